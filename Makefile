@@ -113,7 +113,8 @@ test-all: $(VENV)/.stamp
 	$(AS_USERS) $(PYTEST) $(PARALLEL) $(PYTEST_FLAGS)
 	JAX_ENABLE_X64=1 $(PYTEST) $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 	JAXDP_EPISODIC_ENGINE=jax $(PYTEST) $(PARALLEL) -m "not slow" \
-	  tests/accounting tests/losses tests/bounds $(PYTEST_FLAGS)
+	  tests/accountant/methods tests/accountant/questions \
+	  tests/accountant/losses tests/accountant/bounds $(PYTEST_FLAGS)
 
 # Into dist/; PYTHONS names interpreters that are not on the path.
 dist:
@@ -121,7 +122,7 @@ dist:
 
 # In the environment of `make test` there is no torch, and these tests are skipped.
 test-peers: $(BENCH_VENV)/.stamp
-	$(BENCH_PY) -m pytest tests/interop $(PYTEST_FLAGS)
+	$(BENCH_PY) -m pytest tests/accountant/interop $(PYTEST_FLAGS)
 	$(BENCH_PY) -m pytest tests/test_docs.py -k opacus $(PYTEST_FLAGS)
 
 lint: $(VENV)/.stamp

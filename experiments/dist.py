@@ -24,14 +24,17 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13")
 # What an extra brings, and the module of ours that needs it.
 MODULES = {
-    "plot": ("matplotlib.figure", "jaxdp_episodic.plots.drawing"),
+    "plot": ("matplotlib.figure", "jaxdp_episodic.tools.plots.drawing"),
     "sweep": ("pyarrow.parquet", "jaxdp_episodic.files.parquet_file"),
-    "ray": ("ray", "jaxdp_episodic.sweep.engines"),
-    "explore": ("starlette", "jaxdp_episodic.explore.server"),
-    "data": ("datasets", "jaxdp_episodic.data.adapters"),
-    "dp-accounting": ("dp_accounting", "jaxdp_episodic.interop.dp_accounting"),
-    "jax-privacy": ("jax_privacy", "jaxdp_episodic.interop.jax_privacy"),
-    "opacus": ("opacus", "jaxdp_episodic.interop.opacus"),
+    "ray": ("ray", "jaxdp_episodic.tools.sweep.engines"),
+    "explore": ("starlette", "jaxdp_episodic.tools.explore.server"),
+    "data": ("datasets", "jaxdp_episodic.trainer.data.adapters"),
+    "dp-accounting": (
+        "dp_accounting",
+        "jaxdp_episodic.accountant.interop.dp_accounting",
+    ),
+    "jax-privacy": ("jax_privacy", "jaxdp_episodic.accountant.interop.jax_privacy"),
+    "opacus": ("opacus", "jaxdp_episodic.accountant.interop.opacus"),
 }
 CONFIG = "configs/omniglot.toml"
 # Gaussian noise 1 at delta 1e-5: Balle and Wang (2018), arXiv:1805.06530, Theorem 8.

@@ -17,7 +17,7 @@ import numpy as np
 from drawing import logarithmic, new_figure, rounded, save, write_table
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.numerics.binomial import log_binomial_mass
+from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 
 NOISE, DELTA = 1.0, 1e-6
 STEPS = np.array([5, 10, 20, 50, 100, 200, 500, 1_000])

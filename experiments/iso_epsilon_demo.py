@@ -17,12 +17,12 @@ import numpy as np
 from drawing import rounded, write_table
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.plots.pictures import draw
-from jaxdp_episodic.requests.training_config import read_config
-from jaxdp_episodic.sweep.description import read_sweep
-from jaxdp_episodic.sweep.run import run_sweep
-from jaxdp_episodic.sweep.table import read_columns
-from jaxdp_episodic.training.assemble import plan
+from jaxdp_episodic.tools.plots.pictures import draw
+from jaxdp_episodic.tools.sweep.description import read_sweep
+from jaxdp_episodic.tools.sweep.run import run_sweep
+from jaxdp_episodic.tools.sweep.table import read_columns
+from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.run.assemble import plan
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 NOISE, STEPS, RATE = "noise_multiplier", "num_steps", "episode.sampling_probability"

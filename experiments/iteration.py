@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from drawing import new_figure, save, write_table
 
-from jaxdp_episodic.bounds.bounded_iteration import (
+from jaxdp_episodic.accountant.bounds.bounded_iteration import (
     bounded_iteration_rdp,
     full_batch_rho,
 )
-from jaxdp_episodic.bounds.iteration import (
+from jaxdp_episodic.accountant.bounds.iteration import (
     final_variance,
     one_pass_rho,
     optimal_noise_stds,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from drawing import new_figure, save, write_table
 
-from jaxdp_episodic.bounds.local_dp import (
+from jaxdp_episodic.accountant.bounds.local_dp import (
     central_sum_error,
     local_epsilon_for_shuffled,
     local_sum_error,

@@ -20,9 +20,9 @@ import numpy as np
 from drawing import new_figure, save, write_table
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.bounds.approximate_dp import delta_poisson_subsampled
-from jaxdp_episodic.bounds.mechanisms import Gaussian
-from jaxdp_episodic.bounds.tombs_multistage import (
+from jaxdp_episodic.accountant.bounds.approximate_dp import delta_poisson_subsampled
+from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
+from jaxdp_episodic.accountant.bounds.tombs_multistage import (
     multistage_delta,
     multistage_rates,
     tombs_multistage,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from drawing import new_figure, save, write_table
 
-from jaxdp_episodic.bounds.shuffling import (
+from jaxdp_episodic.accountant.bounds.shuffling import (
     shuffled_epsilon,
     shuffled_epsilon_closed_form,
 )

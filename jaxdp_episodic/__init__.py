@@ -1,46 +1,52 @@
 """Differential-privacy accounting for episodic training, in JAX."""
 
-from jaxdp_episodic.accounting.api import PrivacyInfo, delta, epsilon, rdp
-from jaxdp_episodic.accounting.attacker import (
-    advantage,
-    gdp_mu,
-    trade_off,
-    true_positive_rate,
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
 )
-from jaxdp_episodic.accounting.calibration import (
-    calibrate_noise_multiplier,
-    calibrate_num_steps,
-    calibrate_rate,
-)
-from jaxdp_episodic.accounting.gradients import epsilon_and_gradient
-from jaxdp_episodic.accounting.intervals import delta_interval, epsilon_interval
-from jaxdp_episodic.accounting.profile import privacy_profile
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.describe.mechanisms import (
+from jaxdp_episodic.accountant.describe.mechanisms import (
     DiscreteLaplaceRelease,
     GaussianMixtureRelease,
     RandomizedResponse,
     TruncatedPoissonRelease,
 )
-from jaxdp_episodic.describe.population import Population
-from jaxdp_episodic.describe.rates import inclusion_rates
-from jaxdp_episodic.describe.releases import (
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.rates import inclusion_rates
+from jaxdp_episodic.accountant.describe.releases import (
     ApproximateDP,
     LaplaceRelease,
     RenyiDP,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.describe.schemes import (
+from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
     RandomAllocation,
     ShuffledEpochs,
     WithoutReplacement,
 )
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep, compose
-from jaxdp_episodic.interop.dp_event import from_dp_event
-from jaxdp_episodic.report.privacy_statement import PrivacyReport
-from jaxdp_episodic.report.report import privacy_report
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
+from jaxdp_episodic.accountant.questions.api import PrivacyInfo, delta, epsilon, rdp
+from jaxdp_episodic.accountant.questions.attacker import (
+    advantage,
+    gdp_mu,
+    trade_off,
+    true_positive_rate,
+)
+from jaxdp_episodic.accountant.questions.calibration import (
+    calibrate_noise_multiplier,
+    calibrate_num_steps,
+    calibrate_rate,
+)
+from jaxdp_episodic.accountant.questions.gradients import epsilon_and_gradient
+from jaxdp_episodic.accountant.questions.intervals import (
+    delta_interval,
+    epsilon_interval,
+)
+from jaxdp_episodic.accountant.questions.profile import privacy_profile
+from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
+from jaxdp_episodic.accountant.report.report import privacy_report
 
 __version__ = "0.2.0"
 

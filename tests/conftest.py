@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxdp_episodic import _engine
+from jaxdp_episodic.accountant import _engine
 
 hypothesis.settings.register_profile("project", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("project")
@@ -48,8 +48,9 @@ pytest.approx = _approx
 # Folders and files that take longest come first: at the end of a run that is shared by
 # several processes only short ones are left to wait for.
 _LONGEST = (
-    *("training/", "audit/", "mutation/", "accounting/", "losses/", "bounds/"),
-    *("test_cli.py", "test_readme.py", "test_oracles.py", "test_project.py"),
+    *("trainer/run/", "tools/train/", "trainer/", "mutation/"),
+    *("accountant/questions/", "accountant/losses/", "accountant/"),
+    *("tools/cli/", "test_readme.py", "test_oracles.py", "test_project.py"),
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxdp_episodic import cli
+from jaxdp_episodic.tools import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "jaxdp-episodic"

@@ -17,7 +17,7 @@ import pytest
 
 import jaxdp_episodic
 import pages
-from jaxdp_episodic.cli.program import parsed as parse_command
+from jaxdp_episodic.tools.cli.program import parsed as parse_command
 
 DOCS = sorted(
     path.relative_to(pages.ROOT).as_posix()
@@ -67,11 +67,11 @@ FILES = {
 # Paths that a reader has and a test has not.
 PLACES = {"/shared/": "shared/"}
 # One is there until it is ended, one ends its process, one needs a reader's images:
-# tests/explore, tests/training/test_processes.py and tests/data start them.
+# tests/explore, tests/trainer/gradient/test_processes.py and tests/data start them.
 ELSEWHERE = tuple(
     f"{pages.PROGRAM} {words}" for words in ("explore", "train run.toml", "data ")
 )
-# A cluster is needed: tests/sweep/test_ray.py has the engine on a local one.
+# A cluster is needed: tests/tools/sweep/test_ray.py has the engine on a local one.
 NEEDS_CLUSTER = "--ray-address auto"
 
 

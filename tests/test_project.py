@@ -19,37 +19,52 @@ import jaxdp_episodic
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jaxdp_episodic"
 
-# Each line imports only from the lines above it.
+# Each line imports only from the lines above it: rooms, storey by storey.
 LAYERS = (
-    ("_validation",),
-    ("numerics",),
-    ("_engine",),
-    ("_progress",),
-    ("files",),
-    ("describe",),
-    ("losses",),
-    ("accounting",),
-    ("bounds",),
-    ("draw",),
-    ("data",),
-    ("interop",),
-    ("report",),
-    ("requests",),
-    ("sweep",),
-    ("plan",),
-    ("plots",),
-    ("explore",),
-    ("training",),
-    ("audit",),
-    ("cli",),
-    ("__main__",),
+    "_validation",
+    "_progress",
+    "files",
+    "accountant.numerics",
+    "accountant._engine",
+    "accountant.describe",
+    "accountant.losses",
+    "accountant.methods",
+    "accountant.questions",
+    "accountant.bounds",
+    "accountant.report",
+    "accountant.interop",
+    "trainer.data",
+    "trainer.draw",
+    "trainer.config",
+    "trainer.gradient",
+    "trainer.learners",
+    "trainer.statistics",
+    "trainer.run",
+    "trainer.audit",
+    "data",
+    "tools.requests",
+    "tools.sweep",
+    "tools.plan",
+    "tools.plots",
+    "tools.train",
+    "tools.explore",
+    "training",
+    "tools.cli",
+    "__main__",
 )
+STOREYS = ("accountant", "trainer", "tools")
 # Distributions whose import name is another.
 IMPORTED_AS = {"orbax-checkpoint": "orbax", "pillow": "PIL"}
 # The command line imports the module of the command that is called, and no other.
-CLI_IMPORTS_LATE = (("cli", "training"), ("cli", "audit"), ("cli", "cli"))
+CLI_IMPORTS_LATE = (
+    "tools.cli",
+    "tools.train",
+    "trainer.gradient",
+    "trainer.run",
+    "trainer.audit",
+)
 _DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+RANK = {name: rank for rank, name in enumerate((*STOREYS, *LAYERS))}
 
 # What `import jaxdp_episodic` must load neither directly nor through something else.
 HEAVY = frozenset(
@@ -72,13 +87,13 @@ def _trees_are_forgotten():
 def import_faults(sources: dict[str, str]) -> list[str]:
     """Says what is wrong with the imports among ``sources``.
 
-    Keys are module names without "jaxdp_episodic." ("describe.rates"), values their
-    source text. The top door, ``jaxdp_episodic/__init__.py``, is not one of them.
+    Keys are module names without "jaxdp_episodic." ("trainer.run.trainer"), values
+    their source text. The top door, ``jaxdp_episodic/__init__.py``, is not one of them.
     """
     faults = []
     graph: dict[str, set[str]] = {name: set() for name in sources}
     for module, source in sources.items():
-        if _top(module) not in RANK:
+        if _room(module) not in RANK:
             faults.append(f"{module}: no layer has a module of this name")
             continue
         body, nodes = _parsed(source)
@@ -87,7 +102,9 @@ def import_faults(sources: dict[str, str]) -> list[str]:
                 where = f"{module}:{getattr(node, 'lineno', 0)}"
                 # The command line alone imports late: Flax would slow every question.
                 is_late = node not in body
-                may_be_late = (_top(module), _top(target)) in CLI_IMPORTS_LATE
+                may_be_late = (
+                    _room(module) == "tools.cli" and _room(target) in CLI_IMPORTS_LATE
+                )
                 if is_late and not may_be_late:
                     faults.append(f"{where}: delayed or conditional import of {target}")
                 if target not in sources:
@@ -129,17 +146,19 @@ def _targets(node: ast.AST, modules: dict[str, str]) -> list[str]:
             parts = [p for a in node.args for p in getattr(a, "values", [a])[:1]]
             names = [str(p.value) for p in parts if isinstance(p, ast.Constant)]
             names = [name.removesuffix(".") for name in names]
-    ours = [name for name in names if _top(name) == "jaxdp_episodic"]
+    ours = [name for name in names if name.split(".")[0] == "jaxdp_episodic"]
     return sorted({n.removeprefix("jaxdp_episodic").removeprefix(".") for n in ours})
 
 
 def _points_up(module: str, target: str) -> bool:
     """True unless the target lies in a lower layer or in the module's own package."""
-    return RANK[_top(target)] >= RANK[_top(module)] and _top(target) != _top(module)
+    return RANK[_room(target)] >= RANK[_room(module)] and _room(target) != _room(module)
 
 
-def _top(module: str) -> str:
-    return module.split(".")[0]
+def _room(module: str) -> str:
+    """The room that a module is in, or a file or package of the top."""
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] in STOREYS else 1])
 
 
 def _package_sources() -> dict[str, str]:
@@ -171,11 +190,13 @@ def door_faults(sources: dict[str, str]) -> list[str]:
     for module, source in sources.items():
         for node in _parsed(source)[1]:
             for target in _targets(node, sources):
-                package, _, inner = target.partition(".")
-                if inner and package != _top(module):
+                package = _room(target)
+                inner = target.removeprefix(package).removeprefix(".")
+                if inner and package != _room(module):
                     used.setdefault(package, set()).add(inner)
     faults = []
-    for package in sorted({_top(name) for name in sources if "." in name}):
+    rooms = {_room(name) for name in sources}
+    for package in sorted({_room(n) for n in sources if n not in rooms}):
         there, needed = doors(sources[package]), used.get(package, set())
         faults += [f"{package}.{name} is no door" for name in sorted(needed - there)]
         faults += [f"{package}.{name}: unused door" for name in sorted(there - needed)]
@@ -199,47 +220,50 @@ def test_door_faults_are_caught():
     assert door_faults(sources) == ["a.three is no door", "a.two: unused door"]
 
 
+BELOW = "jaxdp_episodic.accountant"
 CLEAN = {
     "_validation": "import numpy as np",
-    "numerics": "from jaxdp_episodic.numerics.roots import bisect",
-    "numerics.roots": "import jax",
-    "describe": "",
-    "describe.schemes": "from jaxdp_episodic._validation import choice",
-    "accounting": "from jaxdp_episodic import numerics\nimport jaxdp_episodic.describe",
+    "accountant": "",
+    "accountant.numerics": f"from {BELOW}.numerics.roots import bisect",
+    "accountant.numerics.roots": "import jax",
+    "accountant.describe": "",
+    "accountant.describe.schemes": "from jaxdp_episodic._validation import choice",
+    "accountant.bounds": f"from {BELOW} import numerics\nimport {BELOW}.describe",
 }
 
 
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("numerics.roots", "import jaxdp_episodic.describe", "upward"),
-        ("numerics.roots", "from jaxdp_episodic.describe import schemes", "upward"),
-        ("numerics.roots", "from jaxdp_episodic import describe", "upward"),
-        ("_validation", "from jaxdp_episodic.numerics import roots", "upward"),
-        ("describe", "def f():\n  import jaxdp_episodic.accounting", "upward"),
-        ("accounting", "def f():\n  import jaxdp_episodic.numerics", "delayed"),
+        ("accountant.numerics.roots", f"import {BELOW}.describe", "upward"),
+        ("accountant.numerics.roots", f"from {BELOW}.describe import tree", "upward"),
+        ("accountant.numerics.roots", f"from {BELOW} import describe", "upward"),
+        ("_validation", f"from {BELOW}.numerics import roots", "upward"),
+        ("accountant.describe", f"def f():\n  import {BELOW}.bounds", "upward"),
+        ("accountant.bounds", f"def f():\n  import {BELOW}.numerics", "delayed"),
         (
-            "describe",
+            "accountant.describe",
             "from typing import TYPE_CHECKING\n"
-            "if TYPE_CHECKING:\n  from jaxdp_episodic.accounting import step",
+            f"if TYPE_CHECKING:\n  from {BELOW}.bounds import step",
             "upward",
         ),
         (
-            "accounting",
-            "import importlib as i\ni.import_module('jaxdp_episodic.cli')",
+            "accountant.bounds",
+            "import importlib as i\ni.import_module('jaxdp_episodic.tools.cli')",
             "delayed",
         ),
         (
-            "accounting",
-            "import importlib as i\ni.import_module(f'jaxdp_episodic.cli.{1}')",
+            "trainer.run.trainer",
+            "import importlib as i\ni.import_module(f'jaxdp_episodic.tools.cli.{1}')",
             "delayed",
         ),
-        ("accounting", "from jaxdp_episodic import Poisson", "top door"),
-        ("accounting", "import jaxdp_episodic", "top door"),
-        ("accounting", "from jaxdp_episodic.numrics import roots", "no module"),
-        ("draw.sampler", "from .schemes import Poisson", "no module"),
-        ("numerics.roots", "from jaxdp_episodic.numerics import fourier", "cycle"),
+        ("accountant.bounds", "from jaxdp_episodic import Poisson", "top door"),
+        ("accountant.bounds", "import jaxdp_episodic", "top door"),
+        ("accountant.bounds", f"from {BELOW}.numrics import roots", "no module"),
+        ("trainer.draw.sampler", "from .schemes import Poisson", "no module"),
+        ("accountant.numerics.roots", f"from {BELOW}.numerics import fourier", "cycle"),
         ("misc", "", "no layer"),
+        ("accountant.misc", "", "no layer"),
     ],
 )
 def test_a_planted_violation_is_found(module, source, complaint):
@@ -328,7 +352,7 @@ def test_third_party_imports_are_declared():
         body, nodes = _parsed(source)
         for node in nodes:
             for name in _third_party(node) - known - runtime:
-                is_optional = node not in body or module.startswith("interop.")
+                is_optional = node not in body or ".interop." in f".{module}"
                 if not is_optional or name not in extras:
                     undeclared.add(f"{module}: {name}")
     assert undeclared == set()
@@ -336,9 +360,9 @@ def test_third_party_imports_are_declared():
 
 def _third_party(node: ast.AST) -> set[str]:
     if isinstance(node, ast.Import):
-        return {_top(alias.name) for alias in node.names}
+        return {alias.name.split(".")[0] for alias in node.names}
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        return {_top(node.module)}
+        return {node.module.split(".")[0]}
     return set()
 
 
@@ -355,13 +379,25 @@ def test_only_the_boundary_sets_jax_flags():
             if isinstance(node, ast.Attribute):
                 if node.attr == "update":
                     assert not ast.unparse(node).endswith("config.update"), module
-                assert node.attr != "enable_x64" or module == "_engine", module
+                assert node.attr != "enable_x64" or module == "accountant._engine", (
+                    module
+                )
+
+
+FREE_OF_JAX = (
+    "files",
+    "accountant.describe",
+    "accountant.report",
+    "trainer.config",
+    "trainer.data",
+    "tools.requests",
+)
 
 
 def test_descriptions_and_files_do_not_import_jax():
     """Nothing in these folders computes but by asking others."""
     for module, source in _package_sources().items():
-        if _top(module) in ("describe", "files", "data", "report", "requests"):
+        if _room(module) in FREE_OF_JAX:
             imported = set().union(*map(_third_party, _parsed(source)[1]))
             assert "jax" not in imported, module
 

@@ -8,11 +8,11 @@ import optax
 from flax import nnx
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.budget import PrivacyBudget, plan_budget
-from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.training.learners import MAML, ProtoNet
-from jaxdp_episodic.training.models import MLP, split_model
-from jaxdp_episodic.training.trainer import Trainer
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.learners import MAML, ProtoNet
+from jaxdp_episodic.trainer.learners.models import MLP, split_model
+from jaxdp_episodic.trainer.run.trainer import Trainer
 
 WAYS, SHOTS, QUERIES = 3, 1, 2
 

@@ -290,7 +290,7 @@ def measure_scalar(sizes: Sizes) -> dict[str, Any]:
 
 def measure_command_line(sizes: Sizes) -> dict[str, Any]:
     """The command from nothing: without kept kernels, then with those it has kept."""
-    program = "from jaxdp_episodic.cli import main; main()"
+    program = "from jaxdp_episodic.tools.cli import main; main()"
     command = [sys.executable, "-c", program, "epsilon", str(CONFIG), "--json"]
     seconds = []
     with tempfile.TemporaryDirectory() as empty:

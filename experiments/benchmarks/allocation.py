@@ -60,9 +60,12 @@ def peer_ends(setting: list[float]) -> dict[str, float]:
 def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     """Our ends of epsilon, the time they take, and those of the distributions alone."""
     import jaxdp_episodic as jde
-    from jaxdp_episodic.losses.allocated_bounds import epoch_distribution
-    from jaxdp_episodic.losses.allocation_tables import forget_tables, sum_tables
-    from jaxdp_episodic.numerics.convex_sums import lognormal_sum
+    from jaxdp_episodic.accountant.losses.allocated_bounds import epoch_distribution
+    from jaxdp_episodic.accountant.losses.allocation_tables import (
+        forget_tables,
+        sum_tables,
+    )
+    from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
 
     steps, noise, epochs, delta = setting
     drawn = jde.RandomAllocation("example", steps_per_epoch=steps)
@@ -100,7 +103,7 @@ def table_times(number: int) -> dict[str, dict[str, float]]:
     import numpy as np
 
     import jaxdp_episodic as jde
-    from jaxdp_episodic.losses import allocation_tables as tables
+    from jaxdp_episodic.accountant.losses import allocation_tables as tables
 
     random = np.random.default_rng(1)
     steps = np.rint(10 ** random.uniform(0.5, 4.0, number)).astype(int)

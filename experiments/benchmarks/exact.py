@@ -43,17 +43,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accountant import in_fresh_process, peak_memory
 from peers import summary
 from presentation import describe_machine
 
 import jaxdp_episodic as jde
-from jaxdp_episodic._engine import float64_boundary, using_engine
-from jaxdp_episodic.accounting.dominating_pair import run_of
-from jaxdp_episodic.accounting.exact import contour as contour_layout
-from jaxdp_episodic.accounting.exact import integral
-from jaxdp_episodic.accounting.exact.mgf import steps_of
-from jaxdp_episodic.losses.loss_nodes import NUM_NODES
+from accountant import in_fresh_process, peak_memory
+from jaxdp_episodic.accountant._engine import float64_boundary, using_engine
+from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES
+from jaxdp_episodic.accountant.methods.exact import contour as contour_layout
+from jaxdp_episodic.accountant.methods.exact import integral
+from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
+from jaxdp_episodic.accountant.questions.dominating_pair import run_of
 
 SEED = 20_241
 NUM_STEPS, DELTAS = (10, 1e5), (1e-9, 1e-4)

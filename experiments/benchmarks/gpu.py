@@ -56,7 +56,7 @@ class Sizes(NamedTuple):
 
 
 SMALL = Sizes(
-    tests=("tests/losses/test_renyi_curve.py",),
+    tests=("tests/accountant/losses/test_renyi_curve.py",),
     rdp=Grid(2, 100, 100),
     exact=Grid(2, 16, 32),
     rdp_chunks=(2_048, 16_384),
@@ -223,9 +223,9 @@ def call(method: str, settings: int, size: int, repeats: int) -> dict[str, Any]:
     import numpy as np
 
     import jaxdp_episodic as jde
-    from jaxdp_episodic._engine import using_engine
-    from jaxdp_episodic.accounting.exact import solver
-    from jaxdp_episodic.accounting.rdp import method as rdp
+    from jaxdp_episodic.accountant._engine import using_engine
+    from jaxdp_episodic.accountant.methods.exact import solver
+    from jaxdp_episodic.accountant.methods.rdp import method as rdp
 
     if method == "rdp":
         rdp._CHUNKS = rdp._CHUNKS._replace(accelerator=(size,))
@@ -254,7 +254,6 @@ def call(method: str, settings: int, size: int, repeats: int) -> dict[str, Any]:
 def step(learner: str, episodes: int, steps: int) -> dict[str, Any]:
     """Seconds of a private training step, and a digest of its gradient's bits."""
     import jax
-
     from training import CASES, Case, flattened, written
 
     spec = CASES[learner] | ({"episodes": episodes} if episodes else {})

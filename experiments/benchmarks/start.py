@@ -49,7 +49,7 @@ OTHERS = {
     "privacy_report": "jde.privacy_report(step, num_steps=300, delta=1e-5)",
     "epsilon_interval": "jde.epsilon_interval(step, num_steps=300, delta=1e-5)",
     "plan_budget": (
-        "from jaxdp_episodic.accounting.budget import plan_budget\n"
+        "from jaxdp_episodic.accountant.questions.budget import plan_budget\n"
         "plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=300)"
     ),
 }

@@ -9,7 +9,7 @@ operating system's of that process. Settings are those of grouped classes (the d
 noise multipliers and rates.
 
 * a million settings by Rényi-DP, and as many in one call of the bare kernel
-  (`jaxdp_episodic.accounting.rdp.method.rdp_bound` on arrays made before), whose
+  (`rdp_bound` of `accountant.methods.rdp.method`, on arrays made before), whose
   throughput the sweep's is compared with;
 * a hundred thousand by the exact method;
 * of examples drawn by coins ten million by Rényi-DP and a million by the exact method.
@@ -230,10 +230,10 @@ def bare_kernel(file: Path) -> dict[str, float]:
     # In a process of its own, which may be large.
     import numpy as np
 
-    from jaxdp_episodic.accounting.dominating_pair import run_of
-    from jaxdp_episodic.accounting.question import EpsilonAt
-    from jaxdp_episodic.accounting.rdp.method import rdp_bound
-    from jaxdp_episodic.sweep.description import read_sweep
+    from jaxdp_episodic.accountant.methods.question import EpsilonAt
+    from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+    from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+    from jaxdp_episodic.tools.sweep.description import read_sweep
 
     described = read_sweep(file)
     values = described.grid.values(np.arange(described.grid.size))

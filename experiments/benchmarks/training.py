@@ -40,10 +40,10 @@ from clocks import timed
 from flax import nnx
 from presentation import describe_machine
 
-from jaxdp_episodic.draw.generators import Keys
+from jaxdp_episodic.trainer.draw.generators import Keys
+from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss
+from jaxdp_episodic.trainer.learners.models import split_model
 from jaxdp_episodic.training import MAML, ConvNet, Linear, PrivateGradient, ProtoNet
-from jaxdp_episodic.training.episode import Block, contribution_loss
-from jaxdp_episodic.training.models import split_model
 
 FOLDER = Path(__file__).parent
 SIDE, CHANNELS = 28, (32, 32, 32, 32)

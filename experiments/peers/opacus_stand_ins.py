@@ -9,7 +9,7 @@ import opacus.accountants as accountants
 from opacus.accountants import prv, rdp, registry
 
 from experiments.peers.stand_ins import ASKED, Asked
-from jaxdp_episodic.interop.opacus import EpisodicAccountant
+from jaxdp_episodic.accountant.interop.opacus import EpisodicAccountant
 
 THEIRS = {"rdp": accountants.RDPAccountant, "prv": accountants.PRVAccountant}
 

@@ -21,10 +21,13 @@ from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting import trial_counts
-from jaxdp_episodic.accounting.tuning import curve_to_epsilon
-from jaxdp_episodic.interop.dp_accounting import RELATIONS, EpisodicAccountant
-from jaxdp_episodic.interop.dp_event import from_dp_event
+from jaxdp_episodic.accountant.interop.dp_accounting import (
+    RELATIONS,
+    EpisodicAccountant,
+)
+from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
+from jaxdp_episodic.accountant.questions import trial_counts
+from jaxdp_episodic.accountant.questions.tuning import curve_to_epsilon
 
 Relation = dp_accounting.NeighboringRelation
 TheirRdp = rdp_privacy_accountant.RdpAccountant

@@ -27,10 +27,10 @@ import numpy as np
 from provenance import provenance
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.dominating_pair import run_of
-from jaxdp_episodic.accounting.exact.solver import ContourSolver
-from jaxdp_episodic.accounting.question import DeltaAt
-from jaxdp_episodic.accounting.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.methods.exact.solver import ContourSolver
+from jaxdp_episodic.accountant.methods.question import DeltaAt
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.questions.dominating_pair import run_of
 
 FAR = 5.5
 PLANTED = 0.99, 1.01

@@ -33,23 +33,23 @@ from page import ASKED, PAIR
 from provenance import provenance
 from simulated import DELTA, Audits, epoch_cases, mechanism_cases, simulations
 
-from jaxdp_episodic.audit import (
+from jaxdp_episodic.tools.plots.audit import plot_audit
+from jaxdp_episodic.trainer.audit import (
     AuditRow,
     audit_document,
     audit_markdown,
-    plot_audit,
     release_rows,
 )
-from jaxdp_episodic.audit.confidence import EpsilonBound
-from jaxdp_episodic.audit.one_run import Guesses
-from jaxdp_episodic.audit.training import (
+from jaxdp_episodic.trainer.audit.confidence import EpsilonBound
+from jaxdp_episodic.trainer.audit.one_run import Guesses
+from jaxdp_episodic.trainer.audit.training import (
     KINDS,
     Training,
     audit_run,
     audit_steps,
     training_of_config,
 )
-from jaxdp_episodic.requests.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 
 ENOUGH, MANY = 0.8, 5 * 10**7
 

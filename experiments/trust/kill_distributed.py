@@ -36,7 +36,7 @@ import jax
 import kill_training as alone
 from provenance import provenance
 
-from jaxdp_episodic.training import run_files
+from jaxdp_episodic.trainer.run import run_files
 
 SIZES = (1, 2, 4)
 alone.STEPS = 45  # each waits for several processes

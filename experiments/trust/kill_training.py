@@ -42,11 +42,16 @@ from flax import nnx
 from provenance import provenance
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.budget import PrivacyBudget
-from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.report.ledger_file import CHARGE, LedgerError, read_ledger
-from jaxdp_episodic.training import MLP, ProtoNet, Trainer, run_files, split_model
-from jaxdp_episodic.training.journal import Journal
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.report.ledger_file import (
+    CHARGE,
+    LedgerError,
+    read_ledger,
+)
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.journal import Journal
+from jaxdp_episodic.training import MLP, ProtoNet, Trainer, split_model
 
 FAULTS = ("charge-late", "forget")
 WAYS, SHOTS, CLASSES, EXAMPLES = 3, 1, 12, 5

@@ -11,15 +11,15 @@ from rich.console import Console
 
 import jaxdp_episodic as jde
 from jaxdp_episodic._progress import ProgressBar
-from jaxdp_episodic.audit import (
+from jaxdp_episodic.trainer.audit import (
     AuditRow,
     MechanismAudit,
     audit_mechanism,
     mechanism_rows,
 )
-from jaxdp_episodic.audit.mechanism import total_draws
-from jaxdp_episodic.audit.run_tables import tables_of_run
-from jaxdp_episodic.audit.worst_case import dominating_branches, worst_case
+from jaxdp_episodic.trainer.audit.mechanism import total_draws
+from jaxdp_episodic.trainer.audit.run_tables import tables_of_run
+from jaxdp_episodic.trainer.audit.worst_case import dominating_branches, worst_case
 
 DELTA = 1e-5
 SETTINGS = ((0.2, 0.5, 1.0), (0.05, 0.1, 0.7))

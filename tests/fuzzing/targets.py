@@ -14,33 +14,41 @@ import numpy as np
 
 from fuzzing import seeds
 from fuzzing.mutations import broken_bytes, broken_documents, leaves
-from jaxdp_episodic.data.adapters import from_huggingface, from_tfds
-from jaxdp_episodic.data.folders import load_class_folders
-from jaxdp_episodic.data.import_sources import npz_records
-from jaxdp_episodic.data.sources import SOURCES, Glyphs, Schools
-from jaxdp_episodic.data.stored import load_stored, store
-from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.data.user_files import load_npz, load_table
-from jaxdp_episodic.describe.designs import GroupedClasses, IndependentEpisodes
-from jaxdp_episodic.describe.population import Population
-from jaxdp_episodic.describe.schemes import (
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+)
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
     WithoutReplacement,
 )
-from jaxdp_episodic.describe.serialization import spec_from_dict
-from jaxdp_episodic.describe.step import ComposedSteps, GaussianStep
-from jaxdp_episodic.interop.dp_event import from_dp_event
-from jaxdp_episodic.interop.event_tree import FIELDS
-from jaxdp_episodic.plan.question import read_plan
-from jaxdp_episodic.requests.batch_files import read_rows
-from jaxdp_episodic.requests.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.requests.request_file import read_population, read_request
-from jaxdp_episodic.requests.training_config import TrainingConfig, read_config
-from jaxdp_episodic.sweep.description import Sweep, read_sweep
-from jaxdp_episodic.sweep.folder import MANIFEST, SHARDS, SweepFolder, read_manifest
-from jaxdp_episodic.sweep.table import read_columns
-from jaxdp_episodic.training.search_space import read_search
+from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
+from jaxdp_episodic.accountant.interop.event_tree import FIELDS
+from jaxdp_episodic.tools.plan.question import read_plan
+from jaxdp_episodic.tools.requests.batch_files import read_rows
+from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
+from jaxdp_episodic.tools.requests.request_file import read_population, read_request
+from jaxdp_episodic.tools.sweep.description import Sweep, read_sweep
+from jaxdp_episodic.tools.sweep.folder import (
+    MANIFEST,
+    SHARDS,
+    SweepFolder,
+    read_manifest,
+)
+from jaxdp_episodic.tools.sweep.table import read_columns
+from jaxdp_episodic.tools.train.search_space import read_search
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
+from jaxdp_episodic.trainer.data.folders import load_class_folders
+from jaxdp_episodic.trainer.data.import_sources import npz_records
+from jaxdp_episodic.trainer.data.sources import SOURCES, Glyphs, Schools
+from jaxdp_episodic.trainer.data.stored import load_stored, store
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
 
 # What the docstrings announce; whatever else is raised is a defect.
 CLEAR = (TypeError, ValueError, NotImplementedError, OSError)

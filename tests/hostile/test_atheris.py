@@ -19,10 +19,10 @@ CHILD = textwrap.dedent(
     import atheris
     import jax, numpy, pyarrow.parquet  # not instrumented
     with atheris.instrument_imports(
-        include=["jaxdp_episodic.files", "jaxdp_episodic.requests", "tomllib"]
+        include=["jaxdp_episodic.files", "jaxdp_episodic.tools.requests", "tomllib"]
     ):
         from jaxdp_episodic.files import archive, toml_file
-        from jaxdp_episodic.requests import batch_files
+        from jaxdp_episodic.tools.requests import batch_files
 
     def arrays(path):
         archive.read_arrays(path, max_bytes=2**20)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fuzzing import seeds
-from jaxdp_episodic.cli.program import run
+from jaxdp_episodic.tools.cli.program import run
 
 DEEP = b"a = " + b"[" * 10**6
 VALID = {

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jaxdp_episodic.interop.dp_event import from_dp_event
+from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
 
 
 class Gaussian(NamedTuple):

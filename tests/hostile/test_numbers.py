@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.bounds import mechanisms
+from jaxdp_episodic.accountant.bounds import mechanisms
 
 POISSON = jde.MultistageSampling(jde.Poisson("u", sampling_probability=0.1))
 STEP = jde.GaussianStep(POISSON, noise_multiplier=1.0)

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from fuzzing import seeds
-from jaxdp_episodic.sweep.description import Sweep, read_sweep
-from jaxdp_episodic.sweep.folder import (
+from jaxdp_episodic.tools.sweep.description import Sweep, read_sweep
+from jaxdp_episodic.tools.sweep.folder import (
     MANIFEST,
     SHARDS,
     SweepFolder,
     read_manifest,
     saved_chunks,
 )
-from jaxdp_episodic.sweep.grid import Axis
-from jaxdp_episodic.sweep.table import read_columns, write_table
+from jaxdp_episodic.tools.sweep.grid import Axis
+from jaxdp_episodic.tools.sweep.table import read_columns, write_table
 
 
 @pytest.fixture

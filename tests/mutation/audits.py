@@ -12,16 +12,16 @@ import numpy as np
 import optax
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accounting.budget import PrivacyBudget
-from jaxdp_episodic.audit import audit_mechanism
-from jaxdp_episodic.audit.release import score_bound
-from jaxdp_episodic.audit.training import Training, audit_steps
-from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.requests.training_config import DISCRETE, GAUSSIAN
-from jaxdp_episodic.training import private_gradient
-from jaxdp_episodic.training.episode import Block, contribution_loss
-from jaxdp_episodic.training.learners import ProtoNet
-from jaxdp_episodic.training.trainer import Trainer
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.trainer.audit import audit_mechanism
+from jaxdp_episodic.trainer.audit.release import score_bound
+from jaxdp_episodic.trainer.audit.training import Training, audit_steps
+from jaxdp_episodic.trainer.config.training_config import DISCRETE, GAUSSIAN
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.gradient import private_gradient
+from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss
+from jaxdp_episodic.trainer.learners.learners import ProtoNet
+from jaxdp_episodic.trainer.run.trainer import Trainer
 from mutation.verdicts import Effort, Verdict, of_bound, of_bounds
 from training_runs import sinusoid_learner
 

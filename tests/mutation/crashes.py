@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp_episodic.report.ledger_file import LedgerError, read_ledger
-from jaxdp_episodic.training import run_files
-from jaxdp_episodic.training.private_gradient import PrivateGradient
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
+from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.run import run_files
 from mutation.verdicts import Effort, Verdict
 from training_runs import plain_trainer
 

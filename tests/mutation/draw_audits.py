@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.audit import audit_release
-from jaxdp_episodic.describe import Population
-from jaxdp_episodic.draw import EpisodeSampler
+from jaxdp_episodic.accountant.describe import Population
+from jaxdp_episodic.trainer.audit import audit_release
+from jaxdp_episodic.trainer.draw import EpisodeSampler
 from mutation.verdicts import Effort, Verdict, of_bounds
 
 _EPOCH, _CLASS = 10, 20

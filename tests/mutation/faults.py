@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from jaxdp_episodic.accounting import dominating_pair
-from jaxdp_episodic.draw import epochs, generators, sampler
-from jaxdp_episodic.training import (
-    draws,
-    episode,
-    ledger,
-    private_gradient,
-    standing,
-    trainer,
-)
+from jaxdp_episodic.accountant.questions import dominating_pair
+from jaxdp_episodic.trainer.draw import epochs, generators, sampler
+from jaxdp_episodic.trainer.gradient import private_gradient
+from jaxdp_episodic.trainer.learners import episode
+from jaxdp_episodic.trainer.run import draws, ledger, standing, trainer
 from mutation import audits, crashes, draw_audits, sampled
 from mutation.planting import Edit, planted
 from mutation.verdicts import Check, Effort, Verdict

@@ -6,17 +6,17 @@ import itertools
 from typing import Any
 
 import numpy as np
+from sampling.test_draw_statistics import CASES, FALSE_ALARMS, check
 
-from jaxdp_episodic.data.table import ExampleTable
-from jaxdp_episodic.describe import Population, RandomAllocation
-from jaxdp_episodic.draw import Draw, EpisodeSampler
-from jaxdp_episodic.draw.generators import Keys
-from jaxdp_episodic.training import episode
-from jaxdp_episodic.training.draws import RunDraws
-from jaxdp_episodic.training.processes import all_processes
+from jaxdp_episodic.accountant.describe import Population, RandomAllocation
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw import Draw, EpisodeSampler
+from jaxdp_episodic.trainer.draw.generators import Keys
+from jaxdp_episodic.trainer.gradient.processes import all_processes
+from jaxdp_episodic.trainer.learners import episode
+from jaxdp_episodic.trainer.run.draws import RunDraws
 from mutation.verdicts import Effort, Verdict
 from oracles.draws import false_alarm, outcome_tally
-from sampling.test_draw_statistics import CASES, FALSE_ALARMS, check
 
 # A block size that most draws of a Poisson design exceed.
 _FEW = 1

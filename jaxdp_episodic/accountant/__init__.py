@@ -1,0 +1,1 @@
+"""What a run costs: by NumPy, and by JAX where it compiles; without Flax."""

@@ -1,0 +1,323 @@
+"""The two engines of every formula, and the float64 boundary in front of them.
+
+A kernel is a pure function of arrays that takes its namespace from its arguments
+(`numerics.loops.namespace`). The *NumPy* engine calls it as it is: no compiling, no
+JAX in the process. The *JAX* engine compiles it, for large batches, gradients and
+accelerators. This file alone chooses between them, and alone knows of x64.
+
+Privacy accounting in float32 is wrong in the dangerous direction (``log1p`` of a
+1e-12 offset is exactly 0), so every public number is computed in float64. The
+caller's own JAX settings are never touched: the flag is set in a thread-local
+context around an *already jitted* kernel, and NumPy arrays come back, because a
+float64 JAX array outside the context decays to float32 at its first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, ContextVar, copy_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant.numerics.loops import map_arrays
+
+ENGINES = ("auto", "numpy", "jax")
+VARIABLE = "JAXDP_EPISODIC_ENGINE"
+CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+# Elements of the largest argument from which on "auto" compiles a single kernel.
+_LARGE = 2**21
+_chosen: ContextVar[str | None] = ContextVar("engine", default=None)
+
+_MAPPINGS = Path("/proc/self/maps")
+_LIMIT = Path("/proc/sys/vm/max_map_count")
+# Share of the limit at which everything that was compiled is forgotten. Between two
+# looks, which take some milliseconds, far less than the rest can be compiled.
+_CROWDED = 0.6
+_SECONDS_BETWEEN_LOOKS = 2.0
+_next_look = 0.0
+# Whether this process was forked off one that had JAX, whose threads it lacks.
+_is_fork_of_jax = False
+# Dataclasses that JAX knows; chunks in several threads may bring the same one.
+_registered: set[type] = set()
+_registering = threading.Lock()
+
+
+def engine_name() -> str:
+    """Returns what was asked for: "numpy", "jax", or "auto" if nothing was.
+
+    Raises:
+      ValueError: the environment variable ``JAXDP_EPISODIC_ENGINE`` names no engine.
+    """
+    chosen = _chosen.get()
+    if chosen is not None:
+        return chosen
+    named = os.environ.get(VARIABLE, "auto")
+    if named not in ENGINES:
+        raise ValueError(f"{VARIABLE} must be one of {ENGINES}, got {named!r}")
+    return named
+
+
+@contextlib.contextmanager
+def using_engine(name: str) -> Iterator[None]:
+    """Everything in the body runs on this engine; "auto" chooses anew.
+
+    Raises:
+      ValueError: no such engine.
+    """
+    if name not in ENGINES:
+        raise ValueError(f"engine must be one of {ENGINES}, got {name[:60]!r}")
+    token = _chosen.set(name)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def _note_fork() -> None:
+    global _is_fork_of_jax
+    _is_fork_of_jax = "jax" in sys.modules
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def choose_engine(settings: int, break_even: int) -> str:
+    """Returns the engine for so many settings: what was asked for, else the faster.
+
+    Behind ``os.fork()`` JAX may wait for ever for its threads: there it is NumPy.
+
+    Args:
+      settings: how many will be evaluated.
+      break_even: number from which on JAX, its compiling included, takes less time.
+    """
+    name = engine_name()
+    if name != "auto":
+        return name
+    return "jax" if settings >= break_even and not _is_fork_of_jax else "numpy"
+
+
+def float64_boundary(
+    kernel: Callable[..., Any], static: tuple[str, ...] = ()
+) -> Callable[..., Any]:
+    """Wraps a kernel so that it runs in float64 on either engine and returns NumPy.
+
+    Positional arguments become float64 NumPy arrays (integers and booleans too: a
+    kernel sees real numbers only), which also makes a tracer raise at once instead
+    of being silently rounded.
+
+    Args:
+      kernel: a pure function of arrays, not jitted.
+      static: names of keyword arguments that set a shape or choose code.
+
+    Returns:
+      A function of the same signature, with the static arguments by keyword, whose
+      outputs are NumPy arrays.
+    """
+
+    @functools.wraps(kernel)
+    def call(*args: Any, **static_values: Any) -> Any:
+        converted = map_arrays(_float64, args)
+        engine = engine_name()
+        if engine == "auto":
+            engine = choose_engine(_largest(converted), _LARGE)
+        if engine == "numpy":
+            with np.errstate(all="ignore"):
+                return map_arrays(np.asarray, kernel(*converted, **static_values))
+        return on_jax(jitted(kernel, static), *converted, **static_values)
+
+    return call
+
+
+def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
+    """Calls a jitted function in float64 and returns NumPy arrays."""
+    import jax
+
+    converted = map_arrays(_float64, args)
+    _register_dataclasses(converted)
+    # Kernels broadcast, their arrays move to the device and back, and branches that are
+    # not taken may be infinite or NaN; a caller who forbids that means the caller's own
+    # code. Inside of somebody's jit numbers that are known are computed at once. Where
+    # training multiplies in 16 bits, privacy does not.
+    with (
+        jax.ensure_compile_time_eval(),
+        jax.transfer_guard("allow"),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        jax.enable_x64(True),
+        jax.numpy_rank_promotion("allow"),
+        jax.default_matmul_precision("highest"),
+    ):
+        answer = map_arrays(np.asarray, jitted_kernel(*converted, **static))
+    clear_kernels_if_crowded()
+    return answer
+
+
+def chosen_device() -> Any:
+    """What `jax.default_device` was set to in this thread; None: the first device."""
+    import jax
+
+    return jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]: made at run time
+
+
+def in_threads(
+    work: Callable[[Any], Any], items: Sequence[Any], workers: int, *, on_numpy: bool
+) -> list[Any]:
+    """Results of items in threads, which compute on the caller's engine and device."""
+    device = None if on_numpy else chosen_device()
+    contexts = [copy_context() for _ in items]
+
+    def there(context: Context, item: Any) -> Any:
+        if device is None:
+            return context.run(work, item)
+        import jax
+
+        # A thread of its own would work on the first device, whatever the caller's is.
+        with jax.default_device(device):
+            return context.run(work, item)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(there, contexts, items))
+
+
+def compiled(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
+    """Wraps a kernel so that it always runs on JAX; else as `float64_boundary`."""
+
+    @functools.wraps(kernel)
+    def call(*args: Any, **static_values: Any) -> Any:
+        return on_jax(jitted(kernel, static), *args, **static_values)
+
+    return call
+
+
+def call_in_float64(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a user's function of arrays, which may be written in NumPy or in JAX."""
+    if "jax" not in sys.modules:
+        return np.asarray(function(*args))
+    import jax  # waits where another thread has only begun
+
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        return np.asarray(function(*args))
+
+
+@functools.cache
+def jitted(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
+    """Returns ``jax.jit`` of a kernel, one for each."""
+    import jax
+
+    return jax.jit(kernel, static_argnames=static)
+
+
+def _register_dataclasses(tree: Any) -> None:
+    """Makes JAX see the arrays in the dataclasses of a tree."""
+    if isinstance(tree, tuple | list):
+        for part in tree:
+            _register_dataclasses(part)
+    elif dataclasses.is_dataclass(tree):
+        with _registering:
+            if type(tree) not in _registered:
+                _register(type(tree))
+        for field in dataclasses.fields(tree):
+            _register_dataclasses(getattr(tree, field.name))
+
+
+def _register(kind: type) -> None:
+    """Makes JAX see the arrays of a dataclass.
+
+    Not by ``register_dataclass``: to jaxlib 0.10 trees of two such classes with as many
+    fields are equal, and now and then, by their place in memory, one mechanism's
+    settings went through the kernel compiled for another's.
+    """
+    from jax.tree_util import register_pytree_node
+
+    names = [field.name for field in dataclasses.fields(kind)]
+    register_pytree_node(
+        kind,
+        lambda one: (tuple(getattr(one, name) for name in names), kind),
+        lambda kind, arrays: kind(*arrays),
+    )
+    _registered.add(kind)
+
+
+def _float64(array: Any) -> np.ndarray:
+    return np.asarray(array, np.float64)
+
+
+def _largest(tree: Any) -> int:
+    sizes = [0]
+    map_arrays(lambda array: sizes.append(array.size), tree)
+    return max(sizes)
+
+
+def clear_kernels_if_crowded() -> None:
+    """Clears JAX's caches where the process has used most of its mappings.
+
+    XLA maps each of a kernel's functions on its own, a few hundred times for one of
+    ours. Linux grants 65,530 mappings (``vm.max_map_count``), and behind the last one
+    XLA ends the process with a segmentation fault. What is called again is compiled
+    again; numbers do not change. Other systems than Linux have no such limit.
+    """
+    global _next_look
+    now = time.monotonic()
+    if now < _next_look:
+        return
+    _next_look = now + _SECONDS_BETWEEN_LOOKS
+    try:
+        limit = int(_LIMIT.read_text())
+        used = _MAPPINGS.read_bytes().count(b"\n")
+    except OSError:
+        return
+    if used > _CROWDED * limit:
+        import jax
+
+        jax.clear_caches()
+
+
+def kernel_folder() -> Path | None:
+    """Returns the user's folder of compiled kernels, made if missing.
+
+    None where ``JAX_COMPILATION_CACHE_DIR`` says another, or none, and where the folder
+    cannot be written.
+    """
+    if os.environ.get(CACHE_VARIABLE) is not None:
+        return None
+    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: nobody's home
+        base = Path(home) if home else Path("~/.cache").expanduser()
+        folder = base / "jaxdp-episodic" / "kernels"  # JAX's keys hold its version
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder if os.access(folder, os.W_OK) else None
+    return None
+
+
+@contextlib.contextmanager
+def keeping_kernels() -> Iterator[None]:
+    """Keeps what JAX compiles in the body on disk, in a process that is a caller's.
+
+    Whoever has a cache of their own keeps that; afterwards all is as it was.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]: made at run time
+    folder = kernel_folder() if chosen is None else None
+    if folder is None:
+        yield
+        return
+    compilation_cache.set_cache_dir(str(folder))
+    compilation_cache.reset_cache()  # JAX decides once, at its first compilation
+    try:
+        yield
+    finally:
+        compilation_cache.set_cache_dir(None)
+        compilation_cache.reset_cache()

@@ -1,0 +1,294 @@
+"""Composition of (epsilon, delta) guarantees: naive, strong, optimal.
+
+For comparison with the composition of whole privacy profiles, which the accountant
+does: what is known of a step is here two numbers only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.bounds.inversion import smallest_epsilon
+from jaxdp_episodic.accountant.numerics.binomial import (
+    log_binomial_mass,
+    log_binomial_tail,
+    tail_over_mass,
+)
+
+_ROUND_UP = 1 + 1e-14
+# Odds of the answers' being true are kept below e to this.
+_LARGEST_LOG_ODDS = 600.0
+# Products below this have a rounding error that may not be a normal float.
+_DEKKER_UNDERFLOWS = 1e-290
+
+
+def compose_naive(epsilon: Any, delta: Any, *, num_steps: Any) -> tuple[Any, Any]:
+    """Total of ``num_steps`` adaptive steps: ``(k epsilon, k delta)``.
+
+    Args:
+      epsilon: of one step, >= 0, scalar or array.
+      delta: of one step, in [0, 1].
+      num_steps: k, whole number >= 0.
+
+    Returns:
+      (epsilon, delta), each float64 of the broadcast shape; an *upper bound*.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+
+    Reference: Dwork, Kenthapadi, McSherry, Mironov and Naor (2006), "Our data,
+    ourselves", Theorem 1.
+    """
+    eps, step_delta, k = _checked(epsilon, delta, num_steps)
+    total, price = _product_up(k, eps), _product_up(k, step_delta)
+    return total[()], np.minimum(price, 1.0)[()]
+
+
+def compose_strong(
+    epsilon: Any, delta: Any, *, num_steps: Any, slack: Any
+) -> tuple[Any, Any]:
+    """Strong composition, as first proved: ``epsilon sqrt(2k log(1/slack)) + ...``.
+
+        eps' = eps sqrt(2 k log(1/slack)) + k eps (e^eps - 1)
+        delta' = k delta + slack
+
+    Args:
+      epsilon: of one step, >= 0, scalar or array.
+      delta: of one step, in [0, 1].
+      num_steps: k, whole number >= 0.
+      slack: the part of the total delta paid for composing, in (0, 1).
+
+    Returns:
+      (epsilon, delta), each float64 of the broadcast shape; an *upper bound*, not
+      cut at the naive epsilon; ``inf`` where it overflows.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+
+    Reference: Dwork, Rothblum and Vadhan (2010), "Boosting and differential privacy",
+    Theorem III.3.
+    """
+    eps, step_delta, k = _checked(epsilon, delta, num_steps)
+    extra = _validation.open_unit_array("slack", slack)
+    _validation.broadcast_shape(epsilon=eps, slack=extra)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = eps * np.sqrt(-2 * k * np.log(extra)) + k * eps * np.expm1(eps)
+    total = np.where((k > 0) & (eps > 0), total * _ROUND_UP, 0.0)
+    price = np.nextafter(_product_up(k, step_delta) + extra, 2.0)
+    return total[()], np.minimum(price, 1.0)[()]
+
+
+def compose_closed_form(
+    epsilon: Any, delta: Any, *, num_steps: Any, slack: Any
+) -> tuple[Any, Any]:
+    """Strong composition with the better constant, the smaller of three forms.
+
+        eps' = min{ k eps,   a + eps sqrt(2k log(e + sqrt(k eps²)/slack)),
+                    a + eps sqrt(2k log(1/slack)) },   a = k eps (e^eps - 1)/(e^eps + 1)
+        delta' = 1 - (1 - delta)^k (1 - slack)
+
+    Args:
+      epsilon: of one step, >= 0, scalar or array.
+      delta: of one step, in [0, 1].
+      num_steps: k, whole number >= 0.
+      slack: in (0, 1).
+
+    Returns:
+      (epsilon, delta), each float64 of the broadcast shape; an *upper bound*.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+
+    Reference: Kairouz, Oh and Viswanath (2015), "The composition theorem for
+    differential privacy", arXiv:1311.0776, Theorem 3.4.
+    """
+    eps, step_delta, k = _checked(epsilon, delta, num_steps)
+    extra = _validation.open_unit_array("slack", slack)
+    _validation.broadcast_shape(epsilon=eps, slack=extra)
+    finite = np.isfinite(eps)
+    e = np.where(finite, eps, 0.0)
+    drift = k * e * np.tanh(e / 2)
+    gentle = np.log(np.e + np.sqrt(k) * e / extra)
+    least = np.minimum(gentle, -np.log(extra))
+    strong = (drift + e * np.sqrt(2 * k * least)) * _ROUND_UP
+    total = np.minimum(_product_up(k, e), strong)
+    total = np.where(finite | (k == 0), total, np.inf)
+    return total[()], _total_delta(step_delta, k, extra)[()]
+
+
+def compose_optimal_delta(
+    epsilon: Any, delta: Any, *, num_steps: Any, total_epsilon: Any
+) -> Any:
+    """Smallest total delta that ``num_steps`` (epsilon, delta) steps can promise.
+
+        1 - (1 - delta)^k (1 - sum_j C(k,j) [e^{j eps} - e^{eps'} e^{(k-j) eps}]_+
+                               / (1 + e^eps)^k)
+
+    No step is worse than randomized response that fails with probability ``delta``, and
+    the sum is the hockey stick of k of those; it is computed as a difference of two
+    binomial tails, at a cost that does not grow with k.
+
+    Args:
+      epsilon: of one step, >= 0, scalar or array.
+      delta: of one step, in [0, 1].
+      num_steps: k, whole number >= 0.
+      total_epsilon: eps', >= 0, nats.
+
+    Returns:
+      float64 in [0, 1] of the broadcast shape. *Exact* for what is known of a step
+      (attained by adaptive steps with this guarantee), rounded up: by less than 1e-9
+      relative where delta is below 0.1, by more where the best event is near the mean.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+
+    Reference: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 3.3 (there
+    at the grid of eps'; between its points by the same proof).
+    """
+    eps, step_delta, k = _checked(epsilon, delta, num_steps)
+    target = _validation.nonnegative_array("total_epsilon", total_epsilon)
+    _validation.broadcast_shape(epsilon=eps, total_epsilon=target)
+    eps, step_delta, k, target = np.broadcast_arrays(eps, step_delta, k, target)
+    pure = np.exp(_log_pure_delta(eps, k, target))
+    pure = np.where(pure > 0, np.nextafter(pure, 2.0), 0.0)
+    return _total_delta(step_delta, k, np.minimum(pure, 1.0))[()]
+
+
+def compose_optimal_epsilon(
+    epsilon: Any, delta: Any, *, num_steps: Any, total_delta: Any
+) -> Any:
+    """Smallest total epsilon that ``num_steps`` (epsilon, delta) steps can promise.
+
+    Args:
+      epsilon: of one step, >= 0, scalar or array.
+      delta: of one step, in [0, 1].
+      num_steps: k, whole number >= 0.
+      total_delta: in [0, 1).
+
+    Returns:
+      float64 nats of the broadcast shape: the smallest epsilon at which
+      `compose_optimal_delta` was seen not to exceed ``total_delta``, within 1e-7
+      relative, hence an *upper bound*; ``inf`` where the steps' own deltas already
+      exceed it.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+
+    Reference: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
+    """
+    eps, step_delta, k = _checked(epsilon, delta, num_steps)
+    total = _validation.probability_array("total_delta", total_delta)
+    if np.any(total == 1):
+        raise ValueError(
+            f"total_delta must lie in [0, 1), got {_validation.shown(total_delta)}"
+        )
+    _validation.broadcast_shape(epsilon=eps, total_delta=total)
+    eps, step_delta, k, total = np.broadcast_arrays(eps, step_delta, k, total)
+    # What the failures of the steps leave: 1 - (1 - total) / (1 - delta)^k.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept = np.where(k > 0, k * np.log1p(-step_delta), 0.0)
+        left = -np.expm1(np.log1p(-total) - kept)
+        left = np.where((k == 0) | (step_delta == 0), total, left * (1 - 1e-12))
+        log_left = np.where(left > 0, np.log(left), -np.inf)
+        most = np.where(k > 0, k * eps, 0.0) * _ROUND_UP
+    # Below nothing is left: only the naive epsilon has no slack at all.
+    largest = np.where((left < 0) & (k > 0), np.inf, most)
+    flat_eps, flat_k = eps.ravel(), k.ravel()
+
+    def log_delta(candidate: np.ndarray, index: np.ndarray) -> np.ndarray:
+        return _log_pure_delta(flat_eps[index], flat_k[index], candidate)
+
+    found = smallest_epsilon(log_delta, log_left.ravel(), largest.ravel())
+    return found.reshape(largest.shape)[()]
+
+
+def _checked(epsilon: Any, delta: Any, num_steps: Any) -> tuple[np.ndarray, ...]:
+    """Epsilon, delta and number of steps as broadcast float64 arrays."""
+    eps = _validation.nonnegative_array("epsilon", epsilon)
+    step_delta = _validation.probability_array("delta", delta)
+    k = _validation.integer_array("num_steps", num_steps, minimum=0)
+    _validation.broadcast_shape(epsilon=eps, delta=step_delta, num_steps=k)
+    eps, step_delta, k = np.broadcast_arrays(eps, step_delta, k)
+    return eps, step_delta, k.astype(np.float64)
+
+
+def _product_up(k: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """``k x`` rounded up: exact where it is a float; 0 where k is, be x infinite."""
+    times = np.where(k > 0, k, 1.0)
+    value, error = _product(times, x)
+    # Where that error may underflow, up in any case.
+    inexact = (error > 0) | ((value < _DEKKER_UNDERFLOWS) & (times > 1) & (x > 0))
+    value = np.where(inexact, np.nextafter(value, np.inf), value)
+    return np.where(k > 0, value, 0.0)
+
+
+def _product(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``x y`` rounded, and what rounding took off it: Dekker's, from halves."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = x * y
+        (a, b), (c, d) = (_halves(factor) for factor in (x, y))
+        return value, ((a * c - value) + a * d + b * c) + b * d
+
+
+def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two floats of at most 26 bits each whose sum is x (Veltkamp)."""
+    scaled = x * (2.0**27 + 1)
+    high = scaled - (scaled - x)
+    return high, x - high
+
+
+def _total_delta(delta: np.ndarray, k: np.ndarray, extra: np.ndarray) -> np.ndarray:
+    """``1 - (1 - delta)^k (1 - extra)``, without cancellation and rounded up."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept = np.where(k > 0, k * np.log1p(-delta), 0.0) + np.log1p(-extra)
+    return np.minimum(-np.expm1(kept) * (1 + 1e-15), 1.0)
+
+
+def _log_pure_delta(eps: np.ndarray, k: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Log of the hockey stick of k randomized responses, rounded up."""
+    shown = (k > 0) & np.isinf(eps) & np.isfinite(target)
+    some = (k > 0) & (eps > 0) & np.isfinite(eps) & np.isfinite(target)
+    e, n = np.where(some, eps, 1.0), np.where(some, k, 1.0)
+    goal = np.where(some, target, 0.0)
+    hidden = some & (_above_product(goal, n, e) < 0)
+    # The event: more than (n + eps'/eps) / 2 of the n answers are true ones. Lies are
+    # counted, as rare as they may be.
+    t = np.clip(np.floor((n + goal / e) / 2) + 1, 1.0, n)
+    lies, near = n - t, np.minimum(e, _LARGEST_LOG_ODDS)
+    odds = np.exp(-near)
+    lie = odds / (1 + odds)
+    mass = log_binomial_mass(lies, n, lie) - lies * (e - near)
+    ratio = tail_over_mass(t, n, 1 / odds, side="upper")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        most_are_true = log_binomial_tail(lies + 1, n, lie, side="lower")
+        above = np.where(
+            lies < n * lie,
+            np.minimum(mass + np.log(ratio), 0.0),
+            np.log1p(-np.exp(np.minimum(most_are_true, 0.0))),
+        )
+        lower = np.log(tail_over_mass(t, n, odds, side="lower"))
+        below = _above_product(goal, 2 * t - n, e) + lower
+        share = -np.expm1(np.minimum(mass + below - above, 0.0)) + 1e-13
+        # All answers true: one outcome, and nothing cancels.
+        share = np.where(lies == 0, -np.expm1(below), share)
+        above = np.where(lies == 0, mass, above)
+        value = above + np.log(share) + 1e-10
+    value = np.where(hidden, np.minimum(value, 0.0), -np.inf)
+    return np.where(shown, 0.0, value)
+
+
+def _above_product(goal: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """``goal - x y`` with one rounding where they are nearly equal."""
+    value, error = _product(x, y)
+    with np.errstate(invalid="ignore"):
+        exact = (goal - value) - error
+    # Out of the range of the product's error the plain difference is enough.
+    return np.where(np.isfinite(exact), exact, goal - value)

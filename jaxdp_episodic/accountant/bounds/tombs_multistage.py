@@ -1,0 +1,259 @@
+"""The multistage theorem of Tombs, Kotevska and Young, with its condition.
+
+Data are a tree (tasks, classes, examples ...); every stage draws children of each unit
+drawn before. The paper claims ``delta'(log(1 + eta (e^eps - 1))) <= eta delta(eps)``
+with one rate ``eta`` for all stages. Three repairs:
+
+* *The rate.* ``eta`` is the product of ``n_j / N_j`` over **all** stages; the printed
+  denominator lacks the number of primary units.
+* *The worst unit.* The guarantee takes the largest ``eta`` over neighbours, where the
+  proof takes the smallest.
+* *The condition.* Knowing that the differing example was not drawn makes it less likely
+  that its task was: whether the task was drawn shows through its other examples. So the
+  product is a rate only for the stages from the clipped contribution downward. Stages
+  above it earn a factor on delta and nothing on epsilon:
+
+      delta'(log(1 + eta_in (e^eps - 1))) <= r_out eta_in delta(eps)
+
+  with ``r_out`` the product above, ``eta_in`` of the clipped stage and below. With
+  whole tasks clipped, as episodic trainers do, ``r_out = 1`` and the theorem is right.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.bounds.approximate_dp import (
+    Profile,
+    amplified_epsilon,
+    delta_poisson_subsampled,
+)
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.rates import path_rates
+from jaxdp_episodic.accountant.describe.schemes import (
+    MultistageSampling,
+    WithoutReplacement,
+)
+
+STEP = "step"
+
+
+class MultistageRates(NamedTuple):
+    """Rates of every path, split at the clipped stage.
+
+    Attributes:
+      outer: product of the rates above the clipped stage, sampling's shape + (paths,).
+      inner: product of the rates of the clipped stage and below, the same shape.
+    """
+
+    outer: np.ndarray
+    inner: np.ndarray
+
+
+def multistage_rates(
+    sampling: MultistageSampling,
+    *,
+    clip_unit: str,
+    population: Population | None = None,
+) -> MultistageRates:
+    """Rates of a multistage draw, split at the clipped stage.
+
+    Args:
+      sampling: one scheme a stage, top first.
+      clip_unit: name of the stage whose contributions are clipped, or "step".
+      population: the real tree; its distinct paths are the last axis.
+
+    Returns:
+      `MultistageRates`; without a population there is one path.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: an unknown clip unit, or a stage without a population.
+    """
+    if not isinstance(sampling, MultistageSampling):
+        raise TypeError(
+            f"sampling must be a MultistageSampling, got {_validation.shown(sampling)}"
+        )
+    names = sampling.level_names
+    _validation.choice("clip_unit", clip_unit, (STEP, *names))
+    clip = 0 if clip_unit == STEP else names.index(clip_unit)
+    levels = path_rates(sampling, population)
+    shape = (*sampling.shape, len(levels.multiplicity))
+    outer, inner = np.ones(shape), np.ones(shape)
+    for rate in levels.rates[:clip]:
+        outer = outer * rate
+    for rate in levels.rates[clip:]:
+        inner = inner * rate
+    return MultistageRates(outer, inner)
+
+
+def tombs_multistage(
+    mechanism: Profile,
+    *,
+    sampling: MultistageSampling,
+    clip_unit: str,
+    epsilon: Any,
+    population: Population | None = None,
+) -> Any:
+    """Delta of a multistage-sampled mechanism at one rate for all stages.
+
+        delta'(eps') <= eta delta(eps),   eps' = log(1 + eta (e^eps - 1)),
+
+    ``eta`` the product of the rates of all stages of the worst path. It holds where
+    the whole draw lies inside one clipped contribution, and is refused elsewhere.
+
+    Assumes: locality (a clipped contribution depends on its own unit's drawn content,
+    public data and fresh randomness only); public lists of units above the examples;
+    the profile of the mechanism for *replacing one clipped contribution*, which for
+    noise of ``sigma`` clip norms is ``Gaussian(sigma / 2)``. Both neighbouring
+    relations of examples.
+
+    Args:
+      mechanism: a `Mechanism`, or a function from epsilon to delta that broadcasts.
+      sampling: one scheme a stage, top first; the clipped stage without replacement.
+      clip_unit: name of the stage whose contributions are clipped, or "step" if the
+        whole step is one contribution.
+      epsilon: eps', >= 0 and finite, nats; broadcasts with the sampling.
+      population: the real tree; the result is then the worst path's.
+
+    Returns:
+      float64 in [0, 1] of the broadcast shape; an *upper bound*.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+      NotImplementedError: contributions clipped below a stage that draws only some of
+        its units, or a clipped stage with Poisson draws: the theorem does not hold
+        there. The message names what does.
+
+    Reference: Tombs, Kotevska and Young (2022), "Privacy amplification for episodic
+    training methods", CEUR-WS 3318, Theorem 3, with corrected rate and condition.
+    """
+    rates = _checked_rates(sampling, clip_unit, population)
+    if np.any(rates.outer < 1):
+        above = sampling.level_names[: sampling.level_names.index(clip_unit)]
+        raise NotImplementedError(
+            f"tombs_multistage with clip_unit={clip_unit!r} below the draw of "
+            f"{', '.join(map(repr, above))} (rate {rates.outer.min():.3g}): the "
+            "product of all rates is no amplification rate there, because whether the "
+            "outer unit was drawn shows through its other members; delta can exceed "
+            "the claim a hundredfold. Sound: clip_unit="
+            f"{sampling.level_names[0]!r}, or multistage_delta, which multiplies "
+            "delta by the outer rates, or GaussianStep for Gaussian noise"
+        )
+    return _worst_delta(mechanism, rates, epsilon)
+
+
+def multistage_delta(
+    mechanism: Profile,
+    *,
+    sampling: MultistageSampling,
+    clip_unit: str,
+    epsilon: Any,
+    population: Population | None = None,
+) -> Any:
+    """Delta of a multistage-sampled mechanism, for any clipped stage.
+
+        delta'(eps') <= r_out eta_in delta(eps),   eps' = log(1 + eta_in (e^eps - 1))
+
+    The sound form of `tombs_multistage`, equal to it where that holds; same
+    assumptions, arguments and errors, but for the refusal of outer stages.
+
+    Args:
+      mechanism: a `Mechanism`, or a function from epsilon to delta that broadcasts.
+      sampling: one scheme a stage, top first; the clipped stage without replacement.
+      clip_unit: name of the stage whose contributions are clipped, or "step".
+      epsilon: eps', >= 0 and finite, nats; broadcasts with the sampling.
+      population: the real tree; the result is then the worst path's, which need not
+        be that of the largest inclusion probability.
+
+    Returns:
+      float64 in [0, 1] of the broadcast shape; an *upper bound*.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+      NotImplementedError: a clipped stage with Poisson draws.
+
+    Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 2, applied
+    given the draws of the outer stages; joint convexity over those.
+    """
+    rates = _checked_rates(sampling, clip_unit, population)
+    return _worst_delta(mechanism, rates, epsilon)
+
+
+def multistage_guarantee(
+    epsilon: Any,
+    delta: Any,
+    *,
+    sampling: MultistageSampling,
+    clip_unit: str,
+    population: Population | None = None,
+) -> tuple[Any, Any]:
+    """An (epsilon, delta) mechanism on a multistage sample.
+
+        eps' = log(1 + eta_in (e^eps - 1)),   delta' = r_out eta_in delta
+
+    Args:
+      epsilon: >= 0, nats, for replacing one clipped contribution; scalar or array.
+      delta: in [0, 1].
+      sampling: one scheme a stage, top first; the clipped stage without replacement.
+      clip_unit: name of the stage whose contributions are clipped, or "step".
+      population: the real tree; the largest epsilon and the largest delta of its paths.
+
+    Returns:
+      (epsilon, delta), each float64 of the broadcast shape; an *upper bound* for both
+      neighbouring relations of examples.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+      NotImplementedError: a clipped stage with Poisson draws.
+
+    Reference: as `multistage_delta`.
+    """
+    rates = _checked_rates(sampling, clip_unit, population)
+    eps = _validation.nonnegative_array("epsilon", epsilon)
+    one = _validation.probability_array("delta", delta)
+    _validation.broadcast_shape(
+        sampling=np.empty(sampling.shape), epsilon=eps, delta=one
+    )
+    total = amplified_epsilon(eps[..., None], rate=rates.inner)
+    product = rates.outer * rates.inner * one[..., None] * (1 + 1e-15)
+    shape = np.broadcast_shapes(sampling.shape, eps.shape, one.shape)
+    worst = np.broadcast_to(np.max(total, axis=-1), shape)
+    largest = np.broadcast_to(np.minimum(np.max(product, axis=-1), 1.0), shape)
+    return worst[()], largest[()]
+
+
+def _checked_rates(
+    sampling: MultistageSampling, clip_unit: str, population: Population | None
+) -> MultistageRates:
+    """Rates; refuses a clipped stage that is not drawn without replacement."""
+    rates = multistage_rates(sampling, clip_unit=clip_unit, population=population)
+    if clip_unit != STEP:
+        scheme = sampling.levels[sampling.level_names.index(clip_unit)]
+        if not isinstance(scheme, WithoutReplacement):
+            raise NotImplementedError(
+                f"clip_unit={clip_unit!r} drawn by {type(scheme).__name__}: the rule "
+                "for a profile or an (epsilon, delta) covers a clipped stage drawn "
+                "without replacement (or clip_unit='step'); for Poisson draws use "
+                "GaussianStep, or amplify_poisson if examples are clipped and drawn in "
+                "one stage"
+            )
+    return rates
+
+
+def _worst_delta(mechanism: Profile, rates: MultistageRates, epsilon: Any) -> Any:
+    """The largest over the paths of ``r_out eta_in delta(eps)``."""
+    eps = _validation.nonnegative_array("epsilon", epsilon)
+    _validation.broadcast_shape(sampling=np.empty(rates.inner.shape[:-1]), epsilon=eps)
+    inner = delta_poisson_subsampled(
+        mechanism, sampling_probability=rates.inner, epsilon=eps[..., None]
+    )
+    value = np.max(rates.outer * inner, axis=-1)
+    value = np.minimum(np.nextafter(value, 2.0), 1.0) * (value > 0)
+    return np.asarray(value)[()]

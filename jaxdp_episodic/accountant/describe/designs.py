@@ -1,0 +1,350 @@
+"""Specs of episodic designs that are not a plain multistage draw."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.schemes import (
+    RESERVED_LEVEL_NAME,
+    EpochScheme,
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+    Scheme,
+    ShuffledEpochs,
+    WithoutReplacement,
+    check_scheme,
+    levels_shape,
+    refuse_epochs,
+)
+from jaxdp_episodic.accountant.describe.spec import (
+    AT_LEAST_ONE,
+    Check,
+    Spec,
+    set_checked,
+    set_numbers,
+)
+
+EPISODE, CLASS, EXAMPLE = "episode", "class", "example"
+
+_GROUPED_COVERED = (
+    "covered: episodes=Poisson('episode', ...), "
+    "episodes=WithoutReplacement('episode', ...), "
+    "episodes=RandomAllocation('episode', ...), "
+    "episodes=ShuffledEpochs('episode', ...), classes=Poisson('class', ...) or "
+    "classes=WithoutReplacement('class', ...), each with "
+    "examples=WithoutReplacement('example', ...)"
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GroupedClasses(Spec):
+    """N-way episodes from one pool of classes, a class in at most one a step.
+
+    Either ``episodes`` is given: every step partitions *all* classes at random into
+    ``floor(num_classes / ways)`` episodes (public, data-independent randomness; a
+    remainder sits out) and draws episodes of that fresh partition. With a Poisson
+    scheme this is the cheapest design known. With `RandomAllocation` or
+    `ShuffledEpochs` the partition is fresh in every *epoch*, and each of its episodes
+    is given its step. Or ``classes`` is given: classes are
+    drawn, the drawn ones are grouped at random and left-overs dropped.
+
+    Of each class in a drawn episode ``examples`` draws support and query together:
+    ``size`` is shots plus queries, and the two are disjoint.
+
+    Preconditions beyond those of `MultistageSampling`: each episode's contribution (its
+    gradient) is clipped as a whole; the list of classes is public, and an emptied
+    class keeps its place in the partition; the partition is fresh in every step and
+    does not look at the data. Under ``zero_out`` the pool consists of ``num_classes``
+    slots, and an episode that holds a null class, or a null example of those drawn,
+    contributes 0; a class is then protected by the plain Poisson draw of its episode.
+
+    Attributes:
+      num_classes: size of the public pool of classes, whole number >= 1.
+      ways: classes an episode, whole number, 1 <= ways <= num_classes.
+      episodes: a scheme named "episode"; without replacement, its ``size`` is the
+        number of episodes a step, out of ``floor(num_classes / ways)``.
+      classes: a scheme named "class", in place of ``episodes``.
+      examples: a `WithoutReplacement` named "example"; ``population`` is the number of
+        examples of a class (see there), or None when the step is given a
+        `Population` of classes and examples.
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, a wrong level name, both or neither of
+        ``episodes`` and ``classes``, a population that the design itself determines.
+      NotImplementedError: a Poisson draw of examples.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "episodes": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs),
+        "classes": (Poisson, WithoutReplacement),
+        "examples": (Poisson, WithoutReplacement),
+    }
+
+    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
+        ("num_classes", "ways"), AT_LEAST_ONE
+    )
+
+    num_classes: ArrayLike
+    ways: ArrayLike
+    episodes: Scheme | None = None
+    classes: Scheme | None = None
+    examples: WithoutReplacement
+
+    def __post_init__(self) -> None:
+        for name, check in self.numeric.items():
+            set_checked(self, check, name)
+        if (self.episodes is None) == (self.classes is None):
+            given = "neither" if self.episodes is None else "both"
+            raise ValueError(f"give exactly one of episodes= and classes=, got {given}")
+        if self.episodes is not None:
+            _check_named("episodes", self.episodes, EPISODE)
+        if self.classes is not None:
+            _check_named("classes", self.classes, CLASS)
+            refuse_epochs("classes", self.classes)
+        _check_named("examples", self.examples, EXAMPLE)
+        refuse_epochs("examples", self.examples)
+        if isinstance(self.examples, Poisson):
+            raise NotImplementedError(
+                "GroupedClasses with examples=Poisson has no theorem here; "
+                f"{_GROUPED_COVERED}"
+            )
+        _ = self.shape  # refuses fields that do not broadcast
+        if np.any(np.asarray(self.ways) > self.num_classes):
+            raise ValueError(
+                "ways must be at most num_classes, got "
+                f"ways={self.ways!r}, num_classes={self.num_classes!r}"
+            )
+        _check_grouped_populations(self)
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """The levels' names, top to bottom."""
+        return EPISODE, CLASS, EXAMPLE
+
+    @property
+    def num_possible_episodes(self) -> np.ndarray:
+        """Episodes in one partition of all classes: ``floor(num_classes / ways)``."""
+        return np.floor_divide(self.num_classes, self.ways)
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The schemes of all levels that are drawn, top to bottom."""
+        given = (self.episodes, self.classes, self.examples)
+        return tuple(scheme for scheme in given if scheme is not None)
+
+    def with_scheme(self, scheme: Scheme) -> GroupedClasses:
+        """Returns the design with another scheme at the level of that name."""
+        field = {EPISODE: "episodes", CLASS: "classes", EXAMPLE: "examples"}
+        return dataclasses.replace(self, **{field[scheme.name]: scheme})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields."""
+        return levels_shape(self.schemes, **self.numbers)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class IndependentEpisodes(Spec):
+    """A public number of episodes a step, each drawn afresh through all stages.
+
+    One example can sit in several episodes of a step; that is accounted for. Each
+    episode's contribution is clipped as a whole. ``num_episodes`` is fixed in advance,
+    public, and not drawn; the episodes' draws are independent of each other.
+
+    Attributes:
+      sampling: a `MultistageSampling` without a level named "episode", or one scheme,
+        which is wrapped. The preconditions in its docstring hold for each episode.
+      num_episodes: whole number >= 1 (scalar or array).
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, a level named "episode", or fields that do not
+        broadcast.
+      NotImplementedError: a sampling that is itself an episodic design.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "sampling": (MultistageSampling, Poisson, WithoutReplacement)
+    }
+
+    numeric: ClassVar[Mapping[str, Check]] = {"num_episodes": AT_LEAST_ONE}
+
+    sampling: MultistageSampling
+    num_episodes: ArrayLike
+
+    def __init__(
+        self, sampling: MultistageSampling | Scheme, *, num_episodes: ArrayLike
+    ) -> None:
+        if isinstance(sampling, Scheme):
+            sampling = MultistageSampling(sampling)
+        if isinstance(sampling, MultistageSampling):
+            refuse_epochs("IndependentEpisodes", sampling.levels[0])
+        if isinstance(sampling, GroupedClasses | IndependentEpisodes):
+            raise NotImplementedError(
+                f"IndependentEpisodes of a {type(sampling).__name__} has no theorem "
+                "here; covered: MultistageSampling, Poisson, WithoutReplacement"
+            )
+        if not isinstance(sampling, MultistageSampling):
+            raise TypeError(
+                "sampling must be a MultistageSampling, "
+                f"got {_validation.shown(sampling)}"
+            )
+        if EPISODE in sampling.level_names:
+            raise ValueError(
+                "sampling must not have a level named 'episode': the episode is the "
+                f"whole draw; got levels {sampling.level_names}"
+            )
+        object.__setattr__(self, "sampling", sampling)
+        object.__setattr__(self, "num_episodes", num_episodes)
+        set_numbers(self)
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """The level "episode", then those of ``sampling``, top to bottom."""
+        return EPISODE, *self.sampling.level_names
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The schemes of all levels that are drawn, top to bottom."""
+        return self.sampling.levels
+
+    def with_scheme(self, scheme: Scheme) -> IndependentEpisodes:
+        """Returns the design with another scheme at the level of that name."""
+        return dataclasses.replace(self, sampling=self.sampling.with_scheme(scheme))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields."""
+        return levels_shape(self.sampling.levels, **self.numbers)
+
+
+Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes
+
+
+def checked_sampling(sampling: Any) -> Sampling:
+    """Returns a design as it is, and a single scheme wrapped; refuses all else."""
+    if isinstance(sampling, Scheme):
+        return MultistageSampling(sampling)
+    if not isinstance(sampling, Sampling):
+        raise TypeError(
+            "sampling must be a Poisson, WithoutReplacement, RandomAllocation, "
+            "ShuffledEpochs, MultistageSampling, GroupedClasses or "
+            f"IndependentEpisodes, got {_validation.shown(sampling)}"
+        )
+    return sampling
+
+
+def epoch_scheme(sampling: Sampling) -> EpochScheme | None:
+    """Returns the scheme whose draws last for an epoch; None where steps draw anew."""
+    first = sampling.schemes[0]
+    return first if isinstance(first, EpochScheme) else None
+
+
+def block_lengths(scheme: EpochScheme) -> np.ndarray:
+    """Returns the steps in each block of an epoch, in order.
+
+    A unit takes part in one step of every block; shuffled epochs are one block.
+
+    Args:
+      scheme: its fields scalars.
+    """
+    steps = int(np.asarray(scheme.steps_per_epoch))
+    is_allocated = isinstance(scheme, RandomAllocation)
+    times = int(np.asarray(scheme.times)) if is_allocated else 1
+    return np.full(times, steps // times) + (np.arange(times) < steps % times)
+
+
+def steps_owed(sampling: Sampling, num_steps: ArrayLike, planned: int) -> np.ndarray:
+    """Returns the steps that a run owes if it ends, or stands, after ``num_steps``.
+
+    Where every step draws anew, so many. Within an epoch those of the whole one, which
+    a run that stopped for what it saw would have finished: the accounting of a part
+    holds for a part that was fixed in advance, and the end that was planned is.
+
+    Args:
+      sampling: of the steps, its fields scalars.
+      num_steps: whole numbers >= 0 of any shape.
+      planned: the number of steps that was fixed before the first.
+
+    Returns:
+      int64 of that shape.
+    """
+    taken = np.asarray(num_steps, np.int64)
+    scheme = epoch_scheme(sampling)
+    if scheme is None:
+        return taken
+    length = int(np.asarray(scheme.steps_per_epoch))
+    whole = -(-taken // length) * length
+    return np.where(taken <= planned, np.minimum(whole, planned), whole)
+
+
+def refuse_part_of_epoch(
+    sampling: Sampling, count: ArrayLike, times: ArrayLike
+) -> None:
+    """Refuses to repeat a run that ends within an epoch: each time begins a new one."""
+    scheme = epoch_scheme(sampling)
+    if scheme is None:
+        return
+    part = np.mod(np.asarray(count), scheme.steps_per_epoch) > 0
+    if np.any(part & (np.asarray(times) > 1)):
+        raise NotImplementedError(
+            f"compose cannot repeat a run with part of an epoch of {scheme.name!r} "
+            f"({count!r} steps, steps_per_epoch={scheme.steps_per_epoch!r}): give one "
+            "(step, count) pair for each time it is taken"
+        )
+
+
+def check_clip_unit(sampling: Sampling, clip_unit: str) -> None:
+    """Refuses what is no level and not "step"; episodic designs clip episodes only."""
+    names = (RESERVED_LEVEL_NAME, *sampling.level_names)
+    _validation.choice("clip_unit", clip_unit, names)
+    if not isinstance(sampling, MultistageSampling) and clip_unit != EPISODE:
+        raise NotImplementedError(
+            f"clip_unit={clip_unit!r} with {type(sampling).__name__} has no theorem "
+            "here; covered: clip_unit='episode'"
+        )
+    if clip_unit != sampling.level_names[0]:
+        refuse_epochs(f"clip_unit={clip_unit!r}", epoch_scheme(sampling))
+
+
+def _check_named(field: str, scheme: Any, name: str) -> None:
+    """Refuses what is not a scheme, or a scheme of another level."""
+    check_scheme(field, scheme)
+    if scheme.name != name:
+        raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
+
+
+def _check_grouped_populations(design: GroupedClasses) -> None:
+    """Refuses populations, and class counts, that contradict the design."""
+    if design.episodes is not None and design.episodes.population is not None:
+        raise ValueError(
+            "episodes must have population=None: there are "
+            "floor(num_classes / ways) episodes; got "
+            f"population={design.episodes.population!r}"
+        )
+    classes = design.classes
+    if classes is None:
+        return
+    if classes.population is not None and np.any(
+        np.asarray(classes.population) != design.num_classes
+    ):
+        raise ValueError(
+            "classes must have population=None or num_classes, got "
+            f"population={classes.population!r}, num_classes={design.num_classes!r}"
+        )
+    if isinstance(classes, WithoutReplacement) and np.any(
+        np.asarray(classes.size) < design.ways
+    ):
+        raise ValueError(
+            "classes must draw at least `ways` classes, or no episode can be formed; "
+            f"got size={classes.size!r}, ways={design.ways!r}"
+        )

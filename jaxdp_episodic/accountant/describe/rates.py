@@ -1,0 +1,359 @@
+"""From a sampling spec, and a real tree if there is one, to rates along every path."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+)
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import (
+    EpochScheme,
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+    Scheme,
+    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.tree import DistinctPaths
+
+NEIGHBORING_RELATIONS = ("add_remove", "replace_one", "zero_out")
+
+
+@dataclass(frozen=True, eq=False)
+class PathRates:
+    """Rates at every level along each of P distinct paths.
+
+    The last axis of every array is the path (P = 1 without a `Population`); the
+    leading axes broadcast with the sampling's shape. Levels are numbered from 1.
+
+    Attributes:
+      rates: a float64 array a level, each in [0, 1]: the chance of a unit on the path
+        to be drawn, given that its parent was. *Exact* for the sizes of the tree or of
+        the specs, an *upper bound* where these are lower bounds.
+      group_sizes: an int64 array a level, or None where a Poisson level says no size.
+      draw_sizes: the number of children drawn, an int64 array a level, or None where
+        the number is not fixed.
+      sizes_are_exact: for each level, whether ``group_sizes`` is known to be the exact
+        size in the larger neighbour, by ``population_is_exact``.
+      multiplicity: (P,) int64, protected units on each path; 1 without a `Population`.
+      paths: the distinct paths of the `Population`, or None without one.
+    """
+
+    rates: tuple[np.ndarray, ...]
+    group_sizes: tuple[np.ndarray | None, ...]
+    draw_sizes: tuple[np.ndarray | None, ...]
+    sizes_are_exact: tuple[bool, ...]
+    multiplicity: np.ndarray
+    paths: DistinctPaths | None
+
+    @property
+    def num_levels(self) -> int:
+        """Number of levels, the last one that of the protected unit."""
+        return len(self.rates)
+
+    @property
+    def clipped(self) -> tuple[np.ndarray, ...]:
+        """For each level, where more children are asked for than there are (rate 1)."""
+        return tuple(
+            np.zeros(1, bool) if draw is None or group is None else draw > group
+            for draw, group in zip(self.draw_sizes, self.group_sizes, strict=True)
+        )
+
+    def covers_all(self, level: int, neighboring_relation: str) -> np.ndarray:
+        """Returns where every child is certainly drawn, whichever neighbour is at hand.
+
+        A rate of 1 is not enough: it may come from a lower bound of the size. Without
+        a `Population` the spec must say ``population_is_exact``. With one the sizes
+        are exact, but under ``add_remove`` the data at hand may be the smaller
+        neighbour, so at the last level one more child must be covered too; the levels
+        above it are public lists. A Poisson level covers all at probability 1.
+
+        Args:
+          level: 1 to ``num_levels``.
+          neighboring_relation: one of `NEIGHBORING_RELATIONS`.
+
+        Returns:
+          Boolean array, shaped like the level's rates. False errs on the safe side.
+        """
+        _validation.choice(
+            "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
+        )
+        if not 1 <= level <= self.num_levels:
+            raise ValueError(
+                f"level must lie in 1 .. {self.num_levels}, "
+                f"got {_validation.shown(level)}"
+            )
+        draw, group = self.draw_sizes[level - 1], self.group_sizes[level - 1]
+        if draw is None or group is None:
+            return self.rates[level - 1] == 1
+        if self.sizes_are_exact[level - 1]:
+            return draw >= group
+        if self.paths is None:
+            return np.zeros(np.broadcast_shapes(draw.shape, group.shape), bool)
+        may_join = neighboring_relation == "add_remove" and level == self.num_levels
+        return draw >= group + int(may_join)
+
+
+def path_rates(
+    sampling: MultistageSampling | GroupedClasses,
+    population: Population | None = None,
+    num_levels_used: int | None = None,
+) -> PathRates:
+    """Returns the rates of each level along every distinct path.
+
+    For `GroupedClasses` the levels are "episode", "class", "example": the rate of a
+    class stands at "episode" if episodes are drawn and at "class" if classes are, and
+    the other of the two is 1. Its `Population` has two levels, classes and examples.
+
+    Args:
+      sampling: what is drawn; `IndependentEpisodes` has the rates of its ``sampling``.
+      population: the real tree; its sizes replace those of the specs.
+      num_levels_used: levels down to the protected unit; default: all.
+
+    Raises:
+      TypeError: a sampling or population of another type.
+      ValueError: a level without a size, or a population that does not fit.
+    """
+    if not isinstance(sampling, MultistageSampling | GroupedClasses):
+        raise TypeError(
+            "sampling must be a MultistageSampling or a GroupedClasses, "
+            f"got {_validation.shown(sampling)}"
+        )
+    if population is not None and not isinstance(population, Population):
+        raise TypeError(
+            "population must be a Population or None, "
+            f"got {_validation.shown(population)}"
+        )
+    most = len(sampling.level_names)
+    used = most if num_levels_used is None else num_levels_used
+    if isinstance(used, bool) or not isinstance(used, int) or not 1 <= used <= most:
+        raise ValueError(f"num_levels_used must lie in 1 .. {most}, got {used!r}")
+    if isinstance(sampling, GroupedClasses):
+        return _grouped_rates(sampling, population, used)
+    if population is None:
+        return _joined([_level_rates(s) for s in sampling.levels[:used]], None)
+    _check_fits(sampling.level_names[:used], population)
+    paths = population.distinct_paths(used)
+    levels = [
+        _level_rates(scheme, sizes)
+        for scheme, sizes in zip(sampling.levels[:used], paths.sizes.T, strict=True)
+    ]
+    return _joined(levels, paths)
+
+
+def inclusion_rates(
+    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
+    population: Population | None = None,
+) -> np.ndarray:
+    """Returns the chance that one unit of the last level takes part in a step.
+
+    The product of the rates of all levels; for `IndependentEpisodes` the chance to be
+    in at least one episode. *Exact* for exact sizes and an *upper bound* for lower
+    bounds of them; for `GroupedClasses` also an upper bound, by the chance that a
+    class is left over.
+
+    For reports only. It is not the rate to put into a privacy profile: levels above
+    the clip unit only scale delta, and using their product as a sampling rate there
+    gives an epsilon that is too small.
+
+    Returns:
+      float64 of the sampling's shape, with a last axis over the distinct paths
+      if ``population`` is given.
+    """
+    drawn = sampling.sampling if isinstance(sampling, IndependentEpisodes) else sampling
+    levels = path_rates(drawn, population)
+    shape = (*sampling.shape, len(levels.multiplicity))
+    inclusion = np.broadcast_to(inclusion_along(levels, sampling), shape)
+    return inclusion[..., 0][()] if population is None else np.array(inclusion)
+
+
+def inclusion_along(
+    levels: PathRates,
+    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
+) -> np.ndarray:
+    """(..., P) chance that a unit of the last of these levels takes part in a step."""
+    inclusion = functools.reduce(np.multiply, levels.rates)
+    if isinstance(sampling, IndependentEpisodes):
+        episodes = np.asarray(sampling.num_episodes)[..., None]
+        with np.errstate(divide="ignore"):  # log1p(-1) = -inf is meant
+            inclusion = -np.expm1(episodes * np.log1p(-inclusion))
+    return inclusion
+
+
+def max_contributions(
+    sampling: MultistageSampling,
+    population: Population | None = None,
+    *,
+    unit_level: int,
+    clip_level: int,
+    neighboring_relation: str,
+) -> np.ndarray:
+    """Returns how many clipped contributions one protected unit can make in a step.
+
+    Needed when contributions are clipped below the protected unit: its sensitivity is
+    that many clip norms. An *upper bound* over every unit that the neighbouring
+    relation lets in: under ``replace_one`` sizes are public and a `Population` bounds
+    them, and under ``zero_out`` its slots do; under ``add_remove`` a unit that joins
+    may be larger than all those at hand, so only public bounds count: ``size`` without
+    replacement, ``population`` of a Poisson level.
+
+    Args:
+      sampling: the schemes of all levels.
+      population: the real tree, or None.
+      unit_level: level of the protected unit, from 1.
+      clip_level: level of the clipped units, below it (a larger number).
+      neighboring_relation: one of `NEIGHBORING_RELATIONS`.
+
+    Returns:
+      int64 that broadcasts with the sampling's shape.
+
+    Raises:
+      ValueError: a Poisson level without a bound, or with one that the tree exceeds;
+        a product beyond 2**53.
+    """
+    _validation.choice(
+        "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
+    )
+    if not 1 <= unit_level < clip_level <= len(sampling.levels):
+        raise ValueError(
+            f"unit_level and clip_level must satisfy 1 <= unit_level < clip_level <= "
+            f"{len(sampling.levels)}, got {unit_level!r} and {clip_level!r}"
+        )
+    if population is not None:
+        _check_fits(sampling.level_names[:clip_level], population)
+        if neighboring_relation != "add_remove":
+            return population.max_contributions(sampling.levels, unit_level, clip_level)
+    bound = np.asarray(1, np.int64)
+    for level in range(unit_level, clip_level):
+        children = _most_children_drawn(sampling.levels[level], population, level)
+        if np.any(bound * children.astype(np.float64) > 2**53):
+            raise ValueError("the number of contributions of one unit exceeds 2**53")
+        bound = np.asarray(bound * children)
+    return bound[()]
+
+
+@dataclass(frozen=True, eq=False)
+class _LevelRates:
+    """One level of `PathRates`."""
+
+    rate: np.ndarray
+    group_size: np.ndarray | None
+    draw_size: np.ndarray | None
+    size_is_exact: bool = False
+
+
+def _level_rates(scheme: Scheme, sizes: np.ndarray | None = None) -> _LevelRates:
+    """The rates of one scheme: (*its shape, P); ``sizes``: known ones, or None."""
+    group = sizes
+    if group is None and scheme.population is not None:
+        group = np.asarray(scheme.population, np.int64)[..., None]
+    if isinstance(scheme, Poisson):
+        rate = np.asarray(scheme.sampling_probability, np.float64)[..., None]
+        return _LevelRates(rate, group, None)
+    if isinstance(scheme, EpochScheme):
+        steps = np.asarray(scheme.steps_per_epoch, np.float64)[..., None]
+        times = scheme.times if isinstance(scheme, RandomAllocation) else 1
+        # A unit picks one step of a block: the shortest block has the largest chance.
+        shortest = np.floor_divide(steps, np.asarray(times)[..., None])
+        return _LevelRates(1 / shortest, group, None)
+    if group is None:
+        raise ValueError(
+            f"level {scheme.name!r}: WithoutReplacement needs population=, the number "
+            "of children in the larger neighbour or a public lower bound of it; or "
+            "give the step a Population"
+        )
+    draw = np.asarray(scheme.size, np.int64)[..., None]
+    rate = np.minimum(draw, group) / group
+    exact = scheme.population_is_exact and sizes is None
+    return _LevelRates(rate, group, draw, exact)
+
+
+def _grouped_rates(
+    design: GroupedClasses, population: Population | None, used: int
+) -> PathRates:
+    """The three levels of `GroupedClasses`, down to level ``used``."""
+    paths = example_sizes = None
+    if population is not None:
+        _check_fits(design.level_names[1:], population)
+        classes = population.num_units(1)
+        if np.any(np.asarray(design.num_classes) != classes):
+            raise ValueError(
+                f"population must have num_classes={design.num_classes!r} units at its "
+                f"first level, got {classes}"
+            )
+        paths = population.distinct_paths(max(used - 1, 1))
+        example_sizes = paths.sizes[:, -1] if used == 3 else None
+    episodes = np.asarray(design.num_possible_episodes, np.int64)[..., None]
+    classes = np.asarray(design.num_classes, np.int64)[..., None]
+    always = np.ones(1)
+    levels = [_LevelRates(always, size, None) for size in (episodes, classes)]
+    if design.episodes is not None:
+        levels[0] = _level_rates(design.episodes, episodes)
+    if design.classes is not None:
+        levels[1] = _level_rates(design.classes, classes)
+    if used == 3:
+        levels.append(_level_rates(design.examples, example_sizes))
+    return _joined(levels[:used], paths)
+
+
+def _joined(levels: list[_LevelRates], paths: DistinctPaths | None) -> PathRates:
+    one = np.ones(1, np.int64)
+    return PathRates(
+        rates=tuple(level.rate for level in levels),
+        group_sizes=tuple(level.group_size for level in levels),
+        draw_sizes=tuple(level.draw_size for level in levels),
+        sizes_are_exact=tuple(level.size_is_exact for level in levels),
+        multiplicity=one if paths is None else paths.multiplicity,
+        paths=paths,
+    )
+
+
+def _most_children_drawn(
+    scheme: Scheme, population: Population | None, level: int
+) -> np.ndarray:
+    """A public bound of the children that one draw picks of one unit of ``level``."""
+    bound = scheme.population
+    if isinstance(scheme, WithoutReplacement):
+        size = np.asarray(scheme.size, np.int64)
+        # Only an exact population bounds from above; a lower bound would be unsound.
+        if bound is None or not scheme.population_is_exact:
+            return size
+    elif bound is None:
+        raise ValueError(
+            f"level {scheme.name!r}: clipping below the protected unit needs a public "
+            "upper bound of the children of one unit; give Poisson(population=)"
+        )
+    bound = np.asarray(bound, np.int64)
+    if population is not None:
+        largest = int(np.max(population.children_counts[level], initial=0))
+        if np.any(bound < largest):
+            raise ValueError(
+                f"level {scheme.name!r}: population must be an upper bound of the "
+                f"children of one unit, got {scheme.population!r} where the "
+                f"Population has a unit with {largest}"
+            )
+    if isinstance(scheme, WithoutReplacement):
+        return np.minimum(scheme.size, bound)
+    return bound
+
+
+def _check_fits(level_names: tuple[str, ...], population: Population) -> None:
+    """Refuses a population with too few levels or with other names."""
+    if population.num_levels < len(level_names):
+        raise ValueError(
+            f"population must have at least {len(level_names)} levels, one for each "
+            f"of {level_names}, got {_validation.shown(population)}"
+        )
+    for expected, given in zip(level_names, population.level_names, strict=False):
+        if expected != given:
+            raise ValueError(
+                f"population must have the sampling's levels {level_names}, got "
+                f"{population.level_names}"
+            )

@@ -1,0 +1,157 @@
+"""What all specs share: value semantics and dictionaries."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe import serialization
+
+Check = Callable[[str, Any], np.ndarray]
+"""Of the name and the value of a field: returns the array, or refuses the value."""
+
+
+class ByValue:
+    """Base of frozen dataclasses that compare by value, arrays element by element.
+
+    Subclasses are declared ``@dataclass(frozen=True, eq=False)`` and normalise their
+    numeric fields in ``__post_init__`` with `set_checked`. Equal means the same type,
+    the same shapes and the same numbers; they are hashable, consistently with ``==``.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return _value_key(self) == _value_key(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), _value_key(self)))
+
+
+class Spec(ByValue):
+    """Base of what describes sampling and steps: by value, and as a dictionary."""
+
+    # Field -> the classes that a dictionary may describe there.
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
+    # Field -> what it must be one of, for those that have to be given.
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    # Field -> its check, of the fields that may be arrays and broadcast together.
+    numeric: ClassVar[Mapping[str, Check]] = {}
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The numeric fields that are set, by name."""
+        every = {name: getattr(self, name) for name in self.numeric}
+        return {name: value for name, value in every.items() if value is not None}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields."""
+        return _validation.broadcast_shape(**self.numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON- and TOML-safe dictionary with "version" and "type"."""
+        return serialization.spec_to_dict(self)
+
+    @classmethod
+    def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
+        """Returns the spec that ``mapping`` describes; see `spec_from_dict`."""
+        return serialization.spec_from_dict(cls, mapping, where=where)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Returns the spec with these fields: the constructor by keyword."""
+        return cls(**fields)
+
+
+def set_numbers(spec: Spec) -> None:
+    """Checks the numeric fields of a frozen spec; refuses those that do not broadcast.
+
+    A field may be None if that is what it is when it is left out.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(spec)}  # pyright: ignore[reportArgumentType]: specs are dataclasses
+    for name, check in spec.numeric.items():
+        set_checked(spec, check, name, optional=defaults[name] is None)
+    _ = spec.shape
+
+
+def frozen_number(array: np.ndarray) -> Any:
+    """Returns a 0-d array as a Python number, any other one made read-only.
+
+    Args:
+      array: freshly made by a check of ``_validation``, so nobody else holds it.
+    """
+    if array.ndim == 0:
+        return array.item()
+    array.setflags(write=False)
+    return array
+
+
+def set_checked(
+    spec: Any,
+    check: Check,
+    *names: str,
+    one: bool = False,
+    optional: bool = False,
+) -> None:
+    """Replaces fields of a frozen spec by what a check of ``_validation`` returns.
+
+    Args:
+      spec: whose fields.
+      check: of the name and the value.
+      *names: of the fields.
+      one: each must be one number, no array.
+      optional: None stays as it is.
+    """
+    for name in names:
+        value = getattr(spec, name)
+        if value is None and optional:
+            continue
+        array = np.array(check(name, value))
+        checked = _validation.single(name, array) if one else frozen_number(array)
+        object.__setattr__(spec, name, checked)
+
+
+AT_LEAST_ZERO = functools.partial(_validation.integer_array, minimum=0)
+AT_LEAST_ONE = functools.partial(_validation.integer_array, minimum=1)
+"""Of `set_checked`: whole numbers from 1 on."""
+
+
+def set_whole_numbers(
+    spec: Spec, *names: str, minimum: int = 1, maximum: int | None = None
+) -> None:
+    """Checks fields of a frozen spec, each one whole number in a range."""
+    for name in names:
+        value = _validation.whole_number(
+            name, getattr(spec, name), minimum=minimum, maximum=maximum
+        )
+        object.__setattr__(spec, name, value)
+
+
+def set_positive(spec: Spec, *names: str) -> None:
+    """Checks fields of a frozen spec, each one number > 0 and finite."""
+    set_checked(spec, _validation.positive_array, *names, one=True)
+
+
+def check_flags(spec: Spec, *names: str) -> None:
+    """Checks fields of a spec, each true or false."""
+    for name in names:
+        _validation.flag(name, getattr(spec, name))
+
+
+def _value_key(value: Any) -> Any:
+    """A hashable stand-in for a value that compares as the value does."""
+    if isinstance(value, ByValue):
+        names = serialization.spec_fields(value)
+        return tuple(_value_key(getattr(value, name)) for name in names)
+    if isinstance(value, np.ndarray):
+        # + 0 turns -0.0 into 0.0, whose bytes differ though the numbers are equal.
+        return value.shape, (value + 0).tobytes()
+    if isinstance(value, tuple):
+        return tuple(_value_key(item) for item in value)
+    return value

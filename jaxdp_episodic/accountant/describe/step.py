@@ -1,0 +1,397 @@
+"""One step of private training, described once; several of them in one run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, cast, get_args
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import (
+    EPISODE,
+    GroupedClasses,
+    IndependentEpisodes,
+    Sampling,
+    check_clip_unit,
+    checked_sampling,
+    refuse_part_of_epoch,
+)
+from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.rates import (
+    NEIGHBORING_RELATIONS,
+    PathRates,
+    path_rates,
+)
+from jaxdp_episodic.accountant.describe.releases import Release
+from jaxdp_episodic.accountant.describe.schemes import (
+    RESERVED_LEVEL_NAME,
+    MultistageSampling,
+    Scheme,
+)
+from jaxdp_episodic.accountant.describe.spec import (
+    Check,
+    Spec,
+    frozen_number,
+    set_numbers,
+)
+
+SMALL_UNITS = ("error", "keep")
+STEP = RESERVED_LEVEL_NAME
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianStep(Spec):
+    """How episodes are drawn, what is clipped, who is protected, how much noise.
+
+    The step releases the sum of the clipped contributions plus Gaussian noise of
+    standard deviation ``noise_multiplier`` times the clip norm. Numeric fields, here
+    and in ``sampling``, may be arrays; they broadcast together, so one step is one
+    setting or a million.
+
+    The guarantee needs, beyond what the constructor can check:
+
+    * Locality: a clipped contribution depends on the drawn content of its own unit,
+      the current model, public data and fresh randomness, on nothing else. Where
+      examples interact (support and query, a softmax over classes, batch statistics)
+      the clip unit must hold the whole interaction, i.e. the episode or task.
+    * Rates, noise and number of steps are fixed in advance; every step draws afresh.
+    * What the docstring of ``sampling`` asks for.
+
+    Attributes:
+      sampling: a `MultistageSampling`, `GroupedClasses` or `IndependentEpisodes`; a
+        single scheme is wrapped.
+      noise_multiplier: standard deviation of the noise in clip norms, >= 0.
+      clip_unit: the level whose contributions are clipped, or "step" (the whole step is
+        one contribution). Default: "episode" for the two episodic designs, the only
+        level of a one-level sampling; else it must be named.
+      privacy_unit: the level of the protected unit; default: the last.
+      neighboring_relation: "add_remove" (one unit more or less), "replace_one" (its
+        content changed in place; a move to another group is not covered) or
+        "zero_out" (its data become null). Under zero_out units have *slots*, whose
+        number is public and is what every size here means; the sampler draws slots,
+        filled or not, and a contribution whose drawn content holds a null one is 0.
+        One unit more or less is then a slot that is filled or not: choose it where
+        sizes are private and an upper bound of them is public, or for less epsilon
+        than under replace_one. A null that is only masked is *not* covered.
+      population: a `Population`, whose sizes replace those of the specs; under zero_out
+        of slots. The guarantee is then the worst path's.
+      small_units: a unit with fewer children than a draw asks for is an error ("error",
+        the default under replace_one) or gives all it has ("keep", the default under
+        zero_out, where children are slots, and the only choice under add_remove, where
+        refusing data by its size would itself leak).
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, an unknown level, a level without a size, or a
+        small unit where these are errors.
+      NotImplementedError: a combination that no theorem covers.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "sampling": (
+            MultistageSampling,
+            *get_args(Scheme),
+            GroupedClasses,
+            IndependentEpisodes,
+        ),
+        "population": (Population,),
+    }
+
+    numeric: ClassVar[Mapping[str, Check]] = {
+        "noise_multiplier": _validation.nonnegative_array
+    }
+
+    sampling: Sampling | Scheme
+    _: KW_ONLY
+    noise_multiplier: float | np.ndarray
+    clip_unit: str | None = None
+    privacy_unit: str | None = None
+    neighboring_relation: str = "add_remove"
+    population: Population | None = None
+    small_units: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sampling", checked_sampling(self.sampling))
+        set_numbers(self)
+        _validation.choice(
+            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
+        )
+        object.__setattr__(self, "clip_unit", _checked_clip_unit(self))
+        object.__setattr__(self, "privacy_unit", _checked_privacy_unit(self))
+        object.__setattr__(self, "small_units", _checked_small_units(self))
+        _check_small_units(self)
+
+    @property
+    def design(self) -> Sampling:
+        """``sampling``, which the constructor has made a design if it was a scheme."""
+        return cast(Sampling, self.sampling)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields."""
+        return _validation.broadcast_shape(
+            sampling=np.empty(self.design.shape, np.uint8), **self.numbers
+        )
+
+    @functools.cached_property
+    def path_rates(self) -> PathRates:
+        """Rates at every level down to the privacy unit, along every distinct path."""
+        drawn = self.design
+        levels = drawn.level_names
+        used = levels.index(str(self.privacy_unit)) + 1
+        if isinstance(drawn, IndependentEpisodes):
+            return path_rates(drawn.sampling, self.population, used - 1)
+        return path_rates(drawn, self.population, used)
+
+    @property
+    def level_names_used(self) -> tuple[str, ...]:
+        """Names of the levels that ``path_rates`` has, top to bottom."""
+        names = self.design.level_names
+        if isinstance(self.design, IndependentEpisodes):
+            names = names[1:]  # the episode itself is not drawn out of anything
+        return names[: self.path_rates.num_levels]
+
+    @functools.cached_property
+    def num_protected_units(self) -> int | None:
+        """How many units are protected, where a `Population` says so; else None."""
+        if self.population is None:
+            return None
+        return int(self.path_rates.multiplicity.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedSteps(Spec):
+    """Different steps in one run; made by `compose`.
+
+    Attributes:
+      steps: the steps, all with the same privacy unit and neighbouring relation, where
+        they have one.
+      counts: how often each is taken: whole numbers >= 0, scalars or arrays.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "steps": (GaussianStep, *RELEASES)
+    }
+
+    steps: tuple[GaussianStep | Release, ...]
+    counts: tuple[int | np.ndarray, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, tuple) or not self.steps:
+            raise ValueError("compose needs at least one (step, count) pair, got none")
+        for step in self.steps:
+            if not isinstance(step, GaussianStep | Release):
+                raise TypeError(
+                    "compose takes GaussianStep objects, releases and composed runs, "
+                    f"got {_validation.shown(step)}"
+                )
+        if len(self.counts) != len(self.steps):
+            raise ValueError(
+                f"counts must have one entry a step ({len(self.steps)}), "
+                f"got {len(self.counts)}"
+            )
+        counts = tuple(
+            frozen_number(_validation.integer_array("count", c, minimum=0))
+            for c in self.counts
+        )
+        object.__setattr__(self, "counts", counts)
+        _check_composable(self.steps)
+        _ = self.shape
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all fields and counts."""
+        parts = {
+            f"step {i}": np.empty(step.shape, np.uint8)
+            for i, step in enumerate(self.steps)
+        }
+        counts = {f"count {i}": count for i, count in enumerate(self.counts)}
+        return _validation.broadcast_shape(**parts, **counts)
+
+    @property
+    def gaussian_steps(self) -> tuple[GaussianStep, ...]:
+        """Those of the steps that are no releases."""
+        return tuple(step for step in self.steps if isinstance(step, GaussianStep))
+
+
+OneStep = GaussianStep | Release
+"""One step of a run."""
+AnyStep = GaussianStep | Release | ComposedSteps
+"""Whatever can be accounted."""
+
+
+def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
+    """Returns the run that takes each step the given number of times.
+
+    ``compose((step_a, 300), (step_b, 200))``. The order does not matter. A step may be
+    a `GaussianStep`, a release (`LaplaceRelease`, `ApproximateDP`,
+    `ZeroConcentratedDP`) or a composed run, which is then taken as often as a whole:
+    ``compose((run, 3), (release, 1))``. The steps must protect the same units: the same
+    privacy unit and relation, where they have one, and the same `Population`. Each path
+    through the tree is composed first and the worst one taken last. Every pair begins
+    epochs of its own.
+
+    Args:
+      *steps_and_counts: pairs of a step and a whole number >= 0; counts broadcast with
+        the steps' fields.
+
+    Raises:
+      TypeError: an argument that is not such a pair.
+      ValueError: no pair, steps that do not protect the same units, or a count out of
+        range.
+    """
+    steps: list[OneStep] = []
+    counts: list[Any] = []
+    for pair in steps_and_counts:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(f"compose takes (step, count) pairs, got {pair!r}")
+        step, count = pair
+        if isinstance(step, ComposedSteps):
+            times = _validation.integer_array("count", count, minimum=0)
+            for inner, often in zip(step.steps, step.counts, strict=True):
+                if isinstance(inner, GaussianStep):
+                    refuse_part_of_epoch(inner.design, often, times)
+            steps += step.steps
+            counts += [_multiplied(inner, times) for inner in step.counts]
+        else:
+            steps.append(step)
+            counts.append(count)
+    return ComposedSteps(tuple(steps), tuple(counts))
+
+
+def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
+    """Returns the steps of a run, refused unless all are Gaussian.
+
+    Args:
+      step: a step or a composed run; other things are refused by type.
+      what: names what covers Gaussian steps only.
+
+    Raises:
+      TypeError: not a step.
+      NotImplementedError: a release, or a run with one.
+    """
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    for part in parts:
+        if isinstance(part, Release):
+            raise NotImplementedError(
+                f"{what} covers runs of GaussianStep only, got a {type(part).__name__}"
+            )
+        if not isinstance(part, GaussianStep):
+            raise TypeError(
+                "step must be a GaussianStep or a composed run, "
+                f"got {_validation.shown(step)}"
+            )
+    return cast("tuple[GaussianStep, ...]", parts)
+
+
+def _multiplied(count: Any, times: np.ndarray) -> np.ndarray:
+    """The product of two counts; refused where it is not exact."""
+    product = np.asarray(count, np.int64) * times
+    # Both are at most 2**53, so the product in floats is right to a part in 10^15.
+    if np.any(np.asarray(count, np.float64) * times > 2.0**53):
+        raise ValueError("counts of a composed run must be at most 2**53 in all")
+    return product
+
+
+def _checked_clip_unit(step: GaussianStep) -> str:
+    """The clip unit's level name; episodic designs clip episodes only."""
+    levels = step.design.level_names
+    episodic = not isinstance(step.design, MultistageSampling)
+    default = EPISODE if episodic else levels[0] if len(levels) == 1 else None
+    clip_unit = default if step.clip_unit is None else step.clip_unit
+    if clip_unit is None:
+        raise ValueError(
+            f"clip_unit must be one of {(STEP, *levels)} (whose contribution is "
+            "clipped?), got None"
+        )
+    check_clip_unit(step.design, clip_unit)
+    return clip_unit
+
+
+def _checked_privacy_unit(step: GaussianStep) -> str:
+    levels = step.design.level_names
+    unit = levels[-1] if step.privacy_unit is None else step.privacy_unit
+    _validation.choice("privacy_unit", unit, levels)
+    if not isinstance(step.design, MultistageSampling) and unit == EPISODE:
+        raise NotImplementedError(
+            f"privacy_unit='episode' with {type(step.design).__name__}: an episode "
+            f"is drawn, not owned by anybody; covered: {levels[1:]}"
+        )
+    return unit
+
+
+def _checked_small_units(step: GaussianStep) -> str:
+    add_remove = step.neighboring_relation == "add_remove"
+    if step.small_units is None:
+        return "error" if step.neighboring_relation == "replace_one" else "keep"
+    _validation.choice("small_units", step.small_units, SMALL_UNITS)
+    if add_remove and step.small_units == "error":
+        raise ValueError(
+            "small_units must be 'keep' under add_remove, got 'error': whether a unit "
+            "is refused for its size would depend on who is in it"
+        )
+    return step.small_units
+
+
+def _check_small_units(step: GaussianStep) -> None:
+    """Refuses units smaller than a draw, naming one, where these are errors."""
+    rates = step.path_rates
+    if step.small_units == "keep":
+        return
+    names = step.level_names_used
+    for level, small in enumerate(rates.clipped):
+        if not np.any(small):
+            continue
+        draw, group = rates.draw_sizes[level], rates.group_sizes[level]
+        assert draw is not None and group is not None  # clipped says so
+        draw, group, small = np.broadcast_arrays(draw, group, small)
+        first = np.unravel_index(int(np.argmax(small)), small.shape)
+        raise ValueError(
+            f"level {names[level]!r}: size must be at most the population, got "
+            f"size={draw[first]} of {group[first]}{_where(step, level, first[-1])}; "
+            "small_units='keep', of the step, lets such a unit give all it has"
+        )
+
+
+def _where(step: GaussianStep, level: int, path: np.intp) -> str:
+    """Names the parent of the small group, if there is a tree."""
+    paths = step.path_rates.paths
+    if step.population is None or paths is None or level == 0:
+        return ""
+    witness, index = paths.witness_level[path], paths.witness_index[path]
+    if witness == 0:
+        return ""
+    unit = step.population.describe_path(int(witness), int(index))
+    parent = ", ".join(f"{k} {v!r}" for k, v in list(unit.items())[:level])
+    return f" in {parent}"
+
+
+def _check_composable(steps: tuple[GaussianStep | Release, ...]) -> None:
+    """Refuses steps that protect different units."""
+    relations = [step.neighboring_relation for step in steps]
+    gaussian = [step for step in steps if isinstance(step, GaussianStep)]
+    units = [step.privacy_unit for step in gaussian]
+    for field, values in (("privacy_unit", units), ("neighboring_relation", relations)):
+        known = tuple(value for value in values if value is not None)
+        if len(set(known)) > 1:
+            raise ValueError(f"composed steps must have one {field}, got {known}")
+    trees = [step.population for step in gaussian if step.population is not None]
+    if any(tree is not trees[0] and tree != trees[0] for tree in trees[1:]):
+        raise ValueError("composed steps must have one and the same population")
+    depths = {_depth_in_tree(s) for s in gaussian if s.population is not None}
+    if len(depths) > 1:
+        raise ValueError(
+            "composed steps must reach the privacy unit by the same levels of the "
+            f"population, got {tuple(s.design.level_names for s in gaussian)}"
+        )
+
+
+def _depth_in_tree(step: GaussianStep) -> int:
+    """The level of the population at which the protected units lie."""
+    # The episodes of grouped classes are formed, not found in the tree.
+    formed = isinstance(step.design, GroupedClasses)
+    return step.path_rates.num_levels - formed

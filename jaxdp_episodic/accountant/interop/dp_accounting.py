@@ -1,0 +1,264 @@
+"""At home in ``dp_accounting``: an accountant of its kind, and its events both ways.
+
+This module needs that library installed; to read its events alone, `from_dp_event` of
+the package does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, OneStep, compose
+from jaxdp_episodic.accountant.interop.dp_event import (
+    EventNotCovered,
+    from_dp_event,
+    nothing,
+    steps_of,
+)
+from jaxdp_episodic.accountant.interop.to_dp_event import to_dp_event
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
+from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_bound
+from jaxdp_episodic.accountant.questions import api
+from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+from jaxdp_episodic.files.optional import require
+
+__all__ = ["RELATIONS", "EpisodicAccountant", "from_dp_event", "to_dp_event"]
+
+_dp = require("dp_accounting", purpose="its accountant", extra="dp-accounting")
+
+RELATIONS = {
+    _dp.NeighboringRelation.ADD_OR_REMOVE_ONE: "add_remove",
+    _dp.NeighboringRelation.REPLACE_ONE: "replace_one",
+    _dp.NeighboringRelation.REPLACE_SPECIAL: "zero_out",
+}
+"""What their relations are called here."""
+
+Read = list[tuple[Any, OneStep, int]]
+
+# Rényi divergences grow with the order: at order 1 the value of this one is a bound.
+_LEAST_ORDER = 1 + 1e-8
+
+
+class EpisodicAccountant(_dp.PrivacyAccountant):
+    """A ``dp_accounting.PrivacyAccountant`` that answers as this package does.
+
+    Equal events are counted, not composed: composing costs next to nothing, and a
+    question is answered once until something is composed again. Which events are
+    covered, and what ``noise_multiplier`` means where records are replaced, says
+    `from_dp_event`. A ``NonPrivateDpEvent`` costs everything, at any delta.
+
+    Args:
+      neighboring_relation: a member of their ``NeighboringRelation``, or "add_remove",
+        "replace_one" or "zero_out".
+      method: "exact", "pld" or "rdp", as of `epsilon`.
+      orders: with "rdp", use only these orders, each >= 1 (inf included), instead of
+        the best real one.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or ``orders`` with another method than "rdp".
+    """
+
+    def __init__(
+        self,
+        neighboring_relation: Any = _dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        method: str = "exact",
+        *,
+        orders: Any = None,
+    ) -> None:
+        if isinstance(neighboring_relation, str):
+            names = {name: member for member, name in RELATIONS.items()}
+            _validation.choice("neighboring_relation", neighboring_relation, names)
+            neighboring_relation = names[neighboring_relation]
+        if not isinstance(neighboring_relation, _dp.NeighboringRelation):
+            raise TypeError(
+                "neighboring_relation must be a NeighboringRelation or a name, got "
+                f"{neighboring_relation!r}"
+            )
+        super().__init__(neighboring_relation)
+        api.check_method(method)
+        self._method = method
+        self._counts: dict[OneStep, int] = {}
+        self._is_non_private = False
+        self._known: dict[Any, Any] = {}
+        self._last_read: tuple[Any, Read] | None = None
+        self._orders = None if orders is None else _checked_orders(method, orders)
+
+    @property
+    def run(self) -> ComposedSteps:
+        """Everything that was composed, as a run: every question can be asked of it."""
+        if not self._counts:
+            return compose((nothing(self._relation), 0))
+        return compose(*self._counts.items())
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Epsilon at a delta in [0, 1]; `epsilon` says of which kind each method's is.
+
+        Raises:
+          ValueError: a delta out of range.
+          NotImplementedError: a method that lacks what it needs of an event.
+        """
+        return self._answer("epsilon", target_delta)[0]
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """Delta at an epsilon >= 0; see `delta`.
+
+        Raises:
+          ValueError: an epsilon out of range.
+          NotImplementedError: a method that lacks what it needs of an event.
+        """
+        return self._answer("delta", target_epsilon)[0]
+
+    def get_epsilon_and_optimal_order(self, target_delta: float) -> tuple[float, float]:
+        """Epsilon, and the Rényi order that gives it; with ``method="rdp"``.
+
+        Raises:
+          NotImplementedError: another method.
+        """
+        self._check_has_orders()
+        return self._answer("epsilon", target_delta)
+
+    def get_delta_and_optimal_order(self, target_epsilon: float) -> tuple[float, float]:
+        """Delta, and the Rényi order that gives it; with ``method="rdp"``.
+
+        Raises:
+          NotImplementedError: another method.
+        """
+        self._check_has_orders()
+        return self._answer("delta", target_epsilon)
+
+    @property
+    def orders(self) -> np.ndarray | None:
+        """The Rényi orders that were given, or None."""
+        return None if self._orders is None else self._orders.copy()
+
+    @property
+    def rdp(self) -> np.ndarray:
+        """Rényi-DP at `orders`, nats: *upper bounds*, at order 1 too.
+
+        Raises:
+          ValueError: no orders were given.
+        """
+        orders = self._orders
+        if orders is None:
+            raise ValueError("orders must be given to have the Rényi-DP at them")
+        return self._once("rdp", lambda: self._curve(orders)).copy()
+
+    # --- What the base class asks for ---
+
+    def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
+        try:
+            if not do_compose:  # as it is now: it may hold a list that has grown
+                self._last_read = None
+            parts = self._parts(event)
+        except EventNotCovered as error:
+            return self.CompositionErrorDetails(error.event, str(error))
+        for part, step, repeats in parts:
+            why = self._refusal(step)
+            if why is not None:
+                return self.CompositionErrorDetails(part, why)
+            if do_compose:
+                self._counts[step] = self._counts.get(step, 0) + repeats * count
+                if isinstance(part, _dp.NonPrivateDpEvent) and repeats * count:
+                    self._is_non_private = True
+        if do_compose:
+            self._known.clear()
+        return None
+
+    def _parts(self, event: Any) -> Read:
+        """What an event consists of; it is asked for twice, to check and to count."""
+        if self._last_read is None or self._last_read[0] is not event:
+            grid = self._orders
+            if grid is not None:
+                grid = grid[(grid >= _LEAST_ORDER) & np.isfinite(grid)]
+            self._last_read = event, list(steps_of(event, self._relation, grid))
+        return self._last_read[1]
+
+    def _refusal(self, step: OneStep) -> str | None:
+        """Why the method cannot answer a run with such a step."""
+        if step not in self._counts:
+            try:
+                run_of(step, np.asarray(1)).refuse(self._method)
+            except NotImplementedError as error:
+                return str(error)
+        return None
+
+    @property
+    def _relation(self) -> str:
+        return RELATIONS[self.neighboring_relation]
+
+    # --- Answers ---
+
+    def _once(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """What was computed since something was composed last, or is now."""
+        if key not in self._known:
+            self._known[key] = compute()
+        return self._known[key]
+
+    def _answer(self, of: str, target: float) -> tuple[float, float]:
+        """Epsilon or delta, and the order; the order is NaN but for "rdp"."""
+        if of == "epsilon":
+            array = _validation.probability_array("target_delta", target)
+            given = _validation.single("target_delta", array)
+            question = EpsilonAt(api.log_of(array))
+        else:
+            array = _validation.nonnegative_array("target_epsilon", target)
+            given = _validation.single("target_epsilon", array)
+            question = DeltaAt(array)
+        if self._is_non_private:
+            return float(question.everything if of == "epsilon" else 1.0), np.inf
+        return self._once((of, given), lambda: self._ask(of, given, question))
+
+    def _ask(self, of: str, given: float, question: Question) -> tuple[float, float]:
+        if self._orders is not None:
+            return self._on_grid(question)
+        run, order = self.run, np.nan
+        if of == "epsilon":
+            value = api.epsilon(run, delta=given, method=self._method)
+        else:
+            value = api.delta(run, epsilon=given, method=self._method)
+        if self._method == "rdp":
+            whole = run_of(run, None)
+            kept = question.inside().given_kept(whole.log_kept())
+            order = float(np.max(rdp_bound(kept, whole)[1]))
+        return float(value), order
+
+    def _curve(self, orders: np.ndarray) -> np.ndarray:
+        if self._is_non_private:
+            return np.full(orders.shape, np.inf)
+        return np.asarray(api.rdp(self.run, np.maximum(orders, _LEAST_ORDER)))
+
+    def _on_grid(self, question: Question) -> tuple[float, float]:
+        """The conversion of Canonne, Kamath, Steinke (2020) at the given orders."""
+        run = run_of(self.run, None)
+        orders = np.maximum(np.asarray(self._orders), _LEAST_ORDER)
+        answer, best = answer_at_orders(question, run, orders)
+        worst = int(answer.argmax())
+        value = answer.reshape(-1)[worst]
+        if not question.is_epsilon:
+            value = api.delta_of(value, up=True)
+        return float(value), float(np.asarray(self._orders)[best.reshape(-1)[worst]])
+
+    def _check_has_orders(self) -> None:
+        if self._method != "rdp":
+            raise NotImplementedError(
+                f"method={self._method!r} has no Rényi order; method='rdp' has one"
+            )
+
+
+def _checked_orders(method: str, orders: Any) -> np.ndarray:
+    if method != "rdp":
+        raise ValueError(
+            f"orders must be None with another method than 'rdp', got {method!r}"
+        )
+    grid = _validation.real_array("orders", orders)
+    if grid.ndim != 1 or grid.size == 0 or not np.all(grid >= 1):
+        raise ValueError(
+            "orders must be a 1-d array with at least one order, each >= 1, got "
+            f"{_validation.shown(orders)}"
+        )
+    return grid

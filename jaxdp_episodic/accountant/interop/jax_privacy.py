@@ -1,0 +1,361 @@
+"""Accounts the execution plans of ``jax_privacy``: what is drawn, with what noise.
+
+Their calibration takes the accountant of `interop.dp_accounting` as it is: by
+``accountant_fn=EpisodicAccountant`` in ``BandMFConfig.calibrate``, and an instance of
+it in the ``BandMFExecutionPlanConfig`` of version 2.0, whose training accountants take
+a `training_config`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.step import ComposedSteps
+from jaxdp_episodic.accountant.interop.dp_accounting import (
+    RELATIONS,
+    EpisodicAccountant,
+)
+from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
+from jaxdp_episodic.accountant.interop.event_tree import joint, unknown_fields
+from jaxdp_episodic.files.optional import check_version, require
+
+_events = require(
+    "dp_accounting.dp_event", purpose="an execution plan", extra="jax-privacy"
+)
+_REPLACE_ONE = "replace_one"
+# Versions whose strategies and plans were read here; of 2.1 there was no release.
+_VERSIONS = ("2.0", "2.2", "2.3")
+_DISTRIBUTION = "jax-privacy"
+_PLAN = (
+    "clipped_grad batch_selection_strategy noise_addition_transform dp_event "
+    "neighboring_relation"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RandomAllocationDpEvent:
+    """As proposed to dp_accounting, while it has none."""
+
+    event: Any
+    num_selected: int
+    num_steps: int
+
+    class_name = "RandomAllocationDpEvent"
+
+
+RandomAllocationDpEvent = getattr(
+    _events, "RandomAllocationDpEvent", _RandomAllocationDpEvent
+)
+
+
+def from_execution_plan(
+    plan: Any,
+    *,
+    neighboring_relation: str | None = None,
+    noise_multiplier: Any = None,
+    num_bands: Any = 1,
+    num_examples: Any = None,
+) -> ComposedSteps:
+    """Returns the run that an execution plan of ``jax_privacy`` makes.
+
+    What is accounted is the plan's ``batch_selection_strategy``, the object that draws;
+    its ``dp_event`` gives the noise, and must describe the same draws.
+
+    * ``CyclicPoissonSampling``: Poisson sampling in one of ``cycle_length`` rounds; of
+      BandMF with as many bands at most (arXiv:2306.08153). With
+      ``truncated_batch_size`` the batch is truncated afterwards.
+    * ``FixedBatchSampling``: batches of one size, with or without replacement.
+    * ``BallsInBinsSampling``, with independent noise: the same bins in every cycle,
+      which together are one epoch of `RandomAllocation` with less noise; not under
+      replace_one, unless there is one cycle only.
+    * ``RandomAllocationSampling`` (version 2.3), with independent noise; with a
+      ``cycle_length`` the same secret steps of every cycle, as balls in bins.
+
+    Others (``BMinSepSampling``, users by ``UserSelectionStrategy``), and fields and
+    versions that are not known here, are refused by name.
+
+    Args:
+      plan: a ``BandMFConfig`` or ``BandMFExecutionPlanConfig``, a ``DPExecutionPlan``,
+        or a batch selection strategy alone, which needs ``noise_multiplier``.
+      neighboring_relation: "add_remove", "replace_one" or "zero_out"; None: the one
+        that the plan is made for, where it says so.
+      noise_multiplier: with a strategy alone: standard deviation of the noise over the
+        norm that every example is clipped to, times the largest column norm of the
+        strategy matrix where noise is correlated.
+      num_bands: with a strategy alone: of the strategy matrix; 1 for independent noise.
+      num_examples: with a strategy alone: size of the data set, where it is public.
+
+    Returns:
+      A composed run: every question can be asked of it.
+
+    Raises:
+      TypeError: what is none of these.
+      ValueError: something missing, twice there or out of range, or a ``dp_event`` of
+        other draws than the strategy's.
+      NotImplementedError: a strategy, or a relation for it, that no theorem covers; a
+        field or a version that is not known.
+    """
+    check_version(_DISTRIBUTION, _VERSIONS)
+    if not hasattr(plan, "batch_iterator"):
+        alone = {"noise_multiplier": noise_multiplier, "num_examples": num_examples}
+        for name, value in alone.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} must be None with a plan, which has it, got {value!r}"
+                )
+        return _from_plan(plan, neighboring_relation)
+    if neighboring_relation is None or noise_multiplier is None:
+        raise ValueError(
+            "neighboring_relation and noise_multiplier must be given with a strategy "
+            f"alone, got {neighboring_relation!r} and {noise_multiplier!r}"
+        )
+    noise = _validation.nonnegative_array("noise_multiplier", noise_multiplier)
+    noise = float(_validation.single("noise_multiplier", noise))
+    bands = _validation.whole_number("num_bands", num_bands)
+    event = _event(plan, noise, neighboring_relation, num_examples, bands)
+    return from_dp_event(event, neighboring_relation=neighboring_relation)
+
+
+def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
+    """A plan, or the config that makes one."""
+    made_for, norms = None, 1.0
+    if hasattr(plan, "make"):
+        plan = plan.make()
+    elif hasattr(plan, "plan"):  # version 2.0
+        made_for = RELATIONS[plan.accountant.neighboring_relation]
+        # Its noise is a multiple of the sensitivity, that of the events of the norm.
+        norms = 2.0 if made_for == _REPLACE_ONE else 1.0
+        plan = plan.plan
+    try:
+        strategy, event = plan.batch_selection_strategy, plan.dp_event
+    except AttributeError:
+        raise TypeError(
+            "plan must be an execution plan, a config of one or a batch selection "
+            f"strategy, got {_validation.shown(plan)}"
+        ) from None
+    _refuse_unknown(plan, _PLAN)
+    if hasattr(plan, "neighboring_relation"):
+        made_for = RELATIONS[plan.neighboring_relation]
+    if relation is None and made_for is None:
+        raise ValueError(
+            "neighboring_relation must be given with a plan that does not say it, "
+            "got None"
+        )
+    relation = str(made_for if relation is None else relation)
+    if isinstance(event, _events.NonPrivateDpEvent):
+        return from_dp_event(event, neighboring_relation=relation)
+    noise, num_examples = _noise_and_size(event, strategy)
+    described = _event(strategy, noise, relation, num_examples)
+    if described != event:
+        raise ValueError(
+            "dp_event must describe what batch_selection_strategy draws, "
+            f"{described!r}, got {event!r}"
+        )
+    drawn = _event(strategy, norms * noise, relation, num_examples)
+    return from_dp_event(drawn, neighboring_relation=relation)
+
+
+def _noise_and_size(event: Any, strategy: Any) -> tuple[float, int | None]:
+    """The noise of a plan's event, and the number of examples where it says it."""
+    inner = getattr(event, "event", event)
+    size = getattr(inner, "source_dataset_size", None)
+    if isinstance(inner, _events.TruncatedSubsampledGaussianDpEvent):
+        # Of one group, all of which are alike: the rest is never drawn.
+        size = inner.dataset_size * strategy.cycle_length
+    leaf = getattr(inner, "event", inner)
+    if not hasattr(leaf, "noise_multiplier"):
+        raise NotImplementedError(
+            "an execution plan is covered with Gaussian noise and one kind of step, "
+            f"got {event!r}"
+        )
+    return leaf.noise_multiplier, size
+
+
+def _event(
+    strategy: Any, noise: float, relation: str, num_examples: Any, num_bands: int = 1
+) -> Any:
+    """The event of a strategy: whatever it draws in an iteration, and how often."""
+    name = type(strategy).__name__
+    if name not in _STRATEGIES:
+        raise NotImplementedError(
+            f"{name} is not covered; covered: {', '.join(_STRATEGIES)}"
+        )
+    reader, known = _STRATEGIES[name]
+    _refuse_unknown(strategy, known)
+    size = num_examples
+    if size is not None:
+        size = _validation.whole_number("num_examples", num_examples, minimum=0)
+    return reader(strategy, noise, relation, size, num_bands)
+
+
+def _cyclic_poisson(
+    strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
+) -> Any:
+    cycle, most = strategy.cycle_length, strategy.truncated_batch_size
+    if num_bands > cycle:
+        raise NotImplementedError(
+            f"CyclicPoissonSampling with num_bands={num_bands} is not covered: they "
+            f"must be at most cycle_length={cycle}, or one record's rounds overlap"
+        )
+    partition = _validation.choice(
+        "partition_type", strategy.partition_type.name, ("EQUAL_SPLIT", "INDEPENDENT")
+    )
+    splits = cycle > 1 and partition == "EQUAL_SPLIT"
+    if splits and relation == "add_remove":
+        raise NotImplementedError(
+            "CyclicPoissonSampling of an EQUAL_SPLIT is not covered under add_remove: "
+            "one record more moves others to other groups; INDEPENDENT is"
+        )
+    if most is None:
+        gaussian = _events.GaussianDpEvent(noise)
+        step = _events.PoissonSampledDpEvent(strategy.sampling_prob, gaussian)
+    elif cycle > 1 and not splits:
+        raise NotImplementedError(
+            "CyclicPoissonSampling with truncated_batch_size and INDEPENDENT groups is "
+            "not covered: their sizes are random; EQUAL_SPLIT is"
+        )
+    else:
+        step = _events.TruncatedSubsampledGaussianDpEvent(
+            dataset_size=_known("truncated_batch_size", size) // cycle,
+            sampling_probability=strategy.sampling_prob,
+            truncated_batch_size=most,
+            noise_multiplier=noise,
+        )
+    return _events.SelfComposedDpEvent(step, math.ceil(strategy.iterations / cycle))
+
+
+def _fixed_batch(
+    strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
+) -> Any:
+    _check_is_independent(strategy, num_bands)
+    sampled = (
+        _events.SampledWithReplacementDpEvent
+        if strategy.replace
+        else _events.SampledWithoutReplacementDpEvent
+    )
+    gaussian = _events.GaussianDpEvent(noise)
+    step = sampled(_known("FixedBatchSampling", size), strategy.batch_size, gaussian)
+    return _events.SelfComposedDpEvent(step, strategy.iterations)
+
+
+def _balls_in_bins(
+    strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
+) -> Any:
+    del size
+    _check_is_independent(strategy, num_bands)
+    cycles = math.ceil(strategy.iterations / strategy.cycle_length)
+    return _allocated(noise, 1, strategy.cycle_length, cycles, relation)
+
+
+def _random_allocation(
+    strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
+) -> Any:
+    del size
+    _check_is_independent(strategy, num_bands)
+    selected, steps, cycles = strategy.total_participations, strategy.iterations, 1
+    cycle = getattr(strategy, "cycle_length", None)
+    if cycle is not None and steps:
+        steps = _validation.whole_number("cycle_length", cycle)
+        cycles, rest = divmod(strategy.iterations, steps)
+        selected, uneven = divmod(selected, max(cycles, 1))
+        if rest or uneven:
+            raise NotImplementedError(
+                "RandomAllocationSampling with a cycle_length is covered where "
+                "iterations are whole cycles, and total_participations as many in "
+                f"each, got {strategy.iterations!r}, {strategy.total_participations!r} "
+                f"and cycle_length={cycle!r}"
+            )
+    return _allocated(noise, selected, steps, cycles, relation)
+
+
+def _allocated(
+    noise: float, selected: int, steps: int, cycles: int, relation: str
+) -> Any:
+    """The event of cycles in each of which a record is in the same secret steps.
+
+    Given these steps it is in all of their repetitions: the noises of those are joined.
+    See docs/proofs.md, "Random allocation", the same bins in every epoch.
+    """
+    if cycles == 0 or steps == 0:
+        return _events.NoOpDpEvent()
+    if cycles > 1 and relation == _REPLACE_ONE:
+        raise NotImplementedError(
+            "the same secret steps in every cycle are covered under replace_one for "
+            f"one cycle alone, got {cycles} cycles of cycle_length={steps}"
+        )
+    gaussian = _events.GaussianDpEvent(joint([(noise, cycles)]))
+    return RandomAllocationDpEvent(gaussian, selected, steps)
+
+
+def _refuse_unknown(thing: Any, known: str) -> None:
+    unknown = unknown_fields(thing, known)
+    if unknown:
+        raise NotImplementedError(
+            f"{type(thing).__name__} is not covered with {unknown}; known fields: "
+            f"{known.replace(' ', ', ')}"
+        )
+
+
+def _check_is_independent(strategy: Any, num_bands: int) -> None:
+    if num_bands > 1:
+        raise NotImplementedError(
+            f"{type(strategy).__name__} with num_bands={num_bands} is not covered: the "
+            "rounds of one record may overlap"
+        )
+
+
+def _known(what: str, size: int | None) -> int:
+    if size is None:
+        raise ValueError(f"num_examples must be given with {what}, got None")
+    return size
+
+
+# What reads each, and its fields.
+_STRATEGIES = {
+    "BallsInBinsSampling": (_balls_in_bins, "iterations cycle_length"),
+    "CyclicPoissonSampling": (
+        _cyclic_poisson,
+        "sampling_prob iterations truncated_batch_size cycle_length partition_type",
+    ),
+    "FixedBatchSampling": (_fixed_batch, "batch_size iterations replace"),
+    "RandomAllocationSampling": (
+        _random_allocation,
+        "total_participations iterations cycle_length",
+    ),
+}
+
+
+def training_config(
+    neighboring_relation: str = "add_remove", method: str = "exact"
+) -> Any:
+    """Returns a ``DpAccountantConfig`` for the training accountants of version 2.0.
+
+    For example ``DpsgdTrainingAccountant(training_config())``, in their
+    ``calibrate_noise_multiplier`` too. It is a ``PldAccountantConfig``, of whose other
+    options nothing is used, because they ask for one where batches are truncated.
+    ``DpsgdTrainingUserLevelAccountant`` insists on their own accountant.
+
+    Raises:
+      ImportError: no ``jax_privacy``.
+      NotImplementedError: a version without training accountants, or an unknown one.
+    """
+    check_version(_DISTRIBUTION, _VERSIONS)
+    theirs = require(
+        "jax_privacy.accounting", purpose="training_config", extra="jax-privacy"
+    )
+    if not hasattr(theirs, "PldAccountantConfig"):
+        raise NotImplementedError(
+            "this jax_privacy has no training accountants; its calibration takes "
+            "accountant_fn=EpisodicAccountant"
+        )
+
+    class EpisodicAccountantConfig(theirs.PldAccountantConfig):
+        def create_accountant(self) -> Any:
+            return EpisodicAccountant(neighboring_relation, method)
+
+    config = EpisodicAccountantConfig()
+    config.create_accountant()  # refuses wrong arguments here
+    return config

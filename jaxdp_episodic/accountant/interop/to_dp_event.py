@@ -1,0 +1,156 @@
+"""Runs as events of ``dp_accounting``, where there is an event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
+from jaxdp_episodic.accountant.describe.mechanisms import (
+    DiscreteLaplaceRelease,
+    GaussianMixtureRelease,
+    RandomizedResponse,
+    TruncatedPoissonRelease,
+)
+from jaxdp_episodic.accountant.describe.releases import (
+    ApproximateDP,
+    LaplaceRelease,
+    ZeroConcentratedDP,
+)
+from jaxdp_episodic.accountant.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
+from jaxdp_episodic.files.optional import require
+
+dp_event = require(
+    "dp_accounting.dp_event", purpose="to_dp_event", extra="dp-accounting"
+)
+
+
+def to_dp_event(step: AnyStep) -> Any:
+    """Returns the ``dp_accounting`` event of a step or a run.
+
+    Events do not say what neighbours are: an accountant that is given one needs the
+    run's relation. `from_dp_event` reads it back as the same run, but for names of
+    levels; of a `ZeroConcentratedDP` that is Gaussian the divergences alone are left.
+
+    Args:
+      step: a step, a release or a run, of one setting each. A `GaussianStep` must draw,
+        clip and protect the units of one level: examples, or whole tasks.
+
+    Raises:
+      TypeError: not a step.
+      ValueError: a step of many settings.
+      NotImplementedError: a step, a release or a sampling that no event describes, or
+        none of the installed version.
+    """
+    if not isinstance(step, AnyStep):
+        raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
+    if step.shape:
+        raise ValueError(f"step must be one setting, got an array of {step.shape}")
+    is_run = isinstance(step, ComposedSteps)
+    parts = zip(step.steps, step.counts, strict=True) if is_run else [(step, 1)]
+    events = []
+    for part, count in parts:
+        event = _event(part)
+        repeats, rest = divmod(int(count), getattr(event, "num_steps", 1))
+        if rest:
+            raise NotImplementedError(
+                f"{type(event).__name__} is an epoch of {event.num_steps} steps, got "
+                f"{count} steps of it"
+            )
+        if repeats == 1:
+            events.append(event)
+        elif repeats:
+            events.append(dp_event.SelfComposedDpEvent(event, repeats))
+    if not events:
+        return dp_event.NoOpDpEvent()
+    return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+
+
+def _event(step: Any) -> Any:
+    """The event of one step."""
+    match step:
+        case GaussianStep():
+            return _gaussian(step)
+        case LaplaceRelease():
+            event = dp_event.LaplaceDpEvent(step.noise_multiplier)
+            return _sampled(step.sampling_probability, event)
+        case DiscreteLaplaceRelease():
+            event = dp_event.DiscreteLaplaceDpEvent(
+                step.noise_parameter, step.sensitivity
+            )
+            return _sampled(step.sampling_probability, event)
+        case GaussianMixtureRelease():
+            event = dp_event.MixtureOfGaussiansDpEvent(
+                step.standard_deviation,
+                step.sensitivities.tolist(),
+                step.probabilities.tolist(),
+            )
+            return _sampled(step.sampling_probability, event)
+        case RandomizedResponse():
+            return dp_event.RandomizedResponseDpEvent(
+                step.noise_parameter, step.num_buckets
+            )
+        case TruncatedPoissonRelease():
+            return dp_event.TruncatedSubsampledGaussianDpEvent(
+                dataset_size=step.population,
+                sampling_probability=step.sampling_probability,
+                truncated_batch_size=step.batch_size,
+                noise_multiplier=step.noise_multiplier,
+            )
+        case ZeroConcentratedDP():
+            return dp_event.ZCDpEvent(step.rho, step.xi)
+        case ApproximateDP() if hasattr(dp_event, "EpsilonDeltaDpEvent"):
+            return dp_event.EpsilonDeltaDpEvent(step.epsilon, step.delta)
+    raise NotImplementedError(
+        f"{type(step).__name__} has no event in the installed dp_accounting"
+    )
+
+
+def _gaussian(step: GaussianStep) -> Any:
+    """A Gaussian release about a draw of the units that are clipped and protected."""
+    event = dp_event.GaussianDpEvent(step.noise_multiplier)
+    design: Any = step.design
+    each = design.sampling if isinstance(design, IndependentEpisodes) else design
+    if step.population is None and isinstance(each, MultistageSampling):
+        top: Any = each.levels[0]
+        kind = type(top)
+        if each is not design:
+            is_one = len(each.levels) == 1 and kind is WithoutReplacement
+            if is_one and top.size == 1:
+                return dp_event.SampledWithReplacementDpEvent(
+                    top.population, design.num_episodes, event
+                )
+        elif step.clip_unit == step.privacy_unit == top.name:
+            if kind is Poisson:
+                return _sampled(top.sampling_probability, event)
+            if kind is WithoutReplacement:
+                if top.size <= top.population and not top.population_is_exact:
+                    return dp_event.SampledWithoutReplacementDpEvent(
+                        top.population, top.size, event
+                    )
+                if top.population_is_exact and top.size >= top.population:
+                    return event
+            # Of several times a subset of the steps, not one of each block.
+            if kind is RandomAllocation and top.times == 1:
+                if hasattr(dp_event, "RandomAllocationDpEvent"):
+                    return dp_event.RandomAllocationDpEvent(
+                        event, 1, int(top.steps_per_epoch)
+                    )
+    raise NotImplementedError(
+        f"{design!r} with clip_unit={step.clip_unit!r} and "
+        f"privacy_unit={step.privacy_unit!r} has no event in dp_accounting; covered: "
+        "one level that is drawn, clipped and protected, by sizes that the specs say"
+    )
+
+
+def _sampled(probability: Any, event: Any) -> Any:
+    if np.equal(probability, 1):
+        return event
+    return dp_event.PoissonSampledDpEvent(float(probability), event)

@@ -1,0 +1,212 @@
+"""What the losses of random allocation share: fields, bounds, nodes from tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.allocation_tables import by_setting
+from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule, collected
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    GaussianLoss,
+    Hints,
+    MomentRule,
+    PrivacyLoss,
+    Tails,
+)
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    map_first,
+    namespace,
+    on_host,
+)
+
+# Nodes for each that is asked for: on the real line more are needed than on a path.
+_NODES_EACH = 4
+# Number of nodes over which their distance grows, where they are closer in the middle.
+_GROWING = 40
+
+
+@dataclass(frozen=True)
+class AllocatedLoss(GaussianLoss):
+    """Base: a unit in one of ``bins`` steps, of which ``taken`` >= 2 are taken."""
+
+    # Errors of its tables are estimates: certified ends use finite pairs instead.
+    is_estimate: ClassVar[bool] = True
+    # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
+    # log-excess and two derivatives.
+    _excess: ClassVar[Callable[..., np.ndarray]]
+
+    def profile_error_at(self, u: Array) -> Array:
+        """Infinite beyond the end of a table, where its last value stands."""
+        (here, _), (other, _) = self.log_tails(u)
+        (further, _), (another, _) = self.log_tails(u * (1 + 1e-6) + 1e-9)
+        falls = np.maximum(further, another) < np.maximum(here, other)
+        falls |= np.maximum(here, other) == -np.inf
+        return np.where(falls, self.profile_error(), np.inf)
+
+    @property
+    def _bins(self) -> Array:
+        return self.__dict__["bins"]
+
+    @property
+    def _taken(self) -> Array:
+        return self.__dict__["taken"]
+
+    def bounding_pair(
+        self, bounding: Callable[..., PrivacyLoss], *, up: bool
+    ) -> PrivacyLoss:
+        """`PrivacyLoss.certified`, of a class with these fields and ``above``."""
+        kept = self.kept_in_range()
+        # Shifts that are too small (much noise): up to the smallest, down to 0.
+        raised = np.where(self._shift > 0, np.maximum(self._shift, kept._shift), 0.0)
+        shift = raised if up else np.where(raised > self._shift, 0.0, self._shift)
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields |= {"shift": shift, "bins": kept._bins, "taken": kept._taken}
+        return bounding(**fields, above=np.full(self.shape, 1.0 * up))
+
+    def kept_in_range(self) -> Self:
+        """Returns numbers that tables can be made of, none of less privacy loss."""
+        taken = np.maximum(self._taken, 2.0)
+        return dataclasses.replace(
+            super().kept_in_range(),
+            # Beyond the largest the step is unprotected, and nothing is computed.
+            shift=np.clip(self._shift, SMALLEST_SHIFT, LARGEST_SHIFT),
+            taken=taken,
+            bins=np.maximum(self._bins, taken),
+        )
+
+    @property
+    def is_unprotected(self) -> Array:
+        """Where there is (nearly) no noise: more than tables are made for."""
+        return ~self.loses_nothing & (self._shift > LARGEST_SHIFT)
+
+    def hints(self) -> Hints:
+        """As many Poisson draws at rate 1 / bins."""
+        xp = namespace(*self.fields)
+        rate = self._inner_rate / self._bins
+        return Hints(rate * xp.sqrt(self._taken), rate, self._shift, self._shift)
+
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
+        """See `PrivacyLoss`.
+
+        *Upper bound* up to quadrature error: see `losses.allocated_moments`.
+        """
+        xp = namespace(t, *self.fields)
+        order, *setting = xp.broadcast_arrays(t, *self.fields[1:])
+
+        def rows(*arrays: np.ndarray) -> np.ndarray:
+            return by_setting(functools.partial(self._excess, rule.direction), *arrays)
+
+        found = on_host(rows, order.shape, order, *setting, number=3)
+        return tuple(found[: 3 if rule.with_derivatives else 1])
+
+
+# Noise of 1e4 and 0.1 clip norms. Less noise counts as none, more as 1e4.
+SMALLEST_SHIFT, LARGEST_SHIFT = 1e-4, 10.0
+
+
+# The mass beyond a table must be delta e^-14 at most: 36 nats above `log_cut` of the
+# nodes, which is 50 nats below log(delta).
+_BEYOND = 36.0
+
+
+def reaches(log_beyond: float, log_cut: float) -> bool:
+    """Whether the mass beyond a table is negligible to a delta cut at ``log_cut``."""
+    return log_beyond < log_cut + _BEYOND
+
+
+def tails_from(rows: Array) -> tuple[Tails, Tails]:
+    """The four rows of a table as tails of both directions; no NaN but 1."""
+    xp = namespace(rows)
+    rows = xp.where(xp.isnan(rows), 0.0, rows)
+    return (rows[0], rows[1]), (rows[2], rows[3])
+
+
+def crowded(
+    number: int, ends: tuple[float, float], middle: float, gap: float, *, between: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of a trapezoidal rule, at most ``gap`` apart about the middle.
+
+    They are equally spaced, and only where that is too far apart further from each
+    other on the sides: ``u - k tanh(u)``, stretched. Others lie ``between`` them.
+    """
+    low, high = ends
+    even = (high - low) / (number - 1)
+    less, gap = 0.0, min(gap, even)
+    if gap < even:
+        less = (even - gap) / (even - 2 * gap * _GROWING / (number - 1))
+
+    def moved(u: np.ndarray | float) -> np.ndarray:
+        return u - less * _GROWING * np.tanh(u / _GROWING)
+
+    u = np.arange(number) + 0.5 * between
+    u = u * ((number - 1) / number if between else 1.0)
+    # The index of the middle such that the first and last node meet both ends.
+    first = np.linspace(0, number - 1, 4 * number)
+    left, right = moved(first), moved(number - 1 - first)
+    share = left / (left + right)
+    center = float(np.interp((middle - low) / (high - low), share, first))
+    scale = (high - low) / float(moved(center) + moved(number - 1 - center))
+    place = low + scale * (moved(u - center) + moved(center))
+    width = scale * (1 - less / np.cosh((u - center) / _GROWING) ** 2)
+    return place, width * ((number - 1) / number if between else 1.0)
+
+
+def nodes_from(
+    evaluate: Callable[..., np.ndarray],
+    rule: NodeRule,
+    *fields: Array,
+    by_first: Callable[..., np.ndarray] | None = None,
+) -> LossNodes:
+    """Nodes on the real line, made on the host.
+
+    Args:
+      evaluate: maps number of nodes, direction, cut, whether the nodes are to check
+        others, and the fields of one distribution to rows: losses, weights, and five of
+        the ends and the spacing. Nodes that check lie elsewhere, and use tables moved
+        by their estimated error, so that the difference of the two includes it.
+      rule: which nodes are asked for; those that check have a height below 1.
+      *fields: (m,) each.
+      by_first: the rows' derivatives by the first field, if they are known.
+    """
+    backward, log_cut, height, num_nodes, _ = rule
+    size = _NODES_EACH * num_nodes
+
+    def rows(
+        evaluate: Callable[..., np.ndarray],
+        backward: np.ndarray,
+        cut: np.ndarray,
+        height: np.ndarray,
+        *fields: np.ndarray,
+    ) -> np.ndarray:
+        result = np.empty((2 * size + 5, *cut.shape))
+        for i in np.ndindex(cut.shape):
+            one = (field[i[-1]] for field in fields)
+            which = size, bool(backward[i[-1]]), float(cut[i]), bool(height[i] < 1)
+            result[(slice(None), *i)] = evaluate(*which, *map(float, one))
+        return result
+
+    number = 2 * size + 5
+    every = on_host(
+        functools.partial(rows, evaluate),
+        log_cut.shape,
+        *(backward, log_cut, height, *fields),
+        number=number,
+        slopes=None if by_first is None else functools.partial(rows, by_first),
+        by=(3,),
+    )
+    xp = namespace(every)
+
+    def nodes_of(part: Array) -> LossNodes:
+        loss, weight, rest = part[:size], part[size : 2 * size], part[2 * size :]
+        nothing = xp.zeros_like(loss)
+        nodes = collected((loss, nothing), (weight, nothing), rest[:2], rest[2:4])
+        return nodes._replace(spacing=rest[4])
+
+    return map_first(nodes_of, xp.moveaxis(every, 1, 0))

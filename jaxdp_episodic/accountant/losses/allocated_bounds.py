@@ -1,0 +1,262 @@
+"""One epoch of random allocation, add/remove, bounded by finite pairs from both sides.
+
+The certified ends are those of a pair of distributions with finitely many losses that
+dominates the epoch's pair, or is dominated by it.
+
+``W = ((bins - taken) + X) / bins`` with X of `numerics.convex_sums`. ``(W - g)_+`` and
+``(1 - g W)_+`` are convex in the W of each epoch, so a distribution of X that is above
+in convex order gives an upper bound of both directions' profiles, of any number of
+epochs and among any other steps, and one that is below a lower bound.
+
+Reference: docs/proofs.md, "Random allocation".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.allocated import AllocatedLoss
+from jaxdp_episodic.accountant.losses.allocation_tables import by_setting
+from jaxdp_episodic.accountant.losses.finite import log_excess_of_atoms
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature, Tails
+from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace, on_host
+
+_CACHED = 256
+# Sums are formed in blocks of so many, in extended precision. Bounds of the relative
+# error of sums of up to 2^16 losses, and of rounding the result and its logarithm.
+_BLOCK = 256
+_SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
+_ROUNDING, _MOVE = 4e-15, 4e-16
+# Spacing of the finest useful lattice over the mean gap between losses, for lower and
+# upper bounds: in the lower distribution bins with hardly a loss waste mass.
+_GRAIN = (3.2, 0.5)
+# Number of losses from which moments are computed.
+_FEW = 512
+
+
+class BoundingLoss(AllocatedLoss):
+    """Base: ``above`` is 1 if it dominates, 0 if dominated; `taken` >= 2."""
+
+    is_estimate: ClassVar[bool] = False
+    may_have_atoms: ClassVar[bool] = True
+    has_nodes: ClassVar[bool] = False
+    methods: ClassVar[tuple[str, ...]] = ("rdp", "pld")
+    # Map the fields of one setting to the losses and their masses under P, forward, and
+    # to `_facts`.
+    _atoms: ClassVar[Callable[..., tuple[np.ndarray, np.ndarray]]]
+    _facts_of_setting: ClassVar[Callable[..., tuple[float, ...]]]
+    # Relative rounding error of the profiles.
+    _rounding: ClassVar[float]
+
+    def certified(self, *, up: bool) -> Self:
+        """See `PrivacyLoss`."""
+        above = np.full(self.shape, 1.0 * up)
+        return dataclasses.replace(self, **{"above": above})
+
+    @property
+    def _above(self) -> Array:
+        return self.__dict__["above"]
+
+    def log_kept(self) -> Array:
+        """Of the mass that is truncated and charged as an infinite loss."""
+        return self._facts()[0]
+
+    def grain(self) -> Array:
+        """In proportion to the mean gap between neighbouring losses."""
+        return np.where(self._above > 0, _GRAIN[1], _GRAIN[0]) * self._facts()[1]
+
+    def certified_error(self) -> tuple[Array, Array]:
+        """See `PrivacyLoss`."""
+        return tuple(self._facts()[3:])
+
+    def profile_error(self) -> Array:
+        """See `PrivacyLoss`."""
+        return np.full(self.shape, self._rounding)
+
+    def tail_displacement(self, u: Array) -> Array:
+        """The losses are logarithms, rounded, and so are inverse ratios."""
+        return namespace(u).zeros_like(u) + _MOVE * (1 + self._facts()[2])
+
+    @classmethod
+    def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
+        """Of a dominating pair with fewer losses; "forward" of both directions."""
+        loss, mass = coarse(*cls._atoms(*setting))
+        rule = MomentRule(direction, Quadrature(0, 0), with_derivatives=True)
+        given = loss[:, None], np.log(mass)[:, None], order
+        return np.stack(log_excess_of_atoms(*given, rule))
+
+    def _facts(self) -> np.ndarray:
+        """``(5, ...)``: `log_kept`, mean gap, largest loss, `certified_error`.
+
+        All 0 for settings of no loss or no noise, for which no pair is made.
+        """
+
+        def facts(usable: np.ndarray, *setting: float) -> np.ndarray:
+            if not usable.any():
+                return np.zeros((5, len(usable)))
+            return usable * np.array(self._facts_of_setting(*setting))[:, None]
+
+        usable = ~np.asarray(self.is_unprotected | self.loses_nothing)
+        return by_setting(facts, 1.0 * usable, *self.kept_in_range().fields[1:])
+
+
+@dataclass(frozen=True)
+class AllocatedBoundingLoss(BoundingLoss):
+    """The finite pair from which the certified ends of an epoch are computed.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      shift: s > 0.
+      bins: t, whole number.
+      taken: j, whole number, 2 <= j <= t.
+      above: see `BoundingLoss`.
+    """
+
+    shift: Array
+    bins: Array
+    taken: Array
+    above: Array
+    is_symmetric: ClassVar[bool] = False
+    _rounding: ClassVar[float] = _ROUNDING + _SUM_ERROR
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """Of the finite pair as computed; it may be off by `certified_error`."""
+        xp = namespace(u, *self.fields)
+        u, *fields = xp.broadcast_arrays(u, *self.fields[1:])
+
+        def rows(*arrays: np.ndarray) -> np.ndarray:
+            return by_setting(_tails, *arrays)
+
+        found = on_host(rows, u.shape, u, *fields, number=4)
+        return (found[0], found[1]), (found[2], found[3])
+
+    @staticmethod
+    def _atoms(*setting: float) -> tuple[np.ndarray, np.ndarray]:
+        dist = epoch_distribution(*setting)
+        return dist.loss, dist.with_unit
+
+    @staticmethod
+    def _facts_of_setting(*setting: float) -> tuple[float, ...]:
+        dist = epoch_distribution(*setting)
+        gap = float(np.sum(np.diff(dist.loss) * dist.with_unit[1:]))
+        largest = float(np.abs(dist.loss[[0, -1]]).max())
+        return dist.log_kept, gap, largest, dist.mass_error, dist.place_error
+
+
+class EpochDistribution(NamedTuple):
+    """Losses and what tails are read off; (n,) each.
+
+    Attributes:
+      loss: increasing.
+      with_unit: masses of the losses under P (with the unit).
+      forward, backward: profile at the losses, and ``e^loss`` times the second
+        distribution's mass of it and all larger ones; backward the losses' signs and
+        order are turned.
+      log_kept: see `PrivacyLoss.log_kept`.
+      mass_error, place_error: see `PrivacyLoss.certified_error`.
+    """
+
+    loss: np.ndarray
+    with_unit: np.ndarray
+    forward: tuple[np.ndarray, np.ndarray]
+    backward: tuple[np.ndarray, np.ndarray]
+    log_kept: float
+    mass_error: float
+    place_error: float
+
+
+@functools.lru_cache(_CACHED)
+def epoch_distribution(
+    shift: float, bins: float, taken: float, above: float
+) -> EpochDistribution:
+    """W of one setting as finitely many atoms, above or below in convex order."""
+    found = lognormal_sum(round(taken), shift, above=above > 0)
+    idle = bins - taken
+    ratio, masses = (idle + found.values) / bins, found.masses
+    # Mass truncated of one of P and Q is taken off both, and charged as an infinite
+    # loss.
+    lost = max(found.lost, (found.infinite + idle * found.lost) / bins)
+    whole = float(masses.sum())
+    masses = masses / whole
+    mean = float(np.sum(ratio * masses))
+    ratio = ratio / mean
+    loss = np.log(ratio)
+    with_unit = ratio * masses
+    mass_error = found.mass_error + found.place_error + abs(np.log(whole)) + _ROUNDING
+    return EpochDistribution(
+        loss,
+        with_unit,
+        _profile(ratio, masses),
+        _profile(1 / ratio[::-1], with_unit[::-1]),
+        float(np.log1p(-lost * (1 + 1e-9))),
+        float(mass_error),
+        float(found.place_error + abs(np.log(mean)) + _ROUNDING),
+    )
+
+
+def coarse(loss: np.ndarray, with_unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A few of the losses, and masses under P; others are split to the neighbours."""
+    chosen = np.linspace(0, len(loss) - 1, min(_FEW, len(loss))).round()
+    places = np.exp(loss[chosen.astype(np.intp)])
+    ratio = np.exp(loss)
+    cell = np.searchsorted(places, ratio, side="right") - 1
+    cell = np.clip(cell, 0, len(places) - 2)
+    share = np.clip((ratio - places[cell]) / np.diff(places)[cell], 0.0, 1.0)
+    mass = with_unit / ratio
+    spread = np.bincount(cell, mass * (1 - share), len(places))
+    spread += np.bincount(cell + 1, mass * share, len(places))
+    kept = spread > 0
+    return np.log(places[kept]), (spread * places)[kept]
+
+
+def _profile(ratio: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``E(W - g)_+`` at all ratios g, and ``g P(W >= g)``; sums of what is positive."""
+    above = _summed_from(masses)
+    gained = above[1:] * np.diff(ratio)
+    return np.append(_summed_from(gained), 0.0), ratio * above
+
+
+def _summed_from(array: np.ndarray) -> np.ndarray:
+    """Sums of all from each one on."""
+    size = len(array)
+    padded = np.pad(array[::-1], (0, -size % _BLOCK))
+    blocks = padded.astype(np.longdouble).reshape(-1, _BLOCK)
+    blocks = np.cumsum(blocks, axis=1)
+    before = np.append(np.longdouble(0), np.cumsum(blocks[:-1, -1]))
+    sums = (blocks + before[:, None]).reshape(-1)[:size][::-1]
+    return sums.astype(np.float64)
+
+
+def _tails(u: np.ndarray, *setting: float) -> np.ndarray:
+    """The four rows of `log_tails`."""
+    dist = epoch_distribution(*setting)
+    forward = tails_between(u, dist.loss, *dist.forward)
+    return np.stack([*forward, *tails_between(u, -dist.loss[::-1], *dist.backward)])
+
+
+def tails_between(
+    u: np.ndarray, loss: np.ndarray, profile: np.ndarray, scaled: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tails at u: between two losses profiles are linear in e^u, beyond them 0.
+
+    Args:
+      u: (m,).
+      loss: (n,) increasing.
+      profile: (n,) of them.
+      scaled: (n,) ``e^loss Q(L >= loss)``.
+    """
+    place = np.searchsorted(loss, u, side="right")
+    beyond = place == len(loss)
+    place = np.minimum(place, len(loss) - 1)
+    gap = np.minimum(u - loss[place], 0.0)
+    with np.errstate(divide="ignore"):
+        value = np.log(profile[place] - scaled[place] * np.expm1(gap))
+        tail = np.log(scaled[place]) + gap
+    return np.where(beyond, -np.inf, value), np.where(beyond, -np.inf, tail)

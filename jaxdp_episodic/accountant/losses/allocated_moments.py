@@ -1,0 +1,310 @@
+"""Rényi moments of random allocation, by `numerics.mean_moments`; upper bounds.
+
+``L(t) = log E[(P/Q)^{1+t}]`` is convex and 0 at 0, so between two orders it lies below
+the chord (van Erven and Harremoës 2014, arXiv:1206.2459, Corollary 2). Bounds at whole
+orders are used with chords; other orders are integrated where that gives less.
+
+Every function is of one setting: shift s, t steps an epoch of which j are taken, and
+orders less one z, (m,). Reference: docs/proofs.md, "Moments of random allocation".
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
+from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
+from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
+from jaxdp_episodic.accountant.numerics.mean_moments import (
+    Laplace,
+    Tilted,
+    most_orders,
+    whole_orders,
+)
+from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
+from jaxdp_episodic.accountant.numerics.ratio_means import log_distances
+
+# Largest whole orders: of one sum, of two sums, and next to a power in between.
+_MOST, _MOST_TILTED, _MOST_BETWEEN = 128, 64, 32
+# Numbers of moments of a ratio; the last is the highest order that is bounded.
+_SIZES = 64, 256, 1024, 4096
+# Added to a moment that is an integral, of its size: a hundred times its error. And to
+# each answer, of the excess.
+_ERROR, _ROUNDING = 1e-12, 1e-11
+# How near to 2 a power below it is integrated; the largest power -z, and of many.
+_NEAREST, _LARGEST_POWER, _LARGEST_OF_MANY = 0.01, 2.0**14, 2.0**12
+_FARTHEST = 80.0
+# Orders, over the one asked for, that Hölder's inequality is tried with.
+_TRIED = (1.03, 1.1, 1.4, 2.0, 4.0)
+# Moments of w with a larger logarithm are not used.
+_USELESS = 3000.0
+_POISSON = MomentRule("forward", Quadrature(32, 16))
+_STEP, _CACHED = 1e-4, 128
+# Places, less 1, at which the maximum R is searched for.
+_QUARTERS = np.append(0.0, np.geomspace(1e-2, 1e9, 2000))
+
+
+def sum_excess(
+    direction: str, order: np.ndarray, s: float, t: float, j: float
+) -> np.ndarray:
+    """(3, m): ``log(E W^{1+z} - 1)`` and two derivatives; "forward" is of both.
+
+    Of "backward" ``log(E W^-z - 1)``. That the former is the larger one is not proved:
+    the larger is taken.
+    """
+    return _with_slopes(lambda z: _sum_excess(z, direction, s, t, j), order)
+
+
+def antipodal_excess(
+    direction: str, order: np.ndarray, r: float, s: float, t: float, j: float
+) -> np.ndarray:
+    """(3, m): log-excess of ``r D_t(1 + (g-1)/r)`` and two derivatives."""
+    del direction
+    return _with_slopes(lambda z: _antipodal_excess(z, r, s, t, j), order)
+
+
+def _with_slopes(
+    function: Callable[[np.ndarray], np.ndarray], z: np.ndarray
+) -> np.ndarray:
+    """By differences; the excess' derivatives, over it: those of its logarithm."""
+    h = _STEP * np.minimum(z, 1.0)
+    low, value, high = function(np.concatenate([z - h, z, z + h])).reshape(3, -1)
+    with np.errstate(invalid="ignore"):
+        slope = (high - low) / (2 * h)
+        bend = (high - 2 * value + low) / (h * h)
+    return np.stack([value, slope, np.maximum(bend + slope**2, 0.0)])
+
+
+def _sum_excess(
+    z: np.ndarray, direction: str, s: float, t: float, j: float
+) -> np.ndarray:
+    found = _excess_below(z, s, t, j)
+    if direction != "backward":
+        found = np.maximum(found, _excess_above(z, s, t, j))
+    return found + _ROUNDING
+
+
+def _excess_below(
+    z: np.ndarray, s: float, t: float, j: float, most: float = _LARGEST_POWER
+) -> np.ndarray:
+    """``log(E W^-z - 1)``.
+
+    Also ``W >= (A_1 ... A_j)^{1/t}``, so ``E W^-z <= e^{(z + z²/t) j s² / (2t)}``.
+    """
+    result = log_expm1((z + z * z / t) * (j * s * s / (2 * t)))
+    # Where all terms are moved so far, the bound is near.
+    known = np.flatnonzero((z > 0) & (z <= most) & (z * s * s / t <= _FARTHEST))
+    if known.size:
+        largest = 2.0 ** max(math.ceil(math.log2(z[known].max())), 3)
+        found = _laplace(s, t, j, largest).log_excess_below(z[known])
+        result[known] = np.minimum(found, result[known])
+    return result
+
+
+def _excess_above(z: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
+    """``log(E W^{1+z} - 1)``; at most that without sampling (Jensen)."""
+
+    def whole(n: np.ndarray) -> np.ndarray:
+        return np.log1p(_whole_excess(n, s, t, j))
+
+    result = np.empty(z.shape)
+    below = z <= 1 - _NEAREST
+    least = _laplace(s, t, j, 8.0)
+    result[below] = least.log_excess_between(1 + z[below])
+    # Just below 2 the chord to there.
+    near = (z > 1 - _NEAREST) & (z < 1)
+    left = math.log1p(math.exp(least.log_excess_between(np.array([2 - _NEAREST]))[0]))
+    share = (1 - z[near]) / _NEAREST
+    result[near] = log_expm1(share * left + (1 - share) * whole(np.array([2.0])))
+    above = z >= 1
+    result[above] = log_expm1(_chord(1 + z[above], whole))
+    between = above & (z < _MOST_BETWEEN - 1) & (z != np.floor(z))
+    for i in np.flatnonzero(between).tolist():
+        value = _log_moment_between(1 + z[i], s, t, j)
+        result[i] = min(result[i], float(log_expm1(np.array(value))))
+    return np.minimum(result, log_expm1(0.5 * s * s * z * (1 + z)))
+
+
+def _chord(
+    alpha: np.ndarray, log_moment: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Between the whole orders about it, of which that of 1 is 0."""
+    left = np.floor(alpha)
+    n, inverse = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
+    values = np.zeros(n.shape)
+    values[n > 1] = log_moment(n[n > 1])
+    low, high = values[inverse].reshape(2, -1)
+    share = alpha - left
+    with np.errstate(invalid="ignore"):
+        between = np.where(share > 0, low + share * (high - low), low)
+    return np.where(np.isnan(between), np.inf, between)
+
+
+def _whole_excess(n: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
+    """``E W^n - 1`` at whole n >= 2: the multinomial sum.
+
+    Beyond its range no more than by Poisson draws at rate 1/t: counts thrown
+    multinomially are negatively associated.
+    """
+    most = most_orders(s, _MOST, tilted=False)
+    table = _sums(s, t, j, most)
+    result = table[np.minimum(n, most).astype(int)]
+    far = n > most
+    if np.any(far):
+        z = n[far] - 1
+        fields = np.full(z.shape, 1 / t), np.full(z.shape, s)
+        (log_excess,) = mixture_excess(z, *fields, _POISSON)
+        with np.errstate(over="ignore"):
+            drawn = np.expm1(j * np.logaddexp(0.0, log_excess))
+            result[far] = np.minimum(drawn, np.expm1(0.5 * s * s * z * (1 + z)))
+    return result
+
+
+def _log_moment_between(alpha: float, s: float, t: float, j: float) -> float:
+    """``log E W^alpha`` by an integral over ``E W^n e^{-pW}``; inf out of range."""
+    most = most_orders(s, _MOST_BETWEEN + 1, tilted=True)
+    n = math.ceil(alpha) + 1
+    if most < n:
+        return math.inf
+    (value,) = _tilted(s, t, j, most, False).log_moments_of([n], [n - alpha])
+    return value + _ERROR
+
+
+def _antipodal_excess(
+    z: np.ndarray, r: float, s: float, t: float, j: float
+) -> np.ndarray:
+    """Chords of the bounds at whole orders; at most ``r (M - 1)`` of a shift of 2s."""
+    found = np.full(z.shape, np.inf)
+    known = z <= _SIZES[-1] - 1
+    if np.any(known):
+        # As many moments as needed, in a few sizes.
+        size = next(k for k in _SIZES if k > z[known].max())
+        bounds = _drawn_moments(r, s, t, j, size)
+        found[known] = log_expm1(np.interp(z[known], *bounds))
+    most = math.log(r) + log_expm1(2 * s * s * z * (1 + z))
+    return np.minimum(found, most) + _ROUNDING
+
+
+@functools.lru_cache(_CACHED)
+def _drawn_moments(
+    r: float, s: float, t: float, j: float, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Orders less one, from 0, and bounds of the log-moments, convex."""
+    logs, orders = _antipodal_moments(s, t, j, size), _orders(size)
+    bounds = logs[orders]
+    if r < 1:
+        drawn = [_drawn(n, r, logs, _distance(s, t, j)) for n in orders.tolist()]
+        cap = math.log(r) + log_expm1(2 * s * s * orders * (orders - 1.0))
+        bounds = np.minimum(drawn, np.logaddexp(0.0, cap))
+    # Log-moments are convex in the order: so chords between their bounds are bounds.
+    kept = [(0.0, 0.0)]
+    for z, value in zip((orders - 1).tolist(), bounds.tolist(), strict=True):
+        while len(kept) > 1 and _bends_down(*kept[-2:], (z, value)):
+            kept.pop()
+        kept.append((float(z), value))
+    places, values = np.array(kept).T
+    return places, values
+
+
+def _orders(size: int) -> np.ndarray:
+    """Whole orders to ``size`` that are bounded: all, then 12 in each octave."""
+    beyond = np.geomspace(_MOST_TILTED, size, 1 + math.ceil(12 * math.log2(size / 32)))
+    every = np.concatenate([np.arange(2.0, _MOST_TILTED), np.rint(beyond)])
+    return np.unique(np.minimum(every, size)).astype(int)
+
+
+def _bends_down(*points: tuple[float, float]) -> bool:
+    (a, at_a), (b, at_b), (c, at_c) = points
+    return (at_b - at_a) * (c - b) >= (at_c - at_b) * (b - a)
+
+
+def _drawn(n: int, r: float, logs: np.ndarray, distance: float) -> float:
+    """Log-moment n, with ``V = 1 + r (w - 1)``, w the ratio of P_s to P_-s, r < 1.
+
+    ``E V^n - 1`` is a binomial mean of the moments of w, whose logarithms are given.
+    The profile costs that with, for the half w < 1, the mirror image of the other. The
+    difference is a Jensen's gap, at most ``(1 - r) min(C (w-1)³ / (w V), w - 1)`` with
+    ``C = n (n-1) r² / 2``, of which the mean over w > 1 is at most ``1 - r`` times each
+    of ``C R sqrt(c (d - c))``, ``sqrt(C) c``, ``sqrt(c / 2)``, where
+
+        2 c = E (w-1)²/sqrt(w),   2 d = E (w-1)²,
+        R = max sqrt(2) (q + 1/q) / (1 + r (q⁴ - 1)) over q = w^{1/4}.
+    """
+    k = np.arange(2.0, n + 1)
+    with np.errstate(over="ignore"):
+        chance = log_binomial(np.full(k.shape, float(n)), k)
+        chance = chance + k * math.log(r) + (n - k) * math.log1p(-r)
+        excess = log_expm1(logs[2 : n + 1])
+    log_c = distance - math.log(2.0)
+    # log(d - c), d >= c, with the errors of both.
+    log_d = float(log_expm1(logs[2])) - math.log(2.0)
+    log_rest = log_d + math.log(max(-math.expm1(log_c - log_d), _ERROR))
+    log_rest = np.logaddexp(log_rest, math.log(_ERROR))
+    q = 1 + _QUARTERS
+    peak = math.sqrt(2) * np.max((q + 1 / q) / (1 + r * (q**4 - 1))) * (1 + 1e-3)
+    log_size = math.log(0.5 * n * (n - 1) * r * r)
+    gap = min(
+        log_size + math.log(peak) + 0.5 * (log_c + log_rest),
+        0.5 * log_size + log_c,
+        0.5 * (log_c - math.log(2.0)),
+        0.0,
+    )
+    terms = np.append(chance + excess, math.log1p(-r) + gap)
+    return float(np.logaddexp.reduce(np.append(terms, 0.0)))
+
+
+@functools.lru_cache(_CACHED)
+def _distance(s: float, t: float, j: float) -> float:
+    return float(log_distances(t, j, s, np.array([0.5]))[0]) + _ERROR
+
+
+@functools.lru_cache(_CACHED)
+def _antipodal_moments(s: float, t: float, j: float, size: int) -> np.ndarray:
+    """``log E w^n``, w the ratio of P_s to P_-s, upper bounds at n = 0 .. size.
+
+    Integrals while in range, and chords between `_orders`. Beyond it by Hölder's
+    inequality: with ``w = W / W'`` and ``E W'^-z`` as ``E W^-z``, for every a > n
+
+        E[W^n W'^{1-n}] <= (E W^a)^{n/a} (E W^{-(n-1) a/(a-n)})^{(a-n)/a}.
+    """
+    n = _orders(size).astype(float)
+    logs = 2 * s * s * n * (n - 1)
+    if size > _SIZES[0]:
+        known = _SIZES[0]
+        logs[: known - 1] = _antipodal_moments(s, t, j, known)[2:]
+    else:
+        known = min(most_orders(s, _MOST_TILTED, tilted=True), size)
+        k = np.arange(2, known + 1)
+        summed = _tilted(s, t, j, known, True).log_moments_of(k, k - 1.0)
+        logs[k - 2] = np.minimum(logs[k - 2], summed + _ERROR)
+    # By one term alone: less than log E w^n.
+    least = 0.5 * s * s * n * (n - 1) - (n - 1) * math.log(t)
+    chosen = np.flatnonzero((n > known) & (least < _USELESS))
+    asked = n[chosen]
+    every = np.ceil(np.multiply.outer(_TRIED, asked) + 1e-9)
+    moments = np.log1p(_whole_excess(every.reshape(-1), s, t, j)).reshape(every.shape)
+    for a, above in zip(every, moments, strict=True) if asked.size else ():
+        z = (asked - 1) * a / (a - asked)
+        below = np.logaddexp(0.0, _excess_below(z, s, t, j, _LARGEST_OF_MANY))
+        bound = (asked * above + (a - asked) * below) / a
+        logs[chosen] = np.minimum(logs[chosen], bound * (1 + 1e-13))
+    return np.interp(np.arange(size + 1.0), [1.0, *n], [0.0, *logs])
+
+
+@functools.lru_cache(_CACHED)
+def _laplace(s: float, t: float, j: float, largest: float) -> Laplace:
+    return Laplace(t, j, s, largest, _NEAREST)
+
+
+@functools.lru_cache(_CACHED)
+def _tilted(s: float, t: float, j: float, most: int, of_other: bool) -> Tilted:
+    return Tilted(t, j, s, most, of_other=of_other)
+
+
+@functools.lru_cache(_CACHED)
+def _sums(s: float, t: float, j: float, most: int) -> np.ndarray:
+    return whole_orders(t, j, s, most)

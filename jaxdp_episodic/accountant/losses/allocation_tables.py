@@ -1,0 +1,382 @@
+"""What random allocation loses in an epoch, as tables that are made once a setting.
+
+One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
+milliseconds each. They are smooth: logarithms of them are interpolated, and a table
+serves every loss, order and number of epochs of a setting. Those of add_remove are made
+side by side, and know their derivatives by the shift. All are made by NumPy, before
+threads or kernels on JAX ask the host for them (`numerics.loops.on_host`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import in_threads
+from jaxdp_episodic.accountant.numerics.chebyshev_tables import (
+    LEAST,
+    MOST_HALVINGS,
+    MOST_OFF,
+    Table,
+    side_by_side,
+    tabulated,
+)
+from jaxdp_episodic.accountant.numerics.lognormal_sums import Axis, axis_of, contours
+from jaxdp_episodic.accountant.numerics.lognormal_terms import Sums
+from jaxdp_episodic.accountant.numerics.ratio_means import (
+    Powers,
+    powers_of_means,
+    powers_of_ratio,
+)
+from jaxdp_episodic.accountant.numerics.skewed_starts import starts_for
+from jaxdp_episodic.accountant.numerics.skewed_sums import contours as skewed_contours
+from jaxdp_episodic.accountant.numerics.skewed_terms import Terms
+from jaxdp_episodic.accountant.numerics.table_checks import (
+    Places,
+    distances_agree,
+    fitting,
+    num_nodes,
+    places_of,
+    powers_agree,
+    side_of,
+    transforms_agree,
+)
+from jaxdp_episodic.accountant.numerics.two_terms import log_tails_of_two
+
+# Jumps up to so many deviations beyond the mean of one that is there are in the table;
+# what is rarer has a probability of e^-84.
+_REACH = 13.0
+# Halvings of a panel where losses crowd at 0: those of few terms where the rest idles.
+_MOST_OF_CROWDED = 24
+# So many nats a tail is below its bound, at least.
+_ABOVE = 4.0
+# Tables that are kept, of either kind; how many sums' are made side by side, and at
+# least in threads: of fewer each takes longer.
+_MOST, _SIDE_BY_SIDE, _FEW_SUMS, _THREADS = 4096, 64, 32, 2
+_CHECKED_TOGETHER = 16  # settings: what fits the cache
+_FEW = 8
+
+
+def _core(count: float, shift: float) -> float:
+    """Scale of the logarithm of the mean of the terms."""
+    return math.sqrt(np.log1p(np.expm1(min(shift * shift, 700.0)) / count))
+
+
+def _checked(table: Table, off: float) -> Table:
+    """The table, without its values where integrals of its parts do not agree."""
+    if off <= MOST_OFF:
+        error = max(table.error, off)
+        return table._replace(error=error, off=np.maximum(table.off, off))
+    return table.without()
+
+
+def _fitted(
+    tables: list[Table], scale: np.ndarray, sign: float, number: int | None = None
+) -> tuple[list[Table], Places]:
+    """Tables up to where rows at ``scale e^±place`` do not fit, and their nodes.
+
+    So many of each panel, or as many as the longest one asks for.
+    """
+    core, edges, values = side_by_side(tables)
+    number = number or int(num_nodes(core, edges).max())
+    nodes = places_of(core, edges, values, number)
+    fits = fitting(values, nodes, scale[:, None] * np.exp(sign * nodes.place))
+    is_cut = ~np.all(fits, axis=1) & ~np.isnan(values[0, :, 0, 0])
+    if not np.any(is_cut):
+        return tables, nodes
+    tables = list(tables)
+    for i in np.flatnonzero(is_cut).tolist():
+        tables[i] = tables[i].up_to(int(np.argmin(fits[i])))
+    return _fitted(tables, scale, sign, number)
+
+
+class _Kept(dict):
+    """Tables by what they are of, as many as there is room for; threads make some."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most, self._keeping = most, threading.Lock()
+
+    def keep(self, asked: Iterable[Any], made: Iterable[Any]) -> None:
+        """The last ones; for them the first are forgotten."""
+        with self._keeping:
+            for one, tables in zip(asked, made, strict=True):
+                while len(self) >= self._most:
+                    del self[next(iter(self))]
+                self[one] = tables
+
+
+# By count, shift, and whether with slopes; and by bins, count and shift.
+_kept, _antipodal = _Kept(_MOST), _Kept(_MOST)
+
+
+def sum_tables(
+    count: int, shift: float, *, slopes: bool = False
+) -> tuple[Table, Table]:
+    """Tails of the sum X of lognormal terms of mean 1, by ``|log(X / count)|``.
+
+    ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^place``
+    (rising), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-place``;
+    their derivatives by the shift, at x, as well.
+
+    Their densities must have mass 1, mean 1, and give the first tails at the mean;
+    these must have the transforms and powers that `numerics.table_checks` knows.
+    """
+    found = _kept.get((count, shift, slopes))
+    return found or make_sum_tables([(count, shift)], slopes=slopes)[0]
+
+
+def make_sum_tables(
+    settings: Iterable[tuple[int, float]], *, slopes: bool = False
+) -> list[tuple[Table, Table]]:
+    """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
+    asked = list(settings)
+
+    def pairs(part: list[tuple[int, float]]) -> list[tuple[Table, Table]]:
+        count, shift = np.array(part, np.float64).T
+        up = np.repeat([1.0, 0.0], len(part))
+        terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
+        made = _made(terms, slopes=slopes)
+        return _checked_tables(made[: len(part)], made[len(part) :], count, shift)
+
+    size = min(max(-(-len(asked) // _THREADS), _FEW_SUMS), _SIDE_BY_SIDE)
+    parts = [asked[i : i + size] for i in range(0, len(asked), size)]
+    if len(parts) < 2:
+        made = map(pairs, parts)
+    else:
+        made = in_threads(pairs, parts, _THREADS, on_numpy=True)
+    result = list(itertools.chain.from_iterable(made))
+    _kept.keep([(*one, slopes) for one in asked], result)
+    return result
+
+
+def forget_tables() -> None:
+    """They are made again when they are asked for."""
+    _kept.clear()
+    _antipodal.clear()
+
+
+def prepare_sums(
+    settings: Iterable[tuple[int, float]], *, slopes: bool = False
+) -> None:
+    """Makes the `sum_tables` that there are not, of as many as are kept."""
+    new = [one for one in settings if (*one, slopes) not in _kept]
+    make_sum_tables(new[:_MOST], slopes=slopes)
+
+
+def prepare_antipodal(settings: Iterable[tuple[int, int, float]]) -> None:
+    """Makes each `antipodal_table` that there is not, of as many as are kept."""
+    new = [one for one in settings if one not in _antipodal]
+    make_antipodal_tables(new[:_MOST])
+
+
+def _checked_tables(
+    rising: list[Table], falling: list[Table], count: np.ndarray, shift: np.ndarray
+) -> list[tuple[Table, Table]]:
+    """Tables as far as all that is known of them agrees; see `table_checks`."""
+    result: list = [None] * len(count)
+    core, edges, _ = side_by_side([*rising, *falling])
+    number = num_nodes(core, edges).reshape(2, -1).max(axis=0)
+    # Some together, of as many nodes a panel, and about as many panels.
+    panels = [table.values.shape[1] for table in rising]
+    order = np.lexsort((shift, panels, number))
+    ends = np.flatnonzero(np.diff(number[order], append=0)) + 1
+    for begin, end in itertools.pairwise([0, *ends.tolist()]):
+        for first in range(begin, end, _CHECKED_TOGETHER):
+            rows = order[first : min(first + _CHECKED_TOGETHER, end)]
+            up, down = ([two[i] for i in rows.tolist()] for two in (rising, falling))
+            asked = count[rows], shift[rows], int(number[rows[0]])
+            pairs = _checked_together(up, down, *asked)
+            for i, pair in zip(rows.tolist(), pairs, strict=True):
+                result[i] = pair
+    return result
+
+
+def _checked_together(
+    rising: list[Table],
+    falling: list[Table],
+    count: np.ndarray,
+    shift: np.ndarray,
+    number: int,
+) -> list[tuple[Table, Table]]:
+    """`_checked_tables`, with so many nodes of each panel."""
+    mass, mean, off, found, sides = 0.0, 0.0, [], [], []
+    with np.errstate(all="ignore"):
+        for tables, sign in ((rising, 1.0), (falling, -1.0)):
+            tables, nodes = _fitted(tables, count, sign, number)
+            ratio = np.exp(sign * nodes.place)
+            share = np.exp(nodes.rows[2]) * nodes.weight * ratio * count[:, None]
+            mass, mean = mass + share.sum(axis=1), mean + (share * ratio).sum(axis=1)
+            gain = np.exp([table.values[0, 0, 0] for table in tables]) / count
+            away = np.abs(np.expm1(sign * nodes.place))
+            off.append(np.abs((share * away).sum(axis=1) / gain - 1))
+            found.append(tables)
+            error = np.array([table.error for table in tables])
+            sides.append(side_of(nodes, sign, count, error))
+        high, low = sides
+        core = np.array([table.core for table in rising])
+        agree = np.isfinite(mass) & transforms_agree(low, high, count, shift)
+        agree &= powers_agree(low, high, core, powers_of_means(count, shift, core))
+    worst = np.max([np.abs(mass - 1), np.abs(mean - 1), *off], axis=0)
+    worst = np.where(agree, worst, np.inf).tolist()
+    return [
+        (_checked(high, one), _checked(low, one))
+        for high, low, one in zip(*found, worst, strict=True)
+    ]
+
+
+def _made(terms: Sums, *, slopes: bool) -> list[Table]:
+    """Tables of sums, those that rise first, before anything vouches for them."""
+    count, shift, up = terms.count, terms.shift, terms.rising > 0
+    axis = axis_of(terms)
+    core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
+    top = shift * (shift + _REACH) - 0.5 * shift * shift
+    spread = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
+    end = np.where(
+        up,
+        np.maximum(_REACH * core, np.logaddexp(0.0, top - np.log(count))),
+        _REACH * spread + 0.5 * shift * shift,
+    )
+    down = np.flatnonzero(~up)
+    # As far as what no tail is above is not too small.
+    end[down] = np.minimum(end[down], _last_places(axis.take(down), LEAST + _ABOVE))
+
+    along = contours(axis, end, slopes=slopes)
+    return tabulated(core, end, along.log_tails)
+
+
+def _last_places(axis: Axis, least: float) -> np.ndarray:
+    """Beyond which ``log E(n e^-place - X)_+`` is below ``least``, (S,): Chernoff's."""
+    with np.errstate(all="ignore"):
+        # T_+ is at most e^{p T - 1} / p.
+        constant = (least + 1 + axis.log_p - axis.power) / np.exp(axis.log_p)
+        constant = np.where(np.isfinite(constant), constant, -np.inf).max(axis=1)
+        share = constant / axis.terms.count
+        place = -np.where(axis.terms.mean > 0, np.log1p(share), np.log(share))
+        return np.where(place > 0, place, np.inf)
+
+
+def antipodal_table(bins: int, count: int, shift: float) -> Table:
+    """Of ``sum A - g sum B + (1 - g)(bins - count)`` at ``g = e^place``.
+
+    Its density must have mass 1, mean 1, and give the first tail at the mean; this must
+    have the powers and distances that `numerics.table_checks` knows.
+    """
+    found = _antipodal.get((bins, count, shift))
+    return found or make_antipodal_tables([(bins, count, shift)])[0]
+
+
+def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Table]:
+    """`antipodal_table` of many settings; they are kept.
+
+    Neither side by side, as sums, nor in threads they take less time.
+    """
+    asked = list(settings)
+    result = [_made_antipodal(one) for one in asked]
+    _antipodal.keep(asked, result)
+    return result
+
+
+def _made_antipodal(setting: tuple[int, int, float]) -> Table:
+    """`antipodal_table`, which is not kept."""
+    bins, count, shift = setting
+    terms = Terms(count, shift, float(bins - count))
+    core = 2 * _core(count, shift) * count / bins
+    end = _antipodal_end(terms, core)
+    starts = functools.cache(lambda: starts_for(terms, end))
+    along = functools.cache(lambda finer: skewed_contours(terms, starts(), finer=finer))
+
+    def evaluate(
+        _: np.ndarray, place: np.ndarray, *, finer: bool = False
+    ) -> np.ndarray:
+        if count == 2:
+            constant = terms.constant(place)
+            return np.stack(log_tails_of_two(constant, shift, place, terms.idle))
+        return along(finer).log_tails(place)
+
+    ends = np.array([core]), np.array([end])
+    most = _MOST_OF_CROWDED if terms.idle or count == 2 else MOST_HALVINGS
+    (table,) = tabulated(*ends, evaluate, most=most)
+    return _checked_antipodal(table, *setting)
+
+
+def _antipodal_end(terms: Terms, core: float) -> float:
+    """Where a table of these ends, at the latest."""
+    count, shift, idle = terms
+    top = shift * (shift + _REACH) - 0.5 * shift * shift
+    end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(count + idle))))
+    if 1 < count <= _FEW:
+        # One A is large, and the others' B are all small.
+        end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
+    end = min(end, 2 * shift * (_REACH + shift))
+    if idle:
+        # Its best moment bounds E(sum A - (g - 1) idle)_+: beyond it is below LEAST.
+        rare = shift * math.sqrt(2 * (math.log(count) - LEAST)) + 0.5 * shift * shift
+        end = min(end, math.log1p(count / idle * math.exp(min(rare, 700.0))))
+    return end
+
+
+def _checked_antipodal(table: Table, bins: int, count: int, shift: float) -> Table:
+    """The table as far as all that is known of it agrees; see `table_checks`."""
+    with np.errstate(all="ignore"):
+        (table,), nodes = _fitted([table], np.ones(1), 1.0)
+        (place,), (weight,) = nodes.place, nodes.weight
+        share = np.exp(nodes.rows[2, 0] + place - math.log(bins)) * weight
+        gain = math.exp(table.values[0, 0, 0]) / bins
+        mass = abs(share.sum() + share @ np.exp(place) - 1)
+        off = float(max(mass, abs(share @ np.expm1(place) / gain - 1)))
+        high = side_of(nodes, 1.0, np.array([bins]), table.error)
+        # E(wY - X)_+ is w times that of 1/w.
+        low = high._replace(log_w=-high.log_w, log_gain=high.log_gain - high.log_w)
+        exact = powers_of_ratio(bins, count, shift, table.core)
+        exact = Powers(*(field[None] for field in exact))
+        agree = powers_agree(low, high, np.array([table.core]), exact)
+        agree &= distances_agree(low, high, bins, count, shift)
+    agrees = math.isfinite(mass) and agree.item()
+    return _checked(table, off if agrees else math.inf)
+
+
+def each_once(*fields: np.ndarray) -> list[list[float]]:
+    """The settings that there are in fields, which are broadcast."""
+    rows = np.stack(np.broadcast_arrays(*fields)).reshape(len(fields), -1)
+    return np.unique(rows, axis=1).T.tolist()
+
+
+def by_setting(
+    function: Callable[..., np.ndarray], place: np.ndarray, *fields: np.ndarray
+) -> np.ndarray:
+    """Applies ``function(place, *setting)`` to the elements of each setting.
+
+    Args:
+      function: maps (m,) places and scalar fields to (k, m).
+      place: (..., n).
+      *fields: broadcast with it.
+
+    Returns:
+      (k, ..., n).
+    """
+    arrays = np.broadcast_arrays(place, *fields)
+    flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
+    rows = np.stack(flat[1:])
+    # Most often those of a setting are neighbours: one of each stretch is looked at.
+    changes = np.any(rows[:, 1:] != rows[:, :-1], axis=0)
+    begins = np.append(0, np.flatnonzero(changes) + 1)
+    settings, inverse = np.unique(rows[:, begins], axis=1, return_inverse=True)
+    which = np.repeat(inverse.reshape(-1), np.diff(np.append(begins, rows.shape[1])))
+    result: np.ndarray | None = None
+    for i, setting in enumerate(settings.T.tolist()):
+        chosen = slice(None)
+        if settings.shape[1] > 1:
+            chosen = np.flatnonzero(which == i)
+        part = function(flat[0][chosen], *setting)
+        if result is None:
+            result = np.empty((len(part), flat[0].size))
+        result[:, chosen] = part
+    assert result is not None  # there is a setting
+    return result.reshape(-1, *arrays[0].shape)

@@ -1,0 +1,183 @@
+"""``log(E_Q[(P/Q)^alpha] - 1)`` of a pair of distributions on the line, by quadrature.
+
+For a dominating pair (P, Q) and an order ``alpha = 1 + t``, ``t > 0``, the quantity is
+
+    excess(t) = E_Q[(P/Q)^alpha] - 1 = E_Q[f_alpha(P/Q - 1)],
+    f_a(v) = (1 + v)^a - 1 - a v >= 0.
+
+The excess, not the moment, is summed: at small sampling rates it is 1e-15 and less
+and would drown in the 1. The same function serves every pair:
+
+* forward: ``E_Q[f_alpha(v)]``; backward, with the roles of P and Q exchanged:
+  ``E_Q[f_{1-alpha}(v)]``, as ``E_P[(Q/P)^alpha] = E_Q[(P/Q)^{1-alpha}]``;
+* a mechanism whose forward and backward profile are the same function ``H_g(P || Q)``:
+  ``E_Q[f_alpha(v) + f_{1-alpha}(v); v > 0]``. (Equation (1) of Sason and Verdú 2016,
+  arXiv:1508.00335, writes the moment as an integral of the two profiles; its part in
+  ``g > 1`` of the first is ``E_Q[f_alpha(v); v > 0]``, and of the second, for the
+  profile of the exchanged pair, ``E_Q[f_{1-alpha}(v); v > 0]``.)
+
+Everything is kept as a logarithm, so neither ``t = 4095`` nor a rate of 1e-12 leaves
+the range of float64. Errors of the quadrature are below 1e-10 relative (measured
+against mpmath and against much finer rules in the tests).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
+from jaxdp_episodic.accountant.losses.windows import Windows
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    logsumexp,
+    namespace,
+    stop_gradient,
+)
+from jaxdp_episodic.accountant.numerics.power_excess import (
+    log_expm1,
+    scaled_power_excess,
+    scaled_power_excess_derivatives,
+)
+from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels, lay_panels
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+_LARGEST_EXPONENT = 600.0
+# Beyond it float64 cannot place nodes within a bump.
+_FARTHEST_BUMP = 1e9
+# Rounding error of a log-density, relative to the largest term it is the sum of: half a
+# unit for each operation, in all 1.25 units near the bump and 3 at high orders.
+ROUNDING = 4 * float(np.finfo(np.float64).eps)
+# Below it moments are right to 1e-10 without it (tested), in nats: near 0 and at high
+# orders their weight is not where the terms are largest.
+LARGE_LOSS = 128.0
+# Nats by which it may move terms of a sum that is used: by far more, all may be 0.
+_MOST_ROUNDING = 1.0
+
+
+def log_integral(
+    log_parts: Callable[[Array], tuple[Array, Array]],
+    windows: Windows,
+    bumps: Array,
+    floor: Array,
+    t: Array,
+    rule: MomentRule,
+) -> tuple[Array, ...]:
+    """``log of the integral of e^{b(x)} f(e^{y(x)} - 1)`` over x >= floor.
+
+    ``y`` is the log-ratio and ``b`` the log-density. f is ``f_alpha`` (forward),
+    ``f_{1-alpha}`` (backward) or their sum (symmetric). With derivatives, also the
+    first two derivatives of the integral in t, divided by it.
+    """
+    xp = namespace(windows[0], bumps, floor, t)
+    # The panels are a choice of nodes, not part of the function: no gradient.
+    windows, bumps, floor = stop_gradient(xp, (windows, bumps, floor))
+    direction, quadrature, with_derivatives = rule
+    y, b = log_parts(xp.maximum(bumps, floor))
+    exponents = [b + (1 + t) * y] * (direction != "backward")
+    exponents += [b - t * y] * (direction != "forward")
+    # Large moments are scaled down by their size at the bumps. Were a bump missed by
+    # far the sum would overflow to inf, which is the safe side.
+    peak = xp.max(xp.concatenate(exponents), axis=0)
+    peak = stop_gradient(xp, xp.maximum(peak - _LARGEST_EXPONENT, 0.0))
+
+    def integrand(x: Array) -> tuple[Array, ...]:
+        y, b = log_parts(x)
+        if with_derivatives:
+            return scaled_power_excess_derivatives(y, b - peak, t, direction)
+        return (scaled_power_excess(y, b - peak, t, direction),)
+
+    lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)
+    total, *derivatives = integrate_panels(
+        integrand, lefts, rights, nodes_per_panel=quadrature.nodes_per_panel
+    )
+    return xp.log(total) + peak, *(d / total for d in derivatives)
+
+
+def unless_gaussian(
+    is_gaussian: Array,
+    log_weight: Array,
+    scale: Array,
+    t: Array,
+    excess: tuple[Array, ...],
+    *,
+    rounds: Array | float = 1.0,
+) -> tuple[Array, ...]:
+    """The integral and its rounding error, or a sum of Gaussians where that is less.
+
+    Where losses are large the density of P is a difference of numbers of their size,
+    whose rounding moves the integral as a factor. There hardly any order above 1 is
+    asked for, and next to nothing is lost by the sum: with P and Q mixtures of the same
+    weights w, moments are convex in the pair, and
+
+        E_Q[f_alpha(v) + f_{1-alpha}(v); v > 0] <= sum w (M - 1 + t),
+
+    with M a Gaussian's, ``log M = scale t (1 + t)``: f_{1-alpha}(v) is at most ``t v``,
+    and so is f_alpha(v) at most ``-t v`` for v < 0.
+
+    Args:
+      is_gaussian: (n,) where the pair is Gaussian, of that scale.
+      log_weight: (n,), or (J, n) of several.
+      scale: as many; half of the squared move.
+      t: (n,) order minus one.
+      excess: the integral and its derivatives over it.
+      rounds: its rounding, in the usual one's: 0 of losses that are bounded.
+    """
+    xp = namespace(is_gaussian, scale, t, excess[0])
+    log_weight, scale = xp.atleast_2d(log_weight), xp.atleast_2d(scale)
+    slope, order = scale * (1 + 2 * t), 1 + t
+    exact = excess_of(scale * t * order, slope, 2 * scale, len(excess) > 1)
+    size = xp.max(scale, axis=0)
+    reach = size * order * order
+    is_far = 2 * reach > _FARTHEST_BUMP**2
+    is_large, found = (size > LARGE_LOSS) | is_far, excess
+    if xp is not np or np.any(is_large):
+        parts = log_weight + xp.logaddexp(exact[0], xp.log(t))
+        total = logsumexp(parts)
+        share = xp.exp(parts - total)
+        bound = total, *(xp.sum(share * part, axis=0) for part in exact[1:])
+        rounded = xp.where(is_far, 1.0, rounds) * 2 * reach
+        found = with_rounding(excess, rounded, bound, is_large)
+    return tuple(
+        xp.where(is_gaussian, gaussian[-1], part)
+        for gaussian, part in zip(exact, found, strict=True)
+    )
+
+
+def with_rounding(
+    excess: tuple[Array, ...],
+    size: Array,
+    bound: tuple[Array, ...],
+    is_large: Array | None = None,
+) -> tuple[Array, ...]:
+    """A sum of terms with their rounding error, or an upper bound where that is less.
+
+    Args:
+      excess: the sum's logarithm, and its derivatives over it.
+      size: (n,) of what the terms' logarithms are differences of, nats.
+      bound: the same of the bound.
+      is_large: where it counts; None: where the size is large.
+    """
+    xp = namespace(excess[0], size)
+    counts = size > LARGE_LOSS if is_large is None else is_large
+    raised = excess[0] + xp.where(counts, ROUNDING * size, 0.0)
+    used = (raised < bound[0]) & (ROUNDING * size < _MOST_ROUNDING)
+    used = used | xp.logical_not(counts)
+    return tuple(
+        xp.where(used, one, other)
+        for one, other in zip((raised, *excess[1:]), bound, strict=True)
+    )
+
+
+def excess_of(
+    log_moment: Array, slope: Array, bend: Array | float, with_derivatives: bool
+) -> tuple[Array, ...]:
+    """``log(e^L - 1)`` of a moment's logarithm L, given with two derivatives."""
+    xp = namespace(log_moment, slope)
+    excess = log_expm1(log_moment)
+    if not with_derivatives:
+        return (excess,)
+    inverse = 1 / -xp.expm1(-log_moment)
+    return excess, slope * inverse, (bend + slope * slope) * inverse

@@ -1,0 +1,259 @@
+"""A privacy loss with finitely many values: atoms, each with its probability.
+
+Every mechanism with finitely many outcomes is of this kind. A Poisson sample of one is
+too: its outcomes have the losses ``log(1 - p + p e^y)`` and, without the unit, the same
+probabilities (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647v2, Theorem 8).
+
+The discrete Laplace mechanism moved by s has s + 1 values. At the losses ``a (s - 2k)``
+its profile is ``1 - e^{-ak}``, that of the continuous one, and between them it is
+linear in g. So the theorem of `losses.laplace` carries over, that one coordinate moved
+by s dominates several that are moved by s in all: in units of a, with ``t = 1 / (1 +
+e^{-a})``, a coordinate moved by c has ``E[e^{-L/2}] = t e^{-ac/2} (2 + (c-1) (1 -
+e^{-a}))``, what the formula lacks beyond the other's largest loss is ``t (1 - e^{-a})
+(c-m) e^{-am}`` at the m-th value, and the sum is at most the right side where ``t (2 +
+(m-1) (1 - e^{-a})) >= 1``, which holds with equality at m = 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.excess import ROUNDING, with_rounding
+from jaxdp_episodic.accountant.losses.loss_nodes import (
+    LossNodes,
+    NodeRule,
+    Rate,
+    real_log_mixture,
+)
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    Hints,
+    MomentRule,
+    PrivacyLoss,
+    Tails,
+)
+from jaxdp_episodic.accountant.losses.randomized_response import atoms
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    logsumexp,
+    namespace,
+    stop_gradient,
+)
+from jaxdp_episodic.accountant.numerics.power_excess import (
+    log_expm1,
+    scaled_power_excess,
+    scaled_power_excess_derivatives,
+)
+
+_LARGEST_LOSS = 1e70
+_LARGEST_EXPONENT = 600.0
+# Rounding of the losses, relative to the largest.
+_MOVE = 4e-16
+
+
+@dataclass(frozen=True)
+class FiniteLoss(PrivacyLoss):
+    """Losses and the logarithms of their probabilities with the unit.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      losses: of either sign, finite.
+      log_masses: of their probabilities with the unit, which add up to 1; those without
+        are ``e^-loss`` times as large, and add up to 1 as well.
+    """
+
+    losses: tuple[Array, ...]
+    log_masses: tuple[Array, ...]
+    is_symmetric: ClassVar[bool] = False
+    padding: ClassVar[dict[str, float]] = {"losses": 0.0, "log_masses": -np.inf}
+
+    @property
+    def loses_nothing(self) -> Array:
+        """Where 0 is the only loss."""
+        return np.equal(self._most(), 0)
+
+    @property
+    def is_unprotected(self) -> Array:
+        """Where a loss leaves the range of the kernels."""
+        return np.greater(self._most(), _LARGEST_LOSS)
+
+    def hints(self) -> Hints:
+        """The Gaussian whose losses have about the same variance, or mean."""
+        xp = namespace(*self.fields)
+        variance, largest = 0.0, 0.0
+        for loss, mass in zip(self.losses, self.log_masses, strict=True):
+            variance = variance + xp.exp(mass) * loss * loss
+            largest = xp.maximum(largest, xp.where(mass > -xp.inf, xp.abs(loss), 0.0))
+        deviation = xp.sqrt(xp.maximum(variance, 1e-120))
+        one = xp.ones_like(deviation)
+        furthest = xp.minimum(largest, xp.sqrt(2 * largest))
+        move = xp.minimum(xp.minimum(deviation, xp.sqrt(2 * deviation)), furthest)
+        return Hints(one, one, move, furthest)
+
+    def largest_loss(self, *, backward: bool) -> Array:
+        """The largest, or minus the smallest."""
+        sign = -1.0 if backward else 1.0
+        pairs = zip(self.losses, self.log_masses, strict=True)
+        found = [np.where(np.isneginf(m), -np.inf, sign * y) for y, m in pairs]
+        return np.max(np.stack(np.broadcast_arrays(*found)), axis=0)
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """``E[(1 - e^{u - L})_+]``, and ``E[e^{u - L}; L > u]``."""
+        xp = namespace(u, *self.fields)
+        u = xp.broadcast_to(u, np.broadcast_shapes(np.shape(u), self.shape))
+        loss, mass = self._stacked(u.shape)
+        return tails_of_values(u, loss, mass), tails_of_values(u, -loss, mass - loss)
+
+    def values(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `PrivacyLoss`: those that occur."""
+        losses, log_masses = np.array(self.losses), np.array(self.log_masses)
+        occurs = log_masses > -np.inf
+        return losses[occurs], log_masses[occurs]
+
+    @property
+    def num_values(self) -> float:
+        """As many as there are fields for."""
+        return len(self.losses)
+
+    def tail_displacement(self, u: Array) -> Array:
+        """The losses are as far off as they are rounded."""
+        xp = namespace(u, *self.fields)
+        return _MOVE * self._most() + xp.zeros_like(u)
+
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
+        """See `PrivacyLoss`: a sum. Forward the larger direction's."""
+        return log_excess_of_atoms(*self._stacked(t.shape), t, rule)
+
+    def nodes(self, rule: NodeRule) -> LossNodes:
+        """See `PrivacyLoss`: the atoms, on the real line."""
+        backward, log_cut, *_ = rule
+        xp = namespace(*self.fields, log_cut)
+        loss, mass = self._stacked(backward.shape)
+        mass = mass - xp.where(backward > 0, loss, 0.0)
+        weight = xp.where(loss == 0, 0.0, xp.exp(mass))
+        shape = (log_cut.shape[0], *loss.shape)
+        return atoms(
+            xp.broadcast_to((1 - 2 * backward) * loss, shape),
+            xp.broadcast_to(weight, shape),
+        )
+
+    def _stacked(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Losses and masses with a first axis for the atoms."""
+        xp = namespace(*self.fields)
+
+        def stack(columns: tuple[Array, ...]) -> Array:
+            return xp.stack([xp.broadcast_to(column, shape) for column in columns])
+
+        return stack(self.losses), stack(self.log_masses)
+
+    def _most(self) -> Array:
+        """The largest size of a loss that occurs."""
+        xp = namespace(*self.fields)
+        most = xp.zeros(())
+        for loss, mass in zip(self.losses, self.log_masses, strict=True):
+            most = xp.maximum(most, xp.where(mass > -xp.inf, xp.abs(loss), 0.0))
+        return most
+
+
+def log_excess_of_atoms(
+    loss: Array, log_mass: Array, t: Array, rule: MomentRule
+) -> tuple[Array, ...]:
+    """`PrivacyLoss.log_excess` of losses and their log-masses, (J, n), at (n,) orders.
+
+    Forward the larger direction's; *upper bounds*, exact up to rounding.
+    """
+    xp = namespace(loss, log_mass, t)
+    base = log_mass - loss  # of the distribution without the unit
+    direction = rule.direction
+    largest = xp.max(xp.where(log_mass > -xp.inf, xp.abs(loss), 0.0), axis=0)
+    sums = {}
+    for one in ("forward", "backward") if direction == "forward" else (direction,):
+        power = -t if one == "backward" else 1 + t
+        peak = xp.max(base + power * loss, axis=0) - _LARGEST_EXPONENT
+        peak = stop_gradient(xp, xp.maximum(peak, 0.0))
+        value = xp.sum(scaled_power_excess(loss, base - peak, t, one), axis=0)
+        # Masses of the other distribution are rounded as losses are. Where these are
+        # large ``M - 1 <= E[e^(t L) - 1; L > 0]``, with masses of at most 1.
+        gain, mass = loss, log_mass
+        if one == "backward":
+            gain, mass = -loss, xp.minimum(base + ROUNDING * largest, 0.0)
+        above = gain > 0
+        part = mass + log_expm1(t * xp.where(above, gain, 1.0))
+        most = logsumexp(xp.where(above, part, -xp.inf))
+        found = (xp.log(value) + peak,), (1 + t) * largest, (most,)
+        (sums[one],) = with_rounding(*found)
+    excess = sums[direction]
+    if direction == "forward":
+        excess = xp.maximum(excess, sums["backward"])
+    if not rule.with_derivatives:
+        return (excess,)
+    peak = xp.max(base + (1 + t) * loss, axis=0) - _LARGEST_EXPONENT
+    peak = xp.maximum(peak, 0.0)
+    parts = scaled_power_excess_derivatives(loss, base - peak, t, "forward")
+    total, first, second = (xp.sum(part, axis=0) for part in parts)
+    return excess, first / total, second / total
+
+
+def tails_of_values(u: Array, loss: Array, log_mass: Array) -> Tails:
+    """The tails at u of losses, first axis, and the logarithms of their masses."""
+    xp = namespace(u, loss, log_mass)
+    above = loss > u
+    gap = xp.where(above, u - loss, -1.0)
+    return (
+        logsumexp(xp.where(above, log_mass + xp.log(-xp.expm1(gap)), -xp.inf)),
+        logsumexp(xp.where(above, log_mass + gap, -xp.inf)),
+    )
+
+
+# --- Mechanisms; each returns (J,) losses and log-masses with the unit ---
+
+Atoms = tuple[np.ndarray, np.ndarray]
+
+
+def discrete_laplace_atoms(noise_parameter: float, moved: int) -> Atoms:
+    """The integer noise of mass ``tanh(a/2) e^{-a|x|}``, moved by an integer.
+
+    Reference: Ghosh, Roughgarden, Sundararajan (2009), arXiv:0811.2841.
+    """
+    a, k = float(noise_parameter), np.arange(moved + 1.0)
+    log_end = -np.log1p(np.exp(-a))
+    inside = (k > 0) & (k < moved)
+    log_mass = log_end - a * k
+    with np.errstate(divide="ignore"):
+        log_mass = log_mass + np.where(inside, np.log(-np.expm1(-a)), 0.0)
+    return a * (moved - 2 * k), log_mass
+
+
+def randomized_response_atoms(
+    noise_parameter: float, num_buckets: int, *, against_uniform: bool
+) -> Atoms:
+    """One of k answers, a uniform one with probability p, else the true one.
+
+    Against the same of another true answer, or against a uniform answer.
+    """
+    p, k = float(noise_parameter), float(num_buckets)
+    gain = np.log1p(k * (1 - p) / p)  # the true answer's odds
+    log_truth = np.log((1 - p) + p / k)
+    if against_uniform:
+        rest = np.log(p * (k - 1) / k)
+        return np.array([np.log1p((k - 1) * (1 - p)), np.log(p)]), np.array(
+            [log_truth, rest]
+        )
+    with np.errstate(divide="ignore"):
+        masses = np.array([log_truth, np.log(p * (k - 2) / k), np.log(p / k)])
+    return np.array([gain, 0.0, -gain]), masses
+
+
+def sampled_atoms(found: Atoms, sampling_probability: float) -> Atoms:
+    """Those of a Poisson sample."""
+    loss, log_mass = found
+    if sampling_probability == 1:
+        return found
+    if sampling_probability == 0:
+        return np.zeros(1), np.zeros(1)
+    rate = Rate.of(np.float64(sampling_probability))
+    mixed = real_log_mixture(loss, rate)
+    # Not by the losses' difference, which is rounded as they are.
+    return mixed, np.logaddexp(rate.log_rest + log_mass - loss, rate.log + log_mass)

@@ -1,0 +1,379 @@
+"""Independent episodes: several draws a step, each of which may hold the unit.
+
+With ``J ~ Binomial(B, eta)`` the number of episodes that hold the protected unit and
+``e1 = P(J >= 1)``, both directions are ``sum_k P(J = k) D(k s, 1 + (g-1)/e1)`` over
+k = 1 … B: a mixture over k of swaps of k contributions. It holds under add_remove and
+replace_one; under zero_out the swaps are zeroed pairs.
+
+Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2 and 10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses import episode_terms
+from jaxdp_episodic.accountant.losses.episode_terms import MOST_TERMS, needed_terms
+from jaxdp_episodic.accountant.losses.gaussian import SMALLEST, positive, scaled
+from jaxdp_episodic.accountant.losses.loss_nodes import (
+    LossNodes,
+    NodeRule,
+    Rate,
+    log_mixture,
+    log_normal,
+    mirrored,
+    path_points,
+    real_log_mixture,
+    sampled_ends,
+)
+from jaxdp_episodic.accountant.losses.moves import Moves, one_move
+from jaxdp_episodic.accountant.losses.paths import Pair, half_line
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    GaussianLoss,
+    Hints,
+    MomentRule,
+    Tails,
+)
+from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
+from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
+from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+    log_complex,
+    polar,
+    times,
+)
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    fori_loop,
+    map_first,
+    namespace,
+    stop_gradient,
+)
+
+# Terms are left out up to this share of delta, which is then added to it.
+_CUT_SHARE = 1e-9
+# Terms times settings that NumPy computes at once.
+_AT_ONCE = 512
+# Distributions are truncated where the density is e^-18 of its peak, or less.
+_LEAST_CUT = -18.0
+# Relative increase of the number of nodes for every factor e in the number of terms.
+_MORE_NODES = 0.4
+# Largest imaginary part of their path, in deviations: there distributions end.
+_MOST_HEIGHT = 3.4
+# Stands for log 0 where -inf would poison a gradient: e^{-1e30} = 0.
+_LOG_ZERO = -1e30
+
+
+@dataclass(frozen=True)
+class IndependentEpisodesLoss(GaussianLoss):
+    """Swaps of J contributions, J the number of episodes with the unit.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      rate: eta in [0, 1], the chance to be in one given episode.
+      shift: s >= 0 of one swapped contribution: twice the clip norm over the noise.
+      num_episodes: B, whole numbers >= 1 as floats. The cost of profiles and moments
+        grows with the largest B of a batch: all terms count, because the rare large k
+        dominate the moments of high order.
+      kept: how many terms are kept; fewer than B give less, which is no bound.
+    """
+
+    rate: Array
+    shift: Array
+    num_episodes: Array
+    kept: Array = np.inf  # pyright: ignore[reportAssignmentType]: broadcasts
+    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
+
+    def hints(self) -> Hints:
+        """One move; of several, as many as are expected and some more."""
+        xp = namespace(*self.fields)
+        expected = self.num_episodes * self.rate
+        draws = expected + 8 * xp.sqrt(expected) + 3
+        draws = xp.minimum(self.num_episodes, draws)
+        return Hints(self.rate, self.rate, self.shift, self.shift * draws)
+
+    def moves(self) -> Moves:
+        """See `PrivacyLoss`: a swap in each episode that holds the unit."""
+        number, rate = int(self.num_episodes), float(self.rate)
+        any_rate = 1.0 if rate >= 1 else -math.expm1(number * math.log1p(-rate))
+        return one_move(any_rate, float(self.shift), (number, rate))
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """See `PrivacyLoss`, with derivatives in forward mode only."""
+        xp = namespace(u, *self.fields)
+        u, outer, eta, s, episodes, kept = xp.broadcast_arrays(u, *self.fields)
+        episodes = stop_gradient(xp, episodes)
+        kept = xp.minimum(episodes, stop_gradient(xp, kept))
+        safe = positive(eta, 1.0)
+        certain = safe >= 1
+        log_absent = xp.log1p(-xp.where(certain, 0.5, safe))
+        log_absent = xp.where(certain, _LOG_ZERO, log_absent)
+        any_rate = xp.maximum(-xp.expm1(episodes * log_absent), SMALLEST)
+        log_any = xp.log(any_rate)
+        directions, nothing = 2 - self.is_symmetric, 1e100 * _LOG_ZERO
+
+        def add_terms(index: Array, totals: tuple[Pair, ...]) -> tuple[Pair, ...]:
+            """Terms k = index, (k, ...), added to what there is."""
+            count = xp.minimum(index, episodes)
+            log_weight = log_binomial(episodes, count) + count * xp.log(safe)
+            log_weight = log_weight + (episodes - count) * log_absent - log_any
+            both = self._one(any_rate, count * s).log_tails(u)
+            used = (s > 0) & (index <= kept)
+            terms = [log_weight + term for tails in both[:directions] for term in tails]
+            return tuple(
+                _added(total, xp.where(used, term, nothing))
+                for total, term in zip(totals, terms, strict=True)
+            )
+
+        start = ((xp.full_like(s, nothing), xp.zeros_like(s)),) * (2 * directions)
+        last = xp.max(kept, initial=0.0).astype(int)
+        parts = _sum_terms(add_terms, last, start, s)
+        # Logarithms of partial sums would each be rounded.
+        sums = [peak + xp.log(xp.maximum(total, SMALLEST)) for peak, total in parts]
+        forward = scaled((sums[0], sums[1]), outer, eta, s)
+        if self.is_symmetric:
+            return forward, forward
+        return forward, scaled((sums[2], sums[3]), outer, eta, s)
+
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
+        """See `PrivacyLoss`: linear in the profiles, so a mixture like them."""
+        xp = namespace(t, *self.fields)
+        t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
+        if xp is np:
+
+            def excess_of_one(place: Array, any_rate: Array, shift: Array) -> Any:
+                return self._one(any_rate, shift).log_excess(t[place], rule)
+
+            return episode_terms.log_excess(
+                excess_of_one,
+                episode_terms.Terms.of(t, eta, s, episodes),
+                rule,
+            )
+        log_absent = xp.log1p(-eta)  # -inf at eta = 1
+        any_rate = -xp.expm1(episodes * log_absent)
+
+        def add_terms(index: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+            """The term k = index, (1, n), added to what there is."""
+            count = xp.minimum(index, episodes)
+            log_weight = log_binomial(episodes, count) + count * xp.log(eta)
+            rest = episodes - count
+            log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
+
+            def flat(a: Array) -> Array:
+                return xp.broadcast_to(a, log_weight.shape).reshape(-1)
+
+            one = self._one(flat(any_rate), flat(count * s))
+            excess, *derivatives = (
+                part.reshape(log_weight.shape) for part in one.log_excess(flat(t), rule)
+            )
+            total, *sums = totals
+            terms = xp.where(index <= episodes, log_weight + excess, -xp.inf)
+            larger = xp.logaddexp(total, terms[0])
+            finite = xp.where(xp.isfinite(larger), larger, 0.0)
+            old, new = xp.exp(total - finite), xp.exp(terms - finite)
+            means = (
+                old * a + xp.sum(xp.where(new > 0, new * b, 0.0), axis=0)
+                for a, b in zip(sums, derivatives, strict=True)
+            )
+            return larger, *means
+
+        last = xp.max(episodes).astype(int)
+        zeros = (xp.zeros_like(s),) * (2 * rule.with_derivatives)
+        return _sum_terms(add_terms, last, (xp.full_like(s, -xp.inf), *zeros), s)
+
+    def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
+        """What k episodes with the unit do, with the chance that there are any."""
+        one = namespace(any_rate, shift).ones_like(any_rate)
+        return SwappedGaussianLoss(one, any_rate, shift)
+
+    @property
+    def num_terms(self) -> Array:
+        """Terms that are kept."""
+        return np.minimum(self.kept, self.num_episodes)
+
+    def truncated(
+        self, log_goal: np.ndarray, count: np.ndarray
+    ) -> tuple[Self, np.ndarray, np.ndarray]:
+        """Cuts the sum where its rest adds a billionth of ``e^log_goal`` at most."""
+        least = log_goal + np.log(_CUT_SHARE) - np.log(np.maximum(count, 1.0))
+        terms, log_tail = needed_terms(self.num_episodes, self.rate, least)
+        with np.errstate(divide="ignore"):
+            log_added = np.log(count) + log_tail
+        kept = np.minimum(terms, MOST_TERMS)
+        return (
+            dataclasses.replace(self, kept=kept),
+            log_added,
+            terms > MOST_TERMS,
+        )
+
+    def nodes(self, rule: NodeRule) -> LossNodes:
+        """See `PrivacyLoss`: one path for all terms, as they have one log-ratio.
+
+        The loss is ``log(1 - e1 + e1 e^l)``, with l distributed as
+        ``N(-k² s²/2, k² s²)`` under Q. In the deviations of the narrowest distribution
+        that counts l is ``c sinh(v / c)``: where only wider distributions reach, nodes
+        are further apart and the path is higher, as these ask for.
+        """
+        _, log_cut, height, num_nodes, num_terms = rule
+        xp = namespace(*self.fields, log_cut, height)
+        k, log_weight, used, any_rate = self._weighted_terms(log_cut, num_terms)
+        narrowest = xp.min(xp.where(used, k, xp.inf), axis=(0, 1))
+        s, width, p = narrowest * self.shift, k / narrowest, Rate.of(any_rate)
+        log_factor = xp.maximum(log_weight, -1e300) - xp.log(width)
+        cut = xp.minimum(log_cut[:, None] - log_weight, _LEAST_CUT)
+        _, high, _ = sampled_ends(p, width * s, cut)
+        own = xp.where(used, high - 0.5 * width * s, 0.0)
+        scale, end = xp.max(own, axis=(0, 1)), xp.max(width * own, axis=1)
+        turn = xp.clip((p.log_rest - p.log) / s, 0.0, xp.max(end, axis=0))
+        steep = s * xp.sqrt(1 + (turn / scale) ** 2)
+        end, turn = (xp.arcsinh(x / scale) * scale for x in (end, turn))
+        floor = xp.zeros_like(s)
+        size = int(num_nodes * (1 + _MORE_NODES * math.log(num_terms)))
+        line = map_first(lambda end: half_line(floor, end, (turn,), steep, size), end)
+        v, element = path_points(line, floor, turn, steep, height, _MOST_HEIGHT)
+        re, im = v[0] / scale, v[1] / scale
+        grown, rise = xp.sinh(re), xp.cosh(re)
+        cos, sin = xp.cos(im), xp.sin(im)
+        x = scale * grown * cos, scale * rise * sin
+        element = times(element, (rise * cos, grown * sin))
+        # An integral does not depend on its path.
+        x, element = stop_gradient(xp, (x, element))
+
+        def log_density(x: Pair, used: Array) -> Pair:
+            """Of Q at points (J, m)."""
+            wide = width[:, None]
+            re, im = log_normal((x[0] / wide + 0.5 * wide * s, x[1] / wide))
+            re = xp.where(used[:, None], log_factor[:, None] + re, -1e300)
+            peak = stop_gradient(xp, xp.max(re, axis=0))
+            total = (xp.sum(part, axis=0) for part in polar(re - peak, im))
+            re, im = log_complex(*total)
+            return re + peak, im
+
+        y = map_first(lambda x: log_mixture((s * x[0], s * x[1]), p), x)
+
+        def finish(x: Pair, element: Pair, y: Pair, used: Array) -> LossNodes:
+            end = x[0][-1:]
+            end_density, _ = log_density((end, xp.zeros_like(end)), used)
+            end_loss = real_log_mixture(s * end[0], p)
+            density = log_density(x, used)
+            return mirrored(y, density, element, end_density[0], end_loss)
+
+        return map_first(finish, x, element, y, used)
+
+    def _weighted_terms(self, log_cut: Array, num_terms: int) -> tuple[Array, ...]:
+        """k, ``log(P(J = k) / e1)``, which terms count, (V, terms, m), and e1."""
+        xp = namespace(*self.fields, log_cut)
+        terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
+        kept = xp.minimum(self.kept, self.num_episodes)
+        k = xp.minimum(terms, kept)
+        log_absent = xp.log1p(-self.rate)
+        any_rate = -xp.expm1(self.num_episodes * log_absent)
+        rest = self.num_episodes - k
+        log_weight = log_binomial(self.num_episodes, k) + k * xp.log(self.rate)
+        log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
+        # Terms rarer than the truncated mass are left out.
+        used = (terms <= kept) & (log_weight > log_cut[:, None])
+        return k, log_weight, used, any_rate
+
+
+@dataclass(frozen=True)
+class ZeroedEpisodesLoss(IndependentEpisodesLoss):
+    """The same under zero_out: episodes with the unit contribute 0 where it is null.
+
+    ``sum_k P(J = k)/e1`` of the zeroed profiles with ``p = 1``, ``r = e1`` and ``k s``.
+
+    Attributes:
+      outer_rate, rate, num_episodes, kept: as there.
+      shift: s >= 0 of one contribution: the clip norm over the noise, *not* twice that.
+    """
+
+    is_symmetric: ClassVar[bool] = False
+
+    def nodes(self, rule: NodeRule) -> LossNodes:
+        """See `PrivacyLoss`: the mixture of the nodes of all terms."""
+        backward, log_cut, height, num_nodes, num_terms = rule
+        xp = namespace(*self.fields, log_cut, height)
+        k, log_weight, used, any_rate = self._weighted_terms(log_cut, num_terms)
+        weight = xp.where(used, xp.exp(log_weight), 0.0)
+        log_cut = xp.minimum(log_cut[:, None] - log_weight, _LEAST_CUT)
+
+        def flat(a: Array) -> Array:
+            """(..., terms, m) to (..., terms m), of any shape that broadcasts."""
+            wide = xp.broadcast_to(a, (*a.shape[:-2], *k.shape))
+            return wide.reshape(*a.shape[:-2], -1)
+
+        cuts = flat(backward[None]), flat(log_cut), flat(height[:, None])
+        one = self._one(flat(any_rate[None]), flat(k * self.shift))
+        parts = one.nodes(NodeRule(*cuts, num_nodes))
+        return map_first(_mixed, parts, weight, used)
+
+    def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
+        one = namespace(any_rate, shift).ones_like(any_rate)
+        return ZeroedGaussianLoss(one, one, any_rate, shift)
+
+
+def _added(total: Pair, terms: Array) -> Pair:
+    """The largest logarithm of a sum and terms, (k, ...); the sum over that term."""
+    xp = namespace(terms)
+    higher = stop_gradient(xp, xp.maximum(total[0], xp.max(terms, axis=0)))
+    ratio = total[1] * xp.exp(total[0] - higher)
+    return higher, ratio + xp.sum(xp.exp(terms - higher), axis=0)
+
+
+def _sum_terms(
+    add_terms: Callable[[Array, Any], Any], last: Array, totals: Any, like: Array
+) -> Any:
+    """Adds the terms 1 … last: one by one in JAX, many at a time in NumPy."""
+    xp = namespace(like)
+    column = (-1,) + (1,) * like.ndim
+    if xp is not np:
+        return fori_loop(
+            xp,
+            1,
+            last + 1,
+            lambda k, totals: add_terms(k.astype(like.dtype).reshape(column), totals),
+            totals,
+        )
+    block = max(_AT_ONCE // max(like.size, 1), 1)
+    for first in range(1, int(last) + 1, block):
+        index = np.arange(first, min(first + block, int(last) + 1), dtype=np.float64)
+        totals = add_terms(index.reshape(column), totals)
+    return totals
+
+
+def _mixed(part: LossNodes, weight: Array, used: Array) -> LossNodes:
+    """The mixture of the nodes of all terms, (J, terms m), with (terms, m) weights."""
+    xp = namespace(part.mass, weight, used)
+    num_terms, size = weight.shape
+
+    def apart(a: Array) -> Array:
+        """(J, terms m) to (J, terms, m)."""
+        return a.reshape(-1, num_terms, size)
+
+    def nodes(a: Array) -> Array:
+        """(J, terms, m) to (terms J, m): those of no weight come last."""
+        return xp.swapaxes(a, 0, 1).reshape(-1, size)
+
+    def mixed(a: Array) -> Array:
+        return xp.sum(a.reshape(num_terms, size) * weight, axis=0)
+
+    def smallest(a: Array) -> Array:
+        return xp.min(xp.where(used, a.reshape(num_terms, size), xp.inf), axis=0)
+
+    return LossNodes(
+        (nodes(apart(part.loss[0])), nodes(apart(part.loss[1]))),
+        (nodes(apart(part.weight[0]) * weight), nodes(apart(part.weight[1]) * weight)),
+        mixed(part.mass),
+        mixed(part.size),
+        smallest(part.right),
+        smallest(part.left),
+        nodes(apart(part.end_log_weight) + xp.log(weight)),
+        nodes(apart(part.end_loss)),
+        mixed(part.spacing),
+    )

@@ -1,0 +1,320 @@
+"""The Laplace mechanism, sampled: a contribution that is there with probability p.
+
+The pair is ``P = (1-p) Lap(0) + p Lap(s)`` against ``Q = Lap(0)``, of unit scale, with
+s the largest L1 distance that one unit moves the sum, in scales of the noise. The loss
+of ``Lap(s)`` against ``Lap(0)`` is ``l = -s`` or ``s`` with the Q-mass ``1/2`` and
+``e^{-s}/2``, and has the Q-density ``e^{-(l+s)/2} / 4`` between; that of P is
+``y = log(1 - p + p e^l)``.
+
+A vector moved by ``v``, ``|v|_1 = s``, is covered too: two coordinates are dominated by
+one, ``H_g(Lap(a) x Lap(b) || Lap(0) x Lap(0)) <= H_g(Lap(a+b) || Lap(0))``, g >= 1.
+Let ``a <= b`` and ``h`` be the profile for b. The left side is ``E[h(eps - L)]`` over
+the loss L of the other coordinate, and ``h(x) = 1 - e^{(x-b)/2}`` for ``x <= b`` (x is
+never below -b), 0 beyond. As ``E[e^{-L/2}] = e^{-a/2} (1 + a/2)``, the formula for
+``x <= b``, taken everywhere, falls short of the right side by ``a e^{(c-a)/2} / 2``
+with ``c = eps - b``; what it lacks beyond b is ``(c + a) e^{(c-a)/2} / 4``, no more
+than that because ``c <= a`` where the right side is positive.
+
+Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 3, for the
+profile and Theorem 8 for sampling; Zhu, Dong, Wang (2022), arXiv:2106.08567, Theorem
+11; Mironov (2017), arXiv:1702.07476, Proposition 6, for the moments at p = 1, and
+Mironov, Talwar, Zhang (2019), arXiv:1908.10530, Theorem 5, that the forward ones are
+the larger.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.excess import excess_of, with_rounding
+from jaxdp_episodic.accountant.losses.gaussian import scaled
+from jaxdp_episodic.accountant.losses.loss_nodes import (
+    LossNodes,
+    NodeRule,
+    Rate,
+    collected,
+    log_mixture,
+    real_log_mixture,
+)
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    Hints,
+    MomentRule,
+    NoisyLoss,
+    Tails,
+)
+from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
+from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    fori_loop,
+    map_first,
+    namespace,
+    stop_gradient,
+)
+from jaxdp_episodic.accountant.numerics.power_excess import (
+    log_expm1,
+    scaled_power_excess,
+    scaled_power_excess_derivatives,
+)
+from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels
+
+_LOG_2, _LOG_4 = math.log(2.0), math.log(4.0)
+# Rounding error of u, relative to the largest loss.
+_MOVE = 2e-15
+# Panels from an end of the losses inwards: so many for each unit of the loss, and as
+# many as the exponent has nats over this. The integrand falls off by half a nat a unit
+# at least, and by as many as the exponent, so that so many panels reach to e^-35 of it.
+_UNIT_SHARE, _REACH = 2.0, 210.0
+_LARGEST_EXPONENT = 600.0
+_EDGE_BISECTIONS = 14
+# Nodes of the middle part are e^-u from an end, down to this u; and the height of their
+# path, below the pi at which the logarithm has a branch point.
+_DEEPEST_LAYER = 17.0
+_TOP, _SLOPE = 1.2, 2.0
+
+
+@dataclass(frozen=True)
+class LaplaceLoss(NoisyLoss):
+    """``(1-p) Lap(0) + p Lap(shift)`` against ``Lap(0)``.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      rate: p in [0, 1].
+      shift: s >= 0.
+    """
+
+    rate: Array
+    shift: Array
+    is_symmetric: ClassVar[bool] = False
+    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
+
+    def hints(self) -> Hints:
+        """The Gaussian whose losses have about the same variance, or mean."""
+        xp = namespace(*self.fields)
+        move = xp.minimum(self.shift, xp.sqrt(2 * self.shift))
+        return Hints(self.rate, self.rate, move, move)
+
+    def largest_loss(self, *, backward: bool) -> Array:
+        """``log(1 - p + p e^s)``, or minus that of -s."""
+        sign = -1.0 if backward else 1.0
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            rate = np.maximum(self.rate, 1e-300)
+            finite = np.minimum(self.shift, 1e300)
+            loss = sign * real_log_mixture(sign * finite, Rate.of(rate))
+            loss = np.where(np.equal(self.rate, 0), 0.0, loss)
+        # Without noise the backward loss is bounded all the same, where p < 1.
+        bare = np.isinf(self.shift) & (self.rate > 0) & (not backward)
+        return np.where(bare, np.inf, loss)
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """``D = 1 - e^{(u-s)/2}`` and ``e^{(u-s)/2} / 2`` up to s, sampled."""
+        xp = namespace(u, *self.fields)
+        u, outer, p, s = xp.broadcast_arrays(u, *self.fields)
+
+        def base(u: Array) -> Tails:
+            inside = u < s
+            half = xp.where(inside, 0.5 * (u - s), -1.0)
+            return (
+                xp.where(inside, xp.log(-xp.expm1(half)), -xp.inf),
+                xp.where(inside, half - _LOG_2, -xp.inf),
+            )
+
+        both = sampled_tails(base, u, p)
+        forward, backward = (scaled(tails, outer, p, s) for tails in both)
+        return forward, backward
+
+    def tail_displacement(self, u: Array) -> Array:
+        """Where the losses end, a rounding decides on which side of an atom u lies."""
+        xp = namespace(u, *self.fields)
+        share = self.rate - (1 - self.rate) * xp.expm1(-u)
+        moved = _MOVE * xp.minimum(self.shift, self._LARGEST_SHIFT) * share
+        return moved + 2 * sampled_displacement(u, self.rate)
+
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
+        """See `PrivacyLoss`: two atoms and an integral; closed form at p = 1."""
+        xp = namespace(t, *self.fields)
+        t, _, p, s = xp.broadcast_arrays(t, *self.fields)
+        rate = Rate.of(p)
+        found = _excess(t, rate, s, rule)
+        if rule.direction == "forward":
+            # As in `unless_gaussian`: moments are convex in P, and no loss is above s.
+            most, *slopes = excess_of(t * s, s, 0.0, rule.with_derivatives)
+            found = with_rounding(found, s * (1 + t), (rate.log + most, *slopes))
+        excess, *derivatives = found
+        return xp.where(p >= 1, _always_excess(t, s), excess), *derivatives
+
+    def nodes(self, rule: NodeRule) -> LossNodes:
+        """See `PrivacyLoss`: two atoms and a path between them; nothing is cut."""
+        backward, log_cut, height, num_nodes, _ = rule
+        xp = namespace(*self.fields, backward, log_cut, height)
+        s, p = self.shift, Rate.of(self.rate)
+        sign, forward = 1 - 2 * backward, 1 - backward
+        ends = sign * real_log_mixture(xp.stack([-s, s]), p)
+        log_mass = xp.stack([xp.zeros_like(s), -s]) - _LOG_2
+        atom = xp.exp(log_mass + forward * ends)
+
+        def between(height: Array) -> LossNodes:
+            place, element = _path(s, height, num_nodes - 2)
+            y = log_mixture(place, p)
+            exponent = (
+                forward * y[0] - 0.5 * (place[0] + s) - _LOG_4,
+                sign * (forward * y[1] - 0.5 * place[1]),
+            )
+            weight = times(polar(*exponent), (element[0], sign * element[1]))
+            nothing = xp.zeros_like(ends)
+            return collected(
+                (xp.concatenate([ends, sign * y[0]]), xp.concatenate([nothing, y[1]])),
+                (
+                    xp.concatenate([atom, weight[0]]),
+                    xp.concatenate([nothing, weight[1]]),
+                ),
+                nothing - xp.inf,
+                nothing,
+            )
+
+        return map_first(between, height + xp.zeros_like(log_cut))
+
+
+def _always_excess(t: Array, s: Array) -> Array:
+    """``log(M - 1)``, ``M = (alpha e^{t s} + t e^{-alpha s}) / (2 alpha - 1)``.
+
+    ``M - 1 = (alpha (e^{t s} - 1) + t (e^{-alpha s} - 1)) / (2 alpha - 1)`` cancels
+    where ``alpha s`` is small: there a series in s.
+    """
+    xp = namespace(t, s)
+    alpha = 1 + t
+    total = alpha + t
+    near = alpha * s <= 0.5
+    x = xp.where(near, s, 0.0)
+    # (alpha f(t x) + t f(-alpha x)) / (alpha t x²), f(x) = e^x - 1 - x
+    rise, fall = t * x, -alpha * x
+    series = xp.zeros_like(x)
+    for k in range(19, 1, -1):
+        power = t * _power(rise, k - 2) + alpha * _power(fall, k - 2)
+        series = series + power / math.factorial(k)
+    log_near = xp.log(alpha) + xp.log(t) + 2 * xp.log(xp.where(near, s, 1.0))
+    log_near = log_near + xp.log(series) - xp.log(total)
+    y = xp.where(near, 1.0, s)
+    rise, fall = t * y, alpha * y
+    log_rise = log_expm1(rise) + xp.log(alpha)
+    lost = t * -xp.expm1(-fall)
+    log_far = log_rise + xp.log1p(-lost * xp.exp(-log_rise)) - xp.log(total)
+    return xp.where(near, log_near, log_far)
+
+
+def _power(x: Array, k: int) -> Array:
+    """``x^k`` for a whole number, by multiplication."""
+    result = x * 0 + 1.0
+    for _ in range(k):
+        result = result * x
+    return result
+
+
+def _excess(
+    t: Array,
+    p: Rate,
+    s: Array,
+    rule: MomentRule,
+) -> tuple[Array, ...]:
+    """The excess by its atoms and Gauss–Legendre panels from either end to 0."""
+    xp = namespace(t, p.rate, s)
+    direction, quadrature, with_derivatives = rule
+
+    def log_parts(place: Array) -> tuple[Array, Array]:
+        """Log-ratio of P to Q, and log-density of Q, at a loss l."""
+        return real_log_mixture(place, p), -0.5 * (place + s) - _LOG_4
+
+    ends = xp.stack([-s, s])
+    y = real_log_mixture(ends, p)
+    b = xp.stack([xp.full_like(s, -_LOG_2), -s - _LOG_2])
+    power = -t if direction == "backward" else 1 + t
+    peak = xp.maximum(xp.max(b + power * y, axis=0) - _LARGEST_EXPONENT, 0.0)
+    peak = stop_gradient(xp, peak)
+
+    def values(y: Array, b: Array) -> tuple[Array, ...]:
+        if with_derivatives:
+            return scaled_power_excess_derivatives(y, b - peak, t, direction)
+        return (scaled_power_excess(y, b - peak, t, direction),)
+
+    sums = [xp.sum(value, axis=0) for value in values(y, b)]
+    edges = _edges(1 + t, p, s, quadrature.num_panels)
+    for sign, depth in zip((1.0, -1.0), edges, strict=True):
+        depth = stop_gradient(xp, depth)
+
+        def integrand(depth: Array, sign: float = sign) -> tuple[Array, ...]:
+            return values(*log_parts(sign * (s - depth)))
+
+        parts = integrate_panels(
+            integrand, depth[:-1], depth[1:], nodes_per_panel=quadrature.nodes_per_panel
+        )
+        sums = [a + part for a, part in zip(sums, parts, strict=True)]
+    total, *derivatives = sums
+    return xp.log(total) + peak, *(d / total for d in derivatives)
+
+
+def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Array]:
+    """Edges (num_panels + 1, n) of panels: distances from the ends s and -s, up to s.
+
+    Equally spaced in ``2 d + alpha |y(end) - y(end -+ d)|``, up to `_REACH`. They need
+    not be placed well, only be the same for neighbours.
+    """
+    xp = namespace(alpha, p.rate, s)
+
+    def from_end(sign: float) -> Array:
+        end = real_log_mixture(sign * s, p)
+
+        def spent(d: Array) -> Array:
+            y = real_log_mixture(sign * (s - d), p)
+            return _UNIT_SHARE * d + alpha * xp.abs(end - y)
+
+        most = xp.minimum(spent(s), _REACH)
+        shares = xp.arange(1, num_panels + 1, dtype=s.dtype)[:, None] / num_panels
+        goal = most * shares
+        # Between the distances at the steepest and without the second term.
+        start = (xp.log(goal / (_UNIT_SHARE + alpha)), xp.log(goal / _UNIT_SHARE))
+
+        def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = bracket
+            middle = 0.5 * (low + high)
+            above = spent(xp.minimum(xp.exp(middle), s)) >= goal
+            return xp.where(above, low, middle), xp.where(above, middle, high)
+
+        low, _ = fori_loop(xp, 0, _EDGE_BISECTIONS, halve, start)
+        edge = xp.minimum(xp.exp(low), s)
+        # The last one is the middle, if that is within reach.
+        last = xp.where(spent(s) <= _REACH, s, edge[-1])
+        return xp.concatenate([0 * edge[:1], edge[:-1], last[None]])
+
+    return from_end(1.0), from_end(-1.0)
+
+
+def _path(s: Array, height: Array, num_nodes: int) -> tuple[tuple, tuple]:
+    """Nodes (J, n) from -s to s above the real line, and ``dl`` with the weights.
+
+    ``l = s tanh(u/2)``, so that nodes are close where e^{zl} has a boundary layer. From
+    either end the path rises steeply, so that it falls off faster than it oscillates.
+    """
+    xp = namespace(s, height)
+    spacing = 2 * _DEEPEST_LAYER / (num_nodes - 1)
+    u = xp.arange(num_nodes, dtype=s.dtype)[:, None] * spacing - _DEEPEST_LAYER
+    small = xp.exp(-xp.abs(u))
+    near = small / (1 + small)  # of 2 s, to the nearer end
+    depth = 2 * s * near
+    weight = 2 * s * near * (1 - near) * spacing
+    # The outermost ones stand for all those beyond them, geometric series.
+    edge = xp.arange(num_nodes)[:, None] % (num_nodes - 1) == 0
+    weight = weight * xp.where(edge, 1 / -xp.expm1(-xp.asarray(spacing)), 1.0)
+    real = xp.where(u < 0, depth - s, s - depth)
+    # Height top tanh(slope d / top) with d = depth (2 s - depth) / (2 s), smooth in u.
+    inner = depth * (1 - near)
+    bent = xp.tanh(_SLOPE * inner / _TOP)
+    slope = _SLOPE * (1 - bent * bent) * (1 - 2 * near) * xp.where(u < 0, 1.0, -1.0)
+    imaginary = height * _TOP * bent
+    place, element = stop_gradient(
+        xp, ((real, imaginary), (weight, weight * height * slope))
+    )
+    return place, element

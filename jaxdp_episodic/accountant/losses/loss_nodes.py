@@ -1,0 +1,234 @@
+"""The distribution of a privacy loss as a sum over nodes in the complex plane.
+
+With ``L = log(P/Q)`` the privacy loss under P, the moment generating function
+``M(z) = E_P[e^{z L}]`` is needed far from the real axis, where ``e^{z L}`` oscillates.
+All densities here are analytic, so the path of integration may leave the real line: on
+a path above it (for ``e^{zL}`` and ``Im z > 0``; below it for ``e^{-zL}``) the
+integrand falls off instead of oscillating, and one fixed set of nodes serves every z.
+
+Several distributions of the same steps are made at once (V, the leading axis): they
+differ in path and cut, and so check one another.
+
+They are *truncated* where the Gaussian density has fallen below a level that the caller
+chooses. Without what is beyond it, M has no far bump that would grow like
+``e^{c² s²/2}``: the contour may cross the real axis where it is best for the losses
+that do occur. The nodes are those of `paths`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from jaxdp_episodic.accountant.losses.paths import Pair, Path, points
+from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+    log1p_complex,
+    polar,
+    times,
+    versine_sine,
+)
+from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace
+from jaxdp_episodic.accountant.numerics.special import log1p_bounded
+
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+# Q = N(0, 1) has a mass of 1e-19 left of it.
+FURTHEST_LEFT = -9.0
+# Above this rate the loss of not being drawn is no spike.
+_LARGEST_SPIKE_RATE = 0.99
+# Nodes of a distribution, unless the caller takes fewer.
+NUM_NODES = 384
+
+
+class NodeRule(NamedTuple):
+    """How `PrivacyLoss.nodes` are asked for, of fields (m,).
+
+    Attributes:
+      backward: (m,) 1 for the direction with P and Q exchanged, else 0.
+      log_cut: (V, m) logarithm of the density at which it is cut.
+      height: (V, m) scales the imaginary part of the path of integration.
+      num_nodes: of the quadrature.
+      num_terms: `num_terms` of the fields, or more.
+    """
+
+    backward: Array
+    log_cut: Array
+    height: Array
+    num_nodes: int
+    num_terms: int = 1
+
+
+class LossNodes(NamedTuple):
+    """Nodes of ``E_P[e^{zL}]`` over the losses that are not 0; arrays over settings.
+
+    With several distributions all arrays have one more axis in front.
+
+    Attributes:
+      loss: real and imaginary part of the losses at the nodes, each (J, n).
+      weight: real and imaginary part of the weights, each (J, n).
+      mass: (n,) sum of the weights: the probability of the losses that are not 0.
+      size: (n,) sum of ``|weight loss|``, by which rounding errors are measured.
+      right: (n,) smallest ``Im L / Re L`` of the nodes with Re L > 0: on lines of z
+        that lean to the right less than that, the nodes' terms fall off.
+      left: (n,) smallest ``Im L / -Re L`` of the others, for lines to the left.
+      end_log_weight, end_loss: (2, n) logarithm of the density, and the loss, at the
+        cuts.
+      spacing: (n,) of losses that are equally spaced nodes of a smooth density, which
+        agree in phase again at multiples of ``2 pi / spacing`` only; 0 of all others.
+    """
+
+    loss: Pair
+    weight: Pair
+    mass: Array
+    size: Array
+    right: Array
+    left: Array
+    end_log_weight: Array
+    end_loss: Array
+    spacing: Array
+
+
+def collected(
+    loss: Pair, weight: Pair, end_log_weight: Array, end_loss: Array
+) -> LossNodes:
+    """The nodes with what is derived from them."""
+    xp = namespace(loss[0], weight[0], end_log_weight, end_loss)
+
+    def steepest(sign: float) -> Array:
+        along = sign * loss[0]
+        ratio = loss[1] / xp.where(along > 0, along, 1.0)
+        return xp.min(xp.where(along > 0, ratio, xp.inf), axis=0)
+
+    mass = xp.sum(weight[0], axis=0)
+    right, left = steepest(1.0), steepest(-1.0)
+    size = xp.sum(xp.hypot(*weight) * xp.hypot(*loss), axis=0)
+    ends = (end_log_weight, end_loss)
+    return LossNodes(loss, weight, mass, size, right, left, *ends, xp.zeros_like(mass))
+
+
+def mirrored(
+    y: Pair, density: Pair, element: Pair, end_log_density: Array, end_loss: Array
+) -> LossNodes:
+    """Losses y with P's density and -y with Q's, the latter known at the cut."""
+    xp = namespace(y[0], density[0], element[0], end_log_density, end_loss)
+    above = times(polar(density[0] + y[0], density[1] + y[1]), element)
+    below = times(polar(density[0], -density[1]), (element[0], -element[1]))
+    loss = (xp.concatenate([y[0], -y[0]]), xp.concatenate([y[1], y[1]]))
+    weight = tuple(xp.concatenate(pair) for pair in zip(above, below, strict=True))
+    end_log_weight = end_log_density + end_loss
+    ends = xp.stack([end_log_weight, xp.full_like(end_loss, -xp.inf)])
+    end_losses = xp.stack([end_loss, xp.zeros_like(end_loss)])
+    return collected(loss, (weight[0], weight[1]), ends, end_losses)
+
+
+class Rate(NamedTuple):
+    """A rate p, ``log(p)`` and ``log(1 - p)``, which is finite; (n,)."""
+
+    rate: Array
+    log: Array
+    log_rest: Array
+
+    @classmethod
+    def of(cls, rate: Array) -> Rate:
+        """The rate with its logarithms."""
+        xp = namespace(rate)
+        return cls(rate, xp.log(rate), xp.maximum(xp.log1p(-rate), -1e300))
+
+
+def sampled_ends(p: Rate, s: Array, log_cut: Array) -> tuple[Array, Array, Array]:
+    """Where the sampled pair's densities are cut, and where the log-ratio turns."""
+    xp = namespace(p.rate, s, log_cut)
+    reach = xp.sqrt(-2 * log_cut)
+    high = xp.maximum(reach, s + xp.sqrt(2 * xp.maximum(p.log - log_cut, 1.0)))
+    turn = xp.clip(0.5 * s + (p.log_rest - p.log) / s, -20.0, 1e9)
+    return -reach, high, turn
+
+
+def path_points(
+    line: Pair,
+    floor: Array,
+    turn: Array,
+    s: Array,
+    height: Array,
+    most: float = 1e30,
+) -> tuple[Pair, Pair]:
+    """Points above the (V, J, n) nodes of a line, and dx."""
+
+    def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
+        return points(Path(node, weight, floor, turn, s, height, most))
+
+    return map_first(lift, *line, height)
+
+
+def on_path(
+    x: Pair, element: Pair, y: Pair, backward: Array, end_loss: Array
+) -> LossNodes:
+    """Nodes of losses y at x under P, or -y under Q = N(0, 1); Q's path is conjugate.
+
+    Args:
+      x: (J, n) points.
+      element: (J, n) dx with the weights of the rule.
+      y: (J, n) ``log(P/Q)``.
+      backward: (n,) 1 or 0.
+      end_loss: (2, n) ``log(P/Q)`` at the two ends, on the real line.
+    """
+    xp = namespace(x[0], y[0], backward)
+    sign, forward = 1 - 2 * backward, 1 - backward
+    normal = log_normal(x)
+    weights = times(
+        polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
+        (element[0], sign * element[1]),
+    )
+    ends = xp.stack([x[0][0], x[0][-1]])
+    end_log_weight = -0.5 * ends * ends + forward * end_loss
+    return collected((sign * y[0], y[1]), weights, end_log_weight, sign * end_loss)
+
+
+def log_spike(outer_rate: Array, rate: Array) -> Array:
+    """The loss of not being drawn, ``log(1 - p)``, where that is the rule; else 0."""
+    xp = namespace(outer_rate, rate)
+    spiked = (outer_rate >= 1) & (rate < _LARGEST_SPIKE_RATE)
+    return xp.log1p(-xp.where(spiked, rate, 0.0))
+
+
+def gaussian_loss(x: Pair, s: Array) -> Pair:
+    """``log(phi(x - s) / phi(x))``."""
+    return s * (x[0] - 0.5 * s), s * x[1]
+
+
+def log_mixture(exponent: Pair, p: Rate) -> Pair:
+    """``log(1 - p + p e^l)``, continued past the turn."""
+    xp = namespace(exponent[0], p.rate)
+    low = xp.minimum(exponent[0], 700.0)
+    versine, sine = versine_sine(exponent[1])
+    # p (e^l - 1), without cancellation where the loss is small
+    gained, grown = xp.expm1(low), xp.exp(low)
+    near = (p.rate * (gained * (1 - versine) - versine), p.rate * grown * sine)
+    gap = exponent[0] + p.log - p.log_rest
+    small = xp.exp(-xp.abs(gap))
+    far = (small * (1 - versine), -small * sine)
+    behind = (gap > 0) & (near[0] ** 2 + near[1] ** 2 > 0.25)
+    re, im = log1p_complex(
+        *(xp.where(behind, b, a) for a, b in zip(near, far, strict=True))
+    )
+    return (
+        re + xp.where(behind, exponent[0] + p.log, 0.0),
+        im + xp.where(behind, exponent[1], 0.0),
+    )
+
+
+def real_log_mixture(exponent: Array, p: Rate) -> Array:
+    """`log_mixture` on the real line, with full relative precision everywhere."""
+    xp = namespace(exponent, p.rate)
+    excess = p.rate * xp.expm1(xp.minimum(exponent, 700.0))
+    central = xp.abs(excess) <= 0.5
+    # Elsewhere factor out the larger of the two terms (1 - p) + p e^l: near p = 1 and
+    # l << 0 their sum is far below 1 and 1 + p (e^l - 1) has no digits left.
+    gap = exponent + p.log - p.log_rest
+    offset = xp.where(gap > 0, exponent + p.log, p.log_rest)
+    argument = xp.where(central, excess, xp.exp(-xp.abs(gap)))
+    return xp.where(central, 0.0, offset) + log1p_bounded(argument)
+
+
+def log_normal(x: Pair) -> Pair:
+    """``log phi(x)`` for complex x."""
+    return 0.5 * (x[1] * x[1] - x[0] * x[0]) - _LOG_SQRT_2PI, -x[0] * x[1]

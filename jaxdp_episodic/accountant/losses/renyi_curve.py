@@ -1,0 +1,87 @@
+"""A mechanism that is known by its Rényi divergences at some orders alone.
+
+``L(t) = t D_{1+t}`` is convex and 0 at 0 (van Erven and Harremoës 2014,
+arXiv:1206.2459, Corollary 2): between the orders it lies below the chords.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.excess import excess_of
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, PrivacyLoss
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace
+
+_SMALLEST_MOMENT = 1e-100
+
+
+@dataclass(frozen=True)
+class RenyiCurveLoss(PrivacyLoss):
+    """The chords through ``(t, L(t))``, ``t = 0`` among them: an upper bound.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      most: the divergence of order inf, inf where unknown.
+      t: orders minus one, ascending, all finite.
+      log_moments: ``t D_{1+t}``, both directions', >= 0.
+    """
+
+    most: Array
+    t: tuple[Array, ...]
+    log_moments: tuple[Array, ...]
+    methods: ClassVar[tuple[str, ...]] = ("rdp",)
+    # Curves of fewer orders are padded by an infinite moment at order inf: no bound.
+    padding: ClassVar[dict[str, float]] = {"t": np.inf, "log_moments": np.inf}
+
+    @property
+    def loses_nothing(self) -> Array:
+        """Where no divergence is above 0."""
+        return np.equal(np.max(np.stack([self.most, *self.log_moments]), axis=0), 0)
+
+    @property
+    def is_unprotected(self) -> Array:
+        """Where every divergence is infinite."""
+        return np.isinf(np.min(np.stack([self.most, *self.log_moments]), axis=0))
+
+    def kept_in_range(self) -> Self:
+        """Returns moments that are not 0."""
+        raised = tuple(np.maximum(m, _SMALLEST_MOMENT) for m in self.log_moments)
+        return dataclasses.replace(super().kept_in_range(), log_moments=raised)
+
+    def largest_loss(self, *, backward: bool) -> Array:
+        """The divergence of order inf."""
+        del backward
+        return self.most
+
+    def hints(self) -> Hints:
+        """The Gaussian with about the same smallest divergence."""
+        xp = namespace(*self.fields)
+        first, order = self.log_moments[0], self.t[0]
+        move = xp.sqrt(xp.minimum(2 * first / (order * (1 + order)), 1e6))
+        one = xp.ones_like(move)
+        return Hints(one, one, move, move)
+
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
+        """See `PrivacyLoss`: the chord."""
+        xp = namespace(t, *self.fields)
+        ends = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.t)])
+        values = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.log_moments)])
+        place = xp.sum(ends < t, axis=0)[None]  # of the end above t
+        last = ends.shape[0] - 1
+        left, low = (xp.take_along_axis(a, place - 1, 0)[0] for a in (ends, values))
+        place = xp.minimum(place, last)
+        right, high = (xp.take_along_axis(a, place, 0)[0] for a in (ends, values))
+        known = (t <= right) & xp.isfinite(right) & xp.isfinite(high)
+        width = xp.where(known, right - left, 1.0)
+        rise = xp.where(known, high - low, 0.0) / width
+        # No divergence is above that of order inf.
+        most = t * self.most
+        chord = xp.where(known, low + rise * (t - left), xp.inf)
+        value = xp.minimum(chord, most)
+        slope = xp.where(chord < most, rise, self.most)
+        value = xp.maximum(value, _SMALLEST_MOMENT)
+        return excess_of(value, slope, 0.0, rule.with_derivatives)

@@ -1,0 +1,86 @@
+"""Poisson sampling of any mechanism: tails of ``(1 - p) Q + p P`` against Q.
+
+P against Q are the pair of the mechanism that always runs. Where the backward losses
+end a difference cancels: there the value is the profile at a point nearby, below u by
+no more than `sampled_displacement`, which errs upwards.
+
+Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 8; Zhu, Dong,
+Wang (2022), arXiv:2106.08567, Theorem 11, that the pair of the sampled mechanism is
+the sampled pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxdp_episodic.accountant.losses.gaussian import (
+    drawn_tails,
+    inner_exponent,
+    positive,
+)
+from jaxdp_episodic.accountant.losses.privacy_loss import Tails
+from jaxdp_episodic.accountant.numerics.loops import Array, at, namespace
+
+# Largest argument of exp: the third power of the result, which derivatives need, does
+# not overflow.
+_LARGEST_EXPONENT = 100.0
+# Bound of the rounding of a difference times expm1 (XLA's is good to two of these).
+_DIFFERENCE_ERROR = 4.0
+# How far a loss moves in the backward profile for each unit of ``1 - 1/g``, at most
+# the rate: ``1 - g (1 - p)`` cancels where the loss is the largest, and the profile
+# that is computed is the one at a point nearby.
+_MOVE = 2e-15
+
+
+def sampled_tails(
+    base: Callable[[Array], Tails],
+    u: Array,
+    rate: Array,
+    backward_base: Callable[[Array], Tails] | None = None,
+) -> tuple[Tails, Tails]:
+    """With ``k = 1 - g (1-p)``: ``p D(1 + (g-1)/p)`` forward, ``k D(g p / k)`` back.
+
+    Args:
+      base: log-tails of the mechanism that always runs, D its profile, at ``log g``.
+      backward_base: those of its other direction; None where they are the same.
+      u: (...,) log g >= 0.
+      rate: (...,) p in [0, 1]; what is returned where it is 0 means nothing.
+
+    Returns:
+      Both directions' tails, as `PrivacyLoss.log_tails`.
+    """
+    xp = namespace(u, rate)
+    p = positive(rate, 1.0)
+    drawn = inner_exponent(u, p)
+    # k = 1 - g (1 - p), as a difference of small numbers when p is small; it
+    # cancels where the backward losses end, and must not come out too small there
+    taken = (1 - p) * xp.expm1(xp.minimum(u, _LARGEST_EXPONENT))
+    k = p - taken * (1 - _DIFFERENCE_ERROR * xp.finfo(u.dtype).eps)
+    alive = k > 0
+    k = xp.where(alive, k, 1.0)
+    # log(g p / k) = log(1 + (g - 1) / k)
+    small = u <= 1
+    near = xp.log1p(xp.expm1(xp.where(small, u, 1.0)) / k)
+    inner = xp.where(small, near, u + xp.log(p) - xp.log(k))
+    inner = xp.where(alive, inner, 1.0)
+    if backward_base is None:  # both at once
+        tails = base(xp.stack([drawn, inner]))
+        tails, (profile, tail) = at(tails, 0), at(tails, 1)
+    else:
+        tails, (profile, tail) = base(drawn), backward_base(inner)
+    forward = drawn_tails(tails, u, p)
+    # -dh/du = g (1-p) D + G: both parts are positive
+    log_rest = xp.log1p(-xp.where(p < 1, p, 0.0))
+    moved = xp.where(p < 1, xp.minimum(u, 700.0) + log_rest + profile, -xp.inf)
+    backward = (
+        xp.where(alive, xp.log(k) + profile, -xp.inf),
+        xp.where(alive, xp.logaddexp(moved, tail), -xp.inf),
+    )
+    return forward, backward
+
+
+def sampled_displacement(u: Array, rate: Array) -> Array:
+    """Bound of how far off a loss the backward tails of `sampled_tails` are read."""
+    xp = namespace(u, rate)
+    moved = _MOVE * xp.minimum(-xp.expm1(-u), rate)
+    return xp.where(rate < 1, moved, 0.0)

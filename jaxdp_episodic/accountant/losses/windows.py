@@ -1,0 +1,122 @@
+"""Windows around the places where the integrands of the moments are large.
+
+A moment of order ``alpha`` of a privacy loss is an integral over a handful of Gaussian
+bumps and of transitions of the log-ratio, whose places are known in closed form or as
+the root of a slope. The functions here return windows ``(low, high, density)`` around
+them, for `numerics.quadrature.lay_panels`, and the centers of the bumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxdp_episodic.accountant.numerics.loops import Array, fori_loop, namespace
+
+Windows = tuple[Array, Array, Array]
+"""Low end, high end and density of panels of J windows, each (J, n)."""
+
+# Half-width, in standard deviations, of the window around a Gaussian bump, and the
+# panels per standard deviation there: 16 nodes resolve 4 deviations to 1e-13.
+_BUMP_HALF_WIDTH = 9.2
+_BUMP_DENSITY = 0.25
+_LONGEST_STRETCH = 500.0
+# Within so short a stretch the integrand is at most e^60 larger than at its bumps.
+_SHORT_STRETCH = 40.0
+# Half-widths and densities of panels around a transition of the log-ratio, in units
+# of 1/shift. Its singularities lie at a distance of pi.
+_TRANSITION = np.array([[[6.0], [16.0], [50.0]], [[0.4], [0.15], [0.05]]])
+
+
+def windows_around(
+    centers: list[Array],
+    *others: Windows,
+    between: Callable[[], Array] | None = None,
+) -> tuple[Windows, Array]:
+    """Windows (low, high, density), each (J, n), and the centers (K, n).
+
+    Transitions matter only where a bump reaches: they are cut to the bumps' extent.
+
+    Args:
+      centers: of bumps.
+      *others: windows that are known.
+      between: finds more centers, (k, n), none beyond the others. Within a short
+        stretch, which is one window as dense as theirs, NumPy does not ask.
+    """
+    xp = namespace(centers[0])
+    bumps = xp.stack(centers)
+    bottom = xp.min(bumps, axis=0) - _BUMP_HALF_WIDTH
+    top = xp.max(bumps, axis=0) + _BUMP_HALF_WIDTH
+    # Two bumps that are about to merge leave weight between them, spread over many
+    # deviations: where they are not far apart the whole stretch is one window.
+    span = top - bottom
+    end = xp.where(span < _LONGEST_STRETCH, top, bottom)
+    near = xp.where(span < 60.0, _BUMP_DENSITY, 0.3 * _BUMP_DENSITY)
+    windows = [(bottom[None], end[None], near[None]), *others]
+    if xp is not np or not np.all(span < _SHORT_STRETCH):
+        if between is not None:
+            bumps = xp.concatenate([bumps, between()])
+        density = xp.full_like(bumps, _BUMP_DENSITY)
+        windows.append((bumps - _BUMP_HALF_WIDTH, bumps + _BUMP_HALF_WIDTH, density))
+    low, high, density = (xp.concatenate(a) for a in zip(*windows, strict=True))
+    low, high = (xp.minimum(xp.maximum(a, bottom), top) for a in (low, high))
+    return (low, high, density), bumps
+
+
+def transitions(first: Array, last: Array, s: Array) -> Windows:
+    """Graded windows around the stretch from ``first`` to ``last``."""
+    half, density = _TRANSITION
+    half = half / s
+    return first - half, last + half, density * s
+
+
+def settle(slope, start: Array, low: Array, high: Array) -> Array:
+    """Follows ``x = slope(x)`` from starts (k, n) to the bumps of the integrand nearby.
+
+    The exponent is ``integral(slope) - x²/2``. A Newton step where it is more concave
+    than a unit Gaussian, the plain fixed-point step elsewhere, and the middle of the
+    bracket where those leave it or do not halve the step: across a kink of the slope
+    they would jump to and fro for ever.
+    """
+    xp = namespace(start, low, high)
+
+    def near(x: Array) -> Array:
+        """The places of windows, 18 deviations long, need few digits."""
+        return 1e-2 + 1e-4 * xp.abs(x)
+
+    def follow(_: int, state: tuple[Array, Array, Array, Array]):
+        x, low, high, last_move = state
+        value, derivative = slope(x)
+        low = xp.where(value >= x, x, low)
+        high = xp.where(value <= x, x, high)
+        step = x + (value - x) / xp.maximum(1.0 - derivative, 1.0)
+        inside = (step >= low) & (step <= high)
+        shrinks = 2 * xp.abs(step - x) <= last_move
+        moved = xp.where(inside & shrinks, step, 0.5 * (low + high))
+        # Starts that have converged move by rounding errors only, which must not send
+        # them to the middle of a wide bracket, and so to another bump.
+        moved = xp.where(last_move <= near(x), x, moved)
+        return moved, low, high, xp.abs(moved - x)
+
+    if xp is not np:  # whose loop keeps its shapes
+        low, high = (xp.broadcast_to(end, start.shape) for end in (low, high))
+    state = (start, low, high, 4 * (high - low))
+    x, *_ = fori_loop(xp, 0, 14, follow, state, lambda s: (s[3] <= near(s[0])).all())
+    return x
+
+
+def only_root(slope, low: Array, high: Array) -> Array:
+    """The one solution of ``x = slope(x)`` for a decreasing slope, by bisection."""
+    xp = namespace(low, high)
+
+    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        above = slope(middle) >= middle
+        return xp.where(above, middle, low), xp.where(above, high, middle)
+
+    low, high = fori_loop(
+        xp, 0, 40, halve, (low, high), lambda s: (s[1] - s[0] <= 1e-2).all()
+    )
+    return 0.5 * (low + high)

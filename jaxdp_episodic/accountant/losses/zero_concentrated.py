@@ -1,0 +1,70 @@
+"""Zero-concentrated DP: a mechanism of which the Rényi divergences alone are known.
+
+``D_alpha <= xi + rho alpha`` for every ``alpha > 1``, in both directions.
+
+Reference: Bun and Steinke (2016), arXiv:1605.02065, Definitions 1.1 and 8.1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.excess import excess_of
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, PrivacyLoss
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace
+
+_SMALLEST_RHO, _LARGEST_RHO = 1e-40, 1e140
+
+
+@dataclass(frozen=True)
+class ZeroConcentratedLoss(PrivacyLoss):
+    """``log E_Q[(P/Q)^{1+t}] = t (xi + rho (1 + t))``: an upper bound, not a pair.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      rho, xi: >= 0; inf is no protection.
+    """
+
+    rho: Array
+    xi: Array
+    methods: ClassVar[tuple[str, ...]] = ("rdp",)
+
+    @property
+    def loses_nothing(self) -> Array:
+        """Where no divergence is above 0."""
+        return np.equal(self.rho, 0) & np.equal(self.xi, 0)
+
+    @property
+    def is_unprotected(self) -> Array:
+        """Where nothing is known, or next to nothing."""
+        return np.greater(np.maximum(self.rho, self.xi), _LARGEST_RHO)
+
+    def kept_in_range(self) -> Self:
+        """Returns divergences that kernels can compute with."""
+        rho = np.clip(self.rho, _SMALLEST_RHO, _LARGEST_RHO)
+        xi = np.minimum(self.xi, _LARGEST_RHO)
+        return dataclasses.replace(super().kept_in_range(), rho=rho, xi=xi)
+
+    def largest_loss(self, *, backward: bool) -> Array:
+        """Xi where rho is 0."""
+        del backward
+        return np.where(np.equal(self.rho, 0), self.xi, np.inf)
+
+    def hints(self) -> Hints:
+        """The Gaussian with about the same divergences."""
+        xp = namespace(*self.fields)
+        move = xp.sqrt(2 * (self.rho + self.xi))
+        one = xp.ones_like(move)
+        return Hints(one, one, move, move)
+
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
+        """See `PrivacyLoss`; closed form."""
+        xp = namespace(t, *self.fields)
+        t, rho, xi = xp.broadcast_arrays(t, self.rho, self.xi)
+        slope = xi + rho * (1 + 2 * t)
+        log_moment = t * (xi + rho * (1 + t))
+        return excess_of(log_moment, slope, 2 * rho, rule.with_derivatives)

@@ -1,0 +1,87 @@
+"""Steps whose losses are finitely many: grid points beside them, and no tails.
+
+Differences of tails would know the mass of each bin to some 1e-15 of all, over the
+spacing; an atom's own mass is known to as much of itself. So the lattice has grid
+points only on either side of every atom, and what is between is empty.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses
+
+_FURTHEST = 2.0**40
+# Relative error of a split, a few roundings.
+_SPLIT_ERROR = 4e-15
+
+
+def best_center(loss: PrivacyLoss, tilt: float, sign: int) -> float | None:
+    """The forward loss of the heaviest atom of one direction, tilted; or None.
+
+    It is put on the lattice, where the upper and lower distribution are exact.
+    """
+    found = loss.values()
+    if found is None:
+        return None
+    losses, log_masses = found
+    # backward the masses are those of the other distribution, and losses change their
+    # sign
+    weight = log_masses + (tilt if sign > 0 else -1 - tilt) * losses
+    return float(losses[int(np.argmax(weight))])
+
+
+def grid_beside(loss: PrivacyLoss, center: float, spacing: float) -> np.ndarray | None:
+    """Numbers j of the grid points ``center + j spacing`` on either side of every atom.
+
+    None where the losses are not finitely many, none where they are too far away.
+    """
+    found = loss.values()
+    if found is None:
+        return None
+    below = np.floor((found[0] - center) / spacing)
+    if np.abs(below).max() > _FURTHEST:
+        return np.empty(0)
+    return np.unique(np.concatenate([below, below + 1, [-1.0, 0.0, 1.0]]))
+
+
+def bin_masses_of_atoms(
+    points: np.ndarray, loss: PrivacyLoss, sign: int
+) -> BinMasses | None:
+    """`lattice.bin_masses` of one direction; None where losses are not finitely many.
+
+    An atom at a point is in the bin that begins there.
+    """
+    found = loss.values()
+    if found is None:
+        return None
+    losses, log_masses = found
+    if sign < 0:
+        losses, log_masses = -losses, log_masses - losses
+    mass = np.exp(log_masses)
+    error = float(loss.profile_error()) * (1 + np.abs(log_masses) + np.abs(losses))
+    error = (error + _SPLIT_ERROR) * mass
+    place = np.searchsorted(points, losses, side="right") - 1
+    under, over = place < 0, place >= len(points) - 1
+    inside = ~under & ~over
+    place, lost = place[inside], losses[inside]
+    start = points[place]
+    share = np.expm1(start - lost) / np.expm1(start - points[place + 1])
+
+    def summed(weights: np.ndarray) -> np.ndarray:
+        return np.bincount(place, weights, minlength=len(points) - 1)
+
+    gain = mass[over] @ -np.expm1(points[-1] - losses[over])
+    return BinMasses(
+        bottom=summed((1 - share) * mass[inside]),
+        top=summed(share * mass[inside]),
+        top_error=summed(share * error[inside]),
+        mass_error=summed(error[inside]),
+        atom=0.0,
+        atom_error=0.0,
+        above=float(mass[over].sum()),
+        above_error=float(error[over].sum()),
+        above_gain=max(float(gain - error[over].sum()), 0.0),
+        below=float((mass + error)[under].sum()),
+    )

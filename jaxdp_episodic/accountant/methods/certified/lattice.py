@@ -1,0 +1,279 @@
+"""The privacy loss of one step on a lattice: an upper and a lower distribution.
+
+The loss is ``L = log P/Q`` under P. Everything is read off the step's two profiles and
+tails: with ``g = e^u``, ``G(u) = g Q(L > u) = -dh/du`` and
+``P(L > u) = h(u) + G(u)`` for ``u >= 0`` from one direction; the other direction, with
+P and Q exchanged, gives the losses below 0. No second difference of a profile is
+formed, so masses keep their digits far out in the tails.
+
+*Upper distribution*: every bin between two grid points is replaced by atoms at its ends
+with the same P- and Q-mass (connect the dots: Doroshenko, Ghazi, Kamath, Kumar,
+Manurangsi 2022, arXiv:2207.04380). Its profile is the chord of the true one, hence
+above it.
+
+*Lower distribution* (`certified.lower`): outcomes are merged at random around each
+grid point, which is post-processing, in such shares that the merged loss is at least
+the grid point. Its profile lies below.
+
+Grid points are points ``offset + j spacing`` of a lattice, close together where the
+losses are and further apart in the tails. Both distributions are second order in the
+bin widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
+from jaxdp_episodic.accountant.numerics.loops import Array
+
+_CHUNKS = Chunks(8192, (256, 4096), (4096, 65536))
+# Relative rounding error of the masses that are computed from the tails.
+_ARITHMETIC_ERROR = 2e-15
+
+
+# How far profiles are displaced by the rounding of where a loss is reached, relative to
+# the loss: two units for each of some four operations. Below so many nats the error of
+# the profile itself, `PrivacyLoss.profile_error`, covers it.
+_LOSS_ROUNDING = 2e-15
+_LARGE_LOSS = 128.0
+
+
+class Tails(NamedTuple):
+    """One direction's profile at points ``|e|``: (m,) arrays.
+
+    Attributes:
+      profile: h.
+      scaled: ``G = -dh/du``, that is g times the Q-mass beyond u.
+      profile_error, scaled_error: bounds of their errors, as profiles of a loss that
+        differs from the true one by at most `displacement` and `loss_rounding`.
+    """
+
+    profile: np.ndarray
+    scaled: np.ndarray
+    profile_error: np.ndarray
+    scaled_error: np.ndarray
+
+
+class BinMasses(NamedTuple):
+    """P-masses of the bins between m points, split to the ends: (m - 1,) arrays.
+
+    Attributes:
+      bottom, top: nominal mass at the lower and at the upper end of each bin.
+      top_error: bound of the error of ``top``.
+      mass_error: bound of the error of ``bottom + top``.
+      atom: mass at the loss 0 exactly, where 0 is one of the points.
+      above, above_error: P-mass above the last point.
+      above_gain: lower bound of ``h`` at the last point (what the mass above it gains
+        there).
+      below: upper bound of the P-mass below the first point.
+    """
+
+    bottom: np.ndarray
+    top: np.ndarray
+    top_error: np.ndarray
+    mass_error: np.ndarray
+    atom: float
+    atom_error: float
+    above: float
+    above_error: float
+    above_gain: float
+    below: float
+
+
+def evaluate_tails(
+    losses: Sequence[PrivacyLoss], points: Sequence[np.ndarray]
+) -> list[tuple[Tails, Tails]]:
+    """Evaluates the profiles of many steps of one mechanism, each at its own losses.
+
+    Args:
+      losses: of the steps, of one class; fields are scalars.
+      points: for each step (m_i,) losses of either sign.
+
+    Returns:
+      For each step ``(forward, backward)`` at ``|points|``.
+    """
+    lengths = [len(p) for p in points]
+    flat = np.abs(np.concatenate(points))
+    every = type(losses[0]).stack(list(losses)).map(lambda f: np.repeat(f, lengths))
+    least = every.smallest_loss()
+    move = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
+    move = move + loss_rounding(flat)
+    u = np.maximum(flat, least)
+    forward, tail, backward, back_tail = in_chunks(
+        lambda part: _log_tails(*part), (u, every), _CHUNKS
+    )
+    share = every.profile_error()
+    both = [
+        _tails(forward, tail, move, share),
+        _tails(backward, back_tail, move, share),
+    ]
+    cuts = np.cumsum(lengths)[:-1]
+    pieces = [[np.split(a, cuts) for a in tails] for tails in both]
+    return [
+        (Tails(*(a[i] for a in pieces[0])), Tails(*(a[i] for a in pieces[1])))
+        for i in range(len(points))
+    ]
+
+
+def displacement(loss: PrivacyLoss) -> float:
+    """Bound of how far computed losses are from the true ones, in nats.
+
+    But for `loss_rounding`. A distribution whose losses in ``(-least, least)`` are put
+    to 0 has the tails of ``least`` at 0; one whose bins are moved a little has those of
+    points nearby.
+    """
+    furthest = loss.tail_displacement(np.float64(np.inf))
+    return float(2 * loss.smallest_loss() + furthest)
+
+
+def loss_rounding(u: np.ndarray | float) -> np.ndarray:
+    """Bound of how far large losses are displaced by rounding alone, in nats."""
+    return np.where(np.abs(u) > _LARGE_LOSS, _LOSS_ROUNDING * np.abs(u), 0.0)
+
+
+def _tails(
+    log_h: np.ndarray, log_tail: np.ndarray, move: np.ndarray, share: np.ndarray
+) -> Tails:
+    # A NaN stays one: the masses are then NaN too, and rejected.
+    dead, flat = log_h <= -700, log_tail <= -740
+    log_h = np.where(dead, 0.0, log_h)
+    profile = np.where(dead, 0.0, np.exp(log_h))
+    flat = flat | dead
+    log_tail = np.where(flat, 0.0, log_tail)
+    scaled = np.where(flat, 0.0, np.exp(log_tail))
+    error = share * (1 + np.abs(log_h) + np.abs(log_tail))
+    moved = moved_share(move)
+    return Tails(
+        profile,
+        scaled,
+        error * profile + moved * scaled,
+        (error + moved) * scaled,
+    )
+
+
+def moved_share(move: np.ndarray) -> np.ndarray:
+    """Bound of the share by which Q-masses of a distribution differ that is moved."""
+    return 2 * np.expm1(np.minimum(move, 700.0))
+
+
+def _tails_kernel(u: Array, loss: PrivacyLoss) -> tuple[Array, Array, Array, Array]:
+    forward, backward = loss.log_tails(u)
+    return *forward, *backward
+
+
+_log_tails = float64_boundary(_tails_kernel)
+
+
+def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
+    """Masses of the bins between the points, from the tails of both directions.
+
+    Args:
+      points: (m,) increasing losses; 0 is one of them, or lies inside a bin.
+      own: the direction's own profile at ``|points|``.
+      other: that of the opposite direction.
+    """
+    a, b = points[:-1], points[1:]
+    width = b - a
+    # the wide bins of pilots would overflow
+    shrink, grow = -np.expm1(-width), np.expm1(np.minimum(width, 700.0))
+    # Bins above 0, from the tails above their ends.
+    h, g, h_off, g_off = own
+    top = (h[:-1] - h[1:]) / shrink - g[1:]
+    mass = (h[:-1] - h[1:]) + (g[:-1] - g[1:])
+    top_error = (h_off[:-1] + h_off[1:]) / shrink + g_off[1:]
+    top_size = (h[:-1] + h[1:]) / shrink + g[1:]
+    mass_error = h_off[:-1] + h_off[1:] + g_off[:-1] + g_off[1:]
+    mass_size = h[:-1] + g[:-1]  # P-mass above the lower end
+    # Bins below 0, from the tails below their ends: there P and Q are exchanged.
+    k, f, k_off, f_off = other
+    # beyond 0 the exponentials belong to bins of the first sort
+    weight_a, weight_b = np.exp(np.minimum(a, 0)), np.exp(np.minimum(b, 0))
+    below = b <= 0
+    top = np.where(below, weight_b * (f[1:] - (k[1:] - k[:-1]) / grow), top)
+    mass = np.where(below, weight_b * f[1:] - weight_a * f[:-1], mass)
+    off = weight_b * ((k_off[1:] + k_off[:-1]) / grow + f_off[1:])
+    top_error = np.where(below, off, top_error)
+    size = weight_b * ((k[1:] + k[:-1]) / grow + f[1:])
+    top_size = np.where(below, size, top_size)
+    off = weight_b * f_off[1:] + weight_a * f_off[:-1]
+    mass_error = np.where(below, off, mass_error)
+    mass_size = np.where(below, weight_b * f[1:], mass_size)
+    atom = atom_error = 0.0
+    zero = int(np.searchsorted(points, 0.0))
+    if 0 < zero < len(points) and points[zero] > 0:
+        # The bin that holds 0 inside: its lower end from below, its upper from above.
+        i = zero - 1
+        high = -np.expm1(a[i]) + weight_a[i] * k[i]
+        off = weight_a[i] * k_off[i] + h_off[zero]
+        top[i] = (high - h[zero]) / shrink[i] - g[zero]
+        mass[i] = 1 - (h[zero] + g[zero]) - weight_a[i] * f[i]
+        top_error[i] = off / shrink[i] + g_off[zero]
+        top_size[i] = (high + h[zero]) / shrink[i] + g[zero]
+        mass_error[i] = h_off[zero] + g_off[zero] + weight_a[i] * f_off[i]
+        mass_size[i] = 1.0
+    elif zero < len(points) and points[zero] == 0:
+        atom = max(1 - h[zero] - g[zero] - f[zero], 0.0)
+        atom_error = float(h_off[zero] + g_off[zero] + f_off[zero])
+        atom_error += _ARITHMETIC_ERROR
+    # Outside of the points: the tails, or all but the opposite direction's.
+    above, above_error = float(h[-1] + g[-1]), float(h_off[-1] + g_off[-1])
+    if points[-1] < 0:
+        above = 1 - float(weight_b[-1] * f[-1])
+        above_error = float(weight_b[-1] * f_off[-1])
+    if points[0] <= 0:
+        beneath = float(weight_a[0] * (f[0] + f_off[0]))
+    else:
+        beneath = 1 - float(h[0] + g[0]) + float(h_off[0] + g_off[0])
+        beneath += _ARITHMETIC_ERROR
+    top = np.maximum(top, 0.0)
+    mass_error = mass_error + 2 * _ARITHMETIC_ERROR * mass_size
+    return BinMasses(
+        bottom=np.maximum(mass - top, 0.0),
+        top=top,
+        top_error=top_error + _ARITHMETIC_ERROR * top_size,
+        # bottom + top is more than the mass where the top alone is
+        mass_error=mass_error + np.maximum(top - mass, 0.0),
+        atom=atom,
+        atom_error=atom_error,
+        above=above,
+        above_error=above_error + _ARITHMETIC_ERROR * max(above, points[-1] < 0),
+        # the profile decreases: that of a loss below 0 is at least this
+        above_gain=float(h[-1] - h_off[-1]),
+        below=beneath,
+    )
+
+
+def merged_losses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, np.ndarray]:
+    """P-mass of every bin and the loss of the bin as a whole, ``log(P / Q)``."""
+    mass = bins.bottom + bins.top
+    share = bins.top / np.where(mass > 0, mass, 1.0)
+    change = np.maximum(share * np.expm1(points[:-1] - points[1:]), -1 + 1e-15)
+    return mass, np.minimum(points[:-1] - np.log1p(change), points[1:])
+
+
+def upper_masses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, float]:
+    """Masses of the upper distribution on the grid points ``points[::2]``.
+
+    Returns:
+      ``((m + 1) / 2,)`` masses, and the mass that is moved to an infinite loss.
+    """
+    top, bottom = bins.top + bins.top_error, bins.bottom + bins.mass_error
+    # An atom at a point, a grid point or not, belongs to the bin that begins there.
+    atom = np.where(points == 0, bins.atom + bins.atom_error, 0.0)
+    bottom = bottom + atom[:-1]
+    grid = points[::2]
+    share = np.expm1(grid[:-1] - points[1::2]) / np.expm1(grid[:-1] - grid[1:])
+    middle = top[::2] + bottom[1::2]
+    masses = np.zeros(len(grid))
+    masses[:-1] += bottom[::2] + (1 - share) * middle
+    masses[1:] += top[1::2] + share * middle
+    masses[0] += bins.below * (1 + 1e-12)
+    masses[-1] += atom[-1]
+    # What underflows lies above the last grid point as well.
+    return masses, bins.above + bins.above_error + 1e-300

@@ -1,0 +1,329 @@
+"""The "pld" method: certified intervals by composing privacy loss distributions.
+
+Each step's loss is bounded by two distributions on a lattice
+(`certified.lattice`), whose convolution powers come from Fourier transforms of the
+exponentially *tilted* distributions (`numerics.fourier`), so that the cells that matter
+are the largest and rounding stays relative to delta. What is cut off, wrapped around or
+rounded is bounded and added to the upper end, taken from the lower. A single step is
+read off its profile (`certified.single`). The interval holds the exact
+hockey-stick curve of the composed dominating pair, forward and backward composed
+separately and the larger taken at the end (docs/theory.md, "From profiles to answers").
+
+Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380 (the
+upper distribution); Koskela, Jälkö, Honkela (2020), arXiv:1906.03049 (Fourier
+accountant); Zhu, Dong, Wang (2022), arXiv:2106.08567 (composition of dominating pairs).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import choose_engine, using_engine
+from jaxdp_episodic.accountant.methods.certified import refine, single
+from jaxdp_episodic.accountant.methods.certified.interval_state import (
+    Aim,
+    Setting,
+    Step,
+)
+from jaxdp_episodic.accountant.methods.certified.window import Target
+from jaxdp_episodic.accountant.methods.closed_form import (
+    composed,
+    have_closed_form,
+    one_gaussian,
+    shift_error,
+)
+from jaxdp_episodic.accountant.methods.question import Answer, Question
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.methods.run import Run
+
+_BLOCK = 64
+# From so many settings on JAX's transforms are worth compiling.
+BREAK_EVEN = 20_000
+# Widths that are aimed for if no other is asked for, of epsilon and of delta, and the
+# cells of a lattice that they are worth.
+DEFAULT_EPSILON_SHARE, DEFAULT_EPSILON_WIDTH = 1e-4, 1e-7
+DEFAULT_DELTA_SHARE = 1e-3
+_FINE_LATTICE = 2**19
+# Widths for which the largest lattice is tried.
+_COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
+_COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
+_MOST_REFINEMENTS = 14
+# Shares of a width left to the lattice, for the lower end and the upper, where the
+# bounding pairs of epochs take the rest. A lattice finer than their losses wastes mass
+# of the lower distribution.
+_SHARE_OF_LATTICE = (0.3, 0.1)
+# Refinements after which an aim is given up if there is no lower end yet.
+_FRUITLESS_REFINEMENTS = 2
+# Steps whose rounding errors alone are nats of log(delta).
+_MOST_STEPS = 1e14
+# Moves of the noise beyond which single losses need a lattice of their own.
+_LARGEST_MOVE = 1e6
+# On a lattice wider than this, in nats, the lower distribution is useless: for such
+# losses, as of hardly any noise, refinements find the upper end alone, and it is near.
+_WIDEST_SPACING = 300.0
+# Rounding of Rényi's bound, relative.
+_RDP_ROUNDING = 1e-13
+# delta below it, and the masses behind it, leave the range of float64.
+_LEAST_LOG_DELTA = -550.0
+
+
+def pld_answer(question: Question, run: Run) -> Answer:
+    """The certified *upper bound* at every setting and path, and the widths."""
+    lower, upper = pld_bounds(question, run)
+    with np.errstate(invalid="ignore"):  # both infinite
+        width = np.where(upper == lower, 0.0, upper - lower)
+    return Answer(upper, width, np.ones(upper.shape, bool))
+
+
+def pld_bounds(
+    question: Question, run: Run, *, width: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns certified ends of epsilon or log(delta) of a composed run.
+
+    Args:
+      question: broadcasts with the run; log(delta) < 0 or epsilon >= 0.
+      run: its counts are whole numbers.
+      width: of epsilon in nats, of delta relative. Ends of epsilon further apart than
+        it are an error. Without it the width aimed for is 1e-4 of epsilon, or
+        1e-7, and 1e-3 of delta.
+
+    Returns:
+      ``(lower, upper)`` of the broadcast shape, *lower* and *upper bound* of the exact
+      value of the composed dominating pair; 0 and inf, or -inf and 0, where nothing is
+      known.
+
+    Raises:
+      ValueError: the width cannot be reached on a lattice of `refine.LARGEST_LATTICE`
+        cells, or a count is not a whole number.
+    """
+    shape = np.broadcast_shapes(np.shape(question.target), run.shape)
+    target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
+    question, run = question.at(target.reshape(-1)), run.flattened(shape)
+    with using_engine(choose_engine(target.size, BREAK_EVEN)):
+        below, above = run.certified(up=False), run.certified(up=True)
+        if all(map(operator.is_, below.losses, run.losses)):
+            lower, upper = _bounds(question, run, width)
+        else:
+            lower = _end_of_bounding_run(question, below, width, up=False)
+            upper = _end_of_bounding_run(question, above, width, up=True)
+            upper = np.maximum(upper, lower)
+    if width is not None and question.is_epsilon:
+        missed = np.isfinite(upper) & (upper - lower > width)
+        if np.any(missed):
+            raise ValueError(
+                f"max_width {width:g} cannot be reached: the ends of epsilon are "
+                f"{np.max((upper - lower)[missed]):.3g} apart on a lattice of at most "
+                f"{refine.LARGEST_LATTICE:,} cells"
+            )
+    return lower.reshape(shape), upper.reshape(shape)
+
+
+def _end_of_bounding_run(
+    question: Question, bounding: Run, width: float | None, *, up: bool
+) -> np.ndarray:
+    """One end, of a run some of whose steps are bounded by other distributions.
+
+    Where the bounding pair's ``log H_g`` has an error of up to a, and its losses of up
+    to b, epsilon is that at log(delta) moved by a, moved by b; and log(delta) that at
+    epsilon moved by b, moved by a: each outward.
+    """
+    log_kept, sign = bounding.log_kept(), 1 if up else -1
+    of_mass, of_loss = bounding.certified_error()
+    if question.is_epsilon:
+        moved = question.at(np.minimum(question.target - sign * of_mass, -1e-300))
+    else:
+        moved = question.at(np.maximum(question.target - sign * of_loss, 0.0))
+    left = moved.given_kept(log_kept, up=up)
+    hopeless = np.isneginf(left.target)
+    left = left.at(np.where(hopeless, -1.0, left.target))
+    end = _bounds(left, bounding, width, share=_SHARE_OF_LATTICE[up])[up]
+    nothing = np.zeros(end.shape)
+    answer = Answer(end, nothing, nothing)
+    end = moved.with_failure(answer, log_kept, up=up).value
+    if question.is_epsilon:
+        return np.maximum(end + sign * of_loss, 0.0)
+    end = end + sign * of_mass
+    if up:
+        # H_g of g below 1 is at most 1 - g more than that of 1.
+        with np.errstate(divide="ignore"):
+            beyond = np.log(np.maximum(of_loss - question.target, 0.0))
+        end = np.minimum(np.logaddexp(end, beyond), 0.0)
+    return end
+
+
+def _bounds(
+    question: Question, run: Run, width: float | None, share: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both ends of one run; their width is ``share`` of what is asked for, or more."""
+    upper = np.array(rdp_bound(question, run)[0])
+    # Where nothing but the largest loss counts it is as near to the truth as this.
+    upper = upper + _RDP_ROUNDING * np.where(np.isfinite(upper), np.abs(upper), 0.0)
+    if not question.is_epsilon:
+        upper = np.minimum(upper, 0.0)
+    lower = np.full(upper.shape, question.nothing)
+    settled = run.is_unprotected | run.loses_nothing
+    floor, proportion = (share * aim for aim in _aims(question, width))
+    open_ = ~settled & np.isfinite(upper)
+    shift = np.where(open_, run.gaussian_shift(), 0.0)
+    open_ &= (run.num_steps < _MOST_STEPS) | (shift > 0)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        open_ &= (loss.hints().furthest < _LARGEST_MOVE) | (count == 0) | (shift > 0)
+    if question.is_epsilon:
+        open_ &= (question.target > _LEAST_LOG_DELTA) & (upper > floor)
+    else:
+        open_ &= upper > _LEAST_LOG_DELTA
+    for i in np.flatnonzero(open_ & have_closed_form(run)):
+        one = np.asarray(i)
+        value, error = composed(question.take(one), run.take(one))
+        if np.isfinite(error):
+            lower[i] = max(lower[i], value - error)
+            upper[i] = max(min(upper[i], value + error), lower[i])
+            open_[i] = False
+    steps = _steps_of(run)
+    # Each with the indices of what its ends are.
+    settings: list[tuple[int | None, int | None, Setting]] = []
+
+    def add(lower_of: int | None, upper_of: int | None, steps: tuple[Step, ...]):
+        i = lower_of if upper_of is None else upper_of
+        given = float(question.target[i])
+        target = (given, None) if question.is_epsilon else (None, given)
+        target = Target(*target, floor, proportion)
+        most = _FINE_LATTICE if width is None else refine.LARGEST_LATTICE
+        setting = Setting(steps, target, question.nothing, float(upper[i]), most)
+        settings.append((lower_of, upper_of, setting))
+
+    off = shift_error(run)
+    for i in np.flatnonzero(open_).tolist():
+        if shift[i] > 0:
+            # The shift is rounded: a smaller and a larger one.
+            less, more = (
+                (Step(one_gaussian(shift[i] * factor), 1.0),)
+                for factor in (1 - off, 1 + off)
+            )
+            add(i, None, less)
+            add(None, i, more)
+        else:
+            add(i, i, steps[i])
+    _solve([setting for *_, setting in settings])
+    for lower_of, upper_of, setting in settings:
+        if lower_of is not None:
+            lower[lower_of] = setting.lower
+        if upper_of is not None:
+            upper[upper_of] = setting.upper
+    return lower, upper
+
+
+def _aims(question: Question, width: float | None) -> tuple[float, float]:
+    """Width of the answer that is enough, and the same as a share of it."""
+    if not question.is_epsilon:
+        return 0.0, DEFAULT_DELTA_SHARE if width is None else width
+    if width is None:
+        return DEFAULT_EPSILON_WIDTH, DEFAULT_EPSILON_SHARE
+    return width, 0.0
+
+
+def _steps_of(run: Run) -> list[tuple[Step, ...]]:
+    """The steps of every setting that lose anything, equal ones together."""
+    rows: list[dict[Any, Step]] = [{} for _ in range(run.shape[0])]
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        if np.any(count != np.rint(count)):
+            raise ValueError("counts must be whole numbers")
+        for i in np.flatnonzero(~loss.loses_nothing & (count > 0)).tolist():
+            one = loss.map(lambda field, i=i: field[i])
+            which = type(one), *(float(field) for field in one.fields)
+            before = rows[i][which].count if which in rows[i] else 0.0
+            rows[i][which] = Step(one, before + float(count[i]))
+    return [tuple(row.values()) for row in rows]
+
+
+def _solve(settings: list[Setting]) -> None:
+    """Narrows the ends of all settings, block by block."""
+    for start in range(0, len(settings), _BLOCK):
+        _solve_block(settings[start : start + _BLOCK])
+
+
+def _solve_block(block: list[Setting]) -> None:
+    """Narrows the ends of settings together; none costs the others theirs.
+
+    A number out of float64's range ends it for a setting by itself, which keeps the
+    certified ends that it has by then.
+    """
+    try:
+        # What overflows is inf, and no end is moved by inf or NaN.
+        with np.errstate(all="ignore"):
+            _refine(block)
+    except ArithmeticError:
+        if len(block) > 1:
+            for setting in block:
+                _solve_block([setting])
+
+
+def _refine(block: list[Setting]) -> None:
+    single.narrow([s for s in block if single.is_single(s)])
+    block = [s for s in block if not single.is_single(s)]
+    refine.run_pilots(block)
+    for _ in range(_MOST_REFINEMENTS):
+        block = [s for s in block if _unfinished(s)]
+        if not block:
+            break
+        refine.lay_grids(block)
+        refine.compose(block)
+
+
+def _unfinished(setting: Setting) -> bool:
+    """Whether the ends are too far apart and something can be done about it."""
+    width, enough = _widths(setting)
+    if setting.contradicted:
+        return False
+    stuck = setting.out_of_memory or setting.last_attempt
+    unknown = setting.lower <= (-np.inf if setting.target.log_delta is None else 0.0)
+    stuck |= (
+        unknown and setting.refinements - setting.aimed_at >= _FRUITLESS_REFINEMENTS
+    )
+    if width <= enough or stuck:
+        return _has_another_aim(setting, stuck)
+    if setting.spacing > _WIDEST_SPACING and not setting.has_no_estimate:
+        return False
+    if setting.least_spacing > 0:
+        pass  # a coarser lattice is to be tried, nothing else
+    elif setting.has_no_estimate:
+        if setting.refinements:
+            setting.scale *= 0.7
+    elif setting.refinements:
+        setting.scale *= min(max(0.7 * enough / width, 0.1), 0.4)
+    return True
+
+
+def _has_another_aim(setting: Setting, stuck: bool) -> bool:
+    """Whether there is another width to try, after one that was reached or was not.
+
+    A fine one that was missed is followed by a coarse one, which may have the largest
+    lattice; and where nothing was known at first, the fine one is tried once more. Of
+    epsilon the fine one is worth the largest lattice at last: few need it.
+    """
+    if stuck and setting.most_cells == refine.LARGEST_LATTICE:
+        return False
+    if stuck:
+        of_delta = setting.target.log_delta is None
+        fine = Aim(*setting.target[2:], setting.most_cells)
+        setting.next_aims = [_COARSE_DELTA if of_delta else _COARSE_EPSILON]
+        setting.next_aims += [] if any(setting.known) else [fine]
+        if not of_delta:
+            setting.next_aims.append(fine._replace(most_cells=refine.LARGEST_LATTICE))
+    while setting.next_aims:
+        setting.take_aim(setting.next_aims.pop(0))
+        width, enough = _widths(setting)
+        if width > enough:
+            return True
+    return False
+
+
+def _widths(setting: Setting) -> tuple[float, float]:
+    target = setting.target
+    width = setting.upper - setting.lower
+    if target.log_delta is None:
+        return width, target.proportion
+    return width, max(target.floor, target.proportion * setting.lower)

@@ -1,0 +1,373 @@
+"""One refinement of certified intervals: lattices are laid and losses composed.
+
+Settings are refined together, so that kernels see batches: one evaluation of the
+profiles for each mechanism, one transform for each size of lattice. A setting whose
+ends stay too far apart is refined again with a smaller scale and better estimates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.methods.certified import atoms, window
+from jaxdp_episodic.accountant.methods.certified import grid as loss_grid
+from jaxdp_episodic.accountant.methods.certified import lattice as loss_lattice
+from jaxdp_episodic.accountant.methods.certified.hockey_stick import (
+    CertifiedDistribution,
+    Row,
+    certified_epsilon,
+    certified_log_delta,
+    chernoff_epsilon,
+    chernoff_log_delta,
+    sum_window,
+    tilted_row,
+)
+from jaxdp_episodic.accountant.methods.certified.interval_state import Setting, Step
+from jaxdp_episodic.accountant.methods.certified.lattice import Tails
+from jaxdp_episodic.accountant.methods.certified.low_frequencies import (
+    LowFrequencies,
+    certified_ends,
+)
+from jaxdp_episodic.accountant.methods.certified.pilot import (
+    bulk,
+    pilot_of,
+    pilot_points,
+)
+from jaxdp_episodic.accountant.methods.certified.step_distribution import (
+    StepDistribution,
+    bin_masses_of_steps,
+    lower_distribution,
+    upper_distribution,
+)
+from jaxdp_episodic.accountant.methods.certified.transform import transformed
+from jaxdp_episodic.accountant.methods.certified.window import (
+    Direction,
+    Estimate,
+    Target,
+)
+
+# Cells of the largest lattice (32 MiB for an array, about 20 of them live).
+LARGEST_LATTICE = 2**22
+_MOST_GRID_POINTS = 2**19
+# Epsilon is at least this share of Chernoff's bound of it.
+_SURE_SHARE = 0.3
+# The masses of a distribution add up to 1 within this, or its tails were wrong.
+_MASS_CHECK = 1e-6
+# A larger deviation is more than rounding.
+_MASS_ROUNDING = 1e-2
+# By how much rounding may let ends cross, and an upper distribution lack mass.
+_CROSSING, _LACKING = 1e-9, 1e-9
+
+
+def _evaluate(
+    settings: Sequence[Setting], points: Sequence[Sequence[np.ndarray]]
+) -> list[list[tuple[Tails, Tails]]]:
+    """Tails of every step of every setting at its points: one batch a mechanism."""
+    where: dict[type, list[tuple[int, int]]] = {}
+    for i, setting in enumerate(settings):
+        for k, step in enumerate(setting.steps):
+            if len(points[i][k]):  # of finitely many losses no tails are needed
+                where.setdefault(type(step.loss), []).append((i, k))
+    result: list[list[Any]] = [[None] * len(s.steps) for s in settings]
+    for places in where.values():
+        tails = loss_lattice.evaluate_tails(
+            [settings[i].steps[k].loss for i, k in places],
+            [points[i][k] for i, k in places],
+        )
+        for (i, k), value in zip(places, tails, strict=True):
+            result[i][k] = value
+    return result
+
+
+def run_pilots(settings: list[Setting]) -> None:
+    """Fills in the pilot distributions of both directions."""
+    points = [
+        [pilot_points(s.loss.hints()) for s in setting.steps] for setting in settings
+    ]
+    for setting, grids, tails in zip(
+        settings, points, _evaluate(settings, points), strict=True
+    ):
+        both = list(zip(grids, tails, strict=True))
+        setting.pilots = [[pilot_of(g, f, b) for g, (f, b) in both]]
+        setting.signs = [1]
+        if not all(s.loss.is_symmetric for s in setting.steps):
+            setting.pilots.append([pilot_of(g, b, f) for g, (f, b) in both])
+            setting.signs.append(-1)
+        setting.known = [None] * len(setting.signs)
+        setting.uppers = [setting.upper] * len(setting.signs)
+
+
+def lay_grids(settings: list[Setting]) -> None:
+    """Chooses spacing, offsets and grid of every setting and evaluates the tails."""
+    for s in settings:
+        counts = [step.count for step in s.steps]
+        s.plans = _plans(s, counts)
+        medians = []
+        for pilot, step in zip(s.pilots[0], s.steps, strict=True):
+            middle = 0.0 if step.loss.is_symmetric else bulk(pilot)
+            lead = s.plans[s.lead].tilt, s.signs[s.lead]
+            atom = atoms.best_center(step.loss, *lead)
+            medians.append(middle if atom is None else atom)
+        s.spacing = min(
+            loss_grid.choose_spacing(pilots, counts, [sign * m for m in medians], plan)
+            for pilots, plan, sign in zip(s.pilots, s.plans, s.signs, strict=True)
+        )
+        s.centers = medians
+        # The coarsest lattice that the window allows, as the last attempt.
+        least = max(
+            plan.high - min(plan.low, plan.epsilon)
+            for plan in s.plans
+            if not plan.only_bound
+        )
+        grain = max(float(step.loss.grain()) for step in s.steps)
+        least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing, grain)
+        s.last_attempt = s.spacing <= least
+        s.spacing = max(s.spacing, least, 1e-12 * max(abs(c) for c in medians))
+    _center_spikes(settings)
+    for s in settings:
+        s.grids, s.points = [], []
+        for k, step in enumerate(s.steps):
+            s.grids.append(_grid_of(s, k, step))
+            s.out_of_memory |= len(s.grids[k]) == 0
+            s.points.append(
+                loss_grid.with_splits(s.centers[k] + s.grids[k] * s.spacing)
+            )
+    able = [s for s in settings if not s.out_of_memory]
+    points = [
+        [
+            np.empty(0) if step.loss.values() else p
+            for step, p in zip(s.steps, s.points, strict=True)
+        ]
+        for s in able
+    ]
+    for s, tails in zip(able, _evaluate(able, points), strict=True):
+        s.tails = tails
+
+
+def _grid_of(s: Setting, k: int, step: Step) -> np.ndarray:
+    """Lattice numbers of one step's grid points; none where they would be too many."""
+    found = atoms.grid_beside(step.loss, s.centers[k], s.spacing)
+    if found is not None:
+        return found
+    ends = [
+        tuple(sorted(sign * e for e in plan.ranges[k]))
+        for plan, sign in zip(s.plans, s.signs, strict=True)
+    ]
+    return loss_grid.choose_grid(
+        [
+            (pilots[k], plan.weights[k], plan, sign)
+            for pilots, plan, sign in zip(s.pilots, s.plans, s.signs, strict=True)
+        ],
+        1 / len(s.steps),
+        step.count,
+        s.spacing,
+        s.centers[k],
+        (min(e[0] for e in ends), max(e[1] for e in ends)),
+        _MOST_GRID_POINTS,
+    )
+
+
+def _plans(s: Setting, counts: list[float]) -> list[Direction]:
+    """Plans of both directions; of one far below the other only a bound is planned."""
+    plans = [
+        window.plan_direction(pilots, counts, s.target, s.scale, known)
+        for pilots, known in zip(s.pilots, s.known, strict=True)
+    ]
+    answers = [_answer(s.target, plan) for plan in plans]
+    s.lead = int(np.argmax(answers))
+    if len(plans) == 1:
+        return plans
+    ceiling = _ceiling(s, max(answers))
+    other = 1 - s.lead
+    if answers[other] < ceiling:
+        plans[other] = window.plan_direction(
+            s.pilots[other], counts, s.target, s.scale, s.known[other], ceiling
+        )
+    return plans
+
+
+def _answer(target: Target, plan: Direction) -> float:
+    return plan.log_delta if target.log_delta is None else plan.epsilon
+
+
+def _ceiling(s: Setting, expected: float) -> float:
+    """A value that the larger direction's answer surely exceeds, with room to spare."""
+    of_epsilon = s.target.log_delta is not None
+    if s.lower > (0.0 if of_epsilon else -math.inf):
+        return 0.9 * s.lower if of_epsilon else s.lower - 1.0
+    # Chernoff's bound may be far above the answer.
+    if of_epsilon:
+        return _SURE_SHARE * expected
+    return expected - 0.5 * min(-expected, 20.0) - 3.0
+
+
+def _center_spikes(settings: list[Setting]) -> None:
+    """Moves the offsets to the merged loss of the spike's own bin.
+
+    A spike narrower than the spacing would cost the lower distribution a whole bin if
+    it were off the lattice.
+    """
+    able = settings
+    for _ in range(3):
+        points = []
+        for s in able:
+            half = 0.5 * s.spacing
+            points.append([np.array([c - half, c + half]) for c in s.centers])
+        for s, grids, tails in zip(able, points, _evaluate(able, points), strict=True):
+            for k, (grid, (own, other)) in enumerate(zip(grids, tails, strict=True)):
+                bins = loss_lattice.bin_masses(grid, own, other)
+                mass, loss = loss_lattice.merged_losses(grid, bins)
+                if s.steps[k].loss.values():
+                    continue  # an atom is its center
+                if mass[0] > 1e-3 and grid[0] < loss[0] < grid[1]:
+                    s.centers[k] = float(loss[0])
+
+
+def compose(settings: list[Setting]) -> None:
+    """Composes the distributions of both directions and narrows the ends."""
+    jobs: list[_Job] = []
+    for s in settings:
+        s.refinements += 1
+        s.has_no_estimate = all(known is None for known in s.known)
+        if not s.out_of_memory:
+            jobs += _jobs(s)
+    sums = transformed([job.row for job in jobs])
+    for job, end in zip(jobs, _ends(jobs, sums), strict=True):
+        s = job.setting
+        if end is None:
+            s.out_of_memory = True
+        elif job.upper:
+            high, s.known[job.direction] = end
+            s.uppers[job.direction] = min(s.uppers[job.direction], high)
+        else:
+            s.lower = max(s.lower, end[0])
+    for s in settings:
+        if s.has_no_estimate and any(s.known):
+            # What did not fit a window from pilots may fit one from an estimate.
+            s.least_spacing, s.last_attempt = 0.0, False
+        s.upper = min(s.upper, max(s.uppers))
+        # Relative to epsilon; absolute for log(delta).
+        slack = _CROSSING * (abs(s.lower) + (s.target.log_delta is None))
+        if s.upper < s.lower - slack:
+            s.revert_ends("certified ends cross")
+            continue
+        s.lower, s.upper = min(s.lower, s.upper), max(s.lower, s.upper)
+        # A direction that surely lies below the other one is dropped.
+        keep = [i for i, high in enumerate(s.uppers) if high > s.lower]
+        keep = keep or [int(np.argmax(s.uppers))]
+        for name in ("pilots", "signs", "known", "uppers"):
+            setattr(s, name, [getattr(s, name)[i] for i in keep])
+
+
+class _Job(NamedTuple):
+    """One distribution of one direction of a setting, of which one end is asked for."""
+
+    setting: Setting
+    direction: int
+    upper: bool
+    row: Row
+
+
+def _jobs(s: Setting) -> list[_Job]:
+    """Both distributions of the larger direction, the upper one of the other.
+
+    A direction for which Chernoff's bound is enough gets that here, and no job.
+    """
+    jobs: list[_Job] = []
+    most_cells = 0
+    for i, (sign, plan) in enumerate(zip(s.signs, s.plans, strict=True)):
+        fine = bin_masses_of_steps(s, sign)
+        uppers = [upper_distribution(*bins) for bins in fine]
+        lowers = [lower_distribution(*bins, plan.tilt) for bins in fine if i == s.lead]
+        off = max(
+            *(abs(u.total - 1) for u in uppers), *(low.total - 1 for low in lowers), 0.0
+        )
+        if any(u.total < 1 - _LACKING for u in uppers):
+            s.revert_ends("an upper distribution lacks mass")
+            return []
+        if not off < _MASS_CHECK:
+            # Errors of the masses grow with the inverse of the spacing and the number
+            # of bins: a coarser lattice helps, unless the tails themselves are wrong.
+            coarser = s.spacing * math.sqrt(10 * off / _MASS_CHECK)
+            s.out_of_memory = not off < _MASS_ROUNDING
+            s.least_spacing, s.last_attempt = coarser, False
+            return []
+        row, cells = _tilted_row(s, plan, sign, uppers)
+        if plan.only_bound:
+            s.uppers[i] = min(s.uppers[i], _bound(row.certified, s.target))
+            continue
+        jobs.append(_Job(s, i, True, row))
+        most_cells = max(most_cells, cells)
+        if lowers:
+            row, cells = _tilted_row(s, plan, sign, lowers)
+            jobs.append(_Job(s, i, False, row))
+            most_cells = max(most_cells, cells)
+    if most_cells <= s.most_cells:
+        return jobs
+    # The window in cells changes a little with the lattice.
+    excess = 1.01 * most_cells / s.most_cells
+    if s.last_attempt and s.least_spacing > 0:
+        s.out_of_memory = True
+    else:
+        # The plan underestimated the window: once more, on a coarser lattice.
+        s.least_spacing, s.last_attempt = s.spacing * excess, False
+    return []
+
+
+def _tilted_row(
+    s: Setting, plan: Direction, sign: int, steps: list[StepDistribution]
+) -> tuple[Row, int]:
+    """One direction's tilted distributions in the window of their sum; its cells."""
+    counts, dists = [step.count for step in s.steps], [step.finite for step in steps]
+    offset = sum(
+        t * (sign * c + step.move)
+        for t, c, step in zip(counts, s.centers, steps, strict=True)
+    )
+    moved = sum(step.count * loss_lattice.displacement(step.loss) for step in s.steps)
+    infinite = sum(t * step.infinite for t, step in zip(counts, steps, strict=True))
+    low, high, plan = sum_window(dists, counts, plan)
+    cells = math.ceil((high - low) / s.spacing) + 6
+    size = 2 ** max(math.ceil(math.log2(min(max(cells, 16), 2**40))), 8)
+    # Cells added to reach a power of two lie on both sides.
+    first = math.floor((low - offset) / s.spacing) - 2 - (size - cells) // 2
+    lattice = infinite, offset, moved, s.spacing, first, size
+    return tilted_row(dists, counts, plan, *lattice), cells
+
+
+def _bound(dist: CertifiedDistribution, target: Target) -> float:
+    """Chernoff's bound of what is asked for."""
+    if target.log_delta is not None:
+        return chernoff_epsilon(dist, target.log_delta)
+    assert target.epsilon is not None  # one of the two is given
+    return chernoff_log_delta(dist, target.epsilon)
+
+
+def _ends(
+    jobs: list[_Job], sums: list[LowFrequencies | CertifiedDistribution | None]
+) -> list[tuple[float, Estimate] | None]:
+    """Certified ends, and estimates for the next refinement."""
+    result: list[tuple[float, Estimate] | None] = [None] * len(jobs)
+    by_frequencies: dict[bool, list[int]] = {}
+    for i, (job, dist) in enumerate(zip(jobs, sums, strict=True)):
+        log_delta, epsilon, *_ = job.setting.target
+        if isinstance(dist, LowFrequencies):
+            by_frequencies.setdefault(log_delta is not None, []).append(i)
+        elif dist is not None and log_delta is not None:
+            result[i] = certified_epsilon(dist, log_delta, certify_upper=job.upper)
+        elif dist is not None and epsilon is not None:
+            result[i] = certified_log_delta(dist, epsilon, certify_upper=job.upper)
+    for of_epsilon, members in by_frequencies.items():
+        targets = [jobs[i].setting.target for i in members]
+        ends = certified_ends(
+            [dist for i in members if isinstance(dist := sums[i], LowFrequencies)],
+            [float((t.log_delta if of_epsilon else t.epsilon) or 0.0) for t in targets],
+            [jobs[i].upper for i in members],
+            of_epsilon=of_epsilon,
+        )
+        for i, end in zip(members, ends, strict=True):
+            result[i] = end
+    return result

@@ -1,0 +1,329 @@
+"""Convolution powers of tilted losses: their lowest frequencies, or all cells.
+
+A sum of many losses has few frequencies that are not as good as 0; with those the
+answer is read off without an inverse transform (`low_frequencies`). A sum of
+few, or one that a single large loss makes up, is transformed back to its cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.methods.certified.hockey_stick import (
+    CertifiedDistribution,
+    Row,
+)
+from jaxdp_episodic.accountant.methods.certified.low_frequencies import LowFrequencies
+from jaxdp_episodic.accountant.numerics import fourier
+
+# Rows of a transform, padded; cells of all of them.
+_LARGEST_BATCH, _LARGEST_CELLS = 8, 2**20
+# Cells of a row that is transformed back: about 20 arrays of it are live.
+LARGEST_CELLS = 2**22
+# Number of distributions whose logarithms and phases are added up at a time.
+_MOST_TOGETHER = 16
+# An atom of at least this mass is split off before the transform.
+_ATOM = 0.6
+# Kernels of the power, by what keeps their rounding errors small.
+PLAIN, DIFFERENCES, AROUND_ATOM = "plain", "differences", "around atom"
+# The largest number of low frequencies: so many, or this share of all cells.
+_LOW_FREQUENCIES, _LOW_SHARE = 64, 1 / 32
+# Grid points times frequencies, over cells, that may be summed one by one.
+_MOST_TERMS = 2.0
+# Rounding errors of a sum of n terms, over n, and of one term.
+_SUM_ERROR, _TERM_ERROR = 1.2e-16, 2e-15
+_MACHINE = float(np.finfo(np.float64).eps)
+
+
+_low_frequencies = float64_boundary(fourier.low_frequencies, static=("kept",))
+_block_sums = float64_boundary(fourier.weighted_block_sums, static=("size",))
+_SUMS = {
+    PLAIN: float64_boundary(fourier.power_sums),
+    DIFFERENCES: float64_boundary(fourier.difference_sums),
+    AROUND_ATOM: float64_boundary(fourier.atom_sums),
+}
+_cells = float64_boundary(fourier.cells_of_power, static=("size",))
+_cells_around_atom = float64_boundary(fourier.cells_around_atom, static=("size",))
+
+
+def transformed(
+    rows: Sequence[Row],
+) -> list[LowFrequencies | CertifiedDistribution | None]:
+    """The distribution of each row's sum; None where it does not fit in memory."""
+    result: list[LowFrequencies | CertifiedDistribution | None] = [None] * len(rows)
+    for i, low in enumerate(low_frequencies_of(rows)):
+        result[i] = low
+    left = [
+        i
+        for i, row in enumerate(rows)
+        if result[i] is None and row.size <= LARGEST_CELLS
+    ]
+    for i, certified in zip(
+        left, convolution_powers([rows[i] for i in left]), strict=True
+    ):
+        result[i] = certified
+    return result
+
+
+def low_frequencies_of(rows: Sequence[Row]) -> list[LowFrequencies | None]:
+    """Low frequencies of the rows, None for those that need others as well."""
+    result: list[LowFrequencies | None] = [None] * len(rows)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault((row.size, len(row.masses)), []).append(i)
+    for (size, _), members in groups.items():
+        edges = fourier.frequency_edges(size)
+        kept = _most_frequencies(size)
+        for chosen, parts, firsts in _circles(rows, members):
+            lows, errors, log_power = [], [], 0.0
+            for part in parts:
+                few, wrong, powers = _low_frequencies(*part, kept=kept)
+                # copied: a view would keep all frequencies in memory
+                lows.append(np.array(few))
+                errors.append(wrong)
+                log_power = log_power + np.asarray(powers)
+            low, error = (np.concatenate(found, 1) for found in (lows, errors))
+            steps = np.zeros((len(low), 2))
+            for place, i in enumerate(chosen):
+                dist = rows[i].certified
+                steps[place] = dist.tilt * dist.spacing, (dist.tilt + 1) * dist.spacing
+            sums = np.asarray(_block_sums(log_power, steps, size=size))
+            rest = np.cumsum(sums[:, ::-1], -1)[:, ::-1]
+            for place, i in enumerate(chosen):
+                number = len(rows[i].masses)
+                result[i] = _lowest_of(
+                    rows[i],
+                    (low[place][:number], error[place][:number]),
+                    (edges[:-1], rest[place]),
+                    firsts[place],
+                )
+    return result
+
+
+def _most_frequencies(size: int) -> int:
+    return max(_LOW_FREQUENCIES, int(size * _LOW_SHARE))
+
+
+def _lowest_of(
+    row: Row,
+    low: tuple[np.ndarray, np.ndarray],
+    blocks: tuple[np.ndarray, np.ndarray],
+    first: int,
+) -> LowFrequencies | None:
+    """The lowest frequencies of one row's power, as many as matter."""
+    edges, rest = blocks
+    dist = row.certified
+    # both signs of the frequencies; powers and their sums, rounded
+    rest = rest * (2 / row.size * math.exp(1e-9 + 1e-15 * sum(row.counts)))
+    beyond = dist.start + row.size * dist.spacing - row.initial_epsilon
+    cost = -math.expm1(-dist.spacing) + 2 * math.exp(-dist.tilt * max(beyond, 0.0))
+    # the first block is kept in any case
+    enough = cost * rest <= row.tolerance
+    enough &= (edges > 0) & (edges <= _most_frequencies(row.size))
+    if not np.any(enough):
+        return None
+    i = int(np.argmax(enough))
+    number = int(edges[i])
+    power, errors = _from_transform(low[0][:, :number], low[1], row.counts)
+    if not row.small_rounding or _rounding(row, errors) > 100 * row.tolerance:
+        row.small_rounding = False
+        if number * sum(len(m) for _, m in row.masses) <= _MOST_TERMS * row.size:
+            power, errors = _from_terms(row, number)
+        elif _kernel_name(row) != PLAIN and row.size <= LARGEST_CELLS:
+            return None  # there are better ways
+    angle = np.mod(np.arange(number) * float(first), row.size) / row.size
+    power = power * np.exp(2j * math.pi * angle)
+    errors = errors + 4e-15 * np.abs(power)
+    return LowFrequencies(
+        dist,
+        row.size,
+        power,
+        errors,
+        float(rest[i]),
+        row.initial_epsilon,
+        row.precision,
+    )
+
+
+def _rounding(row: Row, errors: np.ndarray) -> float:
+    """What errors of the lowest frequencies may change tilted delta by."""
+    dist, number = row.certified, np.arange(len(errors))
+    chord = (4 * number / row.size) ** 2
+    lost = [-math.expm1(-c * dist.spacing) for c in (dist.tilt, dist.tilt + 1)]
+    squares = [x * x + (1 - x) * chord for x in lost]
+    weights = 2 / row.size / np.sqrt(squares[0] * squares[1])
+    return -math.expm1(-dist.spacing) * float(weights @ errors)
+
+
+def _from_transform(
+    low: np.ndarray, error: np.ndarray, counts: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Powers of transformed coefficients (steps, K), with bounds of their errors."""
+    modulus = np.abs(low)
+    growth = np.log(np.maximum(modulus, 1e-300))
+    rounded = np.full(modulus.shape, fourier.POWER_ERROR * _MACHINE)
+    relative = error / np.maximum(modulus, 1e-300)
+    return _power(growth, np.angle(low), relative, rounded, counts)
+
+
+def _from_terms(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same by sums over the masses, as differences from the heaviest one.
+
+    Their rounding errors are in proportion to how far the losses are from it, at these
+    frequencies: those of a narrow distribution, or of one with an atom, are small.
+    """
+    frequency = np.arange(float(number))[:, None]
+    parts = []
+    for index, mass in row.masses:
+        away = np.mod(index - index[np.argmax(mass)], row.size)
+        turns = np.mod(frequency * away, row.size)
+        # centred before it is divided, so that small angles keep their digits
+        turns = np.where(turns > 0.5 * row.size, turns - row.size, turns)
+        angle = 2 * math.pi * (turns / row.size)
+        versine, sine = 2 * np.sin(0.5 * angle) ** 2, np.sin(angle)
+        total = math.fsum(mass)
+        share = mass / total
+        real, imaginary = -versine @ share, -sine @ share
+        size = (versine + np.abs(sine)) @ share
+        square = np.maximum(real * (2 + real) + imaginary * imaginary, -1 + 1e-15)
+        error = (_SUM_ERROR * len(mass) + _TERM_ERROR) * size
+        # near 1 logarithm and phase are as small as the difference, and so are
+        # their errors
+        rounded = fourier.POWER_ERROR * _MACHINE * np.minimum(1.0, 4 * size)
+        parts.append(
+            (
+                0.5 * np.log1p(square) + math.log(total),
+                np.arctan2(imaginary, 1 + real),
+                error / np.maximum(np.hypot(1 + real, imaginary), 1e-300),
+                rounded,
+            )
+        )
+    growth, angle, error, rounded = (np.array(p) for p in zip(*parts, strict=True))
+    return _power(growth, angle, error, rounded, row.counts)
+
+
+def _power(
+    growth: np.ndarray,
+    angle: np.ndarray,
+    error: np.ndarray,
+    rounded: np.ndarray,
+    counts: Sequence[float],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Products of powers of ``exp(growth + i angle)``, and bounds of their errors.
+
+    All (steps, K): ``error`` is that of the base, over its modulus, ``rounded`` that
+    of its logarithm. With ``b`` a modulus and ``e`` its error, that of the power is at
+    most ``T e (b + e)^(T - 1)``.
+    """
+    times = np.asarray(counts)[:, None]
+    turns = times * (angle / (2 * math.pi))
+    turns -= np.round(turns)
+    rounding = 2 * len(times) * fourier.sum_error(min(len(times), _MOST_TOGETHER))
+    while len(turns) > 1:
+        turns = np.add.reduceat(turns, np.arange(0, len(turns), _MOST_TOGETHER), 0)
+        turns -= np.round(turns)
+    phase = 2 * math.pi * turns[0]
+    length = np.exp(np.sum(times * growth, 0))
+    largest = np.exp(np.sum(times * (growth + np.log1p(error)), 0))
+    relative = np.sum(times * (error / (1 + error) + rounded), 0)
+    relative += 8 * _MACHINE + rounding
+    return length * np.exp(1j * phase), largest * np.minimum(relative, 2.0) * (1 + 1e-9)
+
+
+def _circles(
+    rows: Sequence[Row], members: Sequence[int]
+) -> Iterator[tuple[list[int], Iterator[tuple[np.ndarray, np.ndarray]], list[int]]]:
+    """Distributions of rows of one shape on their circles, a batch at a time.
+
+    Yields:
+      The rows' numbers; a few steps at a time masses (batch, steps, N), with each
+      distribution's heaviest cell as number 0, and counts (batch, steps); and which
+      cell of the sum's circle is the first of the window.
+    """
+    size, steps = rows[members[0]].size, len(rows[members[0]].masses)
+    batch = max(min(_LARGEST_BATCH, _LARGEST_CELLS // (size * steps)), 1)
+    # a power of two, as few shapes are to be compiled
+    most = max(_LARGEST_CELLS // (size * batch), 1)
+    together = min(steps, 1 << (most.bit_length() - 1), _MOST_TOGETHER)
+
+    def parts(chosen: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for start in range(0, steps, together):
+            # rows and steps that pad the batch: no loss, no NaN
+            masses = np.zeros((batch, together, size))
+            counts = np.zeros((batch, together))
+            masses[:, :, 0] = 1.0
+            for place, i in enumerate(chosen):
+                here = rows[i].masses[start : start + together]
+                for k, (index, mass) in enumerate(here):
+                    counts[place, k] = rows[i].counts[start + k]
+                    cell = np.mod(index - _heaviest(index, mass), size)
+                    cell = cell.astype(np.int64)
+                    masses[place, k] = np.bincount(cell, mass, minlength=size)
+            yield masses, counts
+
+    for start in range(0, len(members), batch):
+        chosen = list(members[start : start + batch])
+        firsts = []
+        for i in chosen:
+            away = sum(
+                int(count) * _heaviest(*dist)
+                for count, dist in zip(rows[i].counts, rows[i].masses, strict=True)
+            )
+            firsts.append((rows[i].first - away) % size)
+        yield chosen, parts(chosen), firsts
+
+
+def _heaviest(index: np.ndarray, mass: np.ndarray) -> int:
+    return int(index[np.argmax(mass)]) if len(mass) else 0
+
+
+def _kernel_name(row: Row) -> str:
+    """The kernel whose rounding errors are likely to be the smallest."""
+    atoms = [float(m.max(initial=0.0)) for _, m in row.masses]
+    # With many losses beside the atom nothing is gained, and a^T would underflow.
+    if min(atoms) > _ATOM and 30 > -sum(
+        t * math.log(a) for t, a in zip(row.counts, atoms, strict=True)
+    ):
+        return AROUND_ATOM
+    if row.small_rounding:
+        return PLAIN
+    mean = spread = 0.0
+    for (index, mass), count in zip(row.masses, row.counts, strict=True):
+        if len(index):
+            away = index - index[np.argmax(mass)]
+            mean = max(mean, float(mass @ np.abs(away)))
+            away = away - float(mass @ away)
+            spread += count * float(mass @ np.minimum(away**2, 100.0))
+    # Beyond this frequency the power is negligible.
+    highest = min(6 / math.sqrt(max(spread, 1e-30)), 2.0)
+    return DIFFERENCES if mean * highest < 0.3 else PLAIN
+
+
+def convolution_powers(rows: Sequence[Row]) -> list[CertifiedDistribution]:
+    """Transforms all rows, those of one shape together, and back to their cells."""
+    result: list[Any] = [None] * len(rows)
+    groups: dict[tuple[int, int, str], list[int]] = {}
+    for i, row in enumerate(rows):
+        key = (row.size, len(row.masses), _kernel_name(row))
+        groups.setdefault(key, []).append(i)
+    for (size, _, name), members in groups.items():
+        for chosen, parts, firsts in _circles(rows, members):
+            sums = 0.0
+            for part in parts:
+                sums = sums + np.asarray(_SUMS[name](*part))
+                # the phase in turns, and the rounding of one more addition
+                sums[..., 2, :] -= np.round(sums[..., 2, :])
+                sums[..., 3, :] += 4 * _MACHINE
+            finish = _cells_around_atom if name == AROUND_ATOM else _cells
+            cells, *rounding = finish(sums, size=size)
+            for place, i in enumerate(chosen):
+                result[i] = rows[i].certified._replace(
+                    cells=np.roll(cells[place], -firsts[place]),
+                    rounding=(float(rounding[0][place]), float(rounding[1][place])),
+                )
+    return result

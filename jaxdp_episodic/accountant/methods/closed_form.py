@@ -1,0 +1,158 @@
+"""Runs whose composition has a closed form: of one mechanism, or of few losses."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.finite import tails_of_values
+from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.methods.question import Question
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
+from jaxdp_episodic.accountant.numerics.roots import smallest_within
+
+Taken = list[tuple[Any, float]]
+
+# Relative rounding error of the shift of composed Gaussians, for each step.
+_SHIFT_ROUNDING = 4e-16
+# Largest number of losses of a whole run that are listed: 1 to 2 ms.
+_MOST_LOSSES = 4096
+# Rounding of a loss, or of the logarithm of a mass, relative to 1 and its size.
+_ROUNDING = 1e-15
+
+
+def have_closed_form(run: Run) -> np.ndarray:
+    """Where `composed` answers."""
+    return _are_alike(run) | _have_few_losses(run)
+
+
+def _are_alike(run: Run) -> np.ndarray:
+    """Where all steps are of one mechanism that has a closed form of several."""
+    shape = run.shape  # of all losses: a run of thousands would ask for it as often
+    alike = np.ones(shape, bool)
+    # The first step that is taken, and what the others must agree with.
+    kind, key = np.full(shape, -1), np.full(shape, np.nan)
+    kinds = list(dict.fromkeys(type(loss) for loss in run.losses))
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = (count > 0) & ~loss.loses_nothing
+        form = loss.composes_by
+        own = np.full(shape, np.nan) if form is None else form
+        number = kinds.index(type(loss))
+        first = taken & (kind < 0)
+        kind, key = np.where(first, number, kind), np.where(first, own, key)
+        alike &= ~taken | ((kind == number) & (key == own))
+    return alike & (kind >= 0)
+
+
+def _have_few_losses(run: Run) -> np.ndarray:
+    """Where all steps have finitely many losses, and the run at most so many."""
+    number = np.ones(run.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = (count > 0) & ~loss.loses_nothing
+        ways = np.inf
+        if np.isfinite(loss.num_values):
+            ways = 1.0  # (count + size - 1)! / (count! (size - 1)!)
+            for i in range(1, int(loss.num_values)):
+                ways = ways * (count + i) / i
+                ways = np.minimum(ways, 1e9)
+        number = np.where(taken, number * ways, number)
+    return number <= _MOST_LOSSES
+
+
+def composed(question: Question, run: Run) -> tuple[float, float]:
+    """One setting by a closed form, and a bound of the error, as of `PrivacyLoss`."""
+    taken = [
+        (loss.kept_in_range(), float(count))
+        for loss, count in zip(run.losses, run.counts, strict=True)
+        if count > 0 and not loss.loses_nothing
+    ]
+    target = float(question.target)
+    with np.errstate(all="ignore"):
+        if _are_alike(run):
+            count = sum(count for _, count in taken)
+            return taken[0][0].composed(target, count, of_epsilon=question.is_epsilon)
+        return _of_few_losses(target, taken, of_epsilon=question.is_epsilon)
+
+
+def _of_few_losses(
+    target: float, taken: Taken, *, of_epsilon: bool
+) -> tuple[float, float]:
+    """Sums over all the losses of a run, in both directions."""
+    if not of_epsilon and all(loss.states_largest for loss, _ in taken):
+        # Of an (epsilon, delta) claim, and so of several.
+        largest = [float(loss.largest_loss(backward=False)) for loss, _ in taken]
+        counts = [int(count) for _, count in taken]
+        most = sum(Fraction(a) * n for a, n in zip(largest, counts, strict=True))
+        if Fraction(target) >= most:
+            return -np.inf, 0.0
+    loss, log_mass = np.zeros(1), np.zeros(1)
+    off = move = 0.0
+    for one, count in taken:
+        once, log_once = one.values()
+        values, log_masses = _repeated(once, log_once, int(count))
+        loss = (loss[:, None] + values).reshape(-1)
+        log_mass = (log_mass[:, None] + log_masses).reshape(-1)
+        most, size = np.abs(values).max(), np.abs(log_masses).max()
+        off += float(one.profile_error()) * (count + size + most)
+        move += _ROUNDING * most
+
+    def tails(u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The larger profile's logarithm, and that of its tail, at (1,) u."""
+        both = (
+            tails_of_values(u, loss[:, None], log_mass[:, None]),
+            tails_of_values(u, -loss[:, None], (log_mass - loss)[:, None]),
+        )
+        return max(both, key=lambda tail: float(tail[0][0]))
+
+    value = target
+    if of_epsilon:
+        zero = np.zeros(1)
+        profile, fall = (float(tail[0]) for tail in tails(zero))
+        if profile <= target:
+            # By rounding the true profile may be above the target.
+            unsure = profile + off > target
+            return 0.0, off * math.exp(min(target - fall, 700.0)) if unsure else 0.0
+        value = float(smallest_within(lambda u: tails(u)[0] - target, zero + 1.0)[0])
+    profile, fall = (float(tail[0]) for tail in tails(np.array([value])))
+    move += _ROUNDING * abs(value)
+    if of_epsilon:
+        return value, off * math.exp(min(target - fall, 700.0)) + move
+    if profile == -np.inf:  # At the largest loss rounding decides.
+        return profile, (0.0 if value > loss.max() + 2 * move else np.inf)
+    return min(profile, 0.0), off + move * math.exp(min(fall - profile, 700.0))
+
+
+def _repeated(
+    loss: np.ndarray, log_mass: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The losses of so many steps alike: how often each value, and in how many ways."""
+    size = len(loss)
+    if size == 1:
+        return count * loss, count * log_mass
+    if size == 2:
+        first = np.arange(count + 1)
+        times = np.stack([first, count - first], axis=1)
+    else:
+        # Stars and bars: what lies between two bars is how often a value occurs.
+        bars = np.array(list(combinations(range(count + size - 1), size - 1)))
+        ends = np.full((len(bars), 1), count + size - 1)
+        times = np.diff(np.hstack([0 * ends - 1, bars, ends]), axis=1) - 1
+    left = count - np.cumsum(times, axis=1) + times
+    ways = log_binomial(left.astype(np.float64), times.astype(np.float64)).sum(axis=1)
+    return times @ loss, ways + times @ log_mass
+
+
+def one_gaussian(shift: np.ndarray) -> SampledGaussianLoss:
+    """The one step that composed Gaussian steps are; see `Run.gaussian_shift`."""
+    always = np.ones(np.shape(shift))
+    return SampledGaussianLoss(always, always, shift)
+
+
+def shift_error(run: Run) -> float:
+    """Bound of the rounding error of `Run.gaussian_shift`, relative."""
+    return _SHIFT_ROUNDING * (2 + len(run.losses))

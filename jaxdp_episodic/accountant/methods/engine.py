@@ -1,0 +1,110 @@
+"""Runs kernels over many settings: chunks, threads, devices.
+
+The settings are cut into chunks of a few fixed sizes, so that JAX compiles a kernel
+once and not for every number of settings. On the CPU a chunk fits the cache, and chunks
+run side by side, one a core; on an accelerator a chunk is one launch. Memory is
+bounded by the chunk, not by the grid.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import chosen_device, engine_name, in_threads
+from jaxdp_episodic.accountant.numerics.loops import map_arrays
+
+
+class Chunks(NamedTuple):
+    """Numbers of settings in a chunk, ascending: the first that holds all, or the last.
+
+    Attributes:
+      numpy: largest number for the NumPy engine, which takes any.
+      cpu: for JAX on the CPU.
+      accelerator: for JAX elsewhere.
+    """
+
+    numpy: int
+    cpu: tuple[int, ...]
+    accelerator: tuple[int, ...]
+
+
+def in_chunks(
+    kernel: Callable[[Any], tuple[np.ndarray, ...]], arrays: Any, sizes: Chunks
+) -> tuple[np.ndarray, ...]:
+    """Calls a kernel chunk by chunk, on the CPU one chunk a core.
+
+    Args:
+      kernel: maps the arrays of one chunk to as many (chunk,) results as it likes.
+      arrays: nested arrays with the settings as last axis; at least one setting.
+      sizes: of the chunks.
+
+    Returns:
+      The results, each (n,).
+    """
+    size = num_settings(arrays)
+    on_numpy = engine_name() != "jax"
+    if on_numpy:
+        chunk = min(size, sizes.numpy)
+        # Every core gets settings, unless threads cost more than they save.
+        if size >= max(_FEW, sizes.numpy // 4):
+            chunk = min(chunk, -(-size // num_cores()))
+    else:
+        chunk = _chunk_size(size, sizes.cpu if on_cpu() else sizes.accelerator)
+
+    def work(start: int) -> tuple[np.ndarray, ...]:
+        stop = min(start + chunk, size)
+        # The last setting fills up the last chunk: valid numbers, thrown away below.
+        pad = 0 if on_numpy else chunk - (stop - start)
+        part = map_arrays(lambda a: _padded(a[..., start:stop], pad), arrays)
+        return tuple(result[..., : stop - start] for result in kernel(part))
+
+    starts = range(0, size, chunk)
+    workers = min(len(starts), num_cores()) if on_numpy or on_cpu() else 1
+    if workers <= 1:
+        parts = [work(start) for start in starts]
+    else:
+        parts = in_threads(work, starts, workers, on_numpy=on_numpy)
+    return tuple(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
+
+
+# Fewer settings on NumPy take less time than starting a thread.
+_FEW = 8
+
+
+def num_settings(arrays: Any) -> int:
+    """Returns the length of the last axis of nested arrays."""
+    sizes: list[int] = []
+    map_arrays(lambda array: sizes.append(array.shape[-1]), arrays)
+    return sizes[0]
+
+
+def on_cpu() -> bool:
+    """Whether JAX computes on the CPU in this thread."""
+    import jax
+
+    device = chosen_device()
+    if device is None:
+        return jax.default_backend() == "cpu"
+    return (device if isinstance(device, str) else device.platform) == "cpu"
+
+
+def _chunk_size(size: int, sizes: tuple[int, ...]) -> int:
+    return next((c for c in sizes if size <= c), sizes[-1])
+
+
+def _padded(array: np.ndarray, pad: int) -> np.ndarray:
+    if pad == 0:
+        return array
+    last = np.broadcast_to(array[..., -1:], (*array.shape[:-1], pad))
+    return np.concatenate([array, last], axis=-1)
+
+
+def num_cores() -> int:
+    """Returns how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

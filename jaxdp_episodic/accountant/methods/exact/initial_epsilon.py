@@ -1,0 +1,134 @@
+"""A first epsilon at a given delta, for which a first contour is laid.
+
+Pure kernels: the batch is the last axis of every array.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
+from jaxdp_episodic.accountant.methods.exact.contour import (
+    Transform,
+    largest_center,
+    transform,
+)
+from jaxdp_episodic.accountant.methods.exact.mgf import (
+    Steps,
+    core_variance,
+    real_moments,
+)
+from jaxdp_episodic.accountant.methods.run import Group
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    logsumexp,
+    namespace,
+    where_needed,
+)
+from jaxdp_episodic.accountant.numerics.roots import log_crossing
+
+# Crossings from which a first epsilon is taken, relative to the order of Rényi's bound.
+_FIRST_CROSSINGS = 1.5 ** np.arange(-4.0, 8.0)
+# Epsilon is searched for from this share of Rényi's bound up to the bound.
+_SMALLEST = 1e-4
+_FEW = 4
+_LOG_NOTHING = -1e300
+
+
+def first_epsilon(
+    log_delta: Array,
+    highest: Array,
+    order: Array,
+    fields: tuple[Group, ...],
+    groups: tuple[Steps, ...],
+) -> Array:
+    """An approximation of epsilon at the given delta, (n,), to lay a contour for.
+
+    By the saddle-point approximation of delta, at crossings about ``order - 1``, which
+    gives Rényi's bound ``highest``. Where there is none, because rare large losses
+    stand out from many small ones, by these two apart. Neither is a bound.
+
+    Args:
+      log_delta: (n,) the target.
+      highest: (n,) Rényi's bound of epsilon.
+      order: (n,) at which that is reached.
+      fields: the steps, (K, n) each.
+      groups: the nodes of their losses.
+    """
+    xp = namespace(log_delta, highest, order, fields[0].count, groups[0].count)
+    core = core_variance(groups)
+    near = _by_saddle_points(log_delta, xp.maximum(order - 1, 1e-8), core, groups)
+    return where_needed(
+        (near > 0) & (near < highest),
+        near,
+        lambda: _by_jumps(log_delta, highest, core, fields),
+    )
+
+
+def _by_jumps(
+    log_delta: Array,
+    highest: Array,
+    core: Array,
+    fields: tuple[Group, ...],
+) -> Array:
+    """Epsilon where the small losses' Gaussian or a single step reach delta.
+
+    What one large loss alone gives is the sum of the steps' profiles.
+    """
+    xp = namespace(log_delta, highest, core, fields[0].count)
+    mu = xp.sqrt(xp.maximum(core, 0.0))
+
+    def excess(epsilon: Array) -> Array:
+        """Of log(delta) at (G, n) epsilons."""
+        small = xp.where(mu > 0, log_gaussian_profile(mu, epsilon), _LOG_NOTHING)
+        once = [small[:, None]]
+        for group in fields:
+            forward, backward = group.loss.log_tails(epsilon[:, None])
+            log_count = xp.log(xp.maximum(group.count, 1e-300))
+            once.append(xp.maximum(forward[0], backward[0]) + log_count)
+        every = xp.maximum(xp.concatenate(once, axis=1), _LOG_NOTHING)
+        return logsumexp(xp.moveaxis(every, 1, 0)) - log_delta
+
+    low = _SMALLEST * highest
+    # Of few elements on NumPy a refinement costs its calls, not its points.
+    few = xp is np and np.size(highest) <= _FEW
+    points, refinements = (101, 1) if few else (11, 2)
+    return log_crossing(
+        excess, low, highest, num_points=points, num_refinements=refinements
+    )
+
+
+def _by_saddle_points(
+    log_delta: Array, c: Array, core: Array, groups: tuple[Steps, ...]
+) -> Array:
+    """Epsilon where the saddle-point approximation is delta; NaN if it is nowhere."""
+    xp = namespace(log_delta, c, core, groups[0].count)
+    largest = largest_center(log_delta, groups)
+    c = xp.minimum(c * _FIRST_CROSSINGS[:, None], largest)
+    moments = real_moments(c, groups)
+    with_core = transform(c, core, groups, moments)
+    plain = transform(c, xp.zeros_like(core), groups, moments)
+    at = Transform(
+        *(
+            xp.where(with_core.valid, a, b)
+            for a, b in zip(with_core, plain, strict=True)
+        )
+    )
+    x = at.slope
+    used = with_core.valid & (core > 0)
+    mu = xp.sqrt(xp.where(core > 0, core, 1.0))
+    known = xp.where(used, log_gaussian_profile(mu, xp.maximum(x, 0.0)), -1e300)
+    approximate = at.log_value - c * x - 0.5 * xp.log(2 * math.pi * at.curvature)
+    approximate = xp.logaddexp(approximate, known)
+    # delta falls with c: the last point above it, and the next one
+    above = (approximate >= log_delta) & (x > 0)
+    index = xp.arange(c.shape[0])[:, None]
+    last = xp.max(xp.where(above, index, -1), axis=0)
+    ends = xp.stack([last, xp.minimum(last + 1, c.shape[0] - 1)])
+    ends = xp.maximum(ends, 0)
+    x, approximate = (xp.take_along_axis(a, ends, axis=0) for a in (x, approximate))
+    share = (approximate[0] - log_delta) / (approximate[0] - approximate[1])
+    found = (last >= 0) & (share >= 0) & (share <= 1)
+    return xp.where(found, x[0] + share * (x[1] - x[0]), xp.nan)

@@ -1,0 +1,338 @@
+"""The "exact" method: a contour integral, with an error for every element.
+
+Where the integral's error estimate (`solver`) exceeds `TOLERANCE`, the answer is the
+certified upper end of `methods.certified`. A single step needs no integral: its
+profile is the answer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import choose_engine, using_engine
+from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS, ROUNDING
+from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
+from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
+from jaxdp_episodic.accountant.methods.closed_form import (
+    composed,
+    have_closed_form,
+    one_gaussian,
+    shift_error,
+)
+from jaxdp_episodic.accountant.methods.exact.solver import (
+    BREAK_EVEN,
+    TOLERANCE,
+    ContourSolver,
+)
+from jaxdp_episodic.accountant.methods.question import Answer, Question
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.single_step import (
+    error_in_nats,
+    solve_single_step,
+)
+
+# Orders at which the other direction is bounded, relative to the forward one's best.
+_ORDER_FACTORS = (1.0, 1.6, 4.0)
+_FEW = 8
+# By how many nats delta may be below Rényi's bound of it, where it is asked for.
+_RESERVE = 25.0
+# The exponential is 0 in float64: Rényi's bound is then near enough.
+_LOG_ZERO = -746.0
+# Relative error of a profile (1e-14), with a margin.
+_PROFILE_ERROR = 1e-13
+# Rounding error of losses, relative to 1 or their size.
+_ROUNDING = 4e-16
+
+
+def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answer:
+    """Epsilon or log(delta) at every setting and path; arrays broadcast together.
+
+    *Exact* for the composed dominating pair up to the stated error, or a certified
+    *upper bound* where `Answer.is_certified` says so. Without ``certify`` that is
+    Rényi's, which takes milliseconds, but for single steps; its error is ``inf``.
+    """
+    shape = np.broadcast_shapes(np.shape(question.target), run.shape)
+    if 0 in shape:
+        return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
+    target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
+    question, run = question.at(target.reshape(-1)), run.flattened(shape)
+    answer = _answer(question, run, certify)
+    return Answer(*(field.reshape(shape) for field in answer))
+
+
+def _answer(question: Question, run: Run, certify: bool) -> Answer:
+    """Of (n,) settings: those that need no integral first, then the others."""
+    # Each part chooses its own engine: nothing is compiled for a few settings.
+    engine = choose_engine(question.target.size, BREAK_EVEN)
+    with using_engine(engine):
+        for loss in run.losses:
+            loss.prepare()
+    no_loss = run.loses_nothing
+    value = np.where(no_loss, question.nothing, question.everything)
+    # Where there is some noise, but too little to compute with, inf is a bound.
+    certified = run.has_too_little_noise & ~no_loss
+    answer = Answer(value, np.where(certified, np.inf, 0.0), certified)
+    left = ~(no_loss | run.is_unprotected)
+    for kind, solve in (
+        (run.num_steps == 1, _of_one_step),
+        (run.gaussian_shift() > 0, _of_gaussians),
+    ):
+        chosen = np.flatnonzero(left & kind)
+        if chosen.size:
+            part = solve(question.take(chosen), run.take(chosen), engine)
+            _fill(answer, chosen, part)
+            left[chosen] = False
+    for i in np.flatnonzero(left & have_closed_form(run)):
+        one = np.asarray(i)
+        value[i], answer.error[i] = composed(question.take(one), run.take(one))
+        scale = np.max(question.scale(value[i]))
+        left[i] = ~(answer.error[i] <= TOLERANCE * scale)
+    chosen = np.flatnonzero(left)
+    if chosen.size:
+        asked, part = question.take(chosen), run.take(chosen)
+        _fill(answer, chosen, _of_many_steps(asked, part, certify))
+    if question.is_epsilon:
+        answer = answer._replace(value=np.maximum(value, 0.0))
+    return answer
+
+
+def _fill(answer: Answer, chosen: np.ndarray, part: Answer) -> None:
+    for field, found in zip(answer, part, strict=True):
+        field[chosen] = found
+
+
+def _of_one_step(question: Question, run: Run, engine: str) -> Answer:
+    """The profile itself, or where it is poorly known its certified upper end."""
+    with using_engine(engine):
+        value = solve_single_step(question, run)
+    epsilon = value if question.is_epsilon else question.target
+    error = _PROFILE_ERROR + _of_profiles(run, epsilon)
+    if question.is_epsilon:
+        with using_engine(engine):
+            error = error_in_nats(error, epsilon, question, run)
+    else:
+        error += _of_rounded_losses(epsilon, run)
+    return _unless_poor(Answer(value, error, np.isposinf(value)), question, run)
+
+
+def _unless_poor(
+    answer: Answer, question: Question, run: Run, certify: bool = True
+) -> Answer:
+    """Certified ends, or Rényi's bound, in place of what is poorly known."""
+    value, error, poor = answer
+    poor = poor | ~(error <= TOLERANCE * question.scale(value))
+    chosen = np.flatnonzero(poor)
+    if chosen.size:
+        asked, part = question.take(chosen), run.take(chosen)
+        known, _ = rdp_bound(asked, part)
+        far = np.full(known.shape, np.inf)
+        found = _certified(asked, part, known) if certify else (known, far)
+        value[chosen], error[chosen] = found
+    return Answer(value, error, poor)
+
+
+def _of_gaussians(question: Question, run: Run, engine: str) -> Answer:
+    """Of steps that always see the unit: one Gaussian step of their joint shift."""
+    shift = run.gaussian_shift()
+    one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
+    with using_engine(engine):
+        value = solve_single_step(question, one)
+    # What the shift's rounding moves, in nats of either.
+    size = np.abs(value)
+    moved = size + shift**2 if question.is_epsilon else (1 + size) * (1 + shift)
+    scale = size if question.is_epsilon else 1.0
+    error = _PROFILE_ERROR * scale + 4 * shift_error(run) * moved
+    answer = Answer(value, error, np.zeros(value.shape, bool))
+    return _unless_poor(answer, question, run)
+
+
+def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
+    """The contour integral, in both directions where they differ."""
+    bound, order = rdp_bound(question, run, loose=True)
+    if question.is_epsilon and np.any(bound == 0):
+        # Epsilon is 0 where delta is at least the total variation distance.
+        value, error = np.zeros(bound.shape), np.zeros(bound.shape)
+        certified, left = np.zeros(bound.shape, bool), np.flatnonzero(bound > 0)
+        if left.size:
+            part = _of_many_steps(question.take(left), run.take(left), certify)
+            value[left], error[left], certified[left] = part
+        return Answer(value, error, certified)
+    goal = question.target if question.is_epsilon else bound - _RESERVE
+    cut, log_added, too_many = _truncated(goal, run)
+    # Densities that are rounded by more than an answer may be off tell nothing.
+    wanted = ~too_many & np.isfinite(bound) & (_of_densities(run) <= TOLERANCE)
+    if not question.is_epsilon:
+        wanted &= bound > _LOG_ZERO
+    state = ContourSolver(question, cut, bound, order, goal, log_added)
+    value, error = state.solve(wanted, backward=False)
+    if not run.is_symmetric:
+        # The other direction is integrated only where Rényi's bound of it is larger.
+        least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
+        may_be_larger = wanted & _may_exceed(question, run, least, order)
+        asked = least if question.is_epsilon else question.target
+        may_be_larger &= asked < run.largest_loss(backward=True)
+        if question.is_epsilon:
+            may_be_larger &= ~state.surely_private(may_be_larger, least, backward=True)
+        other, other_error = state.solve(may_be_larger, backward=True, least=least)
+        value, error = _larger(value, error, other, other_error, may_be_larger)
+    error = error + _of_composed_profiles(question, run, bound, order)
+    unsure = ~wanted | ~np.isfinite(value)
+    answer = _unless_poor(Answer(value, error, unsure), question, run, certify)
+    return answer._replace(is_certified=answer.is_certified & _has_certified_ends(run))
+
+
+def _has_certified_ends(run: Run) -> bool:
+    return all("pld" in loss.methods for loss in run.losses)
+
+
+def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
+    """Relative error of a single step's delta where profiles are estimates.
+
+    At epsilon, if it is given.
+    """
+    largest = np.zeros(run.num_steps.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        if loss.is_estimate:
+            error = loss.profile_error()
+            if epsilon is not None:
+                here = np.where(np.isfinite(epsilon), epsilon, 1.0)
+                there = loss.profile_error_at(here)
+                error = np.where(np.isfinite(epsilon), there, error)
+            largest = np.maximum(largest, np.where(count > 0, error, 0.0))
+    return largest
+
+
+def _of_densities(run: Run) -> np.ndarray:
+    """Relative error of the densities of large losses, from rounded logarithms."""
+    largest = np.zeros(run.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = (count > 0) & ~loss.loses_nothing & ~loss.is_unprotected
+        square = np.where(taken, np.minimum(loss.hints().furthest, 1e150) ** 2, 0.0)
+        largest = np.maximum(largest, square)
+    return np.where(largest > 2 * LARGE_LOSS, ROUNDING * largest, 0.0)
+
+
+def _of_composed_profiles(
+    question: Question, run: Run, bound: np.ndarray, order: np.ndarray
+) -> np.ndarray:
+    """The same of many steps, for densities whose error does not change its sign.
+
+    Where the distribution's mass and mean are right, an error e of its density moves
+    the moment of each step by at most e times what it is above 1, and so delta,
+    relative, by the logarithm of the whole run's moment times e. That is in Rényi's
+    bound.
+    """
+    error = np.maximum(_of_profiles(run), _of_densities(run))
+    if not np.any(error):
+        return error
+    moved = order - 1
+    epsilon, log_delta = question.target, bound
+    if question.is_epsilon:
+        epsilon, log_delta = bound, question.target
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spent = 1 + np.maximum(moved * epsilon + log_delta, 0.0)
+        added = error * spent / (moved if question.is_epsilon else 1.0)
+    return np.where(error > 0, added, 0.0)
+
+
+def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
+    """Relative error of a single step's delta from the rounding of its losses."""
+    total = np.zeros(epsilon.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        # Of a density only large losses are rounded by more than the profile is.
+        moved = loss_rounding(epsilon)
+        counts = (moved > 0) | loss.may_have_atoms
+        here = np.flatnonzero((count > 0) & counts)
+        if not here.size:
+            continue
+        at = epsilon[here]
+        with np.errstate(all="ignore"):
+            tails = loss.map(lambda field, here=here: field[here]).log_tails(at)
+            fall = np.fmax(*(np.exp(tail - profile) for profile, tail in tails))
+        off = _ROUNDING * (1 + at) + moved[here]
+        total[here] += off * np.where(np.isfinite(fall), fall, 0.0)
+    return total
+
+
+def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
+    """The run without terms of negligible delta; see `PrivacyLoss.truncated`.
+
+    And without mechanisms that have no nodes: where such a step is taken there are too
+    many terms, and elsewhere, as on another path, it must not be asked for any.
+    """
+    log_added = np.full(goal.shape, -np.inf)
+    too_many = np.zeros(goal.shape, bool)
+    losses, counts = [], []
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        kept, added, many = loss.truncated(goal, count)
+        log_added, too_many = np.logaddexp(log_added, added), too_many | many
+        if loss.has_nodes:
+            losses.append(kept)
+            counts.append(count)
+    return Run(tuple(losses), tuple(counts)), log_added, too_many
+
+
+def _larger(
+    value: np.ndarray,
+    error: np.ndarray,
+    other: np.ndarray,
+    other_error: np.ndarray,
+    may_be_larger: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The larger of two answers, where the other one counts; and its error.
+
+    The error covers the smaller answer plus its own error: a poor estimate of it must
+    not be hidden by a larger value that is accurate.
+    """
+    most = np.where(
+        may_be_larger, np.maximum(value + error, other + other_error), value + error
+    )
+    value = np.where(may_be_larger & (other > value), other, value)
+    # Where an answer is missing nothing is known.
+    return value, np.where(np.isnan(most), np.inf, most - value)
+
+
+def _may_exceed(
+    question: Question, run: Run, least: np.ndarray, order: np.ndarray
+) -> np.ndarray:
+    """Where the backward direction's Rényi bound is above a known answer.
+
+    At a few orders about the best one of the forward direction.
+    """
+    epsilon, goal = question.target, least
+    if question.is_epsilon:
+        epsilon, goal = np.maximum(least, 0.0), question.target
+    settled = np.zeros(least.shape, bool)
+    factors = np.array(_ORDER_FACTORS)[:, None]
+    # A few settings take no longer for all orders, (3, n), than for one, (1, n).
+    for factor in factors[:, None] if settled.size > _FEW else factors[None]:
+        index = np.flatnonzero(~settled & np.isfinite(order))
+        if index.size == 0:
+            break
+        # A whole number of units above 1, and one at the least.
+        c = 1 + np.maximum(factor * (order[index] - 1), np.finfo(np.float64).eps) - 1
+        curve = rdp_curve(1 + c, run.take(index), "backward")
+        # max over x of e^{-c x} (1 - e^{-x})
+        # Far off the payoff is -inf, which settles.
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            payoff = -np.log1p(c) - c * np.log1p(1 / c)
+            below = c * (curve - epsilon[index]) + payoff < goal[index]
+        settled[index] = np.any(below, axis=0)
+    return ~settled
+
+
+def _certified(
+    question: Question, run: Run, bound: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Certified upper ends, or the known bound where that is lower; and the widths.
+
+    Rényi's alone, of unknown width, where a mechanism has no certified ends.
+    """
+    if not _has_certified_ends(run):
+        return bound, np.full(bound.shape, np.inf)
+    lower, upper = pld_bounds(question, run)
+    upper = np.maximum(np.minimum(upper, bound), lower)
+    if question.is_epsilon:
+        return upper, upper - lower
+    return upper, -np.expm1(np.minimum(lower - upper, 0.0))

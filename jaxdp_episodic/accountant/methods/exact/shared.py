@@ -1,0 +1,109 @@
+"""Batching of settings: epsilons on one contour, mixtures in sums of one length.
+
+A contour costs its nodes, at which the moments are summed; to ask at one more epsilon
+costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import engine_name
+from jaxdp_episodic.accountant.methods.run import Run
+
+# Nats of log(delta) between the epsilon that a contour is laid for and the answer from
+# where on the error may exceed its estimate.
+NEAR = 3.0
+# Largest ratio of the epsilon that a contour is laid for to the answer.
+LARGEST_RATIO = 2.0
+# Largest number of epsilons on one contour.
+_MOST = 16
+# Settings times terms by which sums may be padded to the next length there is, as each
+# length is compiled: that takes longer, but is done once a process.
+_MOST_PADDED = 100_000
+
+
+def shared_contours(
+    epsilon: np.ndarray, run: Run, log_delta: np.ndarray, alone: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which settings share a contour, and whose it is.
+
+    Args:
+      epsilon: (n,) at which delta is asked for.
+      run: of (n,) settings.
+      log_delta: (n,) approximate; those within `NEAR` nats may share a contour.
+      alone: (n,) settings that share with no other one.
+
+    Returns:
+      Places (E, G) of the settings of each contour, columns filled up with their last
+      one, and (G,) of the one that it is laid for. E is 1 or 16: it is compiled.
+    """
+    number = _numbers(run)
+    columns: list[list[int]] = []
+    first = -1
+    for i in np.lexsort((epsilon, number)).tolist():
+        if (
+            first < 0
+            or alone[i]
+            or number[i] != number[first]
+            or len(columns[-1]) == _MOST
+            or epsilon[i] > LARGEST_RATIO * epsilon[first]
+            or log_delta[first] - log_delta[i] > NEAR
+        ):
+            columns.append([])
+            first = -1 if alone[i] else i
+        columns[-1].append(i)
+    most = 1 if len(columns) == len(epsilon) else _MOST
+    members = [column + column[-1:] * (most - len(column)) for column in columns]
+    middle = [column[len(column) // 2] for column in columns]
+    return np.array(members).T, np.array(middle)
+
+
+def _numbers(run: Run) -> np.ndarray:
+    """One number for each run of a flattened batch, the same for the same run."""
+    fields: list[np.ndarray] = []
+    run.map(lambda field: fields.append(field) or field)
+    order = np.lexsort(fields)
+    new = np.any([np.diff(field[order]) != 0 for field in fields], axis=0)
+    number = np.empty(order.shape, np.int64)
+    number[order] = np.concatenate([[0], np.cumsum(new)])
+    return number
+
+
+def shared_lengths(
+    run: Run, index: np.ndarray, *, padded: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how many terms settings have, and the length of the sums they go to.
+
+    Args:
+      run: of which ``index`` chooses (n,) settings.
+      index: their places.
+      padded: whether all sums are as long as the longest one.
+    """
+    terms = np.ones(index.shape)
+    for loss in run.losses:
+        number = loss.num_terms
+        one = number.size == 1
+        number = np.broadcast_to(number, index.shape) if one else number[index]
+        terms = np.maximum(terms, number)
+    # 1, 2, 3, 4, 6, 8, 12, ...
+    unit = np.exp2(np.maximum(np.floor(np.log2(terms)) - 1, 0))
+    lengths = unit * np.ceil(terms / unit)
+    if padded:
+        lengths = np.full(index.shape, lengths.max())
+    elif engine_name() == "jax":
+        lengths = _padded(lengths)
+    return terms, lengths
+
+
+def _padded(lengths: np.ndarray) -> np.ndarray:
+    """Few different ones: few settings go with the next longer ones."""
+    longer, which, number = np.unique(lengths, return_inverse=True, return_counts=True)
+    waiting = 0
+    for i in range(len(longer) - 1):
+        waiting += number[i]
+        if waiting * (longer[i + 1] - longer[i]) <= _MOST_PADDED:
+            which[which == i] = i + 1
+        else:
+            waiting = 0
+    return longer[which]

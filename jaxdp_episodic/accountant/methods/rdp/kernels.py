@@ -1,0 +1,391 @@
+"""Rényi-DP of composed steps, and the best order, for a batch of settings.
+
+Pure kernels: the batch is the last axis of every array. ``L(t) = log E[(P/Q)^{1+t}]``
+of a whole run is the sum of the steps' logarithms; ``rdp(1 + t) = L(t) / t``.
+
+The best order is a root, not a search over a grid. With the conversion of Canonne,
+Kamath and Steinke (2020, arXiv:2004.00010, Proposition 12), with ``alpha = 1 + t``,
+
+    eps(t)     = (L(t) - log(delta) - log(1 + t)) / t + log(t / (1 + t)),
+    t² eps'(t) = t L'(t) - L(t) + log(1 + t) + log(delta),
+
+and the last line increases in t, because L is convex: one sign change, at t below
+``1/delta``. In the same way ``log delta(t) = L(t) - t eps + t log(t/(1+t)) - log(1+t)``
+is convex with derivative ``L'(t) - eps + log(t/(1+t))``. The root is found with a
+coarse quadrature; the bound itself is then evaluated at that order with the fine one.
+Any order gives a valid bound, so the search can only err upwards.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
+from jaxdp_episodic.accountant.methods.run import Group
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    by_blocks,
+    map_arrays,
+    namespace,
+    sigmoid,
+    while_each,
+)
+
+FINE = Quadrature(32, 16)  # 1e-10 relative in rdp
+_ANSWER = MomentRule("forward", FINE)
+# The search for the order: good enough to resolve the phase transition of the sampled
+# Gaussian, where the best order sits at the foot of a cliff.
+COARSE = Quadrature(12, 8)
+# At a cliff of very high order the coarse rule may be off by a few per cent: it leads
+# to the neighbourhood, and a few steps with this one to the best order.
+MEDIUM = Quadrature(16, 10)
+# At a cliff Newton's method creeps; elsewhere it is there after three or four steps.
+# The steps allowed with a rule, how far the first one goes, and what the last one may
+# leave of log t. Beyond a cliff a far step would lose what the coarse rule has found.
+_SEARCHES = ((COARSE, 20, 4.0, 1e-4), (MEDIUM, 28, 0.06, 1e-10))
+_NEAR_SEARCH = (MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
+# A bracket of log t so narrow ends the search; where the derivative's logarithm is no
+# smaller, no step is the last.
+_NARROW, _CLOSE = 1e-9, 0.1
+# NumPy takes no longer for so many orders of a few settings than for one: these, from
+# the initial order on, which is right to a per cent at most cliffs, are the first
+# search.
+_FEW = 4
+_PROBES = np.array([-3, -1.4, -0.7, -0.35, -0.16, -0.07, -0.03, -0.012, -0.004])
+_PROBES = np.append(_PROBES, [0.001, 0.25, 1.0])
+# What Newton's steps from its ends may be off, squared, where a cubic needs no more
+# search; and what a loose search may be off.
+_SURE, _LOOSE = 1e-8, 1e-2
+_LOG_T_RANGE = (-90.0, 90.0)
+# Of a larger shift there is no order whose moment is that of small losses.
+_LARGE_SHIFT = 1e3
+
+
+def log_moment(
+    t: Array, groups: tuple[Group, ...], rule: MomentRule
+) -> tuple[Array, ...]:
+    """``L(t)`` of the whole run, (n,) >= 0; upper bound, exact up to quadrature.
+
+    With derivatives ``(L, L', L'')``, else ``(L,)``.
+    """
+    xp = namespace(t, groups[0].count)
+    totals: list[Array] = [xp.zeros_like(t)] * (3 if rule.with_derivatives else 1)
+    for group in groups:
+        shape = group.count.shape
+        loss = group.loss.map(lambda a: a.reshape(-1))
+        orders = xp.broadcast_to(t, shape).reshape(-1)
+        excess, *ratios = loss.log_excess(orders, rule)
+        log_odds = excess + xp.log(loss.outer_rate)
+        parts = [xp.logaddexp(0.0, log_odds)]
+        if rule.with_derivatives:
+            # M = 1 + r E: M'/M = E'/E (1 - 1/M), and so on
+            first, second = ratios
+            slope = sigmoid(log_odds) * first
+            curvature = sigmoid(log_odds) * second - slope * slope
+            parts += [slope, xp.maximum(curvature, 0.0)]
+        for i, part in enumerate(parts):
+            totals[i] = totals[i] + xp.sum(group.count * part.reshape(shape), axis=0)
+    return tuple(totals)
+
+
+def rdp(direction: str, orders: Array, groups: tuple[Group, ...]) -> Array:
+    """``rdp(alpha)`` in nats, (n,), for one order each."""
+    t = orders - 1
+    (value,) = log_moment(t, groups, MomentRule(direction, FINE))
+    return value / t
+
+
+def best_epsilon(
+    log_delta: Array,
+    groups: tuple[Group, ...],
+    near: Array | None = None,
+    *,
+    loose: bool = False,
+    block: int = 0,
+) -> tuple[Array, Array]:
+    """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,).
+
+    On NumPy ``near``, (n,), may give an order to start at, or NaN; and ``loose`` ends
+    the search early: an upper bound too, but not the smallest. On JAX ``block``, which
+    divides n, are computed side by side; 0: all.
+    """
+    xp = namespace(log_delta, groups[0].count)
+
+    def objective(log_delta: Array, t: Array, value: Array) -> Array:
+        return (value - log_delta - xp.log1p(t)) / t - xp.log1p(1 / t)
+
+    def residual(
+        log_delta: Array, t: Array, value: Array, first: Array, second: Array
+    ) -> tuple[Array, Array]:
+        spent = xp.maximum(t * first - value, 0.0) + xp.log1p(t)
+        slope = t * (t * second + 1 / (1 + t)) / spent
+        return xp.log(spent) - xp.log(-log_delta), slope
+
+    problem = log_delta, groups, objective, residual
+    block = block or log_delta.size
+    t = _search(*problem, -log_delta, -log_delta, block, near, loose)
+    value = _answer(t, groups, block)
+    return xp.maximum(objective(log_delta, t, value), 0.0), 1 + t
+
+
+def best_log_delta(
+    epsilon: Array,
+    groups: tuple[Group, ...],
+    *,
+    loose: bool = False,
+    block: int = 0,
+) -> tuple[Array, Array]:
+    """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order.
+
+    ``loose``, and in blocks, as in `best_epsilon`.
+    """
+    xp = namespace(epsilon, groups[0].count)
+
+    def objective(epsilon: Array, t: Array, value: Array) -> Array:
+        return value - t * (epsilon + xp.log1p(1 / t)) - xp.log1p(t)
+
+    def residual(
+        epsilon: Array, t: Array, value: Array, first: Array, second: Array
+    ) -> tuple[Array, Array]:
+        del value
+        paid = epsilon + xp.log1p(1 / t)
+        slope = t * second / first + 1 / ((1 + t) * paid)
+        return xp.log(first) - xp.log(paid), slope
+
+    problem = epsilon, groups, objective, residual
+    block = block or epsilon.size
+    t = _search(*problem, _LOG_T_RANGE[1], 10.0, block, loose=loose)
+    value = _answer(t, groups, block)
+    return xp.minimum(objective(epsilon, t, value), 0.0), 1 + t
+
+
+def _answer(t: Array, groups: tuple[Group, ...], block: int) -> Array:
+    """`log_moment` by the fine quadrature."""
+    moment = functools.partial(log_moment, rule=_ANSWER)
+    return by_blocks(moment, (t, groups), block)[0]
+
+
+def _search(
+    target: Array,
+    groups: tuple[Group, ...],
+    objective: Callable[[Array, Array, Array], Array],
+    residual: Callable[..., tuple[Array, Array]],
+    highest: Array | float,
+    budget: Array | float,
+    block: int,
+    near: Array | None = None,
+    loose: bool = False,
+) -> Array:
+    """The t that minimises the objective, found with the coarse quadrature.
+
+    Newton's method in log t on the objective's derivative (``residual``, increasing,
+    with its own slope), kept inside a bracket. The best t visited is returned.
+    """
+    xp = namespace(groups[0].count)
+    example = groups[0].count[0]
+    low = xp.full_like(example, _LOG_T_RANGE[0])
+    high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
+    log_t = xp.clip(_first_order(groups, budget), low, high)
+    searches = _SEARCHES
+    known = near is not None and near > 1
+    if near is not None and np.any(known):
+        log_t = np.where(known, np.log(np.where(known, near, 2.0) - 1), log_t)
+        log_t = np.clip(log_t, low, high)
+        searches = (_NEAR_SEARCH,) if np.all(known) else searches
+    elif xp is np and log_t.size <= _FEW:
+        problem = target, groups, residual, log_t, high
+        log_t, bracket, sure = _probed(*problem, loose)
+        if np.all(sure):
+            return np.exp(log_t)
+        if np.all(np.isfinite(bracket)):
+            # at a cliff Newton's method needs the bracket
+            searches, (low, high) = searches[1:], bracket
+
+    def improve(
+        given: tuple[Array, tuple[Group, ...]],
+        state: _Search,
+        rule: Quadrature,
+        first: float,
+        tolerance: float,
+    ) -> _Search:
+        target, groups = given
+        log_t, low, high = state.log_t, state.low, state.high
+        t = xp.exp(log_t)
+        moment = log_moment(t, groups, MomentRule("forward", rule, True))
+        cost = objective(target, t, moment[0])
+        value, slope = residual(target, t, *moment)
+        better = cost < state.best
+        too_high = ~(value <= 0)  # not a number is an overflow
+        low = xp.where(too_high, low, log_t)
+        high = xp.where(too_high, log_t, high)
+        # Near a cliff the slope of what lies behind it would stop the search far off.
+        reach = xp.clip(2 * xp.abs(state.move), first, 4.0)
+        step = xp.clip(-value / xp.maximum(slope, 0.05), -reach, reach)
+        proposal = log_t + xp.where(xp.isfinite(step), step, -1.0)
+        inside = (proposal > low) & (proposal < high)
+        # Newton may go to and fro between two points for ever: after a turn only a
+        # step of half the last move or less is taken.
+        turned = state.move * step < 0
+        hops = turned & (2 * xp.abs(step) > xp.abs(state.move))
+        proposal = xp.where(inside & ~hops, proposal, 0.5 * (low + high))
+        # Newton's last step, at a cliff too, is right but for about its square.
+        newton = -value / slope
+        near = log_t + newton
+        last = (near > low) & (near < high) & (xp.abs(value) < _CLOSE)
+        last &= newton * newton * xp.maximum(slope, 1.0) < tolerance
+        best = xp.where(better, log_t, state.best_log_t)
+        return _Search(
+            state.count + 1,
+            proposal,
+            proposal - log_t,
+            low,
+            high,
+            xp.where(better, cost, state.best),
+            xp.where(last, near, best),
+            last | (high - low < _NARROW),
+        )
+
+    # Without steps there is nothing to search, and no order is better than another.
+    idle = xp.asarray(sum(xp.sum(group.count, axis=0) for group in groups)) == 0
+    for rule, most, first, tolerance in searches:
+
+        def unfinished(state: _Search, most: int = most) -> Array:
+            return (state.count < most) & ~state.settled
+
+        none, worst = xp.zeros_like(log_t), xp.full_like(log_t, xp.inf)
+        state = _Search(none, log_t, none, low, high, worst, log_t, idle)
+        tolerance = _LOOSE if loose else tolerance
+        step = functools.partial(improve, rule=rule, first=first, tolerance=tolerance)
+        state = while_each(xp, unfinished, step, (target, groups), state, block)
+        log_t = state.best_log_t
+    return xp.exp(log_t)
+
+
+def _probed(
+    target: np.ndarray,
+    groups: tuple[Group, ...],
+    residual: Callable[..., tuple[Array, Array]],
+    log_t: np.ndarray,
+    highest: np.ndarray,
+    loose: bool,
+) -> tuple[np.ndarray, ...]:
+    """A root of the residual by evaluating it at many orders, up to twice; NumPy.
+
+    Between the two orders about it: of the cubic, with log t as a function of the
+    residual, that has both slopes. Where it is one it is right but for less than the
+    square of what Newton's steps from both ends are off it.
+
+    Returns:
+      It, (n,), the orders that it is between, (2, n), -inf and inf where there is none,
+      and whether it needs no more search.
+    """
+    many = tuple(
+        map_arrays(lambda a: np.tile(a, (1, len(_PROBES))), group) for group in groups
+    )
+
+    def evaluate(x: np.ndarray, rule: Quadrature) -> tuple[np.ndarray, ...]:
+        """The root, the orders about it, whether it is there, how far off it may be."""
+        t = np.exp(x)
+        moment = log_moment(t.reshape(-1), many, MomentRule("forward", rule, True))
+        parts = (part.reshape(x.shape) for part in moment)
+        value, slope = residual(target, t, *parts)
+        below = np.logical_and.accumulate(value <= 0)
+        last = np.maximum(np.sum(below, axis=0) - 1, 0)
+        ends = np.stack([last, np.minimum(last + 1, len(x) - 1)])
+        (x0, x1), (f0, f1), (s0, s1) = (
+            np.take_along_axis(a, ends, axis=0) for a in (x, value, slope)
+        )
+        rise = f1 - f0
+        u = -f0 / rise
+        root = x0 + u * u * (3 - 2 * u) * (x1 - x0)
+        root += u * (1 - u) * rise * ((1 - u) / s0 - u / s1)
+        found = (f0 <= 0) & (f1 > 0)
+        inside = (root > x0) & (root < x1)
+        off = np.maximum(np.abs(x0 - f0 / s0 - root), np.abs(x1 - f1 / s1 - root))
+        left = off * off * np.maximum(np.maximum(s0, s1), 1.0)
+        left = np.where(found & inside, left, np.inf)
+        root = np.where(inside, root, 0.5 * (x0 + x1))
+        return root, np.stack([x0, x1]), found, left
+
+    around = np.clip(log_t + _PROBES[:, None], _LOG_T_RANGE[0], highest)
+    root, bracket, found, left = evaluate(around, COARSE)
+    if not (loose and np.all(left < _LOOSE)):
+        # Where there is no cliff the cubic is right, and only to be confirmed.
+        share = np.linspace(-1, 1, len(_PROBES))[:, None]
+        share = np.where(left < _LOOSE, share**5, share)
+        middle = np.where(left < _LOOSE, root, 0.5 * (bracket[0] + bracket[1]))
+        low, high = np.abs(bracket - middle)
+        closer = middle + share * np.where(share < 0, low, high)
+        root, bracket, again, left = evaluate(closer, MEDIUM)
+        found &= again
+    ends = np.where(found, bracket, np.array([[-np.inf], [np.inf]]))
+    sure = found & (left < (_LOOSE if loose else _SURE))
+    return np.where(found, root, log_t), ends, sure
+
+
+class _Search(NamedTuple):
+    """State of the search for the best order; arrays are (n,)."""
+
+    count: Array
+    log_t: Array
+    move: Array
+    low: Array
+    high: Array
+    best: Array
+    best_log_t: Array
+    settled: Array
+
+
+def _first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
+    """An initial log t of the best order: the smaller of two approximations.
+
+    One is where a run spends ``budget`` nats at the curvature of small rates,
+    ``rate² (e^{shift²} - 1) t²``. The other is where the term ``rate^alpha
+    e^{alpha (alpha-1) shift²/2}`` takes over: beyond it L(t) jumps by orders of
+    magnitude within a thousandth of log t, and a search that starts on the wrong side
+    of the jump would have to bisect.
+    """
+    xp = namespace(groups[0].count)
+    curvature, jump = 0.0, xp.inf
+    for group in groups:
+        hints = group.loss.hints()
+        rate, s = hints.rate, hints.shift
+        # The variance of the privacy loss: of order rate² where losses are small; for
+        # large shifts a loss of s²/2 comes up with probability `rate`.
+        growth = xp.expm1(xp.minimum(s * s, 30.0))
+        variance = rate * (s**2 + 0.25 * s**4)
+        small = xp.minimum(rate**2 * growth, variance)
+        variance = xp.where(s > _LARGE_SHIFT, variance, small)
+        curvature += xp.sum(group.count * group.loss.outer_rate * variance, axis=0)
+        last = _jump_order(xp.log(hints.odds), s, group, budget)
+        # Below order 2 the moment is that of small losses.
+        jump = xp.minimum(jump, xp.min(xp.where(last > 2, last, xp.inf), axis=0))
+    smooth = 0.5 * (xp.log(2.0 * budget) - xp.log(curvature))
+    return xp.minimum(smooth, xp.log(jump - 1))
+
+
+def _jump_order(
+    log_rate: Array, s: Array, group: Group, budget: Array | float
+) -> Array:
+    """The order at which the jump of L(t) has spent the budget; inf without a jump."""
+    xp = namespace(log_rate, s, group.count)
+    half = 0.5 * s * s
+
+    def reaching(log_excess: Array) -> Array:
+        """Alpha with ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
+        b = log_rate - half
+        root = xp.sqrt(xp.maximum(b * b + 4 * half * log_excess, 0.0))
+        return xp.where(b < 0, (root - b) / (2 * half), xp.inf)
+
+    counts = xp.maximum(group.count, 1e-300)
+    log_outer = xp.log(group.loss.outer_rate)
+    top = reaching(-log_outer)  # where M - 1 = 1 and growth slows down
+    steepness = xp.maximum((top - 1) * (log_rate + top * s * s), 1.0)
+    # t L' = count M steepness = budget; one nat more, to start on the steep side.
+    needed = xp.log(budget) - xp.log(counts * steepness) + 1.0
+    beyond = xp.maximum(top, xp.sqrt(2 * budget / counts) / s)
+    return xp.where(needed > 0, beyond, reaching(xp.minimum(needed, 0.0) - log_outer))

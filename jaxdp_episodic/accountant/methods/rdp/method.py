@@ -1,0 +1,216 @@
+"""The "rdp" method: Rényi-DP of a run, and its conversion at the best order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import (
+    choose_engine,
+    engine_name,
+    float64_boundary,
+    using_engine,
+)
+from jaxdp_episodic.accountant.methods.engine import (
+    Chunks,
+    in_chunks,
+    num_cores,
+    on_cpu,
+)
+from jaxdp_episodic.accountant.methods.question import Answer, EpsilonAt, Question
+from jaxdp_episodic.accountant.methods.rdp import kernels
+from jaxdp_episodic.accountant.methods.rdp.total_variation import (
+    at_most_total_variation,
+)
+from jaxdp_episodic.accountant.methods.run import Group, Run
+from jaxdp_episodic.accountant.numerics.loops import Array, by_blocks, map_arrays
+
+_CPU_BLOCK = 64
+_CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
+# Blocks in a chunk, where every core has four chunks of them: a chunk costs its start
+# and waits for its slowest setting, but the last one is filled up.
+_MANY_BLOCKS = 8, 32
+# From so many settings on compiling pays: it takes about as long as they do on NumPy.
+BREAK_EVEN = 25_000
+
+
+def rdp_answer(question: Question, run: Run) -> Answer:
+    """*Upper bound* at every setting and path; its error is unknown, so ``inf``."""
+    value, _ = rdp_bound(question, run)
+    unknown = np.full(value.shape, np.inf)
+    return Answer(value, unknown, np.zeros(value.shape, bool))
+
+
+def rdp_bound(
+    question: Question,
+    run: Run,
+    *,
+    near: np.ndarray | None = None,
+    loose: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The bound and the order it is reached at, at every setting and path.
+
+    Of epsilon, ``near`` has orders to look about, of that shape; NaN: none is known. A
+    ``loose`` one takes an order found sooner. Of 200 random settings half are less than
+    1e-10 above the other one and 99 % less than 4e-4; up to 1e-2 was seen. Of 1,000 of
+    random allocation 7 are 4e-4 to 3e-3 above, half not at all; some are 2e-6 below.
+
+    No epsilon is needed from a delta of the run's total variation on.
+
+    Returns:
+      ``(value, order)`` of the common broadcast shape. Settings that lose nothing
+      (rate 0, no steps, infinite noise) have value 0, or -inf for log(delta), and
+      order inf; settings without noise have inf, or 0 for log(delta).
+    """
+    name = "best_epsilon" if isinstance(question, EpsilonAt) else "best_log_delta"
+    ends = question.nothing, question.everything
+    value, order = _evaluate(name, "forward", question.target, run, ends, near, loose)
+    return at_most_total_variation(question, run, value), order
+
+
+def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:
+    """``D_alpha`` of one direction of the composed pair, nats; broadcasts.
+
+    Of the pair given that not everything is lost at once (see `PrivacyLoss.log_kept`):
+    where that may happen the divergence itself is infinite.
+    """
+    value, _ = _evaluate("rdp", direction, orders, run, (0.0, np.inf))
+    return value
+
+
+def _evaluate(
+    kernel_name: str,
+    direction: str,
+    target: np.ndarray,
+    run: Run,
+    ends: tuple[float, float],
+    near: np.ndarray | None = None,
+    loose: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    shape = np.broadcast_shapes(np.shape(target), run.shape)
+    if 0 in shape:
+        return np.zeros(shape), np.zeros(shape)
+    nothing, everything = ends
+    # Every array has all settings behind it, constants without a copy.
+    whole = run
+    if run.shape != shape:
+        whole = run.map(lambda a: np.broadcast_to(a, shape) if np.size(a) > 1 else a)
+    no_loss, no_noise = run.loses_nothing, run.is_unprotected
+    flat_target = np.broadcast_to(np.asarray(target, np.float64), shape).reshape(-1)
+    groups = tuple(_all(group, flat_target.size) for group in whole.groups())
+    with using_engine(choose_engine(flat_target.size, BREAK_EVEN)):
+
+        def kernel(part: Any) -> tuple[np.ndarray, np.ndarray]:
+            target, groups, *rest = part
+            size = target.shape[-1]
+            return _kernel(
+                target,
+                groups,
+                *rest,
+                kernel_name=kernel_name,
+                direction=direction,
+                block=_block(size),
+                loose=loose and engine_name() != "jax",  # nothing is compiled for it
+            )
+
+        arrays: tuple[Any, ...] = (flat_target, groups)
+        if near is not None and engine_name() != "jax":  # nor for that
+            arrays += (np.broadcast_to(near, shape).reshape(-1),)
+        value, order = in_chunks(kernel, arrays, _chunks(flat_target.size))
+    value, order = value.reshape(shape), order.reshape(shape)
+    value = np.where(no_loss, nothing, np.where(no_noise, everything, value))
+    order = np.where(no_loss | no_noise, np.inf, order)
+    # A NaN would compare as safe in the wrong direction; it becomes the upper end.
+    return np.where(np.isnan(value), everything, value), order
+
+
+def _all(group: Group, size: int) -> Group:
+    """A group whose arrays have all settings, without a copy."""
+    return map_arrays(lambda a: np.broadcast_to(a, (a.shape[0], size)), group)
+
+
+def _chunks(size: int) -> Chunks:
+    enough = 4 * _CPU_BLOCK * num_cores()
+    larger = [n * _CPU_BLOCK for n in _MANY_BLOCKS if size >= n * enough]
+    return _CHUNKS._replace(cpu=(*_CHUNKS.cpu, *larger[-1:]))
+
+
+def _block(size: int) -> int:
+    if engine_name() == "jax" and on_cpu():
+        return min(size, _CPU_BLOCK)
+    return size
+
+
+def _blockwise(
+    target: Array,
+    groups: tuple[Group, ...],
+    *near: Array,
+    kernel_name: str,
+    direction: str,
+    block: int,
+    loose: bool,
+) -> tuple[Array, Array]:
+    """The kernel over one chunk, block after block."""
+    if kernel_name == "rdp":
+
+        def curve(orders: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
+            return kernels.rdp(direction, orders, groups), orders
+
+        return by_blocks(curve, (target, groups), block)
+    search = getattr(kernels, kernel_name)
+    return search(target, groups, *near, loose=loose, block=block)
+
+
+_kernel = float64_boundary(
+    _blockwise, static=("kernel_name", "direction", "block", "loose")
+)
+
+
+def answer_at_orders(
+    question: Question, run: Run, orders: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Upper bounds of epsilon or log(delta) by the best of some orders, and its place.
+
+    Args:
+      question: broadcasts with the run, settings by paths.
+      run: any that Rényi-DP answers.
+      orders: (K,) each > 1; inf stands for the largest loss.
+
+    Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
+    """
+    endless, log_kept = np.isinf(orders), run.log_kept()
+    target = question.given_kept(log_kept).target[..., None]
+    curve = rdp_curve(np.where(endless, 2.0, orders), run.with_axis(), "forward")
+    curve = np.where(endless, run.most_lost[..., None], curve)
+    if question.is_epsilon:
+        values = epsilons_at_orders(curve, orders, target)
+    else:
+        t = orders - 1
+        with np.errstate(invalid="ignore"):  # inf - inf where nothing is protected
+            gap = curve - target + np.log1p(-1 / orders)
+            values = np.where(gap == 0, 0.0, t * gap) - np.log(orders)
+            values = np.where(endless, np.where(gap <= 0, -np.inf, 0.0), values)
+        values = np.minimum(values, 0.0)
+    values = np.where(np.isnan(values), question.everything, values)
+    nothing_lost = (curve == 0).all(axis=-1, keepdims=True)
+    values = np.where(nothing_lost, question.nothing, values)
+    answer = values.min(axis=-1)
+    if np.any(log_kept):
+        found = Answer(answer, np.zeros(()), np.zeros(()))
+        answer = question.with_failure(found, log_kept).value
+    if question.is_epsilon:
+        at_one = np.where(run.is_unprotected, np.inf, 0.0)
+        answer = np.where(question.target >= 0, at_one, answer)
+    answer = np.where(run.loses_nothing, question.nothing, answer)
+    return answer, values.argmin(axis=-1)
+
+
+def epsilons_at_orders(
+    curve: np.ndarray, orders: np.ndarray, log_delta: np.ndarray
+) -> np.ndarray:
+    """(..., K) what a curve's value at each of the orders says of epsilon, >= 0."""
+    t = orders - 1
+    with np.errstate(invalid="ignore"):  # inf - inf where nothing is protected
+        penalty = np.where(np.isinf(t), 0.0, (log_delta + np.log(orders)) / t)
+        return np.maximum(curve + np.log1p(-1 / orders) - penalty, 0.0)

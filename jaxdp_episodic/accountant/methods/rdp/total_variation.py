@@ -1,0 +1,71 @@
+"""Bounds by the total variation distance of a run, where they beat Rényi-DP.
+
+Delta at no epsilon is above the total variation of the composed pair, which is at most
+``1 - prod (1 - TV_t)``: two steps' outputs can be coupled to agree with these
+probabilities. From that delta on epsilon is 0, which no order of Rényi-DP sees.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxdp_episodic.accountant.methods.question import Question
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.single_step import delta_of_profile
+
+# Settings whose estimated total variation is this many nats above delta are computed.
+_NEAR = 3.0
+# Of the profiles' rounding, in nats.
+_ROUNDING = 1e-12
+
+
+def at_most_total_variation(
+    question: Question, run: Run, value: np.ndarray
+) -> np.ndarray:
+    """Returns epsilons or log(deltas), *upper bounds*, lowered where it says so.
+
+    Args:
+      question: broadcasts with the run to the shape of ``value``.
+      run: any.
+      value: by Rényi-DP.
+    """
+    target = np.broadcast_to(question.target, value.shape)
+    log_delta = target if question.is_epsilon else value
+    asked = (value > 0) if question.is_epsilon else np.isfinite(value)
+    asked &= np.isfinite(value) & (_log_estimate(run) < log_delta + _NEAR)
+    chosen = np.flatnonzero(asked & ~run.is_unprotected)
+    if not chosen.size:
+        return value
+    bound = _log_total_variation(run.flattened(value.shape).take(chosen))
+    lowered = value.reshape(-1).copy()
+    if question.is_epsilon:
+        lowered[chosen[bound <= target.reshape(-1)[chosen]]] = 0.0
+    else:
+        lowered[chosen] = np.minimum(lowered[chosen], bound)
+    return lowered.reshape(value.shape)
+
+
+def _log_estimate(run: Run) -> np.ndarray:
+    """An approximation of the logarithm of the total variation."""
+    total = np.zeros(run.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        hints = loss.hints()
+        one = loss.outer_rate * hints.rate * np.minimum(0.4 * hints.shift, 1.0)
+        total = total + np.where(loss.loses_nothing, 0.0, count * one)
+    with np.errstate(divide="ignore"):
+        return np.log(total)
+
+
+def _log_total_variation(run: Run) -> np.ndarray:
+    """Upper bound of the logarithm of the total variation, (n,)."""
+    log_same = np.zeros(run.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        one = np.zeros(run.shape)
+        if "exact" in loss.methods:
+            one = delta_of_profile(np.zeros(run.shape), loss.kept_in_range())
+        taken = (count > 0) & ~loss.loses_nothing
+        with np.errstate(divide="ignore"):
+            same = np.log1p(-np.exp(np.minimum(one, 0.0)))
+        log_same = log_same + np.where(taken, count * np.where(taken, same, 0.0), 0.0)
+    with np.errstate(divide="ignore"):
+        return np.minimum(np.log(-np.expm1(log_same)) + _ROUNDING, 0.0)

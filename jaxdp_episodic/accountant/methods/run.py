@@ -1,0 +1,234 @@
+"""A run: how often which privacy losses; the one thing that every method accounts."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.numerics.loops import Array
+
+
+class Group(NamedTuple):
+    """K steps of one mechanism in each of n settings; arrays (K, n)."""
+
+    loss: PrivacyLoss
+    count: Array
+
+
+@dataclass(frozen=True)
+class Run:
+    """Steps and how often each is taken, at every setting and on every path.
+
+    Attributes:
+      losses: fields broadcast with one another and with the counts to ``(*settings,
+        P)``, the last axis over the distinct paths (1 without a `Population`).
+      counts: how often each is taken; whole numbers as floats.
+    """
+
+    losses: tuple[PrivacyLoss, ...]
+    counts: tuple[np.ndarray, ...]
+
+    # --- Arrays ---
+
+    @functools.cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all fields and counts."""
+        shapes = [loss.shape for loss in self.losses]
+        return np.broadcast_shapes(*shapes, *(np.shape(c) for c in self.counts))
+
+    @property
+    def num_paths(self) -> int:
+        """The common last axis of all fields."""
+        return max(loss.shape[-1] for loss in self.losses)
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Self:
+        """Returns the run with a function applied to every array."""
+        return type(self)(
+            tuple(loss.map(function) for loss in self.losses),
+            tuple(function(count) for count in self.counts),
+        )
+
+    def flattened(self, shape: tuple[int, ...]) -> Self:
+        """Returns the run broadcast to a shape, in one dimension."""
+
+        def flat(field: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(np.asarray(field, np.float64), shape).reshape(-1)
+
+        return self.map(flat)
+
+    def take(self, index: np.ndarray) -> Self:
+        """Returns some settings of a flattened run."""
+        return self.map(lambda field: field[index])
+
+    def take_paths(self, index: np.ndarray) -> Self:
+        """Returns the run on some of the paths only."""
+
+        # An axis of length 1 stands for all paths.
+        def take(field: np.ndarray) -> np.ndarray:
+            return field if np.shape(field)[-1:] in ((), (1,)) else field[..., index]
+
+        return self.map(take)
+
+    def with_axis(self) -> Self:
+        """Returns the run with one more axis, of length 1, behind all others."""
+        return self.map(lambda field: np.asarray(field)[..., None])
+
+    def scaled(self, factor: np.ndarray) -> Self:
+        """Returns the run with the noise of all its steps divided by a factor."""
+        losses = tuple(loss.scaled(factor) for loss in self.losses)
+        return type(self)(losses, self.counts)
+
+    def with_losses(self, losses: tuple[PrivacyLoss, ...]) -> Self:
+        """Returns as many steps of other losses."""
+        return type(self)(losses, self.counts)
+
+    # --- What needs no computing ---
+
+    @property
+    def num_steps(self) -> np.ndarray:
+        """Steps in all."""
+        return np.asarray(sum(self.counts))
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether both directions are alike in every step."""
+        return all(loss.is_symmetric for loss in self.losses)
+
+    @functools.cached_property
+    def loses_nothing(self) -> np.ndarray:
+        """Where no step loses anything, or none is taken."""
+        nothing = np.ones(self.shape, bool)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            nothing &= loss.loses_nothing | (count == 0)
+        nothing.setflags(write=False)  # the same array is handed out again
+        return nothing
+
+    @functools.cached_property
+    def is_unprotected(self) -> np.ndarray:
+        """Where a step that is taken loses everything."""
+        bare = np.zeros(self.shape, bool)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            bare |= loss.is_unprotected & ~loss.loses_nothing & (count > 0)
+        bare.setflags(write=False)
+        return bare
+
+    @property
+    def has_too_little_noise(self) -> np.ndarray:
+        """Where a step that is taken has too little noise to be computed with."""
+        few = np.zeros(self.shape, bool)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            few |= loss.has_too_little_noise & (count > 0)
+        return few
+
+    def gaussian_shift(self) -> np.ndarray:
+        """Shift of the Gaussian that the run is where all its steps are; else 0.
+
+        Gaussians compose by the squares of their shifts, whatever those are.
+        """
+        square, are_gaussian = np.zeros(self.shape), np.ones(self.shape, bool)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            kept = loss.kept_in_range()
+            shift = np.where(loss.outer_rate >= 1, kept.gaussian_shift(), 0.0)
+            taken = (count > 0) & ~loss.loses_nothing
+            are_gaussian &= ~taken | (shift > 0)
+            square = square + np.where(taken, count * shift * shift, 0.0)
+        return np.where(are_gaussian, np.sqrt(square), 0.0)
+
+    def largest_loss(self, *, backward: bool) -> np.ndarray:
+        """Upper bound of what the run can lose in one direction, but all at once."""
+        total = np.zeros(self.shape)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            most = loss.largest_loss(backward=backward)
+            most = np.where(loss.loses_nothing, 0.0, most)
+            with np.errstate(invalid="ignore"):  # no step of an unbounded loss
+                total = total + np.where(count > 0, count * most, 0.0)
+        return total * (1 + 1e-12)
+
+    @functools.cached_property
+    def most_lost(self) -> np.ndarray:
+        """Upper bound of the loss in either direction; inf without noise."""
+        most = np.maximum(*(self.largest_loss(backward=b) for b in (False, True)))
+        most = np.where(self.is_unprotected, np.inf, most)
+        most.setflags(write=False)
+        return most
+
+    def refuse(self, method: str) -> None:
+        """Refuses a method that a mechanism lacks what it needs for.
+
+        Raises:
+          NotImplementedError: naming the mechanism.
+        """
+        for loss in self.losses:
+            if method not in loss.methods:
+                name = type(loss).__name__.removesuffix("Loss")
+                covered = " or ".join(repr(one) for one in loss.methods)
+                why = "Rényi divergence alone" if covered == "'rdp'" else "estimates"
+                raise NotImplementedError(
+                    f"{name} is known by its {why}, which method={method!r} cannot "
+                    f"answer; method={covered} covers it"
+                )
+
+    def certified(self, *, up: bool) -> Self:
+        """Returns the run that its upper, or lower, certified ends are computed of."""
+        return self.with_losses(tuple(one.certified(up=up) for one in self.losses))
+
+    def certified_error(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `PrivacyLoss.certified_error`: of all steps."""
+        of_mass, of_loss = np.zeros(self.shape), np.zeros(self.shape)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            mass, place = loss.certified_error()
+            of_mass, of_loss = of_mass + count * mass, of_loss + count * place
+        return of_mass * (1 + 1e-12), of_loss * (1 + 1e-12)
+
+    def log_kept(self) -> np.ndarray:
+        """Logarithm of the probability that no step loses everything at once."""
+        total = np.zeros(self.shape)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            with np.errstate(invalid="ignore"):
+                kept = count * loss.log_kept()
+            total = total + np.where(count > 0, kept, 0.0)
+        return total
+
+    def groups(self) -> tuple[Group, ...]:
+        """The steps by mechanism, with fields that kernels can compute with.
+
+        Steps that lose nothing or everything are not counted: see `loses_nothing` and
+        `is_unprotected`. Arrays are (K, n), n the size of `shape`.
+        """
+        shape = self.shape
+        steps = []
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            left_out = np.asarray(loss.loses_nothing | loss.is_unprotected)
+            taken = _flat(np.where(left_out, 0.0, count), shape)
+            kept = loss.kept_in_range().map(lambda field: _flat(field, shape))
+            steps.append(Group(kept, taken))
+        return stacked_steps(steps)
+
+
+def stacked_steps(steps: Iterable[Group]) -> tuple[Group, ...]:
+    """Steps, each with (n,) arrays, by mechanism."""
+    by_class: dict[type, list[Group]] = {}
+    for step in steps:
+        by_class.setdefault(type(step.loss), []).append(step)
+    return tuple(
+        Group(
+            kind.stack([step.loss for step in some]),
+            np.stack([step.count for step in some]),
+        )
+        for kind, some in by_class.items()
+    )
+
+
+def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The array broadcast to ``shape`` and flattened, without a copy if constant."""
+    if np.shape(array) == shape:
+        return np.reshape(array, -1)
+    if np.size(array) == 1:
+        return np.broadcast_to(np.reshape(array, ()), (math.prod(shape),))
+    return np.broadcast_to(array, shape).reshape(-1)

@@ -1,0 +1,386 @@
+"""Sums of complex exponentials and complex logarithms, as pairs of real arrays.
+
+XLA's complex exponential on the CPU calls scalar sines and cosines; the polynomials
+here use vector instructions and are five times faster (measured: 3 ns against 17).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    at,
+    complex_of,
+    fori_loop,
+    namespace,
+)
+
+Pair = tuple[Array, Array]
+"""Real and imaginary part."""
+
+# A turn, 2 pi, in three parts (Cody and Waite), so that subtracting a multiple loses
+# nothing: those of pi/2 by Sun, times 4.
+_TURN = (6.28318530693650245668, 2.43084020252158639064e-10, 8.08906499518380252e-21)
+# Minimax coefficients of sin and cos on [-pi/4, pi/4], from Sun's fdlibm (public
+# domain): errors below 1e-17.
+_SINE = (
+    -1.66666666666666324348e-01,
+    8.33333333332248946124e-03,
+    -1.98412698298579493134e-04,
+    2.75573137070700676789e-06,
+    -2.50507602534068634195e-08,
+    1.58969099521155010221e-10,
+)
+_COSINE = (
+    4.16666666666666019037e-02,
+    -1.38888888888741095749e-03,
+    2.48015872894767294178e-05,
+    -2.75573143513906633035e-07,
+    2.08757232129817482790e-09,
+    -1.13596475577881948265e-11,
+)
+
+# Below it e^x - 1 is a series of so many terms; the next one would be 1e-17 of it.
+_SMALL, _TERMS = 0.5, 14
+_SERIES = tuple(1 / math.factorial(k) for k in range(1, _TERMS + 1))
+# log(2) in two parts, so that subtracting multiples loses nothing, from Sun's fdlibm;
+# for the rest, up to log(2) / 2, so many terms leave out 1e-17.
+_LOG_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+_REDUCED_TERMS = 13
+# Elements of NumPy's arrays of which a few fit the cache.
+_BLOCK = 4096
+# From here on rounding leaves nothing of an angle.
+_HUGE = 1e15
+# 1.5 times 2^52: the last bits of its sum with an integer are those of the integer.
+_INTEGER_BITS = 6755399441055744.0
+
+
+def cos_sin(angle: Array) -> tuple[Array, Array]:
+    """Cosine and sine of an angle in radians, elementwise.
+
+    Args:
+      angle: (...,) any real number; reduced exactly up to 1e6, beyond with an absolute
+        error of 1e-16 of the angle.
+
+    Returns:
+      Two arrays (...,), absolute error 1e-15.
+    """
+    versine, sine = versine_sine(angle)
+    return 1 - versine, sine
+
+
+def versine_sine(angle: Array) -> tuple[Array, Array]:
+    """``1 - cos`` and ``sin`` of an angle, both without cancellation near 0.
+
+    As `cos_sin`. A quarter of the angle lies where the polynomials hold, and doubling
+    twice needs no case for each quadrant. NumPy's tangent, of all functions of angles,
+    uses vector instructions: of half the angle it gives both (measured: 5 ns, not 26).
+    """
+    xp = namespace(angle)
+    if xp is np:
+        tangent = np.tan(0.5 * angle)
+        sine = 2 * tangent / (1 + tangent * tangent)
+        return tangent * sine, sine
+    turns = xp.round(angle * (0.5 / math.pi))
+    rest = angle
+    for part in _TURN:
+        rest = rest - turns * part
+    quarter = 0.25 * rest
+    square = quarter * quarter
+    sine = quarter + quarter * square * _horner(_SINE, square)
+    versine = square * (0.5 - square * _horner(_COSINE, square))
+    half_sine = 2 * sine * (1 - versine)
+    half_cosine = 1 - 2 * sine * sine
+    return 2 * half_sine * half_sine, 2 * half_sine * half_cosine
+
+
+def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
+    """``e^{a + ib}``."""
+    xp = namespace(log_size, angle)
+    size = xp.exp(log_size)
+    # Of a huge angle so many turns are left that the polynomials would overflow.
+    cosine, sine = cos_sin(xp.where(xp.abs(angle) < _HUGE, angle, 0.0))
+    return size * cosine, size * sine
+
+
+def exp_complex(z: Array) -> Array:
+    """``e^z`` of complex numbers; in NumPy six times faster than its own."""
+    xp = namespace(z)
+    if xp is not np:
+        return complex_of(xp, *polar(xp.real(z), xp.imag(z)))
+    pair = np.real(z).copy(), np.imag(z).copy()
+    exp_in_place(*pair)
+    return complex_of(np, *pair)
+
+
+def exp_in_place(real: np.ndarray, imaginary: np.ndarray) -> None:
+    """``e^{a + ib}`` in place of a and b, in NumPy."""
+    # By the tangent t of half the angle: (r - 1, t r), r = 2 / (1 + t²).
+    imaginary *= 0.5
+    np.tan(imaginary, out=imaginary)
+    np.exp(real, out=real)
+    ratio = imaginary * imaginary
+    ratio += 1
+    np.divide(real, ratio, out=ratio)
+    ratio += ratio
+    imaginary *= ratio
+    np.subtract(ratio, real, out=real)
+
+
+def log1p_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
+    """``log(1 + z)``, principal branch; absolute error a few 1e-16 |z|.
+
+    The real part is kept above -345 (1 + z = 0 gives that instead of ``-inf``).
+    """
+    xp = namespace(real, imaginary)
+    near = real > -0.5
+    square = 2 * real + real * real + imaginary * imaginary
+    whole = (1 + real) * (1 + real) + imaginary * imaginary
+    log_square = xp.where(
+        near,
+        xp.log1p(xp.where(near, square, 0.0)),
+        xp.log(xp.maximum(xp.where(near, 1.0, whole), 1e-300)),
+    )
+    return 0.5 * log_square, xp.arctan2(imaginary, 1 + real)
+
+
+def expm1_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
+    """``e^z - 1`` without cancellation near 0; absolute error a few 1e-16 |z| there."""
+    xp = namespace(real, imaginary)
+    versine, sine = versine_sine(imaginary)
+    if xp is np:
+        gained = np.expm1(real)
+        grown = gained + 1
+    else:
+        grown = xp.exp(real)
+        series = real * _horner(_SERIES, real)
+        gained = xp.where(xp.abs(real) < _SMALL, series, grown - 1)
+    # e^a cos b - 1 = (e^a - 1) - e^a (1 - cos b)
+    return gained - grown * versine, grown * sine
+
+
+def log_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
+    """``log z``, principal branch."""
+    xp = namespace(real, imaginary)
+    square = real * real + imaginary * imaginary
+    return 0.5 * xp.log(square), xp.arctan2(imaginary, real)
+
+
+def log_size(z: Pair) -> Array:
+    """``log |z|``."""
+    xp = namespace(z[0], z[1])
+    return 0.5 * xp.log(z[0] * z[0] + z[1] * z[1])
+
+
+def log_add_complex(first: Array, second: tuple[Array, Array]) -> tuple[Array, Array]:
+    """``log(e^a + e^b)``, a real, b complex; continuous while ``|Im b| < pi``.
+
+    Where ``Re b > a`` also beyond that: no cut is crossed there.
+    """
+    xp = namespace(first, second[0])
+    gap = second[0] - first
+    above = gap > 0
+    cosine, sine = cos_sin(second[1])
+    small = xp.exp(-xp.abs(gap))
+    re, im = log1p_complex(small * cosine, xp.where(above, -small, small) * sine)
+    return (
+        xp.where(above, second[0], first) + re,
+        xp.where(above, second[1], 0.0) + im,
+    )
+
+
+def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
+    """``sum_j w_j (e^{z y_j} - 1)`` for many z.
+
+    Args:
+      z: real and imaginary part, each (K, n).
+      weight: ``w_j``, each (J, n).
+      position: ``y_j``, each (J, n).
+
+    Returns:
+      Real and imaginary part, each (K, n), with an error relative to the terms (not to
+      the weights). What comes after the last weight that is not 0 costs nothing.
+    """
+    if namespace(z[0], weight[0], position[0]) is np:
+        return _sum_as_product(z, weight, position)
+    from jax import lax
+
+    # About half the time on the CPU; not every accelerator has complex128.
+    return lax.platform_dependent(
+        z, weight, position, cpu=_sum_as_complex, default=_sum_as_pairs
+    )
+
+
+def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
+    """`sum_expm1` in NumPy: for each setting a matrix times the weights.
+
+    In blocks of rows that fit the cache, which takes a third of the time.
+    """
+    used = num_used(weight)
+    rows = _BLOCK // max(int(used), 1) + 1
+    re, im = np.empty_like(z[0]), np.empty_like(z[0])
+    for i in range(z[0].shape[1]):
+        y = np.stack([part[:used, i] for part in position])
+        w = np.stack([part[:used, i] for part in weight], axis=1)
+        real = np.stack([z[0][:, i], -z[1][:, i]], axis=1)
+        imaginary = np.stack([z[1][:, i], z[0][:, i]], axis=1)
+        for k in range(0, len(re), rows):
+            block = slice(k, k + rows)
+            grown = expm1_complex(real[block] @ y, imaginary[block] @ y)
+            (a, b), (c, d) = ((part @ w).T for part in grown)
+            re[block, i], im[block, i] = a - d, b + c
+    return re, im
+
+
+def _sum_as_pairs(z: Pair, weight: Pair, position: Pair) -> Pair:
+    """`sum_expm1` in JAX with nothing but real arrays, term after term."""
+
+    def add(j: Array, total: Pair) -> Pair:
+        w, y = at(weight, j), at(position, j)
+        term = times(w, expm1_complex(*times(z, y)))
+        return total[0] + term[0], total[1] + term[1]
+
+    xp = namespace(z[0])
+    start = (xp.zeros_like(z[0]), xp.zeros_like(z[0]))
+    return fori_loop(xp, 0, num_used(weight), add, start)
+
+
+def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
+    """`sum_expm1` in JAX with a complex sum.
+
+    XLA on the CPU computes a term again for each array of a loop that it goes into,
+    so the sum is one array.
+    """
+    xp = namespace(z[0])
+
+    def add(j: Array, total: Array) -> Array:
+        w, y = at(weight, j), at(position, j)
+        gained = expm1_in_parts(*times(z, y))
+        return total + complex_of(xp, *times(w, gained))
+
+    start = complex_of(xp, xp.zeros_like(z[0]), xp.zeros_like(z[0]))
+    total = fori_loop(xp, 0, num_used(weight), add, start)
+    return total.real, total.imag
+
+
+def times(a: Pair, b: Pair) -> Pair:
+    """The complex product."""
+    return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
+
+
+def divided(a: Pair, b: Pair) -> Pair:
+    """The complex quotient, of sizes of b between 1e-150 and 1e150."""
+    square = b[0] * b[0] + b[1] * b[1]
+    re, im = times(a, (b[0], -b[1]))
+    return re / square, im / square
+
+
+def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
+    """`expm1_complex`, of which it is a faster form: one polynomial instead of two.
+
+    The power of two is put together bit by bit: float64 and 64-bit integers only.
+    """
+    versine, sine = versine_sine(imaginary)
+    power, part = exp_parts(real)
+    grown = part + power
+    return (part + (power - 1)) - grown * versine, grown * sine
+
+
+def exp_parts(x: Array) -> tuple[Array, Array]:
+    """``2^k`` and what ``e^x`` is above it: at most half as much, in size."""
+    xp = namespace(x)
+    bounded = xp.clip(x, -708.0, 709.0)
+    k = xp.round(bounded * (1 / math.log(2)))
+    r = (bounded - k * _LOG_2[0]) - k * _LOG_2[1]
+    # The integer stands in the last bits of the sum.
+    bits = (k + _INTEGER_BITS).view(xp.int64)
+    power = ((bits + 1023) << 52).view(xp.float64)
+    part = power * (r * _horner(_SERIES[:_REDUCED_TERMS], r))
+    return power, xp.where(x > 709.0, xp.inf, part)
+
+
+def sum_exp_moments(
+    c: Array, weight: Pair, position: Pair
+) -> tuple[Array, Array, Array]:
+    """Real parts of ``sum_j w_j y_j^m e^{c y_j}`` for m = 0, 1, 2, at real c.
+
+    Args:
+      c: (..., n).
+      weight: ``w_j``, each (J, n).
+      position: ``y_j``, each (J, n).
+
+    Returns:
+      Three arrays (..., n), with an error relative to the terms.
+    """
+    if namespace(c, weight[0], position[0]) is np:
+        c = c[..., None, :]
+        terms = _moment_terms(weight, position, polar(c * position[0], c * position[1]))
+        s0, s1, s2 = (np.sum(term, axis=-2) for term in terms)
+        return s0, s1, s2
+    from jax import lax
+
+    return lax.platform_dependent(
+        c, weight, position, cpu=_moments_as_complex, default=_moments_as_reals
+    )
+
+
+def _moments_as_reals(
+    c: Array, weight: Pair, position: Pair
+) -> tuple[Array, Array, Array]:
+    """`sum_exp_moments` in JAX with nothing but real arrays."""
+
+    def add(j: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        w, y = at(weight, j), at(position, j)
+        terms = _moment_terms(w, y, polar(c * y[0], c * y[1]))
+        return tuple(a + b for a, b in zip(sums, terms, strict=True))
+
+    xp = namespace(c)
+    zero = xp.zeros_like(c)
+    s0, s1, s2 = fori_loop(xp, 0, num_used(weight), add, (zero, zero, zero))
+    return s0, s1, s2
+
+
+def _moments_as_complex(
+    c: Array, weight: Pair, position: Pair
+) -> tuple[Array, Array, Array]:
+    """`sum_exp_moments` in JAX with two of them in a complex number."""
+    xp = namespace(c)
+
+    def add(j: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        w, y = at(weight, j), at(position, j)
+        power, part = exp_parts(c * y[0])
+        cosine, sine = cos_sin(c * y[1])
+        grown = part + power
+        terms = _moment_terms(w, y, (grown * cosine, grown * sine))
+        return sums[0] + complex_of(xp, terms[0], terms[1]), sums[1] + terms[2]
+
+    zero = xp.zeros_like(c)
+    start = (complex_of(xp, zero, zero), zero)
+    low, s2 = fori_loop(xp, 0, num_used(weight), add, start)
+    return low.real, low.imag, s2
+
+
+def _moment_terms(weight: Pair, y: Pair, grown: Pair) -> tuple[Array, Array, Array]:
+    value = times(weight, grown)
+    first = times(value, y)
+    return value[0], first[0], first[0] * y[0] - first[1] * y[1]
+
+
+def num_used(weight: Pair) -> Array:
+    """Number of rows of complex weights, (J, n), up to the last that is not 0."""
+    xp = namespace(weight[0])
+    used = xp.any((weight[0] != 0) | (weight[1] != 0), axis=1)
+    number = xp.arange(1, used.shape[0] + 1, dtype=xp.int32)
+    return xp.max(xp.where(used, number, 0))
+
+
+def _horner(coefficients: tuple[float, ...], x: Array) -> Array:
+    """A polynomial, lowest power first."""
+    xp = namespace(x)
+    total = xp.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * x + coefficient
+    return total

@@ -1,0 +1,301 @@
+"""Sums of independent lognormal terms, bracketed in convex order; NumPy only.
+
+Y is above X in convex order if ``E f(Y) >= E f(X)`` for every convex f; their means are
+the same. The order survives sums of independent terms. So it is kept by whoever forms a
+sum step by step, and after each step does nothing but
+
+* *above*: put a value between two places on one of them at random, its mean kept; or
+  on 0 and infinity, where only the share of the mean that is at infinity is kept;
+* *below*: replace the values of a cell by their mean.
+
+Places are ``i 2^k`` with whole i, and k grows with the value: values on one lattice add
+up to one on it, and a coarser lattice is part of a finer one. So the spread is that of
+the rounding to a coarser lattice alone, of second order in its spacing. Nothing but
+non-negative numbers is added up: all masses keep their digits, far out as well.
+
+Reference: docs/proofs.md, "Random allocation"; Shaked and Shanthikumar (2007),
+"Stochastic Orders", Theorem 3.A.12, for sums.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.numerics.lattice_pieces import (
+    Piece,
+    added_pieces,
+    moments_of,
+    places_of,
+)
+
+# Spacing over the standard deviation of the logarithm, or over 1 where that is large.
+_CORE, _WIDEST = 0.005, 0.007
+# Spacing over the distance from the mean, of rare large values; times the root of the
+# shift.
+_FAR = 0.0022
+# The core of a wide sum is taken for no wider than that.
+_WIDE = 0.3
+# Range of one normal variable that is looked at.
+_FURTHEST = 12.0
+# Mass, and share of the mean, that each step may send away.
+_TRIMMED = 1e-24
+# Rounding of one operation; of one term's masses, by quadrature of its density.
+_UNIT, _FIRST_ERROR = 1.2e-16, 2e-13
+_CACHED = 256
+_SQRT_2PI = math.sqrt(2 * math.pi)
+_NODES, _WEIGHTS = (0.5 * a for a in np.polynomial.legendre.leggauss(6))
+_NODES = _NODES[:, None] + 0.5
+_WEIGHTS = _WEIGHTS[:, None]
+
+
+class ConvexOrderBound(NamedTuple):
+    """Distribution that bounds a sum X, above or below it in convex order.
+
+    For every convex f >= 0, ``e^mass_error E f(Y)`` of the one above, with its values
+    moved by a share of ``place_error`` at most, is at least ``E f(X)``; of the one
+    below ``e^-mass_error`` times it is at most that.
+
+    Attributes:
+      values: (n,) increasing, >= 0.
+      masses: (n,) of them; with ``lost`` their sum is 1 up to rounding.
+      lost: mass at 0 besides.
+      infinite: what infinity has of the mean.
+      mass_error, place_error: see above; *bounds* of rounding errors.
+    """
+
+    values: np.ndarray
+    masses: np.ndarray
+    lost: float
+    infinite: float
+    mass_error: float
+    place_error: float
+
+
+class _Distribution(NamedTuple):
+    """A distribution on pieces of rising level, each of which begins where one ends."""
+
+    count: int
+    pieces: list[Piece]
+    lost: float
+    infinite: float
+    mass_error: float
+    place_error: float
+
+
+class _Atoms(NamedTuple):
+    """A distribution before it is put on places."""
+
+    values: np.ndarray
+    masses: np.ndarray
+    base: _Distribution  # all else
+
+
+class _Plan(NamedTuple):
+    """Which bound is asked for, and how far its places may be apart; see `_panels`."""
+
+    above: bool
+    shift: float
+    total: int
+    core: float  # spacing in the whole sum's core
+    far: float
+
+
+@functools.lru_cache(_CACHED)
+def lognormal_sum(count: int, shift: float, *, above: bool) -> ConvexOrderBound:
+    """The sum of ``e^{s x - s²/2}`` over ``count`` independent standard normal x."""
+    relative = min(math.sqrt(math.log1p(math.expm1(shift**2) / count)), _WIDE)
+    core, far = _CORE * count * relative, _FAR * math.sqrt(shift)
+    plan = _Plan(above, shift, count, core, far)
+    power, total, left = _one_term(plan), None, count
+    while left:
+        if left % 2:
+            total = power if total is None else _on_places(_added(total, power), plan)
+        left //= 2
+        if left:
+            power = _on_places(_added(power, power), plan)
+    assert total is not None  # count >= 1
+    masses = np.concatenate([piece.masses for piece in total.pieces])
+    if above:
+        values = np.concatenate([places_of(piece) for piece in total.pieces])
+    else:
+        moments = np.concatenate([moments_of(piece) for piece in total.pieces])
+        values = moments / np.where(masses > 0, masses, 1.0)
+    kept = masses > 0
+    return ConvexOrderBound(values[kept], masses[kept], *total[2:])
+
+
+# --- Where the places are ---
+
+
+def _panels(
+    low: float, high: float, relative: float, mean: float, plan: _Plan
+) -> list[tuple[int, int, int]]:
+    """Level, first number and number of cells of each piece, from low to high.
+
+    The spacing is at most ``relative`` times the value, and where that is more than
+    the whole sum's core has it is that of the core, until a share of the distance from
+    the mean is larger: a large term stays on its lattice while others are added.
+    """
+    core, far = plan.core, plan.far
+
+    def reached(width: float) -> float:
+        """The value from which on the spacing may be as large as this."""
+        near = width / relative if width <= core else math.inf
+        return min(near, mean + width / far)
+
+    widest = max(min(relative * low, core), far * (low - mean))
+    level = math.floor(math.log2(widest))
+    panels, at = [], math.floor(low / 2.0**level) * 2.0**level
+    while at < high:
+        width, wider = 2.0**level, 2.0 ** (level + 1)
+        end = math.ceil(reached(wider) / wider) * wider
+        if end >= high:
+            end = math.ceil(high / width) * width
+        number = round((end - at) / width)
+        if number > 0:
+            panels.append((level, round(at / width), number))
+        at, level = max(at, end), level + 1
+    return panels
+
+
+def _one_term(plan: _Plan) -> _Distribution:
+    """One term, by quadrature of the normal density over each cell."""
+    s = plan.shift
+    low = math.exp(-s * (_FURTHEST + 0.5 * s))
+    high = math.exp(s * (_FURTHEST + 0.5 * s))
+    panels = _panels(low, high, min(_CORE * s, _WIDEST), 1.0, plan)
+    starts = [np.arange(i, i + n) * 2.0**k for k, i, n in panels]
+    level, first, number = panels[-1]
+    places = np.append(np.concatenate(starts), (first + number) * 2.0**level)
+    start, gap = places[:-1], np.diff(places)
+    width = np.log1p(gap / start) / s
+    part = _NODES * width
+    x = np.log(start) / s + 0.5 * s + part
+    density = np.exp(-0.5 * x * x) / _SQRT_2PI * _WEIGHTS * width
+    gain = (density * np.expm1(s * part)).sum(axis=0) * start
+    ends = [math.log(value) / s + 0.5 * s for value in (places[0], places[-1])]
+    under, over = _tail(-ends[0]), _tail(ends[1])
+    under_mean, over_mean = _tail(s - ends[0]), _tail(ends[1] - s)
+    base = _Distribution(1, [], 0.0, 0.0, _FIRST_ERROR, 4 * _UNIT)
+    if plan.above:
+        rest = (density * -np.expm1(s * (part - width))).sum(axis=0) * places[1:]
+        masses = np.append(rest / gap, 0.0) + np.append(0.0, gain / gap)
+        # What is over the last place is on it and at infinity.
+        masses[-1] += over
+        base = base._replace(lost=under, infinite=under_mean + over_mean)
+        return _cut_up(base, panels, masses, None)
+    masses = density.sum(axis=0)
+    moments = gain + start * masses
+    masses[0], moments[0] = masses[0] + under, moments[0] + under_mean
+    masses[-1], moments[-1] = masses[-1] + over, moments[-1] + over_mean
+    return _cut_up(base, panels, masses, moments)
+
+
+def _tail(x: float) -> float:
+    return 0.5 * math.erfc(x / math.sqrt(2))
+
+
+def _cut_up(
+    base: _Distribution,
+    panels: list[tuple[int, int, int]],
+    masses: np.ndarray,
+    moments: np.ndarray | None,
+) -> _Distribution:
+    """The distribution on the panels; of the one above the last has its end as well."""
+    cuts = np.cumsum([number for *_, number in panels])[:-1]
+    rows = np.split(masses, cuts)
+    others = [None] * len(rows) if moments is None else np.split(moments, cuts)
+    pieces = [
+        Piece(level, first, mass, moment)
+        for (level, first, _), mass, moment in zip(panels, rows, others, strict=True)
+    ]
+    return base._replace(pieces=pieces)
+
+
+# --- The sum of two ---
+
+
+def _added(a: _Distribution, b: _Distribution) -> _Atoms:
+    """The distribution of ``A + B``, as atoms."""
+    parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
+    masses = np.concatenate([part.masses for part in parts])
+    kept = masses > 0
+    values = np.concatenate([places_of(part) for part in parts])
+    rounded = _UNIT * operations
+    place_error = max(a.place_error, b.place_error)
+    if a.pieces[0].moments is not None:
+        moments = np.concatenate([moments_of(part) for part in parts])
+        values = moments / np.where(kept, masses, 1.0)
+        place_error += 2 * rounded
+    # Who is lost to one takes along the other's mean.
+    means = [float(sum(p.masses @ places_of(p) for p in one.pieces)) for one in (a, b)]
+    return _Atoms(
+        values[kept],
+        masses[kept],
+        _Distribution(
+            a.count + b.count,
+            [],
+            a.lost + b.lost,
+            a.infinite + b.infinite + means[0] * b.lost + means[1] * a.lost,
+            a.mass_error + b.mass_error + rounded,
+            place_error,
+        ),
+    )
+
+
+# --- Back to places ---
+
+
+def _on_places(atoms: _Atoms, plan: _Plan) -> _Distribution:
+    """Puts atoms on places, or into cells, and sends away what is too rare."""
+    # Stretches are sorted already, which a stable sort makes use of.
+    order = np.argsort(atoms.values, kind="stable")
+    values, masses, base = atoms.values[order], atoms.masses[order], atoms.base
+    rare = _TRIMMED * base.count / plan.total
+    begin = int(np.searchsorted(np.cumsum(masses), rare))
+    from_top = np.cumsum((masses * values)[::-1])
+    end = len(values) - int(np.searchsorted(from_top, rare * base.count))
+    begin = min(begin, len(values) - 2)
+    end = max(end, begin + 2)
+    weight, logs = masses[begin:end], np.log(values[begin:end])
+    # Of so many numbers BLAS's products wake its threads; see `quadrature.in_blocks`.
+    middle = np.sum(weight * logs) / weight.sum()
+    deviation = math.sqrt(np.sum(weight * (logs - middle) ** 2) / weight.sum())
+    relative = min(_CORE * max(deviation, 1e-9), _WIDEST)
+    low, high = float(values[begin]), float(values[end - 1])
+    panels = _panels(low, high, relative, float(base.count), plan)
+    widths = np.array([2.0**level for level, *_ in panels])
+    firsts = np.array([first for _, first, _ in panels], np.float64)
+    numbers = np.array([number for *_, number in panels])
+    before = np.cumsum(numbers) - numbers
+    total, starts = int(numbers.sum()), firsts * widths
+    top = (firsts[-1] + numbers[-1]) * widths[-1]
+    panel = np.clip(np.searchsorted(starts, values, side="right") - 1, 0, None)
+    number = values / widths[panel]
+    cell = np.floor(number)
+    share = number - cell
+    cell = np.clip(cell - firsts[panel], 0, numbers[panel] - 1).astype(np.intp)
+    cell += before[panel]
+    crowd = 4 + int(np.bincount(cell).max())
+    base = base._replace(mass_error=base.mass_error + _UNIT * crowd)
+    moments = masses * values
+    if not plan.above:
+        base = base._replace(place_error=base.place_error + 2 * _UNIT * crowd)
+        together = np.bincount(cell, moments, total)
+        return _cut_up(base, panels, np.bincount(cell, masses, total), together)
+    under, over = values < starts[0], values >= top
+    inside = ~(under | over)
+    cell, share, rest = cell[inside], share[inside], masses[inside]
+    spread = np.bincount(cell, rest * (1 - share), total + 1)
+    spread += np.bincount(cell + 1, rest * share, total + 1)
+    spread[-1] += masses[over].sum()
+    sent = moments[under].sum() + (moments[over] - top * masses[over]).sum()
+    base = base._replace(
+        lost=base.lost + float(masses[under].sum()),
+        infinite=base.infinite + float(sent),
+    )
+    return _cut_up(base, panels, spread, None)

@@ -1,0 +1,292 @@
+"""Convolution powers of distributions on a lattice by FFT, with error bounds.
+
+The distribution of a sum of independent losses is a convolution power of the
+distribution of one. A discrete Fourier transform turns it into a pointwise power, at a
+cost that does not grow with the number of summands. Two errors come with it: what
+leaves the window comes back at its other end (the convolution is *circular*; the caller
+bounds that), and rounding, which is bounded here.
+
+The rounding error of every cell is about the machine precision times the *largest*
+cell. It would drown a tail of size 1e-12, hence the distribution is to be tilted
+exponentially first, so that the cells that matter are the largest ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant.numerics.loops import Array, complex_of, namespace
+
+# Bounds, in units of the machine precision: of one level of the transform (the
+# complex multiplication, its twiddle factor and the addition, 4.1 by Higham 2002,
+# Theorem 24.2, doubled), and of logarithm, phase and exponential of one power.
+_TRANSFORM_ERROR = 8.0
+POWER_ERROR = 16.0
+
+
+def power_sums(masses: Array, counts: Array) -> Array:
+    """What `cells_of_power` takes, summed over K distributions; batches add up.
+
+    Args:
+      masses: (..., K, N) masses >= 0 of K distributions on a lattice of N cells, each
+        distribution of sum about 1; N a power of two.
+      counts: (..., K) how many independent draws of each are added, whole numbers as
+        floats.
+
+    Returns:
+      (..., 4, N / 2 + 1) logarithm of a bound of the power's modulus, that of the
+      computed one over it, phase in turns, and relative error.
+
+    Reference: Higham (2002), Accuracy and Stability of Numerical Algorithms, Theorem
+    24.2, for the error of the transform. With ``b`` the modulus of a coefficient and
+    ``e`` the bound of its error, that of the T-th power is at most
+    ``T e (b + e)^(T-1)``.
+    """
+    xp = namespace(masses, counts)
+    size, steps = masses.shape[-1], masses.shape[-2]
+    levels = math.log2(size) + 2
+    machine = float(xp.finfo(masses.dtype).eps)
+    error = _TRANSFORM_ERROR * levels * machine * xp.sum(masses, -1, keepdims=True)
+    spectrum = xp.fft.rfft(masses)
+    # The bound of a coefficient's modulus; never 0, so that its logarithm exists.
+    modulus = xp.abs(spectrum) + error
+    counts = counts[..., None]
+    # log |b| of the computed coefficient; one too small to have a phase is as good as 0
+    log_ratio = xp.log1p(-xp.minimum(error / modulus, 1 - machine))
+    turns = counts * (xp.angle(spectrum) / (2 * math.pi))
+    # a phase of many turns is reduced here: cos of a large argument is slow
+    return _summed(
+        xp,
+        counts * xp.log(modulus),
+        counts * log_ratio,
+        turns - xp.round(turns),
+        counts * (error / modulus + POWER_ERROR * machine) + sum_error(steps),
+    )
+
+
+def _summed(xp: Any, *terms: Array) -> Array:
+    return xp.stack([xp.sum(xp.broadcast_to(t, terms[0].shape), -2) for t in terms], -2)
+
+
+def sum_error(steps: int) -> float:
+    """What each of so many distributions adds to the error of the sum of all phases.
+
+    Parts of a turn, each half a one at most, are added one after the other.
+    """
+    return 2 * (steps - 1) * float(np.finfo(np.float64).eps)
+
+
+def cells_of_power(sums: Array, size: int) -> tuple[Array, Array, Array]:
+    """The circular distribution of a sum of lattice losses, from `power_sums`.
+
+    Returns:
+      ``(cells, rounding, rounding_norm)``: (..., N) *estimate* of the cells of the
+      circular convolution, and (...,) *upper bounds* of the rounding error of every
+      single cell, and of the Euclidean norm of the errors of all cells.
+    """
+    xp = namespace(sums)
+    log_size, log_ratio, turns, relative = xp.moveaxis(sums, -2, 0)
+    phase = 2 * math.pi * (turns - xp.round(turns))
+    size_of_power = xp.exp(log_size)
+    length = size_of_power * xp.exp(log_ratio)
+    power = complex_of(xp, length * xp.cos(phase), length * xp.sin(phase))
+    cells = xp.fft.irfft(power, size)
+    return cells, *_rounding_of_cells(
+        size_of_power * (xp.minimum(relative, 2.0) + _transform_error(xp, sums, size)),
+        size,
+    )
+
+
+def _transform_error(xp: Any, like: Array, size: int) -> float:
+    """Relative error of one transform."""
+    return _TRANSFORM_ERROR * (math.log2(size) + 2) * float(xp.finfo(like.dtype).eps)
+
+
+def prefix_sums(terms: Array) -> Array:
+    """Sums of the first 1, 2, … terms along the last axis, a power of two.
+
+    Each with two roundings a level, not one a term: pairs are added first, then the
+    sums of pairs, and so on.
+    """
+    xp = namespace(terms)
+    if terms.shape[-1] == 1:
+        return terms
+    even, odd = terms[..., ::2], terms[..., 1::2]
+    whole = prefix_sums(even + odd)
+    before = xp.concatenate([xp.zeros_like(whole[..., :1]), whole[..., :-1]], -1)
+    return xp.stack([before + even, whole], -1).reshape(terms.shape)
+
+
+def _rounding_of_cells(per_coefficient: Array, size: int) -> tuple[Array, Array]:
+    """Bounds of a cell's error and of the errors' norm (Parseval)."""
+    xp = namespace(per_coefficient)
+    # Each coefficient but the first and the last stands for two conjugate ones.
+    single = 2 * xp.sum(per_coefficient, -1) / size
+    # another root of 2: two kinds of errors are in it, and their norms add up
+    return single, 2 * xp.sqrt(xp.sum(per_coefficient**2, -1) / size)
+
+
+def difference_sums(masses: Array, counts: Array) -> Array:
+    """`power_sums` of distributions that are narrow, or rarely far from cell 0.
+
+    The transform is ``sum + (w^k - 1) Y_k``, Y that of the cumulated masses: for a
+    distribution of mean distance m from cell 0 the error of coefficient k is in
+    proportion to ``m |w^k - 1|``, not 1; only small k matter. The rounding error
+    grows with the root of T, not with T. Cells from N / 2 on are those below 0.
+    """
+    xp = namespace(masses, counts)
+    size, steps = masses.shape[-1], masses.shape[-2]
+    levels = math.log2(size) + 2
+    machine = float(xp.finfo(masses.dtype).eps)
+    above, below = masses[..., : size // 2], masses[..., size // 2 :]
+    above = prefix_sums(above[..., ::-1])[..., ::-1]
+    above = xp.concatenate([above[..., 1:], xp.zeros_like(above[..., :1])], -1)
+    cumulated = xp.concatenate([above, -prefix_sums(below)], -1)
+    total = xp.sum(masses, -1, keepdims=True)
+    cumulated = cumulated / total
+    distance = xp.sum(xp.abs(cumulated), -1, keepdims=True)
+    half_angle = math.pi * xp.arange(size // 2 + 1, dtype=masses.dtype) / size
+    sine = 2 * xp.sin(half_angle)
+    step = complex_of(xp, -sine * xp.sin(half_angle), -sine * xp.cos(half_angle))
+    z = step * xp.fft.rfft(cumulated)
+    real, imaginary = xp.real(z), xp.imag(z)
+    deviation = xp.hypot(real, imaginary)
+    modulus = xp.maximum(xp.hypot(1 + real, imaginary), 1e-300)
+    # two more roundings a level for the cumulated sums, and a few for the products
+    error = (_TRANSFORM_ERROR + 2) * levels * machine * sine * distance
+    error += 8 * machine * deviation
+    small = deviation < 0.5
+    square = xp.where(small, real * (2 + real) + imaginary * imaginary, 0.0)
+    growth = xp.where(small, 0.5 * xp.log1p(square), xp.log(modulus))
+    counts = counts[..., None]
+    turns = counts * (xp.arctan2(imaginary, 1 + real) / (2 * math.pi))
+    # near 1 logarithm and phase are as small as z, and so are their errors
+    evaluation = POWER_ERROR * machine * xp.minimum(1.0, 4 * deviation)
+    return _summed(
+        xp,
+        counts * (growth + xp.log1p(error / modulus) + xp.log(total)),
+        -counts * xp.log1p(error / modulus),
+        turns - xp.round(turns),
+        counts * (error / (modulus + error) + evaluation) + sum_error(steps),
+    )
+
+
+def atom_sums(masses: Array, counts: Array) -> Array:
+    """What `cells_around_atom` takes, summed over K distributions; batches add up.
+
+    Returns:
+      (..., 4, N / 2 + 1) logarithms of ``|1 + r/a|`` and of a, phase in turns, and
+      relative error.
+    """
+    xp = namespace(masses, counts)
+    size, steps = masses.shape[-1], masses.shape[-2]
+    levels = math.log2(size) + 2
+    machine = float(xp.finfo(masses.dtype).eps)
+    atom = masses[..., :1]
+    rest = xp.where(xp.arange(size) == 0, 0.0, masses)
+    total = xp.sum(rest, -1, keepdims=True) / atom
+    # |z| <= total < 1, so that nothing is near the logarithm's singularity
+    z = xp.fft.rfft(rest / atom)
+    real, imaginary = xp.real(z), xp.imag(z)
+    modulus = xp.hypot(1 + real, imaginary)
+    counts = counts[..., None]
+    turns = counts * (xp.arctan2(imaginary, 1 + real) / (2 * math.pi))
+    error = (_TRANSFORM_ERROR * levels + POWER_ERROR) * machine
+    return _summed(
+        xp,
+        counts * (0.5 * xp.log1p(real * (2 + real) + imaginary * imaginary)),
+        counts * xp.log(atom),
+        turns - xp.round(turns),
+        counts * (error * total / modulus**2) + sum_error(steps),
+    )
+
+
+def cells_around_atom(sums: Array, size: int) -> tuple[Array, Array, Array]:
+    """`cells_of_power` from `atom_sums`; cell 0 has a relative error too, of a^T."""
+    xp = namespace(sums)
+    growth, log_atom, turns, relative = xp.moveaxis(sums, -2, 0)
+    phase = 2 * math.pi * (turns - xp.round(turns))
+    scale = xp.exp(log_atom)
+    length = xp.exp(growth + log_atom)
+    half = xp.sin(0.5 * phase)
+    change = scale * (xp.expm1(growth) * xp.cos(phase) - 2 * half * half)
+    change = complex_of(xp, change, length * xp.sin(phase))
+    cells = xp.fft.irfft(change, size)
+    cells = cells + xp.where(xp.arange(size) == 0, scale[..., :1], 0.0)
+    # The trivial bound beyond 1: both are powers of numbers of modulus <= 1.
+    known = length * xp.minimum(relative, 1.0) * xp.exp(xp.minimum(relative, 1.0))
+    per_coefficient = xp.where(relative <= 1, known, 3.0)
+    per_coefficient += _transform_error(xp, sums, size) * xp.abs(change)
+    return cells, *_rounding_of_cells(per_coefficient, size)
+
+
+def frequency_edges(size: int) -> np.ndarray:
+    """Edges (m + 1,) of blocks of the frequencies 0 to ``size / 2``, for sums of them.
+
+    The first block holds 8 frequencies, each other one half or a third of what is
+    below it.
+    """
+    edges = [0, 8]
+    while edges[-1] < size // 2:
+        last = edges[-1]
+        edges.append(last * 3 // 2 if last & (last - 1) == 0 else last * 4 // 3)
+    return np.array([*edges[:-1], size // 2 + 1])
+
+
+def low_frequencies(
+    masses: Array, counts: Array, *, kept: int
+) -> tuple[Array, Array, Array]:
+    """The lowest frequencies of distributions on a circle; bounds of their power's.
+
+    Args:
+      masses: (..., K, N) as in `power_sums`.
+      counts: (..., K).
+      kept: number of low frequencies.
+
+    Returns:
+      ``(low, error, log_power)``: (..., K, kept) complex coefficients of each
+      distribution; (..., K, 1) *upper bounds* of their errors; and (..., N / 2 + 1)
+      logarithms of *upper bounds* of the moduli of the power's coefficients, which add
+      up over further distributions.
+    """
+    xp = namespace(masses, counts)
+    error = _transform_error(xp, masses, masses.shape[-1])
+    error = error * xp.sum(masses, -1, keepdims=True)
+    spectrum = xp.fft.rfft(masses)
+    real, imaginary = xp.real(spectrum), xp.imag(spectrum)
+    modulus = xp.sqrt(real * real + imaginary * imaginary) + error
+    return (
+        spectrum[..., :kept],
+        error,
+        xp.sum(counts[..., None] * xp.log(modulus), -2),
+    )
+
+
+def weighted_block_sums(log_power: Array, decays: Array, *, size: int) -> Array:
+    """What blocks of frequencies hold, weighted as two geometric series weight them.
+
+    Args:
+      log_power: (..., N / 2 + 1) as of `low_frequencies`.
+      decays: (..., 2) numbers d > 0. Along the circle ``e^{-d j}`` is a geometric
+        series, of transform ``1 / (1 - z)`` with ``z = e^{-d + 2 pi i k / N}``.
+      size: N.
+
+    Returns:
+      For each block between `frequency_edges` (..., m) *upper bounds* of the sums of
+      ``|b_k| / |(1 - z)(1 - z')|``, b_k the coefficients of the power and z, z' those
+      of the two decays, up to the rounding of powers and sums.
+    """
+    xp = namespace(log_power, decays)
+    # |1 - z|² is at least this: 2 sin(pi k / N) is at least 4 k / N
+    chord = 4 * xp.arange(size // 2 + 1, dtype=log_power.dtype) / size
+    lost, decay = -xp.expm1(-decays[..., None]), xp.exp(-decays[..., None])
+    near, far = xp.moveaxis(lost * lost + decay * chord * chord, -2, 0)
+    terms = xp.exp(log_power) / xp.sqrt(near * far)
+    edges = frequency_edges(size)
+    sums = [
+        xp.sum(terms[..., a:b], -1) for a, b in zip(edges[:-1], edges[1:], strict=True)
+    ]
+    return xp.stack(sums, -1)

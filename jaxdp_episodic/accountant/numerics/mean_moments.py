@@ -1,0 +1,352 @@
+"""Moments of the mean of independent lognormal terms, without cancellation; NumPy.
+
+With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and sums over
+``count`` independent x, let
+
+    X = ((bins - count) + sum A) / bins,   Y = ((bins - count) + sum B) / bins,
+
+both of mean 1 and of the same distribution. Moments of whole orders are sums over the
+ways to throw n balls into the terms (the multinomial theorem), here by a recurrence in
+n, of few terms by doubling their number: every summand is positive, and the excess over
+1 is kept apart, so that its digits do not depend on how small it is. Other powers are
+Mellin transforms, ``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, of positive
+functions too: by the trapezoidal rule in u, ``log p = u - e^-u``, which converges
+geometrically.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
+from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
+
+# Moments of one term are below e^_LARGEST, so that sums of them stay in range; and
+# where they are tilted.
+_LARGEST, _LARGEST_TILTED = 500.0, 220.0
+# How far out a normal variable matters, and its spacing: at most so many, so much of
+# the strip (pi / (2 s)) where e^{-e^{sx}} is tame, and of the deviation where the
+# density is narrower. Relative error below 1e-15.
+WIDE, _SPACING, _STRIP, _NARROW = 9.5, 0.5, 0.27, 0.75
+# p begins at e^-37 of the scale of the integrand; spacing of u over its width.
+_LEFT, FINENESS = 37.0, 0.8
+# From so large a log q on e^q is not formed.
+FAR = math.log(300.0)
+# Values of an integrand at once, so that they stay in the cache.
+_BLOCK = 2**15
+
+
+def most_orders(shift: float, most: int, *, tilted: bool) -> int:
+    """Returns the highest order whose moments are in range, 2 to ``most``."""
+    largest = _LARGEST_TILTED if tilted else _LARGEST
+    half = 0.5 + 0.5 * math.sqrt(1 + 8 * largest / max(shift * shift, 1e-12))
+    return max(min(most, math.floor(half)), 2)
+
+
+def whole_orders(bins: float, count: float, shift: float, most: int) -> np.ndarray:
+    """``E X^n - 1`` at n = 0 .. most, (most + 1,); relative error about 1e-13."""
+    n = np.arange(most + 1.0)
+    single = np.expm1(0.5 * shift * shift * n * (n - 1))[:, None]
+    excess = _of_mean(single, count)
+    if count < bins:
+        # As many balls as fall into a term that is there.
+        excess = _shares(most, np.array(count / bins)) @ excess
+    return excess[:, 0]
+
+
+class Laplace:
+    """Moments of X to powers from ``-largest`` to ``2 - nearest``.
+
+    Attributes:
+      log_p: (P,) nodes.
+      log_excess: (P,) logarithm of ``E e^{-pX} - e^{-p}``, with the rule's weight.
+    """
+
+    def __init__(
+        self, bins: float, count: float, shift: float, largest: float, nearest: float
+    ) -> None:
+        s = shift
+        top = last_log_p(largest, s * s * (largest / bins + 1), bins, count, s)
+        wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
+        spacing = min(FINENESS / math.sqrt(largest + 4), 0.2)
+        self.log_p, log_weight = log_places(wide, nearest, top, spacing)
+        excess = log_excess_transform(self.log_p, bins, count, s)
+        self.log_excess = excess + log_weight
+
+    def log_excess_below(self, z: np.ndarray) -> np.ndarray:
+        """``log(E X^-z - 1)`` for z > 0, (m,)."""
+        return log_sum(self.log_excess + z[:, None] * self.log_p) - _log_gamma(z)
+
+    def log_excess_between(self, a: np.ndarray) -> np.ndarray:
+        """``log(E X^a - 1)`` for 1 < a < 2, (m,)."""
+        total = log_sum(self.log_excess - a[:, None] * self.log_p)
+        return total + np.log(a * (a - 1)) - _log_gamma(2 - a)
+
+
+class Tilted:
+    """``E[X^n e^{-pY}]``, or with X in place of Y, at n = 0 .. most and nodes p.
+
+    Attributes:
+      log_p: (P,).
+      log_moments: (most + 1, P), with the rule's weight.
+    """
+
+    def __init__(
+        self, bins: float, count: float, shift: float, most: int, *, of_other: bool
+    ) -> None:
+        """``of_other``: Y in the exponent, else X."""
+        s = shift
+        # 1 / Y may be as large as A and 1 / B are with all moved; X by one term.
+        moved = s * s * (2 * most if of_other else most / bins + 1)
+        top = last_log_p(most, moved, bins, count, s)
+        wide = 0.0 if of_other else max(s * s * most + 4 * s - math.log(bins), 0.0)
+        spacing = FINENESS / math.sqrt(max(most, 16))
+        self.log_p, log_weight = log_places(wide, 1.0, top, spacing)
+        mass, mean, single = _tilted_moments(
+            self.log_p - math.log(bins), s, most, -1.0 if of_other else 1.0
+        )
+        excess = _of_mean(single, count)
+        # The mass again where its rounding, times the count, would tell.
+        log_q = self.log_p - math.log(bins)
+        centred = np.exp(log_centred_transform(log_q, s)) - np.exp(log_q)
+        mass = np.where(log_q < FAR, centred, mass)
+        idle = bins - count
+        scale = mean + math.log(count / bins)
+        if idle > 0:
+            own = scale
+            scale = np.logaddexp(own, math.log(idle / bins))
+            part = np.exp(own - scale)
+            excess = np.einsum("kip,ip->kp", _shares(most, part), excess)
+        n = np.arange(most + 1.0)[:, None]
+        rest = count * mass - np.exp(self.log_p) * (idle / bins) + log_weight
+        self.log_moments = np.log1p(excess) + n * scale + rest
+
+    def log_moments_of(self, n: ArrayLike, z: ArrayLike) -> np.ndarray:
+        """``log E[X^n Y^-z]`` at whole n and z >= 1, (m,)."""
+        z = np.asarray(z, np.float64)
+        terms = self.log_moments[np.asarray(n)] + z[:, None] * self.log_p
+        return log_sum(terms) - _log_gamma(z)
+
+
+def last_log_p(
+    z: float, moved: float, bins: float, count: float, shift: float
+) -> float:
+    """Beyond it ``p^z e^{-pY}`` is nothing: log p."""
+    top = math.log(z + 45) + moved + WIDE * shift
+    if count < bins:
+        top = min(top, math.log((z + 45) / (1 - count / bins)))
+    return top
+
+
+def log_places(
+    wide: float, nearest: float, top: float, spacing: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """``log p`` and the rule's log-weight, linear down to ``-wide``."""
+    u = np.arange(-wide - math.log(_LEFT / nearest), top + 1, spacing)
+    left = np.exp(-(u + wide))
+    return u - left, np.log1p(left) + math.log(spacing)
+
+
+def _mode(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
+    """Where ``x²/2 + q e^{-sx - s²/2}`` is least: ``x = s q e^{-sx - s²/2}``."""
+    # In w = log(s x), of w + e^w = log(s² q) - s²/2, whose left side is convex.
+    goal = log_q + 2 * np.log(shift) - 0.5 * shift * shift
+    w = np.where(goal > 1, np.log(np.maximum(goal, 1.0)), goal)
+    for _ in range(8):
+        grown = np.exp(w)
+        w = w - (w + grown - goal) / (1 + grown)
+    return np.exp(w) / shift
+
+
+def normal_places(
+    shift: np.ndarray | float,
+    low: np.ndarray | float,
+    high: np.ndarray | float,
+    mode: np.ndarray | float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Equally spaced x, (..., N), and the standard normal density times the spacing.
+
+    The last again, of density 0, behind those of few.
+    """
+    narrow = _NARROW / np.sqrt(1 + shift * mode)
+    spacing = np.minimum(np.minimum(_SPACING, _STRIP / shift), narrow)[..., None]
+    low, high = np.asarray(low)[..., None] - WIDE, np.asarray(high)[..., None] + WIDE
+    number = np.ceil((high - low) / spacing)
+    i = np.arange(number.max())
+    x = low + spacing * np.minimum(i, number - 1)
+    density = np.exp(-0.5 * x * x) * (spacing / math.sqrt(2 * math.pi))
+    return x, np.where(i < number, density, 0.0)
+
+
+def _tilted_moments(
+    log_q: np.ndarray, shift: float, most: int, sign: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``log E e^{-qA}`` (or B), and the moments of A under that tilt.
+
+    Args:
+      log_q: (P,).
+      shift: s.
+      most: highest order.
+      sign: 1, or -1 of B.
+
+    Returns:
+      (P,), log of the tilted mean (P,), and (most + 1, P) excess moments over 1 of A
+      over that mean.
+    """
+    s, v = shift, _mode(log_q, shift)
+    # By the spacing of the narrowest; that of others alone would leave 1e-11.
+    y, density = normal_places(s, 0.0, most * s, float(v.max()))
+    # About the middle -sign v: what the exponent adds to y²/2.
+    bend = np.maximum(np.expm1(sign * s * y) - sign * s * y, 0.0)
+    n = np.arange(most + 1.0)
+    powers = density[:, None] * np.exp(s * y[:, None] * n)
+    logs, each = np.empty((most + 1, len(v))), max(_BLOCK // len(y), 1)
+    for i in range(0, len(v), each):
+        weight = np.exp(-(v[i : i + each] / s)[:, None] * bend)
+        logs[:, i : i + each] = in_blocks(weight, powers).T
+    with np.errstate(divide="ignore"):
+        logs = np.log(logs)
+    mass = logs[0] - 0.5 * v * v - v / s
+    slope = logs[1] - logs[0] if most else np.zeros_like(v)
+    single = np.expm1(logs - logs[0] - n[:, None] * slope)
+    single[:2] = 0.0
+    return mass, slope - sign * s * v - 0.5 * s * s, np.maximum(single, 0.0)
+
+
+def log_centred_transform(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
+    """``log log E e^{-q (A - 1)}`` at q below e^FAR, (..., P), of shifts (...)."""
+    mode = _mode(np.full(np.shape(shift), FAR), shift)
+    # A² counts as far as 2s beyond the density.
+    x, density = normal_places(shift, -mode, 2 * shift, mode)
+    s = np.asarray(shift)[..., None]
+    away = np.expm1(s * x - 0.5 * s * s)
+    # By the mean of (e^-y - 1 + y) / q², y = q (A - 1).
+    q, weight = np.exp(np.minimum(log_q, FAR)), (away * away * density)[..., None]
+    size, each = np.empty(log_q.shape), max(_BLOCK // away.size, 1)
+    for i in range(0, log_q.shape[-1], each):
+        part = np.s_[..., i : i + each]
+        ratio = _second_remainder(q[part][..., None] * away[..., None, :])
+        size[part] = in_blocks(ratio, weight)[..., 0]
+    size = np.log(size) + 2 * log_q
+    grown = np.log1p(np.exp(np.clip(size, -40.0, 700.0)))
+    return np.where(size < -40, size, np.log(grown))
+
+
+def _second_remainder(y: np.ndarray) -> np.ndarray:
+    """``(e^-y - 1 + y) / y²``; y is overwritten."""
+    small = np.abs(y) < 0.02
+    z = y[small]
+    y[small] = 1.0
+    ratio = np.expm1(-y)
+    ratio += y
+    y *= y
+    ratio /= y
+    ratio[small] = 1 / 2 - z * (1 / 6 - z * (1 / 24 - z / 120 * (1 - z / 6)))
+    return ratio
+
+
+def log_excess_transform(
+    log_p: np.ndarray,
+    bins: np.ndarray | float,
+    count: np.ndarray | float,
+    shift: np.ndarray | float,
+) -> np.ndarray:
+    """``log(E e^{-pX} - e^{-p})`` at p > 0, (..., P), of settings (...)."""
+    p, log_q = np.exp(log_p), log_p - np.log(bins)[..., None]
+    exponent = np.zeros(log_q.shape)
+    near = np.any(log_q < FAR, axis=tuple(range(log_q.ndim - 1)))
+    centred = log_centred_transform(log_q[..., near], shift)
+    exponent[..., near] = np.log(count)[..., None] + centred
+    # log(e^{e^x} - 1): what is small is not exponentiated.
+    grown = np.exp(np.clip(exponent, -40.0, 700.0))
+    moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
+    result = moderate - p
+    settings = np.broadcast_arrays(bins, count, shift)
+    for i in np.argwhere(np.any(log_q >= FAR, axis=-1)).tolist():
+        n, t, s = (float(field[*i]) for field in settings)
+        # Where q is large, e^-p is nothing.
+        far = log_q[*i] >= FAR
+        mass, _, _ = _tilted_moments(log_q[*i][far], s, 0, 1.0)
+        result[*i, far] = t * mass - p[*i][far] * ((n - t) / n)
+    return result
+
+
+def _of_mean(single: np.ndarray, count: float) -> np.ndarray:
+    """Excess moments (K + 1, P) of the mean of ``count`` terms, from those of one."""
+    if count + 1 >= len(single) - 1:
+        return _of_many(single, count)
+    total, number = single, 1
+    for bit in bin(round(count))[3:]:
+        total, number = _combined(total, number, total, number), 2 * number
+        if bit == "1":
+            total, number = _combined(total, number, single, 1), number + 1
+    return total
+
+
+def _of_many(single: np.ndarray, count: float) -> np.ndarray:
+    """`_of_mean` of at least K - 1 terms, by Euler's recurrence for powers of a series.
+
+    With ``f = sum E A^k z^k / k!``, ``h = f^t`` and m_k of the mean, f h' = t f' h is
+
+        n m_n = sum over k >= 1 of (k (t + 1) - n) C(n, k) t^-k E A^k m_{n-k},
+
+    without a negative summand where n <= t + 1. It holds with every moment 1 too, so
+    that the weights' sum is n.
+    """
+    n = np.arange(len(single), dtype=np.float64)
+    share = np.exp(_log_binomials(len(single) - 1)) * count**-n
+    share *= (n * (count + 1) - n[:, None]) / np.maximum(n, 1.0)[:, None]
+    result = np.zeros_like(single)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i in range(2, len(single)):
+            one, other = single[1 : i + 1], result[i - 1 :: -1]
+            result[i] = share[i, 1 : i + 1] @ (one + other + one * other)
+    return np.where(np.isnan(result), np.inf, result)
+
+
+def _combined(x: np.ndarray, a: float, y: np.ndarray, b: float) -> np.ndarray:
+    """Of the mean of a + b terms, x of the mean of a and y of that of b."""
+    orders = len(x)
+    share = _shares(orders - 1, np.array(a / (a + b)))
+    result = np.zeros_like(x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for n in range(2, orders):
+            one, other = x[: n + 1], y[n::-1]
+            result[n] = share[n, : n + 1] @ (one + other + one * other)
+    # A product of 0 and inf; where all are finite there is none.
+    return np.where(np.isnan(result), np.inf, result)
+
+
+def _shares(most: int, part: np.ndarray) -> np.ndarray:
+    """Binomial masses (n, i, ...): i of n balls fall into a part."""
+    n = np.arange(most + 1.0)
+    column = (slice(None), slice(None)) + (None,) * part.ndim
+    rest = np.maximum(n[:, None] - n, 0.0)
+    with np.errstate(divide="ignore"):
+        logs = _log_binomials(most)[column]
+        logs = logs + n[None, :][column] * np.log(part)
+        logs = logs + np.where(rest > 0, rest, 0.0)[column] * np.log1p(-part)
+    return np.exp(logs)
+
+
+@functools.cache
+def _log_binomials(most: int) -> np.ndarray:
+    n = np.arange(most + 1.0)
+    k = np.broadcast_to(n, (most + 1, most + 1))
+    inside = k <= n[:, None]
+    found = log_binomial(n[:, None] + 0 * k, np.where(inside, k, 0.0))
+    return np.where(inside, found, -np.inf)
+
+
+def log_sum(terms: np.ndarray) -> np.ndarray:
+    """``log sum e^terms`` over the last axis."""
+    peak = np.max(terms, axis=-1, keepdims=True)
+    return np.log(np.sum(np.exp(terms - peak), axis=-1)) + peak[..., 0]
+
+
+def _log_gamma(z: np.ndarray) -> np.ndarray:
+    return np.array([math.lgamma(value) for value in z.tolist()])

@@ -1,0 +1,243 @@
+"""Where a monotone function of many elements crosses 0.
+
+`largest_within` is host-side NumPy: the functions it searches are whole accountants,
+and only the elements that still move are evaluated. `smallest_within` and
+`log_crossing` are kernels, the latter for approximate ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace, while_loop
+
+_MAX_EVALUATIONS = 200
+# In `smallest_within`: the relative width at which it ends, the factor by which it
+# searches for the scale, where that search stops, and what counts as infinite.
+_ROUNDING, _SCALE, _TINY, _HUGE, _FAR = 2e-15, 64.0, 1e-30, 1e36, 1e8
+
+
+def largest_within(
+    excess: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    low: np.ndarray,
+    high: np.ndarray,
+    *,
+    tolerance: float | np.ndarray,
+    at_jump: float = 0.0,
+    integer: bool = False,
+    ends: tuple[np.ndarray, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Largest x in [low, high) that was seen to have ``excess(x) <= 0``.
+
+    A secant in (log x, excess), kept inside the bracket; when neither the bracket
+    halves in two steps nor the excess shrinks to a tenth, its middle. Probes are placed
+    half a tolerance beside the estimate, on the side whose end is farther away, so that
+    both ends close in.
+
+    Args:
+      excess: maps x (m,) and the indices (m,) of the elements meant to an increasing
+        function of x, (m,); NaN counts as positive.
+      low: (n,) > 0, known to have excess <= 0.
+      high: (n,) > low, known to have excess > 0. An element with ``high <= low`` is
+        finished: its answer is ``low``.
+      tolerance: relative width of the final bracket, also (n,); ignored if
+        ``integer``.
+      at_jump: the same, if it is larger, where the excess above is infinite and only
+        halving comes nearer.
+      integer: search whole numbers only, to the last one.
+      ends: (n,) what is known of the excess at ``low`` and at ``high``, NaN where
+        nothing is.
+
+    Returns:
+      (n,) x with ``excess(x) <= 0`` in the very evaluation that was made, or ``low``.
+
+    Raises:
+      RuntimeError: no convergence, which a function that is not increasing at all
+        can cause.
+    """
+    low, high = np.array(low, np.float64), np.array(high, np.float64)
+    last_x, last_f = low.copy(), np.full(low.shape, np.nan)
+    old_width = np.full((2, *low.shape), np.inf)
+    trial = np.sqrt(low) * np.sqrt(high)
+    if ends is not None:
+        last_x, last_f = low.copy(), np.array(ends[0], np.float64)
+        first = _secant(high, np.asarray(ends[1], np.float64), last_x, last_f)
+        inside = (first > low) & (first < high)
+        trial = np.where(inside, first, trial)
+    jumps = np.zeros(low.shape, bool)
+    if ends is not None:
+        jumps = np.isposinf(ends[1])
+    for _ in range(_MAX_EVALUATIONS):
+        enough = np.where(jumps, np.maximum(tolerance, at_jump), tolerance)
+        open_ = high - low > (1 if integer else enough * low)
+        active = np.flatnonzero(open_)
+        if active.size == 0:
+            return low
+        x = _inside(trial[active], low[active], high[active], integer)
+        f = excess(x, active)
+        within = f <= 0
+        low[active] = np.where(within, x, low[active])
+        high[active] = np.where(within, high[active], x)
+        jumps[active] = np.where(within, jumps[active], np.isposinf(f))
+        trial[active] = _secant(x, f, last_x[active], last_f[active])
+        slow = np.ones(low.shape, bool)
+        slow[active] = ~(np.abs(f) <= 0.1 * np.abs(last_f[active]))
+        last_x[active], last_f[active] = x, f
+        # Finished elements may have high = 0; what comes out for them is not used.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            width = np.log(high) - np.log(low)
+            # The end that is farther from the estimate is the one to move.
+            nudge = 1 + (0.5 / high if integer else 0.4 * tolerance)
+            trial *= np.where(high / trial > trial / low, nudge, 1 / nudge)
+        stuck = ~(trial > low) | ~(trial < high)
+        stuck |= slow & (width > 0.5 * old_width[0])
+        trial = np.where(stuck, np.sqrt(low) * np.sqrt(high), trial)
+        old_width = np.stack([old_width[1], width])
+    raise RuntimeError(f"no convergence after {_MAX_EVALUATIONS} evaluations")
+
+
+def _secant(
+    x: np.ndarray, f: np.ndarray, last_x: np.ndarray, last_f: np.ndarray
+) -> np.ndarray:
+    """Where the line through two points in (log x, f) crosses 0; NaN if it cannot."""
+    with np.errstate(all="ignore"):
+        slope = (f - last_f) / np.log(x / last_x)
+        trial = x * np.exp(-f / slope)
+    return np.where((slope > 0) & np.isfinite(trial), trial, np.nan)
+
+
+def _inside(
+    trial: np.ndarray, low: np.ndarray, high: np.ndarray, integer: bool
+) -> np.ndarray:
+    """The trial point, moved strictly between the ends."""
+    if integer:
+        return np.clip(np.rint(trial), low + 1, high - 1)
+    return trial
+
+
+def log_crossing(
+    function: Callable[[Array], Array],
+    low: Array,
+    high: Array,
+    *,
+    num_points: int,
+    num_refinements: int,
+) -> Array:
+    """About where a decreasing function crosses 0, on a logarithmic scale; a kernel.
+
+    Each round evaluates points between the ends side by side, which takes few calls,
+    and keeps the two about the crossing; the last two are interpolated.
+
+    Args:
+      function: maps (num_points, n) to values of that shape.
+      low: (n,) > 0.
+      high: (n,) >= low.
+      num_points: in a round.
+      num_refinements: each narrows the bracket, in log, by ``num_points - 1``.
+
+    Returns:
+      (n,) between the ends; an end where the sign does not change.
+    """
+    xp = namespace(low, high)
+    low, high = xp.log(low), xp.log(high)
+    share = np.linspace(0.0, 1.0, num_points)[:, None]
+    index = np.arange(num_points)[:, None]
+    bracket = values = xp.stack([low, high])
+    for _ in range(num_refinements):
+        x = bracket[0] + share * (bracket[1] - bracket[0])
+        value = function(xp.exp(x))
+        last = xp.max(xp.where(value > 0, index, 0), axis=0)
+        ends = xp.stack([last, xp.minimum(last + 1, num_points - 1)])
+        bracket = xp.take_along_axis(x, ends, axis=0)
+        values = xp.take_along_axis(value, ends, axis=0)
+    (x, end), (value, other) = bracket, values
+    drop = value - other
+    inside = (value > 0) & (drop > 0) & (drop < xp.inf)
+    part = xp.where(inside, value / xp.where(inside, drop, 1.0), 0.0)
+    return xp.exp(x + xp.clip(part, 0.0, 1.0) * (end - x))
+
+
+def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
+    """About the smallest x with ``function(x) <= 0`` of a decreasing one; a kernel.
+
+    First the scale of x, by factors; then Chandrupatla's method: inverse quadratic
+    interpolation where the last three points permit it, else the middle.
+
+    Args:
+      function: maps (n,) positive x to (n,), positive at x = 0; may end in -inf.
+      start: (n,) > 0, where to begin; elements at 0 are not searched and stay 0.
+
+    Returns:
+      (n,) x at which ``function(x) <= 0`` was seen, within 2e-15 relative of one at
+      which it was not, or at most 1e-30; ``inf`` where it is positive or NaN up to
+      1e36.
+
+    Reference: Chandrupatla (1997), Advances in Engineering Software 28, 145-149.
+    """
+    first = function(start)
+    xp = namespace(start, first)
+
+    def known(f: Array) -> Array:  # NaN counts as positive
+        return xp.where(f <= 0, xp.maximum(f, -_FAR), xp.where(f > 0, f, _FAR))
+
+    searched = start > 0
+
+    def unbracketed(state: tuple[Array, ...]) -> Array:
+        (x, f), (other, _) = state
+        away = xp.where(f > 0, x < _HUGE, x > _TINY)
+        return searched & away & (other == x)
+
+    def step_out(state: Any) -> Any:
+        (x, f), (other, g) = state
+        moved = unbracketed(state)
+        probe = xp.where(moved, xp.where(f > 0, x * _SCALE, x / _SCALE), x)
+        value = known(function(probe))
+        # The two ends differ once the sign has changed.
+        crossed = (value > 0) != (f > 0)
+        other = xp.where(moved & ~crossed, probe, other)
+        g = xp.where(moved & ~crossed, value, g)
+        return (xp.where(moved, probe, x), xp.where(moved, value, f)), (other, g)
+
+    ends = ((start, known(first)), (start, known(first)))
+    new, old = while_loop(xp, lambda state: xp.any(unbracketed(state)), step_out, ends)
+    lost = searched & ~(new[1] <= 0) & (new[0] == old[0])
+
+    def unsettled(state: tuple[Any, ...]) -> Array:
+        turn, (x, _), (other, _), _, _ = state
+        width = xp.abs(x - other)
+        return (turn < _MAX_EVALUATIONS) & xp.any(
+            width > _ROUNDING * xp.maximum(x, other)
+        )
+
+    def interpolate(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        turn, (x1, f1), (x2, f2), _, share = state
+        x = x1 + share * (x2 - x1)
+        f = known(function(x))
+        same = (f > 0) == (f1 > 0)
+        x3, f3 = xp.where(same, x1, x2), xp.where(same, f1, f2)
+        x2, f2 = xp.where(same, x2, x1), xp.where(same, f2, f1)
+        least = 0.5 * _ROUNDING * xp.maximum(x, x2) / xp.maximum(xp.abs(x2 - x), _TINY)
+        share = xp.clip(_share((x, f), (x2, f2), (x3, f3)), least, 1 - least)
+        return turn + 1, (x, f), (x2, f2), (x3, f3), share
+
+    state = (np.int64(0), new, old, old, xp.full_like(start, 0.5))
+    _, new, old, _, _ = while_loop(xp, unsettled, interpolate, state)
+    found = xp.where(new[1] <= 0, new[0], old[0])
+    return xp.where(lost, xp.inf, found)
+
+
+def _share(new: Any, old: Any, before: Any) -> Array:
+    """Which part of the way from ``new`` to ``old`` to go."""
+    (x1, f1), (x2, f2), (x3, f3) = new, old, before
+    xp = namespace(x1, f1)
+    with np.errstate(all="ignore"):
+        xi = (x1 - x2) / (x3 - x2)
+        phi = (f1 - f2) / (f3 - f2)
+        fits = (phi * phi < xi) & ((1 - phi) ** 2 < 1 - xi)
+        share = f1 / (f2 - f1) * f3 / (f2 - f3)
+        share = share + (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f3 - f2)
+    # 0 and 1 are for a value of 0: next to it the sign changes.
+    return xp.where(fits & (share >= 0) & (share <= 1), share, 0.5)

@@ -1,0 +1,338 @@
+"""The questions: how much privacy does this step, or this run, cost?"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant.describe.step import (
+    AnyStep,
+    ComposedSteps,
+    GaussianStep,
+    compose,
+)
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_curve
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions import worst_path
+from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+
+METHODS = tuple(worst_path.METHODS)
+DIRECTIONS = ("forward", "backward", "both")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PrivacyInfo(NamedTuple):
+    """What is known about an epsilon or a delta; fields of its shape.
+
+    Attributes:
+      error: of "exact", an estimate of the error, of epsilon in nats, of delta
+        relative; where ``is_certified_bound``, the width of the certified interval
+        whose upper end was returned; of "rdp" ``inf``, as it is a bound of unknown
+        tightness.
+      is_certified_bound: whether the value is the upper end of a certified interval
+        ("pld", and "exact" where its error estimate was above 1e-6 relative), or of
+        "exact" Rényi's bound, where that is lower.
+    """
+
+    error: np.ndarray | np.float64
+    is_certified_bound: np.ndarray | np.bool_
+
+
+def on_engine(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a question run on the engine that its keyword ``engine`` names.
+
+    The function itself declares the keyword for its signature, and ignores it.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        engine = kwargs.pop("engine", None)
+        if engine is None:
+            return function(*args, **kwargs)
+        if not isinstance(engine, str):
+            raise TypeError(
+                f"engine must be a name or None, got {_validation.shown(engine)}"
+            )
+        with using_engine(engine):
+            return function(*args, **kwargs)
+
+    return call
+
+
+@on_engine
+def rdp(
+    step: AnyStep,
+    orders: Any,
+    *,
+    direction: str = "both",
+    engine: str | None = None,
+) -> np.ndarray | np.float64:
+    """Returns the Rényi-DP curve of one step (or of a composed run).
+
+    ``D_alpha(P || Q)`` of the dominating pair (forward), of the pair exchanged
+    (backward), or the larger of the two. *Exact* for the dominating pair up to 1e-10
+    relative, hence an upper bound for the step. With a `Population` it is the worst
+    path's at each order. Integer orders of a sampled Gaussian could be summed as a
+    series; the quadrature used for all real orders agrees with it (tested).
+
+    Args:
+      step: a step, a release, or a run made by `compose`. A step drawn by epochs is
+        one alone: curves of such steps may not be added up, compose the run.
+      orders: real orders, each > 1, inf included; any shape, also empty.
+      direction: "forward", "backward" or "both".
+      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
+        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
+        give the same numbers, to 1e-9 and better (1e-8 at noise below 1e-3).
+
+    Returns:
+      float64 nats of shape ``step.shape + np.shape(orders)``; a scalar order adds no
+      axis, and all-scalar input gives an ``np.float64``. ``inf`` without noise, and
+      where everything may be lost at once. At order inf the largest loss (an *upper
+      bound*), which is ``inf`` of Gaussian noise.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: an order not above 1, an unknown direction.
+
+    Reference: Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for the sampled
+    Gaussian and the fact that its forward direction is the larger (Theorem 5); Sason
+    and Verdú (2016), arXiv:1508.00335, for the other profiles.
+    """
+    check_step(step)
+    orders = _validation.order_array("orders", orders, infinite=True)
+    _validation.choice("direction", direction, DIRECTIONS)
+    run = run_of(step, np.asarray(1)).with_axis()
+    run.refuse("rdp")
+    flat = orders.reshape(-1)
+    finite = np.where(np.isinf(flat), 2.0, flat)
+    values = np.zeros((*step.shape, 1, orders.size))
+    for one in ("forward", "backward") if direction == "both" else (direction,):
+        curve = rdp_curve(finite, run, one)
+        most = run.largest_loss(backward=one == "backward")
+        most = np.where(run.is_unprotected, np.inf, most)
+        values = np.maximum(values, np.where(np.isinf(flat), most, curve))
+    values = np.where(run.log_kept() < 0, np.inf, values)
+    worst = values.max(axis=-2).reshape(step.shape + orders.shape)
+    return _scalar_or_array(worst)
+
+
+@on_engine
+def epsilon(
+    step: AnyStep,
+    *,
+    delta: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+    orders: Any = None,
+    return_info: bool = False,
+    engine: str | None = None,
+) -> Any:
+    """Returns epsilon of ``num_steps`` steps at the given delta.
+
+    With a `Population` it is the worst path's. The methods:
+
+    * "rdp", an *upper bound*: Rényi-DP of the dominating pair, converted at the best
+      real order (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition 12).
+      The order is searched without ends, so it never sticks to a grid; the search can
+      only err upwards.
+    * "exact": the true epsilon of the composed dominating pair, to a relative error
+      of 1e-6 or better (below 1e-3 an absolute one of 1e-9), by a contour integral
+      whose cost does not grow with the number of steps (docs/theory.md, "Exact"); where
+      that is not reached, as at deltas far below 1e-15 of rare units, the certified
+      upper end of "pld" or Rényi's bound, whichever is lower. The info says so.
+    * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
+
+    Args:
+      step: a step, a release, or a run made by `compose`.
+      delta: in [0, 1]. At 0 epsilon is the largest loss, ``inf`` of Gaussian noise; at
+        1 it is 0.
+      num_steps: whole number >= 0; of a composed run how often it is taken as a whole,
+        None for once.
+      method: "rdp", "exact" or "pld".
+      orders: with "rdp", use only these orders (1-d, not empty) instead of the search.
+        If the best of them is the first or last, a warning says that the grid is too
+        short.
+      return_info: also return an `PrivacyInfo`; not with ``orders``.
+      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
+        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
+        give the same numbers, to 1e-9 and better (1e-8 at noise below 1e-3).
+
+    Returns:
+      float64 nats of the broadcast shape of step, ``delta`` and ``num_steps``;
+      ``inf`` without noise, 0 where nothing is drawn or no step taken. With
+      ``return_info`` the pair ``(epsilon, info)``.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, ``num_steps`` not given of a step, or ``orders``
+        with another method than "rdp".
+      NotImplementedError: a method that lacks what it needs of a release.
+    """
+    check_step(step)
+    check_method(method)
+    delta = _validation.probability_array("delta", delta)
+    _warn_about_delta(step, delta)
+    run, shape = checked_run(step, num_steps, delta=delta)
+    if orders is not None:
+        if method != "rdp" or return_info:
+            raise ValueError(
+                "orders must be None with another method than 'rdp' and with "
+                f"return_info, got method={method!r}, return_info={return_info!r}"
+            )
+        return _epsilon_on_grid(run, delta, orders, shape)
+    answer = worst_path.answer(EpsilonAt(log_of(delta)), run, method)
+    value, error, certified = (
+        _scalar_or_array(np.broadcast_to(field, shape)) for field in answer
+    )
+    return (value, PrivacyInfo(error, certified)) if return_info else value
+
+
+@on_engine
+def delta(
+    step: AnyStep,
+    *,
+    epsilon: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+    return_info: bool = False,
+    engine: str | None = None,
+) -> Any:
+    """Returns delta of ``num_steps`` steps at the given epsilon.
+
+    The methods are those of `epsilon`; with "rdp" the same conversion is read the
+    other way, at the order that is best for it.
+
+    Args:
+      step: a step, a release, or a run made by `compose`.
+      epsilon: >= 0, nats. At inf delta is the probability of losing everything at once.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      method: "rdp", "exact" or "pld".
+      return_info: also return an `PrivacyInfo`.
+      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
+        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
+        give the same numbers, to 1e-9 and better (1e-8 at noise below 1e-3).
+
+    Returns:
+      float64 in [0, 1] of the broadcast shape; 1 without noise, 0 where nothing is
+      lost or nothing above ``epsilon``. With ``return_info`` the pair ``(delta,
+      info)``.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or ``num_steps`` not given of a step.
+    """
+    check_step(step)
+    check_method(method)
+    target = _validation.nonnegative_array("epsilon", epsilon)
+    run, shape = checked_run(step, num_steps, epsilon=target)
+    answer = worst_path.answer(DeltaAt(target), run, method)
+    log_delta, error, certified = (np.broadcast_to(a, shape) for a in answer)
+    value = delta_of(log_delta, up=True)
+    info = PrivacyInfo(_scalar_or_array(error), _scalar_or_array(certified))
+    value = _scalar_or_array(value)
+    return (value, info) if return_info else value
+
+
+def log_of(delta: np.ndarray) -> np.ndarray:
+    """Its logarithm, -inf at 0."""
+    with np.errstate(divide="ignore"):
+        return np.log(delta)
+
+
+def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
+    """``e^log_delta`` rounded up, or down; 0 and 1 are exact."""
+    # exp rounds to the nearest: one ulp outwards keeps the bound.
+    value = np.nextafter(np.exp(log_delta), 2.0 if up else -1.0)
+    value = np.where(log_delta == 0, 1.0, np.clip(value, 0.0, 1.0))
+    return np.where(np.isneginf(log_delta), 0.0, value)
+
+
+def worst_epsilon(
+    run: Run, delta: np.ndarray, shape: tuple[int, ...], *, method: str
+) -> np.ndarray:
+    """Epsilon of the worst path: each path composed first, the largest taken last."""
+    value = worst_path.answer(EpsilonAt(np.log(delta)), run, method).value
+    return np.broadcast_to(value, shape)
+
+
+def check_method(method: str) -> None:
+    """Refuses methods that do not exist."""
+    _validation.choice("method", method, METHODS)
+
+
+def checked_run(
+    step: AnyStep, num_steps: Any, **targets: np.ndarray
+) -> tuple[Run, tuple[int, ...]]:
+    """The run of a step, and the shape of the answer."""
+    named: dict[str, Any] = {"step": np.empty(step.shape, np.uint8), **targets}
+    if isinstance(step, ComposedSteps):
+        if num_steps is not None:
+            times = _validation.integer_array("num_steps", num_steps, minimum=0)
+            named["num_steps"] = times
+            step = compose((step, times))
+        steps = None
+    else:
+        if num_steps is None:
+            raise ValueError("num_steps must be a whole number >= 0, got None")
+        steps = _validation.integer_array("num_steps", num_steps, minimum=0)
+        named["num_steps"] = steps
+    shape = _validation.broadcast_shape(**named)
+    return run_of(step, steps), shape
+
+
+def _epsilon_on_grid(
+    run: Run, delta: np.ndarray, orders: Any, shape: tuple[int, ...]
+) -> np.ndarray | np.float64:
+    """Epsilon with the orders given by the user only."""
+    grid = _validation.order_array("orders", orders)
+    if grid.ndim != 1 or grid.size == 0:
+        raise ValueError(
+            "orders must be a 1-d array with at least one order, "
+            f"got shape {grid.shape}"
+        )
+    grid = np.unique(grid)
+    run.refuse("rdp")
+    result, best = answer_at_orders(EpsilonAt(log_of(delta)[..., None]), run, grid)
+    useful = np.isfinite(result) & (result > 0)
+    if np.any(useful & ((best == 0) | (best == grid.size - 1))):
+        warnings.warn(
+            "the best order is the first or the last of `orders`: a longer grid, or "
+            "orders=None, gives a smaller epsilon",
+            stacklevel=4,
+        )
+    return _scalar_or_array(np.broadcast_to(result.max(axis=-1), shape))
+
+
+def check_step(step: Any) -> None:
+    """Refuses what is neither a step, a release, nor a composed run."""
+    if not isinstance(step, AnyStep):
+        raise TypeError(
+            "step must be a GaussianStep or a composed run, "
+            f"got {_validation.shown(step)}"
+        )
+
+
+def _warn_about_delta(step: AnyStep, delta: np.ndarray) -> None:
+    """Warns where a delta lets the mechanism publish somebody's data outright."""
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    gaussian = [part for part in parts if isinstance(part, GaussianStep)]
+    units = [n for part in gaussian if (n := part.num_protected_units) is not None]
+    if units and delta.size and np.max(delta) * units[0] >= 1:
+        warnings.warn(
+            f"delta={np.max(delta):g} times {units[0]} protected units is at least 1: "
+            "publishing one of them outright would satisfy it; take delta well below "
+            f"{1 / units[0]:.1e}",
+            stacklevel=4,
+        )
+
+
+def _scalar_or_array(values: np.ndarray) -> Any:
+    return values[()] if np.ndim(values) == 0 else np.array(values)

@@ -1,0 +1,349 @@
+"""Bounds on an attacker, from the privacy curve: error rates, advantage, f-DP's mu.
+
+All are read off ``delta(epsilon)`` of both directions, raised by its error. A finite
+set of its points gives a bound already, whatever the points are; `curve_points` places
+them where they matter. So all bounds err on the safe side; they are as sure as delta's
+method: with "pld" and "rdp" *certified*, with "exact" as sure as its estimate of its
+own error, of 1e-6 or less, which is added.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.describe.step import AnyStep
+from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.numerics.roots import largest_within
+from jaxdp_episodic.accountant.questions.api import (
+    check_method,
+    check_step,
+    checked_run,
+    delta,
+    epsilon,
+)
+from jaxdp_episodic.accountant.questions.curve_points import curve_points, lower_hull
+
+# No smaller delta is computed, unless a question asks for it.
+_SMALLEST_DELTA = 1e-15
+# For at most so many rates the curve is computed only where these need it.
+_FEW_RATES = 4
+# Deltas below this share of the smallest of the middle rates do not move those.
+_MIDDLE_RATE, _NEGLIGIBLE = 1e-3, 1e-4
+# Above the rounding of sums of a few numbers in [0, 1].
+_ROUNDING = 2.0**-50
+_BLOCK = 1 << 22  # rates of an attacker at a time
+
+
+def trade_off(
+    step: AnyStep,
+    *,
+    false_positive_rate: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+) -> np.ndarray | np.float64:
+    """Returns the smallest false negative rate that an attacker must accept.
+
+    The attacker sees the run's output and decides which of two neighbouring data sets
+    it came from. At false positive rate ``a`` the false negative rate is at least
+
+        f(a) = sup_{eps >= 0} max(0, 1 - delta(eps) - e^eps a,
+                                  e^-eps (1 - delta(eps) - a)),
+
+    which is convex, decreasing, symmetric and at most ``1 - a``. A *lower bound*: the
+    supremum is taken over finitely many epsilons, at each of which ``delta``, with its
+    error added, is an upper bound. More of them would raise it by less than 1e-6 (and
+    by less than a thousandth of f or 1 - f where those are above 1e-12).
+
+    Args:
+      step: the step, or a run made by `compose`.
+      false_positive_rate: in [0, 1], any shape.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      method: how delta is computed; see `jaxdp_episodic.delta`.
+
+    Returns:
+      float64 in [0, 1] of the broadcast shape of step and ``num_steps``, followed by
+      that of ``false_positive_rate``.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+
+    Reference: Dong, Roth, Su (2022), arXiv:1905.02383, the trade-off function of a
+    collection of (epsilon, delta) guarantees; Wasserman and Zhou (2010),
+    arXiv:0811.2501, for a single one.
+    """
+    return _rates(step, false_positive_rate, num_steps, method)[0]
+
+
+def true_positive_rate(
+    step: AnyStep,
+    *,
+    false_positive_rate: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+) -> np.ndarray | np.float64:
+    """Returns the largest true positive rate of an attacker: ``1 - trade_off``.
+
+    An *upper bound*, kept to a thousandth also where it is as small as 1e-12, which
+    a difference from 1 would not be. Arguments, shape and errors as `trade_off`.
+    """
+    return _rates(step, false_positive_rate, num_steps, method)[1]
+
+
+def advantage(
+    step: AnyStep,
+    *,
+    num_steps: Any = None,
+    method: str = "exact",
+) -> np.ndarray | np.float64:
+    """Returns the largest true positive rate minus false positive rate.
+
+    It is delta at epsilon 0, the total variation distance, with its error added: an
+    *upper bound* for the advantage of any membership attack. 0 where nothing is drawn,
+    1 without noise.
+
+    Args:
+      step: the step, or a run made by `compose`.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      method: how delta is computed; see `jaxdp_episodic.delta`.
+
+    Returns:
+      float64 in [0, 1] of the broadcast shape.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+
+    Reference: Kulynych, Gomez, Kaissis, Calmon, Troncoso (2024), "Attack-aware noise
+    calibration for differential privacy".
+    """
+    return upper_delta(step, epsilon=0.0, num_steps=num_steps, method=method)
+
+
+def upper_delta(
+    step: AnyStep,
+    *,
+    epsilon: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+) -> Any:
+    """Returns delta raised by the error that its method states: an *upper bound*.
+
+    Certified with "pld" and "rdp"; with "exact" as sure as its estimate of its error.
+    Arguments, shape and errors as `jaxdp_episodic.delta`.
+    """
+    value, info = delta(
+        step, epsilon=epsilon, num_steps=num_steps, method=method, return_info=True
+    )
+    if method != "exact":
+        return value
+    error = np.where(info.is_certified_bound, 0.0, info.error)
+    return np.minimum(value * (1 + error) * (1 + _ROUNDING), 1.0)[()]
+
+
+def gdp_mu(
+    step: AnyStep,
+    *,
+    num_steps: Any = None,
+    method: str = "exact",
+    smallest_delta: float = 1e-12,
+) -> np.ndarray | np.float64:
+    """Returns mu such that the run is no easier to attack than N(0, 1) from N(mu, 1).
+
+    With ``D(mu, .)`` the profile of that pair, ``delta(eps) <= max(D(mu, eps),
+    smallest_delta)`` for *all* ``eps >= 0``, not just for some points: an *upper end*,
+    within two thousandths of the smallest such mu; of Gaussians always drawn it is
+    theirs. Below ``smallest_delta`` nothing is
+    said; a sampled run is not mu-GDP for any useful mu if its last tail has to fit.
+
+    The chords between the points of delta lie above the true, convex curve (in
+    ``e^epsilon``). Their dual ``f`` is convex and piecewise linear, and the Gaussian's
+    trade-off ``Phi(Phi^-1(1 - a) - mu)`` is convex, so it need be compared at the kinks
+    of ``f`` only, where ``mu = Phi^-1(1 - a) - Phi^-1(f(a))`` makes them equal.
+
+    Args:
+      step: the step, or a run made by `compose`.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      method: how delta is computed; see `jaxdp_episodic.delta`.
+      smallest_delta: one number in [1e-100, 1), down to which the claim holds.
+
+    Returns:
+      float64 of the broadcast shape, >= 0; ``inf`` without noise, and where mu is so
+      large (about 16) that float64 cannot tell delta from 1.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+
+    Reference: Dong, Roth, Su (2022), arXiv:1905.02383, for mu-GDP; Gomez, Kulynych,
+    Kaissis, Calmon, Hayes, Balle, Honkela (2025), arXiv:2503.10945, for stating one mu
+    for a whole curve.
+    """
+    floor = _validation.open_unit_array("smallest_delta", smallest_delta)
+    if floor.ndim or floor < 1e-100:
+        raise ValueError(
+            "smallest_delta must be one number in [1e-100, 1), "
+            f"got {_validation.shown(smallest_delta)}"
+        )
+    check_step(step)
+    check_method(method)
+    run, shape = checked_run(step, num_steps)
+    known = np.broadcast_to(_mu_of_gaussians(run), shape)
+    if np.all(np.isfinite(known)):
+        return np.array(known)[()]
+    depth = min(float(floor), _SMALLEST_DELTA)
+    epsilons, deltas, shape = _points(step, num_steps, method, depth)
+    columns = zip(epsilons.T, deltas.T, strict=True)
+    mu = np.array([_mu(e, d, float(floor)) for e, d in columns])
+    return np.minimum(mu.reshape(shape), known)[()]
+
+
+def _mu_of_gaussians(run: Run) -> np.ndarray:
+    """The shift of the Gaussian that the worst path is, rounded up; inf if it is none.
+
+    ``run`` has its paths last.
+    """
+    shift = run.gaussian_shift() * (1 + _ROUNDING)
+    known = ((shift > 0) | run.loses_nothing) & ~run.is_unprotected
+    return np.where(known, shift, np.inf).max(axis=-1)
+
+
+def _rates(
+    step: Any, false_positive_rate: Any, num_steps: Any, method: str
+) -> tuple[Any, Any]:
+    """The least false negative and the largest true positive rate."""
+    alpha = _validation.probability_array("false_positive_rate", false_positive_rate)
+    in_the_middle = np.all(np.minimum(alpha, 1 - alpha) >= _MIDDLE_RATE)
+    floor = _NEGLIGIBLE * _MIDDLE_RATE if in_the_middle else _SMALLEST_DELTA
+    rates = tuple(np.unique(alpha).tolist())
+    few = rates if len(rates) <= _FEW_RATES else None
+    epsilons, deltas, shape = _points(step, num_steps, method, floor, few)
+    missed, caught = np.empty((2, epsilons.shape[1], alpha.size))
+    block = max(1, _BLOCK // len(epsilons))
+    for row, (eps, d) in enumerate(zip(epsilons.T, deltas.T, strict=True)):
+        for start in range(0, alpha.size, block):
+            part = slice(start, start + block)
+            bounds = _bounds(eps[:, None], d[:, None], alpha.ravel()[part])
+            missed[row, part], caught[row, part] = bounds
+    shape += alpha.shape
+    return missed.reshape(shape)[()], caught.reshape(shape)[()]
+
+
+def _bounds(
+    epsilon: np.ndarray, delta: np.ndarray, alpha: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rates f and 1 - f at alpha, each without the cancellation in the other."""
+    with np.errstate(over="ignore"):
+        caught = delta + np.exp(epsilon) * alpha
+    shrink = np.exp(-epsilon)
+    missed = np.maximum(
+        (1 - caught).max(axis=0) - _ROUNDING,
+        (shrink * (1 - delta - alpha - _ROUNDING)).max(axis=0) * (1 - _ROUNDING),
+    )
+    mirrored = -np.expm1(-epsilon) + shrink * (delta + alpha)
+    least = np.minimum(caught, mirrored).min(axis=0) * (1 + _ROUNDING)
+    return np.maximum(missed, 0.0), np.minimum(least, 1.0)
+
+
+def _points(
+    step: Any,
+    num_steps: Any,
+    method: str,
+    floor: float,
+    rates: tuple[float, ...] | None = None,
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """Points of the curve: epsilons and deltas (K, settings), the settings' shape.
+
+    Deltas below ``floor`` may be much too large, yet not above it. With ``rates`` they
+    are close together where these false positive rates need them only.
+    """
+    check_step(step)
+    if num_steps is None or isinstance(num_steps, int | np.integer):
+        # Kept, as the same curve is often asked for several quantities.
+        return _remembered_points(step, num_steps, method, floor, rates)
+    return _computed_points(step, num_steps, method, floor, rates)
+
+
+def _computed_points(
+    step: Any,
+    num_steps: Any,
+    method: str,
+    floor: float,
+    rates: tuple[float, ...] | None,
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    arrays = {"step": np.empty(getattr(step, "shape", ()), np.uint8)}
+    if num_steps is not None:
+        num_steps = _validation.integer_array("num_steps", num_steps, minimum=0)
+        arrays["num_steps"] = num_steps
+    shape = _validation.broadcast_shape(**arrays)
+    if 0 in shape:
+        return np.zeros((1, 0)), np.zeros((1, 0)), shape
+
+    # At large epsilon delta is negligible and takes longest: beyond the last epsilon
+    # its value there is an upper bound.
+    end = epsilon(step, delta=floor / 100, num_steps=num_steps, method=method)
+
+    def ask(epsilons: np.ndarray) -> np.ndarray:
+        inside = np.minimum(epsilons, np.reshape(end, -1))
+        at, place = np.unique(inside, axis=0, return_inverse=True)
+        at = at.reshape(-1, *shape)
+        answer = upper_delta(step, epsilon=at, num_steps=num_steps, method=method)
+        return np.reshape(answer, (len(at), -1))[place.ravel()]
+
+    wanted = None if rates is None else np.array(rates)
+    epsilons, deltas = curve_points(ask, math.prod(shape), floor=floor, rates=wanted)
+    return epsilons, deltas, shape
+
+
+# Specs are immutable and hashed by identity.
+_remembered_points = functools.lru_cache(maxsize=2)(_computed_points)
+
+
+def _mu(epsilon: np.ndarray, delta: np.ndarray, floor: float) -> float:
+    """The mu of one setting."""
+    if delta[0] <= floor:
+        return 0.0
+    if delta[-1] > floor:
+        return float("inf")
+    used = slice(int(np.argmax(delta <= floor)) + 1)
+    g, d = lower_hull(np.exp(epsilon[used]), delta[used])
+    alpha = -np.diff(d) / np.diff(g)
+    if alpha[-1] == 0:  # underflow, far out
+        return float("inf")
+    missed = (1 - d[:-1]) - g[:-1] * alpha - _ROUNDING
+    end = math.log(g[-2] + (d[-2] - floor) / alpha[-1]) + _ROUNDING
+    at_end = _mu_at(end, floor)
+    # Where D(at_end, .) is steeper at the end than a chord, it is so before the end: as
+    # it is above the last chord there, it is above all such chords, whatever `missed`
+    # (which prolongs them beyond the end) says.
+    steepness = 0.5 * math.erfc((end / at_end + at_end / 2) / math.sqrt(2))
+    # f is symmetric: beyond alpha = f(alpha), which is a kink too, it is its mirror.
+    middle = float(np.max((1 - d) / (1 + g))) - _ROUNDING
+    kink = (alpha < middle) & (alpha >= steepness * (1 - 1e-6))
+    alpha, missed = np.append(alpha[kink], middle), np.append(missed[kink], middle)
+    if np.any(missed <= 0):
+        return float("inf")
+    quantile = NormalDist().inv_cdf  # errs by less than 1e-15 of itself
+    ends = zip(alpha.tolist(), missed.tolist(), strict=True)
+    at_kinks = max(-quantile(a) - quantile(f) for a, f in ends)
+    return max(at_kinks, at_end) * (1 + 1e-9)
+
+
+def _mu_at(epsilon: float, delta: float) -> float:
+    """The mu with ``D(mu, epsilon) = delta``, rounded up."""
+
+    def excess(mu: np.ndarray, _: np.ndarray) -> np.ndarray:
+        log_reached = float64_boundary(log_gaussian_profile)(mu, epsilon)
+        return log_reached - math.log(delta)
+
+    low, high = np.array([1e-30]), np.array([100.0])
+    found = largest_within(excess, low, high, tolerance=1e-6)
+    return float(found[0]) * (1 + 2e-6)

@@ -1,0 +1,340 @@
+"""The privacy budget of a run: how much noise, how many steps, and when it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import epoch_scheme, steps_owed
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.numerics.roots import largest_within
+from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
+from jaxdp_episodic.accountant.questions.api import rdp as rdp_of
+from jaxdp_episodic.accountant.questions.calibration import (
+    calibrate_noise_multiplier,
+    calibrate_num_steps,
+)
+
+# Steps are numbered by 32-bit integers on the device.
+_MOST_STEPS = 2**31 - 1
+_STEPS_AHEAD = 4096
+# Relative tolerance of a calibration, and by how much shares may miss their sum.
+_SHARES = 1e-7
+_DOUBLINGS = 100
+# Rényi orders at which two steps are compared.
+_ORDERS = (2.0, 8.0)
+
+
+class BudgetExhaustedError(RuntimeError):
+    """The next step would exceed the target epsilon."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrivacyBudget:
+    """A step, a target, and the number of steps that the run takes. See `plan_budget`.
+
+    Attributes:
+      step: the step with its final noise multiplier; all its fields are scalars.
+      epsilon: the target, nats; inf for a run without any privacy.
+      delta: the target, in (0, 1).
+      num_steps: steps that the run takes; known before the first one. Those of
+        ``before`` are counted.
+      permitted_steps: the largest number of steps whose epsilon is within the target,
+        >= ``num_steps``; with steps ``before``, ``num_steps``. Of steps in epochs,
+        beyond ``num_steps`` whole epochs only.
+      before: other steps, with their noise, that the run takes first, each once.
+        Epochs begin after them.
+    """
+
+    step: GaussianStep
+    epsilon: float
+    delta: float
+    num_steps: int
+    permitted_steps: int
+    before: tuple[GaussianStep, ...] = ()
+
+    def spent(self, num_steps: Any) -> np.ndarray | np.float64:
+        """Returns epsilon after that many steps (*upper bound*; shape of the input).
+
+        Of steps in epochs that of the steps owed; see `owed`.
+        """
+        owed = self.owed(num_steps)
+        if not self.before:
+            return epsilon_of(self.step, num_steps=owed, delta=self.delta)
+        return epsilon_of(self.run(owed), delta=self.delta)
+
+    def owed(self, num_steps: Any) -> np.ndarray | np.int64:
+        """Returns the steps that are charged if the run ends after that many.
+
+        Within an epoch, unless that end was planned, those of the whole epoch.
+        """
+        taken = _validation.integer_array("num_steps", num_steps, minimum=0)
+        first = len(self.before)
+        drawn = np.maximum(taken - first, 0)
+        owed = steps_owed(self.step.design, drawn, self.num_steps - first)
+        return (np.minimum(taken, first) + owed)[()]
+
+    @property
+    def planned(self) -> int | None:
+        """The number of steps, where what they cost rests on its being fixed."""
+        return self.num_steps if epoch_scheme(self.step.design) is not None else None
+
+    def run(self, num_steps: Any) -> ComposedSteps:
+        """Returns the first so many steps of the run, for the accountant."""
+        taken = _validation.integer_array("num_steps", num_steps, minimum=0)
+        first = [
+            (step, np.clip(taken - place, 0, 1))
+            for place, step in enumerate(self.before)
+        ]
+        return compose(*first, (self.step, np.maximum(taken - len(self.before), 0)))
+
+    @property
+    def phases(self) -> tuple[tuple[GaussianStep, int], ...]:
+        """The different steps in the order in which they are taken, and how often."""
+        rest = self.num_steps - len(self.before)
+        return *((step, 1) for step in self.before), (self.step, rest)
+
+    @property
+    def takes_steps(self) -> bool:
+        """False if the steps ``before`` are all that the run takes."""
+        return self.num_steps > len(self.before)
+
+    @property
+    def is_private(self) -> bool:
+        """False if the run has no finite epsilon."""
+        return bool(np.isfinite(self.epsilon))
+
+
+def public_budget(budget: PrivacyBudget) -> PrivacyBudget | None:
+    """Returns the budget as public facts alone account it, or None if they do not.
+
+    Under ``add_remove`` the sizes of groups of protected units are private. A budget
+    that rests on them may not be published, nor its noise, which was calibrated to
+    them; one that comes out the same without the `Population` does not rest on them.
+    """
+    step = budget.step
+    if step.population is None or step.neighboring_relation != "add_remove":
+        return budget
+    if any(one.population is not None for one in budget.before):
+        return None
+    if not budget.takes_steps:
+        return budget  # whatever its step needs, it is not taken
+    try:
+        bare = dataclasses.replace(
+            budget, step=dataclasses.replace(step, population=None)
+        )
+        # Rényi divergences of the own step alone are compared, not epsilons: these may
+        # be 0 for all sizes, or negligible beside the steps before.
+        first = len(budget.before)
+        owed = int(budget.owed(first + 1)) - first
+        ours, theirs = (
+            rdp_of(compose((one.step, owed)), _ORDERS) for one in (budget, bare)
+        )
+        same = np.allclose(ours, theirs, rtol=1e-9, atol=0.0)
+    except (ValueError, NotImplementedError):  # it needs sizes that nobody stated
+        return None
+    return bare if same else None
+
+
+class SpentAhead:
+    """Epsilon after each step of a run, computed for many steps at a time.
+
+    One vectorized call answers for a few thousand steps; all at once, a run of 2^31
+    steps would take all memory before its first. After steps ``before`` an epsilon
+    takes longer: it is then that after the next step whose number is a multiple of
+    ten, or the last one.
+    """
+
+    def __init__(self, budget: PrivacyBudget) -> None:
+        self._budget = budget
+        self._first, self._values = 0, np.zeros(0)
+
+    def at(self, step: int) -> float:
+        """Returns epsilon after that many steps, at least 1 (*upper bound*)."""
+        place = step - self._first
+        if not 0 <= place < len(self._values):
+            # The same steps together wherever a run begins: a resumed one says the
+            # same to the last digit, which depends on what is computed beside it.
+            place = (step - 1) % _STEPS_AHEAD
+            first = self._first = step - place
+            last = max(step, min(first + _STEPS_AHEAD - 1, self._budget.num_steps))
+            owed = self._budget.owed(np.arange(first, last + 1))
+            kept, before = np.unique(owed), len(self._budget.before)
+            if before:
+                kept = kept[(kept <= before) | (kept % 10 == 0) | (kept == kept[-1])]
+            spent = np.asarray(self._budget.spent(kept))
+            self._values = spent[np.searchsorted(kept, owed)]
+        return float(self._values[place])
+
+
+def plan_budget(
+    step: GaussianStep,
+    *,
+    epsilon: Any,
+    delta: Any,
+    num_steps: Any = None,
+    before: Sequence[tuple[GaussianStep, float]] = (),
+) -> PrivacyBudget:
+    """Returns the budget of a run: noise for its steps, or steps for its noise.
+
+    With ``num_steps`` the noise is calibrated: the smallest noise multiplier whose
+    epsilon after that many steps is within the target replaces that of ``step``.
+    Without it, the step's own noise stays and the run takes as many steps as the
+    target permits. Either way the last permitted step is known before the first.
+
+    Args:
+      step: the step; every numeric field a scalar.
+      epsilon: the target, > 0. ``inf`` means no privacy: the noise multiplier becomes
+        0 and ``num_steps`` must be given.
+      delta: the target, in (0, 1).
+      num_steps: whole number >= 1, or None.
+      before: other steps that the run takes first, each once and with everybody in it,
+        and the share in (0, 1] that each has of the budget: of the squared distance in
+        deviations of the noise, of which a Gaussian mechanism alone could have so much
+        within the target. Their noise is calibrated to that, then the step's to what is
+        left. ``num_steps`` are taken besides, and may be 0 if the shares sum to 1.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, a step with arrays, or a target that does not
+        permit a single step.
+      NotImplementedError: steps ``before`` in epochs.
+    """
+    if not isinstance(step, GaussianStep):
+        raise TypeError(f"step must be a GaussianStep, got {_validation.shown(step)}")
+    if step.shape:
+        raise ValueError(
+            "step must describe one setting, its fields scalars, "
+            f"got fields of shape {step.shape}"
+        )
+    target = _validation.single("epsilon", _validation.real_array("epsilon", epsilon))
+    if not target > 0:
+        raise ValueError(f"epsilon must be > 0, got {_validation.shown(epsilon)}")
+    allowed = _validation.single("delta", _validation.open_unit_array("delta", delta))
+    steps = num_steps
+    if steps is not None:
+        least = 0 if before else 1
+        steps = _validation.whole_number(
+            "num_steps", steps, minimum=least, maximum=_MOST_STEPS
+        )
+    if before or np.isinf(target):
+        if steps is None:
+            why = "steps before" if before else "epsilon=inf"
+            raise ValueError(f"num_steps must be given with {why}, got None")
+        if before:
+            if any(epoch_scheme(one.design) for one, _ in before):
+                raise NotImplementedError(
+                    "before: everybody takes part in such a step, which is taken once; "
+                    "in a step of an epoch only some do"
+                )
+            return _with_steps_before(step, target, allowed, steps, before)
+        bare = dataclasses.replace(step, noise_multiplier=0.0)
+        return PrivacyBudget(bare, target, allowed, steps, steps)
+    if steps is not None:
+        step = dataclasses.replace(
+            step, noise_multiplier=_noise(step, target, allowed, steps)
+        )
+    permitted = calibrate_num_steps(step, epsilon=target, delta=allowed)
+    permitted = min(int(permitted), _MOST_STEPS)
+    if permitted < 1:
+        raise ValueError(
+            f"epsilon={target:g} at delta={allowed:g} does not permit a single step "
+            f"with noise_multiplier={step.noise_multiplier:g}; give num_steps to have "
+            "the noise calibrated, or more noise"
+        )
+    planned = permitted if steps is None else min(steps, permitted)
+    scheme = epoch_scheme(step.design)
+    if scheme is not None:  # what was not planned is charged by whole epochs
+        length = int(np.asarray(scheme.steps_per_epoch))
+        permitted = max(planned, permitted // length * length)
+    return PrivacyBudget(step, target, allowed, planned, permitted)
+
+
+def _with_steps_before(
+    step: GaussianStep,
+    epsilon: float,
+    delta: float,
+    num_steps: int,
+    before: Sequence[tuple[GaussianStep, float]],
+) -> PrivacyBudget:
+    """The budget of a run that begins with other steps."""
+    shares = _validation.probability_array("shares", [share for _, share in before])
+    total = float(shares.sum())
+    if not (shares > 0).all() or total > 1 + _SHARES or (num_steps and total >= 1):
+        most = "less than 1, as steps follow" if num_steps else "at most 1"
+        raise ValueError(
+            f"shares of the steps before must be > 0 and sum to {most}, got "
+            f"{shares.tolist()}"
+        )
+
+    def budget(noises: Sequence[float], noise: float) -> PrivacyBudget:
+        first = tuple(
+            dataclasses.replace(one, noise_multiplier=own)
+            for (one, _), own in zip(before, noises, strict=True)
+        )
+        rest = dataclasses.replace(step, noise_multiplier=noise)
+        all_steps = len(first) + num_steps
+        return PrivacyBudget(rest, epsilon, delta, all_steps, all_steps, first)
+
+    if np.isinf(epsilon):
+        return budget([0.0] * len(before), 0.0)
+    different = dict.fromkeys(one for one, _ in before)
+    alone = {one: _noise(one, epsilon, delta, 1) for one in different}
+    noises = [alone[one] / math.sqrt(share) for one, share in before]
+    if not num_steps:
+        # The squares add up to that of the target, up to rounding.
+        rounded = [own * (1 + _SHARES) for own in noises]
+        planned = budget(rounded, 1.0)
+        spent = float(planned.spent(planned.num_steps))
+        if not spent <= epsilon:
+            raise ValueError(
+                "steps before must be ones in which everybody takes part, so that "
+                f"their shares add up; got ones that spend {spent:g} of {epsilon:g}"
+            )
+        return planned
+
+    def excess(inverse: np.ndarray, _: np.ndarray) -> np.ndarray:
+        planned = budget(noises, float(1 / inverse[0]))
+        return np.atleast_1d(np.log(planned.spent(planned.num_steps) / epsilon))
+
+    # Starts as if the shares were the step's own, and searches to both sides.
+    high = low = np.array(
+        [math.sqrt(1 - total) / _noise(step, epsilon, delta, num_steps)]
+    )
+    nobody = np.zeros(1, np.int64)
+    for _ in range(_DOUBLINGS):
+        if excess(low, nobody) <= 0:
+            break
+        high, low = low, low / 1.3
+    else:
+        raise ValueError(
+            f"no noise keeps {num_steps} steps after those before within "
+            f"epsilon={epsilon:g} at delta={delta:g}"
+        )
+    for _ in range(_DOUBLINGS):
+        if excess(high, nobody) > 0:
+            break
+        low, high = high, high * 1.3
+    found = largest_within(excess, low, high, tolerance=_SHARES)
+    return budget(noises, float(1 / found[0]))
+
+
+def _noise(step: GaussianStep, epsilon: float, delta: float, num_steps: int) -> float:
+    noise = calibrate_noise_multiplier(
+        step,
+        epsilon=epsilon,
+        delta=delta,
+        num_steps=num_steps,
+    )
+    if not np.isfinite(noise):
+        raise ValueError(
+            f"no finite noise keeps {num_steps} steps within epsilon={epsilon:g} at "
+            f"delta={delta:g}"
+        )
+    return float(noise)

@@ -1,0 +1,140 @@
+"""Certified intervals of epsilon and delta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.step import AnyStep
+from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
+from jaxdp_episodic.accountant.methods.question import (
+    Answer,
+    DeltaAt,
+    EpsilonAt,
+    Question,
+)
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions.api import (
+    check_step,
+    checked_run,
+    delta_of,
+    log_of,
+    on_engine,
+)
+from jaxdp_episodic.accountant.questions.paths import undominated_paths
+from jaxdp_episodic.accountant.questions.worst_path import end_values
+
+
+@on_engine
+def epsilon_interval(
+    step: AnyStep,
+    *,
+    delta: Any,
+    num_steps: Any = None,
+    max_width: float | None = None,
+    engine: str | None = None,
+) -> tuple[Any, Any]:
+    """Returns certified lower and upper ends of epsilon at the given delta.
+
+    The true epsilon of the composed dominating pair lies between them, rounding
+    errors included. (The upper end is one for the mechanism as well.) Privacy-loss
+    distributions are rounded pessimistically and optimistically and composed by FFT;
+    tails cut off and round-off are bounded and added. With a `Population` both ends
+    are those of the largest epsilon over the paths.
+
+    Args:
+      step: a step, a release, or a run made by `compose`.
+      delta: in [0, 1]. At 0 the ends are 0 and the largest loss, unless nothing is lost
+        or everything may be.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      max_width: largest width of the interval in nats, > 0. None aims at 1e-4 of
+        epsilon or 1e-7, whichever is larger, and promises nothing: where memory or
+        rounding is in the way (more than about 1e9 steps, deltas far below 1e-12 of
+        rare units) the ends are as far apart as they are.
+      engine: see `jaxdp_episodic.epsilon`.
+
+    Returns:
+      ``(lower, upper)``, float64 nats of the broadcast shape; ``(0, inf)``, which says
+      nothing, without noise, ``(0, 0)`` where nothing is drawn.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, or a width that cannot be met within the memory
+        that the computation may use.
+
+    Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380.
+    """
+    check_step(step)
+    delta = _validation.probability_array("delta", delta)
+    if max_width is not None:
+        checked = _validation.positive_array("max_width", max_width)
+        # Smaller shares of an answer would underflow.
+        max_width = max(_validation.single("max_width", checked), 1e-290)
+    run, shape = checked_run(step, num_steps, delta=delta)
+    return _ends(EpsilonAt(log_of(delta)), run, shape, max_width)
+
+
+@on_engine
+def delta_interval(
+    step: AnyStep,
+    *,
+    epsilon: Any,
+    num_steps: Any = None,
+    engine: str | None = None,
+) -> tuple[Any, Any]:
+    """Returns certified lower and upper ends of delta at the given epsilon.
+
+    See `epsilon_interval`; aims at a relative width of 1e-3, without a promise.
+
+    Args:
+      step: a step, a release, or a run made by `compose`.
+      epsilon: >= 0, nats.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      engine: see `jaxdp_episodic.epsilon`.
+
+    Returns:
+      ``(lower, upper)``, float64 in [0, 1] of the broadcast shape.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range.
+    """
+    check_step(step)
+    target = _validation.nonnegative_array("epsilon", epsilon)
+    run, shape = checked_run(step, num_steps, epsilon=target)
+    lower, upper = _ends(DeltaAt(target), run, shape, None)
+    return delta_of(lower, up=False)[()], delta_of(upper, up=True)[()]
+
+
+def _ends(
+    question: Question, run: Run, shape: tuple[int, ...], width: float | None
+) -> tuple[Any, Any]:
+    """Both ends for each path, the largest of each taken last."""
+    run.refuse("pld")
+    run = run.take_paths(undominated_paths(run))
+    question = question.at(np.broadcast_to(question.target, shape)[..., None])
+    at_end = question.at_end(run.most_lost)
+    inside = question.inside()
+    log_kept = run.log_kept()
+    nothing = np.zeros(())
+    ends: list[np.ndarray] = []
+    both: tuple[np.ndarray, np.ndarray] | None = None
+    for place, up in enumerate((False, True)):
+        left = inside.given_kept(log_kept, up=up)
+        hopeless = np.isneginf(left.target)
+        left = left.at(np.where(hopeless, -1.0, left.target))
+        # Targets differ, by rounding, only where a loss may be infinite.
+        if both is None or np.any(log_kept):
+            both = pld_bounds(left, run, width=width)
+        found = Answer(both[place], nothing, nothing)
+        end = inside.with_failure(found, log_kept, up=up).value
+        if np.any(at_end):
+            limit = end_values(question, run)
+            # At delta 0 the largest loss is an upper end only.
+            known = ~np.isfinite(limit) | (limit == 0) | (not question.is_epsilon)
+            limit = np.where(known | up, limit, 0.0)
+            end = np.where(at_end, limit, end)
+        ends.append(np.array(np.broadcast_to(end.max(axis=-1), shape))[()])
+    return ends[0], ends[1]

@@ -1,0 +1,185 @@
+"""The answer of a run by any method: each path composed first, the worst taken last."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import choose_engine, using_engine
+from jaxdp_episodic.accountant.methods.certified import method as pld
+from jaxdp_episodic.accountant.methods.exact import method as exact
+from jaxdp_episodic.accountant.methods.question import Answer, Question
+from jaxdp_episodic.accountant.methods.rdp import method as rdp
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions.paths import undominated_paths
+
+METHODS: dict[str, Callable[[Question, Run], Answer]] = {
+    "exact": exact.exact_answer,
+    "pld": pld.pld_answer,
+    "rdp": rdp.rdp_answer,
+}
+CONTOUR = "contour"
+"""No method of its own: "exact", with Rényi's bound in place of certified ends."""
+
+_ANSWERS = {**METHODS, CONTOUR: functools.partial(exact.exact_answer, certify=False)}
+# Of settings that belong together, as in a search or a sweep: one engine for all they
+# ask, for "exact" even for what a few of them need. So more must pay for compiling it.
+_BREAK_EVEN = {
+    "exact": 30_000,
+    "pld": pld.BREAK_EVEN,
+    "rdp": rdp.BREAK_EVEN,
+}
+
+
+def engine_for(evaluations: int, method: str) -> AbstractContextManager[None]:
+    """The engine for so many evaluations of settings that belong together."""
+    return using_engine(choose_engine(evaluations, _BREAK_EVEN[method]))
+
+
+def answer(question: Question, run: Run, method: str) -> Answer:
+    """Epsilon or log(delta) of the worst path.
+
+    Args:
+      question: its target has no path axis.
+      run: its paths are last.
+      method: "rdp", "exact", "pld" (its upper end) or `CONTOUR`.
+
+    Returns:
+      Value, error and whether it is certified only, of the broadcast shape without
+      the path axis.
+    """
+    run.refuse("exact" if method == CONTOUR else method)
+    question = question.at(np.asarray(question.target, np.float64)[..., None])
+    if run.num_paths > 1:
+        run = run.take_paths(undominated_paths(run))
+    at_end = question.at_end(run.most_lost).all(axis=-1)
+    if not np.any(at_end):
+        return _inside(question, run, method)
+    value = end_values(question, run).max(axis=-1)
+    if np.all(at_end):
+        return Answer(value, np.zeros(value.shape), np.zeros(value.shape, bool))
+    found = _inside(question.inside(), run, method)
+    return Answer(
+        np.where(at_end, value, found.value),
+        np.where(at_end, 0.0, found.error),
+        np.where(at_end, False, found.is_certified),
+    )
+
+
+def end_values(question: Question, run: Run) -> np.ndarray:
+    """Answers at the ends of the target's range, at every setting and path.
+
+    *Exact*, but an upper bound at delta 0 (see `PrivacyLoss.largest_loss`), and at an
+    infinite epsilon without noise, where delta is taken for 1.
+    """
+    value = question.end_value(run.most_lost, run.log_kept())
+    bare = run.is_unprotected & ~run.loses_nothing
+    if question.is_epsilon:
+        bare = bare & (question.target < 0)
+    return np.where(bare, question.everything, value)
+
+
+def _inside(question: Question, run: Run, method: str) -> Answer:
+    """The answer at targets that are not at an end."""
+    log_kept = run.log_kept()
+    if not np.any(log_kept):
+        return _worst(question, run, method)
+    # A loss may be infinite: the question is asked given that it is not, path by path.
+    left = question.given_kept(log_kept)
+    hopeless = np.isneginf(left.target)
+    left = left.at(np.where(hopeless, -1.0, left.target))
+    given = _each_path(left, run, method)
+    given = question.with_failure(given, log_kept)
+    return _largest(given)
+
+
+def _each_path(question: Question, run: Run, method: str) -> Answer:
+    shape = np.broadcast_shapes(question.target.shape, run.shape)
+    found = _ask(question, run, method)
+    return Answer(*(np.broadcast_to(field, shape) for field in found))
+
+
+def _ask(question: Question, run: Run, method: str) -> Answer:
+    """The method's answer, but no more than what the largest loss allows."""
+    found = _ANSWERS[method](question, run)
+    most = run.most_lost
+    if question.is_epsilon:
+        return found._replace(value=np.minimum(found.value, most))
+    limited = np.isfinite(most)
+    if not np.any(limited):
+        return found
+    bound = np.maximum(
+        *(_near_largest(question.target, run, backward=b) for b in (False, True))
+    )
+    lower = limited & (bound < found.value)
+    return found._replace(
+        value=np.where(lower, bound, found.value),
+        is_certified=found.is_certified | lower,
+    )
+
+
+def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarray:
+    """*Upper bound* of log(delta) of a direction whose losses end little above epsilon.
+
+    With all losses at most M, ``delta = E[(1 - e^(epsilon - L))_+]`` is at most
+    ``(1 - e^(epsilon - M)) P(L > epsilon)``; and L exceeds epsilon only if every step's
+    loss is within ``M - epsilon`` of its own largest.
+    """
+    gap = np.maximum(run.largest_loss(backward=backward) - epsilon, 0.0)
+    gap = np.where(run.is_unprotected, np.inf, gap)
+    chance = np.zeros(gap.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        # The largest loss is rounded; an infinite one is no bound.
+        with np.errstate(all="ignore"):
+            u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
+        inside = np.isfinite(u) & (u > 0) & (count > 0) & ~loss.loses_nothing
+        if "exact" not in loss.methods or not np.any(inside):
+            continue  # no tails, or all of them
+        with np.errstate(all="ignore"):
+            tails = loss.kept_in_range().log_tails(np.where(inside, u, 1.0))
+            within = np.fmin(np.logaddexp(*tails[backward]) + 1e-12, 0.0)
+        chance += np.where(inside, count * np.where(inside, within, 0.0), 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(-np.expm1(-gap)) + chance
+
+
+def _largest(every: Answer) -> Answer:
+    """The answer of the path with the largest value."""
+    place = every.value.argmax(axis=-1)[..., None]
+    return Answer(*(np.take_along_axis(f, place, axis=-1)[..., 0] for f in every))
+
+
+def _worst(question: Question, run: Run, method: str) -> Answer:
+    """Only paths that may be the worst are answered by slower methods than "rdp"."""
+    shape = np.broadcast_shapes(question.target.shape, run.shape)
+    if 0 in shape:
+        empty = np.zeros(shape[:-1])
+        return Answer(empty, empty, np.zeros(empty.shape, bool))
+    if method == "rdp" or shape[-1] == 1:
+        return _largest(_each_path(question, run, method))
+    bound = rdp.rdp_answer(question, run).value.reshape(-1, shape[-1])
+    target = np.broadcast_to(question.target, shape).reshape(bound.shape)
+    flat = run.map(lambda field: np.broadcast_to(field, shape).reshape(bound.shape))
+
+    def at(row: np.ndarray, path: np.ndarray) -> Answer:
+        """The answers at some settings and paths, each (m,)."""
+        some = flat.map(lambda field: field[row, path])
+        return _ask(question.at(target[row, path]), some, method)
+
+    settings = np.arange(len(bound))
+    first = bound.argmax(axis=1)
+    best = Answer(*(np.array(field) for field in at(settings, first)))
+    others = bound > best.value[:, None]
+    others[settings, first] = False
+    row, path = np.nonzero(others)
+    if row.size:
+        found = at(row, path)
+        # Ascending, so that the last one written for a row is the largest.
+        order = np.argsort(found.value, kind="stable")
+        larger = order[found.value[order] > best.value[row[order]]]
+        for kept, new in zip(best, found, strict=True):
+            kept[row[larger]] = new[larger]
+    return Answer(*(field.reshape(shape[:-1]) for field in best))

@@ -1,0 +1,239 @@
+"""What a user should know about a run besides its numbers, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    epoch_scheme,
+)
+from jaxdp_episodic.accountant.describe.schemes import (
+    Poisson,
+    RandomAllocation,
+    Scheme,
+    ShuffledEpochs,
+    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.questions.api import epsilon
+
+
+def caveats_of(
+    run: ComposedSteps,
+    level_runs: Mapping[str, ComposedSteps],
+    epsilon_by_level: Mapping[str, float | str],
+    delta: float,
+) -> tuple[str, ...]:
+    """Returns what the numbers of a report do not show at first sight.
+
+    Args:
+      run: the run.
+      level_runs: level name to the same run with that level as the privacy unit; levels
+        for which there is no such run are left out.
+      epsilon_by_level: level name to epsilon, or to why it has none; top to bottom.
+      delta: the delta of the report.
+    """
+    found = [*_missing_noise(run), *_everybody_drawn(level_runs)]
+    found += _large_delta(level_runs, delta)
+    found += _unprotected_levels(run, epsilon_by_level)
+    found += _private_sizes(run)
+    found += _shuffled_epochs(run, delta)
+    return tuple(found)
+
+
+def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
+    """Returns what must be true for the guarantee and cannot be checked."""
+    unit = run.gaussian_steps[0].privacy_unit
+    clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
+    clipped = " or ".join("step" if clip == STEP else f"{clip!r}" for clip in clips)
+    found = [
+        f"Locality: the clipped contribution of each {clipped} depends on nothing but "
+        "what was drawn of it, the current model, public data and fresh randomness. "
+        "Where examples interact (support and query, a softmax over classes, batch "
+        "statistics), they do so within one clip unit.",
+        f"Public lists: the units above the level {unit!r} are public. One that is "
+        "emptied stays listed, is drawn at the same rate and contributes zero.",
+        f"One path: every {unit!r} lies under exactly one path of the tree.",
+        "Fixed in advance: rates, noise and the number of steps do not react to "
+        "anything that was released.",
+        _fresh_draws(run),
+    ]
+    schemes = [scheme for part in run.gaussian_steps for scheme in part.design.schemes]
+    if any(isinstance(scheme, Poisson) for scheme in schemes):
+        found.append(
+            "Poisson draws: everything drawn is processed, without a cap, and an empty "
+            "draw still releases noise."
+        )
+    if any(isinstance(scheme, RandomAllocation) for scheme in schemes):
+        found.append(
+            "Sums of bins: what a step releases is the sum over its bin, or that "
+            "divided by a constant, never by the realised number; an empty bin still "
+            "releases noise."
+        )
+    if any(isinstance(part.design, GroupedClasses) for part in run.gaussian_steps):
+        how_often = "epoch" if _epoch_schemes(run) else "step"
+        found.append(
+            "Grouping: the partition of classes into episodes is drawn afresh in every "
+            f"{how_often} and does not look at the data."
+        )
+    if run.gaussian_steps[0].neighboring_relation == "replace_one":
+        found.append(
+            f"Replacement: one {unit!r} changes its content in place; a move to "
+            "another group is a removal and an addition, and not covered."
+        )
+    elif run.steps[0].neighboring_relation == "zero_out":
+        found.append(
+            f"Slots: how many slots for {unit!r} there are is public, draws are made "
+            "among all of them, filled or not, and a contribution whose drawn content "
+            "holds a null one is 0 as a whole. Masking the null is not enough. An "
+            "epsilon at another level supposes the same of its slots."
+        )
+    elif any(isinstance(scheme, WithoutReplacement) for scheme in schemes):
+        found.append(
+            "Sizes: where children are drawn without replacement, their number is that "
+            "in the larger of two neighbouring data sets or a lower bound of it, and "
+            "no unit is left out for its size."
+        )
+    return tuple(found)
+
+
+def _fresh_draws(run: ComposedSteps) -> str:
+    """What must be drawn anew, and how often."""
+    if not _epoch_schemes(run):
+        return (
+            "Fresh draws: every step draws anew and secretly; the same draws for an "
+            "epoch are another design (RandomAllocation, ShuffledEpochs)."
+        )
+    return (
+        "Fresh epochs: who takes part in which step is drawn anew and secretly in "
+        "every epoch, never reused, and what is drawn below in every step. The number "
+        "of steps is fixed in advance; a run that stops within an epoch for what it "
+        "saw owes all of it."
+    )
+
+
+def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
+    """What independent bins, or coins, would cost in place of shuffling."""
+    found = []
+    for part, count in zip(run.steps, run.counts, strict=True):
+        if not isinstance(part, GaussianStep):
+            continue
+        scheme = epoch_scheme(part.design)
+        if not isinstance(scheme, ShuffledEpochs):
+            continue
+        steps = int(np.asarray(scheme.steps_per_epoch))
+        others = {
+            "independent bins (RandomAllocation)": RandomAllocation(
+                scheme.name, steps_per_epoch=steps
+            ),
+            "coins (Poisson)": Poisson(scheme.name, sampling_probability=1 / steps),
+        }
+        costs = []
+        for name, other in others.items():
+            same = dataclasses.replace(part, sampling=part.design.with_scheme(other))
+            number = np.asarray(count)
+            value = float(epsilon(same, num_steps=number, delta=delta))
+            costs.append(f"{value:.4g} by {name}")
+        found.append(
+            f"level {scheme.name!r}: no amplification is known for shuffled epochs and "
+            f"none is counted; the same steps would cost epsilon {' or '.join(costs)}"
+        )
+    return found
+
+
+def _epoch_schemes(run: ComposedSteps) -> list[Scheme]:
+    found = [epoch_scheme(part.design) for part in run.gaussian_steps]
+    return [scheme for scheme in found if scheme is not None]
+
+
+def _missing_noise(run: ComposedSteps) -> list[str]:
+    bare = [part for part in run.gaussian_steps if part.noise_multiplier == 0]
+    if not bare:
+        return []
+    return ["noise_multiplier is 0: the sum is released as it is"]
+
+
+def _everybody_drawn(level_runs: Mapping[str, ComposedSteps]) -> list[str]:
+    """Levels where more children are asked for than there are."""
+    found: dict[tuple[int, str], str] = {}
+    for level, run in level_runs.items():
+        for number, part in enumerate(run.gaussian_steps):
+            rates = part.path_rates
+            for name, clipped in zip(part.level_names_used, rates.clipped, strict=True):
+                if (number, name) in found or not np.any(clipped):
+                    continue
+                where = f"step {number + 1}: " if len(run.gaussian_steps) > 1 else ""
+                found[number, name] = where + _clipped_text(part, name, level, clipped)
+    return list(found.values())
+
+
+def _clipped_text(
+    step: GaussianStep, name: str, level: str, clipped: np.ndarray
+) -> str:
+    text = (
+        f"level {name!r}: size is above the population, so that everybody is drawn "
+        "(rate 1)"
+    )
+    if step.population is None:
+        return text
+    units = step.path_rates.multiplicity
+    number = int(units[np.broadcast_to(clipped, units.shape)].sum())
+    if not number:
+        return f"{text}, but only for units that join where nobody is now"
+    return f"{text}, on the paths of {number} of {int(units.sum())} {level!r} units"
+
+
+def _large_delta(level_runs: Mapping[str, ComposedSteps], delta: float) -> list[str]:
+    found = []
+    for level, run in level_runs.items():
+        counts = [part.num_protected_units for part in run.gaussian_steps]
+        units = max((count for count in counts if count is not None), default=0)
+        if delta * units >= 1:
+            found.append(
+                f"level {level!r}: delta {delta:g} times {units} units is at least 1, "
+                "so publishing one of them outright would satisfy it; take delta well "
+                f"below {1 / units:.1e}"
+            )
+    return found
+
+
+def _unprotected_levels(
+    run: ComposedSteps, epsilon_by_level: Mapping[str, float | str]
+) -> list[str]:
+    """Infinite epsilons, and coarser levels that the headline says nothing about."""
+    unit = str(run.gaussian_steps[0].privacy_unit)
+    found = [
+        f"level {level!r}: epsilon is infinite, no {level!r} is protected at all"
+        for level, value in epsilon_by_level.items()
+        if not isinstance(value, str) and math.isinf(value)
+    ]
+    levels = list(epsilon_by_level)
+    coarser = [repr(level) for level in levels[: levels.index(unit)]]
+    if coarser:
+        found.append(
+            f"epsilon protects a single {unit!r}; for a whole {' or '.join(coarser)} "
+            "see the epsilon at that level"
+        )
+    return found
+
+
+def _private_sizes(run: ComposedSteps) -> list[str]:
+    """Under add_remove the sizes just above the protected level are private."""
+    for part in run.gaussian_steps:
+        if part.population is None or part.neighboring_relation != "add_remove":
+            continue
+        last = {scheme.name: scheme for scheme in part.design.schemes}.get(
+            str(part.privacy_unit)
+        )
+        if isinstance(last, WithoutReplacement):
+            return [
+                f"under add_remove the number of {part.privacy_unit!r} units in each "
+                "group is private, and this report is computed from it: it is about "
+                "this data set and its neighbours, and not for publication"
+            ]
+    return []

@@ -1,0 +1,258 @@
+"""Several ledgers together: other runs, and copies of one that both went on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic._validation import shown
+from jaxdp_episodic.accountant.describe.designs import epoch_scheme
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.questions.dominating_pair import shared_epoch
+from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
+from jaxdp_episodic.accountant.report.ledger_file import (
+    CHARGE,
+    MOST_DESCRIBED,
+    PROCESS,
+    LedgerError,
+    read_ledger,
+)
+from jaxdp_episodic.files.json_file import parse_json
+
+
+class Beginning(NamedTuple):
+    """What a ledger has in common with another one of its run.
+
+    Attributes:
+      of: place of the other one.
+      charged: of each group, as far as it was described by then, the steps that the
+        same processes charged in both.
+      is_all: False if more lines are alike, whose processes have no names: two copies
+        of a run may have written the same.
+    """
+
+    of: int
+    charged: tuple[int, ...]
+    is_all: bool
+
+
+class LedgersContent(NamedTuple):
+    """What several ledgers say together; see `read_ledgers`.
+
+    Attributes:
+      names: by which messages call them.
+      contents: of each; of one run, the longer ones first.
+      beginnings: what each has in common with an earlier one; None: nothing.
+    """
+
+    names: tuple[str, ...]
+    contents: tuple[LedgerContent, ...]
+    beginnings: tuple[Beginning | None, ...]
+
+    @property
+    def delta(self) -> float:
+        """The delta that all runs have.
+
+        Raises:
+          ValueError: they have different ones.
+        """
+        self._refuse_different("delta", [one.delta for one in self.contents])
+        return self.contents[0].delta
+
+    @property
+    def planned(self) -> tuple[float, float]:
+        """Epsilon and delta of all plans, which a run owes that chose where it ended.
+
+        They add up, as such guarantees do; but epsilon is ``inf`` where copies of a run
+        share an epoch, and are not independent of each other. An older copy of another
+        ledger has no plan of its own.
+        """
+        owing = [
+            content
+            for content, beginning in zip(self.contents, self.beginnings, strict=True)
+            if beginning is None or sum(beginning.charged) < content.charged
+        ]
+        epsilon = sum(one.target_epsilon for one in owing)
+        delta = sum(one.delta for one in owing)
+        return (float("inf") if self.num_shared_epochs else epsilon), delta
+
+    def run_charged(self) -> tuple[GaussianStep | ComposedSteps, int | None]:
+        """Returns ``(step, num_steps)`` for the accountant: what is owed by all runs.
+
+        Runs are independent of each other. Copies of one run that both went on have
+        their common beginning once, and what each did then; an epoch that they share is
+        one epoch that was released several times, see `shared_epoch`.
+
+        Raises:
+          ValueError: they protect different units, or have different populations.
+          NotImplementedError: copies that share an epoch where no theorem has it, or of
+            which the files do not say how much they share.
+        """
+        if len(self.contents) == 1:
+            return self.contents[0].run_charged()
+        last = [content.groups[-1][0] for content in self.contents]
+        for name in ("privacy_unit", "neighboring_relation", "population"):
+            self._refuse_different(name, [getattr(step, name) for step in last])
+        self._refuse_unknown_epochs()
+        whole: dict[GaussianStep, int] = {}
+        parts = []
+        for step, count in self._uses():
+            scheme = epoch_scheme(step.design)
+            if scheme is None or count % int(np.asarray(scheme.steps_per_epoch)) == 0:
+                whole[step] = whole.get(step, 0) + count
+            else:  # its epochs are its own
+                parts.append((step, count))
+        uses = [*whole.items(), *parts]
+        return uses[0] if len(uses) == 1 else (compose(*uses), None)
+
+    @property
+    def num_shared_epochs(self) -> int:
+        """How many epochs were released, in part or whole, by several copies."""
+        return sum(looks > 1 for _, looks in self._shared_epochs().values())
+
+    def _uses(self) -> Iterator[tuple[GaussianStep, int]]:
+        """Steps and how many of them, all ledgers together."""
+        shared = self._shared_epochs()
+        for place, content in enumerate(self.contents):
+            for group, (step, owed) in enumerate(content.groups_owed()):
+                first, length = self._in_common(place, group), _epoch_length(step)
+                # From the first epoch on that is its own.
+                left = max(owed - -(-first // length) * length, 0)
+                for key in (key for key in shared if key[:2] == (place, group)):
+                    left -= min(owed - key[2] * length, length)
+                    yield shared_epoch(step, *shared[key])
+                yield step, left
+
+    def _shared_epochs(self) -> dict[tuple[int, int, int], tuple[int, int]]:
+        """Epochs within which ledgers part: the steps owed, and looks at one at most.
+
+        Each by the ledger that begins it, the group and the epoch's number.
+        """
+        places: dict[tuple[int, int, int], list[int]] = {}
+        for place, content in enumerate(self.contents):
+            for group, (step, charged) in enumerate(content.groups):
+                first, length = self._in_common(place, group), _epoch_length(step)
+                if first % length == 0 or charged <= first:
+                    continue
+                begun, whose = first // length * length, place
+                while self._in_common(whose, group) > begun:
+                    beginning = self.beginnings[whose]
+                    assert beginning is not None  # there is something in common
+                    whose = beginning.of
+                key = whose, group, begun // length
+                places.setdefault(key, [whose]).append(place)
+        return {key: self._looks(key, found) for key, found in places.items()}
+
+    def _looks(self, key: tuple[int, int, int], places: list[int]) -> tuple[int, int]:
+        """Steps owed of an epoch, and how often one of them was released at most."""
+        first, group, epoch = key
+        length = _epoch_length(self.contents[first].groups[group][0])
+        begun, owed, taken = epoch * length, 0, []
+        for place in places:
+            content = self.contents[place]
+            owed = max(owed, content.groups_owed()[group][1] - begun)
+            start = max(self._in_common(place, group), begun)
+            taken.append(range(start, content.groups[group][1]))
+        looks = max(sum(own.start in other for other in taken) for own in taken)
+        return min(owed, length), looks
+
+    def _in_common(self, place: int, group: int) -> int:
+        """Steps of a group that another ledger has, too, by the same processes."""
+        beginning = self.beginnings[place]
+        if beginning is None:
+            return 0
+        return (*beginning.charged, *[0] * (group + 1))[group]
+
+    def _refuse_different(self, name: str, values: list[Any]) -> None:
+        pairs = zip(self.names, values, strict=True)
+        given = [(ledger, value) for ledger, value in pairs if value is not None]
+        for ledger, value in given:
+            if value != given[0][1]:
+                raise ValueError(
+                    f"ledgers must have one {name}, got {shown(given[0][1])} in "
+                    f"{given[0][0]} and {shown(value)} in {ledger}"
+                )
+
+    def _refuse_unknown_epochs(self) -> None:
+        """Refuses copies whose common beginning may end within any epoch."""
+        for name, content, beginning in zip(*self, strict=True):
+            epochs = any(epoch_scheme(step.design) for step, _ in content.groups)
+            if epochs and beginning is not None and not beginning.is_all:
+                raise NotImplementedError(
+                    f"{name} and {self.names[beginning.of]} are of one run, and their "
+                    "processes have no names, as older versions wrote them: which "
+                    "epochs they share is not known, and these cannot be counted twice"
+                )
+
+
+def read_ledgers(paths: Sequence[Path]) -> LedgersContent:
+    """Returns what several ledgers say together, after checking all of each.
+
+    Copies of one run have in common what the same processes charged: the same bytes, up
+    to the first that only one of them has or that no named process wrote. What an
+    older copy has is then all in a newer one. A charge that a crash cut off in the
+    middle is in each of its own.
+
+    Args:
+      paths: of the files, at least one.
+
+    Raises:
+      OSError, LedgerError: see `read_ledger`; also ledgers of one run that begin
+        differently.
+    """
+    found = [(read_ledger(path), path) for path in paths]
+    found.sort(key=lambda one: -one[0].end.num_bytes)
+    contents = tuple(content for content, _ in found)
+    beginnings: list[Beginning | None] = []
+    for place, (content, path) in enumerate(found):
+        common = [
+            _common(path, content.end.num_bytes, found[other][1], other)
+            for other in range(place)
+            if contents[other].end.run == content.end.run
+        ]
+        beginnings.append(None)
+        if common:
+            is_all = all(beginning.is_all for _, beginning in common)
+            _, most = max(common, key=lambda one: one[0])  # the first of the longest
+            beginnings[place] = most._replace(is_all=is_all)
+    names = tuple(str(path) for _, path in found)
+    return LedgersContent(names, contents, tuple(beginnings))
+
+
+def _common(
+    path: Path, num_bytes: int, other: Path, place: int
+) -> tuple[int, Beginning]:
+    """What the same processes wrote at the beginning of two ledgers: bytes, and what.
+
+    Of the first ledger at most so many bytes; the place is that of the other.
+    """
+    charged: list[int] = []
+    size, is_named = 0, False
+    with open(path, "rb") as ours, open(other, "rb") as theirs:
+        while size < num_bytes and (line := ours.readline(MOST_DESCRIBED)):
+            if line != theirs.readline(MOST_DESCRIBED):
+                break
+            record = {} if line == CHARGE else parse_json(line)
+            if "opened" in record:
+                is_named = PROCESS in record["opened"]
+            if not is_named and (line == CHARGE or "opened" in record):
+                return size, Beginning(place, tuple(charged), is_all=False)
+            size += len(line)
+            if line == CHARGE:
+                charged[-1] += 1
+            charged += [0] * ("step" in record)
+    if not size:
+        raise LedgerError(
+            f"{path} and {other} have one run's name and begin differently: one of "
+            "them was written anew"
+        )
+    return size, Beginning(place, tuple(charged), is_all=True)
+
+
+def _epoch_length(step: GaussianStep) -> int:
+    """Steps that share a draw: 1 where every step draws anew."""
+    scheme = epoch_scheme(step.design)
+    return 1 if scheme is None else int(np.asarray(scheme.steps_per_epoch))

@@ -1,0 +1,327 @@
+"""One run's privacy at every level, over all units, and what it rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.rates import inclusion_along
+from jaxdp_episodic.accountant.describe.schemes import MultistageSampling
+from jaxdp_episodic.accountant.describe.step import (
+    EPISODE,
+    AnyStep,
+    ComposedSteps,
+    GaussianStep,
+    compose,
+    gaussian_parts,
+)
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions import paths as path_rows
+from jaxdp_episodic.accountant.questions.api import check_method, worst_epsilon
+from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+from jaxdp_episodic.accountant.report.caveats import caveats_of, preconditions_of
+from jaxdp_episodic.accountant.report.privacy_statement import (
+    PrivacyReport,
+    UnitDistribution,
+    WorstPath,
+)
+
+_QUANTILES = {
+    "min": 0.0,
+    "5%": 0.05,
+    "25%": 0.25,
+    "50%": 0.5,
+    "75%": 0.75,
+    "95%": 0.95,
+    "max": 1.0,
+}
+# Beyond so many different pairs, rates of the single units are rounded up.
+_MOST_PAIRS = 8192
+# Paths that are evaluated by a method that takes milliseconds for each.
+_MOST_EXACT = 512
+
+
+def privacy_report(
+    step: AnyStep,
+    *,
+    delta: Any,
+    num_steps: Any = None,
+    method: str = "exact",
+    per_unit: bool = False,
+) -> PrivacyReport:
+    """Returns what a run costs at every level, over all units, and what it rests on.
+
+    Epsilon at the privacy unit is what `epsilon` returns. All epsilons are *upper
+    bounds*; those of the worst paths are as tight as ``method`` is, and where a
+    `Population` has very many distinct paths, those of the other units are computed
+    with their rates rounded up a little (see `UnitDistribution`).
+
+    A report speaks of one setting, so every field must be a scalar. It is made from
+    the sizes of the `Population`; where these are private, so is the report.
+
+    Args:
+      step: the step, or a run made by `compose`.
+      delta: in (0, 1), one number; the same at every level.
+      num_steps: whole number >= 0; None for a composed run, which has its own counts.
+      method: how epsilon is computed; see `epsilon`. With more than
+        ``512`` distinct paths those that are not the worst are bounded by "rdp".
+      per_unit: also give the epsilon of each protected unit; needs a `Population`.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, a field that is an array, ``num_steps`` given
+        twice or not at all, ``per_unit`` without a `Population`, or a privacy unit
+        whose contributions have no public bound.
+    """
+    check_method(method)
+    run = _single_run(step, num_steps)
+    target = _validation.open_unit_array("delta", delta)
+    if target.ndim:
+        raise ValueError(f"delta must be one number, got {delta!r}")
+    _validation.flag("per_unit", per_unit)
+    if per_unit and _tree_step(run) is None:
+        raise ValueError("per_unit=True needs a step with a Population, got none")
+    accounted = run_of(run, None)
+    worst = _worst_path(run, accounted, target, method)
+    by_level, level_runs = _by_level(run, target, worst.epsilon, method)
+    first = run.gaussian_steps[0]
+    return PrivacyReport(
+        privacy_unit=str(first.privacy_unit),
+        clip_units=tuple(str(part.clip_unit) for part in run.gaussian_steps),
+        neighboring_relation=first.neighboring_relation,
+        method=method,
+        delta=float(target),
+        num_steps=tuple(int(count) for count in run.counts),
+        noise_multipliers=tuple(
+            float(part.noise_multiplier) for part in run.gaussian_steps
+        ),
+        epsilon=worst.epsilon,
+        epsilon_by_level=by_level,
+        worst_path=worst,
+        warnings=caveats_of(run, level_runs, by_level, float(target)),
+        preconditions=preconditions_of(run),
+        distribution=_distribution(run, accounted, target, worst, per_unit, method),
+    )
+
+
+def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
+    """The run as a composition, all of whose fields are scalars."""
+    if isinstance(step, ComposedSteps):
+        if num_steps is not None:
+            raise ValueError(
+                "num_steps must be None for a composed run, whose steps have their own "
+                f"counts, got {num_steps!r}"
+            )
+        run = step
+    else:
+        gaussian_parts(step, "privacy_report")
+        if num_steps is None:
+            raise ValueError("num_steps must be a whole number >= 0, got None")
+        steps = _validation.integer_array("num_steps", num_steps, minimum=0)
+        run = compose((step, steps))
+    gaussian_parts(run, "privacy_report")
+    if run.shape != ():
+        raise ValueError(
+            "a report is about one setting: every field of the step, and num_steps, "
+            f"must be a scalar, got fields of shape {run.shape}"
+        )
+    return run
+
+
+def _path_epsilons(run: Run, delta: np.ndarray, method: str) -> np.ndarray:
+    """(P,) epsilon of each path: paths take the place of settings."""
+    paths = run.with_losses(
+        tuple(loss.map(lambda f: np.reshape(f, (-1, 1))) for loss in run.losses)
+    )
+    shape = (run.num_paths,)
+    bounds = worst_epsilon(paths, delta, shape, method="rdp")
+    if method == "rdp":
+        return bounds
+    # The worst one is found exactly, and as many of the others as is quick.
+    values = np.array(bounds)
+    asked = np.zeros(shape, bool)
+    while True:
+        order = np.argsort(-values, kind="stable")
+        next_ = order[~asked[order]][:_MOST_EXACT]
+        if next_.size == 0 or values[next_[0]] <= values[asked].max(initial=-np.inf):
+            return values
+        some = paths.map(lambda f, next_=next_: f if len(f) == 1 else f[next_])
+        values[next_] = worst_epsilon(some, delta, next_.shape, method=method)
+        asked[next_] = True
+
+
+def _worst_path(
+    run: ComposedSteps,
+    accounted: Run,
+    delta: np.ndarray,
+    method: str,
+) -> WorstPath:
+    """Finds and describes the costliest path; of equal ones, that of most units."""
+    front = path_rows.undominated_paths(accounted)
+    epsilons = _path_epsilons(accounted.take_paths(front), delta, method)
+    step = _tree_step(run)
+    multiplicity = np.ones(1, np.int64) if step is None else _units(step)
+    equal = path_rows.equal_paths(accounted, int(front[np.argmax(epsilons)]))
+    place = int(equal[np.argmax(multiplicity[equal])])
+    sizes: dict[str, int] = {}
+    for part in run.gaussian_steps:
+        groups = part.path_rates.group_sizes
+        for name, group in zip(part.level_names_used, groups, strict=True):
+            if group is not None:
+                sizes.setdefault(name, int(_at(group, place)))
+    return WorstPath(
+        units=None if step is None else _named_units(step, place),
+        sizes=sizes,
+        rates=tuple(_named_rates(part, place) for part in run.gaussian_steps),
+        inclusion_rate=float(_at(_inclusion_rates(run), place)),
+        epsilon=float(epsilons.max()),
+        num_units=None if step is None else int(multiplicity[place]),
+    )
+
+
+def _named_rates(step: GaussianStep, place: int) -> dict[str, float]:
+    names, rates = step.level_names_used, step.path_rates.rates
+    return {n: float(_at(rate, place)) for n, rate in zip(names, rates, strict=True)}
+
+
+def _named_units(step: GaussianStep, place: int) -> dict[str, Any]:
+    """The units on the way to the witness of one path, by the sampling's names."""
+    tree, paths = step.population, step.path_rates.paths
+    assert tree is not None and paths is not None  # both or none
+    level = int(paths.witness_level[place])
+    if level == 0:
+        return {}
+    units = tree.describe_path(level, int(paths.witness_index[place]))
+    return dict(zip(_tree_levels(step), units.values(), strict=False))
+
+
+def _by_level(
+    run: ComposedSteps, delta: np.ndarray, worst: float, method: str
+) -> tuple[dict[str, float | str], dict[str, ComposedSteps]]:
+    """Epsilon with each level as the privacy unit, or why there is none."""
+    values: dict[str, float | str] = {}
+    runs: dict[str, ComposedSteps] = {}
+    for level in _tree_levels(run.gaussian_steps[0]):
+        if level == run.gaussian_steps[0].privacy_unit:
+            values[level], runs[level] = worst, run
+            continue
+        try:
+            runs[level] = ComposedSteps(
+                tuple(
+                    dataclasses.replace(s, privacy_unit=level)
+                    for s in run.gaussian_steps
+                ),
+                run.counts,
+            )
+            accounted = run_of(runs[level], None)
+        except (ValueError, NotImplementedError) as error:
+            values[level] = str(error)
+            continue
+        front = accounted.take_paths(path_rows.undominated_paths(accounted))
+        values[level] = float(_path_epsilons(front, delta, method).max())
+    return values, runs
+
+
+def _distribution(
+    run: ComposedSteps,
+    accounted: Run,
+    delta: np.ndarray,
+    worst: WorstPath,
+    per_unit: bool,
+    method: str,
+) -> UnitDistribution | None:
+    """Rates and epsilons over the units of the tree, if there is one."""
+    step = _tree_step(run)
+    if step is None:
+        return None
+    fewer, place, rounding = path_rows.rounded_up(accounted, _MOST_PAIRS)
+    # The worst path's epsilon bounds every path's, also where rounding went above it.
+    epsilons = _path_epsilons(fewer, delta, method)[place]
+    epsilons = np.minimum(epsilons, worst.epsilon)
+    units = _units(step)
+    inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)
+    return UnitDistribution(
+        num_units=int(units.sum()),
+        num_paths=len(units),
+        inclusion_rate_quantiles=_quantiles(inclusion, units),
+        epsilon_quantiles=_quantiles(np.broadcast_to(epsilons, units.shape), units),
+        rate_rounding=rounding,
+        unit_epsilons=_unit_values(step, epsilons) if per_unit else None,
+    )
+
+
+def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+    """For each share, the least value that so many of the units do not exceed."""
+    order = np.argsort(values)
+    cumulative = np.cumsum(weights[order])
+    if cumulative[-1] == 0:
+        return {}
+    ranks = {n: np.ceil(share * cumulative[-1]) for n, share in _QUANTILES.items()}
+    return {
+        name: float(values[order[np.searchsorted(cumulative, max(rank, 1))]])
+        for name, rank in ranks.items()
+    }
+
+
+def _unit_values(step: GaussianStep, values: np.ndarray) -> np.ndarray:
+    """Spreads values of the distinct paths over the units that lie on them.
+
+    Args:
+      step: a step with a population.
+      values: one for each distinct path to the protected units.
+
+    Returns:
+      (U,) values of the protected units, in the order of the population.
+    """
+    tree, paths = step.population, step.path_rates.paths
+    assert tree is not None and paths is not None  # both or none
+    sizes = paths.sizes
+    counts = tree.children_counts[: sizes.shape[1]]
+    # All children of one parent share a path, so paths are found for parents only.
+    rows = counts[0][:, None]
+    for above, count in zip(counts[:-1], counts[1:], strict=True):
+        rows = np.column_stack([np.repeat(rows, above, axis=0), count])
+    has_children = counts[-1] > 0
+    rows = rows[has_children]
+    # Every row is one of `sizes`, which are sorted and different: their own places in
+    # the sorted union are 0, 1, ..., P - 1.
+    place = np.unique(np.concatenate([sizes, rows]), axis=0, return_inverse=True)[1]
+    parents = place.reshape(-1)[len(sizes) :]
+    return np.repeat(values[parents], counts[-1][has_children])
+
+
+def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
+    """(P,) chance of a protected unit to take part, averaged over the run's steps."""
+    counts = np.array([float(count) for count in run.counts])
+    weights = counts if counts.any() else np.ones(len(counts))
+    rates = [inclusion_along(s.path_rates, s.design) for s in run.gaussian_steps]
+    total = sum(w * rate for w, rate in zip(weights, rates, strict=True))
+    return np.asarray(total / weights.sum())
+
+
+def _tree_step(run: ComposedSteps) -> GaussianStep | None:
+    """The first step with a population; all that have one have the same."""
+    return next(
+        (part for part in run.gaussian_steps if part.population is not None), None
+    )
+
+
+def _units(step: GaussianStep) -> np.ndarray:
+    """(P,) protected units on each distinct path."""
+    return step.path_rates.multiplicity
+
+
+def _tree_levels(step: GaussianStep) -> tuple[str, ...]:
+    """Names of the levels that somebody owns: an episode is drawn, not owned."""
+    names = step.design.level_names
+    if isinstance(step.design, MultistageSampling):
+        return names
+    return tuple(name for name in names if name != EPISODE)
+
+
+def _at(array: np.ndarray, place: int) -> Any:
+    """One path's entry of a (P,) or (1,) array."""
+    return array[..., place if array.shape[-1] > 1 else 0]

@@ -1,6 +1,0 @@
-"""The questions, and the methods that answer them.
-
-Doors: `api`, `attacker`, `budget`, `calibration`, `dominating_pair`,
-`gradients`, `intervals`, `paths`, `profile`, `question`, `rdp.method`, `run`,
-`trial_counts`, `tuning`, `worst_path`.
-"""

@@ -1,6 +1,0 @@
-"""``python -m jaxdp_episodic.cli``: the command line."""
-
-from jaxdp_episodic.cli import main
-
-if __name__ == "__main__":
-    main()

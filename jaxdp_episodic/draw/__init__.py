@@ -1,9 +1,0 @@
-"""The sampler of what was described.
-
-Doors: `generators`, `sampler`.
-"""
-
-from jaxdp_episodic.draw.generators import step_generator
-from jaxdp_episodic.draw.sampler import Draw, EpisodeSampler
-
-__all__ = ["Draw", "EpisodeSampler", "step_generator"]

@@ -1,4 +1,0 @@
-"""Every picture.
-
-Doors: `audit`, `curve`, `labels`, `pictures`, `plan`, `run`.
-"""

@@ -1,5 +1,0 @@
-"""What is said of a run: report, statement, caveats, ledger format.
-
-Doors: `ledger_content`, `ledger_file`, `ledgers`, `per_unit`, `privacy_statement`,
-`report`.
-"""

@@ -1,0 +1,1 @@
+"""What people touch: command line, files of questions, sweeps, plans, pictures."""

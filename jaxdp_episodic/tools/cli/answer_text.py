@@ -1,0 +1,148 @@
+"""An answer as text: a table for a person, a document for a program."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.serialization import spec_fields
+from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps
+from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.tools.cli.messages import aligned
+from jaxdp_episodic.tools.requests.request import (
+    CalibrationRequest,
+    EpsilonRequest,
+    Request,
+    steps_of,
+)
+
+_DIGITS = 5
+
+
+def answer_document(
+    request: Request, answer: Any, caveats: list[str]
+) -> dict[str, Any]:
+    """Returns the answer for a program: arrays as nested lists, infinity as "inf"."""
+    units = {part.privacy_unit for part in steps_of(request)}
+    names = ("calibrate", "level", "num_steps", "delta", "epsilon")
+    asked = {name: plain(getattr(request, name, None)) for name in names}
+    return {
+        "version": 1,
+        **{name: value for name, value in asked.items() if value is not None},
+        request.quantity: plain(answer),
+        "shape": list(request.shape),
+        "method": request.method,
+        "privacy_unit": next(iter(units), None),
+        "clip_unit": list(dict.fromkeys(step.clip_unit for step in steps_of(request))),
+        "neighboring_relation": _relation(request),
+        "warnings": caveats,
+    }
+
+
+def _relation(request: Request) -> str | None:
+    """The relation of the run, or None where no part of it names one."""
+    step = request.step
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    named = (part.neighboring_relation for part in parts)
+    return next((relation for relation in named if relation is not None), None)
+
+
+def answer_table(request: Request, answer: Any, caveats: list[str]) -> str:
+    """Returns the answer for a person."""
+    varying = {k: v for k, v in _numbers(request) if np.size(v) != 1}
+    varying.pop(request.quantity, None)  # of the step, replaced by the answer
+    lines = list(_facts(request, answer if np.ndim(answer) == 0 else None))
+    if np.ndim(answer):
+        lines += ["", *_grid(request, answer, varying)]
+    lines += [f"warning: {caveat}" for caveat in caveats]
+    return "\n".join(lines)
+
+
+def _facts(request: Request, answer: Any) -> list[str]:
+    """One line a fact, the answer first unless it is a grid."""
+    first = next(iter(steps_of(request)), None)
+    clipped = dict.fromkeys(str(step.clip_unit) for step in steps_of(request))
+    facts = {}
+    if answer is not None:
+        facts[_label(request)] = f"{_rounded(request, answer)}   ({_nature(request)})"
+    for name in ("epsilon", "delta", "num_steps"):
+        value = getattr(request, name)
+        if value is not None and np.ndim(value) == 0:
+            target = " (target)" if isinstance(request, CalibrationRequest) else ""
+            facts[name.replace("_", " ")] = _shown(value) + target * (name == "epsilon")
+    if isinstance(request.step, ComposedSteps):
+        counts = request.step.counts
+        facts["num steps"] = " + ".join(str(np.asarray(c).tolist()) for c in counts)
+    alone = len(steps_of(request)) == 1 and request.quantity != "noise_multiplier"
+    if first is not None and alone:
+        noise = first.noise_multiplier
+        facts |= {"noise multiplier": f"{noise:g}"} if np.ndim(noise) == 0 else {}
+    unit = "unit" if first is None else first.privacy_unit
+    facts["protected"] = f"one {unit} ({_relation(request) or 'as claimed'})"
+    units = ["the whole step" if c == STEP else f"each {c}" for c in clipped]
+    if units:
+        facts["clipped"] = ", then ".join(units)
+    facts["method"] = request.method
+    width = max(map(len, facts))
+    return [f"{name:<{width}}  {value}" for name, value in facts.items()]
+
+
+def _grid(request: Request, answer: np.ndarray, varying: dict[str, Any]) -> list[str]:
+    """One row a setting: the fields that vary, then the answer."""
+    columns = {
+        name: [
+            _shown(v) for v in np.broadcast_to(values, answer.shape).ravel().tolist()
+        ]
+        for name, values in varying.items()
+    }
+    columns[_label(request)] = [_rounded(request, v) for v in answer.ravel().tolist()]
+    rules = ["-" * max(map(len, [name, *cells])) for name, cells in columns.items()]
+    return aligned([tuple(columns), rules, *zip(*columns.values(), strict=True)])
+
+
+def _numbers(value: Any, name: str = "", place: str = "") -> list[tuple[str, Any]]:
+    """All numeric fields of a request, named as in its file: "school.size"."""
+    if isinstance(value, Population) or value is None or isinstance(value, str | bool):
+        return []
+    if isinstance(value, Spec):
+        level = getattr(value, "name", None)
+        place += f"{level}." if level else f"{name}." if name.endswith("]") else ""
+        parts = [_numbers(getattr(value, n), n, place) for n in spec_fields(value)]
+    elif isinstance(value, tuple):
+        parts = [_numbers(v, f"{name}[{i}]", place) for i, v in enumerate(value)]
+    else:
+        return [(place + name, value)]
+    return [found for part in parts for found in part]
+
+
+def _label(request: Request) -> str:
+    if isinstance(request, CalibrationRequest) and request.level is not None:
+        return f"rate of {request.level}"
+    return request.quantity.replace("_", " ")
+
+
+def _nature(request: Request) -> str:
+    """Which side of the truth the answer is on."""
+    if isinstance(request, EpsilonRequest):
+        natures = {"exact": "exact, rounded up", "pld": "certified upper bound"}
+        return natures.get(request.method, "upper bound")
+    smallest = request.quantity == "noise_multiplier"
+    return "smallest that meets the target" if smallest else "largest within the target"
+
+
+def _shown(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _rounded(request: Request, value: float) -> str:
+    """A few digits of the answer, rounded to the private side."""
+    if isinstance(value, int | np.integer) or not np.isfinite(value):
+        return f"{value:,}"
+    down = isinstance(request, CalibrationRequest) and request.quantity == "rate"
+    rounding = ROUND_FLOOR if down else ROUND_CEILING
+    digits = Context(prec=_DIGITS, rounding=rounding).create_decimal(float(value))
+    return f"{digits:g}" if digits else "0"

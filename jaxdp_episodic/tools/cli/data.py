@@ -1,0 +1,245 @@
+"""``jaxdp-episodic data``: data that stay on the disk, made and looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Union
+
+import tyro
+from rich.console import Console
+
+from jaxdp_episodic._progress import ProgressBar
+from jaxdp_episodic.files.column_folder import check_sums
+from jaxdp_episodic.tools.cli.messages import Name, Whole, option, reported
+from jaxdp_episodic.tools.cli.process import ended_by_sigterm
+from jaxdp_episodic.trainer.data.folders import (
+    FOLDER_OF_SPLIT,
+    is_passed_over,
+    listed_classes,
+    listed_omniglot,
+)
+from jaxdp_episodic.trainer.data.import_sources import (
+    image_records,
+    npz_records,
+    parquet_records,
+)
+from jaxdp_episodic.trainer.data.sources import refuse_same_place
+from jaxdp_episodic.trainer.data.stored import HELD_OUT, TRAIN, Progress, Records, store
+
+CLASSES, OMNIGLOT, MINI_IMAGENET = "class-folders", "omniglot", "mini-imagenet"
+NPZ, PARQUET = "npz", "parquet"
+_Place = tyro.conf.Positional[Path]
+_Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Import:
+    """Write images or columns into a folder that is trained on without loading it.
+
+    May be killed at any time: the same command goes on where it was. A config then says
+    `type = "Stored"` and `path = "FOLDER"` in its table [data].
+    """
+
+    source: Annotated[_Place, option("SOURCE")]
+    """A folder of images, an .npz or a .parquet file."""
+    folder: Annotated[_Place, option("FOLDER")]
+    """The folder to make."""
+    layout: Literal[
+        "auto", "class-folders", "omniglot", "mini-imagenet", "npz", "parquet"
+    ] = "auto"
+    """Of SOURCE: one folder a class; alphabet/character; train|val|test/class."""
+    held_out: Annotated[Union[Path, None], option("SOURCE")] = None  # noqa: UP007
+    """A second source, of the same layout: the held-out classes."""
+    size: Annotated[Whole, option("INT")] = None
+    """Side of images; default: 28 of Omniglot, 84 of mini-ImageNet, else their own."""
+    grey: bool = False
+    """One channel in place of three."""
+    alphabets: bool = False
+    """Of Omniglot: keep the alphabets as the top level."""
+    groups: Annotated[_Names, option("NAME ...")] = ()
+    """Of Parquet: columns of unit ids, top level first."""
+    features: Annotated[_Names, option("NAME ...")] = ()
+    """Of Parquet: columns of numbers; or, in their place, --images."""
+    images: Annotated[Name, option("NAME")] = None
+    """Of Parquet: a column of image files, or of lists of numbers."""
+    shape: Annotated[tuple[int, ...], option("INT ...")] = ()
+    """Of Parquet: of an image that is a list, such as 32 32 3."""
+    target: Annotated[Name, option("NAME")] = None
+    """Of Parquet: column of numbers to predict; default: none."""
+    public_units: Annotated[_Names, option("ID ...")] = ()
+    """Of Parquet: public list of the only group's ids, those without records too."""
+
+    def run(self) -> int:
+        """Imports what is missing; returns the exit code."""
+        return reported(
+            self.source,
+            self._imported,
+            interrupted=lambda: "; the same command goes on where it was",
+        )
+
+    def _imported(self) -> list[str]:
+        layout = self._layout()
+        splits = self._splits(layout)
+        settings = {
+            name: value.name if isinstance(value, Path) else value
+            for name in _OF_LAYOUT[layout]
+            if (value := getattr(self, name)) not in (None, (), False)
+        }
+        made_from = {"layout": layout, "source": self.source.name, **settings}
+        begun = time.perf_counter()
+        with ended_by_sigterm(), _shown() as progress:
+            found = store(
+                self.folder, splits, made_from=made_from, on_progress=progress
+            )
+        lines = [f"layout     {layout}"]
+        for split, records in splits.items():
+            table = records.numbers
+            units = [
+                f"{table.population.num_units(place):,} {name}"
+                for place, name in enumerate(table.level_names, 1)
+            ]
+            kind = f"{records.dtype} {'x'.join(map(str, records.shape))}"
+            lines.append(f"{split:<11}{' / '.join(units)}, {kind} each")
+        if found:
+            lines.append(
+                f"found      {found:,} records of an import that was broken off"
+            )
+        seconds = time.perf_counter() - begun
+        lines += [f"took       {seconds:,.1f} s", f"folder     {self.folder}"]
+        return lines
+
+    def _layout(self) -> str:
+        """What SOURCE is; options that it does not have are refused."""
+        layout = self.layout
+        if layout == "auto":
+            layout = _recognized(self.source)
+        for name in sorted(set().union(*_OF_LAYOUT.values())):
+            given = getattr(self, name) not in (None, (), False)
+            if given and name not in _OF_LAYOUT[layout]:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is for other layouts than {layout}"
+                )
+        return layout
+
+    def _splits(self, layout: str) -> dict[str, Records]:
+        if layout == MINI_IMAGENET:
+            return {
+                split: self._records(layout, self.source / folder)
+                for split, folder in FOLDER_OF_SPLIT.items()
+                if (self.source / folder).is_dir()
+            }
+        splits = {TRAIN: self._records(layout, self.source)}
+        if self.held_out is not None:
+            refuse_same_place(self.source, self.held_out)
+            splits[HELD_OUT] = self._records(layout, self.held_out, is_train=False)
+        return splits
+
+    def _records(self, layout: str, path: Path, *, is_train: bool = True) -> Records:
+        if layout == NPZ:
+            return npz_records(path)
+        if layout == PARQUET:
+            return parquet_records(
+                path,
+                groups=self.groups,
+                features=self.features,
+                images=self.images,
+                target=self.target,
+                public_units=self.public_units if is_train else (),
+                shape=self.shape,
+                size=self.size,
+                grey=self.grey,
+            )
+        if layout == OMNIGLOT:
+            size = 28 if self.size is None else self.size
+            return image_records(
+                listed_omniglot(path, size=size, alphabets=self.alphabets)
+            )
+        size = 84 if self.size is None and layout == MINI_IMAGENET else self.size
+        return image_records(listed_classes(path, size=size, grey=self.grey))
+
+
+# The options that a layout has, beside the held-out source.
+_OF_LAYOUT: dict[str, tuple[str, ...]] = {
+    CLASSES: ("held_out", "size", "grey"),
+    OMNIGLOT: ("held_out", "size", "alphabets"),
+    MINI_IMAGENET: ("size",),
+    NPZ: ("held_out",),
+    PARQUET: (
+        *("held_out", "size", "grey", "groups", "features", "images"),
+        *("shape", "target", "public_units"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """Compare every byte of a folder with the checksums of its manifest."""
+
+    folder: Annotated[_Place, option("FOLDER")]
+    """Made by `data import`."""
+
+    def run(self) -> int:
+        """Checks; returns the exit code."""
+
+        def checked() -> list[str]:
+            with _shown() as progress:
+                size = check_sums(
+                    self.folder, lambda done, of: progress(done, of, "bytes")
+                )
+            return [f"as it was made: {size:,} bytes"]
+
+        return reported(self.folder, checked)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Keep data on the disk: import it into a folder to train on, or check one."""
+
+    action: tyro.conf.OmitSubcommandPrefixes[
+        Annotated[Import, tyro.conf.subcommand("import")]
+        | Annotated[Check, tyro.conf.subcommand("check")]
+    ]
+
+    def run(self) -> int:
+        """Does what was asked for; returns the exit code."""
+        return self.action.run()
+
+
+def _recognized(source: Path) -> str:
+    """The layout of a source, by its name and what is in it."""
+    if source.suffix.lower() == ".npz":
+        return NPZ
+    if source.suffix.lower() == ".parquet":
+        return PARQUET
+    if not source.is_dir():
+        raise ValueError(
+            f"{source} must be a folder, an .npz or a .parquet file, or --layout given"
+        )
+    if (source / TRAIN).is_dir() and any(
+        (source / FOLDER_OF_SPLIT[split]).is_dir() for split in ("validation", "test")
+    ):
+        return MINI_IMAGENET
+    inside = (p for p in sorted(source.iterdir()) if not is_passed_over(p.name))
+    first = next(filter(Path.is_dir, inside), source)
+    found = (p for p in first.iterdir() if not is_passed_over(p.name))
+    return OMNIGLOT if any(map(Path.is_dir, found)) else CLASSES
+
+
+@contextmanager
+def _shown() -> Iterator[Progress]:
+    """Shows how far the work is, one part after the other."""
+    console, bars = Console(stderr=True), dict[str, ProgressBar]()
+    with ExitStack() as shown:
+
+        def show(done: int, total: int, what: str) -> None:
+            if what not in bars:
+                shown.close()
+                bars[what] = ProgressBar(console, what, total, done)
+                shown.enter_context(bars[what])
+            bars[what].show(done)
+
+        yield show

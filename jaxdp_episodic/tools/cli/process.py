@@ -1,0 +1,186 @@
+"""What the command line sets up in its own process, and never in a caller's."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from jaxdp_episodic.accountant._engine import CACHE_VARIABLE, kernel_folder
+
+PROGRAM = "jaxdp-episodic"
+
+# After so many seconds a signal that nobody heard comes again.
+_AGAIN_S = 0.05
+_ADDRESS = re.compile(r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.%]+\]:\d{1,5}")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: whoever runs machines wants the process to end."""
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Makes SIGTERM end the body as Ctrl-C does, with `Terminated`.
+
+    The first one counts; those that come while the body winds up are ignored. One that
+    is raised where exceptions are not heard comes again, and so does Ctrl-C; what the
+    body swallows is raised at its end. Outside of the main thread, where Python hears
+    no signals, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    has_come: type[KeyboardInterrupt] | None = None
+    timers = []
+
+    def end(number: int, frame: Any) -> None:
+        nonlocal has_come
+        has_come = Terminated
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal has_come
+        has_come = has_come or KeyboardInterrupt
+        raise KeyboardInterrupt
+
+    def not_raised(args: Any) -> None:
+        again = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+        if args.exc_type not in again:
+            hook(args)
+            return
+        if args.exc_type is Terminated:
+            signal.signal(signal.SIGTERM, end)
+        timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), again[args.exc_type]))
+        timer.daemon = True
+        timers.append(timer)
+        timer.start()
+
+    before, hook = signal.signal(signal.SIGTERM, end), sys.unraisablehook
+    # Whoever ignores Ctrl-C, or hears it otherwise, goes on to.
+    hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if hears:
+        signal.signal(signal.SIGINT, interrupt)
+    # Modules run callbacks while they are imported, whose exceptions go nowhere else.
+    sys.unraisablehook = not_raised
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        if hears:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if has_come:  # and somebody has swallowed it
+        raise has_come
+
+
+def use_all_cores() -> None:
+    """Makes JAX see one CPU device a core, before it starts; for our own process.
+
+    Episodes are spread over devices, and XLA's own threads gain them almost nothing.
+    Whoever has set the number of devices in ``XLA_FLAGS`` keeps it.
+    """
+    flag = "--xla_force_host_platform_device_count"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag not in flags:
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}={cores}".strip()
+
+
+def keep_our_sigterm() -> None:
+    """Makes JAX, before it starts, leave SIGTERM to us: we commit a checkpoint."""
+    os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
+
+
+_JOIN_S, _HEARTBEATS_S, _SHUTDOWN_S = 300, 30, 60
+
+
+@contextlib.contextmanager
+def one_of_several(
+    coordinator: str | None, number: int | None, index: int | None
+) -> Iterator[None]:
+    """Makes this process one of several, by JAX's own runtime, for the body.
+
+    A process that is gone is noticed within half a minute, and ends all others.
+
+    Args:
+      coordinator: "HOST:PORT" of the first process; None: of the cluster, as the other
+        two.
+      number: of processes.
+      index: of this one.
+
+    Raises:
+      ValueError: no cluster was found, or values that cannot be.
+      ConnectionError: the others could not be reached.
+    """
+    given = coordinator, number, index
+    if coordinator is not None and not _ADDRESS.fullmatch(coordinator):
+        raise ValueError(f"--coordinator must be HOST:PORT, got {coordinator!r}")
+    if number is not None and number < 1:
+        raise ValueError(f"--num-processes must be at least 1, got {number}")
+    if index is not None and not 0 <= index < (number or index + 1):
+        raise ValueError(
+            f"--process-index must be in 0 .. --num-processes - 1, got {index}"
+        )
+    import jax
+
+    # JAX ends a process that nobody joins with words of its own.
+    print(f"{PROGRAM}: waits up to {_JOIN_S} s for all processes", file=sys.stderr)
+    try:
+        jax.distributed.initialize(
+            *given,
+            cluster_detection_method=None if None in given else "deactivate",
+            initialization_timeout=_JOIN_S,
+            heartbeat_timeout_seconds=_HEARTBEATS_S,
+            shutdown_timeout_seconds=_SHUTDOWN_S,
+        )
+    except ValueError as error:
+        raise ValueError(
+            "no cluster of Slurm, Open MPI or Kubernetes was found that says all of "
+            "it; give --coordinator HOST:PORT, --num-processes N and --process-index I"
+        ) from error
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConnectionError(f"the other processes were not found: {reason}") from None
+    from jaxdp_episodic.trainer.gradient.processes import all_processes
+
+    processes = all_processes()
+    found = f"process {processes.index} of {processes.count}"
+    print(f"{PROGRAM}: {found}", file=sys.stderr)
+    with processes.together():
+        yield
+    jax.distributed.shutdown()
+
+
+def end_process(code: int) -> None:
+    """Ends this process at once: waiting for the others in order is for a good end."""
+    with contextlib.suppress(OSError):  # nobody may be left to read it
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def keep_compiled_kernels() -> None:
+    """Makes this process keep compiled kernels on disk, so the next starts faster.
+
+    For a process of our own, never for a caller's. Whoever has set JAX's cache, by
+    ``JAX_COMPILATION_CACHE_DIR`` or by switching it off, keeps that setting; a folder
+    that cannot be written is left alone. JAX is not imported for it.
+    """
+    folder = kernel_folder()
+    if folder is not None:
+        os.environ[CACHE_VARIABLE] = str(folder)  # read when JAX is imported
+        if "jax" in sys.modules:
+            name = "jax.experimental.compilation_cache.compilation_cache"
+            importlib.import_module(name).set_cache_dir(str(folder))

@@ -1,0 +1,291 @@
+"""What the page asks, and what it is told: settings -> request -> numbers of the API.
+
+The page holds a request in its dictionary form, as a file does; nothing is computed
+here but by the functions that everybody calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant.describe.designs import (
+    CLASS,
+    EPISODE,
+    EXAMPLE,
+    GroupedClasses,
+    IndependentEpisodes,
+    epoch_scheme,
+)
+from jaxdp_episodic.accountant.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+    ShuffledEpochs,
+    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.api import epsilon
+from jaxdp_episodic.accountant.questions.attacker import upper_delta
+from jaxdp_episodic.accountant.questions.intervals import epsilon_interval
+from jaxdp_episodic.accountant.report.rounding import downward, upward
+from jaxdp_episodic.files.json_file import parse_json, plain
+from jaxdp_episodic.files.toml_file import to_toml
+from jaxdp_episodic.tools.plots.curve import SMALLEST_DELTA, privacy_curve, summary
+from jaxdp_episodic.tools.requests.request import (
+    CalibrationRequest,
+    EpsilonRequest,
+    caveats_on,
+)
+from jaxdp_episodic.tools.requests.request_file import read_request
+
+TARGETS = (1.0, 2.0, 4.0, 8.0)  # beside the one that the page asks for
+# Nats. Below it a search takes seconds, for a digit that nobody wants.
+SMALLEST_TARGET = 1e-6
+_POINTS_OF_A_RUN, _POINTS_OF_A_CURVE = 24, 81
+_DIGITS = 5
+_NATURES = {"exact": "exact, rounded up", "pld": "certified upper bound"}
+_ARRAYS = " or an array of numbers"
+_PLACE = re.compile(r"request((?:\.\w+|\[\d+\])*): (?:(\w+)\b)?")
+
+
+def start(path: Path | None) -> dict[str, Any]:
+    """Returns what the page begins with: the first design, and others to choose from.
+
+    Args:
+      path: of a request; None: the README's design.
+
+    Raises:
+      OSError: a file that cannot be read.
+      TypeError, ValueError, NotImplementedError: see `read_request`; and a request
+        that is not for epsilon of one setting of one `GaussianStep`.
+    """
+    request = EpsilonRequest(step=_EXAMPLES[0], num_steps=300, delta=1e-5)
+    if path is not None:
+        request = _checked(read_request(path, EpsilonRequest))
+    examples = {type(step.design).__name__: step.to_dict() for step in _EXAMPLES}
+    return {
+        "name": "omniglot" if path is None else path.stem,
+        "request": plain(request.to_dict()),
+        "examples": examples,
+        "schemes": {type(scheme).__name__: scheme.to_dict() for scheme in _SCHEMES},
+    }
+
+
+def answer(part: str, question: Any) -> dict[str, Any]:
+    """Returns one part of what is known of a design, as JSON can hold it.
+
+    Args:
+      part: one of `PARTS`.
+      question: ``{"request": ..., "epsilon": ...}``: a request in dictionary form,
+        and the target epsilon of the part "noise". It may be untrusted.
+
+    Returns:
+      The part's content, numbers and their text, rounded to the private side, and
+      "remarks". For what is refused ``{"error": {"place": ..., "message": ...}}``: the
+      library's message (without arrays, which the page has none of), and the field it
+      is about ("step.noise_multiplier").
+    """
+    try:
+        with (
+            using_engine("numpy"),
+            warnings.catch_warnings(record=True, action="always") as caught,
+        ):
+            request = _request(question)
+            content = PARTS[part](request, question.get("epsilon"))
+    except (TypeError, ValueError, NotImplementedError, MemoryError) as error:
+        return {"error": _error(error)}
+    caveats = [*(str(warning.message) for warning in caught), *caveats_on(request)]
+    return plain({**content, "remarks": list(dict.fromkeys(caveats))})
+
+
+def reply(line: bytes) -> dict[str, Any]:
+    """Returns the answer to a line of JSON, the part's name and the question."""
+    part, question = parse_json(line, allow_infinity=False)
+    return answer(part, question)
+
+
+def _request(question: Any) -> EpsilonRequest:
+    if not isinstance(question, Mapping) or not isinstance(
+        fields := question.get("request"), Mapping
+    ):
+        raise TypeError(f"request must be a table, got {_validation.shown(question)}")
+    return _checked(EpsilonRequest.from_dict(fields, where="request"))
+
+
+def _checked(request: EpsilonRequest) -> EpsilonRequest:
+    """The request, refused unless it is one that the page can show."""
+    if not isinstance(request.step, GaussianStep):
+        raise NotImplementedError(
+            "the page shows runs of one GaussianStep, got a "
+            f"{type(request.step).__name__}; `epsilon` and `curve` take all runs"
+        )
+    if request.delta is None:
+        raise ValueError("the page shows epsilons, so the request needs a delta")
+    if request.shape != ():
+        raise ValueError(
+            "the page shows one setting, so every field must be a scalar, got fields "
+            f"of shape {request.shape}"
+        )
+    return request
+
+
+def _error(error: Exception) -> dict[str, str]:
+    """What went wrong, and the field that it is about as far as the message says."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = text.replace(_ARRAYS, "")  # which the library takes, and no box on the page
+    found = _PLACE.match(text)
+    if found is None:
+        return {"place": "", "message": text}
+    place = ".".join(filter(None, (found[1].removeprefix("."), found[2])))
+    return {"place": place, "message": text[text.index(": ") + 2 :]}
+
+
+# What follows takes requests that are checked, whose fields are single numbers.
+
+
+def _epsilon(request: Any, _: Any) -> dict[str, Any]:
+    """Epsilon by the request's method."""
+    value, info = request.answer_with_info()
+    nature = _NATURES.get(request.method, "upper bound")
+    if info.is_certified_bound:
+        nature = _NATURES["pld"]
+    return {"epsilon": value, "text": upward(float(value), _DIGITS), "nature": nature}
+
+
+def _levels(request: Any, _: Any) -> dict[str, Any]:
+    """Epsilon of every level that may be protected: exact, and between which ends."""
+    asked: dict[str, Any] = {"num_steps": request.num_steps, "delta": request.delta}
+    rows = []
+    for level in request.step.design.level_names:
+        row: dict[str, Any] = {"level": level}
+        rows.append(row)
+        try:
+            step = dataclasses.replace(request.step, privacy_unit=level)
+            value = float(epsilon(step, **asked))
+            row |= {"epsilon": value, "text": upward(value, _DIGITS)}
+            lower, upper = (float(end) for end in epsilon_interval(step, **asked))
+            ends = f"{downward(lower, _DIGITS)} to {upward(upper, _DIGITS)}"
+            row |= {"lower": lower, "upper": upper, "ends": ends}
+        except (ValueError, NotImplementedError) as error:
+            row["message"] = str(error)
+    return {"levels": rows}
+
+
+def _run(request: Any, _: Any) -> dict[str, Any]:
+    """Epsilon along the run; of epochs at their ends, where they are charged."""
+    last, scheme = int(request.num_steps), epoch_scheme(request.step.design)
+    every = 1 if scheme is None else int(np.asarray(scheme.steps_per_epoch))
+    # Epsilon grows like a root of the steps: denser where it is steep.
+    parts = np.linspace(0, 1, _POINTS_OF_A_RUN) ** 2
+    wholes = (last // every * parts).round() * every
+    steps = np.unique(np.append(wholes, last)).astype(np.int64)
+    values = epsilon(
+        request.step, delta=request.delta, num_steps=steps, method=request.method
+    )
+    return {"num_steps": steps, "epsilon": values}
+
+
+def _curve(request: Any, _: Any) -> dict[str, Any]:
+    """Delta against epsilon, from 0 to where delta is next to nothing."""
+    asked: dict[str, Any] = {"num_steps": request.num_steps, "method": request.method}
+    end = float(epsilon(request.step, delta=SMALLEST_DELTA, **asked))
+    epsilons = np.linspace(0, end if 0 < end < np.inf else 1.0, _POINTS_OF_A_CURVE)
+    return {
+        "epsilon": epsilons,
+        "delta": upper_delta(request.step, epsilon=epsilons, **asked),
+    }
+
+
+def _attack(request: Any, _: Any) -> dict[str, Any]:
+    """What an attacker can reach at most."""
+    curve = privacy_curve(
+        request.step, num_steps=request.num_steps, method=request.method, methods=()
+    )
+    return {
+        "false_positive_rate": curve.false_positive_rate,
+        "true_positive_rate": curve.true_positive_rate,
+        "facts": summary(curve),
+    }
+
+
+def _noise(request: Any, target: Any) -> dict[str, Any]:
+    """The least noise for some targets, and for the one that is asked for."""
+    asked = _validation.single("epsilon", _validation.positive_array("epsilon", target))
+    if asked < SMALLEST_TARGET:
+        raise ValueError(
+            f"epsilon must be at least {SMALLEST_TARGET:g} on the page, got {asked!r}; "
+            "`calibrate` on the command line takes any above 0"
+        )
+    noises = CalibrationRequest(
+        step=request.step,
+        calibrate="noise_multiplier",
+        epsilon=sorted({*TARGETS, float(asked)}),
+        delta=request.delta,
+        num_steps=request.num_steps,
+        method=request.method,
+    )
+    found = np.asarray(noises.answer())
+    texts = [upward(float(value), _DIGITS) for value in found]
+    return {"targets": noises.epsilon, "noise": found, "texts": texts}
+
+
+def _toml(request: Any, _: Any) -> dict[str, Any]:
+    """The design as a request file."""
+    return {"toml": to_toml(plain(request.to_dict()))}
+
+
+PARTS: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
+    "epsilon": _epsilon,
+    "levels": _levels,
+    "run": _run,
+    "curve": _curve,
+    "noise": _noise,
+    "attack": _attack,
+    "toml": _toml,
+}
+
+_EXAMPLES = (
+    GaussianStep(
+        GroupedClasses(
+            num_classes=1_623,
+            ways=5,
+            episodes=Poisson(EPISODE, sampling_probability=0.2),
+            examples=WithoutReplacement(EXAMPLE, size=4, population=20),
+        ),
+        noise_multiplier=2.0,
+    ),
+    GaussianStep(
+        MultistageSampling(
+            Poisson("task", sampling_probability=0.1),
+            WithoutReplacement(CLASS, size=5, population=20),
+            WithoutReplacement(EXAMPLE, size=10, population=50),
+        ),
+        noise_multiplier=2.0,
+        clip_unit="task",
+    ),
+    GaussianStep(
+        IndependentEpisodes(
+            MultistageSampling(
+                WithoutReplacement(CLASS, size=5, population=1_623),
+                WithoutReplacement(EXAMPLE, size=4, population=20),
+            ),
+            num_episodes=65,
+        ),
+        noise_multiplier=2.0,
+    ),
+)
+_SCHEMES = (
+    Poisson("level", sampling_probability=0.1),
+    WithoutReplacement("level", size=10, population=100),
+    RandomAllocation("level", steps_per_epoch=10),
+    ShuffledEpochs("level", steps_per_epoch=10),
+)

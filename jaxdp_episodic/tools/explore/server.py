@@ -1,0 +1,155 @@
+"""The page's server: this machine's own browser, under a secret address, and no files.
+
+Four texts of the package are served, and answers to questions; nothing is read from
+the disk once it has started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from importlib import resources
+from typing import Any
+
+from jaxdp_episodic.files.json_file import parse_json
+from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.tools.explore.lane import Lane
+from jaxdp_episodic.tools.explore.questions import PARTS
+
+_ADDRESS = "127.0.0.1"
+_PAGES = {
+    "": ("index.html", "text/html"),
+    "style.css": ("style.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+    "form.js": ("form.js", "text/javascript"),
+    "chart.js": ("chart.js", "text/javascript"),
+}
+_HEADERS = {
+    # Nothing from elsewhere, neither shown nor asked.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src "
+    "'self'; connect-src 'self'; img-src blob: data:; base-uri 'none'; form-action "
+    "'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_LONGEST_QUESTION = 2**22  # bytes
+
+
+def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) -> None:
+    """Serves the page to this machine until the process is interrupted.
+
+    Args:
+      start: what the page begins with, see `questions.start`.
+      port: 0: a free one.
+      on_ready: called with the page's address once it can be opened.
+
+    Raises:
+      ImportError: Starlette or uvicorn, of the extra ``[explore]``, is not installed.
+      OSError: the port is taken.
+      OverflowError: there is no such port.
+    """
+    uvicorn = _need("uvicorn")
+    secret = secrets.token_urlsafe(16)
+    config = uvicorn.Config(
+        lambda: application(start, secret, lambda: Lane(lambda: server.should_exit)),
+        factory=True,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,  # the process may have logs of its own
+        log_level="warning",
+        server_header=False,
+    )
+    server = uvicorn.Server(config)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((_ADDRESS, port))
+        listener.listen()
+        on_ready(f"http://{_ADDRESS}:{listener.getsockname()[1]}/{secret}/")
+        server.run(sockets=[listener])
+
+
+def application(
+    start: dict[str, Any], secret: str, new_lane: Callable[[], Lane]
+) -> Any:
+    """Returns the ASGI application whose addresses all begin with ``/secret/``."""
+    routing = _need("starlette.routing")
+    responses = _need("starlette.responses")
+    middleware = _need("starlette.middleware")
+    trustedhost = _need("starlette.middleware.trustedhost")
+    applications = _need("starlette.applications")
+
+    def send(content: str | bytes, media_type: str, status: int = 200) -> Any:
+        return responses.Response(content, status, _HEADERS, media_type)
+
+    def page(name: str, media_type: str) -> Callable[[Any], Any]:
+        folder = resources.files("jaxdp_episodic.tools.explore") / "page"
+        text = (folder / name).read_text(encoding="utf-8")
+
+        async def sent(request: Any) -> Any:
+            return send(text, media_type)
+
+        return sent
+
+    async def starting(request: Any) -> Any:
+        return send(json.dumps(start), "application/json")
+
+    # A number never waits for a picture: it has a lane of its own.
+    number, pictures = new_lane(), new_lane()
+
+    async def answered(request: Any) -> Any:
+        part = request.path_params["part"]
+        if part not in PARTS:
+            return send("no such part", "text/plain", 404)
+        try:
+            line = json.dumps([part, await _question(request)]).encode() + b"\n"
+        except ValueError as error:
+            return send(str(error), "text/plain", 400)
+        lane = number if part in ("epsilon", "toml") else pictures
+        found = await lane.ask(line, request.is_disconnected)
+        return send(found or b"", "application/json", 200 if found else 204)
+
+    @contextlib.asynccontextmanager
+    async def lanes_open(app: Any) -> AsyncIterator[None]:
+        await asyncio.gather(number.start(), pictures.start())
+        yield
+        await asyncio.gather(number.end(), pictures.end())
+
+    routes = [routing.Route(f"/{n}", page(*where)) for n, where in _PAGES.items()]
+    routes.append(routing.Route("/start", starting))
+    routes.append(routing.Route("/answer/{part}", answered, methods=["POST"]))
+    # Another site's name that was made to lead here is not ours.
+    hosts = middleware.Middleware(
+        trustedhost.TrustedHostMiddleware, allowed_hosts=[_ADDRESS, "localhost"]
+    )
+    return applications.Starlette(
+        routes=[routing.Mount(f"/{secret}", routes=routes)],
+        middleware=[hosts],
+        lifespan=lanes_open,
+    )
+
+
+def _need(module: str) -> Any:
+    return require(module, purpose="explore", extra="explore")
+
+
+async def _question(request: Any) -> Any:
+    """The question, which no other site's page can ask: JSON needs its permission.
+
+    Raises:
+      ValueError: not JSON, or too long.
+    """
+    if request.headers.get("content-type") != "application/json":
+        raise ValueError("a question must be application/json")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _LONGEST_QUESTION:
+            raise ValueError(f"a question must have at most {_LONGEST_QUESTION} bytes")
+    return parse_json(bytes(body), allow_infinity=False)

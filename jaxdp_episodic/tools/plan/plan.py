@@ -1,0 +1,324 @@
+"""Which design should I run? A search over designs within privacy and compute.
+
+Every candidate is calibrated to the same (epsilon, delta). They are compared by
+
+* ``signal_to_noise``: of a sum of ``m`` clipped contributions with noise of standard
+  deviation ``noise_multiplier`` clip norms in every direction, the ratio
+  ``m / noise_multiplier``: what the step would have if all contributions had the clip
+  norm and agreed. With the whole step as one contribution, ``m = 1``.
+* ``num_steps``: more updates, each noisier;
+* ``total_episodes``: what has to be computed. An episode with more examples than the
+  smallest that is tried counts by its examples.
+
+A candidate that another one beats in one of the three and equals or beats in the others
+is not on the front. To choose from the front one needs to know how much noise learning
+bears; `effective_steps` is an estimate of it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.serialization import spec_to_dict
+from jaxdp_episodic.accountant.describe.step import STEP
+from jaxdp_episodic.files.table_file import writing
+from jaxdp_episodic.tools.plan.designs import (
+    EPOCHS,
+    Design,
+    class_designs,
+    task_designs,
+)
+from jaxdp_episodic.tools.plan.question import (
+    EpisodeShape,
+    PlanDescription,
+    PlanRequest,
+    learning_rate,
+)
+from jaxdp_episodic.tools.plan.settings import (
+    Candidates,
+    budgeted,
+    calibrated_noise,
+    in_epochs,
+    recommended,
+)
+
+TABLE, CONFIG = "plan.csv", "recommended.toml"
+
+
+class Plan(NamedTuple):
+    """The candidates, one entry each in every (n,) array.
+
+    Attributes:
+      designs: the designs that were compared.
+      design: place of the candidate's design among them.
+      episodes_per_step: on average.
+      num_steps: of the run.
+      noise_multiplier: the smallest that keeps the run within the target, or up to
+        1e-3 more, relative.
+      signal_to_noise: of a step; see the module.
+      total_episodes: of the run, weighted by examples.
+      effective_steps: an *estimate*; see `effective_steps`.
+      is_on_front: no other candidate is at least as good in everything and better in
+        something.
+      recommended: place of the recommended candidate.
+      left_out: why designs were left out, by name.
+      gains: what epochs gain on coins, by the name of the design.
+    """
+
+    designs: tuple[Design, ...]
+    design: np.ndarray
+    episodes_per_step: np.ndarray
+    num_steps: np.ndarray
+    noise_multiplier: np.ndarray
+    signal_to_noise: np.ndarray
+    total_episodes: np.ndarray
+    effective_steps: np.ndarray
+    is_on_front: np.ndarray
+    recommended: int
+    left_out: dict[str, str]
+    gains: dict[str, str]
+
+    def best_of(self, design: int) -> int:
+        """Returns the place of a design's candidate that is recommended within it."""
+        return recommended(
+            np.where(self.design == design, self.effective_steps, -np.inf),
+            self.total_episodes,
+        )
+
+
+def make_plan(request: PlanRequest, population: Population) -> Plan:
+    """Returns the candidates within privacy and compute, compared.
+
+    Args:
+      request: the question.
+      population: the tree of classes or tasks and their examples, two levels.
+
+    Raises:
+      TypeError: a population of the wrong type.
+      NotImplementedError: a tree of more than two levels.
+      ValueError: more ways than classes, or no design is possible; the message has the
+        reasons.
+    """
+    compute, learning = request.compute, request.learning
+    designs = [
+        design
+        for design in _designs(request.episode, population)
+        if design.scheme in request.schemes
+    ]
+    unit = min(design.examples for design in designs)
+    parts: list[Candidates] = []
+    left_out, gains = {}, {}
+    for design in designs:
+        weight = design.examples / unit
+        episodes, steps = budgeted(compute, design, weight)
+        if not episodes.size:
+            left_out[design.name] = (
+                f"{compute.fewest_steps} steps of one episode exceed total_episodes"
+            )
+            continue
+        try:
+            if design.scheme == EPOCHS:
+                coins = next((c for c in parts if c.design.is_rival_of(design)), None)
+                episodes, steps, gain = in_epochs(
+                    request, population, design, coins, (episodes, steps)
+                )
+                gains |= {design.name: gain} if gain else {}
+            noise = calibrated_noise(request, population, design, episodes, steps)
+        except (ValueError, NotImplementedError) as error:
+            left_out[design.name] = str(error)
+            continue
+        good = np.isfinite(noise) & (noise > 0)
+        episodes, steps, noise = (a[good] for a in (episodes, steps, noise))
+        worth = effective_steps(
+            steps,
+            noise_multiplier=noise,
+            episodes_per_step=episodes,
+            is_one_contribution=design.clip_unit == STEP,
+            effective_dimension=learning.effective_dimension,
+            alignment=learning.alignment,
+        )
+        total = np.ceil(episodes * steps * weight)
+        parts.append(Candidates(design, episodes, steps, noise, total, worth))
+    kept = tuple(part.design for part in parts)
+    if not sum(part.steps.size for part in parts):
+        reasons = "; ".join(f"{k}: {v}" for k, v in left_out.items())
+        raise ValueError(
+            f"no design of levels {population.level_names} is within epsilon="
+            f"{request.epsilon:g} and the budget of episodes "
+            f"({reasons or 'no finite noise'})"
+        )
+    columns = [
+        np.concatenate(column) for column in zip(*(p[1:] for p in parts), strict=True)
+    ]
+    episodes, steps, noise, total, worth = columns
+    contributions = np.concatenate(
+        [part.design.clipped_contributions(part.episodes) for part in parts]
+    )
+    signal = contributions / noise
+    return Plan(
+        designs=kept,
+        design=np.repeat(np.arange(len(parts)), [part.steps.size for part in parts]),
+        episodes_per_step=episodes,
+        num_steps=steps,
+        noise_multiplier=noise,
+        signal_to_noise=signal,
+        total_episodes=total,
+        effective_steps=worth,
+        is_on_front=_front(np.stack([-signal, -steps, total])),
+        recommended=recommended(worth, total),
+        left_out=left_out,
+        gains=gains,
+    )
+
+
+def effective_steps(
+    num_steps: Any,
+    *,
+    noise_multiplier: Any,
+    episodes_per_step: Any,
+    is_one_contribution: Any,
+    effective_dimension: int,
+    alignment: float,
+) -> np.ndarray:
+    """Returns how many steps without any noise a run is worth; an *estimate*.
+
+    On a smooth loss a gradient step of the best length gains
+    ``|g|^2 / (|g|^2 + E|noise|^2)`` of what it would gain without noise. With
+    contributions of the clip norm whose mean has norm ``alignment`` (``a``), over
+    ``m`` episodes and ``d`` directions, the ratio of the squared norms of signal and
+    noise is ``a^2 / ((1 - a^2)/m + d noise_multiplier^2 / m^2)``. Clipping the mean of
+    all episodes as one contribution makes its norm 1, the noise ``d
+    noise_multiplier^2``. Curvature, adaptive optimizers and shrinking gradients are
+    not in it: it ranks designs, it does not foretell accuracy.
+
+    Args:
+      num_steps: (n,).
+      noise_multiplier: (n,).
+      episodes_per_step: (n,).
+      is_one_contribution: (n,) whether the whole step is clipped at once.
+      effective_dimension: ``d``, directions in which noise hurts.
+      alignment: in (0, 1].
+
+    Returns:
+      (n,) at most ``num_steps``.
+
+    Reference: Bottou, Curtis, Nocedal (2018), arXiv:1606.04838v3, Lemma 4.4 at its best
+    step length.
+    """
+    m, noise = np.asarray(episodes_per_step, np.float64), np.asarray(noise_multiplier)
+    drawn = (1 - alignment**2) / m
+    added = effective_dimension * noise**2
+    each = alignment**2 / (drawn + added / m**2)
+    share = alignment**2 / (alignment**2 + drawn)
+    once = share / (1 - share + added)
+    ratio = np.where(is_one_contribution, once, each)
+    return np.asarray(num_steps * ratio / (1 + ratio))
+
+
+def training_config(
+    plan: Plan, description: PlanDescription, candidate: int | None = None
+) -> dict[str, Any] | None:
+    """Returns a candidate as a training config, the recommended one by default.
+
+    None if the plan's file has no data or no table ``train``.
+    """
+    train, data = description.train, description.data
+    if train is None or data is None:
+        return None
+    request = description.request
+    place = plan.recommended if candidate is None else candidate
+    design = plan.designs[int(plan.design[place])]
+    episodes = float(plan.episodes_per_step[place])
+    sampling = spec_to_dict(design.sampling(episodes))
+    sampling.pop("version")
+    learner = train.get("learner", {})
+    config = {
+        "version": 1,
+        "epsilon": request.epsilon,
+        "delta": request.delta,
+        "num_steps": int(plan.num_steps[place]),
+        **{k: v for k, v in train.items() if k != "learner"},
+        "data": data,
+        "step": {
+            "clip_unit": design.clip_unit,
+            "privacy_unit": request.privacy_unit,
+            "neighboring_relation": request.neighboring_relation,
+            "sampling": sampling,
+        },
+        "learner": {"shots": request.episode.shots, **learner},
+    }
+    meant_for, rate = request.learning.learning_rate_steps, learning_rate(train)
+    if meant_for is not None and rate is not None:
+        scaled = rate * math.sqrt(meant_for / int(plan.num_steps[place]))
+        rounded = float(f"{scaled:.4g}")
+        config["optimizer"] = {**train["optimizer"], "learning_rate": rounded}
+    if design.clip_unit == request.privacy_unit and "normalizer" not in config:
+        # The number of protected units is private; the mean that was planned with is
+        # the public estimate that the trainer asks for.
+        config["normalizer"] = episodes
+    return config
+
+
+def write_table(path: Path, plan: Plan) -> None:
+    """Writes all candidates as CSV; whole or not at all.
+
+    Raises:
+      OSError: a file that cannot be written.
+    """
+    numbers = (
+        "episodes_per_step",
+        "num_steps",
+        "noise_multiplier",
+        "signal_to_noise",
+        "total_episodes",
+        "effective_steps",
+        "is_on_front",
+    )
+    names = ("design", "clip_unit", "examples", *numbers, "is_recommended")
+    columns = [np.asarray(getattr(plan, name)).tolist() for name in numbers]
+    rows = []
+    for place, cells in enumerate(zip(*columns, strict=True)):
+        design = plan.designs[int(plan.design[place])]
+        what = (design.name, design.clip_unit, design.examples)
+        row = (*what, *cells, place == plan.recommended)
+        rows.append(dict(zip(names, row, strict=True)))
+    with writing(path, dict.fromkeys(names, "string")) as write:
+        write(rows)
+
+
+def _designs(episode: EpisodeShape, population: Population) -> list[Design]:
+    """What may be compared of such a tree."""
+    if not isinstance(population, Population):
+        raise TypeError(f"population must be a Population, got {population!r}")
+    if population.num_levels != 2:
+        raise NotImplementedError(
+            "population must have two levels (classes or tasks, and examples), "
+            f"got {population.num_levels}"
+        )
+    sizes, stated = episode.examples, episode.population
+    if episode.ways is None:
+        return task_designs(population, sizes=sizes, stated_size=stated)
+    if episode.ways > population.num_units(1):
+        raise ValueError(
+            f"ways must be at most the {population.num_units(1)} classes, "
+            f"got {episode.ways}"
+        )
+    return class_designs(population, ways=episode.ways, sizes=sizes, stated_size=stated)
+
+
+def _front(costs: np.ndarray) -> np.ndarray:
+    """(n,) which columns of the (3, n) costs no other column dominates."""
+    order = np.lexsort(costs[::-1])
+    is_on_front = np.zeros(costs.shape[1], bool)
+    front = np.zeros((costs.shape[0], 0))
+    for place in order.tolist():
+        point = costs[:, place : place + 1]
+        if not np.any(np.all(front <= point, axis=0)):
+            is_on_front[place] = True
+            front = np.concatenate([front, point], axis=1)
+    return is_on_front

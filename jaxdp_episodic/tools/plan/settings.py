@@ -1,0 +1,143 @@
+"""Numbers of episodes and steps to try of a design, and the noise that they take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
+from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
+from jaxdp_episodic.tools.plan.designs import EPOCHS, INDEPENDENT, Design
+from jaxdp_episodic.tools.plan.question import Compute, PlanRequest
+
+# Points of the grids; independent episodes cost a sum over their number, and every
+# length of an epoch has a distribution of its own.
+_GRID, _COARSE_GRID = (18, 18), (6, 5)
+_SLOW = (INDEPENDENT, EPOCHS)
+# Of a candidate's noise, from above: what is trained is calibrated on its own, and
+# candidates are told apart by _NEARLY_BEST.
+_TOLERANCE = 1e-3
+# Of candidates within this share of the best, the one that computes least is chosen.
+_NEARLY_BEST = 0.98
+
+
+class Candidates(NamedTuple):
+    """Settings of one design, (n,) each; see `plan.Plan`."""
+
+    design: Design
+    episodes: np.ndarray
+    steps: np.ndarray
+    noise: np.ndarray
+    total: np.ndarray
+    worth: np.ndarray
+
+
+def budgeted(
+    compute: Compute, design: Design, weight: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns pairs of episodes a step and steps within the budget, with its edges."""
+    budget = compute.total_episodes / weight
+    most = min(compute.episodes_per_step, design.most_episodes)
+    largest = int(min(most, budget / compute.fewest_steps))
+    if largest < 1:
+        return np.zeros(0), np.zeros(0)
+    sizes = _COARSE_GRID if design.scheme in _SLOW else _GRID
+    episodes = np.unique(np.rint(np.geomspace(1, largest, sizes[0])))
+    grid = np.geomspace(compute.fewest_steps, compute.most_steps, sizes[1])
+    pairs = set()
+    for m in episodes.tolist():
+        last = min(compute.most_steps, int(budget // m))
+        steps = {int(t) for t in np.rint(grid) if t <= last} | {last}
+        pairs |= {(int(m), t) for t in steps if t >= compute.fewest_steps}
+    array = np.array(sorted(pairs), np.int64).reshape(-1, 2)
+    return array[:, 0].astype(np.float64), array[:, 1]
+
+
+def calibrated_noise(
+    request: PlanRequest,
+    population: Population,
+    design: Design,
+    episodes: np.ndarray,
+    steps: np.ndarray,
+) -> np.ndarray:
+    """Returns the smallest noise of each setting, to 1e-3, by one call for all."""
+    return np.asarray(
+        calibrate_noise_multiplier(
+            _step(request, population, design, episodes, 1.0),
+            epsilon=request.epsilon,
+            delta=request.delta,
+            num_steps=steps,
+            method=request.method,
+            tolerance=_TOLERANCE,
+        )
+    )
+
+
+def recommended(worth: np.ndarray, total: np.ndarray) -> int:
+    """Returns the place of the cheapest of those that are nearly the best."""
+    near = np.flatnonzero(worth >= _NEARLY_BEST * worth.max())
+    return int(near[np.lexsort((-worth[near], total[near]))[0]])
+
+
+def in_epochs(
+    request: PlanRequest,
+    population: Population,
+    design: Design,
+    coins: Candidates | None,
+    settings: tuple[np.ndarray, np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """Returns settings of a design by epochs, and what it gains on coins there.
+
+    Epochs are of whole numbers of steps, two or more. With coins to compare with, those
+    settings are taken at which they do best for their numbers of episodes, if epochs
+    cost less at the one of them that is recommended: the same batches, as many steps,
+    by the request's method.
+
+    Raises:
+      ValueError: epochs cost as much, or more, or no epoch has two steps.
+    """
+    episodes, steps = settings
+    if coins is not None and coins.steps.size:
+        order = np.argsort(-coins.worth, kind="stable")
+        order = np.append(recommended(coins.worth, coins.total), order)
+        _, first = np.unique(coins.episodes[order], return_index=True)
+        best = order[np.sort(first)][: len(np.unique(episodes))]
+        episodes, steps = coins.episodes[best], coins.steps[best]
+    length = np.ceil(design.most_episodes / episodes)
+    length, steps = (a[length > 1] for a in (length, steps))
+    if not length.size:
+        raise ValueError("everybody takes part in every step")
+    episodes = design.most_episodes / length
+    if coins is None or not coins.steps.size:
+        return episodes, steps, ""
+    first = episodes[:1], steps[:1]
+    noise = calibrated_noise(request, population, coins.design, *first)
+    step = _step(request, population, design, first[0], noise)
+    asked = {"delta": request.delta, "method": request.method}
+    spent = float(np.asarray(epsilon_of(step, num_steps=first[1], **asked))[0])
+    place = f"{first[0][0]:,.4g} episodes, {steps[0]:,} steps and noise {noise[0]:.4g}"
+    compared = f"at {place} epochs cost epsilon {spent:.4g}, coins {request.epsilon:g}"
+    if not spent < request.epsilon:
+        raise ValueError(compared)
+    return episodes, steps, compared
+
+
+def _step(
+    request: PlanRequest,
+    population: Population,
+    design: Design,
+    episodes: np.ndarray,
+    noise: np.ndarray | float,
+) -> GaussianStep:
+    return GaussianStep(
+        design.sampling(episodes),
+        noise_multiplier=noise,
+        clip_unit=design.clip_unit,
+        privacy_unit=request.privacy_unit,
+        neighboring_relation=request.neighboring_relation,
+        small_units="keep",
+        population=population if request.episode.population is None else None,
+    )

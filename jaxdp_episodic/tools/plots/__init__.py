@@ -1,0 +1,4 @@
+"""Every picture.
+
+Doors: `audit`, `curve`, `pictures`, `plan`, `run`.
+"""

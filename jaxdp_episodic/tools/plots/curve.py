@@ -1,0 +1,238 @@
+"""The whole privacy curve of one run, as a picture and as numbers beside it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.step import AnyStep
+from jaxdp_episodic.accountant.questions.api import METHODS, epsilon
+from jaxdp_episodic.accountant.questions.attacker import (
+    advantage,
+    gdp_mu,
+    true_positive_rate,
+    upper_delta,
+)
+from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.files import json_file
+from jaxdp_episodic.tools.plots.figures import (
+    check_suffix,
+    new_figure,
+    note,
+    plain,
+    save,
+)
+
+# The curve is drawn down to this delta; mu speaks of the same part of it.
+SMALLEST_DELTA = 1e-12
+_FALSE_POSITIVE_RATES = np.concatenate(
+    [np.geomspace(1e-6, 0.1, 101), 1 - 0.9 * np.geomspace(1, 1e-3, 61)[1:], [1.0]]
+)
+_NUM_EPSILONS = 51
+# Told apart without colour: by the dashes, and by the lightness of the colour.
+_STYLES: dict[str, dict[str, Any]] = {
+    "exact": {"color": "#000000", "ls": "-", "lw": 1.8},
+    "pld": {"color": "#56b4e9", "ls": (0, (6, 2)), "lw": 1.6},
+    "rdp": {"color": "#d55e00", "ls": (0, (4, 1.5, 1, 1.5)), "lw": 1.6},
+}
+_GREY = "#777777"
+
+
+class PrivacyCurve(NamedTuple):
+    """The numbers in the picture; all are *upper bounds*, as sure as their method.
+
+    With "exact" the method's estimate of its error is added (`attacker.upper_delta`).
+
+    Attributes:
+      method: how everything but ``delta`` was computed.
+      epsilon: (K,) nats, from 0 up to where delta is about ``smallest_delta``.
+      delta: for each method, (K,).
+      false_positive_rate: (A,).
+      true_positive_rate: (A,) the largest an attacker reaches.
+      advantage: the largest true positive rate minus false positive rate.
+      gdp_mu: see `gdp_mu`.
+      smallest_delta: down to which mu describes the curve.
+    """
+
+    method: str
+    epsilon: np.ndarray
+    delta: dict[str, np.ndarray]
+    false_positive_rate: np.ndarray
+    true_positive_rate: np.ndarray
+    advantage: float
+    gdp_mu: float
+    smallest_delta: float
+
+
+def plot_curve(
+    step: AnyStep,
+    path: str | Path,
+    *,
+    num_steps: Any = None,
+    method: str = "exact",
+    on_part: Callable[[str, int, int], None] | None = None,
+) -> PrivacyCurve:
+    """Draws delta against epsilon, and what an attacker can reach; returns the numbers.
+
+    The numbers are also written as JSON beside the picture, under the same name.
+
+    Args:
+      step: the step, or a run made by `compose`; every field a scalar.
+      path: of the picture, ending in ".png" or ".svg"; replaced if it is there. Its
+        folder is made if it is missing.
+      num_steps: whole number >= 0; None for a composed run.
+      method: of the attacker's rates, the advantage and mu. Delta is drawn for every
+        method.
+      on_part: called before each part of the work with its name, its number, from 1
+        on, and how many there are. New kinds of steps compile for a minute or two.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, a field that is an array, an unknown suffix.
+      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
+      OSError: a file that cannot be written.
+    """
+    path = check_suffix(path)
+    figure = new_figure(10.0, 4.4)
+    # Before the work, which takes its time.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    curve = privacy_curve(step, num_steps=num_steps, method=method, on_part=on_part)
+    figure.get_layout_engine().set(wspace=0.06)
+    left, right = figure.subplots(1, 2)
+    _draw_delta(left, curve)
+    _draw_rates(right, curve)
+    plain(left, right)
+    save(figure, path)
+    document = json_file.plain({"version": 1, **curve._asdict()})
+    text = json.dumps(document, indent=1, allow_nan=False)
+    path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    return curve
+
+
+def privacy_curve(
+    step: AnyStep,
+    *,
+    num_steps: Any = None,
+    method: str = "exact",
+    methods: Sequence[str] = METHODS,
+    on_part: Callable[[str, int, int], None] | None = None,
+) -> PrivacyCurve:
+    """Returns the numbers of the picture, delta by these ``methods``.
+
+    The other arguments and the errors are those of `plot_curve`.
+    """
+    run: dict[str, Any] = {"num_steps": num_steps}
+    numbers = itertools.count(1)
+
+    def begin(part: str) -> None:
+        if on_part is not None:
+            on_part(part, next(numbers), 4 + len(methods))
+
+    begin("advantage")
+    gain = advantage(step, method=method, **run)
+    if np.ndim(gain):
+        raise ValueError(
+            "a curve is drawn for one setting: every field of the step, and num_steps, "
+            f"must be a scalar, got fields of shape {np.shape(gain)}"
+        )
+    begin("largest epsilon")
+    end = float(epsilon(step, delta=SMALLEST_DELTA, method=method, **run))
+    epsilons = np.linspace(0, end if 0 < end < math.inf else 1.0, _NUM_EPSILONS)
+    begin("attacker's rates")
+    rates = true_positive_rate(
+        step, false_positive_rate=_FALSE_POSITIVE_RATES, method=method, **run
+    )
+    begin("Gaussian mu")
+    mu = gdp_mu(step, method=method, smallest_delta=SMALLEST_DELTA, **run)
+    deltas = {}
+    for name in methods:
+        begin(f"delta by {name}")
+        value = upper_delta(step, epsilon=epsilons, method=name, **run)
+        deltas[name] = np.asarray(value)
+    return PrivacyCurve(
+        method=method,
+        epsilon=epsilons,
+        delta=deltas,
+        false_positive_rate=_FALSE_POSITIVE_RATES,
+        true_positive_rate=np.asarray(rates),
+        advantage=float(gain),
+        gdp_mu=float(mu),
+        smallest_delta=SMALLEST_DELTA,
+    )
+
+
+def summary(curve: PrivacyCurve) -> dict[str, str]:
+    """Returns the few numbers that a person would ask for first, rounded up."""
+    facts = {"advantage": f"at most {upward(curve.advantage, 3)}"}
+    for rate in (0.001, 0.01, 0.1):
+        nearest = np.argmin(np.abs(curve.false_positive_rate - rate))
+        reached = upward(curve.true_positive_rate[nearest], 3)
+        facts[f"true positives at {rate:g}"] = f"at most {reached}"
+    facts["Gaussian mu"] = (
+        f"{upward(curve.gdp_mu, 3)} (delta above {curve.smallest_delta:g})"
+    )
+    return facts | {"method": curve.method}
+
+
+def _draw_delta(axes: Any, curve: PrivacyCurve) -> None:
+    """Delta against epsilon, one line a method."""
+    for method, deltas in curve.delta.items():
+        drawn = np.where(deltas > 0, deltas, np.nan)
+        axes.plot(curve.epsilon, drawn, label=method, **_STYLES[method])
+    axes.set_yscale("log")
+    axes.set_ylim(curve.smallest_delta, 2.0)
+    axes.set_xlim(0, curve.epsilon[-1])
+    axes.set_xlabel("epsilon (nats)")
+    axes.set_ylabel("delta (probability), upper bound")
+    axes.set_title("Privacy curve", fontsize=11)
+    if curve.advantage == 0:
+        note(axes, "nothing is revealed: delta is 0", inset=0.04, size=10)
+    else:
+        axes.legend(title="method", frameon=False, loc="upper right")
+
+
+def _draw_rates(axes: Any, curve: PrivacyCurve) -> None:
+    """True against false positive rate on logarithmic axes."""
+    alpha = curve.false_positive_rate
+    axes.plot(
+        alpha,
+        curve.true_positive_rate,
+        label=f"largest possible ({curve.method})",
+        **_STYLES["exact"],
+    )
+    if 0 < curve.gdp_mu < math.inf:
+        axes.plot(
+            alpha,
+            _gaussian_rates(alpha, curve.gdp_mu),
+            label=f"Gaussian of mu = {upward(curve.gdp_mu, 3)}",
+            color="#0072b2",
+            ls=(0, (6, 2)),
+            lw=1.3,
+        )
+    axes.plot(alpha, alpha, color=_GREY, ls=(0, (1, 1.5)), lw=1.5, label="guessing")
+    axes.set(xscale="log", yscale="log", xlim=(1e-6, 1.0), ylim=(1e-6, 1.3))
+    axes.set_xlabel("false positive rate of the attacker")
+    axes.set_ylabel("true positive rate of the attacker")
+    axes.set_title("Membership attack", fontsize=11)
+    axes.legend(frameon=False, loc="lower right")
+    note(
+        axes,
+        f"advantage at most {upward(curve.advantage, 3)}\n"
+        f"mu = {upward(curve.gdp_mu, 3)}  (delta above {curve.smallest_delta:g})",
+        inset=0.04,
+        size=10,
+    )
+
+
+def _gaussian_rates(alpha: np.ndarray, mu: float) -> list[float]:
+    """True positive rates of telling N(mu, 1) from N(0, 1)."""
+    normal = NormalDist()
+    inside = [normal.cdf(normal.inv_cdf(a) + mu) for a in alpha[alpha < 1].tolist()]
+    return inside + [1.0] * int(np.sum(alpha >= 1))

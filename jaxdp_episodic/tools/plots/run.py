@@ -1,0 +1,125 @@
+"""The picture of a training run: loss, scores and epsilon against the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.tools.plots.figures import new_figure, plain, save
+
+_INK, _BLUE, _ORANGE = "#333333", "#2a6fbb", "#c8641b"
+
+
+def draw_run(
+    path: Path,
+    *,
+    epsilons: Sequence[tuple[int, float]],
+    losses: Sequence[tuple[int, float]],
+    scores: Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]],
+    target_epsilon: float,
+    without_noise: Mapping[str, Mapping[str, Any]] | None = None,
+    meaning: str = "",
+) -> None:
+    """Draws loss, scores and epsilon against the step, one above the other.
+
+    Args:
+      path: of the picture, .png or .svg; readable by its owner only, as losses are
+        private.
+      epsilons: steps, and what was spent after each.
+      losses: steps and training losses, which are private; may be empty.
+      scores: steps, and for each part of the held-out data its score as in the log;
+        may be empty.
+      target_epsilon: inf for a run without noise.
+      without_noise: last scores of the same run without noise, which is not private.
+      meaning: a sentence or two below, of what the protection means.
+
+    Raises:
+      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
+      OSError: a file that cannot be written.
+    """
+    figure = new_figure(7.2, 7.4)
+    panels = list(figure.subplots(3 if losses else 2, sharex=True))
+    *tops, middle, bottom = panels
+    for top in tops:
+        _draw_losses(top, np.array(losses, float))
+        top.set_ylabel("training loss\n(private)")
+    _draw_scores(middle, scores, without_noise or {})
+    if np.isfinite(target_epsilon):
+        bottom.plot(*zip(*epsilons, strict=True), color=_INK, label="spent")
+        bottom.axhline(target_epsilon, color=_ORANGE, ls="--", label="target")
+        bottom.set_ylim(0, 1.12 * target_epsilon)
+        bottom.legend(frameon=False, loc="lower right")
+    else:
+        bottom.text(
+            0.5,
+            0.5,
+            "no noise: epsilon is infinite",
+            ha="center",
+            va="center",
+            transform=bottom.transAxes,
+        )
+        bottom.set_yticks([])
+    bottom.set_ylabel("epsilon (nats)")
+    bottom.set_xlabel("step" + ("\n\n" + meaning if meaning else ""))
+    plain(*panels)
+    save(figure, path, is_private=True)
+
+
+def _draw_losses(axes: Any, losses: np.ndarray) -> None:
+    """Every step in grey, and a running mean."""
+    steps, values = losses.T
+    axes.plot(steps, values, color="#bbbbbb", lw=0.8)
+    width = max(1, len(values) // 30)
+    if len(values) >= 2 * width:
+        smooth = np.convolve(values, np.ones(width) / width, "valid")
+        axes.plot(
+            steps[width - 1 :], smooth, color=_INK, label=f"mean of {width} steps"
+        )
+        axes.legend(frameon=False)
+
+
+def _draw_scores(
+    axes: Any,
+    scores: Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]],
+    without_noise: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Score with its interval, one line for each part of the held-out data.
+
+    Beside it, dashed, what it would be without noise.
+    """
+    styles = zip((_BLUE, _ORANGE, _INK), "osD", strict=True)
+    names = list(dict.fromkeys(name for _, parts in scores for name in parts))
+    for name, (color, marker) in zip(names, styles, strict=False):
+        rows = [(step, parts[name]) for step, parts in scores if name in parts]
+        steps = [step for step, _ in rows]
+        mean = np.array([score["mean"] for _, score in rows])
+        ends = np.array([[score["low"], score["high"]] for _, score in rows]).T
+        axes.errorbar(
+            steps,
+            mean,
+            np.abs(ends - mean),
+            color=color,
+            marker=marker,
+            ms=4,
+            capsize=2,
+            label=f"{name}, private: {mean[-1]:.4f}",
+        )
+        if name in without_noise:
+            bare = without_noise[name]["mean"]
+            label = f"{name}, without noise (not private): {bare:.4f}"
+            axes.axhline(bare, color=color, ls="--", lw=1, label=label)
+        axes.set_ylabel(rows[0][1]["name"] + "\n(held out)")
+    if names:
+        axes.legend(frameon=False, loc="best")
+    if names and without_noise and len(scores) > 2:
+        # Close to the other run: the score of nothing learned is beyond the axis.
+        parts = [part for _, part in scores[1:]]
+        ends = [
+            s[end] for part in parts for s in part.values() for end in ("low", "high")
+        ]
+        ends += [score["mean"] for score in without_noise.values()]
+        low, high = min(ends), max(ends)
+        axes.set_ylim(low - 1.2 * (high - low), high + 0.3 * (high - low))

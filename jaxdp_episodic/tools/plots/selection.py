@@ -1,0 +1,179 @@
+"""What a picture shows of a sweep: some settings along two or three of its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.tools.plots.labels import number, short_label
+from jaxdp_episodic.tools.sweep.description import QUANTITIES, described_grid
+from jaxdp_episodic.tools.sweep.folder import SweepFolder, read_manifest
+from jaxdp_episodic.tools.sweep.grid import METHOD, QUANTITY, Grid
+from jaxdp_episodic.tools.sweep.table import read_columns, value_name
+
+
+class SweepTable:
+    """A finished sweep, read as far as it is looked at.
+
+    Args:
+      folder: the sweep's.
+
+    Attributes:
+      path: of the table.
+      grid: the settings.
+      description: of the sweep.
+      value: name of the answers' column.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it holds no sweep, or one that is not finished.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        manifest = read_manifest(folder)
+        found = SweepFolder(folder, manifest).table
+        if found is None:
+            raise ValueError("the sweep is not finished: it has no table yet")
+        self.path = found
+        self.description: dict[str, Any] = manifest["sweep"]
+        self.grid: Grid = described_grid(self.description)
+        self.value = value_name(self.description)
+
+    def answers(self, index: np.ndarray) -> np.ndarray:
+        """Returns the answers of settings, in the shape of ``index``."""
+        wanted, back = np.unique(index, return_inverse=True)
+        answers = np.empty(wanted.size)
+        start = 0
+        for block in read_columns(self.path, [self.value], num_rows=self.grid.size):
+            column = block[self.value]
+            low, high = np.searchsorted(wanted, (start, start + column.size))
+            answers[low:high] = column[wanted[low:high] - start]
+            start += column.size
+            if start > wanted[-1]:
+                break
+        return answers[back].reshape(np.shape(index))
+
+    def held(
+        self, drawn: Sequence[str], fix: Mapping[str, str]
+    ) -> tuple[dict[int, int], dict[str, Any]]:
+        """Returns where the axes that are not drawn are held.
+
+        Args:
+          drawn: fields that the picture shows.
+          fix: values of other fields, as text.
+
+        Returns:
+          For each dimension that is not drawn its place, and for each field there its
+          value. Numbers not fixed are at their middle, words at their first.
+
+        Raises:
+          ValueError: an unknown field, one that is drawn, or a value that it has not.
+        """
+        places: dict[int, int] = {}
+        moving = {self.grid.dimension_of(field) for field in drawn}
+        for field, text in fix.items():
+            self.check_field("--fix", field)
+            dimension = self.grid.dimension_of(field)
+            if dimension in moving:
+                raise ValueError(f"--fix: {field!r} is drawn, so it is not fixed")
+            place = place_of("--fix", field, self.grid.points(field), text)
+            if places.setdefault(dimension, place) != place:
+                raise ValueError(f"--fix: {field!r} moves with a field fixed elsewhere")
+        for dimension, fields in enumerate(self.grid.dimensions):
+            if dimension in moving or dimension in places:
+                continue
+            points = self.grid.points(fields[0])
+            places[dimension] = 0 if points.dtype.kind == "U" else points.size // 2
+        values = {
+            field: self.grid.points(field)[place]
+            for dimension, place in sorted(places.items())
+            for field in self.grid.dimensions[dimension]
+        }
+        return places, values
+
+    def check_field(self, option: str, field: str) -> None:
+        """Refuses what is no axis, with the nearest name."""
+        if field not in self.grid.names:
+            hint = _validation.nearest(field, self.grid.names)
+            hint = hint or f"; the axes are {self.grid.names}"
+            raise ValueError(f"{option}: unknown axis {field!r}{hint}")
+
+    def quantity(self, held: Mapping[str, Any]) -> str:
+        """Returns which quantity the answers are, where the axes are held."""
+        return str(held.get(QUANTITY, self.description[QUANTITY]))
+
+    def facts(self, held: Mapping[str, Any], drawn: Sequence[str]) -> str:
+        """Returns what holds all over a picture, for its title."""
+        facts = {k: number(v) for k, v in held.items() if k != QUANTITY}
+        needed = {"epsilon": ("num_steps", "delta"), "delta": ("num_steps", "epsilon")}
+        targets = needed.get(self.quantity(held), ("num_steps", "epsilon", "delta"))
+        for name in targets:
+            value = self.description.get(name)
+            if value is not None and name not in (*drawn, *facts):
+                facts[name] = number(value)
+        if METHOD not in (*drawn, *facts):
+            facts[METHOD] = self.description[METHOD]
+        return ", ".join(f"{short_label(k)} = {v}" for k, v in facts.items())
+
+
+def with_quantity(
+    table: SweepTable, value: str | None, fix: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns ``fix`` with the quantity that is to be drawn.
+
+    Raises:
+      ValueError: a quantity that was not asked for.
+    """
+    if value is None:
+        return dict(fix)
+    if QUANTITY in table.grid.names:
+        return {**fix, QUANTITY: value}
+    _validation.choice("--value", value, QUANTITIES)
+    if value != table.value:
+        raise ValueError(f"--value: the sweep asked for {table.value!r}, got {value!r}")
+    return dict(fix)
+
+
+def spread_out(size: int, most: int) -> np.ndarray:
+    """Returns at most so many places, evenly over ``size``, both ends included."""
+    return np.unique(np.rint(np.linspace(0, size - 1, min(size, most))).astype(int))
+
+
+def place_of(option: str, field: str, points: np.ndarray, text: str) -> int:
+    """Returns where some values have the one written as ``text``.
+
+    Args:
+      option: that gives it, for errors.
+      field: whose values they are, likewise.
+      points: (K,) numbers or words.
+      text: a word, or a number as precise as a person reads it from a table.
+
+    Raises:
+      ValueError: they do not have it; numbers that are close are named.
+    """
+    if points.dtype.kind == "U":
+        _validation.choice(f"{option} {field}", text, points.tolist())
+        return points.tolist().index(text)
+    value = number_of(option, field, text)
+    gaps = np.abs(points - value)
+    near = int(gaps.argmin())
+    if gaps[near] <= 5e-3 * abs(value):
+        return near
+    gaps[near] = np.inf
+    both = sorted({float(points[near]), float(points[gaps.argmin()])})
+    closest = " and ".join(map(number, both))
+    raise ValueError(f"{option}: {field!r} has no value {text}; the closest: {closest}")
+
+
+def number_of(option: str, field: str, text: str) -> float:
+    """Returns the number written as ``text``, or says whose value is none."""
+    try:
+        return float(text.replace("_", ""))
+    except ValueError:
+        raise ValueError(
+            f"{option}: {field!r} must be a number, got {text!r}"
+        ) from None

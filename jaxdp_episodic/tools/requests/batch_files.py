@@ -1,0 +1,201 @@
+"""Files of requests and answers: JSON lines, CSV, Parquet; handled in parts.
+
+Files are not trusted. A line that cannot be read is an error in its row, and the
+answers replace an older file only when all of them are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
+from jaxdp_episodic.files.columns import column_places
+from jaxdp_episodic.files.csv_file import csv_lines
+from jaxdp_episodic.files.json_file import json_lines, parse_json
+from jaxdp_episodic.files.parquet_file import parquet_batches
+from jaxdp_episodic.files.table_file import check_suffix, writing
+from jaxdp_episodic.tools.requests.batch import Answer, KeyPath, answer_requests, nested
+
+_ROWS_AT_ONCE = 20_000
+# Of text; what Python makes of it takes up to twenty times as much.
+_BYTES_AT_ONCE = 2**25
+_COLUMNS = ("row", *Answer._fields)
+_TYPES = ("int64", "string", "string", "float64", "string", "string")
+_DEEPEST = 32  # of dotted names
+# Never numbers, whatever they look like.
+_TEXTS = frozenset(
+    "type name id method calibrate level clip_unit privacy_unit neighboring_relation "
+    "small_units file row_level".split()
+)
+
+# A row's number, its table or what is wrong with it, how many bytes or characters.
+Numbered = tuple[int, Mapping[str, Any] | Exception, int]
+
+
+class BatchResult(NamedTuple):
+    """What became of a file of requests.
+
+    Attributes:
+      num_rows: rows that were read.
+      num_errors: those that got an error.
+      first_error: the first of these, with its row; None if there is none.
+    """
+
+    num_rows: int
+    num_errors: int
+    first_error: str | None
+
+
+def answer_file(
+    source: Path,
+    out: Path,
+    *,
+    method: str = "rdp",
+    on_rows: Callable[[int], None] | None = None,
+) -> BatchResult:
+    """Answers every row of a file of requests, in order, in bounded memory.
+
+    The kinds of file are told by their suffixes, ``.jsonl``, ``.csv`` and ``.parquet``
+    (pyarrow, of the extra ``[sweep]``), and may differ. JSON lines hold the nested keys
+    of a request file; columns of the others have dotted names, ``step.sampling.type``,
+    places of a list among the parts, ``step.sampling.levels.0.name``. Cells that are
+    empty or null are left out; those of CSV that begin with ``[`` or ``{`` are JSON.
+    In Parquet nested columns will do too.
+
+    An answer is a row with ``row`` (from 1, the line for JSON lines), ``id``,
+    ``quantity``, ``value``, ``method`` and ``error``, of which either the last or the
+    three before it are null. Infinity is "inf" in JSON lines.
+
+    Args:
+      source: the requests.
+      out: the answers; replaced when all of them are there, else left as it was.
+      method: of rows that do not name one.
+      on_rows: called with the number of rows answered so far.
+
+    Raises:
+      OSError: a file that cannot be read or written.
+      ValueError: a suffix that is none of the three, a table without columns or with
+        two of one name, ``out`` that is ``source``, an unknown ``method``.
+      ImportError: Parquet without pyarrow.
+    """
+    rows = read_rows(source)
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ValueError(f"out must be another file than the requests, got {out}")
+    number, failed, first = 0, 0, None
+    with writing(out, dict(zip(_COLUMNS, _TYPES, strict=True))) as write:
+        for block in _blocks(rows):
+            tables = [row for _, row, _ in block]
+            answers = answer_requests(tables, method=method, base=source.parent)
+            placed = [
+                (place, a) for (place, _, _), a in zip(block, answers, strict=True)
+            ]
+            write([{"row": place, **answer._asdict()} for place, answer in placed])
+            errors = [f"row {place}: {a.error}" for place, a in placed if a.error]
+            number += len(block)
+            failed += len(errors)
+            first = first or next(iter(errors), None)
+            if on_rows is not None:
+                on_rows(number)
+    return BatchResult(number, failed, first)
+
+
+def read_rows(path: Path) -> Iterator[Numbered]:
+    """Returns the rows of a file of requests, one after another.
+
+    Raises:
+      ValueError: a suffix that is none of the three; while they are read, a table
+        without columns or with two of one name.
+      OSError: while they are read, a file that cannot be.
+    """
+    check_suffix(path)
+    readers = {".jsonl": json_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
+    return readers[path.suffix](path)
+
+
+def _blocks(rows: Iterable[Numbered]) -> Iterator[list[Numbered]]:
+    block: list[Numbered] = []
+    weight = 0
+    for row in rows:
+        block.append(row)
+        weight += row[2]
+        if len(block) == _ROWS_AT_ONCE or weight > _BYTES_AT_ONCE:
+            yield block
+            block, weight = [], 0
+    if block:
+        yield block
+
+
+def _csv_rows(path: Path) -> Iterator[Numbered]:
+    """Row numbers from 1, the line of names apart, and tables."""
+    # What is not UTF-8 becomes lone surrogates, which are found in their own row.
+    lines = csv_lines(path, errors="surrogateescape")
+    try:
+        header = next(lines)[1]
+        assert isinstance(header, list)  # faulty ones are raised
+        paths = _paths(header)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+    for number, (line, cells) in enumerate(lines, start=1):
+        if isinstance(cells, ValueError):
+            yield number, cells, 0
+            continue
+        row: Mapping[str, Any] | Exception
+        try:
+            values = [
+                (place, _cell(place[-1], cell))
+                for place, cell in zip(paths, cells, strict=True)
+                if cell
+            ]
+            row = nested(values)
+            refuse_hostile("a cell", row)
+        except ValueError as error:
+            row = ValueError(f"line {line}: {error}")
+        yield number, row, sum(map(len, cells))
+
+
+def _parquet_rows(path: Path) -> Iterator[Numbered]:
+    """Row numbers from 1, and tables."""
+    number, paths = 0, None
+    try:
+        for names, columns in parquet_batches(path, None, rows=_ROWS_AT_ONCE):
+            paths = paths or _paths(names)
+            for cells in zip(*columns, strict=True):
+                number += 1
+                pairs = zip(paths, cells, strict=True)
+                try:
+                    row = nested([pair for pair in pairs if pair[1] is not None])
+                except ValueError as error:
+                    row = error
+                yield number, row, 0
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+
+
+def _paths(names: list[str]) -> list[KeyPath]:
+    """The parts of the columns' dotted names."""
+    if not names:
+        raise ValueError("no columns")
+    column_places(names, ())
+    for name in names:
+        if name.count(".") >= _DEEPEST:
+            raise ValueError(f"column {name[:60]!r} has more than {_DEEPEST} parts")
+    return [tuple(name.split(".")) for name in names]
+
+
+def _cell(name: str, cell: str) -> Any:
+    """A cell of CSV: number, truth value, JSON or text."""
+    if not cell.isprintable():
+        raise ValueError("a cell holds characters that cannot be printed")
+    if name in _TEXTS:
+        return cell
+    if cell[0] in "[{":
+        return parse_json(cell)
+    if cell in ("true", "false"):
+        return cell == "true"
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(cell)
+    return cell

@@ -1,0 +1,256 @@
+"""One question about the privacy of a run, as plain data that a file can hold."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
+from jaxdp_episodic.accountant.describe.spec import Spec, set_checked
+from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.questions.api import (
+    PrivacyInfo,
+    check_method,
+    check_step,
+    delta,
+    epsilon,
+)
+from jaxdp_episodic.accountant.questions.calibration import (
+    calibrate_noise_multiplier,
+    calibrate_num_steps,
+    calibrate_rate,
+)
+
+NOISE, NUM_STEPS, RATE = _SOUGHT = ("noise_multiplier", "num_steps", "rate")
+_WHOLE = functools.partial(_validation.integer_array, minimum=0)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EpsilonRequest(Spec):
+    """What does a run cost: epsilon at a delta, or delta at an epsilon?
+
+    As every spec it has a dictionary form, which is what a request file holds:
+    ``version = 1``, these fields, and the step as a table. Numbers may be arrays; they
+    broadcast together.
+
+    Attributes:
+      step: the step, or a composed run.
+      num_steps: whole number >= 0; None for a composed run, which has its own counts.
+      delta: in (0, 1), to get epsilon.
+      epsilon: >= 0 and finite, to get delta. Exactly one of the two is given.
+      method: how the answer is computed; see `jaxdp_episodic.epsilon`.
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, or both or neither of delta and epsilon.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "step": (GaussianStep, *RELEASES, ComposedSteps)
+    }
+
+    step: AnyStep
+    num_steps: ArrayLike | None = None
+    delta: ArrayLike | None = None
+    epsilon: ArrayLike | None = None
+    method: str = "exact"
+
+    def __post_init__(self) -> None:
+        check_method(self.method)
+        composed = isinstance(self.step, ComposedSteps)
+        check_step(self.step)
+        if composed != (self.num_steps is None):
+            rule = "be left out for" if composed else "be given unless step is"
+            raise ValueError(
+                f"num_steps must {rule} a composed run, whose steps have their own "
+                f"counts, got {self.num_steps!r}"
+            )
+        if (self.delta is None) == (self.epsilon is None):
+            given = "neither" if self.delta is None else "both"
+            raise ValueError(
+                "give exactly one of delta (to get epsilon) and epsilon (to get "
+                f"delta), got {given}"
+            )
+        set_checked(self, _WHOLE, "num_steps", optional=True)
+        set_checked(self, _validation.open_unit_array, "delta", optional=True)
+        set_checked(self, _validation.nonnegative_array, "epsilon", optional=True)
+        if self.epsilon is not None and np.isinf(self.epsilon).any():
+            raise ValueError(f"epsilon must be finite, got {self.epsilon!r}")
+        _ = self.shape  # refuses fields that do not broadcast
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields: that of the answer."""
+        return _shape(self)
+
+    @property
+    def quantity(self) -> str:
+        """What is asked for: "epsilon" or "delta"."""
+        return "epsilon" if self.epsilon is None else "delta"
+
+    def answer(self) -> np.ndarray | np.float64:
+        """Returns the epsilon or delta asked for, of the request's shape.
+
+        As exact as the method; see `jaxdp_episodic.epsilon` and `jaxdp_episodic.delta`.
+        A warning says how many exact answers are certified upper bounds instead.
+        """
+        value, info = self.answer_with_info()
+        bounds = int(np.sum(info.is_certified_bound))
+        if self.method == "exact" and bounds:
+            warnings.warn(
+                f"{bounds:,} of {np.size(value):,} answers could not be computed "
+                "exactly and are certified upper bounds",
+                stacklevel=2,
+            )
+        return value
+
+    def answer_with_info(self) -> tuple[np.ndarray | np.float64, PrivacyInfo]:
+        """Returns the epsilon or delta asked for, and how well it is known."""
+        run: dict[str, Any] = {"num_steps": self.num_steps, "method": self.method}
+        if self.epsilon is None:
+            return epsilon(self.step, delta=self.delta, return_info=True, **run)
+        return delta(self.step, epsilon=self.epsilon, return_info=True, **run)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CalibrationRequest(Spec):
+    """Which noise, number of steps or rate keeps a run within a target epsilon?
+
+    What is sought need not be given: ``num_steps`` must then be left out, and the
+    step's ``noise_multiplier`` may be; the noise or rate that the step has is
+    replaced by the one that is found.
+
+    Attributes:
+      step: the step.
+      calibrate: what is sought: "noise_multiplier" (the smallest), "num_steps" or
+        "rate" (the largest).
+      epsilon: the target, > 0 and finite.
+      delta: in (0, 1].
+      num_steps: whole number >= 0; None where it is sought.
+      level: the level whose rate is sought; None elsewhere.
+      method: how epsilon is computed; see `jaxdp_episodic.epsilon`.
+
+    Raises:
+      TypeError: a field of the wrong type.
+      ValueError: a value out of range, an unknown level, a field that is missing or
+        superfluous for what is sought.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"step": (GaussianStep,)}
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"calibrate": _SOUGHT}
+
+    step: GaussianStep
+    calibrate: str
+    epsilon: ArrayLike
+    delta: ArrayLike
+    num_steps: ArrayLike | None = None
+    level: str | None = None
+    method: str = "exact"
+
+    def __post_init__(self) -> None:
+        check_method(self.method)
+        if not isinstance(self.step, GaussianStep):
+            raise TypeError(f"step must be a GaussianStep, got {self.step!r}")
+        _validation.choice("calibrate", self.calibrate, _SOUGHT)
+        _check_given("num_steps", self.num_steps, self.calibrate != NUM_STEPS, self)
+        _check_given("level", self.level, self.calibrate == RATE, self)
+        if self.level is not None:
+            _validation.choice("level", self.level, self.step.design.level_names)
+        set_checked(self, _validation.positive_array, "epsilon", optional=True)
+        set_checked(self, _validation.positive_share_array, "delta", optional=True)
+        set_checked(self, _WHOLE, "num_steps", optional=True)
+        _ = self.shape  # refuses fields that do not broadcast
+
+    @classmethod
+    def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
+        """Returns the request that ``mapping`` describes; see `spec_from_dict`."""
+        if isinstance(mapping, Mapping) and isinstance(mapping.get("step"), Mapping):
+            if mapping.get("calibrate") not in (NUM_STEPS, RATE):
+                mapping = {**mapping, "step": {NOISE: 1.0, **mapping["step"]}}
+        return super().from_dict(mapping, where=where)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of the numeric fields that matter: that of the answer."""
+        return _shape(self)
+
+    @property
+    def quantity(self) -> str:
+        """What is sought: "noise_multiplier", "num_steps" or "rate"."""
+        return self.calibrate
+
+    def answer(self) -> np.ndarray | np.float64 | np.int64:
+        """Returns what was sought, of the request's shape.
+
+        It was checked to keep epsilon within the target; see
+        `jaxdp_episodic.calibrate_noise_multiplier`, `calibrate_num_steps` and
+        `calibrate_rate` for what is returned where nothing or everything does.
+        """
+        step = self.step
+        target: dict[str, Any] = {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "method": self.method,
+        }
+        if self.calibrate == NUM_STEPS:
+            return calibrate_num_steps(step, **target)
+        target["num_steps"] = self.num_steps
+        if self.calibrate == RATE:
+            return calibrate_rate(step, level=str(self.level), **target)
+        return calibrate_noise_multiplier(step, **target)
+
+
+Request = EpsilonRequest | CalibrationRequest
+
+
+def steps_of(request: Request) -> tuple[GaussianStep, ...]:
+    """Returns the different Gaussian steps of the run."""
+    step = request.step
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    return tuple(part for part in parts if isinstance(part, GaussianStep))
+
+
+def caveats_on(request: Request) -> list[str]:
+    """Returns what the answer does not show by itself."""
+    caveats = []
+    for step in steps_of(request):
+        levels = zip(step.level_names_used, step.path_rates.clipped, strict=True)
+        caveats += [
+            f"level {level!r}: more are asked for than there are, so all of them are "
+            "drawn (rate 1)"
+            for level, clipped in levels
+            if np.any(clipped)
+        ]
+    return list(dict.fromkeys(caveats))
+
+
+def _shape(request: Request) -> tuple[int, ...]:
+    """Broadcast shape of a request's step and targets."""
+    shape = request.step.shape
+    if isinstance(request, CalibrationRequest) and request.calibrate == NOISE:
+        shape = request.step.design.shape  # the noise there is replaced
+    fields = {
+        name: getattr(request, name) for name in ("num_steps", "delta", "epsilon")
+    }
+    return _validation.broadcast_shape(
+        step=np.empty(shape, np.uint8),
+        **{name: value for name, value in fields.items() if value is not None},
+    )
+
+
+def _check_given(
+    name: str, value: Any, needed: bool, request: CalibrationRequest
+) -> None:
+    """Refuses a field that is missing, or given where it means nothing."""
+    if needed != (value is not None):
+        rule = "be given" if needed else "be left out"
+        raise ValueError(
+            f"{name} must {rule} with calibrate={request.calibrate!r}, got {value!r}"
+        )

@@ -1,0 +1,176 @@
+"""Request files: TOML, with the data set's sizes in it or in a table beside it.
+
+Files are not trusted: nothing in them is executed, arrays are read without pickle, and
+every error names the file and the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe import serialization
+from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.files.archive import read_arrays
+from jaxdp_episodic.files.csv_file import read_csv_columns
+from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
+from jaxdp_episodic.trainer.data.table import check_text_size
+
+# Of a table of records; of npz uncompressed.
+_MAX_BYTES = 2**30
+_RELEASE_NAMES = tuple(kind.__name__ for kind in RELEASES)
+_POPULATION_KEYS = ("sizes", "file", "levels", "row_level")
+
+AnyRequest = TypeVar("AnyRequest", EpsilonRequest, CalibrationRequest)
+
+
+def read_request(
+    path: str | Path, kind: type[AnyRequest], **overrides: Any
+) -> AnyRequest:
+    """Returns the request in a TOML file, fully validated; nothing is computed yet.
+
+    The file holds the dictionary form of the request (``version = 1``, its fields, the
+    step as a table). In place of a population in the step it may have a table
+    ``[population]``, which holds for all steps:
+
+    * ``sizes``: nested sizes as in `Population.from_sizes`, and ``levels``, the
+      levels' names, which may be left out;
+    * or ``file``: a table of records, in the request file's folder or below it, with
+      one column of ids a level: ``.csv`` with a line of column names, or ``.npz`` with
+      one array a column. ``levels`` names the columns, top first, as in
+      `Population.from_ids`;
+      ``row_level`` names a last level of which every record is one unit.
+
+    Args:
+      path: the file.
+      kind: `EpsilonRequest` or `CalibrationRequest`.
+      **overrides: fields that replace those of the file; None keeps the file's.
+
+    Raises:
+      OSError: a file that cannot be read.
+      TypeError: something of the wrong type.
+      ValueError: not UTF-8, not TOML, an unknown or missing key, a value out of range.
+      NotImplementedError: a well-formed description of something not covered.
+    """
+    path = Path(path)
+    mapping = read_toml(path)
+    mapping |= {name: value for name, value in overrides.items() if value is not None}
+    if "population" in mapping:
+        # One table for all steps; each step's own dictionary form has it too.
+        tree = read_population(mapping.pop("population"), path.parent)
+        mapping = with_population(mapping, tree)
+    if kind is EpsilonRequest and "calibrate" in mapping:
+        raise ValueError("a file with the key 'calibrate' is one for `calibrate`")
+    return kind.from_dict({"type": kind.__name__, **mapping}, where="request")
+
+
+def read_population(table: Any, folder: Path) -> Population:
+    """The tree that a ``[population]`` table describes."""
+    where = "population"
+    serialization.refuse_hostile(where, table)
+    if not isinstance(table, Mapping):
+        shown = _validation.shown(table)
+        raise TypeError(f"{where} must be a table of keys, got {shown}")
+    for key in table:
+        if key not in _POPULATION_KEYS:
+            hint = _validation.nearest(key, _POPULATION_KEYS)
+            hint = hint or f"; the keys are {_POPULATION_KEYS}"
+            raise ValueError(f"{where}: unknown key {_validation.shown(key)}{hint}")
+    if ("sizes" in table) == ("file" in table):
+        given = "both" if "sizes" in table else "neither"
+        raise ValueError(f"{where}: give exactly one of sizes and file, got {given}")
+    levels = _names(f"{where}.levels", table.get("levels", []))
+    if "sizes" in table:
+        if "row_level" in table:
+            raise ValueError(f"{where}: row_level belongs to a file, not to sizes")
+        try:
+            return Population.from_sizes(table["sizes"], level_names=levels)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}.sizes: {error}") from None
+    return _population_from_records(table, levels, folder)
+
+
+def _population_from_records(
+    table: Mapping[str, Any], levels: list[str], folder: Path
+) -> Population:
+    """The tree of the records in ``table["file"]``."""
+    name = table["file"]
+    if not isinstance(name, str):
+        shown = _validation.shown(name)
+        raise TypeError(f"population.file must be a file name, got {shown}")
+    if not levels:
+        raise ValueError("population: missing key 'levels', the columns, top first")
+    ids: dict[str, Any] = dict(_columns(_inside(folder, name), levels))
+    if "row_level" in table:
+        (row_level,) = _names("population.row_level", [table["row_level"]])
+        if row_level in ids:
+            raise ValueError(f"population.row_level: {row_level!r} is among levels")
+        ids[row_level] = None
+    try:
+        return Population.from_ids(**ids)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"population.file {name!r}: {error}") from None
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The file of that name below the folder; a request may name no other."""
+    path = folder / name
+    if "\0" in name or not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            "population.file must lie in the request's folder or below it, "
+            f"got {name!r}"
+        )
+    return path
+
+
+def _columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    """The named columns of a table of records."""
+    readers = {".csv": _csv_columns, ".npz": _npz_columns}
+    if path.suffix not in readers:
+        raise ValueError(
+            f"population.file must end in {' or '.join(readers)}, got {path.name!r}"
+        )
+    try:
+        return readers[path.suffix](path, names)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+
+
+def _csv_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    columns = read_csv_columns(path, names, max_bytes=_MAX_BYTES)
+    for name, column in columns.items():
+        check_text_size(name, column)
+    return {name: np.array(column, dtype=str) for name, column in columns.items()}
+
+
+def _npz_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    return read_arrays(path, max_bytes=_MAX_BYTES, names=names)
+
+
+def _names(where: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise TypeError(f"{where} must be names, got {_validation.shown(value)}")
+    return value
+
+
+def with_population(mapping: dict[str, Any], tree: Population) -> dict[str, Any]:
+    """The file's dictionary with the tree in the table of every step."""
+
+    def filled(step: Any) -> Any:
+        if not isinstance(step, Mapping):
+            return step  # refused where steps are read
+        if "population" in step:
+            raise ValueError("give the population once: in the step or at the top")
+        if step.get("type") in _RELEASE_NAMES:
+            return step  # no units of its own
+        if isinstance(step.get("steps"), list):
+            return {**step, "steps": [filled(part) for part in step["steps"]]}
+        return {**step, "population": tree}
+
+    return {k: filled(v) if k == "step" else v for k, v in mapping.items()}

@@ -1,0 +1,391 @@
+"""A sweep described: one request whose fields are replaced by axes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
+from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.questions.api import METHODS, check_method
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, run_of
+from jaxdp_episodic.tools.requests.request import (
+    CalibrationRequest,
+    EpsilonRequest,
+    Request,
+)
+from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.tools.sweep import fields
+from jaxdp_episodic.tools.sweep.grid import AXIS_WAYS, METHOD, QUANTITY, Axis, Grid
+
+# What may be asked for, and which fields of the request each answer needs.
+_NEEDS = {
+    "epsilon": ("num_steps", "delta"),
+    "delta": ("num_steps", "epsilon"),
+    "noise_multiplier": ("num_steps", "epsilon", "delta"),
+    "num_steps": ("epsilon", "delta"),
+}
+QUANTITIES = tuple(_NEEDS)
+_TARGETS = ("num_steps", "delta", "epsilon")
+_NOISE = "noise_multiplier"
+# Settings a chunk for (calibrations, answers), a few seconds' work on two cores.
+_CHUNKS = {"rdp": (4096, 16384), "exact": (128, 1024), "pld": (32, 256)}
+# Of one path of one setting, with all that is made of it on the way.
+_BYTES_A_ROW = 2048
+_DEFAULT_METHOD = EpsilonRequest.method
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sweep(Spec):
+    """A grid of settings, and what is asked of every one.
+
+    The dictionary form is what a sweep file holds: a request file with ``axes``, a list
+    of tables (see `Axis`). A field that an axis gives may be left out elsewhere.
+
+    Attributes:
+      step: the step, or a composed run; axes replace its numbers.
+      axes: at least one `Axis`; `jaxdp_episodic.tools.sweep.fields` says how fields are
+        called. Also "num_steps", "delta", "epsilon", "method" and "quantity".
+      quantity: "epsilon" (at ``delta``), "delta" (at ``epsilon``), "noise_multiplier"
+        (the smallest that keeps to ``epsilon`` and ``delta``) or "num_steps" (the
+        largest number that does).
+      num_steps: whole number >= 0; None for a composed run, and where it is sought.
+      delta: in (0, 1).
+      epsilon: >= 0 and finite.
+      method: see `jaxdp_episodic.epsilon`; None: the library's default.
+      memory_mib: of the arrays of one chunk, at most. It sets the size of chunks.
+
+    Raises:
+      TypeError: something of the wrong type.
+      ValueError: an unknown field or one that nothing asks for, a value out of range;
+        the axis is named.
+      NotImplementedError: a combination that no theorem covers.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "axes": (Axis,),  # first, as their errors name them
+        "step": (GaussianStep, ComposedSteps),
+    }
+
+    step: GaussianStep | ComposedSteps
+    axes: tuple[Axis, ...]
+    quantity: str = "epsilon"
+    num_steps: Any = None
+    delta: Any = None
+    epsilon: Any = None
+    method: str | None = None
+    memory_mib: int = 256
+
+    def __post_init__(self) -> None:
+        if self.method is None:
+            object.__setattr__(self, METHOD, _DEFAULT_METHOD)
+        memory = _validation.integer_array("memory_mib", self.memory_mib, minimum=1)
+        if memory.ndim:
+            raise ValueError(f"memory_mib must be a number, got {self.memory_mib!r}")
+        if self.step.shape:
+            raise ValueError(
+                "the numbers of the step must not be lists, as axes say what varies; "
+                f"got fields of shape {self.step.shape}"
+            )
+        _validation.choice(QUANTITY, self.quantity, QUANTITIES)
+        check_method(str(self.method))
+        for word in self._words(QUANTITY):
+            _validation.choice(f"axis {QUANTITY!r}", word, QUANTITIES)
+        for word in self._words(METHOD):
+            _validation.choice(f"axis {METHOD!r}", word, METHODS)
+        self._check_fields()
+        self._check_values()
+
+    @classmethod
+    def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
+        """Returns the sweep that ``mapping`` describes; see `spec_from_dict`.
+
+        The axes' types may be left out, and fields of the step that axes give.
+        """
+        # Here already: what fills in names below follows the nesting.
+        refuse_hostile(where or cls.__name__, mapping)
+        if isinstance(mapping, Mapping):
+            mapping = dict(mapping)
+            if not isinstance(mapping.get("axes", ()), list | tuple):
+                raise TypeError("axes must be a list of tables, each under [[axes]]")
+            if "axes" in mapping:
+                mapping["axes"] = _with_names(mapping["axes"], mapping.get("step"))
+            if "step" in mapping:
+                mapping["step"] = _with_first_values(mapping)
+        try:
+            return super().from_dict(mapping, where=where)
+        except ValueError as error:
+            # A typo in an axis's field also leaves the right field without a value.
+            if "missing key" in str(error) and isinstance(mapping, Mapping):
+                _check_known(mapping)
+            raise
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The settings."""
+        return Grid(self.axes)
+
+    @cached_property
+    def paths(self) -> dict[str, fields.Path]:
+        """Where the step's numeric fields are, by name."""
+        return fields.numeric_fields(self._table)
+
+    @cached_property
+    def _table(self) -> dict[str, Any]:
+        return fields.table_of(self.step)
+
+    @cached_property
+    def chunk_size(self) -> int:
+        """How many settings are evaluated in one go, and saved as one shard.
+
+        A power of two, from the memory that may be used, and small enough that not
+        much is lost with it. It depends on nothing else, least of all on devices.
+        """
+        parts = (
+            self.step.steps if isinstance(self.step, ComposedSteps) else (self.step,)
+        )
+        rows = sum(dominating_pair(part).shape[-1] for part in parts)
+        most = min(
+            _CHUNKS[method][quantity in ("epsilon", "delta")]
+            for method in self.methods
+            for quantity in self.quantities
+        )
+        most = min(most, int(self.memory_mib) * 2**20 // _BYTES_A_ROW) // rows
+        return 1 << (max(most, 1).bit_length() - 1)
+
+    def request(self, quantity: str, method: str, values: Mapping[str, Any]) -> Request:
+        """Returns the request for some settings.
+
+        Args:
+          quantity: one of those that the sweep asks for.
+          method: of the answer.
+          values: for every axis, (n,); words are passed over.
+        """
+        numbers = {n: v for n, v in values.items() if n not in (METHOD, QUANTITY)}
+        inside = {self.paths[n]: v for n, v in numbers.items() if n in self.paths}
+        given = {name: getattr(self, name) for name in _NEEDS[quantity]}
+        given |= {n: v for n, v in numbers.items() if n in _TARGETS}
+        step = self.step
+        if inside:
+            table = self._table
+            for path, value in inside.items():
+                table = fields.filled(table, path, value, over=True)
+            step = type(step).from_dict(table, where="step")
+        if quantity in ("epsilon", "delta"):
+            return EpsilonRequest(step=step, method=method, **given)
+        # Composed runs are refused by the request itself.
+        return CalibrationRequest(
+            step=step,  # pyright: ignore[reportArgumentType]: checked by the request
+            calibrate=quantity,
+            method=method,
+            **given,
+        )
+
+    def description(self) -> dict[str, Any]:
+        """Returns what makes this sweep this sweep, for the manifest.
+
+        The dictionary form, but for sizes of real units, which are as private as the
+        data themselves: of a `Population` there is only a hash.
+        """
+        return _without_sizes(self.to_dict())
+
+    def _words(self, field: str) -> tuple[str, ...]:
+        """The words that a field takes along its axis, if it has one."""
+        found = [axis.values for axis in self.axes if axis.field == field]
+        return tuple(dict.fromkeys(found[0])) if found else ()
+
+    @cached_property
+    def quantities(self) -> tuple[str, ...]:
+        """All quantities that are asked for."""
+        return self._words(QUANTITY) or (self.quantity,)
+
+    @cached_property
+    def methods(self) -> tuple[str, ...]:
+        """All methods that answer."""
+        return self._words(METHOD) or (str(self.method),)
+
+    def _check_fields(self) -> None:
+        """Refuses axes of fields that there are not, or that nothing needs."""
+        if not self.axes:
+            raise ValueError("axes must be at least one table ([[axes]]), got none")
+        for place, axis in enumerate(self.axes):
+            _check_field(place, axis.field, self.paths)
+            for quantity in self.quantities:
+                targets = _NEEDS[quantity]
+                unused = axis.field in _TARGETS and axis.field not in targets
+                if unused or axis.field.rpartition(".")[2] == _NOISE == quantity:
+                    raise ValueError(
+                        f"axes[{place}]: {axis.field!r} cannot be an axis with "
+                        f"quantity={quantity!r}, which does not depend on it"
+                    )
+        for name in _TARGETS:
+            self._check_target(name)
+
+    def _check_target(self, name: str) -> None:
+        """Refuses a target that is missing, superfluous or a list."""
+        value = getattr(self, name)
+        given = value is not None or name in self.grid.names
+        needed = [q for q in self.quantities if name in _NEEDS[q]]
+        if name == "num_steps" and isinstance(self.step, ComposedSteps):
+            needed = []
+        if needed and not given:
+            raise ValueError(f"{name} must be given with quantity={needed[0]!r}")
+        if value is not None and not needed:
+            raise ValueError(
+                f"{name} must be left out with quantity={self.quantities[0]!r}"
+                f"{' of a composed run' * (name == 'num_steps')}, got {value!r}"
+            )
+        if value is not None and np.ndim(value):
+            raise ValueError(
+                f"{name} must be a number, as axes say what varies, got {value!r}"
+            )
+
+    def _check_values(self) -> None:
+        """Refuses values out of range, one dimension after the other, then corners."""
+        grid = self.grid
+        rows = self.chunk_size
+        first = {name: grid.points(name)[:1] for name in grid.names}
+        for moving in grid.dimensions:
+            named = "axis " + " and ".join(map(repr, moving))
+            for start in range(0, grid.points(moving[0]).size, rows):
+                some = {n: grid.points(n)[start : start + rows] for n in moving}
+                self._try(f"{named}: ", first | some)
+        corners = grid.corners()
+        for start in range(0, len(next(iter(corners.values()))), rows):
+            self._try("", {n: v[start : start + rows] for n, v in corners.items()})
+
+    def _try(self, prefix: str, values: Mapping[str, np.ndarray]) -> None:
+        """Builds everything that is asked at some settings, but for the answers."""
+        try:
+            for quantity in self.quantities:
+                request = self.request(quantity, self.methods[0], values)
+                if isinstance(request.step, ComposedSteps):
+                    run_of(request.step, None)
+                else:
+                    run_of(request.step, np.asarray(1))
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise type(error)(f"{prefix}{error}") from None
+
+
+def read_sweep(path: str | Path) -> Sweep:
+    """Returns the sweep in a TOML file, fully validated; nothing is computed yet.
+
+    As in every request file, a table ``[population]`` may stand beside the step.
+
+    Raises:
+      OSError: a file that cannot be read.
+      TypeError: something of the wrong type.
+      ValueError: not TOML (with the line), an unknown key or field (with the nearest),
+        a value out of range (with the axis).
+      NotImplementedError: a combination that no theorem covers.
+    """
+    # read_request needs no more of the class than these two: from_dict and step.
+    return read_request(path, Sweep)  # pyright: ignore[reportArgumentType]
+
+
+def described_grid(description: Mapping[str, Any]) -> Grid:
+    """Returns the grid of a `Sweep.description`, which may come from an untrusted file.
+
+    Raises:
+      TypeError: something of the wrong type.
+      ValueError: no description, or one that is out of range.
+    """
+    axes = description.get("axes")
+    if not isinstance(axes, list):
+        raise TypeError(f"axes must be a list, got {_validation.shown(axes)}")
+    tables = ({"version": 1, **a} if isinstance(a, Mapping) else a for a in axes)
+    grid = Grid(tuple(Axis.from_dict(table) for table in tables))
+    _validation.choice(QUANTITY, description.get(QUANTITY), QUANTITIES)
+    _validation.choice(METHOD, description.get(METHOD), METHODS)
+    for name in _TARGETS:
+        value = description.get(name)
+        if value is not None and _validation.real_array(name, value).ndim:
+            raise ValueError(f"{name} must be a number, got {_validation.shown(value)}")
+    for name, allowed in ((QUANTITY, QUANTITIES), (METHOD, METHODS)):
+        for word in grid.points(name).tolist() if name in grid.names else ():
+            _validation.choice(f"axis {name!r}", word, allowed)
+    return grid
+
+
+def description_hash(description: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a description, as hexadecimal digits."""
+    text = json.dumps(description, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_field(place: int, field: str, paths: Mapping[str, Any]) -> None:
+    """Refuses the field of an axis that there is not, and names the nearest."""
+    known = (*paths, *_TARGETS, METHOD, QUANTITY)
+    if field not in known:
+        hint = _validation.nearest(field, known) or f"; the fields are {known}"
+        raise ValueError(f"axes[{place}]: unknown field {field!r}{hint}")
+
+
+def _check_known(mapping: Mapping[str, Any]) -> None:
+    """The same for a dictionary of which no sweep could be made."""
+    paths = fields.numeric_fields(mapping.get("step"))
+    for place, axis in enumerate(mapping.get("axes", ()) if paths else ()):
+        if isinstance(axis, Mapping) and isinstance(axis.get("field"), str):
+            _check_field(place, axis["field"], paths)
+
+
+def _with_names(axes: list[Any] | tuple[Any, ...], step: Any) -> list[Any]:
+    """The axes with their type, and fields given as places in the file by name."""
+    names = {}
+    for table in (step, fields.wrapped(step)):
+        found = fields.numeric_fields(table)
+        names |= {fields.dotted(path): name for name, path in found.items()}
+
+    def named(axis: Any) -> Any:
+        if not isinstance(axis, Mapping):
+            return axis  # refused where specs are read
+        field = axis.get("field")
+        if isinstance(field, str) and field in names:
+            axis = {**axis, "field": names[field]}
+        return {"type": Axis.__name__, **axis}
+
+    return [named(axis) for axis in axes]
+
+
+def _with_first_values(mapping: Mapping[str, Any]) -> Any:
+    """The step's table, where fields left out have the first value of their axis."""
+    step = fields.wrapped(mapping.get("step"))
+    places = fields.numeric_fields(step)
+    axes = mapping.get("axes")
+    for axis in axes if isinstance(axes, list | tuple) else ():
+        if not isinstance(axis, Mapping) or axis.get("field") not in places:
+            continue
+        check = fields.check_of(axis["field"])
+        if check is None:
+            continue
+        given = next((axis[way] for way in AXIS_WAYS if way in axis), None)
+        if isinstance(given, list | tuple) and given:
+            name = axis["field"]
+            numbers = given if "values" in axis else given[:2]
+            check(f"axis {name!r}", list(numbers))
+            step = fields.filled(step, places[name], given[0])
+    sought = mapping.get(QUANTITY) == _NOISE
+    if sought and _NOISE in places:
+        step = fields.filled(step, places[_NOISE], 1.0)
+    return step
+
+
+def _without_sizes(value: Any) -> Any:
+    """The same dictionary with every population replaced by its hash."""
+    if isinstance(value, Mapping):
+        if value.get("type") == Population.__name__:
+            return {"type": Population.__name__, "sha256": description_hash(value)}
+        return {name: _without_sizes(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_sizes(item) for item in value]
+    return value

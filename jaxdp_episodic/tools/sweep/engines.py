@@ -1,0 +1,258 @@
+"""The chunks of a sweep: their answers, and who evaluates them.
+
+The chunk is the unit of everything: its arrays have the same shape wherever it is
+evaluated, so its bytes are the same on one device, on four, or on another worker.
+
+An engine, the devices of this machine or the workers of Ray, is given numbers of chunks
+and yields their results in any order. A chunk that fails is a result too, so it takes
+no other with it. Closing the iterator stops the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.questions.worst_path import engine_for
+from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.tools.requests.request import EpsilonRequest
+from jaxdp_episodic.tools.sweep.description import Sweep
+from jaxdp_episodic.tools.sweep.folder import INFO, chunk_range, have_info
+from jaxdp_episodic.tools.sweep.grid import METHOD, QUANTITY
+
+# While one chunk's answers are put together, the device works on the next.
+_CHUNKS_A_DEVICE = 2
+# The same words for every chunk, so that they are said once.
+_CERTIFIED = (
+    "some answers could not be computed exactly and are certified upper bounds: those "
+    "with is_certified_bound in the table"
+)
+
+
+class ChunkResult(NamedTuple):
+    """What became of a chunk.
+
+    Attributes:
+      number: of the chunk.
+      answers: (n, k) as of `evaluate_chunk`, or None.
+      warnings: of the library.
+      error: why there are no answers, or None.
+    """
+
+    number: int
+    answers: np.ndarray | None
+    warnings: list[str]
+    error: str | None = None
+
+
+Engine = Callable[[Sweep, Sequence[int]], Iterator[ChunkResult]]
+
+
+def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
+    """Returns the answers of one chunk, and what the library warned of.
+
+    Args:
+      sweep: the sweep.
+      number: which chunk, from 0.
+
+    Returns:
+      (n, 1) float64 answers: upper bounds, the smallest noise that is enough, or the
+      largest permitted number of steps (at most 2**53, hence exact); where
+      `answer_columns` says so (n, 3), with the two columns of `INFO`; warnings.
+
+    Raises:
+      ValueError: settings that are out of range together.
+      NotImplementedError: settings that no theorem covers.
+      MemoryError: a chunk that does not fit into memory.
+    """
+    grid = sweep.grid
+    start, stop = chunk_range(number, grid.size, sweep.chunk_size)
+    values = grid.values(np.arange(start, stop))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        answers = _answers(sweep, values, stop - start)
+    return answers, list(dict.fromkeys(str(w.message) for w in caught))
+
+
+def _answers(sweep: Sweep, values: dict[str, np.ndarray], size: int) -> np.ndarray:
+    """Answers (n, k) of settings, those with the same quantity and method at once."""
+    quantity = values.get(QUANTITY, np.full(size, sweep.quantities[0]))
+    method = values.get(METHOD, np.full(size, sweep.methods[0]))
+    has_info = have_info(sweep.quantities, sweep.methods)
+    answers = np.full((size, 1 + has_info * len(INFO)), np.nan)
+    for asked in sweep.quantities:
+        for way in sweep.methods:
+            chosen = np.flatnonzero((quantity == asked) & (method == way))
+            if not chosen.size:
+                continue
+            some = {name: column[chosen] for name, column in values.items()}
+            request = sweep.request(asked, way, some)
+            # The whole sweep on one engine, however it is cut into chunks.
+            with engine_for(sweep.grid.size, way):
+                if has_info and isinstance(request, EpsilonRequest):
+                    value, info = request.answer_with_info()
+                    answers[chosen] = np.stack([value, *info], axis=-1)
+                    if way == "exact" and np.any(info.is_certified_bound):
+                        warnings.warn(_CERTIFIED, stacklevel=2)
+                else:
+                    answers[chosen, 0] = request.answer()
+                    answers[chosen, 2:] = 0.0  # whether it is a certified bound
+    return answers
+
+
+def attempt(sweep: Sweep, number: int) -> ChunkResult:
+    """Evaluates one chunk; whatever goes wrong is in the result."""
+    try:
+        return ChunkResult(number, *evaluate_chunk(sweep, number))
+    # Anything: the other chunks must go on, and the message is shown in the end.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return ChunkResult(number, None, [], reason)
+
+
+def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
+    """Evaluates chunks on all local devices, whichever is free.
+
+    A chunk is begun only when another one has been taken and, the consumer asking for
+    more, saved: however slow the disk is, no answers pile up in memory, and a process
+    that is killed loses no more than the chunks in work, two a device.
+
+    Args:
+      sweep: the sweep.
+      numbers: of the chunks.
+
+    Yields:
+      One result a chunk.
+    """
+    todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    results: queue.SimpleQueue[ChunkResult] = queue.SimpleQueue()
+
+    def work(device: Any) -> None:
+        with jax.default_device(device):
+            while (number := todo.get()) is not None:
+                results.put(attempt(sweep, number))
+
+    waiting = iter(numbers)
+    devices = (jax.local_devices() * _CHUNKS_A_DEVICE)[: len(numbers)]
+    threads = [
+        threading.Thread(target=work, args=(device,), daemon=True) for device in devices
+    ]
+    for thread in threads:
+        thread.start()
+        todo.put(next(waiting))
+    try:
+        for _ in numbers:
+            yield results.get()
+            todo.put(next(waiting, None))
+    finally:
+        for _ in threads:
+            todo.put(None)
+        for thread in threads:
+            thread.join()
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """Evaluates chunks as tasks on Ray; the answers come back here and are saved here.
+
+    The workers need this library, in the same version. Called as an engine. A Ray that
+    was not running before is stopped when the last chunk is done.
+
+    Attributes:
+      address: of a cluster, as `ray.init` takes it: "auto" for the one that this
+        machine belongs to, "local" to start one on this machine.
+      num_cpus: CPUs that a task asks for.
+      num_gpus: GPUs that a task asks for; parts of one are possible.
+      max_retries: how often a task whose worker was lost is started again.
+
+    Raises:
+      ValueError: a number out of range.
+    """
+
+    address: str = "local"
+    num_cpus: float = 1
+    num_gpus: float = 0
+    max_retries: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("num_cpus", "num_gpus"):
+            value = _validation.nonnegative_array(name, getattr(self, name))
+            if not np.isfinite(value):
+                raise ValueError(f"{name} must be finite, got {value}")
+        _validation.integer_array("max_retries", self.max_retries, minimum=0)
+
+    def __call__(self, sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
+        """Yields one result a chunk.
+
+        Raises:
+          ImportError: Ray, of the extra ``[ray]``, is not installed.
+          ConnectionError: there is no cluster at the address.
+        """
+        ray = _ray()
+        started = not ray.is_initialized()
+        if started:
+            local = {"include_dashboard": False} if self.address == "local" else {}
+            try:
+                ray.init(
+                    address=self.address,
+                    log_to_driver=False,
+                    logging_level="error",
+                    **local,
+                )
+            except (ConnectionError, ValueError):
+                raise
+            # Ray has no type of its own for a node that does not come up.
+            except Exception as error:
+                reason = " ".join(str(error).split())
+                raise ConnectionError(f"Ray did not start: {reason}") from error
+        try:
+            yield from self._results(ray, sweep, numbers)
+        finally:
+            if started:
+                ray.shutdown()
+
+    def _results(
+        self, ray: Any, sweep: Sweep, numbers: Sequence[int]
+    ) -> Iterator[ChunkResult]:
+        """Keeps a few tasks for every slot of the cluster in flight."""
+        task = ray.remote(
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            max_retries=self.max_retries,
+        )(attempt)
+        shared = ray.put(sweep)
+        window = 2 * max(2, int(ray.cluster_resources().get("CPU", 1)))
+        waiting = iter(numbers)
+        flying: dict[Any, int] = {}
+        while True:
+            for number in waiting:
+                flying[task.remote(shared, number)] = number
+                if len(flying) >= window:
+                    break
+            if not flying:
+                return
+            done, _ = ray.wait(list(flying), num_returns=1)
+            for reference in done:
+                number = flying.pop(reference)
+                try:
+                    yield ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    reason = " ".join(str(error).split())
+                    yield ChunkResult(number, None, [], reason)
+
+
+@functools.cache
+def _ray() -> Any:
+    # Ray would otherwise say that it leaves GPUs alone when a task asks for none.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    return require("ray", purpose="the Ray engine", extra="ray")

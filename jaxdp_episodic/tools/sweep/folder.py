@@ -1,0 +1,297 @@
+"""The folder of a sweep: its manifest, and the shards that are done.
+
+DIR/manifest.json       what the sweep is; refuses another one
+DIR/shards/00000012     the answers of chunk 12
+DIR/table.parquet       everything, once all shards are there (or table.npz)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
+from jaxdp_episodic.files.atomic import TEMPORARY, write_atomically
+from jaxdp_episodic.files.json_file import differences, read_json
+from jaxdp_episodic.tools.sweep.description import (
+    Sweep,
+    described_grid,
+    description_hash,
+)
+from jaxdp_episodic.tools.sweep.grid import METHOD, QUANTITY
+
+MANIFEST, SHARDS = "manifest.json", "shards"
+TABLES = ("table.parquet", "table.npz")
+# The answers' column where several quantities are asked for.
+VALUE = "value"
+# How well an epsilon or a delta is known, where that is more than "a bound": the fields
+# of `PrivacyInfo`. Calibrated values have no error of their own (NaN).
+INFO = ("error", "is_certified_bound")
+_VERSION = 1
+# A shard: this, the sweep's hash and the chunk's number, the SHA-256 of the
+# answers, the answers as little-endian float64, row after row.
+_MAGIC = b"jaxdp-episodic sweep shard 1\n"
+_DIGEST = 32
+# Of a manifest: its axes may list ten million values each.
+_MOST_BYTES = 2**30
+_LARGEST_CHUNK = 2**30
+
+
+def answer_columns(description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the columns that are computed, of a `Sweep.description`."""
+    words = {axis["field"]: axis.get("values") for axis in description["axes"]}
+    quantities = words.get(QUANTITY) or [description[QUANTITY]]
+    methods = words.get(METHOD) or [description[METHOD]]
+    name = VALUE if QUANTITY in words else description[QUANTITY]
+    return (name, *INFO) if have_info(quantities, methods) else (name,)
+
+
+def have_info(quantities: Sequence[str], methods: Sequence[str]) -> bool:
+    """Returns whether the columns of `INFO` are computed."""
+    evaluated = any(quantity in ("epsilon", "delta") for quantity in quantities)
+    return evaluated and any(method != "rdp" for method in methods)
+
+
+def chunk_range(number: int, size: int, chunk_size: int) -> tuple[int, int]:
+    """Returns the first setting of a chunk, and the one after its last."""
+    start = number * chunk_size
+    return start, min(start + chunk_size, size)
+
+
+class SweepFolder:
+    """Where a sweep is kept.
+
+    Args:
+      path: the folder.
+      manifest: its manifest.
+
+    Attributes:
+      path: the folder.
+      manifest: what it holds, as in the file.
+      size: how many settings the sweep has.
+      num_chunks: and how many chunks.
+      columns: names of the answers' columns.
+    """
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+        self.size: int = manifest["num_settings"]
+        self.chunk_size: int = manifest["chunk_size"]
+        self.num_chunks = -(-self.size // self.chunk_size)
+        self.columns = answer_columns(manifest["sweep"])
+
+    @classmethod
+    def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
+        """Returns the folder for a sweep, made if missing.
+
+        Raises:
+          ValueError: it belongs to another sweep, or to other versions.
+          OSError: it cannot be made or written, or is no folder.
+        """
+        wanted = _manifest(sweep)
+        file = path / MANIFEST
+        if file.exists():
+            _check_same(path, read_manifest(path), wanted)
+        else:
+            _refuse_foreign(path)
+            path.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(wanted, indent=1, sort_keys=True) + "\n"
+            write_atomically(file, text)
+        (path / SHARDS).mkdir(exist_ok=True)
+        if (path / SHARDS).is_symlink():
+            raise ValueError(f"{path / SHARDS} must not be a link")
+        return cls(path, wanted)
+
+    @property
+    def table(self) -> Path | None:
+        """The finished table, or None."""
+        found = [self.path / name for name in TABLES if (self.path / name).exists()]
+        return found[0] if found else None
+
+    def shard(self, number: int) -> Path:
+        """Returns the path of one chunk's shard."""
+        return self.path / SHARDS / f"{number:08d}"
+
+    def range_of(self, number: int) -> tuple[int, int]:
+        """Returns the first setting of a chunk, and the one after its last."""
+        return chunk_range(number, self.size, self.chunk_size)
+
+    def save(self, number: int, answers: np.ndarray) -> None:
+        """Saves the answers (n, k) of one chunk, all or nothing.
+
+        Raises:
+          OSError: the disk is full, or the folder cannot be written.
+        """
+        payload = np.ascontiguousarray(answers, "<f8").tobytes()
+        header = self._header(number) + hashlib.sha256(payload).digest()
+        try:
+            write_atomically(self.shard(number), header + payload)
+        except FileNotFoundError:
+            # Another process has made the table meanwhile, and removed the shards.
+            if self.table is None:
+                raise
+
+    def load(self, number: int) -> np.ndarray | None:
+        """Returns the answers (n, k) of a chunk, or None if they are not whole."""
+        header = self._header(number)
+        start, stop = self.range_of(number)
+        width = len(self.columns)
+        whole = len(header) + _DIGEST + 8 * width * (stop - start)
+        try:
+            with self.shard(number).open("rb") as file:
+                # No more than is wanted, nor room for more than is there.
+                data = file.read(min(whole, os.fstat(file.fileno()).st_size) + 1)
+        except FileNotFoundError:
+            return None
+        digest = data[len(header) : len(header) + _DIGEST]
+        payload = data[len(header) + _DIGEST :]
+        good = (
+            data.startswith(header)
+            and len(payload) == 8 * width * (stop - start)
+            and hashlib.sha256(payload).digest() == digest
+        )
+        return np.frombuffer(payload, "<f8").reshape(-1, width) if good else None
+
+    def missing(self, numbers: range) -> list[int]:
+        """Returns which of some chunks are not there whole; the others are checked."""
+        there = {name for name in os.listdir(self.path / SHARDS) if name.isdigit()}
+        return [
+            number
+            for number in numbers
+            if f"{number:08d}" not in there or self.load(number) is None
+        ]
+
+    def remove_shards(self) -> None:
+        """Removes the shards, and what killed writers have left, once all is done.
+
+        Nothing else: not what a link leads to, and no file that is not ours.
+        """
+        shards = self.path / SHARDS
+        if shards.is_symlink():
+            raise ValueError(f"{shards} must not be a link")
+        for folder in (shards, self.path):
+            for file in folder.iterdir() if folder.is_dir() else ():
+                is_shard = folder == shards and file.name.isdecimal()
+                if is_shard or _is_left_over(file.name):
+                    file.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if not any(shards.iterdir()):
+                shards.rmdir()
+
+    def _header(self, number: int) -> bytes:
+        return _MAGIC + f"{self.manifest['hash']} {number:08d}\n".encode()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Returns the manifest of a sweep's folder.
+
+    Raises:
+      OSError: there is none, or it cannot be read.
+      ValueError: it is no manifest, or of a version that is not known.
+    """
+    file = path / MANIFEST
+    try:
+        manifest = read_json(file, max_bytes=_MOST_BYTES)
+        _check_manifest(manifest)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ValueError(f"{file} is not the manifest of a sweep: {error}") from None
+    return manifest
+
+
+def _check_manifest(manifest: Any) -> None:
+    """Refuses what was not written here, or has been edited since."""
+    if not isinstance(manifest, dict):
+        raise TypeError(f"must be an object, got {_validation.shown(manifest)}")
+    refuse_hostile("manifest", manifest)
+    version, kind = manifest.get("version"), manifest.get("kind")
+    if type(version) is not int or version != _VERSION or kind != "sweep":
+        raise ValueError(f"version {_validation.shown(version)} is not known")
+    for key in ("sweep", "versions"):
+        if not isinstance(manifest.get(key), dict):
+            raise ValueError(f"missing key {key!r}, or no table")
+    identity = {key: manifest.get(key) for key in ("sweep", "chunk_size", "versions")}
+    if manifest.get("hash") != description_hash(identity):
+        raise ValueError("its hash is not that of what it says: it was edited")
+    chunk = manifest["chunk_size"]
+    if type(chunk) is not int or not 1 <= chunk <= _LARGEST_CHUNK:
+        raise ValueError(f"chunk_size must be a whole number, got {chunk!r}")
+    size = described_grid(manifest["sweep"]).size
+    if manifest.get("num_settings") != size:
+        raise ValueError(f"num_settings must be {size}, as of its axes")
+
+
+def saved_chunks(path: Path) -> tuple[int, int] | None:
+    """Returns how many shards a folder has, of how many; None if it holds no sweep."""
+    try:
+        folder = SweepFolder(path, read_manifest(path))
+        names = [file.name for file in (path / SHARDS).iterdir()]
+    except (OSError, ValueError):
+        return None
+    return sum(name.isdigit() for name in names), folder.num_chunks
+
+
+def _manifest(sweep: Sweep) -> dict[str, Any]:
+    """What the folder of a sweep says about it."""
+    described = sweep.description()
+    identity = {"sweep": described, "chunk_size": sweep.chunk_size}
+    libraries = ("jaxdp-episodic", "jax", "jaxlib", "numpy")
+    identity["versions"] = {name: _version_of(name) for name in libraries}
+    return {
+        "version": _VERSION,
+        "kind": "sweep",
+        **json.loads(json.dumps(identity)),  # lists in place of tuples, as when read
+        "num_settings": sweep.grid.size,
+        "hash": description_hash(identity),
+    }
+
+
+def _version_of(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"  # run from its sources
+
+
+def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuses the folder of another sweep, and says what differs."""
+    if old["hash"] == new["hash"]:
+        return
+    found = differences(old, new, "there", "now")
+    shown = [
+        f"{name.removeprefix('sweep.')}: {words}"
+        for name, words in found.items()
+        if name not in ("hash", "num_settings")
+    ]
+    raise ValueError(
+        f"{path} holds another sweep; name another folder, or change back "
+        + "; ".join(shown[:5])
+        + "; ..." * (len(shown) > 5)
+    )
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuses a folder with other things in it; a killed start leaves none."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise NotADirectoryError(f"{path} is not a folder")
+    others = [f.name for f in path.iterdir() if not _is_left_over(f.name)]
+    if others:
+        raise FileExistsError(
+            f"{path} is not empty and holds no sweep; name another folder "
+            f"(there is {others[0]!r})"
+        )
+
+
+def _is_left_over(name: str) -> bool:
+    """True for what a killed writer left."""
+    return TEMPORARY in name

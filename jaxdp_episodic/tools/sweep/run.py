@@ -1,0 +1,187 @@
+"""A sweep from its description to its table, going on where it was interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from jaxdp_episodic._progress import ProgressBar
+from jaxdp_episodic.tools.sweep.description import Sweep
+from jaxdp_episodic.tools.sweep.engines import ChunkResult, Engine, on_devices
+from jaxdp_episodic.tools.sweep.folder import SweepFolder
+from jaxdp_episodic.tools.sweep.table import write_table
+
+# If so many chunks fail before one succeeds, so will the rest.
+_HOPELESS = 8
+_SHOWN = 6
+
+
+class SweepError(ValueError):
+    """Some chunks failed; the others are saved."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call of `run_sweep` did.
+
+    Attributes:
+      size: settings of the sweep.
+      num_chunks: chunks of the sweep.
+      num_evaluated: settings evaluated by this call.
+      seconds: that this took.
+      table: the finished table; None while a job array is not complete.
+      warnings: of the library, each once.
+    """
+
+    size: int
+    num_chunks: int
+    num_evaluated: int
+    seconds: float
+    table: Path | None
+    warnings: tuple[str, ...]
+
+
+def run_sweep(
+    sweep: Sweep,
+    path: str | Path,
+    *,
+    engine: Engine = on_devices,
+    part: tuple[int, int] | None = None,
+    console: Console | None = None,
+) -> Outcome:
+    """Evaluates what is still missing of a sweep, and makes the table.
+
+    May be killed at any moment and called again: chunks that were saved are checked and
+    kept, and the table ends with the same bytes. Calls with different parts may run at
+    the same time, on machines that share the folder.
+
+    Args:
+      sweep: the sweep.
+      path: its folder, made if missing.
+      engine: who evaluates; see `jaxdp_episodic.tools.sweep.engines`.
+      part: ``(i, n)``: only the i-th of n equal parts, from 1, and no table.
+      console: where progress is shown; None: nowhere.
+
+    Raises:
+      ValueError: a part out of range, or a folder of another sweep.
+      SweepError: chunks that failed, the others being saved.
+      OSError: the disk is full, or the folder cannot be written; what was saved stays.
+    """
+    first, step = _checked_part(part)
+    folder = SweepFolder.opened(Path(path), sweep)
+    begun = time.monotonic()
+    if folder.table is not None:
+        folder.remove_shards()  # a kill may have come just before
+        return Outcome(folder.size, folder.num_chunks, 0, 0.0, folder.table, ())
+    numbers = range(first, folder.num_chunks, step)
+    todo = folder.missing(numbers)
+    evaluated, warned = 0, ()
+    if todo:
+        evaluated, warned = _evaluate(sweep, folder, todo, numbers, engine, console)
+    seconds = time.monotonic() - begun
+    table = None
+    if part is None:
+        table = write_table(folder)
+        folder.remove_shards()
+    return Outcome(
+        folder.size, folder.num_chunks, evaluated, seconds, table, tuple(warned)
+    )
+
+
+def collect(sweep: Sweep, path: str | Path) -> Outcome:
+    """Makes the table of what a job array has evaluated.
+
+    Raises:
+      ValueError: a folder of another sweep; chunks that are missing, with their
+        numbers.
+      OSError: the disk is full, or the folder cannot be read or written.
+    """
+    folder = SweepFolder.opened(Path(path), sweep)
+    if folder.table is None:
+        missing = folder.missing(range(folder.num_chunks))
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {folder.num_chunks} chunks are not there yet: "
+                f"{_ranges(missing)}; run their shards, or without --collect to "
+                "evaluate them here"
+            )
+        write_table(folder)
+    folder.remove_shards()
+    return Outcome(folder.size, folder.num_chunks, 0, 0.0, folder.table, ())
+
+
+def _evaluate(
+    sweep: Sweep,
+    folder: SweepFolder,
+    todo: Sequence[int],
+    numbers: range,
+    engine: Engine,
+    console: Console | None,
+) -> tuple[int, tuple[str, ...]]:
+    """Evaluates and saves chunks; returns how many settings, and warnings."""
+    asked = {number: _num_settings(folder, number) for number in numbers}
+    total, left = sum(asked.values()), sum(asked[number] for number in todo)
+    failed: list[ChunkResult] = []
+    evaluated, warned = 0, dict[str, None]()
+    console = console or Console(quiet=True)
+    with (
+        ProgressBar(console, "settings", total, total - left) as progress,
+        contextlib.closing(engine(sweep, todo)) as results,  # pyright: ignore[reportArgumentType]: a generator
+    ):
+        for result in results:
+            if result.answers is None:
+                failed.append(result)
+                if len(failed) >= _HOPELESS and not evaluated:
+                    break
+                continue
+            folder.save(result.number, result.answers)
+            evaluated += len(result.answers)
+            warned |= dict.fromkeys(result.warnings)
+            progress.advance(len(result.answers))
+    if failed:
+        raise SweepError(_failure(folder, failed, len(todo)))
+    return evaluated, tuple(warned)
+
+
+def _num_settings(folder: SweepFolder, number: int) -> int:
+    start, stop = folder.range_of(number)
+    return stop - start
+
+
+def _failure(folder: SweepFolder, failed: list[ChunkResult], tried: int) -> str:
+    """Which chunks failed, and why the first one did."""
+    first = min(failed, key=lambda result: result.number)
+    start, stop = folder.range_of(first.number)
+    numbers = sorted(result.number for result in failed)
+    return (
+        f"{len(failed)} of {tried} chunks failed ({_ranges(numbers)}), what others "
+        f"gave is saved; chunk {first.number} (settings {start:,} to {stop - 1:,}): "
+        f"{first.error}"
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers for a person: "0, 4 to 9"."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in ranges[:_SHOWN]]
+    return ", ".join(shown) + ", ..." * (len(ranges) > _SHOWN)
+
+
+def _checked_part(part: tuple[int, int] | None) -> tuple[int, int]:
+    """First chunk and stride of a part."""
+    if part is None:
+        return 0, 1
+    number, parts = part
+    if not 1 <= number <= parts:
+        raise ValueError(f"shard must be i/n with 1 <= i <= n, got {number}/{parts}")
+    return number - 1, parts

@@ -1,0 +1,400 @@
+"""One command's worth: from a config to a checkpoint, a log, a report and a release."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from jaxdp_episodic._progress import ProgressBar
+from jaxdp_episodic.accountant._engine import keeping_kernels
+from jaxdp_episodic.accountant.describe.schemes import Poisson, WithoutReplacement
+from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
+from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.tools.plots.run import draw_run
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.gradient.processes import all_processes
+from jaxdp_episodic.trainer.learners.features import FixedFeatures
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.evaluation import Score
+from jaxdp_episodic.trainer.run.report import (
+    export_run,
+    markdown_report,
+    privacy_statement,
+    released_facts,
+)
+from jaxdp_episodic.trainer.run.run_files import (
+    HELD_OUT,
+    PRIVATE,
+    read_log,
+)
+from jaxdp_episodic.trainer.run.trainer import Trainer
+
+REPORT, PICTURE, RELEASE = "report.md", "report.png", "release"
+FEATURES = "features"
+_SEEDED = "draws and noise come from a fixed seed"
+_FALSE_ALARMS = 0.01
+_EVERYTHING = 2**40  # more examples than any unit has
+
+
+class Result(NamedTuple):
+    """What a run came to.
+
+    Attributes:
+      trainer: with the final parameters in ``trainer.params``.
+      epsilon: spent, nats; *upper bound*.
+      epsilon_without_last_stage: what the same noise and steps would cost if the draw
+        of the examples were not counted.
+      scores: last score on every held-out part; in the first process alone.
+      folder: where everything is.
+      without_noise: as ``scores``, of the same run without noise, if it was asked for.
+    """
+
+    trainer: Trainer
+    epsilon: float
+    epsilon_without_last_stage: float
+    scores: Mapping[str, Score]
+    folder: Path
+    without_noise: Mapping[str, Score] = MappingProxyType({})
+
+    def __str__(self) -> str:
+        budget, lines = self.trainer.budget, []
+        for name, score in self.scores.items():
+            lines.append(f"{name:<12}{score}")
+            if name in self.without_noise:
+                bare = self.without_noise[name].mean
+                lines.append(f"{'':<12}{bare:.4f} without noise, not private")
+        spent = f"{self.epsilon:.5g}" if budget.is_private else "inf (not private)"
+        if self.trainer.is_seeded and budget.is_private:
+            spent += f" were it not seeded; not private: {_SEEDED}"
+        lines.append(
+            f"{'epsilon':<12}{spent}   (target {budget.epsilon:g}, delta "
+            f"{budget.delta:g}, one {budget.step.privacy_unit})"
+        )
+        if self.epsilon_without_last_stage > 1.001 * self.epsilon:
+            lines.append(
+                f"{'':<12}{self.epsilon_without_last_stage:.5g} for the same noise if "
+                "the draw of the examples were not counted"
+            )
+        lines += [
+            f"{'report':<12}{self.folder / REPORT}",
+            f"{'to release':<12}{self.folder / RELEASE}",
+        ]
+        return "\n".join(lines)
+
+
+def run_training(
+    config: TrainingConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    title: str = "Training run",
+    base: Path | None = None,
+    console: Console | None = None,
+    features: FixedFeatures | None = None,
+) -> Result:
+    """Trains as the config says; everything that it leaves is in ``folder``.
+
+    ``release/`` is what may be published; all else there is private.
+
+    Kernels are kept in the user's cache folder, as the command keeps them, unless JAX
+    has one already.
+
+    After ``jax.distributed.initialize`` every process calls this, with the same
+    arguments; the first one writes everything, and ``folder`` is its own.
+
+    Args:
+      config: the run.
+      folder: made if missing. It must not hold another run.
+      resume: go on with the run in ``folder``; one that ended before its first
+        checkpoint begins anew, as nothing was charged.
+      title: of the report.
+      base: folder that paths in the config are relative to.
+      console: where progress is shown; None: standard error.
+      features: a fixed function of your own in place of the config's ``features``.
+
+    Raises:
+      OSError: a file that cannot be read or written; no run to resume.
+      ValueError: bad data, a target that permits no step, a folder that holds a run
+        (without ``resume``) or another one (with it).
+      TypeError: something of the wrong type.
+      RunEndedError: another process has ended.
+    """
+    processes = all_processes()
+    with processes.together(), keeping_kernels():
+        # Where nothing was charged there is nothing to repeat.
+        begun = resume and processes.shared_value(run_files.was_only_begun(folder))
+        resume = resume and not begun
+        if processes.is_first:
+            console = console or Console(stderr=True)
+            if begun:
+                console.print("nothing was charged yet: the run begins anew")
+            result = _run(config, folder, resume, title, base, console, features)
+        else:
+            tables = Tables(config, base, features=features, keeps_features=False)
+            result = _helped(config, folder, resume, tables)
+        processes.meet()  # the first has written all
+        return result
+
+
+def _run(
+    config: TrainingConfig,
+    folder: Path,
+    resume: bool,
+    title: str,
+    base: Path | None,
+    console: Console,
+    features: FixedFeatures | None,
+) -> Result:
+    """`run_training` in the first process."""
+    if resume:
+        run_files.refuse_without_checkpoint(folder)
+    else:
+        run_files.refuse_other_files(folder)
+    with _shown_warnings(console):
+        tables = Tables(config, base, folder=folder, features=features)
+        trainer, evaluations, size = assembled(config, tables)
+    with run_files.locked(folder):
+        if resume:
+            with _shown_warnings(console):
+                step = trainer.resume(folder)
+            owed = int(trainer.budget.owed(step))
+            within = "" if owed == step else f", within an epoch: {owed:,} are owed"
+            console.print(f"resumed after step {step:,}{within}")
+        _announce(console, trainer, size)
+        budget, taken = trainer.budget, trainer.num_steps_taken
+        with ProgressBar(console, "steps", budget.num_steps, taken) as bar:
+            trainer.train(
+                folder,
+                evaluations=evaluations,
+                evaluate_every=config.evaluation.every if config.evaluation else None,
+                checkpoint_every=config.checkpoint_every,
+                on_step=lambda progress: bar.show(
+                    progress.step,
+                    f"epsilon {progress.epsilon:.3f} of {budget.epsilon:g}",
+                ),
+            )
+        without = {}
+        if config.evaluation is not None and config.evaluation.without_noise:
+            console.print("once more without noise, to compare (not private)")
+            without = _scores_without_noise(config, trainer.budget, tables, folder)
+        return _finish(trainer, folder, title, console, without)
+
+
+def _helped(
+    config: TrainingConfig, folder: Path, resume: bool, tables: Tables
+) -> Result:
+    """`run_training` in another process, which writes and scores nothing."""
+    wanted, config = config.evaluation, dataclasses.replace(config, evaluation=None)
+    with _shown_warnings(Console(quiet=True)):
+        trainer, *_ = assembled(config, tables)
+        if resume:
+            trainer.resume(folder)
+        trainer.train(folder)
+        if wanted is not None and wanted.without_noise:
+            bare, *_ = assembled(_bare(config, trainer.budget), tables)
+            bare.train(folder)
+    budget, taken = trainer.budget, trainer.num_steps_charged
+    uncounted = epsilon_without_last_stage(budget, taken)
+    return Result(trainer, float(budget.spent(taken)), uncounted, {}, folder)
+
+
+@contextmanager
+def _shown_warnings(console: Console) -> Iterator[None]:
+    """Shows the library's warnings among the run's lines, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        yield
+    home = Path(jax.__file__).parent  # JAX's own (a damaged cache) concern nobody
+    ours = [w for w in caught if not Path(w.filename).is_relative_to(home)]
+    for text in dict.fromkeys(str(w.message) for w in ours):
+        console.print(f"warning: {text}", highlight=False, markup=False)
+
+
+def _scores_without_noise(
+    config: TrainingConfig, budget: PrivacyBudget, tables: Tables, folder: Path
+) -> dict[str, dict[str, Any]]:
+    """The last scores of a run without noise, of which nothing else is kept."""
+    trainer, evaluations, _ = assembled(_bare(config, budget), tables)
+    place = folder / "without-noise"
+    shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
+    try:
+        often = trainer.budget.num_steps
+        records = trainer.train(place, evaluations=evaluations, checkpoint_every=often)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return records[-1][HELD_OUT]
+
+
+def _bare(config: TrainingConfig, budget: PrivacyBudget) -> TrainingConfig:
+    """The config without noise."""
+    steps = config.num_steps
+    if steps is None and config.model is not None:
+        steps = budget.num_steps
+    return dataclasses.replace(
+        config,
+        epsilon=float("inf"),
+        num_steps=steps,
+        step=dataclasses.replace(config.step, noise_multiplier=None),
+        noise="gaussian",
+    )
+
+
+def _finish(
+    trainer: Trainer,
+    folder: Path,
+    title: str,
+    console: Console,
+    without_noise: Mapping[str, Mapping[str, Any]],
+) -> Result:
+    """Report, picture and release of a run that took all its steps."""
+    budget, taken = trainer.budget, trainer.num_steps_charged
+    spent = float(budget.spent(taken))
+    records = read_log(folder / run_files.LOG)
+    how = {
+        "is_seeded": trainer.is_seeded,
+        "has_default_normalizer": trainer.has_default_normalizer,
+        "noise": trainer.noise,
+    }
+    statement = privacy_statement(budget, taken, **how)
+    uncounted = epsilon_without_last_stage(budget, taken)
+    facts: dict[str, Any] = {
+        "steps": taken,
+        "epsilon spent": spent,
+        "epsilon without counting the draw of examples": uncounted,
+        "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
+        "noise": trainer.noise,
+        "protected": f"one {budget.step.privacy_unit} "
+        f"({budget.step.neighboring_relation})",
+    }
+    if budget.before:
+        noises = [float(step.noise_multiplier) for step in budget.before]
+        facts["noise multipliers of statistics"] = noises
+    if budget.num_steps > len(budget.before):
+        facts |= {
+            "noise multiplier": budget.step.noise_multiplier,
+            "clip norm": trainer.l2_clip_norm,
+            "clipped": f"each {budget.step.clip_unit}",
+            "mean units a step": trainer.sampler.expected_units,
+        }
+    if trainer.is_seeded or not budget.is_private:
+        facts["not private"] = _SEEDED if budget.is_private else "there is no noise"
+    facts = plain(facts)
+    private_facts = facts
+    for split, score in without_noise.items():
+        value = f"{score['name']} {score['mean']:.4f}, not private"
+        private_facts = {**private_facts, f"{split} without noise": value}
+    picture = None
+    if importlib.util.find_spec("matplotlib") is None:
+        console.print("no picture: matplotlib, of the extra [plot], is not installed")
+    else:
+        picture = PICTURE
+        draw_run(
+            folder / PICTURE,
+            epsilons=[(r["step"], float(r["epsilon"])) for r in records],
+            losses=[
+                (r["step"], r[PRIVATE]["mean_loss"])
+                for r in records
+                if "mean_loss" in r.get(PRIVATE, {})
+            ],
+            scores=[(r["step"], r[HELD_OUT]) for r in records if HELD_OUT in r],
+            target_epsilon=budget.epsilon,
+            without_noise=without_noise,
+            meaning=_meaning(trainer),
+        )
+    page = markdown_report(
+        records, title=title, facts=private_facts, statement=statement, picture=picture
+    )
+    write_atomically(folder / REPORT, page, is_private=True)
+    export_run(
+        folder / RELEASE,
+        params=trainer.params,
+        statement=privacy_statement(budget, taken, for_release=True, **how),
+        log=folder / run_files.LOG,
+        facts=released_facts(facts, budget),
+        has_public_epsilon=public_budget(budget) is not None,
+    )
+    last = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
+    scores, bare = (
+        {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
+    )
+    return Result(trainer, spent, uncounted, scores, folder, bare)
+
+
+def _meaning(trainer: Trainer) -> str:
+    """What the protection means for one unit, in a sentence."""
+    budget, taken = trainer.budget, trainer.num_steps_charged
+    unit = budget.step.privacy_unit
+    if not budget.is_private or trainer.is_seeded:
+        return "not private"
+    found = true_positive_rate(budget.run(taken), false_positive_rate=_FALSE_ALARMS)
+    rate = np.ceil(1000 * float(found)) / 10
+    return (
+        f"Protected is every single {unit} ({budget.step.neighboring_relation}). "
+        "Whoever sees all releases,\nand knows all the rest, detects that it was there "
+        f"with probability at most {rate:.1f} %,\nif false alarms are to come in "
+        f"{100 * _FALSE_ALARMS:g} % of the cases (by guessing: "
+        f"{100 * _FALSE_ALARMS:g} %)."
+    )
+
+
+def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
+    """Returns epsilon of the same noise if all examples of a drawn unit took part.
+
+    What the last stage of the draw is worth: the same steps, the last level drawn
+    whole. *Upper bound*, as `PrivacyBudget.spent`.
+    """
+    step, last = budget.step, budget.step.design.schemes[-1]
+    if isinstance(last, WithoutReplacement):
+        last = dataclasses.replace(last, size=_EVERYTHING, population_is_exact=False)
+    else:  # by coins, or by epochs
+        last = Poisson(last.name, sampling_probability=1.0, population=last.population)
+    step = dataclasses.replace(
+        step, sampling=step.design.with_scheme(last), small_units="keep"
+    )
+    owed = budget.owed(num_steps)
+    return float(dataclasses.replace(budget, step=step).spent(owed))
+
+
+def _announce(console: Console, trainer: Trainer, size: int) -> None:
+    budget, step = trainer.budget, trainer.budget.step
+    first = len(budget.before)
+    if first:
+        console.print(f"{first} private statistics", highlight=False)
+    if budget.num_steps > first:
+        console.print(
+            f"{size:,} parameters; {budget.num_steps - first:,} steps with "
+            f"{trainer.sampler.expected_units:.1f} clip units ({step.clip_unit}) on "
+            f"average; noise multiplier {step.noise_multiplier:.5g}",
+            highlight=False,
+        )
+    if budget.is_private:
+        console.print(
+            f"protected: one {step.privacy_unit} ({step.neighboring_relation}), "
+            f"epsilon <= {budget.epsilon:g} at delta {budget.delta:g}; step "
+            f"{budget.permitted_steps:,} is the last that this permits",
+            highlight=False,
+        )
+    else:
+        console.print(
+            "[bold]not private[/bold]: epsilon is infinite, there is no noise"
+        )
+    if budget.is_private and budget.planned is not None:
+        console.print(
+            "a run that ends within an epoch, other than by this plan, owes all of it"
+        )
+    if trainer.is_seeded:
+        console.print(f"[bold]not private[/bold]: {_SEEDED}")

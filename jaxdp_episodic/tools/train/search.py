@@ -1,0 +1,312 @@
+"""An honest random search: a secret number of private runs, the best one released."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from jaxdp_episodic.accountant.numerics.roots import largest_within
+from jaxdp_episodic.accountant.questions.budget import public_budget
+from jaxdp_episodic.accountant.questions.tuning import (
+    DEFAULT_ORDERS,
+    curve_to_epsilon,
+    run_rdp,
+    tuned_rdp,
+)
+from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.tools.train.run import RELEASE, run_training
+from jaxdp_episodic.tools.train.search_space import Search
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.gradient.processes import all_processes
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.assemble import plan
+from jaxdp_episodic.trainer.run.evaluation import Score
+from jaxdp_episodic.trainer.run.report import STATEMENT
+
+STATE, RUNS, CHOSEN = "search.json", "runs", "hyperparameters.json"
+_VERSION = 1
+
+
+class SearchResult(NamedTuple):
+    """What a search came to. All of it but ``epsilon`` and the choice is secret.
+
+    Attributes:
+      epsilon: of the whole search, *upper bound*; nats.
+      run_epsilon: of each run.
+      num_runs: how many runs there were.
+      chosen: place of the best run; None if there was no run.
+      hyperparameters: of the best run.
+      score: of the best run.
+      folder: where everything is.
+    """
+
+    epsilon: float
+    run_epsilon: float
+    num_runs: int
+    chosen: int | None
+    hyperparameters: dict[str, Any]
+    score: float
+    folder: Path
+
+
+def run_search(
+    search: Search,
+    folder: Path,
+    *,
+    resume: bool = False,
+    base: Path | None = None,
+    console: Console | None = None,
+) -> SearchResult:
+    """Trains a random number of times and releases the best run, and only that.
+
+    The number of runs and all hyperparameters are drawn once, from the operating
+    system's entropy, and stored before the first run; a search that was interrupted
+    goes on with them (drawing again would bias the number, and is refused). Runs are
+    charged as one: see `tuned_rdp` for the theorem. Of equal scores the first run is
+    taken, which is as good as any, since runs are alike; a score that is no number
+    loses against all others.
+
+    In ``folder`` are ``search.json`` (number of runs, scores) and ``runs/`` (a folder
+    for each), both **secret**, also the ``release/`` of a single run; and
+    ``release/``, which may be published: the best run's, with the epsilon of the whole
+    search and its hyperparameters. How long the search took is secret as well.
+
+    Args:
+      search: the search.
+      folder: made if missing. It must not hold another search.
+      resume: go on with the search in ``folder``.
+      base: folder that paths of the data are relative to.
+      console: where progress is shown; None: standard error.
+
+    Raises:
+      OSError: a file that cannot be read or written.
+      ValueError: a run that cannot be made, another search (with ``resume``) in
+        ``folder``, or none.
+      TypeError: something of the wrong type.
+      NotImplementedError: several processes.
+    """
+    if all_processes().count > 1:
+        raise NotImplementedError(
+            "a search trains its runs in one process, got "
+            f"{all_processes().count}: each of a search's draws would be its own"
+        )
+    console = console or Console(stderr=True)
+    with run_files.locked(folder):
+        state = _resumed(search, folder) if resume else _started(search, folder, base)
+        budget = SearchBudget(**state["budget"])
+        console.print(
+            f"each run epsilon {budget.run_epsilon:.4g}, the search "
+            f"{budget.epsilon:.4g} at delta {search.settings.delta:g}; "
+            f"{len(state['runs'])} runs (secret)",
+            highlight=False,
+        )
+        for place, run in enumerate(state["runs"]):
+            if run["score"] is not None:
+                continue
+            console.rule(f"run {place + 1} of {len(state['runs'])}")
+            target = folder / RUNS / f"{place:04d}"
+            result = run_training(
+                search.config(run["values"], budget.run_epsilon),
+                target,
+                resume=bool(run_files.files_of_a_run(target)),
+                title=f"Run {place + 1}",
+                base=base,
+                console=console,
+            )
+            run["score"] = _larger_is_better(result.scores[search.settings.split])
+            _save(folder, state)
+        return _finish(search, folder, state, budget)
+
+
+def _started(search: Search, folder: Path, base: Path | None) -> dict[str, Any]:
+    """Draws the search, and stores it before anything is trained."""
+    if (folder / STATE).exists():
+        raise FileExistsError(
+            f"{folder} holds a search; resume it, or name another folder"
+        )
+    budget = search_budget(search, base)
+    generator = np.random.default_rng()  # the operating system's entropy
+    number = search.settings.trials.draw(generator)
+    runs = [{"values": search.draw(generator), "score": None} for _ in range(number)]
+    for run in runs:  # a value that no run can have is found before the first
+        search.config(run["values"], budget.run_epsilon)
+    state = {
+        "version": _VERSION,
+        "search": _described(search),
+        "budget": budget._asdict(),
+        "runs": runs,
+    }
+    _save(folder, state)
+    return state
+
+
+def _resumed(search: Search, folder: Path) -> dict[str, Any]:
+    """The search that was drawn; it must be the one that is described."""
+    try:
+        state = json.loads((folder / STATE).read_bytes())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder} holds no search to resume") from None
+    except ValueError as error:
+        raise ValueError(f"{folder / STATE}: damaged: {error}") from None
+    if state.get("version") != _VERSION or state["search"] != _described(search):
+        raise ValueError(
+            f"{folder} holds another search: the file has changed since it was drawn"
+        )
+    return state
+
+
+def _described(search: Search) -> dict[str, Any]:
+    """The search as JSON gives it back."""
+    return json.loads(json.dumps(search.to_dict()))
+
+
+def _save(folder: Path, state: dict[str, Any]) -> None:
+    text = json.dumps(state, indent=1, allow_nan=False)
+    write_atomically(folder / STATE, text)
+
+
+def _larger_is_better(score: Score) -> float | str:
+    value = -score.mean if score.name == "rmse" else score.mean
+    return float(value) if math.isfinite(value) else "-inf"
+
+
+def _finish(
+    search: Search, folder: Path, state: dict[str, Any], budget: SearchBudget
+) -> SearchResult:
+    """Chooses, and writes what may be published."""
+    scores = [float(run["score"]) for run in state["runs"]]
+    count = len(scores)
+    if not scores:
+        return SearchResult(
+            budget.epsilon, budget.run_epsilon, 0, None, {}, -math.inf, folder
+        )
+    best = int(np.argmax(scores))  # the first of equal ones
+    values = state["runs"][best]["values"]
+    temporary, release = folder / f"{RELEASE}.tmp", folder / RELEASE
+    shutil.rmtree(temporary, ignore_errors=True)
+    # Without times: they say how many runs came after the best one.
+    shutil.copytree(
+        folder / RUNS / f"{best:04d}" / RELEASE,
+        temporary,
+        copy_function=shutil.copyfile,
+    )
+    statement = temporary / STATEMENT
+    single = statement.read_text(encoding="utf-8")
+    statement.write_text(_statement(search, budget) + single, encoding="utf-8")
+    (temporary / CHOSEN).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
+    shutil.rmtree(release, ignore_errors=True)
+    temporary.rename(release)
+    return SearchResult(
+        budget.epsilon, budget.run_epsilon, count, best, values, scores[best], folder
+    )
+
+
+def _statement(search: Search, budget: SearchBudget) -> str:
+    """The charge of the whole search, before the statement of its best run."""
+    settings = search.settings
+    if settings.epsilon is not None:
+        charge = f"epsilon <= {settings.epsilon:g}"
+    elif budget.is_public:
+        # Rounded up: what is printed is a bound as well.
+        charge = f"epsilon <= {math.ceil(budget.epsilon * 1e4) / 1e4:g}"
+    else:
+        charge = "an epsilon that is not given, as it rests on private sizes, "
+    trials = settings.trials
+    runs = f"{type(trials).__name__} with {float(trials.mean):g} expected runs"
+    return (
+        "# Privacy of the search that chose this run\n\n"
+        f"**{charge} at delta = {settings.delta:g}**, for this run and its "
+        "hyperparameters as the best of a secret, random number of runs "
+        f"({runs}; Papernot and Steinke 2022, arXiv:2110.03620). The score was taken "
+        f"on public held-out data ({settings.split}). Neither the number of runs, nor "
+        "another run, nor how long the search took may be published. What follows is "
+        "about this run alone and does not count the choice.\n\n"
+    )
+
+
+_WIDTH = 1e-3  # relative, of the search for a run's epsilon
+# The smallest share of the whole epsilon that is tried for a run.
+_SMALLEST_SHARE = 1e-4
+
+
+class SearchBudget(NamedTuple):
+    """The charge of a search.
+
+    Attributes:
+      run_epsilon: of each run; nats, at the search's delta.
+      epsilon: of the whole search, *upper bound*; nats.
+      is_public: False if it was computed from private sizes.
+    """
+
+    run_epsilon: float
+    epsilon: float
+    is_public: bool
+
+
+def search_budget(search: Search, base: Path | None = None) -> SearchBudget:
+    """Returns what a search costs; with a target, the largest runs that it permits.
+
+    Runs whose privacy differs (other numbers of steps, other sampling) are calibrated
+    to the same epsilon. A run with hyperparameters drawn at random is a mixture of
+    them, whose Rényi divergence is at most the largest of theirs at each order.
+
+    Args:
+      search: the search.
+      base: folder that paths of the data are relative to.
+
+    Raises:
+      ValueError: no run however private keeps the search within its target.
+    """
+    data = search.config({}, 1.0).data.load("train", base)
+    settings = search.settings
+    if settings.run_epsilon is not None:
+        total, is_public = _total(search, settings.run_epsilon, data)
+        return SearchBudget(settings.run_epsilon, total, is_public)
+    assert settings.epsilon is not None  # exactly one is given
+    low, high = settings.epsilon * _SMALLEST_SHARE, settings.epsilon
+    least, is_public = _total(search, low, data)
+    if not least <= settings.epsilon:
+        raise ValueError(
+            f"epsilon={settings.epsilon:g} at delta={settings.delta:g} is too small "
+            f"for a search with {settings.trials!r}: runs of epsilon {low:.2g} make "
+            f"it {least:.4g}; expect fewer runs, or a smaller eta"
+        )
+    totals, target = {low: least}, settings.epsilon
+
+    def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
+        one = float(run_epsilon[0])
+        totals[one] = _total(search, one, data)[0]
+        return np.atleast_1d(np.log(totals[one] / target))
+
+    if excess(np.array([high]), np.zeros(1, int)) <= 0:  # one run, for example
+        return SearchBudget(high, totals[high], is_public)
+    ends = np.array([low]), np.array([high])
+    found = float(largest_within(excess, *ends, tolerance=_WIDTH)[0])
+    return SearchBudget(found, totals[found], is_public)
+
+
+def _total(
+    search: Search, run_epsilon: float, data: ExampleTable
+) -> tuple[float, bool]:
+    """Epsilon of the search with such runs; whether it rests on public facts."""
+    curve = np.zeros(DEFAULT_ORDERS.size)
+    is_public = True
+    configs = [search.config(values, run_epsilon) for values in search.variants()]
+    # Values that another one makes pointless leave equal runs.
+    different = {json.dumps(config.to_dict()): config for config in configs}
+    for config in different.values():
+        budget = plan(config, data)
+        one = run_rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
+        curve = np.maximum(curve, one)
+        is_public &= public_budget(budget) is not None
+    settings = search.settings
+    tuned = tuned_rdp(settings.trials, DEFAULT_ORDERS, curve)
+    return float(curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=settings.delta)), (
+        is_public
+    )

@@ -1,0 +1,340 @@
+"""A search over hyperparameters: a base run, and distributions for its fields."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.questions.trial_counts import (
+    NegativeBinomialTrials,
+    PoissonTrials,
+    Trials,
+)
+from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
+
+# Combinations of values that change what a run costs; each is calibrated by itself.
+_MOST_VARIANTS = 64
+# Fields of a run that the search sets, or that would break its guarantee.
+_FIXED = ("epsilon", "delta", "data", "evaluation", "seed", "version", "type")
+# What private statistics alone have no use for, of the run and of its start.
+_OF_STEPS = ("model", "l2_clip_norm", "num_steps", "normalizer")
+_OF_A_START = ("kind", "share")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Choice(Spec):
+    """One of some values, all as likely."""
+
+    values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, list | tuple) or not self.values:
+            raise ValueError(
+                f"values must be a list of values, got {_validation.shown(self.values)}"
+            )
+        object.__setattr__(self, "values", tuple(self.values))
+
+    def draw(self, generator: np.random.Generator) -> Any:
+        """Returns one value."""
+        return self.values[int(generator.integers(len(self.values)))]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Integers(Spec):
+    """A whole number from ``low`` to ``high``, both included."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            if type(getattr(self, name)) is not int:
+                raise TypeError(f"{name} must be a whole number, got {self!r}")
+            _validation.integer_array(name, getattr(self, name), minimum=-(2**53))
+        if self.low > self.high:
+            raise ValueError(f"low must be at most high, got {self.low}, {self.high}")
+
+    @property
+    def values(self) -> range:
+        """All values."""
+        return range(self.low, self.high + 1)
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """Returns one value."""
+        return int(generator.integers(self.low, self.high, endpoint=True))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Uniform(Spec):
+    """A number between ``low`` and ``high``."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _check_interval(self)
+
+    def draw(self, generator: np.random.Generator) -> float:
+        """Returns one value."""
+        return float(generator.uniform(self.low, self.high))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LogUniform(Spec):
+    """A number between ``low`` and ``high``, both > 0, whose logarithm is uniform."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _check_interval(self)
+        if not self.low > 0:
+            raise ValueError(f"low must be > 0, got {self.low!r}")
+
+    def draw(self, generator: np.random.Generator) -> float:
+        """Returns one value."""
+        logs = math.log(self.low), math.log(self.high)
+        return min(max(math.exp(generator.uniform(*logs)), self.low), self.high)
+
+
+Distribution = Choice | Integers | Uniform | LogUniform
+_DISTRIBUTIONS = (Choice, Integers, Uniform, LogUniform)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SearchSettings(Spec):
+    """What a search is charged, and by what it chooses.
+
+    Attributes:
+      delta: of the whole search, in (0, 1).
+      trials: the distribution of the number of runs.
+      split: the held-out part whose score decides.
+      held_out_is_public: must be true. The score is then post-processing of the private
+        model; were the held-out people private, each score would disclose theirs.
+      epsilon: of the whole search: each run's is calibrated. None: ``run_epsilon``.
+      run_epsilon: of each run: the search's is computed. None: ``epsilon``.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "trials": (NegativeBinomialTrials, PoissonTrials)
+    }
+
+    delta: float
+    trials: Trials
+    split: str = "validation"
+    held_out_is_public: bool = False
+    epsilon: float | None = None
+    run_epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if _validation.open_unit_array("delta", self.delta).ndim or self.trials.shape:
+            raise ValueError("delta and the fields of trials must be single numbers")
+        if (self.epsilon is None) == (self.run_epsilon is None):
+            raise ValueError(
+                "give exactly one of epsilon (of the whole search) and run_epsilon (of "
+                f"each run), got {'neither' if self.epsilon is None else 'both'}"
+            )
+        for name in ("epsilon", "run_epsilon"):
+            value = getattr(self, name)
+            if value is not None and _validation.positive_array(name, value).ndim:
+                raise ValueError(f"{name} must be one number, got {value!r}")
+        if self.held_out_is_public is not True:
+            raise NotImplementedError(
+                "held_out_is_public must be true: choosing by a score on private "
+                "held-out people would have to be charged, for which there is no "
+                "theorem here; covered: held-out data that are public"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A search, as `read_search` reads it.
+
+    Attributes:
+      settings: what it is charged, and by what it chooses.
+      distributions: dotted name of a field of the run to its distribution.
+      run: the table of the base run, without epsilon and delta.
+    """
+
+    settings: SearchSettings
+    distributions: Mapping[str, Distribution]
+    run: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        for name in self.distributions:
+            if name.split(".")[0] in _FIXED:
+                raise ValueError(
+                    f"hyperparameters.{name}: the whole search has one of it"
+                )
+        if self.run.get("seed") is not None:
+            raise ValueError("run.seed: a fixed seed is not private, leave it out")
+        for name in ("epsilon", "delta"):
+            if name in self.run:
+                raise ValueError(f"run.{name}: give it at the top of the file")
+        priced = {n: dist for n, dist in self.distributions.items() if is_priced(n)}
+        for name, dist in priced.items():
+            if not isinstance(dist, Choice | Integers):
+                raise NotImplementedError(
+                    f"hyperparameters.{name}: what changes a run's privacy must be "
+                    f"Choice or Integers, got {type(dist).__name__}"
+                )
+        if math.prod(len(dist.values) for dist in priced.values()) > _MOST_VARIANTS:  # pyright: ignore[reportAttributeAccessIssue]: Choice or Integers
+            raise ValueError(
+                f"hyperparameters {sorted(priced)} change a run's privacy: at most "
+                f"{_MOST_VARIANTS} combinations of them are possible"
+            )
+
+    def draw(self, generator: np.random.Generator) -> dict[str, Any]:
+        """Returns hyperparameters of one run, by dotted name."""
+        return {name: dist.draw(generator) for name, dist in self.distributions.items()}
+
+    def variants(self) -> Iterator[dict[str, Any]]:
+        """Yields every combination of those that change what a run costs."""
+        priced = {
+            name: dist.values  # pyright: ignore[reportAttributeAccessIssue]: checked above
+            for name, dist in self.distributions.items()
+            if is_priced(name)
+        }
+        for values in itertools.product(*priced.values()):
+            yield dict(zip(priced, values, strict=True))
+
+    def config(self, values: Mapping[str, Any], epsilon: float) -> TrainingConfig:
+        """Returns the run with these hyperparameters, fully validated.
+
+        Raises:
+          TypeError: a hyperparameter of the wrong type.
+          ValueError: one out of range or of an unknown name.
+        """
+        table = copy.deepcopy(dict(self.run))
+        table |= {"epsilon": epsilon, "delta": self.settings.delta, "version": 1}
+        for name, value in values.items():
+            _set(table, name, value)
+        _leave_out_steps(table)
+        config = TrainingConfig.from_dict(
+            {"type": TrainingConfig.__name__, **table}, where="run"
+        )
+        if config.evaluation is None or self.settings.split not in (
+            config.evaluation.splits
+        ):
+            raise ValueError(
+                f"run.evaluation.splits must have {self.settings.split!r}, whose score "
+                "decides"
+            )
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the search as plain values."""
+        return {
+            "settings": self.settings.to_dict(),
+            "laws": {name: dist.to_dict() for name, dist in self.distributions.items()},
+            "run": dict(self.run),
+        }
+
+
+def is_priced(name: str) -> bool:
+    """True if a field of a run changes what the run costs in privacy.
+
+    Of equal epsilon, runs with other statistics, or other shares of them, have another
+    Rényi-DP curve, by which a search is charged.
+    """
+    first = name.split(".")[0]
+    return first in ("step", "start") or name in (
+        "num_steps",
+        "learner",
+        "learner.kind",
+    )
+
+
+def read_search(path: Path) -> Search:
+    """Returns the search in a TOML file; paths of data are relative to it.
+
+    The file has the fields of `SearchSettings`, a table ``hyperparameters`` of dotted
+    names (``"optimizer.learning_rate"``) and distributions, and a table ``run``: a
+    training config without epsilon and delta.
+
+    Raises:
+      OSError: a file that cannot be read.
+      TypeError: something of the wrong type.
+      ValueError: not TOML, an unknown or missing key, a value out of range.
+      NotImplementedError: a search that cannot be charged.
+    """
+    mapping = read_toml(path)
+    tables = {}
+    for name in ("hyperparameters", "run"):
+        tables[name] = mapping.pop(name, None)
+        if not isinstance(tables[name], dict):
+            raise ValueError(f"missing table {name!r}")
+    distributions = {
+        name: spec_from_dict(
+            _DISTRIBUTIONS,
+            {"version": 1, **_table(name, dist)},
+            where=f"hyperparameters.{name}",
+        )
+        for name, dist in tables["hyperparameters"].items()
+    }
+    settings = spec_from_dict(
+        SearchSettings, {"type": "SearchSettings", **mapping}, where="search"
+    )
+    return Search(settings, distributions, tables["run"])
+
+
+def _leave_out_steps(table: dict[str, Any]) -> None:
+    """Leaves out what is for gradient steps where the learner that was drawn has none.
+
+    So one search can have pipelines with gradient steps and without, for example
+    ``"learner.kind"`` among "protonet" and "plda", ``"start.kind"`` "plda" and "mean".
+    """
+    learner, start = table.get("learner"), table.get("start")
+    if not isinstance(learner, dict) or learner.get("kind") not in CLOSED_FORM:
+        return
+    for name in _OF_STEPS:
+        table.pop(name, None)
+    if isinstance(start, dict):
+        table["start"] = {k: v for k, v in start.items() if k not in _OF_A_START}
+        table["start"]["kind"] = learner["kind"]
+
+
+def _table(name: str, dist: Any) -> dict[str, Any]:
+    if not isinstance(dist, dict) or "type" not in dist:
+        raise TypeError(
+            f"hyperparameters.{name} must be a table with a type (names with dots need "
+            f"quotes in TOML), got {_validation.shown(dist)}"
+        )
+    return dist
+
+
+def _set(table: dict[str, Any], name: str, value: Any) -> None:
+    """Sets the field of a dotted name; places of lists are numbers."""
+    *above, last = name.split(".")
+    place: Any = table
+    for part in above:
+        if isinstance(place, list) and part.isdecimal() and int(part) < len(place):
+            place = place[int(part)]
+        elif isinstance(place, dict):
+            place = place.setdefault(part, {})
+        else:
+            raise ValueError(f"hyperparameters.{name}: there is no {part!r} in the run")
+    if not isinstance(place, dict):
+        raise ValueError(f"hyperparameters.{name}: names no field of the run")
+    place[last] = value
+
+
+def _check_interval(dist: Any) -> None:
+    for name in ("low", "high"):
+        value = _validation.real_array(name, getattr(dist, name))
+        if value.ndim or not np.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {dist!r}")
+    if not dist.low < dist.high:
+        raise ValueError(f"low must be below high, got {dist.low!r}, {dist.high!r}")

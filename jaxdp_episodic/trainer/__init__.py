@@ -1,0 +1,1 @@
+"""What is drawn, trained and audited: Flax, Optax, Orbax."""

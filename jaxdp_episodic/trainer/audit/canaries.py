@@ -1,0 +1,363 @@
+"""Canaries: units made up by the auditor, each in the data or not by a coin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import GroupedClasses
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+)
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.trainer.data.table import ExampleTable, unit_labels
+from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
+from jaxdp_episodic.trainer.learners.episode import Episode
+
+
+class Canaries(NamedTuple):
+    """A table with all canaries in it, and what becomes of those that are out.
+
+    Attributes:
+      table: all canaries in. Of an example they are added to the data; of a larger
+        unit they are units of the data.
+      rows: (n,) the canaries' rows in it.
+      owner: (n,) which canary, from 0, each of these rows belongs to.
+      substitutes: (n, ...) features in place of those of canaries that are out, under
+        replace_one; None: the rows are left out (a larger unit stays on the public
+        list, emptied).
+      number: of canaries.
+      leaves_null: a larger unit that is out is a null slot: not even on the list.
+    """
+
+    table: ExampleTable
+    rows: np.ndarray
+    owner: np.ndarray
+    substitutes: np.ndarray | None
+    number: int
+    leaves_null: bool = False
+
+    def data(self, is_in: np.ndarray) -> ExampleTable:
+        """Returns the table with those canaries that are in, (number,) bool."""
+        out = ~np.asarray(is_in, bool)[self.owner]
+        if self.substitutes is not None:
+            features = self.table.features.copy()
+            features[self.rows[out]] = self.substitutes[out]
+            return ExampleTable(features, self.table.targets, self.table.population)
+        kept = np.ones(self.table.num_examples, bool)
+        kept[self.rows[out]] = False
+        table = _some_rows(self.table, kept)
+        if not self.leaves_null:
+            return table
+        (_, sizes), names = table.population.children_counts, table.level_names
+        sizes = sizes[sizes > 0]
+        tree = Population((np.array([len(sizes)]), sizes), names)
+        return ExampleTable(table.features, table.targets, tree)
+
+
+def gradient_canaries(
+    data: ExampleTable,
+    step: GaussianStep,
+    number: int,
+    generator: np.random.Generator,
+) -> Canaries:
+    """Returns canaries for `CanaryLearner`, which reads marks behind the features.
+
+    The features become vectors with one more entry, the mark: ``k + 1`` in the rows of
+    canary k, ``-(k + 1)`` in those of the others in its clip unit, so that a clip unit
+    that is drawn without the canary contributes the opposite, as the theorem's worst
+    case does. A single canary has everybody as others where one more contribution
+    takes another's place.
+
+    Args:
+      data: of the run.
+      step: of the run.
+      number: of canaries, >= 1; in different clip units.
+      generator: chooses the units.
+
+    Raises:
+      ValueError: more canaries than there are units for them.
+    """
+    chosen, others = _chosen(data, step, number, generator)
+    table = chosen.table
+    marks = np.zeros(table.num_examples, np.float32)
+    for canary, rows in enumerate(others):
+        marks[rows] = -(canary + 1)
+    marks[chosen.rows] = chosen.owner + 1
+    flat = table.features.reshape(table.num_examples, -1).astype(np.float32)
+    marked = np.concatenate([flat, marks[:, None]], axis=1)
+    substitutes = None
+    if step.neighboring_relation == "replace_one":
+        substitutes = marked[chosen.rows]
+        substitutes[:, -1] *= -1
+    table = ExampleTable(marked, table.targets, table.population)
+    return chosen._replace(table=table, substitutes=substitutes)
+
+
+def input_canaries(
+    data: ExampleTable,
+    step: GaussianStep,
+    number: int,
+    generator: np.random.Generator,
+) -> Canaries:
+    """Returns canaries of unusual content, which the model's loss may give away.
+
+    Their features are those of the unit (of an example: of one beside it), each row's
+    entries shuffled; their targets, where there are any, are mirrored at the mean and
+    three times as far away.
+
+    Arguments and errors are those of `gradient_canaries`.
+    """
+    chosen, _ = _chosen(data, step, number, generator)
+    table, rows = chosen.table, chosen.rows
+    features = table.features.copy()
+    before = features[rows].copy()
+    flat = before.reshape(len(rows), -1)
+    features[rows] = generator.permuted(flat, axis=1).reshape(before.shape)
+    targets = None
+    if table.targets is not None:
+        targets = table.targets.copy()
+        mean = targets.mean()
+        targets[rows] = mean - 3 * (targets[rows] - mean)
+    replaces = step.neighboring_relation == "replace_one"
+    table = ExampleTable(features, targets, table.population)
+    return chosen._replace(table=table, substitutes=before if replaces else None)
+
+
+def _chosen(
+    data: ExampleTable,
+    step: GaussianStep,
+    number: int,
+    generator: np.random.Generator,
+) -> tuple[Canaries, tuple[np.ndarray, ...]]:
+    """Units in different clip units, chosen at random; and the rows beside each."""
+    _validation.whole_number("num_canaries", number)
+    names = list(data.level_names)
+    _validation.choice("privacy_unit", step.privacy_unit, names)
+    unit = names.index(str(step.privacy_unit))
+    is_example = unit == len(names) - 1
+    leaves_null = step.neighboring_relation == "zero_out" and not is_example
+    if leaves_null and len(names) != 2:
+        raise NotImplementedError(
+            "canaries for zero_out are examples, or units of data with two levels, got "
+            f"{step.privacy_unit!r} of {tuple(names)}"
+        )
+    # A unit of this level has one canary: the clip unit or, lower down, an own parent.
+    apart = unit - is_example
+    if step.clip_unit in names:  # else it is formed anew
+        apart = min(apart, names.index(str(step.clip_unit)))
+    apart = max(apart, 0)
+    places = _units_of_rows(data.population)
+    homes = np.unique(places[apart])
+    if number > len(homes):
+        raise ValueError(
+            f"num_canaries must be at most {len(homes)}, the number of units of level "
+            f"{names[apart]!r}, each of which has room for one, got {number}"
+        )
+    homes = generator.choice(homes, number, replace=False)
+    firsts = [generator.choice(np.flatnonzero(places[apart] == h)) for h in homes]
+    if is_example and step.neighboring_relation == "add_remove":
+        data, added = _with_copies(data, np.asarray(firsts))
+        places = _units_of_rows(data.population)
+        groups = [np.asarray([row]) for row in added]
+    else:
+        groups = [np.flatnonzero(places[unit] == places[unit][f]) for f in firsts]
+    rows = np.concatenate(groups)
+    owner = np.repeat(np.arange(number), [len(group) for group in groups])
+    everyone = number == 1 and not _is_independent(step)
+    others = tuple(
+        np.setdiff1d(
+            np.arange(data.num_examples)
+            if everyone
+            else np.flatnonzero(places[apart] == places[apart][group[0]]),
+            group,
+        )
+        for group in groups
+    )
+    return Canaries(data, rows, owner, None, number, leaves_null), others
+
+
+def _is_independent(step: GaussianStep) -> bool:
+    """True if each clip unit is drawn by itself: by coins, or into its own step."""
+    if isinstance(step.design, GroupedClasses):
+        return isinstance(step.design.episodes, Poisson | RandomAllocation)
+    if not isinstance(step.design, MultistageSampling):
+        return False
+    names = step.design.level_names
+    if step.clip_unit not in names:
+        return False
+    scheme = step.design.levels[names.index(str(step.clip_unit))]
+    return isinstance(scheme, Poisson | RandomAllocation)
+
+
+def _units_of_rows(population: Population) -> list[np.ndarray]:
+    """For each level, (R,) the place of the unit that each row lies in."""
+    last = population.num_levels
+    tree = Population(population.children_counts, population.level_names)  # no ids
+    return [unit_labels(tree, level, last) for level in range(1, last + 1)]
+
+
+def _with_copies(
+    data: ExampleTable, rows: np.ndarray
+) -> tuple[ExampleTable, np.ndarray]:
+    """The table with a copy of each of these rows behind it, and the copies' rows."""
+    rows = np.asarray(rows)
+    times = np.ones(data.num_examples, np.int64)
+    times[rows] += 1
+    source = np.repeat(np.arange(data.num_examples), times)
+    ends = np.cumsum(times)
+    sizes = np.bincount(
+        data.class_places,
+        weights=times,
+        minlength=len(data.population.children_counts[-1]),
+    )
+    table = _table(data, source, sizes.astype(np.int64))
+    return table, ends[rows] - 1
+
+
+def _some_rows(data: ExampleTable, kept: np.ndarray) -> ExampleTable:
+    """The table with some rows only; emptied units stay."""
+    sizes = np.bincount(
+        data.class_places[kept], minlength=len(data.population.children_counts[-1])
+    )
+    return _table(data, np.flatnonzero(kept), sizes)
+
+
+def _table(data: ExampleTable, rows: np.ndarray, sizes: np.ndarray) -> ExampleTable:
+    """The rows as a table, with these numbers of examples in the units above them."""
+    counts = (*data.population.children_counts[:-1], sizes)
+    tree = Population(counts, data.population.level_names)
+    targets = None if data.targets is None else data.targets[rows]
+    return ExampleTable(data.features[rows], targets, tree)
+
+
+MODEL, CANARIES = "model", "canaries"
+# An episode without the canary, in the same clip unit as one with it, must not
+# outweigh that one.
+_OPPOSITE = 0.01
+# Contributions are much longer than the clip norm, so that clipping must do its part.
+_STEEPNESS = 1e4
+
+
+@dataclass(frozen=True)
+class CanaryLearner:
+    """Wraps a learner; gradient canaries in its episodes replace its gradient.
+
+    The parameters get an entry "canaries", one number each. The gradient of an episode
+    with marks (see `gradient_canaries`) points along these numbers, and has nothing of
+    the model's: the worst contribution that clipping lets through. Episodes without
+    marks contribute what they always do.
+
+    Attributes:
+      learner: what is wrapped.
+      feature_shape: of an example, before marks were put behind its features.
+      feature_dtype: name of its type.
+      num_canaries: how many there are.
+      l2_clip_norm: C of the run.
+    """
+
+    learner: Any
+    feature_shape: tuple[int, ...]
+    feature_dtype: str
+    num_canaries: int
+    l2_clip_norm: float
+
+    @property
+    def is_regression(self) -> bool:
+        """As the wrapped learner."""
+        return self.learner.is_regression
+
+    @property
+    def couples_examples(self) -> bool:
+        """As the wrapped learner."""
+        return getattr(self.learner, "couples_examples", True)
+
+    @property
+    def ways(self) -> int | None:
+        """As the wrapped learner, if it says so."""
+        return getattr(self.learner, "ways", None)
+
+    def params(self, params: Any) -> dict[str, Any]:
+        """Returns the parameters with those of the canaries."""
+        dtype = training_dtype(params)
+        return {MODEL: params, CANARIES: jnp.zeros(self.num_canaries, dtype)}
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """The wrapped learner's loss, or where there are canaries a steep plane."""
+        episode, marks = self._without_marks(episode)
+        direction = self._direction(marks)
+        has_canary = jnp.any(direction != 0)
+        own = self.learner.loss(params[MODEL], episode)
+        slope = _STEEPNESS * self.l2_clip_norm * direction
+        steep = jax.lax.stop_gradient(own) + jnp.dot(slope, params[CANARIES])
+        return jnp.where(has_canary, steep, own)
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """The wrapped learner's predictions."""
+        return self.learner.predict(params[MODEL], self._without_marks(episode)[0])
+
+    def _without_marks(self, episode: Episode) -> tuple[Episode, Array]:
+        """The episode as it would be, and the marks of all that is in it."""
+
+        def plain(inputs: Array) -> Array:
+            size = math.prod(self.feature_shape)
+            flat = inputs.reshape(-1, size + 1)[:, :-1]
+            shaped = flat.reshape(-1, *self.feature_shape)
+            return as_trained(shaped.astype(self.feature_dtype), inputs.dtype)
+
+        parts = (
+            (episode.support_inputs, episode.support_mask),
+            (episode.query_inputs, episode.query_mask),
+        )
+        marks = [jnp.where(mask > 0, inputs[..., -1], 0.0) for inputs, mask in parts]
+        bare = episode._replace(
+            support_inputs=plain(episode.support_inputs),
+            query_inputs=plain(episode.query_inputs),
+        )
+        return bare, jnp.concatenate([jnp.ravel(mark) for mark in marks])
+
+    def _direction(self, marks: Array) -> Array:
+        """(num_canaries,) 1 of a canary that is there, a bit of -1 of its others."""
+        which = jnp.round(jnp.abs(marks)).astype(jnp.int32)
+        slots = jnp.zeros(self.num_canaries + 1, marks.dtype)
+        there = slots.at[jnp.where(marks > 0, which, 0)].set(1.0)[1:]
+        beside = slots.at[jnp.where(marks < 0, which, 0)].set(1.0)[1:]
+        return jnp.where(there > 0, 1.0, -_OPPOSITE * beside)
+
+
+class Recorded(NamedTuple):
+    """State of an optimizer that `recording` wraps.
+
+    Attributes:
+      inner: the optimizer's own state.
+      canaries: (num_canaries,) what the last released gradient says about them.
+    """
+
+    inner: Any
+    canaries: Array
+
+
+def recording(
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Returns the optimizer, keeping the canaries' part of the last noised gradient."""
+
+    def init(params: Any) -> Recorded:
+        return Recorded(optimizer.init(params), jnp.zeros_like(params[CANARIES]))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Recorded]:
+        moves, inner = optimizer.update(updates, state.inner, params)
+        return moves, Recorded(inner, updates[CANARIES])
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,307 @@
+"""Audits of a described run: simulate the worst case, count, bound epsilon below."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.step import (
+    AnyStep,
+    ComposedSteps,
+    GaussianStep,
+    gaussian_parts,
+)
+from jaxdp_episodic.accountant.methods.question import EpsilonAt
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.questions.api import epsilon
+from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+from jaxdp_episodic.trainer.audit.confidence import (
+    BACKWARD,
+    FORWARD,
+    EpsilonBound,
+    best_event,
+    check_confidence,
+    event_bound,
+)
+from jaxdp_episodic.trainer.audit.run_tables import tables_of_run
+from jaxdp_episodic.trainer.audit.simulation import (
+    NUM_BINS,
+    exceedances,
+    histogram,
+    make_part,
+    tallied,
+)
+from jaxdp_episodic.trainer.audit.worst_case import (
+    Branches,
+    dominating_branches,
+    worst_case,
+)
+
+# Share of the draws by which the event is chosen; the others are counted.
+_CHOOSING = 0.1
+_MOST_DRAWS = 10**10
+
+
+class MechanismAudit(NamedTuple):
+    """The claim about a run, and what its simulation shows.
+
+    Attributes:
+      num_steps: of the run.
+      claimed_rdp: epsilon by Rényi-DP; *upper bound*.
+      claimed_exact: epsilon by the method "exact"; *upper bound*.
+      dominating_pair: audit of what is accounted. Its bound tends to
+        ``claimed_exact`` with the number of draws.
+      fixed_data: audit of an actual mechanism, its data sets and contributions fixed.
+        Where no data set reaches the dominating pair it stays below.
+      is_one_audit: the two are the same mechanism, which was simulated once.
+      seconds: that the simulation took.
+    """
+
+    num_steps: int
+    claimed_rdp: float
+    claimed_exact: float
+    dominating_pair: EpsilonBound
+    fixed_data: EpsilonBound
+    is_one_audit: bool
+    seconds: float
+
+    @property
+    def is_violated(self) -> bool:
+        """True if an audit disproves a claim with 99.99 % confidence."""
+        claimed = min(self.claimed_rdp, self.claimed_exact)
+        return any(
+            bound.disproves(claimed)
+            for bound in (self.dominating_pair, self.fixed_data)
+        )
+
+
+def audit_mechanism(
+    step: AnyStep,
+    *,
+    delta: float,
+    num_steps: int | None = None,
+    num_draws: int = 10**8,
+    confidence: float = 0.95,
+    seed: int = 0,
+    on_draws: Callable[[int], None] | None = None,
+) -> MechanismAudit:
+    """Simulates a run with worst-case contributions and bounds its epsilon from below.
+
+    The event is chosen by a tenth of the draws, among thresholds of the sum of the
+    steps' log-likelihood ratios, in both directions of the neighbouring relation. How
+    often it comes in the others is tested exactly, both counts at once (`ratio_test`).
+
+    Args:
+      step: one setting, all fields scalars, with noise; or a composed run. With a
+        `Population` the path that costs most by Rényi-DP is simulated.
+      delta: in (0, 1).
+      num_steps: whole number >= 1; None for a composed run.
+      num_draws: runs to simulate with the unit, and as many without, 100 to 10^10.
+      confidence: of each lower bound, in [0.5, 1).
+      seed: of the simulation.
+      on_draws: is called now and then with the number of runs simulated since, of
+        `total_draws` in all.
+
+    Returns:
+      The claim and the audits; the bounds are *lower bounds* of epsilon.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range, arrays in the step, or no noise.
+      NotImplementedError: a step that no theorem covers or no table describes.
+    """
+    parts = _checked_parts(step, num_steps)
+    _validation.open_unit_array("delta", delta)
+    run: dict[str, Any] = {"delta": delta}
+    if isinstance(step, GaussianStep):
+        run["num_steps"] = num_steps
+    exact = float(epsilon(step, **run))
+    claimed_rdp = float(epsilon(step, method="rdp", **run))
+    _validation.whole_number("num_draws", num_draws, minimum=100, maximum=_MOST_DRAWS)
+    check_confidence(confidence)
+    path = _worst_path(step, num_steps, delta)
+    begun = time.perf_counter()
+    tables = [_tables(make, parts, path) for make in (dominating_branches, worst_case)]
+    is_one = _is_one(*tables)
+    bounds = [
+        audit_branches(
+            table,
+            delta=delta,
+            num_draws=num_draws,
+            confidence=confidence,
+            reach=3 * min(exact, claimed_rdp, 100.0) + 1,
+            key=jax.random.fold_in(jax.random.key(seed), place),
+            on_draws=on_draws,
+        )
+        for place, table in enumerate(tables[:1] if is_one else tables)
+    ]
+    seconds = time.perf_counter() - begun
+    total = sum(count for _, count in parts)
+    return MechanismAudit(
+        total, claimed_rdp, exact, bounds[0], bounds[-1], is_one, seconds
+    )
+
+
+def total_draws(step: AnyStep, num_draws: int) -> int:
+    """Returns about how many runs an audit simulates, with the unit and without."""
+    parts = [(part, 1) for part in gaussian_parts(step, "an audit")]
+    is_one = _is_one(
+        *(_tables(make, parts, 0) for make in (dominating_branches, worst_case))
+    )
+    return 2 * num_draws * (1 if is_one else 2)
+
+
+def audit_branches(
+    run: Sequence[tuple[Branches, int]],
+    *,
+    delta: float,
+    num_draws: int,
+    reach: float,
+    key: jax.Array,
+    confidence: float = 0.95,
+    on_draws: Callable[[int], None] | None = None,
+) -> EpsilonBound:
+    """Returns a lower bound of the epsilon of a run given as tables.
+
+    Args:
+      run: what can happen in a step (or block), and how many such there are.
+      delta: in (0, 1).
+      num_draws: with the unit and without, those that choose the event included.
+      reach: largest loss that can be a threshold, > 0.
+      key: typed key.
+      confidence: of the bound.
+      on_draws: see `audit_mechanism`.
+    """
+    parts = [make_part(branches, count) for branches, count in run]
+    keys = jax.random.split(key, 4)
+    choosing = max(int(_CHOOSING * num_draws), 1)
+    counting = num_draws - choosing
+    with_unit, without = (
+        tallied(
+            parts, key, choosing, histogram, [reach], with_unit=is_in, on_draws=on_draws
+        )[0]
+        for key, is_in in zip(keys[:2], (True, False), strict=True)
+    )
+    direction, place = best_event(
+        {FORWARD: _tails(with_unit, reach), BACKWARD: _tails(without[::-1], reach)},
+        int(with_unit.sum()),
+        num_later=counting,
+        delta=delta,
+        error=1 - confidence,
+    )
+    edge = np.linspace(-reach, reach, NUM_BINS + 1)[1:-1][place]
+    threshold = edge if direction == FORWARD else -edge
+    (above_with, number), (above_without, _) = (
+        tallied(
+            parts,
+            key,
+            counting,
+            exceedances,
+            [threshold],
+            with_unit=is_in,
+            on_draws=on_draws,
+        )
+        for key, is_in in zip(keys[2:], (True, False), strict=True)
+    )
+    hits, misses = int(above_with[0]), int(above_without[0])
+    if direction == BACKWARD:
+        hits, misses = number - misses, number - hits
+    return event_bound(
+        hits,
+        misses,
+        number,
+        delta=delta,
+        confidence=confidence,
+        direction=direction,
+        threshold=float(np.float32(threshold)),
+    )
+
+
+def _tails(counts: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    """How many losses lie above each inner edge, here and on the other side.
+
+    The other side's number is not counted but estimated from this one's, as the loss
+    is the logarithm of their ratio: a choice by rare counts would fall for luck.
+    """
+    width = 2 * reach / NUM_BINS
+    middles = -reach + width * (np.arange(NUM_BINS) + 0.5)
+    rows = counts, counts * np.exp(-middles)
+    here, there = (np.cumsum(row[::-1])[::-1][1:] for row in rows)
+    return here, np.minimum(there, counts.sum())
+
+
+def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep, int]]:
+    """The different steps of a run of one setting, and how often each is taken."""
+    gaussian_parts(step, "an audit")
+    if step.shape:
+        raise ValueError(
+            f"step must be one setting, its fields scalars, got shape {step.shape}"
+        )
+    if isinstance(step, ComposedSteps):
+        if num_steps is not None:
+            raise ValueError(
+                f"num_steps must be None for a composed run, got {num_steps!r}"
+            )
+        counts = [int(np.asarray(count)) for count in step.counts]
+        parts = list(zip(step.gaussian_steps, counts, strict=True))
+    else:
+        parts = [(step, _validation.whole_number("num_steps", num_steps))]
+    for one, _ in parts:
+        noise = float(one.noise_multiplier)
+        if not 0 < noise < math.inf:
+            raise ValueError(
+                "noise_multiplier must be > 0 and finite for an audit (without noise "
+                f"every claim is infinite), got {noise:g}"
+            )
+    parts = [(one, count) for one, count in parts if count]
+    if not parts:
+        raise ValueError("the run must have at least one step to audit, got none")
+    return parts
+
+
+def _worst_path(step: AnyStep, num_steps: int | None, delta: float) -> int:
+    """The path with the largest Rényi bound."""
+    steps = None if num_steps is None else np.asarray(num_steps)
+    target = np.log(np.asarray([delta]))
+    bound, _ = rdp_bound(EpsilonAt(target), run_of(step, steps))
+    return int(np.argmax(np.ravel(bound)))
+
+
+def _tables(
+    make: Callable[[GaussianStep, int], Branches],
+    parts: Sequence[tuple[GaussianStep, int]],
+    path: int,
+) -> list[tuple[Branches, int]]:
+    """The tables of a run, and how often each of them comes."""
+    return [
+        table
+        for step, count in parts
+        for table in tables_of_run(make, step, count, path)
+    ]
+
+
+def _is_one(
+    first: Sequence[tuple[Branches, int]], second: Sequence[tuple[Branches, int]]
+) -> bool:
+    """True if two runs are the same mechanism."""
+    return len(first) == len(second) and all(
+        number == other and _alike(a, b)
+        for (a, number), (b, other) in zip(first, second, strict=True)
+    )
+
+
+def _alike(first: Branches, second: Branches) -> bool:
+    """True if two tables are the same mechanism."""
+    if first.is_mirrored or second.is_mirrored:
+        return False
+    return all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-12)
+        for name, a, b in zip(first._fields, first, second, strict=True)
+        if name != "turn"  # which only mirrored tables use
+    )

@@ -1,0 +1,135 @@
+"""Audits for people and programs: rows of claimed, audited and gap; how far one is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxdp_episodic.accountant.report.rounding import downward, upward
+from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.trainer.audit.confidence import EpsilonBound
+from jaxdp_episodic.trainer.audit.mechanism import MechanismAudit
+from jaxdp_episodic.trainer.audit.one_run import Guesses
+from jaxdp_episodic.trainer.audit.release import ReleaseAudit
+
+
+class AuditRow(NamedTuple):
+    """One claim and what was found.
+
+    Attributes:
+      name: of the design or run.
+      attacker: what was audited.
+      delta: of the claim.
+      claimed_rdp: nats, *upper bound*; None where it was not computed.
+      claimed_exact: nats, *upper bound*.
+      evidence: the audit, whose ``epsilon`` is a *lower bound*.
+    """
+
+    name: str
+    attacker: str
+    delta: float
+    claimed_rdp: float | None
+    claimed_exact: float
+    evidence: EpsilonBound | Guesses
+
+    @property
+    def audited(self) -> float:
+        """The lower bound, nats."""
+        return self.evidence.epsilon
+
+    @property
+    def gap(self) -> float:
+        """How much of the exact claim the audit leaves unexplained, nats."""
+        return self.claimed_exact - self.audited
+
+    @property
+    def share(self) -> float:
+        """The audited part of the exact claim; 0 where nothing is claimed."""
+        return self.audited / self.claimed_exact if self.claimed_exact > 0 else 0.0
+
+    @property
+    def claimed(self) -> float:
+        """The smallest claim, nats."""
+        return min(
+            self.claimed_exact,
+            math.inf if self.claimed_rdp is None else self.claimed_rdp,
+        )
+
+    @property
+    def is_above(self) -> bool:
+        """True if the lower bound exceeds a claim; by chance, or rightly."""
+        return self.audited > self.claimed
+
+    @property
+    def is_violated(self) -> bool:
+        """True if the audit disproves a claim; see the evidence's ``disproves``."""
+        return self.evidence.disproves(self.claimed)
+
+
+def mechanism_rows(name: str, audit: MechanismAudit) -> list[AuditRow]:
+    """Returns one row, or two where no fixed data reach the dominating pair."""
+    claims = audit.claimed_rdp, audit.claimed_exact
+    attackers = {
+        "dominating pair": audit.dominating_pair,
+        "fixed data": audit.fixed_data,
+    }
+    if audit.is_one_audit:
+        attackers = {"fixed data, the dominating pair": audit.fixed_data}
+    return [
+        AuditRow(name, attacker, bound.delta, *claims, bound)
+        for attacker, bound in attackers.items()
+    ]
+
+
+def release_rows(name: str, audit: ReleaseAudit, attacker: str) -> list[AuditRow]:
+    """Returns one row a delta."""
+    return [
+        AuditRow(name, attacker, bound.delta, None, float(claim), bound)
+        for claim, bound in zip(audit.claimed, audit.bounds, strict=True)
+    ]
+
+
+def audit_document(rows: Sequence[AuditRow], **facts: Any) -> dict[str, Any]:
+    """Returns the rows as plain values for JSON; numbers that are infinite as text."""
+    document = {
+        "version": 1,
+        **facts,
+        "is_violated": any(row.is_violated for row in rows),
+        "rows": [
+            {
+                "name": row.name,
+                "attacker": row.attacker,
+                "delta": row.delta,
+                "claimed_rdp": row.claimed_rdp,
+                "claimed_exact": row.claimed_exact,
+                "audited": row.audited,
+                "gap": row.gap,
+                "share_of_exact": row.share,
+                "is_above": row.is_above,
+                "is_violated": row.is_violated,
+                "evidence": row.evidence._asdict(),
+            }
+            for row in rows
+        ],
+    }
+    return plain(document)
+
+
+def audit_markdown(rows: Sequence[AuditRow]) -> str:
+    """Returns the rows as a Markdown table; claims rounded up, audits down."""
+    lines = [
+        "| design | attacker | delta | claimed, RDP | claimed, exact | audited | gap "
+        "| audited / exact |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        rdp = "" if row.claimed_rdp is None else upward(row.claimed_rdp)
+        mark = " above" if row.is_above else ""
+        mark = " **violated**" if row.is_violated else mark
+        lines.append(
+            f"| {row.name} | {row.attacker} | {row.delta:g} | {rdp} | "
+            f"{upward(row.claimed_exact)} | {downward(row.audited)}{mark} | "
+            f"{upward(row.gap)} | {row.share:.1%} |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,366 @@
+"""What an adversary lets one step do: who contributes what, and how often.
+
+The theorem's triple (docs/theory.md, "Profiles"): seen along one direction and in
+units of the noise, the protected unit's clip unit contributes one number if it is not
+drawn, one if it is drawn and the protected unit is not reached, one if it is reached.
+The tables here are made from the rates of the very step that is accounted, level by
+level, not from its dominating pair: an accountant that resolved a step to the wrong
+pair would be found out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+    epoch_scheme,
+)
+from jaxdp_episodic.accountant.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    RandomAllocation,
+    Scheme,
+    ShuffledEpochs,
+    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
+from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
+
+# Larger numbers of contributions are too rare to be simulated or, where they are not,
+# refused.
+_MOST_CONTRIBUTIONS = 512
+_NEGLIGIBLE = 1e-15
+
+
+class Branches(NamedTuple):
+    """What can happen to the protected unit in one step, as a finite table.
+
+    Or in one block of an epoch, in one step of which the unit takes part: the others
+    are as if the mean were 0, and the table is of the step that the unit is given.
+
+    Attributes:
+      outer_rate: chance that the unit above the clip level is drawn. Its other
+        contributions show whether it was, so a step without it reveals nothing.
+      weight: (c,) chances, given that it was; they add up to 1.
+      with_unit: (c,) mean of the release with the unit, in noise deviations.
+      without_unit: (c,) the same without it, or with another content in its place.
+      turn: the release at which both are equally likely; used if ``is_mirrored``.
+      multiplier: (k,) by which all means are multiplied; the draw of it is visible.
+      multiplier_weight: (k,) its probabilities.
+      is_mirrored: a dominating pair whose two directions are alike: each of the two
+        distributions has the losses above 0 of the table's forward direction, and
+        below 0 mirrored those of the other.
+      block: steps of which one is the unit's, all alike.
+      taken: how many of them are taken, the first ones.
+    """
+
+    outer_rate: float
+    weight: np.ndarray
+    with_unit: np.ndarray
+    without_unit: np.ndarray
+    turn: float
+    multiplier: np.ndarray
+    multiplier_weight: np.ndarray
+    is_mirrored: bool
+    block: int = 1
+    taken: int = 1
+
+
+def worst_case(step: GaussianStep, path: int = 0) -> Branches:
+    """Returns an actual mechanism: fixed data sets and contributions, nothing adaptive.
+
+    The contributions are collinear and antipodal. For one step they reach the
+    theorem's bound for `MultistageSampling` and for Poisson draws of grouped episodes.
+    Elsewhere, and for many steps, the claim is that of a dominating pair which no data
+    set need reach: there the table is a *lower bound* of the worst case.
+
+    Args:
+      step: one setting; all fields scalars.
+      path: which of the distinct paths of the step's population.
+
+    Raises:
+      NotImplementedError: more contributions of one unit than a table can have.
+    """
+    rates = [float(_at(rate, path)) for rate in step.path_rates.rates]
+    shift = 1 / float(step.noise_multiplier)
+    if epoch_scheme(step.design) is not None:
+        return _in_epochs(step, rates, shift)
+    if step.neighboring_relation == "zero_out":
+        return _zeroed(step, rates, shift)
+    if isinstance(step.design, IndependentEpisodes):
+        return _several_episodes(step.design, math.prod(rates), shift)
+    if isinstance(step.design, GroupedClasses):
+        return _grouped(step.design, rates, shift)
+    if step.clip_unit == STEP:
+        return _swapped(1.0, math.prod(rates), 2 * shift)
+    return _multistage(step, step.design, rates, shift, path)
+
+
+def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
+    """Returns the dominating pair that is accounted, as something to draw from.
+
+    Args:
+      step: one setting; all fields scalars. Under zero_out, and by random allocation,
+        the pair is no table; there it is the worst case of the forward direction. Of
+        shuffled epochs it is the pair of a whole epoch.
+      path: which of the distinct paths of the step's population.
+    """
+    is_allocated = isinstance(epoch_scheme(step.design), RandomAllocation)
+    if step.neighboring_relation == "zero_out" or is_allocated:
+        return worst_case(step, path)
+    loss = dominating_pair(step).map(lambda field: np.float64(_at(field, path)))
+    moves = loss.moves()
+    table = _table(
+        float(loss.outer_rate), moves.weight, moves.with_unit, moves.without_unit
+    )._replace(turn=moves.turn, is_mirrored=loss.is_symmetric)
+    if moves.draws is None:
+        return table
+    number, weight = _binomial(*moves.draws)
+    number, weight = number[number > 0], weight[number > 0]
+    if not len(number):
+        return table
+    return table._replace(multiplier=number, multiplier_weight=weight / weight.sum())
+
+
+def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:
+    """Returns the log-likelihood ratio of releases, with the unit against without it.
+
+    Given that the outer unit was drawn.
+
+    Args:
+      branches: not mirrored, without multipliers.
+      release: (...,) in noise deviations; of a block (..., taken), those of its steps.
+    """
+    release = np.asarray(release, np.float64)[..., None]
+    axes = (-2, -1) if branches.block > 1 else -1
+    idle = branches.block - branches.taken
+    logs = []
+    for means in (branches.with_unit, branches.without_unit):
+        exponent = means * (release - 0.5 * means)
+        largest = np.maximum(exponent.max(axis=axes, keepdims=True), 0.0)
+        total = (branches.weight * np.exp(exponent - largest)).sum(axis=axes)
+        largest = largest.reshape(total.shape)
+        with np.errstate(divide="ignore"):
+            logs.append(np.log(total + idle * np.exp(-largest)) + largest)
+    return np.clip(logs[0] - logs[1], -1e3, 1e3)
+
+
+def _multistage(
+    step: GaussianStep,
+    sampling: MultistageSampling,
+    rates: list[float],
+    shift: float,
+    path: int,
+) -> Branches:
+    """The unit's own level-by-level draw; see the theorem."""
+    clip, number = _clipped(step, sampling, len(rates))
+    outer, rate = math.prod(rates[: clip - 1]), rates[clip - 1]
+    inner = math.prod(rates[clip:])
+    removed = clip == len(rates) and step.neighboring_relation == "add_remove"
+    if isinstance(sampling.levels[clip - 1], Poisson):
+        if removed:
+            return _drawn(outer, rate, number, shift, absent=0.0)
+        if len(number[0]) > 1:
+            return _drawn(outer, rate, number, shift, absent=-1.0)
+        return _antipodal(outer, rate, inner, shift * number[0][0])
+    covers = step.path_rates.covers_all(clip, step.neighboring_relation)
+    everyone = removed and bool(_at(covers, path))
+    if everyone or len(number[0]) > 1:
+        # All take part, or the others' contributions would be a noise of their own:
+        # the others contribute nothing.
+        return _drawn(outer, rate, number, shift, absent=0.0 if removed else -1.0)
+    # All others contribute -1 each, so that one of them is swapped for the unit.
+    return _swapped(outer, rate * inner, 2 * shift * number[0][0])
+
+
+def _clipped(
+    step: GaussianStep, sampling: MultistageSampling, last: int
+) -> tuple[int, tuple[np.ndarray, np.ndarray]]:
+    """The level that is clipped, or the protected one above; its contributions."""
+    clip = sampling.level_names.index(str(step.clip_unit)) + 1
+    if clip <= last:
+        return clip, _one()
+    return last, _contributions(sampling.levels[last:clip])
+
+
+def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
+    """What holds the protected unit contributes +1, or 0 where it is null; else -1."""
+    design = step.design
+    if isinstance(design, IndependentEpisodes):
+        number, weight = _binomial(
+            int(np.asarray(design.num_episodes)), math.prod(rates)
+        )
+        return _table(1.0, weight, 2 * shift * number, shift * number)
+    if isinstance(design, GroupedClasses):
+        table = _grouped(design, rates, shift)
+        if len(table.weight) > 2:  # coins
+            return table._replace(without_unit=np.minimum(table.with_unit, 0.0))
+        return _null(1.0, 1.0, float(table.weight[1]), shift)
+    if step.clip_unit == STEP:
+        return _null(1.0, 1.0, math.prod(rates), shift)
+    clip, number = _clipped(step, design, len(rates))
+    outer, rate = math.prod(rates[: clip - 1]), rates[clip - 1]
+    if len(number[0]) > 1:
+        return _drawn(outer, rate, number, shift, absent=0.0)
+    shift, inner = shift * float(number[0][0]), math.prod(rates[clip:])
+    if isinstance(design.levels[clip - 1], Poisson):
+        return _null(outer, rate, inner, shift)
+    return _null(outer, 1.0, rate * inner, shift)
+
+
+def _in_epochs(step: GaussianStep, rates: list[float], shift: float) -> Branches:
+    """The step of an epoch that the unit's clip unit is given; see docs/proofs.md.
+
+    In shuffled epochs all others contribute -1, and batches are of public sizes, so
+    that the swap shows.
+    """
+    design = step.design
+    is_grouped = isinstance(design, GroupedClasses)
+    inner = math.prod(rates[2 if is_grouped else 1 :])
+    is_top = len(rates) == 1 and not is_grouped
+    relation = step.neighboring_relation
+    if is_top and relation == "add_remove":
+        return _table(1.0, [1.0], [shift], [0.0])
+    if isinstance(epoch_scheme(design), ShuffledEpochs):
+        null = shift if relation == "zero_out" else 0.0
+        return _table(1.0, [1 - inner, inner], [0.0, 2 * shift], [0.0, null])
+    null = 0.0 if relation == "zero_out" else -shift
+    if is_top:
+        return _table(1.0, [1.0], [shift], [null])
+    return _table(1.0, [1 - inner, inner], [-shift, shift], [-shift, null])
+
+
+def _grouped(design: GroupedClasses, rates: list[float], shift: float) -> Branches:
+    """Episodes of classes: with rates of episode, class and, below it, example."""
+    episode, class_, *below = rates
+    inner = math.prod(below)
+    if design.episodes is not None:
+        if isinstance(design.episodes, Poisson):
+            return _antipodal(1.0, episode, inner, shift)
+        return _swapped(1.0, episode * class_ * inner, 2 * shift)
+    # Drawn classes that are left over by the grouping take no part.
+    classes, ways = int(np.asarray(design.num_classes)), int(np.asarray(design.ways))
+    scheme: Any = design.classes
+    if isinstance(scheme, Poisson):
+        drawn, weight = _binomial(classes, class_)
+        placed = float(np.sum(weight * (drawn // ways * ways))) / classes
+        # How many episodes there are is itself random: the others contribute nothing.
+        return _antipodal(1.0, placed, inner, shift)
+    drawn = min(int(np.asarray(scheme.size)), classes)
+    return _swapped(1.0, drawn // ways * ways / classes * inner, 2 * shift)
+
+
+def _several_episodes(
+    design: IndependentEpisodes, rate: float, shift: float
+) -> Branches:
+    """All episodes contribute -1, those that hold the unit +1."""
+    number, weight = _binomial(int(np.asarray(design.num_episodes)), rate)
+    return _table(1.0, weight, 2 * shift * number, np.zeros(len(number)))
+
+
+def _drawn(
+    outer: float,
+    rate: float,
+    number: tuple[np.ndarray, np.ndarray],
+    shift: float,
+    *,
+    absent: float,
+) -> Branches:
+    """A unit that makes a random number of contributions if it is drawn."""
+    times, weight = number
+    weights = np.concatenate([[1 - rate], rate * weight])
+    means = np.concatenate([[0.0], shift * times])
+    return _table(outer, weights, means, absent * means)
+
+
+def _swapped(outer: float, rate: float, shift: float) -> Branches:
+    """The release moves by ``shift`` where the unit is reached."""
+    table = _table(outer, [1 - rate, rate], [0.0, shift], [0.0, 0.0])
+    return table._replace(turn=0.5 * shift)
+
+
+def _antipodal(outer: float, rate: float, inner: float, shift: float) -> Branches:
+    """Not drawn; drawn and not reached; reached."""
+    return _table(
+        outer,
+        [1 - rate, rate * (1 - inner), rate * inner],
+        [0.0, -shift, shift],
+        [0.0, -shift, -shift],
+    )
+
+
+def _null(outer: float, rate: float, inner: float, shift: float) -> Branches:
+    """As `_antipodal`, with 0 in place of the contribution that holds the unit."""
+    table = _antipodal(outer, rate, inner, shift)
+    return table._replace(without_unit=np.minimum(table.with_unit, 0.0))
+
+
+def _table(outer: float, weight: Any, with_unit: Any, without_unit: Any) -> Branches:
+    return Branches(
+        outer_rate=float(outer),
+        weight=np.asarray(weight, np.float64),
+        with_unit=np.asarray(with_unit, np.float64),
+        without_unit=np.asarray(without_unit, np.float64),
+        turn=0.0,
+        multiplier=np.ones(1),
+        multiplier_weight=np.ones(1),
+        is_mirrored=False,
+    )
+
+
+def _contributions(levels: tuple[Scheme, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Distribution of the number of clipped contributions of one drawn unit."""
+    number, weight = _one()
+    for scheme in levels:
+        if isinstance(scheme, WithoutReplacement):
+            size = int(np.asarray(scheme.size))
+            if scheme.population is not None and scheme.population_is_exact:
+                size = min(size, int(np.asarray(scheme.population)))
+            number = number * size
+            continue
+        assert isinstance(scheme, Poisson)  # nothing is drawn by epochs down here
+        children = int(np.asarray(scheme.population))
+        rate = float(np.asarray(scheme.sampling_probability))
+        mass = np.zeros(int(number.max()) * children + 1)
+        _check_number(len(mass) - 1)
+        for times, chance in zip(number, weight, strict=True):
+            drawn, chances = _binomial(int(times) * children, rate)
+            mass[drawn.astype(int)] += chance * chances
+        number, weight = np.flatnonzero(mass).astype(np.float64), mass[mass > 0]
+    return number, weight
+
+
+def _binomial(trials: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """A binomial distribution without negligible values, as numbers and chances."""
+    if trials * rate > _MOST_CONTRIBUTIONS**2:
+        _check_number(trials)
+    first = 0
+    last = min(trials, int(trials * rate + 40 * math.sqrt(trials * rate + 1) + 40))
+    number = np.arange(first, last + 1).astype(np.float64)
+    mass = np.exp(log_binomial_mass(number, np.asarray(trials), np.asarray(rate)))
+    kept = mass > _NEGLIGIBLE
+    return number[kept], mass[kept] / mass[kept].sum()
+
+
+def _check_number(most: int) -> None:
+    if most > _MOST_CONTRIBUTIONS:
+        raise NotImplementedError(
+            f"an audit simulates at most {_MOST_CONTRIBUTIONS} contributions of one "
+            f"unit in a step, got up to {most:,}"
+        )
+
+
+def _one() -> tuple[np.ndarray, np.ndarray]:
+    return np.ones(1), np.ones(1)
+
+
+def _at(field: np.ndarray, path: int) -> Any:
+    """The value of one path; fields that are alike for all paths have length 1."""
+    field = np.atleast_1d(field)
+    return field[min(path, field.shape[-1] - 1)]

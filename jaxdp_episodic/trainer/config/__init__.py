@@ -1,0 +1,4 @@
+"""Training configs: what a file says, checked.
+
+Doors: `training_config`, `training_parts`, `training_start`.
+"""

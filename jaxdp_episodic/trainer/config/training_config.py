@@ -1,0 +1,343 @@
+"""A training run as a TOML file: the schema; `training` builds what it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+)
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
+from jaxdp_episodic.accountant.describe.schemes import Scheme, WithoutReplacement
+from jaxdp_episodic.accountant.describe.spec import (
+    Spec,
+    check_flags,
+    set_whole_numbers,
+)
+from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling
+from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
+from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.trainer.config.training_parts import (
+    CLOSED_FORM,
+    CONV_CLASSIFIER,
+    EMBEDDINGS,
+    MLP_KIND,
+    PLDA,
+    FeaturesConfig,
+    LearnerConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
+from jaxdp_episodic.trainer.config.training_start import StartConfig
+from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource
+
+DISCRETE, GAUSSIAN = "discrete", "gaussian"
+NOISES = (DISCRETE, GAUSSIAN)
+"""What can be added to a sum: the hardened discrete noise, or float64 Gaussian noise.
+"""
+
+# What an untrusted config may ask of an evaluation.
+_MOST_EPISODES = 10**7
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepConfig(Spec):
+    """A `GaussianStep` without its sizes, which are public bounds or the data's own.
+
+    Where every draw without replacement down to the protected unit states its
+    ``population``, a public lower bound, the guarantee rests on these alone (and data
+    that contradict them are refused). Else it rests on the sizes of the data: under
+    ``add_remove`` the noise then depends on private sizes, and what is released leaves
+    out all that was computed from them.
+
+    Attributes:
+      sampling: as of `GaussianStep`, like the rest.
+      noise_multiplier: None where it is calibrated.
+      clip_unit: see there.
+      privacy_unit: see there.
+      neighboring_relation: see there. Under "zero_out" the protected level states its
+        ``population``, the number of slots that are drawn, filled or not.
+      small_units: see there.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "sampling": GaussianStep.nested_specs["sampling"]
+    }
+
+    sampling: Sampling | Scheme
+    noise_multiplier: float | None = None
+    clip_unit: str | None = None
+    privacy_unit: str | None = None
+    neighboring_relation: str = "add_remove"
+    small_units: str | None = None
+
+    def __post_init__(self) -> None:
+        _validation.choice(
+            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
+        )
+        if self.noise_multiplier is not None:
+            noise = _validation.float32_number(
+                "noise_multiplier", self.noise_multiplier, zero=True
+            )
+            object.__setattr__(self, "noise_multiplier", noise)
+
+    def step(self, population: Population) -> GaussianStep:
+        """Returns the step on real data; without a noise multiplier, with one of 1."""
+        if self.neighboring_relation == "zero_out":
+            return self._with(None)  # slots, not what fills them
+        if self.neighboring_relation != "add_remove":
+            is_public = _states_its_sizes(self.sampling)
+            return self._with(None if is_public else population)
+        # Sizes below the protected units cost nothing, stated or not: what the config
+        # states is enough if the accountant can answer from it.
+        try:
+            step = self._with(None)
+            step_epsilon(step, num_steps=1, delta=1e-5)
+        except (ValueError, NotImplementedError):
+            return self._with(population)
+        return step
+
+    def _with(self, population: Population | None) -> GaussianStep:
+        noise = self.noise_multiplier
+        return GaussianStep(
+            self.sampling,
+            noise_multiplier=1.0 if noise is None else noise,
+            clip_unit=self.clip_unit,
+            privacy_unit=self.privacy_unit,
+            neighboring_relation=self.neighboring_relation,
+            small_units=self.small_units,
+            population=population,
+        )
+
+
+def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
+    """True if every draw without replacement of the data has a public population."""
+    if isinstance(sampling, GroupedClasses):
+        return sampling.examples.population is not None
+    if isinstance(sampling, IndependentEpisodes):
+        sampling = sampling.sampling
+    levels = getattr(sampling, "levels", (sampling,))
+    return all(
+        scheme.population is not None
+        for scheme in levels
+        if isinstance(scheme, WithoutReplacement)
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EvaluationConfig(Spec):
+    """How the model is judged on held-out tasks.
+
+    Attributes:
+      splits: names of the held-out parts of the data, e.g. ("validation",).
+      ways: classes an episode, of prototypes only, which tell as many apart as there
+        are; None: as in training.
+      shots: support examples, of each class or of the task; None: as in training.
+      queries: query examples, of each class or of the task.
+      num_episodes: episodes, at least 2; 600 is the custom of the field.
+      every: steps between evaluations; None: at the two ends only.
+      without_noise: also train without noise, for the private report's picture. Only
+        the scores are kept.
+    """
+
+    splits: tuple[str, ...] = ("validation",)
+    ways: int | None = None
+    shots: int | None = None
+    queries: int = 5
+    num_episodes: int = 600
+    every: int | None = None
+    without_noise: bool = False
+
+    def __post_init__(self) -> None:
+        check_flags(self, "without_noise")
+        if not isinstance(self.splits, list | tuple) or not all(
+            isinstance(name, str) for name in self.splits
+        ):
+            shown = _validation.shown(self.splits)
+            raise TypeError(f"splits must be a list of names, got {shown}")
+        object.__setattr__(self, "splits", tuple(self.splits))
+        set_whole_numbers(self, "queries")
+        set_whole_numbers(self, "num_episodes", minimum=2, maximum=_MOST_EPISODES)
+        for name in ("ways", "shots", "every"):
+            if getattr(self, name) is not None:
+                set_whole_numbers(self, name)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingConfig(Spec):
+    """A private training run; the dictionary form is what a TOML file holds.
+
+    Attributes:
+      data: where the examples come from.
+      step: how episodes are drawn, what is clipped and who is protected. Its noise
+        multiplier is left out where ``num_steps`` is given.
+      epsilon: the target, > 0; ``inf`` trains without noise.
+      delta: the target, in (0, 1).
+      num_steps: steps of the run; the noise is calibrated for them. None: the run takes
+        as many as the step's own noise permits.
+      learner: what an episode teaches, and how.
+      model: the network; none with private statistics alone, like the next two.
+      features: fixed features in place of the examples' own.
+      start: private statistics that the run begins with; None: none.
+      optimizer: of the outer loop.
+      l2_clip_norm: bound of each clip unit's gradient.
+      normalizer: public divisor of the noised sum; see `Trainer`.
+      block_size: clip units worked off in one go; see `Trainer`.
+      evaluation: on held-out data; None: none.
+      checkpoint_every: steps between checkpoints.
+      noise: "discrete", or "gaussian"; see `Trainer`.
+      seed: None: the operating system's entropy. A number is *not private*.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "data": SOURCES,
+        "step": (StepConfig,),
+        "learner": (LearnerConfig,),
+        "model": (ModelConfig,),
+        "features": (FeaturesConfig,),
+        "start": (StartConfig,),
+        "optimizer": (OptimizerConfig,),
+        "evaluation": (EvaluationConfig,),
+    }
+
+    data: DataSource
+    step: StepConfig
+    epsilon: float
+    delta: float
+    learner: LearnerConfig
+    model: ModelConfig | None = None
+    l2_clip_norm: float | None = None
+    start: StartConfig | None = None
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    num_steps: int | None = None
+    normalizer: float | None = None
+    block_size: int | None = None
+    evaluation: EvaluationConfig | None = None
+    checkpoint_every: int = 100
+    noise: str = DISCRETE
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _validation.choice("noise", self.noise, NOISES)
+        for name in ("l2_clip_norm", "normalizer"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _validation.float32_number(name, value))
+        set_whole_numbers(self, "checkpoint_every")
+        for name in ("num_steps", "block_size", "seed"):
+            if getattr(self, name) is not None:
+                set_whole_numbers(self, name, minimum=0 if name == "seed" else 1)
+        _validation.single("delta", _validation.open_unit_array("delta", self.delta))
+        target = _validation.real_array("epsilon", self.epsilon)
+        if not _validation.single("epsilon", target) > 0:
+            raise ValueError(f"epsilon must be > 0, got {self.epsilon!r}")
+        self._check_parts()
+        ways = None if self.evaluation is None else self.evaluation.ways
+        if ways is not None and self.learner.kind not in ("protonet", PLDA):
+            raise ValueError(
+                "evaluation.ways must not be given with "
+                f"learner.kind={self.learner.kind!r}, whose network has one output for "
+                f"each class of training, got {ways}"
+            )
+        if self.learner.kind in CLOSED_FORM:
+            self._check_statistics_alone()
+        else:
+            self._check_steps()
+        if self.start is not None:
+            self.start.check_use(self.learner.kind, self.num_steps)
+
+    @property
+    def start_shares(self) -> tuple[float, ...]:
+        """Of each statistic that the run begins with, in its budget."""
+        if self.start is None:
+            return ()
+        return self.start.shares(self.learner.kind in CLOSED_FORM)
+
+    def _check_statistics_alone(self) -> None:
+        """Refuses what a run of private statistics has no use for."""
+        kind = self.learner.kind
+        names = ("model", "l2_clip_norm", "num_steps", "normalizer")
+        given = [name for name in names if getattr(self, name) is not None]
+        given += ["step.noise_multiplier"] * (self.step.noise_multiplier is not None)
+        if given:
+            raise ValueError(
+                f"{given[0]} must not be given with learner.kind={kind!r}, which takes "
+                "no gradient steps"
+            )
+        if self.start is None:
+            object.__setattr__(self, "start", StartConfig(kind=kind))
+
+    def _check_steps(self) -> None:
+        """Refuses a run of gradient steps without what they need."""
+        for name in ("model", "l2_clip_norm"):
+            if getattr(self, name) is None:
+                raise ValueError(
+                    f"{name} must be given with learner.kind={self.learner.kind!r}"
+                )
+        self._check_model()
+        if (self.num_steps is None) == (self.step.noise_multiplier is None):
+            given = "neither" if self.num_steps is None else "both"
+            raise ValueError(
+                "give exactly one of num_steps (the noise is calibrated) and "
+                f"step.noise_multiplier (the steps are), got {given}"
+            )
+
+    def _check_parts(self) -> None:
+        """Refuses a part of the run that is none of its specs, such as a list."""
+        for name, classes in self.nested_specs.items():
+            part = getattr(self, name)
+            if part is None and name in ("evaluation", "start", "model"):
+                continue
+            if not isinstance(part, classes):
+                names = " or ".join(cls.__name__ for cls in classes)
+                shown = _validation.shown(part)
+                raise TypeError(f"{name} must be a {names}, got {shown}")
+
+    def _check_model(self) -> None:
+        """Refuses a network whose outputs are not what the learner takes them for."""
+        assert self.model is not None
+        learner, model = self.learner.kind, self.model.kind
+        fits = EMBEDDINGS if learner == "protonet" else (CONV_CLASSIFIER,)
+        if model not in (*fits, MLP_KIND):
+            raise ValueError(
+                f"model.kind must be one of {(*fits, MLP_KIND)} with "
+                f"learner.kind={learner!r}, got {model!r}"
+            )
+
+    @classmethod
+    def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
+        """Returns the run that ``mapping`` describes; see `spec_from_dict`.
+
+        Types that cannot be other than they are may be left out.
+        """
+        if isinstance(mapping, Mapping):
+            mapping = dict(mapping)
+            for name, classes in cls.nested_specs.items():
+                table = mapping.get(name)
+                if len(classes) == 1 and isinstance(table, Mapping):
+                    mapping[name] = {"type": classes[0].__name__, **table}
+        return super().from_dict(mapping, where=where)
+
+
+def read_config(path: Path) -> TrainingConfig:
+    """Returns the run in a TOML file, fully validated; no data is read yet.
+
+    Paths in it are relative to the file.
+
+    Raises:
+      OSError: a file that cannot be read.
+      TypeError: something of the wrong type.
+      ValueError: not UTF-8, not TOML, an unknown or missing key, a value out of range.
+      NotImplementedError: a combination that no theorem covers.
+    """
+    mapping = read_toml(path)
+    return TrainingConfig.from_dict(
+        {"type": TrainingConfig.__name__, **mapping}, where="config"
+    )

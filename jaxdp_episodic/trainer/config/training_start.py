@@ -1,0 +1,182 @@
+"""What a run may begin with: private statistics, their shares and their steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.schemes import MultistageSampling, Poisson
+from jaxdp_episodic.accountant.describe.spec import (
+    Spec,
+    set_positive,
+    set_whole_numbers,
+)
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM, MIXED, PLDA
+
+MEAN = "mean"
+KINDS = (MEAN, PLDA, MIXED)
+PAIR = "pair"
+_SHARES = {MEAN: 0.02, PLDA: 0.6}
+MOST_FEATURES = 4096  # a covariance has their square
+MOST_SLOPES = 63  # products of pairs have the fourth power of their number
+_MOST_POWERS = 8
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StartConfig(Spec):
+    """Private statistics that a run begins with.
+
+    Attributes:
+      kind: "plda"; "mean": the mean alone, which is taken off; or "mixed", for the
+        learner of that name.
+      share: of the budget, in (0, 1); see `plan_budget`. None: 0.6 of "plda", 0.02 of
+        "mean". All of it where nothing follows (``learner.kind`` "plda", "mixed").
+      mean: share of the mean among the statistics, like the next two; they sum to 1.
+      within: of each stage of the covariance within classes.
+      total: of the total covariance.
+      dimensions: most directions that are kept.
+      pooled: of "mixed", as the rest: share in (0, 1) of what all tasks have in common;
+        the pairs of examples of a task have the rest.
+      powers: of each feature that the common line has; see `MixedModel`.
+      slopes: features, the first ones, that have a slope in each task.
+      target_bound: public bound of the targets' size, to which they are cut.
+    """
+
+    kind: str = PLDA
+    share: float | None = None
+    mean: float = 0.02
+    within: tuple[float, ...] = (0.05, 0.1, 0.2, 0.35)
+    total: float = 0.28
+    dimensions: int = 128
+    pooled: float = 0.5
+    powers: int = 2
+    slopes: int = 1
+    target_bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        _validation.choice("kind", self.kind, KINDS)
+        if self.share is not None:
+            set_positive(self, "share")
+            if not self.share < 1:
+                raise ValueError(f"share must lie in (0, 1), got {self.share!r}")
+        set_positive(self, "mean", "total")
+        within = _validation.positive_array("within", self.within)
+        if within.ndim != 1 or not 1 <= within.size <= 64:
+            raise ValueError(
+                "within must be a list of 1 to 64 shares, got "
+                f"{_validation.shown(self.within)}"
+            )
+        object.__setattr__(self, "within", tuple(within.tolist()))
+        total = math.fsum((self.mean, *self.within, self.total))
+        if abs(total - 1) > 1e-9:
+            raise ValueError(
+                "the shares mean, within and total must sum to 1, got "
+                f"{self.mean}, {list(self.within)} and {self.total}: {total:.10g}"
+            )
+        set_whole_numbers(self, "dimensions", maximum=MOST_FEATURES)
+        set_positive(self, "pooled", "target_bound")
+        if not self.pooled < 1:
+            raise ValueError(f"pooled must lie in (0, 1), got {self.pooled!r}")
+        set_whole_numbers(self, "powers", maximum=_MOST_POWERS)
+        set_whole_numbers(self, "slopes", minimum=0, maximum=MOST_SLOPES)
+
+    def check_use(self, learner: str, num_steps: int | None) -> None:
+        """Refuses statistics that do not fit what follows them.
+
+        Args:
+          learner: kind of the run's learner.
+          num_steps: gradient steps that follow; None if the config states none.
+
+        Raises:
+          ValueError: another kind, or a share, with a learner that is statistics alone;
+            "mixed" with another learner; steps that nobody counted.
+        """
+        alone = learner in CLOSED_FORM
+        if alone and (self.kind != learner or self.share is not None):
+            raise ValueError(
+                f"start must be of kind {learner!r} and without a share with "
+                f"learner.kind={learner!r}, which spends all of the budget on it"
+            )
+        if not alone and self.kind == MIXED:
+            raise ValueError(
+                f"start.kind={MIXED!r} is for learner.kind={MIXED!r}, got {learner!r}"
+            )
+        if not alone and num_steps is None:
+            raise ValueError("num_steps must be given with start, got None")
+
+    def shares(self, is_all: bool) -> tuple[float, ...]:
+        """Returns the share of each statistic in the budget of the run.
+
+        Args:
+          is_all: nothing follows the statistics.
+        """
+        given = _SHARES.get(self.kind, 1.0) if self.share is None else self.share
+        own = {
+            MEAN: (1.0,),
+            PLDA: (self.mean, *self.within, self.total),
+            MIXED: (self.pooled, 1 - self.pooled),
+        }[self.kind]
+        return tuple((1.0 if is_all else given) * share for share in own)
+
+
+def statistics_steps(
+    levels: Sequence[str],
+    config: StartConfig,
+    *,
+    privacy_unit: str,
+    neighboring_relation: str,
+) -> tuple[GaussianStep, ...]:
+    """Returns the step of each statistic, in order, with a noise multiplier of 1.
+
+    Everybody takes part in each. Examples are protected: each is clipped, or where it
+    is one of a pair, the pair, which the level "pair" stands for; classes are
+    protected: each is clipped.
+
+    Args:
+      levels: names of the data's levels, the last two of classes and examples.
+      config: which statistics.
+      privacy_unit: one of the last two levels.
+      neighboring_relation: as of `GaussianStep`.
+
+    Raises:
+      ValueError: another privacy unit, or a level named "pair".
+    """
+    *_, class_level, example_level = levels
+    _validation.choice("privacy_unit", privacy_unit, (class_level, example_level))
+    if PAIR in levels:
+        raise ValueError(
+            f"no level of the data may be named {PAIR!r} with private statistics, got "
+            f"{tuple(levels)}"
+        )
+
+    def step(names: Sequence[str], clip_unit: str) -> GaussianStep:
+        everybody = [Poisson(name, sampling_probability=1.0) for name in names]
+        return GaussianStep(
+            MultistageSampling(*everybody),
+            noise_multiplier=1.0,
+            clip_unit=clip_unit,
+            privacy_unit=privacy_unit,
+            neighboring_relation=neighboring_relation,
+        )
+
+    one = pairs = step(levels, privacy_unit)
+    if privacy_unit == example_level:
+        pairs = step((*levels[:-1], PAIR, example_level), PAIR)
+    if config.kind == PLDA:
+        return (one, *[pairs] * len(config.within), one)
+    return (one,) if config.kind == MEAN else (one, pairs)
+
+
+def contribution_norm(step: GaussianStep) -> float:
+    """Returns the norm that the noise multiplier of a statistic's step is relative to.
+
+    Where one contribution takes another's place the step counts twice its norm; any two
+    are at most sqrt(2) apart, as if each were of norm sqrt(1/2). Else it is 1.
+    """
+    of_pair = step.clip_unit != step.privacy_unit
+    relation = step.neighboring_relation
+    is_replaced = relation == "replace_one" or (of_pair and relation == "add_remove")
+    return math.sqrt(0.5) if is_replaced else 1.0

@@ -1,0 +1,172 @@
+"""Data sets that Hugging Face's datasets or TFDS have loaded.
+
+Neither is imported: the caller has the data set in hand already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.user_files import MAX_BYTES, scaled_images
+
+
+def from_huggingface(
+    dataset: Any,
+    *,
+    features: str,
+    label: str,
+    target: str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> ExampleTable:
+    """Returns the table of a Hugging Face data set, read to the end.
+
+    Args:
+      dataset: a ``datasets.Dataset``, one split of what ``load_dataset`` returns.
+      features: name of the column of inputs: images, or numbers of one shape.
+      label: name of the column of class ids; named ones go by their name.
+      target: name of the column of numbers to predict; None: the class.
+      max_bytes: most bytes of all inputs.
+
+    Returns:
+      Levels "class" and "example"; images as (R, H, W, channels) in [0, 1].
+
+    Raises:
+      TypeError: several splits at once, or values that are no numbers.
+      ValueError: an unknown column, no record, too much data, a class id without a
+        name (-1: not known), or inputs of different shapes.
+    """
+    if isinstance(dataset, Mapping):
+        raise TypeError(f"dataset must be one split, got all of {list(dataset)}")
+    kinds = getattr(dataset, "features", None) or {}
+    names = getattr(kinds.get(label), "names", None)
+    return _from_rows(dataset, features, label, target, names, max_bytes)
+
+
+def from_tfds(
+    dataset: Any,
+    *,
+    features: str = "image",
+    label: str = "label",
+    target: str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> ExampleTable:
+    """Returns the table of a TFDS data set, read to the end.
+
+    Args:
+      dataset: a ``tf.data.Dataset`` of dictionaries (not ``as_supervised``), or what
+        ``tfds.as_numpy`` makes of it.
+      features: key of the inputs.
+      label: key of the class ids.
+      target: key of the numbers to predict; None: the class.
+      max_bytes: most bytes of all inputs.
+
+    Returns:
+      Levels "class" and "example"; images as (R, H, W, channels) in [0, 1].
+
+    Raises:
+      TypeError: records that are no dictionaries, or values that are no numbers.
+      ValueError: an unknown key, no record, too much data, or inputs of different
+        shapes.
+    """
+    read = getattr(dataset, "as_numpy_iterator", None)
+    return _from_rows(
+        dataset if read is None else read(), features, label, target, None, max_bytes
+    )
+
+
+def _from_rows(
+    rows: Iterable[Any],
+    features: str,
+    label: str,
+    target: str | None,
+    names: list[str] | None,
+    max_bytes: int,
+) -> ExampleTable:
+    """The table of dictionaries."""
+    inputs: list[np.ndarray] = []
+    labels: list[Any] = []
+    targets: list[float] = []
+    total = 0
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise TypeError(f"records must be dictionaries, got {type(row).__name__}")
+        for key in (features, label, *([] if target is None else [target])):
+            if key not in row:
+                raise ValueError(f"records must have {key!r}, have {list(row)}")
+        inputs.append(_input(row[features], features, number))
+        if inputs[-1].shape != inputs[0].shape:
+            raise ValueError(
+                f"{features!r} must be of one shape, got {inputs[-1].shape} in record "
+                f"{number} and {inputs[0].shape} in record 0; resize them first"
+            )
+        labels.append(_id(row[label], names, number))
+        if target is not None:
+            targets.append(_target(row[target], target, number))
+        total += inputs[-1].nbytes
+        if total > max_bytes:
+            raise ValueError(
+                f"{features!r} must take at most max_bytes={max_bytes} bytes, takes "
+                f"more from record {number} on"
+            )
+    if not inputs:
+        raise ValueError("dataset must have at least one record, got none")
+    values = np.stack(inputs)
+    if values.dtype == np.uint8 and values.ndim in (3, 4):
+        values = scaled_images(values)
+    return ExampleTable.from_records(
+        values,
+        None if target is None else np.array(targets),
+        units={"class": labels},
+    )
+
+
+def _input(value: Any, name: str, number: int) -> np.ndarray:
+    """One record's input: an array of numbers."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError, RecursionError):  # ragged, or nested endlessly
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name!r} must be numbers, got {_validation.shown(value)} in record "
+            f"{number}"
+        )
+    return array
+
+
+def _target(value: Any, name: str, number: int) -> float:
+    array = _input(value, name, number)
+    if array.size != 1:
+        raise ValueError(f"{name!r} must be one number in record {number}")
+    return float(array.reshape(()))
+
+
+def _id(value: Any, names: list[str] | None, number: int) -> Any:
+    """An integer or a string; Hugging Face writes -1 for a class that is not known."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.item() if value.size == 1 else value.tolist()
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"class ids must be UTF-8, got {value[:60]!r} in record {number}"
+            ) from None
+    if names is None:
+        return value
+    if type(value) is not int:
+        raise TypeError(
+            f"class ids must be whole numbers, got {_validation.shown(value)} in "
+            f"record {number}"
+        )
+    if not 0 <= value < len(names):
+        raise ValueError(
+            f"class ids must lie in 0 .. {len(names) - 1}, got {value} in record "
+            f"{number}; leave records without a class out"
+        )
+    return names[value]

@@ -1,0 +1,315 @@
+"""Examples in the order of the tree of units that they lie in."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
+
+MAX_ID_BYTES = 4 * 2**30  # of the ids of one level
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleTable:
+    """Arrays of examples, and the tree of units that they lie in.
+
+    Row ``i`` is the i-th example of ``population`` (depth first), which is what a draw
+    names. Make one with `from_records`.
+
+    Attributes:
+      features: (R, ...) float32 or integers, finite; in memory, or on the disk.
+      targets: (R,) float32, or None where the class is the target.
+      population: the tree; its last level are the R examples.
+    """
+
+    features: np.ndarray | StoredFeatures
+    targets: np.ndarray | None
+    population: Population
+
+    def __post_init__(self) -> None:
+        number = self.population.num_units(self.population.num_levels)
+        if len(self.features) != number:
+            raise ValueError(
+                f"features must have one row for each of the {number} examples of the "
+                f"population, got {len(self.features)}"
+            )
+        if self.targets is not None and self.targets.shape != (number,):
+            raise ValueError(
+                f"targets must have shape ({number},), got {self.targets.shape}"
+            )
+        if isinstance(self.features, np.ndarray):
+            self.features.setflags(write=False)
+        if self.targets is not None:
+            self.targets.setflags(write=False)
+
+    @classmethod
+    def from_records(
+        cls,
+        features: Any,
+        targets: Any = None,
+        *,
+        units: Mapping[str, Any],
+        example_level: str = "example",
+        public_units: Sequence[Any] | None = None,
+    ) -> ExampleTable:
+        """Returns the table of records, put into the order of the tree.
+
+        Args:
+          features: (R, ...) numbers, each finite.
+          targets: (R,) numbers, each finite, or None.
+          units: level name -> (R,) ids (integers or strings), top level first; global,
+            as in `Population.from_ids`. A record is a unit of the level below the last.
+          example_level: name of that level.
+          public_units: the public list of ids of the only level in ``units``; those
+            without a record become empty units. None: all units have records.
+
+        Raises:
+          TypeError: features or targets that are no numbers, ids of another type.
+          ValueError: lengths that differ, a value that is not finite, a record of a
+            unit that is not on the list, an id under two parents.
+        """
+        inputs = _numbers("features", features)
+        values = None if targets is None else _numbers("targets", targets)
+        if not units:
+            raise ValueError("units must name at least one level, got none")
+        if example_level in units:
+            raise ValueError(
+                f"units must not be named {example_level!r}, which is the level of the "
+                f"records themselves, got {list(units)}"
+            )
+        columns = {name: id_array(name, ids) for name, ids in units.items()}
+        lengths = {name: len(column) for name, column in columns.items()}
+        lengths["features"] = len(inputs)
+        if values is not None:
+            lengths["targets"] = len(values)
+        if len(set(lengths.values())) > 1 or not len(inputs):
+            raise ValueError(
+                f"all columns must be equally long and not empty, got {lengths}"
+            )
+        tree = Population.from_ids(**columns, **{example_level: None})
+        order = _tree_order(tree, columns)
+        if public_units is not None:
+            if len(columns) != 1:
+                raise ValueError(
+                    "public_units is for tables with one level of units, "
+                    f"got {list(columns)}"
+                )
+            tree = _with_empty_units(tree, public_units)
+        if values is not None:
+            values = values[order].astype(np.float32)
+        return cls(inputs[order], values, tree)
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """Names of the levels, top to bottom; the last is that of the examples."""
+        return self.population.level_names
+
+    @property
+    def num_examples(self) -> int:
+        """Number of rows."""
+        return len(self.features)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything: values, shapes, types, units and level names.
+
+        Of features on the disk it takes the checksum that their manifest has.
+        """
+        digest = hashlib.sha256(repr(self.level_names).encode())
+        arrays: list[Any] = [self.features, *self.population.children_counts]
+        if self.targets is not None:
+            arrays.append(self.targets)
+        arrays += [ids.astype(str) for ids in self.population.unit_ids or ()]
+        for array in arrays:
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            is_stored = isinstance(array, StoredFeatures)
+            digest.update(
+                array.digest if is_stored else np.ascontiguousarray(array).data
+            )
+        return digest.hexdigest()
+
+    @functools.cached_property
+    def class_places(self) -> np.ndarray:
+        """(R,) int64: place of the unit above each example, among all such units."""
+        sizes = self.population.children_counts[-1]
+        return np.repeat(np.arange(len(sizes)), sizes)
+
+    def unit_column(self, level: str) -> np.ndarray:
+        """Returns (R,) the id, at this level, of the unit that each example lies in."""
+        names = list(self.level_names)
+        if level not in names[:-1]:
+            raise ValueError(f"level must be one of {tuple(names[:-1])}, got {level!r}")
+        return unit_labels(self.population, names.index(level) + 1, len(names))
+
+    def without_level(self, level: str) -> ExampleTable:
+        """Returns the table whose tree leaves out one level above the last two."""
+        columns = self._unit_columns()
+        if level not in columns or len(columns) < 2:
+            raise ValueError(
+                f"level must be one of several above the examples, {tuple(columns)}, "
+                f"got {level!r}"
+            )
+        columns.pop(level)
+        return ExampleTable.from_records(
+            self.features,
+            self.targets,
+            units=columns,
+            example_level=self.level_names[-1],
+        )
+
+    def select(self, level: str, ids: Sequence[Any]) -> ExampleTable:
+        """Returns the table of the examples in the named units of a level.
+
+        Raises:
+          ValueError: an unknown level, an id that is not there, or nothing left.
+        """
+        column = self.unit_column(level)
+        wanted = np.asarray(ids)
+        missing = np.setdiff1d(wanted, column)
+        if missing.size:
+            raise ValueError(
+                f"ids must be units of {level!r}, got {missing[0].item()!r}"
+            )
+        kept = np.isin(column, wanted)
+        return ExampleTable.from_records(
+            self.features[kept],
+            None if self.targets is None else self.targets[kept],
+            units={name: ids[kept] for name, ids in self._unit_columns().items()},
+            example_level=self.level_names[-1],
+        )
+
+    def _unit_columns(self) -> dict[str, np.ndarray]:
+        return {name: self.unit_column(name) for name in self.level_names[:-1]}
+
+    def __repr__(self) -> str:
+        units = {
+            name: self.population.num_units(place + 1)
+            for place, name in enumerate(self.level_names)
+        }
+        return f"ExampleTable(units={units}, features={self.features.shape[1:]})"
+
+
+def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
+    """Returns, for each unit of a level, the id of the unit above it of another level.
+
+    Args:
+      tree: the tree.
+      level: the level of the ids, counted from 1 at the top; where it has none, their
+        places.
+      bottom: the level of the units, not above ``level``.
+    """
+    ids = (tree.unit_ids or ())[level - 1 : level]
+    labels = ids[0] if ids else np.arange(tree.num_units(level))
+    for below in tree.children_counts[level:bottom]:
+        labels = np.repeat(labels, below)
+    return np.asarray(labels)
+
+
+def id_array(name: str, ids: Any) -> np.ndarray:
+    """Returns ids as an array that keeps apart what differs.
+
+    Raises:
+      ValueError: a string that ends in a NUL, which NumPy would drop; or strings beside
+        numbers, which NumPy would turn into strings.
+    """
+    if isinstance(ids, list | tuple):
+        check_text_size(name, ids)
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError) as error:  # ragged
+        raise TypeError(f"{name} must be integer or string ids: {error}") from None
+    if array is not ids and array.dtype.kind == "U":
+        for place, one in enumerate(ids):
+            if not isinstance(one, str) or one.endswith("\0"):
+                raise ValueError(
+                    f"{name} must be ids of one type, strings not ending in a NUL, got "
+                    f"{one!r} in record {place + 1}"
+                )
+    return array
+
+
+def check_text_size(name: str, ids: Sequence[Any]) -> None:
+    """Refuses ids of which one is so long that an array of all takes too much memory.
+
+    NumPy gives every id the length of the longest.
+
+    Raises:
+      ValueError: more than 4 GiB.
+    """
+    longest = max((len(one) for one in ids if isinstance(one, str)), default=0)
+    if 4 * longest * len(ids) > MAX_ID_BYTES:
+        raise ValueError(
+            f"{name} must be ids that take at most {MAX_ID_BYTES} bytes, got "
+            f"{len(ids)}, the longest of {longest} characters"
+        )
+
+
+def _tree_order(tree: Population, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The records in depth-first order; within a unit as they came."""
+    parent = np.zeros(len(next(iter(columns.values()))), np.int64)
+    for ids, column in zip(tree.unit_ids or (), columns.values(), strict=True):
+        values, first = np.unique(column, return_inverse=True)
+        place = np.empty(len(values), np.int64)
+        place[np.searchsorted(values, ids)] = np.arange(len(ids))
+        parent = place[first]
+    return np.argsort(parent, kind="stable")
+
+
+def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
+    """The tree with the units of a public list, those without records empty."""
+    assert tree.unit_ids is not None  # made from ids
+    ids = tree.unit_ids[0]
+    listed = id_array("public_units", public)
+    if listed.dtype.kind != ids.dtype.kind and "U" in (
+        listed.dtype.kind,
+        ids.dtype.kind,
+    ):
+        raise TypeError(
+            f"public_units must be ids like those of the records ({ids.dtype}), "
+            f"got {listed.dtype}"
+        )
+    if len(np.unique(listed)) != len(listed):
+        raise ValueError("public_units must not repeat an id")
+    unlisted = np.setdiff1d(ids, listed)
+    if unlisted.size:
+        raise ValueError(
+            "public_units must hold every unit that has records, "
+            f"{unlisted[0].item()!r} is missing"
+        )
+    listed = np.sort(listed)
+    counts = np.zeros(len(listed), np.int64)
+    counts[np.searchsorted(listed, ids)] = tree.children_counts[1]
+    return Population((np.array([len(listed)]), counts), tree.level_names, (listed,))
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    """A fresh array of finite numbers."""
+    try:
+        array = np.array(value)
+    except (ValueError, OverflowError) as error:  # ragged
+        raise TypeError(f"{name} must be an array of numbers: {error}") from None
+    if array.dtype.kind == "b":
+        array = array.astype(np.float32)
+    if array.dtype.kind not in "iuf" or array.ndim == 0:
+        raise TypeError(
+            f"{name} must be an array of numbers with one row an example, "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    if not array.size:
+        raise ValueError(
+            f"{name} must have at least one number and one row, got shape {array.shape}"
+        )
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # infinity, which is refused
+            array = array.astype(np.float32)
+        bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+        if bad.any():
+            raise ValueError(f"{name} must be finite, row {int(np.argmax(bad))} is not")
+    return array

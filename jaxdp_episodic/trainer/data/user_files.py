@@ -1,0 +1,273 @@
+"""A user's own files, which are not trusted: arrays (npz), records (CSV, Parquet)."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.files.archive import read_arrays
+from jaxdp_episodic.files.csv_file import read_csv_columns
+from jaxdp_episodic.files.parquet_file import parquet_batches
+from jaxdp_episodic.trainer.data.table import ExampleTable, id_array
+
+# Of arrays uncompressed, of a CSV file, of Parquet columns uncompressed.
+MAX_BYTES = 4 * 2**30
+_ROWS = 2**16  # of Parquet at a time
+
+
+def load_npz(
+    path: str | os.PathLike[str],
+    *,
+    levels: Sequence[str] = (),
+    split: str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> ExampleTable:
+    """Returns the table of an npz file of arrays; pickles are refused.
+
+    The file holds either ``images`` (integers below 256 become [0, 1], an axis of
+    channels is added if there is none) or ``features`` (as they are), in one of two
+    layouts:
+
+    * ``images[class, example, ...]``, with the classes' ids in ``classes`` (C,), or
+      numbered;
+    * ``images[record, ...]`` with ``labels`` (R,), the class ids of the records. An
+      array ``classes`` beside them is the public list of classes: those without a
+      record are empty classes, and stay when the last record of one is taken away.
+
+    ``targets`` is optional, one number a record. Further arrays, with one entry a
+    record or (first layout) a class, may name coarser levels or the split.
+
+    Args:
+      path: the file.
+      levels: names of arrays that are levels above the class, top first.
+      split: keep only entries whose ``split`` array says so; None: all.
+      max_bytes: most bytes that the arrays may take uncompressed.
+
+    Returns:
+      Levels ``levels``, "class" and "example".
+
+    Raises:
+      TypeError: values or ids of the wrong type.
+      ValueError: a file that is no npz, holds pickles or too much, or arrays that do
+        not fit together.
+    """
+    return arranged(read_arrays(Path(path), max_bytes=max_bytes), path, levels, split)
+
+
+def arranged(
+    arrays: dict[str, Any],
+    path: Any,
+    levels: Sequence[str] = (),
+    split: str | None = None,
+) -> ExampleTable:
+    """Returns the table of an npz file's arrays; see `load_npz`."""
+    given = [name for name in ("images", "features") if name in arrays]
+    if len(given) != 1:
+        raise ValueError(
+            f"{path} must hold images or features, one of the two, has {list(arrays)}"
+        )
+    values = arrays[given[0]]
+    if not values.size:
+        raise ValueError(f"{given[0]} in {path} must not be empty, got {values.shape}")
+    grid: tuple[int, ...] = values.shape[:1]
+    public = None
+    if "labels" in arrays:
+        labels, public = arrays["labels"], arrays.get("classes")
+        if public is not None and (levels or split is not None):
+            raise ValueError(
+                f"classes beside labels in {path} is a public list, which is for one "
+                "level of units and all records, got levels or split"
+            )
+    else:
+        if values.ndim < 3:
+            raise ValueError(
+                f"{given[0]} must be [class, example, ...], or come with labels; "
+                f"got shape {values.shape}"
+            )
+        grid = values.shape[:2]
+        labels = arrays.get("classes", np.arange(grid[0]))
+        values = values.reshape(-1, *values.shape[2:])
+    if given[0] == "images":
+        values = scaled_images(values)
+    columns = {name: _column(arrays, name, grid, path) for name in levels}
+    columns["class"] = _spread("labels or classes", labels, grid, path)
+    targets = None
+    if "targets" in arrays:
+        targets = _spread("targets", arrays["targets"], grid, path)
+    if split is not None:
+        kept = _column(arrays, "split", grid, path) == split
+        if not kept.any():
+            raise ValueError(f"split must be one that {path} has, got {split!r}")
+        values = values[kept]
+        columns = {name: column[kept] for name, column in columns.items()}
+        targets = None if targets is None else targets[kept]
+    return ExampleTable.from_records(
+        values,
+        targets,
+        units=columns,
+        public_units=None if public is None else public.reshape(-1).tolist(),
+    )
+
+
+def load_table(
+    path: str | os.PathLike[str],
+    *,
+    groups: Sequence[str],
+    features: Sequence[str],
+    target: str | None = None,
+    public_units: Sequence[Any] | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> ExampleTable:
+    """Returns the table of a file's records, one a row.
+
+    Args:
+      path: a file ``.csv`` (UTF-8, with a line of column names) or ``.parquet``.
+      groups: columns of unit ids, top level first; they name the levels. Ids of a CSV
+        are strings, as written: "07" is not "7".
+      features: columns of numbers.
+      target: column of numbers; None: the last group is the class.
+      public_units: the public list of ids of the only group; those without a record
+        are empty units, which stay when somebody's last record is taken away.
+      max_bytes: most bytes of the file (CSV) or of its columns (Parquet).
+
+    Returns:
+      Levels ``groups`` and "example"; features (R, columns) float32.
+
+    Raises:
+      ImportError: a Parquet file without pyarrow, of the extra ``[data]``.
+      TypeError: one name where a list of names is meant.
+      ValueError: another kind of file, an unknown column, a missing id, a cell that is
+        no finite number, a file that is too large; the message says where.
+    """
+    file = Path(path)
+    for name, columns in (("groups", groups), ("features", features)):
+        if isinstance(columns, str):
+            raise TypeError(f"{name} must be a list of column names, got {columns!r}")
+        if not columns:
+            raise ValueError(f"{name} must name at least one column, got none")
+    if "example" in groups:
+        raise ValueError(
+            "groups must not name a column 'example', which is the level of the "
+            f"records themselves, got {list(groups)}; rename the column"
+        )
+    wanted = [*groups, *features, *([] if target is None else [target])]
+    if len(set(wanted)) < len(wanted):
+        raise ValueError(f"columns must be used once each, got {wanted}")
+    # A CSV file's first record is in its second line.
+    readers = {".csv": (read_csv_columns, 2), ".parquet": (parquet_columns, 1)}
+    suffix = file.suffix.lower()
+    if suffix not in readers:
+        raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
+    read, first = readers[suffix]
+    try:
+        columns = read(file, wanted, max_bytes=max_bytes)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    if not columns[wanted[0]]:
+        raise ValueError(f"{file} must have at least one record, has none")
+    numbers = {
+        name: _numbers(columns[name], name, file, first)
+        for name in wanted[len(groups) :]
+    }
+    return ExampleTable.from_records(
+        np.stack([numbers[name] for name in features], axis=1),
+        None if target is None else numbers[target],
+        units={name: ids_of(columns[name], name, file, first) for name in groups},
+        public_units=public_units,
+    )
+
+
+def scaled_images(images: np.ndarray) -> np.ndarray:
+    """Returns (R, H, W, channels) images: 8-bit integers become float32 in [0, 1].
+
+    Raises:
+      TypeError: images that are neither 8-bit, Boolean nor floating.
+      ValueError: images that are not [record, H, W] or [record, H, W, channels].
+    """
+    if images.dtype == np.uint8:
+        images = images.astype(np.float32) / 255
+    elif images.dtype.kind not in "bf":
+        raise TypeError(
+            f"images must be uint8, bool or floating, got {images.dtype}; put numbers "
+            "that are no pixels under the name features"
+        )
+    if images.ndim not in (3, 4):
+        raise ValueError(
+            "images must have height and width, and perhaps channels, "
+            f"got shape {images.shape[1:]} each"
+        )
+    return images if images.ndim == 4 else images[..., None]
+
+
+def _column(arrays: dict[str, Any], name: str, grid: tuple[int, ...], path: Any) -> Any:
+    if name not in arrays:
+        raise ValueError(f"{path} must hold {name}, has {list(arrays)}")
+    return _spread(name, arrays[name], grid, path)
+
+
+def _spread(
+    name: str, array: np.ndarray, grid: tuple[int, ...], path: Any
+) -> np.ndarray:
+    """One entry a record, of an array with one a record or one a class."""
+    if array.shape == grid:
+        return array.reshape(-1)
+    if array.shape == (math.prod(grid),):
+        return array
+    if len(grid) == 2 and array.shape == grid[:1]:
+        return np.repeat(array, grid[1])
+    raise ValueError(
+        f"{name} in {path} must have one entry for each of {grid}, got {array.shape}"
+    )
+
+
+def parquet_columns(
+    file: Path, wanted: Sequence[str], *, max_bytes: int | None = None
+) -> dict[str, list[Any]]:
+    """The wanted columns of a Parquet file."""
+    columns: dict[str, list[Any]] = {name: [] for name in wanted}
+    for names, cells in parquet_batches(file, wanted, rows=_ROWS, max_bytes=max_bytes):
+        for name, column in zip(names, cells, strict=True):
+            columns[name] += column
+    return columns
+
+
+def _numbers(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndarray:
+    """float64 of the cells, each a finite float32."""
+    values = np.empty(len(cells))
+    for row, cell in enumerate(cells):
+        try:
+            values[row] = float(cell)
+        except (TypeError, ValueError, OverflowError):
+            values[row] = np.nan
+    bad = ~(np.abs(values) <= np.finfo(np.float32).max)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"{name!r} must be finite numbers, got {_validation.shown(cells[row])} in "
+            f"record {row + 1} (row {row + first}) of {file}"
+        )
+    return values
+
+
+def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.ndarray:
+    """Returns the ids in a column; ``first`` is the row of the first record.
+
+    Raises:
+      TypeError, ValueError: a missing id, or ids of several types.
+    """
+    for row, cell in enumerate(cells):
+        if cell is None or cell == "":
+            raise ValueError(
+                f"{name!r} must be an id, got nothing in record {row + 1} "
+                f"(row {row + first}) of {file}"
+            )
+    try:
+        return id_array(name, cells)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error} (of {file})") from None

@@ -1,0 +1,9 @@
+"""The sampler of what was described.
+
+Doors: `generators`, `sampler`.
+"""
+
+from jaxdp_episodic.trainer.draw.generators import step_generator
+from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
+
+__all__ = ["Draw", "EpisodeSampler", "step_generator"]

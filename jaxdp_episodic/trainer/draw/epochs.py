@@ -1,0 +1,96 @@
+"""Epochs: who takes part in which step, drawn at the start of the epoch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.designs import GroupedClasses, block_lengths
+from jaxdp_episodic.accountant.describe.schemes import EpochScheme, RandomAllocation
+from jaxdp_episodic.trainer.draw.tree_draw import NO_UNIT, NULL, Level
+
+Epoch = list[np.ndarray]
+"""Of each step of an epoch: (J, ...) units to draw below, in random order; secret."""
+
+
+class EpochRows:
+    """The units of the first level, or the episodes of a partition, epoch by epoch.
+
+    Args:
+      scheme: by which they are given their steps.
+      level: what is drawn from; its scheme is not used.
+      design: of which the level's units are the episodes, or None.
+      num_filled: of the design's classes that there are; the others are null.
+
+    Attributes are those of the sampler's other kinds of rows.
+    """
+
+    def __init__(
+        self,
+        scheme: EpochScheme,
+        level: Level,
+        design: GroupedClasses | None = None,
+        num_filled: int = 0,
+    ) -> None:
+        self._scheme, self._design, self._num_filled = scheme, design, num_filled
+        self._number = int(level.counts.sum())
+        lengths = block_lengths(scheme)
+        self.inner_shape: tuple[int, ...] = ()
+        if design is not None:
+            self.inner_shape = (int(np.asarray(design.ways)),)
+        self.levels = (level,)
+        steps = self.steps_per_epoch = int(lengths.sum())
+        self.expected = self._number * len(lengths) / steps
+        is_cut = not isinstance(scheme, RandomAllocation)
+        self.largest = -(-self._number // steps) if is_cut else self._number
+
+    def begin(self, generator: np.random.Generator) -> Epoch:
+        """Returns a fresh epoch."""
+        if isinstance(self._scheme, RandomAllocation):
+            epoch = allocated(self._number, block_lengths(self._scheme), generator)
+        else:
+            epoch = shuffled(self._number, self.steps_per_epoch, generator)
+        if self._design is None:
+            return epoch
+        groups = random_groups(self._design, self._num_filled, generator)
+        return [groups[rows] for rows in epoch]
+
+    def draw(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows of a step, and the (J,) clip units."""
+        by_unit = self._design is None
+        return rows, rows.copy() if by_unit else np.full(len(rows), NO_UNIT)
+
+
+def allocated(
+    number: int, block_lengths: np.ndarray, generator: np.random.Generator
+) -> Epoch:
+    """Gives each of so many units one step of every block, all alike, independently."""
+    epoch = []
+    for length in block_lengths.tolist():
+        order = generator.permutation(number)
+        steps = generator.integers(0, length, number)
+        ends = np.cumsum(np.bincount(steps, minlength=length))
+        epoch += np.split(order[np.argsort(steps, kind="stable")], ends[:-1])
+    return epoch
+
+
+def shuffled(number: int, steps: int, generator: np.random.Generator) -> Epoch:
+    """Cuts a random order into batches, the first ``number % steps`` one unit longer.
+
+    So one unit more or less changes the size of one batch only, which the accounting
+    rests on.
+    """
+    sizes = np.full(steps, number // steps) + (np.arange(steps) < number % steps)
+    return np.split(generator.permutation(number), np.cumsum(sizes)[:-1])
+
+
+def random_groups(
+    design: GroupedClasses, num_filled: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Returns a fresh partition of all classes, (G, ways); null ones -1.
+
+    It does not look at data, and a remainder sits out.
+    """
+    ways, number = int(np.asarray(design.ways)), int(design.num_possible_episodes)
+    order = generator.permutation(int(np.asarray(design.num_classes)))
+    groups = order[: number * ways].reshape(-1, ways)
+    return np.where(groups < num_filled, groups, NULL)

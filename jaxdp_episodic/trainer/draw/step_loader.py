@@ -1,0 +1,209 @@
+"""A PyTorch loader that draws what a step describes: users first, then their examples.
+
+The step that is accounted is the object that draws. Needs torch, which the extra
+"opacus" brings; nothing else in this package imports it but `interop.opacus`.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import MultistageSampling
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler, step_generator
+
+torch = require("torch", purpose="step_loader", extra="opacus")
+_data = require("torch.utils.data", purpose="step_loader", extra="opacus")
+
+
+def step_loader(
+    dataset: Any,
+    step: GaussianStep,
+    *,
+    num_steps: int,
+    units: Mapping[str, Any] | None = None,
+    entropy: int | None = None,
+    first_step: int = 0,
+    **options: Any,
+) -> Any:
+    """Returns a ``DataLoader`` whose batches are the draws of a step.
+
+    Every pass over it gives ``num_steps`` fresh draws. A batch has one row a clipped
+    unit, and may be empty, then with tensors of no rows:
+
+    * ``clip_unit`` the last level: the drawn examples, as any loader gives them;
+    * a level above it, e.g. "user": tensors ``(rows, slots, ...)``, as many slots as a
+      unit can have examples drawn, and last in the tuple a mask (in a mapping under
+      "mask"), True where a slot holds an example. The others are zero. The model must
+      take a row for one sample, with a loss that is one number a row.
+
+    Args:
+      dataset: with a length and ``dataset[i]``: tensors, numbers, or tuples, lists or
+        mappings of these; all examples alike.
+      step: what is accounted, of `MultistageSampling`: the levels of ``units``, then
+        that of the examples. Without a `Population`, and not under zero_out, where rows
+        that hold a null would have to contribute zero.
+      num_steps: batches in a pass, >= 1.
+      units: level name -> (R,) ids of the examples, top level first; global, as in
+        `Population.from_ids`. None: the step draws examples, without a level above.
+      entropy: secret seed of the draws, whole number >= 0; None: of the operating
+        system.
+      first_step: where a resumed run goes on: ``loader.batch_sampler.next_step``.
+      **options: of ``DataLoader``, e.g. ``num_workers``.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: units or sizes that do not fit the step.
+      NotImplementedError: another design, a `Population`, zero_out.
+    """
+    draws = StepDraws(
+        step,
+        len(dataset),
+        num_steps,
+        units=units,
+        entropy=entropy,
+        first_step=first_step,
+    )
+    rows = _Rows(dataset, draws.sampler.slot_shape)
+    return _data.DataLoader(rows, batch_sampler=draws, collate_fn=rows, **options)
+
+
+class StepDraws:
+    """The batch sampler of a `step_loader`: lists of rows, one a clipped unit.
+
+    Attributes:
+      step: as given; what `StepAccountant` accounts.
+      sampler: what draws; ``sampler.expected_units`` is the mean number of rows.
+      next_step: number of the next draw; none is ever made twice.
+    """
+
+    def __init__(
+        self,
+        step: GaussianStep,
+        num_examples: int,
+        num_steps: int,
+        *,
+        units: Mapping[str, Any] | None = None,
+        entropy: int | None = None,
+        first_step: int = 0,
+    ) -> None:
+        if not isinstance(step, GaussianStep):
+            raise TypeError(f"step must be a GaussianStep, got {step!r}")
+        if not isinstance(step.design, MultistageSampling):
+            raise NotImplementedError(
+                "step_loader covers MultistageSampling (users, then examples), got "
+                f"{type(step.design).__name__}"
+            )
+        if step.population is not None or step.neighboring_relation == "zero_out":
+            raise NotImplementedError(
+                "step_loader covers steps without a Population under add_remove or "
+                f"replace_one, got {step.neighboring_relation}"
+                f"{' with one' if step.population is not None else ''}"
+            )
+        noise = np.asarray(step.noise_multiplier)
+        _validation.single("noise_multiplier", noise)  # a run has one setting
+        self.step = step
+        self._order, population = _tree(step, num_examples, units)
+        self.sampler = EpisodeSampler(
+            step.design, population, clip_unit=str(step.clip_unit)
+        )
+        self._num_steps = _validation.whole_number("num_steps", num_steps)
+        self._entropy = secrets.randbits(128) if entropy is None else entropy
+        step_generator(self._entropy, first_step)  # refuses what is no whole number
+        self.next_step = first_step
+
+    def __len__(self) -> int:
+        """Batches in a pass."""
+        return self._num_steps
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Draws ``num_steps`` times; a row is a place, or an array with -1 for none."""
+        for _ in range(self._num_steps):
+            generator = step_generator(self._entropy, self.next_step)
+            self.next_step += 1
+            drawn = self.sampler.draw(generator)
+            places = np.where(drawn.mask, self._order[drawn.examples], -1)
+            yield places.tolist() if places.ndim == 1 else list(places)
+
+
+def _tree(
+    step: GaussianStep, num_examples: int, units: Mapping[str, Any] | None
+) -> tuple[np.ndarray, Population]:
+    """The examples in the order of their tree, and the tree."""
+    examples = np.arange(num_examples)
+    if not units:
+        return examples, Population.from_sizes(num_examples)
+    level = step.design.level_names[-1]
+    table = ExampleTable.from_records(examples, units=units, example_level=level)
+    return np.asarray(table.features), table.population
+
+
+class _Rows:
+    """A data set whose items are rows of a batch, and the function that joins them.
+
+    A row is a batch of its slots: every part is collated first, then laid out.
+    """
+
+    def __init__(self, dataset: Any, slot_shape: tuple[int, ...]) -> None:
+        self._dataset, self._slot_shape = dataset, slot_shape
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, row: Any) -> Any:
+        slots = np.asarray(row).reshape(-1)
+        null = _mapped(torch.zeros_like, self._slot(0)) if (slots < 0).any() else None
+        parts = [self._slot(p) if p >= 0 else null for p in slots.tolist()]
+        joined = _joined(parts)
+        if not self._slot_shape:
+            return joined
+        joined = _with_mask(joined, torch.as_tensor(slots >= 0))
+        shape = (1, *self._slot_shape)
+        return _mapped(lambda part: part.reshape(*shape, *part.shape[1:]), joined)
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """The batch; where nobody was drawn, the tensors of one row, without it."""
+        if rows:
+            return _joined(rows)
+        one = self[np.zeros(math.prod(self._slot_shape), np.int64)]
+        return _mapped(lambda part: part[:0], one)
+
+    def _slot(self, place: int) -> Any:
+        return _data.default_collate([self._dataset[place]])
+
+
+def _joined(batches: list[Any]) -> Any:
+    """Batches of alike parts, one after the other."""
+    first = batches[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([batch[name] for batch in batches]) for name in first}
+    if isinstance(first, tuple | list):
+        return tuple(_joined(list(parts)) for parts in zip(*batches, strict=True))
+    return torch.cat(batches)
+
+
+def _with_mask(batch: Any, mask: Any) -> Any:
+    """A batch with one more part."""
+    if isinstance(batch, Mapping):
+        if "mask" in batch:
+            raise ValueError("dataset must not have a part named 'mask' of its own")
+        return {**batch, "mask": mask}
+    return (*batch, mask) if isinstance(batch, tuple | list) else (batch, mask)
+
+
+def _mapped(function: Any, batch: Any) -> Any:
+    """A function of every tensor of nested tuples, lists and mappings."""
+    if isinstance(batch, Mapping):
+        return {name: _mapped(function, part) for name, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(_mapped(function, part) for part in batch)
+    return function(batch)

@@ -1,0 +1,387 @@
+"""Draws down a tree of units, level by level; among children by coins, or by size.
+
+Everywhere ``counts`` is (n,) int64, the number of children of each of n units, and what
+is drawn is a ragged list without padding, see `Children`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe import tree
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import (
+    Poisson,
+    Scheme,
+    WithoutReplacement,
+)
+
+# Coins are tossed at most so many successes at a time: 2**20 gaps of at most 2**42
+# children sum without overflow.
+_MOST_GAPS = 2**20
+
+# Microseconds, measured: a call of `choice`, a turn of Floyd's algorithm, an element.
+_CALL, _TURN, _ELEMENT = 6.0, 6.0, 0.04
+
+
+class Children(NamedTuple):
+    """Drawn children, those of the first unit first.
+
+    Attributes:
+      owner: (m,) int64, never falling: to which of the n units a child belongs.
+      child: (m,) int64, its place among the children of that unit, from 0; the children
+        of one unit are different, and in uniformly random order.
+    """
+
+    owner: np.ndarray
+    child: np.ndarray
+
+
+def poisson(
+    counts: np.ndarray, rate: float, generator: np.random.Generator
+) -> Children:
+    """Draws every child by a coin of its own, the chance ``rate``.
+
+    Only the drawn children cost time: from one success to the next it is a geometric
+    number of coins.
+    """
+    ends = np.cumsum(counts)
+    places = _successes(int(ends[-1]) if len(ends) else 0, rate, generator)
+    owner = np.searchsorted(ends, places, side="right")
+    child = places - (ends - counts)[owner]
+    return Children(owner, child[_shuffle_within(owner, len(counts), generator)])
+
+
+def without_replacement(
+    counts: np.ndarray, size: int, generator: np.random.Generator
+) -> Children:
+    """Draws ``min(size, count)`` children of each unit, all subsets alike.
+
+    One of three ways to do the same, whichever is the fastest for these sizes.
+    """
+    number = np.minimum(counts, size)
+    most, total = int(number.max(initial=0)), float(number.sum())
+    costs = {
+        _unit_by_unit: _CALL * len(counts) + _ELEMENT * total,
+        _turn_by_turn: _TURN * most + _ELEMENT * (1 + most / 40) * most * len(counts),
+        _all_then_cut: _ELEMENT * float(counts.sum()),
+    }
+    if len(counts) == 1 or most == 0:
+        return _unit_by_unit(counts, number, generator)
+    return min(costs, key=costs.__getitem__)(counts, number, generator)
+
+
+def rank_within(owner: np.ndarray, number_of_owners: int) -> np.ndarray:
+    """Returns for each entry how many before it have the same owner, (m,)."""
+    number = np.bincount(owner, minlength=number_of_owners)
+    return np.arange(len(owner)) - (np.cumsum(number) - number)[owner]
+
+
+def _successes(total: int, rate: float, generator: np.random.Generator) -> np.ndarray:
+    """Places of the successes among ``total`` coins, rising."""
+    if rate == 0 or total == 0:
+        return np.zeros(0, np.int64)
+    if rate == 1:
+        return np.arange(total)
+    decay = -math.log1p(-rate)
+    found, last = [], -1
+    while last < total:
+        mean = (total - last) * rate
+        number = min(int(mean + 4.0 * math.sqrt(mean)) + 8, _MOST_GAPS)
+        with np.errstate(over="ignore"):  # a gap of inf is meant: no further success
+            gaps = np.ceil(generator.standard_exponential(number) / decay)
+        # An exponential of exactly 0 would be a gap of 0.
+        places = last + np.cumsum(np.clip(gaps, 1, total + 1).astype(np.int64))
+        found.append(places)
+        last = int(places[-1])
+    places = np.concatenate(found)
+    return places[: np.searchsorted(places, total)]
+
+
+def _shuffle_within(
+    owner: np.ndarray, number_of_owners: int, generator: np.random.Generator
+) -> np.ndarray:
+    """A random order of all entries that keeps those of each owner in their stretch."""
+    if number_of_owners == 1:
+        return generator.permutation(len(owner))
+    bits = 63 - number_of_owners.bit_length()
+    while True:
+        noise = generator.integers(0, 1 << bits, len(owner))
+        keys = (owner << bits) | noise
+        order = np.argsort(keys)
+        ranked = keys[order]
+        # Equal keys would keep their order: without them all orders are alike.
+        if not np.any(ranked[1:] == ranked[:-1]):
+            return order
+
+
+def _unit_by_unit(
+    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
+) -> Children:
+    """Best for few units with many children."""
+    parts = [
+        generator.choice(count, size, replace=False)
+        for count, size in zip(counts.tolist(), number.tolist(), strict=True)
+        if size
+    ]
+    child = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    return Children(np.repeat(np.arange(len(counts)), number), child)
+
+
+def _turn_by_turn(
+    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
+) -> Children:
+    """Best for few of many: Floyd's algorithm, a child of every unit each turn.
+
+    Reference: Bentley and Floyd (1987), Communications of the ACM 30(9), 754-757: in
+    its turn t a set of t children becomes one of t + 1, a uniformly random subset of
+    all children up to ``top[t]``.
+    """
+    turns = np.arange(int(number.max()))[:, None]
+    wanted = turns < number
+    top = np.where(wanted, counts - number + turns, 0)
+    tried = generator.integers(0, top, endpoint=True)
+    picked = tried.copy()
+    for turn in range(1, len(turns)):
+        is_taken = (picked[:turn] == tried[turn]).any(axis=0)
+        np.copyto(picked[turn], top[turn], where=is_taken)
+    owner = np.repeat(np.arange(len(counts)), number)
+    child = picked.T[wanted.T]
+    return Children(owner, child[_shuffle_within(owner, len(counts), generator)])
+
+
+def _all_then_cut(
+    counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
+) -> Children:
+    """Best for many of few: puts all children in random order and keeps the first."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    rank = rank_within(owner, len(counts))
+    child = rank[_shuffle_within(owner, len(counts), generator)]
+    kept = rank < number[owner]
+    return Children(owner[kept], child[kept])
+
+
+NULL = -1  # a slot that is drawn and not filled
+NO_UNIT = -1  # in place of a unit: the row was formed in the draw
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One level of a real tree and the scheme that draws its units.
+
+    Attributes:
+      scheme: with scalar fields.
+      counts: number of children, or of slots for them, that are drawn from, for each
+        unit of the level above.
+      starts: place of the first of these children among all units of this level.
+      filled: how many of them there are; what is drawn beyond them is null.
+    """
+
+    scheme: Scheme
+    counts: np.ndarray
+    starts: np.ndarray
+    filled: np.ndarray
+
+    @property
+    def width(self) -> int:
+        """Slots that hold whatever is drawn below one unit, at least one.
+
+        Without replacement the ``size``, however few children there really are: under
+        ``add_remove`` real sizes are private, a shape is not.
+        """
+        if isinstance(self.scheme, Poisson):
+            return max(1, int(self.counts.max(initial=0)))
+        return _size(self.scheme)
+
+    @property
+    def expected(self) -> np.ndarray:
+        """Mean number of children drawn of each unit, float64."""
+        if isinstance(self.scheme, Poisson):
+            return self.counts * float(np.asarray(self.scheme.sampling_probability))
+        return np.minimum(self.counts, _size(self.scheme)).astype(np.float64)
+
+    def draw(
+        self, units: np.ndarray, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draws children of each of the units, which may repeat.
+
+        Args:
+          units: (n,) places among the units of the level above; -1 for a null one,
+            which has no children.
+          generator: source of randomness.
+
+        Returns:
+          (m,) places of the children among the units of this level, -1 for the null
+          ones, and (m,) which of the n units each belongs to, in the order of
+          `Children`.
+        """
+        counts = np.append(self.counts, 0)[units]  # the last one of the null unit
+        if isinstance(self.scheme, Poisson):
+            rate = float(np.asarray(self.scheme.sampling_probability))
+            drawn = poisson(counts, rate, generator)
+        else:
+            drawn = without_replacement(counts, _size(self.scheme), generator)
+        parents = units[drawn.owner]
+        children = self.starts[parents] + drawn.child
+        is_null = drawn.child >= self.filled[parents]
+        return np.where(is_null, NULL, children), drawn.owner
+
+
+def _size(scheme: Scheme) -> int:
+    assert isinstance(scheme, WithoutReplacement)  # epochs are drawn at their start
+    return int(np.asarray(scheme.size))
+
+
+def make_level(
+    scheme: Scheme, counts: np.ndarray, slots_of: str | None = None
+) -> Level:
+    """Returns the level whose units are the children that ``counts`` counts.
+
+    Args:
+      scheme: draws them.
+      counts: of the children there are.
+      slots_of: the level whose ``population`` is the number of slots of every unit
+        one level up, or None.
+
+    Raises:
+      ValueError: no such number, or a unit with more children than slots.
+    """
+    starts = np.cumsum(counts) - counts
+    if scheme.name != slots_of:
+        return Level(scheme, counts, starts, counts)
+    if scheme.population is None:
+        raise ValueError(
+            f"level {scheme.name!r}: population must be given under zero_out, the "
+            "public number of slots that are drawn from; got None"
+        )
+    slots, most = int(np.asarray(scheme.population)), int(counts.max(initial=0))
+    if slots < most:
+        raise ValueError(
+            f"level {scheme.name!r}: population must be at least the children of "
+            f"every unit under zero_out (slots), up to {most} here, got {slots}"
+        )
+    return Level(scheme, np.full(counts.shape, slots, np.int64), starts, counts)
+
+
+def make_levels(
+    schemes: Sequence[Scheme], population: Population, slots_of: str | None = None
+) -> list[Level]:
+    """Returns all levels, top to bottom; see `check_levels` and `make_level`."""
+    check_levels([scheme.name for scheme in schemes], population)
+    pairs = zip(schemes, population.children_counts, strict=True)
+    return [make_level(scheme, counts, slots_of) for scheme, counts in pairs]
+
+
+def check_levels(names: Sequence[str], population: Population) -> None:
+    """Refuses a population with other levels than the sampling has.
+
+    Raises:
+      ValueError: another number of levels, or other names.
+    """
+    named = tuple(population.level_names)
+    if population.num_levels != len(names) or named != tuple(names[: len(named)]):
+        raise ValueError(
+            f"population must have the {len(names)} levels {tuple(names)} of the "
+            f"sampling, got {population.num_levels} levels, named {named}"
+        )
+
+
+def draw_units(levels: Sequence[Level], generator: np.random.Generator) -> np.ndarray:
+    """Returns the drawn units of the last level, from the root; no level: the root."""
+    units = np.zeros(1, np.int64)
+    for level in levels:
+        units, _ = level.draw(units, generator)
+    return units
+
+
+def fill_slots(
+    starts: np.ndarray, levels: Sequence[Level], generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draws everything below the given units.
+
+    Args:
+      starts: (J, ...) units of the level above the first of ``levels``, -1 for null.
+      levels: the levels below, () if there are none.
+      generator: source of randomness.
+
+    Returns:
+      (*starts.shape, *widths of the levels) int64 places among the units of the last
+      level, 0 where nobody was drawn, and the mask of those that were. A drawn unit
+      has the first free slot of its axis, also where nobody is drawn below it. And
+      (J,) whether a null was drawn.
+    """
+    shape = (*starts.shape, *(level.width for level in levels))
+    units, slot = starts.reshape(-1), np.arange(starts.size)
+    row = slot // max(starts.size // max(len(starts), 1), 1)
+    holds_null = np.zeros(len(starts), bool)
+    holds_null[row[units < 0]] = True
+    for level in levels:
+        units, owner = level.draw(units, generator)
+        rank = rank_within(owner, len(slot))
+        slot, row = slot[owner] * level.width + rank, row[owner]
+        holds_null[row[units < 0]] = True
+    examples, mask = np.zeros(shape, np.int64), np.zeros(shape, bool)
+    examples.reshape(-1)[slot] = np.maximum(units, 0)
+    mask.reshape(-1)[slot] = units >= 0
+    return examples, mask, holds_null
+
+
+def expected_total(levels: Sequence[Level]) -> float:
+    """Returns the mean number of units drawn at the last level; 1 without levels."""
+    total, weights = 1.0, np.ones(1)  # of the units of one level: chance to be drawn
+    for place, level in enumerate(levels):
+        total = float(np.sum(weights * level.expected))
+        if place + 1 < len(levels):
+            share = level.expected / np.maximum(level.counts, 1)
+            weights = np.repeat(weights * share, level.filled)
+    return total
+
+
+def largest_total(levels: Sequence[Level]) -> int:
+    """Returns the largest number of units that a draw can have at the last level."""
+    if any(not np.any(level.expected) for level in levels):
+        return 0
+    if not levels:
+        return 1
+    # Below a null nothing is drawn.
+    counts = (*(level.filled for level in levels[:-1]), levels[-1].counts)
+    schemes = tuple(level.scheme for level in levels)
+    return int(tree.max_contributions(counts, schemes))
+
+
+def check_public_sizes(level: Level) -> None:
+    """Refuses a ``population`` of a scheme that this tree shows to be wrong.
+
+    Where the step is accounted by that number, a lower bound that is none makes the
+    accounted rate too small; an upper bound that is none, the sensitivity.
+
+    Raises:
+      ValueError: naming both numbers.
+    """
+    scheme = level.scheme
+    if scheme.population is None or not level.counts.size:
+        return
+    if level.counts is not level.filled:  # slots, see `make_level`
+        return
+    claimed = int(np.asarray(scheme.population))
+    # Somebody may join an empty unit, who is then its only child.
+    smallest = max(1, int(level.counts.min()))
+    largest = max(1, int(level.counts.max()))
+    if isinstance(scheme, Poisson):
+        fits, rule = claimed >= largest, "at least"
+    elif isinstance(scheme, WithoutReplacement) and scheme.population_is_exact:
+        fits, rule = claimed == smallest == largest, "exactly"
+    else:
+        fits, rule = claimed <= smallest, "at most"
+    if not fits:
+        raise ValueError(
+            f"level {scheme.name!r}: population must be {rule} the number of children "
+            f"of every unit, {smallest} to {largest} here, got {claimed}; or leave "
+            "it out: a step that has the data's Population, as a training config makes "
+            "it, goes by the real sizes"
+        )

@@ -1,0 +1,373 @@
+"""Clip, sum, add noise, divide: one object, so that nothing can come in between.
+
+    (sum over clip units of clip(g_unit, C) + N(0, (sigma C)^2 I)) / normalizer
+
+Units are worked off one after the other, so memory does not grow with the batch; where
+there are several devices each takes its share of every block. Noise is added once,
+after the sum over blocks, devices and processes, by the first process.
+
+Contributions are float32, or float64 where a parameter is: see `precision`. Noise is
+drawn and added by the host: see `noise`, and `discrete_noise` for the default.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
+from jaxdp_episodic.trainer.draw.generators import generator
+from jaxdp_episodic.trainer.gradient import discrete_noise
+from jaxdp_episodic.trainer.gradient.noise import Noise, checked_noise, drawn_noise
+from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
+from jaxdp_episodic.trainer.gradient.processes import all_processes
+
+_AXIS = "shard"
+# Float32 sums of squares over 10^8 numbers are good to about 1e-6: contributions are
+# clipped to a little less than the clip norm, so that rounding cannot exceed it.
+_MARGIN = 1e-5
+# Least and largest scale of a contribution's numbers: normal ones of its type, as are
+# their reciprocals.
+_SCALES = {"float32": (1e-30, 1e37), "float64": (1e-300, 1e307)}
+
+
+class Totals(NamedTuple):
+    """Sums over the units so far; all but ``gradient`` are private diagnostics."""
+
+    gradient: Any
+    loss: Array
+    norm: Array
+    clipped: Array
+    not_finite: Array
+    units: Array
+
+
+class PrivateGradient:
+    """The gradient of a step: clipped contributions, summed, with noise.
+
+    Calling it compiles once for a shape of block; clip norm, noise and divisor are
+    traced, so a sweep over them compiles nothing.
+
+    Args:
+      loss: ``loss(params, unit) -> scalar``, hashable; its gradient is the unit's
+        contribution.
+      devices: JAX devices over which each block is spread; its rows must be a multiple
+        of them. Default: the first local device.
+      units_at_once: units whose gradients are computed side by side. One is fastest and
+        smallest for episodes on a CPU; for single examples take 32 or more. With
+        discrete noise one is taken, so that no unit changes how another's are rounded.
+      noise: "discrete", hardened against attacks on low-order bits, or "gaussian".
+
+    Raises:
+      ValueError: another noise.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Any], Array],
+        *,
+        devices: Sequence[Any] | None = None,
+        units_at_once: int = 1,
+        noise: str = DISCRETE,
+    ) -> None:
+        _validation.choice("noise", noise, NOISES)
+        self._kind = noise
+        self._is_discrete = noise == DISCRETE
+        self._processes = all_processes()
+        chosen = list(devices) if devices is not None else jax.local_devices()[:1]
+        self._mesh = Mesh(np.array(chosen), (_AXIS,))
+        self._by_row = NamedSharding(self._mesh, PartitionSpec(_AXIS))
+        self._everywhere = NamedSharding(self._mesh, PartitionSpec())
+        at_once = 1 if self._is_discrete else units_at_once
+        self._add = _compiled_sum(loss, self._mesh, at_once, self._is_discrete)
+
+    def on_devices(self, state: Any) -> Any:
+        """Returns a pytree of arrays with a copy on every device that takes part."""
+        return jax.device_put(state, self._everywhere)
+
+    def noise(self, params: Any, key: bytes, noise_multiplier: float) -> Noise:
+        """Returns the noise of one step, which depends on nothing of the data.
+
+        It may be drawn ahead, in another thread: most of the time none is kept waiting.
+
+        Args:
+          params: pytree of arrays, or of what has their shapes.
+          key: 32 secret bytes, used for nothing else.
+          noise_multiplier: standard deviation of the noise in clip norms; 0 (no
+            privacy), or in [1e-18, 1e18]. Of discrete noise at most 10^6.
+
+        Raises:
+          TypeError: a key that is no bytes, or a multiplier that is no number.
+          ValueError: a key of another length, or a number out of range.
+        """
+        multiplier = checked_noise(noise_multiplier, self._kind)
+        steps = discrete_noise.GRID if self._is_discrete else 1
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
+        sizes = [math.prod(shape) for shape in shapes]
+        flat = drawn_noise(self._kind, steps * multiplier, sum(sizes), generator(key))
+        parts = np.split(flat, np.cumsum(sizes)[:-1])
+        leaves = [part.reshape(s) for part, s in zip(parts, shapes, strict=True)]
+        return Noise(self._kind, multiplier, leaves)
+
+    def __call__(
+        self,
+        params: Any,
+        blocks: Sequence[Any],
+        noise: Noise | None,
+        *,
+        l2_clip_norm: float,
+        noise_multiplier: float,
+        normalizer: float,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns the noised gradient, and private diagnostics.
+
+        Where there are several processes all call it, each with its own blocks; all
+        but the first get ``(None, {})``.
+
+        Args:
+          params: pytree of float arrays.
+          blocks: at least one, all rows of which together are the draw; see
+            `make_blocks`. Any pytree of arrays (B, ...) with a field ``unit_mask``
+            (B,), > 0 where a row holds a drawn unit. ``loss`` is given one row at a
+            time, its float32 and float64 arrays in the type that is computed in.
+            Masked rows behind the last drawn one of a device's share cost nothing.
+          noise: of the method of that name, for this call alone. None in all processes
+            but the first.
+          l2_clip_norm: C, in [1e-18, 1e18].
+          noise_multiplier: that the noise was drawn for.
+          normalizer: public divisor, in [1e-18, 1e18].
+
+        Returns:
+          ``(gradient, diagnostics)``: of the structure of ``params``, float64 if one
+          of these is, else float32; and
+          ``num_units``, ``mean_loss``, ``mean_norm`` (before clipping),
+          ``share_clipped``, ``num_not_finite`` (units whose gradient was not finite:
+          they contribute zero), which are *private*.
+
+        Raises:
+          TypeError: something else than such noise, or a setting that is no number.
+          ValueError: no block, rows that the devices cannot share equally, a number
+            out of range, or noise that was used already, or drawn for other settings.
+        """
+        _check_blocks(blocks, self._mesh.size)
+        norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
+        multiplier = checked_noise(noise_multiplier, self._kind)
+        divisor = _validation.float32_number("normalizer", normalizer)
+        if self._is_discrete:
+            rows = [len(block.unit_mask) for block in blocks]
+            discrete_noise.check_rows(rows, self._processes.count)
+        drawn = self._taken(noise, multiplier, params)
+        clip = np.asarray(norm, training_dtype(params))
+        totals = self._sum(params, blocks, clip)
+        if drawn is None:
+            return None, {}
+        released = self._released(totals.gradient, drawn, float(clip), divisor)
+        leaves = [x.astype(clip.dtype) for x in released]
+        gradient = jax.tree.unflatten(jax.tree.structure(params), leaves)
+        return self.on_devices(gradient), _diagnostics(totals)
+
+    def _sum(self, params: Any, blocks: Sequence[Any], clip: np.ndarray) -> Totals:
+        """The sums over all blocks, on the host of the first process."""
+        params = self.on_devices(params)
+        totals = self.on_devices(_no_totals(params, self._is_discrete))
+        for block in blocks:
+            rows = jax.device_put(block, self._by_row)
+            totals = self._add(params, totals, rows, clip)
+        totals = self._processes.sum(totals)
+        return jax.device_get(totals) if self._processes.is_first else totals
+
+    def _taken(
+        self, noise: Noise | None, multiplier: float, params: Any
+    ) -> list[np.ndarray] | None:
+        """The noise's numbers, used up from here on; of the first process alone."""
+        if not self._processes.is_first:
+            return None
+        if not isinstance(noise, Noise):
+            raise TypeError(
+                f"noise must be made by PrivateGradient.noise, got {type(noise)}"
+            )
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
+        return noise.taken(self._kind, multiplier, shapes)
+
+    def _released(
+        self, total: Any, noise: list[np.ndarray], clip: float, divisor: float
+    ) -> list[np.ndarray]:
+        """The sum with its noise, divided, on the host; float64, to be rounded once."""
+        if self._is_discrete:
+            # All that follows the whole numbers is post-processing.
+            steps = discrete_noise.steps_in_norm(*(leaf.size for leaf in noise))
+            unit = clip / steps / divisor
+            whole = discrete_noise.whole_sum(total)
+            return [(x + n) * unit for x, n in zip(whole, noise, strict=True)]
+        sums = jax.tree.leaves(total)
+        return [(x + clip * n) / divisor for x, n in zip(sums, noise, strict=True)]
+
+    def temporary_bytes(self, params: Any, block: Any) -> int:
+        """Returns the working memory that a block takes on a device, in bytes.
+
+        It is what the compiler plans: parameters, block and sums come on top.
+        """
+        totals = _no_totals(params, self._is_discrete)
+        clip = jnp.ones((), training_dtype(params))
+        lowered = self._add.lower(params, totals, block, clip)
+        analysis: Any = lowered.compile().memory_analysis()
+        return int(analysis.temp_size_in_bytes)
+
+
+def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Array]:
+    """Scales a contribution to an l2-norm of at most C; non-finite ones become zero.
+
+    Args:
+      contribution: pytree of float arrays, one clip unit's.
+      l2_clip_norm: C > 0, scalar.
+
+    Returns:
+      ``(clipped, norm, is_finite)``: pytree, float64 if a leaf is, else float32; norm
+      before clipping (0 where not finite, ``inf`` above the type's range), and whether
+      every entry was finite.
+    """
+    dtype = training_dtype(contribution)
+    leaves = [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(contribution)]
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+    leaves = [jnp.where(finite, leaf, 0.0) for leaf in leaves]
+    # Squares of large entries overflow and those of small ones vanish:
+    # scale by the largest first. The scale and its reciprocal, by which compilers
+    # multiply, must be normal numbers: processors may take subnormal ones for zero.
+    largest = jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves])
+    scale = jnp.clip(jnp.max(largest), *_SCALES[dtype.name])
+    relative = jnp.sqrt(sum((jnp.sum(jnp.square(x / scale)) for x in leaves), 0.0))
+    norm = scale * relative
+    bound = jnp.asarray(l2_clip_norm, dtype) * (1 - _MARGIN)
+    # Where norm > bound, relative >= 1 (or the norm is below the floor), so neither of
+    # the two factors overflows; their product could.
+    factor = bound / jnp.maximum(relative, 1.0)
+    leaves = [jnp.where(norm > bound, leaf / scale * factor, leaf) for leaf in leaves]
+    return jax.tree.unflatten(jax.tree.structure(contribution), leaves), norm, finite
+
+
+@functools.lru_cache(maxsize=8)  # a run that is resumed or repeated compiles nothing
+def _compiled_sum(*settings: Any) -> Any:
+    return jax.jit(_summer(*settings), donate_argnums=1)
+
+
+def _summer(
+    loss: Callable[[Any, Any], Array],
+    mesh: Mesh,
+    units_at_once: int,
+    is_discrete: bool,
+) -> Callable[..., Totals]:
+    """Adds the clipped contributions of a block to the totals."""
+
+    def one_unit(params: Any, unit: Any, clip: Array) -> Totals:
+        dtype = training_dtype(params)
+        unit = as_trained(unit, dtype)
+        value, contribution = jax.value_and_grad(loss)(params, unit)
+        clipped, norm, finite = clip_by_norm(contribution, clip)
+        if is_discrete:
+            clipped = discrete_noise.on_grid(clipped, clip)
+        drawn = unit.unit_mask > 0
+        used = drawn.astype(dtype)
+        return Totals(
+            jax.tree.map(
+                lambda leaf: jnp.where(drawn, leaf, jnp.zeros_like(leaf)), clipped
+            ),
+            jnp.where(drawn & jnp.isfinite(value), value, 0.0).astype(dtype),
+            norm * used,
+            jnp.where(norm > clip, used, 0.0),
+            jnp.where(finite, 0.0, used),
+            used,
+        )
+
+    def several(params: Any, units: Any, clip: Array) -> Totals:
+        each = jax.vmap(one_unit, in_axes=(None, 0, None))(params, units, clip)
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), each)
+
+    def share(params: Any, totals: Totals, block: Any, clip: Array) -> Totals:
+        """What one device adds: its rows of the block."""
+        # Each device's own copy, or gradients would be summed over devices unclipped.
+        params = jax.lax.pcast(params, _AXIS, to="varying")
+        rows = len(block.unit_mask)
+        at_once = min(units_at_once, rows)
+        sum_dtype = jnp.int32 if is_discrete else training_dtype(params)
+        places = jnp.arange(1, rows + 1, dtype=jnp.int32)
+        last = jnp.max(jnp.where(block.unit_mask > 0, places, 0))
+
+        def add(i: Array, sums: Totals) -> Totals:
+            if at_once == 1:
+                unit = jax.tree.map(lambda a: a[i], block)
+                new = one_unit(params, unit, clip)
+            else:
+                # The last slice is moved back to fit; what it repeats is masked.
+                start = jnp.minimum(i * at_once, rows - at_once)
+                units = jax.tree.map(
+                    lambda a: jax.lax.dynamic_slice_in_dim(a, start, at_once), block
+                )
+                slots = jnp.arange(at_once, dtype=jnp.int32)
+                fresh = start + slots >= i * at_once
+                mask = units.unit_mask
+                mask = jnp.where(fresh, mask, jnp.zeros_like(mask))
+                units = units._replace(unit_mask=mask)
+                new = several(params, units, clip)
+            return jax.tree.map(jnp.add, sums, new)
+
+        start = jax.lax.pcast(_nothing(params, sum_dtype, jnp), _AXIS, to="varying")
+        # A dynamic number of trips: rows behind the last unit cost nothing.
+        mine = jax.lax.fori_loop(0, -(-last // at_once), add, start)
+        added = jax.lax.psum(mine, _AXIS)
+        if is_discrete:
+            added = added._replace(gradient=discrete_noise.halves(added.gradient))
+        return jax.tree.map(jnp.add, totals, added)
+
+    everywhere, by_row = PartitionSpec(), PartitionSpec(_AXIS)
+    return jax.shard_map(
+        share,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, by_row, everywhere),
+        out_specs=everywhere,
+    )
+
+
+def _no_totals(params: Any, is_discrete: bool) -> Totals:
+    totals = _nothing(params, training_dtype(params), np)
+    if is_discrete:
+        totals = totals._replace(gradient=discrete_noise.no_sum(params))
+    return totals
+
+
+def _nothing(params: Any, sum_dtype: Any, xp: Any) -> Totals:
+    """Of no unit; buffers of their own, as they are donated."""
+    gradient = jax.tree.map(lambda leaf: xp.zeros(leaf.shape, sum_dtype), params)
+    dtype = training_dtype(params)
+    return Totals(gradient, *(xp.zeros((), dtype) for _ in range(5)))
+
+
+def _check_blocks(blocks: Sequence[Any], num_devices: int) -> None:
+    if not blocks:
+        raise ValueError("blocks must not be empty: an empty draw is a masked block")
+    for block in blocks:
+        rows = len(block.unit_mask)
+        if rows == 0 or rows % num_devices:
+            raise ValueError(
+                f"rows of a block must be a positive multiple of the {num_devices} "
+                f"device(s), got {rows}"
+            )
+
+
+def _diagnostics(totals: Totals) -> dict[str, Any]:
+    units = np.maximum(totals.units, 1.0)
+    return {
+        "num_units": totals.units,
+        "mean_loss": totals.loss / units,
+        "mean_norm": totals.norm / units,
+        "share_clipped": totals.clipped / units,
+        "num_not_finite": totals.not_finite,
+    }

@@ -1,0 +1,227 @@
+"""One run on many processes: what they share, and how they end together.
+
+Which processes there are is JAX's own affair (`jax.distributed.initialize`). The first
+one holds the run: its ledger, checkpoints and log, the optimizer and the noise. The
+others draw the same secret step, from entropy that the first one sends them, and add
+their shares of the clipped sum. What goes between them is not encrypted, and the sums
+have no noise yet: the network between the processes has to be trusted.
+
+A process that fails says so to the others before it ends. One that is killed cannot;
+its connections break, and at the latest JAX's coordination service, which listens to
+every process's heart, ends all others.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax._src import distributed as _runtime  # its client has no public name
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
+
+_AXIS = "process"
+_KEYS = "jaxdp-episodic"
+_WEEK, _FIVE_SECONDS = 7 * 86_400_000, 5_000  # in ms
+_LONGEST = 1_000
+
+
+class RunEndedError(ConnectionError):
+    """Another process of the run has ended, and the message says what is known."""
+
+
+class Processes:
+    """The processes of this JAX program; made by `all_processes`.
+
+    All methods but `end` must be called by every process, in the same order. Where
+    there is one process they do nothing.
+
+    Attributes:
+      count: how many there are.
+      index: which one this is; 0 is the first.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.index = jax.process_count(), jax.process_index()
+        self._meetings = 0
+        self._has_ended = False
+        self._summed_before: set[Any] = set()
+        if self.count == 1:
+            return
+        firsts = {d.process_index: d for d in reversed(jax.devices())}
+        mesh = Mesh(np.array([firsts[i] for i in range(self.count)]), (_AXIS,))
+        self._device = firsts[self.index]
+        self._by_process = NamedSharding(mesh, PartitionSpec(_AXIS))
+        self._summed = jax.jit(
+            jax.shard_map(
+                _summed,
+                mesh=mesh,
+                in_specs=PartitionSpec(_AXIS),
+                out_specs=PartitionSpec(),
+            )
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """True in the process that holds the run."""
+        return self.index == 0
+
+    def meet(self) -> None:
+        """Waits for all others, however long they take.
+
+        Raises:
+          RunEndedError: one has failed, or was killed.
+        """
+        if self.count == 1:
+            return
+        with self._or_ended():
+            self._client.wait_at_barrier(f"{_KEYS}/{self._meetings}", _WEEK)
+        self._meetings += 1
+        said = self._said()
+        if said:
+            raise RunEndedError(said)
+
+    def sum(self, tree: Any) -> Any:
+        """Returns the sum over processes of pytrees of arrays of floats or int32.
+
+        Integers are summed exactly; every process gets the same bits.
+
+        Raises:
+          RunEndedError: a process has ended.
+        """
+        if self.count == 1:
+            return tree
+        leaves, structure = jax.tree.flatten(tree)
+        kind = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if kind not in self._summed_before:
+            # Processes that sum for the first time connect, and gloo gives them half a
+            # minute for it: not enough for those that read or compile for longer.
+            self.meet()
+            self._summed_before.add(kind)
+        shards = jax.tree.map(self._shard, tree)
+        with self._or_ended():
+            return jax.block_until_ready(
+                jax.tree.map(lambda a: a.addressable_data(0), self._summed(shards))
+            )
+
+    def shared(self, tree: Any) -> Any:
+        """Returns the first process's arrays, bit for bit.
+
+        Args:
+          tree: pytree of arrays, of the same structure, shapes and types everywhere.
+
+        Raises:
+          RunEndedError: a process has ended.
+        """
+        if self.count == 1:
+            return tree
+        bits = jax.tree.map(_bits, tree)
+        if not self.is_first:
+            bits = jax.tree.map(jnp.zeros_like, bits)
+        total = self.sum(bits)
+        return tree if self.is_first else jax.tree.map(_from_bits, total, tree)
+
+    def shared_value(self, value: Any) -> Any:
+        """Returns the first process's value, which JSON can hold."""
+        return json.loads(self.shared_bytes(json.dumps(value).encode()))
+
+    def shared_bytes(self, content: bytes) -> bytes:
+        """Returns the first process's bytes."""
+        if self.count == 1:
+            return content
+        data = np.frombuffer(content, np.uint8)
+        number = int(self.shared(np.array(len(data), np.int32)))
+        data = data if self.is_first else np.zeros(number, np.uint8)
+        return np.asarray(self.shared(data)).tobytes()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Tells the others if the body fails, so that all end with the reason."""
+        try:
+            yield
+        except (RunEndedError, BudgetExhaustedError):
+            raise  # the second comes to all alike, and ends nothing
+        except BaseException as error:
+            self.end(error)
+            raise
+
+    def end(self, error: BaseException) -> None:
+        """Tells the others why this process ends; waits seconds for them to hear it."""
+        if self.count == 1 or self._has_ended:
+            return
+        self._has_ended = True
+        reason = " ".join(str(error).split())[:_LONGEST]
+        text = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        with suppress(Exception):  # they end in any case, when their connections break
+            self._client.key_value_set(f"{_KEYS}/ended/{self.index:06d}", text)
+            self._client.wait_at_barrier(f"{_KEYS}/{self._meetings}", _FIVE_SECONDS)
+
+    @property
+    def _client(self) -> Any:
+        return _runtime.global_state.client
+
+    def _shard(self, leaf: Any) -> Array:
+        """This process's part of an array that has one part a process."""
+        own = leaf.addressable_data(0) if isinstance(leaf, Array) else leaf
+        own = jax.device_put(own, self._device)[None]
+        shape = (self.count, *own.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._by_process, [own])
+
+    @contextmanager
+    def _or_ended(self) -> Iterator[None]:
+        """What JAX raises when a process is gone, as `RunEndedError`."""
+        try:
+            yield
+        except Exception as error:
+            said = ""
+            with suppress(Exception):  # the first process may be the one that is gone
+                said = self._said()
+            first = str(error).strip().partition("\n")[0]
+            raise RunEndedError(
+                said
+                or "another process of the run has ended without a word (killed, "
+                f"out of memory, or out of reach): {first}"
+            ) from error
+
+    def _said(self) -> str:
+        """What processes that failed have said."""
+        found = self._client.key_value_dir_get(f"{_KEYS}/ended")
+        return "; ".join(
+            f"process {int(key.rpartition('/')[2])} has ended: {text}"
+            for key, text in sorted(found)
+        )
+
+
+@functools.cache  # the processes of a program are those that it began with
+def all_processes() -> Processes:
+    """Returns the processes that JAX was initialized with, this one among them."""
+    return Processes()
+
+
+def _summed(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.lax.psum(leaf[0], _AXIS), tree)
+
+
+def _bits(leaf: Any) -> Array:
+    """Whole numbers that stand for an array, of a type that can be summed."""
+    leaf = jnp.asarray(leaf)
+    if jnp.issubdtype(leaf.dtype, jnp.inexact):
+        kind = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[leaf.dtype.itemsize]
+        leaf = jax.lax.bitcast_convert_type(leaf, kind)
+    return leaf.astype(jnp.int32) if leaf.dtype.itemsize < 4 else leaf
+
+
+def _from_bits(bits: Array, like: Any) -> Array:
+    kind = jnp.asarray(like).dtype
+    if not jnp.issubdtype(kind, jnp.inexact):
+        return bits.astype(kind)
+    whole = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[kind.itemsize]
+    return jax.lax.bitcast_convert_type(bits.astype(whole), kind)

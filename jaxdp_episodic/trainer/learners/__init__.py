@@ -1,0 +1,4 @@
+"""Models, and how they learn from an episode.
+
+Doors: `episode`, `features`, `learners`, `models`, `optimizers`.
+"""

@@ -1,0 +1,379 @@
+"""From a draw to what each clip unit contributes: blocks, episodes, the unit's loss.
+
+A Poisson draw has a different size at every step. Its clip units are cut into blocks of
+one fixed size; what a block has too much is masked, and a draw that is larger than a
+block makes more blocks. No drawn unit is ever left out: a cap would void the guarantee.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatures
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
+
+T = TypeVar("T")
+# Items that are made ahead.
+_AHEAD = 2
+
+
+class Block(NamedTuple):
+    """B clip units of one draw, with everything that was drawn of each.
+
+    Attributes:
+      inputs: (B, *slots, *features); of features on the disk what the file has, which
+        `decoded` makes numbers of.
+      targets: (B, *slots) float32: the examples' targets, or the places of their
+        classes among all classes.
+      slot_mask: (B, *slots) float32, 1 where a slot holds an example.
+      unit_mask: (B,) float32, 1 where a row holds a drawn unit without a null one in
+        it; all other rows contribute zero.
+    """
+
+    inputs: Any
+    targets: Any
+    slot_mask: Any
+    unit_mask: Any
+
+
+def default_block_size(sampler: EpisodeSampler, num_shards: int = 1) -> int:
+    """Returns a block size that holds almost every draw, a multiple of the shards."""
+    mean = sampler.expected_units
+    wanted = min(math.ceil(mean + 3.0 * math.sqrt(mean) + 1), sampler.max_units)
+    return num_shards * math.ceil(max(wanted, 1) / num_shards)
+
+
+def make_blocks(
+    draw: Draw,
+    table: ExampleTable,
+    *,
+    block_size: int,
+    num_shards: int = 1,
+    share: tuple[int, int] = (0, 1),
+) -> list[Block]:
+    """Returns the blocks of a draw: at least one, also for an empty draw.
+
+    Args:
+      draw: of a sampler over ``table.population``.
+      table: the data, in the order of that population.
+      block_size: units a block, a multiple of ``num_shards``.
+      num_shards: devices that share a block, each a run of consecutive rows. Units are
+        dealt out in turn, so that every device gets equally many.
+      share: (index, number) of a process: each takes the units whose places leave its
+        index when divided by the number, so that each unit is in one share.
+    """
+    mine = np.arange(len(draw.mask))[share[0] :: share[1]]
+    number, blocks = len(mine), []
+    for place in range(math.ceil(max(number, 1) / block_size)):
+        taken = mine[place * block_size : (place + 1) * block_size]
+        rows = np.full(block_size, -1)
+        rows[: len(taken)] = taken
+        blocks.append(_block(draw, table, rows.reshape(-1, num_shards).T.ravel()))
+    return blocks
+
+
+def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
+    present = rows >= 0
+    if len(draw.mask):
+        if draw.holds_null is not None:
+            # Under zero_out: the whole contribution, not only the null's slots.
+            present &= ~draw.holds_null[rows]
+        examples = draw.examples[rows]  # row -1 is masked below
+        mask = draw.mask[rows] & _column(present, draw.mask.ndim)
+    else:
+        examples = np.zeros((len(rows), *draw.mask.shape[1:]), np.int64)
+        mask = np.zeros(examples.shape, bool)
+    return block_of(table, examples, mask, present)
+
+
+def block_of(
+    table: ExampleTable, examples: np.ndarray, mask: np.ndarray, present: np.ndarray
+) -> Block:
+    """Returns the block with these examples in its slots, and nothing where masked."""
+    examples = np.where(mask, examples, 0)
+    features = table.features
+    if isinstance(features, StoredFeatures):
+        inputs = features.codes(examples, mask)
+    else:
+        # Not a product: what stands in for a masked slot is example 0, and were that
+        # one not finite, its product with zero would be in everybody's slots.
+        inputs = np.where(
+            _column(mask, mask.ndim + features.ndim - 1),
+            features[examples],
+            features.dtype.type(0),
+        )
+    of_example = table.class_places if table.targets is None else table.targets
+    targets = np.where(mask, of_example[examples], 0).astype(np.float32)
+    return Block(inputs, targets, mask.astype(np.float32), present.astype(np.float32))
+
+
+def code_of(table: ExampleTable) -> str | None:
+    """Returns what the inputs of a table's blocks are coded by; None: not at all."""
+    return getattr(table.features, "encoding", None)
+
+
+def decoded(block: Block, encoding: str | None) -> Block:
+    """Returns a block, or a row of one, with numbers in place of codes.
+
+    They are the numbers that a table in memory has, to the last bit: looked up, because
+    a division by 255 may be compiled to a product; in the type of the mask, which is
+    that of training. Slots without an example hold zeros.
+    """
+    if encoding is None:
+        return block
+    values = jnp.asarray(CODE_VALUES[encoding], block.slot_mask.dtype)
+    numbers = values.at[block.inputs.astype(jnp.int32)].get(mode="promise_in_bounds")
+    there = _column(block.slot_mask > 0, numbers.ndim)
+    return block._replace(inputs=jnp.where(there, numbers, 0.0))
+
+
+@functools.lru_cache(maxsize=8)  # one function for one loss, so that it compiles once
+def loss_on_codes(
+    loss: Callable[[Any, Block], Array], encoding: str | None
+) -> Callable[[Any, Block], Array]:
+    """Returns a loss of clip units whose inputs are codes, of one of numbers."""
+    if encoding is None:
+        return loss
+    return lambda params, unit: loss(params, decoded(unit, encoding))
+
+
+def _column(array: Any, num_axes: int) -> Any:
+    """The array with trailing axes of size 1."""
+    return array.reshape(array.shape + (1,) * (num_axes - array.ndim))
+
+
+def prefetched(
+    make: Callable[..., T], arguments: Iterable[tuple[Any, ...]]
+) -> Generator[T, None, None]:
+    """Yields ``make(*each)`` of the arguments, made ahead by another thread.
+
+    The arguments are taken in the caller's thread. What ``make`` raises is raised here,
+    when its item is due. A consumer that may stop early closes it, which waits for at
+    most the item being made. Left to Python's collector it would wait in whatever
+    thread that runs in, perhaps for a lock which that very thread holds.
+
+    Of a trainer's steps it makes draw and noise and reads the data, before the step is
+    charged: nothing leaves this process before the charge is on the disk. What was made
+    ahead and is not used is forgotten.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="draw") as pool:
+        waiting: list[Future[T]] = []
+        try:
+            for each in arguments:
+                waiting.append(pool.submit(make, *each))
+                if len(waiting) > _AHEAD:
+                    yield waiting.pop(0).result()
+            while waiting:
+                yield waiting.pop(0).result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+class Episode(NamedTuple):
+    """Support and query of one episode (no leading axis over episodes).
+
+    Attributes:
+      support_inputs: (S, *features).
+      support_targets: (S,) int32 classes in [0, ways), or float32 values.
+      support_mask: (S,) float32, 1 where there is an example.
+      query_inputs: (Q, *features).
+      query_targets: (Q,).
+      query_mask: (Q,) float32.
+    """
+
+    support_inputs: Array
+    support_targets: Array
+    support_mask: Array
+    query_inputs: Array
+    query_targets: Array
+    query_mask: Array
+
+
+def classification_episode(inputs: Array, mask: Array, *, shots: int) -> Episode:
+    """Returns the episode of ``ways`` classes, the label being the class's place.
+
+    Args:
+      inputs: (ways, shots + queries, *features). The slots of a class are in random
+        order with those that are filled first, so the support is filled first.
+      mask: (ways, shots + queries) float32.
+      shots: support examples of each class.
+    """
+    ways, slots = mask.shape
+    places = jnp.arange(ways, dtype=jnp.int32)
+    labels = jnp.broadcast_to(places[:, None], (ways, slots))
+
+    def part(array: Array, first: int, last: int) -> Array:
+        return array[:, first:last].reshape(-1, *array.shape[2:])
+
+    return Episode(
+        *(part(array, 0, shots) for array in (inputs, labels, mask)),
+        *(part(array, shots, slots) for array in (inputs, labels, mask)),
+    )
+
+
+def regression_episode(
+    inputs: Array, targets: Array, mask: Array, *, shots: int
+) -> Episode:
+    """Returns the episode of one task.
+
+    Args:
+      inputs: (n, *features), filled slots first.
+      targets: (n,) float32.
+      mask: (n,) float32.
+      shots: support examples.
+    """
+    arrays = (inputs, targets, mask)
+    return Episode(*(a[:shots] for a in arrays), *(a[shots:] for a in arrays))
+
+
+class Learner(Protocol):
+    """What the trainer needs of a learner.
+
+    One whose loss is a mean over examples, each on its own, may say so by an attribute
+    ``couples_examples = False``; single examples may then be clipped.
+    """
+
+    @property
+    def is_regression(self) -> bool:
+        """True if the targets are numbers, False if they are classes."""
+        ...
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """Query loss of one episode, a scalar; 0 for an episode without queries."""
+        ...
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Predictions for the queries: (Q, ways) logits, or (Q,) values."""
+        ...
+
+
+def to_episode(unit: Block, *, shots: int, is_regression: bool) -> Episode:
+    """Returns the episode in one row of a block whose slots are one episode's."""
+    if is_regression:
+        return regression_episode(
+            unit.inputs, unit.targets, unit.slot_mask, shots=shots
+        )
+    return classification_episode(unit.inputs, unit.slot_mask, shots=shots)
+
+
+def contribution_loss(
+    learner: Learner, slot_shape: tuple[int, ...], *, shots: int
+) -> Callable[[Any, Block], Array]:
+    """Returns ``loss(params, unit)``, whose gradient is one clip unit's contribution.
+
+    The clip unit must hold at least one whole episode, because within an episode every
+    support example changes every term of the loss: were a part of it clipped, one
+    example would move all parts (locality; docs/theory.md, "The setting and its
+    preconditions"). A clip unit that holds several episodes contributes the mean
+    over those of its own that were drawn. (The number of slots would not do: under
+    Poisson it is the largest number of children of *any* unit, so one unit's growth
+    would move everybody's contribution.) Of a learner that couples nothing
+    (`Supervised`) any unit may be clipped, a single example too.
+
+    Args:
+      learner: see `Learner`; hashable. An episode of classes takes two axes of slots
+        (class, example), one of a regression task takes one.
+      slot_shape: of the sampler.
+      shots: support examples, of each class or of the task; 0 without episodes.
+
+    Raises:
+      TypeError: shots of the wrong type.
+      ValueError: a clip unit smaller than an episode, one with no room for a query, or
+        episodes of another number of classes than the learner is for.
+    """
+    if not getattr(learner, "couples_examples", True):
+        if shots != 0:
+            raise ValueError(
+                f"shots must be 0 with {type(learner).__name__}, which has no support, "
+                f"got {shots!r}"
+            )
+        return _supervised_loss(learner, slot_shape)
+    _validation.integer_array("shots", shots, minimum=1)
+    axes = 1 if learner.is_regression else 2
+    if len(slot_shape) < axes:
+        raise ValueError(
+            f"clip_unit must contain a whole episode of {type(learner).__name__} "
+            f"({axes} level(s) below it: support and query interact), got one with "
+            f"{len(slot_shape)} level(s) below it; clip the episode or task"
+        )
+    if slot_shape[-1] <= shots:
+        raise ValueError(
+            "shots must be less than the examples drawn (some must be queries), "
+            f"got shots={shots} of {slot_shape[-1]}"
+        )
+    _check_ways(learner, slot_shape)
+    return _episodic_loss(learner, slot_shape, axes, shots)
+
+
+# One function for one learner, so that it is compiled once.
+@functools.lru_cache(maxsize=8)
+def _episodic_loss(
+    learner: Learner, slot_shape: tuple[int, ...], axes: int, shots: int
+) -> Callable[[Any, Block], Array]:
+    """Mean loss over the episodes of a clip unit that were drawn."""
+    around, within = slot_shape[:-axes], slot_shape[-axes:]
+    number = math.prod(around)
+
+    def episode_loss(params: Any, unit: Block) -> Array:
+        episode = to_episode(unit, shots=shots, is_regression=learner.is_regression)
+        return learner.loss(params, episode)
+
+    if not around:
+        return episode_loss
+
+    def mean_loss(params: Any, unit: Block) -> Array:
+        def flat(array: Array) -> Array:
+            return array.reshape(number, *within, *array.shape[len(slot_shape) :])
+
+        unit_mask = jnp.ones(number, unit.slot_mask.dtype)
+        episodes = Block(
+            flat(unit.inputs), flat(unit.targets), flat(unit.slot_mask), unit_mask
+        )
+        # Recomputed one by one in the backward pass: memory of one episode.
+        one = jax.checkpoint(lambda episode: episode_loss(params, episode))
+        losses = jax.lax.map(one, episodes)
+        there = jnp.any(episodes.slot_mask.reshape(number, -1) > 0, axis=1)
+        total = jnp.sum(jnp.where(there, losses, 0.0))
+        return total / jnp.maximum(jnp.sum(there.astype(total.dtype)), 1.0)
+
+    return mean_loss
+
+
+def _check_ways(learner: Learner, slot_shape: tuple[int, ...]) -> None:
+    """Refuses episodes of another number of classes than the learner is for."""
+    ways = None if learner.is_regression else getattr(learner, "ways", None)
+    if ways is not None and ways != slot_shape[-2]:
+        raise ValueError(
+            "ways must be the number of classes of the episodes that are drawn, "
+            f"{slot_shape[-2]}, got a {type(learner).__name__} with ways={ways}"
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def _supervised_loss(
+    learner: Learner, slot_shape: tuple[int, ...]
+) -> Callable[[Any, Block], Array]:
+    """Mean loss over all examples in the clip unit; they are the queries."""
+    number = math.prod(slot_shape)
+
+    def loss(params: Any, unit: Block) -> Array:
+        inputs = unit.inputs.reshape(number, *unit.inputs.shape[len(slot_shape) :])
+        kind = unit.slot_mask.dtype if learner.is_regression else jnp.int32
+        targets = unit.targets.reshape(number).astype(kind)
+        mask = unit.slot_mask.reshape(number)
+        nobody = (inputs[:0], targets[:0], mask[:0])
+        return learner.loss(params, Episode(*nobody, inputs, targets, mask))
+
+    return loss

@@ -1,0 +1,278 @@
+"""Fixed features: a function of one example alone, chosen before anybody's data.
+
+It is applied to every example before a run begins. As it does not depend on the data,
+what it makes of an example is as much that example's own as the example was: every
+guarantee holds as it stands, and nothing is charged. A function that was fitted to the
+private data, or chosen by fits to it that were not private, has no such guarantee.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.files.archive import read_arrays, write_arrays
+from jaxdp_episodic.files.atomic import LOCK, locked
+from jaxdp_episodic.files.column_folder import (
+    MANIFEST,
+    create_column,
+    is_complete,
+    open_split,
+    write_manifest,
+)
+from jaxdp_episodic.trainer.config.training_parts import WAVELETS, FeaturesConfig
+from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.wavelets import compiled_wavelets
+
+_VERSION = 1
+# Rows a call: always as many, so that no row's last bits depend on how many there are.
+_BATCH = 500
+_MOST_FEATURES = 2**16
+_MOST_BYTES = 4 * 2**30  # of a cache
+
+
+@dataclass(frozen=True)
+class FixedFeatures:
+    """A fixed function that is applied to each example before a run.
+
+    For a backbone of any framework, pretrained on *public* data:
+    ``FixedFeatures(function, name="…")``, or `FixedFeatures.wavelets` for images.
+
+    Attributes:
+      function: ``(n, *features) array -> (n, D) array``, each row of the result a
+        function of that row alone (no batch statistics, no random numbers); always
+        called with 500 rows.
+      name: says which function it is, with its version and its weights: what a cache
+        was made with, and what a run that is resumed is held to.
+      unit_norm: scale each row to norm 1 (a row of zeros stays one).
+      settings: plain values that the function depends on, also compared.
+    """
+
+    function: Callable[[np.ndarray], Any]
+    name: str
+    unit_norm: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"function must be callable, got {self.function!r}")
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"name must be a non-empty string, got {self.name!r}")
+        _validation.flag("unit_norm", self.unit_norm)
+        self.described()  # refuses settings that JSON cannot hold
+
+    @classmethod
+    def wavelets(cls) -> FixedFeatures:
+        """Returns the wavelet features of images; see `wavelets.wavelet_features`."""
+        return cls(_wavelets, WAVELETS)
+
+    @classmethod
+    def of(cls, config: FeaturesConfig) -> FixedFeatures | None:
+        """Returns the features of a config, or None for the examples as they are."""
+        return cls.wavelets() if config.kind == WAVELETS else None
+
+    def described(self) -> dict[str, Any]:
+        """Returns what the features are, as plain values.
+
+        Raises:
+          TypeError: settings that are no plain values.
+        """
+        plain = {
+            "name": self.name,
+            "unit_norm": self.unit_norm,
+            "settings": dict(self.settings),
+            "version": _VERSION,
+        }
+        return json.loads(json.dumps(plain))
+
+    def table(self, data: ExampleTable, *, cache: Path | None = None) -> ExampleTable:
+        """Returns the table with features in place of the examples' own.
+
+        Args:
+          data: the table; its units and targets stay.
+          cache: a file (``.npz``) that holds them after the first call, readable by its
+            owner only: the features of private data are private. One that was made of
+            other data or by other settings is made anew, with a warning. Of data on the
+            disk it is a folder of that name, with the suffix ``.columns``, and the
+            features stay on the disk, too.
+
+        Raises:
+          OSError: a cache that cannot be read or written, or is a folder.
+          ValueError: features of another number of rows, of no single axis, or not
+            finite; a row that changes with the rows beside it.
+        """
+        if isinstance(data.features, StoredFeatures) and cache is not None:
+            stored = self._stored(Path(cache).with_suffix(".columns"), data)
+            return ExampleTable(stored, data.targets, data.population)
+        made = None if cache is None else self._read(Path(cache), data)
+        if made is None:
+            made = np.concatenate(list(self._made(data.features)))
+            if cache is not None:
+                self._write(Path(cache), made, data)
+        return ExampleTable(made, data.targets, data.population)
+
+    def _made(self, examples: Any) -> Iterator[np.ndarray]:
+        """The features, some rows at a time."""
+        if not len(examples):
+            raise ValueError(
+                "data must have at least one example to make features of, got none"
+            )
+        columns = None
+        for start in range(0, len(examples), _BATCH):
+            rows = examples[start : start + _BATCH]
+            made = self._called(rows)
+            if columns is None:
+                self._check_rows_alone(rows, made)
+                columns = made.shape[1]
+                if columns > _MOST_FEATURES:
+                    raise ValueError(
+                        f"features must be at most {_MOST_FEATURES} numbers an "
+                        f"example, got {columns}"
+                    )
+            elif made.shape[1] != columns:
+                raise ValueError(
+                    f"features must be {columns} numbers for every example, got "
+                    f"{made.shape[1]}"
+                )
+            if self.unit_norm:
+                norms = np.linalg.norm(made, axis=1, keepdims=True)
+                made = made / np.maximum(norms, np.float32(1e-12))
+            yield made
+
+    def _called(self, rows: np.ndarray) -> np.ndarray:
+        """What the function makes of up to `_BATCH` rows."""
+        number = len(rows)
+        if number < _BATCH:
+            rest = np.zeros((_BATCH - number, *rows.shape[1:]), rows.dtype)
+            rows = np.concatenate([rows, rest])
+        try:
+            made = np.asarray(self.function(rows))
+        except ValueError as error:  # rows of different lengths
+            error.add_note(f"in the function of features {self.name!r}")
+            raise
+        if made.ndim != 2 or len(made) != _BATCH or not made.shape[1]:
+            raise ValueError(
+                f"function of features {self.name!r} must return an array of shape "
+                f"({_BATCH}, D) for {_BATCH} rows, got {made.shape}"
+            )
+        if made.dtype.kind not in "iuf":
+            raise TypeError(
+                f"function of features {self.name!r} must return numbers, got "
+                f"{made.dtype}"
+            )
+        with np.errstate(over="ignore"):  # infinity, which is refused
+            made = made[:number].astype(np.float32)
+        bad = ~np.isfinite(made).all(axis=1)
+        if bad.any():
+            raise ValueError(
+                f"features {self.name!r} must be finite, those of an example are not"
+            )
+        return made
+
+    def _check_rows_alone(self, rows: np.ndarray, made: np.ndarray) -> None:
+        """Refuses a function whose rows depend on those beside them.
+
+        Its features would couple examples of different clip units, and clipping each
+        unit's contribution would bound nothing.
+        """
+        half = len(rows) // 2 + 1
+        alone = self._called(rows[:half])
+        apart = np.abs(alone - made[:half]).max()
+        if apart > 1e-3 * np.abs(made[:half]).max():
+            raise ValueError(
+                f"features {self.name!r} of an example must depend on it alone: they "
+                "change with the examples beside it, or from call to call (batch "
+                "statistics, dropout? switch the model to evaluation)"
+            )
+
+    def _texts(self, data: ExampleTable) -> dict[str, np.ndarray]:
+        texts = {"settings": json.dumps(self.described(), sort_keys=True)}
+        texts["data"] = data.fingerprint
+        return {name: np.array(text) for name, text in texts.items()}
+
+    def _read(self, path: Path, data: ExampleTable) -> np.ndarray | None:
+        """The cached features; None if there are none, or others."""
+        if path.is_dir():
+            raise IsADirectoryError(f"cache must be a file, {path} is a folder")
+        if not path.exists():
+            return None
+        try:
+            arrays = read_arrays(path, max_bytes=_MOST_BYTES)
+            texts = self._texts(data)
+            same = all(str(arrays.pop(k)) == str(v) for k, v in texts.items())
+            features = arrays["features"]
+            fits = features.ndim == 2 and len(features) == data.num_examples
+            if same and fits and features.dtype == np.float32:
+                if np.isfinite(features).all():
+                    return features
+            reason = "it is of other data, or of other settings"
+        except (ValueError, KeyError) as error:
+            reason = str(error)
+        _warn_of_cache(path, reason)
+        return None
+
+    def _write(self, path: Path, made: np.ndarray, data: ExampleTable) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_arrays(path, {"features": made, **self._texts(data)}, is_private=True)
+
+    def _stored(self, folder: Path, data: ExampleTable) -> StoredFeatures:
+        """The features in a folder of columns, made if they are not there."""
+        made_from = {name: str(text) for name, text in self._texts(data).items()}
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(folder):
+            if is_complete(folder):
+                try:
+                    found = open_split(folder, lambda splits: splits[0])
+                    features = StoredFeatures(found.columns["features"])
+                    number = data.num_examples
+                    if found.made_from == made_from and len(features) == number:
+                        return features
+                    reason = "it is of other data, or of other settings"
+                except (OSError, ValueError) as error:
+                    reason = str(error)
+                _warn_of_cache(folder, reason)
+            names = {inside.name for inside in folder.iterdir()}
+            others = names - {MANIFEST, TRAIN, LOCK}
+            if others:
+                raise FileExistsError(
+                    f"{folder} must be a cache of features, it has {min(others)!r}"
+                )
+            (folder / MANIFEST).unlink(missing_ok=True)
+            self._write_columns(folder / TRAIN / "features.npy", data)
+            write_manifest(folder, {TRAIN: (("example",), None)}, made_from=made_from)
+        return StoredFeatures(open_split(folder, lambda _: TRAIN).columns["features"])
+
+    def _write_columns(self, path: Path, data: ExampleTable) -> None:
+        parts = self._made(data.features)
+        first = next(parts)
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)  # whoever reads the old one goes on with it
+        start = create_column(path, first.dtype, (data.num_examples, first.shape[1]))
+        with path.open("r+b") as file:
+            file.seek(start)
+            for part in itertools.chain([first], parts):
+                file.write(np.ascontiguousarray(part).data)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _warn_of_cache(path: Path, reason: str) -> None:
+    warnings.warn(
+        f"cached features {path} are not used, and made anew: {reason}", stacklevel=5
+    )
+
+
+def _wavelets(images: np.ndarray) -> np.ndarray:
+    return np.asarray(compiled_wavelets(images.shape[1:])(jnp.asarray(images)))

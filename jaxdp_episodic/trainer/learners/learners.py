@@ -1,0 +1,326 @@
+"""Learners: what an episode teaches.
+
+A learner is a frozen dataclass around a pure function ``apply(params, inputs)``, of any
+framework. Its loss couples all support and query examples of an episode, so the episode
+is the smallest unit whose gradient may be clipped; `Supervised` alone couples nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.trainer.config.training_parts import (
+    COSINE,
+    CROSS_ENTROPY,
+    DISTANCES,
+    EUCLIDEAN,
+    LOSSES,
+    SQUARED_ERROR,
+)
+from jaxdp_episodic.trainer.gradient.precision import at_least_float32
+from jaxdp_episodic.trainer.learners.episode import Episode
+
+Apply = Callable[[Any, Array], Array]
+
+_ABSENT = -1e9  # logit of a class without support
+_SHORT = 1e-6  # norm from which on a row is scaled to norm 1
+
+
+@dataclass(frozen=True)
+class ProtoNet:
+    """Prototypical networks: the class whose mean support embedding is nearest.
+
+    A class without support takes no part: neither in the softmax nor by its queries.
+
+    Reference: Snell, Swersky, Zemel (2017), arXiv:1703.05175, Equation 2.
+
+    Attributes:
+      apply: ``(params, inputs (n, *features)) -> (n, embedding)``.
+      ways: classes an episode, at least 1.
+      distance: "euclidean" (squared), or "cosine": embeddings are scaled to norm 1,
+        and so are prototypes.
+      temperature: factor > 0 of the logits, which are minus distances, or cosines.
+      resplits: train on every example as support: the mean over all rotations of a
+        class's examples, in the order drawn, through support and query. What was drawn
+        is used several times over, within its clip unit. Needs the layout of
+        `classification_episode`.
+    """
+
+    apply: Apply
+    ways: int
+    distance: str = EUCLIDEAN
+    temperature: float = 1.0
+    resplits: bool = False
+    is_regression: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _validation.integer_array("ways", self.ways, minimum=1)
+        _validation.choice("distance", self.distance, DISTANCES)
+        _validation.positive_array("temperature", self.temperature)
+        _validation.flag("resplits", self.resplits)
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """Mean cross-entropy of the queries."""
+        embedded = self._embedded(params, episode)
+        if not self.resplits:
+            return self._loss(embedded)
+        number = (len(episode.support_mask) + len(episode.query_mask)) // self.ways
+        losses = [self._loss(self._rotated(embedded, r)) for r in range(number)]
+        return jnp.mean(jnp.stack(losses))
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Logits of the queries, (Q, ways)."""
+        return self._logits(self._embedded(params, episode))
+
+    def _embedded(self, params: Any, episode: Episode) -> Episode:
+        """The episode with embeddings in place of its inputs."""
+        number = len(episode.support_inputs)
+        inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
+        embedded = at_least_float32(self.apply(params, inputs))
+        if self.distance == COSINE:
+            embedded = _unit(embedded)
+        return episode._replace(
+            support_inputs=embedded[:number], query_inputs=embedded[number:]
+        )
+
+    def _loss(self, embedded: Episode) -> Array:
+        has_support = _support_count(embedded, self.ways) > 0
+        mask = jnp.where(has_support[embedded.query_targets], embedded.query_mask, 0.0)
+        logits = self._logits(embedded)
+        return _mean_loss(CROSS_ENTROPY, logits, embedded.query_targets, mask)
+
+    def _logits(self, embedded: Episode) -> Array:
+        weights = _support_weights(embedded, self.ways)
+        count = _support_count(embedded, self.ways)
+        sums = weights.T @ embedded.support_inputs
+        if self.distance == COSINE:
+            logits = embedded.query_inputs @ _unit(sums).T
+        else:
+            prototypes = sums / jnp.maximum(count, 1.0)[:, None]
+            # Differences, not |q|^2 - 2 q.p + |p|^2, which cancels for near points.
+            apart = embedded.query_inputs[:, None, :] - prototypes[None]
+            logits = -jnp.sum(jnp.square(apart), axis=-1)
+        return jnp.where(count > 0, self.temperature * logits, _ABSENT)
+
+    def _rotated(self, embedded: Episode, by: int) -> Episode:
+        """The episode with every class's examples moved on by that many places."""
+        ways, shots = self.ways, len(embedded.support_mask) // self.ways
+
+        def moved(support: Array, query: Array) -> list[Array]:
+            rows = [a.reshape(ways, -1, *a.shape[1:]) for a in (support, query)]
+            both = jnp.roll(jnp.concatenate(rows, axis=1), by, axis=1)
+            parts = both[:, :shots], both[:, shots:]
+            return [part.reshape(-1, *support.shape[1:]) for part in parts]
+
+        first, rest = moved(embedded.support_inputs, embedded.query_inputs)
+        masks = moved(embedded.support_mask, embedded.query_mask)
+        support = first, embedded.support_targets, masks[0]
+        return Episode(*support, rest, embedded.query_targets, masks[1])
+
+
+@dataclass(frozen=True)
+class MAML:
+    """Model-agnostic meta-learning: a few gradient steps on the support, then queries.
+
+    An episode without support contributes nothing.
+
+    Reference: Finn, Abbeel, Levine (2017), arXiv:1703.03400, Algorithm 1.
+
+    Attributes:
+      apply: ``(params, inputs (n, *features)) -> (n, ways)`` logits or (n, 1) values.
+      inner_steps: gradient steps on the support, at least 1.
+      inner_learning_rate: their step size, > 0.
+      first_order: treat the inner gradients as constants (the paper, section 5.2).
+      checkpoint: recompute each inner step in the backward pass: less memory, more
+        time.
+      task_loss: "cross_entropy" or "squared_error".
+    """
+
+    apply: Apply
+    inner_steps: int = 3
+    inner_learning_rate: float = 0.1
+    first_order: bool = False
+    checkpoint: bool = False
+    task_loss: str = CROSS_ENTROPY
+
+    def __post_init__(self) -> None:
+        _validation.integer_array("inner_steps", self.inner_steps, minimum=1)
+        _validation.positive_array("inner_learning_rate", self.inner_learning_rate)
+        _validation.choice("task_loss", self.task_loss, LOSSES)
+
+    @property
+    def is_regression(self) -> bool:
+        """True for squared error."""
+        return self.task_loss == SQUARED_ERROR
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """Mean query loss after adaptation."""
+        has_support = jnp.any(episode.support_mask > 0)
+        mask = jnp.where(has_support, episode.query_mask, 0.0)
+        outputs = self.predict(params, episode)
+        return _mean_loss(self.task_loss, outputs, episode.query_targets, mask)
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Outputs for the queries after adaptation: (Q, ways), or (Q,) values."""
+        adapted = self.adapt(params, episode)
+        return _outputs(self.task_loss, self.apply(adapted, episode.query_inputs))
+
+    def adapt(self, params: Any, episode: Episode) -> Any:
+        """Returns the parameters after the inner steps on the support."""
+        return self._descend(params, lambda inner: inner, episode)
+
+    def _descend(
+        self, inner: Any, whole: Callable[[Any], Any], episode: Episode
+    ) -> Any:
+        """Gradient steps on the support loss, in the part ``inner`` of the whole."""
+
+        def support_loss(inner: Any) -> Array:
+            outputs = self.apply(whole(inner), episode.support_inputs)
+            return _mean_loss(
+                self.task_loss,
+                _outputs(self.task_loss, outputs),
+                episode.support_targets,
+                episode.support_mask,
+            )
+
+        def descend(inner: Any) -> Any:
+            gradient = jax.grad(support_loss)(inner)
+            if self.first_order:
+                gradient = jax.lax.stop_gradient(gradient)
+            return jax.tree.map(
+                lambda p, g: p - self.inner_learning_rate * g, inner, gradient
+            )
+
+        if self.checkpoint:
+            descend = jax.checkpoint(descend)
+        for _ in range(self.inner_steps):
+            inner = descend(inner)
+        return inner
+
+
+@dataclass(frozen=True)
+class ANIL(MAML):
+    """Almost no inner loop: MAML that adapts the head only.
+
+    Reference: Raghu, Raghu, Bengio, Vinyals (2020), arXiv:1909.09157.
+
+    Attributes:
+      head: where the adapted parameters are in the nested dictionary of parameters, by
+        its keys: "head", or "decoder/last".
+    """
+
+    head: str = "head"
+
+    def adapt(self, params: Any, episode: Episode) -> Any:
+        """Returns the parameters with the head after the inner steps."""
+        path = self.head.split("/")
+
+        def whole(head: Any) -> Any:
+            return _replaced(params, path, head)
+
+        return whole(self._descend(_found(params, path), whole, episode))
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """Plain supervised learning: a mean over examples that do not interact.
+
+    With clipped examples this is DP-SGD (Abadi et al. 2016, arXiv:1607.00133).
+
+    Attributes:
+      apply: ``(params, inputs (n, *features)) -> (n, classes)`` logits, or (n, 1)
+        values. It must treat every input on its own: no batch statistics.
+      task_loss: "cross_entropy" or "squared_error".
+    """
+
+    apply: Apply
+    task_loss: str = CROSS_ENTROPY
+    couples_examples: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _validation.choice("task_loss", self.task_loss, LOSSES)
+
+    @property
+    def is_regression(self) -> bool:
+        """True for squared error."""
+        return self.task_loss == SQUARED_ERROR
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """Mean loss of the queries; the support is not looked at."""
+        outputs = self.predict(params, episode)
+        return _mean_loss(
+            self.task_loss, outputs, episode.query_targets, episode.query_mask
+        )
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Outputs for the queries: (Q, classes), or (Q,) values."""
+        return _outputs(self.task_loss, self.apply(params, episode.query_inputs))
+
+
+def _found(params: Any, path: Sequence[str]) -> Any:
+    """The part of nested dictionaries at a path."""
+    for depth, key in enumerate(path):
+        if not isinstance(params, Mapping) or key not in params:
+            options = tuple(params) if isinstance(params, Mapping) else ()
+            raise ValueError(
+                f"head must name a part of the parameters, got {'/'.join(path)!r}; "
+                f"at {'/'.join(path[:depth]) or 'the top'} there are {options}"
+            )
+        params = params[key]
+    return params
+
+
+def _replaced(params: Any, path: Sequence[str], part: Any) -> Any:
+    """Nested dictionaries with another part at a path."""
+    if not path:
+        return part
+    return {**params, path[0]: _replaced(params[path[0]], path[1:], part)}
+
+
+def _unit(rows: Array) -> Array:
+    """Rows scaled to norm 1; short ones less, so that no gradient grows beyond all."""
+    squares = jnp.sum(jnp.square(rows), axis=-1, keepdims=True)
+    return rows / jnp.sqrt(squares + _SHORT**2)
+
+
+def _support_weights(embedded: Episode, ways: int) -> Array:
+    """(S, ways): 1 where a support example is there and of the class."""
+    kind = embedded.support_inputs.dtype
+    of_class = jax.nn.one_hot(embedded.support_targets, ways, dtype=kind)
+    return of_class * embedded.support_mask[:, None]
+
+
+def _support_count(embedded: Episode, ways: int) -> Array:
+    return jnp.sum(_support_weights(embedded, ways), axis=0)
+
+
+def _outputs(task_loss: str, outputs: Array) -> Array:
+    """At least float32; values lose their last axis, which must be of size 1."""
+    outputs = at_least_float32(outputs)
+    if task_loss == CROSS_ENTROPY:
+        return outputs
+    # (n,) would broadcast against (n, 1) targets, and silently be another loss.
+    if outputs.ndim != 2 or outputs.shape[1] != 1:
+        raise ValueError(
+            "apply must return values of shape (n, 1) with task_loss="
+            f"{SQUARED_ERROR!r}, got {outputs.shape}"
+        )
+    return outputs[:, 0]
+
+
+def _mean_loss(task_loss: str, outputs: Array, targets: Array, mask: Array) -> Array:
+    """Mean over the examples that are there; 0 if none is."""
+    if task_loss == SQUARED_ERROR:
+        losses = jnp.square(outputs - targets)
+    else:
+        logs = jax.nn.log_softmax(outputs)
+        losses = -jnp.take_along_axis(logs, targets[:, None], axis=-1)[:, 0]
+    losses = jnp.where(mask > 0, losses, 0.0)
+    return jnp.sum(losses) / jnp.maximum(jnp.sum(mask), 1.0)

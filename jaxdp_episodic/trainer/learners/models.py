@@ -1,0 +1,349 @@
+"""Networks for episodes, on Flax NNX; and how any NNX module becomes a pure function.
+
+GroupNorm, never BatchNorm: batch statistics would couple examples of different clip
+units, and a clipped contribution must depend on its own unit only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from jaxdp_episodic.trainer.config.training_parts import (
+    CONV_EMBEDDING,
+    LINEAR,
+    MLP_KIND,
+    ModelConfig,
+)
+
+
+class PatchConv(nnx.Module):
+    """A 3 x 3 convolution with padding 1, as slices and one matrix product.
+
+    With weights that differ from episode to episode (MAML) XLA's own convolution is
+    several times slower on a CPU; on accelerators, and for large images, it may be the
+    faster and is the smaller in memory. Both compute the same.
+
+    Args:
+      inputs: channels.
+      outputs: channels.
+      stride: at least 1.
+      use_patches: False takes XLA's convolution.
+      rngs: for the initial parameters.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        stride: int = 1,
+        use_patches: bool = True,
+        rngs: nnx.Rngs,
+    ) -> None:
+        make = nnx.initializers.he_normal()
+        self.kernel = nnx.Param(make(rngs.params(), (9 * inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
+        self.stride, self.use_patches = stride, use_patches
+
+    def __call__(self, images: Array) -> Array:
+        """(n, height, width, inputs) to (n, height', width', outputs)."""
+        kernel, bias, step = self.kernel[...], self.bias[...], self.stride
+        if not self.use_patches:
+            maps = jax.lax.conv_general_dilated(
+                images,
+                kernel.reshape(3, 3, -1, kernel.shape[1]),
+                (step, step),
+                ((1, 1), (1, 1)),
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )
+            return maps + bias
+        flat = patches(images, step)
+        # The transposed copy makes the weights' gradients products of short rows and
+        # long ones, which XLA's CPU computes half again as fast; one channel has not
+        # enough weights.
+        if images.shape[-1] > 1:
+            kernel = jax.lax.optimization_barrier(kernel.T).T
+        maps = flat.reshape(-1, len(kernel)) @ kernel + bias
+        return maps.reshape(*flat.shape[:3], -1)
+
+
+def patches(images: Array, step: int) -> Array:
+    """The 3 x 3 places around every ``step``-th one, with zeros around the images.
+
+    As blocks of ``step`` by ``step`` places, of which slices without strides are taken:
+    neighbors in one, and their gradients are added without looking for gaps.
+
+    Args:
+      images: (n, height, width, channels).
+      step: stride, at least 1.
+
+    Returns:
+      (n, height', width', 9 channels).
+    """
+    number, *sides, channels = images.shape
+    outputs = [-(-side // step) for side in sides]
+    blocks = [output + 2 // step for output in outputs]
+    edges = [
+        (1, step * block - side - 1, 0)
+        for block, side in zip(blocks, sides, strict=True)
+    ]
+    zero = jnp.zeros((), images.dtype)
+    padded = jax.lax.pad(images, zero, [(0, 0, 0), *edges, (0, 0, 0)])
+    places = padded.reshape(number, blocks[0], step, blocks[1], step * channels)
+    slices = []
+    for row in range(3):
+        below = row // step
+        rows = places[:, below : below + outputs[0], row % step]
+        for first in range(0, 3, step):
+            right, taken = first // step, min(3 - first, step) * channels
+            slices.append(rows[:, :, right : right + outputs[1], :taken])
+    return jnp.concatenate(slices, axis=-1)
+
+
+class GroupNorm(nnx.GroupNorm):
+    """Flax's, of images, for gradients of gradients: few passes over all places.
+
+    It sums each channel alone, in the order of its places, before those of a group.
+    """
+
+    def __call__(self, images: Array) -> Array:
+        """(n, height, width, channels) of the same shape."""
+        scale, bias = self.scale, self.bias
+        assert scale is not None and bias is not None
+        flat = images.reshape(len(images), -1, images.shape[-1])
+        means = self._group_means(jnp.mean(flat, axis=1))
+        # Any constant may be taken off. What is left of the means is 0, its gradients
+        # are theirs, and no gradient of a place needs the mean of others.
+        constant = jax.lax.stop_gradient(means)
+        means = means - constant
+        centered = flat - constant[:, None]
+        squares = self._group_means(jnp.mean(jnp.square(centered), axis=1))
+        variances = squares - jnp.square(means)
+        scales = scale[...] * jax.lax.rsqrt(variances + self.epsilon)
+        offsets = bias[...] - means * scales
+        normal = centered * scales[:, None] + offsets[:, None]
+        return normal.reshape(images.shape)
+
+    def _group_means(self, of_channels: Array) -> Array:
+        """(n, channels): the mean of each channel's group, of (n, channels)."""
+        # A product, which XLA never computes anew for every place.
+        size = of_channels.shape[1] // self.num_groups
+        weights = np.kron(np.eye(self.num_groups), np.full((size, size), 1 / size))
+        weights = weights.astype(of_channels.dtype)
+        return jnp.matmul(of_channels, weights, precision=jax.lax.Precision.HIGHEST)
+
+
+class ConvBlock(nnx.Module):
+    """Convolution of stride 2, GroupNorm, relu."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, use_patches: bool = True, rngs: nnx.Rngs
+    ) -> None:
+        self.conv = PatchConv(
+            inputs, outputs, stride=2, use_patches=use_patches, rngs=rngs
+        )
+        self.norm = GroupNorm(outputs, num_groups=math.gcd(8, outputs), rngs=rngs)
+
+    def __call__(self, images: Array) -> Array:
+        """(n, height, width, inputs) to (n, half, half, outputs)."""
+        return jax.nn.relu(self.norm(self.conv(images)))
+
+
+class ConvNet(nnx.Module):
+    """Convolutions of stride 2, then one linear map: an embedding, or logits.
+
+    Args:
+      image_shape: (height, width, channels).
+      channels: output channels of each convolution.
+      outputs: size of the embedding, or number of classes.
+      use_patches: see `PatchConv`.
+      rngs: for the initial parameters.
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        channels: Sequence[int],
+        outputs: int,
+        *,
+        use_patches: bool = True,
+        rngs: nnx.Rngs,
+    ) -> None:
+        height, width, last = image_shape
+        blocks = []
+        for number in channels:
+            blocks.append(ConvBlock(last, number, use_patches=use_patches, rngs=rngs))
+            height, width, last = (height + 1) // 2, (width + 1) // 2, number
+        self.blocks = nnx.List(blocks)
+        self.head = nnx.Linear(height * width * last, outputs, rngs=rngs)
+
+    def __call__(self, images: Array) -> Array:
+        """(n, height, width, channels) to (n, outputs)."""
+        for block in self.blocks:
+            images = block(images)
+        return self.head(images.reshape(len(images), -1))
+
+
+class MLP(nnx.Module):
+    """Fully connected layers with tanh.
+
+    Args:
+      inputs: number of features, all axes together.
+      hidden: units of each hidden layer.
+      outputs: units of the last.
+      rngs: for the initial parameters.
+    """
+
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], outputs: int, *, rngs: nnx.Rngs
+    ) -> None:
+        sizes = [inputs, *hidden]
+        self.layers = nnx.List(
+            [
+                nnx.Linear(a, b, rngs=rngs)
+                for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+            ]
+        )
+        self.head = nnx.Linear(sizes[-1], outputs, rngs=rngs)
+
+    def __call__(self, inputs: Array) -> Array:
+        """(n, *features) to (n, outputs)."""
+        hidden = inputs.reshape(len(inputs), -1)
+        for layer in self.layers:
+            hidden = jnp.tanh(layer(hidden))
+        return self.head(hidden)
+
+
+class Linear(nnx.Module):
+    """One linear map without a bias, orthogonal at the start.
+
+    Args:
+      inputs: number of features, all axes together.
+      outputs: size of the embedding, or number of classes.
+      rngs: for the initial parameters.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs) -> None:
+        make = nnx.initializers.orthogonal()
+        self.kernel = nnx.Param(make(rngs.params(), (inputs, outputs), jnp.float32))
+
+    def __call__(self, inputs: Array) -> Array:
+        """(n, *features) to (n, outputs)."""
+        return inputs.reshape(len(inputs), -1) @ self.kernel[...]
+
+
+def split_model(module: nnx.Module) -> tuple[Callable[[Any, Array], Array], Any]:
+    """Returns ``(apply, params)``: any NNX module as a pure function of its parameters.
+
+    Args:
+      module: called as ``module(inputs)``; see `refuse_shared_state`.
+
+    Returns:
+      ``apply(params, inputs)`` and the parameters, nested dictionaries of arrays. What
+      else the module holds is constant.
+
+    Raises:
+      TypeError: no module of NNX.
+      ValueError: a module with batch statistics (BatchNorm) or random state (Dropout).
+    """
+    if not isinstance(module, nnx.Module):
+        raise TypeError(
+            f"module must be a flax.nnx.Module, got a {type(module).__name__}; one of "
+            "flax.linen needs no split: params = module.init(key, inputs)['params'], "
+            "apply = lambda params, inputs: module.apply({'params': params}, inputs)"
+        )
+    refuse_shared_state(module)
+    graph, state, rest = nnx.split(module, nnx.Param, ...)
+    return _Apply(graph, state, rest), _string_keys(nnx.to_pure_dict(state))
+
+
+class _Apply:
+    """A module as a function; equal to another of the same architecture.
+
+    What is compiled for one then serves the other: a run that is repeated or resumed
+    with a network made anew. Modules that hold more than parameters are their own only.
+    """
+
+    def __init__(self, graph: Any, state: Any, rest: Any) -> None:
+        self._graph, self._rest = graph, rest
+        self._variables = list(nnx.to_flat_state(state))
+        # Constants, and what cannot be hashed, are nobody else's.
+        self._alike: Any = object() if jax.tree.leaves(rest) else graph
+        try:
+            hash(graph)
+        except TypeError:
+            self._alike = object()
+
+    def __call__(self, params: Any, inputs: Array) -> Array:
+        filled = [
+            (path, v.replace(_found(params, path))) for path, v in self._variables
+        ]
+        state = nnx.from_flat_state(filled)
+        return nnx.merge(self._graph, state, self._rest)(inputs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Apply) and self._alike == other._alike
+
+    def __hash__(self) -> int:
+        return hash(self._alike)
+
+
+def refuse_shared_state(module: nnx.Module) -> None:
+    """Raises unless a module's outputs are a function of parameters and inputs alone.
+
+    Raises:
+      ValueError: batch statistics (BatchNorm), which carry data from one clip unit to
+        another, so that clipping each of them would bound nothing; or random state
+        (Dropout with a stream of its own), of which one draw would be frozen.
+    """
+    for path, variable in nnx.to_flat_state(nnx.state(module)):
+        name = "/".join(map(str, path))
+        if isinstance(variable, nnx.BatchStat):
+            raise ValueError(
+                f"module must hold no batch statistics, got {name}: they couple the "
+                "examples of different clip units; use GroupNorm or LayerNorm"
+            )
+        if isinstance(variable, nnx.RngState):
+            raise ValueError(
+                f"module must draw no random numbers, got {name}: one draw would be "
+                "frozen; leave Dropout out"
+            )
+
+
+def _found(params: Any, path: Sequence[Any]) -> Any:
+    for key in path:
+        params = params[str(key)]
+    return params
+
+
+def _string_keys(tree: Any) -> Any:
+    """Nested dictionaries with keys that every checkpoint format can hold."""
+    if isinstance(tree, dict):
+        return {str(key): _string_keys(value) for key, value in tree.items()}
+    return tree
+
+
+def built_module(
+    config: ModelConfig, input_shape: tuple[int, ...], num_outputs: int
+) -> Any:
+    """Returns the NNX module for inputs of this shape (without a batch axis)."""
+    rngs = nnx.Rngs(config.seed)
+    if config.kind == LINEAR:
+        return Linear(math.prod(input_shape), config.embedding, rngs=rngs)
+    if config.kind == MLP_KIND:
+        return MLP(math.prod(input_shape), config.channels, num_outputs, rngs=rngs)
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"kind={config.kind!r} needs images (height, width, channels), "
+            f"got features of shape {input_shape}"
+        )
+    outputs = config.embedding if config.kind == CONV_EMBEDDING else num_outputs
+    return ConvNet(input_shape, config.channels, outputs, rngs=rngs)

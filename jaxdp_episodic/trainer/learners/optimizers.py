@@ -1,0 +1,175 @@
+"""Optimizers of the outer loop, and averages: post-processing, so they cost nothing."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.trainer.config.training_parts import OptimizerConfig, checked_decay
+from jaxdp_episodic.trainer.gradient.precision import training_dtype
+
+
+@functools.lru_cache(maxsize=8)  # alike is the same, and is compiled once
+def built_optimizer(
+    config: OptimizerConfig, num_steps: int
+) -> optax.GradientTransformation:
+    """Returns the optax optimizer of a run of that many steps."""
+    peak, warmup = config.learning_rate, min(config.warmup_steps, num_steps - 1)
+    if config.schedule == "cosine":
+        later = optax.cosine_decay_schedule(peak, max(num_steps - warmup, 1))
+    else:
+        later = optax.constant_schedule(peak)
+    schedule = later
+    if warmup:
+        rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+        schedule = optax.join_schedules([rise, later], [warmup])
+    if config.kind == "sgd":
+        optimizer = optax.sgd(schedule, momentum=0.9)
+    elif config.kind == "adamw":
+        optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
+    elif config.noise_floor is not None:
+        optimizer = noise_corrected_adam(schedule, floor=config.noise_floor)
+    else:
+        optimizer = optax.adam(schedule)
+    return optimizer if config.ema is None else averaged(optimizer, config.ema)
+
+
+def noise_corrected_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    floor: float,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns Adam whose second moments are those of the gradient without its noise.
+
+    A noised coordinate's second moment is its own plus the noise's variance s^2, which
+    is public: `Trainer` passes s as ``noise_deviation`` to every update. Adam's divisor
+    becomes ``sqrt(max(v - s^2, floor * s^2)) + eps``: where noise is all there is, the
+    floor decides, and steps are ``1 / sqrt(floor)`` times Adam's. Without noise it is
+    `optax.adam`.
+
+    Reference: Tang, Shpilevskiy, Lécuyer (2024), arXiv:2312.14334 (DP-AdamBC).
+
+    Args:
+      learning_rate: as of `optax.adam`, like the last three.
+      floor: > 0, a multiple of the noise's variance.
+      b1: see there.
+      b2: see there.
+      eps: see there.
+
+    Raises:
+      ValueError: a floor that is not positive and finite.
+      TypeError: one that is no number; an update without a ``noise_deviation``.
+    """
+    least = _validation.positive_array("floor", floor)
+    if least.ndim or not np.isfinite(least):
+        raise ValueError(f"floor must be a finite number > 0, got {floor!r}")
+    least = float(least)
+
+    def init(params: Any) -> optax.ScaleByAdamState:
+        first, second = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), first, second)
+
+    def update(
+        updates: Any, state: Any, params: Any = None, **others: Any
+    ) -> tuple[Any, optax.ScaleByAdamState]:
+        if "noise_deviation" not in others:
+            raise TypeError("update needs the noise_deviation of the gradient")
+        noise_deviation = others["noise_deviation"]
+        count = optax.safe_increment(state.count)
+        first = optax.tree.update_moment(updates, state.mu, b1, 1)
+        second = optax.tree.update_moment(updates, state.nu, b2, 2)
+        dtype = training_dtype(second)
+        variance = jnp.square(jnp.asarray(noise_deviation, dtype))
+
+        def move(m: Any, v: Any) -> Any:
+            return m / (jnp.sqrt(jnp.maximum(v - variance, least * variance)) + eps)
+
+        moves = jax.tree.map(
+            move,
+            optax.tree.bias_correction(first, b1, count),
+            optax.tree.bias_correction(second, b2, count),
+        )
+        return moves, optax.ScaleByAdamState(count, first, second)
+
+    scaled = optax.GradientTransformationExtraArgs(init, update)
+    rate = optax.scale_by_learning_rate(learning_rate)
+    chained = optax.chain(scaled, rate)
+    return optax.GradientTransformationExtraArgs(chained.init, chained.update)
+
+
+class Averaged(NamedTuple):
+    """State of an optimizer that `averaged` wraps.
+
+    Attributes:
+      inner: the optimizer's own state.
+      sums: pytree, at least float32: what the parameters were, weighted.
+      weight: sum of the weights, by which the sums are divided.
+    """
+
+    inner: Any
+    sums: Any
+    weight: Array
+
+
+def averaged(
+    optimizer: optax.GradientTransformation, decay: Any
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimizer, keeping an exponential average of the parameters.
+
+    After t steps it is the mean of the parameters after each, the one i steps back
+    with weight ``decay^i``: weights sum to 1, so the start leaves no trace in it. It is
+    what `Trainer.params` returns; gradients are taken at the last parameters.
+
+    Args:
+      optimizer: an optax optimizer.
+      decay: in [0, 1); 0 averages nothing.
+
+    Raises:
+      ValueError: a decay out of range.
+    """
+    rate = checked_decay(decay)
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init(params: Any) -> Averaged:
+        dtype = training_dtype(params)
+        sums = jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params)
+        return Averaged(optimizer.init(params), sums, jnp.zeros((), dtype))
+
+    def update(
+        updates: Any, state: Any, params: Any = None, **others: Any
+    ) -> tuple[Any, Averaged]:
+        moves, inner = optimizer.update(updates, state.inner, params, **others)
+        moved = optax.apply_updates(params, moves)
+        sums = jax.tree.map(
+            lambda s, p: rate * s + (1 - rate) * p.astype(s.dtype),
+            state.sums,
+            moved,
+        )
+        return moves, Averaged(inner, sums, rate * state.weight + (1 - rate))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def average_of(params: Any, optimizer_state: Any) -> Any:
+    """Returns the average of the parameters; without one, or steps, these themselves.
+
+    Args:
+      params: the last parameters, whose types the average gets.
+      optimizer_state: of the optimizer, which may be an `averaged` one.
+    """
+    if not isinstance(optimizer_state, Averaged) or not optimizer_state.weight > 0:
+        return params
+    weight = optimizer_state.weight
+    return jax.tree.map(
+        lambda s, p: (s / weight).astype(p.dtype), optimizer_state.sums, params
+    )

@@ -1,0 +1,294 @@
+"""From a config to the trainer and the evaluations of a run."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    checked_sampling,
+)
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import (
+    CLOSED_FORM,
+    COSINE,
+    MIXED,
+    PLDA,
+    LearnerConfig,
+)
+from jaxdp_episodic.trainer.config.training_start import statistics_steps
+from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.features import FixedFeatures
+from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet
+from jaxdp_episodic.trainer.learners.models import built_module, split_model
+from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
+from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.statistics.mixed import MixedModel
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+
+FEATURES = "features"
+# Numbers of an example; so many are not the same to the last bit by chance.
+_TELLING = 64
+
+
+class Tables:
+    """The data of a run, split by split, with their features.
+
+    Args:
+      config: the run.
+      base: folder that paths in the config are relative to.
+      folder: of the run, where features are kept if the config names no cache; None:
+        they are then not kept.
+      features: in place of the config's.
+      keeps_features: False writes no cache, and reads none.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        base: Path | None,
+        *,
+        folder: Path | None = None,
+        features: FixedFeatures | None = None,
+        keeps_features: bool = True,
+    ) -> None:
+        self._source, self._base = config.data, base
+        self._loaded: dict[str, ExampleTable] = {}
+        self.features = (
+            FixedFeatures.of(config.features) if features is None else features
+        )
+        cache = config.features.cache
+        self._cache = None if folder is None else folder / FEATURES
+        if cache is not None and keeps_features:
+            self._cache = (base or Path()) / cache
+
+    def load(self, split: str) -> ExampleTable:
+        """Returns a split; it is made once.
+
+        Raises:
+          ValueError: what is held out is what is trained on.
+        """
+        if split not in self._loaded:
+            data = self._source.load(split, self._base)
+            if self.features is not None:
+                cache = None if self._cache is None else self._cache / f"{split}.npz"
+                data = self.features.table(data, cache=cache)
+            self._loaded[split] = data
+            # The parts of the package's own sets are other classes by construction.
+            if split != TRAIN and hasattr(self._source, "path"):
+                check_held_out(split, data, self.load(TRAIN))
+        return self._loaded[split]
+
+
+def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> None:
+    """Warns of what held-out data have in common with those trained on.
+
+    Units of one name, and examples of at least `_TELLING` numbers that are the same to
+    the last bit; these of data in memory.
+
+    Raises:
+      ValueError: all is the same.
+    """
+    if data.fingerprint == trained.fingerprint:
+        raise ValueError(
+            f"held-out data ({split!r}) must be other data than those trained on, got "
+            "the same units with the same examples"
+        )
+    level = data.level_names[-2] if len(data.level_names) > 1 else None
+    ours, theirs = (_ids_above_examples(one) for one in (data, trained))
+    if level in trained.level_names and ours.dtype.kind == theirs.dtype.kind:
+        names = np.intersect1d(ours, theirs)
+        if names.size:
+            _warn_of_shared(
+                split, f"{level} names", names.size, ours.size, names[0].item()
+            )
+    rows, others = data.features, trained.features
+    if isinstance(rows, np.ndarray) and isinstance(others, np.ndarray):
+        if rows[:1].size >= _TELLING:
+            seen = {hash(row.tobytes()) for row in others}
+            same = [i for i, row in enumerate(rows) if hash(row.tobytes()) in seen]
+            if same:
+                _warn_of_shared(split, "examples (rows)", len(same), len(rows), same[0])
+
+
+def _ids_above_examples(data: ExampleTable) -> np.ndarray:
+    """The ids of the units that examples lie in; none that only count them."""
+    ids = data.population.unit_ids or ()
+    place = len(data.level_names) - 2
+    found = ids[place] if 0 <= place < len(ids) else np.empty(0)
+    return found[:0] if np.array_equal(found, np.arange(len(found))) else found
+
+
+def _warn_of_shared(split: str, what: str, number: int, of: int, first: Any) -> None:
+    warnings.warn(
+        f"{split!r} has {number:,} of its {of:,} {what} in common with the training "
+        f"data, such as {first!r}: where these are the same, its score is not that of "
+        "held-out data",
+        stacklevel=2,
+    )
+
+
+def assembled(
+    config: TrainingConfig, tables: Tables
+) -> tuple[Trainer, dict[str, Evaluation], int]:
+    """Returns the trainer, the evaluations and the number of parameters."""
+    data = tables.load(TRAIN)
+    evaluations = _evaluations(config, tables)
+    parts = run_parts(config, data)
+    trainer = Trainer(
+        data=data,
+        seed=config.seed,
+        settings={
+            "model": "none" if config.model is None else config.model.to_dict(),
+            "optimizer": config.optimizer.to_dict(),
+            "features": tables.features.described() if tables.features else "none",
+            "start": "none" if config.start is None else config.start.to_dict(),
+        },
+        **parts,
+    )
+    size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
+    return trainer, evaluations, size
+
+
+def run_parts(config: TrainingConfig, data: ExampleTable) -> dict[str, Any]:
+    """Returns what a config says of a `Trainer` on these data, by argument."""
+    budget = plan(config, data)
+    start = statistics_of(config, budget.step, data)
+    shape = data.features.shape[1:] if start is None else (start.dimensions,)
+    learner, params = _built_model(config, shape, _ways(config))
+    gradient_steps = max(budget.num_steps - len(budget.before), 1)
+    return {
+        "learner": learner,
+        "params": params,
+        "budget": budget,
+        "shots": config.learner.shots,
+        "optimizer": built_optimizer(config.optimizer, gradient_steps),
+        "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
+        "normalizer": config.normalizer,
+        "block_size": config.block_size,
+        "noise": config.noise,
+        "start": start,
+    }
+
+
+def _built_model(
+    config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
+) -> tuple[Any, Any]:
+    """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
+    if config.start is not None and config.start.kind == MIXED:
+        return MixedModel.of(config.start), {}
+    if config.model is None:  # statistics alone: as they project
+        return _learner(config.learner, lambda _, inputs: inputs, ways), {}
+    module = built_module(config.model, input_shape, 1 if ways is None else ways)
+    apply, params = split_model(module)
+    return _learner(config.learner, apply, ways), params
+
+
+def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
+    """The learner for a model's ``apply(params, inputs)``."""
+    if config.kind in ("protonet", PLDA):
+        return ProtoNet(
+            apply,
+            ways=int(ways or 1),
+            distance=COSINE if config.kind == PLDA else config.distance,
+            temperature=config.temperature,
+            resplits=config.resplits,
+        )
+    inner = {
+        "inner_steps": config.inner_steps,
+        "inner_learning_rate": config.inner_learning_rate,
+        "first_order": config.first_order,
+        "checkpoint": config.checkpoint,
+        "task_loss": config.loss,
+    }
+    if config.kind == "maml":
+        return MAML(apply, **inner)
+    return ANIL(apply, head=config.head, **inner)
+
+
+def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
+    """Returns the budget of a config: its steps with the data's sizes, calibrated."""
+    step = config.step.step(data.population)
+    before = ()
+    if config.start is not None:
+        steps = statistics_steps(
+            data.level_names, config.start, **_who_is_protected(step)
+        )
+        before = tuple(zip(steps, config.start_shares, strict=True))
+    return plan_budget(
+        step,
+        epsilon=config.epsilon,
+        delta=config.delta,
+        num_steps=0 if config.learner.kind in CLOSED_FORM else config.num_steps,
+        before=before,
+    )
+
+
+def _who_is_protected(step: GaussianStep) -> dict[str, str]:
+    return {
+        "privacy_unit": str(step.privacy_unit),
+        "neighboring_relation": step.neighboring_relation,
+    }
+
+
+def statistics_of(
+    config: TrainingConfig, step: GaussianStep, data: ExampleTable
+) -> PrivateStatistics | None:
+    """Returns the private statistics that a run begins with, if any."""
+    if config.start is None:
+        return None
+    last = step.design.schemes[-1]
+    slots = None if last.population is None else int(np.asarray(last.population))
+    who = _who_is_protected(step)
+    return PrivateStatistics(data, config.start, **who, slots=slots, noise=config.noise)
+
+
+def _ways(config: TrainingConfig) -> int | None:
+    """Classes an episode; None for regression."""
+    if config.learner.is_regression:
+        return None
+    design = config.step.sampling
+    if isinstance(design, GroupedClasses):
+        return int(np.asarray(design.ways))
+    # The last level but one: its draw is the classes of an episode.
+    levels = checked_sampling(design).schemes
+    size = getattr(levels[-2], "size", None) if len(levels) > 1 else None
+    if size is None:
+        raise ValueError(
+            "classification needs a sampling whose last level but one draws a fixed "
+            "number of classes (ways): GroupedClasses, or WithoutReplacement there"
+        )
+    return int(size)
+
+
+def _evaluations(config: TrainingConfig, tables: Tables) -> dict[str, Evaluation]:
+    wanted = config.evaluation
+    if wanted is None:
+        return {}
+    shape = tables.load(TRAIN).features.shape[1:]
+    for split in wanted.splits:
+        found = tables.load(split).features.shape[1:]
+        if found != shape:
+            raise ValueError(
+                f"features must be of shape {shape} as in training, got those of "
+                f"{split!r} of shape {found}"
+            )
+    return {
+        split: Evaluation(
+            tables.load(split),
+            ways=_ways(config) if wanted.ways is None else wanted.ways,
+            shots=config.learner.shots if wanted.shots is None else wanted.shots,
+            queries=wanted.queries,
+            num_episodes=wanted.num_episodes,
+        )
+        for split in wanted.splits
+    }

@@ -1,0 +1,262 @@
+"""What a trainer refuses before its first draw, and what it derives from the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+    epoch_scheme,
+)
+from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
+from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
+from jaxdp_episodic.trainer.learners.episode import default_block_size
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+
+# Rows of a block on one device: the demo's 360 episodes on two devices are one block,
+# and 256 episodes of ten pictures of 28 x 28 take 8 MB.
+_MOST_DISCRETE_ROWS = 256
+
+
+def check_population(step: GaussianStep, data: ExampleTable) -> None:
+    """Refuses a budget for other sizes; public bounds the sampler holds to the data."""
+    if step.population is not None and step.population != data.population:
+        raise ValueError(
+            "budget must be planned for the step with population=data.population (or "
+            "public bounds and no population), so that the units that are drawn are "
+            f"those that are accounted; got {step.population!r} against "
+            f"{data.population!r}"
+        )
+
+
+def seen_by_model(data: ExampleTable, start: PrivateStatistics | None) -> Any:
+    """Shape and type of an example as the model sees it, with a leading axis of 1."""
+    if start is None:
+        return jax.ShapeDtypeStruct((1, *data.features.shape[1:]), data.features.dtype)
+    return jax.ShapeDtypeStruct((1, start.dimensions), jax.numpy.float32)
+
+
+def check_start(
+    budget: PrivacyBudget,
+    start: PrivateStatistics | None,
+    noise: str,
+    data: ExampleTable,
+) -> None:
+    """Refuses statistics that are not those that the budget charges first.
+
+    Raises:
+      ValueError: other steps, or statistics of another table than the run's, or with
+        another kind of noise.
+    """
+    steps = () if start is None else start.steps
+    planned = [
+        dataclasses.replace(step, noise_multiplier=1.0) for step in budget.before
+    ]
+    if planned != list(steps):
+        raise ValueError(
+            "the budget must be planned with the steps of the private statistics that "
+            f"the run starts with, got {len(planned)} steps before for "
+            f"{len(steps)} statistics"
+        )
+    # Who is drawn by their places in one table is looked up in the other.
+    if start is not None and start.data is not data:
+        if start.data.fingerprint != data.fingerprint:
+            raise ValueError(
+                "start must be made of the run's data, got statistics of another table "
+                f"({start.data.population!r} against {data.population!r})"
+            )
+    if start is not None and start.noise != noise:
+        raise ValueError(
+            f"start must have noise={noise!r} as the run has, got {start.noise!r}"
+        )
+
+
+def level_of_slots(step: GaussianStep) -> str | None:
+    """Under zero_out the protected level, whose slots are drawn, filled or not.
+
+    Raises:
+      ValueError: zero_out with a `Population`, which has the filled ones only.
+    """
+    if step.neighboring_relation != "zero_out":
+        return None
+    if step.population is not None:
+        raise ValueError(
+            "population must be None under zero_out, which trains with public numbers "
+            f"of slots: give the level {step.privacy_unit!r} a population"
+        )
+    return str(step.privacy_unit)
+
+
+def check_features(data: ExampleTable) -> None:
+    """Refuses features of a type that NumPy does not know, such as bfloat16."""
+    kind = data.features.dtype
+    if kind.kind not in "iuf":
+        raise TypeError(
+            f"data must have features of integers or floats, got {kind}; take "
+            "features.astype(numpy.float32)"
+        )
+
+
+def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
+    """Refuses targets that are places in a list which others' presence moves.
+
+    Raises:
+      ValueError: regression on data without targets; or supervised classes, numbered
+        by their place, where the list of classes is itself private.
+    """
+    if data.targets is not None:
+        return
+    if learner.is_regression:
+        raise ValueError(
+            "data must have targets for a learner of numbers (squared_error), got a "
+            "table without: the place of a class among all classes is no number to "
+            "predict, and moves when a class joins; name the column of the target"
+        )
+    if getattr(learner, "couples_examples", True):
+        return  # its labels are places within the episode
+    unit = str(step.privacy_unit)
+    relation = step.neighboring_relation
+    if relation != "replace_one" and unit in data.level_names[:-1]:
+        raise ValueError(
+            f"data must have targets for {type(learner).__name__} with privacy_unit="
+            f"{unit!r} under {relation}: without them a label is the place of a class "
+            "among all classes, which moves when somebody joins; give class numbers "
+            "from a public list as targets"
+        )
+
+
+def check_outputs(
+    learner: Any, params: Any, inputs: jax.ShapeDtypeStruct, slot_shape: tuple[int, ...]
+) -> None:
+    """Refuses a model with fewer outputs than an episode has classes.
+
+    A loss of a label beyond the outputs is NaN, and NaN contributes nothing.
+
+    Args:
+      learner: of the run.
+      params: of its model.
+      inputs: shape and type of one example, with a leading axis of 1.
+      slot_shape: of the sampler.
+    """
+    apply, ways = getattr(learner, "apply", None), getattr(learner, "ways", None)
+    couples = getattr(learner, "couples_examples", True)
+    if apply is None or ways is not None or learner.is_regression or not couples:
+        return
+
+    def of_data(params: Any, inputs: Any) -> Any:
+        return apply(params, as_trained(inputs, training_dtype(params)))
+
+    outputs = jax.eval_shape(of_data, params, inputs).shape
+    if len(outputs) != 2 or outputs[1] < slot_shape[-2]:
+        raise ValueError(
+            f"apply must return at least {slot_shape[-2]} logits for each input, one a "
+            f"class of an episode, got shape {outputs} for one input"
+        )
+
+
+def check_finite(params: Any, step: int) -> None:
+    """Refuses parameters from which nothing can be learned any more.
+
+    Every gradient at them is not finite and contributes zero, so each further step
+    would be charged for nothing. Parameters are released: this decides by nothing else.
+
+    Raises:
+      ValueError: a parameter that is NaN or infinite.
+    """
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+            # On the host: XLA would compile two functions for every shape.
+            if not np.all(np.isfinite(np.asarray(leaf))):
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise ValueError(
+                    f"params must be finite, {name} is not after step {step}; with a "
+                    "smaller learning rate, or a schedule, a new run may stay so"
+                    if step
+                    else f"params must be finite, got {name} with NaN or infinity"
+                )
+
+
+def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> None:
+    """Warns where a delta lets the run publish somebody's data outright.
+
+    The accountant knows the number of units only where it is given a `Population`, and
+    does not warn while it calibrates; the data tell in every case.
+    """
+    names = data.level_names
+    if step.privacy_unit not in names:
+        return
+    units = data.population.num_units(names.index(str(step.privacy_unit)) + 1)
+    if delta * units >= 1:
+        warnings.warn(
+            f"delta={delta:g} times {units} protected units is at least 1: publishing "
+            "one of them outright would satisfy it; take delta well below "
+            f"{1 / units:.1e}",
+            stacklevel=3,
+        )
+
+
+def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
+    """True if the mean number of clip units a step discloses no protected unit.
+
+    Args:
+      step: the step.
+      level: a level in place of the step's privacy unit.
+    """
+    if step.neighboring_relation == "replace_one":
+        return True
+    names, clip = step.design.level_names, step.clip_unit
+    if clip == STEP or isinstance(step.design, GroupedClasses | IndependentEpisodes):
+        return True
+    unit = step.privacy_unit if level is None else level
+    place = names.index(str(unit))
+    if step.neighboring_relation == "zero_out" and epoch_scheme(step.design) is None:
+        place += 1  # slots are public; what is in them is not. Epochs state none
+    return names.index(str(clip)) < place
+
+
+def public_normalizer(
+    value: float | None, budget: PrivacyBudget, sampler: EpisodeSampler
+) -> float:
+    """The divisor of the noised sum: a public number, never the realised count."""
+    if value is not None:
+        return _validation.float32_number("normalizer", value)
+    if not budget.takes_steps:
+        return 1.0  # nothing is divided
+    step = budget.step
+    if not mean_units_are_public(step):
+        raise ValueError(
+            "normalizer must be given: the mean number of clip units a step depends on "
+            f"how many {str(step.privacy_unit)!r} units there are, which is private "
+            f"under {step.neighboring_relation}; give a public guess of it"
+        )
+    return max(sampler.expected_units, 1e-6)
+
+
+def rows_a_device(
+    value: int | None, sampler: EpisodeSampler, num_devices: int, noise: str
+) -> int:
+    """Rows of a block on one device.
+
+    Never more than hold almost every draw: rows beyond them take memory (a mistyped
+    number all of it) and no time off. With discrete noise they do not depend on the
+    number of devices: each runs the very same program, whose rounding is then the same,
+    and the sum is exact.
+    """
+    if noise == "discrete":
+        num_devices, most = 1, min(default_block_size(sampler), _MOST_DISCRETE_ROWS)
+    else:
+        most = default_block_size(sampler, num_devices) // num_devices
+    if value is None:
+        return most
+    rows = _validation.whole_number("block_size", value)
+    return min(most, -(-rows // num_devices))

@@ -1,0 +1,164 @@
+"""What a run is, and what it computes with, as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import re
+import warnings
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import jax
+
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.files.json_file import differences
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.gradient.processes import Processes
+
+# What of a run's description its epsilon rests on, or what it is about.
+_ACCOUNTED = {
+    "step",
+    "before",
+    "target",
+    "units",
+    "data",
+    "seed",
+    "l2_clip_norm",
+    "noise",
+}
+# What draws and sums come from.
+_PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "optax")
+
+
+def described_run(
+    budget: PrivacyBudget,
+    data: ExampleTable,
+    learner: Any,
+    *,
+    seed: int | None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Returns what a run is; `refuse_other_run` says what of it must stay.
+
+    Args:
+      budget: of the run.
+      data: that it trains on.
+      learner: that it trains.
+      seed: None where entropy comes from the operating system.
+      **settings: further plain values.
+    """
+    return {
+        "step": described_step(budget.step),
+        "before": [described_step(step) for step in budget.before],
+        "target": {
+            "epsilon": str(budget.epsilon),
+            "delta": budget.delta,
+            "num_steps": budget.num_steps,
+        },
+        "learner": described_learner(learner),
+        # By level, those without records included: what is gone is named as such.
+        "units": {
+            name: data.population.num_units(place)
+            for place, name in enumerate(data.level_names, start=1)
+        },
+        "data": data.fingerprint,
+        "seed": "from the operating system" if seed is None else seed,
+        **settings,
+    }
+
+
+def described_step(step: GaussianStep) -> dict[str, Any]:
+    """Returns the step without its population; the data's fingerprint stands for it."""
+    fields = step.to_dict()
+    return {k: fields[k] for k in fields if k not in ("version", "type", "population")}
+
+
+def described_learner(learner: Any) -> dict[str, Any]:
+    """Returns a learner's type and those of its fields that are plain values."""
+    plain: dict[str, Any] = {"type": type(learner).__name__}
+    if dataclasses.is_dataclass(learner):
+        for field in dataclasses.fields(learner):
+            value = getattr(learner, field.name)
+            if isinstance(value, bool | int | float | str):
+                plain[field.name] = value
+    return plain
+
+
+class RunMismatchError(ValueError):
+    """A checkpoint, or another process, belongs to a run with other settings."""
+
+
+def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuses to go on with a run of which something else is accounted; shows what.
+
+    What else differs (the learner, the optimizer) is post-processing, or another
+    question to the same data that costs as much: it is warned of.
+
+    Args:
+      saved: description in the checkpoint.
+      wanted: description of the run that wants to go on. Nested dictionaries of plain
+        values, as in JSON.
+
+    Raises:
+      RunMismatchError: what is accounted differs.
+    """
+    found = differences(saved, wanted, "in the checkpoint", "now")
+    accounted = {k: found[k] for k in found if re.split(r"\W", k)[0] in _ACCOUNTED}
+    if accounted:
+        raise RunMismatchError(
+            f"the checkpoint is of another run: {_listed(accounted)}"
+        )
+    if found:
+        warnings.warn(
+            f"the run goes on with other settings than it had: {_listed(found)}",
+            stacklevel=2,
+        )
+
+
+def agreed(processes: Processes, run: Mapping[str, Any]) -> None:
+    """Refuses processes with another run, or other versions, than the first.
+
+    Args:
+      processes: all of which call this.
+      run: of this process; see `described_run` and `described_versions`.
+
+    Raises:
+      RunMismatchError: another run than the first process's.
+      RunEndedError: another process found that, or has ended.
+    """
+    if processes.count == 1:
+        return
+    own = json.loads(json.dumps(run))
+    found = differences(
+        processes.shared_value(own), own, "in the first process", "here"
+    )
+    if found:
+        raise RunMismatchError(
+            f"process {processes.index} of {processes.count} has another run than the "
+            f"first: {_listed(found)}"
+        )
+    processes.meet()
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    return "; ".join(f"{key}: {words}" for key, words in found.items())
+
+
+def described_versions() -> dict[str, str]:
+    """Returns what a process computes with: processes that draw alike have it alike."""
+    config: Any = jax.config  # its flags are made at run time
+    versions = {name: version(name) for name in _PACKAGES}
+    return {
+        **versions,
+        "matmul_precision": str(config.jax_default_matmul_precision),
+        "x64": str(bool(config.jax_enable_x64)),
+    }
+
+
+def described_opening(versions: Mapping[str, str]) -> dict[str, str]:
+    """Returns what a ledger says of a process that begins to charge."""
+    return {"machine": f"{platform.system()} {platform.machine()}", **versions}

@@ -1,0 +1,190 @@
+"""The draws of a run's steps: each by a key of its own, epochs begun as they come.
+
+Who takes part in which step of an epoch is the one secret that must outlive a step. It
+is kept in a file of its own while the epoch runs, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.files.atomic import sync_folder, write_atomically
+from jaxdp_episodic.trainer.draw.generators import Keys, generator
+from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
+from jaxdp_episodic.trainer.gradient.processes import Processes
+from jaxdp_episodic.trainer.learners.episode import Block
+
+_HASH_BYTES = 32
+
+# Of each step of an epoch: who takes part; see `EpisodeSampler.begin_epoch`.
+Epoch = list[np.ndarray]
+
+
+class DrawSecret(NamedTuple):
+    """What the draw of one step follows from.
+
+    Attributes:
+      key: of its generator, for this draw alone.
+      members: of a sampling by epochs, who takes part in the step; else None.
+    """
+
+    key: bytes
+    members: np.ndarray | None
+
+
+class PreparedStep(NamedTuple):
+    """What a step needs beyond the parameters, made ahead by another thread.
+
+    Attributes:
+      step: its number.
+      blocks: of its draw.
+      noise: for its sum; in the first process alone.
+    """
+
+    step: int
+    blocks: list[Block]
+    noise: Any
+
+
+class RunDraws:
+    """What each step of a run draws.
+
+    Args:
+      sampler: that draws.
+      keys: of the run.
+      processes: of the run. The first one holds the keys and the epochs.
+      first: the step with which the first epoch begins.
+    """
+
+    def __init__(
+        self, sampler: EpisodeSampler, keys: Keys, processes: Processes, first: int
+    ) -> None:
+        self._sampler, self._keys, self._processes = sampler, keys, processes
+        self._first, self._length = first, sampler.steps_per_epoch
+        self._epochs: dict[int, Epoch] = {}  # the running one, and what comes next
+        self._kept: int | None = None  # number of the one in the file
+        self._lost: tuple[int, Path] | None = None  # one that nobody knows any more
+
+    def secret(self, step: int) -> DrawSecret:
+        """Returns what a step's draw follows from, a new draw at every call.
+
+        All processes call it, in the same order, and get the same.
+        """
+        key, members = b"", None
+        if self._processes.is_first:
+            key = self._keys.new("draw", step)
+            if self._length is not None:
+                number, place = divmod(step - self._first, self._length)
+                members = self._epoch(number)[place]
+        self._processes.meet()  # the first may have been judging for long, or failed
+        return DrawSecret(
+            self._processes.shared_bytes(key),
+            None if self._length is None else self._shared(members),
+        )
+
+    def draw(self, secret: DrawSecret) -> Draw:
+        """Returns the draw; any thread may call it."""
+        return self._sampler.draw(generator(secret.key), secret.members)
+
+    def keep(self, path: Path, run: str, step: int) -> None:
+        """Makes sure that the file has the epoch of a step that is about to be charged.
+
+        Args:
+          path: of the file.
+          run: random name of the run.
+          step: the step.
+
+        Raises:
+          OSError: it cannot be written; the step must not be taken.
+        """
+        if self._length is None or step < self._first:
+            return
+        number = (step - self._first) // self._length
+        if self._kept == number:
+            return
+        epoch = self._epoch(number)
+        for old in [n for n in self._epochs if n < number]:
+            del self._epochs[old]
+        file = io.BytesIO()
+        np.savez(
+            file,
+            run=np.array(run),
+            epoch=np.array(number),
+            lengths=np.array([len(rows) for rows in epoch]),
+            units=np.concatenate(epoch),
+        )
+        body = file.getvalue()
+        digest = hashlib.sha256(body).digest()
+        write_atomically(path, digest + body, is_private=True)
+        self._kept = number
+
+    def end(self, path: Path, step: int, *, is_last: bool) -> None:
+        """Removes the file, if the step was the last of its epoch, or of the run."""
+        if self._length is None or step < self._first:
+            return
+        if is_last or (step - self._first + 1) % self._length == 0:
+            path.unlink(missing_ok=True)
+            sync_folder(path.parent)
+            self._kept = None
+
+    def take_up(self, path: Path, run: str, step: int) -> None:
+        """Takes up the epoch of a resumed run's next step, if it has begun.
+
+        Without its file no step of it can be taken: each would raise FileNotFoundError.
+
+        Raises:
+          OSError: the file cannot be read.
+          ValueError: it is damaged, or of another run or epoch.
+        """
+        if self._length is None or self._keys.is_seeded or step < self._first:
+            return
+        number, place = divmod(step - self._first, self._length)
+        if place == 0:
+            return  # it has released nothing, and is drawn afresh
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            self._lost = number, path
+            return
+        self._epochs[number] = _epoch_in(content, path, run, number)
+        self._kept = number
+
+    def _epoch(self, number: int) -> Epoch:
+        if self._lost is not None and self._lost[0] == number:
+            raise FileNotFoundError(
+                f"{self._lost[1]} is gone: who takes part in which step of epoch "
+                f"{number + 1}, which has begun, is not known: it cannot go on"
+            )
+        if number not in self._epochs:
+            key = self._keys.new("epoch", number)
+            self._epochs[number] = self._sampler.begin_epoch(generator(key))
+        return self._epochs[number]
+
+    def _shared(self, members: Any) -> np.ndarray:
+        """The first process's members in all of them."""
+        if self._processes.count == 1:
+            return members
+        file = io.BytesIO()
+        if members is not None:
+            np.save(file, members)
+        return np.load(io.BytesIO(self._processes.shared_bytes(file.getvalue())))
+
+
+def _epoch_in(content: bytes, path: Path, run: str, number: int) -> Epoch:
+    """The epoch that a file holds, if it is this one."""
+    body = content[_HASH_BYTES:]
+    if hashlib.sha256(body).digest() != content[:_HASH_BYTES]:
+        raise ValueError(f"{path} is damaged: its checksum is another")
+    with np.load(io.BytesIO(body), allow_pickle=False) as found:
+        if str(found["run"]) != run or int(found["epoch"]) != number:
+            raise ValueError(
+                f"{path} has epoch {int(found['epoch']) + 1} of run {found['run']}, "
+                f"not epoch {number + 1} of run {run}: the folder was put together "
+                "from several"
+            )
+        return np.split(found["units"], np.cumsum(found["lengths"])[:-1])

@@ -1,0 +1,336 @@
+"""What a run has been charged: counted, refused beyond the budget, and on the disk.
+
+The contract, whatever ends a process at whatever moment:
+
+    released steps <= charged steps <= released steps + one per crash
+
+A charge is appended to the run's ledger, and on the disk, before the step's sum is
+computed; nothing is charged ahead. A step that was charged and broken off before its
+release (see `journal`) is given up: taken again it would be another release. The format
+is `report.ledger_file`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.budget import (
+    BudgetExhaustedError,
+    PrivacyBudget,
+)
+from jaxdp_episodic.accountant.report.ledger_content import LedgerMark
+from jaxdp_episodic.accountant.report.ledger_file import (
+    CHARGE,
+    Chain,
+    LedgerError,
+    header,
+    opening,
+    read_ledger,
+    scan,
+)
+from jaxdp_episodic.files.atomic import is_locked_by_us, write_atomically
+from jaxdp_episodic.trainer.run.checkpoint import Snapshot
+from jaxdp_episodic.trainer.run.phases import (
+    charge_next,
+    refuse_other_steps,
+    step_line,
+)
+
+# An edit in the middle is found at the next seal, also without a checkpoint.
+_STEPS_A_SEAL = 1000
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+class Ledger:
+    """Counts the steps that were charged and refuses the one too many.
+
+    Within `writing_to` every charge is in a file before it counts; elsewhere it is in
+    memory only.
+
+    Args:
+      budget: of the run.
+      charged: steps charged before.
+      mark: of the file in which they are.
+
+    Attributes:
+      charged: steps charged so far.
+      mark: of the file that was last written to; None if there was none.
+    """
+
+    def __init__(
+        self, budget: PrivacyBudget, *, charged: int = 0, mark: LedgerMark | None = None
+    ) -> None:
+        if not 0 <= charged <= budget.permitted_steps:
+            raise ValueError(
+                "charged must lie in 0 .. permitted_steps "
+                f"({budget.permitted_steps}), got {charged}"
+            )
+        self._budget = budget
+        self.charged = self._begun = charged
+        self.mark = mark
+        self._file: LedgerFile | None = None
+
+    def charge(self) -> int:
+        """Charges one step, before its result exists; returns the number charged.
+
+        Raises:
+          BudgetExhaustedError: the step would exceed the target. Nothing is charged.
+          OSError: the ledger could not be written. The step must not be taken.
+        """
+        if self.charged >= self._budget.permitted_steps:
+            raise BudgetExhaustedError(
+                f"step {self.charged + 1} would exceed epsilon="
+                f"{self._budget.epsilon:g} at delta={self._budget.delta:g}: "
+                f"{self._budget.permitted_steps} steps are permitted"
+            )
+        self._begun = self.charged + 1
+        if self._file is not None:
+            charge_next(self._file, self._budget)
+        self.charged = self._begun
+        return self.charged
+
+    @contextmanager
+    def writing_to(
+        self, file: LedgerFile, environment: Mapping[str, Any]
+    ) -> Iterator[None]:
+        """Charges to a file; steps that only we know of are charged there first.
+
+        Args:
+          file: of this run.
+          environment: of this process; see `described_opening`.
+
+        Raises:
+          FileExistsError: steps are charged there that this run knows nothing of.
+          LedgerError: the file describes other steps than the budget's.
+          OSError: it cannot be written.
+        """
+        refuse_other_steps(file.content, self._budget)
+        if file.charged > self._begun:
+            raise FileExistsError(
+                f"the run has gone on: {file.charged} steps are charged in its ledger, "
+                f"this run is at step {self._begun}; resume it again"
+            )
+        # One more than we count is a charge that was interrupted, or failed.
+        self.charged = self._begun = max(self.charged, file.charged)
+        file.note_opening(environment)
+        while self.charged > file.charged:
+            charge_next(file, self._budget)
+        self._file = file
+        try:
+            yield
+        finally:
+            self._file, self.mark = None, file.mark
+
+
+def taken_up(path: Path, snapshot: Snapshot, budget: PrivacyBudget) -> Ledger:
+    """Returns the ledger of a resumed run.
+
+    Args:
+      path: of the run's ledger.
+      snapshot: its checkpoint.
+      budget: its budget.
+
+    Raises:
+      FileNotFoundError: no ledger.
+      OSError: one that cannot be read.
+      LedgerError: one that is damaged, or not this run's from its beginning on.
+    """
+    if snapshot.ledger is None:
+        raise LedgerError("the checkpoint was made without a ledger")
+    try:
+        content = read_ledger(path, checkpoint=snapshot.ledger)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"the run's ledger {path} is gone: what was charged since its checkpoint "
+            "is not known, and the run cannot go on"
+        ) from None
+    refuse_other_steps(content, budget)
+    taken, charged = snapshot.charged_steps, content.charged
+    if not taken <= charged <= budget.permitted_steps:
+        raise LedgerError(
+            f"ledger {path} has {charged} steps charged, of which the checkpoint "
+            f"contains {taken} and the target permits {budget.permitted_steps}"
+        )
+    return Ledger(budget, charged=charged, mark=content.end)
+
+
+class LedgerFile:
+    """A ledger on the disk, held by one process; a context manager that seals it.
+
+    Args:
+      path: of a ledger; see `create_ledger`.
+      contains: a mark that it must contain, or None.
+
+    Attributes:
+      content: what it said when it was opened.
+      mark: the ledger as it is known to be on the disk.
+      num_described: how many times it says what the steps that follow are.
+
+    Raises:
+      FileNotFoundError: there is none.
+      BlockingIOError: another process holds it.
+      LedgerError: one that is not intact.
+      OSError: a file that cannot be read or written.
+    """
+
+    def __init__(self, path: Path, *, contains: LedgerMark | None = None) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | _BINARY)
+        try:
+            if not is_locked_by_us(self._descriptor):
+                raise BlockingIOError(
+                    f"ledger {path} is in use: another process charges to it"
+                )
+            with os.fdopen(os.dup(self._descriptor), "rb") as file:
+                self.content, self._chain = scan(file, path, contains)
+            # One attribute: whenever an interrupt comes, what it says is true.
+            self.mark = self.content.end
+            self.num_described = len(self.content.groups)
+            self._is_sealed = self.content.is_sealed
+            self._in_doubt = False
+            self._finish_last_line()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    @property
+    def charged(self) -> int:
+        """Steps charged that are on the disk."""
+        return self.mark.charged
+
+    def charge(self, number: int = 1) -> None:
+        """Charges steps like the one last described; they are on the disk afterwards.
+
+        Raises:
+          OSError: they may be on the disk or not, and nothing more can be charged until
+            the ledger is opened again; or the file is no longer ours.
+        """
+        before = self.charged
+        self._append(CHARGE * number, charges=number)
+        if before // _STEPS_A_SEAL != self.charged // _STEPS_A_SEAL:
+            self.seal()
+
+    def describe(self, step: GaussianStep) -> None:
+        """Says what the steps that are charged next are."""
+        self._append(step_line(self._chain, step))
+        self.num_described += 1
+
+    def note_opening(self, environment: Mapping[str, Any]) -> None:
+        """Notes that this process begins, and with what."""
+        self._append(self._chain.line(opening(environment, self.charged)))
+        self._is_sealed = False
+
+    def seal(self) -> None:
+        """Closes the chain over what was charged."""
+        self._append(self._chain.line({"charged": self.charged}))
+        self._is_sealed = True
+
+    def close(self) -> None:
+        """Seals the ledger, if it can be, and lets it go."""
+        try:
+            if not self._is_sealed and not self._in_doubt:
+                with suppress(OSError):  # a full disk: the charges are there
+                    self.seal()
+        finally:
+            os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _append(self, data: bytes, charges: int = 0) -> None:
+        """Appends whole lines; when this returns they are on the disk."""
+        if self._in_doubt:
+            raise OSError(
+                f"ledger {self._path}: an earlier write failed, what is on the disk is "
+                "not known; open it again"
+            )
+        # After a failed write or sync nobody knows what the disk holds, and a second
+        # sync of the same data may succeed without writing it.
+        self._in_doubt = True
+        self._refuse_foreign_changes()
+        try:
+            self._write(data)
+        except KeyboardInterrupt:
+            # Nothing failed. The rest is written, so that the run can end in order.
+            written = os.fstat(self._descriptor).st_size - self._chain.num_bytes
+            self._write(data[written:])
+            self._count(data, charges)
+            raise
+        self._count(data, charges)
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        os.fsync(self._descriptor)
+
+    def _count(self, data: bytes, charges: int) -> None:
+        """Counts what is on the disk now."""
+        chain, number = self._chain, self.charged + charges
+        chain.add(data)
+        self.mark = LedgerMark(self.mark.run, number, chain.num_bytes, chain.sha256())
+        self._is_sealed = self._is_sealed and not charges
+        self._in_doubt = False
+
+    def _refuse_foreign_changes(self) -> None:
+        """Refuses to go on in a file that somebody else has written to or replaced."""
+        ours = os.fstat(self._descriptor)
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            there = None
+        if there is None or not os.path.samestat(ours, there):
+            raise FileNotFoundError(
+                f"ledger {self._path} was removed or replaced while the run used it"
+            )
+        if ours.st_size != self._chain.num_bytes:
+            raise LedgerError(
+                f"ledger {self._path} was changed while the run used it: it has "
+                f"{ours.st_size:,} bytes instead of {self._chain.num_bytes:,}"
+            )
+
+    def _finish_last_line(self) -> None:
+        """Repairs what a crash cut off: a charge stays one, another line goes."""
+        cut = self.content.unfinished
+        if not cut:
+            return
+        os.ftruncate(self._descriptor, self._chain.num_bytes)
+        if CHARGE.startswith(cut):
+            self.charge()
+        else:
+            os.fsync(self._descriptor)
+
+
+def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None:
+    """Makes the ledger of a new run: complete or not there, readable by its owner.
+
+    Args:
+      path: of the file; a ledger without charges that is there is replaced.
+      budget: of the run.
+      is_seeded: draws and noise come from a seed that somebody knows.
+
+    Raises:
+      OSError: it cannot be written.
+      ValueError: a step that takes more than 64 MiB to describe.
+    """
+    chain = Chain()
+    first = header(
+        secrets.token_hex(16),
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        is_seeded=is_seeded,
+        planned=budget.planned,
+    )
+    start = chain.line(first)
+    chain.add(start)
+    step = step_line(chain, budget.phases[0][0])
+    write_atomically(path, start + step, is_private=True)

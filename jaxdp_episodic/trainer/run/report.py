@@ -1,0 +1,333 @@
+"""What a run says of itself: its page, the statement of its privacy, its release.
+
+What may leave the house is a function of what the noised steps released and of public
+settings: parameters, statement, public log. The checkpoint, the full log and the page
+are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
+from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
+from jaxdp_episodic.accountant.report.report import privacy_report
+from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.files.archive import read_arrays, write_arrays
+from jaxdp_episodic.files.atomic import atomic_folder
+from jaxdp_episodic.trainer.config.training_config import DISCRETE
+from jaxdp_episodic.trainer.config.training_start import contribution_norm
+from jaxdp_episodic.trainer.run.checks import mean_units_are_public
+from jaxdp_episodic.trainer.run.run_files import (
+    HELD_OUT,
+    read_log,
+    releasable_records,
+)
+
+
+def privacy_statement(
+    budget: PrivacyBudget,
+    num_steps: int,
+    *,
+    is_seeded: bool = False,
+    has_default_normalizer: bool = False,
+    for_release: bool = False,
+    noise: str = DISCRETE,
+) -> str:
+    """Returns what is protected, how well, why, and under which conditions.
+
+    Args:
+      budget: of the run.
+      num_steps: steps that were taken; the statement speaks of these or, if that is
+        more, of those owed (`PrivacyBudget.owed`).
+      is_seeded: the run's draws and noise came from a seed that somebody knows.
+      has_default_normalizer: the divisor was the mean number of clip units a step. At
+        levels where that is private no epsilon is given.
+      for_release: leave out whatever was computed from private sizes.
+      noise: "discrete" or "gaussian"; see `Trainer`.
+
+    Returns:
+      Markdown. Epsilon in it is an *upper bound*.
+    """
+    lines = ["# Privacy of this run", ""]
+    if not budget.is_private:
+        lines += [
+            "**Not private**: it was trained without noise (epsilon is infinite)."
+        ]
+        return "\n".join(lines) + "\n"
+    if is_seeded:
+        lines += [
+            "**Not private**: the draws and the noise came from a fixed seed, and "
+            "whoever knows it can subtract the noise. What follows holds for the same "
+            "run with fresh entropy.",
+            "",
+        ]
+    if for_release:
+        public = public_budget(budget)
+        if public is None:
+            return "\n".join([*lines, *_without_sizes(budget)]) + "\n"
+        budget = public
+    owed = int(budget.owed(num_steps))
+    if owed != num_steps:
+        lines += [
+            f"It ended after {num_steps:,} steps, within an epoch and not by its plan, "
+            f"and is charged for {owed:,}: the end may depend on what was released.",
+            "",
+        ]
+    report = privacy_report(_run(budget, owed), delta=budget.delta)
+    if budget.step.neighboring_relation == "zero_out":
+        report = _without_finer_levels(report)
+    if has_default_normalizer:
+        report = _without_private_divisor(report, budget.step)
+    words = _in_words(report, budget, num_steps, noise)
+    return "\n".join([*lines, *words, "", "```", str(report), "```"]) + "\n"
+
+
+def _run(budget: PrivacyBudget, num_steps: int) -> ComposedSteps:
+    """The steps that were taken, equal ones together; the first if none was."""
+    run = budget.run(num_steps)
+    counts: dict[Any, int] = {}
+    for step, count in zip(run.steps, run.counts, strict=True):
+        counts[step] = counts.get(step, 0) + int(count)
+    taken = {step: count for step, count in counts.items() if count}
+    return compose(*(taken or dict.fromkeys(run.steps[:1], 0)).items())
+
+
+def _without_finer_levels(report: PrivacyReport) -> PrivacyReport:
+    """The report without levels below the one whose slots were drawn.
+
+    Their units have no slots: one that is null would change the rates.
+    """
+    names = list(report.epsilon_by_level)
+    finer = names[names.index(report.privacy_unit) + 1 :]
+    reason = f"only slots of the level {report.privacy_unit!r} were drawn"
+    levels = dict(report.epsilon_by_level) | dict.fromkeys(finer, reason)
+    return dataclasses.replace(report, epsilon_by_level=levels)
+
+
+def _without_private_divisor(
+    report: PrivacyReport, step: GaussianStep
+) -> PrivacyReport:
+    """The report without epsilons at levels where the divisor is private."""
+    reason = (
+        "the divisor was the mean number of clip units a step, which is private at "
+        "this level; give normalizer"
+    )
+    levels: dict[str, float | str] = {
+        level: value
+        if isinstance(value, str) or mean_units_are_public(step, level)
+        else reason
+        for level, value in report.epsilon_by_level.items()
+    }
+    return dataclasses.replace(report, epsilon_by_level=levels)
+
+
+def _without_sizes(budget: PrivacyBudget) -> list[str]:
+    """What may be said where the noise was calibrated to private sizes."""
+    unit = budget.step.privacy_unit
+    return [
+        f"Trained for ({budget.epsilon:g}, {budget.delta:g})-differential privacy of "
+        f"one `{unit}` more or less, among data sets whose groups have the sizes of "
+        "this one or of its neighbours.",
+        "",
+        f"How many `{unit}` units there are in each group is private, and the "
+        "accounting of this run used it. Its noise, the number of its steps and what "
+        "it spent are therefore not for publication and not in this folder; that the "
+        "noise itself was chosen by these numbers is covered by no epsilon. A "
+        "`population` in every draw without replacement, a public lower bound, lets "
+        "the accounting rest on public facts alone.",
+    ]
+
+
+def _reasons(budget: PrivacyBudget, num_steps: int, kind: str) -> list[str]:
+    """Why the guarantee holds: the statistics, then the steps."""
+    statistics = min(len(budget.before), num_steps)
+    reasons = []
+    if statistics:
+        noises = dict.fromkeys(
+            f"{step.noise_multiplier * contribution_norm(step):.5g} for each "
+            f"{step.clip_unit}"
+            for step in budget.before[:statistics]
+        )
+        reasons.append(
+            f"{statistics} statistics of all of the data were released once, sums to "
+            f"which nobody gives more than norm 1, with {kind} of standard deviation "
+            + ", ".join(noises)
+        )
+    if num_steps > statistics:
+        reasons.append(
+            f"in each of {num_steps - statistics:,} steps the gradient of each drawn "
+            f"`{budget.step.clip_unit}` was clipped, {kind} of "
+            f"{budget.step.noise_multiplier:.5g} times the clip norm was added to "
+            "their sum, and who was drawn stayed secret: the object that drew is the "
+            "one that is accounted"
+        )
+    return reasons
+
+
+def _in_words(
+    report: PrivacyReport, budget: PrivacyBudget, num_steps: int, noise: str
+) -> list[str]:
+    kind = "Gaussian noise"
+    rounding = "The noise was float64 Gaussian; its low-order bits are not hardened."
+    if noise == DISCRETE:
+        kind = "discrete Gaussian noise"
+        rounding = (
+            "Sums and noise were whole numbers, whose low-order bits tell nothing."
+        )
+    unit = report.privacy_unit
+    changed = {
+        "add_remove": f"one `{unit}` more or less",
+        "replace_one": f"the content of one `{unit}` replaced",
+        "zero_out": f"one more of the public slots for a `{unit}` empty, or filled,",
+    }[report.neighboring_relation]
+    return [
+        f"Whoever sees everything that this run released can hardly tell it from the "
+        f"run with {changed} in the training data: the two are "
+        f"({upward(report.epsilon)}, {report.delta:g})-indistinguishable. The target "
+        f"was epsilon <= {budget.epsilon:g}.",
+        "",
+        "It holds because "
+        + "; and because ".join(_reasons(budget, num_steps, kind))
+        + f". {rounding}",
+        "",
+        f"Released are {'the noised sums and ' * bool(budget.before)}the parameters "
+        "after every step. Not released, and not covered: "
+        "the full log (it holds losses and norms of private data), which examples "
+        "each step drew, and scores on held-out data, which disclose the people "
+        "in them.",
+    ]
+
+
+def markdown_report(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    facts: Mapping[str, Any],
+    statement: str,
+    picture: str | None,
+) -> str:
+    """Returns the run's page. It shows private diagnostics: not for release."""
+    scores = [r for r in records if HELD_OUT in r]
+    lines = [
+        f"# {title}",
+        "",
+        "*Private: this page shows losses of private training data and scores on "
+        "held-out people. What may be released is in `release/`.*",
+        "",
+    ]
+    if picture:
+        lines += [f"![loss, score and epsilon against the step]({picture})", ""]
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in facts.items()]
+    if scores:
+        lines += ["", "| step | epsilon | on | score | 95 % interval | episodes |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for record in scores:
+            for split, score in record[HELD_OUT].items():
+                lines.append(
+                    f"| {record['step']:,} | {float(record['epsilon']):.4g} | "
+                    f"{split} | "
+                    f"{score['name']} {score['mean']:.4f} | "
+                    f"{score['low']:.4f} to {score['high']:.4f} | "
+                    f"{score['num_episodes']:,} |"
+                )
+    return "\n".join([*lines, "", statement.replace("# Privacy", "## Privacy", 1)])
+
+
+PARAMETERS, STATEMENT, PUBLIC_LOG = "parameters.npz", "privacy.md", "log.jsonl"
+# Bytes that headers of arrays may take.
+_HEADERS = 1 << 20
+
+
+def export_run(
+    folder: Path,
+    *,
+    params: Any,
+    statement: str,
+    log: Path,
+    facts: Mapping[str, Any],
+    has_public_epsilon: bool = True,
+) -> list[Path]:
+    """Writes the releasable part of a run and returns the files.
+
+    Args:
+      folder: made if missing; files of these names are replaced, all at once.
+      params: the parameters after the last step.
+      statement: what is protected, how well and under which conditions (Markdown).
+      log: the run's full log, whose public compartment is copied.
+      facts: public settings of the run, plain values; written as ``run.json``.
+      has_public_epsilon: False if the epsilons in the log were computed from private
+        sizes: they, and with them how many steps there were, are left out.
+
+    Raises:
+      OSError: a file that cannot be written.
+      TypeError: facts that JSON cannot hold.
+    """
+    arrays = {
+        path: np.asarray(leaf, np.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf
+        for path, leaf in flat_params(params).items()
+    }
+    records = releasable_records(read_log(log)) if has_public_epsilon else []
+    texts = {
+        STATEMENT: statement,
+        PUBLIC_LOG: "".join(json.dumps(record) + "\n" for record in records),
+        "run.json": json.dumps(facts, indent=2, allow_nan=False) + "\n",
+    }
+    with atomic_folder(folder) as whole:
+        write_arrays(whole / PARAMETERS, arrays)
+        for name, text in texts.items():
+            (whole / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in (PARAMETERS, *texts)]
+
+
+def load_parameters(path: Path, like: Any) -> Any:
+    """Returns exported parameters in the structure of ``like``; never unpickles.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: no npz file of numbers, a larger one than parameters need, or other
+        names or shapes than ``like`` has.
+    """
+    wanted = flat_params(like)
+    # Twice as many bytes as they need, for a file of doubles.
+    most = 16 * sum(leaf.size for leaf in wanted.values()) + _HEADERS
+    arrays = read_arrays(path, max_bytes=most)
+    if wanted.keys() != arrays.keys():
+        odd = sorted(wanted.keys() ^ arrays.keys())
+        raise ValueError(f"{path}: parameters differ in {odd[:5]}")
+    for name, leaf in wanted.items():
+        if arrays[name].shape != leaf.shape:
+            raise ValueError(
+                f"{path}: {name} must have shape {leaf.shape}, got {arrays[name].shape}"
+            )
+    leaves = [jax.numpy.asarray(arrays[n], v.dtype) for n, v in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def flat_params(params: Any) -> dict[str, Any]:
+    """The leaves by their path, e.g. ``"layers/0/kernel"``, in tree order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in leaves
+    }
+
+
+def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
+    """Returns those facts of a run that hold no private number of units."""
+    hidden: set[str] = set()
+    if not mean_units_are_public(budget.step):
+        hidden.add("mean units a step")
+    if public_budget(budget) is None:  # the noise was calibrated to private sizes
+        hidden |= {"steps", "noise multiplier", "mean units a step"}
+        hidden |= {name for name in facts if name.startswith("epsilon ")}
+    return {name: value for name, value in facts.items() if name not in hidden}

@@ -1,0 +1,246 @@
+"""Where a run stands: its state and its ledger, in every process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError
+from jaxdp_episodic.files.atomic import TEMPORARY
+from jaxdp_episodic.trainer.draw.generators import Keys
+from jaxdp_episodic.trainer.gradient.precision import training_dtype
+from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.gradient.processes import all_processes
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.checkpoint import (
+    Checkpoints,
+    Snapshot,
+    TrainingState,
+    released_params,
+)
+from jaxdp_episodic.trainer.run.description import agreed, described_versions
+from jaxdp_episodic.trainer.run.draws import RunDraws
+from jaxdp_episodic.trainer.run.journal import (
+    Journal,
+    JournalError,
+    as_bytes,
+    from_bytes,
+)
+from jaxdp_episodic.trainer.run.ledger import Ledger, taken_up
+
+
+class Standing:
+    """A run's state and how far it is; what `Trainer` moves on.
+
+    Where there are several processes the first one's is the run's, and the others are
+    given what their shares of the steps need: before the first of them the parameters,
+    and private statistics that were released; for each the secret of its draw.
+
+    Args:
+      gradient: of the steps, which knows the devices.
+      state: before the first step.
+      keys: of the run.
+      run: what it is; see `described_run`.
+      budget: of the run.
+      noise: "gaussian" or "discrete".
+
+    Attributes:
+      run: what the run is.
+      ledger: counts its charges; in other processes than the first a copy in memory.
+      versions: of what this process computes with; see `described_versions`.
+    """
+
+    _draws: RunDraws
+
+    def __init__(
+        self,
+        gradient: PrivateGradient,
+        state: TrainingState,
+        keys: Keys,
+        run: Mapping[str, Any],
+        budget: PrivacyBudget,
+        noise: str,
+    ) -> None:
+        self.run, self.budget, self.noise = run, budget, noise
+        self.ledger, self.versions = Ledger(budget), described_versions()
+        self._gradient, self._keys = gradient, keys
+        # One attribute: whenever an interrupt comes, the two belong together.
+        self._now = (gradient.on_devices(state), 0)
+        self._processes = all_processes()
+        self._has_agreed = self._is_joined = False
+        self._folder: Path | None = None
+        self._journal: Journal | None = None
+
+    @property
+    def is_seeded(self) -> bool:
+        """True if draws and noise follow from a seed, so that nothing is private."""
+        return self._keys.is_seeded
+
+    @property
+    def state(self) -> TrainingState:
+        """Parameters and optimizer state as they stand."""
+        return self._now[0]
+
+    @property
+    def params(self) -> Any:
+        """The parameters to evaluate and release; see `released_params`."""
+        return released_params(self.state)
+
+    @property
+    def num_steps_taken(self) -> int:
+        """Steps up to which the run stands, those given up included."""
+        return self._now[1]
+
+    @property
+    def num_steps_charged(self) -> int:
+        """Steps charged so far: those taken, and perhaps one that was broken off."""
+        return self.ledger.charged
+
+    def snapshot(self) -> Snapshot:
+        """Returns the run as it stands; no secret of a draw or of noise is in it."""
+        return Snapshot(*self._now, self.run)
+
+    @contextmanager
+    def journaling(self, folder: Path, run: str) -> Iterator[Journal]:
+        """Lets steps out by way of the folder's journal; takes up what is there.
+
+        Args:
+          folder: of the run, which holds it.
+          run: its random name, as in its ledger.
+        """
+        for path in folder.glob(run_files.EPOCH + TEMPORARY + "*"):
+            path.unlink()  # of a process that was killed while it wrote the file
+        with Journal(folder / run_files.JOURNAL, run) as journal:
+            self._take_releases(journal)
+            self._end_epoch(folder, self.num_steps_taken)
+            self._journal = journal
+            try:
+                yield journal
+            finally:
+                self._journal = None
+
+    def _let_out(self, state: TrainingState, number: int, released: Any) -> Any:
+        """The state after a release, which is in the journal before it has effects."""
+        if self._journal is not None:
+            self._journal.append(number, as_bytes(released))
+        return self._after(state, number, released)
+
+    def _after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
+        """The state that follows from a release: post-processing, whenever it is."""
+        raise NotImplementedError
+
+    def _released_like(self, number: int) -> Any:
+        """Shapes and types of what a step releases; None of a statistic."""
+        if number <= len(self.budget.before):
+            return None
+        dtype, params = training_dtype(self.state.params), self.state.params
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params
+        )
+
+    def _take_releases(self, journal: Journal) -> None:
+        """Takes the releases behind the state; gives up what else was charged."""
+        stands = self.num_steps_taken
+        for release in journal.releases(after=stands):
+            state, number = self.state, release.step
+            if release.base > stands:
+                raise JournalError(
+                    f"the journal stands on the checkpoint of step {release.base}, the "
+                    f"latest is of step {stands}: put the other one back, or give up "
+                    f"what followed by removing {journal.path}"
+                )
+            if number > self.ledger.charged:
+                raise LedgerError(
+                    f"the journal has a release of step {number}, and the ledger "
+                    f"{self.ledger.charged} steps charged: the ledger was rolled back"
+                )
+            released = from_bytes(release, self._released_like(number))
+            self._now = (self._after(state, number, released), number)
+        self._give_up_unreleased()
+
+    def _give_up_unreleased(self) -> None:
+        """Passes over steps that were charged and broken off before their release.
+
+        Taken again they would be another release, with another draw and other noise,
+        that nobody charged. Those of a seed are the same release.
+        """
+        state, taken = self._now
+        charged = self.ledger.charged
+        if taken == charged or self.is_seeded:
+            return
+        self._now = (state, charged)
+        which = f"step {charged} was"
+        if charged - taken > 1:
+            which = f"steps {taken + 1} to {charged} were"
+        warnings.warn(
+            f"{which} charged and broken off before the release: given up, and counted "
+            "as taken",
+            stacklevel=2,
+        )
+
+    def keep_epoch(self, folder: Path, run: str, step: int) -> None:
+        """Keeps who takes part in a step's epoch, before anything of it is charged."""
+        self._draws.keep(folder / run_files.EPOCH, run, step)
+
+    def _end_epoch(self, folder: Path, step: int) -> None:
+        """Forgets an epoch on the disk that ends with this step."""
+        is_last = step >= self.budget.num_steps
+        self._draws.end(folder / run_files.EPOCH, step, is_last=is_last)
+
+    def _shared(self, tree: Any) -> Any:
+        """The first process's arrays, on this one's devices."""
+        shared = self._processes.shared(tree)
+        return shared if shared is tree else self._gradient.on_devices(shared)
+
+    def _take_up(self, folder: Path) -> None:
+        """Takes up checkpoint, ledger, journal and epoch in a folder."""
+        run_files.refuse_without_checkpoint(folder)
+        with (
+            run_files.locked(folder),
+            Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
+        ):
+            snapshot = checkpoints.restore(self.state, self.run)
+            self.ledger = taken_up(folder / run_files.LEDGER, snapshot, self.budget)
+            state = self._gradient.on_devices(TrainingState(*snapshot.state))
+            self._now = (state, snapshot.charged_steps)
+            self._folder = folder.resolve()
+            assert self.ledger.mark is not None
+            run = self.ledger.mark.run
+            with Journal(folder / run_files.JOURNAL, run) as journal:
+                self._take_releases(journal)
+            path = folder / run_files.EPOCH
+            self._draws.take_up(path, run, self.num_steps_taken + 1)
+
+    def _join(self) -> None:
+        """Makes the trainers of all processes one run, once."""
+        if not self._is_joined:
+            with self._processes.together():
+                self._agree()
+                self._share()
+
+    def _agree(self) -> None:
+        """Refuses processes with another run than the first; asked once."""
+        if self._has_agreed:
+            return
+        leaves = jax.tree.leaves(self.state.params)
+        kinds = [f"{leaf.dtype} {leaf.shape}" for leaf in leaves]
+        agreed(self._processes, {**self.run, **self.versions, "parameters": kinds})
+        self._has_agreed = True
+
+    def _share(self) -> None:
+        """Gives all processes what the first one has: where the run stands."""
+        taken, charged = self._processes.shared_value(
+            [self.num_steps_taken, self.ledger.charged]
+        )
+        state = self.state
+        params, start = self._shared((state.params, state.start))
+        if not self._processes.is_first:
+            self.ledger = Ledger(self.budget, charged=charged)
+            self._now = (state._replace(params=params, start=start), taken)
+        self._is_joined = True

@@ -1,0 +1,4 @@
+"""Private statistics of classes, released as whole.
+
+Doors: `mixed`, `statistics`.
+"""

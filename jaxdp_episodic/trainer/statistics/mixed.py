@@ -1,0 +1,263 @@
+"""A private mixed model from its sums: what is noised, and what follows from it.
+
+Each task (a school) has an intercept and slopes of its own around those of all,
+
+    y = d(x)' (coefficients) + z(x)' b + e,  b ~ N(0, covariance),  e ~ N(0, variance),
+
+with d(x) = (1, x, x^2, ...) and z(x) = (1, the first features). Two statistics say all
+of it: the second moment of (d, y) over all examples, and over pairs of examples of one
+task the products of their residuals, whose mean is ``z_i' (covariance) z_j``: what the
+two share is the task. Both are least squares whose rows are scaled by their inputs
+alone, which is a weight and no bias. A new task's b is predicted from its support.
+
+Reference: Laird, Ware (1982), doi:10.2307/2529876 (the model, and its best linear
+unbiased prediction).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.trainer.config.training_start import MOST_SLOPES, StartConfig
+from jaxdp_episodic.trainer.learners.episode import Episode
+from jaxdp_episodic.trainer.statistics.plda import OF_NOISE, noise_edge
+from jaxdp_episodic.trainer.statistics.whole_rows import (
+    STEPS,
+    on_grid,
+    outer_products,
+    unit,
+)
+
+# Of the residual's deviation: where residuals of a pair are cut.
+_CUT = 2.0
+# Of the mean eigenvalue: a ridge where there is no noise.
+_SINGULAR = 1e-6
+# Of the whole variance around the pooled line: least that is an example's own.
+_LEAST_OWN = 0.05
+
+
+class Mixed(NamedTuple):
+    """What the statistics have come to; a function of what was released.
+
+    Attributes:
+      coefficients: (p,) float32, of d(x).
+      covariance: (k, k) float32, of a task's own intercept and slopes.
+      variance: () float32, of an example around its task's line; before the second
+        statistic, around that of all.
+      spread: (k, k) float32: the weighed mean of z z'.
+    """
+
+    coefficients: Any
+    covariance: Any
+    variance: Any
+    spread: Any
+
+    def released(self) -> dict[str, Any]:
+        """The part that predictions need."""
+        return {
+            "coefficients": self.coefficients,
+            "covariance": self.covariance,
+            "variance": self.variance,
+        }
+
+
+@dataclass(frozen=True)
+class MixedModel:
+    """Predicts a task's values by the line of all, and its own deviation from that.
+
+    Attributes:
+      powers: of each feature that d(x) has, at least 1.
+      slopes: features, the first ones, whose slope differs from task to task.
+      target_bound: public bound > 0 of the targets' size; predictions are cut to it.
+    """
+
+    powers: int = 2
+    slopes: int = 1
+    target_bound: float = 1.0
+    is_regression: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _validation.integer_array("powers", self.powers, minimum=1)
+        _validation.integer_array("slopes", self.slopes, minimum=0)
+        if self.slopes > MOST_SLOPES:
+            raise ValueError(f"slopes must be at most {MOST_SLOPES}, got {self.slopes}")
+        _validation.positive_array("target_bound", self.target_bound)
+
+    @classmethod
+    def of(cls, config: StartConfig) -> MixedModel:
+        """Returns the learner of a config's mixed model."""
+        return cls(config.powers, config.slopes, config.target_bound)
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """Mean squared error of the queries."""
+        errors = jnp.square(self.predict(params, episode) - episode.query_targets)
+        number = jnp.maximum(jnp.sum(episode.query_mask), 1.0)
+        return jnp.sum(errors * episode.query_mask) / number
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """(Q,) predictions by ``{"start": {"coefficients", …}, "model": {}}``."""
+        start = params["start"]
+        mask = episode.support_mask
+        rows, own = self._rows(episode.support_inputs)
+        own = own * mask[:, None]
+        bound = self.target_bound
+        targets = jnp.clip(episode.support_targets, -bound, bound)
+        off = mask * (targets - rows @ start["coefficients"])
+        among = own @ start["covariance"] @ own.T
+        among = among + start["variance"] * jnp.eye(len(mask), dtype=jnp.float32)
+        deviation = start["covariance"] @ own.T @ jnp.linalg.solve(among, off)
+        rows, own = self._rows(episode.query_inputs)
+        found = rows @ start["coefficients"] + own @ deviation
+        return jnp.clip(found, -bound, bound)
+
+    def initial(self, num_features: int) -> Mixed:
+        """Returns what is known before the first release: nothing.
+
+        Raises:
+          ValueError: more slopes than features.
+        """
+        if self.slopes > num_features:
+            raise ValueError(
+                f"slopes must be at most the {num_features} features, got {self.slopes}"
+            )
+        own = (1 + self.slopes,) * 2
+        return Mixed(
+            jnp.zeros(1 + self.powers * num_features, jnp.float32),
+            jnp.zeros(own, jnp.float32),
+            jnp.ones((), jnp.float32),
+            jnp.zeros(own, jnp.float32),
+        )
+
+    def pooled_moment(self, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        """The sum of outer products of ``(d, y) / sqrt(2)``, (p + 1, p + 1) int64.
+
+        Args:
+          rows: (n, D + 1) features, then the target, which is cut to its bound. d is
+            scaled to norm 1, and y, as a part of its bound, by the same factor.
+          shares: (n,) by what each is divided; see `sum_of_rows`.
+        """
+        with np.errstate(all="ignore"):  # what has no finite norm is zero
+            lines, _ = self._rows(rows[:, :-1].astype(np.float64), np)
+            lines = unit(lines)  # the first entry is the factor, as that of d is 1
+            values = self._cut(rows[:, -1], self.target_bound, np) * lines[:, 0]
+        return _products(np.concatenate([lines, values[:, None]], axis=1), shares)
+
+    def pair_moment(
+        self, rows: np.ndarray, shares: np.ndarray, state: Mixed
+    ) -> np.ndarray:
+        """The sum of outer products of ``(z z', r r) / sqrt(2)`` of pairs.
+
+        Args:
+          rows: (n, 2 D + 2) features and target of one, then of the other. Both z are
+            scaled to norm 1, and the residuals r, cut, by the same factors.
+          shares: see `pooled_moment`.
+          state: of the releases before.
+
+        Returns:
+          (m + 1, m + 1) int64, with m entries of a symmetric matrix, those beside the
+          diagonal times sqrt(2).
+        """
+        half, scaled = rows.shape[1] // 2, []
+        cut = _CUT * math.sqrt(float(state.variance))
+        coefficients = np.asarray(state.coefficients, np.float64)
+        for part in (rows[:, :half], rows[:, half:]):
+            with np.errstate(all="ignore"):
+                lines, own = self._rows(part[:, :-1].astype(np.float64), np)
+                off = self.target_bound * self._cut(part[:, -1], self.target_bound, np)
+                # One by one: a sum in another order may be rounded otherwise.
+                for column, coefficient in zip(lines.T, coefficients, strict=True):
+                    off = off - column * coefficient
+                own = unit(own)
+                scaled.append((own, self._cut(off, cut, np) * own[:, 0]))
+        (one, first), (other, second) = scaled
+        products = one[:, :, None] * other[:, None, :]
+        products = (products + products.transpose(0, 2, 1)) / 2
+        above, factors = _above(1 + self.slopes)
+        entries = products[:, *above] * factors
+        values = (first * second)[:, None]
+        return _products(np.concatenate([entries, values], axis=1), shares)
+
+    def with_line(self, state: Mixed, moment: np.ndarray, noise: float) -> Mixed:
+        """The line of all, and the variance around it, of a noised pooled moment."""
+        whole = 2 * moment
+        lines, towards = whole[:-1, :-1], whole[:-1, -1]
+        count = max(float(whole[0, 0]), 1.0)  # of the weights
+        coefficients = _ridge(lines, towards, 2 * noise_edge(len(whole), noise))
+        off = np.append(-coefficients, 1.0)
+        variance = max(float(off @ whole @ off) / count, 1e-3)
+        bound, number = self.target_bound, 1 + self.slopes
+        return state._replace(
+            coefficients=jnp.asarray(bound * coefficients, jnp.float32),
+            variance=jnp.asarray(bound**2 * variance, jnp.float32),
+            spread=jnp.asarray(lines[:number, :number] / count, jnp.float32),
+        )
+
+    def with_tasks(self, state: Mixed, moment: np.ndarray, noise: float) -> Mixed:
+        """How tasks differ, of a noised moment of pairs; what is left is examples'."""
+        whole = float(state.variance)
+        entries = _ridge(
+            moment[:-1, :-1], moment[:-1, -1], noise_edge(len(moment), noise)
+        )
+        number = 1 + self.slopes
+        above, factors = _above(number)
+        covariance = np.zeros((number, number))
+        covariance[above] = _CUT**2 * whole * entries / factors
+        covariance = covariance + np.triu(covariance, 1).T
+        values, vectors = np.linalg.eigh(covariance)
+        covariance = (vectors * np.maximum(values, 0.0)) @ vectors.T
+        among = np.sum(covariance * np.asarray(state.spread, np.float64))
+        own = max(whole - among, _LEAST_OWN * whole)
+        return state._replace(
+            covariance=jnp.asarray(covariance, jnp.float32),
+            variance=jnp.asarray(own, jnp.float32),
+        )
+
+    def _rows(self, inputs: Any, xp: Any = jnp) -> tuple[Any, Any]:
+        """``d(x)``, (n, p), and ``z(x)``, (n, k), of inputs (n, ...)."""
+        flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
+        one = xp.ones((len(flat), 1), flat.dtype)
+        # Products are rounded the same wherever they stand; functions may not be.
+        powers = itertools.accumulate([flat] * self.powers, operator.mul)
+        own = flat[:, : self.slopes]
+        return xp.concatenate([one, *powers], axis=1), xp.concatenate([one, own], 1)
+
+    @staticmethod
+    def _cut(values: Any, bound: Any, xp: Any) -> Any:
+        """Values as parts of a bound, cut to [-1, 1]; 0 where there is no number."""
+        return xp.nan_to_num(xp.clip(values / bound, -1.0, 1.0), nan=0.0)
+
+
+def _products(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Outer products of rows / sqrt(2), of norm at most 1, on the grid."""
+    return outer_products(on_grid(rows / math.sqrt(2), STEPS**2 // shares))
+
+
+def _ridge(matrix: np.ndarray, towards: np.ndarray, edge: float) -> np.ndarray:
+    """Least squares by normal equations under noise whose largest eigenvalue is known.
+
+    Eigenvalues below zero are the noise's; to all a part of ``edge`` is added.
+    """
+    values, vectors = np.linalg.eigh(matrix)
+    floor = _SINGULAR * max(values.mean(), 0.0) + OF_NOISE * edge
+    values = np.maximum(values, 0.0) + floor
+    if not (values > 0).all():
+        raise ValueError(
+            "a mixed model needs examples, and pairs of examples of a task; got none, "
+            "and no noise in their place"
+        )
+    return vectors @ ((vectors.T @ towards) / values)
+
+
+def _above(number: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """Places of a symmetric matrix's entries, and their factors in its norm."""
+    above = np.triu_indices(number)
+    return above, np.where(above[0] == above[1], 1.0, math.sqrt(2))

@@ -1,0 +1,202 @@
+"""A private PLDA from its sums: what each gives, and what follows from it.
+
+Contributions are whole numbers, of norm at most `PRODUCT_STEPS`: see `whole_rows`. What
+follows from the noised sums, in their own unit, is float64, on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxdp_episodic.trainer.gradient.noise import drawn_noise
+from jaxdp_episodic.trainer.statistics.whole_rows import (
+    STEPS,
+    on_grid,
+    outer_products,
+    times,
+    totals,
+    unit,
+)
+
+# Of the noise's largest eigenvalue: what is added to those of a covariance.
+OF_NOISE = 0.7
+# The one that is counted, in steps of a row: at least the root of a half of them, so
+# that the product of two contributions to a mean is not below zero.
+_ONE = math.isqrt(STEPS**2 // 2) + 1
+COUNTED = _ONE * STEPS
+"""Steps by which a mean's contribution counts, besides its row: ``1 / sqrt(2)``."""
+
+# Variance within classes that is left in a whitened direction, of its mean.
+_LEFT = 1.2
+# Directions that must stand out of the noise, or none is weighed.
+_FEWEST = 8
+# Of the mean eigenvalue: where there is neither noise nor variance.
+_SINGULAR = 1e-4
+
+
+class Start(NamedTuple):
+    """What the statistics have come to; a function of what was released.
+
+    Attributes:
+      mean: (D,) float32, of the features.
+      count: () float32: how many examples, or classes, there are, about.
+      whitening: (D, D) float32: as far as the stages have come.
+      projection: (D, d) float32: what the features are multiplied by; zero before the
+        last statistic.
+    """
+
+    mean: Any
+    count: Any
+    whitening: Any
+    projection: Any
+
+    def released(self) -> dict[str, Any]:
+        """The part that predictions need."""
+        return {"mean": self.mean, "projection": self.projection}
+
+
+def projected(features: Array, mean: Array, projection: Array) -> Array:
+    """Returns the projected features, (n, d) of norm 1, or 0.
+
+    Args:
+      features: (n, ...), flattened and scaled to norm 1 first.
+      mean: (D,) is taken off.
+      projection: (D, d).
+    """
+    flat = _unit(features.reshape(len(features), -1).astype(jnp.float32))
+    return _unit((flat - mean) @ projection)
+
+
+def _unit(rows: Array) -> Array:
+    """Rows scaled to norm 1; those that are not finite, or too short, are zero."""
+    largest = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
+    # Every entry by itself: a compiled maximum may pass over NaN.
+    fits = jnp.isfinite(rows).all(axis=1, keepdims=True) & (largest > 1e-30)
+    scaled = jnp.where(fits, rows, 0.0) / jnp.where(fits, largest, 1.0)
+    norms = jnp.linalg.norm(scaled, axis=1, keepdims=True)
+    return scaled / jnp.maximum(norms, 1.0)  # the largest entry is 1, or all are 0
+
+
+def sum_of_rows(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Returns the sum of ``x / sqrt(2)``, x rows scaled to norm 1, (D,) int64.
+
+    Args:
+      rows: (n, D).
+      shares: (n,) by what each is divided: the rows of its class where that is clipped.
+    """
+    whole = on_grid(unit(rows), STEPS**2 - _ONE**2)
+    # Toward zero: no entry, and so no class's sum of them, gets longer.
+    return totals(np.trunc(whole * STEPS / shares[:, None]))
+
+
+def whole_rows(features: np.ndarray) -> np.ndarray:
+    """Rows scaled to norm 1, as whole numbers."""
+    return on_grid(unit(features), STEPS**2)
+
+
+def second_moment(
+    whole: np.ndarray, shares: np.ndarray, whitening: Any, center: Any = None
+) -> np.ndarray:
+    """Returns the sum of outer products of whitened rows of norm 1, (D, D) int64.
+
+    Args:
+      whole: (n, D) of `whole_rows`; or differences of two, then without a center.
+      shares: see `sum_of_rows`.
+      whitening: (D, k).
+      center: (D,) is taken off.
+    """
+    white = whitened_rows(whole, whitening, center)
+    return outer_products(on_grid(white, STEPS**2 // shares))
+
+
+def whitened_rows(whole: np.ndarray, whitening: Any, center: Any = None) -> np.ndarray:
+    """Rows in another space, scaled to norm 1; arguments as of `second_moment`."""
+    longest = 2.0 * STEPS
+    if center is not None:
+        middle = np.rint(np.asarray(center, np.float64) * STEPS)
+        whole, longest = whole - middle, STEPS + float(np.linalg.norm(middle))
+    return unit(times(whole, np.asarray(whitening), longest))
+
+
+def symmetric_noise(
+    kind: str, deviation: float, number: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Returns (D, D) noise, independent in an orthonormal basis of symmetric matrices.
+
+    So each entry on the diagonal has this deviation, and every other one, which stands
+    there twice, 1 / sqrt(2) of it. Arguments are those of `drawn_noise`.
+    """
+    diagonal = drawn_noise(kind, deviation, number, generator)
+    beside = number * (number - 1) // 2
+    below = drawn_noise(kind, deviation / math.sqrt(2), beside, generator)
+    matrix = np.zeros((number, number), below.dtype)
+    matrix[np.tri(number, k=-1, dtype=bool)] = below
+    return matrix + matrix.T + np.diag(diagonal)
+
+
+def with_mean(state: Start, noised: np.ndarray) -> Start:
+    """The mean: a noised sum over a noised count, which is taken to be at least 1.
+
+    It is cut to norm 1, as that of rows of norm 1 is.
+    """
+    count = max(math.sqrt(2) * noised[-1], 1.0)
+    mean = math.sqrt(2) * noised[:-1] / count
+    mean /= max(float(np.linalg.norm(mean)), 1.0)
+    return state._replace(
+        mean=jnp.asarray(mean, jnp.float32), count=jnp.asarray(count, jnp.float32)
+    )
+
+
+def whitened(state: Start, moment: np.ndarray, noise: float) -> Start:
+    """One more stage: directions of large variance within classes are shrunk.
+
+    Eigenvalues below zero are the noise's; to all is added a part of the largest that
+    noise alone would have (the edge of Wigner's semicircle), so that no direction is
+    stretched for what may be noise.
+    """
+    number = len(moment)
+    values, vectors = np.linalg.eigh(moment)
+    floor = _SINGULAR * max(values.mean(), 0.0) + OF_NOISE * noise_edge(number, noise)
+    values = np.maximum(values, 0.0) + floor
+    if not (values > 0).all():
+        raise ValueError(
+            "the covariance within classes is zero: no pair of examples of a class "
+            "is of two different ones"
+        )
+    scales = vectors / np.sqrt(values)
+    whitening = np.asarray(state.whitening, np.float64) @ scales
+    whitening *= math.sqrt(number) / np.linalg.norm(whitening)
+    return state._replace(whitening=jnp.asarray(whitening, jnp.float32))
+
+
+def weighed_projection(
+    state: Start, moment: np.ndarray, noise: float, dimensions: int
+) -> Start:
+    """The directions of most variance between classes, by Wiener's weights.
+
+    What is left of the variance within classes has, in rows of norm 1, about a part
+    1/D in each direction; that and the noise are taken off each eigenvalue. Where
+    next to nothing stands out of them, the leading directions count alike.
+    """
+    number = len(moment)
+    count = max(float(state.count), 1.0)  # 0 where the mean was given up
+    values, vectors = np.linalg.eigh(moment / count)
+    order = np.argsort(-values)[:dimensions]
+    nothing = _LEFT / number + noise_edge(number, noise) / count
+    shares = 1 - nothing / np.maximum(values[order], 1e-12)
+    weights = np.sqrt(np.maximum(shares, 0.0))
+    if np.count_nonzero(weights) < min(_FEWEST, len(weights)):
+        weights = np.ones_like(weights)
+    whitening = np.asarray(state.whitening, np.float64)
+    projection = whitening @ (vectors[:, order] * weights)
+    return state._replace(projection=jnp.asarray(projection, jnp.float32))
+
+
+def noise_edge(number: int, noise: float) -> float:
+    """About the largest eigenvalue of symmetric noise (Wigner's semicircle)."""
+    return noise * math.sqrt(2 * number)

@@ -1,0 +1,369 @@
+"""Private statistics in closed form: a metric of classes, or a model of tasks.
+
+A private PLDA (probabilistic linear discriminant analysis): the noised mean of the
+features; then, stage by stage, the covariance of differences within classes, each taken
+in the space that the stages before have whitened; last, the covariance of everything
+there. The metric that follows weighs each direction by how much of its variance is
+between classes. There are no gradients: each statistic is one sum over all of the data,
+of whole numbers, released once with noise, one charged step of a run. A private mixed
+model, for numbers, is made likewise: see `mixed`.
+
+What one protected unit can change of each sum is proved in docs/proofs.md, "Private
+statistics"; `PrivateStatistics.steps` says it to the accountant.
+
+Reference: Ioffe (2006), doi:10.1007/11744085_41 (PLDA); Dwork, Talwar, Thakurta, Zhang
+(2014), doi:10.1145/2591796.2591883 (a noised second moment of unit-norm rows).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
+from jaxdp_episodic.trainer.config.training_parts import MIXED, PLDA
+from jaxdp_episodic.trainer.config.training_start import (
+    MEAN,
+    MOST_FEATURES,
+    StartConfig,
+    contribution_norm,
+    statistics_steps,
+)
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.generators import generator as random_generator
+from jaxdp_episodic.trainer.gradient.noise import checked_noise, drawn_noise
+from jaxdp_episodic.trainer.learners.episode import Episode
+from jaxdp_episodic.trainer.statistics.mixed import Mixed, MixedModel
+from jaxdp_episodic.trainer.statistics.plda import (
+    COUNTED,
+    Start,
+    projected,
+    second_moment,
+    sum_of_rows,
+    symmetric_noise,
+    weighed_projection,
+    whitened,
+    whitened_rows,
+    whole_rows,
+    with_mean,
+)
+from jaxdp_episodic.trainer.statistics.whole_rows import MOST_EXAMPLES, PRODUCT_STEPS
+
+_ROWS = 4096  # at a time: all may not fit into memory
+_PAIRS, _ALL = "pairs", "all"
+
+
+class PrivateStatistics:
+    """The statistics of a table: their steps, and their releases.
+
+    Args:
+      data: the table; features are flattened, and but for "mixed" scaled to norm 1.
+      config: which statistics.
+      privacy_unit: one of the last two levels of the table: an example, or a class.
+      neighboring_relation: as of `GaussianStep`.
+      slots: public number of slots for examples of every class, where under zero_out
+        examples are protected; else None.
+      noise: "discrete" or "gaussian"; see `Trainer`.
+
+    Attributes:
+      config: which statistics.
+      data: the table.
+      noise: of which kind.
+      steps: see `statistics_steps`.
+      dimensions: columns of the projection.
+
+    Raises:
+      ValueError: another privacy unit or noise, too many features or examples, fewer
+        slots than examples;
+        of "mixed" no targets, or fewer features than slopes.
+    """
+
+    def __init__(
+        self,
+        data: ExampleTable,
+        config: StartConfig,
+        *,
+        privacy_unit: str,
+        neighboring_relation: str,
+        slots: int | None = None,
+        noise: str = DISCRETE,
+    ) -> None:
+        self.config, self.data = config, data
+        self.noise = _validation.choice("noise", noise, NOISES)
+        self._made: tuple[Start, ExampleTable] | None = None
+        self._by_class = privacy_unit == data.level_names[-2]
+        number = math.prod(data.features.shape[1:])
+        self._features = data.features.reshape(data.num_examples, number)
+        self._sizes = np.asarray(data.population.children_counts[-1], np.int64)
+        self._mixed = MixedModel.of(config) if config.kind == MIXED else None
+        columns = number if self._mixed is None else number * self._mixed.powers
+        if columns > MOST_FEATURES:
+            raise ValueError(
+                f"private statistics take at most {MOST_FEATURES} features, got "
+                f"{columns}; take fixed features"
+            )
+        _validation.whole_number(
+            "examples", data.num_examples, minimum=0, maximum=MOST_EXAMPLES
+        )
+        if self._mixed is not None:
+            self._mixed.initial(number)  # refuses too many slopes
+            if data.targets is None:
+                raise ValueError(
+                    f"data must have targets for statistics of kind {MIXED!r}, got a "
+                    "table without"
+                )
+        self.dimensions = number
+        if config.kind == PLDA:
+            self.dimensions = min(config.dimensions, number)
+        self._slots = None
+        if neighboring_relation == "zero_out" and not self._by_class:
+            self._slots = _validation.whole_number("slots", slots)
+            if self._slots < self._sizes.max(initial=0):
+                raise ValueError(
+                    "slots must be at least the examples of every class, got "
+                    f"{slots} slots and a class of {self._sizes.max()}"
+                )
+        self.steps = statistics_steps(
+            data.level_names,
+            config,
+            privacy_unit=privacy_unit,
+            neighboring_relation=neighboring_relation,
+        )
+
+    def learner(self, learner: Any) -> Any:
+        """Returns a learner on examples, of one on what the statistics make of them."""
+        return learner if self._mixed is not None else Started(learner)
+
+    def initial(self) -> Start | Mixed:
+        """Returns what is known before the first release: nothing."""
+        number = self._features.shape[1]
+        if self._mixed is not None:
+            return self._mixed.initial(number)
+        return Start(
+            jnp.zeros(number, jnp.float32),
+            jnp.zeros((), jnp.float32),
+            jnp.eye(number, dtype=jnp.float32),
+            jnp.zeros((number, self.dimensions), jnp.float32),
+        )
+
+    def release(
+        self,
+        state: Any,
+        place: int,
+        generator: np.random.Generator,
+        key: bytes,
+        noise_multiplier: float,
+    ) -> Start | Mixed:
+        """Releases one statistic with its noise; returns what it adds to the state.
+
+        Args:
+          state: what the statistics before came to.
+          place: which statistic, from 0.
+          generator: of the pairs.
+          key: of the noise: 32 secret bytes, used for nothing else.
+          noise_multiplier: of this statistic's step; 0 adds no noise.
+        """
+        noised = self.noised_sum(state, place, generator, key, noise_multiplier)
+        return self.with_sum(state, place, noised, noise_multiplier)
+
+    def with_sum(
+        self, state: Any, place: int, noised: np.ndarray, noise_multiplier: float
+    ) -> Start | Mixed:
+        """Returns the state with what a released sum adds to it.
+
+        It is a function of what was released, and of the table's shape alone.
+
+        Args:
+          state: what the statistics before came to.
+          place: which statistic, from 0.
+          noised: what `noised_sum` returned.
+          noise_multiplier: of its noise.
+        """
+        noise = noise_multiplier * contribution_norm(self.steps[place])
+        kind = self._kind(place)
+        if self._mixed is not None:
+            adds = self._mixed.with_line if kind == _ALL else self._mixed.with_tasks
+            return adds(state, noised, noise)
+        if kind == MEAN:
+            state = with_mean(state, noised)
+            if self.config.kind == MEAN:
+                return state._replace(projection=state.whitening)
+            return state
+        if kind == _PAIRS:
+            return whitened(state, noised, noise)
+        return weighed_projection(state, noised, noise, self.dimensions)
+
+    def noised_sum(
+        self,
+        state: Any,
+        place: int,
+        generator: np.random.Generator,
+        key: bytes,
+        noise_multiplier: float,
+    ) -> np.ndarray:
+        """Returns a statistic's sum with its noise, float64: all that is released.
+
+        Sum and discrete noise are whole numbers, `PRODUCT_STEPS` of them to the most
+        that one contributes, which is 1. Arguments are those of `release`.
+        """
+        multiplier = checked_noise(noise_multiplier, self.noise)
+        deviation = multiplier * contribution_norm(self.steps[place]) * PRODUCT_STEPS
+        kind, pairs, shares = self._kind(place), None, self._shares()
+        if kind == _PAIRS:
+            *pairs, shares = self._pairs(generator)
+        total, stream = self._total(kind, state, shares, pairs), random_generator(key)
+        if kind == MEAN:
+            noise = drawn_noise(self.noise, deviation, total.size, stream)
+        else:
+            noise = symmetric_noise(self.noise, deviation, len(total), stream)
+        return (total + noise) / PRODUCT_STEPS
+
+    def _total(
+        self,
+        kind: str,
+        state: Any,
+        shares: np.ndarray,
+        pairs: Sequence[np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """A statistic's sum over all rows, or over pairs of them, int64.
+
+        No more than some are gathered at a time: all may not fit into memory.
+        """
+        total: Any = 0
+        for start in range(0, max(len(shares), 1), _ROWS):
+            here = slice(start, start + _ROWS)
+            if pairs is None:
+                rows = self._rows(kind, here)
+            else:
+                first, second = (self._rows(kind, side[here]) for side in pairs)
+                if self._mixed is None:
+                    rows = first - second
+                else:
+                    rows = np.concatenate([first, second], axis=1)
+            total = total + self._summed(kind, state, rows, shares[here])
+        if kind == MEAN:
+            classes = np.count_nonzero(self._sizes)
+            number = classes if self._by_class else self.data.num_examples
+            total = np.append(total, number * COUNTED)
+        return total
+
+    def _summed(
+        self, kind: str, state: Any, rows: np.ndarray, shares: np.ndarray
+    ) -> np.ndarray:
+        if self._mixed is not None:
+            if kind == _ALL:
+                return self._mixed.pooled_moment(rows, shares)
+            return self._mixed.pair_moment(rows, shares, state)
+        if kind == MEAN:
+            return sum_of_rows(rows, shares)
+        center = state.mean if kind == _ALL else None
+        return second_moment(rows, shares, state.whitening, center)
+
+    def table(self, state: Start) -> ExampleTable:
+        """Returns the data with projected features; made once for a state.
+
+        What is made of a row depends on it alone, to the last bit, as clipping needs.
+        """
+        if self._made is None or self._made[0] is not state:
+            data = self.data
+            parts = [
+                whitened_rows(
+                    whole_rows(self._features[start : start + _ROWS]),
+                    state.projection,
+                    state.mean,
+                ).astype(np.float32)
+                for start in range(0, max(data.num_examples, 1), _ROWS)
+            ]
+            table = ExampleTable(np.concatenate(parts), data.targets, data.population)
+            self._made = (state, table)
+        return self._made[1]
+
+    def _kind(self, place: int) -> str:
+        """Of what a statistic is: examples' mean, or moments of pairs or of all."""
+        last = len(self.steps) - 1
+        if self._mixed is not None:
+            return _PAIRS if place == last else _ALL
+        return MEAN if place == 0 else _ALL if place == last else _PAIRS
+
+    def _rows(self, kind: str, which: slice | np.ndarray) -> np.ndarray:
+        """Rows as `_summed` takes them: of a mixed model with the targets behind."""
+        features, targets = self._features[which], self.data.targets
+        if self._mixed is None:
+            return features if kind == MEAN else whole_rows(features)
+        assert targets is not None
+        return np.concatenate([features, targets[which, None]], axis=1)
+
+    def _shares(self) -> np.ndarray:
+        """(R,) by what each example is divided: the size of a class that is clipped."""
+        if not self._by_class:
+            return np.ones(len(self._features), np.int64)
+        return np.repeat(self._sizes, self._sizes)
+
+    def _pairs(
+        self, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Disjoint random pairs within each class: two rows, and the pair's divisor.
+
+        All slots are put into random order and paired, first with second and so on; a
+        pair with an empty slot is none. Without slots the examples themselves are.
+        """
+        sizes = self._sizes
+        slots = sizes if self._slots is None else np.full(len(sizes), self._slots)
+        owner = np.repeat(np.arange(len(sizes)), slots)  # a class's slots lie together
+        begins = (np.cumsum(slots) - slots)[owner]
+        order = np.lexsort((generator.random(len(owner)), owner)) - begins
+        rank = np.arange(len(owner)) - begins
+        first = np.flatnonzero((rank % 2 == 0) & (rank + 1 < slots[owner]))
+        both = np.stack([order[first], order[first + 1]], axis=1)
+        owner = owner[first]
+        there = (both < sizes[owner, None]).all(axis=1)
+        both, owner = both[there], owner[there]
+        rows = (np.cumsum(sizes) - sizes)[owner, None] + both
+        number = np.bincount(owner, minlength=len(sizes))
+        shares = np.ones(len(rows), np.int64)
+        if self._by_class:
+            shares = np.repeat(number, number)
+        return rows[:, 0], rows[:, 1], shares
+
+
+@dataclass(frozen=True)
+class Started:
+    """A learner on examples, of one on what the statistics make of them.
+
+    Attributes:
+      learner: on projected features.
+    """
+
+    learner: Any
+
+    @property
+    def is_regression(self) -> bool:
+        """As the other learner."""
+        return self.learner.is_regression
+
+    def loss(self, params: Any, episode: Episode) -> Array:
+        """The other learner's loss; parameters are those of `predict`."""
+        return self.learner.loss(params["model"], _seen(params["start"], episode))
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Predictions by ``{"start": {"mean", "projection"}, "model": …}``."""
+        return self.learner.predict(params["model"], _seen(params["start"], episode))
+
+
+def _seen(start: Any, episode: Episode) -> Episode:
+    """The episode with projected features."""
+    inputs = episode.support_inputs, episode.query_inputs
+    seen = [
+        projected(one, start["mean"], start["projection"]).astype(mask.dtype)
+        for one, mask in zip(
+            inputs, (episode.support_mask, episode.query_mask), strict=True
+        )
+    ]
+    return episode._replace(support_inputs=seen[0], query_inputs=seen[1])

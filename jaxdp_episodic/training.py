@@ -1,0 +1,73 @@
+"""Private training on episodes: models, learners, the private gradient, the trainer.
+
+Doors: `assemble`, `episode`, `precision`, `processes`, `run`, `run_files`, `search`,
+`search_space`, `statistics`, `trainer`.
+"""
+
+from jaxdp_episodic.accountant.questions.budget import (
+    BudgetExhaustedError,
+    PrivacyBudget,
+    plan_budget,
+)
+from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.config.training_start import StartConfig
+from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.gradient.processes import RunEndedError
+from jaxdp_episodic.trainer.learners.episode import (
+    Episode,
+    Learner,
+    classification_episode,
+    regression_episode,
+)
+from jaxdp_episodic.trainer.learners.features import FixedFeatures
+from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet, Supervised
+from jaxdp_episodic.trainer.learners.models import (
+    MLP,
+    ConvNet,
+    Linear,
+    PatchConv,
+    refuse_shared_state,
+    split_model,
+)
+from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
+from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
+from jaxdp_episodic.trainer.run.report import load_parameters
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.statistics.mixed import MixedModel
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+
+__all__ = [
+    "ANIL",
+    "MAML",
+    "MLP",
+    "BudgetExhaustedError",
+    "ConvNet",
+    "Episode",
+    "Evaluation",
+    "FixedFeatures",
+    "Learner",
+    "Linear",
+    "MixedModel",
+    "PatchConv",
+    "PrivacyBudget",
+    "PrivateGradient",
+    "PrivateStatistics",
+    "ProtoNet",
+    "RunEndedError",
+    "Score",
+    "StartConfig",
+    "Supervised",
+    "Trainer",
+    "TrainingConfig",
+    "averaged",
+    "classification_episode",
+    "load_parameters",
+    "noise_corrected_adam",
+    "plan_budget",
+    "read_config",
+    "refuse_shared_state",
+    "regression_episode",
+    "run_training",
+    "split_model",
+]

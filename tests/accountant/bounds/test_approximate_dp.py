@@ -1,0 +1,239 @@
+"""Subsampling of (epsilon, delta): against enumerated samples of finite mechanisms."""
+
+import itertools
+import math
+
+import mpmath as mp
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.bounds.approximate_dp import (
+    advanced_joint_convexity,
+    amplified_epsilon,
+    amplify_poisson,
+    amplify_without_replacement,
+    delta_poisson_subsampled,
+    delta_without_replacement_subsampled,
+    unamplified_epsilon,
+)
+from jaxdp_episodic.accountant.bounds.mechanisms import (
+    Gaussian,
+    Laplace,
+    RandomizedResponse,
+    RdpTable,
+)
+from jaxdp_episodic.accountant.bounds.with_replacement import (
+    delta_with_replacement_subsampled,
+    group_delta,
+)
+
+EPSILONS = np.array([0.0, 0.05, 0.3, 1.0, 3.0])
+
+
+def stick(first, second, g):
+    return np.maximum(first - g * second, 0).sum()
+
+
+class CountMechanism:
+    """Number of ones of a sample plus two-sided geometric noise, cut and folded.
+
+    A mechanism on multisets of bits with finitely many outputs, whose profile for
+    every neighbouring relation follows by enumeration.
+    """
+
+    def __init__(self, most: int, scale: float, rng):
+        y = np.arange(-8, most + 9)
+        dist = np.exp(-np.abs(y[None, :] - np.arange(most + 1)[:, None]) / scale)
+        dist *= 1 + 0.3 * rng.random(len(y))  # not symmetric: both directions differ
+        self.dists = dist / dist.sum(axis=1, keepdims=True)
+        self.most = most
+
+    def group_profile(self, distance, eps):
+        """Worst hockey stick at this many ones apart or fewer, per epsilon."""
+        pairs = itertools.product(range(self.most + 1), repeat=2)
+        near = [(a, b) for a, b in pairs if 0 < abs(a - b) <= distance]
+        return np.array(
+            [
+                max(stick(self.dists[a], self.dists[b], np.exp(e)) for a, b in near)
+                for e in np.ravel(eps)
+            ]
+        ).reshape(np.shape(eps))
+
+    def profile(self, eps):
+        return self.group_profile(1, eps)
+
+
+def poisson_output(mechanism, bits, p):
+    total = np.zeros(mechanism.dists.shape[1])
+    for drawn in itertools.product((0, 1), repeat=len(bits)):
+        chance = math.prod(p if d else 1 - p for d in drawn)
+        ones = sum(b for b, d in zip(bits, drawn, strict=True) if d)
+        total += chance * mechanism.dists[ones]
+    return total
+
+
+def subset_output(mechanism, bits, m):
+    samples = list(itertools.combinations(bits, m))
+    return sum(mechanism.dists[sum(s)] for s in samples) / len(samples)
+
+
+def replacement_output(mechanism, bits, m):
+    samples = list(itertools.product(bits, repeat=m))
+    return sum(mechanism.dists[sum(s)] for s in samples) / len(samples)
+
+
+def test_poisson_covers_every_enumerated_sample():
+    rng = np.random.default_rng(0)
+    tightest = 0.0
+    for _ in range(60):
+        mechanism = CountMechanism(5, rng.uniform(0.5, 4), rng)
+        p = rng.uniform(0.02, 1)
+        bound = delta_poisson_subsampled(
+            mechanism.profile, sampling_probability=p, epsilon=EPSILONS
+        )
+        bits = list(rng.integers(0, 2, 4))
+        more = poisson_output(mechanism, [*bits, 1], p)
+        less = poisson_output(mechanism, bits, p)
+        for g, b in zip(np.exp(EPSILONS), bound, strict=True):
+            for one, two in ((more, less), (less, more)):
+                true = stick(one, two, g)
+                assert true <= b * (1 + 1e-12) + 1e-15
+                tightest = max(tightest, true / b if b > 1e-9 else 0)
+    assert tightest > 0.8
+
+
+@pytest.mark.parametrize("with_replacement", [False, True])
+def test_replaced_unit_covers_every_enumerated_sample(with_replacement):
+    rng = np.random.default_rng(1)
+    tightest = 0.0
+    for _ in range(30):
+        n, m = 5, int(rng.integers(1, 5))
+        mechanism = CountMechanism(m, rng.uniform(0.5, 4), rng)
+        if with_replacement:
+            output = replacement_output
+            bound = delta_with_replacement_subsampled(
+                mechanism.profile,
+                size=m,
+                population=n,
+                epsilon=EPSILONS,
+                group_profile=mechanism.group_profile,
+            )
+            generic = delta_with_replacement_subsampled(
+                mechanism.profile, size=m, population=n, epsilon=EPSILONS
+            )
+            assert np.all(generic >= bound * (1 - 1e-12))
+        else:
+            output = subset_output
+            bound = delta_without_replacement_subsampled(
+                mechanism.profile, size=m, population=n, epsilon=EPSILONS
+            )
+        rest = list(rng.integers(0, 2, n - 1))
+        zero, one = (output(mechanism, [*rest, bit], m) for bit in (0, 1))
+        for g, b in zip(np.exp(EPSILONS), bound, strict=True):
+            for first, second in ((one, zero), (zero, one)):
+                true = stick(first, second, g)
+                assert true <= b * (1 + 1e-12) + 1e-15
+                tightest = max(tightest, true / b if b > 1e-9 else 0)
+    assert tightest > 0.8
+
+
+def test_joint_convexity_identity():
+    """1,000 random mixtures: both sides of the identity, computed apart."""
+    rng = np.random.default_rng(2)
+    for _ in range(1_000):
+        shared, first, second = rng.dirichlet(np.ones(6) * 0.5, 3)
+        r, eps = rng.uniform(0.01, 1), rng.uniform(0, 4)
+        outer, delta = advanced_joint_convexity(
+            shared, first, second, rate=r, epsilon=eps
+        )
+        one, two = ((1 - r) * shared + r * dist for dist in (first, second))
+        assert delta == pytest.approx(stick(one, two, np.exp(outer)), abs=1e-13)
+
+
+def test_group_delta_covers_more_noise_for_less():
+    eps, k = np.array([0.0, 0.1, 1.0, 5.0]), np.array([1, 2, 7, 40])[:, None]
+    for mechanism, grouped in (
+        (Gaussian(3.0), Gaussian(3.0 / k)),
+        (Laplace(2.0), Laplace(2.0 / k)),
+    ):
+        bound = group_delta(mechanism, group_size=k, epsilon=eps)
+        assert np.all(bound >= grouped.delta(eps) * (1 - 1e-12))
+        np.testing.assert_allclose(bound[0], mechanism.delta(eps), rtol=1e-13)
+
+
+def test_epsilons_at_60_digits():
+    rates = np.array([1e-15, 1e-6, 0.3, 1 - 1e-12, 1.0])
+    for eps in (0.0, 1e-14, 1e-3, 1.0, 1.0 + 1e-12, 30.0, 900.0):
+        for r in rates:
+            with mp.workdps(60):
+                rise = mp.expm1(mp.mpf(eps))
+                up = float(mp.log1p(mp.mpf(r) * rise))
+                down = float(mp.log1p(rise / mp.mpf(r)))
+            value = amplified_epsilon(eps, rate=r)
+            assert up * (1 - 1e-16) <= value <= up * (1 + 1e-13) + 1e-300
+            inner = unamplified_epsilon(eps, rate=r)
+            assert down * (1 - 1e-12) <= inner <= down * (1 + 3e-16)
+    assert amplified_epsilon(np.inf, rate=0.1) == np.inf
+    assert amplified_epsilon(np.inf, rate=0.0) == 0
+    assert unamplified_epsilon(1.0, rate=0.0) == np.inf
+
+
+def test_guarantee_agrees_with_the_lecture():
+    eps, delta = amplify_without_replacement(1.0, 1e-5, size=50, population=1_000)
+    assert eps == pytest.approx(np.log(1 + 0.05 * (np.e - 1)), rel=1e-14)
+    assert delta == pytest.approx(5e-7, rel=1e-14)
+    assert amplify_poisson(1.0, 1e-5, sampling_probability=0.05) == (eps, delta)
+    assert amplify_poisson(1.0, 1e-5, sampling_probability=1.0)[0] == 1
+    assert amplify_poisson(1.0, 1e-5, sampling_probability=0.0) == (0, 0)
+    # The misprinted "+ 1" for "- 1" is no bound that goes to 0 with epsilon.
+    assert amplify_poisson(0.0, 0.0, sampling_probability=0.5) == (0, 0)
+
+
+def test_gaussian_profile_by_the_sampled_pair():
+    """r D(1 + (g-1)/r) is the exact forward profile of the sampled Gaussian."""
+    for p, s, eps in ((0.01, 1.0, 0.5), (0.3, 2.0, 1.0), (1.0, 0.5, 0.2)):
+        value = delta_poisson_subsampled(
+            Gaussian(1 / s), sampling_probability=p, epsilon=eps
+        )
+        x = np.linspace(-12, 14, 400_001)
+        base, moved = (np.exp(-0.5 * (x - m) ** 2) / np.sqrt(2 * np.pi) for m in (0, s))
+        top = np.maximum((1 - p) * base + p * moved - np.exp(eps) * base, 0)
+        assert value == pytest.approx(top.sum() * (x[1] - x[0]), rel=1e-5)
+
+
+def test_with_replacement_edges():
+    gaussian = Gaussian(1.0)
+    kwargs = {"population": 10, "epsilon": 0.5}
+    assert delta_with_replacement_subsampled(gaussian, size=0, **kwargs) == 0
+    once = delta_with_replacement_subsampled(gaussian, size=1, **kwargs)
+    subset = delta_without_replacement_subsampled(gaussian, size=1, **kwargs)
+    assert once == pytest.approx(subset, rel=1e-9)
+    alone = delta_with_replacement_subsampled(
+        gaussian, size=3, population=1, epsilon=0.5
+    )
+    assert alone == pytest.approx(Gaussian(1 / 3).delta(0.5), rel=1e-9)
+    big = delta_with_replacement_subsampled(
+        Gaussian(2.0), size=10**6, population=10**6, epsilon=1.0
+    )
+    assert 0 < big < 1
+
+
+def test_refused():
+    with pytest.raises(ValueError, match="size"):
+        amplify_without_replacement(1.0, 0.0, size=11, population=10)
+    with pytest.raises(ValueError, match="sampling_probability"):
+        amplify_poisson(1.0, 0.0, sampling_probability=1.1)
+    with pytest.raises(ValueError, match="delta"):
+        amplify_poisson(1.0, -0.1, sampling_probability=0.5)
+    with pytest.raises(NotImplementedError, match="profile"):
+        delta_poisson_subsampled(
+            RdpTable(np.ones(3)), sampling_probability=0.5, epsilon=1.0
+        )
+    with pytest.raises(ValueError, match="profile"):
+        delta_poisson_subsampled(lambda e: e + 2, sampling_probability=0.5, epsilon=1.0)
+    with pytest.raises(TypeError, match="mechanism"):
+        delta_poisson_subsampled(3, sampling_probability=0.5, epsilon=1.0)
+    with pytest.raises(ValueError, match="one setting"):
+        delta_with_replacement_subsampled(
+            RandomizedResponse([1.0, 2.0]), size=1, population=2, epsilon=1.0
+        )

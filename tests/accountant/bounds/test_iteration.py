@@ -1,0 +1,380 @@
+"""Iteration: against runs whose last iterate is Gaussian, and best parts by search."""
+
+import mpmath as mp
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.bounds.bounded_iteration import (
+    bounded_iteration_rdp,
+    full_batch_rho,
+)
+from jaxdp_episodic.accountant.bounds.iteration import (
+    contraction_factors,
+    final_variance,
+    one_pass_rho,
+    optimal_noise_stds,
+    rho_to_epsilon,
+)
+from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
+
+
+def random_run(rng):
+    steps = int(rng.integers(1, 30))
+    beta = 10 ** rng.uniform(-1, 1)
+    m = beta * rng.uniform(0, 1) * rng.integers(0, 2)
+    eta = rng.uniform(0.01, 2, steps) / beta
+    sigma = rng.uniform(0, 3, steps) * (rng.random(steps) > 0.2)
+    return {
+        "learning_rates": eta,
+        "noise_stds": sigma,
+        "lipschitz": 10 ** rng.uniform(-1, 1),
+        "smoothness": beta,
+        "strong_convexity": m,
+        "batch_size": int(rng.integers(1, 9)),
+    }
+
+
+def test_published_constants():
+    """Theorem 23: alpha 2 L² / (sigma² (n + 1 - t)) at constant steps and noise."""
+    n, lipschitz, sigma = 50, 0.7, 1.3
+    rho = one_pass_rho(
+        learning_rates=np.full(n, 0.1),
+        noise_stds=sigma,
+        lipschitz=lipschitz,
+        smoothness=2.0,
+        strong_convexity=0.0,
+    )
+    expected = 2 * lipschitz**2 / (sigma**2 * (n + 1 - np.arange(1, n + 1)))
+    np.testing.assert_allclose(rho, expected, rtol=1e-11)
+
+
+def test_best_parts_by_random_search():
+    """1,000 runs: no other split of the difference is cheaper; the best is feasible.
+
+    With parts a_i: z_t = s - a_t, z_i = c_i z_{i-1} - a_i, all z >= 0, z_T = 0.
+    """
+    rng = np.random.default_rng(0)
+    for _ in range(1_000):
+        run = random_run(rng)
+        rho = one_pass_rho(**run)
+        eta, sigma = run["learning_rates"], run["noise_stds"]
+        c = contraction_factors(
+            eta, smoothness=run["smoothness"], strong_convexity=run["strong_convexity"]
+        )
+        t = int(rng.integers(len(eta)))
+        s = 2 * eta[t] * run["lipschitz"] / run["batch_size"]
+        w = (eta * sigma) ** 2
+        if not np.any(w[t:] > 0):
+            assert rho[t] == np.inf
+            continue
+        carry = np.array([np.prod(c[i + 1 :]) for i in range(len(eta))])
+        best = w[t:] * carry[t:]
+        if np.sum(best * carry[t:]) < 1e-200:
+            continue
+        best *= s * carry[t] / np.sum(best * carry[t:])
+        z, cost = s, 0.0
+        for i, a in enumerate(best, start=t):
+            z = (z if i == t else c[i] * z) - a
+            cost += a**2 / (2 * w[i]) if a > 0 else 0.0
+            assert z >= -1e-9 * s
+        assert abs(z) <= 1e-9 * s
+        assert rho[t] == pytest.approx(cost, rel=1e-8)
+        other = best * rng.uniform(0.2, 5, best.size)
+        if np.sum(other * carry[t:]) < 1e-200:
+            continue
+        other *= s * carry[t] / np.sum(other * carry[t:])
+        noisy = w[t:] > 0
+        worse = np.sum(other[noisy] ** 2 / (2 * w[t:][noisy]))
+        assert worse >= rho[t] * (1 - 1e-9)
+
+
+def test_upper_bound_of_exact_gaussian_runs():
+    """1,000 runs on quadratic losses, whose last iterate is Gaussian: exact <= bound.
+
+    Loss ``m/2 theta² - y theta``: the step is ``(1 - eta m) theta + eta y + noise``;
+    changing y by 2 L moves the last iterate by ``s_t C_t`` under the noise of *all*
+    steps. At t = 1 nothing precedes and the two agree.
+    """
+    rng = np.random.default_rng(1)
+    for _ in range(1_000):
+        run = random_run(rng)
+        run["strong_convexity"] = run["smoothness"] = 10 ** rng.uniform(-1, 1)
+        run["learning_rates"] = rng.uniform(0.01, 0.6, len(run["learning_rates"]))
+        run["learning_rates"] /= run["smoothness"]
+        run["noise_stds"] = run["noise_stds"] + 0.1
+        eta = run["learning_rates"]
+        c = np.abs(1 - eta * run["smoothness"])
+        carry = np.array([np.prod(c[i + 1 :]) for i in range(len(eta))])
+        variance = np.sum((eta * run["noise_stds"] * carry) ** 2)
+        shift = 2 * eta * run["lipschitz"] / run["batch_size"] * carry
+        exact = shift**2 / (2 * variance)
+        bound = one_pass_rho(**run)
+        assert np.all(bound >= exact * (1 - 1e-12))
+        assert bound[0] == pytest.approx(exact[0], rel=1e-10)
+
+
+def test_simulated_last_iterate():
+    """A run by simulation: mean and variance of the last iterate as claimed."""
+    rng = np.random.default_rng(2)
+    eta, sigma, m, trials = (
+        np.array([0.3, 0.2, 0.1]),
+        np.array([1.0, 0.5, 2.0]),
+        1.0,
+        10**5,
+    )
+    theta = np.zeros(trials)
+    for e, s in zip(eta, sigma, strict=True):
+        theta = (1 - e * m) * theta - e * s * rng.normal(size=trials)
+    variance = final_variance(
+        learning_rates=eta, noise_stds=sigma, smoothness=m, strong_convexity=m
+    )
+    assert theta.var() == pytest.approx(variance, rel=0.03)
+
+
+def test_optimal_schedule():
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        run = random_run(rng)
+        sigma = run.pop("noise_stds")
+        sigma[-1] = max(sigma[-1], 0.1)
+        rho = one_pass_rho(noise_stds=sigma, **run)
+        if rho.max() > 1e100 or rho.min() < 1e-100:
+            continue
+        # What the random schedule reaches, at the least variance.
+        best = optimal_noise_stds(rho, **run)
+        again = one_pass_rho(noise_stds=best, **run)
+        assert np.all(again <= rho * (1 + 1e-12))
+        shared = {
+            k: run[k] for k in ("learning_rates", "smoothness", "strong_convexity")
+        }
+        cost = final_variance(noise_stds=best, **shared)
+        assert cost <= final_variance(noise_stds=sigma, **shared) * (1 + 1e-9)
+
+
+def test_one_target_means_noise_at_the_end():
+    setting = {"lipschitz": 1.0, "smoothness": 1.0, "strong_convexity": 0.0}
+    best = optimal_noise_stds(0.5, learning_rates=np.full(20, 0.1), **setting)
+    assert np.all(best[:-1] == 0)
+    assert best[-1] == pytest.approx(2.0)
+    shrinking = 0.5 / np.sqrt(np.arange(1, 21))
+    best = optimal_noise_stds(0.5, learning_rates=shrinking, **setting)
+    assert np.all(best > 0)
+    rho = one_pass_rho(learning_rates=shrinking, noise_stds=best, **setting)
+    np.testing.assert_allclose(rho, 0.5, rtol=1e-10)
+
+
+def test_rho_to_epsilon():
+    rho = 10.0 ** np.linspace(-8, 4, 40)[:, None]
+    delta = np.array([1e-3, 1e-8, 1e-15])
+    eps = rho_to_epsilon(rho, delta=delta)
+    assert eps.shape == (40, 3)
+    alpha = 1 + 10.0 ** np.linspace(-6, 9, 60_001)
+    for i in range(0, 40, 3):
+        for j in range(3):
+            curve = rho[i, 0] * alpha + np.log1p(-1 / alpha)
+            curve -= (np.log(delta[j]) + np.log(alpha)) / (alpha - 1)
+            expected = max(curve.min(), 0.0)
+            assert eps[i, j] == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    # Above the exact epsilon of a Gaussian of that rho.
+    sigma = 1 / np.sqrt(2 * rho)
+    assert np.all(Gaussian(np.broadcast_to(sigma, eps.shape)).delta(eps) <= delta)
+    assert rho_to_epsilon(0.0, delta=0.1) == 0
+    assert rho_to_epsilon(np.inf, delta=0.1) == np.inf
+
+
+BOUNDED = {"lipschitz": 1.0, "smoothness": 2.0, "learning_rate": 0.05}
+
+
+def test_full_batch_is_composition_then_constant():
+    steps = np.array([0, 1, 7, 10**3, 10**5, 10**7, 10**9])
+    rho = full_batch_rho(
+        num_steps=steps,
+        num_examples=100,
+        noise_std=0.5,
+        strong_convexity=0.0,
+        diameter=1.0,
+        **BOUNDED,
+    )
+    composed = 2 * steps / (100 * 0.5) ** 2
+    assert rho[0] == 0
+    np.testing.assert_allclose(rho[1:4], composed[1:4], rtol=1e-9)
+    settled = 4 * 1.0 / (100 * 0.05 * 0.5**2)
+    np.testing.assert_allclose(rho[4:], settled, rtol=1e-3)
+    free = full_batch_rho(
+        num_steps=steps,
+        num_examples=100,
+        noise_std=0.5,
+        strong_convexity=0.0,
+        diameter=np.inf,
+        **BOUNDED,
+    )
+    np.testing.assert_allclose(free, composed, rtol=1e-9)
+
+
+def test_full_batch_above_exact_quadratic_runs():
+    """Strongly convex quadratics without projection: the exact rho of the last iterate.
+
+    All steps see the change: it moves the last iterate by ``s sum c^i`` under variance
+    ``w sum c^{2i}``, which the bound without a diameter attains.
+    """
+    rng = np.random.default_rng(4)
+    for _ in range(1_000):
+        m, steps = 10 ** rng.uniform(-1, 0.2), int(rng.integers(1, 200))
+        eta, n = rng.uniform(0.01, 0.9) / m, int(rng.integers(1, 50))
+        sigma, diameter = rng.uniform(0.1, 2), 10 ** rng.uniform(-2, 3)
+        c = (1 - eta * m) ** np.arange(steps)
+        moved = 2 * eta / n * c.sum()
+        exact = moved**2 / (2 * (eta * sigma) ** 2 * (c**2).sum())
+        setting = {
+            "num_steps": steps,
+            "num_examples": n,
+            "learning_rate": eta,
+            "noise_std": sigma,
+            "lipschitz": 1.0,
+            "smoothness": m,
+            "strong_convexity": m,
+        }
+        free = full_batch_rho(**setting, diameter=np.inf)
+        assert free == pytest.approx(exact, rel=1e-9)
+        bound = full_batch_rho(**setting, diameter=diameter)
+        assert bound <= free * (1 + 1e-12)
+        # A set of this diameter that the runs never leave does not change them.
+        if diameter > 2 * moved:
+            assert bound >= exact * (1 - 1e-9)
+
+
+def test_projected_runs_on_a_grid():
+    """The true distribution of the last iterate on [0, D]: below, and it settles.
+
+    One dimension, 2 examples: one loss is flat, the other pulls to the left or right.
+    """
+    eta, sigma, diameter, alpha = 0.5, 1.0, 2.0, 2.0
+    x = np.linspace(0, diameter, 241)
+    edges = np.concatenate([[-np.inf], (x[1:] + x[:-1]) / 2, [np.inf]])
+    normal_cdf = np.vectorize(lambda v: float(mp.ncdf(v)))
+
+    def transition(pull):
+        # The mean depends on x - edge only: tabulate, then look up.
+        offset = np.linspace(-8, 8, 6_401) * eta * sigma
+        table = normal_cdf(offset / (eta * sigma))
+        mean = x - eta * pull / 2
+        inside = np.interp(edges[None, 1:-1] - mean[:, None], offset, table)
+        column = np.zeros((len(x), 1))
+        return np.diff(np.concatenate([column, inside, column + 1], axis=1), axis=1)
+
+    left, right = transition(1.0), transition(-1.0)
+    first = second = (x == x[120]).astype(float)
+    steps, exact = np.arange(1, 201), []
+    for _ in steps:
+        first, second = first @ left, second @ right
+        seen = second > 1e-250
+        exact.append(np.log(np.sum(first[seen] ** alpha / second[seen])) / (alpha - 1))
+    bound = alpha * full_batch_rho(
+        num_steps=steps,
+        num_examples=2,
+        learning_rate=eta,
+        noise_std=sigma,
+        lipschitz=1.0,
+        smoothness=1.0,
+        strong_convexity=0.0,
+        diameter=diameter,
+    )
+    exact = np.array(exact)
+    assert np.all(exact <= bound * 1.001)
+    # The wall hides a little of the first step already.
+    assert 0.9 * bound[0] < exact[0] < bound[0]
+    assert exact[-1] == pytest.approx(exact[-50], rel=1e-6)
+    assert bound[-1] == bound[-50]
+    assert bound[-1] < 4 * exact[-1]
+
+
+@pytest.mark.slow
+def test_batches_compose_like_steps_without_replacement():
+    """Without a diameter: the accountant's RDP of the same draw, clip norm L / b."""
+    orders, steps, sigma, size = np.array([1.5, 2.0, 30.0]), 7, 0.2, 20
+    value = bounded_iteration_rdp(
+        orders=orders,
+        num_steps=steps,
+        num_examples=200,
+        batch_size=size,
+        noise_std=sigma,
+        strong_convexity=0.0,
+        diameter=np.inf,
+        **BOUNDED,
+    )
+    step = jde.GaussianStep(
+        jde.WithoutReplacement("example", size=size, population=200),
+        noise_multiplier=sigma * size / BOUNDED["lipschitz"],
+        neighboring_relation="replace_one",
+    )
+    np.testing.assert_allclose(value, steps * jde.rdp(step, orders), rtol=1e-9)
+
+
+def test_random_batches():
+    steps = np.array([0, 1, 100, 10**7, 10**9])
+    setting = {
+        "orders": [1.5, 2.0, 8.0],
+        "num_examples": 1_000,
+        "noise_std": 0.5,
+        "strong_convexity": 0.0,
+        "diameter": 1.0,
+        **BOUNDED,
+    }
+    rdp = bounded_iteration_rdp(num_steps=steps, batch_size=50, **setting)
+    assert rdp.shape == (5, 3) and np.all(rdp[0] == 0)
+    assert np.all(np.diff(rdp, axis=0)[:2] > 0)
+    np.testing.assert_allclose(rdp[3], rdp[4], rtol=1e-12)
+    # The whole data as a batch: no sampling, hence the composition of Gaussians, and
+    # above the bound that splits nothing.
+    whole = bounded_iteration_rdp(num_steps=steps, batch_size=1_000, **setting)
+    full = full_batch_rho(
+        num_steps=steps,
+        num_examples=1_000,
+        noise_std=0.5,
+        strong_convexity=0.0,
+        diameter=1.0,
+        **BOUNDED,
+    )
+    orders = np.array(setting["orders"])
+    np.testing.assert_allclose(whole[1:3], full[1:3, None] * orders, rtol=1e-8)
+    assert np.all(whole[3:] >= full[3:, None] * orders * (1 - 1e-9))
+    assert np.all(whole[3:] <= 2.1 * full[3:, None] * orders)
+
+
+def test_refused():
+    good = {
+        "learning_rates": np.full(3, 0.1),
+        "noise_stds": 1.0,
+        "lipschitz": 1.0,
+        "smoothness": 1.0,
+        "strong_convexity": 0.0,
+    }
+    for change, word in (
+        ({"learning_rates": np.full(3, 2.1)}, "2 / smoothness"),
+        ({"learning_rates": 0.1}, "vector"),
+        ({"noise_stds": [1.0, 2.0]}, "noise_stds"),
+        ({"strong_convexity": 1.1}, "strong_convexity"),
+        ({"strong_convexity": -1.0}, "strong_convexity"),
+        ({"lipschitz": 0.0}, "lipschitz"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            one_pass_rho(**{**good, **change})
+    for missing in ("smoothness", "strong_convexity"):
+        with pytest.raises(TypeError, match=missing):
+            one_pass_rho(**{k: v for k, v in good.items() if k != missing})
+    with pytest.raises(TypeError, match="diameter"):
+        full_batch_rho(
+            num_steps=1, num_examples=1, noise_std=1.0, strong_convexity=0.0, **BOUNDED
+        )
+    with pytest.raises(ValueError, match="batch_size"):
+        bounded_iteration_rdp(
+            orders=[2.0],
+            num_steps=1,
+            num_examples=5,
+            batch_size=6,
+            noise_std=1.0,
+            strong_convexity=0.0,
+            diameter=1.0,
+            **BOUNDED,
+        )

@@ -1,0 +1,101 @@
+"""Counting ones in three models: errors against simulation."""
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.bounds.local_dp import (
+    central_sum_error,
+    local_epsilon_for_shuffled,
+    local_sum_error,
+    simulate_sums,
+)
+from jaxdp_episodic.accountant.bounds.shuffling import shuffled_epsilon
+
+TRIALS = 4_000
+
+
+@pytest.mark.parametrize("n", [10, 10_000, 10_000_000])
+@pytest.mark.parametrize("epsilon", [0.1, 2.0])
+@pytest.mark.parametrize("model", ["central", "local"])
+def test_errors_by_simulation(n, epsilon, model):
+    """Mean within 5 standard errors, spread within 15 % (a chance below 1e-6)."""
+    ones = n // 3
+    sums = simulate_sums(
+        num_ones=ones,
+        num_users=n,
+        epsilon=epsilon,
+        model=model,
+        num_trials=TRIALS,
+        seed=7,
+    )
+    expected = (
+        central_sum_error(epsilon)
+        if model == "central"
+        else local_sum_error(epsilon, num_users=n)
+    )
+    assert sums.shape == (TRIALS,)
+    assert abs(sums.mean() - ones) < 5 * expected / np.sqrt(TRIALS)
+    assert sums.std() == pytest.approx(expected, rel=0.15)
+
+
+def test_every_user_has_the_distribution_of_the_counts():
+    setting = {"num_ones": 300, "num_users": 1_000, "epsilon": 1.0, "model": "local"}
+    users = simulate_sums(**setting, num_trials=TRIALS, seed=1, every_user=True)
+    counts = simulate_sums(**setting, num_trials=TRIALS, seed=2)
+    share = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+    gap = np.quantile(users, share) - np.quantile(counts, share)
+    assert np.all(np.abs(gap) < 0.15 * counts.std())
+    again = simulate_sums(**setting, num_trials=10, seed=1, every_user=True)
+    other = simulate_sums(**setting, num_trials=10, seed=3, every_user=True)
+    assert not np.array_equal(again, other)
+
+
+@pytest.mark.slow
+def test_ten_million_users_one_by_one():
+    n, ones = 10**7, 4 * 10**6
+    (estimate,) = simulate_sums(
+        num_ones=ones,
+        num_users=n,
+        epsilon=1.0,
+        model="local",
+        num_trials=1,
+        seed=0,
+        every_user=True,
+    )
+    assert abs(estimate - ones) < 5 * local_sum_error(1.0, num_users=n)
+
+
+def test_rates_of_the_lecture():
+    n = np.array([100, 10_000])
+    local = local_sum_error(0.01, num_users=n)
+    np.testing.assert_allclose(local, np.sqrt(n) / 0.01, rtol=1e-4)
+    assert central_sum_error(0.01) == pytest.approx(np.sqrt(2) / 0.01)
+    assert local_sum_error(0.0, num_users=5) == np.inf
+    assert local_sum_error(np.inf, num_users=5) == 0
+    assert local_sum_error(0.0, num_users=0) == 0
+    assert central_sum_error(0.0) == np.inf
+
+
+def test_local_epsilon_is_the_largest_that_fits():
+    n = np.array([2, 100])
+    local = local_epsilon_for_shuffled(0.5, num_users=n, delta=1e-6)
+    assert np.all(local >= 0.5)
+    within, beyond = (
+        shuffled_epsilon(local * f, num_users=n, delta=1e-6, kind="randomized_response")
+        for f in (1, 1.001)
+    )
+    assert np.all(within <= 0.5) and np.all(beyond > 0.5)
+    any_ = local_epsilon_for_shuffled(0.5, num_users=n, delta=1e-6, kind="upper")
+    assert np.all(any_ <= local * (1 + 1e-3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_ones": 11}, {"epsilon": 0.0}, {"model": "shuffled"}, {"num_users": 0}],
+)
+def test_refused(change):
+    setting = {"num_ones": 1, "num_users": 10, "epsilon": 1.0, "model": "local"}
+    with pytest.raises(ValueError):
+        simulate_sums(**{**setting, **change}, num_trials=1, seed=0)
+    with pytest.raises(ValueError, match="kind"):
+        local_epsilon_for_shuffled(1.0, num_users=10, delta=1e-6, kind="lower")

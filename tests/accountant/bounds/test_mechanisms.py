@@ -1,0 +1,336 @@
+"""Base mechanisms against their definitions, integrated at 50 digits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.bounds.mechanisms import (
+    Gaussian,
+    Laplace,
+    Mechanism,
+    RandomizedResponse,
+    RdpCurve,
+    RdpTable,
+)
+
+ORDERS = [1 + 1e-9, 1.001, 1.5, 2.0, 3.0, 17.25, 256.0, 4096.0]
+PARAMETERS = [1e-6, 1e-3, 0.05, 0.3, 0.5, 0.99, 1.0, 1.01, 2.0, 30.0, 700.0, 1e4]
+
+
+def mp_gaussian(alpha, sigma):
+    return mp.mpf(alpha) / (2 * mp.mpf(sigma) ** 2)
+
+
+def mp_laplace(alpha, scale):
+    """From E_Q[(P/Q)^alpha], the three pieces of the line integrated by hand."""
+    a, s = mp.mpf(alpha), 1 / mp.mpf(scale)
+    left = mp.exp(-s * a) * mp.exp(s * 0) / 2  # x < 0, P = e^{x-s}/2, Q = e^x/2
+    right = mp.exp(s * (a - 1)) / 2  # x > s: P/Q = e^s, Q(x > s) = e^{-s}/2
+    # 0 < x < s: P^a Q^{1-a} = e^{a(x-s) - (1-a)x}/2 = e^{-as} e^{(2a-1)x}/2
+    rate = 2 * a - 1
+    middle = mp.exp(-a * s) * mp.expm1(rate * s) / rate / 2
+    return mp.log(left + middle + right) / (a - 1)
+
+
+def mp_randomized_response(alpha, epsilon):
+    a, e = mp.mpf(alpha), mp.exp(mp.mpf(epsilon))
+    t, f = e / (1 + e), 1 / (1 + e)
+    return mp.log(t**a * f ** (1 - a) + f**a * t ** (1 - a)) / (a - 1)
+
+
+CASES = [
+    (Gaussian, mp_gaussian),
+    (Laplace, mp_laplace),
+    (RandomizedResponse, mp_randomized_response),
+]
+
+
+# --- RDP curves ---
+
+
+@pytest.mark.parametrize(("spec", "oracle"), CASES)
+def test_rdp_matches_the_definition(spec, oracle):
+    values = spec(np.array(PARAMETERS)).rdp(ORDERS)
+    with mp.workdps(60):
+        expected = [[float(oracle(a, x)) for a in ORDERS] for x in PARAMETERS]
+    np.testing.assert_allclose(values, expected, rtol=2e-14)
+
+
+@pytest.mark.parametrize(("spec", "oracle"), CASES)
+def test_rdp_at_extreme_parameters(spec, oracle):
+    """1e-150 … 1e150: inf only where the value is beyond a float, never 0."""
+    parameters = np.array([1e-150, 1e-40, 1e-12, 1e12, 1e40, 1e150])
+    values = spec(parameters).rdp([1.5, 2.0, 4096.0])
+    with mp.workdps(400):
+        expected = [[oracle(a, x) for a in (1.5, 2.0, 4096.0)] for x in parameters]
+        expected = np.array([[float(v) for v in row] for row in expected])
+    np.testing.assert_allclose(values, expected, rtol=2e-14)
+
+
+def test_rdp_at_the_switch_between_forms():
+    """One ulp on either side of (alpha - 1) / scale = 1 and of x = 1/2."""
+    scales = []
+    for center in (0.5, 1.0, 2.0, 3.0, 4.0):
+        scales += [np.nextafter(center, 0), center, np.nextafter(center, 9)]
+    with mp.workdps(50):
+        expected = [[float(mp_laplace(a, x)) for a in (1.5, 2.0)] for x in scales]
+    np.testing.assert_allclose(
+        Laplace(np.array(scales)).rdp([1.5, 2.0]), expected, rtol=1e-14
+    )
+
+
+@pytest.mark.parametrize(("spec", "oracle"), CASES)
+def test_rdp_rises_with_the_order_to_the_pure_epsilon(spec, oracle):
+    mechanism = spec(np.array([0.1, 1.0, 5.0]))
+    values = mechanism.rdp(np.geomspace(1.0001, 4096, 300))
+    assert np.all(np.diff(values, axis=-1) >= -1e-14 * values[:, 1:])
+    assert np.all(values <= mechanism.pure_epsilon[:, None])
+    if spec is not Gaussian:
+        top = mechanism.rdp(1e9)
+        np.testing.assert_allclose(top, mechanism.pure_epsilon, rtol=1e-7)
+
+
+@pytest.mark.parametrize("spec", [Gaussian, Laplace])
+def test_no_noise_and_infinite_noise(spec):
+    assert spec(0.0).rdp(2.0) == np.inf
+    assert spec(0.0).pure_epsilon == np.inf
+    assert spec(0.0).delta([0.0, 3.0, np.inf]).tolist() == [1.0, 1.0, 1.0]
+    assert spec(np.inf).rdp(2.0) == 0
+    assert spec(np.inf).pure_epsilon == 0
+    assert spec(np.inf).delta([0.0, 3.0, np.inf]).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_randomized_response_limits():
+    assert RandomizedResponse(0.0).rdp(2.0) == 0
+    assert RandomizedResponse(np.inf).rdp(2.0) == np.inf
+    assert RandomizedResponse(np.inf).delta(np.inf) == 1
+    assert RandomizedResponse(0.0).delta(0.0) == 0
+
+
+def test_truth_probability():
+    p = np.array([0.5, 0.5 + 1e-12, 0.51, 0.75, 0.999999, 1e-300, 0.25, 0.1, 0.0, 1.0])
+    epsilon = RandomizedResponse.from_truth_probability(p).epsilon
+    with mp.workdps(50):
+        expected = [
+            abs(float(mp.log(mp.mpf(x) / (1 - mp.mpf(x))))) if 0 < x < 1 else np.inf
+            for x in p
+        ]
+    np.testing.assert_allclose(epsilon, expected, rtol=1e-14)
+
+
+# --- Privacy profiles ---
+
+
+def test_gaussian_profile():
+    sigmas = [1e-3, 0.05, 0.3, 1.0, 4.0, 1e2, 1e5]
+    epsilons = [0.0, 1e-8, 1e-3, 0.1, 1.0, 5.0, 30.0]
+    values = Gaussian(np.array(sigmas)[:, None]).delta(epsilons)
+    with mp.workdps(60):
+        for row, sigma in zip(values, sigmas, strict=True):
+            s = 1 / mp.mpf(sigma)
+            for value, eps in zip(row, epsilons, strict=True):
+                e = mp.mpf(eps)
+                exact = mp.ncdf(s / 2 - e / s) - mp.exp(e) * mp.ncdf(-s / 2 - e / s)
+                if exact < 1e-307:
+                    assert exact <= value < 3e-308
+                else:
+                    # t² eats digits of eps in the far tail: the input's own rounding
+                    tail = max(0.0, float(e / s)) ** 2
+                    assert abs(value / exact - 1) < 1e-12 + 1e-15 * tail, (sigma, eps)
+
+
+def test_gaussian_profile_where_delta_is_one_half():
+    """Around eps = s²/2, where the window starts to leave the origin; s up to 1e4."""
+    shift = np.array([0.1, 3.0, 17.8, 18.0, 300.0, 1e4])
+    epsilon = shift**2 / 2
+    values = Gaussian(1 / shift).delta(epsilon)
+    with mp.workdps(60):
+        for value, s, e in zip(values, 1 / (1 / shift), epsilon, strict=True):
+            s, e = 1 / mp.mpf(1 / s), mp.mpf(e)
+            exact = mp.ncdf(s / 2 - e / s) - mp.exp(e) * mp.ncdf(-s / 2 - e / s)
+            assert abs(value / exact - 1) < 1e-11
+
+
+def test_laplace_profile():
+    """Against the integral of (P - g Q)_+ over the three pieces of the line."""
+    scales, epsilons = [0.01, 0.3, 1.0, 5.0, 1e6], [0.0, 1e-9, 0.1, 1.0, 3.0, 99.9]
+    values = Laplace(np.array(scales)[:, None]).delta(epsilons)
+    with mp.workdps(50):
+        for row, scale in zip(values, scales, strict=True):
+            s = 1 / mp.mpf(scale)
+            for value, eps in zip(row, epsilons, strict=True):
+                e = mp.mpf(eps)
+                # P > gQ where x > x0: e^{x-s} = e^{e-x} inside (0, s)
+                x0 = (e + s) / 2
+                exact = mp.mpf(0)
+                if x0 < s:
+                    p_mass = 1 - mp.exp(x0 - s) / 2
+                    exact = p_mass - mp.exp(e) * mp.exp(-x0) / 2
+                # 1/scale and its difference from eps are rounded: eps in, eps out
+                rounding = 1e-15 * float(s) if exact else 0
+                assert abs(value - exact) <= 1e-14 * exact + rounding
+
+
+def test_randomized_response_profile():
+    values = RandomizedResponse(np.array([[0.01], [1.0], [40.0]])).delta(
+        [0.0, 0.5, 39.0]
+    )
+    with mp.workdps(50):
+        for row, eps0 in zip(values, [0.01, 1.0, 40.0], strict=True):
+            for value, eps in zip(row, [0.0, 0.5, 39.0], strict=True):
+                e0, g = mp.exp(mp.mpf(eps0)), mp.exp(mp.mpf(eps))
+                exact = max(mp.mpf(0), (e0 - g) / (1 + e0))
+                assert abs(value - exact) <= 1e-14 * exact
+
+
+@pytest.mark.parametrize("spec", [Gaussian, Laplace, RandomizedResponse])
+def test_profile_decreases_in_epsilon(spec):
+    values = spec(np.array([[0.2], [1.0], [5.0]])).delta(np.linspace(0, 20, 400))
+    assert np.all(np.diff(values, axis=-1) <= 1e-15)
+    assert np.all((values >= 0) & (values <= 1))
+
+
+# --- A user's own curve ---
+
+
+def test_table_is_exact_at_whole_orders_and_above_between():
+    exact = Laplace(np.array([0.3, 2.0]))
+    table = RdpTable(exact.rdp(np.arange(2, 33)))
+    np.testing.assert_allclose(
+        table.rdp(np.arange(2, 33)), exact.rdp(np.arange(2, 33)), rtol=1e-15
+    )
+    orders = np.linspace(1.01, 32, 200)
+    values, truth = table.rdp(orders), exact.rdp(orders)
+    assert np.all(values >= truth * (1 - 1e-14))
+    assert np.all(values[:, orders > 2] <= 1.05 * truth[:, orders > 2])
+
+
+def test_table_keeps_infinite_values_to_their_side():
+    table = RdpTable(np.array([1.0, 2.0, np.inf]))
+    assert table.rdp([2.0, 3.0]).tolist() == [1.0, 2.0]
+    assert table.rdp([3.5, 4.0]).tolist() == [np.inf, np.inf]
+
+
+def test_curve_in_jax_and_in_numpy():
+    orders = np.array([1.5, 2.0, 40.0])
+    expected = Gaussian(3.0).rdp(orders)
+    for curve in (lambda a: a / 18.0, lambda a: jnp.asarray(a) / 18.0):
+        np.testing.assert_allclose(RdpCurve(curve).rdp(orders), expected, rtol=1e-15)
+        np.testing.assert_allclose(
+            RdpCurve(curve).up_to(5).rdp([2, 3, 4, 5]), np.arange(2, 6) / 18, rtol=1e-15
+        )
+    batched = RdpCurve(lambda a: a * np.array([[0.5], [0.25]]))
+    assert batched.shape == (2,)
+    assert batched.rdp(2.0).tolist() == [1.0, 0.5]
+
+
+def test_bad_curves():
+    with pytest.raises(TypeError, match="curve must return float64"):
+        RdpCurve(lambda a: a.astype(np.float32)).rdp(2.0)
+    with pytest.raises(ValueError, match="shape"):
+        RdpCurve(lambda a: np.float64(1.0)).rdp([2.0, 3.0])
+    with pytest.raises(ValueError, match="NaN"):
+        RdpCurve(lambda a: a * np.nan).rdp(2.0)
+    with pytest.raises(ValueError, match=">= 0"):
+        RdpCurve(lambda a: -a).rdp(2.0)
+    with pytest.raises(TypeError, match="callable"):
+        RdpCurve(3.0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="last order of the RDP table, 3"):
+        RdpTable(np.array([1.0, 2.0])).rdp(3.5)
+    with pytest.raises(ValueError, match="values must hold"):
+        RdpTable(np.array([]))
+    with pytest.raises(ValueError, match="limit must broadcast"):
+        RdpTable(np.array([1.0, 2.0]), limit=np.array([1.0, 2.0]))
+    with pytest.raises(NotImplementedError, match="RdpTable"):
+        RdpTable(np.array([1.0, 2.0])).delta(1.0)
+
+
+# --- Border ---
+
+
+def test_shapes_and_dtype():
+    assert isinstance(Gaussian(1.0).rdp(2), np.float64)
+    assert isinstance(Gaussian(1.0).delta(1), np.float64)
+    grid = Gaussian(np.ones((3, 1)))
+    assert grid.rdp(2.0).shape == (3, 1)
+    assert grid.rdp(np.full((4, 5), 2.0)).shape == (3, 1, 4, 5)
+    assert grid.rdp([]).shape == (3, 1, 0)
+    assert grid.delta(np.ones(7)).shape == (3, 7)
+    assert Gaussian(np.ones(0)).rdp([2.0, 3.0]).shape == (0, 2)
+    assert grid.rdp(2.0).dtype == np.float64
+
+
+def test_same_answer_in_either_mode():
+    off = Laplace(1e-3).rdp(ORDERS)
+    with jax.enable_x64(True):
+        on = Laplace(1e-3).rdp(ORDERS)
+    np.testing.assert_array_equal(on, off)
+
+
+def test_value_semantics():
+    assert Gaussian(1) == Gaussian(1.0)
+    assert Gaussian(1.0) != Laplace(1.0)
+    assert hash(Laplace(np.array([0.0, 2.0]))) == hash(Laplace(np.array([-0.0, 2.0])))
+    assert Laplace(np.array([1.0, 2.0])) != Laplace(np.array([1.0, 3.0]))
+    assert RdpTable(np.array([1.0]), limit=2.0) != RdpTable(np.array([1.0]), limit=3.0)
+
+    def curve(orders):
+        return orders
+
+    assert RdpCurve(curve) == RdpCurve(curve)
+    assert RdpCurve(curve) != RdpCurve(lambda a: a)
+    given = np.array([1.0, 2.0])
+    mechanism = Gaussian(given)
+    given[0] = 9.0
+    assert mechanism == Gaussian(np.array([1.0, 2.0]))
+    with pytest.raises(ValueError, match="read-only"):
+        mechanism.noise_multiplier[0] = 5.0  # pyright: ignore[reportIndexIssue]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mechanism.noise_multiplier = 5.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("spec", [Gaussian, Laplace, RandomizedResponse])
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (True, TypeError),
+        ("1", TypeError),
+        (None, TypeError),
+        (-1.0, ValueError),
+        (np.nan, ValueError),
+        ([1.0, -2.0], ValueError),
+    ],
+)
+def test_bad_parameters(spec, value, error):
+    with pytest.raises(error, match="noise_multiplier|scale|epsilon"):
+        spec(value)
+
+
+@pytest.mark.parametrize("orders", [1.0, 0.5, np.inf, np.nan, True, "2"])
+def test_bad_orders(orders):
+    with pytest.raises((TypeError, ValueError), match="orders"):
+        Gaussian(1.0).rdp(orders)
+
+
+def test_bad_epsilon_and_shapes():
+    with pytest.raises(ValueError, match="epsilon must be >= 0"):
+        Gaussian(1.0).delta(-0.1)
+    with pytest.raises(ValueError, match="do not broadcast"):
+        Gaussian(np.ones(3)).delta(np.ones(4))
+    with pytest.raises(ValueError, match="truth_probability"):
+        RandomizedResponse.from_truth_probability(1.1)
+
+
+def test_reflection_is_claimed_only_where_it_is_shown():
+    claimed = {m for m in Mechanism.__subclasses__() if m.swaps_neighbours}
+    assert claimed == {Gaussian, Laplace, RandomizedResponse}
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_no_noise_whatever_its_sign(zero):
+    assert Gaussian(zero).rdp(2.0) == np.inf
+    assert Laplace(zero).rdp(2.0) == np.inf

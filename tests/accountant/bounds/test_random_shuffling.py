@@ -1,0 +1,231 @@
+"""Shuffling: every bound at 1,000 random settings, against enumeration.
+
+The clones counted one by one, the answers of real data sets, histograms of users who
+each have a randomizer of their own.
+"""
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+from jaxdp_episodic.accountant.bounds.local_dp import local_epsilon_for_shuffled
+from jaxdp_episodic.accountant.bounds.shuffled_responses import (
+    exact_randomized_response_delta,
+)
+from jaxdp_episodic.accountant.bounds.shuffling import (
+    KINDS,
+    shuffled_delta,
+    shuffled_epsilon,
+    shuffled_epsilon_closed_form,
+)
+from oracles.finite_distributions import assert_between, stick, worst_stick
+
+COUNT = 1_000
+FEW_AND_MANY = pytest.mark.parametrize(
+    "count", [250, pytest.param(COUNT, marks=pytest.mark.slow)]
+)
+
+
+def clone_sum(eps0, n, eps, chance):
+    """The published pair, literally: all clone counts, all numbers of A's among them.
+
+    Weights of the pair, of C ~ Binomial(n - 1, chance) and of A ~ Binomial(C, 1/2).
+    """
+    true = 1 / (1 + np.exp(-eps0))
+    c = np.arange(n)
+    f = scipy.stats.binom.pmf(np.arange(-1, n + 1), c[:, None], 0.5)
+    first = true * f[:, :-1] + (1 - true) * f[:, 1:]
+    second = (1 - true) * f[:, :-1] + true * f[:, 1:]
+    sticks = np.maximum(first - np.exp(eps) * second, 0).sum(axis=1)
+    return scipy.stats.binom.pmf(c, n - 1, chance) @ sticks
+
+
+def answered(eps0, n, eps, ones):
+    """Shuffled randomized response at given data: how the ones are distributed."""
+    true = 1 / (1 + np.exp(-eps0))
+    others = np.convolve(
+        scipy.stats.binom.pmf(np.arange(ones + 1), ones, true),
+        scipy.stats.binom.pmf(np.arange(n - ones), n - 1 - ones, 1 - true),
+    )
+    one, zero = (np.convolve(others, [1 - p, p]) for p in (true, 1 - true))
+    return max(stick(one, zero, eps), stick(zero, one, eps))
+
+
+def histogram(dists):
+    """Joint distribution of the counts of two of three messages."""
+    n = len(dists)
+    table = np.zeros((n + 1, n + 1))
+    table[0, 0] = 1
+    for a, b, c in dists:
+        moved = c * table
+        moved[1:] += a * table[:-1]
+        moved[:, 1:] += b * table[:, :-1]
+        table = moved
+    return table.ravel()
+
+
+def random_randomizers(rng, eps0, users):
+    """Distributions on three messages, all within e^eps0: extreme and others."""
+    base = rng.dirichlet(np.ones(3) * rng.choice([0.3, 3.0]))
+    tilt = np.where(rng.random((users, 3)) < 0.5, 1.0, np.exp(eps0))
+    if rng.random() < 0.3:
+        tilt = np.exp(eps0 * rng.random((users, 3)))
+    dists = base * tilt
+    # Dividing by a sum that differs may exceed e^eps0: shrink towards the base.
+    dists /= dists.sum(axis=1, keepdims=True)
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        mixed = middle * dists + (1 - middle) * base
+        spread = (mixed.max(axis=0) / mixed.min(axis=0)).max()
+        low, high = (middle, high) if spread <= np.exp(eps0) else (low, middle)
+    return low * dists + (1 - low) * base
+
+
+def shuffling_settings(rng, most_users, count):
+    n = np.floor(10 ** rng.uniform(0, np.log10(most_users + 1), count)).astype(int)
+    eps0 = 10 ** rng.uniform(-2, 0.9, count)
+    return eps0, n, eps0 * rng.uniform(0, 1, count) ** 2
+
+
+@pytest.mark.slow
+def test_shuffled_responses_up_to_2000_users():
+    """The answers enumerated at random data and data that agree; both upper bounds."""
+    rng = np.random.default_rng(50)
+    eps0, n, eps = shuffling_settings(rng, 2_000, COUNT)
+    ones = np.where(rng.random(COUNT) < 0.5, 0, rng.integers(0, n))
+    exact = np.array([answered(*row) for row in zip(eps0, n, eps, ones, strict=True)])
+    value = exact_randomized_response_delta(
+        eps0, num_users=n, epsilon=eps, num_other_ones=ones
+    )
+    np.testing.assert_allclose(value, exact, rtol=1e-7, atol=1e-13)
+    upper, response, lower = (
+        shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS
+    )
+    assert_between(0, exact, response, rtol=1e-9)
+    assert_between(0, response, upper, rtol=1e-9)
+    assert_between(lower, upper, 1)
+    agree = ones == 0
+    assert np.all(lower[agree] >= exact[agree] * (1 - 1e-7) - 1e-13)
+
+
+@FEW_AND_MANY
+def test_shuffled_bounds_are_the_clones(count):
+    """All counts of clones and of messages among them; the lower bound is attained."""
+    rng = np.random.default_rng(51)
+    eps0, n, eps = shuffling_settings(rng, 60, count)
+    upper, response, lower = (
+        shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS
+    )
+    for row, (local, users, at) in enumerate(zip(eps0, n, eps, strict=True)):
+        any_ = clone_sum(local, users, at, np.exp(-local))
+        binary = clone_sum(local, users, at, 2 / (1 + np.exp(local)))
+        assert upper[row] == pytest.approx(any_, rel=1e-7, abs=1e-13)
+        assert response[row] == pytest.approx(binary, rel=1e-7, abs=1e-13)
+        assert upper[row] >= any_ * (1 - 1e-11) - 1e-14
+        assert response[row] >= binary * (1 - 1e-11) - 1e-14
+        if users > 40:
+            continue
+        b = 1 / (np.exp(local) + 2)
+        dists = np.full((3, 3), b) + np.diag([1 - 3 * b] * 3)
+        third = [dists[2]] * (users - 1)
+        pair = (histogram([dists[0], *third]), histogram([dists[1], *third]))
+        attained = max(stick(*pair, at), answered(local, users, at, 0))
+        assert lower[row] == pytest.approx(attained, rel=1e-6, abs=1e-13)
+        assert lower[row] <= attained * (1 + 1e-9) + 1e-14
+
+
+@FEW_AND_MANY
+def test_shuffled_randomizers_of_any_kind(count):
+    """Users with randomizers and data of their own, enumerated: below "upper"."""
+    rng = np.random.default_rng(52)
+    eps0, n, eps = shuffling_settings(rng, 20, count)
+    upper = shuffled_delta(eps0, num_users=n, epsilon=eps)
+    tightest = 0.0
+    for row in range(count):
+        dists = random_randomizers(rng, eps0[row], n[row] + 1)
+        spread = np.log((dists.max(axis=0) / dists.min(axis=0)).max())
+        assert spread <= eps0[row] * (1 + 1e-9)
+        pair = [histogram([own, *dists[2:]]) for own in dists[:2]]
+        exact = worst_stick([tuple(pair)], eps[row])
+        assert exact <= upper[row] * (1 + 1e-9) + 1e-13
+        tightest = max(tightest, exact / max(upper[row], 1e-6))
+    assert tightest > 0.5
+
+
+@FEW_AND_MANY
+def test_closed_form_of_shuffling(count):
+    """Up to the last local epsilon that Theorem 3.1 allows: enumerated answers below.
+
+    A quarter of the settings lie on the theorem's boundary itself.
+    """
+    rng = np.random.default_rng(53)
+    delta = 10 ** rng.uniform(-6, -0.3, count)
+    least = 16 * np.log(2 / delta)
+    n = np.ceil(least * (2_000 / least) ** rng.uniform(0, 1, count)).astype(int)
+    most = np.log(n / least) * (1 - 1e-12)  # the last digit decides nothing
+    eps0 = most * np.where(np.arange(count) % 4, rng.uniform(0, 1.1, count), 1)
+    closed = shuffled_epsilon_closed_form(eps0, num_users=n, delta=delta)
+    assert np.all(closed <= eps0)
+    outside = eps0 > most * (1 + 1e-9)
+    assert np.all(closed[outside] == eps0[outside])
+    assert np.mean(closed < eps0) > 0.05
+    inside = eps0 <= most
+    root = 8 * np.sqrt(np.exp(eps0) * np.log(4 / delta) / n) + 8 * np.exp(eps0) / n
+    published = np.log(1 + (np.exp(eps0) - 1) / (np.exp(eps0) + 1) * root)
+    least = np.minimum(published, eps0)[inside]
+    np.testing.assert_allclose(closed[inside], least, rtol=1e-12)
+    for row in range(count):
+        for ones in (0, int(rng.integers(0, n[row]))):
+            exact = answered(eps0[row], n[row], closed[row], ones)
+            assert exact <= delta[row] * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_epsilons_of_shuffling_up_to_a_billion_users():
+    """closed form >= upper >= response, lower; delta at the epsilon is the target."""
+    rng = np.random.default_rng(54)
+    n = np.floor(10 ** rng.uniform(0, 9, COUNT)).astype(int)
+    eps0 = 10 ** rng.uniform(-2, 0.9, COUNT)
+    delta = 10 ** rng.uniform(-12, -1, COUNT)
+    upper, response, lower = (
+        shuffled_epsilon(eps0, num_users=n, delta=delta, kind=k) for k in KINDS
+    )
+    closed = shuffled_epsilon_closed_form(eps0, num_users=n, delta=delta)
+    assert_between(0, upper, closed, rtol=1e-6)
+    # Blocks of clone counts cost more where there are more clones: 1 % of delta, which
+    # near delta(0) is much of epsilon.
+    value = shuffled_delta(eps0, num_users=n, epsilon=upper, kind="randomized_response")
+    assert np.all(value <= delta * 1.01)
+    assert_between(0, response, eps0)
+    assert_between(lower, upper, eps0, rtol=1e-6)
+    for row in np.flatnonzero(n <= 300):
+        local, users, target = eps0[row], n[row], delta[row] * (1 + 1e-7) + 1e-13
+        assert clone_sum(local, users, upper[row], np.exp(-local)) <= target
+        chance = 2 / (1 + np.exp(local))
+        assert clone_sum(local, users, response[row], chance) <= target
+        assert answered(local, users, response[row], 0) <= target
+
+
+@pytest.mark.slow
+def test_local_epsilon_for_shuffling():
+    """The clones enumerated: within the target at the answer, beyond it just above."""
+    rng = np.random.default_rng(55)
+    n = np.floor(10 ** rng.uniform(0, 2.2, COUNT)).astype(int)
+    eps, delta = 10 ** rng.uniform(-1.5, 0.7, COUNT), 10 ** rng.uniform(-7, -1, COUNT)
+    for kind, chance in (
+        ("upper", lambda e: np.exp(-e)),
+        ("randomized_response", lambda e: 2 / (1 + np.exp(e))),
+    ):
+        half = slice(0, COUNT, 2) if kind == "upper" else slice(1, COUNT, 2)
+        local = local_epsilon_for_shuffled(
+            eps[half], num_users=n[half], delta=delta[half], kind=kind
+        )
+        assert np.all(local >= eps[half] * (1 - 1e-12))
+        settings = zip(local, n[half], eps[half], delta[half], strict=True)
+        for e, users, at, target in settings:
+            assert clone_sum(e, users, at, chance(e)) <= target * (1 + 1e-6) + 1e-13
+            more = e * 1.001
+            if e < 30:
+                assert clone_sum(more, users, at, chance(more)) > target * (1 - 1e-6)

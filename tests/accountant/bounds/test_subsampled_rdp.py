@@ -1,0 +1,702 @@
+"""Subsampled RDP: against the published sums, the true mechanisms, other libraries."""
+
+import functools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import mpmath as mp
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+
+from jaxdp_episodic.accountant.bounds import subsampled_rdp
+from jaxdp_episodic.accountant.bounds.mechanisms import (
+    Gaussian,
+    Laplace,
+    RandomizedResponse,
+    RdpCurve,
+    RdpTable,
+)
+from jaxdp_episodic.accountant.bounds.subsampled_rdp import (
+    rdp_poisson_subsampled,
+    rdp_without_replacement_subsampled,
+)
+
+REFERENCE = json.loads(
+    (Path(__file__).resolve().parents[2] / "reference.json").read_text()
+)
+BOUNDS = ("general", "tight", "lower")
+RATES = [1e-12, 1e-4, 0.01, 0.3, 0.9]
+WHOLE = [2, 3, 4, 5, 32, 100]
+
+
+# --- The published formulas, literally, at 60 digits ---
+
+
+def mp_curve(mechanism):
+    """r(alpha) of a scalar mechanism, written down again; r(inf) at alpha = inf."""
+    (value,) = (float(v) for v in mechanism.parameters)
+    return _mp_curve(type(mechanism).__name__, value, mp.mp.dps)
+
+
+@functools.cache
+def _mp_curve(name, value, digits):
+    del digits  # what is kept has as many as were asked for
+    value = mp.mpf(value)
+
+    def gaussian(a):
+        return a / (2 * value**2)
+
+    def laplace(a):
+        if a == mp.inf:
+            return 1 / value
+        up, down = mp.exp((a - 1) / value), mp.exp(-a / value)
+        return mp.log((a * up + (a - 1) * down) / (2 * a - 1)) / (a - 1)
+
+    def randomized_response(a):
+        if a == mp.inf:
+            return value
+        t = mp.exp(value) / (1 + mp.exp(value))
+        moment = t**a * (1 - t) ** (1 - a) + (1 - t) ** a * t ** (1 - a)
+        return mp.log(moment) / (a - 1)
+
+    return functools.cache(
+        {
+            "Gaussian": gaussian,
+            "Laplace": laplace,
+            "RandomizedResponse": randomized_response,
+        }[name]
+    )
+
+
+@functools.cache
+def mp_grown(curve, k, digits):
+    """e^{(k-1) r(k)}, which both sums have at every rate."""
+    del digits
+    return mp.exp((k - 1) * curve(k))
+
+
+@functools.cache
+def mp_poisson_parts(curve, p, a, digits):
+    """The terms of Zhu and Wang 2019 that have no factor, and the sum of the others."""
+    p = mp.mpf(p)
+    exact = (1 - p) ** (a - 1) * (a * p - p + 1)
+    exact += math.comb(a, 2) * p**2 * (1 - p) ** (a - 2) * mp.exp(curve(2))
+    rest, ways = mp.mpf(0), math.comb(a, 2)
+    for k in range(3, a + 1):
+        ways = ways * (a - k + 1) // k
+        rest += ways * (1 - p) ** (a - k) * p**k * mp_grown(curve, k, digits)
+    return exact, rest
+
+
+def mp_poisson(curve, p, a, factor):
+    """Zhu and Wang 2019, with the 1 summed along: M itself."""
+    exact, rest = mp_poisson_parts(curve, p, a, mp.mp.dps)
+    return mp.log(exact + factor * rest) / (a - 1)
+
+
+def mp_without_replacement(curve, p, a):
+    """Wang, Balle and Kasiviswanathan 2019, Theorem 9."""
+    p = mp.mpf(p)
+    last = mp.expm1(curve(mp.inf)) if curve(mp.inf) < 1e5 else mp.inf
+    second = min(4 * mp.expm1(curve(2)), mp.exp(curve(2)) * min(2, last**2))
+    ways = math.comb(a, 2)
+    moment = 1 + p**2 * ways * second
+    for j in range(3, a + 1):
+        ways = ways * (a - j + 1) // j
+        most = 2 if last >= 2 else min(2, last**j)
+        moment += p**j * ways * mp_grown(curve, j, mp.mp.dps) * most
+    return mp.log(moment) / (a - 1)
+
+
+MECHANISMS = [
+    Gaussian(0.5),
+    Gaussian(1.0),
+    Gaussian(20.0),
+    Laplace(0.2),
+    Laplace(1.0),
+    Laplace(50.0),
+    RandomizedResponse(0.05),
+    RandomizedResponse(1.0),
+    RandomizedResponse(9.0),
+]
+IDS = [str(m) for m in MECHANISMS]
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=IDS)
+def test_poisson_matches_the_published_sum(mechanism, bound):
+    values = rdp_poisson_subsampled(
+        mechanism, sampling_probability=RATES, orders=WHOLE, bound=bound
+    )
+    factor = 3 if bound == "general" else 1
+    with mp.workdps(60):
+        curve = mp_curve(mechanism)
+        expected = [[mp_poisson(curve, p, a, factor) for a in WHOLE] for p in RATES]
+        if bound != "lower":
+            expected = [
+                [min(v, curve(a)) for v, a in zip(row, WHOLE, strict=True)]
+                for row in expected
+            ]
+    expected = np.array(expected, dtype=np.float64)
+    np.testing.assert_allclose(values, expected, rtol=5e-13)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=IDS)
+def test_without_replacement_matches_the_published_sum(mechanism):
+    values = rdp_without_replacement_subsampled(
+        mechanism, sampling_rate=RATES, orders=WHOLE
+    )
+    with mp.workdps(60):
+        curve = mp_curve(mechanism)
+        expected = [
+            [min(mp_without_replacement(curve, p, a), curve(a)) for a in WHOLE]
+            for p in RATES
+        ]
+    expected = np.array(expected, dtype=np.float64)
+    np.testing.assert_allclose(values, expected, rtol=5e-13)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "p"),
+    [
+        (Gaussian(5.0), 0.3),
+        (Laplace(2.0), 0.29289),
+        (Gaussian(1e3), 1e-12),
+    ],
+)
+def test_order_4096(mechanism, p):
+    """The longest series that is promised; 0.293 is where XLA's log1p(-p) is poor."""
+    with mp.workdps(60):
+        curve = mp_curve(mechanism)
+        tight = float(min(mp_poisson(curve, p, 4096, 1), curve(4096)))
+        fixed = float(min(mp_without_replacement(curve, p, 4096), curve(4096)))
+    value = rdp_poisson_subsampled(
+        mechanism, sampling_probability=p, orders=4096, bound="tight"
+    )
+    assert abs(value / tight - 1) < 1e-11
+    value = rdp_without_replacement_subsampled(mechanism, sampling_rate=p, orders=4096)
+    assert abs(value / fixed - 1) < 1e-11
+
+
+# --- The true mechanisms ---
+
+
+def moment(top, bottom, order):
+    """E_bottom[(top / bottom)^order] over cells of (density of top, of bottom)."""
+    return mp.fsum(
+        t**order * b ** (1 - order) for t, b in zip(top, bottom, strict=True)
+    )
+
+
+def worse(first: Any, second: Any) -> Any:
+    """The larger of two moments; mpmath's types do not tell reals from complex."""
+    return max(first, second)
+
+
+def laplace_moment(top, bottom, scale, order) -> Any:
+    """The same for mixtures of Laplace distributions, given as {mean: weight}."""
+
+    def density(mixture, x):
+        return mp.fsum(
+            w * mp.exp(-abs(x - m) / scale) / (2 * scale) for m, w in mixture.items()
+        )
+
+    def integrand(x):
+        return density(top, x) ** order * density(bottom, x) ** (1 - order)
+
+    knots = sorted(mp.mpf(m) for m in {*top, *bottom})
+    # Outside the means every distribution is a multiple of e^{-|x|/scale}.
+    tails = scale * (integrand(knots[0]) + integrand(knots[-1]))
+    return tails + mp.quad(integrand, knots)
+
+
+# Of every rate some orders, and of every order some rates; the others are slow.
+TRUE_SETTINGS = [
+    pytest.param(p, order, marks=[pytest.mark.slow] * ((i + j) % 2))
+    for i, p in enumerate([1e-3, 0.1, 0.5, 0.99])
+    for j, order in enumerate([1.3, 2, 3, 4.5, 12])
+]
+
+
+@pytest.mark.parametrize(("p", "order"), TRUE_SETTINGS)
+def test_poisson_bounds_the_true_mechanisms(p, order):
+    """Both directions of (1-p) f + p g against f; attained at whole orders."""
+    with mp.workdps(30):
+        q = mp.mpf(p)
+        for scale in (0.3, 1.0, 8.0):
+            mixed, plain = {0: 1 - q, 1: q}, {0: mp.mpf(1)}
+            true = worse(
+                laplace_moment(mixed, plain, mp.mpf(scale), mp.mpf(order)),
+                laplace_moment(plain, mixed, mp.mpf(scale), mp.mpf(order)),
+            )
+            check_poisson(Laplace(scale), p, order, true)
+        for epsilon in (0.1, 1.0, 6.0):
+            t = mp.exp(epsilon) / (1 + mp.exp(mp.mpf(epsilon)))
+            plain = [t, 1 - t]
+            mixed = [(1 - q) * t + q * (1 - t), (1 - q) * (1 - t) + q * t]
+            true = worse(
+                moment(mixed, plain, mp.mpf(order)), moment(plain, mixed, mp.mpf(order))
+            )
+            check_poisson(RandomizedResponse(epsilon), p, order, true)
+
+
+def check_poisson(mechanism, p, order, true_moment):
+    true = float(mp.log(true_moment) / (order - 1))
+    tight, general = (
+        rdp_poisson_subsampled(
+            mechanism, sampling_probability=p, orders=order, bound=bound
+        )
+        for bound in ("tight", "general")
+    )
+    assert true * (1 - 1e-12) <= tight <= general * (1 + 1e-12)
+    if order == int(order):
+        assert tight == pytest.approx(true, rel=1e-12)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_general_bound_holds_for_an_asymmetric_mechanism(count):
+    """Three outcomes at random; no involution exchanges the two distributions."""
+    ratio = 0.0
+    rng = np.random.default_rng(3)
+    with mp.workdps(30):
+        for _ in range(count):
+            f, g = rng.dirichlet([0.3, 0.3, 0.3], size=2) * 0.97 + 0.01
+            f, g = ([mp.mpf(x) for x in v / v.sum()] for v in (f, g))
+            f, g = ([x / mp.fsum(v) for x in v] for v in (f, g))
+
+            def r(order, f=f, g=g):
+                worst = worse(moment(f, g, order), moment(g, f, order))
+                return mp.log(worst) / (order - 1)
+
+            values = [float(r(k)) * (1 + 1e-15) for k in range(2, 9)]
+            table = RdpTable(np.array(values))
+            for p in (0.05, 0.4, 0.8):
+                mixed = [(1 - p) * x + p * y for x, y in zip(f, g, strict=True)]
+                for order in (2, 3, 5, 8):
+                    true = worse(moment(mixed, f, order), moment(f, mixed, order))
+                    true = float(mp.log(true) / (order - 1))
+                    bound = rdp_poisson_subsampled(
+                        table, sampling_probability=p, orders=order
+                    )
+                    assert bound >= true * (1 - 1e-12)
+                    ratio = max(ratio, true / bound)
+    assert ratio > 0.9
+
+
+@pytest.mark.parametrize(("p", "order"), TRUE_SETTINGS)
+def test_without_replacement_bounds_the_true_mechanisms(p, order):
+    """(1-p) X + p f against (1-p) X + p f', any two of X, f, f' being neighbours."""
+    with mp.workdps(30):
+        q, a = mp.mpf(p), mp.mpf(order)
+        means = [(0, 0, 1), (0, 1, 0), (0.5, 0, 1), (1, 0, 1)]
+        for scale in (0.3, 1.0, 8.0):
+            true = 0.0
+            for rest, here, there in means:
+                top, bottom = {rest: 1 - q}, {rest: 1 - q}
+                top[here] = top.get(here, 0) + q
+                bottom[there] = bottom.get(there, 0) + q
+                true = worse(true, laplace_moment(top, bottom, mp.mpf(scale), a))
+            bound = rdp_without_replacement_subsampled(
+                Laplace(scale), sampling_rate=p, orders=order
+            )
+            assert bound >= float(mp.log(true) / (a - 1)) * (1 - 1e-12)
+        for epsilon in (0.1, 1.0, 6.0):
+            t = mp.exp(epsilon) / (1 + mp.exp(mp.mpf(epsilon)))
+            one, two = [t, 1 - t], [1 - t, t]
+            flipped = [(1 - q) * x + q * y for x, y in zip(one, two, strict=True)]
+            true = worse(moment(one, flipped, a), moment(flipped, one, a))
+            bound = rdp_without_replacement_subsampled(
+                RandomizedResponse(epsilon), sampling_rate=p, orders=order
+            )
+            assert bound >= float(mp.log(true) / (a - 1)) * (1 - 1e-12)
+
+
+# --- Gaussian: three independent sources ---
+
+
+def test_tight_gaussian_is_the_sampled_gaussian():
+    """The reference table at whole orders, an upper bound of it at others."""
+    for row in REFERENCE["sampled_gaussian_rdp"]:
+        value = rdp_poisson_subsampled(
+            Gaussian(row["noise_multiplier"]),
+            sampling_probability=row["sampling_probability"],
+            orders=row["alpha"],
+            bound="tight",
+        )
+        exact = float(row["rdp_forward"])
+        assert value >= exact * (1 - 1e-12)
+        if row["alpha"] == int(row["alpha"]):
+            assert value == pytest.approx(exact, rel=1e-11)
+
+
+def test_dp_accounting_poisson():
+    orders = [2, 3, 8, 64, 200]
+    for p in (1e-4, 0.01, 0.5, 1.0):
+        for sigma in (0.6, 1.0, 4.0):
+            accountant = RdpAccountant(orders)
+            gaussian = dp_accounting.GaussianDpEvent(sigma)
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(p, gaussian))
+            values = rdp_poisson_subsampled(
+                Gaussian(sigma), sampling_probability=p, orders=orders, bound="tight"
+            )
+            np.testing.assert_allclose(values, accountant._rdp, rtol=1e-8)
+
+
+def test_dp_accounting_without_replacement():
+    """It has the sharper Theorem 27 up to order 256 and Theorem 9 beyond.
+
+    Its noise multiplier is relative to the sensitivity under replacement, as ours.
+    """
+    orders, relation = [2, 3, 8, 64, 300, 400], dp_accounting.NeighboringRelation
+    accountant = RdpAccountant(orders, relation.REPLACE_ONE)
+    gaussian = dp_accounting.GaussianDpEvent(6.0)
+    accountant.compose(
+        dp_accounting.SampledWithoutReplacementDpEvent(10_000, 10, gaussian)
+    )
+    theirs = accountant._rdp
+    values = rdp_without_replacement_subsampled(
+        Gaussian(6.0), sampling_rate=1e-3, orders=orders
+    )
+    np.testing.assert_allclose(values[-2:], theirs[-2:], rtol=1e-9)
+    assert np.all(values >= theirs * (1 - 1e-9))
+
+
+# --- Limits and order ---
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=IDS)
+def test_rate_0_and_rate_1(mechanism):
+    """At rate 1 the curve itself: this fails if log M is divided by a, not a - 1."""
+    orders = [1.001, 1.5, 2, 2.7, 3, 17.3, 64]
+    base = mechanism.rdp(orders)
+    for bound in ("general", "tight"):
+        values = rdp_poisson_subsampled(
+            mechanism, sampling_probability=[0.0, 1.0], orders=orders, bound=bound
+        )
+        assert np.all(values[0] == 0)
+        np.testing.assert_allclose(values[1], base, rtol=1e-14)
+    lower = rdp_poisson_subsampled(
+        mechanism, sampling_probability=1.0, orders=[2, 3, 64], bound="lower"
+    )
+    np.testing.assert_allclose(lower, base[[2, 4, 6]], rtol=1e-13)
+    values = rdp_without_replacement_subsampled(
+        mechanism, sampling_rate=[0.0, 1.0], orders=orders
+    )
+    assert np.all(values[0] == 0)
+    np.testing.assert_allclose(values[1], base, rtol=1e-14)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=IDS)
+def test_small_rates_cost_their_square(mechanism):
+    """(a/2) p² (e^{r(2)} - 1) by Poisson, at most 4 times that without replacement."""
+    p, orders = 1e-12, np.array([2.0, 3.0, 4.0])
+    leading = orders / 2 * p**2 * np.expm1(mechanism.rdp(2.0))
+    for bound in BOUNDS:
+        values = rdp_poisson_subsampled(
+            mechanism, sampling_probability=p, orders=orders, bound=bound
+        )
+        np.testing.assert_allclose(values, leading, rtol=2e-6)
+    fixed = rdp_without_replacement_subsampled(
+        mechanism, sampling_rate=p, orders=orders
+    )
+    assert np.all(fixed <= 4 * leading * (1 + 2e-6))
+
+
+mechanisms = st.one_of(
+    st.floats(0.3, 30).map(Gaussian),
+    st.floats(0.05, 30).map(Laplace),
+    st.floats(0.01, 20).map(RandomizedResponse),
+)
+
+
+@hypothesis.settings(max_examples=12)
+@hypothesis.given(mechanisms, st.floats(0, 1), st.floats(0, 1))
+def test_order_of_the_bounds(mechanism, p, outer):
+    check_order_of_the_bounds(mechanism, p, outer)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=100)
+@hypothesis.given(mechanisms, st.floats(0, 1), st.floats(0, 1))
+def test_order_of_the_bounds_for_many(mechanism, p, outer):
+    check_order_of_the_bounds(mechanism, p, outer)
+
+
+def check_order_of_the_bounds(mechanism, p, outer):
+    whole = np.arange(2, 30)
+    lower, tight, general = (
+        rdp_poisson_subsampled(
+            mechanism, sampling_probability=p, orders=whole, bound=bound
+        )
+        for bound in ("lower", "tight", "general")
+    )
+    base = mechanism.rdp(whole)
+    # The lower bound may exceed the curve by rounding only.
+    assert np.all(lower <= tight * (1 + 1e-12) + 1e-300)
+    assert np.all(tight <= general * (1 + 1e-12))
+    assert np.all(general <= base)
+    thinned = rdp_poisson_subsampled(
+        mechanism, sampling_probability=p, orders=whole, bound="tight", outer_rate=outer
+    )
+    assert np.all(thinned <= tight * (1 + 1e-12))
+
+
+@hypothesis.settings(max_examples=10)
+@hypothesis.given(mechanisms)
+def test_monotone_in_rate_and_order(mechanism):
+    check_monotone(mechanism)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=100)
+@hypothesis.given(mechanisms)
+def test_monotone_in_rate_and_order_for_many(mechanism):
+    check_monotone(mechanism)
+
+
+def check_monotone(mechanism):
+    """In the order only "tight": log(3)/(a-1) makes the general bound fall at times."""
+    rates = np.concatenate([[0], np.geomspace(1e-12, 1, 25)])
+    orders = np.concatenate([np.linspace(1.01, 6, 30), [7, 8.5, 12, 31.7, 64]])
+    general, tight = (
+        rdp_poisson_subsampled(
+            mechanism, sampling_probability=rates, orders=orders, bound=bound
+        )
+        for bound in ("general", "tight")
+    )
+    fixed = rdp_without_replacement_subsampled(
+        mechanism, sampling_rate=rates, orders=orders
+    )
+    for values in (general, tight, fixed):
+        assert np.all(np.diff(values, axis=0) >= -1e-12 * values[1:])
+    assert np.all(np.diff(tight, axis=1) >= -1e-12 * tight[:, 1:])
+
+
+def test_between_whole_orders_is_the_chord():
+    at = functools.partial(
+        rdp_poisson_subsampled, Laplace(1.0), sampling_probability=0.1, bound="tight"
+    )
+    chord = (0.25 * 3 * at(orders=4) + 0.75 * 4 * at(orders=5)) / 3.75
+    assert at(orders=4.75) == pytest.approx(chord, rel=1e-14)
+    assert at(orders=1.25) == pytest.approx(at(orders=2), rel=1e-14)
+
+
+def test_outer_rate():
+    with mp.workdps(50):
+        for p in (1e-6, 0.2):
+            for outer in (0.0, 1e-9, 0.3, 1.0):
+                values = rdp_poisson_subsampled(
+                    Laplace(0.5),
+                    sampling_probability=p,
+                    orders=[2, 9],
+                    outer_rate=outer,
+                    bound="tight",
+                )
+                for value, a in zip(values, (2, 9), strict=True):
+                    rdp = mp_poisson(mp_curve(Laplace(0.5)), p, a, 1)
+                    inner = mp.expm1((a - 1) * rdp)
+                    exact = mp.log1p(mp.mpf(outer) * inner) / (a - 1)
+                    assert abs(value - exact) <= 1e-12 * exact
+
+
+# --- Overflow, underflow, size ---
+
+
+def test_huge_curves_do_not_overflow():
+    sigma = np.array([1e-150, 1e-100, 1e-3])
+    for values in (
+        rdp_poisson_subsampled(
+            Gaussian(sigma), sampling_probability=0.1, orders=[2, 100], bound="tight"
+        ),
+        rdp_without_replacement_subsampled(
+            Gaussian(sigma), sampling_rate=0.1, orders=[2, 100]
+        ),
+    ):
+        assert np.all(np.isfinite(values))
+        np.testing.assert_allclose(values, Gaussian(sigma).rdp([2, 100]), rtol=1e-4)
+
+
+def test_no_noise():
+    """inf, unless the unit is never drawn."""
+
+    def fixed(mechanism, sampling_probability, **others):
+        return rdp_without_replacement_subsampled(
+            mechanism, sampling_rate=sampling_probability, **others
+        )
+
+    for call in (rdp_poisson_subsampled, fixed):
+        values = call(
+            Gaussian(0.0), sampling_probability=[0.0, 1e-3, 1.0], orders=[1.5, 2, 10]
+        )
+        assert np.all(values[0] == 0)
+        assert np.all(values[1:] == np.inf)
+        half = functools.partial(call, sampling_probability=0.5)
+        assert half(Gaussian(0.0), orders=2, outer_rate=0.0) == 0
+        assert np.all(half(Gaussian(np.inf), orders=[2, 9]) == 0)
+
+
+def test_underflow_goes_up():
+    values = rdp_poisson_subsampled(
+        Gaussian(1e100), sampling_probability=1e-100, orders=[2, 3, 400]
+    )
+    assert np.all((values > 0) & (values < 1e-290))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["numpy", pytest.param("jax", marks=pytest.mark.slow)],
+    indirect=True,
+)
+def test_blocks_do_not_change_the_answer(monkeypatch, engine):
+    mechanism, rates = Laplace(np.array([[0.5], [2.0]])), np.geomspace(1e-6, 1, 7)
+    orders = np.arange(2, 40)
+
+    def values():
+        jax.clear_caches()  # else JAX keeps to the size that it has compiled
+        return rdp_poisson_subsampled(
+            mechanism, sampling_probability=rates, orders=orders
+        )
+
+    whole = values()
+    for terms in (1, 100):
+        monkeypatch.setattr(subsampled_rdp, "_BLOCK_TERMS", terms)
+        np.testing.assert_allclose(values(), whole, rtol=1e-14)
+
+
+# --- A user's own curve ---
+
+
+def test_own_curve_is_the_named_mechanism():
+    orders = [1.2, 2, 3.5, 30]
+    named = Gaussian(np.array([2.0, 3.0]))
+    table = RdpTable(named.rdp(np.arange(2, 31)))
+    curve = RdpCurve(lambda a: a / (2 * np.array([[2.0], [3.0]]) ** 2))
+    for call in (
+        functools.partial(rdp_poisson_subsampled, sampling_probability=0.1),
+        functools.partial(rdp_without_replacement_subsampled, sampling_rate=0.1),
+    ):
+        expected = call(named, orders=orders)
+        np.testing.assert_allclose(call(table, orders=orders), expected, rtol=1e-13)
+        np.testing.assert_allclose(call(curve, orders=orders), expected, rtol=1e-13)
+    single = rdp_poisson_subsampled(
+        lambda a: a / 8.0, sampling_probability=0.1, orders=orders
+    )
+    expected = rdp_poisson_subsampled(
+        Gaussian(2.0), sampling_probability=0.1, orders=orders
+    )
+    np.testing.assert_allclose(single, expected, rtol=1e-13)
+
+
+def test_a_known_pure_epsilon_tightens_sampling_without_replacement():
+    exact = RandomizedResponse(0.05)
+    values = exact.rdp(np.arange(2, 12))
+    call = functools.partial(
+        rdp_without_replacement_subsampled, sampling_rate=0.1, orders=[2, 5, 11]
+    )
+    assert np.all(call(RdpTable(values, limit=0.05)) < call(RdpTable(values)))
+    np.testing.assert_allclose(
+        call(RdpTable(values, limit=0.05)), call(exact), rtol=1e-13
+    )
+
+
+# --- Border ---
+
+
+def test_shapes():
+    call = rdp_poisson_subsampled
+    assert isinstance(
+        call(Gaussian(1.0), sampling_probability=0.1, orders=2), np.float64
+    )
+    grid = Gaussian(np.ones((3, 1)))
+    rates = np.full(5, 0.1)
+    assert call(grid, sampling_probability=rates, orders=2).shape == (3, 5)
+    outer = np.ones((2, 1, 1))
+    values = call(
+        grid, sampling_probability=rates, orders=np.ones((4, 2)) * 3, outer_rate=outer
+    )
+    assert values.shape == (2, 3, 5, 4, 2)
+    assert values.dtype == np.float64
+    assert call(grid, sampling_probability=rates, orders=[]).shape == (3, 5, 0)
+    assert call(grid, sampling_probability=[], orders=[2]).shape == (3, 0, 1)
+
+
+def test_batch_is_scalar_by_scalar():
+    sigmas, rates, orders = [0.7, 3.0], [1e-5, 0.2, 1.0], [5.5, 2.0, 60.0]
+    batch = rdp_poisson_subsampled(
+        Gaussian(np.array(sigmas)[:, None]), sampling_probability=rates, orders=orders
+    )
+    for i, sigma in enumerate(sigmas):
+        for j, p in enumerate(rates):
+            for k, order in enumerate(orders):
+                single = rdp_poisson_subsampled(
+                    Gaussian(sigma), sampling_probability=p, orders=order
+                )
+                assert batch[i, j, k] == pytest.approx(single, rel=1e-13)
+
+
+def test_same_answer_in_either_mode():
+    def value():
+        return rdp_poisson_subsampled(
+            Laplace(1.0), sampling_probability=1e-12, orders=[2.5, 7]
+        )
+
+    off = value()
+    with jax.enable_x64(True):
+        on = value()
+    np.testing.assert_array_equal(on, off)
+
+
+def test_tight_is_refused_without_a_proof():
+    for mechanism in (RdpTable(np.array([1.0])), lambda a: a):
+        with pytest.raises(NotImplementedError, match="tight.*Gaussian, Laplace"):
+            rdp_poisson_subsampled(
+                mechanism, sampling_probability=0.1, orders=2, bound="tight"
+            )
+
+
+def test_lower_bound_is_refused_where_it_is_none():
+    call = functools.partial(rdp_poisson_subsampled, Gaussian(1.0), bound="lower")
+    with pytest.raises(ValueError, match=r"orders must be whole.*got 2\.5"):
+        call(sampling_probability=0.1, orders=[2, 2.5])
+    with pytest.raises(NotImplementedError, match="outer_rate"):
+        call(sampling_probability=0.1, orders=2, outer_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"sampling_probability": 1.1}, ValueError, r"\[0, 1\], got 1.1"),
+        ({"sampling_probability": True}, TypeError, "sampling_probability"),
+        ({"sampling_probability": np.nan}, ValueError, "sampling_probability"),
+        ({"orders": 1.0}, ValueError, "orders"),
+        ({"orders": 1e6}, ValueError, r"orders must lie in \(1, 16384\]"),
+        ({"orders": "2"}, TypeError, "orders"),
+        ({"outer_rate": -0.1}, ValueError, "outer_rate"),
+        ({"bound": "thight"}, ValueError, "did you mean 'tight'"),
+        ({"sampling_probability": np.ones(3) / 9}, ValueError, "do not broadcast"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    good = {"sampling_probability": 0.1, "orders": 2.0}
+    with pytest.raises(error, match=message):
+        rdp_poisson_subsampled(Gaussian(np.ones(2)), **(good | arguments))
+
+
+def test_bad_mechanism_and_short_table():
+    with pytest.raises(TypeError, match="mechanism must be"):
+        rdp_without_replacement_subsampled(
+            1.0,  # pyright: ignore[reportArgumentType]
+            sampling_rate=0.1,
+            orders=2,
+        )
+    with pytest.raises(ValueError, match="last order of the RDP table, 3, got 4"):
+        rdp_poisson_subsampled(
+            RdpTable(np.array([1.0, 2.0])), sampling_probability=0.1, orders=3.5
+        )

@@ -1,0 +1,340 @@
+"""Rates along paths, inclusion, and bounds of contributions."""
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.describe import (
+    GroupedClasses,
+    IndependentEpisodes,
+    MultistageSampling,
+    Poisson,
+    Population,
+    WithoutReplacement,
+    inclusion_rates,
+    max_contributions,
+    path_rates,
+)
+
+# Tombs, Kotevska, Young (2022), Example 3.1: two primary units, five secondary, 18
+# examples, one unit drawn a stage.
+EXAMPLE_31 = Population.from_sizes([[4, 2, 3], [4, 5]])
+ONE_A_STAGE = MultistageSampling(
+    *(WithoutReplacement(name, size=1) for name in ("primary", "secondary", "example"))
+)
+
+
+def test_example_31():
+    inclusion = inclusion_rates(ONE_A_STAGE, EXAMPLE_31)
+    rates = path_rates(ONE_A_STAGE, EXAMPLE_31)
+    sizes = [4, 2, 3, 4, 5]
+    expected = {(2, 3, n): 1 / (2 * 3 * n) for n in sizes[:3]}
+    expected |= {(2, 2, n): 1 / (2 * 2 * n) for n in sizes[3:]}
+    assert rates.paths is not None
+    for path, rate in zip(rates.paths.sizes.tolist(), inclusion, strict=True):
+        assert rate == pytest.approx(expected[tuple(path)], rel=1e-15)
+    # The first path is U_11 of Example 3.1, the worst one is U_12.
+    assert expected[(2, 3, 4)] == 1 / (2 * 3 * 4)
+    assert inclusion.max() == pytest.approx(1 / 12, rel=1e-15)
+    worst = int(inclusion.argmax())
+    assert rates.paths.sizes[worst].tolist() == [2, 3, 2]
+    # One unit a stage: somebody is drawn for certain.
+    assert rates.multiplicity @ inclusion == pytest.approx(1, rel=1e-14)
+    witness = EXAMPLE_31.describe_path(
+        int(rates.paths.witness_level[worst]), int(rates.paths.witness_index[worst])
+    )
+    assert list(witness.values()) == [0, 1, 4]
+
+
+def test_rates_broadcast_with_the_shape_and_end_with_the_paths():
+    sampling = MultistageSampling(
+        Poisson("task", sampling_probability=np.full((7, 1), 0.5)),
+        WithoutReplacement("class", size=[1, 2, 4]),
+        Poisson("example", sampling_probability=0.25),
+    )
+    rates = path_rates(sampling, EXAMPLE_31)
+    num_paths = len(rates.multiplicity)
+    assert num_paths == 5
+    for rate in rates.rates:
+        assert rate.dtype == np.float64
+        assert np.broadcast_shapes(rate.shape, (7, 3, 5)) == (7, 3, 5)
+    by_path = {2: [0.5, 1.0, 1.0], 3: [1 / 3, 2 / 3, 1.0]}
+    groups = rates.group_sizes[1]
+    assert groups is not None
+    for path, group in enumerate(groups):
+        np.testing.assert_array_equal(rates.rates[1][:, path], by_path[int(group)])
+    assert inclusion_rates(sampling, EXAMPLE_31).shape == (7, 3, 5)
+
+
+def test_without_a_population_the_specs_sizes_count():
+    sampling = MultistageSampling(
+        Poisson("school", sampling_probability=[[0.1], [0.2]]),
+        WithoutReplacement("pupil", size=8, population=[4, 16, 40]),
+    )
+    rates = path_rates(sampling)
+    assert rates.group_sizes[0] is None and rates.paths is None
+    np.testing.assert_array_equal(rates.rates[0], [[[0.1]], [[0.2]]])
+    np.testing.assert_array_equal(rates.rates[1], [[1], [0.5], [0.2]])
+    np.testing.assert_array_equal(rates.clipped[1], [[True], [False], [False]])
+    np.testing.assert_array_equal(rates.clipped[0], [False])
+    expected = [[0.1, 0.05, 0.02], [0.2, 0.1, 0.04]]
+    np.testing.assert_allclose(inclusion_rates(sampling), expected, rtol=1e-15)
+
+
+def test_scalars_give_a_scalar():
+    sampling = MultistageSampling(WithoutReplacement("pupil", size=8, population=40))
+    result = inclusion_rates(sampling)
+    assert isinstance(result, np.float64) and result == 0.2
+
+
+def test_a_level_without_a_size_is_named():
+    with pytest.raises(ValueError, match="level 'primary': .* needs population="):
+        path_rates(ONE_A_STAGE)
+
+
+def test_levels_below_the_protected_unit_are_not_asked():
+    sampling = MultistageSampling(
+        Poisson("school", sampling_probability=0.1),
+        WithoutReplacement("pupil", size=8),
+    )
+    assert path_rates(sampling, num_levels_used=1).num_levels == 1
+    shallow = Population.from_sizes(12)
+    assert path_rates(sampling, shallow, 1).multiplicity.tolist() == [12]
+    with pytest.raises(ValueError, match="at least 2 levels"):
+        path_rates(sampling, shallow)
+
+
+def test_a_tree_of_other_levels_is_refused():
+    named = Population.from_ids(task=[1, 1, 2], secondary=[1, 2, 3], example=None)
+    with pytest.raises(ValueError, match=r"levels \('primary', .*got \('task'"):
+        path_rates(ONE_A_STAGE, named)
+    partly = Population.from_sizes([[4, 2]], level_names=["primary"])
+    assert path_rates(ONE_A_STAGE, partly).num_levels == 3
+
+
+@pytest.mark.parametrize("used", [0, 4, True, 1.0, "1"])
+def test_num_levels_used_is_checked(used):
+    with pytest.raises(ValueError, match="num_levels_used must lie in 1 .. 3"):
+        path_rates(ONE_A_STAGE, EXAMPLE_31, used)
+
+
+def test_wrong_types_are_refused():
+    with pytest.raises(TypeError, match="sampling must be"):
+        path_rates(ONE_A_STAGE.levels[0])  # pyright: ignore[reportArgumentType] # the wrong type is the test
+    with pytest.raises(TypeError, match="population must be"):
+        path_rates(ONE_A_STAGE, [[4]])  # pyright: ignore[reportArgumentType] # the wrong type is the test
+
+
+def test_empty_units_keep_a_path_of_rate_one():
+    population = Population.from_sizes([4, 0])
+    sampling = MultistageSampling(
+        WithoutReplacement("task", size=1), WithoutReplacement("example", size=2)
+    )
+    rates = path_rates(sampling, population)
+    np.testing.assert_array_equal(rates.rates[1], [1.0, 0.5])
+    assert rates.multiplicity.tolist() == [0, 4]
+
+
+def covers(size, population, relation, *, exact=False, tree=None, level=1):
+    level_of = WithoutReplacement(
+        "a", size=size, population=population, population_is_exact=exact
+    )
+    return path_rates(MultistageSampling(level_of), tree).covers_all(level, relation)
+
+
+def test_a_lower_bound_of_the_size_never_covers_all():
+    for relation in ("add_remove", "replace_one"):
+        assert not covers(9, 9, relation).any()
+        assert not covers(99, 9, relation).any()
+
+
+def test_an_exact_size_covers_all():
+    for relation in ("add_remove", "replace_one"):
+        np.testing.assert_array_equal(
+            covers([8, 9, 10], 9, relation, exact=True), [[False], [True], [True]]
+        )
+
+
+def test_the_data_at_hand_may_be_the_smaller_neighbour():
+    tree = Population.from_sizes(9)
+    by_size = [8, 9, 10]
+    np.testing.assert_array_equal(
+        covers(by_size, None, "add_remove", tree=tree), [[False], [False], [True]]
+    )
+    np.testing.assert_array_equal(
+        covers(by_size, None, "replace_one", tree=tree), [[False], [True], [True]]
+    )
+    # The statement about a spec's own population says nothing about the tree's sizes.
+    assert not covers(9, 9, "add_remove", tree=tree, exact=True).any()
+
+
+def test_levels_above_the_protected_one_are_public_lists():
+    sampling = MultistageSampling(
+        WithoutReplacement("task", size=2), WithoutReplacement("example", size=5)
+    )
+    rates = path_rates(sampling, Population.from_sizes([4, 5]))
+    np.testing.assert_array_equal(rates.covers_all(1, "add_remove"), [True, True])
+    np.testing.assert_array_equal(rates.covers_all(2, "add_remove"), [True, False])
+    with pytest.raises(ValueError, match="level must lie in 1 .. 2"):
+        rates.covers_all(0, "add_remove")
+    with pytest.raises(ValueError, match="neighboring_relation must be one of"):
+        rates.covers_all(1, "zero-out")
+
+
+def test_poisson_covers_all_at_probability_one():
+    sampling = MultistageSampling(Poisson("a", sampling_probability=[0.5, 1.0]))
+    np.testing.assert_array_equal(
+        path_rates(sampling).covers_all(1, "add_remove"), [[False], [True]]
+    )
+
+
+def grouped(**changes):
+    fields = {
+        "num_classes": 23,
+        "ways": 5,
+        "examples": WithoutReplacement("example", size=4, population=20),
+    }
+    return GroupedClasses(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rates"),
+    [
+        ({"episodes": Poisson("episode", sampling_probability=0.16)}, (0.16, 1, 0.2)),
+        ({"episodes": WithoutReplacement("episode", size=3)}, (3 / 4, 1, 0.2)),
+        ({"episodes": WithoutReplacement("episode", size=9)}, (1, 1, 0.2)),
+        ({"classes": Poisson("class", sampling_probability=0.16)}, (1, 0.16, 0.2)),
+        ({"classes": WithoutReplacement("class", size=10)}, (1, 10 / 23, 0.2)),
+    ],
+)
+def test_grouped_rates(changes, rates):
+    design = grouped(**changes)
+    found = path_rates(design)
+    assert [rate.tolist() for rate in found.rates] == [[rate] for rate in rates]
+    assert inclusion_rates(design) == pytest.approx(np.prod(rates), rel=1e-15)
+    assert path_rates(design, num_levels_used=2).num_levels == 2
+    groups = found.group_sizes
+    assert [None if g is None else g.tolist() for g in groups] == [[4], [23], [20]]
+
+
+def test_grouped_rates_of_unequal_classes():
+    design = grouped(
+        num_classes=4,
+        ways=[2, 4],
+        episodes=WithoutReplacement("episode", size=1),
+        examples=WithoutReplacement("example", size=4),
+    )
+    classes = Population.from_sizes([20, 10, 10, 2], level_names=("class", "example"))
+    rates = path_rates(design, classes)
+    np.testing.assert_array_equal(rates.rates[0], [[0.5], [1.0]])
+    np.testing.assert_array_equal(rates.rates[2], [1.0, 0.4, 0.2])
+    assert rates.multiplicity.tolist() == [2, 20, 20]
+    assert inclusion_rates(design, classes).shape == (2, 3)
+    assert path_rates(design, classes, 2).multiplicity.tolist() == [4]
+    with pytest.raises(ValueError, match="num_classes=4 units at its first level"):
+        path_rates(design, Population.from_sizes([20, 10, 10]))
+    with pytest.raises(ValueError, match="level 'example'.*needs population"):
+        path_rates(design)
+
+
+def test_independent_episodes():
+    sampling = MultistageSampling(
+        WithoutReplacement("class", size=5, population=100),
+        WithoutReplacement("example", size=4, population=20),
+    )
+    design = IndependentEpisodes(sampling, num_episodes=[1, 10, 1_000])
+    expected = 1 - (1 - 0.01) ** np.array([1.0, 10, 1_000])
+    np.testing.assert_allclose(inclusion_rates(design), expected, rtol=1e-13)
+    tree = Population.from_sizes([[20, 4]] * 1)
+    deep = MultistageSampling(*(WithoutReplacement(n, size=1) for n in ("a", "b", "c")))
+    assert inclusion_rates(IndependentEpisodes(deep, num_episodes=3), tree).shape == (
+        2,
+    )
+
+
+def test_independent_episodes_keep_tiny_and_certain_rates():
+    tiny = MultistageSampling(Poisson("a", sampling_probability=[1e-18, 0.0, 1.0]))
+    found = inclusion_rates(IndependentEpisodes(tiny, num_episodes=7))
+    np.testing.assert_allclose(found, [7e-18, 0, 1], rtol=1e-15)
+
+
+def contributions(sampling, population=None, *, relation="add_remove", unit=1, clip=2):
+    return max_contributions(
+        sampling,
+        population,
+        unit_level=unit,
+        clip_level=clip,
+        neighboring_relation=relation,
+    )
+
+
+def test_public_bounds_of_contributions():
+    sampling = MultistageSampling(
+        Poisson("a", sampling_probability=0.1),
+        WithoutReplacement("b", size=[3, 7], population=5),
+        Poisson("c", sampling_probability=0.1, population=20),
+    )
+    # `population` of a draw without replacement is a lower bound: it caps nothing.
+    assert contributions(sampling).tolist() == [3, 7]
+    assert contributions(sampling, clip=3).tolist() == [60, 140]
+    assert contributions(sampling, unit=2, clip=3) == 20
+
+
+def test_an_exact_population_caps_contributions():
+    sampling = MultistageSampling(
+        Poisson("a", sampling_probability=0.1),
+        WithoutReplacement("b", size=7, population=5, population_is_exact=True),
+    )
+    assert contributions(sampling) == 5
+
+
+def test_who_may_join_can_be_larger_than_all_at_hand():
+    tree = Population.from_sizes([2, 3])
+    sampling = MultistageSampling(
+        Poisson("a", sampling_probability=0.1), WithoutReplacement("b", size=7)
+    )
+    assert contributions(sampling, tree) == 7
+    assert contributions(sampling, tree, relation="replace_one") == 3
+
+
+def test_poisson_contributions_need_a_true_public_bound():
+    def sampling(population):
+        return MultistageSampling(
+            Poisson("a", sampling_probability=0.1),
+            Poisson("b", sampling_probability=0.1, population=population),
+        )
+
+    tree = Population.from_sizes([2, 3])
+    assert contributions(sampling(10), tree) == 10
+    assert contributions(sampling(None), tree, relation="replace_one") == 3
+    with pytest.raises(ValueError, match="level 'b': .* needs a public upper bound"):
+        contributions(sampling(None), tree)
+    with pytest.raises(ValueError, match="'b': population must be an upper bound.* 3"):
+        contributions(sampling(2), tree)
+
+
+def test_contributions_refuse_wrong_arguments():
+    with pytest.raises(ValueError, match="1 <= unit_level < clip_level <= 3"):
+        contributions(ONE_A_STAGE, unit=2, clip=2)
+    with pytest.raises(ValueError, match="neighboring_relation"):
+        contributions(ONE_A_STAGE, relation="swap")
+    huge = MultistageSampling(
+        *(WithoutReplacement(n, size=2**40) for n in ("a", "b", "c"))
+    )
+    with pytest.raises(ValueError, match=r"exceeds 2\*\*53"):
+        contributions(huge, clip=3)
+
+
+@pytest.mark.parametrize("scheme", ["exact", "poisson"])
+def test_a_claimed_bound_that_the_tree_exceeds_is_refused(scheme):
+    """It would make the number of contributions, and so epsilon, too small."""
+    pupils = (
+        WithoutReplacement("pupil", size=8, population=2, population_is_exact=True)
+        if scheme == "exact"
+        else Poisson("pupil", sampling_probability=0.5, population=2)
+    )
+    sampling = MultistageSampling(Poisson("school", sampling_probability=0.1), pupils)
+    tree = Population.from_sizes([25, 60], level_names=("school", "pupil"))
+    levels = {"unit_level": 1, "clip_level": 2, "neighboring_relation": "add_remove"}
+    with pytest.raises(ValueError, match="must be an upper bound of the children"):
+        max_contributions(sampling, tree, **levels)
+    assert max_contributions(sampling, None, **levels) == 2

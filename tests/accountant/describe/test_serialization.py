@@ -1,0 +1,210 @@
+"""Specs to dictionaries and back; hostile dictionaries."""
+
+import json
+import tomllib
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.describe import (
+    GroupedClasses,
+    IndependentEpisodes,
+    MultistageSampling,
+    Poisson,
+    Population,
+    WithoutReplacement,
+    spec_from_dict,
+    spec_to_dict,
+)
+
+POISSON = Poisson("school", sampling_probability=[[0.1], [1 / 3]])
+FIXED = WithoutReplacement("pupil", size=8, population=[40, 50, 60])
+SPECS = [
+    POISSON,
+    Poisson("school", sampling_probability=1e-300, population=7),
+    FIXED,
+    WithoutReplacement("pupil", size=2**53),
+    WithoutReplacement("pupil", size=3, population=3, population_is_exact=True),
+    MultistageSampling(POISSON, FIXED),
+    GroupedClasses(
+        num_classes=[100, 200],
+        ways=5,
+        episodes=Poisson("episode", sampling_probability=0.16),
+        examples=WithoutReplacement("example", size=4, population=20),
+    ),
+    GroupedClasses(
+        num_classes=100,
+        ways=5,
+        classes=WithoutReplacement("class", size=20),
+        examples=WithoutReplacement("example", size=4),
+    ),
+    IndependentEpisodes(MultistageSampling(POISSON, FIXED), num_episodes=[1, 2, 3]),
+    Population.from_sizes([[4, 0, 3], []], level_names=("task", "class")),
+]
+EVERY_TYPE = (
+    Poisson,
+    WithoutReplacement,
+    MultistageSampling,
+    GroupedClasses,
+    IndependentEpisodes,
+    Population,
+)
+
+
+@pytest.mark.parametrize(
+    "spec", SPECS, ids=[f"{i}-{type(s).__name__}" for i, s in enumerate(SPECS)]
+)
+def test_round_trip_through_json(spec):
+    written = spec.to_dict()
+    assert written["version"] == 1
+    assert written["type"] == type(spec).__name__
+    assert written == spec_to_dict(spec)
+    read = json.loads(json.dumps(written, allow_nan=False))
+    assert type(spec).from_dict(read) == spec
+    assert spec_from_dict(EVERY_TYPE, read) == spec
+
+
+def test_nothing_is_null_because_toml_has_no_null():
+    assert "null" not in json.dumps([spec.to_dict() for spec in SPECS])
+
+
+def test_a_toml_table_is_read():
+    text = """
+    version = 1
+    type = "MultistageSampling"
+    [[levels]]
+    type = "Poisson"
+    name = "school"
+    sampling_probability = [[0.1], [0.2]]
+    [[levels]]
+    type = "WithoutReplacement"
+    name = "pupil"
+    size = 8
+    population = 40
+    """
+    assert MultistageSampling.from_dict(tomllib.loads(text)) == MultistageSampling(
+        Poisson("school", sampling_probability=[[0.1], [0.2]]),
+        WithoutReplacement("pupil", size=8, population=40),
+    )
+
+
+def test_nested_specs_may_carry_their_version():
+    written = MultistageSampling(POISSON).to_dict()
+    written["levels"] = [POISSON.to_dict()]
+    assert MultistageSampling.from_dict(written) == MultistageSampling(POISSON)
+    written["levels"][0]["version"] = 2
+    with pytest.raises(ValueError, match=r"levels\[0\]: version must be 1, got 2"):
+        MultistageSampling.from_dict(written)
+
+
+def test_independent_episodes_may_name_a_bare_scheme():
+    written = {
+        "version": 1,
+        "type": "IndependentEpisodes",
+        "sampling": spec_to_dict(FIXED),
+        "num_episodes": 4,
+    }
+    assert IndependentEpisodes.from_dict(written).sampling == MultistageSampling(FIXED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"sise": 3},
+            ValueError,
+            r"step\.sampling\.levels\[1\]: unknown key 'sise'; did you mean 'size'\?",
+        ),
+        (
+            {"zzz": 3},
+            ValueError,
+            r"levels\[1\]: unknown key 'zzz'; the keys are \('name', 'size'",
+        ),
+        ({"size": None}, ValueError, r"levels\[1\]: missing key 'size'"),
+        ({"type": None}, ValueError, r"levels\[1\]: missing key 'type'"),
+        ({"type": "Poison"}, ValueError, r"levels\[1\].type .*did you mean 'Poisson'"),
+        ({"type": 3}, TypeError, r"levels\[1\].type must be one of"),
+        ({"type": ["Poisson"]}, TypeError, r"levels\[1\].type must be one of"),
+        ({"size": 0}, ValueError, r"levels\[1\]: size must be a whole number"),
+        ({"size": "8"}, TypeError, r"levels\[1\]: size must be a number"),
+        ({"size": {"a": 1}}, TypeError, r"levels\[1\]: size must be a number"),
+        ({"size": 10**5000}, ValueError, "integer of more than 64 bits"),
+        ({"size": [-(10**5000)]}, ValueError, "integer of more than 64 bits"),
+        ({"name": ["pupil"]}, TypeError, r"levels\[1\]: name must be a string"),
+        ({3: 3}, TypeError, "keys must be strings"),
+    ],
+)
+def test_errors_say_where(changes, error, message):
+    written = MultistageSampling(POISSON, FIXED).to_dict()
+    level = {**written["levels"][1], **changes}
+    written["levels"][1] = {k: v for k, v in level.items() if v is not None}
+    with pytest.raises(error, match=message):
+        spec_from_dict(MultistageSampling, written, where="step.sampling")
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", True, None, [1], 1.5])
+def test_other_versions_are_refused(version):
+    with pytest.raises(ValueError, match="Poisson: version must be 1"):
+        Poisson.from_dict({**POISSON.to_dict(), "version": version})
+
+
+def test_a_missing_version_is_refused():
+    written = POISSON.to_dict()
+    del written["version"]
+    with pytest.raises(ValueError, match="missing key 'version'"):
+        Poisson.from_dict(written)
+
+
+@pytest.mark.parametrize("hostile", [None, 3, "Poisson", [1], [POISSON.to_dict()]])
+def test_what_is_no_mapping_is_refused(hostile):
+    with pytest.raises(TypeError, match="Poisson must be a table of keys"):
+        Poisson.from_dict(hostile)
+
+
+@pytest.mark.parametrize("levels", [3, "x", {}, [3], [[POISSON.to_dict()]], [], None])
+def test_hostile_levels_are_refused(levels):
+    written = {"version": 1, "type": "MultistageSampling", "levels": levels}
+    with pytest.raises((TypeError, ValueError), match="MultistageSampling"):
+        MultistageSampling.from_dict(written)
+
+
+def test_one_level_outside_a_list_is_refused():
+    written = {"version": 1, "type": "MultistageSampling", "levels": POISSON.to_dict()}
+    with pytest.raises(TypeError, match="levels must be a list"):
+        MultistageSampling.from_dict(written)
+
+
+def test_deep_nesting_is_refused_without_recursion():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="nested deeper than 32"):
+        Poisson.from_dict({**POISSON.to_dict(), "sampling_probability": deep})
+    table: dict = {}
+    for _ in range(100_000):
+        table = {"sampling": table}
+    with pytest.raises(ValueError, match="nested deeper than 32"):
+        IndependentEpisodes.from_dict(table)
+
+
+def test_an_unsupported_combination_says_where():
+    written = SPECS[6].to_dict()
+    written["examples"] = {
+        "type": "Poisson",
+        "name": "example",
+        "sampling_probability": 0.1,
+    }
+    with pytest.raises(NotImplementedError, match="^step.sampling: .*covered:"):
+        spec_from_dict(EVERY_TYPE, written, where="step.sampling")
+
+
+def test_ids_are_not_written():
+    population = Population.from_ids(school=["a", "a", "b"])
+    assert "unit_ids" not in population.to_dict()
+    assert Population.from_dict(population.to_dict()) == population
+
+
+def test_arrays_are_written_as_plain_numbers():
+    written = WithoutReplacement("pupil", size=np.int32(3), population=[4, 5]).to_dict()
+    assert type(written["size"]) is int
+    assert [type(n) for n in written["population"]] == [int, int]

@@ -1,0 +1,360 @@
+"""Trees from sizes and ids; their paths and contributions against brute force."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxdp_episodic.accountant.describe import Poisson, Population, WithoutReplacement
+
+
+def counts_of(population):
+    return [count.tolist() for count in population.children_counts]
+
+
+@pytest.mark.parametrize(
+    ("nested", "counts"),
+    [
+        ([[4, 2, 3], [4, 5]], [[2], [3, 2], [4, 2, 3, 4, 5]]),
+        ([12, 30, 7], [[3], [12, 30, 7]]),
+        (49, [[49]]),
+        (np.array([12, 30, 7]), [[3], [12, 30, 7]]),
+        (np.array([[4, 2], [3, 1]]), [[2], [2, 2], [4, 2, 3, 1]]),
+        ((np.array([4, 2]), np.array([5])), [[2], [2, 1], [4, 2, 5]]),
+        ([[4, 0], [], (3.0,)], [[3], [2, 0, 1], [4, 0, 3]]),
+        ([[[1], [2, 3]], [[]]], [[2], [2, 1], [1, 2, 0], [1, 2, 3]]),
+    ],
+)
+def test_nested_sizes(nested, counts):
+    assert counts_of(Population.from_sizes(nested)) == counts
+
+
+@pytest.mark.parametrize(
+    ("nested", "error", "message"),
+    [
+        ([4, [2]], ValueError, "equally deep everywhere"),
+        ([[4], [[2]]], ValueError, "equally deep everywhere"),
+        ([4, []], ValueError, "equally deep everywhere"),
+        ([], ValueError, "at least one number"),
+        ([[], []], ValueError, "at least one number"),
+        ([[4, -1]], ValueError, "whole number >= 0"),
+        ([[4, 1.5]], ValueError, "whole number >= 0"),
+        ([[4, np.nan]], ValueError, "whole number >= 0"),
+        ([2**53, 2**53], ValueError, "at most"),
+        ([[4, True]], TypeError, "sizes must be"),
+        ([[4, "2"]], TypeError, "sizes must be"),
+        ("42", TypeError, "sizes must be"),
+        (None, TypeError, "sizes must be"),
+        ({"a": 1}, TypeError, "sizes must be"),
+        (np.array([[True, False]]), TypeError, "sizes must be"),
+        ([10**30], ValueError, "sizes must fit into 64 bits"),
+    ],
+)
+def test_bad_nested_sizes(nested, error, message):
+    with pytest.raises(error, match=message):
+        Population.from_sizes(nested)
+
+
+def test_endless_nesting_is_refused():
+    endless: list = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match="at most 32 levels"):
+        Population.from_sizes(endless)
+
+
+def test_ids_of_three_levels():
+    population = Population.from_ids(
+        authority=[7, 7, 3, 7], school=["b", "a", "c", "b"], pupil=[10, 11, 12, 10]
+    )
+    assert counts_of(population) == [[2], [1, 2], [1, 1, 1]]
+    assert population.level_names == ("authority", "school", "pupil")
+    assert population.describe_path(3, 2) == {
+        "authority": 7,
+        "school": "b",
+        "pupil": 10,
+    }
+
+
+def test_a_single_array_has_one_unit_a_record_below_it():
+    population = Population.from_ids(school=[5, 5, -2, 5])
+    assert counts_of(population) == [[2], [1, 3]]
+    assert population.level_names == ("school",)
+    assert population.describe_path(2, 3) == {"school": 5, "level 2": 3}
+
+
+def test_none_at_the_last_level_makes_every_record_a_unit():
+    population = Population.from_ids(authority=[1, 1, 1], school=[5, 6, 5], pupil=None)
+    assert counts_of(population) == [[1], [2], [2, 1]]
+    assert population.level_names == ("authority", "school", "pupil")
+
+
+def test_without_none_repeated_last_ids_are_one_unit():
+    population = Population.from_ids(authority=[1, 1, 1], school=[5, 6, 5])
+    assert counts_of(population) == [[1], [2]]
+
+
+def test_an_id_under_two_parents_is_refused():
+    with pytest.raises(
+        ValueError, match=r"class_ 0 lies under two parents, school 1 and 2.*global"
+    ) as caught:
+        Population.from_ids(school=[1, 1, 2], class_=[0, 1, 0], pupil=[1, 2, 3])
+    assert "np.unique(np.stack([parent, child])" in str(caught.value)
+    with pytest.raises(ValueError, match="pupil 'x' lies under two .* 1 and 3"):
+        Population.from_ids(school=[1, 2, 3], pupil=["x", "y", "x"])
+
+
+def test_the_advice_on_local_ids_works():
+    school = np.array([1, 1, 2, 2])
+    class_ = np.array([0, 1, 0, 0])
+    made_global = np.unique(np.stack([school, class_]), axis=1, return_inverse=True)[1]
+    population = Population.from_ids(
+        school=school, class_=made_global.ravel(), pupil=None
+    )
+    assert counts_of(population) == [[2], [2, 1], [1, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ({}, ValueError, "one array a level"),
+        ({"school": None}, ValueError, "one array a level"),
+        ({"school": None, "pupil": [1]}, ValueError, "one array a level"),
+        ({"school": []}, TypeError, "integer or string ids"),
+        ({"school": np.array([], int)}, ValueError, "at least one record"),
+        ({"school": [1, 2], "pupil": [1]}, ValueError, "equally long"),
+        ({"school": [1.0, 2.0]}, TypeError, "integer or string ids"),
+        ({"school": [True, False]}, TypeError, "integer or string ids"),
+        ({"school": ["a", None]}, TypeError, "integer or string ids"),
+        ({"school": [[1, 2]]}, ValueError, "1-D array"),
+        ({"school": 3}, ValueError, "1-D array"),
+        ({"step": [1]}, ValueError, "other than 'step'"),
+    ],
+)
+def test_bad_ids(ids, error, message):
+    with pytest.raises(error, match=message):
+        Population.from_ids(**ids)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([-128, 127, 0], np.int8),
+        np.array([0, 255, 3], np.uint8),
+        np.array([2**64 - 1, 2**64 - 2, 2**64 - 1], np.uint64),
+        np.array([-(2**63), 2**63 - 1, 0]),
+        np.array(["a", "b", "c"], object),
+    ],
+    ids=["int8", "uint8", "uint64", "int64", "object"],
+)
+def test_ids_at_the_ends_of_their_type(values):
+    repeated = np.concatenate([values, np.repeat(values, 3)])
+    population = Population.from_ids(school=repeated)
+    different, counts = np.unique(repeated, return_counts=True)
+    assert counts_of(population) == [[len(different)], counts.tolist()]
+    assert population.unit_ids is not None
+    assert population.unit_ids[0].tolist() == different.tolist()
+
+
+def nested_sizes(depth, smallest):
+    leaf = st.integers(smallest, 4)
+    tree = st.lists(leaf, min_size=1, max_size=4)
+    for _ in range(depth - 1):
+        tree = st.lists(tree, min_size=1, max_size=3)
+    return tree
+
+
+def table_of(nested, path=()):
+    """One row of units a last-level unit; a unit is named by the path to it."""
+    if isinstance(nested, int):
+        return [(*path, i) for i in range(nested)]
+    return [row for i, sub in enumerate(nested) for row in table_of(sub, (*path, i))]
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    nested=st.integers(1, 3).flatmap(lambda depth: nested_sizes(depth, smallest=1)),
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([1, 10**12]),
+)
+def test_a_table_of_ids_gives_the_tree_it_was_written_from(nested, seed, scale):
+    rng = np.random.default_rng(seed)
+    rows = table_of(nested)
+    names = [f"level{j}" for j in range(len(rows[0]))]
+    # Repeated and shuffled records; ids that keep the order of the units.
+    rows = [rows[i] for i in rng.permutation(np.repeat(np.arange(len(rows)), 2))]
+    columns = {}
+    for level, name in enumerate(names):
+        units = sorted({row[: level + 1] for row in rows})
+        place = {unit: scale * i for i, unit in enumerate(units)}
+        columns[name] = [place[row[: level + 1]] for row in rows]
+    assert Population.from_ids(**columns) == Population.from_sizes(
+        nested, level_names=names
+    )
+
+
+def trees(depth):
+    """Nested sizes of that many levels, with empty units; the first is not empty."""
+    tree = st.lists(st.integers(0, 3), max_size=4)
+    for _ in range(depth - 2):
+        tree = st.lists(tree, max_size=3)
+    return tree
+
+
+def add_a_leaf(nested, depth):
+    """The tree with one more primary unit, which fixes its depth."""
+    branch: object = 2
+    for _ in range(depth - 2):
+        branch = [branch]
+    return [*nested, branch]
+
+
+ANY_TREE = st.integers(2, 4).flatmap(
+    lambda depth: trees(depth).map(lambda tree: add_a_leaf(tree, depth))
+)
+
+
+def brute_paths(nested, num_levels, sizes=()):
+    """(sizes of the sibling groups, number of units) for each group of units."""
+    size = nested if isinstance(nested, int) else len(nested)
+    sizes = (*sizes, max(size, 1))
+    if len(sizes) == num_levels:
+        return [(sizes, size)]
+    if size == 0:
+        return [(sizes + (1,) * (num_levels - len(sizes)), 0)]
+    assert not isinstance(nested, int)
+    return [p for child in nested for p in brute_paths(child, num_levels, sizes)]
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(nested=ANY_TREE, data=st.data())
+def test_distinct_paths_match_brute_force(nested, data):
+    population = Population.from_sizes(nested)
+    used = data.draw(st.integers(1, population.num_levels))
+    expected: dict = {}
+    for sizes, number in brute_paths(nested, used):
+        expected[sizes] = expected.get(sizes, 0) + number
+    paths = population.distinct_paths(used)
+    found = dict(zip(map(tuple, paths.sizes.tolist()), paths.multiplicity, strict=True))
+    assert found == expected
+    assert list(found) == sorted(found)
+    assert paths.multiplicity.sum() == population.num_units(used)
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(nested=ANY_TREE)
+def test_witnesses_lie_on_their_paths(nested):
+    population = Population.from_sizes(nested)
+    paths = population.distinct_paths()
+    counts = population.children_counts
+    for sizes, number, level, index in zip(*paths, strict=True):
+        assert (level == population.num_levels) == (number > 0)
+        above = (
+            [] if level == 0 else list(population.describe_path(level, index).values())
+        )
+        # The sibling groups on the way: children of the root and of each unit passed.
+        group_of = [0, *above]
+        along = [int(counts[j][group_of[j]]) for j in range(level)]
+        if number == 0:
+            assert counts[level][group_of[-1]] == 0  # an empty unit
+        padded = along + [1] * (population.num_levels - level)
+        assert padded == sizes.tolist()
+
+
+def test_the_witness_is_the_first_unit_of_its_path():
+    paths = Population.from_sizes([0, 1, 5, 1, 5]).distinct_paths()
+    assert paths.sizes.tolist() == [[5, 1], [5, 5]]
+    assert paths.multiplicity.tolist() == [2, 10]
+    assert paths.witness_index.tolist() == [0, 1]
+    assert paths.witness_level.tolist() == [2, 2]
+
+
+def test_an_empty_tree_still_has_the_path_of_the_first_to_join():
+    paths = Population.from_sizes(0).distinct_paths()
+    assert paths.sizes.tolist() == [[1]]
+    assert paths.multiplicity.tolist() == [0]
+    assert paths.witness_level.tolist() == [0]
+    assert Population.from_sizes([[0], []]).distinct_paths().sizes.tolist() == [
+        [2, 1, 1]
+    ]
+
+
+def test_a_hundred_thousand_distinct_paths():
+    rng = np.random.default_rng(0)
+    sizes = rng.permutation(np.arange(1, 100_001))
+    paths = Population.from_sizes([sizes, sizes[:10]]).distinct_paths()
+    assert len(paths.sizes) == 100_010
+    assert paths.multiplicity.sum() == sizes.sum() + sizes[:10].sum()
+
+
+def scheme_strategy(name):
+    return st.one_of(
+        st.just(Poisson(name, sampling_probability=0.5)),
+        st.integers(1, 4).map(lambda size: WithoutReplacement(name, size=size)),
+    )
+
+
+def most_by_enumeration(nested, schemes):
+    """Picks every possible sample below one unit and counts its last units."""
+    number = nested if isinstance(nested, int) else len(nested)
+    scheme = schemes[0]
+    limit = number
+    if isinstance(scheme, WithoutReplacement):
+        limit = int(np.asarray(scheme.size))
+    if len(schemes) == 1:
+        return min(number, limit)
+    assert not isinstance(nested, int)
+    children = [most_by_enumeration(child, schemes[1:]) for child in nested]
+    samples = itertools.combinations(children, min(limit, number))
+    return max((sum(sample) for sample in samples), default=0)
+
+
+def units_at(nested, level):
+    if level == 0:
+        return [nested]
+    return [unit for child in nested for unit in units_at(child, level - 1)]
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(nested=ANY_TREE, data=st.data())
+def test_contributions_match_enumeration(nested, data):
+    population = Population.from_sizes(nested)
+    depth = population.num_levels
+    schemes = [data.draw(scheme_strategy(f"l{j}")) for j in range(depth)]
+    clip = data.draw(st.integers(2, depth))
+    unit = data.draw(st.integers(1, clip - 1))
+    expected = max(
+        most_by_enumeration(tree, schemes[unit:clip]) for tree in units_at(nested, unit)
+    )
+    assert population.max_contributions(schemes, unit, clip) == max(expected, 1)
+
+
+def test_contributions_of_arrays_of_sizes():
+    population = Population.from_sizes([[[5, 1], [2]], [[3, 3, 3]]])
+    schemes = [
+        Poisson("a", sampling_probability=0.5),
+        Poisson("b", sampling_probability=0.5),
+        WithoutReplacement("c", size=[[1], [2], [9]]),
+        WithoutReplacement("d", size=[1, 4]),
+    ]
+    most = population.max_contributions(schemes, 1, 4)
+    one_by_one = [
+        [
+            population.max_contributions(
+                [*schemes[:2], WithoutReplacement("c", size=c), schemes[3]], 1, 4
+            )[j]
+            for j in range(2)
+        ]
+        for c in (1, 2, 9)
+    ]
+    assert most.tolist() == one_by_one == [[2, 6], [3, 7], [3, 9]]
+    assert population.max_contributions(schemes, 1, 2) == 2
+
+
+@pytest.mark.parametrize(("unit", "clip"), [(0, 1), (1, 1), (2, 1), (1, 4), (True, 2)])
+def test_contributions_refuse_wrong_levels(unit, clip):
+    population = Population.from_sizes([[4, 2, 3], [4, 5]])
+    schemes = [Poisson(n, sampling_probability=0.5) for n in "abc"]
+    with pytest.raises((ValueError, TypeError), match=r"(unit|clip)_level must"):
+        population.max_contributions(schemes, unit, clip)

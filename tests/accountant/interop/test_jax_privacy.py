@@ -1,0 +1,462 @@
+"""Execution plans of jax_privacy, accounted from what they draw."""
+
+import dataclasses
+import importlib.metadata
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.interop.dp_accounting import EpisodicAccountant
+from jaxdp_episodic.accountant.interop.jax_privacy import (
+    from_execution_plan,
+    training_config,
+)
+from jaxdp_episodic.files.optional import check_version
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of theirs, at import
+    import dp_accounting
+    from jax_privacy import accounting, batch_selection
+    from jax_privacy.experimental import execution_plan
+
+Relation = dp_accounting.NeighboringRelation
+DELTA = 1e-6
+INDEPENDENT = batch_selection.PartitionType.INDEPENDENT
+EQUAL = batch_selection.PartitionType.EQUAL_SPLIT
+
+
+def config(relation, **options):
+    """DP-SGD, or BandMF of as many bands as the strategy matrix has."""
+    options = {
+        "strategy": np.ones(1),
+        "iterations": 30,
+        "epsilon": None,
+        "delta": None,
+        "noise_multiplier": 1.3,
+        "sampling_prob": 0.2,
+        "accountant": EpisodicAccountant(relation),
+        **options,
+    }
+    if relation is Relation.ADD_OR_REMOVE_ONE:
+        options.setdefault("partition_type", INDEPENDENT)
+    return execution_plan.BandMFExecutionPlanConfig(**options)
+
+
+def cyclic(**options):
+    options = {"sampling_prob": 0.2, "iterations": 30, **options}
+    return batch_selection.CyclicPoissonSampling(**options)
+
+
+def poisson(noise, num_steps, relation):
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=0.2),
+        noise_multiplier=noise,
+        neighboring_relation=relation,
+    )
+    return jde.epsilon(step, num_steps=num_steps, delta=DELTA)
+
+
+@pytest.mark.parametrize(
+    ("relation", "ours", "norms"),
+    [
+        (Relation.ADD_OR_REMOVE_ONE, "add_remove", 1),
+        (Relation.REPLACE_SPECIAL, "zero_out", 1),
+        # Its noise is a multiple of the sensitivity, two norms.
+        (Relation.REPLACE_ONE, "replace_one", 2),
+    ],
+)
+@pytest.mark.parametrize(("bands", "rounds"), [(1, 30), (4, 8)])
+def test_a_config_is_accounted_in_one_call(relation, ours, norms, bands, rounds):
+    made = config(relation, strategy=np.ones(bands))
+    run = from_execution_plan(made)
+    assert jde.epsilon(run, delta=DELTA) == poisson(1.3 * norms, rounds, ours)
+    # The number behind `norms`: what is really added, over the clip norm.
+    clipped = made.plan.clipped_grad(lambda: None)
+    sensitivity = clipped.sensitivity(relation)
+    assert sensitivity == norms * clipped.l2_norm_bound
+    # A plan alone does not say how its noise was scaled: never more than there is.
+    alone = from_execution_plan(made.plan, neighboring_relation=ours)
+    assert jde.epsilon(alone, delta=DELTA) == poisson(1.3, rounds, ours)
+
+
+def test_a_plan_agrees_with_the_accountant_of_its_authors():
+    plan = config(Relation.REPLACE_SPECIAL, strategy=np.ones(4)).plan
+    theirs = dp_accounting.pld.PLDAccountant(Relation.REPLACE_SPECIAL)
+    bound = theirs.compose(plan.dp_event).get_epsilon(DELTA)
+    run = from_execution_plan(plan, neighboring_relation="zero_out")
+    assert 0.999 * bound < jde.epsilon(run, delta=DELTA) <= bound
+
+
+def test_strategies_alone():
+    given = {"neighboring_relation": "add_remove", "noise_multiplier": 1.3}
+    run = from_execution_plan(cyclic(), **given)
+    assert jde.epsilon(run, delta=DELTA) == poisson(1.3, 30, "add_remove")
+    grouped = cyclic(cycle_length=4, partition_type=INDEPENDENT)
+    run = from_execution_plan(grouped, num_bands=4, **given)
+    assert jde.epsilon(run, delta=DELTA) == poisson(1.3, 8, "add_remove")
+    fixed = batch_selection.FixedBatchSampling(batch_size=5, iterations=10)
+    given["neighboring_relation"] = "replace_one"
+    run = from_execution_plan(fixed, num_examples=50, **given)
+    step = jde.GaussianStep(
+        jde.WithoutReplacement("example", size=5, population=50),
+        noise_multiplier=1.3,
+        neighboring_relation="replace_one",
+    )
+    assert jde.epsilon(run, delta=DELTA) == jde.epsilon(step, num_steps=10, delta=DELTA)
+
+
+def test_truncated_batches():
+    bands = 2
+    made = config(
+        Relation.REPLACE_SPECIAL,
+        strategy=np.ones(bands),
+        truncated_batch_size=5,
+        num_examples=41,
+    )
+    run = from_execution_plan(made)
+    event = made.plan.dp_event
+    assert event.event.dataset_size == 41 // bands
+    release = jde.TruncatedPoissonRelease(
+        1.3,
+        sampling_probability=0.2,
+        batch_size=5,
+        population=20,
+        neighboring_relation="zero_out",
+    )
+    assert run == jde.compose((release, 15))
+    alone = from_execution_plan(
+        made.plan.batch_selection_strategy,
+        neighboring_relation="zero_out",
+        noise_multiplier=1.3,
+        num_bands=bands,
+        num_examples=41,
+    )
+    assert alone == run
+
+
+def test_batches_with_replacement_cost_more():
+    given = {"neighboring_relation": "replace_one", "noise_multiplier": 1.3}
+    costs = []
+    for replace in (False, True):
+        fixed = batch_selection.FixedBatchSampling(5, iterations=10, replace=replace)
+        run = from_execution_plan(fixed, num_examples=50, **given)
+        costs.append(jde.epsilon(run, delta=DELTA, method="rdp"))
+    assert 0 < costs[0] < costs[1] < 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [6, 7])
+def test_balls_in_bins_by_simulation(rounds):
+    """Rounds of three bins, one drawn once: both directions, from every look."""
+    bins = batch_selection.BallsInBinsSampling(iterations=rounds, cycle_length=3)
+    noise, samples = 1.4, 200_000
+    generator = np.random.default_rng(1)
+    looks = 1.0 * (np.arange(rounds) % 3 == np.arange(3)[:, None])  # (bins, rounds)
+    drawn = looks[generator.integers(3, size=samples)]
+    with_it, without = (
+        mean + noise * generator.standard_normal((samples, rounds))
+        for mean in (drawn, 0.0)
+    )
+
+    def loss(y):
+        fit = (y @ looks.T - 0.5 * looks.sum(axis=1)) / noise**2
+        return np.logaddexp.reduce(fit, axis=1) - np.log(3)
+
+    for relation in ("add_remove", "zero_out"):
+        run = from_execution_plan(
+            bins, neighboring_relation=relation, noise_multiplier=noise
+        )
+        bound = jde.delta(run, epsilon=1.0)
+        found = []
+        for lost in (loss(with_it), -loss(without)):
+            gained = -np.expm1(np.minimum(1.0 - lost, 0.0))
+            found.append((gained.mean(), gained.std() / np.sqrt(samples)))
+        value, error = max(found)
+        assert value - 5 * error <= bound
+        # Seven are charged as nine: each bin as often as the first.
+        assert bound <= value + 5 * error or rounds == 7
+
+
+def test_the_same_bins_again_are_less_noise():
+    bins = batch_selection.BallsInBinsSampling(iterations=6, cycle_length=3)
+    run = from_execution_plan(bins, neighboring_relation="zero_out", noise_multiplier=2)
+    ((step, count),) = zip(run.steps, run.counts, strict=True)
+    assert step.design.levels == (jde.RandomAllocation("example", steps_per_epoch=3),)
+    assert step.noise_multiplier == pytest.approx(np.sqrt(2), rel=1e-12) and count == 3
+
+
+def test_balls_in_one_bin_are_gaussian():
+    everybody = batch_selection.BallsInBinsSampling(iterations=4, cycle_length=1)
+    run = from_execution_plan(
+        everybody, neighboring_relation="zero_out", noise_multiplier=2.0
+    )
+    gaussian = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=1.0), noise_multiplier=1.0
+    )
+    assert jde.epsilon(run, delta=DELTA) == pytest.approx(
+        jde.epsilon(gaussian, num_steps=1, delta=DELTA), rel=1e-9
+    )
+    never = batch_selection.BallsInBinsSampling(iterations=0, cycle_length=3)
+    run = from_execution_plan(
+        never, neighboring_relation="zero_out", noise_multiplier=2.0
+    )
+    assert jde.epsilon(run, delta=DELTA) == 0
+
+
+@dataclasses.dataclass
+class RandomAllocationSampling:
+    """Of version 2.3."""
+
+    total_participations: int
+    iterations: int
+
+    def batch_iterator(self):
+        raise AssertionError
+
+
+def test_random_allocation():
+    run = from_execution_plan(
+        RandomAllocationSampling(2, 9),
+        neighboring_relation="replace_one",
+        noise_multiplier=2.0,
+    )
+    scheme = jde.RandomAllocation("example", steps_per_epoch=9, times=2)
+    step = jde.GaussianStep(
+        scheme, noise_multiplier=2.0, neighboring_relation="replace_one"
+    )
+    assert run == jde.compose((step, 9))
+
+
+def later(kind, **fields):
+    """A strategy as a later version may have it."""
+    made = dataclasses.make_dataclass(
+        kind.__name__, fields, namespace={"batch_iterator": None}
+    )
+    return made(**fields)
+
+
+def cycles(selected, iterations, cycle_length):
+    return later(
+        RandomAllocationSampling,
+        total_participations=selected,
+        iterations=iterations,
+        cycle_length=cycle_length,
+    )
+
+
+def test_the_same_steps_of_every_cycle():
+    """Given its step a record is in five rounds: those of one of noise / sqrt(5)."""
+    given = {"neighboring_relation": "add_remove", "noise_multiplier": 1.0}
+    run = from_execution_plan(cycles(5, 20, 4), **given)
+    scheme = jde.RandomAllocation("example", steps_per_epoch=4)
+    step = jde.GaussianStep(scheme, noise_multiplier=5**-0.5)
+    expected = jde.epsilon(step, num_steps=4, delta=1e-5)
+    assert jde.epsilon(run, delta=1e-5) == pytest.approx(expected, rel=1e-9)
+    assert jde.epsilon(run, delta=1e-5) == pytest.approx(10.0938, abs=1e-4)
+    bins = batch_selection.BallsInBinsSampling(iterations=20, cycle_length=4)
+    assert run == from_execution_plan(bins, **given)
+    # Five of the twenty, as without the cycle, are far less.
+    free = from_execution_plan(cycles(5, 20, None), **given)
+    assert jde.epsilon(free, delta=1e-5) == pytest.approx(6.5995, abs=1e-4)
+    assert free == from_execution_plan(RandomAllocationSampling(5, 20), **given)
+    # One cycle is no repetition; nobody is drawn; several steps of a cycle.
+    assert from_execution_plan(cycles(5, 20, 20), **given) == free
+    nobody = from_execution_plan(cycles(0, 20, 4), **given)
+    assert jde.epsilon(nobody, delta=1e-5) == 0
+    two = from_execution_plan(cycles(10, 20, 4), **given)
+    blocks = jde.RandomAllocation("example", steps_per_epoch=4, times=2)
+    ((part, count),) = zip(two.steps, two.counts, strict=True)
+    assert part.design.levels == (blocks,) and count == 4
+    assert part.noise_multiplier == run.steps[0].noise_multiplier
+
+
+BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("plan", "change", "error", "message"),
+    [
+        (
+            batch_selection.BallsInBinsSampling(8, 4),
+            {"num_bands": 2},
+            NotImplementedError,
+            "BallsInBinsSampling with num_bands=2",
+        ),
+        (
+            batch_selection.BallsInBinsSampling(iterations=8, cycle_length=4),
+            {"neighboring_relation": "replace_one"},
+            NotImplementedError,
+            "2 cycles of cycle_length=4",
+        ),
+        (batch_selection.BMinSepSampling(0.1, 8, 2), {}, NotImplementedError, "BMin"),
+        (
+            batch_selection.UserSelectionStrategy(cyclic()),
+            {},
+            NotImplementedError,
+            "UserSelection",
+        ),
+        (cyclic(cycle_length=2), {"num_bands": 3}, NotImplementedError, "num_bands=3"),
+        (
+            cyclic(cycle_length=2),
+            {"neighboring_relation": "add_remove"},
+            NotImplementedError,
+            "EQUAL_SPLIT",
+        ),
+        (
+            cyclic(cycle_length=2, truncated_batch_size=3, partition_type=INDEPENDENT),
+            {"num_examples": 50},
+            NotImplementedError,
+            "INDEPENDENT",
+        ),
+        (cyclic(truncated_batch_size=3), {}, ValueError, "num_examples"),
+        (
+            batch_selection.FixedBatchSampling(batch_size=3, iterations=1),
+            {},
+            ValueError,
+            "num_examples",
+        ),
+        (
+            batch_selection.FixedBatchSampling(batch_size=3, iterations=1),
+            {"num_examples": 9, "num_bands": 2},
+            NotImplementedError,
+            "num_bands=2",
+        ),
+        (
+            cycles(5, 20, 4),
+            {"neighboring_relation": "replace_one"},
+            NotImplementedError,
+            "5 cycles of cycle_length=4",
+        ),
+        (cycles(4, 18, 4), {}, NotImplementedError, "whole cycles"),
+        (cycles(4, 20, 4), {}, NotImplementedError, "total_participations"),
+        (cycles(1, 3, 4), {}, NotImplementedError, "got 3, 1 and cycle_length=4"),
+        (cycles(4, 20, 0), {}, ValueError, "cycle_length"),
+        (
+            later(batch_selection.BallsInBinsSampling, iterations=8, by=None),
+            {},
+            NotImplementedError,
+            "BallsInBinsSampling is not covered with by; known fields: iterations, cyc",
+        ),
+        (
+            later(RandomAllocationSampling, iterations=8, warm_start=False),
+            {},
+            NotImplementedError,
+            "warm_start",
+        ),
+        (
+            dataclasses.replace(
+                cyclic(cycle_length=2), partition_type=SimpleNamespace(name="SORTED")
+            ),
+            {},
+            ValueError,
+            "partition_type",
+        ),
+        (cyclic(), {"noise_multiplier": None}, ValueError, "noise_multiplier"),
+        (cyclic(), {"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
+        (cyclic(), {"neighboring_relation": "swap"}, ValueError, "neighboring"),
+        ("plan", {"noise_multiplier": None}, TypeError, "execution plan"),
+        (config(Relation.REPLACE_SPECIAL), {}, ValueError, "must be None with a plan"),
+    ],
+)
+def test_what_is_not_covered_is_refused(plan, change, error, message):
+    with pytest.raises(error, match=message):
+        from_execution_plan(plan, **{**BAND_STRATEGY, **change})
+
+
+def test_the_event_must_describe_the_draws():
+    plan = config(Relation.REPLACE_SPECIAL).plan
+    given = {"neighboring_relation": "zero_out"}
+    for change in ({"sampling_prob": 0.3}, {"iterations": 31}, {"cycle_length": 2}):
+        other = dataclasses.replace(plan.batch_selection_strategy, **change)
+        wrong = dataclasses.replace(plan, batch_selection_strategy=other)
+        with pytest.raises(ValueError, match="dp_event must describe"):
+            from_execution_plan(wrong, **given)
+    bins = batch_selection.BallsInBinsSampling(iterations=30, cycle_length=1)
+    with pytest.raises(ValueError, match="dp_event must describe"):
+        from_execution_plan(
+            dataclasses.replace(plan, batch_selection_strategy=bins), **given
+        )
+    with pytest.raises(ValueError, match="neighboring_relation must be given"):
+        from_execution_plan(plan)
+    for event, error in (
+        (dp_accounting.LaplaceDpEvent(1.0), ValueError),
+        (dp_accounting.dp_event.ZCDpEvent(0.5), NotImplementedError),
+    ):
+        with pytest.raises(error, match="DpEvent"):
+            from_execution_plan(dataclasses.replace(plan, dp_event=event), **given)
+
+
+def test_later_plans_say_their_relation():
+    """As version 2.2 has them: ``make()``, and a relation in the plan."""
+    plan = config(Relation.ADD_OR_REMOVE_ONE).plan
+    later = SimpleNamespace(
+        batch_selection_strategy=plan.batch_selection_strategy,
+        dp_event=plan.dp_event,
+        neighboring_relation=Relation.ADD_OR_REMOVE_ONE,
+    )
+    run = from_execution_plan(SimpleNamespace(make=lambda: later))
+    assert jde.epsilon(run, delta=DELTA) == poisson(1.3, 30, "add_remove")
+    later.dp_event = dp_accounting.NonPrivateDpEvent()
+    assert jde.epsilon(from_execution_plan(later), delta=DELTA) == np.inf
+
+
+def test_a_plan_with_more_than_is_known_is_refused():
+    plan = config(Relation.REPLACE_SPECIAL).plan
+    more = SimpleNamespace(**vars(plan), examples_per_user=3)
+    with pytest.raises(NotImplementedError, match="examples_per_user"):
+        from_execution_plan(more, neighboring_relation="zero_out")
+
+
+@pytest.mark.parametrize("found", ["2.4.0", "2.30.1", "1.0.0", "3.0.0rc1"])
+def test_a_version_that_is_not_known_is_refused_by_name(found, monkeypatch):
+    true = importlib.metadata.version
+
+    def version(name):
+        return found if name == "jax-privacy" else true(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    check_version.cache_clear()
+    try:
+        for ask in (lambda: from_execution_plan(cyclic()), training_config):
+            with pytest.raises(NotImplementedError, match=f"jax-privacy {found}"):
+                ask()
+    finally:
+        check_version.cache_clear()
+
+
+def test_their_calibration_takes_our_accountant():
+    made = config(
+        Relation.REPLACE_SPECIAL, noise_multiplier=None, epsilon=2.0, delta=DELTA
+    )
+    spent = jde.epsilon(from_execution_plan(made), delta=DELTA)
+    assert 2.0 - 1e-4 < spent <= 2.0
+
+
+def test_their_training_accountants_take_our_config():
+    accountant = accounting.DpsgdTrainingAccountant(training_config())
+    given = {"num_samples": 1_000, "target_delta": DELTA}
+    noise = accounting.calibrate_noise_multiplier(
+        target_epsilon=3.0,
+        accountant=accountant,
+        batch_sizes=200,
+        num_updates=30,
+        tol=1e-3,
+        **given,
+    )
+    assert 2.97 < poisson(noise, 30, "add_remove") <= 3.0
+    with pytest.raises(ValueError, match="method"):
+        training_config(method="prv")
+    with pytest.raises(ValueError, match="PLDAccountant"):
+        accounting.DpsgdTrainingUserLevelAccountant(training_config()).compute_epsilon(
+            10,
+            accounting.DpParams(
+                noise_multipliers=1.0,
+                num_samples=100,
+                delta=DELTA,
+                batch_size=10,
+                examples_per_user=2,
+            ),
+        )

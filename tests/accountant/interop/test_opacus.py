@@ -1,0 +1,479 @@
+"""Opacus' engine with our accountant; needs opacus: `make test-peers`."""
+
+import io
+import json
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of opacus and torch, at import
+    torch = pytest.importorskip("torch")
+    opacus = pytest.importorskip("opacus")
+    dp_accounting = pytest.importorskip("dp_accounting")
+
+from opacus.accountants import IAccountant, RDPAccountant, create_accountant
+from opacus.accountants.utils import get_noise_multiplier
+from torch.utils.data import DataLoader, TensorDataset
+
+from jaxdp_episodic.accountant.interop.opacus import (
+    EpisodicAccountant,
+    StepAccountant,
+    drawn_rate,
+)
+from jaxdp_episodic.trainer.draw.step_loader import step_loader
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # opacus warns of its own hooks
+
+DELTA = 1e-5
+NUM_EXAMPLES = 64
+
+
+def dataset():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(NUM_EXAMPLES, 3, generator=generator)
+    return TensorDataset(inputs, torch.arange(NUM_EXAMPLES) % 2)
+
+
+def parts():
+    model = torch.nn.Linear(3, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def private(engine, loader, **options):
+    model, optimizer = parts()
+    options = {"noise_multiplier": 1.1, "max_grad_norm": 1.0, **options}
+    return engine.make_private(
+        module=model, optimizer=optimizer, data_loader=loader, **options
+    )
+
+
+def train(model, optimizer, loader, passes=1):
+    steps = 0
+    for _ in range(passes):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            steps += 1
+    return steps
+
+
+def of_poisson(noise, rate, num_steps):
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=rate), noise_multiplier=noise
+    )
+    return jde.epsilon(step, num_steps=num_steps, delta=DELTA)
+
+
+# --- The accountant ---
+
+
+def test_opacus_makes_it_by_name():
+    accountant = create_accountant("episodic")
+    assert isinstance(accountant, EpisodicAccountant)
+    assert isinstance(accountant, IAccountant)
+    assert accountant.mechanism() == "episodic"
+    assert accountant.get_epsilon(DELTA) == 0 and len(accountant) == 0
+
+
+def test_history_is_what_opacus_keeps():
+    ours, theirs = EpisodicAccountant(), RDPAccountant()
+    for noise, rate in [(1.0, 0.1)] * 3 + [(2.0, 0.1), (1.0, 0.1)]:
+        for accountant in (ours, theirs):
+            accountant.step(noise_multiplier=noise, sample_rate=rate)
+    assert ours.history == theirs.history and len(ours) == len(theirs) == 3
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [(1.0, 0.01, 500)],
+        [(1.5, 0.04, 100), (0.8, 0.02, 50), (1.5, 0.04, 20)],
+        [(2.0, 1.0, 3)],
+    ],
+)
+def test_epsilon_lies_between_the_ends_of_another_accountant(history):
+    """dp-accounting's two ends on a fine grid, at the rates that are really drawn."""
+    accountant = EpisodicAccountant()
+    accountant.history = history
+    value = accountant.get_epsilon(DELTA)
+    for pessimistic in (True, False):
+        pld = dp_accounting.pld.privacy_loss_distribution
+        total = None
+        for noise, rate, count in history:
+            one = pld.from_gaussian_mechanism(
+                noise,
+                sampling_prob=drawn_rate(rate),
+                value_discretization_interval=1e-4,
+                pessimistic_estimate=pessimistic,
+            ).self_compose(count)
+            total = one if total is None else total.compose(one)
+        end = total.get_epsilon_for_delta(DELTA)
+        if pessimistic:
+            assert 0.995 * end < value <= end * (1 + 1e-9)
+        else:  # wider at this grid
+            assert end - 1e-9 <= value < 1.05 * end
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+def test_other_relations_and_methods(relation):
+    accountant = EpisodicAccountant("rdp", relation)
+    accountant.history = [(1.0, 0.25, 10)]
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=0.25),
+        noise_multiplier=1.0,
+        neighboring_relation=relation,
+    )
+    expected = jde.epsilon(step, num_steps=10, delta=DELTA, method="rdp")
+    assert accountant.get_epsilon(DELTA) == expected
+    with pytest.raises(ValueError, match="method"):
+        EpisodicAccountant("prv")
+    with pytest.raises(ValueError, match="neighboring_relation"):
+        EpisodicAccountant(neighboring_relation="add")
+
+
+def test_a_thousand_noises_are_one_question():
+    noises = np.linspace(1.0, 2.0, 1_000)
+    accountant = EpisodicAccountant()
+    accountant.history = [(float(noise), 0.01, 2) for noise in noises]
+    accountant.history += accountant.history  # each twice: taken together
+    start = time.process_time()
+    value = accountant.get_epsilon(DELTA)
+    assert time.process_time() - start < 20
+    assert of_poisson(2.0, 0.01, 4_000) < value < of_poisson(1.0, 0.01, 4_000)
+
+
+def test_state_is_saved_and_loaded():
+    accountant = EpisodicAccountant()
+    accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+    state = accountant.state_dict({"mine": 1})
+    assert state["mine"] == 1 and state["mechanism"] == "episodic"
+    assert state["history"] == accountant.history
+    assert state["history"] is not accountant.history
+    other = EpisodicAccountant()
+    other.load_state_dict(json.loads(json.dumps(state)))
+    other.step(noise_multiplier=1.0, sample_rate=0.1)
+    accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+    assert other.get_epsilon(DELTA) == accountant.get_epsilon(DELTA)
+    for wrong in ({}, {"history": []}, {"history": [], "mechanism": "rdp"}):
+        with pytest.raises(ValueError):
+            other.load_state_dict(wrong)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate"), [(-1.0, 0.1), (np.nan, 0.1), (1.0, 1.5), (1.0, np.nan)]
+)
+def test_wrong_numbers_are_refused(noise, rate):
+    accountant = EpisodicAccountant()
+    with pytest.raises(ValueError, match="noise_multiplier|sample_rate"):
+        accountant.step(noise_multiplier=noise, sample_rate=rate)
+    assert accountant.history == []
+    accountant.history = [(noise, rate, 1)]  # as opacus' own search writes it
+    with pytest.raises(ValueError, match="noise_multiplier|sample_rate"):
+        accountant.get_epsilon(DELTA)
+
+
+def test_no_noise_is_no_privacy():
+    accountant = EpisodicAccountant()
+    accountant.step(noise_multiplier=0.0, sample_rate=0.1)
+    assert accountant.get_epsilon(DELTA) == np.inf
+
+
+def test_their_search_finds_the_noise():
+    found = get_noise_multiplier(
+        target_epsilon=2.0,
+        target_delta=DELTA,
+        sample_rate=0.04,
+        epochs=10,
+        accountant="episodic",
+        epsilon_tolerance=0.01,
+    )
+    spent = of_poisson(found, drawn_rate(0.04), int(10 / 0.04))
+    assert 1.99 <= spent <= 2.0
+
+
+# --- What the loader of opacus draws ---
+
+
+def test_the_rate_of_a_coin_of_24_bits():
+    """Compared as torch compares: which of the 2**24 values are below the rate."""
+    rng = np.random.default_rng(7)
+    rates = [2.0**-24, 2.0**-25, 1e-12, 0.5, 1 - 2.0**-25, 1 - 1e-9, 1 / 3, 1.0, 1e-6]
+    rates += list(10 ** rng.uniform(-9, 0, 500)) + list(1 - rng.uniform(0, 1e-6, 100))
+    for rate in map(float, rates):
+        number = int(drawn_rate(rate) * 2**24)  # of the values, at most, plus a part
+        values = torch.tensor([number - 1, number, number + 1]) / 2**24
+        below = (values.to(torch.float32) < rate).tolist()
+        assert below[2] is False or number == 2**24
+        if rate * 2**24 < 2**23:  # finer than the values: the count is exact
+            assert below[:2] == [True, False]
+        assert rate <= drawn_rate(rate) <= max(rate * (1 + 1e-7), rate + 2.0**-24)
+    assert drawn_rate(0.0) == 0.0
+
+
+def test_torch_draws_multiples_of_that():
+    """2**28 coins of chance 0.01 * 2**-24: 0.16 heads as told, 16 as drawn."""
+    generator = torch.Generator().manual_seed(3)
+    rate, heads = 0.01 * 2.0**-24, 0
+    for _ in range(16):
+        heads += int((torch.rand(2**24, generator=generator) < rate).sum())
+    assert 4 <= heads <= 36  # 16 on average; missed with chance 1e-4
+
+
+# --- The engine ---
+
+
+def test_the_engine_accounts_its_steps(tmp_path):
+    engine = opacus.PrivacyEngine(accountant="episodic")
+    model, optimizer, loader = private(engine, DataLoader(dataset(), batch_size=8))
+    steps = train(model, optimizer, loader)
+    assert engine.get_epsilon(DELTA) == of_poisson(1.1, 1 / 8, steps)
+    file = io.BytesIO()
+    engine.save_checkpoint(path=file, module=model)
+    file.seek(0)
+    again = opacus.PrivacyEngine(accountant="episodic")
+    fresh, optimizer, loader = private(again, DataLoader(dataset(), batch_size=8))
+    again.load_checkpoint(path=file, module=fresh)
+    train(fresh, optimizer, loader)
+    assert again.get_epsilon(DELTA) == of_poisson(1.1, 1 / 8, 2 * steps)
+
+
+def test_the_engine_calibrates():
+    engine = opacus.PrivacyEngine(accountant="episodic")
+    model, optimizer = parts()
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(dataset(), batch_size=8),
+        target_epsilon=3.0,
+        target_delta=DELTA,
+        epochs=2,
+        max_grad_norm=1.0,
+    )
+    train(model, optimizer, loader, passes=2)
+    assert 2.98 <= engine.get_epsilon(DELTA) <= 3.0
+
+
+def test_accumulated_draws_are_refused():
+    engine = opacus.PrivacyEngine(accountant="episodic")
+    loader = DataLoader(dataset(), batch_size=8)
+    model, optimizer, loader = private(engine, loader, poisson_sampling=False)
+    for inputs, labels in list(loader)[:2]:
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+    with pytest.raises(ValueError, match="accumulated_iterations must be 1"):
+        optimizer.step()
+    assert engine.get_epsilon(DELTA) == 0
+
+
+# --- Draws of a step: users, then their examples ---
+
+USERS = np.arange(NUM_EXAMPLES) * 7 % 16  # 16 users of 4 examples, interleaved
+
+
+def user_step(clip_unit, privacy_unit="user", **options):
+    design = jde.MultistageSampling(
+        jde.Poisson("user", sampling_probability=0.25),
+        jde.WithoutReplacement("example", size=3, population=4),
+    )
+    options = {"noise_multiplier": 1.1, **options}
+    return jde.GaussianStep(
+        design, clip_unit=clip_unit, privacy_unit=privacy_unit, **options
+    )
+
+
+def numbered():
+    return TensorDataset(torch.arange(NUM_EXAMPLES), torch.as_tensor(USERS))
+
+
+def user_loader(clip_unit, data=None, **options):
+    options = {"num_steps": 8, "units": {"user": USERS}, "entropy": 5, **options}
+    return step_loader(data or numbered(), user_step(clip_unit), **options)
+
+
+def test_examples_are_drawn_through_their_users():
+    hits, drawn_users, batches = np.zeros(NUM_EXAMPLES), 0, 0
+    for places, users in user_loader("example", num_steps=2_000):
+        assert users.tolist() == USERS[places.numpy()].tolist()
+        sizes = np.bincount(users.numpy(), minlength=16)
+        assert set(sizes) <= {0, 3}  # a drawn user gives three different examples
+        assert len(set(places.tolist())) == len(places)
+        hits += np.bincount(places.numpy(), minlength=NUM_EXAMPLES)
+        drawn_users += int((sizes > 0).sum())
+        batches += 1
+    assert batches == 2_000
+    # Four standard deviations, 5 for the largest of 64: missed with chance 1e-4.
+    assert abs(drawn_users - 8_000) < 4 * np.sqrt(32_000 * 0.25 * 0.75)
+    assert np.all(np.abs(hits - 375) < 5 * np.sqrt(2_000 * 0.1875 * 0.8125))
+
+
+def test_rows_are_users_where_users_are_clipped():
+    loader = user_loader("user", num_steps=50)
+    for places, users, mask in loader:
+        assert places.shape == users.shape == mask.shape and mask.shape[1:] == (3,)
+        assert mask.all() and mask.dtype == torch.bool
+        assert (users == users[:, :1]).all()  # a row is one user's
+        assert len(set(users[:, 0].tolist())) == len(users)
+        assert users.tolist() == USERS[places.numpy()].tolist()
+    assert loader.batch_sampler.sampler.expected_units == 4.0
+
+
+def test_small_users_have_empty_slots():
+    users = np.array([0, 0, 0, 0, 0, 1])
+    data = [{"x": torch.full((2,), 9.0), "y": 1} for _ in users]
+    design = jde.MultistageSampling(
+        jde.Poisson("user", sampling_probability=1.0),
+        jde.WithoutReplacement("example", size=2, population=1),
+    )
+    step = jde.GaussianStep(design, noise_multiplier=1.0, clip_unit="user")
+    loader = step_loader(data, step, num_steps=1, units={"user": users}, entropy=1)
+    (batch,) = loader
+    assert batch["x"].shape == (2, 2, 2) and batch["y"].shape == (2, 2)
+    assert sorted(batch["mask"].sum(1).tolist()) == [1, 2]
+    assert bool((batch["x"][~batch["mask"]] == 0).all())
+    assert bool((batch["x"][batch["mask"]] == 9).all())
+
+
+@pytest.mark.parametrize("clip_unit", ["user", "example"])
+def test_nobody_drawn_is_an_empty_batch(clip_unit):
+    design = jde.MultistageSampling(
+        jde.Poisson("user", sampling_probability=0.0),
+        jde.WithoutReplacement("example", size=3, population=4),
+    )
+    step = jde.GaussianStep(design, noise_multiplier=1.0, clip_unit=clip_unit)
+    loader = step_loader(dataset(), step, num_steps=2, units={"user": USERS}, entropy=1)
+    inside = (3,) if clip_unit == "user" else ()
+    for batch in loader:
+        assert [part.shape for part in batch[:2]] == [(0, *inside, 3), (0, *inside)]
+    model, optimizer, loader = private(
+        opacus.PrivacyEngine(accountant="episodic"), loader, poisson_sampling=False
+    )
+    if clip_unit == "example":
+        assert train(model, optimizer, loader) == 2
+
+
+def test_every_draw_is_fresh_and_a_function_of_entropy_and_number():
+    def passes(loader, number):
+        return [places.tolist() for _ in range(number) for places, _ in loader]
+
+    once = passes(user_loader("example"), 2)
+    assert len({tuple(batch) for batch in once}) == 16
+    half = user_loader("example")
+    assert passes(half, 1) == once[:8]
+    assert half.batch_sampler.next_step == 8
+    resumed = user_loader("example", first_step=8)
+    assert passes(resumed, 1) == once[8:]
+    assert passes(user_loader("example", num_workers=1), 1) == once[:8]
+    assert passes(user_loader("example", entropy=6), 1) != once[:8]
+    assert passes(user_loader("example", entropy=None), 1) != once[:8]
+
+
+def test_examples_alone_in_batches_of_one_size():
+    design = jde.WithoutReplacement("example", size=8, population=NUM_EXAMPLES)
+    step = jde.GaussianStep(design, noise_multiplier=1.0)
+    loader = step_loader(numbered(), step, num_steps=20, entropy=2)
+    assert [len(set(places.tolist())) for places, _ in loader] == [8] * 20
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"units": {"user": USERS[:5]}}, ValueError, "equally long"),
+        ({"units": None}, ValueError, "2 levels"),
+        ({"num_steps": 0}, ValueError, "num_steps"),
+        ({"first_step": -1}, ValueError, "step must be"),
+        ({"entropy": 1.5}, TypeError, "entropy"),
+        ({"batch_size": 4}, ValueError, "batch_sampler"),
+        ({"step": "poisson"}, TypeError, "GaussianStep"),
+        (
+            {"step": user_step("user", neighboring_relation="zero_out")},
+            NotImplementedError,
+            "zero_out",
+        ),
+        (
+            {"step": user_step("user", noise_multiplier=[1.0, 2.0])},
+            ValueError,
+            "noise_multiplier",
+        ),
+        ({"units": {"user": np.repeat([0, 1], 32)}}, ValueError, "population"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, error, message):
+    arguments = {
+        "step": user_step("user"),
+        "num_steps": 3,
+        "units": {"user": USERS},
+        **change,
+    }
+    if message == "population":  # 32 examples under 'at most 4': a rate too small
+        arguments["step"] = jde.GaussianStep(
+            jde.MultistageSampling(
+                jde.Poisson("user", sampling_probability=0.25),
+                jde.WithoutReplacement("example", size=3, population=40),
+            ),
+            noise_multiplier=1.0,
+            clip_unit="user",
+        )
+    with pytest.raises(error, match=message):
+        step_loader(numbered(), arguments.pop("step"), **arguments)
+
+
+@pytest.mark.parametrize("clip_unit", ["user", "example"])
+def test_the_engine_accounts_what_the_loader_draws(clip_unit):
+    engine = opacus.PrivacyEngine(accountant="episodic")
+    loader = user_loader(clip_unit, dataset())
+    engine.accountant = StepAccountant(loader)
+    model, optimizer, loader = private(
+        engine, loader, poisson_sampling=False, loss_reduction="sum"
+    )
+    for inputs, labels, *mask in loader:
+        optimizer.zero_grad()
+        losses = torch.nn.functional.cross_entropy(
+            model(inputs).reshape(-1, 2), labels.reshape(-1), reduction="none"
+        )
+        if mask:
+            losses = losses * mask[0].reshape(-1)
+        losses.sum().backward()
+        optimizer.step()
+    expected = jde.epsilon(user_step(clip_unit), num_steps=8, delta=DELTA)
+    assert engine.get_epsilon(DELTA) == expected
+    # A user of three clipped examples moves the sum three clip norms, not one.
+    alone = of_poisson(1.1 / (3 if clip_unit == "example" else 1), 0.25, 8)
+    assert (
+        expected == pytest.approx(alone, rel=1e-9)
+        if clip_unit == "example"
+        else (expected <= alone * (1 + 1e-9))
+    )
+
+
+def test_the_step_accountant_accounts_nothing_else():
+    loader = user_loader("example")
+    accountant = StepAccountant(loader)
+    with pytest.raises(ValueError, match="sample_rate must be 0.125"):
+        accountant.step(noise_multiplier=1.0, sample_rate=0.25)
+    accountant.step(noise_multiplier=1.0, sample_rate=1 / 8)
+    engine = opacus.PrivacyEngine(accountant="episodic")
+    engine.accountant = accountant
+    model, optimizer = parts()
+    with pytest.raises(ValueError, match="episodic step"):
+        engine.make_private_with_epsilon(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            target_epsilon=3.0,
+            target_delta=DELTA,
+            epochs=2,
+            max_grad_norm=1.0,
+        )
+    state = json.loads(json.dumps(accountant.state_dict()))
+    again = StepAccountant(loader)
+    again.load_state_dict(state)
+    assert again.get_epsilon(DELTA) == accountant.get_epsilon(DELTA) > 0
+    with pytest.raises(ValueError, match="drawn as this loader draws"):
+        StepAccountant(user_loader("user")).load_state_dict(state)
+    with pytest.raises(ValueError):
+        EpisodicAccountant().load_state_dict(state)

@@ -1,0 +1,292 @@
+"""Random allocation: pairs, tables, methods, against integrals by definition."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses.allocated import crowded
+from jaxdp_episodic.accountant.losses.allocated_antipodal import AllocatedAntipodalLoss
+from jaxdp_episodic.accountant.losses.allocated_gaussian import AllocatedGaussianLoss
+from jaxdp_episodic.accountant.methods.exact.solver import ContourSolver
+from jaxdp_episodic.accountant.methods.question import DeltaAt
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+from oracles import allocation
+
+REFERENCE = json.loads((Path(__file__).parents[2] / "allocation.json").read_text())
+
+
+def step(steps, noise, relation="add_remove", **fields):
+    drawn = jde.RandomAllocation("unit", steps_per_epoch=steps, **fields)
+    return jde.GaussianStep(
+        drawn, noise_multiplier=noise, neighboring_relation=relation
+    )
+
+
+def gaussian(shift, bins, taken):
+    return AllocatedGaussianLoss(*map(np.asarray, (1.0, shift, bins, taken)))
+
+
+def profiles(loss, epsilon):
+    forward, backward = loss.log_tails(np.asarray([epsilon]))
+    return float(np.exp(forward[0][0])), float(np.exp(backward[0][0]))
+
+
+def delta_of_direction(row):
+    steps, noise, epochs, direction, epsilon, _ = row
+    run = run_of(step(steps, noise), np.asarray(steps * epochs)).flattened((1,))
+    if epochs == 1:
+        return profiles(run.losses[0].map(lambda a: a[0]), epsilon)[direction == "add"]
+    question = DeltaAt(np.array([epsilon]))
+    bound, order = rdp_bound(question, run)
+    nothing = np.full(1, -np.inf)
+    solver = ContourSolver(question, run, bound, order, bound - 25, nothing)
+    value, error = solver.solve(np.ones(1, bool), backward=direction == "add")
+    if not error[0] < 1e-6:
+        return None
+    return float(np.exp(value[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row", REFERENCE["rows"], ids=lambda row: "-".join(map(str, row[:5]))
+)
+def test_reference(row):
+    steps, noise, epochs, _, epsilon, delta = row
+    value = delta_of_direction(row)
+    if value is not None:
+        assert value == pytest.approx(delta, rel=1e-8)
+        return
+    # Of two steps the table ends too early. Of very many, where delta is due to rare
+    # jumps alone, what the core adds must cancel to more digits than tables vouch for.
+    assert steps == 2 or (steps == 10_000 and delta < 1e-9)
+    upper, info = jde.delta(
+        step(steps, noise), epsilon=epsilon, num_steps=steps * epochs, return_info=True
+    )
+    assert info.is_certified_bound
+    assert delta <= upper <= 1.4 * delta
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shift", "epsilon"), [(0.3, 0.2), (1.0, 1.0), (2.5, 3.0)])
+def test_antipodal_of_two_steps(shift, epsilon):
+    fields = map(np.asarray, (1.0, 1.0, shift, 2.0, 2.0))
+    ours, other = profiles(AllocatedAntipodalLoss(*fields), epsilon)
+    assert ours == other
+    assert ours == pytest.approx(allocation.antipodal_of_two(shift, epsilon), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_part_of_an_epoch_costs_less_than_a_longer_one():
+    # W of j steps is a martingale in j; the first step alone is a Poisson draw.
+    values = [profiles(gaussian(1.0, 5, j), 0.4) for j in (2, 3, 5)]
+    first = jde.GaussianStep(
+        jde.Poisson("unit", sampling_probability=0.2), noise_multiplier=1.0
+    )
+    alone = tuple(
+        float(jde.privacy_profile(first, epsilon=0.4, direction=d))
+        for d in ("forward", "backward")
+    )
+    rising = np.array([alone, *values])
+    assert np.all(np.diff(rising, axis=0) > 0)
+    one = jde.delta(step(5, 1.0), epsilon=0.4, num_steps=1)
+    assert one == pytest.approx(max(alone), rel=1e-12)
+
+
+def test_epochs_and_blocks_are_counted():
+    # Seven steps, one of each of two blocks (4 and 3): 17 steps are two epochs and 3.
+    run = run_of(step(7, 1.0, times=2), np.asarray(17))
+    found = {
+        (float(loss.bins[0]), float(loss.taken[0])): float(count[0])
+        for loss, count in zip(run.losses, run.counts, strict=True)
+    }
+    assert found == {(3.0, 3.0): 2, (4.0, 4.0): 2, (4.0, 3.0): 1}
+    with pytest.raises(ValueError, match="whole number"):
+        jde.epsilon(step(7, 1.0), delta=1e-6, num_steps=1.5)
+
+
+@pytest.mark.slow
+def test_interval_holds_the_exact_value_and_renyi_is_above():
+    for relation in ("add_remove", "replace_one"):
+        epoch = step(5, 2.0, relation)
+        value = jde.epsilon(epoch, delta=1e-6, num_steps=50)
+        low, high = jde.epsilon_interval(epoch, delta=1e-6, num_steps=50)
+        assert low <= value <= high
+        assert high - low < 0.02 * value
+        assert value < jde.epsilon(epoch, delta=1e-6, num_steps=50, method="rdp")
+
+
+@pytest.mark.slow
+def test_allocation_is_cheaper_than_coins_for_examples_but_not_for_episodes():
+    coins = jde.GaussianStep(
+        jde.Poisson("unit", sampling_probability=0.1), noise_multiplier=1.0
+    )
+    asked = {"delta": 1e-6, "num_steps": 100}
+    ours = jde.epsilon(step(10, 1.0), **asked)
+    assert 0.8 < ours / jde.epsilon(coins, **asked) < 1
+
+    def episodes(scheme):
+        below = jde.WithoutReplacement("example", size=1, population=5)
+        drawn = jde.MultistageSampling(scheme, below)
+        return jde.GaussianStep(drawn, noise_multiplier=1.0, clip_unit="task")
+
+    bins = episodes(jde.RandomAllocation("task", steps_per_epoch=10))
+    tossed = episodes(jde.Poisson("task", sampling_probability=0.1))
+    ratio = jde.epsilon(bins, delta=1e-5, num_steps=100) / jde.epsilon(
+        tossed, delta=1e-5, num_steps=100
+    )
+    assert ratio == pytest.approx(1.322, abs=0.005)
+
+
+@pytest.mark.parametrize("dimension", [1, 2])
+def test_no_adaptive_contribution_is_worse_than_the_antipodal_one(dimension):
+    """Two steps: the second contribution reacts to what the first one released.
+
+    The best answer to every first release, by search over pairs in the ball.
+    """
+    s, epsilon = 1.0, 0.5
+    g = np.exp(epsilon)
+    x, w = np.polynomial.legendre.leggauss(64)
+    x, w = 8 * x, 8 * w * np.exp(-32 * x * x) / np.sqrt(2 * np.pi)
+    radius = s * np.linspace(0.0, 1.0, 4)[1:]
+    angles = np.arange(8) * np.pi / 4 if dimension == 2 else np.array([0.0, np.pi])
+    ball = [(s, 0.0), (-s, 0.0), (0.0, 0.0)]
+    ball += [(r * np.cos(a), r * np.sin(a)) for r in radius for a in angles]
+    z1, z2 = (a.ravel() for a in np.meshgrid(x, x))
+    weight = np.outer(w, w).ravel()
+    table = np.array([np.exp(b * z1 + c * z2 - 0.5 * (b * b + c * c)) for b, c in ball])
+    states = np.linspace(-4.0, 3.0, 12)
+
+    def gains(i, j):
+        total = states[:, None] + table[i] - g * table[j]
+        return np.maximum(total, 0.0) @ weight
+
+    every = {(i, j): gains(i, j) for i in range(len(ball)) for j in range(len(ball))}
+    antipodal = every[0, 1]
+    # The slice lemma: in every state the antipodal pair is the best answer. The rule's
+    # error at the kink is 1e-2.
+    for value in every.values():
+        assert np.all(value <= antipodal + 1.2e-2)
+    # Half the sensitivity, the tempting mistake, is caught.
+    assert np.any(every[0, 1] > every[0, 2] + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("noise", "delta"), [(0.4, 1e-26), (0.6, 1e-30), (2.0, 1e-24), (2.0, 1e-33)]
+)
+def test_the_smallest_deltas_are_met_to_the_stated_error(noise, delta):
+    """They once were not found, or a table there was some 1e-3 too small."""
+    value, info = jde.epsilon(
+        step(2, noise), delta=delta, num_steps=2, return_info=True
+    )
+    true = allocation.add_remove(2, 2, 1 / noise, float(value), "remove")
+    # Relative: so far out tables state more than they are off, below.
+    assert not info.is_certified_bound and info.error < 1e-6 * value
+    assert true == pytest.approx(delta, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("steps", "noise", "epsilon"),
+    # Of the last the profile, not its second derivative, lost digits unsaid.
+    [(30, 1 / 0.3, 0.6), (3, 10.0, 0.9), (3, 10.0, 1.34), (3, 7.7628, 1.7028)],
+)
+def test_far_out_a_few_antipodal_steps_state_what_they_lose(steps, noise, epsilon):
+    whole = step(steps, noise, "replace_one")
+    found, info = jde.delta(whole, epsilon=epsilon, num_steps=3, return_info=True)
+    true = allocation.antipodal(steps, 3, 1 / noise, epsilon)
+    assert info.is_certified_bound == (true < 1e-30)  # it was 2e-6 off, unsaid
+    if info.is_certified_bound:
+        assert found >= true
+    else:
+        assert abs(found / true - 1) < info.error < 1e-8
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 0.65, 0.69])
+def test_far_out_two_steps_under_much_noise_state_what_they_lose(epsilon):
+    # On a path steep in the complex plane a distribution's mass was a fifth off: 1e-3
+    # of delta.
+    asked = {"epsilon": epsilon, "num_steps": 2}
+    found, info = jde.delta(step(2, 12.065), return_info=True, **asked)
+    true = allocation.add_remove(2, 2, 1 / 12.065, epsilon, "remove")
+    assert abs(found / true - 1) < info.error < 1e-7
+
+
+def test_what_cannot_be_computed_is_never_small():
+    assert np.isinf(jde.epsilon(step(4, 0.0), delta=1e-6, num_steps=8))
+    asked = {"num_steps": 8, "return_info": True}
+    for value, info in (
+        jde.epsilon(step(4, 0.05), delta=1e-6, **asked),
+        jde.delta(step(4, 0.05), epsilon=3.0, **asked),
+    ):  # there is some noise: a bound
+        assert value in (np.inf, 1.0) and np.isinf(info.error)
+        assert info.is_certified_bound
+    assert jde.epsilon(step(4, np.inf), delta=1e-6, num_steps=8) == 0.0
+    assert jde.epsilon(step(4, 1.0), delta=1e-6, num_steps=0) == 0.0
+
+
+@pytest.mark.parametrize("num_steps", [3, 6])
+def test_behind_tables_and_certified_distributions_renyi_is_the_bound(num_steps):
+    asked = {"delta": 1e-150, "num_steps": num_steps}
+    value, info = jde.epsilon(step(3, 1.0), return_info=True, **asked)
+    assert info.is_certified_bound and info.error > 0
+    assert value == jde.epsilon(step(3, 1.0), method="rdp", **asked)
+    # A Gaussian with as much noise that is in every step costs more.
+    always = jde.GaussianStep(
+        jde.Poisson("unit", sampling_probability=1.0), noise_multiplier=1.0
+    )
+    assert 0 < value < jde.epsilon(always, **asked)
+
+
+def test_two_antipodal_steps_are_a_gaussian_move():
+    # By the integral over both steps' noise; was infinite, as tables ended too early.
+    for noise, epsilon in ((1 / 0.3, 0.2), (1.0, 1.0), (0.4, 3.0)):
+        whole = step(2, noise, "replace_one")
+        found = jde.delta(whole, epsilon=epsilon, num_steps=2)
+        exact = allocation.antipodal_of_two(1 / noise, epsilon)
+        assert found == pytest.approx(exact, rel=1e-9)
+    # Of two epochs and a half, with certified ends for the whole ones.
+    low, high = jde.epsilon_interval(whole, delta=1e-6, num_steps=4)
+    assert low <= jde.epsilon(whole, delta=1e-6, num_steps=4) <= high < 1.001 * low
+    batch = step(np.array([2, 3]), 1.0, "replace_one")
+    both = jde.epsilon(batch, delta=1e-6, num_steps=6, method="rdp")
+    alone = jde.epsilon(step(2, 1.0, "replace_one"), delta=1e-6, num_steps=6)
+    assert alone < both[0] < 1.2 * alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shift", "epsilon"), [(1.0, 5.0), (0.5, 2.0), (1 / 1.2, 6.3)])
+def test_two_epochs_of_three_antipodal_steps(shift, epsilon):
+    # Tables of few steps ended early: this was a flagged certified end.
+    exact = allocation.antipodal_epochs_of_three(shift, epsilon)
+    found, info = jde.delta(
+        step(3, 1 / shift, "replace_one"),
+        epsilon=epsilon,
+        num_steps=6,
+        return_info=True,
+    )
+    assert not info.is_certified_bound
+    assert found == pytest.approx(exact, rel=1e-8)
+
+
+def test_nodes_are_close_in_the_middle():
+    # A narrow peak in a long range, which even nodes would be 0.1 apart in.
+    for between in (False, True):
+        place, width = crowded(400, (-5.0, 35.0), 0.3, 0.01, between=between)
+        peak = np.exp(-0.5 * ((place - 0.3) / 0.03) ** 2)
+        assert width @ peak == pytest.approx(0.03 * np.sqrt(2 * np.pi), rel=1e-13)
+        assert place[0] >= -5 and place[-1] <= 35 and width.max() < 0.15
+        assert width.sum() == pytest.approx(40, rel=0.01)
+    even, _ = crowded(401, (-1.0, 3.0), 0.0, 1.0, between=False)
+    np.testing.assert_allclose(even, np.linspace(-1, 3, 401), atol=1e-14)
+
+
+@pytest.mark.slow
+def test_parts_of_an_epoch_side_by_side():
+    # Where no step, or one, of an epoch is taken there is no table to be made.
+    steps = np.array([0, 1, 2, 10, 11, 31])
+    for relation in ("add_remove", "replace_one"):
+        found = jde.epsilon(step(10, 1.0171, relation), delta=1e-5, num_steps=steps)
+        assert np.all(np.diff(found) > 0)

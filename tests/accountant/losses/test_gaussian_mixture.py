@@ -1,0 +1,208 @@
+"""Mixtures of Gaussians, against 50-digit divergences of the pair itself."""
+
+import mpmath as mp
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES, NodeRule
+from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
+from jaxdp_episodic.accountant.numerics.loops import at
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
+
+# Sensitivities, probabilities and rate; noise of deviation 1.
+MIXTURES = [
+    ([1.0], [1.0], 0.3),
+    ([0.0, 1.0, 2.0], [0.2, 0.6, 0.2], 1.0),
+    ([0.01, 3.0], [0.5, 0.5], 1.0),
+    ([1e-6, 2e-6], [0.5, 0.5], 0.9),
+    ([1.0, 10.0], [0.5, 0.5], 1.0),  # backwards some shifts lie left of the place
+    ([0.001, 10.0], [0.5, 0.5], 1.0),
+    ([0.5, 1.0, 1.5, 8.0], [0.9, 0.05, 0.04, 0.01], 0.01),
+]
+
+
+def release(moved, chance, rate, **options):
+    return jde.GaussianMixtureRelease(
+        moved, chance, standard_deviation=1.0, sampling_probability=rate, **options
+    )
+
+
+def tail(x):
+    return mp.erfc(x / mp.sqrt(2)) / 2
+
+
+def weights(moved, chance, rate):
+    """Pairs of weight and shift of P, 0 first."""
+    parts = [
+        (mp.mpf(rate) * mp.mpf(w), mp.mpf(c))
+        for c, w in zip(moved, chance, strict=True)
+    ]
+    return [(1 - sum(w for w, _ in parts), mp.mpf(0)), *parts]
+
+
+def loss_at(parts, x):
+    """``log P/Q``, as a sum of what differs from 1."""
+    return mp.log1p(sum(w * mp.expm1(c * x - c * c / 2) for w, c in parts))
+
+
+def place(parts, u):
+    """Where ``log P/Q`` is u, or None."""
+    low, high = mp.mpf(-4), mp.mpf(4)
+    while loss_at(parts, high) < u:
+        high *= 2
+    while loss_at(parts, low) > u:
+        low *= 2
+        if low < -1e9:
+            return None
+    for _ in range(180):
+        middle = (low + high) / 2
+        low, high = (low, middle) if loss_at(parts, middle) > u else (middle, high)
+    return low
+
+
+def divergences(parts, u):
+    """``H_g`` in both directions by normal tails at the place of the loss."""
+    grown, up, down = mp.exp(u), place(parts, u), place(parts, -u)
+    forward = sum(w * tail(up - c) for w, c in parts) - grown * tail(up)
+    if down is None:
+        return forward, mp.mpf(0)
+    return forward, tail(-down) - grown * sum(w * tail(c - down) for w, c in parts)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_profiles_of_both_directions(mixture):
+    points = np.array([0.0, 1e-9, 0.05, 2.0, 10.0])
+    (forward, _), (backward, _) = dominating_pair(release(*mixture)).log_tails(points)
+    with mp.workdps(50):
+        parts = weights(*mixture)
+        for u, *found in zip(points, forward, backward, strict=True):
+            for value, truth in zip(found, divergences(parts, mp.mpf(u)), strict=True):
+                log_truth = float(mp.log(truth)) if truth > 0 else -np.inf
+                if log_truth < -600:
+                    assert value < -600
+                else:
+                    assert abs(value - log_truth) <= 4e-15 * (1 + abs(log_truth))
+
+
+@pytest.mark.parametrize("order", [1.2, 2.0, 7.3])
+@pytest.mark.parametrize("mixture", [MIXTURES[1], MIXTURES[4], MIXTURES[6]])
+def test_moments_of_both_directions(mixture, order):
+    moved, chance, rate = (np.array(a) for a in mixture)
+    low = -30.0 - (order - 1) * moved.max()
+    x = np.arange(low, 30.0 + order * moved.max(), 0.004)
+    tilt = moved[:, None] * (x - 0.5 * moved[:, None])
+    y = np.logaddexp.reduce(tilt + np.log(chance * rate)[:, None])
+    y = np.logaddexp(y, np.log1p(-rate)) if rate < 1 else y
+    density = -0.5 * x * x - 0.5 * np.log(2 * np.pi)
+    for direction in ("forward", "backward"):
+        power = order if direction == "forward" else 1 - order
+        # The trapezoidal rule on the whole line: the error falls off like e^(-1/step).
+        if direction == "forward":
+            moment = logsumexp(density + power * y) + np.log(0.004)
+        else:  # less 1, in positive terms: the moment is next to 1
+            excess = np.expm1(power * y) - power * np.expm1(np.minimum(y, 300))
+            moment = np.log1p((np.exp(density) * excess).sum() * 0.004)
+        found = jde.rdp(release(*mixture), order, direction=direction)
+        assert found == pytest.approx(moment / (order - 1), rel=2e-9)
+
+
+def test_one_component_is_the_sampled_gaussian():
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=0.1), noise_multiplier=0.7
+    )
+    same = jde.GaussianMixtureRelease(
+        [1.0], [1.0], standard_deviation=0.7, sampling_probability=0.1
+    )
+    also = jde.GaussianMixtureRelease([0.0, 1.0], [0.9, 0.1], standard_deviation=0.7)
+    for mixture in (same, also):
+        orders = [1.5, 4.0, 64.0]
+        np.testing.assert_allclose(
+            jde.rdp(mixture, orders), jde.rdp(step, orders), rtol=1e-9
+        )
+        one = jde.epsilon(mixture, num_steps=1, delta=1e-6)
+        assert one == pytest.approx(
+            jde.epsilon(step, num_steps=1, delta=1e-6), rel=1e-11
+        )
+        exact = jde.epsilon(step, num_steps=20, delta=1e-6)
+        value = jde.epsilon(mixture, num_steps=20, delta=1e-6)
+        assert value == pytest.approx(exact, rel=1e-10)
+
+
+@pytest.mark.parametrize("backward", [0, 1])
+@pytest.mark.parametrize("mixture", [MIXTURES[i] for i in (1, 2, 3, 6)])
+def test_moments_in_the_plane_by_the_definition(mixture, backward):
+    pair = dominating_pair(release(*mixture)).map(np.atleast_1d)
+    cuts, one = np.full((2, 1), -120.0), np.ones(1)
+    with np.errstate(all="ignore"):  # as at the engine's boundary
+        heights = np.array([[1.0], [0.9]])
+        dist = pair.nodes(NodeRule(backward * one, cuts, heights, NUM_NODES))
+    z = 1.5 / max(1.0, max(mixture[0]) / 2) + np.array([0.0, 4.0j])
+    # The trapezoidal rule on the whole line: the error falls off like e^(-1/step).
+    x = np.arange(-14.0, 60.0, 0.002)
+    parts = [(w * mixture[2], c) for c, w in zip(*mixture[:2], strict=True)]
+    gained = sum(w * np.expm1(c * x - c * c / 2) for w, c in parts)
+    y, density = np.log1p(gained), np.exp(-0.5 * x * x) / np.sqrt(2 * np.pi)
+    weight, power = (density, -z) if backward else (density * (1 + gained), z)
+    truth = (weight * np.expm1(power[:, None] * y)).sum(axis=1) * 0.002
+    for version in (0, 1):  # another path
+        nodes = at(dist, version)
+        re, im = sum_expm1((z.real[:, None], z.imag[:, None]), nodes.weight, nodes.loss)
+        # Relative to the moment on the axis, and to what is summed.
+        digits = 1e-10 if max(mixture[0]) <= 4 else 1e-8
+        within = digits * abs(truth[0]) + 1e-14 * nodes.size[0]
+        assert np.all(np.abs((re + 1j * im)[:, 0] - truth) <= within)
+        assert nodes.mass[0] == pytest.approx(1, rel=1e-12)
+
+
+def test_composed_mixtures_against_their_figure():
+    # dp_accounting 0.6.0, `test_mixture_of_gaussians_basic`: 17.193115 on a fine grid.
+    run = jde.compose(
+        (release([0.0, 1.0, 2.0], [0.2, 0.6, 0.2], 1.0), 3),
+        (
+            jde.GaussianMixtureRelease(
+                [0.0, 2.0, 3.0], [0.33, 0.34, 0.33], standard_deviation=2.0
+            ),
+            2,
+        ),
+    )
+    value, info = jde.epsilon(run, delta=1e-6, return_info=True)
+    assert value == pytest.approx(17.193115, abs=1e-6)
+    assert info.error < 1e-8 and not info.is_certified_bound
+    low, high = jde.epsilon_interval(run, delta=1e-6, max_width=0.05)
+    assert low <= value <= high
+    assert jde.epsilon(run, delta=1e-6, method="rdp") >= high
+
+
+def test_ends():
+    run = {"num_steps": 2, "delta": 1e-6}
+    for method in ("exact", "pld", "rdp"):
+        for nothing in (release([0.0], [1.0], 1.0), release([1.0], [1.0], 0.0)):
+            assert jde.epsilon(nothing, method=method, **run) == 0
+        bare = jde.GaussianMixtureRelease([0.0, 1.0], [0.5, 0.5], standard_deviation=0)
+        assert np.isinf(jde.epsilon(bare, method=method, **run))
+    never = jde.GaussianMixtureRelease([0.0, 0.0], [0.5, 0.5], standard_deviation=0)
+    assert jde.epsilon(never, **run) == 0
+    zeroed = release([1.0], [1.0], 0.5, neighboring_relation="zero_out")
+    assert jde.rdp(zeroed, 3.0) == jde.rdp(release([1.0], [1.0], 0.5), 3.0)
+    with pytest.raises(NotImplementedError, match="replace_one.*no theorem"):
+        release([1.0], [1.0], 1.0, neighboring_relation="replace_one")
+    with pytest.raises(ValueError, match="add up to 1"):
+        release([1.0, 2.0], [0.5, 0.4], 1.0)
+    with pytest.raises(ValueError, match="as many as sensitivities"):
+        release([1.0, 2.0], [1.0], 1.0)
+
+
+def test_a_component_that_is_not_there_changes_nothing():
+    one = np.ones(1)
+    short = GaussianMixtureLoss(one, one, (one, 2 * one), (np.log(one / 2),) * 2)
+    other = GaussianMixtureLoss(one, one, (one,), (0 * one,))
+    both = GaussianMixtureLoss.stack([short, other])
+    u = np.array([[0.1], [0.1]])
+    for i, alone in enumerate((short, other)):
+        (forward, _), (backward, _) = alone.log_tails(u[i])
+        (first, _), (second, _) = both.log_tails(u)
+        assert first[i] == pytest.approx(forward, rel=1e-14)
+        assert second[i] == pytest.approx(backward, rel=1e-14)

@@ -1,0 +1,347 @@
+"""The Laplace mechanism's loss and its runs, against integration and other programs."""
+
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.bounds.mechanisms import Laplace
+from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
+from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
+from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
+from jaxdp_episodic.accountant.numerics.loops import at
+
+ONE = np.ones(1)
+DIRECTIONS = ("forward", "backward")
+
+
+def loss_of(rate, shift):
+    return LaplaceLoss(ONE, rate * ONE, shift * ONE)
+
+
+def _excess(t, loss, *, direction):
+    return loss.log_excess(t, MomentRule(direction, Quadrature(32, 16)))
+
+
+def _tails(u, loss):
+    return loss.log_tails(u)
+
+
+log_excess = float64_boundary(_excess, static=("direction",))
+log_tails = float64_boundary(_tails)
+
+
+def integrated(rate, shift, function, breaks):
+    """``E_Q[function(P/Q)]`` from the densities on the line, in the loss' stead."""
+    p, s = mpmath.mpf(rate), mpmath.mpf(shift)
+
+    def term(x):
+        ratio = 1 - p + p * mpmath.exp(abs(x) - abs(x - s))
+        return mpmath.exp(-abs(x)) / 2 * function(ratio)
+
+    middle = [x for x in breaks if 0 < x < s]
+    return mpmath.quad(term, [0, *sorted(middle), s]) + (
+        # Constant ratios beyond both ends.
+        function(1 - p + p * mpmath.exp(-s)) / 2
+        + function(1 - p + p * mpmath.exp(s)) * mpmath.exp(-s) / 2
+    )
+
+
+def settings(seed, count):
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        rate = rng.choice(
+            [10 ** rng.uniform(-9, 0), 1 - 10 ** rng.uniform(-9, -0.3), 1]
+        )
+        yield float(rate), 10 ** rng.uniform(-4, 2), rng
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_moments_against_integration(direction):
+    for rate, shift, rng in settings(1, 8):
+        t = 10 ** rng.uniform(-5, 2.5)
+        power = 1 + mpmath.mpf(t) if direction == "forward" else -mpmath.mpf(t)
+        with mpmath.workdps(50):
+            turn = mpmath.log((1 - mpmath.mpf(rate)) / rate) if rate < 1 else -shift
+            places = [(shift + turn + 3 * k) / 2 for k in range(-7, 8)]
+            places += [shift - k / t for k in (1, 5, 20)] + [k / t for k in (1, 5, 20)]
+            # The tangent is taken off: what is left is the excess, and never negative.
+            expected = mpmath.log(
+                integrated(
+                    rate,
+                    shift,
+                    lambda r, a=power: r**a - 1 - a * (r - 1),
+                    [*places, shift / 2],
+                )
+            )
+        (found,) = log_excess(t * ONE, loss_of(rate, shift), direction=direction)
+        assert abs(found[0] - float(expected)) < 1e-11, (rate, shift, t)
+
+
+def exact_tails(rate, shift, u, backward):
+    """Profile and tail from the intervals on which the ratio is above g."""
+    p, s, g = mpmath.mpf(rate), mpmath.mpf(shift), mpmath.exp(mpmath.mpf(u))
+    k = 1 - g * (1 - p) if backward else mpmath.mpf(1)
+    if k <= 0:
+        return mpmath.mpf(0), mpmath.mpf(0)
+    base = mpmath.log(g * p / k) if backward else mpmath.log((g - 1 + p) / p)
+    if base >= s:
+        return mpmath.mpf(0), mpmath.mpf(0)
+    there = 1 - mpmath.exp((base - s) / 2) / 2
+    here = mpmath.exp(-(s + base) / 2) / 2
+    if backward:
+        mixed = (1 - p) * there + p * here
+        return there - g * mixed, g * mixed
+    return (1 - p) * here + p * there - g * here, g * here
+
+
+@pytest.mark.parametrize("backward", [0, 1])
+def test_tails_against_fifty_digits(backward):
+    for rate, shift, rng in settings(2, 200):
+        loss = loss_of(rate, shift)
+        top = float(loss.largest_loss(backward=bool(backward))[0])
+        share = rng.choice([0, 10 ** rng.uniform(-10, 0), 1 - 10 ** rng.uniform(-6, 0)])
+        u = top * float(share)
+        profile, tail = (a[0] for a in log_tails(u * ONE, loss)[backward])
+        with mpmath.workdps(60):
+            expected = exact_tails(rate, shift, u, bool(backward))
+            off = float(abs(mpmath.exp(profile) - expected[0]))
+        move = float(loss.tail_displacement(u * ONE)[0])
+        allowed = 4e-15 * (1 + abs(profile) + abs(tail)) * np.exp(profile)
+        assert off <= allowed + 2 * move * np.exp(tail), (rate, shift, u)
+
+
+def test_edges_of_the_tails():
+    u = np.array([0.0, 5e-324, 1e-12, 0.5, 709.0, 1e3, 1e300])
+    for rate in (0.0, 1e-12, 0.5, 1.0):
+        for shift in (0.0, 1e-20, 1e-6, 1.0, 1e3, 1e8):
+            for tails in log_tails(u, loss_of(rate, shift)):
+                values = np.stack(tails)
+                assert not np.isnan(values).any()
+                assert np.all(values <= 1e-15)
+                assert np.all(values[0][1:] <= values[0][:-1] + 1e-12)
+    forward, _ = log_tails(np.array([999.0]), loss_of(1.0, 1e3))
+    np.testing.assert_allclose(forward[0], np.log1p(-np.exp(-0.5)), rtol=1e-13)
+
+
+@pytest.mark.parametrize(("rate", "shift"), [(1.0, 1.0), (0.2, 2.0), (1e-3, 5.0)])
+@pytest.mark.parametrize("backward", [0, 1])
+def test_nodes_against_integration(rate, shift, backward):
+    loss, z = loss_of(rate, shift), complex(1.5, 7.0)
+    with np.errstate(all="ignore"):  # as at the engine
+        nodes = loss.nodes(NodeRule(backward * ONE, -50 * ONE[None], ONE[None], 144))
+    nodes = at(nodes, 0)
+    point = np.full((1, 1), z.real), np.full((1, 1), z.imag)
+    re, im = sum_expm1(point, nodes.weight, nodes.loss)
+
+    def term(ratio):
+        log_ratio = mpmath.mpmathify(z) * (-1) ** backward * mpmath.log(ratio)
+        power = mpmath.exp(log_ratio) - 1
+        return power if backward else ratio * power
+
+    with mpmath.workdps(30):
+        found = mpmath.mpmathify(
+            integrated(rate, shift, term, np.linspace(0, shift, 9))
+        )
+        exact = complex(float(found.real), float(found.imag))
+    assert abs(complex(re[0, 0], im[0, 0]) - exact) < 1e-9 * abs(exact)
+    np.testing.assert_allclose(nodes.mass, 1.0, rtol=1e-12)
+
+
+def test_rdp_against_the_closed_form():
+    noise, orders = np.geomspace(0.05, 50, 9), np.array([1 + 1e-6, 1.5, 2, 17.5, 4096])
+    found = jde.rdp(jde.LaplaceRelease(noise), orders)
+    np.testing.assert_allclose(found, Laplace(noise).rdp(orders), rtol=1e-12)
+    assert jde.rdp(jde.LaplaceRelease(0.5), np.inf) == pytest.approx(2.0, rel=2e-12)
+    rate = 0.1
+    most = jde.rdp(jde.LaplaceRelease(0.5, sampling_probability=rate), np.inf)
+    assert most == pytest.approx(np.log1p(rate * np.expm1(2.0)), rel=2e-12)
+
+
+def test_rdp_against_dp_accounting():
+    accountant = RdpAccountant(orders=[1.5, 2.0, 8.0, 64.0])
+    accountant.compose(dp_event.LaplaceDpEvent(1.7))
+    ours = jde.rdp(jde.LaplaceRelease(1.7), [1.5, 2.0, 8.0, 64.0])
+    np.testing.assert_allclose(ours, accountant._rdp, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "delta"),
+    [
+        pytest.param(2.0, 1.0, 100, 1e-5, marks=pytest.mark.slow),
+        pytest.param(1.0, 0.1, 300, 1e-6, marks=pytest.mark.slow),
+        (5.0, 0.5, 30, 1e-4),
+    ],
+)
+def test_epsilon_against_dp_accounting(noise, rate, steps, delta):
+    step = jde.LaplaceRelease(noise, sampling_probability=rate)
+    run = {"num_steps": steps, "delta": delta}
+    ends = [
+        privacy_loss_distribution.from_laplace_mechanism(
+            noise,
+            value_discretization_interval=1e-3,
+            pessimistic_estimate=pessimistic,
+            sampling_prob=rate,
+        )
+        .self_compose(steps)
+        .get_epsilon_for_delta(delta)
+        for pessimistic in (False, True)
+    ]
+    lower, upper = jde.epsilon_interval(step, **run)
+    assert lower <= ends[1] * (1 + 1e-6)
+    assert ends[0] * (1 - 1e-6) <= upper
+    value, info = jde.epsilon(step, return_info=True, **run)
+    if not info.is_certified_bound:
+        assert ends[0] * (1 - 1e-6) <= value <= ends[1] * (1 + 1e-6)
+
+
+def moment(z, shift):
+    grown = (z + 1) * np.exp(z * shift) + z * np.exp(-(1 + z) * shift)
+    return grown / (2 * z + 1)
+
+
+@pytest.mark.parametrize(
+    ("noise", "steps"),
+    [
+        pytest.param(1.0, 120, marks=pytest.mark.slow),
+        pytest.param(2.0, 400, marks=pytest.mark.slow),
+        pytest.param(10.0, 3000, marks=pytest.mark.slow),
+        (0.4, 60),
+    ],
+)
+def test_exact_against_the_integral_of_the_closed_moment(noise, steps):
+    """The same inversion with the moment in closed form, and millions of nodes."""
+    release, shift, delta = jde.LaplaceRelease(noise), 1 / noise, 1e-6
+    value, info = jde.epsilon(release, num_steps=steps, delta=delta, return_info=True)
+    assert not info.is_certified_bound
+    c = np.geomspace(1e-2, 1e2, 2000)
+    size = steps * np.log(moment(c, shift)) - c * value - np.log(c * (1 + c))
+    c = c[np.argmin(size)]
+    y = np.arange(2_000_000) * (2000 * max(noise, c) / 2_000_000)
+    z = c + 1j * y
+    part = np.exp(steps * np.log(moment(z, shift)) - z * value) / (z * (1 + z))
+    total = (part.real.sum() - 0.5 * part[0].real) * y[1] / np.pi
+    assert total == pytest.approx(delta, rel=2e-6)
+
+
+RUNS = [
+    jde.compose((jde.LaplaceRelease(1.0), 3)),
+    jde.compose((jde.LaplaceRelease(0.5, sampling_probability=0.1), 25)),
+    jde.compose(
+        (jde.LaplaceRelease(2.0), 2),
+        (
+            jde.GaussianStep(
+                jde.Poisson("example", sampling_probability=0.01), noise_multiplier=1.0
+            ),
+            200,
+        ),
+    ),
+    jde.compose(
+        (jde.LaplaceRelease(2.0), 10),
+        (jde.ApproximateDP(0.1, 1e-8), 5),
+        (jde.ZeroConcentratedDP(0.05, is_gaussian=True), 2),
+    ),
+]
+
+
+# The last one has every kind of part; a sampled one is compared with a peer above.
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(run, marks=[pytest.mark.slow] * (i < 3))
+        for i, run in enumerate(RUNS)
+    ],
+)
+def test_methods_agree(run):
+    delta = 1e-5
+    lower, upper = jde.epsilon_interval(run, delta=delta)
+    value, info = jde.epsilon(run, delta=delta, return_info=True)
+    assert lower <= value + info.error
+    assert value <= upper * (1 + 1e-12)
+    assert upper <= jde.epsilon(run, delta=delta, method="rdp") * (1 + 1e-9)
+    assert upper - lower <= 0.02 * upper
+    back, back_info = jde.delta(run, epsilon=value, return_info=True)
+    slack = 1e-5 + back_info.error + 50 * info.error
+    if not info.is_certified_bound:
+        assert back == pytest.approx(delta, rel=slack)
+
+
+def test_single_release_is_closed():
+    noise, delta = np.array([0.1, 1.0, 10.0]), 1e-3
+    expected = np.maximum(1 / noise + 2 * np.log1p(-delta), 0.0)
+    release = jde.LaplaceRelease(noise)
+    for method in ("exact", "pld"):
+        found = jde.epsilon(release, num_steps=1, delta=delta, method=method)
+        np.testing.assert_allclose(found, expected, rtol=1e-11)
+    profile = jde.privacy_profile(jde.LaplaceRelease(0.5), [0.0, 1.0, 2.0, np.inf])
+    np.testing.assert_allclose(profile, [*-np.expm1([-1.0, -0.5]), 0, 0], atol=1e-15)
+    assert jde.delta(jde.LaplaceRelease(1.0), num_steps=10, epsilon=10.1) == 0
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (0.3, 1.0),
+        pytest.param(1.0, 1.0, marks=pytest.mark.slow),
+        pytest.param(2.0, 5.0, marks=pytest.mark.slow),
+    ],
+)
+def test_vectors_are_dominated_by_one_coordinate(a, b):
+    """The product of two shifted coordinates, on a grid of epsilons."""
+    parts = [jde.LaplaceRelease(1 / move) for move in (a, b)]
+    run = jde.compose(*((part, 1) for part in parts))
+    epsilon = np.array([0.0, 0.3, 0.7, 0.95]) * (a + b)
+    lower, _ = jde.delta_interval(run, epsilon=epsilon)
+    release = jde.LaplaceRelease(1 / (a + b))
+    assert np.all(lower <= jde.delta(release, num_steps=1, epsilon=epsilon))
+
+
+def test_batch_equals_scalars_and_is_monotone():
+    noise = np.array([0.5, 4.0])
+    rate = np.array([[1.0], [0.05]])
+    both = jde.epsilon(
+        jde.LaplaceRelease(noise, sampling_probability=rate), num_steps=200, delta=1e-6
+    )
+    for i, p in enumerate(rate[:, 0]):
+        for j, b in enumerate(noise):
+            one = jde.LaplaceRelease(b, sampling_probability=p)
+            alone = jde.epsilon(one, num_steps=200, delta=1e-6)
+            np.testing.assert_allclose(both[i, j], alone, rtol=1e-7)
+    assert np.all(np.diff(both, axis=1) < 0)
+    assert np.all(both[0] > both[1])
+
+
+def test_replace_one_doubles_the_distance():
+    changed = jde.LaplaceRelease(2.0, neighboring_relation="replace_one")
+    moved = jde.LaplaceRelease(1.0)
+    run = {"num_steps": 100, "delta": 1e-6}
+    assert jde.epsilon(changed, **run) == jde.epsilon(moved, **run)
+    with pytest.raises(NotImplementedError, match="sampling_probability below 1"):
+        jde.LaplaceRelease(
+            2.0, sampling_probability=0.5, neighboring_relation="replace_one"
+        )
+
+
+def test_noise_is_found():
+    release = jde.LaplaceRelease(1.0, sampling_probability=0.2)
+    target = {"num_steps": 100, "delta": 1e-6}
+    noise = jde.calibrate_noise_multiplier(release, epsilon=2.0, **target)
+    at_noise = jde.LaplaceRelease(noise, sampling_probability=0.2)
+    value = jde.epsilon(at_noise, **target)
+    assert 1.99999 < value <= 2.0
+    steps = jde.calibrate_num_steps(at_noise, epsilon=2.0, delta=1e-6)
+    assert steps == 100
+
+
+@pytest.mark.slow
+def test_both_engines_agree():
+    release = jde.LaplaceRelease(2.0, sampling_probability=0.3)
+    for method in ("exact", "rdp"):
+        run = {"num_steps": 300, "delta": 1e-6, "method": method}
+        values = [jde.epsilon(release, engine=e, **run) for e in ("numpy", "jax")]
+        np.testing.assert_allclose(values[0], values[1], rtol=1e-9)

@@ -1,0 +1,185 @@
+"""Parts known as (epsilon, delta)-DP: closed forms, failure, and mixed runs."""
+
+import mpmath
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.bounds.mechanisms import RandomizedResponse
+from jaxdp_episodic.accountant.methods.question import Answer, DeltaAt, EpsilonAt
+
+GAUSSIAN = jde.GaussianStep(
+    jde.Poisson("example", sampling_probability=0.01), noise_multiplier=1.0
+)
+
+
+def binomial_delta(pure, count, epsilon):
+    """``E[(1 - e^{epsilon - L})_+]`` of k answers, 40 digits."""
+    with mpmath.workdps(40):
+        pure, epsilon = mpmath.mpf(pure), mpmath.mpf(epsilon)
+        truth = 1 / (1 + mpmath.exp(-pure))
+        total = mpmath.mpf(0)
+        for j in range(count, -1, -1):
+            loss = (2 * j - count) * pure
+            if loss <= epsilon:
+                break
+            mass = mpmath.binomial(count, j) * truth**j * (1 - truth) ** (count - j)
+            total += mass * -mpmath.expm1(epsilon - loss)
+        return total
+
+
+@pytest.mark.parametrize("pure", [1e-3, 0.1, 1.0, 8.0])
+@pytest.mark.parametrize("count", [1, 2, 7, 100, 1000])
+def test_pure_parts_against_the_binomial_sum(pure, count):
+    release = jde.ApproximateDP(pure)
+    for share in (0.0, 0.05, 0.3, 0.999):
+        epsilon = share * pure * count
+        expected = binomial_delta(pure, count, epsilon)
+        found = jde.delta(release, num_steps=count, epsilon=epsilon)
+        if expected > 1e-290:
+            assert found == pytest.approx(float(expected), rel=1e-11)
+        lower, upper = jde.delta_interval(release, num_steps=count, epsilon=epsilon)
+        assert lower <= float(expected) * (1 + 1e-15)
+        assert upper >= float(expected) * (1 - 1e-15)
+
+
+@pytest.mark.parametrize(("pure", "count"), [(0.1, 10), (0.01, 10_000), (2.0, 50)])
+def test_epsilon_of_pure_parts(pure, count):
+    release = jde.ApproximateDP(pure)
+    run = {"num_steps": count, "delta": 1e-6}
+    value, info = jde.epsilon(release, return_info=True, **run)
+    assert not info.is_certified_bound
+    at_value = float(binomial_delta(pure, count, value))
+    assert at_value == pytest.approx(1e-6, rel=1e-8)
+    lower, upper = jde.epsilon_interval(release, **run)
+    assert lower <= value <= upper
+    assert upper - lower <= 1e-9 * upper
+    assert value <= jde.epsilon(release, method="rdp", **run) * (1 + 1e-12)
+
+
+def test_rdp_against_the_closed_form():
+    pure, orders = np.geomspace(1e-3, 20, 7), np.array([1 + 1e-6, 1.5, 2, 30, 4096])
+    found = jde.rdp(jde.ApproximateDP(pure), orders)
+    expected = RandomizedResponse(pure).rdp(orders)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert np.all(np.isinf(jde.rdp(jde.ApproximateDP(pure, 1e-9), orders)))
+    np.testing.assert_allclose(
+        jde.rdp(jde.ApproximateDP(pure), np.inf), pure, rtol=2e-12
+    )
+
+
+def test_unequal_parts_are_composed_by_the_certified_method():
+    # Too many different losses to be summed one by one.
+    parts = [(jde.ApproximateDP(0.1 + 1e-3 * i), 10) for i in range(4)]
+    run = jde.compose(*parts, (jde.ApproximateDP(0.2), 10))
+    value, info = jde.epsilon(run, delta=1e-5, return_info=True)
+    assert info.is_certified_bound
+    equal = jde.compose((jde.ApproximateDP(0.1), 50))
+    more = jde.compose((jde.ApproximateDP(0.2), 50))
+    assert value - info.error <= jde.epsilon(more, delta=1e-5)
+    assert jde.epsilon(equal, delta=1e-5) <= value
+    # Steps that lose nothing do not count.
+    same = jde.compose((jde.ApproximateDP(0.1), 50), (jde.ApproximateDP(0.0), 3))
+    assert jde.epsilon(same, delta=1e-5) == jde.epsilon(equal, delta=1e-5)
+
+
+METHODS = ("exact", "pld", "rdp")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_failure_is_accounted_by_hand(method):
+    """delta = 1 - k + k delta', with k the probability that no part fails."""
+    failing = jde.compose((GAUSSIAN, 100), (jde.ApproximateDP(0.1, 1e-7), 20))
+    pure = jde.compose((GAUSSIAN, 100), (jde.ApproximateDP(0.1), 20))
+    kept = (1 - 1e-7) ** 20
+    delta = 1e-5
+    left = (delta - (1 - kept)) / kept
+    found = jde.epsilon(failing, delta=delta, method=method)
+    expected = jde.epsilon(pure, delta=left, method=method)
+    assert found == pytest.approx(expected, rel=1e-6)
+    back = jde.delta(failing, epsilon=1.0, method=method)
+    hoped = jde.delta(pure, epsilon=1.0, method=method)
+    assert back == pytest.approx(-np.expm1(20 * np.log1p(-1e-7)) + kept * hoped)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_delta_that_does_not_cover_the_failure(method):
+    release = jde.ApproximateDP(0.5, 1e-5)
+    for delta in (0.0, 1e-9, 0.99e-5, 1e-5):
+        found = jde.epsilon(release, num_steps=1, delta=delta, method=method)
+        assert np.isinf(found)
+    more = jde.epsilon(release, num_steps=1, delta=1e-5 * (1 + 1e-6), method=method)
+    assert more == pytest.approx(0.5, abs=1e-9)
+    sure = jde.ApproximateDP(0.5, 1.0)
+    assert np.isinf(jde.epsilon(sure, num_steps=1, delta=0.5, method=method))
+    assert jde.delta(sure, num_steps=1, epsilon=0.1, method=method) == 1
+    assert jde.epsilon(sure, num_steps=0, delta=0.5, method=method) == 0
+
+
+def test_failure_is_rounded_to_the_safe_side():
+    """Where delta is next to the failure, digits of the difference are lost."""
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        failure = 10 ** rng.uniform(-12, -0.5)
+        count = int(rng.integers(1, 1000))
+        with mpmath.workdps(50):
+            kept = (1 - mpmath.mpf(failure)) ** count
+            delta = float((1 - kept) * (1 + mpmath.mpf(10) ** rng.uniform(-14, 1)))
+            if not 0 < delta < 1:
+                continue
+            left = (mpmath.mpf(delta) - (1 - kept)) / kept
+            true = float(mpmath.log(left)) if left > 0 else -np.inf
+        log_kept = np.array(count * np.log1p(-failure))
+        question = EpsilonAt(np.log(np.array(delta)))
+        assert question.given_kept(log_kept, up=True).target <= true
+        assert question.given_kept(log_kept, up=False).target >= true
+        # and back
+        log_delta = np.array(rng.uniform(-40, 0))
+        with mpmath.workdps(50):
+            whole = mpmath.log(1 - kept + kept * mpmath.exp(mpmath.mpf(log_delta[()])))
+        answer = Answer(log_delta, np.zeros(()), np.zeros((), bool))
+        at = DeltaAt(np.ones(()))
+        assert at.with_failure(answer, log_kept, up=True).value >= min(float(whole), 0)
+        assert at.with_failure(answer, log_kept, up=False).value <= float(whole)
+
+
+def test_orders_given_by_the_user():
+    run = jde.compose((GAUSSIAN, 100), (jde.ApproximateDP(0.1, 1e-7), 2))
+    orders = np.geomspace(1.5, 200, 400)
+    free = jde.epsilon(run, delta=1e-5, method="rdp")
+    grid = jde.epsilon(run, delta=1e-5, method="rdp", orders=orders)
+    assert free <= grid * (1 + 1e-9)
+    assert grid == pytest.approx(free, rel=1e-3)
+    assert np.isinf(jde.epsilon(run, delta=1e-7, method="rdp", orders=orders))
+
+
+def test_one_part_is_what_it_claims():
+    release = jde.ApproximateDP(np.array([0.1, 1.0]), 1e-6)
+    claim = jde.delta(release, num_steps=1, epsilon=[0.1, 1.0])
+    np.testing.assert_allclose(claim, 1e-6, rtol=1e-9)
+    assert np.all(claim >= 1e-6)
+    profile = jde.privacy_profile(release, [0.1, 1.0])
+    np.testing.assert_allclose(profile, 1e-6, rtol=1e-9)
+    advanced = jde.epsilon(jde.ApproximateDP(0.1), num_steps=[1, 10, 100], delta=1e-6)
+    assert np.all(advanced <= 0.1 * np.array([1, 10, 100]))
+
+
+def test_mixed_with_a_gaussian_against_the_mixture():
+    """Given the answers' loss, what is left is the Gaussian's profile."""
+    pure, count, noise, delta = 0.4, 6, 1.5, 1e-6
+    run = jde.compose(
+        (jde.ApproximateDP(pure), count), (jde.ZeroConcentratedDP.of_gaussian(noise), 1)
+    )
+    value, info = jde.epsilon(run, delta=delta, return_info=True)
+    assert not info.is_certified_bound
+    with mpmath.workdps(40):
+        truth, mu = 1 / (1 + mpmath.exp(-mpmath.mpf(pure))), 1 / mpmath.mpf(noise)
+        total = mpmath.mpf(0)
+        for j in range(count + 1):
+            mass = mpmath.binomial(count, j) * truth**j * (1 - truth) ** (count - j)
+            left = mpmath.mpf(value) - (2 * j - count) * mpmath.mpf(pure)
+            total += mass * (
+                mpmath.ncdf(mu / 2 - left / mu)
+                - mpmath.exp(left) * mpmath.ncdf(-mu / 2 - left / mu)
+            )
+    assert float(total) == pytest.approx(delta, rel=1e-7)

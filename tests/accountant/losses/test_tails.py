@@ -1,0 +1,384 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant._engine import compiled, float64_boundary
+from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
+from jaxdp_episodic.accountant.losses.independent_episodes import (
+    IndependentEpisodesLoss,
+)
+from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
+from jaxdp_episodic.accountant.numerics.loops import namespace
+from oracles import precise
+
+
+def three_episodes(o, p, r, s):
+    return IndependentEpisodesLoss(o, p, s, namespace(s).full_like(s, 3.0))
+
+
+# Every mechanism as a function of (outer rate, rate, inner rate, shift).
+LOSSES = {
+    "sampled": lambda o, p, r, s: SampledGaussianLoss(o, p, s),
+    "swapped": lambda o, p, r, s: SwappedGaussianLoss(o, p, s),
+    "antipodal": AntipodalGaussianLoss,
+    "zeroed": ZeroedGaussianLoss,
+    "episodes": three_episodes,
+}
+
+
+def tails(name):
+    """A kernel of (u, o, p, r, s): both directions' log h and log G, (2, 2, ...)."""
+    if name == "gaussian":
+        return lambda u, o, p, r, s: (gaussian_tails(s, u),) * 2
+    return lambda u, *fields: LOSSES[name](*fields).log_tails(u)
+
+
+def profiles(name):
+    """The same for log h alone, (2, ...)."""
+    return lambda *args: tuple(profile for profile, _ in tails(name)(*args))
+
+
+NAMES = ("gaussian", *LOSSES)
+
+
+def GAUSSIAN(s, u):
+    return float64_boundary(profiles("gaussian"))(u, 1.0, 1.0, 1.0, s)[0]
+
+
+def SAMPLED(u, o, p, s):
+    return float64_boundary(profiles("sampled"))(u, o, p, 1.0, s)
+
+
+def SWAPPED(u, o, p, s):
+    return float64_boundary(profiles("swapped"))(u, o, p, 1.0, s)
+
+
+ANTIPODAL = float64_boundary(profiles("antipodal"))
+
+
+def EPISODES(u, p, s, num_episodes):
+    def kernel(*args):
+        loss = IndependentEpisodesLoss(*args[1:])
+        return tuple(profile for profile, _ in loss.log_tails(args[0]))
+
+    return float64_boundary(kernel)(u, 1.0, p, s, num_episodes)
+
+
+def gradients(kernel):
+    """Derivatives along each argument, (2, number of arguments, ...), forward mode."""
+
+    def along_each(*args):
+        def along(direction):
+            pairs = zip(direction, args, strict=True)
+            return jax.jvp(kernel, args, tuple(jnp.full_like(a, d) for d, a in pairs))[
+                1
+            ]
+
+        return jax.vmap(along)(jnp.eye(len(args), dtype=args[0].dtype))
+
+    return along_each
+
+
+def random_settings(count, seed):
+    """u, outer rate, p, r, s over the whole range, edges included."""
+    rng = np.random.default_rng(seed)
+
+    def rate():
+        near_one = 1 - 10 ** rng.uniform(-12, 0, count)
+        value = 10 ** rng.uniform(-12, 0, count)
+        value = np.where(rng.random(count) < 0.25, near_one, value)
+        return np.where(rng.random(count) < 0.1, 1.0, value)
+
+    small = 10 ** rng.uniform(-13, 1, count)
+    u = np.where(rng.random(count) < 0.4, small, rng.uniform(0, 50, count))
+    u = np.where(rng.random(count) < 0.05, 0.0, u)
+    s = 10 ** rng.uniform(-6, 3, count)
+    return u, 10 ** rng.uniform(-3, 0, count), rate(), rate(), s
+
+
+def exact_inner(u, rate):
+    return 1 + mp.expm1(mp.mpf(u)) / mp.mpf(rate)
+
+
+def exact_sampled(u, p, s):
+    g, p = mp.exp(mp.mpf(u)), mp.mpf(p)
+    k = 1 - g * (1 - p)
+    forward = p * precise.mp_gaussian_profile(s, 1 + (g - 1) / p)
+    backward = k * precise.mp_gaussian_profile(s, g * p / k) if k > 0 else mp.mpf(0)
+    return forward, backward
+
+
+def exact_antipodal(u, p, r, s):
+    """From the quadratic's root and three normal tails."""
+    g, p, r, s = exact_inner(u, r), mp.mpf(p), mp.mpf(r), mp.mpf(s)
+    d, a = p * mp.exp(-s * s / 2), (1 - g) * (1 - p)
+    t = mp.log((-a + mp.sqrt(a * a + 4 * d * d * g)) / (2 * d)) / s
+    tail = [mp.erfc(x / mp.sqrt(2)) / 2 for x in (t, t + s, t - s)]
+    return r * ((1 - g) * (1 - p) * tail[0] - g * p * tail[1] + p * tail[2])
+
+
+def assert_logs_close(found, exact):
+    """1e-12 absolute, or 1e-14 of a logarithm so large that this is its rounding."""
+    for i, (value, reference) in enumerate(zip(found, exact, strict=True)):
+        if reference == 0:
+            assert value == -np.inf, i
+        else:
+            reference = mp.log(reference)
+            error = abs(mp.mpf(float(value)) - reference)
+            assert error <= max(mp.mpf("1e-12"), abs(reference) * mp.mpf("1e-14")), i
+
+
+@pytest.mark.parametrize("p", [1e-9, 1e-3, 0.3, 0.999])
+def test_the_end_of_the_backward_losses_is_not_understated(p):
+    """``k = 1 - g (1 - p)`` cancels there: as a point nearby, on the safe side."""
+    end = -np.log1p(-p)
+    u = end * (1 - 10 ** -np.linspace(0.3, 14, 200))
+    s = 12.0
+    _, found = SAMPLED(u, 1.0, p, s)
+    with mp.workdps(60):
+        for value, point in zip(found, u, strict=True):
+            exact, near = (
+                exact_sampled(v, p, s)[1] for v in (point, point * (1 - 2e-15))
+            )
+            slack = 1e-14 * (1 + abs(mp.log(near)))
+            assert mp.mpf(float(value)) <= mp.log(near) + slack
+            if exact > 0:
+                assert mp.mpf(float(value)) >= mp.log(exact) - slack
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_against_many_digits(seed):
+    u, outer, p, r, s = random_settings(120 if seed == 0 else 3000, seed)
+    rows = list(zip(u, p, r, s, strict=True))
+    scale = [mp.mpf(float(o)) for o in outer]
+    with mp.workdps(120):
+        gaussian = [precise.mp_gaussian_profile(s, mp.exp(u)) for u, _, _, s in rows]
+        assert_logs_close(GAUSSIAN(s, u), gaussian)
+
+        forward, backward = SAMPLED(u, outer, p, s)
+        exact = [exact_sampled(u, p, s) for u, p, _, s in rows]
+        pairs = list(zip(scale, exact, strict=True))
+        assert_logs_close(forward, [o * e[0] for o, e in pairs])
+        assert_logs_close(backward, [o * e[1] for o, e in pairs])
+
+        both = SWAPPED(u, outer, p, s)
+        assert_logs_close(both[0], [o * e[0] for o, e in pairs])
+        assert np.array_equal(*both)
+
+        both = ANTIPODAL(u, outer, p, r, s)
+        exact = [exact_antipodal(*row) for row in rows]
+        pairs = zip(scale, exact, strict=True)
+        assert_logs_close(both[0], [o * e for o, e in pairs])
+        assert np.array_equal(*both)
+
+
+FEW = (0.02, (0.1, 0.3, 1.0))
+
+
+@pytest.mark.parametrize(
+    "u, p, r, s",
+    [
+        pytest.param(u, *fields, marks=[pytest.mark.slow] * ((u, fields) != FEW))
+        for u in (0.0, 0.02, 1.0)
+        for fields in ((0.1, 0.3, 1.0), (0.7, 1.0, 0.5), (1.0, 0.2, 2.0))
+    ],
+)
+def test_against_the_integral_of_the_positive_part(u, p, r, s):
+    with mp.workdps(30):
+        g = mp.exp(mp.mpf(u))
+        top, bottom = precise.sampled_pair(p, s)
+        forward, backward = SAMPLED(u, 1.0, p, s)
+        exact = precise.mp_hockey_stick(top, bottom, g)
+        assert float(abs(mp.exp(forward) / exact - 1)) < 1e-12
+        exact = precise.mp_hockey_stick(bottom, top, g)
+        assert float(abs(mp.exp(backward) - exact)) <= 1e-12 * float(exact)
+        exact = precise.mp_hockey_stick(*precise.symmetric_pair(p, r, s), g)
+        assert float(abs(mp.exp(ANTIPODAL(u, 1.0, p, r, s)[0]) / exact - 1)) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tails_are_the_slopes_of_the_profiles(name):
+    """``G = g Q(L > log g) = -dh/du``, in both directions, by differences of log h."""
+    rng = np.random.default_rng(5)
+    u, shift = 10 ** rng.uniform(-2, 0.5, 300), 10 ** rng.uniform(-0.7, 0.7, 300)
+    fields = (*10 ** rng.uniform(-2, 0, (3, 300)), shift)
+    found = float64_boundary(tails(name))(u, *fields)
+    move = 1e-3 * u
+    value = float64_boundary(profiles(name))
+    with np.errstate(invalid="ignore"):  # beyond the largest loss
+        near, far = (
+            np.subtract(value(u + m, *fields), value(u - m, *fields))
+            for m in (move, 2 * move)
+        )
+    for (h, tail), fall in zip(found, (far - 8 * near) / (12 * move), strict=True):
+        # Backward losses end, and near their end the profile is no power of 10.
+        smooth = (h > -600) & (fall * move < 1e-2)
+        assert smooth.sum() > 20
+        np.testing.assert_allclose(
+            tail[smooth], h[smooth] + np.log(fall[smooth]), atol=1e-7
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_tails_are_the_slopes_of_the_profiles_to_all_digits(name):
+    u, outer, p, r, s = random_settings(400, 5)
+    moderate = (s < 30) & (u > 0) & (u < 20)
+    args = [a[moderate] for a in (u, outer, p, r, s)]
+
+    def slope(u, *fields):
+        kernel = profiles(name)
+        logs, rises = jax.jvp(lambda u: kernel(u, *fields), (u,), (jnp.ones_like(u),))
+        return tuple(h + jnp.log(-d) for h, d in zip(logs, rises, strict=True))
+
+    found = float64_boundary(tails(name))(*args)
+    for (h, tail), expected in zip(found, compiled(slope)(*args), strict=True):
+        alive = h > -600
+        assert alive.sum() > 20
+        np.testing.assert_allclose(tail[alive], expected[alive], rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("eta, episodes", [(0.03, 1), (0.03, 40), (1e-9, 7), (1.0, 4)])
+def test_independent_episodes_against_the_sum(eta, episodes):
+    u = np.array([0.0, 1e-9, 0.1, 2.0, 30.0])
+    found, same = EPISODES(u, eta, 0.8, float(episodes))
+    assert np.array_equal(found, same)
+    with mp.workdps(80):
+        rate, shift = mp.mpf(eta), mp.mpf(0.8)
+        any_rate = 1 - (1 - rate) ** episodes
+        exact = [
+            mp.fsum(
+                mp.binomial(episodes, k)
+                * rate**k
+                * (1 - rate) ** (episodes - k)
+                * precise.mp_gaussian_profile(k * shift, exact_inner(v, any_rate))
+                for k in range(1, episodes + 1)
+            )
+            for v in u
+        ]
+        assert_logs_close(found, exact)
+
+
+def test_many_episodes_of_a_batch_each_keep_their_own_number():
+    u, episodes = np.array([0.5, 0.5, 0.5]), np.array([1.0, 3.0, 200.0])
+    batch = EPISODES(u, 0.01, 0.5, episodes)[0]
+    single = [EPISODES(0.5, 0.01, 0.5, b)[0] for b in episodes]
+    np.testing.assert_allclose(batch, single, rtol=1e-14)
+    np.testing.assert_allclose(batch[0], SWAPPED(0.5, 1.0, 0.01, 0.5)[0], rtol=1e-14)
+
+
+def test_full_rates_are_the_gaussian_mechanism():
+    u, s = np.meshgrid([0.0, 1e-6, 0.4, 1.0, 5.0, 800.0], [1e-3, 0.7, 30.0])
+    gaussian = GAUSSIAN(s, u)
+    for found, expected in (
+        (SAMPLED(u, 1.0, 1.0, s), (gaussian, gaussian)),
+        (SWAPPED(u, 1.0, 1.0, s), (gaussian, gaussian)),
+        (ANTIPODAL(u, 1.0, 1.0, 1.0, s)[0], GAUSSIAN(2 * s, u)),
+        (ANTIPODAL(u, 0.1, 1.0, 0.3, s)[0], SWAPPED(u, 0.1, 0.3, 2 * s)[0]),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_convex_decreasing_and_part_of_a_dominating_pair(name):
+    # log spacing of g - 1, where the action of small rates is
+    excess = np.concatenate([[0.0], np.geomspace(1e-6, 1e3, 400)])
+    u = np.log1p(excess)
+    for o, p, r, s in [(1.0, 0.01, 0.1, 1.0), (0.3, 0.9, 0.5, 3.0), (1.0, 0.2, 1, 0.1)]:
+        logs = float64_boundary(profiles(name))(u, o * np.ones(u.shape), p, r, s)
+        forward, backward = np.exp(np.asarray(logs))
+        for h in (forward, backward):
+            assert np.all(np.diff(h) <= 0)
+            slopes = np.diff(h) / np.diff(excess)
+            rounding = 2e-15 * h[:-1] / np.diff(excess)
+            assert np.all(np.diff(slopes) >= -rounding[:-1])
+        assert forward[0] == pytest.approx(backward[0], rel=1e-12)
+        slopes = (forward[1] - forward[0] + backward[1] - backward[0]) / excess[1]
+        assert slopes >= backward[0] - 1 - 1e-6
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_more_noise_or_a_smaller_rate_is_more_private(name):
+    kernel = float64_boundary(profiles(name))
+    u = np.linspace(0, 3, 40)[:, None] * np.ones(60)
+    grid = np.geomspace(1e-9, 1, 60)
+    for direction in (0, 1):
+        by_rate = kernel(u, 1.0, grid, 0.5, 1.0)[direction]
+        by_inner_rate = kernel(u, 1.0, 0.5, grid, 1.0)[direction]
+        by_shift = kernel(u, 1.0, 0.5, 0.5, 100 * grid)[direction]
+        for log_h in (by_rate, by_inner_rate, by_shift):
+            with np.errstate(invalid="ignore"):
+                fall = log_h[:, :-1] - log_h[:, 1:]
+            assert np.nanmax(fall / np.maximum(1, np.abs(log_h[:, 1:]))) < 1e-13
+
+
+def test_zero_rates_and_infinite_noise_leak_nothing():
+    for name in NAMES:
+        for o, p, r, s in [(1, 1, 1, 0), (0, 1, 1, 1), (1, 0, 1, 1), (1, 1, 0, 1)]:
+            used = {
+                "gaussian": s,
+                "episodes": o * p * s,
+                "sampled": o * p * s,
+                "swapped": o * p * s,
+                "antipodal": o * p * r * s,
+                "zeroed": o * p * r * s,
+            }[name]
+            kernel = float64_boundary(profiles(name))
+            found = np.asarray(kernel(np.array([0.0, 1.0]), o, p, r, s))
+            assert np.all(np.isneginf(found)) == (used == 0), (name, o, p, r, s)
+
+
+def test_no_noise_gives_the_total_variation_of_the_draw():
+    u = np.array([0.0, 0.01, 5.0])
+    for s in (1e9, np.inf):
+        assert np.array_equal(GAUSSIAN(s, u), np.zeros(3))
+        forward, backward = SAMPLED(u, 0.5, 0.1, s)
+        np.testing.assert_allclose(np.exp(forward), 0.05)
+        k = np.maximum(1 - np.exp(u) * 0.9, 0)
+        np.testing.assert_allclose(np.exp(backward), 0.5 * k, rtol=1e-13)
+        np.testing.assert_allclose(np.exp(SWAPPED(u, 0.5, 0.1, s)[0]), 0.05)
+        np.testing.assert_allclose(np.exp(ANTIPODAL(u, 0.5, 0.2, 0.1, s)[0]), 0.01)
+        found = np.exp(EPISODES(u, 0.1, s, 3.0)[0])
+        np.testing.assert_allclose(found, 1 - 0.9**3)
+
+
+def edges():
+    """Settings at every end of the range, (5, ...)."""
+    inf, below_one, above_one = np.inf, np.nextafter(1, 0), np.nextafter(1, 2)
+    u = [0, 5e-324, 1e-20, 1e-12, 0.5, 1, above_one, 36.7, 710, 1e4, 1e300, inf]
+    rates = [0, 5e-324, 1e-200, 1e-12, 0.3, below_one, 1]
+    shifts = [0, 5e-324, 1e-200, 1e-6, 1, 14, 25, 1e3, 1e8, 1e150, inf]
+    return np.array(list(itertools.product(u, [0.5, 1], rates, rates, shifts))).T
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_never_nan_at_every_edge(name):
+    values = np.asarray(float64_boundary(tails(name))(*edges()))
+    assert not np.isnan(values).any()
+    assert np.all(values[:, 0] <= 0)
+
+
+# What takes seconds to compile.
+DERIVED = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name != "swapped")) for name in NAMES
+]
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_derivatives_by_differences_and_finite_at_every_edge(name):
+    point = np.array([0.05, 0.7, 0.2, 0.4, 1.3])
+    # One more setting: what is compiled serves both.
+    settings = np.column_stack([edges(), point])
+    slopes = np.asarray(compiled(gradients(profiles(name)))(*settings))
+    assert np.all(np.isfinite(slopes))
+    value = float64_boundary(profiles(name))
+    for i, move in enumerate(1e-5 * np.eye(len(point))):
+        change = np.asarray(value(*(point + move))) - np.asarray(value(*(point - move)))
+        np.testing.assert_allclose(slopes[:, i, -1], change / 2e-5, rtol=1e-7)

@@ -1,0 +1,541 @@
+"""Certified ends of delta and epsilon: they hold the truth, and are close together."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.independent_episodes import (
+    IndependentEpisodesLoss,
+)
+from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.accountant.methods.certified import lattice, method, refine
+from jaxdp_episodic.accountant.methods.certified import lower as loss_lower
+from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
+from jaxdp_episodic.accountant.methods.exact.method import exact_answer
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
+from jaxdp_episodic.accountant.questions.profile import privacy_profile
+
+KINDS = {
+    "sampled": SampledGaussianLoss,
+    "swapped": SwappedGaussianLoss,
+    "antipodal": AntipodalGaussianLoss,
+    "episodes": IndependentEpisodesLoss,
+}
+
+
+def loss(kind, outer=1.0, rate=1.0, inner=1.0, noise=1.0, episodes=1):
+    """A mechanism of one contribution, moved by twice its norm where it is swapped."""
+    moved = 1.0 if kind in ("sampled", "antipodal") else 2.0
+    noise = np.asarray(noise, float)
+    with np.errstate(divide="ignore"):
+        shift = moved / noise
+    rates = (outer, rate, inner) if kind == "antipodal" else (outer, rate)
+    fields = (*rates, shift, episodes) if kind == "episodes" else (*rates, shift)
+    return KINDS[kind](*(np.atleast_1d(np.asarray(f, float)) for f in fields))
+
+
+def one_run(kind, steps, **fields):
+    return Run((loss(kind, **fields),), (np.atleast_1d(np.asarray(steps, float)),))
+
+
+def epsilon_at(log_delta):
+    return EpsilonAt(np.atleast_1d(np.asarray(log_delta, float)))
+
+
+def delta_at(epsilon):
+    return DeltaAt(np.atleast_1d(np.asarray(epsilon, float)))
+
+
+def gaussian_log_delta(epsilon, steps, noise):
+    """Closed form (Balle and Wang 2018), 40 digits."""
+    with mpmath.workdps(40):
+        mu = mpmath.sqrt(steps) / mpmath.mpf(noise)
+        t = mpmath.mpf(epsilon) / mu - mu / 2
+
+        def tail(x):
+            return mpmath.erfc(x / mpmath.sqrt(2)) / 2
+
+        return float(mpmath.log(tail(t) - mpmath.exp(epsilon) * tail(t + mu)))
+
+
+def by_lattice(monkeypatch):
+    """Gaussians are composed like everything else, not by their closed form."""
+    monkeypatch.setattr(Run, "gaussian_shift", lambda run: np.zeros(run.shape))
+
+
+def random_settings(kind, size, seed):
+    rng = np.random.default_rng(seed)
+
+    def spread(low, high):
+        return np.exp(rng.uniform(np.log(low), np.log(high), size))
+
+    steps, log_delta = np.rint(spread(1, 1e7)), np.log(spread(1e-12, 1e-3))
+    rate = np.where(rng.random(size) < 0.1, 1.0, spread(1e-6, 1))
+    outer = np.where(rng.random(size) < 0.5, 1.0, spread(1e-3, 1))
+    inner = np.where(rng.random(size) < 0.5, 1.0, spread(1e-3, 1))
+    episodes = rng.integers(1, 8, size)
+    if kind == "episodes":
+        outer = np.ones(size)
+    run = one_run(
+        kind,
+        steps,
+        outer=outer,
+        rate=rate,
+        inner=inner,
+        noise=spread(0.3, 100),
+        episodes=episodes,
+    )
+    return run, log_delta
+
+
+@pytest.mark.parametrize(
+    "steps, noise, epsilon",
+    [
+        (1, 1.0, 2.0),
+        (10, 3.0, 4.0),
+        pytest.param(1e3, 30.0, 5.0, marks=pytest.mark.slow),
+        pytest.param(1e7, 3000.0, 5.0, marks=pytest.mark.slow),
+        (1e7, 1000.0, 20.0),
+        pytest.param(1e5, 3.0, 6000.0, marks=pytest.mark.slow),
+        pytest.param(100, 10.0, 12.0, marks=pytest.mark.slow),
+    ],
+)
+def test_gaussian_mechanism_is_inside(steps, noise, epsilon, monkeypatch):
+    by_lattice(monkeypatch)
+    truth = gaussian_log_delta(epsilon, steps, noise)
+    run = one_run("sampled", steps, noise=noise)
+    lower, upper = pld_bounds(delta_at(epsilon), run)
+    assert lower <= truth <= upper
+    assert upper - lower <= 0.02
+    lower, upper = pld_bounds(epsilon_at(truth), run)
+    assert lower <= epsilon <= upper
+    assert upper - lower <= 0.01 * lower
+
+
+@pytest.mark.slow
+def test_two_steps_against_quadrature():
+    """delta of two different sampled steps, by the integral over both outputs."""
+    (p1, s1), (p2, s2), epsilon = (0.1, 1.0), (0.3, 2.0), 0.7
+    x = np.linspace(-12, 14, 4001)
+    h = x[1] - x[0]
+
+    def densities(p, s):
+        q = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+        return q * (1 - p + p * np.exp(x / s - 0.5 / s**2)), q
+
+    (a1, b1), (a2, b2) = densities(p1, s1), densities(p2, s2)
+    a, b = np.outer(a1, a2), np.outer(b1, b2)
+    forward = np.maximum(a - np.exp(epsilon) * b, 0).sum() * h * h
+    backward = np.maximum(b - np.exp(epsilon) * a, 0).sum() * h * h
+    truth = math.log(max(forward, backward))
+    losses = loss("sampled", rate=p1, noise=s1), loss("sampled", rate=p2, noise=s2)
+    run = Run(losses, (np.ones(1), np.ones(1)))
+    lower, upper = pld_bounds(delta_at(epsilon), run, width=1e-3)
+    # the quadrature of a kink is good to about h²
+    assert lower - 1e-4 <= truth <= upper + 1e-4
+    assert upper - lower <= 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rate, noise, steps, delta",
+    [(0.01, 1.0, 1000, 1e-6), (0.1, 2.0, 100, 1e-5), (4e-4, 0.5, 10000, 5e-5)],
+)
+def test_agrees_with_dp_accounting(rate, noise, steps, delta):
+    peer = privacy_loss_distribution.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=1e-4
+    ).self_compose(steps)
+    epsilon = peer.get_epsilon_for_delta(delta)
+    run = one_run("sampled", steps, rate=rate, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
+    # The peer's answer is an upper bound, close to the truth at a fine grid.
+    assert lower <= epsilon
+    assert epsilon <= upper * 1.005
+
+
+def test_where_a_peer_answers_less_than_the_truth():
+    """A peer's pessimistic PLD says 1.943931e-10; a contour integral 1.961409e-10."""
+    run = one_run("sampled", 1e5, rate=1e-4, noise=0.8)
+    lower, upper = pld_bounds(delta_at(0.5), run)
+    assert 1.943931e-10 < math.exp(lower[0]) <= 1.961409e-10 <= math.exp(upper[0])
+    run = one_run("sampled", 1e3, rate=0.01, noise=1.0)
+    lower, upper = pld_bounds(delta_at(2.0), run)
+    assert math.exp(lower[0]) <= 2.665574e-6 <= math.exp(upper[0])
+
+
+@pytest.mark.slow
+def test_a_value_once_quoted_is_too_small():
+    """Narrow certified ends tell 1.961409e-10 from 1.960674e-10 (4e-4 below)."""
+    run = one_run("sampled", 1e5, rate=1e-4, noise=0.8)
+    lower, upper = pld_bounds(delta_at(0.5), run, width=1e-4)
+    assert 1.960674e-10 < math.exp(lower[0]) <= 1.961409e-10 <= math.exp(upper[0])
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_one_step_is_the_profile(relation):
+    rate, noise = np.array([1e-3, 0.05, 0.4, 1.0]), np.array([0.8, 1.0, 2.0, 1.5])
+    step = jde.GaussianStep(
+        jde.MultistageSampling(jde.Poisson("user", sampling_probability=rate)),
+        noise_multiplier=noise,
+        neighboring_relation=relation,
+    )
+    epsilon = np.array([0.1, 1.0, 0.5, 2.0])
+    exact = np.log(privacy_profile(step, epsilon))
+    flat = dominating_pair(step).map(lambda a: np.broadcast_to(a, (4, 1))[:, 0])
+    lower, upper = pld_bounds(delta_at(epsilon), Run((flat,), (np.ones(4),)))
+    assert np.all((lower <= exact) & (exact <= upper))
+    assert np.all(upper - lower <= method.DEFAULT_DELTA_SHARE)
+
+
+def check_random(kind, size, seed):
+    """Ends in order, below the RDP answer, near; the share as near as is aimed for."""
+    run, log_delta = random_settings(kind, size, seed)
+    lower, upper = pld_bounds(epsilon_at(log_delta), run)
+    rdp, _ = rdp_bound(epsilon_at(log_delta), run)
+    assert np.all((lower >= 0) & (lower <= upper) & (upper <= rdp * (1 + 1e-12)))
+    assert np.all(upper - lower <= np.maximum(0.01 * lower, 1e-4) * (1 + 1e-9))
+    enough = np.maximum(
+        method.DEFAULT_EPSILON_SHARE * lower, method.DEFAULT_EPSILON_WIDTH
+    )
+    return np.mean(upper - lower <= enough * (1 + 1e-9))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_settings(kind):
+    assert check_random(kind, 4, 5) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_random_settings(kind):
+    # Up to 1e7 steps of rates down to 1e-6: beyond the usual ranges.
+    assert check_random(kind, 100, 6) >= 0.85
+
+
+@pytest.mark.parametrize(
+    "kind, rate, noise, steps, delta",
+    [
+        ("sampled", 0.01, 0.8, 1_000, 1e-5),
+        ("sampled", 0.001, 0.6, 30_000, 1e-12),
+        ("swapped", 0.1, 2.0, 300, 1e-7),
+        ("antipodal", 0.02, 1.0, 100, 1e-9),
+        # Rare large losses that the pilot distribution knows poorly.
+        (
+            "sampled",
+            1.4099818751641478e-4,
+            1.0176599183119837,
+            11_221,
+            9.576347845074011e-12,
+        ),
+    ],
+)
+def test_ends_are_near_in_usual_ranges(kind, rate, noise, steps, delta):
+    run = one_run(kind, steps, rate=rate, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
+    assert 0 <= upper - lower <= 1e-4 * lower
+
+
+def test_an_overflowing_setting_costs_the_others_nothing(monkeypatch):
+    """1e15 steps went over float64's range, and took their whole batch with them."""
+    log_delta = math.log(1e-6)
+    ordinary = one_run("sampled", 100, rate=0.1, noise=1.2)
+    expected = pld_bounds(epsilon_at(log_delta), ordinary)
+    both = Run(
+        (loss("sampled", rate=[0.1, 0.9], noise=[1.2, 3.5]),), (np.array([1e2, 1e15]),)
+    )
+    right = refine.lay_grids
+
+    def lay_grids(settings):
+        if any(s.steps[0].count == 1e15 for s in settings):
+            raise OverflowError("(34, 'Numerical result out of range')")
+        right(settings)
+
+    monkeypatch.setattr(refine, "lay_grids", lay_grids)
+    lower, upper = pld_bounds(epsilon_at([log_delta] * 2), both)
+    assert (lower[0], upper[0]) == expected
+    assert lower[1] == 0 < 1e13 < upper[1] < np.inf
+
+
+@pytest.mark.parametrize(
+    "kind, rate, inner, noise, steps, log_delta",
+    [
+        ("swapped", 1e-6, 1.0, 1e-30, 1e3, -13.8),  # cells as long as losses are far
+        ("antipodal", 0.999, 0.1, 1e-8, 1e12, -13.8),  # rounding leaves no delta
+    ],
+)
+def test_hostile_settings_keep_renyis_bound(kind, rate, inner, noise, steps, log_delta):
+    run = one_run(kind, steps, rate=rate, inner=inner, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(log_delta), run)
+    bound, _ = rdp_bound(epsilon_at(log_delta), run)
+    assert 0 <= lower <= upper <= bound * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("rate, noise, steps", [(0.1, 1e-3, 10), (0.5, 1e-3, 3)])
+def test_little_noise_counts_how_often_the_unit_was_drawn(rate, noise, steps):
+    """With k draws in all the loss is a normal about k (s²/2 + log p)."""
+    shift, delta = 1 / noise, 1e-5
+    drawn = np.arange(1, steps + 1)
+    mean = drawn * (0.5 * shift**2 + math.log(rate))
+    mean = mean + (steps - drawn) * math.log1p(-rate)
+
+    def excess(epsilon):
+        tail = norm.sf((epsilon - mean) / (shift * np.sqrt(drawn)))
+        return float(binom.pmf(drawn, steps, rate) @ tail) - delta
+
+    # But for a nat or two, which the payoff 1 - e^(epsilon - loss) takes.
+    truth = brentq(excess, 1.0, steps * shift**2)
+    run = one_run("sampled", steps, rate=rate, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
+    assert lower <= truth * (1 + 1e-6)
+    assert truth * (1 - 1e-6) <= upper <= truth * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("steps, noise", [(1, 1.0), (100, 10.0), (10**12, 1e6)])
+@pytest.mark.parametrize("kind", ["sampled", "swapped", "antipodal"])
+def test_gaussians_compose_by_their_closed_form(kind, steps, noise):
+    run = one_run(kind, steps, noise=noise)
+    truth = gaussian_log_delta(1.5, steps, noise / (1 if kind == "sampled" else 2))
+    for question, answer in ((delta_at(1.5), truth), (epsilon_at(truth), 1.5)):
+        lower, upper = pld_bounds(question, run)
+        assert lower <= answer <= upper
+        assert upper - lower <= 2e-12 * max(abs(answer), 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_delta_of_epsilon_gives_epsilon_back(kind):
+    run = one_run(kind, 300, rate=0.02, noise=1.2, episodes=2)
+    lower, upper = pld_bounds(epsilon_at(math.log(1e-6)), run)
+    of_lower, _ = pld_bounds(DeltaAt(upper), run)
+    _, of_upper = pld_bounds(DeltaAt(lower), run)
+    assert of_lower <= math.log(1e-6) <= of_upper
+
+
+@pytest.mark.parametrize("steps", [100, pytest.param(1e4, marks=pytest.mark.slow)])
+def test_tiny_rate_and_tiny_delta(steps):
+    run = one_run("swapped", steps, rate=1e-6)
+    lower, upper = pld_bounds(epsilon_at(math.log(1e-12)), run)
+    assert 0 < upper - lower <= max(0.01 * lower[0], 1e-4)
+
+
+def test_order_and_splitting_of_steps_do_not_matter():
+    a, b = loss("sampled", rate=0.05), loss("antipodal", rate=0.1, noise=2.0)
+    runs = [
+        Run((a, b), (np.array([40.0]), np.array([90.0]))),
+        Run((b, a), (np.array([90.0]), np.array([40.0]))),
+        Run((a, b, b), (np.array([40.0]), np.array([30.0]), np.array([60.0]))),
+    ]
+    ends = [pld_bounds(epsilon_at(math.log(1e-6)), run) for run in runs]
+    for lower, upper in ends:
+        assert upper - lower <= 0.01 * lower
+        assert all(low <= upper and lower <= high for low, high in ends)
+
+
+@pytest.mark.slow
+def test_narrower_ends_lie_within_reach_and_can_be_refused():
+    run = one_run("sampled", 1e3, rate=0.01)
+    goal = epsilon_at(math.log(1e-6))
+    lower, upper = pld_bounds(goal, run)
+    fine_lower, fine_upper = pld_bounds(goal, run, width=1e-3)
+    assert fine_upper - fine_lower <= 1e-3
+    assert fine_lower <= upper and lower <= fine_upper
+    with pytest.raises(ValueError, match="max_width 1e-12 cannot be reached"):
+        pld_bounds(goal, run, width=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, outer, rate, inner, noise, episodes, steps, log_delta",
+    [
+        # A rare large loss makes up the sum: delta is 1e-7 of Chernoff's bound.
+        ("sampled", 0.048, 1.26e-4, 1.0, 0.878, 1, 535056.0, -26.9),
+        ("episodes", 1.0, 2.91e-6, 1.0, 2.085, 4, 6489895.0, -23.9),
+        # An atom at 0 beside a spike; all of the backward losses end at once.
+        ("sampled", 0.0086, 3.12e-6, 1.0, 0.447, 1, 311629.0, -26.4),
+        ("sampled", 1.0, 1.8e-4, 1.0, 4.81, 1, 328.0, -25.7),
+        # Epsilon of 1e8.
+        ("episodes", 1.0, 1.0, 1.0, 0.668, 7, 761772.0, -16.7),
+        ("antipodal", 1.0, 4.9e-6, 0.173, 0.309, 1, 1188193.0, -9.01),
+        # Spikes narrower than any spacing: the lower distribution has to be balanced on
+        # them.
+        ("sampled", 0.3286, 1.104e-6, 1.0, 0.415, 1, 1401458.0, -11.304),
+        # Two or three episodes at once, far more likely than delta.
+        ("episodes", 1.0, 1.32e-6, 1.0, 1.29, 3, 5.9e6, -13.9),
+        ("episodes", 1.0, 0.36968, 1.0, 0.54455, 7, 5040900.0, -7.812),
+        # Windows that are far too long as long as epsilon is a guess.
+        ("antipodal", 1.0, 1.6e-6, 0.129555, 0.65, 1, 9200556.0, -26.778),
+        ("sampled", 0.07947, 1.17738e-5, 1.0, 0.36795, 1, 143.0, -10.386),
+        ("swapped", 1.0, 2.2331e-5, 1.0, 0.56897, 1, 31.0, -9.2392),
+    ],
+)
+def test_settings_that_were_too_wide(
+    kind, outer, rate, inner, noise, episodes, steps, log_delta
+):
+    run = one_run(
+        kind,
+        steps,
+        outer=outer,
+        rate=rate,
+        inner=inner,
+        noise=noise,
+        episodes=episodes,
+    )
+    lower, upper = (float(e[0]) for e in pld_bounds(epsilon_at(log_delta), run))
+    assert 0 < upper - lower <= max(0.01 * lower, 1e-4) * (1 + 1e-9)
+
+
+def test_two_steps_that_were_too_wide():
+    losses = (
+        loss("antipodal", rate=1.335e-4, inner=0.00424, noise=0.377),
+        loss("swapped", rate=2.126e-4, noise=12.22),
+    )
+    run = Run(losses, (np.array([7251539.0]), np.array([26455.0])))
+    lower, upper = pld_bounds(epsilon_at(-20.506), run)
+    assert 0 < upper - lower <= 0.01 * lower
+
+
+@pytest.mark.parametrize("number", [20, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_different_steps(number):
+    """1,000 took more than five minutes and 10 GB; now 20 s and 0.7 GB."""
+    noises = np.random.default_rng(number).uniform(0.9, 1.1, number)
+    losses = tuple(loss("sampled", rate=0.01, noise=z) for z in noises)
+    # a step that comes again is one of two steps
+    run = Run((*losses, losses[0]), (np.ones(1),) * (number + 1))
+    lower, upper = pld_bounds(epsilon_at(math.log(1e-5)), run)
+    exact = exact_answer(epsilon_at(math.log(1e-5)), run)
+    assert lower <= exact.value <= upper <= lower * (1 + 1e-4)
+
+
+def sampled_tails(u, p, s):
+    """P(L > u) and Q(L > u), forward and backward, with 50 digits."""
+    with mpmath.workdps(50):
+        u, p, s = mpmath.mpf(u), mpmath.mpf(p), mpmath.mpf(s)
+
+        def tail(x):
+            return mpmath.erfc(x / mpmath.sqrt(2)) / 2
+
+        def at(loss):  # z where log(1 - p + p e^(sz - s²/2)) is the loss
+            return (mpmath.log((mpmath.expm1(loss) + p) / p) + s * s / 2) / s
+
+        z = at(u)
+        forward = (1 - p) * tail(z) + p * tail(z - s), tail(z)
+        if mpmath.expm1(-u) + p <= 0:
+            return forward, (mpmath.mpf(0), mpmath.mpf(0))
+        z = at(-u)
+        return forward, (tail(-z), (1 - p) * tail(-z) + p * tail(s - z))
+
+
+@pytest.mark.parametrize("p, s", [(1e-3, 1.25), (0.02, 9.0), (0.5, 1.0)])
+def test_profile_errors_are_within_their_bounds(p, s):
+    """Also where ``1 - g (1 - p)`` cancels: the backward losses end at -log(1 - p)."""
+    last = -math.log1p(-p)
+    points = np.concatenate(
+        [p * np.geomspace(1e-6, 30, 12), last * (1 - np.geomspace(1e-8, 0.3, 12))]
+    )
+    one = SampledGaussianLoss(*map(np.float64, (1.0, p, s)))
+    ((forward, backward),) = lattice.evaluate_tails([one], [points])
+    move = lattice.displacement(one)
+    for i, u in enumerate(points):
+        for place, tails in enumerate((forward, backward)):
+            # the distribution is the true one with its losses moved by at most ``move``
+            near, far = (sampled_tails(v, p, s)[place] for v in (u - move, u + move))
+            with mpmath.workdps(50):
+                low, high = (
+                    mpmath.exp(u) * q - d
+                    for (_, q), d in (
+                        (far, tails.scaled_error[i]),
+                        (near, -tails.scaled_error[i]),
+                    )
+                )
+                assert low <= float(tails.scaled[i]) <= high
+                low, high = (
+                    above - mpmath.exp(u) * q - d
+                    for (above, q), d in (
+                        (far, tails.profile_error[i]),
+                        (near, -tails.profile_error[i]),
+                    )
+                )
+                slack = 2 * move * mpmath.exp(u) * near[1]
+                assert low - slack <= float(tails.profile[i]) <= high + slack
+
+
+def test_settings_that_lose_nothing_or_everything():
+    rate = np.array([0.0, 0.1, 0.1, 0.1])
+    noise = np.array([1.0, np.inf, 1.0, 0.0])
+    steps = np.array([10.0, 10.0, 0.0, 10.0])
+    run = one_run("sampled", steps, rate=rate, noise=noise)
+    lower, upper = pld_bounds(epsilon_at(np.full(4, math.log(1e-6))), run)
+    assert np.array_equal(upper, [0, 0, 0, np.inf])
+    assert np.array_equal(lower, [0, 0, 0, 0])
+    lower, upper = pld_bounds(delta_at(np.ones(4)), run)
+    assert np.array_equal(upper, [-np.inf, -np.inf, -np.inf, 0])
+    assert np.array_equal(lower, np.full(4, -np.inf))
+
+
+def test_batch_equals_single():
+    run, log_delta = random_settings("sampled", 3, 11)
+    lower, upper = pld_bounds(epsilon_at(log_delta), run)
+    run = run.flattened((3,))
+    for i in range(3):
+        low, high = pld_bounds(epsilon_at(log_delta[i]), run.take(np.array([i])))
+        assert low <= upper[i] and lower[i] <= high
+
+
+def test_a_count_that_is_not_whole_is_refused():
+    with pytest.raises(ValueError, match="whole"):
+        pld_bounds(epsilon_at(-10.0), one_run("sampled", 1.5))
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("fault", ["tail", "bottom", "optimist"])
+def test_a_planted_fault_is_found(fault, guarded, monkeypatch):
+    """Without a tail, or with the lower distribution too high, the ends are wrong.
+
+    What guards against a fault then says so, and claims nothing.
+    """
+    right_upper, right_lower = lattice.upper_masses, loss_lower.lower_distribution
+
+    def upper_without(points, bins):
+        masses, infinite = right_upper(points, bins)
+        if fault == "tail":  # the upper tenth of the losses is forgotten
+            keep = np.cumsum(masses[::-1])[::-1] > 1e-4
+            return masses * keep, 0.0
+        return masses * (1 - 1e-2 * (fault == "bottom")), infinite
+
+    def lower_with(points, bins, tilt):
+        if fault == "optimist":
+            # ends cross where it is higher than the upper one
+            return loss_lower.LowerDistribution(
+                (1 + guarded) * right_upper(points, bins)[0], 0.0
+            )
+        return right_lower(points, bins, tilt)
+
+    monkeypatch.setattr(lattice, "upper_masses", upper_without)
+    monkeypatch.setattr(loss_lower, "lower_distribution", lower_with)
+    monkeypatch.setattr(refine, "_MASS_CHECK", math.inf)
+    by_lattice(monkeypatch)
+    truth, run = gaussian_log_delta(4.0, 10, 3.0), one_run("sampled", 10, noise=3.0)
+    if guarded:
+        with pytest.warns(RuntimeWarning, match="a fault of the certified method"):
+            lower, upper = pld_bounds(delta_at(4.0), run)
+        assert lower == -np.inf
+        assert upper == pytest.approx(rdp_bound(delta_at(4.0), run)[0], rel=1e-12)
+        return
+    monkeypatch.setattr(refine, "_CROSSING", math.inf)
+    monkeypatch.setattr(refine, "_LACKING", math.inf)
+    monkeypatch.setattr(method, "_MOST_REFINEMENTS", 1)
+    monkeypatch.setattr(method, "rdp_bound", lambda *_: (np.zeros(1), 0))
+    lower, upper = pld_bounds(delta_at(4.0), run)
+    assert not lower <= truth <= upper

@@ -1,0 +1,323 @@
+"""Engines, chunks, threads and the caller's flag change nothing in the answers."""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant.methods import engine as accounting_engine
+
+# The bounds by Rényi-DP are what these tests are about.
+rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
+rdp_delta = functools.partial(jde.delta, method="rdp")
+
+ENGINES = ("numpy", "jax")
+# One at, below and above each size of chunk and block; the last needs several chunks.
+SIZES = {
+    "numpy": [1, 7, 8, 9, 63, 64, 65, 130],
+    "jax": [1, 7, 8, 9, 63, 64, 65, 511, 512, 513],
+}
+MANY = 4096 + 1
+
+
+def settings(size):
+    """Rates and noises of `size` different settings, all kinds of regimes mixed."""
+    rng = np.random.default_rng(12)
+    rates = 10 ** rng.uniform(-6, 0, MANY)
+    noises = 10 ** rng.uniform(-0.5, 2, MANY)
+    rates[::97], noises[5::101], noises[3::89] = 1.0, np.inf, 0.0
+    return rates[:size], noises[:size]
+
+
+def step(rate, noise):
+    sampling = jde.Poisson("user", sampling_probability=rate)
+    return jde.GaussianStep(sampling, noise_multiplier=noise)
+
+
+def answers(engine):
+    """Questions of every kind; on JAX, where each is compiled, of a few."""
+    with using_engine(engine):
+        return list(questions() if engine == "numpy" else few_questions())
+
+
+def few_questions():
+    yield jde.rdp(step(*settings(8)), 7.5, direction="forward")
+    yield jde.rdp(step(1e-6, 0.5), 300.0, direction="forward")
+    yield jde.privacy_profile(step(*settings(20)), 0.01)
+
+
+def questions():
+    yield from few_questions()
+    grid = step(*settings(20))
+    nested = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("group", sampling_probability=[1e-3, 0.1]),
+            jde.WithoutReplacement("user", size=1, population=7),
+        ),
+        noise_multiplier=1.3,
+        clip_unit="group",
+    )
+    fixed_size = jde.GaussianStep(
+        jde.WithoutReplacement("user", size=3, population=1000),
+        noise_multiplier=0.8,
+        neighboring_relation="replace_one",
+    )
+    yield jde.rdp(grid, [1 + 1e-6, 2.0, 300.0])
+    yield jde.rdp(grid, 7.5, direction="backward")
+    yield rdp_epsilon(grid, delta=1e-12, num_steps=1000)
+    yield rdp_delta(grid, epsilon=0.3, num_steps=1000)
+    yield rdp_epsilon(step(1e-12, 0.5), delta=1e-9, num_steps=10**7)
+    yield jde.rdp(nested, 3.3)
+    yield rdp_epsilon(fixed_size, delta=1e-7, num_steps=10)
+    yield jde.privacy_profile(nested, 0.01)
+    yield jde.privacy_profile(fixed_size, [0.0, 0.5])
+
+
+def identical(ours, theirs):
+    return all(
+        isinstance(a, np.ndarray | np.float64)
+        and a.dtype == b.dtype == np.float64
+        and a.tobytes() == b.tobytes()
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def x64_is_on():
+    """What the caller's own arrays become, which is what the flag is for."""
+    return jnp.asarray(np.float64(1)).dtype == jnp.float64
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return {engine: answers(engine) for engine in ENGINES}
+
+
+def test_engines_agree(reference):
+    for ours, theirs in zip(*reference.values(), strict=False):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_engines_agree_on_every_question(reference):
+    with using_engine("jax"):
+        for ours, theirs in zip(questions(), reference["numpy"], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+class TestCallersFlag:
+    @pytest.mark.parametrize("engine", ENGINES)
+    @pytest.mark.parametrize("enabled", [False, True])
+    def test_is_left_alone_and_changes_nothing(self, enabled, engine, reference):
+        with jax.enable_x64(enabled):
+            found = answers(engine)
+            assert x64_is_on() == enabled
+        assert identical(found, reference[engine])
+
+    @pytest.mark.parametrize("enabled", [False, True])
+    def test_is_left_alone_by_an_error(self, enabled):
+        with jax.enable_x64(enabled):
+            with pytest.raises(ValueError, match="delta"):
+                rdp_epsilon(step(0.1, 1.0), delta=2.0, num_steps=1)
+            with pytest.raises(ValueError, match="orders"):
+                jde.rdp(step(0.1, 1.0), 0.5)
+            assert x64_is_on() == enabled
+
+    def test_results_keep_their_digits(self, engine):
+        # float32 cannot tell 1 + 1e-12 from 1, nor hold a square of 1e-24 times it.
+        value = jde.rdp(step(1e-12, 1.0), 1 + 1e-6, direction="forward")
+        assert value == pytest.approx(
+            0.5e-24 * (1 + 1e-6) * np.expm1(1.0), rel=1e-9, abs=0
+        )
+
+    def test_a_callers_jit_is_not_entered(self, engine):
+        with pytest.raises((TypeError, jax.errors.JAXTypeError)):
+            jax.jit(lambda rate: jde.rdp(step(rate, 1.0), 2.0))(0.1)
+
+
+class TestThreads:
+    def test_flags_and_engines_of_different_threads_do_not_mix(self, reference):
+        def with_flag(enabled, engine):
+            with jax.enable_x64(enabled):
+                found = answers(engine)
+                return found, x64_is_on()
+
+        flags, engines = [False, True, True, False] * 2, [*ENGINES * 3, "jax", "jax"]
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(with_flag, flags, engines))
+        for (found, after), enabled, engine in zip(
+            results, flags, engines, strict=True
+        ):
+            assert after == enabled
+            assert identical(found, reference[engine])
+
+
+def epsilon_of(size):
+    return rdp_epsilon(step(*settings(size)), delta=1e-6, num_steps=300)
+
+
+def rdp_of(size):
+    return jde.rdp(step(*settings(size)), 5.5, direction="forward")
+
+
+def delta_of(size):
+    return rdp_delta(step(*settings(size)), epsilon=1.0, num_steps=300)
+
+
+def alone(question, index):
+    """The answer for one setting, from a scalar call."""
+    rates, noises = settings(MANY)
+    one = step(rates[index], noises[index])
+    if question is epsilon_of:
+        return rdp_epsilon(one, delta=1e-6, num_steps=300)
+    if question is delta_of:
+        return rdp_delta(one, epsilon=1.0, num_steps=300)
+    return jde.rdp(one, 5.5, direction="forward")
+
+
+class TestChunks:
+    @pytest.mark.parametrize("size", [1, 7, 8, 9, 63, 64, 65, 511, 513])
+    def test_every_setting_comes_back_in_its_place(self, size, engine):
+        seen = []
+
+        def kernel(part):
+            (numbers, table) = part
+            seen.append(numbers.shape[-1])
+            return numbers + table.sum(axis=0), table[1]
+
+        numbers, table = np.arange(size), np.arange(3 * size).reshape(3, size)
+        sizes = accounting_engine.Chunks(64, (8, 64), (8, 64))
+        both = accounting_engine.in_chunks(kernel, (numbers, table), sizes)
+        np.testing.assert_array_equal(both[0], numbers + table.sum(axis=0))
+        np.testing.assert_array_equal(both[1], table[1])
+        if engine == "jax":  # each is compiled
+            assert set(seen) == {8 if size <= 8 else 64}
+        else:
+            assert sum(seen) == size and max(seen) <= 64
+
+    @pytest.mark.parametrize(
+        "question, engine",
+        [
+            (rdp_of, "numpy"),
+            (epsilon_of, "numpy"),
+            (delta_of, "numpy"),
+            pytest.param(rdp_of, "jax", marks=pytest.mark.slow),
+            pytest.param(epsilon_of, "jax", marks=pytest.mark.slow),
+            pytest.param(delta_of, "jax", marks=pytest.mark.slow),
+        ],
+        indirect=["engine"],
+    )
+    def test_every_size_agrees_with_scalar_calls(self, question, engine):
+        # The ends of chunks, where a setting may be lost, repeated or padded.
+        checked = sorted(
+            {0, 1, 3, 5, *(n + d for n in SIZES[engine] for d in (-2, -1, 0))}
+        )
+        scalars = {i: alone(question, i) for i in checked if i >= 0}
+        for size in SIZES[engine]:
+            values = question(size)
+            assert values.shape == (size,)
+            for index, scalar in scalars.items():
+                if index < size:
+                    # The compiler may add in another order: a few roundings of log.
+                    assert values[index] == pytest.approx(
+                        scalar, rel=1e-9, abs=1e-300
+                    ), (size, index)
+
+    @pytest.mark.parametrize(
+        "question, engine",
+        [
+            (rdp_of, "numpy"),
+            pytest.param(rdp_of, "jax", marks=pytest.mark.slow),
+            pytest.param(epsilon_of, "jax", marks=pytest.mark.slow),
+        ],
+        indirect=["engine"],
+    )
+    def test_many_chunks(self, question, engine):
+        values = question(MANY)
+        assert values.shape == (MANY,)
+        assert not np.isnan(values).any()
+        ends = [512 * k + d for k in range(1, 9) for d in (-1, 0)]
+        for index in ends:
+            scalar = alone(question, index)
+            assert values[index] == pytest.approx(scalar, rel=1e-9), index
+        # Every setting, against the same ones cut into chunks elsewhere.
+        np.testing.assert_allclose(values[:513], question(513), rtol=1e-9)
+
+    def test_infinite_and_zero_answers_stay_in_place(self):
+        _, noises = settings(513)
+        values = epsilon_of(513)
+        np.testing.assert_array_equal(values == 0, np.isinf(noises))
+        np.testing.assert_array_equal(np.isposinf(values), noises == 0)
+
+    def test_any_shape_is_the_flat_grid(self):
+        rates, noises = settings(60)
+        flat = rdp_epsilon(step(rates, noises), delta=1e-6, num_steps=50)
+        shape = (3, 1, 4, 5)
+        folded = step(rates.reshape(shape), noises.reshape(shape))
+        values = rdp_epsilon(folded, delta=1e-6, num_steps=50)
+        assert values.shape == shape
+        np.testing.assert_array_equal(values.reshape(-1), flat)
+
+    def test_permuting_the_settings_permutes_the_answers(self):
+        rates, noises = settings(70)
+        order = np.random.default_rng(3).permutation(70)
+        values = rdp_epsilon(step(rates, noises), delta=1e-6, num_steps=50)
+        moved = step(rates[order], noises[order])
+        again = rdp_epsilon(moved, delta=1e-6, num_steps=50)
+        np.testing.assert_allclose(again, values[order], rtol=1e-9)
+
+    def test_the_number_of_workers_does_not_matter(self, monkeypatch):
+        found = rdp_of(600)
+        for cores in (1, 3):
+            monkeypatch.setattr(
+                accounting_engine, "num_cores", lambda cores=cores: cores
+            )
+            np.testing.assert_array_equal(rdp_of(600), found)
+
+    def test_results_are_the_callers_own(self):
+        for question in (rdp_of, epsilon_of, delta_of):
+            values = question(9)
+            assert values.flags.writeable and values.flags.c_contiguous
+            values[:] = -1
+            assert np.all(question(9) >= 0)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        functools.partial(jax.numpy_rank_promotion, "raise"),
+        # Panels laid in 16 bits are the wrong ones, and epsilon is too small.
+        functools.partial(jax.default_matmul_precision, "BF16_BF16_F32"),
+    ],
+)
+def test_a_callers_rules_for_arrays_do_not_matter(engine, setting):
+    expected = rdp_of(9)
+    with setting():
+        got = rdp_of(9)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_threads_compute_on_the_callers_device():
+    """The default device is a setting of a thread; those of the pool take it over."""
+    device, seen = jax.devices()[-1], []
+
+    def kernel(part):
+        seen.append(jnp.zeros(1).devices())
+        seen.append(jax.config.jax_default_device)
+        return (part,)
+
+    for wanted in (device, None):
+        seen.clear()
+        with jax.default_device(wanted):
+            sizes = accounting_engine.Chunks(9, (2,), (2,))
+            with using_engine("jax"):
+                (found,) = accounting_engine.in_chunks(kernel, np.arange(9.0), sizes)
+        np.testing.assert_array_equal(found, np.arange(9.0))
+        assert len(seen) == 2 * 5
+        assert seen[1::2] == [wanted] * 5

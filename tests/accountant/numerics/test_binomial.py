@@ -1,0 +1,96 @@
+"""Binomial masses, tails and shifted hockey sticks, against SciPy and mpmath."""
+
+import mpmath as mp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxdp_episodic.accountant.numerics.binomial import (
+    log_binomial_mass,
+    log_binomial_tail,
+    log_shifted_hockey_stick,
+    tail_over_mass,
+)
+
+RNG_SEED = 20260101
+
+
+def random_distributions(count, most_trials, seed=RNG_SEED):
+    rng = np.random.default_rng(seed)
+    n = np.floor(10 ** rng.uniform(0, np.log10(most_trials), count))
+    p = 10 ** rng.uniform(-3, -0.01, count)
+    spread = np.sqrt(n * p * (1 - p))
+    t = np.clip(np.rint(n * p + 5 * rng.normal(size=count) * spread), 0, n)
+    return t, n, p
+
+
+def test_mass_at_60_digits():
+    for k, n, p in zip(*random_distributions(300, 1e9), strict=True):
+        with mp.workdps(60):
+            exact = (
+                mp.loggamma(n + 1)
+                - mp.loggamma(k + 1)
+                - mp.loggamma(n - k + 1)
+                + k * mp.log(mp.mpf(p))
+                + (n - k) * mp.log(1 - mp.mpf(p))
+            )
+            assert abs(log_binomial_mass(k, n, p) - float(exact)) < 1e-10
+
+
+def test_mass_at_the_edges():
+    zero = np.array(0.0)
+    assert log_binomial_mass(zero, zero, np.array(0.3)) == 0
+    assert log_binomial_mass(zero, np.array(5.0), zero) == 0
+    assert log_binomial_mass(np.array(5.0), np.array(5.0), np.array(1.0)) == 0
+    assert log_binomial_mass(np.array(1.0), np.array(5.0), zero) == -np.inf
+    assert log_binomial_mass(np.array(6.0), np.array(5.0), np.array(0.5)) == -np.inf
+    assert log_binomial_mass(np.array(-1.0), np.array(5.0), np.array(0.5)) == -np.inf
+
+
+def test_tail_brackets_scipy():
+    t, n, p = random_distributions(1_000, 1e5)
+    low, high = (log_binomial_tail(t, n, p, side=s) for s in ("lower", "upper"))
+    exact = scipy.stats.binom.logsf(t - 1, n, p)
+    fine = np.isfinite(exact)
+    assert fine.mean() > 0.95
+    assert np.all(low[fine] <= exact[fine] + 1e-10)
+    assert np.all(high[fine] >= exact[fine] - 1e-10)
+    far = np.abs(t - n * p) > np.sqrt(n * p * (1 - p))
+    np.testing.assert_allclose(low[far], high[far], rtol=0, atol=1e-10)
+
+
+def test_ratio_by_its_series():
+    for n, t, p in ((10**9, 500_100_000, 0.5), (10**6, 1_200, 1e-3), (50, 49, 0.9)):
+        j = np.arange(1, min(n - t, 300_000) + 1)
+        steps = (n - t - j + 1) / (t + j) * (p / (1 - p))
+        exact = 1 + np.exp(np.cumsum(np.log(steps))).sum()
+        for side in ("lower", "upper"):
+            args = (np.array(float(a)) for a in (t, n, p / (1 - p)))
+            assert tail_over_mass(*args, side=side) == pytest.approx(exact, rel=1e-9)
+
+
+def test_hockey_stick_by_summation():
+    rng = np.random.default_rng(RNG_SEED)
+    for _ in range(300):
+        c = int(10 ** rng.uniform(0, 2.5)) - 1
+        p = rng.uniform(0.02, 0.98)
+        eps0 = 10 ** rng.uniform(-2, 1)
+        g = np.exp(eps0 * rng.uniform(0, 1.1))
+        own, cross = np.exp(eps0) / (1 + np.exp(eps0)), 1 / (1 + np.exp(eps0))
+        f = scipy.stats.binom.pmf(np.arange(-1, c + 2), c, p)
+        first, second = (
+            a * f[:-1] + b * f[1:] for a, b in ((own, cross), (cross, own))
+        )
+        exact = np.maximum(first - g * second, 0).sum()
+        for side in ("lower", "upper"):
+            value = np.exp(
+                log_shifted_hockey_stick(
+                    np.array(float(c)),
+                    np.array(p / (1 - p)),
+                    np.array(own),
+                    np.array(cross),
+                    np.array(g - 1),
+                    side=side,
+                )
+            )
+            assert value == pytest.approx(exact, rel=1e-7, abs=1e-13)

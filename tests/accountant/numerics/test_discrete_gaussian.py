@@ -1,0 +1,360 @@
+"""The discrete Gaussian against its definition, and against the continuous one."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import mpmath as mp
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.numerics import discrete_gaussian
+from jaxdp_episodic.accountant.numerics.discrete_gaussian import (
+    LARGEST_VARIANCE,
+    SMOOTHING,
+    covering_variance,
+    log_ratio_bound,
+    sample_discrete_gaussian,
+)
+
+
+def stream(seed=0):
+    return np.random.default_rng(seed)
+
+
+def probabilities(variance, reach):
+    """Of the integers from -reach to reach; the rest is below 1e-30."""
+    x = np.arange(-reach, reach + 1)
+    weights = np.exp(-(x**2) / (2 * variance))
+    return x, weights / weights.sum()
+
+
+# --- Samples ---
+
+
+@pytest.mark.parametrize("variance", [1, 2, 3, 4, 10, 17, 100, 3_001])
+def test_frequencies_are_those_of_the_definition(variance):
+    """One false alarm in 10^6 for each variance."""
+    count = 400_000
+    samples = sample_discrete_gaussian(variance, count, stream())
+    x, chances = probabilities(variance, 12 * math.isqrt(variance) + 12)
+    expected = count * chances
+    # Where few are expected the two tails are counted together.
+    tail = expected < 20
+    seen = np.array([(samples == value).sum() for value in x[~tail]])
+    seen = np.append(seen, count - seen.sum())
+    expected = np.append(expected[~tail], expected[tail].sum())
+    assert stats.chisquare(seen, expected).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("variance", [60_000**2, 2**70, 2**95, LARGEST_VARIANCE])
+def test_large_variances(variance):
+    samples = sample_discrete_gaussian(variance, 200_000, stream())
+    assert stats.kstest(samples / math.sqrt(variance), "norm").pvalue > 1e-6
+    # Low-order bits are fair: the grid has no holes.
+    for modulus in (2, 3, 7, 256):
+        seen = np.bincount(samples % modulus, minlength=modulus)
+        assert stats.chisquare(seen).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("variance", [1, 2, 17, 1_000, 3_000])
+def test_points_below_the_layers_curve_have_the_distribution_exactly(variance):
+    """Every number's share of the layers, in rational arithmetic, is its curve.
+
+    A number is kept from all heights of the layers that it is in, if these are below
+    the curve: so they must reach it; and what is kept unseen must lie below.
+    """
+    layers = discrete_gaussian._layers(variance)
+    heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
+    assert all(a >= b for a, b in itertools.pairwise(widths))
+    assert layers.last == (widths[0] << layers.shift) - 1 >= 10 * math.sqrt(variance)
+    areas = {
+        width * (top - bottom)
+        for width, (bottom, top) in zip(
+            widths, itertools.pairwise(heights), strict=True
+        )
+    }
+    assert len(areas) == 1  # a byte tells each as often as any other
+    with mp.workdps(60):
+
+        def curve(x):
+            return mp.exp(-(mp.mpf(x) ** 2) / (2 * variance))
+
+        def number(height):
+            return mp.mpf(height.numerator) / height.denominator
+
+        for x in range(layers.last):
+            above = sum(width << layers.shift > x for width in widths)
+            assert number(heights[above]) >= curve(x)
+        for place, sure in enumerate(layers.sure):
+            assert sure <= widths[place] << layers.shift
+            if sure:
+                assert number(heights[place + 1]) <= curve(int(sure) - 1)
+        # The tail, in steps of a deviation, against what is proposed for it.
+        step = math.isqrt(variance - 1) + 1
+        for k in range(9):
+            most = number(heights[1]) / (2 ** (k + 1) * step)
+            assert curve(layers.last + k * step) <= most
+
+
+@pytest.mark.parametrize("variance", [60_000**2, 2**72 + 1, LARGEST_VARIANCE])
+def test_layers_of_many_numbers_cover_the_curve(variance):
+    """As above, at the ends of each layer, where there are too many numbers."""
+    layers = discrete_gaussian._layers(variance)
+    heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
+    block = 1 << layers.shift
+    with mp.workdps(60):
+
+        def curve(x):
+            return mp.exp(-(mp.mpf(x) ** 2) / (2 * variance))
+
+        def number(height):
+            return mp.mpf(height.numerator) / height.denominator
+
+        assert number(heights[-1]) >= 1
+        for place in range(1, len(widths)):
+            assert number(heights[place]) >= curve(widths[place] * block)
+        for place, sure in enumerate(layers.sure):
+            assert not sure or number(heights[place + 1]) <= curve(int(sure) - 1)
+        step = math.isqrt(variance - 1) + 1
+        assert layers.last >= 10 * math.sqrt(variance)
+        assert curve(layers.last) <= number(heights[1]) / (2 * step)
+
+
+def test_all_of_the_layers_are_thrown_at_alike():
+    """Blocks and signs of what is proposed, before anything is rejected for height."""
+    layers = discrete_gaussian._layers(3_000)
+    everything = np.full(256, layers.last + 1)
+    layers.sure, kept = everything, layers.sure
+    try:
+        found = discrete_gaussian._candidates(layers, 400_000, stream())
+    finally:
+        layers.sure = kept
+    widths = layers.widths.astype(np.int64)
+    expected = np.array([(1 / widths[widths > x]).sum() for x in range(40)])
+    expected *= len(found) / 256 / (1 - (1 / widths).mean() / 2)
+    for sign in (-1, 1):
+        seen = np.array([(sign * found == x).sum() for x in range(1, 40)])
+        assert (
+            stats.chisquare(
+                seen, expected[1:] / 2 * seen.sum() / (expected[1:].sum() / 2)
+            ).pvalue
+            > 1e-6
+        )
+        assert abs(seen.sum() - expected[1:].sum() / 2) < 5 * math.sqrt(seen.sum())
+
+
+@pytest.mark.parametrize("variance", [1, 7, 10**6, 60_000**2 + 1])
+def test_exact_arithmetic_decides_as_float64_does(variance, monkeypatch):
+    """Both look at the same first bits: where float64 is sure, it is right."""
+    layers = discrete_gaussian._layers(variance)
+    rng = stream()
+    layer = rng.integers(256, size=300)
+    value = rng.integers((layers.widths[layer] << layers.shift).astype(np.int64))
+    fast = discrete_gaussian._below_curve(layers, layer, value, stream(1))
+    monkeypatch.setattr(discrete_gaussian, "_DOUBT", 2.0)
+    exact = discrete_gaussian._below_curve(layers, layer, value, stream(1))
+    np.testing.assert_array_equal(exact, fast)
+    assert 0 < fast.mean() < 1
+
+
+class Words:
+    """Bits that are known before."""
+
+    def __init__(self, words):
+        self.words = list(words)
+
+    def integers(self, low, high, size, **_):
+        taken, self.words = self.words[:size], self.words[size:]
+        return np.array(taken, np.uint64)
+
+
+@pytest.mark.parametrize("exponent", [Fraction(1, 3), Fraction(7), Fraction(60)])
+def test_more_bits_are_looked_at_until_it_is_clear(exponent):
+    """Of a word whose 64 bits leave it open, and of its neighbours; bits by bits."""
+    bottom, height = Fraction(1, 10**30), Fraction(999, 1000)
+    with mp.workdps(200):
+        curve = mp.exp(-mp.mpf(exponent.numerator) / exponent.denominator)
+        share = (curve - mp.mpf(10) ** -30) / (mp.mpf(999) / 1000)
+        open_one = int(mp.floor(share * 2**512))
+    words = [(open_one >> (64 * k)) & (2**64 - 1) for k in reversed(range(8))]
+    for change, expected in ((-1, True), (1, False)):
+        more = Words([*words[1:-1], words[-1] + change * 2**40])
+        found = discrete_gaussian._is_below(bottom, height, words[0], exponent, more)
+        assert found == expected
+        assert not more.words  # all bits were looked at
+    below = discrete_gaussian._is_below
+    assert below(bottom, height, max(words[0] - 1, 0), exponent, stream()) == (
+        words[0] > 0
+    )
+    assert not below(bottom, height, words[0] + 1, exponent, stream())
+
+
+def test_the_tail_is_that_of_the_curve(monkeypatch):
+    """Layers that end at 3.8 deviations, and the numbers beyond; one in 10^6."""
+    monkeypatch.setattr(discrete_gaussian, "_END", 3.8)
+    layers, rng = discrete_gaussian._layers.__wrapped__(3), stream()
+    assert layers.last == 7
+    found = [discrete_gaussian._from_tail(layers, rng) for _ in range(4_000)]
+    curve = np.exp(-(np.arange(7, 60) ** 2) / 6.0) / float(layers.exact_bottoms[1])
+    assert curve[0] < 1 / 4  # what is proposed for it
+    for seen, chance in (
+        (found.count(7), curve[0]),
+        (found.count(8), curve[1]),
+        (sum(x is not None and x > 8 for x in found), curve[2:].sum()),
+    ):
+        assert stats.binomtest(seen, len(found), chance).pvalue > 1e-7
+
+
+def test_samples_reach_the_tail(monkeypatch):
+    """All samples, of layers that end at 4.3 deviations; one false alarm in 10^6."""
+    monkeypatch.setattr(discrete_gaussian, "_END", 4.3)
+    monkeypatch.setattr(
+        discrete_gaussian, "_layers", discrete_gaussian._layers.__wrapped__
+    )
+    count, last = 4_000_000, discrete_gaussian._layers(3).last
+    samples = sample_discrete_gaussian(3, count, stream())
+    x, chances = probabilities(3, 40)
+    for far, least in ((last, 20), (last + 1, 0)):  # 44 and 2.5 are expected
+        mean = chances[np.abs(x) >= far].sum()
+        seen = int((np.abs(samples) >= far).sum())
+        assert seen >= least
+        assert stats.binomtest(seen, count, mean).pvalue > 1e-6
+
+
+def test_samples_follow_from_the_bits_alone():
+    one = sample_discrete_gaussian(50, 1_000, stream())
+    np.testing.assert_array_equal(sample_discrete_gaussian(50, 1_000, stream()), one)
+    other = sample_discrete_gaussian(50, 1_000, stream(1))
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.2
+    assert one.dtype == np.int64
+    assert sample_discrete_gaussian(50, 0, stream()).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 3), ValueError, r"variance must be in \[1, 2\*\*112\], got 0"),
+        ((2**113, 3), ValueError, "variance must be in"),
+        ((1.5, 3), TypeError, "variance must be a whole number"),
+        ((1, -1), ValueError, "count must be >= 0"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        sample_discrete_gaussian(*arguments, stream())
+
+
+# --- What it hides ---
+
+
+def rounded_likelihood(z, mean, variance):
+    """Of a continuous sample that is rounded at random, by the trapezoidal rule."""
+    spread, total = variance - SMOOTHING, mp.mpf(0)
+    for i in range(-100 * 4, 100 * 4 + 1):
+        y = mp.mpf(i) / 4
+        density = mp.exp(-((y - mean) ** 2) / (2 * spread))
+        kernels = [mp.exp(-((n - y) ** 2) / (2 * SMOOTHING)) for n in range(-200, 201)]
+        total += density * kernels[200 + z] / sum(kernels)
+    return total / 4 / mp.sqrt(2 * mp.pi * spread)
+
+
+@pytest.mark.slow
+def test_rounded_continuous_noise_is_discrete_noise():
+    """To 40 digits (136 are claimed), at a few integers."""
+    with mp.workdps(50):
+        variance = 41
+        total = mp.nsum(lambda n: mp.exp(-(n**2) / (2 * variance)), [-mp.inf, mp.inf])
+        for mean, z in ((0, -5), (0, 0), (3, 4)):
+            truth = mp.exp(-mp.mpf((z - mean) ** 2) / (2 * variance)) / total
+            found = rounded_likelihood(z, mean, variance)
+            assert abs(found / truth - 1) < mp.mpf(10) ** -40
+
+
+def hockey_stick(upper, lower, epsilon):
+    return np.maximum(upper - math.exp(epsilon) * lower, 0).sum()
+
+
+def mixture(variance, weights, reach):
+    """Of sums 0, 1, ... with these probabilities, and discrete noise."""
+    x = np.arange(-reach, reach + 1)
+    dist = np.zeros(x.size)
+    for mean, weight in weights.items():
+        shifted = np.exp(-((x - mean) ** 2) / (2 * variance))
+        dist += weight * shifted / shifted.sum()
+    return dist
+
+
+@pytest.mark.parametrize(
+    ("grid", "noise", "rate"),
+    list(itertools.product([1, 4, 30], [0.5, 1.0, 3.0], [0.1, 0.5, 1.0])),
+)
+def test_a_sampled_release_costs_no_more_than_is_accounted(grid, noise, rate):
+    """Enumeration of one step, both directions, contributions of up to ``grid``."""
+    variance = covering_variance(noise * grid)
+    reach = 40 * math.isqrt(variance) + grid
+    without = mixture(variance, {0: 1.0}, reach)
+    step = jde.GaussianStep(
+        jde.MultistageSampling(jde.Poisson("example", sampling_probability=rate)),
+        noise_multiplier=noise,
+    )
+    for contribution in {grid, -grid, 1}:
+        present = mixture(variance, {0: 1 - rate, contribution: rate}, reach)
+        for epsilon in (0.01, 0.3, 1.0, 3.0):
+            accounted = jde.delta(step, num_steps=1, epsilon=epsilon)
+            for pair in ((present, without), (without, present)):
+                found = hockey_stick(*pair, epsilon)
+                assert found <= accounted * (1 + 1e-9) + 1e-14
+
+
+@pytest.mark.slow
+def test_two_steps_cost_no_more_than_is_accounted():
+    """A task replaced by its opposite; enumeration of both steps."""
+    grid, noise, rate = 30, 1.0, 0.4
+    step = jde.GaussianStep(
+        jde.MultistageSampling(jde.Poisson("task", sampling_probability=rate)),
+        noise_multiplier=noise,
+        neighboring_relation="replace_one",
+    )
+    variance = covering_variance(noise * grid)
+    one = mixture(variance, {0: 1 - rate, grid: rate}, 600)
+    other = mixture(variance, {0: 1 - rate, -grid: rate}, 600)
+    for epsilon in (0.1, 0.5, 2.0):
+        accounted = jde.delta(step, num_steps=2, epsilon=epsilon)
+        found = hockey_stick(np.outer(one, one), np.outer(other, other), epsilon)
+        assert 0.5 * accounted <= found <= accounted * (1 + 1e-9) + 1e-14
+
+
+def test_without_the_smoothing_it_would_cost_more():
+    """The tests above would notice: at coarse grids discrete noise hides less."""
+    grid, noise = 1, 0.5
+    step = jde.GaussianStep(
+        jde.MultistageSampling(jde.Poisson("example", sampling_probability=1.0)),
+        noise_multiplier=noise,
+    )
+    bare = noise**2 * grid**2
+    pair = (mixture(bare, {grid: 1.0}, 60), mixture(bare, {0: 1.0}, 60))
+    deltas = [
+        hockey_stick(*pair, epsilon) / jde.delta(step, num_steps=1, epsilon=epsilon)
+        for epsilon in np.linspace(0.1, 4, 9)
+    ]
+    assert max(deltas) > 1.02
+
+
+def test_variances_cover_deviations():
+    assert covering_variance(0.0) == SMOOTHING
+    assert covering_variance(3.0) == 9 + SMOOTHING
+    assert covering_variance(1.1) == 2 + SMOOTHING
+    deviation = 0.1 * 60_000 + 1e-9
+    assert covering_variance(deviation) >= deviation**2 + SMOOTHING
+    for wrong in (-1.0, math.nan, math.inf, 2.0**56):
+        with pytest.raises(ValueError, match="deviation must be in"):
+            covering_variance(wrong)
+    assert 0 < log_ratio_bound(10**9, 2**31) < 1e-115
+    with mp.workdps(200):
+        eta = 2 * mp.nsum(
+            lambda k: mp.exp(-2 * mp.pi**2 * SMOOTHING * k**2), [1, mp.inf]
+        )
+        assert mp.log((1 + eta) / (1 - eta)) <= log_ratio_bound(1)

@@ -1,0 +1,102 @@
+"""Panels: exact for polynomials, fine where asked, and none across a gap."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.numerics import quadrature
+
+lay_panels = float64_boundary(quadrature.lay_panels, ("num_panels",))
+
+
+def lay(low, high, density, floor=-100.0, num_panels=12):
+    """The panels of one batch element, without the empty ones."""
+    windows = (np.array(a, float)[:, None] for a in (low, high, density))
+    lefts, rights = lay_panels(*windows, np.array([floor]), num_panels=num_panels)
+    assert lefts.shape == (num_panels, 1)
+    assert np.all(np.isfinite(lefts)) and np.all(rights >= lefts)
+    used = rights > lefts
+    return lefts[used], rights[used]
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 9])
+def test_rule_is_exact_to_degree_2n_minus_1(nodes):
+    x, weights = quadrature.gauss_legendre(nodes)
+    for power in range(2 * nodes):
+        assert math.isclose(weights @ x**power, 1 / (power + 1), rel_tol=1e-13)
+    assert not math.isclose(
+        weights @ x ** (2 * nodes), 1 / (2 * nodes + 1), rel_tol=1e-13
+    )
+
+
+def test_integrals_are_summed_over_the_panels_of_each_element(engine):
+    def integrate(lefts, rights):
+        return quadrature.integrate_panels(
+            lambda x: (x**3, 0 * x + 2), lefts, rights, nodes_per_panel=2
+        )
+
+    lefts, rights = np.array([[0.0, -1.0], [1.0, 4.0]]), np.array([[1.0, 1], [3, 4]])
+    cubes, lengths = float64_boundary(integrate)(lefts, rights)
+    np.testing.assert_allclose(cubes, [81 / 4, 0.0], rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(lengths, [6.0, 4.0], rtol=1e-14)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 8, 13, 20, 33])
+def test_ends_of_windows_are_sorted(number, engine):
+    rows = np.random.default_rng(number).normal(size=(number, 7)).round(1)
+    found = float64_boundary(quadrature._sorted)(rows)
+    np.testing.assert_array_equal(found, np.sort(rows, axis=0))
+
+
+def test_one_window_is_cut_into_equal_panels():
+    lefts, rights = lay([1.0], [3.0], [5.0], num_panels=8)
+    np.testing.assert_allclose(rights[:-1], lefts[1:], rtol=1e-12)
+    assert lefts[0] == 1.0 and rights[-1] == 3.0
+    np.testing.assert_allclose(rights - lefts, np.ptp([1, 3]) / len(lefts), rtol=1e-9)
+
+
+def test_dense_windows_get_the_panels(engine):
+    lefts, rights = lay([0.0, 4.0], [10.0, 5.0], [1.0, 50.0], num_panels=60)
+    np.testing.assert_allclose(rights[:-1], lefts[1:], rtol=1e-12)
+    assert lefts[0] == 0.0 and rights[-1] == 10.0
+    middle = (lefts + rights) / 2
+    dense = np.sum((middle > 4) & (middle < 5))
+    # Shares 50 to 9, whatever the number of panels.
+    assert abs(dense - len(lefts) * 50 / 59) <= 1
+
+
+def test_no_panel_straddles_a_gap(engine):
+    lefts, rights = lay([0.0, 7.0, 7.5], [1.0, 8.0, 9.0], [1.0, 1.0, 3.0])
+    inside = (rights <= 1 + 1e-12) | (lefts >= 7 - 1e-12)
+    assert np.all(inside)
+    assert math.isclose(np.sum(rights - lefts), 3.0, rel_tol=1e-12)
+
+
+def test_windows_are_cut_at_the_floor():
+    lefts, rights = lay([-5.0, -9.0], [2.0, -7.0], [1.0, 9.0], floor=-1.0)
+    assert lefts[0] == -1.0 and rights[-1] == 2.0
+
+
+def test_windows_without_length_are_left_out():
+    lefts, rights = lay([1.0, 4.0, 2.0], [3.0, 4.0, 2.0], [1.0, 1e9, 1e9])
+    assert lefts[0] == 1.0 and rights[-1] == 3.0
+
+
+def test_polynomials_of_several_columns():
+    # Of other degrees each, at their points, at the ends, and between.
+    number, column = np.array([64, 88, 30]), np.array([0, 2, 1, 2])
+    rows = np.full((2, 3, 88), np.nan)
+    functions = (lambda x: np.exp(3 * x) / (1.4 + x), lambda x: -90 / (x + 1.7))
+    for i, size in enumerate(number):
+        x = quadrature.chebyshev_points(size)
+        rows[:, i, :size] = [function(x) for function in functions]
+    x = np.concatenate([np.linspace(-1, 1, 50), quadrature.chebyshev_points(30)])
+    column = np.repeat(column, len(x))
+    x = np.tile(x, 4)
+    found = quadrature.through_columns(rows, number, x, column)
+    for row, function in zip(found, functions, strict=True):
+        np.testing.assert_allclose(row, function(x), rtol=1e-11)

@@ -1,0 +1,136 @@
+"""The search for the last point within a bound: its answer was always evaluated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.numerics.roots import largest_within, smallest_within
+
+TOLERANCE = 1e-7
+ROOTS = np.array([1.3, 2.0, 77.0, 1e-9, 3e12])
+CURVES = {
+    "linear": lambda x, root: x - root,
+    "logarithm": lambda x, root: np.log(x / root),
+    "steep": lambda x, root: (x / root) ** 9 - 1,
+    "flat": lambda x, root: np.cbrt(np.log(x / root)),
+    "jump": lambda x, root: np.where(x <= root, -1.0, 1e6),
+    "no number above": lambda x, root: np.where(x <= root, x / root - 2, np.nan),
+    "infinite above": lambda x, root: np.where(x <= root, x / root - 2, np.inf),
+}
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_answer_is_just_below_the_root(curve):
+    seen = {}
+
+    def excess(x, index):
+        value = CURVES[curve](x, ROOTS[index])
+        seen.update({(i, at): v for i, at, v in zip(index, x, value, strict=True)})
+        return value
+
+    low, high = ROOTS / 50, ROOTS * 1000
+    found = largest_within(excess, low, high, tolerance=TOLERANCE)
+    assert np.all(found <= ROOTS)
+    assert np.all(found >= ROOTS * (1 - 2 * TOLERANCE))
+    assert all(seen[i, x] <= 0 for i, x in enumerate(found))
+
+
+def test_whole_numbers_are_searched_to_the_last():
+    last = np.array([1, 2, 17, 1000, 123_456_789])
+
+    def excess(x, index):
+        assert np.all(x == np.floor(x))
+        return x - (last[index] + 0.5)
+
+    low, high = np.ones(5), np.full(5, 2.0**31)
+    found = largest_within(excess, low, high, tolerance=0, integer=True)
+    np.testing.assert_array_equal(found, last)
+
+
+def test_finished_elements_are_not_evaluated():
+    def excess(x, index):
+        assert np.all(index == 1)
+        return x - 3.0
+
+    low, high = np.array([5.0, 1.0, 2.0]), np.array([5.0, 9.0, 1.0])
+    found = largest_within(excess, low, high, tolerance=TOLERANCE)
+    assert found[0] == 5.0 and found[2] == 2.0
+    assert 3 * (1 - 2 * TOLERANCE) <= found[1] <= 3
+
+
+def test_arguments_are_left_alone():
+    low, high = np.array([1.0]), np.array([9.0])
+    largest_within(lambda x, _: x - 3, low, high, tolerance=TOLERANCE)
+    assert low[0] == 1.0 and high[0] == 9.0
+
+
+def test_nothing_to_search():
+    found = largest_within(
+        lambda x, _: x, np.empty(0), np.empty(0), tolerance=TOLERANCE
+    )
+    assert found.shape == (0,)
+
+
+FALLING = {
+    "linear": lambda x, root: root - x,
+    "logarithm": lambda x, root: np.log(root) - np.log(x),
+    "Gaussian": lambda x, root: 1 - (x / root) ** 2,
+    "steep": lambda x, root: (
+        -np.expm1(np.minimum(99 * (np.log(x) - np.log(root)), 700))
+    ),
+    "flat": lambda x, root: np.cbrt(root - x),
+    "jump": lambda x, root: np.where(x < root, 1e6, -1.0),
+    "kink": lambda x, root: np.where(x < root, root - x, 1e9 * (root - x)),
+    "nothing above": lambda x, root: np.where(x < root, 1e-3, -np.inf),
+    "no number below": lambda x, root: np.where(x < root, np.nan, root - x),
+}
+
+
+@pytest.mark.parametrize("curve", FALLING)
+@pytest.mark.filterwarnings("ignore:divide by zero")  # of log(root / 0)
+def test_the_smallest_that_is_within_was_seen_to_be(curve):
+    roots = np.array([1.3, 2.0, 77.0, 1e-9, 3e12, 2.5e-29, 4e35])
+    seen, turns = set(), 0
+
+    def function(x):
+        nonlocal turns
+        value, turns = FALLING[curve](x, roots), turns + 1
+        seen.update(zip(range(len(x)), x, value <= 0, strict=True))
+        return value
+
+    found = smallest_within(function, np.ones(7))
+    np.testing.assert_allclose(found, roots, rtol=2e-14)  # log(1e35) rounds
+    assert all((i, x, True) in seen for i, x in enumerate(found))
+    assert turns < 140
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 5 - x,
+        lambda x: np.round(5 - x, 14),
+        lambda x: 25 - x * x,
+        lambda x: np.exp(-x) - np.exp(-5.0),
+    ],
+    ids=["line", "rounded line", "square", "exponential"],
+)
+def test_a_value_of_zero_ends_the_search(function):
+    turns = 0
+
+    def counted(x):
+        nonlocal turns
+        turns += 1
+        return function(x)
+
+    assert smallest_within(counted, np.ones(1)) == 5
+    assert turns < 20  # to halve the rest takes 50
+
+
+def test_what_is_never_within_is_infinite_and_what_always_is_is_tiny():
+    def function(x):
+        return np.array([1.0, -1.0, np.nan, 0.0]) + 0 * x
+
+    found = smallest_within(function, np.array([1.0, 1.0, 1.0, 0.0]))
+    assert found[0] == found[2] == np.inf
+    assert 0 < found[1] <= 1e-30 and found[3] == 0

@@ -1,0 +1,228 @@
+import functools
+
+import jax
+import mpmath as mp
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant._engine import compiled, float64_boundary, using_engine
+from jaxdp_episodic.accountant.numerics import special
+
+LOG1P = float64_boundary(special.log1p_bounded)
+LOG_ADD = float64_boundary(special.log_add)
+LOG_MILLS = float64_boundary(special.log_mills)
+LOG_TAIL = float64_boundary(special.log_normal_tail)
+LOG_DIFFERENCE = float64_boundary(special.log_mills_difference)
+LOG_SATURATING = float64_boundary(special.log_saturating_tail)
+
+ENGINES = ("numpy", "jax")
+
+
+def tail(x):
+    return mp.erfc(mp.mpf(x) / mp.sqrt(2)) / 2
+
+
+def mills(x):
+    x = mp.mpf(x)
+    return tail(x) * mp.sqrt(2 * mp.pi) * mp.exp(x * x / 2)
+
+
+def with_digits(digits):
+    def decorate(test):
+        @functools.wraps(test)
+        def run(*args, **kwargs):
+            with mp.workdps(digits):
+                return test(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+def worst(values, references):
+    """Largest error of logarithms, absolute or relative, whichever is smaller."""
+    errors = [
+        abs(mp.mpf(float(v)) - r) for v, r in zip(values, references, strict=True)
+    ]
+    return float(
+        max(e / max(1, abs(r)) for e, r in zip(errors, references, strict=True))
+    )
+
+
+def random_positions(seed):
+    rng = np.random.default_rng(seed)
+    edges = [-1.0, np.nextafter(-1, 0), np.nextafter(-1, -2), 0.0, -0.0, 5e-324]
+    return np.concatenate(
+        [rng.uniform(-40, 40, 50), 10 ** rng.uniform(-5, 3, 20), edges]
+    )
+
+
+@with_digits(60)
+def test_log_mills_and_log_tail_against_many_digits():
+    x = random_positions(0)
+    ratios = [mp.log(mills(float(v))) for v in x]
+    exact = [mp.log(tail(float(v))) for v in x]
+    positive = x >= 0
+    for engine in ENGINES:
+        with using_engine(engine):
+            assert worst(LOG_MILLS(x), ratios) < 1e-15
+            found = LOG_TAIL(x)
+        pairs = zip(found[positive], np.array(exact)[positive], strict=True)
+        assert float(max(abs(float(f) / e - 1) for f, e in pairs)) < 1e-14
+        absolute = [abs(float(f) - e) for f, e in zip(found, exact, strict=True)]
+        assert float(max(np.array(absolute)[~positive])) < 1e-15
+
+
+@with_digits(40)
+def test_logarithms_near_one_against_many_digits(engine):
+    rng = np.random.default_rng(1)
+    x = np.concatenate(
+        [
+            rng.uniform(-0.5, 1, 1_000),
+            rng.choice([-1, 1], 100) * 10.0 ** rng.uniform(-300, -1, 100),
+            [-0.5, 1.0, np.nextafter(-0.5, 0)],
+        ]
+    )
+    exact = [mp.log1p(mp.mpf(float(v))) for v in x]
+    found = LOG1P(x)
+    errors = [abs(mp.mpf(float(f)) / e - 1) for f, e in zip(found, exact, strict=True)]
+    assert float(max(errors)) < 1e-15
+    assert LOG1P(np.zeros(1)) == 0
+
+
+@with_digits(40)
+def test_logarithms_of_sums_against_many_digits(engine):
+    rng = np.random.default_rng(2)
+    x = rng.uniform(-700, 700, 500)
+    y = x + rng.choice([-1, 1], 500) * 10.0 ** rng.uniform(-18, 2, 500)
+    exact = [
+        mp.log(mp.exp(mp.mpf(float(a))) + mp.exp(mp.mpf(float(b))))
+        for a, b in zip(x, y, strict=True)
+    ]
+    assert worst(LOG_ADD(x, y), exact) < 1e-15
+    x, y = np.array([-np.inf, 3.0]), np.array([2.0, -1e30])
+    np.testing.assert_array_equal(LOG_ADD(x, y), [2, 3])
+
+
+def test_far_out_nothing_is_nan(engine):
+    x = np.array([-np.inf, -1e200, -1e150, 1e150, 1e200, np.inf])
+    expected = [0, 0, 0, -0.5e300, -np.inf, -np.inf]
+    np.testing.assert_allclose(LOG_TAIL(x), expected, rtol=1e-15)
+    ratios = LOG_MILLS(x)
+    assert ratios[0] == ratios[1] == np.inf
+    np.testing.assert_allclose(ratios[2:5], [0.5e300, -345.3877639491, -460.5170185988])
+    assert ratios[5] == -np.inf
+
+
+@with_digits(90)
+def test_log_mills_difference_against_many_digits():
+    rng = np.random.default_rng(1)
+    x = np.concatenate([rng.uniform(-1, 6, 200), 10 ** rng.uniform(0, 3.5, 200)])
+    width = 10 ** rng.uniform(-9, 3.5, 400)
+    # the two sides of the switch
+    x[:4], width[:4] = [-1, -1, 4, 4], [1, np.nextafter(1, 2), 2, np.nextafter(2, 3)]
+    exact = [
+        mp.log(mills(float(a)) - mills(mp.mpf(float(a)) + mp.mpf(float(w))))
+        for a, w in zip(x, width, strict=True)
+    ]
+    for engine in ENGINES:
+        with using_engine(engine):
+            assert worst(LOG_DIFFERENCE(x, width), exact) < 2e-15
+    assert LOG_DIFFERENCE(1.0, 0.0) == -np.inf
+
+
+@with_digits(100)
+def test_log_saturating_tail_against_its_definition():
+    rng = np.random.default_rng(2)
+    x = np.concatenate([-(10 ** rng.uniform(-2, 1.5, 60)), rng.uniform(-1, 9, 40)])
+    width = np.maximum(-x, 0) + 10 ** rng.uniform(-6, 2, 100)
+
+    def definition(x, width):
+        # E[1 - e^{-w(Z-x)}; Z > x], the exponential integrated in closed form
+        x, width = mp.mpf(float(x)), mp.mpf(float(width))
+        return tail(x) - mp.exp(width * x + width**2 / 2) * tail(x + width)
+
+    exact = [mp.log(definition(a, w)) for a, w in zip(x, width, strict=True)]
+    for engine in ENGINES:
+        with using_engine(engine):
+            assert worst(LOG_SATURATING(x, width), exact) < 3e-15
+    assert np.array_equal(
+        LOG_SATURATING(np.array([-5.0, 3.0]), 0.0), [-np.inf, -np.inf]
+    )
+    # widths too small for x are taken upwards
+    assert LOG_SATURATING(-5.0, 0.01) == LOG_SATURATING(-5.0, 5.0)
+
+
+def test_derivative_where_the_width_just_reaches():
+    """Antipodal profiles at epsilon 0: x = -width, both from one shift."""
+    width = np.array([1.5, 3.0, 8.0])
+    slope = compiled(jax.vmap(jax.grad(special.log_saturating_tail, argnums=1)))
+    h = 1e-6
+    ahead = LOG_SATURATING(-width, width + np.array([[0.0], [h], [2 * h]]))
+    differences = (-3 * ahead[0] + 4 * ahead[1] - ahead[2]) / (2 * h)
+    np.testing.assert_allclose(slope(-width, width), differences, rtol=1e-6)
+
+
+@with_digits(90)
+def test_derivatives():
+    x = np.array([-30.0, -1.5, -1.0, -0.2, 0.0, 0.7, 5.0, 80.0, 1e4])
+    ratios = [mills(v) for v in x]
+    functions = special.log_normal_tail, special.log_mills
+    slopes = compiled(lambda x: [jax.vmap(jax.grad(f))(x) for f in functions])(x)
+    exact = (
+        [-1 / m for m in ratios],
+        [v - 1 / m for v, m in zip(x, ratios, strict=True)],
+    )
+    for slope, truth in zip(slopes, exact, strict=True):
+        np.testing.assert_allclose(slope, np.array(truth, float), rtol=1e-12)
+
+
+@with_digits(40)
+def test_the_tables_are_the_interpolation_that_they_claim_to_be():
+    nodes, order = 96, 50
+
+    def position(tau):
+        return 8 / (1 - tau) - 5
+
+    def scaled_ratio(tau):
+        x = position(tau)
+        return mills(x) * (x + 3 / (x + 3))
+
+    def scaled_slope(tau):
+        x = position(tau)
+        with mp.workdps(60):
+            return (1 - x * mills(x)) * (x + 3 / (x + 3)) ** 2
+
+    angles = [mp.pi * (k + mp.mpf(1) / 2) / nodes for k in range(nodes)]
+
+    def powers(function, terms):
+        values = [function(mp.cos(angle)) for angle in angles]
+        series = [
+            mp.fsum(v * mp.cos(j * a) for v, a in zip(values, angles, strict=True))
+            * (1 if j == 0 else 2)
+            / nodes
+            for j in range(order)
+        ]
+        assert max(abs(c) for c in series[terms:]) < mp.mpf("3e-17")
+        before, polynomial = [mp.mpf(1)], [mp.mpf(0), mp.mpf(1)]
+        total = [series[0], series[1]] + [mp.mpf(0)] * (terms - 2)
+        for j in range(2, terms):  # T_j = 2 tau T_{j-1} - T_{j-2}
+            following = [mp.mpf(0)] + [2 * c for c in polynomial]
+            for i, c in enumerate(before):
+                following[i] -= c
+            before, polynomial = polynomial, following
+            for i, c in enumerate(polynomial):
+                total[i] += series[j] * c
+        return [float(c) for c in total]
+
+    for table, function in (
+        (special._MILLS_RATIO, scaled_ratio),
+        (special._MILLS_SLOPE, scaled_slope),
+    ):
+        np.testing.assert_allclose(table, powers(function, table.size), rtol=1e-15)
+
+
+def test_the_slopes_of_a_log_sum_where_both_are_equal():
+    with jax.enable_x64(True):
+        both = jax.grad(special.log_add, (0, 1))(0.3, 0.3)
+        assert both == pytest.approx((0.5, 0.5), rel=1e-15)

@@ -1,0 +1,387 @@
+"""Trade-off curve, advantage and mu against closed forms and finer grids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
+from jaxdp_episodic.accountant.questions import attacker
+from jaxdp_episodic.accountant.questions.api import PrivacyInfo
+from jaxdp_episodic.accountant.questions.curve_points import curve_points, lower_hull
+
+DEFAULT = "exact"  # the views' own default method
+ALPHAS = np.concatenate(
+    [[0.0], np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(0.5, 1e-9, 40)[1:], [1.0]]
+)
+VIEWS = [
+    lambda step, **run: attacker.trade_off(step, false_positive_rate=0.1, **run),
+    lambda step, **run: attacker.true_positive_rate(
+        step, false_positive_rate=0.1, **run
+    ),
+    attacker.advantage,
+    attacker.gdp_mu,
+]
+
+
+def poisson_step(rate, noise):
+    sampling = jde.Poisson("user", sampling_probability=rate)
+    return jde.GaussianStep(sampling, noise_multiplier=noise)
+
+
+def profile(step, epsilon):
+    """Exact curve of one step; filled up, since every number of points is compiled."""
+    epsilon = np.asarray(epsilon)
+    if epsilon.ndim == 0:
+        return jde.privacy_profile(step, epsilon)
+    fill = -len(epsilon) % 4096
+    filled = np.concatenate([epsilon, np.repeat(epsilon[-1:], fill, axis=0)])
+    return jde.privacy_profile(step, filled)[: len(epsilon)]
+
+
+def with_info(delta):
+    """The answer of `jaxdp_episodic.delta` with ``return_info``, without an error."""
+    return delta, PrivacyInfo(
+        np.zeros(np.shape(delta)), np.zeros(np.shape(delta), bool)
+    )
+
+
+def profile_of_gaussian_steps(
+    step, *, epsilon, num_steps=None, method="exact", return_info=True
+):
+    """Exact delta of unsampled steps: as of one with 1 / sqrt(num_steps) the noise."""
+    assert (method, return_info) in ((DEFAULT, True), ("rdp", True))
+    if num_steps is None:  # a composed run
+        num_steps, step = sum(step.counts), step.steps[0]
+    with np.errstate(divide="ignore"):
+        noise = step.noise_multiplier / np.sqrt(num_steps)
+    return with_info(profile(poisson_step(1.0, noise), epsilon))
+
+
+def single_profile(step, *, epsilon, num_steps=1, method="exact", return_info=True):
+    assert (num_steps, return_info) == (1, True) and method in (DEFAULT, "rdp")
+    return with_info(profile(step, epsilon))
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    monkeypatch.setattr(attacker, "delta", single_profile)
+
+
+class TestGaussian:
+    @pytest.mark.parametrize(
+        ("noise", "num_steps"), [(30.0, 1), (3.0, 4), (5.0, 100), (1.0, 9), (0.3, 9)]
+    )
+    def test_trade_off(self, monkeypatch, noise, num_steps):
+        monkeypatch.setattr(attacker, "delta", profile_of_gaussian_steps)
+        step, mu = poisson_step(1.0, noise), np.sqrt(num_steps) / noise
+        run = {"false_positive_rate": ALPHAS, "num_steps": num_steps}
+        missed, caught = (
+            attacker.trade_off(step, **run),
+            attacker.true_positive_rate(step, **run),
+        )
+        true_missed = stats.norm.cdf(stats.norm.isf(ALPHAS) - mu)
+        true_caught = stats.norm.sf(stats.norm.isf(ALPHAS) - mu)
+        assert np.all(missed <= true_missed)
+        assert np.all(caught >= true_caught)
+        np.testing.assert_allclose(missed, true_missed, rtol=0, atol=1e-6)
+        # From the least delta on that is followed, also relative.
+        told = true_caught > 1e-12
+        np.testing.assert_allclose(caught[told], true_caught[told], rtol=1e-3)
+        np.testing.assert_allclose(missed + caught, 1, rtol=0, atol=1e-14)
+
+    @pytest.mark.parametrize("noise", [1e7, 100.0, 3.0, 1.0, 0.3, 0.1, 0.07])
+    def test_mu(self, exact, noise):
+        mu = attacker.gdp_mu(poisson_step(1.0, noise), num_steps=1)
+        assert 1 <= mu * noise <= 1 + 1e-3
+
+    def test_mu_of_almost_no_noise(self, exact):
+        assert attacker.gdp_mu(poisson_step(0.999, 0.03), num_steps=1) == np.inf
+
+    def test_advantage(self, exact):
+        found = attacker.advantage(poisson_step(1.0, [0.5, 2.0]), num_steps=1)
+        expected = 2 * stats.norm.cdf(np.array([2.0, 0.5]) / 2) - 1
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+class TestSampled:
+    @pytest.mark.parametrize("rate", [1e-6, 0.01, 0.5])
+    @pytest.mark.parametrize("noise", [0.5, 2.0])
+    def test_more_points_change_little(self, exact, rate, noise):
+        step = poisson_step(rate, noise)
+
+        points, _ = curve_points(lambda e: profile(step, e), 1, floor=1e-15)
+        epsilons = np.unique(points)
+        fine = np.interp(
+            np.arange(8 * len(epsilons) - 7) / 8, np.arange(len(epsilons)), epsilons
+        )[:, None]
+        deltas = profile(step, fine)
+        missed = np.max(1 - deltas - np.exp(fine) * ALPHAS, axis=0)
+        mirrored = np.exp(-fine) * (1 - deltas - ALPHAS)
+        missed = np.maximum(missed, mirrored.max(axis=0))
+        found = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+        assert np.all(found <= missed + 1e-15)
+        np.testing.assert_allclose(found, missed, rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize("rate", [1e-6, 0.01, 0.5])
+    @pytest.mark.parametrize("noise", [0.5, 2.0])
+    def test_mu_holds_between_the_points_and_no_smaller_one(self, exact, rate, noise):
+        step, floor = poisson_step(rate, noise), 1e-10
+        mu = attacker.gdp_mu(step, num_steps=1, smallest_delta=floor)
+        end = optimize.brentq(lambda e: profile(step, e) - floor, 0, 50, xtol=1e-12)
+        epsilons = np.linspace(0, end, 40_960)
+        deltas = profile(step, epsilons)
+        enough = Gaussian(noise_multiplier=1 / mu).delta(epsilons)
+        assert np.all(enough >= deltas * (1 - 1e-12))
+        less = Gaussian(noise_multiplier=(1 + 2e-3) / mu).delta(epsilons)
+        assert np.any(less < deltas)
+
+    def test_mu_grows_where_more_of_the_tail_has_to_fit(self, exact):
+        step = poisson_step(0.01, 0.7)
+        values = [
+            attacker.gdp_mu(step, num_steps=1, smallest_delta=floor)
+            for floor in (0.5, 1e-3, 1e-6, 1e-12, 1e-20, 1e-100)
+        ]
+        assert values[0] == 0
+        assert np.all(np.diff(values) > 0)
+
+
+class TestShapes:
+    def test_curves_are_convex_decreasing_and_below_guessing(self, exact):
+        alpha = np.linspace(0, 1, 401)
+        random = np.random.default_rng(5)
+        step = poisson_step(random.random((3, 1)), 10 ** random.uniform(-1, 2, (3,)))
+        curves = attacker.trade_off(step, false_positive_rate=alpha, num_steps=1)
+        assert curves.shape == (3, 3, 401)
+        assert np.all(curves <= 1 - alpha)
+        assert np.all(curves >= 0)
+        assert np.all(np.diff(curves) <= 1e-15)
+        assert np.all(np.diff(curves, 2) >= -1e-14)
+        # Symmetric: f is its own inverse.
+        for curve in curves.reshape(-1, 401)[::4]:
+            back = np.interp(curve, alpha, curve)
+            inside = (curve > 0.05) & (alpha > 0.05)
+            np.testing.assert_allclose(back[inside], alpha[inside], atol=1e-3)
+
+    def test_a_grid_is_its_scalars(self, exact):
+        noises, alpha = np.array([0.4, 2.0, 30.0]), np.array([[0.01, 0.3]])
+        step = poisson_step(0.2, noises)
+        found = attacker.true_positive_rate(
+            step, false_positive_rate=alpha, num_steps=1
+        )
+        mus = attacker.gdp_mu(step, num_steps=1)
+        assert found.shape == (3, 1, 2)
+        assert mus.shape == (3,)
+        for noise, row, mu in zip(noises, found, mus, strict=True):
+            one = poisson_step(0.2, noise)
+            alone = attacker.true_positive_rate(
+                one, false_positive_rate=0.3, num_steps=1
+            )
+            assert isinstance(alone, np.float64)
+            assert row[0, 1] == pytest.approx(alone, rel=1e-12)
+            alone = attacker.gdp_mu(one, num_steps=1)
+            assert isinstance(alone, np.float64)
+            assert mu == pytest.approx(alone, rel=1e-9)
+
+    def test_no_settings_and_no_rates(self, exact):
+        empty = attacker.trade_off(
+            poisson_step(0.1, [1.0, 2.0]), false_positive_rate=[], num_steps=1
+        )
+        assert empty.shape == (2, 0)
+
+
+class TestExtremes:
+    def test_full_leak(self, exact):
+        step = poisson_step(1.0, 0.0)
+        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+        np.testing.assert_array_equal(missed, 0)
+        assert attacker.advantage(step, num_steps=1) == 1
+        assert attacker.gdp_mu(step, num_steps=1) == np.inf
+
+    def test_half_a_leak(self, exact):
+        # Drawn with probability 1/2, and then without noise.
+        step = poisson_step(0.5, 0.0)
+        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+        np.testing.assert_allclose(missed, np.maximum(0.5 - ALPHAS, 0), atol=0.51)
+        assert np.all(missed <= 0.5)
+        assert attacker.gdp_mu(step, num_steps=1) == np.inf
+
+    def test_nothing_is_drawn(self, exact):
+        step = poisson_step(0.0, 1.0)
+        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
+        np.testing.assert_allclose(missed, 1 - ALPHAS, atol=1e-14)
+        assert np.all(missed <= 1 - ALPHAS)
+        assert attacker.advantage(step, num_steps=1) == 0
+        assert attacker.gdp_mu(step, num_steps=1) == 0
+
+
+class TestRdp:
+    """The method that is always there, in place of the exact one."""
+
+    @pytest.mark.slow
+    def test_bounds_are_above_the_truth(self):
+        step = poisson_step(1.0, 5.0)
+        run = {"num_steps": 100, "method": "rdp"}
+        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, **run)
+        assert np.all(missed <= stats.norm.cdf(stats.norm.isf(ALPHAS) - 2.0))
+        assert missed[30] > 0
+        mu = attacker.gdp_mu(step, **run)
+        assert 2 <= mu < 3.2
+
+
+class TestRuns:
+    @pytest.fixture(autouse=True)
+    def _exact(self, monkeypatch):
+        monkeypatch.setattr(attacker, "delta", profile_of_gaussian_steps)
+
+    def test_composed(self):
+        step = poisson_step(1.0, [20.0, 40.0])
+        run = jde.compose((step, 30), (step, 20))
+        assert attacker.advantage(run).shape == (2,)
+        np.testing.assert_array_equal(
+            attacker.true_positive_rate(run, false_positive_rate=0.01),
+            attacker.true_positive_rate(step, false_positive_rate=0.01, num_steps=50),
+        )
+
+    def test_counts_broadcast(self):
+        found = attacker.gdp_mu(
+            poisson_step(1.0, [[2.0], [40.0]]), num_steps=np.array([0, 1, 4])
+        )
+        expected = np.array([0.0, 1.0, 2.0]) / np.array([[2.0], [40.0]])
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+        assert np.all(found >= expected)
+
+
+def test_the_hull_leaves_out_what_is_above():
+    x, y = lower_hull(
+        np.array([0.0, 1.0, 1.0, 2.0, 3.0]), np.array([4.0, 3.5, 3.0, 1.0, 0.5])
+    )
+    np.testing.assert_array_equal(x, [0.0, 2.0, 3.0])
+    np.testing.assert_array_equal(y, [4.0, 1.0, 0.5])
+
+
+class TestBadInputs:
+    @pytest.mark.parametrize(
+        ("value", "error", "message"),
+        [
+            (-0.1, ValueError, r"false_positive_rate must lie in \[0, 1\], got -0.1"),
+            ([0.1, 2], ValueError, r"false_positive_rate .*got 2.0 at index \(1,\)"),
+            (np.nan, ValueError, "false_positive_rate must not be NaN"),
+            (True, TypeError, "false_positive_rate must be a number .*got True"),
+            ("0.1", TypeError, "false_positive_rate must be a number .*got '0.1'"),
+        ],
+    )
+    def test_false_positive_rate(self, value, error, message):
+        for view in (attacker.trade_off, attacker.true_positive_rate):
+            with pytest.raises(error, match=message):
+                view(poisson_step(0.1, 1.0), false_positive_rate=value, num_steps=1)
+
+    @pytest.mark.parametrize(
+        ("value", "error", "message"),
+        [
+            (0.0, ValueError, r"smallest_delta must lie in \(0, 1\), got 0.0"),
+            (1.0, ValueError, r"smallest_delta must lie in \(0, 1\), got 1.0"),
+            ([1e-9], ValueError, r"smallest_delta must be one number .*got \[1e-09\]"),
+            (1e-101, ValueError, r"smallest_delta .*in \[1e-100, 1\), got 1e-101"),
+            (None, TypeError, "smallest_delta must be a number .*got None"),
+        ],
+    )
+    def test_smallest_delta(self, value, error, message):
+        with pytest.raises(error, match=message):
+            attacker.gdp_mu(poisson_step(0.1, 1.0), num_steps=1, smallest_delta=value)
+
+    @pytest.mark.parametrize("view", VIEWS, ids=["f", "tpr", "advantage", "mu"])
+    def test_what_delta_refuses(self, view):
+        step = poisson_step([0.1, 0.2], 1.0)
+        with pytest.raises(TypeError, match="step must be a GaussianStep"):
+            view("step", num_steps=1, method="rdp")
+        with pytest.raises(ValueError, match="num_steps must be a whole number"):
+            view(step, num_steps=1.5, method="rdp")
+        with pytest.raises(ValueError, match="num_steps must be a whole .*got None"):
+            view(step, method="rdp")
+        with pytest.raises(ValueError, match="do not broadcast .*num_steps"):
+            view(step, num_steps=[1, 2, 3], method="rdp")
+        with pytest.raises(ValueError, match="method must be one of .*'prv'"):
+            view(step, num_steps=1, method="prv")
+        with pytest.raises(TypeError, match="step must be a GaussianStep.*got {}"):
+            view({}, num_steps=1)
+        with pytest.raises(TypeError, match="num_steps must be a number or a rect"):
+            view(step, num_steps=[1, [2]])
+        assert view(step, num_steps=np.empty((0, 1), int)).shape[:2] == (0, 2)
+
+
+def test_the_error_of_an_exact_delta_is_added(monkeypatch):
+    """Without it the views would be read off numbers that may be too small."""
+    error = 1e-3
+
+    def too_small(step, *, epsilon, num_steps=1, method="exact", return_info=True):
+        """Where the stated error says so, up to ``error`` below the truth."""
+        truth, info = single_profile(step, epsilon=epsilon)
+        certified = np.asarray(epsilon) > 3
+        value = np.where(certified, truth, truth / (1 + error))
+        return value, info._replace(
+            error=np.full(np.shape(truth), error), is_certified_bound=certified
+        )
+
+    step = poisson_step(0.2, 1.0)
+    alpha = np.geomspace(1e-3, 0.9, 9)
+    monkeypatch.setattr(attacker, "delta", single_profile)
+    caught = attacker.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
+    gain, mu = attacker.advantage(step, num_steps=1), attacker.gdp_mu(step, num_steps=1)
+    monkeypatch.setattr(attacker, "delta", too_small)
+    again = attacker.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
+    # the points may lie elsewhere
+    assert np.all(again >= caught * (1 - 1e-6))
+    assert gain <= attacker.advantage(step, num_steps=1) <= gain * (1 + 1e-12)
+    assert mu * (1 - 1e-6) <= attacker.gdp_mu(step, num_steps=1) <= mu * (1 + 1e-6)
+    certified = attacker.upper_delta(step, epsilon=4.0, num_steps=1)
+    assert certified == pytest.approx(jde.privacy_profile(step, 4.0), rel=1e-14)
+
+
+@pytest.mark.parametrize("steps, noise", [(1, 1.0), (100, 10.0), (1, 0.01)])
+def test_mu_of_a_gaussian_is_its_shift(steps, noise):
+    scheme = jde.Poisson("user", sampling_probability=1.0)
+    step = jde.GaussianStep(scheme, noise_multiplier=noise)
+    shift = np.sqrt(steps) / noise
+    assert shift <= jde.gdp_mu(step, num_steps=steps) <= shift * (1 + 1e-14)
+
+
+@pytest.mark.parametrize(
+    "noise, rates",
+    [
+        pytest.param(0.7, [1e-12, 1e-4, 0.01, 0.4, 0.95], marks=pytest.mark.slow),
+        pytest.param(3.0, [1e-12, 1e-4, 0.01, 0.4, 0.95], marks=pytest.mark.slow),
+        (3.0, [1e-12, 0.01, 0.95]),
+    ],
+)
+def test_a_rate_alone_is_what_it_is_among_many(noise, rates):
+    """Though the curve is then looked at only where that rate needs it."""
+    step, run = poisson_step(0.05, noise), {"num_steps": 300}
+    rates = np.array(rates)
+
+    def views(rate):  # the points of the first serve the second
+        both = (attacker.true_positive_rate, attacker.trade_off)
+        return np.array([view(step, false_positive_rate=rate, **run) for view in both])
+
+    alone = np.stack([views(rate) for rate in rates], axis=-1)
+    np.testing.assert_allclose(alone, views(rates), rtol=1e-3, atol=1e-12)
+
+
+def test_only_what_matters_is_asked_exactly(monkeypatch):
+    asked, plain = [], attacker.delta
+
+    def counting(step, *, epsilon, method, **how):
+        if method == DEFAULT:
+            asked.extend(np.ravel(epsilon))
+        return plain(step, epsilon=epsilon, method=method, **how)
+
+    monkeypatch.setattr(attacker, "delta", counting)
+    step = poisson_step(0.013, 1.3)
+    attacker.true_positive_rate(step, false_positive_rate=0.01, num_steps=300)
+    assert max(asked) < 20
+    alone, asked[:] = len(asked), []
+    rates = np.linspace(0.01, 0.9, 9)
+    attacker.true_positive_rate(step, false_positive_rate=rates, num_steps=300)
+    assert alone < len(asked) / 2

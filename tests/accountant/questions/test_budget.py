@@ -1,0 +1,141 @@
+"""The budget is known before the first step, and never exceeded."""
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import (
+    BudgetExhaustedError,
+    PrivacyBudget,
+    SpentAhead,
+    plan_budget,
+)
+from jaxdp_episodic.trainer.run.ledger import Ledger
+from training_runs import GROUPED, flat_step
+
+DELTA = 1e-5
+
+
+def test_noise_is_calibrated_for_the_steps():
+    budget = plan_budget(flat_step(), epsilon=2.0, delta=DELTA, num_steps=300)
+    assert budget.num_steps == 300
+    assert budget.spent(300) <= 2.0
+    assert budget.spent(budget.permitted_steps) <= 2.0
+    assert budget.spent(budget.permitted_steps + 1) > 2.0
+    less = jde.GaussianStep(
+        budget.step.design, noise_multiplier=budget.step.noise_multiplier * 0.999
+    )
+    assert jde.epsilon(less, num_steps=300, delta=DELTA) > 2.0
+
+
+def test_steps_are_calibrated_for_the_noise():
+    step = flat_step(noise_multiplier=1.7)
+    budget = plan_budget(step, epsilon=2.0, delta=DELTA)
+    assert budget.step.noise_multiplier == 1.7
+    assert budget.num_steps == budget.permitted_steps
+    assert budget.spent(budget.num_steps) <= 2.0 < budget.spent(budget.num_steps + 1)
+
+
+@pytest.mark.parametrize("number", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_over_random_budgets_the_ledger_stops_at_the_last_permitted_step(number):
+    """Counted out step by step, against epsilon computed for that number of steps."""
+    rng = np.random.default_rng(5)
+    rate, noise = 10 ** rng.uniform(-3, 0, number), rng.uniform(0.8, 6.0, number)
+    target, delta = (
+        10 ** rng.uniform(-0.5, 1.2, number),
+        10 ** rng.uniform(-9, -3, number),
+    )
+    sampling = jde.Poisson("user", sampling_probability=rate)
+    steps = jde.GaussianStep(sampling, noise_multiplier=noise)
+    permitted = jde.calibrate_num_steps(steps, epsilon=target, delta=delta)
+    used = np.flatnonzero((permitted >= 1) & (permitted <= 2_000))
+    assert used.size > 0.3 * number
+    taken = np.zeros(number, np.int64)
+    for i in used:
+        step = flat_step(noise_multiplier=noise[i], rate=rate[i])
+        budget = PrivacyBudget(
+            step, target[i], delta[i], int(permitted[i]), int(permitted[i])
+        )
+        ledger = Ledger(budget)
+        with pytest.raises(BudgetExhaustedError):
+            while True:
+                ledger.charge()
+        taken[i] = ledger.charged
+    spent = jde.epsilon(steps, num_steps=taken, delta=delta)
+    more = jde.epsilon(steps, num_steps=taken + 1, delta=delta)
+    assert np.all(spent[used] <= target[used])
+    assert np.all(more[used] > target[used])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_planned_budgets_stop_where_the_vectorized_calibration_says(seed):
+    rng = np.random.default_rng(seed)
+    step = flat_step(noise_multiplier=rng.uniform(1, 4), rate=10 ** rng.uniform(-3, -1))
+    target = 10 ** rng.uniform(-0.3, 1.0)
+    budget = plan_budget(step, epsilon=target, delta=DELTA)
+    assert budget.spent(budget.num_steps) <= target < budget.spent(budget.num_steps + 1)
+
+
+def test_no_privacy_is_said_so():
+    budget = plan_budget(GROUPED, epsilon=np.inf, delta=DELTA, num_steps=7)
+    assert not budget.is_private
+    assert budget.step.noise_multiplier == 0.0
+    assert budget.num_steps == 7
+    assert budget.spent(7) == np.inf
+
+
+def test_a_ledger_takes_up_where_it_was():
+    budget = plan_budget(flat_step(), epsilon=2.0, delta=DELTA, num_steps=10)
+    ledger = Ledger(budget, charged=budget.permitted_steps)
+    with pytest.raises(BudgetExhaustedError, match="would exceed epsilon=2"):
+        ledger.charge()
+    assert ledger.charged == budget.permitted_steps
+    for charged in (-1, budget.permitted_steps + 1):
+        with pytest.raises(ValueError, match="charged must lie in 0"):
+            Ledger(budget, charged=charged)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"epsilon": 0.0}, ValueError, "epsilon must be > 0"),
+        ({"epsilon": float("nan")}, ValueError, "epsilon must not be NaN"),
+        ({"epsilon": "2"}, TypeError, "epsilon must be a number"),
+        ({"epsilon": [1.0, 2.0]}, ValueError, "epsilon must be one number"),
+        ({"delta": 0.0}, ValueError, "delta must lie in"),
+        ({"num_steps": 0}, ValueError, "num_steps must be a whole number >= 1"),
+        ({"num_steps": 2.5}, ValueError, "num_steps must be a whole number"),
+        ({"num_steps": 2**31}, ValueError, "at most 2,147,483,647"),
+        ({"epsilon": np.inf, "num_steps": None}, ValueError, "must be given with"),
+        ({"epsilon": 0.01, "num_steps": None}, ValueError, "not permit a single step"),
+    ],
+)
+def test_bad_input(changes, error, message):
+    arguments = {"epsilon": 2.0, "delta": DELTA, "num_steps": 10, **changes}
+    with pytest.raises(error, match=message):
+        plan_budget(flat_step(), **arguments)
+
+
+def test_one_setting_only():
+    with pytest.raises(ValueError, match="must describe one setting"):
+        plan_budget(flat_step(noise_multiplier=[1.0, 2.0]), epsilon=1.0, delta=DELTA)
+    with pytest.raises(TypeError, match="must be a GaussianStep"):
+        plan_budget("step", epsilon=1.0, delta=DELTA)
+
+
+def test_epsilon_of_a_run_of_any_length_takes_little_memory(monkeypatch):
+    """All 2^31 steps at once were 16 GiB before the first one."""
+    step = flat_step()
+    budget = PrivacyBudget(step, 1e9, DELTA, 2**31 - 1, 2**31 - 1)
+    asked = []
+
+    def counted(self, num_steps):
+        asked.append(np.size(num_steps))
+        return np.sqrt(num_steps)
+
+    monkeypatch.setattr(PrivacyBudget, "spent", counted)
+    ahead = SpentAhead(budget)
+    steps = [1, 2, 100, 4096, 4097, 9_000, 2**31 - 1]
+    values = [ahead.at(step) for step in steps]
+    assert max(asked) <= 4096 and len(asked) == 4
+    np.testing.assert_array_equal(values, np.sqrt(steps))

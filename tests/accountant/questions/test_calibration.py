@@ -1,0 +1,473 @@
+"""Calibrated settings keep their target, and hardly better ones do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.targets import Targets
+
+# The bounds by Rényi-DP are what these tests are about.
+rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
+rdp_noise_multiplier = functools.partial(jde.calibrate_noise_multiplier, method="rdp")
+rdp_num_steps = functools.partial(jde.calibrate_num_steps, method="rdp")
+rdp_rate = functools.partial(jde.calibrate_rate, method="rdp")
+
+# A setting moved this far towards less privacy must miss the target.
+STEP_BEYOND = 1e-5
+DELTA = 1e-6
+# Where delta or epsilon covers everything the noise is, and is said to be.
+NEXT_TO_NONE = pytest.mark.filterwarnings("ignore:noise_multiplier=.* next to none")
+
+
+def poisson(rate: Any = 0.01, name: str = "user") -> jde.Poisson:
+    return jde.Poisson(name, sampling_probability=rate)
+
+
+def nested(rate: Any = 0.05) -> jde.MultistageSampling:
+    return jde.MultistageSampling(
+        poisson(rate, "school"),
+        jde.WithoutReplacement("pupil", size=8, population=40),
+    )
+
+
+GROUPED = jde.GroupedClasses(
+    num_classes=1_800,
+    ways=5,
+    episodes=jde.Poisson("episode", sampling_probability=64 / 360),
+    examples=jde.WithoutReplacement("example", size=4, population=20),
+)
+DESIGNS: dict[str, dict[str, Any]] = {
+    "sampled": {"sampling": poisson()},
+    "swapped": {"sampling": poisson(), "clip_unit": "step"},
+    "replaced": {"sampling": poisson(), "neighboring_relation": "replace_one"},
+    "outer": {"sampling": nested(), "clip_unit": "pupil"},
+    "antipodal": {"sampling": nested(), "clip_unit": "school"},
+    "grouped": {"sampling": GROUPED},
+    "episodes": {"sampling": jde.IndependentEpisodes(nested(), num_episodes=4)},
+}
+
+
+def calibrated_step(design: dict[str, Any], **targets: Any):
+    """The noise for a design, and the step that has it."""
+    # The noise that it has does not matter.
+    step = jde.GaussianStep(**design, noise_multiplier=0.7)
+    noise = rdp_noise_multiplier(step, **targets)
+    return noise, dataclasses.replace(step, noise_multiplier=noise)
+
+
+EXPONENTS = (
+    *(st.floats(-5, 0), st.floats(-2, 1)),
+    *(st.floats(0, 5), st.floats(-12, -2)),
+)
+
+
+class TestNoise:
+    @pytest.mark.parametrize("name", DESIGNS)
+    def test_is_enough_and_less_is_not(self, name):
+        epsilon, num_steps = np.array([0.3, 2.0, 9.0]), np.array([[1], [400]])
+        noise, step = calibrated_step(
+            DESIGNS[name], epsilon=epsilon, delta=DELTA, num_steps=num_steps
+        )
+        assert noise.shape == (2, 3)
+        assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=num_steps) <= epsilon)
+        less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
+        assert np.all(rdp_epsilon(less, delta=DELTA, num_steps=num_steps) > epsilon)
+
+    def test_published_figure_of_a_grouped_run(self):
+        """5 ways, 64 episodes a step, 4 of 20 examples, 300 steps, (8, 1e-5)."""
+        targets = {"epsilon": 8.0, "delta": 1e-5, "num_steps": 300}
+        noise, _ = calibrated_step({"sampling": GROUPED}, **targets)
+        assert noise == pytest.approx(0.937, abs=1e-3)
+        fixed = dataclasses.replace(
+            GROUPED, episodes=jde.WithoutReplacement("episode", size=64)
+        )
+        noise, _ = calibrated_step({"sampling": fixed}, **targets)
+        assert noise == pytest.approx(1.636, abs=1e-3)
+
+    def test_gaussian_mechanism_in_closed_form(self):
+        """At rate 1 epsilon depends on num_steps / noise² only."""
+        targets = {"epsilon": 1.0, "delta": 1e-5}
+        one, _ = calibrated_step({"sampling": poisson(1.0)}, num_steps=1, **targets)
+        many, _ = calibrated_step({"sampling": poisson(1.0)}, num_steps=900, **targets)
+        assert many == pytest.approx(30 * one, rel=3e-7)
+
+    def test_ends(self):
+        targets = {"epsilon": 1.0, "delta": DELTA}
+        silent, _ = calibrated_step({"sampling": poisson(0.0)}, num_steps=9, **targets)
+        idle, _ = calibrated_step({"sampling": poisson(0.5)}, num_steps=0, **targets)
+        assert silent == idle == 0
+
+    @pytest.mark.parametrize(
+        "epsilon, delta, num_steps, rate",
+        [(1e-6, 1e-10, 10**7, 1.0), (1e3, 0.5, 1, 1e-9), (1e-3, 1e-300, 1, 0.3)],
+    )
+    @NEXT_TO_NONE
+    def test_far_targets(self, epsilon, delta, num_steps, rate):
+        noise, step = calibrated_step(
+            {"sampling": poisson(rate)},
+            epsilon=epsilon,
+            delta=delta,
+            num_steps=num_steps,
+        )
+        assert 0 < noise < np.inf
+        assert rdp_epsilon(step, delta=delta, num_steps=num_steps) <= epsilon
+
+    def test_a_batch_is_its_scalars(self):
+        rates = np.array([1e-4, 0.01, 0.3])
+        targets = {"epsilon": 2.0, "delta": DELTA, "num_steps": 100}
+        batch, _ = calibrated_step({"sampling": poisson(rates)}, **targets)
+        for rate, value in zip(rates, batch, strict=True):
+            alone, _ = calibrated_step({"sampling": poisson(rate)}, **targets)
+            assert isinstance(alone, np.float64)
+            assert value == pytest.approx(alone, rel=3e-7)
+
+    def test_worst_path_of_a_population(self):
+        tree = jde.Population.from_sizes([[40, 9], [3, 200]])
+        sampling = jde.MultistageSampling(
+            poisson(0.1, "school"),
+            jde.WithoutReplacement("class", size=1),
+            jde.WithoutReplacement("pupil", size=5),
+        )
+        design = {"sampling": sampling, "clip_unit": "class", "population": tree}
+        targets = {"epsilon": 2.0, "delta": 1e-4, "num_steps": 100}
+        noise, _ = calibrated_step(design, **targets)
+        # The pupils of the smallest class are always drawn with it.
+        exact = jde.MultistageSampling(
+            poisson(0.1, "school"),
+            jde.WithoutReplacement("class", size=1, population=2),
+            jde.WithoutReplacement("pupil", size=5, population=3),
+        )
+        alone, _ = calibrated_step({"sampling": exact, "clip_unit": "class"}, **targets)
+        assert noise == pytest.approx(alone, rel=3e-7)
+
+    @NEXT_TO_NONE
+    @hypothesis_settings(max_examples=5)
+    @given(*EXPONENTS)
+    def test_random_targets(self, rate, epsilon, num_steps, delta):
+        self._random_targets(rate, epsilon, num_steps, delta)
+
+    @NEXT_TO_NONE
+    @pytest.mark.slow
+    @hypothesis_settings(max_examples=50)
+    @given(*EXPONENTS)
+    def test_many_random_targets(self, rate, epsilon, num_steps, delta):
+        self._random_targets(rate, epsilon, num_steps, delta)
+
+    def _random_targets(self, rate, epsilon, num_steps, delta):
+        targets = {
+            "epsilon": 10**epsilon,
+            "delta": 10**delta,
+            "num_steps": np.rint(10**num_steps),
+        }
+        noise, step = calibrated_step({"sampling": poisson(10**rate)}, **targets)
+        target = targets.pop("epsilon")
+        assert rdp_epsilon(step, **targets) <= target
+        if noise < 1e-8:  # delta covers all that can be told apart
+            return
+        less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
+        assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
+
+    @pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
+    def test_orders_that_are_followed_lose_nothing(self, count):
+        """Cliffs of the best order included: a noise is enough, and less is not."""
+        rng = np.random.default_rng(0)
+        rate = 10 ** rng.uniform(-5, 0, 40)[:count]
+        noise = 10 ** rng.uniform(-0.3, 1, 40)[:count]
+        steps = np.rint(10 ** rng.uniform(0, 5, 40))[:count]
+        delta = 10 ** rng.uniform(-12, -2)
+        step = jde.GaussianStep(poisson(rate), noise_multiplier=noise)
+        run: dict[str, Any] = {"num_steps": steps, "delta": delta, "engine": "numpy"}
+        target = rdp_epsilon(step, **run)
+        for tolerance in (1e-7, 1e-3):
+            found = rdp_noise_multiplier(
+                step, epsilon=target, tolerance=tolerance, **run
+            )
+            assert np.all(found >= noise * (1 - 1e-9))
+            assert np.all(found <= noise * (1 + 1.01 * tolerance))
+            asked = dataclasses.replace(step, noise_multiplier=found)
+            assert np.all(rdp_epsilon(asked, **run) <= target)
+
+    @pytest.mark.parametrize("tolerance", [0.0, 1e-8, 0.2, np.nan])
+    def test_tolerances_out_of_range(self, tolerance):
+        with pytest.raises(ValueError, match="tolerance must"):
+            noise_of(tolerance=tolerance)
+
+
+class TestNumSteps:
+    @pytest.mark.parametrize("name", DESIGNS)
+    def test_is_the_largest(self, name):
+        noise = np.array([0.8, 2.0, 11.0])
+        step = jde.GaussianStep(**DESIGNS[name], noise_multiplier=noise)
+        count = rdp_num_steps(step, epsilon=3.0, delta=DELTA)
+        assert count.dtype == np.int64 and count.shape == (3,)
+        assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=count) <= 3.0)
+        assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=count + 1) > 3.0)
+        assert np.all(np.diff(count) >= 0)
+
+    def test_ends(self):
+        def largest(rate, noise):
+            step = jde.GaussianStep(poisson(rate), noise_multiplier=noise)
+            return rdp_num_steps(step, epsilon=1.0, delta=DELTA)
+
+        assert largest(0.5, 0.0) == 0
+        assert largest(1.0, 0.01) == 0
+        assert largest(0.0, 1.0) == 2**53
+        assert largest(0.5, np.inf) == 2**53
+        assert isinstance(largest(0.01, 1.0), np.int64)
+
+    def test_targets_broadcast(self):
+        step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+        count = rdp_num_steps(
+            step, epsilon=np.array([1.0, 2.0, 4.0]), delta=np.array([[1e-8], [1e-4]])
+        )
+        assert count.shape == (2, 3)
+        assert np.all(np.diff(count, axis=0) >= 0)
+        assert np.all(np.diff(count, axis=1) > 0)
+
+
+class TestRate:
+    @pytest.mark.parametrize("clip_unit", ["school", "pupil", "step"])
+    def test_poisson_probability_is_the_largest(self, clip_unit):
+        step = jde.GaussianStep(nested(), noise_multiplier=1.5, clip_unit=clip_unit)
+        targets = {"delta": DELTA, "num_steps": 200}
+        # What the step has at this level does not matter.
+        epsilon = np.array([0.05, 0.5, 3.0])
+        rate = rdp_rate(step, level="school", epsilon=epsilon, **targets)
+        assert rate.dtype == np.float64 and rate.shape == (3,)
+
+        def spent(rate):
+            changed = dataclasses.replace(step, sampling=nested(rate))
+            return rdp_epsilon(changed, **targets)
+
+        assert np.all(spent(rate) <= epsilon)
+        more = spent(np.minimum(rate * (1 + STEP_BEYOND), 1.0))
+        assert np.all((more > epsilon) | (rate == 1) | (rate == 0))
+        assert np.any((rate > 0) & (rate < 1))
+
+    def test_size_is_the_largest(self):
+        def step_with(size):
+            sampling = jde.MultistageSampling(
+                poisson(0.02, "school"),
+                jde.WithoutReplacement("pupil", size=size, population=50),
+            )
+            return jde.GaussianStep(sampling, noise_multiplier=1.0, clip_unit="school")
+
+        targets = {"delta": DELTA, "num_steps": 500}
+        epsilon = np.array([1e-4, 1.0, 3.0, 50.0])
+        size = rdp_rate(step_with(1), level="pupil", epsilon=epsilon, **targets)
+        assert size.dtype == np.int64
+        assert size[0] == 0 and size[-1] == 50 and 0 < size[1] < size[2] < 50
+        for target, largest in zip(epsilon[1:], size[1:], strict=True):
+            assert rdp_epsilon(step_with(largest), **targets) <= target
+            if largest < 50:
+                assert rdp_epsilon(step_with(largest + 1), **targets) > target
+
+    @pytest.mark.parametrize("epsilon", [0.01, 3.0, 1e3])
+    def test_classes_drawn_without_replacement(self, epsilon):
+        """At least as many as an episode has ways can be drawn, or none at all."""
+
+        def step_with(size):
+            sampling = jde.GroupedClasses(
+                num_classes=100,
+                ways=5,
+                classes=jde.WithoutReplacement("class", size=size),
+                examples=jde.WithoutReplacement("example", size=4, population=20),
+            )
+            return jde.GaussianStep(sampling, noise_multiplier=3.0)
+
+        run = {"delta": DELTA, "num_steps": 100}
+        size = rdp_rate(step_with(9), level="class", epsilon=epsilon, **run)
+        assert size == 0 or 5 <= size <= 100
+        sizes = np.arange(5, 101)
+        within = rdp_epsilon(step_with(sizes), **run) <= epsilon
+        assert size == max(sizes[within], default=0)
+
+    def test_full_and_hopeless(self):
+        def largest(noise, sampling=None):
+            step = jde.GaussianStep(sampling or poisson(), noise_multiplier=noise)
+            return rdp_rate(step, level="user", epsilon=1.0, delta=DELTA, num_steps=100)
+
+        assert largest(1e4) == 1.0
+        assert largest(0.0) == 0.0
+        sized = jde.WithoutReplacement("user", size=3, population=10)
+        assert largest(1e4, sized) == 10
+        assert largest(0.0, sized) == 0
+
+    def test_levels_of_grouped_classes_and_of_episodes(self):
+        step = jde.GaussianStep(GROUPED, noise_multiplier=1.0)
+        targets = {"epsilon": 4.0, "delta": 1e-5, "num_steps": 300}
+        rate = rdp_rate(step, level="episode", **targets)
+        drawn = dataclasses.replace(GROUPED, episodes=poisson(rate, "episode"))
+        spent = rdp_epsilon(
+            dataclasses.replace(step, sampling=drawn), delta=1e-5, num_steps=300
+        )
+        assert 4.0 * (1 - 1e-5) < spent <= 4.0
+        shots = rdp_rate(step, level="example", **targets)
+        assert 1 <= shots <= 20
+        with pytest.raises(ValueError, match="level must be one that is drawn"):
+            rdp_rate(step, level="class", **targets)
+        independent = jde.GaussianStep(
+            jde.IndependentEpisodes(nested(), num_episodes=3), noise_multiplier=2.0
+        )
+        rate = rdp_rate(independent, level="school", **targets)
+        assert 0 < rate <= 1
+
+    def test_small_units_are_refused_by_size(self):
+        """Under replace_one no unit may be smaller than a draw."""
+        tree = jde.Population.from_sizes([12, 30])
+        sampling = jde.MultistageSampling(
+            poisson(0.1, "school"), jde.WithoutReplacement("pupil", size=4)
+        )
+        step = jde.GaussianStep(
+            sampling,
+            noise_multiplier=50.0,
+            clip_unit="school",
+            neighboring_relation="replace_one",
+            population=tree,
+        )
+        targets = {"epsilon": 8.0, "delta": 1e-4, "num_steps": 10}
+        assert rdp_rate(step, level="pupil", **targets) == 12
+        kept = dataclasses.replace(step, small_units="keep")
+        assert rdp_rate(kept, level="pupil", **targets) == 30
+
+
+def noise_of(**changed: Any):
+    targets = {"epsilon": 1.0, "delta": 1e-5, "num_steps": 10, **changed}
+    step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+    return rdp_noise_multiplier(step, **targets)
+
+
+def steps_of(**changed: Any):
+    step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+    return rdp_num_steps(step, **{"epsilon": 1.0, "delta": 1e-5, **changed})
+
+
+def rate_of(**changed: Any):
+    step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+    targets = {"epsilon": 1.0, "delta": 1e-5, "num_steps": 10, "level": "user"}
+    return rdp_rate(step, **{**targets, **changed})
+
+
+class TestBadTargets:
+    @pytest.mark.parametrize("question", [noise_of, steps_of, rate_of])
+    @pytest.mark.parametrize(
+        "changed, error, message",
+        [
+            ({"epsilon": 0}, ValueError, "epsilon must be > 0 and finite, got 0"),
+            ({"epsilon": np.inf}, ValueError, "epsilon must be > 0 and finite"),
+            ({"epsilon": np.nan}, ValueError, "epsilon must not be NaN"),
+            ({"epsilon": "2"}, TypeError, "epsilon must be a number"),
+            ({"epsilon": True}, TypeError, "epsilon must be a number"),
+            ({"delta": 0}, ValueError, r"delta must lie in \(0, 1\], got 0"),
+            ({"delta": 1.1}, ValueError, r"delta must lie in \(0, 1\]"),
+            ({"delta": [1e-5, -1]}, ValueError, r"got -1.0 at index \(1,\)"),
+            ({"method": "rpd"}, ValueError, "did you mean 'rdp'"),
+        ],
+    )
+    def test_are_named(self, question, changed, error, message):
+        with pytest.raises(error, match=message):
+            question(**changed)
+
+    @pytest.mark.parametrize("question", [noise_of, rate_of])
+    @pytest.mark.parametrize("count, error", [(-1, ValueError), (2.5, ValueError)])
+    def test_num_steps(self, question, count, error):
+        with pytest.raises(error, match="num_steps must be a whole number >= 0"):
+            question(num_steps=count)
+
+    def test_levels(self):
+        with pytest.raises(ValueError, match="did you mean 'user'"):
+            rate_of(level="uzer")
+        with pytest.raises(TypeError, match="level must be one of"):
+            rate_of(level=1)
+
+    def test_a_step_is_asked_for(self):
+        step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+        run = jde.compose((step, 3))
+        with pytest.raises(TypeError, match="step must be a GaussianStep"):
+            rdp_num_steps(run, epsilon=1.0, delta=1e-5)
+        with pytest.raises(TypeError, match="step must be a GaussianStep"):
+            rdp_rate(run, level="user", epsilon=1.0, delta=1e-5, num_steps=1)
+        for wrong in (run, poisson()):
+            with pytest.raises(TypeError, match="step must be a GaussianStep"):
+                rdp_noise_multiplier(wrong, epsilon=1.0, delta=1e-5, num_steps=1)
+
+    def test_shapes_that_do_not_fit(self):
+        with pytest.raises(ValueError, match="do not broadcast"):
+            noise_of(epsilon=[1.0, 2.0], delta=[1e-5, 1e-6, 1e-7])
+
+    def test_empty_targets(self):
+        assert noise_of(epsilon=np.zeros(0)).shape == (0,)
+        assert steps_of(epsilon=np.zeros(0)).shape == (0,)
+        assert rate_of(epsilon=np.zeros(0)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(jde.RandomAllocation, marks=pytest.mark.slow), jde.ShuffledEpochs],
+)
+def test_the_shortest_epoch(kind: Any):
+    def at(steps: Any) -> jde.GaussianStep:
+        scheme = kind("user", steps_per_epoch=steps)
+        return jde.GaussianStep(scheme, noise_multiplier=np.array([0.9, 4.0, 60.0]))
+
+    epsilon = np.array([[0.9], [6.0]])
+    found = rdp_rate(at(1), level="user", epsilon=epsilon, delta=DELTA, num_steps=60)
+    assert found.dtype == np.int64
+    assert found.shape == (2, 3)
+    if kind is jde.ShuffledEpochs:
+        # An epoch at least is charged; that of the noise alone may be too much.
+        assert np.all(found[:, 0] == 0)
+    reached = found > 0
+    asked = {"delta": DELTA, "num_steps": 60}
+    within = rdp_epsilon(at(np.maximum(found, 1)), **asked)
+    assert np.all(within[reached] <= np.broadcast_to(epsilon, (2, 3))[reached])
+    shorter = rdp_epsilon(at(np.maximum(found - 1, 1)), **asked)
+    above = shorter > np.broadcast_to(epsilon, (2, 3))
+    assert np.all(above[reached & (found > 1)])
+    assert found[1, 2] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1e-5, np.nan])
+def test_noise_that_is_seen_to_be_too_small_is_raised_until_it_is_enough(
+    monkeypatch, first
+):
+    step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+    plain, seen = Targets.excess, []
+
+    def excess(self, active, *, step=None, **changed):
+        # Answers to a noise of its own may be higher than those to a scaled one.
+        found = plain(self, active, step=step, **changed)
+        if step is None:
+            return found
+        seen.append(found + (1e-5 if len(seen) else first))
+        return seen[-1]
+
+    monkeypatch.setattr(Targets, "excess", excess)
+    ask = {"epsilon": 2.0, "delta": DELTA, "num_steps": 100}
+    found = rdp_noise_multiplier(step, **ask)
+    assert seen[-1] <= 0
+    monkeypatch.undo()
+    assert found <= rdp_noise_multiplier(step, **ask) * (1 + 1e-4)
+
+
+def test_noise_and_number_of_steps_by_epochs():
+    bins = jde.RandomAllocation("user", steps_per_epoch=np.array([4, 25]))
+    step = jde.GaussianStep(bins, noise_multiplier=1.3)
+    noise = rdp_noise_multiplier(step, epsilon=2.0, delta=DELTA, num_steps=50)
+    again = dataclasses.replace(step, noise_multiplier=noise)
+    spent = rdp_epsilon(again, delta=DELTA, num_steps=50)
+    np.testing.assert_allclose(spent, 2.0, rtol=1e-5)
+    assert np.all(spent <= 2.0)
+    steps = rdp_num_steps(step, epsilon=4.0, delta=DELTA)
+    assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=steps) <= 4)
+    assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=steps + 1) > 4)

@@ -1,0 +1,502 @@
+"""Derivatives of epsilon against differences of it and closed forms."""
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.methods.exact.method import exact_answer
+from jaxdp_episodic.accountant.methods.question import EpsilonAt
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+from jaxdp_episodic.accountant.questions.gradient_fields import field_names
+from oracles import allocation_epochs
+
+DELTA = 1e-6
+
+
+def poisson(name, probability):
+    return jde.Poisson(name, sampling_probability=probability)
+
+
+def levels(clip_unit, relation="add_remove"):
+    """A step of two or three Poisson levels, from noise and rates."""
+
+    def step(noise, *rates):
+        named = zip(("school", "class", "pupil"), rates, strict=False)
+        return jde.GaussianStep(
+            jde.MultistageSampling(*(poisson(*level) for level in named)),
+            noise_multiplier=noise,
+            clip_unit=clip_unit,
+            neighboring_relation=relation,
+        )
+
+    return step
+
+
+def episodic(noise, *rates):
+    named = zip(("school", "class"), rates, strict=False)
+    sampling = jde.MultistageSampling(*(poisson(*level) for level in named))
+    design = jde.IndependentEpisodes(sampling, num_episodes=5)
+    return jde.GaussianStep(design, noise_multiplier=noise)
+
+
+def grouped(noise, rate):
+    design = jde.GroupedClasses(
+        num_classes=100,
+        ways=5,
+        episodes=poisson("episode", rate),
+        examples=jde.WithoutReplacement("example", size=3, population=20),
+    )
+    return jde.GaussianStep(design, noise_multiplier=noise)
+
+
+def difference(function, x, step=1e-3):
+    """A central difference of fourth order, with a relative step."""
+    h = step * x
+    near, far = function(x + h) - function(x - h), function(x + 2 * h)
+    return (8 * near - (far - function(x - 2 * h))) / (12 * h)
+
+
+def of_steps(step, counts, moved, delta=DELTA):
+    """Epsilon's difference by the number of steps, real numbers, of one step."""
+    losses = run_of(step, np.asarray(1)).losses
+
+    def epsilon(count):
+        taken = tuple(
+            np.array([float(count if i == moved else c)]) for i, c in enumerate(counts)
+        )
+        return exact_answer(EpsilonAt(np.log([delta])), Run(losses, taken)).value[0]
+
+    return difference(epsilon, counts[moved], 0.01)
+
+
+def epsilon_of_profile(step):
+    def excess(x):
+        return np.log(max(jde.privacy_profile(step, x), 1e-300) / DELTA)
+
+    return brentq(excess, 1e-12, 600.0, xtol=1e-14, rtol=1e-14)
+
+
+def check(make, arguments, num_steps):
+    """All derivatives of a step made from noise and rates."""
+    step = make(*arguments)
+    names = [name for name in field_names(step) if not name.endswith(".size")]
+    value, gradient = jde.epsilon_and_gradient(
+        step, delta=DELTA, num_steps=num_steps, wrt=tuple(names)
+    )
+    same = jde.epsilon(step, delta=DELTA, num_steps=num_steps)
+    assert value == same
+    if value == 0:
+        assert set(gradient.values()) == {0.0}
+        return
+    names.remove("num_steps")
+    assert len(names) == len(arguments)
+    for i, name in enumerate(names):
+
+        def epsilon(x, i=i):
+            moved = make(*arguments[:i], x, *arguments[i + 1 :])
+            if num_steps == 1:
+                return epsilon_of_profile(moved)
+            return jde.epsilon(moved, delta=DELTA, num_steps=num_steps)
+
+        # Of epsilons that are known less well further apart is nearer, else closer.
+        expected = min(
+            (difference(epsilon, arguments[i], apart) for apart in (1e-3, 4e-3)),
+            key=lambda value, name=name: abs(value - gradient[name]),
+        )
+        np.testing.assert_allclose(gradient[name], expected, rtol=1e-7, err_msg=name)
+    if num_steps > 2:
+        expected = of_steps(step, (num_steps,), 0)
+        np.testing.assert_allclose(gradient["num_steps"], expected, rtol=1e-7)
+    else:
+        # The powers of M have no unique continuation to real exponents.
+        assert not gradient["num_steps"] <= 0
+
+
+@pytest.mark.slow
+def test_sampled_below_an_outer_level():
+    check(levels("class"), (2.0, 0.2, 0.1), 400)
+
+
+KINDS = {
+    "sampled": levels("school"),
+    "sampled below an outer level": levels("class"),
+    "antipodal": levels("school"),
+    "antipodal below an outer level": levels("class"),
+    "antipodal under replace_one": levels("class", "replace_one"),
+    "swapped": levels("step"),
+    "episodes": episodic,
+    "grouped": grouped,
+}
+NUM_RATES = {"sampled": 1, "antipodal below an outer level": 3, "grouped": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_steps", [1, 2, 400, 100_000])
+@pytest.mark.parametrize(
+    "arguments", [(2.0, 0.2, 0.1, 0.3), (0.8, 0.9, 0.7, 0.01), (5.0, 1e-3, 0.02, 0.5)]
+)
+def test_every_kind(kind, num_steps, arguments):
+    noise, *rates = arguments
+    check(KINDS[kind], (noise, *rates[: NUM_RATES.get(kind, 2)]), num_steps)
+
+
+def gaussian_epsilon(mu, delta):
+    def excess(x):
+        tail = norm.logcdf(-mu / 2 - x / mu)
+        return norm.cdf(mu / 2 - x / mu) - np.exp(x + tail) - delta
+
+    return brentq(excess, 0.0, 1e3, xtol=1e-14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_steps", [1, 100])
+def test_gaussian_mechanism(num_steps):
+    """``delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)``, mu = √T / sigma.
+
+    ``d delta / d mu = phi(mu/2 - eps/mu)``, ``d delta / d eps = -e^eps Phi(...)``.
+    """
+    sigma = np.array([0.5, 1.0, 3.0]) * np.sqrt(num_steps)
+    step = jde.GaussianStep(poisson("example", 1.0), noise_multiplier=sigma)
+    value, gradient = jde.epsilon_and_gradient(
+        step, delta=1e-5, num_steps=num_steps, wrt=("noise_multiplier", "num_steps")
+    )
+    mu = np.sqrt(num_steps) / sigma
+    by_epsilon = np.exp(value + norm.logcdf(-mu / 2 - value / mu))
+    by_mu = norm.pdf(mu / 2 - value / mu) / by_epsilon
+    np.testing.assert_allclose(value, [gaussian_epsilon(m, 1e-5) for m in mu], 1e-8)
+    np.testing.assert_allclose(gradient["noise_multiplier"], -by_mu * mu / sigma, 1e-7)
+    np.testing.assert_allclose(gradient["num_steps"], by_mu * mu / 2 / num_steps, 1e-7)
+
+
+@pytest.mark.slow
+def test_grids_are_their_elements():
+    noise, steps = np.array([1.0, 2.0, 4.0]), np.array([[400], [1]])
+    wrt = ("noise_multiplier", "class.sampling_probability")
+    value, gradient = jde.epsilon_and_gradient(
+        levels("class")(noise, 0.5, 0.2), delta=DELTA, num_steps=steps, wrt=wrt
+    )
+    assert list(gradient) == list(wrt)
+    for name in wrt:
+        assert gradient[name].shape == value.shape == (2, 3)
+    one, slopes = jde.epsilon_and_gradient(
+        levels("class")(2.0, 0.5, 0.2), delta=DELTA, num_steps=400, wrt=wrt
+    )
+    assert isinstance(one, np.float64)
+    assert value[0, 1] == pytest.approx(one, rel=1e-9)
+    for name in wrt:
+        assert isinstance(slopes[name], np.float64)
+        assert gradient[name][0, 1] == pytest.approx(slopes[name], rel=1e-8)
+
+    def single(rate):
+        step = levels("class")(noise, 0.5, rate)
+        return jde.epsilon(step, delta=DELTA, num_steps=1)
+
+    np.testing.assert_allclose(gradient[wrt[1]][1], difference(single, 0.2), rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_one_step_more():
+    steps = np.array([9_999, 10_000, 10_001])
+    value, gradient = jde.epsilon_and_gradient(
+        levels("class")(3.0, 0.2, 0.1), delta=DELTA, num_steps=steps, wrt=["num_steps"]
+    )
+    slope = gradient["num_steps"][1]
+    assert slope == pytest.approx((value[2] - value[0]) / 2, rel=1e-4)
+
+
+def test_where_there_is_nothing_to_lose_or_nothing_known():
+    noise = np.array([0.0, 1.0, 2.0, 50.0, np.inf])
+    step = levels("class")(noise, 0.2, 0.1)
+    value, gradient = jde.epsilon_and_gradient(step, delta=0.003, num_steps=1)
+    assert value[0] == np.inf and value[2] > 0 and value[3] == value[4] == 0
+    slope = gradient["noise_multiplier"]
+    np.testing.assert_array_equal(np.isnan(slope), [True] + [False] * 4)
+    np.testing.assert_array_equal(slope[3:], 0.0)
+    _, gradient = jde.epsilon_and_gradient(
+        step, delta=0.01, num_steps=0, wrt=("noise_multiplier", "num_steps")
+    )
+    for slope in gradient.values():
+        np.testing.assert_array_equal(slope, 0.0)
+
+
+@pytest.mark.slow
+def test_zero_after_several_steps():
+    step = levels("class")(np.array([2.0, 50.0]), 0.2, 0.1)
+    _, gradient = jde.epsilon_and_gradient(step, delta=0.01, num_steps=3)
+    slope = gradient["noise_multiplier"]
+    assert slope[1] == 0 and not slope[0] > 0
+
+
+def test_a_rate_at_its_end_has_no_derivative():
+    name = "class.sampling_probability"
+    _, gradient = jde.epsilon_and_gradient(
+        levels("class")(2.0, 0.2, np.array([0.1, 0.5, 1.0])),
+        delta=DELTA,
+        num_steps=1,
+        wrt=(name, "school.sampling_probability"),
+    )
+    np.testing.assert_array_equal(np.isnan(gradient[name]), [False, False, True])
+    assert not np.isnan(gradient["school.sampling_probability"]).any()
+
+
+def test_no_names_and_no_settings():
+    step = levels("class")(np.empty(0), 0.2, 0.1)
+    value, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=3)
+    assert value.shape == gradient["noise_multiplier"].shape == (0,)
+    step = levels("class")(2.0, 0.2, 0.1)
+    assert jde.epsilon_and_gradient(step, delta=DELTA, num_steps=400, wrt=())[1] == {}
+
+
+@pytest.mark.parametrize(
+    "wrt, error, words",
+    [
+        (("noise",), ValueError, "wrt must be one of .*'class.sampling_probability'"),
+        (("class.size",), ValueError, "got 'class.size'"),
+        (("noise_multiplier[0]",), ValueError, r"got 'noise_multiplier\[0\]'"),
+        ("noise_multiplier", TypeError, "wrt must be a tuple of names"),
+        ((3,), TypeError, "wrt must be one of .*, got 3"),
+    ],
+)
+def test_names_that_a_step_does_not_have(wrt, error, words):
+    step = levels("class")(2.0, 0.2, 0.1)
+    with pytest.raises(error, match=words):
+        jde.epsilon_and_gradient(step, delta=DELTA, num_steps=3, wrt=wrt)
+
+
+def test_other_arguments_are_checked():
+    step = levels("class")(2.0, 0.2, 0.1)
+    with pytest.raises(TypeError, match="step must be"):
+        jde.epsilon_and_gradient(3, delta=DELTA, num_steps=3)
+    with pytest.raises(ValueError, match="delta must lie in"):
+        jde.epsilon_and_gradient(step, delta=0.0, num_steps=3)
+    with pytest.raises(ValueError, match="num_steps must be a whole number"):
+        jde.epsilon_and_gradient(step, delta=DELTA)
+
+
+def size_step(size, noise=1.5, unit=None):
+    """Schools by Poisson, pupils without replacement."""
+    pupils = jde.WithoutReplacement("pupil", size=size, population=400)
+    return jde.GaussianStep(
+        jde.MultistageSampling(poisson("school", 0.3), pupils),
+        noise_multiplier=noise,
+        clip_unit=unit or "pupil",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["school", "pupil"])
+@pytest.mark.parametrize("num_steps", [1, 300])
+def test_sizes_without_replacement(unit, num_steps):
+    step = size_step(40, unit=unit)
+    _, gradient = jde.epsilon_and_gradient(
+        step, delta=DELTA, num_steps=num_steps, wrt=("pupil.size",)
+    )
+
+    def epsilon(size):
+        moved = size_step(size, unit=unit)
+        if num_steps == 1:
+            return epsilon_of_profile(moved)
+        return jde.epsilon(moved, delta=DELTA, num_steps=num_steps)
+
+    expected = difference(epsilon, 40, 1 / 40)
+    assert gradient["pupil.size"] == pytest.approx(expected, rel=1e-3)
+    _, gradient = jde.epsilon_and_gradient(
+        size_step(np.array([400, 401]), unit=unit),
+        delta=DELTA,
+        num_steps=num_steps,
+        wrt=("pupil.size",),
+    )
+    np.testing.assert_array_equal(np.isnan(gradient["pupil.size"]), [True, False])
+    assert gradient["pupil.size"][1] == 0
+
+
+@pytest.mark.slow
+def test_composed_runs():
+    counts = (300, 40)
+
+    def run(noise=(2.0, 1.5), rate=0.1):
+        first = levels("class")(noise[0], 0.2, rate)
+        second = levels("school")(noise[1], 0.05, 0.3)
+        return jde.compose(*zip((first, second), counts, strict=True))
+
+    step = run()
+    _, gradient = jde.epsilon_and_gradient(step, delta=DELTA, wrt=field_names(step))
+
+    def epsilon(**changes):
+        return jde.epsilon(run(**changes), delta=DELTA)
+
+    expected = {
+        "noise_multiplier[0]": difference(lambda x: epsilon(noise=(x, 1.5)), 2.0),
+        "noise_multiplier[1]": difference(lambda x: epsilon(noise=(2.0, x)), 1.5),
+        "class.sampling_probability[0]": difference(lambda x: epsilon(rate=x), 0.1),
+        "num_steps[0]": of_steps(step, counts, 0),
+        "num_steps[1]": of_steps(step, counts, 1),
+    }
+    for name, value in expected.items():
+        assert gradient[name] == pytest.approx(value, rel=1e-7), name
+    together = [name for name in gradient if "[" not in name]
+    assert len(together) == 4
+    for name in together:
+        parts = [v for k, v in gradient.items() if k.startswith(name + "[")]
+        assert gradient[name] == pytest.approx(sum(parts), rel=1e-12)
+
+
+@pytest.mark.slow
+def test_composed_run_with_a_step_not_taken():
+    first, second = levels("class")(2.0, 0.2, 0.1), levels("class")(1.5, 0.3, 0.2)
+    wrt = ("num_steps[1]", "noise_multiplier[1]", "noise_multiplier")
+    for count in (1, 300):
+        run = jde.compose((first, count), (second, 0))
+        _, gradient = jde.epsilon_and_gradient(run, delta=DELTA, wrt=wrt)
+        _, alone = jde.epsilon_and_gradient(first, delta=DELTA, num_steps=count)
+        assert gradient["noise_multiplier[1]"] == 0
+        expected = pytest.approx(alone["noise_multiplier"], rel=1e-9)
+        assert gradient["noise_multiplier"] == expected
+    # A whole step raises epsilon by less than its first part at that pace would.
+    parts = first, second
+    losses = tuple(loss for s in parts for loss in run_of(s, np.asarray(1)).losses)
+
+    def epsilon(count):
+        taken = np.array([300.0]), np.array([count])
+        return exact_answer(EpsilonAt(np.log([DELTA])), Run(losses, taken)).value[0]
+
+    h = 0.01
+    weights = np.array([-25, 48, -36, 16, -3]) / (12 * h)
+    slope = weights @ [epsilon(k * h) for k in range(5)]
+    assert gradient["num_steps[1]"] == pytest.approx(slope, rel=1e-6)
+    whole = jde.epsilon(jde.compose((first, 300), (second, 1)), delta=DELTA)
+    assert 0.8 * slope < whole - jde.epsilon(run, delta=DELTA) < slope
+
+
+@pytest.mark.slow
+def test_worst_path_of_a_population():
+    tree = jde.Population.from_sizes([[30, 12, 25], [11, 40], [20, 35, 50, 90]])
+
+    def run(population, noise=1.5):
+        return jde.GaussianStep(
+            jde.MultistageSampling(
+                poisson("school", 0.2),
+                jde.WithoutReplacement("class", size=1, population=2),
+                jde.WithoutReplacement("pupil", size=4, population=11),
+            ),
+            noise_multiplier=noise,
+            clip_unit="pupil",
+            population=population,
+        )
+
+    wrt = ("noise_multiplier", "class.size", "pupil.size")
+    arguments = {"delta": 1e-5, "num_steps": np.array([1, 300]), "wrt": wrt}
+    value, gradient = jde.epsilon_and_gradient(run(tree), **arguments)
+    # The path through the class of 11, one of two, is the worst by far.
+    alone, expected = jde.epsilon_and_gradient(run(None), **arguments)
+    np.testing.assert_allclose(value, alone, rtol=1e-9)
+    for name in wrt:
+        np.testing.assert_allclose(gradient[name], expected[name], rtol=1e-8)
+
+
+def gaussian_slope(epsilon, mu):
+    """``d epsilon / d mu`` of the Gaussian mechanism at fixed delta."""
+    tail = np.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
+    return norm.pdf(-epsilon / mu + mu / 2) / tail
+
+
+def in_epochs(noise, scheme):
+    return jde.GaussianStep(scheme, noise_multiplier=noise)
+
+
+@pytest.mark.slow  # by the integral, which is compiled
+@pytest.mark.parametrize(
+    ("scheme", "moved"),
+    [
+        (jde.RandomAllocation("u", steps_per_epoch=1), np.sqrt(6)),
+        (jde.ShuffledEpochs("u", steps_per_epoch=6), np.sqrt(5)),
+        (jde.ShuffledEpochs("u", steps_per_epoch=3), np.sqrt(10)),
+    ],
+)
+def test_epochs_that_amplify_nothing_have_the_gaussians_derivative(scheme, moved):
+    noise = np.array([1.5, 4.0])
+    epsilon, gradient = jde.epsilon_and_gradient(
+        in_epochs(noise, scheme), delta=DELTA, num_steps=6
+    )
+    mu = moved / noise
+    true = gaussian_slope(epsilon, mu) * -mu / noise
+    np.testing.assert_allclose(gradient["noise_multiplier"], true, rtol=1e-6)
+
+
+def test_epochs_have_derivatives_by_noise_alone(monkeypatch):
+    step = in_epochs(1.0, jde.ShuffledEpochs("u", steps_per_epoch=6))
+    with monkeypatch.context() as patched:  # refused before anything is computed
+        patched.delattr("jaxdp_episodic.accountant.questions.api.epsilon")
+        with pytest.raises(NotImplementedError, match="'noise_multiplier' only"):
+            jde.epsilon_and_gradient(step, delta=DELTA, num_steps=6, wrt=("num_steps",))
+    none, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=0)
+    assert none == 0 and not gradient["noise_multiplier"] != 0
+    silent = in_epochs(0.0, jde.ShuffledEpochs("u", steps_per_epoch=6))
+    _, gradient = jde.epsilon_and_gradient(silent, delta=DELTA, num_steps=6)
+    assert np.isnan(gradient["noise_multiplier"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
+def test_derivatives_of_epochs_against_mellin_transforms(number):
+    noise, h = 1.0, 2e-3
+    scheme = jde.RandomAllocation("u", steps_per_epoch=3)
+    step = jde.GaussianStep(
+        scheme, noise_multiplier=noise, neighboring_relation="add_remove"
+    )
+    epsilon, gradient = jde.epsilon_and_gradient(step, delta=1e-6, num_steps=3 * number)
+
+    def log_delta(noise, epsilon):
+        epochs = [allocation_epochs.Epochs(3, number)]
+        found, _ = allocation_epochs.delta(epochs, 1 / noise, epsilon, "remove")
+        return np.log(float(found))
+
+    # The remove direction is the larger one.
+    assert log_delta(noise, epsilon) == pytest.approx(np.log(1e-6), rel=1e-9)
+    by_noise = log_delta(noise + h, epsilon) - log_delta(noise - h, epsilon)
+    by_epsilon = log_delta(noise, epsilon + h) - log_delta(noise, epsilon - h)
+    true = -by_noise / by_epsilon
+    assert gradient["noise_multiplier"] == pytest.approx(true, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_derivatives_of_many_epochs_are_those_of_epsilon():
+    # The last ones with parts of an epoch; several blocks of two lengths.
+    steps, noise = np.array([10, 1000, 20]), np.array([1.0, 0.7, 2.0])
+    asked = {"delta": 1e-7, "num_steps": np.array([1000, 5000, 57])}
+
+    def epoch(noise):
+        scheme = jde.RandomAllocation("u", steps_per_epoch=steps, times=3)
+        return jde.GaussianStep(
+            scheme, noise_multiplier=noise, neighboring_relation="add_remove"
+        )
+
+    _, gradient = jde.epsilon_and_gradient(epoch(noise), **asked)
+    h = 2e-3 * noise
+    at = [jde.epsilon(epoch(noise + k * h), **asked) for k in (-2, -1, 1, 2)]
+    true = (at[0] - 8 * at[1] + 8 * at[2] - at[3]) / (12 * h)
+    np.testing.assert_allclose(gradient["noise_multiplier"], true, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_derivatives_of_epochs_composed_with_others():
+    bins = in_epochs(1.3, jde.RandomAllocation("u", steps_per_epoch=10))
+    coins = in_epochs(2.0, poisson("u", 0.1))
+    names = ("noise_multiplier", "noise_multiplier[0]", "noise_multiplier[1]")
+    # Without epochs the same run has derivatives of another kind.
+    for run, place in ((jde.compose((bins, 0), (coins, 50)), 1),):
+        _, gradient = jde.epsilon_and_gradient(run, delta=DELTA, wrt=names)
+        _, true = jde.epsilon_and_gradient(coins, delta=DELTA, num_steps=50)
+        ours = gradient[f"noise_multiplier[{place}]"]
+        assert ours == pytest.approx(true["noise_multiplier"], rel=1e-6)
+    run = jde.compose((bins, 35), (coins, 50))
+    value, gradient = jde.epsilon_and_gradient(run, delta=DELTA, wrt=names)
+    parts = gradient["noise_multiplier[0]"] + gradient["noise_multiplier[1]"]
+    assert gradient["noise_multiplier"] == pytest.approx(parts, rel=1e-5)
+    moved = jde.compose((in_epochs(1.31, bins.design), 35), (coins, 50))
+    rise = jde.epsilon(moved, delta=DELTA) - value
+    assert rise == pytest.approx(0.01 * gradient["noise_multiplier[0]"], rel=0.02)

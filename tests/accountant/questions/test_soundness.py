@@ -1,0 +1,359 @@
+"""Soundness through the public API, on trees small enough to enumerate every draw.
+
+The oracle lists every sample of a small tree, adds up adversarial contributions and
+computes the divergence of the two releases exactly. What `privacy_profile` claims for
+the same design, described by the public specs, must not be smaller; and there are data
+sets that reach it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.accountant.questions import profile
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
+from oracles import adversary, episodes, trees
+
+G = np.exp(adversary.LOG_GS)
+SOUND = 1 + 1e-9
+NAMES = ("first", "second", "third")
+
+
+def scheme(drawn: trees.Scheme, name: str, size: int | None = None, **options: Any):
+    """The public spec of one level."""
+    if drawn.kind == "poisson":
+        return jde.Poisson(name, sampling_probability=drawn.value, **options)
+    return jde.WithoutReplacement(
+        name,
+        size=int(drawn.value),
+        population=size,
+        population_is_exact=size is not None,
+    )
+
+
+def population(root: tuple, num_levels: int) -> jde.Population:
+    """The tree's sizes, empty units included."""
+    counts, units = [], [root]
+    for _ in range(num_levels):
+        counts.append(np.array([len(unit[1]) for unit in units], np.int64))
+        units = [child for unit in units for child in unit[1]]
+    return jde.Population(tuple(counts))
+
+
+def most_children(root: tuple, level: int) -> int:
+    """A public upper bound of the children of any unit of a level."""
+    return max([1, *(len(unit[1]) for unit in trees.clip_units(root, level))])
+
+
+def step_of(design: trees.Design, tree: tuple | None) -> jde.GaussianStep:
+    """The public description of a design.
+
+    With a tree, sizes come from its `Population`, and the claim is the worst path's.
+    Without, the specs have the exact sizes of the design's own path.
+    """
+    num_levels, unit = len(design.schemes), len(design.path)
+    sizes: list[int | None] = [None] * num_levels
+    if tree is None:
+        sizes = [*design.path_sizes(), *sizes[unit:]]
+    levels = []
+    for j, drawn in enumerate(design.schemes):
+        size, options = sizes[j], {}
+        if drawn.kind == "poisson":
+            options = {"population": most_children(design.root, j)}
+        levels.append(scheme(drawn, NAMES[j], size, **options))
+    return jde.GaussianStep(
+        jde.MultistageSampling(*levels),
+        noise_multiplier=1 / design.s,
+        clip_unit=NAMES[design.clip_level - 1] if design.clip_level else "step",
+        privacy_unit=NAMES[unit - 1],
+        neighboring_relation=design.relation,
+        population=None if tree is None else population(tree, num_levels),
+        small_units="keep",
+    )
+
+
+def claim_of(step: jde.GaussianStep) -> tuple[Any, Any]:
+    """Both directions of the public claim, at the epsilons of the comparison."""
+    return (
+        jde.privacy_profile(step, adversary.LOG_GS, direction="forward"),
+        jde.privacy_profile(step, adversary.LOG_GS, direction="backward"),
+    )
+
+
+def claims_of(design: trees.Design) -> dict[str, tuple[Any, Any]]:
+    """What the library says when told the path, the larger tree or the smaller one."""
+    larger, smaller = design.neighbours()
+    told: dict[str, tuple | None] = {"larger tree": larger}
+    if smaller[1] and trees.clip_units(smaller, len(design.path)):
+        told["smaller tree"] = smaller
+    if design.clip_level <= len(design.path):
+        # Clipped below the unit, a group size other than the path's may count.
+        told["path"] = None
+    return {how: claim_of(step_of(design, tree)) for how, tree in told.items()}
+
+
+def largest_ratios(rng: np.random.Generator, design: trees.Design, climb: bool):
+    """Largest true/claimed of some adversarial contributions, for each way to ask."""
+    divergences = trees.enumerated(design)
+    keys = trees.all_contents(design)
+    tables = [
+        adversary.worst_table(design),
+        adversary.random_table(rng, keys),
+        adversary.random_table(rng, keys, extreme=False),
+    ]
+    truths = [divergences(table, G) for table in tables]
+    found = {}
+    for how, claim in claims_of(design).items():
+
+        def ratio(table: adversary.Table, claim: tuple = claim) -> float:
+            return adversary.worst_ratio(divergences(table, G), claim)
+
+        found[how] = max(adversary.worst_ratio(true, claim) for true in truths)
+        if climb:
+            found[how] = max(found[how], adversary.climb(rng, ratio, tables[1])[0])
+    return found
+
+
+def check_random_trees(seed: int, count: int, *, climb_every: int) -> None:
+    """Two, three unequal levels, empty units, n > N, each clip and privacy level."""
+    rng = np.random.default_rng(seed)
+    worst = 0.0
+    for i in range(count):
+        design = adversary.random_design(
+            rng, num_levels=2 + i % 2, below_unit=i % 4 == 0
+        )
+        ratios = largest_ratios(rng, design, climb=i % climb_every == 0)
+        worst = max(worst, *ratios.values())
+        assert worst <= SOUND, (ratios, design)
+    assert worst > 0.5  # the adversary does something
+
+
+EXTREMES = adversary.extreme_designs()
+FEW = 120
+
+
+@functools.cache
+def truth_of_extreme(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Both divergences of a proof's worst case."""
+    design = EXTREMES[name]
+    return trees.enumerated(design)(adversary.worst_table(design), G)
+
+
+def check_extremes() -> dict[str, float]:
+    """The proofs' worst cases; returns the ratio reached by each, told its path."""
+    reached = {}
+    for name, design in EXTREMES.items():
+        true = truth_of_extreme(name)
+        for how, claim in claims_of(design).items():
+            ratio = adversary.worst_ratio(true, claim)
+            assert ratio <= SOUND, (name, how, ratio)
+            if how == "path":
+                reached[name] = ratio
+    return reached
+
+
+def test_no_violation_on_random_trees():
+    check_random_trees(11, FEW, climb_every=50)
+
+
+@pytest.mark.slow
+def test_no_violation_on_many_random_trees():
+    check_random_trees(12, 1_000, climb_every=5)
+
+
+def test_every_row_of_the_theorem_is_reached():
+    reached = check_extremes()
+    assert {name.split("/")[0] for name in reached} == {
+        "step",
+        "wor",
+        "wor_last",
+        "all_drawn",
+        "poisson",
+        "poisson_last",
+    }
+    assert min(reached.values()) > 0.999, reached
+
+
+def product_rate(step: jde.GaussianStep):
+    """The wrong theorem: every rate inside the profile, none outside."""
+    right = dominating_pair(step)
+    shift = np.maximum(right.shift, 2 / step.noise_multiplier)
+    return SwappedGaussianLoss(np.ones(1), right.chance, shift)
+
+
+def folded_rate(step: jde.GaussianStep):
+    """The same in whatever pair: what is above the clip level amplifies."""
+    right = dominating_pair(step)
+    rate = right.outer_rate * right.rate
+    return dataclasses.replace(right, outer_rate=np.ones(1), rate=rate)
+
+
+def half_the_sensitivity(step: jde.GaussianStep):
+    """Another wrong theorem: half the sensitivity without replacement."""
+    right = dominating_pair(step)
+    shift = np.minimum(right.shift, 1 / step.noise_multiplier)
+    return dataclasses.replace(right, shift=shift)
+
+
+@pytest.mark.parametrize("wrong", [product_rate, folded_rate, half_the_sensitivity])
+def test_a_false_theorem_is_caught(wrong, monkeypatch):
+    """The tests above are able to fail: a planted false theorem does not pass them."""
+    monkeypatch.setattr(profile, "dominating_pair", wrong)
+    with pytest.raises(AssertionError):
+        check_extremes()
+    with pytest.raises(AssertionError):
+        check_random_trees(11, FEW, climb_every=50)
+
+
+def test_counterexample_to_the_product_rate():
+    """10 tasks, 1 drawn; 40 examples, 20 drawn; each example clipped; 2C/noise = 1."""
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.WithoutReplacement("task", size=1, population=10),
+            jde.WithoutReplacement("example", size=20, population=40),
+        ),
+        noise_multiplier=2.0,
+        clip_unit="example",
+    )
+    # What two data sets reach; a profile with the product as its rate is far below.
+    np.testing.assert_allclose(
+        jde.privacy_profile(step, [0.5, 1.0]), [7.994e-3, 2.887e-3], rtol=2e-4
+    )
+    clipped_tasks = dataclasses.replace(step, clip_unit="task")
+    naive = jde.privacy_profile(clipped_tasks, [0.5, 1.0])
+    np.testing.assert_allclose(naive, [2.19e-4, 1.19e-5], rtol=5e-3)
+
+
+def test_the_outer_rate_is_a_factor_on_delta():
+    """Outer .1, inner .05, shift 1: 2.19e-5, where the product inside gives 5.3e-9."""
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("school", sampling_probability=0.1),
+            jde.WithoutReplacement("class", size=1, population=20),
+        ),
+        noise_multiplier=2.0,
+        clip_unit="class",
+        neighboring_relation="replace_one",
+    )
+    assert jde.privacy_profile(step, 0.5) == pytest.approx(2.19e-5, rel=5e-3)
+    product = dataclasses.replace(step, clip_unit="step")
+    assert jde.privacy_profile(product, 0.5) == pytest.approx(5.3e-9, rel=2e-2)
+
+
+# --- Grouped classes and independent episodes ---
+
+
+def grouped_step(design: episodes.GroupedDesign) -> jde.GaussianStep:
+    """The public description of a grouped design."""
+    classes = design.pool[1]
+    drawn: dict[str, Any] = {
+        "partition": lambda p: {
+            "episodes": jde.Poisson("episode", sampling_probability=p)
+        },
+        "without_replacement": lambda m: {
+            "episodes": jde.WithoutReplacement("episode", size=int(m))
+        },
+        "poisson": lambda p: {"classes": jde.Poisson("class", sampling_probability=p)},
+    }[design.draw](design.value)
+    sampling = jde.GroupedClasses(
+        num_classes=len(classes),
+        ways=design.ways,
+        examples=jde.WithoutReplacement("example", size=int(design.examples.value)),
+        **drawn,
+    )
+    return jde.GaussianStep(
+        sampling,
+        noise_multiplier=1 / design.s,
+        privacy_unit="example" if len(design.path) == 2 else "class",
+        neighboring_relation=design.relation,
+        population=population(design.pool, 2),
+        small_units="keep",
+    )
+
+
+def grouped(draw: str, value: float, path: tuple, relation: str, **options: Any):
+    pool = (
+        "pool",
+        (("a", (0, 1, 2)), ("b", (3, 4)), ("c", (5, 6)), ("d", (7, 8))),
+    )
+    examples = trees.Scheme("without_replacement", 1)
+    return episodes.GroupedDesign(
+        pool, 2, draw, value, examples, path, relation, 1.0, **options
+    )
+
+
+# With the ratio that the worst contributions tried here reach at least: the class "a"
+# is larger than the others, so its examples are not on the worst path.
+GROUPED = {
+    "partition, an example": (grouped("partition", 0.4, (1, 0), "add_remove"), 0.999),
+    "partition, changed": (grouped("partition", 0.4, (1, 0), "replace_one"), 0.999),
+    "partition, a class": (grouped("partition", 0.4, (0,), "replace_one"), 0.999),
+    "partition, an emptied class": (
+        grouped("partition", 0.4, (0,), "add_remove", emptied=True),
+        0.999,
+    ),
+    "partition, a larger class": (
+        grouped("partition", 0.4, (0, 0), "add_remove"),
+        0.6,
+    ),
+    "drawn episodes, an example": (
+        grouped("without_replacement", 1, (1, 0), "add_remove"),
+        0.999,
+    ),
+    "drawn episodes, changed": (
+        grouped("without_replacement", 1, (1, 0), "replace_one"),
+        0.999,
+    ),
+    "drawn episodes, a class": (
+        grouped("without_replacement", 1, (0,), "replace_one"),
+        0.999,
+    ),
+    "drawn classes, an example": (grouped("poisson", 0.4, (1, 0), "add_remove"), 0.1),
+    "drawn classes, a class": (grouped("poisson", 0.4, (0,), "replace_one"), 0.1),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_classes(name, record_property):
+    design, reached = GROUPED[name]
+    rng = np.random.default_rng(8)
+    keys, divergences = episodes.grouped(design)
+    claim = claim_of(grouped_step(design))
+    tables = [episodes.worst_grouped_table(design, keys)]
+    tables += [adversary.random_table(rng, keys) for _ in range(5)]
+    ratio = max(adversary.worst_ratio(divergences(t, G), claim) for t in tables)
+    record_property("true over claimed", ratio)
+    assert reached < ratio <= SOUND
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("num_episodes, reached", [(1, 0.999), (2, 0.5), (4, 0.5)])
+def test_independent_episodes(num_episodes, reached, relation, record_property):
+    rng = np.random.default_rng(9)
+    root = EXTREMES["wor/add_remove/task"].root
+    schemes = (trees.Scheme("poisson", 0.3), trees.Scheme("without_replacement", 1))
+    design = episodes.IndependentDesign(
+        root, schemes, num_episodes, (0, 0), relation, 0.6
+    )
+    one_episode = step_of(design.as_step(), root)
+    step = jde.GaussianStep(
+        jde.IndependentEpisodes(one_episode.design, num_episodes=num_episodes),
+        noise_multiplier=1 / design.s,
+        neighboring_relation=relation,
+        population=one_episode.population,
+        small_units="keep",
+    )
+    keys, divergences = episodes.independent(design)
+    claim = claim_of(step)
+    tables = [adversary.worst_table(design.as_step())]
+    tables += [adversary.random_table(rng, keys) for _ in range(5)]
+    ratio = max(adversary.worst_ratio(divergences(t, G), claim) for t in tables)
+    record_property("true over claimed", ratio)
+    assert reached < ratio <= SOUND

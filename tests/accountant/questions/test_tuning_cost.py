@@ -1,0 +1,315 @@
+"""The price of choosing, against selections whose distribution is enumerated."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.rdp import rdp_privacy_accountant as peer
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.trial_counts import (
+    NegativeBinomialTrials,
+    PoissonTrials,
+)
+from jaxdp_episodic.accountant.questions.tuning import (
+    DEFAULT_ORDERS,
+    curve_to_epsilon,
+    tuned_rdp,
+    tuning_cost,
+)
+
+ORDERS = 1 + np.geomspace(0.05, 200, 60)
+TRIALS = [
+    *(PoissonTrials(expected_runs=m) for m in (0.1, 1.0, 4.0, 30.0)),
+    *(
+        NegativeBinomialTrials(expected_runs=m, eta=eta)
+        for m in (1.0, 1.5, 8.0, 60.0)
+        for eta in (-0.5, 0.0, 0.7, 1.0, 3.0)
+    ),
+]
+
+
+def probabilities(trials, most=600_000):
+    """P(K = k), k = 0, 1, ..., by definition; slow and independent."""
+    if isinstance(trials, PoissonTrials):
+        mean = float(trials.expected_runs)
+        return np.array(
+            [
+                math.exp(k * math.log(mean) - mean - math.lgamma(k + 1))
+                for k in range(400)
+            ]
+        )
+    eta, gamma = float(trials.eta), math.exp(-float(trials.log_inverse_gamma))
+    if gamma > 1 - 1e-12:
+        return np.array([0.0, 1.0])
+    counts = np.arange(1, most)
+    if eta == 0:
+        weights = (1 - gamma) ** counts / (counts * math.log(1 / gamma))
+    else:
+        # The product's sign is that of eta, and so is the denominator's.
+        factors = np.cumsum(np.log((1 - gamma) * np.abs(counts - 1 + eta) / counts))
+        weights = np.exp(factors) / abs(gamma**-eta - 1)
+    return np.concatenate([[0.0], weights[weights > 1e-19]])
+
+
+def selected(dist, trials_probabilities):
+    """Masses of the best of K outputs; the last entry is that of no run at all."""
+    ends = np.concatenate([[0.0], np.cumsum(dist)])
+    ends[-1] = 1.0
+    counts = np.arange(1, len(trials_probabilities))
+    below = [0.0]
+    for end in ends[1:]:
+        powers = np.exp(np.maximum(counts * np.log(end), -700.0))
+        below.append(np.sum(trials_probabilities[1:] * powers))
+    return np.append(np.diff(below), trials_probabilities[0])
+
+
+def divergence(p, q, orders):
+    used = p > 0
+    moments = orders[:, None] * np.log(p[used]) + (1 - orders[:, None]) * np.log(
+        q[used]
+    )
+    return np.logaddexp.reduce(moments, axis=1) / (orders - 1)
+
+
+def worse(p, q, orders):
+    return np.maximum(divergence(p, q, orders), divergence(q, p, orders))
+
+
+def pairs():
+    """Base mechanisms on a few outputs, mild and strong, some nearly pure."""
+    rng = np.random.default_rng(0)
+    for size in (2, 3, 6):
+        for strength in (0.05, 0.3, 1.0, 3.0):
+            p = rng.dirichlet(np.ones(size))
+            q = p * np.exp(strength * rng.uniform(-1, 1, size))
+            yield p, q / q.sum()
+    # A rare output that gives somebody away, at the top and at the bottom.
+    for order in (1, -1):
+        yield (
+            np.array([0.989, 0.01, 0.001])[::order],
+            np.array([0.9895, 0.01, 0.0005])[::order],
+        )
+        yield (
+            np.array([0.5, 0.499, 0.001])[::order],
+            np.array([0.499, 0.5, 0.001])[::order],
+        )
+
+
+@pytest.mark.parametrize("trials", TRIALS, ids=repr)
+def test_bounds_every_enumerated_selection(trials):
+    runs = probabilities(trials)
+    assert runs.sum() == pytest.approx(1, abs=1e-9)
+    for p, q in pairs():
+        bound = tuned_rdp(trials, ORDERS, np.maximum(worse(p, q, ORDERS), 0))
+        truth = worse(selected(p, runs), selected(q, runs), ORDERS)
+        assert np.all(bound >= truth - 1e-9)
+
+
+def test_is_tight_within_a_factor_for_geometric_selection_of_rare_outputs():
+    trials = NegativeBinomialTrials(expected_runs=8.0, eta=1.0)
+    runs = probabilities(trials)
+    epsilon = 0.5
+    # Pure randomized response, the better output rare.
+    p = np.array([1 - 0.01, 0.01])
+    q = np.array([1 - 0.01 * math.exp(-epsilon), 0.01 * math.exp(-epsilon)])
+    high = 1 + np.geomspace(10, 1e5, 100)
+    bound = tuned_rdp(trials, high, np.maximum(worse(p, q, high), 0))
+    truth = worse(selected(p, runs), selected(q, runs), high)
+    # For pure epsilon the theorem gives (2 + eta) epsilon; this selection reaches less.
+    assert np.all(bound <= 3.3 * epsilon + math.log(8) / (high - 1))
+    assert truth[-1] > 0.9 * epsilon
+
+
+def test_the_enumeration_catches_a_forgotten_term():
+    """Without log(E[K]) / (order - 1) the bound is broken: the test has teeth."""
+    trials = NegativeBinomialTrials(expected_runs=60.0, eta=0.0)
+    runs = probabilities(trials)
+    broken = 0
+    for p, q in pairs():
+        bound = tuned_rdp(trials, ORDERS, np.maximum(worse(p, q, ORDERS), 0))
+        bound = bound - math.log(60) / (ORDERS - 1)
+        broken += np.any(bound < worse(selected(p, runs), selected(q, runs), ORDERS))
+    assert broken
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, 4.0])
+@pytest.mark.parametrize("mean", [2.0, 10.0, 300.0])
+def test_agrees_with_dp_accounting(eta, mean):
+    curve = ORDERS / (2 * 3.0**2)
+    theirs = peer._compute_rdp_repeat_and_select(ORDERS, curve, mean, eta)
+    ours = tuned_rdp(NegativeBinomialTrials(expected_runs=mean, eta=eta), ORDERS, curve)
+    # Their gamma is rounded down by up to 1e-9.
+    np.testing.assert_allclose(ours, theirs, rtol=1e-8)
+
+
+def test_poisson_agrees_with_dp_accounting_but_for_the_chance_of_no_run():
+    curve = ORDERS / (2 * 3.0**2)
+    theirs = peer._compute_rdp_repeat_and_select(ORDERS, curve, 30.0, np.inf)
+    ours = tuned_rdp(PoissonTrials(expected_runs=30.0), ORDERS, curve)
+    # Only ours takes the smallest of the bounds of all larger orders.
+    theirs = np.minimum.accumulate(theirs[::-1])[::-1]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+def test_one_run_costs_what_it_costs():
+    curve = ORDERS / 8
+    one = NegativeBinomialTrials(expected_runs=1.0)
+    np.testing.assert_allclose(tuned_rdp(one, ORDERS, curve), curve, rtol=1e-12)
+
+
+def test_broadcasts_over_distributions_and_curves_as_single_calls_do():
+    trials = NegativeBinomialTrials(
+        expected_runs=np.array([[2.0], [20.0]]), eta=np.array([0.0, 1.0, 2.0])
+    )
+    curves = np.stack([ORDERS / 8, ORDERS / 18, ORDERS / 50])
+    grid = tuned_rdp(trials, ORDERS, curves)
+    assert grid.shape == (2, 3, ORDERS.size)
+    for i, mean in enumerate((2.0, 20.0)):
+        for j, eta in enumerate((0.0, 1.0, 2.0)):
+            alone = NegativeBinomialTrials(expected_runs=mean, eta=eta)
+            np.testing.assert_allclose(
+                grid[i, j], tuned_rdp(alone, ORDERS, curves[j]), rtol=1e-12
+            )
+    poisson = PoissonTrials(expected_runs=np.array([2.0, 20.0]))
+    both = tuned_rdp(poisson, ORDERS, curves[0])
+    alone = tuned_rdp(PoissonTrials(expected_runs=20.0), ORDERS, curves[0])
+    np.testing.assert_allclose(both[1], alone, rtol=1e-12)
+
+
+def test_grows_with_runs_shape_and_curve():
+    curve = ORDERS / 18
+    means = NegativeBinomialTrials(expected_runs=np.array([1.0, 2.0, 5.0, 50.0]))
+    assert np.all(np.diff(tuned_rdp(means, ORDERS, curve), axis=0) >= -1e-12)
+    shapes = NegativeBinomialTrials(
+        expected_runs=10.0, eta=np.array([-0.5, 0.0, 1.0, 5.0])
+    )
+    assert np.all(np.diff(tuned_rdp(shapes, ORDERS, curve), axis=0) >= -1e-12)
+    for trials in (PoissonTrials(expected_runs=3.0), shapes):
+        assert np.all(
+            tuned_rdp(trials, ORDERS, 2 * curve) >= tuned_rdp(trials, ORDERS, curve)
+        )
+
+
+def test_epsilon_of_a_step_is_above_that_of_one_run_and_falls_with_noise():
+    step = jde.GaussianStep(
+        jde.Poisson("user", sampling_probability=0.02),
+        noise_multiplier=np.array([1.0, 2.0, 4.0]),
+    )
+    run = {"num_steps": 500, "delta": 1e-5}
+    single = jde.epsilon(step, method="rdp", **run)
+    trials = NegativeBinomialTrials(expected_runs=10.0)
+    best_of = tuning_cost(step, trials=trials, **run)
+    assert np.all(best_of > single)
+    assert np.all(np.diff(best_of) < 0)
+    one = tuning_cost(step, trials=NegativeBinomialTrials(expected_runs=1.0), **run)
+    np.testing.assert_allclose(one, single, rtol=2e-3)
+    assert np.all(one >= single * (1 - 1e-12))
+    composed = tuning_cost(
+        jde.compose((step, 300), (step, 200)), trials=trials, delta=1e-5
+    )
+    np.testing.assert_allclose(composed, best_of, rtol=1e-10)
+
+
+def test_ends():
+    step = jde.GaussianStep(
+        jde.Poisson("user", sampling_probability=0.02), noise_multiplier=0.0
+    )
+    trials = PoissonTrials(expected_runs=3.0)
+    assert tuning_cost(step, trials=trials, num_steps=1, delta=1e-5) == math.inf
+    assert math.isfinite(tuning_cost(step, trials=trials, num_steps=0, delta=1e-5))
+    assert curve_to_epsilon([2.0], [0.0], delta=1e-5) == 0
+    assert curve_to_epsilon([2.0], [math.inf], delta=1e-5) == math.inf
+
+
+@pytest.mark.parametrize("runs", [1 + 1e-9, 10.0, 1e6])
+def test_the_largest_shape_is_a_poisson_distribution_above_zero(runs):
+    # Of P(K = k | K > 0), whose mean is x / (1 - e^-x) at x = eta log(1/gamma).
+    trials = NegativeBinomialTrials(expected_runs=runs, eta=1e30)
+    assert trials.mean == pytest.approx(runs, rel=1e-13)
+    x = float(trials.log_inverse_gamma) * 1e30
+    assert x / -np.expm1(-x) == pytest.approx(runs, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: PoissonTrials(expected_runs=0.0),
+            ValueError,
+            "expected_runs must be > 0",
+        ),
+        (lambda: NegativeBinomialTrials(expected_runs=0.5), ValueError, ">= 1"),
+        (
+            lambda: NegativeBinomialTrials(expected_runs=2, eta=-1),
+            ValueError,
+            "eta must",
+        ),
+        (
+            lambda: NegativeBinomialTrials(expected_runs=2, eta=1e31),
+            ValueError,
+            "eta must be > -1 and at most",
+        ),
+        (lambda: NegativeBinomialTrials(expected_runs="2"), TypeError, "expected_runs"),
+        (
+            lambda: NegativeBinomialTrials(expected_runs=1e6, eta=-0.999),
+            ValueError,
+            "at most",
+        ),
+        (lambda: tuned_rdp(3, [2.0], [1.0]), TypeError, "trials must be"),
+        (
+            lambda: tuned_rdp(PoissonTrials(expected_runs=2), [1.0], [1.0]),
+            ValueError,
+            "orders must be > 1",
+        ),
+        (
+            lambda: tuned_rdp(PoissonTrials(expected_runs=2), [2.0], [-1.0]),
+            ValueError,
+            "rdp must be >= 0",
+        ),
+        (
+            lambda: tuned_rdp(PoissonTrials(expected_runs=2), [2.0, 3.0], [1.0]),
+            ValueError,
+            "last axis",
+        ),
+        (lambda: curve_to_epsilon([2.0], [1.0], delta=0.0), ValueError, "delta"),
+    ],
+)
+def test_refuses(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        PoissonTrials(expected_runs=4.0),
+        NegativeBinomialTrials(expected_runs=8.0, eta=0.0),
+        NegativeBinomialTrials(expected_runs=8.0, eta=1.0),
+        NegativeBinomialTrials(expected_runs=3.0, eta=-0.5),
+    ],
+    ids=repr,
+)
+def test_draws_follow_the_distribution(trials):
+    """Chi-square over the first counts and the rest; false alarm 1e-6, fixed seed."""
+    generator = np.random.default_rng(1)
+    size = 20_000
+    counts = np.array([trials.draw(generator) for _ in range(size)])
+    dist = probabilities(trials)[:12]
+    observed = np.array([np.sum(counts == k) for k in range(len(dist))])
+    expected = np.append(dist, 1 - dist.sum()) * size
+    observed = np.append(observed, size - observed.sum())
+    used = expected > 5
+    statistic = np.sum((observed - expected)[used] ** 2 / expected[used])
+    assert statistic < 60
+    assert observed[~used].sum() < 40
+
+
+def test_mean_and_dictionary():
+    trials = NegativeBinomialTrials(expected_runs=12.0, eta=0.3)
+    assert float(trials.mean) == pytest.approx(12.0, rel=1e-12)
+    assert NegativeBinomialTrials.from_dict(trials.to_dict()) == trials
+    assert NegativeBinomialTrials(expected_runs=1.0).draw(np.random.default_rng(0)) == 1
+    with pytest.raises(ValueError, match="scalar"):
+        PoissonTrials(expected_runs=np.array([1.0, 2.0])).draw(np.random.default_rng(0))
+    assert DEFAULT_ORDERS.min() > 1

@@ -1,0 +1,416 @@
+"""Several ledgers: other runs add up, copies of one have their beginning once."""
+
+import dataclasses
+import itertools
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.questions.dominating_pair import shared_epoch
+from jaxdp_episodic.accountant.report.ledger_file import (
+    CHARGE,
+    Chain,
+    LedgerError,
+    read_ledger,
+)
+from jaxdp_episodic.accountant.report.ledgers import read_ledgers
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.trainer.run.ledger import LedgerFile, create_ledger
+from training_runs import GROUPED, flat_step
+
+DELTA = 1e-5
+STEP = flat_step()
+BINS = jde.GaussianStep(
+    jde.RandomAllocation("user", steps_per_epoch=4), noise_multiplier=2.0
+)
+SHUFFLED = jde.GaussianStep(
+    jde.ShuffledEpochs("user", steps_per_epoch=4), noise_multiplier=2.0
+)
+
+CLASSES = jde.GaussianStep(
+    jde.Poisson("class", sampling_probability=0.5), noise_multiplier=1.0
+)
+
+
+def new_run(path, step=STEP, *, num_steps=0, planned=50, delta=DELTA):
+    budget = PrivacyBudget(step, 8.0, delta, planned, planned)
+    create_ledger(path, budget, is_seeded=False)
+    return gone_on(path, num_steps)
+
+
+def gone_on(path, num_steps):
+    """Charges as a process does that goes on with the run; always on one machine."""
+    if num_steps:
+        with LedgerFile(path) as file:
+            file.note_opening({"machine": "this one"})
+            file.charge(num_steps)
+    return path
+
+
+def copied(path, name, num_steps):
+    return gone_on(shutil.copy(path, path.with_name(name)), num_steps)
+
+
+@pytest.fixture
+def answer(capsys):
+    def ask(*paths, options=()):
+        named = itertools.chain.from_iterable(("--ledger", str(p)) for p in paths)
+        code = cli.run(["epsilon", *named, "--json", *options])
+        printed = capsys.readouterr()
+        assert (code, printed.err) == (0, "")
+        return json.loads(printed.out)
+
+    return ask
+
+
+# --- Other runs, and copies of one ---
+
+
+def test_two_runs_cost_what_they_cost_together(tmp_path, answer):
+    other = flat_step(noise_multiplier=0.8)
+    one = new_run(tmp_path / "one", num_steps=30)
+    two = new_run(tmp_path / "two", other, num_steps=40)
+    expected = jde.epsilon(jde.compose((STEP, 30), (other, 40)), delta=DELTA)
+    assert answer(one, two)["epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert answer(two, one)["epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert expected > max(answer(path)["epsilon"] for path in (one, two))
+    # Equal steps of two runs are as many of one.
+    three = new_run(tmp_path / "three", num_steps=12)
+    assert read_ledgers([one, three]).run_charged() == (STEP, 42)
+
+
+def test_copies_that_went_on_have_their_beginning_once(tmp_path, answer):
+    """Also where they charged the same number of steps on the same machine."""
+    run = new_run(tmp_path / "run", num_steps=10)
+    left = copied(run, "left", 5)
+    right = copied(run, "right", 5)
+    far = copied(right, "far", 7)
+    assert read_ledgers([left, right]).run_charged() == (STEP, 20)
+    every = [left, right, far, run]
+    for order in itertools.permutations(every):
+        assert read_ledgers(order).run_charged() == (STEP, 27)
+    said = answer(*every)
+    assert said["epsilon"] == jde.epsilon(STEP, num_steps=27, delta=DELTA)
+    common = [text for text in said["warnings"] if "in common" in text]
+    assert sorted(text.split()[4] for text in common) == ["10", "10", "15"]
+
+
+def test_the_process_that_goes_on_beside_its_copy(tmp_path):
+    path = new_run(tmp_path / "run")
+    with LedgerFile(path) as file:
+        file.note_opening({})
+        file.charge(10)
+        copy = copied(path, "copy", 0)
+        file.charge(3)
+        gone_on(copy, 4)
+    assert read_ledgers([path, copy]).run_charged() == (STEP, 17)
+
+
+def test_an_older_copy_is_all_in_the_newer_one(tmp_path, answer):
+    run = new_run(tmp_path / "run", num_steps=10)
+    older = copied(run, "older", 0)
+    gone_on(run, 6)
+    with LedgerFile(older):
+        pass  # opened, and nothing charged
+    assert read_ledgers([older, run, run]).run_charged() == (STEP, 16)
+    assert answer(older, run)["planned"] == {"epsilon": 8.0, "delta": DELTA}
+    assert answer(run, run)["epsilon"] == answer(run)["epsilon"]
+
+
+def test_a_charge_that_was_cut_off_is_not_lost(tmp_path):
+    run = new_run(tmp_path / "run", num_steps=10)
+    cut = copied(run, "cut", 0)
+    with open(cut, "ab") as file:
+        file.write(CHARGE[:1])
+    assert read_ledgers([run, cut]).run_charged() == (STEP, 11)
+
+
+def without_names(path):
+    """A ledger as it was before processes had names."""
+    chain, text = Chain(), b""
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line != CHARGE:
+            record = json.loads(line)
+            del record["hash"]
+            record.get("opened", {}).pop("process", None)
+            line = chain.line(record)
+        chain.add(line)
+        text += line
+    path.write_bytes(text)
+    return path
+
+
+@pytest.mark.parametrize(("step", "is_known"), [(STEP, True), (BINS, False)])
+def test_what_may_be_of_other_processes_is_not_left_out(
+    tmp_path, answer, step, is_known
+):
+    """Two copies wrote the same bytes, and released with noise of their own."""
+    run = without_names(new_run(tmp_path / "run", step, num_steps=10))
+    copies = [without_names(copied(run, name, 5)) for name in ("left", "right")]
+    assert copies[0].read_bytes() == copies[1].read_bytes()
+    ledgers = read_ledgers(copies)
+    if is_known:
+        assert ledgers.run_charged() == (STEP, 30)
+        assert any("is counted twice" in text for text in answer(*copies)["warnings"])
+    else:
+        with pytest.raises(NotImplementedError, match="are of one run, and their"):
+            ledgers.run_charged()
+
+
+def test_a_third_copy_does_not_hide_what_is_not_known(tmp_path):
+    """It differs from both where the nameless process begins."""
+    run = new_run(tmp_path / "run", BINS)
+    other = copied(run, "other", 4)  # by a process with a name
+    left, right = (without_names(copied(run, name, 6)) for name in ("left", "right"))
+    with pytest.raises(NotImplementedError, match="are of one run"):
+        read_ledgers([other, left, right]).run_charged()
+    for _ in range(3):
+        gone_on(other, 4)  # the longest now
+    with pytest.raises(NotImplementedError, match="are of one run"):
+        read_ledgers([other, left, right]).run_charged()
+
+
+def test_one_name_and_two_beginnings_are_refused(tmp_path):
+    run = new_run(tmp_path / "run", num_steps=3)
+    chain, text = Chain(), b""
+    for line in run.read_bytes().splitlines(keepends=True)[:2]:
+        record = json.loads(line)
+        del record["hash"]
+        chain.add(line := chain.line(record | {"delta": 1e-4} if not text else record))
+        text += line
+    other = tmp_path / "other"
+    other.write_bytes(text + 2 * CHARGE)
+    with pytest.raises(LedgerError, match="have one run's name and begin differently"):
+        read_ledgers([run, other])
+
+
+# --- Epochs ---
+
+
+def counts(paths):
+    """How often each step is taken, all ledgers together."""
+    run, number = read_ledgers(paths).run_charged()
+    if isinstance(run, jde.GaussianStep):
+        return {run: number}
+    return dict(zip(run.steps, run.counts, strict=True))
+
+
+def seen(looks):
+    """The step of an epoch with so many looks at its bins."""
+    return shared_epoch(BINS, 4, looks)[0]
+
+
+def test_copies_that_part_between_epochs_have_epochs_of_their_own(tmp_path):
+    run = new_run(tmp_path / "run", BINS, num_steps=8)
+    left, right = (copied(run, name, 4) for name in ("left", "right"))
+    assert read_ledgers([left, right]).run_charged() == (BINS, 16)
+    later = copied(run, "later", 6)  # owes 8
+    assert read_ledgers([left, later]).run_charged() == (BINS, 20)
+
+
+def test_copies_that_part_within_an_epoch_share_it(tmp_path, answer):
+    run = new_run(tmp_path / "run", BINS, num_steps=6)
+    left, right, third = (copied(run, name, 3) for name in ("left", "right", "third"))
+    # Steps 1 to 4; 5 to 8, the last two with two looks; of each the epoch of step 9.
+    assert counts([left, right]) == {BINS: 12, seen(2): 4}
+    assert seen(2).noise_multiplier == pytest.approx(2 / math.sqrt(2), rel=1e-15)
+    said = answer(left, right)
+    expected = jde.epsilon(jde.compose((BINS, 12), (seen(2), 4)), delta=DELTA)
+    assert said["epsilon"] == pytest.approx(expected, rel=1e-12)
+    assert said["planned"]["epsilon"] == "inf"
+    assert any(text.endswith("counted so: 1") for text in said["warnings"])
+    for order in itertools.permutations([left, right, third]):
+        assert counts(order) == {BINS: 16, seen(3): 4}
+    # One that parted from the left one later, within the epoch after it.
+    after = copied(left, "after", 1)
+    gone_on(left, 1)
+    for order in itertools.permutations([left, right, after]):
+        assert counts(order) == {BINS: 8, seen(2): 8}
+
+
+def test_an_epoch_that_only_one_copy_went_on_with_is_one(tmp_path):
+    run = new_run(tmp_path / "run", BINS, num_steps=6)
+    older = copied(run, "older", 0)
+    gone_on(run, 6)
+    assert read_ledgers([run, older]).run_charged() == (BINS, 12)
+
+
+def test_the_planned_end_of_an_epoch_is_kept_by_copies(tmp_path):
+    run = new_run(tmp_path / "run", BINS, num_steps=9, planned=10)
+    left, right = (copied(run, name, 1) for name in ("left", "right"))
+    assert counts([left, right]) == {BINS: 8, seen(2): 2}
+    # Beyond the plan they owe all of it.
+    gone_on(left, 1)
+    assert counts([left, right]) == {BINS: 8, seen(2): 4}
+
+
+def test_nothing_rests_on_the_order_of_shuffled_epochs(tmp_path):
+    run = new_run(tmp_path / "run", SHUFFLED, num_steps=6)
+    left, right = (copied(run, name, 1) for name in ("left", "right"))
+    assert counts([left, right]) == {SHUFFLED: 12}
+
+
+@pytest.mark.parametrize("unit", ["user", "example"])
+def test_bins_used_again_without_a_theorem_are_refused(tmp_path, unit):
+    design = jde.MultistageSampling(
+        *BINS.design.schemes, jde.Poisson("example", sampling_probability=0.5)
+    )
+    step = jde.GaussianStep(
+        design if unit == "example" else BINS.design,
+        noise_multiplier=2.0,
+        clip_unit="user",
+        privacy_unit=unit,
+        neighboring_relation="add_remove" if unit == "example" else "replace_one",
+    )
+    run = new_run(tmp_path / "run", step, num_steps=6)
+    left, right = (copied(run, name, 1) for name in ("left", "right"))
+    with pytest.raises(NotImplementedError, match=f"2 looks .*{unit}.*covered"):
+        read_ledgers([left, right]).run_charged()
+    assert read_ledgers([left]).run_charged() == (step, 8)
+    assert read_ledgers([run, left]).run_charged() == (step, 8)
+
+
+@pytest.mark.parametrize(
+    ("relation", "unit", "is_covered"),
+    [
+        ("zero_out", "class", True),  # a null class takes its episode along
+        ("zero_out", "example", False),
+        ("add_remove", "class", False),
+        ("replace_one", "class", False),
+    ],
+)
+def test_looks_at_episodes_are_covered_where_they_go_as_a_whole(
+    relation, unit, is_covered
+):
+    episodes = jde.RandomAllocation("episode", steps_per_epoch=4)
+    step = dataclasses.replace(
+        GROUPED,
+        sampling=dataclasses.replace(GROUPED.design, episodes=episodes),
+        privacy_unit=unit,
+        neighboring_relation=relation,
+    )
+    assert shared_epoch(step, 4, 1) == (step, 4)
+    if is_covered:
+        weaker, steps = shared_epoch(step, 3, 4)
+        assert (weaker.noise_multiplier, steps) == (pytest.approx(0.5, rel=1e-15), 3)
+        assert weaker.noise_multiplier < 0.5
+    else:
+        with pytest.raises(NotImplementedError, match="4 looks at the same bins"):
+            shared_epoch(step, 3, 4)
+
+
+def log_ratios(points, shift):
+    """log A of each coordinate: what one look adds to the loss of a bin."""
+    return shift * points - shift**2 / 2
+
+
+@pytest.mark.parametrize("looks", [2, 3])
+def test_looks_at_the_same_bins_cost_no_more_than_is_said(looks):
+    """Against the definition: all looks in one space, those before the fork once."""
+    rng = np.random.default_rng(7)
+    step = dataclasses.replace(
+        BINS,
+        sampling=jde.RandomAllocation("user", steps_per_epoch=2),
+        noise_multiplier=1.5,
+    )
+    shift, samples = 1 / 1.5, 400_000
+    noise = rng.normal(size=(samples, 2, looks))
+    for first in (looks, 1):  # how often the first bin was looked at
+        bins = log_ratios(noise, shift)
+        sums = np.stack([bins[:, 0, :first].sum(-1), bins[:, 1].sum(-1)])
+        ratio = np.exp(sums).mean(0)
+        for epsilon in (0.5, 1.5):
+            values = np.maximum(ratio - math.exp(epsilon), 0)
+            true, error = values.mean(), values.std() / math.sqrt(samples)
+            said = jde.delta(
+                shared_epoch(step, 2, looks)[0], num_steps=2, epsilon=epsilon
+            )
+            # 5 standard errors: a false alarm in 3 million.
+            assert true <= said + 5 * error
+            if first == looks:
+                assert abs(true - said) <= 5 * error
+                # The tempting mistake: as many epochs, their bins drawn afresh.
+                fresh = jde.delta(step, num_steps=2 * looks, epsilon=epsilon)
+                assert fresh < true - 5 * error
+
+
+# --- What is refused ---
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"delta": 1e-6}, "one delta, got 1e-05 in .*one and 1e-06 in .*two"),
+        (
+            {"step": dataclasses.replace(STEP, neighboring_relation="replace_one")},
+            "one neighboring_relation, got 'add_remove' in .*and 'replace_one' in",
+        ),
+        (
+            {"step": CLASSES},
+            "one privacy_unit, got 'user' in .*one and 'class' in .*two",
+        ),
+    ],
+)
+def test_what_cannot_be_added_is_named(tmp_path, capsys, change, words):
+    one = new_run(tmp_path / "one", num_steps=3)
+    two = new_run(tmp_path / "two", **{"num_steps": 2, **change})
+    ledgers = ["--ledger", str(one), "--ledger", str(two)]
+    assert cli.run(["epsilon", *ledgers]) == 2
+    found = capsys.readouterr()
+    assert found.out == "" and found.err.count("\n") == 1
+    with pytest.raises(ValueError, match=words) as error:
+        _ = read_ledgers([one, two]).run_charged(), read_ledgers([one, two]).delta
+    assert str(error.value) in found.err
+    if "delta" in change:  # given for both
+        assert cli.run(["epsilon", *ledgers, "--delta", "1e-7"]) == 0
+
+
+def test_sizes_of_other_data_are_not_confused(tmp_path):
+    step = jde.GaussianStep(
+        jde.WithoutReplacement("user", size=5),
+        noise_multiplier=1.0,
+        population=jde.Population.from_sizes(40),
+    )
+    other = dataclasses.replace(step, population=jde.Population.from_sizes(50))
+    one = new_run(tmp_path / "one", step, num_steps=3)
+    two = new_run(tmp_path / "two", other, num_steps=2)
+    with pytest.raises(ValueError, match="one population, got .*one and .*two"):
+        read_ledgers([one, two]).run_charged()
+
+
+# --- What was planned ---
+
+
+def test_a_run_that_ended_early_is_told_its_plan(tmp_path, answer, capsys):
+    noise = jde.calibrate_noise_multiplier(
+        STEP, num_steps=4000, epsilon=8.0, delta=DELTA
+    )
+    step = dataclasses.replace(STEP, noise_multiplier=noise)
+    early = new_run(tmp_path / "early", step, num_steps=400, planned=4000)
+    said = answer(early)
+    assert said["epsilon"] == jde.epsilon(step, num_steps=400, delta=DELTA) < 3
+    assert said["planned"] == {"epsilon": 8.0, "delta": DELTA}
+    first, second = said["warnings"]
+    assert "400 steps are charged, epsilon 2.4" in first and "planned was 8" in first
+    assert "did not depend on what it released" in second
+    assert second.endswith("owes its plan: epsilon 8 at delta 1e-05")
+    again = answer(early, options=["--delta", "1e-3"])
+    assert again["epsilon"] < said["epsilon"] and again["warnings"] == said["warnings"]
+    assert cli.run(["epsilon", "--ledger", str(early)]) == 0
+    assert "planned was 8 at delta 1e-05" in capsys.readouterr().out
+    gone_on(early, 3600)
+    assert answer(early)["warnings"] == []
+    assert read_ledger(early).charged == 4000
+
+
+def test_the_plans_of_several_runs_add_up(tmp_path, answer):
+    one = new_run(tmp_path / "one", num_steps=3)
+    two = new_run(tmp_path / "two", num_steps=4)
+    said = answer(one, two)
+    assert said["planned"] == {"epsilon": 16.0, "delta": 2 * DELTA}
+    assert said["warnings"][-1].endswith("epsilon 16 at delta 2e-05 together")

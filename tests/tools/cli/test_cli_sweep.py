@@ -1,0 +1,147 @@
+"""The commands that evaluate and draw sweeps."""
+
+import pytest
+
+from jaxdp_episodic.files import atomic
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.tools.sweep.folder import SHARDS
+
+pytest.importorskip("matplotlib").use("Agg")
+
+SWEEP = """
+version = 1
+delta = 1e-5
+num_steps = 300
+method = "rdp"
+memory_mib = 1
+[step]
+type = "GaussianStep"
+[step.sampling]
+type = "Poisson"
+name = "example"
+[[axes]]
+field = "noise_multiplier"
+geomspace = [0.8, 6.0, 60]
+[[axes]]
+field = "example.sampling_probability"
+geomspace = [1e-3, 1.0, 20]
+"""
+
+
+@pytest.fixture
+def call(tmp_path, capsys):
+    """Runs ``sweep`` on this content; returns (code, stdout, stderr) and the folder."""
+
+    def run(content, *options):
+        path = tmp_path / "sweep.toml"
+        path.write_text(content)
+        code = cli.run(["sweep", str(path), "--out", str(tmp_path / "out"), *options])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run, tmp_path / "out"
+
+
+def test_a_sweep_its_table_and_its_pictures(call, capsys):
+    run, out = call
+    code, text, _ = run(SWEEP)
+    assert code == 0
+    facts = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert facts["settings"] == "1,200 in 3 chunks"
+    assert facts["evaluated"].startswith("1,200 in ")
+    assert "table.parquet" in facts["table"] and "contours.svg" in facts["picture"]
+    assert sorted(file.name for file in out.iterdir()) == [
+        "contours.png",
+        "contours.svg",
+        "manifest.json",
+        "table.parquet",
+    ]
+    assert "it was all there" in run(SWEEP)[1]
+    code = cli.run(["plot", str(out), "--kind", "lines", "--fix", "noise_multiplier=6"])
+    assert code == 0
+    assert capsys.readouterr().out.split(", ")[0].endswith("lines.png")
+
+
+def test_shards_and_collect(call):
+    run, out = call
+    code, text, _ = run(SWEEP, "--shard", "2/2")
+    assert code == 0 and "table" not in text
+    code, text, error = run(SWEEP, "--collect")
+    assert (code, text) == (2, "")
+    assert "2 of 3 chunks are not there yet: 0, 2;" in error
+    assert run(SWEEP, "--shard", "1/2")[0] == 0
+    code, text, _ = run(SWEEP, "--collect")
+    assert code == 0 and "table" in text
+    assert not (out / SHARDS).exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "complaint"),
+    [
+        (SWEEP.replace("[step]", "[step"), (), "at line 7"),
+        (SWEEP.replace("[0.8", "[-1"), (), "axis 'noise_multiplier' must be >= 0"),
+        (
+            SWEEP.replace("1.0, 20", "1.5, 20"),
+            (),
+            "axis 'example.sampling_probability'",
+        ),
+        (SWEEP.replace("example.", "exampel."), (), "did you mean 'example.samp"),
+        (SWEEP, ("--shard", "0/3"), "1 <= i <= n"),
+        (SWEEP, ("--shard", "1-3"), "--shard must be I/N"),
+        (SWEEP, ("--shard", "1/3", "--collect"), "goes without --shard"),
+        (SWEEP, ("--engine", "spark"), "engine"),
+        (SWEEP, ("--engine", "ray", "--ray-gpus", "-1"), "num_gpus must be >= 0"),
+    ],
+)
+def test_errors_are_one_line_and_leave_nothing(call, content, options, complaint):
+    run, out = call
+    code, text, error = run(content, *options)
+    assert (code, text, error.count("\n")) == (2, "", 1)
+    assert complaint in error
+    assert not (out / SHARDS).exists()
+
+
+def test_a_full_disk_and_an_interruption(call, monkeypatch):
+    run, out = call
+    real, written = atomic.os.fsync, []
+
+    def full(descriptor):
+        written.append(descriptor)
+        if len(written) > 4:  # the manifest and one shard
+            raise failure
+        real(descriptor)
+
+    monkeypatch.setattr(atomic.os, "fsync", full)
+    failure = OSError(28, "No space left on device")
+    code, text, error = run(SWEEP)
+    assert (code, text) == (2, "")
+    assert "No space left on device; 1 of 3 chunks are saved" in error
+    failure = KeyboardInterrupt()
+    code, text, error = run(SWEEP)
+    assert (code, text) == (130, "")
+    assert "interrupted; 1 of 3 chunks are saved, and the same command goes" in error
+    monkeypatch.undo()
+    assert run(SWEEP)[0] == 0
+
+
+def test_plot_errors_are_one_line(tmp_path, capsys):
+    for options, complaint in [
+        ((), "No such file"),
+        (("--fix", "num_steps"), "--fix must be FIELD=VALUE"),
+    ]:
+        assert cli.run(["plot", str(tmp_path / "none"), *options]) == 2
+        output, error = capsys.readouterr()
+        assert (output, error.count("\n")) == ("", 1)
+        assert complaint in error
+
+
+def test_a_broken_picture_does_not_hide_the_table(call, monkeypatch):
+    run, _ = call
+    monkeypatch.setattr("jaxdp_episodic.tools.plots.pictures.matplotlib", _missing)
+    code, text, _ = run(SWEEP)
+    assert code == 0
+    assert "picture    none: pictures need matplotlib" in text
+
+
+def _missing():
+    raise ImportError("pictures need matplotlib")

@@ -1,0 +1,283 @@
+"""Who is answered, what is served, and what is not."""
+
+import asyncio
+import json
+import re
+import stat
+import sys
+from importlib import resources
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import pytest
+
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.tools.explore import questions
+
+pytest.importorskip("starlette", reason="the extra [explore] is not installed")
+pytest.importorskip("uvicorn", reason="the extra [explore] is not installed")
+
+from jaxdp_episodic.tools.explore import lane, server
+
+START = questions.start(None)
+JSON = {"content-type": "application/json"}
+QUESTION = {"request": {**START["request"], "method": "rdp"}, "epsilon": 2}
+
+
+class Here:
+    """A lane without a process."""
+
+    async def ask(self, question, is_given_up):
+        return json.dumps(questions.reply(question), allow_nan=False).encode()
+
+
+def call(
+    path, *, body=None, headers=None, host="127.0.0.1:8000", gone=False, new_lane=Here
+):
+    """One call of the application, as a server makes it: (status, headers, body)."""
+    sent, chunks = [], [b"" if body is None else body]
+
+    async def receive():
+        if chunks:
+            return {"type": "http.request", "body": chunks.pop(), "more_body": False}
+        if not gone:
+            await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    named = {"host": host, **(headers or {})}
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET" if body is None else "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(k.encode(), v.encode()) for k, v in named.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+    }
+    asyncio.run(server.application(START, "secret", new_lane)(scope, receive, send))
+    found = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
+    return sent[0]["status"], found, b"".join(m.get("body", b"") for m in sent)
+
+
+def post(part, question, **options):
+    body = question if isinstance(question, bytes) else json.dumps(question).encode()
+    return call(f"/secret/answer/{part}", body=body, **{"headers": JSON, **options})
+
+
+def test_the_page_and_nothing_from_elsewhere():
+    for name in ("", "style.css", "page.js", "form.js", "chart.js"):
+        status, headers, body = call(f"/secret/{name}")
+        assert status == 200 and body
+        assert "default-src 'none'" in headers["content-security-policy"]
+        addresses = set(re.findall(rb"(?:https?:)?//[\w.]+\.\w+", body))
+        assert addresses <= {b"http://www.w3.org"}  # SVG's name, never asked
+        assert b"@import" not in body
+    assert json.loads(call("/secret/start")[2]) == START
+
+
+def test_every_file_of_the_page_is_in_its_list():
+    folder = resources.files("jaxdp_episodic.tools.explore") / "page"
+    served = {name for name, _ in server._PAGES.values()}
+    assert {file.name for file in folder.iterdir()} == served
+
+
+@pytest.mark.parametrize("part", ["epsilon", "run", "toml"])
+def test_questions_are_answered(part):
+    status, _, body = post(part, QUESTION)
+    assert status == 200
+    assert json.loads(body) == json.loads(json.dumps(questions.answer(part, QUESTION)))
+
+
+def test_infinity_is_json():
+    question = json.loads(json.dumps(QUESTION))
+    question["request"]["step"]["noise_multiplier"] = 0
+    assert json.loads(post("epsilon", question)[2])["epsilon"] == "inf"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "10.0.0.1", ""])
+def test_other_names_are_refused(host):
+    """An untrusted host name that leads to this machine: DNS rebinding."""
+    for path in ("/secret/", "/secret/start"):
+        status, _, body = call(path, host=host)
+        assert status == 400 and b"Explore" not in body
+    assert post("epsilon", QUESTION, host=host)[0] == 400
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/start",
+        "/wrong/start",
+        "/secret/server.py",
+        "/secret/../questions.py",
+        "/secret/page/index.html",
+        "/secret//etc/passwd",
+        "/secret/..%2f..%2fpyproject.toml",
+        "/secret/answer/epsilon",  # asked by GET
+    ],
+)
+def test_nothing_else_is_served(path):
+    assert call(path)[0] in (404, 405)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (QUESTION, {"content-type": "text/plain"}),  # what any site's page may send
+        (QUESTION, {}),
+        (b"{", JSON),
+        (b'{"request": NaN}', JSON),
+        (b"[" * 100_000, JSON),
+        (b" " * (2**22 + 1), JSON),
+    ],
+)
+def test_what_is_no_question_is_refused(body, headers):
+    assert post("epsilon", body, headers=headers)[0] == 400
+
+
+def test_an_unknown_part_is_refused():
+    assert post("answer", QUESTION)[0] == 404
+
+
+# --- Lanes: the process is another program here, which says how long it takes ---
+
+SLEEPER = """
+import sys, time
+for line in sys.stdin:
+    time.sleep(float(line)) if float(line) >= 0 else sys.exit(1)
+    print(line.strip(), flush=True)
+"""
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """Asks a lane one question after the other; returns the answers."""
+    monkeypatch.setattr(lane, "_PROGRAM", (sys.executable, "-S", "-c", SLEEPER))
+    monkeypatch.setattr(lane, "_PATIENCE", 0.2)
+    monkeypatch.setattr(lane, "_LOOK", 0.02)
+
+    def asked(*seconds, waits=lambda place: True, is_over=lambda: False):
+        async def go():
+            one = lane.Lane(is_over)
+            answers = []
+            for place, line in enumerate(seconds):
+
+                async def gone(place=place):
+                    return not waits(place)
+
+                answers.append(await one.ask(f"{line}\n".encode(), gone))
+            await one.end()
+            return answers
+
+        return asyncio.run(go())
+
+    return asked
+
+
+def test_questions_one_after_the_other(ask):
+    assert ask(0, 0.05, 0) == [b"0\n", b"0.05\n", b"0\n"]
+
+
+def test_a_question_given_up_before_its_turn_costs_nothing(ask):
+    assert ask(3600, 0, waits=lambda place: place > 0) == [None, b"0\n"]
+
+
+def test_a_long_one_that_is_given_up_is_ended(ask):
+    begun = []
+
+    def waits(place):
+        begun.append(place)
+        return place > 0 or begun.count(0) == 1  # left while it was computed
+
+    assert ask(3600, 0, waits=waits) == [None, b"0\n"]
+
+
+def test_what_takes_too_long_says_so(ask, monkeypatch):
+    monkeypatch.setattr(lane, "_LONGEST", 0.1)
+    late, next_one = ask(3600, 0)
+    assert "not answered within 60 seconds" in json.loads(late)["error"]["message"]
+    assert next_one == b"0\n"
+
+
+def test_the_end_of_the_server_ends_it(ask):
+    over = iter([False, False, True])
+    assert ask(3600, is_over=lambda: next(over)) == [None]
+
+
+def test_a_process_that_dies_is_an_error_and_is_replaced(ask):
+    died, next_one = ask(-1, 0)
+    assert "died" in json.loads(died)["error"]["message"]
+    assert next_one == b"0\n"
+
+
+def test_the_program_of_a_lane_answers():
+    line = json.dumps(["epsilon", QUESTION]).encode() + b"\n"
+
+    async def go():
+        one = lane.Lane(lambda: False)
+        try:
+            return await one.ask(line, lambda: asyncio.sleep(0, False))
+        finally:
+            await one.end()
+
+    assert json.loads(asyncio.run(go())) == json.loads(
+        asyncio.run(Here().ask(line, None))
+    )
+
+
+def test_nobody_is_answered_204():
+    class GivenUp:
+        async def ask(self, question, is_given_up):
+            return b"1" if not await is_given_up() else None
+
+    assert post("epsilon", QUESTION, gone=True, new_lane=GivenUp)[0] == 204
+    assert post("epsilon", QUESTION, new_lane=GivenUp)[0] == 200
+
+
+def test_errors_of_the_command_are_one_line(capsys, tmp_path):
+    for arguments, message in [
+        (["--port", "99999"], "--port must be in 0-65535, got 99999"),
+        ([str(tmp_path / "no.toml")], "No such file"),
+    ]:
+        assert cli.run(["explore", "--no-browser", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err and captured.err.count("\n") == 1
+        assert captured.out == ""
+
+
+def test_the_secret_is_on_no_command_line(monkeypatch, capsys):
+    """The browser is given a file of its owner's, which leads to the address."""
+    secret = "http://127.0.0.1:8000/secret/"
+    opened = []
+
+    def browser(address):
+        page = Path(url2pathname(urlsplit(address).path))
+        assert secret not in address
+        assert urlsplit(address).scheme == "file"
+        assert stat.S_IMODE(page.stat().st_mode) == 0o600
+        assert stat.S_IMODE(page.parent.stat().st_mode) == 0o700
+        opened.append((page, page.read_text()))
+
+    def serve(start, *, port, on_ready):
+        on_ready(secret)
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("jaxdp_episodic.tools.cli.explore.serve", serve)
+    monkeypatch.setattr("webbrowser.open", browser)
+    assert cli.run(["explore"]) == 0
+    ((page, text),) = opened
+    assert f'http-equiv="refresh" content="0; url={secret}"' in text
+    assert not page.parent.exists()
+    assert capsys.readouterr().out == f"explore: {secret} (Ctrl-C ends it)\nended\n"
+    assert cli.run(["explore", "--no-browser"]) == 0
+    assert len(opened) == 1

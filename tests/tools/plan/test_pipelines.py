@@ -1,0 +1,145 @@
+"""Which pipeline is recommended, for which sizes, and what is then written."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.tools.plan.pipelines import STANDS_OUT, recommended_pipeline
+from jaxdp_episodic.tools.plan.question import (
+    Compute,
+    EpisodeShape,
+    PlanDescription,
+    PlanRequest,
+    read_plan,
+)
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from pages import ROOT
+
+TRAIN = {
+    "features": {"kind": "wavelets"},
+    "l2_clip_norm": 0.1,
+    "learner": {"kind": "protonet"},
+    "model": {"kind": "linear"},
+}
+
+
+def asked(classes=1_800, epsilon=8.0, shape=(28, 28, 1), train=None, **changes):
+    """A plan of glyphs, or of what is given in their place."""
+    request = PlanRequest(
+        epsilon=epsilon,
+        delta=1e-5,
+        episode=EpisodeShape(shots=1, examples=(2,), ways=5, population=20),
+        compute=Compute(episodes_per_step=360, total_episodes=108_000),
+        neighboring_relation="zero_out",
+    )
+    tree = jde.Population.from_sizes([20] * classes, level_names=("class", "example"))
+    request = dataclasses.replace(request, **changes)
+    return PlanDescription(request, tree, TRAIN if train is None else train, {}, shape)
+
+
+def schools(number=1_676, epsilon=1.0):
+    tree = jde.Population.from_sizes([13] * number, level_names=("school", "pupil"))
+    description = asked(
+        epsilon=epsilon,
+        shape=(3,),
+        episode=EpisodeShape(shots=4, examples=(8,)),
+        neighboring_relation="add_remove",
+    )
+    return description._replace(population=tree)
+
+
+@pytest.mark.parametrize(
+    ("description", "name"),
+    [
+        (asked(), "statistics, then steps"),
+        (asked(epsilon=1.0), "statistics, then steps"),
+        (asked(classes=100), "steps"),
+        (asked(classes=300, epsilon=1.0), "steps"),
+        (asked(compute=Compute(episodes_per_step=9, total_episodes=99)), "statistics"),
+        (asked(train={"learner": {}}), "steps"),  # images without fixed features
+        (asked(shape=(64,), train={"learner": {}}), "statistics, then steps"),
+        (schools(), "mixed model"),
+        (schools(number=20), "steps"),
+    ],
+)
+def test_what_is_recommended_follows_from_the_sizes(description, name):
+    found = recommended_pipeline(description)
+    assert found.name == name and found.reason
+
+
+def test_the_ratio_is_that_of_its_definition():
+    found = recommended_pipeline(asked(epsilon=1.0))
+    plain = jde.GaussianStep(
+        jde.Poisson("one", sampling_probability=1.0), noise_multiplier=1.0
+    )
+    noise = jde.calibrate_noise_multiplier(plain, epsilon=1.0, delta=1e-5, num_steps=1)
+    noise /= math.sqrt(0.6 * 0.35)
+    expected = 1_800 * 10 / 425 / (noise * math.sqrt(2 * 425))
+    assert found.ratio == pytest.approx(expected, rel=1e-6)
+    paired = recommended_pipeline(asked(neighboring_relation="add_remove"))
+    zeroed = recommended_pipeline(asked())
+    assert paired.ratio == pytest.approx(zeroed.ratio / math.sqrt(2), rel=1e-6)
+    many = [recommended_pipeline(asked(classes=c)).ratio for c in (100, 200)]
+    assert many[1] == pytest.approx(2 * many[0]) and many[0] < STANDS_OUT
+
+
+def test_steps_are_planned_with_the_epsilon_that_is_left():
+    description = asked()
+    found = recommended_pipeline(description)
+    left = found.left_for_steps(description.request)
+    # The squared distances in deviations, 60 % and 40 % of the whole one's.
+    noise = [
+        jde.calibrate_noise_multiplier(
+            jde.GaussianStep(
+                jde.Poisson("one", sampling_probability=1.0), noise_multiplier=1.0
+            ),
+            epsilon=epsilon,
+            delta=1e-5,
+            num_steps=1,
+        )
+        for epsilon in (left.epsilon, 8.0)
+    ]
+    assert (noise[1] / noise[0]) ** 2 == pytest.approx(0.4, rel=1e-5)
+    alone = recommended_pipeline(schools())
+    assert alone.left_for_steps(description.request) is description.request
+
+
+@pytest.mark.parametrize("description", [asked(), asked(classes=100), schools()])
+def test_the_config_can_be_trained(description):
+    found = recommended_pipeline(description)
+    sampling = {"type": "MultistageSampling", "levels": []}
+    for name in description.population.level_names:
+        level = {"type": "Poisson", "name": name, "sampling_probability": 1.0}
+        sampling["levels"].append(level)
+    table = {
+        **TRAIN,
+        "version": 1,
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "num_steps": 30,
+        "data": {"type": "Glyphs"},
+        "step": {"sampling": sampling, "clip_unit": "step", "privacy_unit": None},
+        "learner": {"shots": 1, **TRAIN["learner"]},
+    }
+    config = TrainingConfig.from_dict(
+        {"type": "TrainingConfig", **found.config(table)}, where="config"
+    )
+    assert config.start.kind == found.start["kind"]
+    assert config.learner.kind == (found.learner or "protonet")
+
+
+def test_nothing_is_recommended_where_the_file_has_chosen():
+    assert recommended_pipeline(asked(train={"start": {"kind": "mean"}})) is None
+    assert recommended_pipeline(asked()._replace(train=None)) is None
+    assert recommended_pipeline(asked(privacy_unit="step")) is None
+
+
+def test_the_shipped_plan_of_features():
+    description = read_plan(ROOT / "configs" / "plan_features.toml")
+    assert description.feature_shape == (28, 28, 1)
+    found = recommended_pipeline(description)
+    assert found.name == "statistics, then steps"
+    assert np.isfinite(found.ratio)

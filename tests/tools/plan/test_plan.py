@@ -1,0 +1,386 @@
+"""Plans: candidates keep to privacy and budget, and what is written can be trained."""
+
+import csv
+import tomllib
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.files.toml_file import to_toml
+from jaxdp_episodic.tools.cli import plan as plan_command
+from jaxdp_episodic.tools.cli.plan import Plan as PlanCommand
+from jaxdp_episodic.tools.plan.designs import task_designs
+from jaxdp_episodic.tools.plan.plan import (
+    _front,
+    effective_steps,
+    make_plan,
+    training_config,
+)
+from jaxdp_episodic.tools.plan.question import (
+    Compute,
+    EpisodeShape,
+    Learning,
+    PlanRequest,
+    read_plan,
+)
+from jaxdp_episodic.tools.plan.settings import Candidates, in_epochs
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.run.assemble import plan as trainers_plan
+
+CLASSES = jde.Population.from_sizes([20] * 40, level_names=("class", "example"))
+SCHOOLS = jde.Population.from_sizes(
+    [30, 12, 9, 25, 40], level_names=("school", "pupil")
+)
+POOL = {"ways": 4, "shots": 1, "examples": (3,), "population": 20}
+COMPUTE = {
+    "episodes_per_step": 4,
+    "total_episodes": 200,
+    "fewest_steps": 20,
+    "most_steps": 60,
+}
+SMALL = {"epsilon": 4.0, "delta": 1e-5, "compute": Compute(**COMPUTE)}
+FILE = """
+version = 1
+epsilon = 4.0
+delta = 1e-5
+privacy_unit = "example"
+schemes = ["poisson"]
+[data]
+type = "Glyphs"
+small = true
+[episode]
+ways = 4
+shots = 1
+examples = [3]
+population = 20
+[compute]
+episodes_per_step = 4
+total_episodes = 200
+fewest_steps = 20
+most_steps = 60
+[train]
+l2_clip_norm = 0.1
+[train.learner]
+kind = "protonet"
+[train.model]
+kind = "conv_embedding"
+channels = [4]
+embedding = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def pool_plan():
+    request = PlanRequest(
+        episode=EpisodeShape(**POOL),
+        schemes=("poisson",),  # each kind of step costs seconds to compile
+        **SMALL,
+    )
+    return request, make_plan(request, CLASSES)
+
+
+def test_every_candidate_keeps_to_privacy_and_budget(pool_plan):
+    compute, plan = pool_plan[0].compute, pool_plan[1]
+    assert plan.left_out == {}
+    assert {design.scheme for design in plan.designs} == {"poisson"}
+    assert {design.is_multistage for design in plan.designs} == {True, False}
+    assert np.all(plan.total_episodes <= compute.total_episodes)
+    assert np.all(plan.episodes_per_step <= compute.episodes_per_step)
+    assert np.all((plan.num_steps >= 20) & (plan.num_steps <= 60))
+    rng = np.random.default_rng(0)
+    for place in rng.choice(plan.design.size, 6, replace=False):
+        design = plan.designs[plan.design[place]]
+        sampling = design.sampling(int(plan.episodes_per_step[place]))
+
+        def epsilon(noise, sampling=sampling, place=place):
+            step = jde.GaussianStep(sampling, noise_multiplier=noise)
+            steps = int(plan.num_steps[place])
+            return jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp")
+
+        noise = plan.noise_multiplier[place]
+        assert epsilon(noise) <= 4.0 < epsilon(0.999 * noise)
+        expected = plan.episodes_per_step[place] / noise
+        assert plan.signal_to_noise[place] == pytest.approx(expected)
+
+
+def test_recommended_is_nearly_best_and_cheapest_of_these(pool_plan):
+    _, plan = pool_plan
+    best, worth = plan.recommended, plan.effective_steps
+    assert worth[best] >= 0.98 * worth.max()
+    near = worth >= 0.98 * worth.max()
+    assert plan.total_episodes[best] == plan.total_episodes[near].min()
+    assert plan.designs[plan.design[best]].is_multistage
+    for place in range(len(plan.designs)):
+        assert plan.design[plan.best_of(place)] == place
+
+
+def test_front_against_all_pairs():
+    costs = np.random.default_rng(0).integers(0, 12, (3, 300)).astype(float)
+    found = _front(costs)
+    for i in range(300):
+        no_worse = np.all(costs <= costs[:, i : i + 1], axis=0)
+        better = no_worse & np.any(costs < costs[:, i : i + 1], axis=0)
+        if better.any():
+            assert not found[i]
+    # Of equal points one stands for all.
+    front = {tuple(c) for c in costs[:, found].T}
+    assert len(front) == found.sum()
+    for i in range(300):
+        assert any(
+            all(f <= c for f, c in zip(p, costs[:, i], strict=True)) for p in front
+        )
+
+
+def test_effective_steps_at_the_ends():
+    steps = {"episodes_per_step": 50.0, "effective_dimension": 100}
+    none = effective_steps(
+        200, noise_multiplier=1e-9, is_one_contribution=False, alignment=1.0, **steps
+    )
+    assert none == pytest.approx(200)
+    much = effective_steps(
+        200, noise_multiplier=1e4, is_one_contribution=False, alignment=0.5, **steps
+    )
+    assert much == pytest.approx(200 * 0.25 * 50**2 / (100 * 1e8), rel=1e-3)
+    once = effective_steps(
+        200, noise_multiplier=1e4, is_one_contribution=True, alignment=1.0, **steps
+    )
+    assert once == pytest.approx(200 / (100 * 1e8), rel=1e-3)
+
+
+@pytest.mark.parametrize(("number", "is_cheaper"), [(1, True), (8, False)])
+def test_epochs_are_compared_at_the_setting_that_is_best_of_coins(number, is_cheaper):
+    tree = jde.Population.from_sizes([20] * 8, level_names=("class", "example"))
+    request = PlanRequest(
+        episode=EpisodeShape(shots=1, examples=(20,)), privacy_unit="class", **SMALL
+    )
+    designs = task_designs(tree, sizes=(20,), stated_size=None)
+    coins, epochs = designs[0], designs[2]
+    assert coins.is_rival_of(epochs) and not designs[1].is_rival_of(epochs)
+    one = [np.array([x]) for x in (1.0 * number, 60, 1.0, 60.0, 1.0)]
+    asked = np.array([2.0]), np.array([30])
+    settings = (request, tree, epochs, Candidates(coins, *one), asked)
+    if not is_cheaper:
+        with pytest.raises(ValueError, match="everybody takes part in every step"):
+            in_epochs(*settings)
+        return
+    episodes, steps, gain = in_epochs(*settings)
+    assert (episodes.tolist(), steps.tolist()) == ([1.0], [60])
+    assert gain.startswith("at 1 episodes, 60 steps and noise ")
+    assert float(gain.split()[-3].rstrip(",")) < 3.9 and gain.endswith("coins 4")
+    # Without coins to compare with, what was asked.
+    episodes, steps, gain = in_epochs(*settings[:3], None, asked)
+    assert (episodes.tolist(), steps.tolist(), gain) == ([2.0], [30], "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_epochs_are_proposed_where_they_cost_less_than_coins(relation):
+    few = {"episodes_per_step": 1, "total_episodes": 60, "fewest_steps": 60}
+    request = PlanRequest(
+        episode=EpisodeShape(shots=1, examples=(20,)),
+        privacy_unit="class",
+        neighboring_relation=relation,
+        schemes=("poisson", "epochs"),
+        **SMALL | {"compute": Compute(most_steps=60, **few)},
+    )
+    tree = jde.Population.from_sizes([20] * 8, level_names=("class", "example"))
+    plan = make_plan(request, tree)
+    if relation == "replace_one":
+        (why,) = plan.left_out.values()
+        epochs, coins = (float(part.split()[-1]) for part in why.split(", coins "))
+        assert epochs > coins == 4.0 and plan.gains == {}
+        return
+    assert plan.left_out == {} and len(plan.gains) == 1
+    (place,) = (i for i, d in enumerate(plan.designs) if d.scheme == "epochs")
+    coins, epochs = plan.designs[0], plan.designs[place]
+    for i in np.flatnonzero(plan.design == place):
+        mean = float(plan.episodes_per_step[i])
+        scheme = epochs.sampling(mean).levels[0]
+        assert mean * scheme.steps_per_epoch == 8
+        noise, steps = plan.noise_multiplier[i], int(plan.num_steps[i])
+        assert mean * steps <= few["total_episodes"]
+        spent = [
+            float(
+                jde.epsilon(
+                    jde.GaussianStep(
+                        design.sampling(mean),
+                        noise_multiplier=noise,
+                        clip_unit="class",
+                        privacy_unit="class",
+                    ),
+                    num_steps=steps,
+                    delta=1e-5,
+                    method="rdp",
+                )
+            )
+            for design in (epochs, coins)
+        ]
+        assert spent[0] <= 4.0 < 0.99 * spent[1]
+    # Of equal batches and as many steps, so they are recommended.
+    assert plan.design[plan.recommended] == place
+
+
+@pytest.mark.slow
+def test_all_schemes_side_by_side():
+    plan = make_plan(PlanRequest(episode=EpisodeShape(**POOL), **SMALL), CLASSES)
+    # An example drawn into episodes costs more in epochs, and the plan says how much.
+    assert list(plan.left_out) == ["grouped classes, epochs"]
+    schemes = {design.scheme for design in plan.designs}
+    assert schemes == {"poisson", "epochs", "without replacement", "independent"}
+    assert plan.designs[plan.design[plan.recommended]].scheme == "poisson"
+
+
+@pytest.mark.slow
+def test_tasks_of_unequal_sizes():
+    episode = EpisodeShape(shots=1, examples=(6,))
+    plan = make_plan(PlanRequest(episode=episode, **SMALL), SCHOOLS)
+    assert all("epochs cost epsilon" in why for why in plan.left_out.values())
+    assert {design.clip_unit for design in plan.designs} == {
+        "school",
+        "step",
+        "episode",
+    }
+    place = plan.recommended
+    design = plan.designs[plan.design[place]]
+    step = jde.GaussianStep(
+        design.sampling(int(plan.episodes_per_step[place])),
+        noise_multiplier=plan.noise_multiplier[place],
+        clip_unit=design.clip_unit,
+        population=SCHOOLS,
+    )
+    steps = int(plan.num_steps[place])
+    spent = jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp")
+    assert 3.99 < spent <= 4
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"epsilon": 0.0}, ValueError, "epsilon must be > 0"),
+        ({"delta": [0.1, 0.2]}, ValueError, "delta must be one number"),
+        ({"total_episodes": 5}, ValueError, "total_episodes must be at least"),
+        ({"fewest_steps": 100}, ValueError, "fewest_steps must be at most"),
+        ({"most_steps": None}, TypeError, "most_steps must be a number"),
+        ({"examples": ()}, ValueError, "examples must be some"),
+        ({"schemes": ("shuffled",)}, ValueError, "schemes must be one of"),
+        ({"schemes": ()}, ValueError, "schemes must be some of"),
+        ({"schemes": "poisson"}, TypeError, "schemes must be a list"),
+        ({"alignment": 1.5}, ValueError, "alignment must lie"),
+        ({"ways": 41}, ValueError, "ways must be at most the 40"),
+        ({"tree": 3}, TypeError, "population must be a Population"),
+        (
+            {"tree": jde.Population.from_sizes([[3, 4], [5]])},
+            NotImplementedError,
+            "two levels",
+        ),
+    ],
+)
+def test_refuses(change, error, message):
+    def fields(given):
+        return given | {name: change[name] for name in change.keys() & given.keys()}
+
+    whole = {"epsilon": 4.0, "delta": 1e-5, "schemes": ("poisson",)}
+    with pytest.raises(error, match=message):
+        request = PlanRequest(
+            episode=EpisodeShape(**fields(POOL)),
+            compute=Compute(**fields(COMPUTE)),
+            learning=Learning(**fields({"alignment": 0.3})),
+            **fields(whole),
+        )
+        make_plan(request, change.get("tree", CLASSES))
+
+
+@pytest.mark.slow
+def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_plan):
+    path = tmp_path / "plan.toml"
+    path.write_text(FILE)
+    _, plan = pool_plan
+    assert read_plan(path).population == CLASSES
+    # The same question: planning twice would only take time.
+    monkeypatch.setattr(plan_command, "make_plan", lambda *_: plan)
+    assert PlanCommand(file=path, out=tmp_path / "out").run() == 0
+    printed = capsys.readouterr().out
+    assert "* recommended" in printed and "recommended.toml" in printed
+    mapping = tomllib.loads((tmp_path / "out" / "recommended.toml").read_text())
+    config = TrainingConfig.from_dict({"type": "TrainingConfig", **mapping})
+    budget = trainers_plan(config, config.data.load("train", None))
+    assert budget.step.population is None  # it rests on public facts
+    with (tmp_path / "out" / "plan.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    (best,) = [row for row in rows if row["is_recommended"] == "True"]
+    assert budget.num_steps == int(best["num_steps"])
+    # The plan calibrates by Rényi-DP, which is quick; the trainer exactly.
+    planned = float(best["noise_multiplier"])
+    assert 0.8 * planned < budget.step.noise_multiplier <= planned * (1 + 1e-5)
+    assert (tmp_path / "out" / "plan.png").stat().st_size > 10_000
+    # Any other candidate can be had as well.
+    description = read_plan(path)
+    for place in (0, plan.design.size - 1):
+        table = training_config(plan, description, place)
+        text = to_toml(table)
+        TrainingConfig.from_dict({"type": "TrainingConfig", **tomllib.loads(text)})
+
+
+def test_the_learning_rate_is_for_a_run_of_a_certain_length(tmp_path, pool_plan):
+    """Four times the steps, half the learning rate; nothing else changes."""
+    _, plan = pool_plan
+    steps = int(plan.num_steps[plan.recommended])
+    optimizer = '[train.optimizer]\nkind = "adam"\nlearning_rate = 8e-3\n'
+    path = tmp_path / "plan.toml"
+    path.write_text(FILE + optimizer)
+    as_it_is = training_config(plan, read_plan(path))
+    assert as_it_is["optimizer"]["learning_rate"] == 8e-3
+    learning = f"[learning]\nlearning_rate_steps = {4 * steps}\n"
+    path.write_text(FILE + optimizer + learning)
+    scaled = training_config(plan, read_plan(path))
+    assert scaled["optimizer"] == {"kind": "adam", "learning_rate": 16e-3}
+    assert {**scaled, "optimizer": None} == {**as_it_is, "optimizer": None}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "[compute]",
+            "[learning]\nlearning_rate_steps = 9\n[compute]",
+            "needs train.optimizer.learning_rate",
+        ),
+        (
+            "[compute]",
+            "[learning]\nlearning_rate_steps = 0\n[compute]",
+            "learning_rate_steps must be a whole number >= 1",
+        ),
+        (
+            "[compute]",
+            f"[train.optimizer]\nlearning_rate = 1{400 * '0'}\n"
+            "[learning]\nlearning_rate_steps = 9\n[compute]",
+            "needs train.optimizer.learning_rate",
+        ),
+        ("[compute]", "[compte]", "compte"),
+        ("ways = 4", "way = 4", "did you mean 'ways'"),
+        ("shots = 1", "shots = 3", "examples must exceed shots"),
+        ("l2_clip_norm", "epsilon", "the plan says this"),
+        ("version = 1", "version = ", "not valid TOML"),
+        ("[data]", "[population]\nsizes = [3]\n[data]", "exactly one"),
+    ],
+)
+def test_files_with_faults(tmp_path, capsys, old, new, message):
+    path = tmp_path / "plan.toml"
+    path.write_text(FILE.replace(old, new))
+    assert PlanCommand(file=path, out=tmp_path / "out").run() == 2
+    assert message in capsys.readouterr().err
+
+
+def test_toml_is_read_back():
+    table = {
+        "text": 'quote " and \\ and \n and \x7f ü',
+        "numbers": [1, 2.5, float("inf")],
+        "flag": True,
+        "none": None,
+        "inner": {"key with space": -3, "list": [{"a": 1}, {"b": "x"}], "empty": {}},
+    }
+    expected = {k: v for k, v in table.items() if v is not None}
+    assert tomllib.loads(to_toml(table)) == expected
+    with pytest.raises(TypeError, match="no form"):
+        to_toml({"x": object()})

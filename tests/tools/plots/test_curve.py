@@ -1,0 +1,166 @@
+"""The picture of the privacy curve and the numbers beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions import attacker
+from jaxdp_episodic.accountant.questions.api import PrivacyInfo
+from jaxdp_episodic.tools.plots import curve as curve_plot
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+
+BEGINNINGS = {".png": b"\x89PNG", ".svg": b"<?xml"}
+
+
+def poisson_step(rate, noise):
+    sampling = jde.Poisson("user", sampling_probability=rate)
+    return jde.GaussianStep(sampling, noise_multiplier=noise)
+
+
+def sampling_probability(step):
+    return step.design.levels[0].sampling_probability
+
+
+def profile(step, epsilon):
+    """Exact curve of one step; filled up, since every number of points is compiled."""
+    flat = np.ravel(epsilon)
+    filled = np.append(flat, np.full(-flat.size % 2048, 1.0))
+    return np.reshape(jde.privacy_profile(step, filled)[: flat.size], np.shape(epsilon))
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """One step's exact curve as "exact", multiples of it as "pld" and "rdp"."""
+
+    def delta(step, *, epsilon, num_steps=None, method="exact", return_info=True):
+        if np.ndim(step.noise_multiplier) + np.ndim(sampling_probability(step)):
+            value = jde.privacy_profile(step, epsilon)
+        else:
+            value = profile(step, epsilon)[()]
+        value = np.minimum({"exact": 1, "pld": 1.01, "rdp": 3}[method] * value, 1.0)
+        nothing = np.zeros(np.shape(value))
+        return value, PrivacyInfo(nothing, nothing.astype(bool))
+
+    monkeypatch.setattr(attacker, "delta", delta)
+
+    def epsilon(step, *, delta, num_steps=None, method="exact"):
+        if step.noise_multiplier == 0:
+            return np.inf
+        return 12.0 if sampling_probability(step) > 0 else 0.0
+
+    monkeypatch.setattr(curve_plot, "epsilon", epsilon)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_picture_and_numbers(fast, tmp_path, suffix):
+    # The folder is made.
+    step, path = poisson_step(0.1, 0.7), tmp_path / "new" / f"curve{suffix}"
+    curve = curve_plot.plot_curve(step, path, num_steps=1, method="exact")
+    assert path.read_bytes().startswith(BEGINNINGS[suffix])
+    assert {file.name for file in path.parent.iterdir()} == {path.name, "curve.json"}
+    assert list(curve.delta) == ["exact", "pld", "rdp"]
+    expected = jde.privacy_profile(step, curve.epsilon)
+    np.testing.assert_allclose(curve.delta["exact"], expected, rtol=1e-12)
+    assert curve.advantage == pytest.approx(expected[0], rel=1e-12)
+    gain = curve.true_positive_rate - curve.false_positive_rate
+    assert gain.max() == pytest.approx(curve.advantage, rel=1e-2)
+
+    document = json.loads((path.parent / "curve.json").read_text())
+    assert document.pop("version") == 1
+    assert list(document) == list(curve._fields)
+    assert document["delta"]["rdp"] == curve.delta["rdp"].tolist()
+    assert document["true_positive_rate"] == curve.true_positive_rate.tolist()
+    assert document["gdp_mu"] == curve.gdp_mu
+
+
+def test_what_is_drawn(fast, tmp_path, monkeypatch):
+    figures = []
+    new_figure = curve_plot.new_figure
+
+    def keep(*size):
+        figures.append(new_figure(*size))
+        return figures[-1]
+
+    monkeypatch.setattr(curve_plot, "new_figure", keep)
+    step, parts = poisson_step(0.1, 0.7), []
+    curve_plot.plot_curve(
+        step,
+        tmp_path / "curve.png",
+        num_steps=1,
+        on_part=lambda *part: parts.append(part),
+    )
+    assert [part[1:] for part in parts] == [(number, 7) for number in range(1, 8)]
+    assert parts[0][0] == "advantage" and parts[-1][0] == "delta by rdp"
+    left, right = figures[0].axes
+    assert "nats" in left.get_xlabel()
+    assert "probability" in left.get_ylabel()
+    assert [line.get_label() for line in left.lines] == ["exact", "pld", "rdp"]
+    assert right.get_xscale() == right.get_yscale() == "log"
+    assert "guessing" in [line.get_label() for line in right.lines]
+    # Greyscale: no two lines of a panel share their dashes.
+    for axes in (left, right):
+        dashes = [str(line._dash_pattern) for line in axes.lines]
+        assert len(set(dashes)) == len(dashes)
+    (note,) = (text.get_text() for text in right.texts)
+    assert "advantage at most" in note
+    assert "mu =" in note
+
+
+def test_without_noise_and_without_anything(fast, tmp_path):
+    leak = curve_plot.plot_curve(
+        poisson_step(1.0, 0.0), tmp_path / "a.png", num_steps=1
+    )
+    assert leak.gdp_mu == np.inf
+    assert json.loads((tmp_path / "a.json").read_text())["gdp_mu"] == "inf"
+    assert curve_plot.summary(leak)["advantage"] == "at most 1"
+    silent = curve_plot.plot_curve(
+        poisson_step(0.0, 1.0), tmp_path / "b.png", num_steps=1
+    )
+    assert silent.gdp_mu == silent.advantage == 0
+    np.testing.assert_array_equal(silent.delta["exact"], 0)
+
+
+def test_the_summary_is_rounded_up(fast, tmp_path):
+    curve = curve_plot.plot_curve(
+        poisson_step(0.1, 0.7), tmp_path / "curve.png", num_steps=1, method="exact"
+    )
+    facts = curve_plot.summary(curve)
+    for name, value in [
+        ("advantage", curve.advantage),
+        ("true positives at 0.01", np.interp(0.01, *curve[3:5])),
+    ]:
+        shown = float(facts[name].removeprefix("at most "))
+        assert value * (1 - 1e-9) <= shown <= value * 1.02
+    assert curve.gdp_mu <= float(facts["Gaussian mu"].split()[0])
+
+
+def test_bad_inputs(fast, tmp_path):
+    step = poisson_step(0.1, 1.0)
+    with pytest.raises(ValueError, match=r"path must end in .png or .svg, got 'c.gif'"):
+        curve_plot.plot_curve(step, tmp_path / "c.gif", num_steps=1)
+    with pytest.raises(ValueError, match=r"must be a scalar, got fields of shape \(2,"):
+        curve_plot.plot_curve(poisson_step([0.1, 0.2], 1.0), tmp_path / "c.png")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):  # not a folder: found out before the work
+        curve_plot.plot_curve(step, tmp_path / "file" / "c.png")
+
+
+def test_an_unknown_method_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="method must be one of"):
+        curve_plot.plot_curve(
+            poisson_step(0.1, 1.0), tmp_path / "c.png", num_steps=1, method="moments"
+        )
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"jaxdp-episodic\[plot\]"):
+        curve_plot.plot_curve(poisson_step(0.1, 1.0), tmp_path / "c.png", num_steps=1)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,65 @@
+"""The picture of a training run, without a run."""
+
+import math
+
+import pytest
+
+from jaxdp_episodic.tools.plots import run
+from jaxdp_episodic.tools.plots.run import draw_run
+
+pytest.importorskip("matplotlib").use("Agg")
+
+SCORE = {"name": "accuracy", "mean": 0.5, "low": 0.4, "high": 0.7}
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Draws; returns the axes, top down."""
+    figures = []
+    new_figure = run.new_figure
+
+    def keep(*size):
+        figures.append(new_figure(*size))
+        return figures[-1]
+
+    monkeypatch.setattr(run, "new_figure", keep)
+
+    def draw(name="report.png", **parts):
+        given = {
+            "epsilons": [(1, 0.5), (2, 0.9)],
+            "losses": [],
+            "scores": [],
+            "target_epsilon": 2.0,
+        }
+        draw_run(tmp_path / name, **given | parts)
+        assert [file.name for file in tmp_path.iterdir()] == [name]
+        return figures[-1].axes
+
+    return draw
+
+
+def test_loss_scores_and_epsilon(drawn):
+    top, middle, bottom = drawn(
+        losses=[(step, 1 / step) for step in range(1, 91)],
+        scores=[(1, {"validation": SCORE}), (2, {"validation": SCORE, "test": SCORE})],
+        without_noise={"test": {**SCORE, "mean": 0.9}},
+        meaning="what it means",
+    )
+    assert top.get_ylabel() == "training loss\n(private)"
+    assert [line.get_label() for line in top.lines][1] == "mean of 3 steps"
+    assert middle.get_ylabel() == "accuracy\n(held out)"
+    assert {text.get_text() for text in middle.get_legend().get_texts()} == {
+        "validation, private: 0.5000",
+        "test, private: 0.5000",
+        "test, without noise (not private): 0.9000",
+    }
+    assert bottom.get_xlabel() == "step\n\nwhat it means"
+    assert [line.get_label() for line in bottom.lines] == ["spent", "target"]
+    assert bottom.lines[0].get_ydata().tolist() == [0.5, 0.9]
+
+
+def test_without_noise_and_without_logs(drawn):
+    scores, bottom = drawn("report.svg", target_epsilon=math.inf)
+    assert not scores.lines
+    (text,) = bottom.texts
+    assert text.get_text() == "no noise: epsilon is infinite"

@@ -1,0 +1,312 @@
+"""Pictures of sweeps: what they show, which files, what is refused."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.files import optional
+from jaxdp_episodic.tools.plots import labels, pareto, pictures
+from jaxdp_episodic.tools.plots.pareto import front_of
+from jaxdp_episodic.tools.plots.selection import SweepTable
+from jaxdp_episodic.tools.sweep.description import read_sweep
+from jaxdp_episodic.tools.sweep.folder import SweepFolder
+from jaxdp_episodic.tools.sweep.run import collect
+
+pytest.importorskip("matplotlib").use("Agg")
+
+TEXT = """
+version = 1
+epsilon = 1.0
+delta = 1e-5
+method = "rdp"
+memory_mib = 1
+[step]
+type = "GaussianStep"
+[step.sampling]
+type = "Poisson"
+name = "example"
+[[axes]]
+field = "num_steps"
+values = [10, 100, 1000]
+[[axes]]
+field = "noise_multiplier"
+geomspace = [0.8, 6.0, 12]
+[[axes]]
+field = "example.sampling_probability"
+geomspace = [1e-3, 1.0, 9]
+"""
+NOISE, RATE = "noise_multiplier", "example.sampling_probability"
+
+
+def pretended(sweep, folder, answers):
+    """A finished sweep whose answers are a function of its values: no kernel runs."""
+    opened = SweepFolder.opened(folder, sweep)
+    for number in range(opened.num_chunks):
+        start = number * opened.chunk_size
+        index = np.arange(start, min(start + opened.chunk_size, opened.size))
+        value = answers(**named(sweep.grid.values(index)))
+        rest = [np.zeros_like(value)] * (len(opened.columns) - 1)
+        opened.save(number, np.stack([value, *rest], axis=-1))
+    collect(sweep, folder)
+    return folder
+
+
+def named(values):
+    return {name.rpartition(".")[2]: column for name, column in values.items()}
+
+
+def cost(num_steps, noise_multiplier, sampling_probability, **_):
+    return sampling_probability * np.sqrt(num_steps) / noise_multiplier
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """What `folder` is a copy of."""
+    made = tmp_path_factory.mktemp("finished")
+    (made / "sweep.toml").write_text(TEXT.replace("epsilon = 1.0", ""))
+    return pretended(read_sweep(made / "sweep.toml"), made / "out", cost)
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "out"))
+
+
+def words(svg):
+    """The texts of a picture, which an SVG carries in comments."""
+    return re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))
+
+
+def test_the_default_picture(folder):
+    files = pictures.draw(folder)
+    assert [file.name for file in files] == ["contours.png", "contours.svg"]
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    found = words(files[1])
+    for text in (
+        "noise multiplier (clip norms)",
+        "sampling probability of each example",
+        "epsilon (nats), upper bound",
+        "number of steps = 10",
+        "number of steps = 1,000",
+        "delta = 1e-05, method = rdp",
+    ):
+        assert text in found
+    before = files[1].read_bytes()
+    pictures.draw(folder)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "contours.png",
+        "contours.svg",
+        "manifest.json",
+        "table.parquet",
+    ]
+    # Only the identifiers of clip paths are random.
+    both = before, files[1].read_bytes()
+    without = [re.sub(rb"[a-z]?[0-9a-f]{10}", b"", s) for s in both]
+    assert without[0] == without[1]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        # The default picture is of this kind.
+        pytest.param(kind, marks=pytest.mark.slow) if kind == "contours" else kind
+        for kind in pictures.KINDS
+    ],
+)
+def test_every_kind(folder, tmp_path, kind):
+    png, svg = pictures.draw(folder, kind=kind, out=tmp_path / f"my.{kind}.png")
+    assert png.name == f"my.{kind}.png" and svg.name == f"my.{kind}.svg"
+    assert "epsilon (nats), upper bound" in " ".join(words(svg))
+
+
+def test_lines_by_an_axis_and_held_values(folder):
+    _, svg = pictures.draw(folder, kind="lines", x=RATE, by=NOISE)
+    assert "number of steps = 100, delta = 1e-05, method = rdp" in words(svg)
+    assert {"0.8", "6"} <= set(words(svg))
+    fix = {"num_steps": "1000"}
+    _, svg = pictures.draw(folder, kind="lines", x=RATE, by=NOISE, fix=fix)
+    assert "number of steps = 1,000, delta = 1e-05, method = rdp" in words(svg)
+
+
+@pytest.mark.slow
+def test_levels_and_marks(folder, monkeypatch):
+    """The lines that were asked for, and stars in the panels that were asked for."""
+    drawn, maps = [], pictures.drawing.maps
+
+    def noted(*arguments, **options):
+        drawn.append(maps(*arguments, **options))
+        return drawn[-1]
+
+    monkeypatch.setattr(pictures.drawing, "maps", noted)
+    options = {"kind": "contours", "x": NOISE, "y": RATE, "by": "num_steps"}
+    mark = {NOISE: "2.5", RATE: "0.04"}
+    _, svg = pictures.draw(folder, **options, levels=(2.5, 0.25, 0.25, 1e6), mark=mark)
+    assert {"0.25", "2.5"} <= set(words(svg)) and "1,000,000" not in words(svg)
+    assert stars(drawn[-1]) == [[(2.5, 0.04)]] * 3
+    pictures.draw(folder, **options, mark={**mark, "num_steps": "100"})
+    assert stars(drawn[-1]) == [[], [(2.5, 0.04)], []]
+
+
+def stars(figure):
+    """Where the stars are, by panel; the last axes are those of the colours."""
+    return [
+        [(line.get_xdata().item(), line.get_ydata().item()) for line in axes.lines]
+        for axes in figure.axes[:-1]
+    ]
+
+
+def test_what_is_drawn_is_what_the_table_has(folder):
+    table = SweepTable(folder)
+    places, held = table.held([RATE], {NOISE: "0.8"})
+    assert held == {"num_steps": 100, NOISE: pytest.approx(0.8)}
+    across = np.arange(9)
+    index = table.grid.index({**places, table.grid.dimension_of(RATE): across})
+    expected = cost(100, 0.8, np.geomspace(1e-3, 1, 9))
+    np.testing.assert_allclose(table.answers(index), expected, rtol=1e-12)
+    shuffled = np.array([[300, 2], [2, 7]])
+    values = named(table.grid.values(shuffled.ravel()))
+    np.testing.assert_allclose(table.answers(shuffled).ravel(), cost(**values))
+
+
+def test_a_picture_says_how_much_it_shows(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "_MOST_POINTS", 5)
+    monkeypatch.setattr(pictures, "_MOST_SORTED", 10)
+    monkeypatch.setattr(pictures, "_MOST_PANELS", 2)
+    monkeypatch.setattr(pareto, "_MOST_DOTS", 100)
+    monkeypatch.setattr(pareto, "_LONGEST_FRONT", 4)
+    found = words(pictures.draw(folder, kind="contours")[1])
+    assert "noise multiplier (clip norms); 5 of 12 values" in found
+    assert "sampling probability of each example; 5 of 9 values" in found
+    assert any(text.endswith("2 of 3 values of number of steps") for text in found)
+    found = words(pictures.draw(folder, kind="pareto")[1])
+    assert "settings, 1 in 3" in found
+    assert (
+        "Pareto front: no setting is better in both, but between two points drawn"
+        in (found)
+    )
+
+
+def test_zipped_axes_and_words(read, tmp_path):
+    text = TEXT.replace("values = [10, 100, 1000]", 'values = [10, 100]\nzip = "a"')
+    text += '[[axes]]\nfield = "quantity"\nvalues = ["epsilon", "noise_multiplier"]\n'
+    text += '[[axes]]\nfield = "method"\nvalues = ["rdp", "exact"]\nzip = "a"\n'
+    # Neither quantity depends on all axes that the other needs.
+    text = text.replace(f'field = "{NOISE}"\ngeomspace', 'field = "delta"\ngeomspace')
+    text = text.replace("[0.8, 6.0, 12]", "[1e-8, 1e-5, 12]")
+    text = text.replace('"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 1.0')
+
+    def answers(delta, sampling_probability, **_):
+        return np.where(delta > 1e-7, sampling_probability, np.inf)
+
+    folder = pretended(read(text), tmp_path / "out", answers)
+    _, svg = pictures.draw(folder, value="noise_multiplier")
+    assert "smallest noise multiplier (clip norms)" in words(svg)
+    assert "grey: infinite" in words(svg)
+    _, svg = pictures.draw(folder, kind="lines", x="delta", by="method")
+    assert {"rdp", "exact"} <= set(words(svg))
+    with pytest.raises(ValueError, match="do not move together"):
+        pictures.draw(folder, x="num_steps", by="method")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"kind": "heatmaps"}, "did you mean 'heatmap'"),
+        ({"x": "noise_multi"}, "unknown axis 'noise_multi'; did you mean"),
+        ({"x": NOISE, "y": NOISE}, "different axes"),
+        ({"kind": "lines", "y": NOISE}, "--y has no meaning"),
+        ({"kind": "pareto", "by": NOISE}, "--by has no meaning"),
+        ({"kind": "pareto", "x": "epsilon"}, "must differ"),
+        ({"fix": {"num_steps": "150"}}, "the closest: 10 and 100"),
+        ({"fix": {"num_steps": "many"}}, "must be a number"),
+        ({"fix": {"num_step": "10"}}, "did you mean 'num_steps'"),
+        ({"x": NOISE, "fix": {NOISE: "6"}}, "different axes"),
+        ({"kind": "contours", "levels": [-1.0]}, "--levels must be > 0"),
+        ({"kind": "lines", "levels": [1.0]}, "--levels is for contours"),
+        ({"kind": "pareto", "mark": {NOISE: "1"}}, "--mark is for contours"),
+        ({"kind": "heatmap", "mark": {NOISE: "1"}}, "--mark must give"),
+        (
+            {"x": NOISE, "y": RATE, "mark": {NOISE: "1", RATE: "0.1", "delta": "1"}},
+            "may give 'num_steps'",
+        ),
+        (
+            {"x": NOISE, "y": RATE, "mark": {NOISE: "much", RATE: "0.1"}},
+            "--mark: 'noise_multiplier' must be a number",
+        ),
+        (
+            {"x": NOISE, "y": RATE, "mark": {NOISE: "1", RATE: ".1", "num_steps": "9"}},
+            "--mark: 'num_steps' has no value 9",
+        ),
+        ({"value": "delta"}, "asked for 'epsilon', got 'delta'"),
+        ({"value": "epsilo"}, "did you mean 'epsilon'"),
+    ],
+)
+def test_errors(folder, options, complaint):
+    before = sorted(folder.iterdir())
+    with pytest.raises(ValueError, match=complaint):
+        pictures.draw(folder, **options)
+    assert sorted(folder.iterdir()) == before
+    with pytest.raises(ValueError, match="png or .svg"):
+        pictures.draw(folder, out=folder / "a.gif")
+
+
+def test_nothing_to_draw(read, tmp_path):
+    sweep = read(TEXT.replace("epsilon = 1.0", ""))
+    SweepFolder.opened(tmp_path / "begun", sweep)
+    with pytest.raises(ValueError, match="not finished"):
+        pictures.draw(tmp_path / "begun")
+    with pytest.raises(FileNotFoundError):
+        pictures.draw(tmp_path / "nothing")
+    folder = pretended(
+        sweep, tmp_path / "out", lambda num_steps, **_: np.full(num_steps.shape, np.inf)
+    )
+    for kind in ("contours", "pareto"):
+        with pytest.raises(ValueError, match="finite"):
+            pictures.draw(folder, kind=kind)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["num_settings"] == 324
+
+
+def test_without_matplotlib_the_error_says_how_to_get_it(folder, monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(optional.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=r"jaxdp-episodic\[plot\]"):
+        pictures.draw(folder)
+
+
+def test_the_front():
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 30, (2, 200)).astype(float)
+    x[5], y[6] = np.inf, np.nan
+    front = front_of(x, y)
+    assert (np.diff(x[front]) > 0).all() and (np.diff(y[front]) < 0).all()
+    for i in range(200):
+        if np.isfinite(x[i]) and np.isfinite(y[i]):
+            assert np.any((x[front] <= x[i]) & (y[front] <= y[i]))
+
+
+def test_labels_have_units():
+    assert labels.axis_label("steps[1].noise_multiplier").endswith("steps[1]")
+    assert labels.axis_label("steps[0].pupil.size") == (
+        "pupil: drawn of each group (number), steps[0]"
+    )
+    assert labels.axis_label("counts[0]") == "counts[0]"
+    assert labels.number(1234567.0) == "1,234,567"
+    assert labels.number(0.000012345) == "1.23e-05"
+
+
+def test_scales_and_levels_suit_the_points():
+    assert labels.is_logarithmic(np.geomspace(1, 10, 5))
+    assert labels.is_logarithmic(np.array([10, 100, 300, 1000]))
+    assert not labels.is_logarithmic(np.linspace(1, 10, 5))
+    assert not labels.is_logarithmic(np.array([0.0, 1.0, 10.0]))
+    assert labels.round_levels(0.9, 12) == [1, 2, 5, 10]
+    assert labels.round_levels(0.05, 290) == [0.1, 0.3, 1, 3, 10, 30, 100]
+    assert labels.round_levels(2.1, 2.9) == [2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8]
+    assert labels.round_levels(1e-30, 1e30)

@@ -1,0 +1,219 @@
+"""A sweep from its description to its table: resumed, in parts, after a failure."""
+
+import json
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.files import atomic
+from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
+from jaxdp_episodic.tools.sweep import engines, table
+from jaxdp_episodic.tools.sweep.engines import evaluate_chunk
+from jaxdp_episodic.tools.sweep.folder import (
+    MANIFEST,
+    SHARDS,
+    SweepFolder,
+    saved_chunks,
+)
+from jaxdp_episodic.tools.sweep.run import SweepError, collect, run_sweep
+from sweep_runs import columns, contents, no_work
+
+
+@pytest.fixture
+def without_pyarrow(monkeypatch):
+    monkeypatch.setattr(table.importlib.util, "find_spec", lambda name: None)
+
+
+def test_the_table_has_every_setting(read, sweep_text, tmp_path):
+    sweep = read(sweep_text)
+    outcome = run_sweep(sweep, tmp_path / "out")
+    assert (outcome.size, outcome.num_chunks, outcome.num_evaluated) == (520, 2, 520)
+    names = ("noise_multiplier", "example.sampling_probability", "epsilon")
+    noise, rate, epsilon = columns(outcome.table, *names)
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=rate), noise_multiplier=noise
+    )
+    expected = jde.epsilon(step, num_steps=300, delta=1e-5, method="rdp")
+    np.testing.assert_allclose(epsilon, expected, rtol=1e-12)
+    assert sorted(contents(tmp_path / "out")) == [MANIFEST, outcome.table.name]
+    manifest = json.loads((tmp_path / "out" / MANIFEST).read_text())
+    assert manifest["num_settings"] == 520
+    assert set(manifest["versions"]) == {"jaxdp-episodic", "jax", "jaxlib", "numpy"}
+    again = run_sweep(sweep, tmp_path / "out", engine=no_work)
+    assert (again.num_evaluated, again.table) == (0, outcome.table)
+
+
+def test_npz_without_pyarrow(read, sweep_text, tmp_path, without_pyarrow):
+    outcome = run_sweep(read(sweep_text), tmp_path / "out")
+    assert outcome.table.name == "table.npz"
+    with np.load(outcome.table, allow_pickle=False) as archive:
+        arrays = dict(archive)
+    assert arrays["noise_multiplier"][:2].tolist() == [0.8, 0.8]
+    (epsilon,) = columns(outcome.table, "epsilon")
+    np.testing.assert_array_equal(arrays["epsilon"], epsilon)
+    run_sweep(read(sweep_text), tmp_path / "again")
+    assert (tmp_path / "again/table.npz").read_bytes() == outcome.table.read_bytes()
+    with pytest.raises(ValueError, match="damaged"):
+        list(table.read_columns(outcome.table, ["delta"]))
+
+
+EXACT = """
+version = 1
+delta = 1e-5
+[step]
+type = "GaussianStep"
+[step.sampling]
+type = "Poisson"
+name = "example"
+sampling_probability = 0.1
+[[axes]]
+field = "method"
+values = ["exact", "rdp"]
+[[axes]]
+field = "num_steps"
+values = [0, 100]
+[[axes]]
+field = "noise_multiplier"
+values = [1.0, 2.0]
+"""
+
+
+@pytest.mark.parametrize("pyarrow", [True, False])
+def test_what_an_exact_answer_is(read, tmp_path, monkeypatch, request, pyarrow):
+    """Its error, and whether it is a certified bound, stand beside it."""
+    if not pyarrow:
+        request.getfixturevalue("without_pyarrow")
+    pretended, answer = [], EpsilonRequest.answer_with_info
+
+    def partly_certified(asked):
+        value, info = answer(asked)
+        certified = (np.asarray(asked.num_steps) > 0) & (asked.method == "exact")
+        pretended.append(info.error)
+        return value, info._replace(is_certified_bound=certified)
+
+    monkeypatch.setattr(EpsilonRequest, "answer_with_info", partly_certified)
+    outcome = run_sweep(read(EXACT), tmp_path / "out")
+    names = ("method", "epsilon", "error", "is_certified_bound")
+    method, epsilon, error, certified = columns(outcome.table, *names)
+    assert certified.dtype == bool
+    assert certified.tolist() == [False, False, True, True] + [False] * 4
+    np.testing.assert_array_equal(error, np.concatenate(pretended))
+    assert np.all(error[2:4] < 1e-6 * epsilon[2:4])
+    assert np.all(np.isinf(error[method == "rdp"]))
+    (said,) = outcome.warnings
+    assert "is_certified_bound" in said
+
+
+def test_calibrated_values_have_no_error_of_their_own(read, tmp_path):
+    text = EXACT.replace('["exact", "rdp"]', '["pld"]')
+    text = text.replace('field = "num_steps"\nvalues = [0, 100]', QUANTITIES)
+    text = text.replace("delta = 1e-5", "delta = 1e-5\nepsilon = 1.0\nnum_steps = 9")
+    text = text.replace('field = "noise_multiplier"', 'field = "delta"')
+    text = text.replace("[1.0, 2.0]", "[1e-5]").replace(
+        '"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 1.0'
+    )
+    outcome = run_sweep(read(text), tmp_path / "out")
+    names = ("value", "error", "is_certified_bound")
+    value, error, certified = columns(outcome.table, *names)
+    assert np.all(value > 0)
+    assert np.isnan(error).tolist() == [False, True]
+    assert certified.tolist() == [True, False]
+
+
+QUANTITIES = 'field = "quantity"\nvalues = ["epsilon", "noise_multiplier"]'
+
+
+def test_words_and_whole_numbers_in_the_table(read, sweep_text, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        CalibrationRequest, "answer", lambda request: 2**53 - request.delta.size
+    )
+    axes = '[[axes]]\nfield = "{}"\nvalues = {}\n'
+    text = sweep_text.partition("[[axes]]")[0].replace(
+        "num_steps = 300", 'quantity = "num_steps"\nepsilon = 2.0'
+    )
+    text = text.replace('"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 1.0')
+    text += axes.format("method", '["rdp"]') + axes.format("delta", "[1e-6, 1e-5]")
+    text = text.replace('"example"', '"example"\nsampling_probability = 0.1')
+    outcome = run_sweep(read(text), tmp_path / "out")
+    method, steps = columns(outcome.table, "method", "num_steps")
+    assert method.tolist() == ["rdp", "rdp"]
+    assert steps.dtype == np.int64
+    assert steps.tolist() == [2**53 - 2] * 2
+
+
+# --- Resuming ---
+
+
+def saved_partly(sweep, folder, numbers):
+    """A folder in which some chunks are saved."""
+    opened = SweepFolder.opened(folder, sweep)
+    for number in numbers:
+        opened.save(number, evaluate_chunk(sweep, number)[0])
+    return opened
+
+
+def test_finished_shards_are_kept_and_damaged_ones_made_again(undisturbed, tmp_path):
+    sweep, expected = undisturbed
+    folder = saved_partly(sweep, tmp_path / "out", [0, 1, 3, 4])
+    assert saved_chunks(folder.path) == (4, folder.num_chunks)
+    damaged = bytearray(folder.shard(1).read_bytes())
+    damaged[-3] ^= 1
+    folder.shard(1).write_bytes(damaged)
+    folder.shard(3).write_bytes(folder.shard(3).read_bytes()[:-8])
+    # Whole, but another chunk's.
+    folder.shard(4).write_bytes(folder.shard(0).read_bytes())
+    left_over = folder.path / SHARDS / f"00000002{atomic.TEMPORARY}0123"
+    left_over.write_bytes(b"half a sha")
+    asked = []
+
+    def engine(some, numbers):
+        asked.extend(numbers)
+        return engines.on_devices(some, numbers)
+
+    run_sweep(sweep, folder.path, engine=engine)
+    assert asked == [1, 2, 3, 4, 5]
+    assert contents(folder.path) == expected
+
+
+def test_shards_of_a_job_array(undisturbed, tmp_path):
+    sweep, expected = undisturbed
+    out = tmp_path / "out"
+    assert run_sweep(sweep, out, part=(2, 3)).table is None
+    with pytest.raises(ValueError, match=r"4 of 6 chunks .*: 0, 2 to 3, 5; run"):
+        collect(sweep, out)
+    run_sweep(sweep, out, part=(1, 3))
+    run_sweep(sweep, out, part=(1, 3), engine=no_work)
+    run_sweep(sweep, out, part=(3, 3))
+    assert collect(sweep, out).table
+    assert contents(out) == expected
+    assert collect(sweep, out).table
+    for part in [(0, 3), (4, 3)]:
+        with pytest.raises(ValueError, match="1 <= i <= n"):
+            run_sweep(sweep, out, part=part)
+
+
+def test_another_process_may_finish_first(undisturbed, tmp_path):
+    sweep, expected = undisturbed
+
+    def engine(some, numbers):
+        run_sweep(sweep, tmp_path / "out")  # makes the table, removes the shards
+        return engines.on_devices(some, numbers)
+
+    assert run_sweep(sweep, tmp_path / "out", engine=engine).table
+    assert contents(tmp_path / "out") == expected
+
+
+def test_a_chunk_that_fails_takes_no_other_with_it(undisturbed, tmp_path):
+    sweep, expected = undisturbed
+
+    def engine(some, numbers):
+        for result in engines.on_devices(some, numbers):
+            failed = result._replace(answers=None, error="ValueError: too bad")
+            yield failed if result.number in (1, 2) else result
+
+    with pytest.raises(SweepError, match=r"2 of 6 chunks .*1 to 2.*512 to 1,023.*bad"):
+        run_sweep(sweep, tmp_path / "out", engine=engine)
+    assert saved_chunks(tmp_path / "out") == (4, 6)
+    assert run_sweep(sweep, tmp_path / "out").num_evaluated == 1024
+    assert contents(tmp_path / "out") == expected

@@ -1,0 +1,251 @@
+"""What may be published holds no number of private units; what is said is true."""
+
+import dataclasses
+import json
+import warnings
+
+import pytest
+from rich.console import Console
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import (
+    PrivacyBudget,
+    plan_budget,
+    public_budget,
+)
+from jaxdp_episodic.tools.train.run import _shown_warnings, run_training
+from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.config.training_start import StartConfig, statistics_steps
+from jaxdp_episodic.trainer.data.sinusoids import make_sinusoids
+from jaxdp_episodic.trainer.run.report import privacy_statement
+from training_runs import classes, grouped_step, trainer
+
+TASKS = """
+version = 1
+epsilon = 8.0
+delta = 1e-5
+num_steps = 2
+l2_clip_norm = 0.5
+normalizer = 30
+[data]
+type = "Sinusoids"
+num_tasks = 777
+points = 40
+[step]
+clip_unit = "task"
+privacy_unit = "task"
+[step.sampling]
+type = "MultistageSampling"
+levels = [
+  { type = "Poisson", name = "task", sampling_probability = 0.04 },
+  { type = "WithoutReplacement", name = "point", size = 20 },
+]
+[learner]
+kind = "maml"
+shots = 10
+inner_steps = 1
+loss = "squared_error"
+[model]
+kind = "mlp"
+channels = [4]
+"""
+POINTS = TASKS.replace('privacy_unit = "task"', 'privacy_unit = "point"').replace(
+    "normalizer = 30\n", ""
+)
+
+
+def released(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    result = run_training(read_config(path), tmp_path / "out", console=Console())
+    release = tmp_path / "out" / "release"
+    texts = {p.name: p.read_text() for p in release.iterdir() if p.suffix != ".npz"}
+    return result, texts, (tmp_path / "out" / "report.md").read_text()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _undrawn():
+    """Pictures are private; one is drawn in `test_run`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxdp_episodic.tools.train.run.draw_run", lambda *_, **__: None)
+        patch.setattr("jaxdp_episodic.tools.train.run._meaning", lambda _: "")
+        yield
+
+
+@pytest.fixture(scope="module")
+def hardened(tmp_path_factory):
+    """A run on public sizes, with the hardened noise."""
+    text = POINTS.replace("size = 20 }", "size = 20, population = 40 }")
+    return released(tmp_path_factory.mktemp("hardened"), 'noise = "discrete"\n' + text)
+
+
+@pytest.mark.slow
+def test_the_number_of_protected_units_is_not_released(tmp_path):
+    """Neither as it is nor through the mean of a draw."""
+    result, texts, report = released(tmp_path, TASKS)
+    expected = result.trainer.sampler.expected_units
+    everything = "".join(texts.values())
+    assert expected == pytest.approx(777 * 0.04)
+    for number in ("777", f"{expected:g}", "mean units"):
+        assert number not in everything
+    assert "mean units" in report
+    assert json.loads(texts["run.json"])["steps"] == 2  # rests on public facts
+    assert "one `task` more or less" in texts["privacy.md"]
+
+
+def test_the_same_holds_with_a_population():
+    """As users of the API plan it: the report then has the numbers, the release not."""
+    table = make_sinusoids(777, points=40, seed=0)
+    config = jde.MultistageSampling(
+        jde.Poisson("task", sampling_probability=0.04),
+        jde.WithoutReplacement("point", size=20),
+    )
+    step = jde.GaussianStep(
+        config,
+        noise_multiplier=1.0,
+        clip_unit="task",
+        privacy_unit="task",
+        population=table.population,
+    )
+    budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=2)
+    view = public_budget(budget)
+    assert view is not None and view.step.population is None
+    assert "777" in privacy_statement(budget, 2)
+    assert "777" not in privacy_statement(budget, 2, for_release=True)
+
+
+def test_a_step_that_alone_costs_nothing_may_rest_on_private_sizes():
+    """Its epsilon is 0 of any sizes; the noise was calibrated to the real ones."""
+
+    def view(bound):
+        step = jde.GaussianStep(
+            jde.MultistageSampling(
+                jde.Poisson("class", sampling_probability=1e-3),
+                jde.WithoutReplacement("example", size=4, population=bound),
+            ),
+            noise_multiplier=20.0,
+            privacy_unit="example",
+            clip_unit="example",
+            population=jde.Population.from_sizes(
+                [20] * 50, level_names=("class", "example")
+            ),
+        )
+        budget = PrivacyBudget(step, 1.0, 1e-5, 10, 10)
+        assert budget.spent(1) == 0
+        return public_budget(budget)
+
+    assert view(10) is None
+    assert view(20) is not None
+
+
+def test_statistics_alone_rest_on_no_private_sizes():
+    """Their steps take everybody; the sizes that the other step needs are not used."""
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("class", sampling_probability=0.1),
+            jde.WithoutReplacement("example", size=4),
+        ),
+        noise_multiplier=1.0,
+        privacy_unit="example",
+        clip_unit="class",
+        population=jde.Population.from_sizes([4321], level_names=("class", "example")),
+    )
+    everybody = statistics_steps(
+        ("class", "example"),
+        StartConfig(kind="mixed"),
+        privacy_unit="example",
+        neighboring_relation="add_remove",
+    )
+
+    def budget(steps):
+        before = [(one, 0.5) for one in steps]
+        return plan_budget(step, epsilon=1.0, delta=1e-5, num_steps=0, before=before)
+
+    planned = budget(everybody)
+    text = privacy_statement(planned, planned.num_steps, for_release=True)
+    assert "not for publication" not in text and "4321" not in text
+    sized = [dataclasses.replace(s, population=step.population) for s in everybody[:1]]
+    assert public_budget(dataclasses.replace(planned, before=tuple(sized))) is None
+
+
+@pytest.mark.parametrize(
+    ("relation", "share"), [("add_remove", 1.0), ("replace_one", 0.5)]
+)
+def test_the_deviation_of_the_noise_of_statistics_is_as_it_is_added(relation, share):
+    (step,) = statistics_steps(
+        ("class", "example"),
+        StartConfig(kind="mean"),
+        privacy_unit="example",
+        neighboring_relation=relation,
+    )
+    step = dataclasses.replace(step, noise_multiplier=8.0)
+    budget = PrivacyBudget(step, 1.0, 1e-5, 1, 1, (step,))
+    text = privacy_statement(budget, 1)
+    assert f"standard deviation {8 * share**0.5:.5g} for each example" in text
+
+
+def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
+    """Noise calibrated to them tells them, and so does epsilon after each step."""
+    result, texts, report = released(tmp_path, POINTS)
+    assert "not for publication" in " ".join(report.split())
+    noise = result.trainer.budget.step.noise_multiplier
+    everything = "".join(texts.values())
+    for number in (f"{noise:.5g}"[:5], "epsilon spent", "777", "mean units"):
+        assert number not in everything
+    assert texts["log.jsonl"] == ""
+    assert "rest on public facts alone" in texts["privacy.md"]
+    assert json.loads(texts["run.json"]).keys() == {
+        "target",
+        "noise",
+        "clip norm",
+        "protected",
+        "clipped",
+    }
+
+
+def test_public_sizes_are_released(hardened):
+    """Here of a run with the hardened noise."""
+    result, texts, _ = hardened
+    facts = json.loads(texts["run.json"])
+    assert facts["noise"] == "discrete"
+    words = " ".join(texts["privacy.md"].split())
+    assert "discrete Gaussian noise of" in words and "were whole numbers" in words
+    assert facts["mean units a step"] == pytest.approx(777 * 0.04)  # tasks are public
+    assert facts["noise multiplier"] == result.trainer.budget.step.noise_multiplier
+    assert len(texts["log.jsonl"].splitlines()) == 3
+
+
+def test_no_epsilon_where_the_divisor_is_private(hardened):
+    """By default it is 0.04 times the number of tasks, which a task would change."""
+    result, texts, report = hardened
+    for page in (texts["privacy.md"], report):
+        assert "task   not covered: the divisor was the mean number" in page
+    budget = result.trainer.budget
+    assert "the divisor" not in privacy_statement(budget, 2)  # a public guess
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_large_delta_is_warned_of(stated):
+    """Whether the accountant knows the number of units or not."""
+    data = classes()  # 180 examples
+    step = grouped_step(data)
+    if stated:
+        examples = jde.WithoutReplacement("example", size=3, population=6)
+        sampling = jde.GroupedClasses(
+            num_classes=30,
+            ways=3,
+            episodes=jde.Poisson("episode", sampling_probability=0.5),
+            examples=examples,
+        )
+        step = jde.GaussianStep(sampling, noise_multiplier=1.0)
+    with pytest.warns(UserWarning, match="delta=0.1 times 180 protected units"):
+        trainer(data=data, step=step, delta=0.1)
+
+
+def test_the_command_shows_warnings(capsys):
+    """Of the library and of its callers, each once, among the run's own lines."""
+    with _shown_warnings(Console()):
+        for _ in range(2):
+            warnings.warn("delta=0.1 times 800 protected units", stacklevel=1)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed == "warning: delta=0.1 times 800 protected units"

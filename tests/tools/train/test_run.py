@@ -1,0 +1,236 @@
+"""One command: from a config to a checkpoint, a log, a report and a release."""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import plan_budget
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.tools.train import run
+from jaxdp_episodic.tools.train.run import Result, run_training
+from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.run.evaluation import Score
+from jaxdp_episodic.trainer.run.run_files import read_log
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from training_runs import TINY
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def train(monkeypatch, config, tmp_path):
+    # The devices of this process are there already.
+    monkeypatch.setattr(cli, "use_all_cores", lambda: None)
+
+    def run(*arguments):
+        return cli.run(
+            ["train", str(config), "--out", str(tmp_path / "out"), *arguments]
+        )
+
+    return run
+
+
+def test_the_score_without_noise_stands_below_the_private_one():
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=0.1), noise_multiplier=2.0
+    )
+    budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=10)
+    score = Score("accuracy", 0.9, 0.8, 1.0, 600)
+    trainer: Any = SimpleNamespace(budget=budget, is_seeded=False)
+    result = Result(
+        trainer,
+        1.0,
+        1.0,
+        {"test": score, "validation": score},
+        Path("out"),
+        {"test": score._replace(mean=0.99)},
+    )
+    first, second, third, *_ = str(result).splitlines()
+    assert first.startswith("test        accuracy 0.9000")
+    assert second.split() == "0.9900 without noise, not private".split()
+    assert third.startswith("validation  accuracy 0.9000")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run, to copy, and what was printed to both streams."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "use_all_cores", lambda: None)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            arguments = [str(folder / "tiny.toml"), "--out", str(folder / "out")]
+            assert cli.run(["train", *arguments]) == 0
+    return folder / "out", SimpleNamespace(out=out.getvalue(), err=err.getvalue())
+
+
+def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
+    folder, printed = finished
+    out = tmp_path / "out"
+    shutil.copytree(folder, out)
+    assert {p.name for p in out.iterdir()} == {
+        ".lock",
+        "checkpoints",
+        "journal",
+        "ledger.jsonl",
+        "log.jsonl",
+        "release",
+        "report.md",
+        "report.png",
+    }
+    assert "validation  accuracy 0." in printed.out
+    assert "target 8, delta 1e-05, one example" in printed.out
+    assert "step 3 is the last" in " ".join(printed.err.split())
+    report = (out / "report.md").read_text()
+    assert report.startswith("# tiny\n") and "Private: this page" in report
+    assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+    private = (path for path in out.iterdir() if path.name != "release")
+    assert all(path.stat().st_mode & 0o077 == 0 for path in private)
+    released = {p.name for p in (out / "release").iterdir()}
+    assert released == {"parameters.npz", "privacy.md", "log.jsonl", "run.json"}
+    statement = (out / "release" / "privacy.md").read_text()
+    assert "one `example` more or less" in statement
+    assert "not for publication" not in statement
+    facts = json.loads((out / "release" / "run.json").read_text())
+    assert facts["steps"] == 3 and facts["epsilon spent"] <= 8.0
+    # It is a run without a seed, and the next one does not write over it.
+    assert "not private" not in printed.out + statement + str(facts)
+    before = (out / "log.jsonl").read_bytes()
+    assert train() == 2
+    error = capsys.readouterr().err
+    assert "holds a run; resume it" in error and error.count("\n") == 1
+    assert (out / "log.jsonl").read_bytes() == before
+
+
+def test_resume(train, finished, tmp_path, capsys, config):
+    out = tmp_path / "out"
+    assert train("--resume") == 2
+    assert "no run: begin one there, without resume" in capsys.readouterr().err
+    assert not out.exists()
+    shutil.copytree(finished[0], out)
+    shutil.rmtree(out / "checkpoints")
+    assert train("--resume") == 2
+    assert "only log.jsonl and ledger.jsonl of a run" in capsys.readouterr().err
+    shutil.rmtree(out)
+    shutil.copytree(finished[0], tmp_path / "out")
+    parameters = (tmp_path / "out" / "release" / "parameters.npz").read_bytes()
+    assert train("--resume") == 0  # nothing is left to do: the same release again
+    again = tmp_path / "out" / "release" / "parameters.npz"
+    assert again.read_bytes() == parameters
+    capsys.readouterr()
+    config.write_text(TINY.replace("l2_clip_norm = 0.1", "l2_clip_norm = 0.2"))
+    assert train("--resume") == 2
+    assert "l2_clip_norm: 0.1 in the checkpoint, 0.2 now" in capsys.readouterr().err
+
+
+def test_a_run_that_ended_before_any_charge_begins_anew(
+    train, finished, tmp_path, capsys, monkeypatch
+):
+    out, resumed = tmp_path / "out", []
+    (out / "checkpoints" / "0.orbax-checkpoint-tmp").mkdir(parents=True)
+    ledger = (finished[0] / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    described = [line for line in ledger if line.startswith(b"{")][:2]
+    monkeypatch.setattr(run, "_run", lambda *given: resumed.append(given[2]) or "")
+    for charges in (0, 1):
+        (out / "ledger.jsonl").write_bytes(b"".join(described) + b"1\n" * charges)
+        assert train("--resume") == 0
+        assert ("the run begins anew" in capsys.readouterr().err) == (charges == 0)
+    assert resumed == [False, True]
+
+
+def test_a_seed_is_called_not_private(train, config, capsys, tmp_path):
+    config.write_text("seed = 3\n" + TINY)
+    assert train() == 0
+    printed = capsys.readouterr()
+    assert "not private" in printed.err
+    assert "not private: draws and noise come from a fixed seed" in printed.out
+    release = tmp_path / "out" / "release"
+    statement = (release / "privacy.md").read_text()
+    assert "**Not private**" in statement and "fixed seed" in statement
+    facts = json.loads((release / "run.json").read_text())
+    assert facts["not private"] == "draws and noise come from a fixed seed"
+
+
+def test_no_noise_is_called_not_private(train, config, capsys, tmp_path):
+    config.write_text(TINY.replace("epsilon = 8.0", "epsilon = inf"))
+    assert train() == 0
+    printed = capsys.readouterr()
+    assert "inf (not private)" in printed.out
+    records = read_log(tmp_path / "out" / "log.jsonl")
+    assert [r["epsilon"] for r in records] == [0.0, "inf", "inf", "inf"]
+    assert "Not private" in (tmp_path / "out" / "release" / "privacy.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("num_classes = 40", "num_classes = 44", "must have num_classes=44"),
+        ("population = 20", "population = 21", "population"),
+        ("size = 3,", "size = 1,", "shots must be less than"),
+        ('splits = ["validation"]', 'splits = ["dev"]', "split must be one of"),
+        ('type = "Glyphs"\nsmall = true', 'type = "Npz"\npath = "no.npz"', "No such"),
+    ],
+)
+def test_user_errors_are_one_line(train, config, capsys, tmp_path, old, new, message):
+    text = TINY.replace(old, new)
+    assert text != TINY
+    config.write_text(text)
+    code = train()
+    error = capsys.readouterr().err
+    assert code == 2, error
+    assert error.startswith("jaxdp-episodic: error: ") and error.count("\n") == 1
+    assert re.search(message, error), error
+    assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+def test_an_interruption_says_how_to_go_on(train, monkeypatch, capsys):
+    def interrupted(self, blocks=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    assert train() == 130
+    assert "--resume" in capsys.readouterr().err
+    monkeypatch.undo()
+
+
+def test_an_interruption_before_the_first_checkpoint(train, monkeypatch, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxdp_episodic.trainer.run.assemble.plan", interrupted)
+    assert train() == 130
+    assert "nothing was trained yet, start again" in capsys.readouterr().err
+    monkeypatch.undo()
+
+
+@pytest.mark.slow
+def test_users_own_arrays(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("train", "test"):
+        images = rng.integers(0, 256, (40, 20, 8, 8), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", images=images)
+    path = tmp_path / "own.toml"
+    path.write_text(
+        TINY.replace(
+            'type = "Glyphs"\nsmall = true',
+            'type = "Npz"\npath = "train.npz"\nheld_out = "test.npz"',
+        )
+    )
+    result = run_training(read_config(path), tmp_path / "out", base=tmp_path)
+    assert result.trainer.num_steps_taken == 3
+    assert 0 <= result.scores["validation"].mean <= 1

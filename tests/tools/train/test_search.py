@@ -1,0 +1,254 @@
+"""The search: what it may vary, what it costs, and that it is drawn only once."""
+
+import json
+import math
+import os
+import types
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.questions.tuning import tuning_cost
+from jaxdp_episodic.tools.train import search as search_module
+from jaxdp_episodic.tools.train.search import STATE, run_search, search_budget
+from jaxdp_episodic.tools.train.search_space import is_priced, read_search
+from jaxdp_episodic.trainer.run.assemble import plan
+from pages import ROOT
+from training_runs import TINY
+
+HEAD = """
+version = 1
+delta = 1e-5
+{target}
+split = "validation"
+held_out_is_public = true
+[trials]
+{trials}
+[hyperparameters]
+"optimizer.learning_rate" = {{ type = "LogUniform", low = 1e-3, high = 1e-2 }}
+"l2_clip_norm" = {{ type = "Choice", values = [0.05, 0.1] }}
+"model.embedding" = {{ type = "Integers", low = 3, high = 5 }}
+{more}
+[run]
+"""
+ONE = 'type = "NegativeBinomialTrials"\nexpected_runs = 1.0'
+FOUR = 'type = "NegativeBinomialTrials"\nexpected_runs = 4.0\neta = 1.0'
+
+
+def written(folder, *, target="epsilon = 8.0", trials=FOUR, more="", run=None):
+    if run is None:
+        lines = [
+            line for line in TINY.splitlines() if line[:5] not in ("epsil", "delta")
+        ]
+        run = "\n".join(lines).replace("version = 1", "")
+    for name in ("data", "step", "learner", "model", "evaluation"):
+        run = run.replace(f"[{name}", f"[run.{name}")
+    path = folder / "search.toml"
+    path.write_text(HEAD.format(target=target, trials=trials, more=more) + run)
+    return path
+
+
+@pytest.mark.slow
+def test_budget_of_the_whole_search_calibrates_each_run(tmp_path):
+    search = read_search(written(tmp_path))
+    budget = search_budget(search, tmp_path)
+    assert 0 < budget.run_epsilon < 8 and 7.9 < budget.epsilon <= 8
+    config = search.config({}, budget.run_epsilon)
+    one = plan(config, config.data.load("train", None))
+    total = tuning_cost(
+        one.step, trials=search.settings.trials, delta=1e-5, num_steps=one.num_steps
+    )
+    assert total == pytest.approx(budget.epsilon, rel=1e-9)
+    forward = read_search(written(tmp_path, target="run_epsilon = 1.0"))
+    assert search_budget(forward, tmp_path).epsilon > 1
+    assert budget.is_public
+
+
+@pytest.mark.slow
+def test_runs_that_differ_in_privacy_are_charged_as_the_worst_of_them(tmp_path):
+    more = '"num_steps" = { type = "Choice", values = [3, 30] }'
+    both = read_search(written(tmp_path, target="run_epsilon = 1.0", more=more))
+    totals = []
+    for steps in (3, 30):
+        more = f'"num_steps" = {{ type = "Choice", values = [{steps}] }}'
+        one = read_search(written(tmp_path, target="run_epsilon = 1.0", more=more))
+        totals.append(search_budget(one, tmp_path).epsilon)
+    assert search_budget(both, tmp_path).epsilon >= max(totals) * (1 - 1e-9)
+
+
+def test_hopeless_target_is_refused(tmp_path):
+    search = read_search(written(tmp_path, target="epsilon = 1e-6"))
+    with pytest.raises(ValueError, match="too small for a search"):
+        search_budget(search, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"target": ""}, ValueError, "exactly one"),
+        ({"target": "epsilon = 1.0\nrun_epsilon = 1.0"}, ValueError, "exactly one"),
+        ({"target": "epsilon = -1.0"}, ValueError, "epsilon must be > 0"),
+        ({"trials": 'type = "FixedTrials"'}, ValueError, "trials"),
+        (
+            {"more": '"num_steps" = { type = "Uniform", low = 3, high = 9 }'},
+            NotImplementedError,
+            "num_steps",
+        ),
+        (
+            {"more": '"num_steps" = { type = "Integers", low = 3, high = 99 }'},
+            ValueError,
+            "combinations",
+        ),
+        (
+            {"more": '"epsilon" = { type = "Choice", values = [1] }'},
+            ValueError,
+            "one of",
+        ),
+        (
+            {"more": '"data.size" = { type = "Choice", values = [1] }'},
+            ValueError,
+            "one",
+        ),
+        ({"more": "model.channels = 3"}, TypeError, "must be a table with a type"),
+        (
+            {"more": '"model.seed" = { type = "Uniform", low = 3.0, high = 3.0 }'},
+            ValueError,
+            "low must be below high",
+        ),
+        ({"run": "seed = 3"}, ValueError, "not private"),
+        ({"run": "epsilon = 3.0"}, ValueError, "at the top"),
+    ],
+)
+def test_refuses(tmp_path, change, error, message):
+    with pytest.raises(error, match=message):
+        read_search(written(tmp_path, **change))
+
+
+def test_private_held_out_people_are_refused(tmp_path):
+    path = written(tmp_path)
+    path.write_text(path.read_text().replace("public = true", "public = false"))
+    with pytest.raises(NotImplementedError, match="held_out_is_public"):
+        read_search(path)
+
+
+def test_unknown_hyperparameters_are_found_before_anything_is_stored(tmp_path):
+    more = '"optimizer.learning_rat" = { type = "Choice", values = [1.0] }'
+    search = read_search(written(tmp_path, target="run_epsilon = 1.0", more=more))
+    # At least one run is drawn by this distribution.
+    with pytest.raises(ValueError, match="learning_rat"):
+        run_search(search, tmp_path / "out", base=tmp_path)
+    assert not (tmp_path / "out" / STATE).exists()
+
+
+def test_draws_lie_in_their_ranges(tmp_path):
+    search = read_search(written(tmp_path))
+    generator = np.random.default_rng(0)
+    drawn = [search.draw(generator) for _ in range(300)]
+    rates = np.array([d["optimizer.learning_rate"] for d in drawn])
+    assert rates.min() >= 1e-3 and rates.max() <= 1e-2
+    assert 0.4 < np.mean(rates < 10**-2.5) < 0.6
+    assert {d["l2_clip_norm"] for d in drawn} == {0.05, 0.1}
+    assert {d["model.embedding"] for d in drawn} == {3, 4, 5}
+
+
+class Trainings:
+    """Stands in for training: a score for each run, and an interrupt on demand."""
+
+    def __init__(self, scores, stop_at=None):
+        self.scores, self.stop_at, self.calls = scores, stop_at, []
+
+    def __call__(self, config, folder, *, resume, title, base, console):
+        place = int(folder.name)
+        if place == self.stop_at:
+            raise KeyboardInterrupt
+        self.calls.append((place, config.optimizer.learning_rate))
+        (folder / "release").mkdir(parents=True)
+        (folder / "release" / "privacy.md").write_text(f"single run {place}\n")
+        (folder / "release" / "run.json").write_text("{}")
+        os.utime(folder / "release" / "run.json", (0, 0))  # long ago
+        score = types.SimpleNamespace(name="accuracy", mean=self.scores[place])
+        return types.SimpleNamespace(scores={"validation": score})
+
+
+def counted(monkeypatch, number):
+    """Makes the distribution give this number, once; a second draw fails the test."""
+    numbers = iter([number])
+    dist = search_module.Search.__dataclass_fields__ and type(
+        read_search.__globals__["NegativeBinomialTrials"](expected_runs=2.0)
+    )
+    monkeypatch.setattr(dist, "draw", lambda self, generator: next(numbers))
+
+
+def test_interrupted_search_goes_on_without_drawing_again(tmp_path, monkeypatch):
+    search = read_search(written(tmp_path, target="run_epsilon = 1.0"))
+    counted(monkeypatch, 4)
+    out = tmp_path / "out"
+    scores = [0.5, math.nan, 0.75, 0.75]
+    first = Trainings(scores, stop_at=2)
+    monkeypatch.setattr(search_module, "run_training", first)
+    with pytest.raises(KeyboardInterrupt):
+        run_search(search, out, base=tmp_path)
+    stored = json.loads((out / STATE).read_text())
+    assert [run["score"] for run in stored["runs"]] == [0.5, "-inf", None, None]
+    with pytest.raises(FileExistsError, match="holds a search"):
+        run_search(search, out, base=tmp_path)
+    other = read_search(written(tmp_path, target="run_epsilon = 2.0"))
+    with pytest.raises(ValueError, match="another search"):
+        run_search(other, out, resume=True, base=tmp_path)
+    second = Trainings(scores)
+    monkeypatch.setattr(search_module, "run_training", second)
+    result = run_search(search, out, resume=True, base=tmp_path)
+    assert [place for place, _ in second.calls] == [2, 3]
+    drawn = [run["values"]["optimizer.learning_rate"] for run in stored["runs"]]
+    assert [rate for _, rate in first.calls + second.calls] == drawn
+    # Of equal scores the first; NaN loses.
+    assert result.chosen == 2 and result.num_runs == 4 and result.score == 0.75
+    statement = (out / "release" / "privacy.md").read_text()
+    assert (
+        statement.startswith("# Privacy of the search") and "single run 2" in statement
+    )
+    assert f"{math.ceil(result.epsilon * 1e4) / 1e4:g}" in statement
+    chosen = json.loads((out / "release" / "hyperparameters.json").read_text())
+    assert chosen == stored["runs"][2]["values"]
+    # Nor do times say how many runs came after the best one.
+    assert all(p.stat().st_mtime > 1e6 for p in (out / "release").iterdir())
+    again = run_search(search, out, resume=True, base=tmp_path)
+    assert again.chosen == 2
+
+
+def test_no_run_releases_nothing(tmp_path):
+    trials = 'type = "PoissonTrials"\nexpected_runs = 1e-9'
+    search = read_search(written(tmp_path, target="run_epsilon = 1.0", trials=trials))
+    result = run_search(search, tmp_path / "out", base=tmp_path)
+    assert result.chosen is None and not (tmp_path / "out" / "release").exists()
+
+
+def test_nothing_to_resume(tmp_path):
+    search = read_search(written(tmp_path))
+    with pytest.raises(FileNotFoundError, match="no search to resume"):
+        run_search(search, tmp_path / "out", resume=True)
+
+
+@pytest.mark.slow
+def test_a_real_search(tmp_path):
+    search = read_search(written(tmp_path, trials=ONE))
+    result = run_search(search, tmp_path / "out", base=tmp_path)
+    assert result.num_runs == 1 and 0 <= result.score <= 1
+    files = {path.name for path in (tmp_path / "out" / "release").iterdir()}
+    assert {"parameters.npz", "privacy.md", "hyperparameters.json"} <= files
+
+
+def test_pipelines_can_be_drawn_and_what_they_share_is_priced():
+    search = read_search(ROOT / "configs" / "tune_pipelines.toml")
+    found = [search.config(values, 1.0) for values in search.variants()]
+    kinds = [(c.learner.kind, c.start.kind, c.num_steps) for c in found]
+    assert kinds == [
+        ("protonet", "plda", 300),
+        ("protonet", "mean", 300),
+        *[("plda", "plda", None)] * 2,
+    ]
+    assert all(c.model is None for c in found[2:])
+    # Each changes a run's Rényi-DP at equal epsilon, by which the search is charged.
+    for name in ("start", "start.share", "start.within", "learner", "learner.kind"):
+        assert is_priced(name)
+    assert not is_priced("learner.temperature") and not is_priced("l2_clip_norm")

@@ -1,0 +1,246 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.trainer.audit import mechanism
+from jaxdp_episodic.trainer.statistics import statistics
+from training_runs import TINY
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+
+REQUEST = """
+version = 1
+num_steps = 2
+delta = 1e-3
+[step]
+type = "GaussianStep"
+noise_multiplier = 1.0
+[step.sampling]
+type = "Poisson"
+name = "user"
+sampling_probability = 0.3
+"""
+
+STEP = jde.GaussianStep(
+    jde.Poisson("user", sampling_probability=0.3), noise_multiplier=1.0
+)
+
+
+@pytest.fixture
+def request_file(tmp_path):
+    file = tmp_path / "request.toml"
+    file.write_text(REQUEST)
+    return file
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(TINY)
+    return file
+
+
+def test_a_request_is_audited(request_file, tmp_path, capsys):
+    out = tmp_path / "new" / "folder"
+    command = ["audit", str(request_file), "--out", str(out), "--draws", "50000"]
+    assert cli.run([*command, "--seed", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "audited" in printed
+    document = json.loads((out / "audit.json").read_text())
+    (row,) = document["rows"]
+    assert 0 < row["audited"] < row["claimed_exact"] < row["claimed_rdp"]
+    assert row["evidence"]["confidence"] == 0.95
+    assert row["delta"] == 1e-3
+    assert "| request |" in (out / "audit.md").read_text()
+    assert (out / "audit.png").exists()
+
+
+def test_flags_take_the_place_of_the_file(request_file, tmp_path):
+    flags = {"delta": "1e-2", "num-steps": "5", "confidence": "0.9", "seed": "3"}
+    command = ["audit", str(request_file), "--out", str(tmp_path), "--draws", "2000"]
+    assert cli.run([*command, *(f"--{k}={v}" for k, v in flags.items())]) == 0
+    document = json.loads((tmp_path / "audit.json").read_text())
+    (row,) = document["rows"]
+    assert document["seed"] == 3
+    assert row["delta"] == 1e-2
+    assert row["evidence"]["confidence"] == 0.9
+    claims = {
+        (num_steps, delta): jde.epsilon(STEP, num_steps=num_steps, delta=delta)
+        for num_steps in (2, 5)
+        for delta in (1e-3, 1e-2)
+    }
+    assert len(set(claims.values())) == 4
+    assert row["claimed_exact"] == pytest.approx(claims[5, 1e-2], rel=1e-9)
+
+
+def test_a_claim_that_is_disproved_has_an_exit_code(
+    request_file, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(mechanism, "epsilon", lambda *_, **__: 0.01)
+    command = ["audit", str(request_file), "--out", str(tmp_path / "o")]
+    assert cli.run([*command, "--draws", "20000"]) == 3
+    assert "VIOLATED" in capsys.readouterr().out
+    assert json.loads((tmp_path / "o" / "audit.json").read_text())["is_violated"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("gradient", ["--canaries", "5"]),
+        pytest.param(
+            "input",
+            ["--canaries", "5", "--num-steps", "2"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("step", ["--draws", "100"], marks=pytest.mark.slow),
+        # The claim about another unit is half a minute's compilation of its own.
+        pytest.param(
+            "gradient",
+            ["--canaries", "5", "--privacy-unit", "class"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_runs_are_audited(kind, flags, run_file, tmp_path, request):
+    if request.node.get_closest_marker("slow") is None:  # quicker to compile
+        run_file.write_text(TINY.replace("conv_embedding", "linear"))
+    out = tmp_path / "o"
+    command = ["audit", str(run_file), "--out", str(out), "--kind", kind]
+    assert cli.run([*command, *flags]) == 0
+    document = json.loads((out / "audit.json").read_text())
+    assert document["kind"] == kind
+    assert len(document["rows"]) == (4 if kind == "step" else 1)
+    assert not document["is_violated"]
+
+
+STARTED = TINY.replace(
+    "[step.sampling]",
+    """[step]
+neighboring_relation = "RELATION"
+privacy_unit = "UNIT"
+[start]
+kind = "plda"
+share = 0.6
+[step.sampling]""",
+).replace("conv_embedding", "linear")
+ALONE = (
+    STARTED.replace("num_steps = 3\nl2_clip_norm = 0.1\n", "")
+    .replace("share = 0.6\n", "")
+    .replace('"protonet"', '"plda"')
+)
+ALONE = re.sub(r"\[model\].*(?=\[evaluation)", "", ALONE, flags=re.S)
+
+
+def audited(tmp_path, config, kind, *flags, relation="zero_out", unit="example"):
+    file = tmp_path / "run.toml"
+    file.write_text(config.replace("RELATION", relation).replace("UNIT", unit))
+    command = ["audit", str(file), "--out", str(tmp_path / "o"), "--kind", kind]
+    code = cli.run([*command, *flags])
+    return code, json.loads((tmp_path / "o" / "audit.json").read_text())["rows"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["zero_out", "add_remove", "replace_one"])
+@pytest.mark.parametrize("unit", ["example", "class"])
+def test_private_statistics_are_audited_together(tmp_path, relation, unit):
+    """Those of the run, at its noise; half of it is found out."""
+    flags = ("--draws", "2000")
+    who = {"relation": relation, "unit": unit}
+    code, rows = audited(tmp_path, ALONE, "step", *flags, **who)
+    assert code == 0
+    assert [row["delta"] for row in rows] == [1e-5, 1e-3, 1e-2, 1e-1]
+    assert max(row["share_of_exact"] for row in rows) > 0.4
+    with pytest.MonkeyPatch.context() as patch:
+        half = statistics.contribution_norm
+        patch.setattr(statistics, "contribution_norm", lambda step: half(step) / 2)
+        code, rows = audited(tmp_path, ALONE, "step", *flags, **who)
+    assert code == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["zero_out", "add_remove"])
+@pytest.mark.parametrize("unit", ["example", "class"])
+@pytest.mark.parametrize(
+    ("config", "kind", "number"),
+    [
+        (STARTED, "step", 8),
+        (STARTED, "gradient", 1),
+        (STARTED, "input", 1),
+        (ALONE, "input", 1),
+    ],
+    ids=["step", "gradient", "input", "alone"],
+)
+def test_runs_that_begin_with_statistics_are_audited(
+    tmp_path, config, kind, number, relation, unit
+):
+    flags = ("--draws", "100") if kind == "step" else ("--canaries", "5")
+    code, rows = audited(tmp_path, config, kind, *flags, relation=relation, unit=unit)
+    assert code == 0 and len(rows) == number
+    if kind != "step":
+        assert 7.9 < rows[0]["claimed_exact"] <= 8.0
+
+
+@pytest.mark.slow
+def test_statistics_alone_have_no_gradients(tmp_path, capsys):
+    with pytest.raises(FileNotFoundError):  # nothing is written
+        audited(tmp_path, ALONE, "gradient")
+    assert "no gradients" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("which", "flags", "complaint"),
+    [
+        ("request", ["--draws", "7"], "num_draws"),
+        ("request", ["--privacy-unit", "user"], "--privacy-unit"),
+        ("request", ["--kind", "gradient"], "config"),
+        ("request", ["--confidence", "2", "--draws", "1000"], "confidence"),
+        ("run", [], "request"),
+        ("run", ["--kind", "step", "--num-steps", "3"], "--num-steps"),
+        ("run", ["--kind", "gradient", "--draws", "3"], "--draws"),
+        ("run", ["--kind", "gradient", "--delta", "1e-3"], "--delta"),
+        ("run", ["--kind", "gradient", "--canaries", "1000"], "num_canaries"),
+        ("run", ["--kind", "loud"], "kind"),
+    ],
+)
+def test_errors_are_one_line(
+    which, flags, complaint, request_file, run_file, tmp_path, capsys
+):
+    file = request_file if which == "request" else run_file
+    assert cli.run(["audit", str(file), "--out", str(tmp_path / "o"), *flags]) == 2
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if "error:" in line]
+    assert len(lines) == 1
+    assert complaint in lines[0]
+
+
+@pytest.mark.slow
+def test_the_pages_code_runs(tmp_path, monkeypatch):
+    """In order and in one namespace, as somebody who reads along would run it."""
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    assert len(blocks) >= 3
+    namespace = {}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"docs/audit.md block {number}", "exec"), namespace)
+
+
+def test_the_pages_commands_run(tmp_path, monkeypatch, capsys):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```console\n(.*?)^```", PAGE, re.M | re.S)
+    commands = [
+        line.removeprefix("$ ")
+        for block in blocks
+        for line in block.splitlines()
+        if line.startswith("$ ")
+    ]
+    assert commands
+    for command in commands:
+        program, *arguments = command.split()
+        assert program == "jaxdp-episodic"
+        assert cli.run(arguments) == 0

@@ -1,0 +1,140 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.trainer.audit.release import (
+    audit_release,
+    claimed_epsilons,
+    score_bound,
+)
+
+RATE, DELTAS = 0.3, (1e-5, 1e-3, 1e-2, 1e-1)
+STEP = jde.GaussianStep(
+    jde.Poisson("u", sampling_probability=RATE), noise_multiplier=1.0
+)
+CLAIMED = claimed_epsilons(STEP, 1, DELTAS)
+
+
+def mechanism(*, noise=1.0, length=1.0, rate=RATE):
+    """A sampled Gaussian mechanism in four dimensions, perhaps with a fault."""
+
+    def release(key, with_unit):
+        coin, other = jax.random.split(key)
+        released = noise * jax.random.normal(other, (4,), jnp.float32)
+        if not with_unit:
+            return {"sum": released}
+        drawn = jax.random.uniform(coin, (), jnp.float32) < rate
+        return {"sum": released.at[2].add(jnp.where(drawn, length, 0.0))}
+
+    return release
+
+
+def third(released):
+    return released["sum"][2]
+
+
+# A score of one's own is one compilation more; the fault of length has it too.
+@pytest.mark.parametrize("score", [pytest.param(third, marks=pytest.mark.slow), None])
+def test_a_sound_mechanism_stands(score):
+    audit = audit_release(
+        mechanism(),
+        claimed=CLAIMED,
+        deltas=DELTAS,
+        num_draws=100_000,
+        is_jax=True,
+        score=score,
+    )
+    assert not audit.is_violated
+    assert [bound.delta for bound in audit.bounds] == list(DELTAS)
+    share = [b.epsilon / c for b, c in zip(audit.bounds, CLAIMED, strict=True)]
+    assert share[2] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("fault", "score"),
+    [
+        ({"noise": 0.5}, None),
+        ({"length": 2.0}, third),
+        pytest.param({"rate": 1.0}, None, marks=pytest.mark.slow),
+    ],
+    ids=["noise", "length", "rate"],
+)
+def test_planted_faults_are_found(fault, score):
+    audit = audit_release(
+        mechanism(**fault),
+        claimed=CLAIMED,
+        deltas=DELTAS,
+        num_draws=20_000,
+        is_jax=True,
+        score=score,
+    )
+    assert audit.is_violated
+
+
+def test_calls_one_by_one_know_their_keys_and_who_is_in():
+    calls = []
+
+    def release(key, with_unit):
+        calls.append((tuple(np.asarray(jax.random.key_data(key)).tolist()), with_unit))
+        generator = np.random.default_rng(calls[-1][0])
+        return generator.normal(size=3) + (5.0 if with_unit else 0.0)
+
+    told = []
+    audit = audit_release(
+        release,
+        claimed=[0.1],
+        deltas=[1e-2],
+        num_draws=200,
+        on_draws=told.append,
+    )
+    assert audit.is_violated
+    assert sum(told) == len(calls) == 400
+    assert len({key for key, _ in calls}) == 400
+    assert sum(with_unit for _, with_unit in calls) == 200
+
+
+def test_a_difference_in_either_direction_counts():
+    rng = np.random.default_rng(0)
+    plain, often = rng.normal(size=(2, 4000)), rng.normal(size=(2, 4000))
+    often[:, ::5] += 8.0  # one in five is far off
+    forward = score_bound((often[0], plain[0]), (often[1], plain[1]), delta=1e-3)
+    backward = score_bound((plain[0], -often[0]), (plain[1], -often[1]), delta=1e-3)
+    assert forward.direction == "forward"
+    assert backward.direction == "backward"
+    assert min(forward.epsilon, backward.epsilon) > 4
+    assert forward.hits >= 790 and forward.false_hits <= 1
+    assert backward.hits >= 790 and backward.false_hits <= 1
+    # A score of the wrong sign proves nothing.
+    assert score_bound((-often[0], plain[0]), (-often[1], plain[1]), delta=1e-3)[0] == 0
+
+
+@pytest.mark.slow
+def test_the_confidence_is_kept():
+    """One mechanism at the edge of its claim, audited 300 times."""
+    edge = float(np.log(0.6 / 0.2))
+    rng = np.random.default_rng(3)
+    accused = 0
+    for _ in range(300):
+        scores = [(rng.random((2, 400)) < p).astype(float) for p in (0.6, 0.2)]
+        pilot, rest = ((scores[0][i], scores[1][i]) for i in (0, 1))
+        # Neither direction of this mechanism has more than the edge at delta = 0.
+        accused += score_bound(pilot, rest, delta=1e-9).epsilon > edge
+    assert accused <= 0.05 * 300 + 3 * np.sqrt(300 * 0.05 * 0.95)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"claimed": [1.0, 2.0]}, "claimed"),
+        ({"num_draws": 5}, "num_draws"),
+        ({"deltas": [0.0]}, "deltas"),
+        ({"confidence": 0.2}, "confidence"),
+        ({"score": lambda released: np.nan}, "NaN"),
+    ],
+)
+def test_bad_input_is_refused(changes, complaint):
+    settings = {"claimed": [1.0], "deltas": [1e-2], "num_draws": 100, **changes}
+    with pytest.raises(ValueError, match=complaint):
+        audit_release(lambda key, with_unit: np.zeros(2), **settings)

@@ -1,0 +1,333 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.trainer.audit import training as audits
+from jaxdp_episodic.trainer.audit.training import (
+    Training,
+    audit_run,
+    audit_steps,
+    training_of_config,
+)
+from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.gradient import discrete_noise, private_gradient
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from training_runs import (
+    GROUPED,
+    SHOTS,
+    TINY,
+    adam,
+    classes,
+    protonet,
+    sgd,
+    sinusoid_learner,
+)
+
+DELTAS = (1e-3, 1e-2, 1e-1)
+RDP = {"method": "rdp"}
+CANARIES = 20  # runs with equally many share what is compiled
+
+
+@pytest.fixture(autouse=True)
+def quick_claims(request, monkeypatch):
+    """Claims by Rényi-DP, upper bounds too: the exact ones compile for a minute."""
+    if request.node.get_closest_marker("slow") is None:
+
+        def by_rdp(*arguments, **named):
+            return jde.epsilon(*arguments, **{**named, **RDP})
+
+        monkeypatch.setattr(audits, "epsilon", by_rdp)
+
+
+def seeded(*arguments, **named):
+    """A trainer with a fixed seed: an audit's outcome is then the same every time."""
+    return Trainer(*arguments, **{**named, "seed": 11})
+
+
+def budget_of(step, num_steps=30):
+    spent = float(jde.epsilon(step, num_steps=num_steps, delta=1e-5, method="rdp"))
+    return PrivacyBudget(step, spent, 1e-5, num_steps, num_steps)
+
+
+def few_shot(*, noise=0.7, rate=0.9, make_trainer=seeded, **more):
+    design = dataclasses.replace(
+        GROUPED.design, episodes=jde.Poisson("episode", sampling_probability=rate)
+    )
+    step = dataclasses.replace(GROUPED, sampling=design, noise_multiplier=noise, **more)
+    model, params = protonet()
+    return Training(
+        model,
+        params,
+        classes(),
+        budget_of(step),
+        SHOTS,
+        adam(0.05),
+        0.5,
+        make_trainer=make_trainer,
+    )
+
+
+def task_table(num_tasks=60):
+    rng = np.random.default_rng(0)
+    phase = rng.uniform(0, 3, size=(num_tasks, 1))
+    x = rng.uniform(-3, 3, size=(num_tasks, 8))
+    return ExampleTable.from_records(
+        x.reshape(-1, 1),
+        np.sin(x + phase).ravel(),
+        units={"task": np.repeat(np.arange(num_tasks), 8)},
+        example_level="point",
+    )
+
+
+def tasks(*, noise=1.0, make_trainer=seeded):
+    sampling = jde.MultistageSampling(
+        jde.Poisson("task", sampling_probability=0.9),
+        jde.WithoutReplacement("point", size=6),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=noise, clip_unit="task", privacy_unit="task"
+    )
+    model, params = sinusoid_learner()
+    return Training(
+        model,
+        params,
+        task_table(),
+        budget_of(step),
+        3,
+        sgd(0.01),
+        0.5,
+        normalizer=50.0,
+        noise="gaussian",
+        make_trainer=make_trainer,
+    )
+
+
+def hardened_tasks(*, noise=1.0, make_trainer=seeded):
+    plain = tasks(noise=noise, make_trainer=make_trainer)
+    return dataclasses.replace(plain, noise="discrete")
+
+
+@pytest.mark.parametrize(
+    ("training", "num_draws", "share"),
+    [
+        pytest.param("few_shot", 500, 0.15, marks=pytest.mark.slow),
+        ("hardened_tasks", 500, 0.15),
+        *(
+            pytest.param(name, 2_000, 0.3, marks=pytest.mark.slow)
+            for name in ("few_shot", "tasks", "hardened_tasks")
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_steps_of_a_sound_trainer_stand(training, num_draws, share):
+    """At the level of an example (add one to a class) and of a task."""
+    run = {"few_shot": few_shot, "tasks": tasks, "hardened_tasks": hardened_tasks}
+    audit = audit_steps(run[training](), num_draws=num_draws, deltas=DELTAS)
+    assert not audit.is_violated
+    # Canaries are as loud as the theorem allows.
+    found = [b.epsilon / c for b, c in zip(audit.bounds, audit.claimed, strict=True)]
+    assert max(found) > share
+
+
+def halved_noise(monkeypatch):
+    drawn = private_gradient.drawn_noise
+
+    def half(kind, deviation, count, generator):
+        return drawn(kind, 0.5 * deviation, count, generator)
+
+    monkeypatch.setattr(private_gradient, "drawn_noise", half)
+    return seeded
+
+
+def no_clipping(monkeypatch):
+    def clip(contribution, l2_clip_norm):
+        return contribution, jnp.float32(0), jnp.bool_(True)
+
+    monkeypatch.setattr(private_gradient, "clip_by_norm", clip)
+    # Not kept: neither what was compiled before, nor this for those behind.
+    uncached = private_gradient._compiled_sum.__wrapped__
+    monkeypatch.setattr(private_gradient, "_compiled_sum", uncached)
+    return seeded
+
+
+def noise_of_the_mean(monkeypatch):
+    """The noise is divided once more by the number of units."""
+    released = private_gradient.PrivateGradient._released
+
+    def less(self, total, noise, clip, divisor):
+        return released(self, total, [n / divisor for n in noise], clip, divisor)
+
+    monkeypatch.setattr(private_gradient.PrivateGradient, "_released", less)
+    return seeded
+
+
+@pytest.mark.slow
+def test_steps_with_discrete_noise_of_one_clip_norm_are_found_out(monkeypatch):
+    """Whatever the multiplier; tests/mutation plants it in the fast suite."""
+    drawn = private_gradient.drawn_noise
+
+    def of_one(kind, deviation, count, generator):
+        return drawn(kind, discrete_noise.GRID, count, generator)
+
+    monkeypatch.setattr(private_gradient, "drawn_noise", of_one)
+    for noise, is_fault in ((1.0, False), (4.0, True)):
+        audit = audit_steps(hardened_tasks(noise=noise), num_draws=800, deltas=DELTAS)
+        assert audit.is_violated == is_fault
+
+
+# tests/mutation plants these and others in the fast suite.
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [halved_noise, no_clipping, noise_of_the_mean])
+@pytest.mark.parametrize("training", [few_shot, tasks])
+def test_steps_of_a_faulty_trainer_are_found_out(training, fault, monkeypatch):
+    noise = 1.5 if training is few_shot else 1.0
+    faulty = training(noise=noise, make_trainer=fault(monkeypatch))
+    # What is too long for the grid of discrete noise would be zero.
+    faulty = dataclasses.replace(faulty, noise="gaussian")
+    # Half of the noise of few-shot episodes takes more steps to be sure of.
+    number = 4_000 if training is few_shot else 1_500
+    audit = audit_steps(faulty, num_draws=number, deltas=DELTAS)
+    assert audit.is_violated
+
+
+@pytest.mark.parametrize(
+    ("training", "kind"),
+    [
+        (few_shot, "input"),
+        # What it compiles, the run with too little noise needs as well.
+        (few_shot, "gradient"),
+        pytest.param(tasks, "gradient", marks=pytest.mark.slow),
+        pytest.param(tasks, "input", marks=pytest.mark.slow),
+    ],
+)
+def test_a_sound_run_stands(training, kind):
+    audit = audit_run(training(), kind=kind, num_canaries=CANARIES)
+    assert not audit.is_violated
+    assert audit.num_steps == 30
+    assert audit.claimed_exact <= audit.claimed_rdp
+    assert audit.guesses.num_canaries == CANARIES
+    if kind == "gradient":  # little noise, many steps: the coins are plain to see
+        assert audit.guesses.epsilon > 0.5
+
+
+def test_a_run_with_too_little_noise_is_found_out():
+    """Claimed is an epsilon of 0.9; what runs has a fiftieth of its noise.
+
+    In six steps an example is drawn with probability 0.97, and seen if it is.
+    """
+
+    def faulty(*arguments, **named):
+        step = named["budget"].step
+        less = dataclasses.replace(step, noise_multiplier=step.noise_multiplier / 50)
+        return seeded(
+            *arguments,
+            **{**named, "budget": dataclasses.replace(named["budget"], step=less)},
+        )
+
+    training = few_shot(noise=10.0, make_trainer=faulty)
+    audit = audit_run(training, num_canaries=CANARIES, num_steps=6)
+    assert audit.claimed_exact < 1
+    assert audit.is_violated
+
+
+def test_the_claim_is_for_the_steps_that_were_taken():
+    short = audit_run(few_shot(), num_canaries=CANARIES, num_steps=2)
+    expected = jde.epsilon(few_shot().budget.step, num_steps=2, delta=1e-5, **RDP)
+    assert short.num_steps == 2
+    assert short.claimed_exact == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_a_replaced_example_and_a_class():
+    for more in ({"neighboring_relation": "replace_one"}, {"privacy_unit": "class"}):
+        audit = audit_run(few_shot(**more), num_canaries=CANARIES, num_steps=4)
+        assert not audit.is_violated
+        assert audit.privacy_unit == more.get("privacy_unit", "example")
+
+
+def test_every_step_is_told():
+    told = []
+    audit_steps(
+        tasks(), num_draws=100, deltas=(0.1,), on_step=lambda *pair: told.append(pair)
+    )
+    assert told == [(taken, 200) for taken in range(1, 201)]
+
+
+def test_a_config_becomes_a_training(tmp_path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(TINY)
+    training = training_of_config(read_config(file), tmp_path)
+    assert training.budget.num_steps == 3
+    assert training.learner.ways == 4
+    other = training_of_config(read_config(file), tmp_path, privacy_unit="class")
+    assert other.budget.step.privacy_unit == "class"
+    noise = training.budget.step.noise_multiplier
+    assert other.budget.step.noise_multiplier == noise
+    file.write_text(TINY.replace("epsilon = 8.0", "epsilon = inf"))
+    with pytest.raises(ValueError, match="finite"):
+        training_of_config(read_config(file), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"kind": "loud"}, "kind"),
+        ({"num_canaries": 10_000}, "num_canaries"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"confidence": 0.1}, "confidence"),
+    ],
+)
+def test_bad_input_is_refused(changes, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        audit_run(tasks(), **{"num_canaries": 3, "num_steps": 1, **changes})
+
+
+# --- Epochs ---
+
+
+def tasks_in(scheme, *, relation="add_remove", make_trainer=seeded):
+    plain = tasks(make_trainer=make_trainer)
+    below = jde.WithoutReplacement("point", size=6)
+    step = dataclasses.replace(
+        plain.budget.step,
+        sampling=jde.MultistageSampling(scheme, below),
+        neighboring_relation=relation,
+    )
+    return dataclasses.replace(plain, budget=budget_of(step, num_steps=7))
+
+
+BINS = jde.RandomAllocation("task", steps_per_epoch=3)
+BATCHES = jde.ShuffledEpochs("task", steps_per_epoch=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "relation", "share"),
+    [
+        (BINS, "add_remove", 0.15),
+        (BINS, "replace_one", 0.15),
+        (BATCHES, "replace_one", 0.1),
+    ],
+)
+def test_whole_epochs_take_the_place_of_steps(scheme, relation, share):
+    training = tasks_in(scheme, relation=relation)
+    audit = audit_steps(training, num_draws=500, deltas=DELTAS)
+    assert not audit.is_violated
+    best = max(
+        bound.epsilon / claimed
+        for bound, claimed in zip(audit.bounds, audit.claimed, strict=True)
+    )
+    assert share < best <= 1
+    claimed = jde.epsilon(training.budget.step, num_steps=3, delta=list(DELTAS))
+    np.testing.assert_allclose(audit.claimed, claimed, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_within_an_epoch_is_audited_as_it_is():
+    audit = audit_run(tasks_in(BINS), num_canaries=20)
+    assert audit.num_steps == 7
+    assert not audit.is_violated

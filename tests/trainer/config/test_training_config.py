@@ -1,0 +1,175 @@
+"""Training configs: every shipped one is valid, and mistakes are named."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.trainer.config.training_config import (
+    OptimizerConfig,
+    TrainingConfig,
+    read_config,
+)
+from training_runs import TINY
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = sorted(
+    path
+    for path in (ROOT / "configs").glob("*.toml")
+    if "[learner]" in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY, encoding="utf-8")
+    return path
+
+
+def changed(path, old, new):
+    text = TINY.replace(old, new)
+    assert text != TINY
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_are_valid_and_name_their_command(path):
+    config = read_config(path)
+    assert TrainingConfig.from_dict(config.to_dict()) == config
+    assert f"jaxdp-episodic train configs/{path.name} --out" in path.read_text()
+
+
+def test_there_are_shipped_configs():
+    names = {path.stem for path in CONFIGS}
+    assert {"glyphs_5w1s", "glyphs_5w5s", "glyphs_20w1s", "sinusoids"} <= names
+
+
+def test_defaults(tiny):
+    config = read_config(tiny)
+    assert config.optimizer == OptimizerConfig()
+    assert config.seed is None
+    step = config.step.step(Population.from_sizes([20] * 40))
+    assert step.population is None  # the population is stated, and public
+    assert step.clip_unit == "episode" and step.privacy_unit == "example"
+
+
+def test_without_a_stated_population_the_data_give_it(tiny):
+    config = read_config(changed(tiny, ", population = 20", ""))
+    tree = Population.from_sizes([20] * 40)
+    assert config.step.step(tree).population is tree
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("epsilon = 8.0", "epsilon = -1.0", "epsilon must be > 0"),
+        ("epsilon = 8.0", "epsilom = 8.0", "unknown key 'epsilom'; did you mean"),
+        ("delta = 1e-5", "delta = 1.0", "delta must lie in"),
+        ("num_steps = 3", "num_steps = 2.5", "num_steps must be a whole number"),
+        ("num_steps = 3", "", "exactly one of num_steps .* got neither"),
+        (
+            "[step.sampling]",
+            "[step]\nnoise_multiplier = 2.0\n[step.sampling]",
+            "exactly one of num_steps .* got both",
+        ),
+        (
+            "l2_clip_norm = 0.1",
+            "l2_clip_norm = 0.0",
+            "l2_clip_norm must be a number in",
+        ),
+        ('type = "Glyphs"', 'type = "Glyph"', "did you mean 'Glyphs'"),
+        ('kind = "protonet"', 'kind = "protonett"', "did you mean 'protonet'"),
+        ("shots = 1", "shots = 0", "shots must be a whole number >= 1"),
+        ("shots = 1", 'shots = 1\nloss = "squared_error"', "with kind='protonet'"),
+        (
+            "channels = [4]",
+            "channels = []",
+            "channels must be a list of 1 to 64 numbers",
+        ),
+        (
+            "channels = [4]",
+            "channels = [[4]]",
+            "channels must be a list of 1 to 64 numbers",
+        ),
+        ("ways = 4", "ways = 41", "ways must be at most num_classes"),
+        ("version = 1", "version = 2", "version must be 1"),
+        ("num_episodes = 20", "num_episodes = 1", "num_episodes must be a whole"),
+        ("[learner]", "[learner", "not valid TOML.*line"),
+        ('splits = ["validation"]', 'splits = "validation"', "splits must be a list"),
+        ("epsilon = 8.0", "epsilon = [1.0, 2.0]", "epsilon must be one number"),
+        ("delta = 1e-5", "delta = [1e-5, 1e-6]", "delta must be one number"),
+        (
+            "num_steps = 3",
+            "num_steps = 3\nblock_size = [1, 2]",
+            "block_size must be one",
+        ),
+        ("num_steps = 3", "num_steps = 3\nseed = [1, 2]", "seed must be one number"),
+        ("num_steps = 3", "num_steps = 3\nnormalizer = 1e30", "normalizer must be a"),
+        ("l2_clip_norm = 0.1", "l2_clip_norm = 1e-30", "l2_clip_norm must be a number"),
+        (
+            "num_steps = 3",
+            "step.noise_multiplier = inf",
+            "noise_multiplier must be a number in",
+        ),
+        (
+            "[model]",
+            '[optimizer]\nkind = "adamw"\nweight_decay = [0.1, 0.2]\n[model]',
+            "weight_decay must be a finite number",
+        ),
+        (
+            'kind = "protonet"',
+            'kind = "maml"',
+            "model.kind must be one of .*'conv_classifier'.*got 'conv_embedding'",
+        ),
+        (
+            'kind = "conv_embedding"',
+            'kind = "conv_classifier"',
+            "model.kind must be one of .*'conv_embedding', 'linear', 'mlp'",
+        ),
+        ("[model]", "[optimizer]\nema = 1.0\n[model]", "ema must lie in .0, 1."),
+        ("queries = 2", "queries = 2\nways = 0", "ways must be"),
+        ("shots = 1", 'shots = 1\ndistance = "cos"', "did you mean 'cosine'"),
+        ("shots = 1", "shots = 1\nresplits = 1", "resplits must be true or false"),
+        ("[model]", '[features]\nkind = "wavelet"\n[model]', "'wavelets'"),
+        ("small = true", 'small = "no"', "small must be true or false"),
+        ("small = true", "size = [14]", "size must be one number"),
+    ],
+)
+def test_mistakes_are_named(tiny, old, new, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        read_config(changed(tiny, old, new))
+
+
+def test_only_prototypes_are_evaluated_with_other_ways():
+    mapping = {"type": "TrainingConfig", **tomllib.loads(TINY)}
+    mapping["evaluation"]["ways"] = 7
+    config = TrainingConfig.from_dict(mapping)
+    assert config.evaluation is not None and config.evaluation.ways == 7
+    mapping["learner"]["kind"] = "maml"
+    with pytest.raises(ValueError, match="ways must not be given with learner.kind"):
+        TrainingConfig.from_dict(mapping)
+
+
+@pytest.mark.parametrize("name", TrainingConfig.nested_specs)
+def test_a_list_is_no_part_of_a_run(name):
+    mapping = {"type": "TrainingConfig", **tomllib.loads(TINY), name: []}
+    with pytest.raises(TypeError, match=f"{name} must be a table of keys"):
+        TrainingConfig.from_dict(mapping)
+
+
+def test_not_text(tmp_path):
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        read_config(path)
+    with pytest.raises(FileNotFoundError):
+        read_config(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("kind", ["protonet", "conv_embedding"])
+def test_a_choice_that_is_left_out_is_named(tiny, kind):
+    with pytest.raises(ValueError, match=f"missing key 'kind', .*one of .*'{kind}'"):
+        read_config(changed(tiny, f'kind = "{kind}"\n', ""))

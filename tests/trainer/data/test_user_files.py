@@ -1,0 +1,376 @@
+"""Users' own files: read as they say, and hostile ones refused."""
+
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxdp_episodic.tools.cli.data import _recognized
+from jaxdp_episodic.trainer.data.folders import (
+    load_class_folders,
+    load_mini_imagenet,
+    load_omniglot,
+)
+from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
+
+RNG = np.random.default_rng(0)
+
+
+# --- npz ---
+
+
+def saved(folder, **arrays):
+    path = folder / "data.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_npz_by_class(tmp_path):
+    images = RNG.integers(0, 256, (3, 4, 5, 5), dtype=np.uint8)
+    path = saved(tmp_path, images=images, classes=np.array(["c", "a", "b"]))
+    table = load_npz(path)
+    assert table.features.shape == (12, 5, 5, 1)
+    assert np.unique(table.unit_column("class")).tolist() == ["a", "b", "c"]
+    np.testing.assert_allclose(table.features[:4, ..., 0], images[1] / 255, rtol=1e-6)
+
+
+def test_npz_of_records_with_levels_targets_and_split(tmp_path):
+    path = saved(
+        tmp_path,
+        features=np.arange(12.0).reshape(6, 2),
+        labels=np.array([1, 0, 1, 0, 2, 2]),
+        user=np.array([9, 8, 9, 8, 8, 8]),
+        targets=np.arange(6) / 10,
+        split=np.array(["train"] * 5 + ["test"]),
+    )
+    table = load_npz(path, levels=["user"], split="train")
+    assert table.level_names == ("user", "class", "example")
+    assert table.num_examples == 5
+    assert table.targets is not None
+    for row, target in zip(table.features, table.targets, strict=True):
+        assert target == np.float32(row[0] / 20)
+    with pytest.raises(ValueError, match="split must be one that"):
+        load_npz(path, split="dev")
+    with pytest.raises(ValueError, match="must hold school"):
+        load_npz(path, levels=["school"])
+
+
+def test_npz_with_a_public_list_of_classes(tmp_path):
+    """A class stays when its last example is taken away."""
+    values, labels = np.ones((5, 2)), np.array(["a", "a", "b", "b", "c"])
+    classes = np.array(["c", "a", "b", "d"])
+    for number, counts in ((5, [2, 2, 1, 0]), (4, [2, 2, 0, 0])):
+        path = saved(
+            tmp_path, features=values[:number], labels=labels[:number], classes=classes
+        )
+        tree = load_npz(path).population
+        assert tree.children_counts[1].tolist() == counts
+    with pytest.raises(ValueError, match="classes beside labels .* is a public list"):
+        load_npz(path, levels=["labels"])
+    short = saved(tmp_path, features=values, labels=labels, classes=classes[1:])
+    with pytest.raises(ValueError, match="every unit that has records, 'c' is missing"):
+        load_npz(short)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2), (3, 0, 2), (0, 2)])
+def test_an_empty_npz_is_called_so(tmp_path, shape):
+    arrays = {"features": np.ones(shape)}
+    if len(shape) == 2:
+        arrays["labels"] = np.ones(0, int)
+    path = saved(tmp_path, **arrays)
+    with pytest.raises(ValueError, match="features in .* must not be empty"):
+        load_npz(path)
+
+
+def test_a_zip_bomb_is_refused_by_its_header(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez_compressed(path, features=np.zeros((2**20, 64), np.uint8))
+    assert path.stat().st_size < 2**20
+    with pytest.raises(ValueError, match="max_bytes"):
+        load_npz(path, max_bytes=2**20)
+
+
+def test_a_header_that_lies_is_refused(tmp_path):
+    """A shape of 10^12 numbers over a few bytes of data."""
+    honest = tmp_path / "honest.npy"
+    np.save(honest, np.zeros((10, 10, 4)))
+    lie = honest.read_bytes().replace(b"(10, 10, 4), ", b"(10**6,1,4), ", 1)
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("features.npy", lie.replace(b"10**6", b"99999", 1))
+    with pytest.raises(ValueError):
+        load_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"labels": np.zeros(3, int)}, "must hold images or features"),
+        ({"images": np.zeros((2, 2)), "features": np.zeros((2, 2))}, "one of the two"),
+        ({"features": np.zeros((3, 2))}, "come with labels"),
+        ({"features": np.zeros((3, 2)), "labels": np.zeros(2, int)}, "one entry"),
+        ({"features": np.full((3, 2), np.nan), "labels": np.zeros(3, int)}, "row 0"),
+        ({"images": np.zeros((3, 2, 2), int), "labels": np.zeros(3, int)}, "uint8"),
+    ],
+)
+def test_npz_that_does_not_fit(tmp_path, arrays, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        load_npz(saved(tmp_path, **arrays))
+
+
+def test_not_an_npz(tmp_path):
+    path = tmp_path / "data.npz"
+    path.write_bytes(b"not a zip file")
+    with pytest.raises(ValueError, match="must be an npz file"):
+        load_npz(path)
+    with pytest.raises(FileNotFoundError):
+        load_npz(tmp_path / "none.npz")
+
+
+# --- Folders of images ---
+
+
+def picture(path, value=128, size=(6, 6)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size, value).save(path)
+
+
+def test_class_folders(tmp_path):
+    for name, value in (("b", 255), ("a", 0), ("a", 51)):
+        picture(tmp_path / name / f"{value}.png", value)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    table = load_class_folders(tmp_path, grey=True)
+    assert table.features.shape == (3, 6, 6, 1)
+    assert table.population.children_counts[1].tolist() == [2, 1, 0]
+    np.testing.assert_allclose(table.features[:, 0, 0, 0], [0, 0.2, 1])
+    colour = load_class_folders(tmp_path, size=4)
+    assert colour.features.shape == (3, 4, 4, 3)
+
+
+def test_omniglot_folders(tmp_path):
+    for alphabet in ("Greek", "Latin"):
+        for character in ("character01", "character02"):
+            for drawer in (1, 2, 3):
+                file = tmp_path / alphabet / character / f"0001_{drawer:02}.png"
+                picture(file, 255, (105, 105))
+    flat = load_omniglot(tmp_path)
+    assert flat.features.shape == (12, 28, 28, 1)
+    assert flat.features.max() == 0  # white paper is no ink
+    assert flat.level_names == ("class", "example")
+    assert "Greek/character01" in flat.unit_column("class")
+    tree = load_omniglot(tmp_path, alphabets=True)
+    assert tree.level_names == ("alphabet", "class", "example")
+
+
+def test_mini_imagenet_folders(tmp_path):
+    for split in ("train", "val", "test"):
+        picture(tmp_path / split / "n01" / "a.jpg", size=(9, 7))
+    table = load_mini_imagenet(tmp_path, "validation", size=8)
+    assert table.features.shape == (1, 8, 8, 3)
+    with pytest.raises(ValueError, match="split must be one of"):
+        load_mini_imagenet(tmp_path, "val")
+
+
+def test_images_that_cannot_be_read_are_named(tmp_path):
+    picture(tmp_path / "a" / "good.png")
+    broken = tmp_path / "a" / "broken.png"
+    broken.write_bytes((tmp_path / "a" / "good.png").read_bytes()[:40])
+    with pytest.raises(ValueError, match="broken.png must be a readable image"):
+        load_class_folders(tmp_path)
+    broken.unlink()
+    picture(tmp_path / "b" / "wide.png", size=(9, 6))
+    with pytest.raises(ValueError, match="wide.png.*give size="):
+        load_class_folders(tmp_path)
+    with pytest.raises(ValueError, match="max_bytes=10"):
+        load_class_folders(tmp_path, size=4, max_bytes=10)
+
+
+def test_litter_is_no_class_and_no_image(tmp_path):
+    for name in ("a", "b"):
+        picture(tmp_path / name / "1.png")
+        (tmp_path / name / "Thumbs.db").write_bytes(b"\0")
+        (tmp_path / name / "desktop.ini").write_text("[.ShellClassInfo]")
+    picture(tmp_path / "__MACOSX" / "a" / "._1.png")
+    (tmp_path / "Desktop.ini").write_text("")
+    table = load_class_folders(tmp_path)
+    assert table.unit_column("class").tolist() == ["a", "b"]
+    for layout in ("class-folders", "omniglot"):
+        assert _recognized(tmp_path) == layout
+        shutil.rmtree(tmp_path / "a")
+        picture(tmp_path / "a" / "character01" / "1.png")
+    (tmp_path / "a" / "notes.ini").write_text("")
+    with pytest.raises(ValueError, match="notes.ini must be"):
+        load_class_folders(tmp_path / "a")
+
+
+def test_an_empty_alphabet_does_not_vanish(tmp_path):
+    picture(tmp_path / "Greek" / "character01" / "1.png")
+    (tmp_path / "Latin").mkdir()
+    for alphabets in (False, True):
+        with pytest.raises(ValueError, match="Latin must hold a folder for each"):
+            load_omniglot(tmp_path, alphabets=alphabets)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("orientation", [*range(9), None])
+def test_pictures_are_turned_upright(tmp_path, suffix, orientation):
+    """By the definition of the tag: where the stored rows and columns are seen."""
+    seen = np.zeros((16, 24), np.uint8)  # what a viewer shows
+    seen[:8, :8] = 255
+    seen[8:, 12:] = 128
+    # Of each orientation, how what is seen was stored.
+    stored = {
+        2: seen[:, ::-1],
+        3: seen[::-1, ::-1],
+        4: seen[::-1],
+        5: seen.T,
+        6: seen.T[::-1],
+        7: seen.T[::-1, ::-1],
+        8: seen.T[:, ::-1],
+    }.get(orientation, seen)
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[274] = orientation
+    file = tmp_path / "a" / f"1.{suffix}"
+    file.parent.mkdir()
+    how = {"quality": 100} if suffix == "jpg" else {"lossless": True}
+    Image.fromarray(stored).save(file, exif=exif, **how)
+    image = load_class_folders(tmp_path, grey=True).features[0, ..., 0]
+    assert image.shape == seen.shape
+    np.testing.assert_allclose(image, seen / 255, atol=0.02)
+
+
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
+def test_animations_are_refused(tmp_path, suffix):
+    frames = [Image.new("L", (6, 6), value) for value in (0, 255)]
+    file = tmp_path / "a" / f"1.{suffix}"
+    file.parent.mkdir()
+    frames[0].save(file, save_all=True, append_images=frames[1:])
+    with pytest.raises(ValueError, match=f"1.{suffix} .*an animation, not one pic"):
+        load_class_folders(tmp_path)
+    frames[1].save(file)
+    assert load_class_folders(tmp_path, grey=True).features.min() == 1
+
+
+def test_a_photograph_with_a_preview_is_one_picture(tmp_path):
+    picture(tmp_path / "a" / "1.jpg", 255)
+    frames = [Image.new("L", (6, 6), value) for value in (255, 0)]
+    file = tmp_path / "a" / "2.jpg"
+    frames[0].save(file, format="MPO", save_all=True, append_images=frames[1:])
+    assert load_class_folders(tmp_path, grey=True).features.min() == 1
+
+
+def test_links_and_strange_files_are_refused(tmp_path):
+    inside = tmp_path / "data"
+    picture(tmp_path / "secret" / "a.png")
+    picture(inside / "a" / "a.png")
+    (inside / "b").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match="must not be a link"):
+        load_class_folders(inside)
+    (inside / "b").unlink()
+    (inside / "a" / "link.png").symlink_to(tmp_path / "secret" / "a.png")
+    with pytest.raises(ValueError, match="must not be a link"):
+        load_class_folders(inside)
+    (inside / "a" / "link.png").unlink()
+    (inside / "a" / "notes.txt").write_text("hello")
+    with pytest.raises(ValueError, match="notes.txt must be an image"):
+        load_class_folders(inside)
+    with pytest.raises(NotADirectoryError):
+        load_class_folders(inside / "a" / "a.png")
+    with pytest.raises(FileNotFoundError):
+        load_class_folders(tmp_path / "none")
+
+
+# --- Tables ---
+
+CSV = "school,pupil_age,score\nx,11,0.5\ny,12,1.5\nx,13,2.5\n"
+COLUMNS = {"groups": ["school"], "features": ["pupil_age"], "target": "score"}
+
+
+def test_csv(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(CSV)
+    table = load_table(path, **COLUMNS)
+    assert table.level_names == ("school", "example")
+    assert table.features[:, 0].tolist() == [11, 13, 12]
+    assert table.targets is not None and table.targets.tolist() == [0.5, 2.5, 1.5]
+
+
+def test_parquet_is_the_same(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "t.parquet"
+    columns = {"school": ["x", "y", "x"], "pupil_age": [11, 12, 13]}
+    pq.write_table(pa.table({**columns, "score": [0.5, 1.5, 2.5]}), path)
+    other = tmp_path / "t.csv"
+    other.write_text(CSV)
+    assert load_table(path, **COLUMNS).fingerprint == (
+        load_table(other, **COLUMNS).fingerprint
+    )
+    path.write_bytes(b"PAR1 nonsense PAR1")
+    with pytest.raises(ValueError, match="must be a Parquet file"):
+        load_table(path, **COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "message"),
+    [
+        (CSV, {"features": ["pupil_ago"]}, "did you mean 'pupil_age'"),
+        (CSV, {"features": ["score"]}, "used once each"),
+        (CSV, {"groups": []}, "at least one column"),
+        (CSV.replace("12", "twelve"), {}, r"'twelve' in record 2 \(row 3\)"),
+        (CSV.replace("12", "inf"), {}, "must be finite numbers"),
+        (CSV.replace("y,", ","), {}, r"must be an id, got nothing in record 2"),
+        (CSV.replace("y,12", "y"), {}, "line 3: 2 fields under 3"),
+        (CSV, {"max_bytes": 5}, "at most max_bytes=5"),
+        ("\udcff", {}, "UTF-8"),
+    ],
+)
+def test_csv_that_does_not_fit(tmp_path, text, changes, message):
+    path = tmp_path / "t.csv"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=message):
+        load_table(path, **{**COLUMNS, **changes})
+
+
+def test_names_and_kinds_of_files(tmp_path):
+    with pytest.raises(TypeError, match="groups must be a list"):
+        load_table(tmp_path / "t.csv", groups="school", features=["a"])
+    with pytest.raises(ValueError, match="must end in .csv or .parquet"):
+        load_table(tmp_path / "t.xlsx", **COLUMNS)
+
+
+def test_a_table_without_records_is_called_so(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("user,x\n")
+    with pytest.raises(ValueError, match="must have at least one record, has none"):
+        load_table(path, groups=["user"], features=["x"])
+
+
+def test_the_name_of_the_last_level_is_taken(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("example,x\n1,2\n")
+    with pytest.raises(ValueError, match="groups must not name a column 'example'"):
+        load_table(path, groups=["example"], features=["x"])
+
+
+def test_a_table_with_a_public_list_of_units(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("user,x\n7,1\n7,2\n9,3\n")
+    table = load_table(
+        path, groups=["user"], features=["x"], public_units=["7", "8", "9"]
+    )
+    assert table.population.children_counts[1].tolist() == [2, 0, 1]
+    with pytest.raises(TypeError, match="public_units must be ids like those"):
+        load_table(path, groups=["user"], features=["x"], public_units=[7, 8, 9])
+
+
+def test_ids_that_differ_in_a_nul_are_not_merged(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("user,x\na,1\na\0,2\n")
+    with pytest.raises(ValueError, match="NUL"):
+        load_table(path, groups=["user"], features=["x"])

@@ -1,0 +1,531 @@
+"""What every single draw must look like, and what the sampler refuses."""
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.describe import (
+    GroupedClasses,
+    IndependentEpisodes,
+    MultistageSampling,
+    Poisson,
+    Population,
+    WithoutReplacement,
+)
+from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator
+
+SIZES = [3, 0, 12, 8, 1]
+TREE = Population.from_sizes(SIZES, level_names=("school", "pupil"))
+PUPIL_OF = np.repeat(np.arange(5), SIZES)
+PUPILS = WithoutReplacement("pupil", size=8)
+CLASSES = Population.from_sizes([20, 3, 0, 4, 7, 20, 20], level_names=("class",))
+CLASS_OF = np.repeat(np.arange(7), CLASSES.children_counts[1])
+
+
+def schools(rate=0.5, pupils=PUPILS):
+    return MultistageSampling(Poisson("school", sampling_probability=rate), pupils)
+
+
+def grouped(**changes):
+    fields = {
+        "num_classes": 7,
+        "ways": 3,
+        "episodes": Poisson("episode", sampling_probability=0.5),
+        "examples": WithoutReplacement("example", size=4),
+    }
+    return GroupedClasses(**{**fields, **changes})
+
+
+def classes(scheme, **changes):
+    return grouped(episodes=None, classes=scheme, **changes)
+
+
+def draws(sampler, number=40):
+    return [sampler.draw(step_generator(7, step)) for step in range(number)]
+
+
+def assert_well_formed(sampler, draw):
+    number = len(draw.units)
+    assert draw.examples.shape == draw.mask.shape == (number, *sampler.slot_shape)
+    assert draw.units.shape == (number,)
+    assert draw.examples.dtype == draw.units.dtype == np.int64
+    assert draw.mask.dtype == bool
+    assert number <= sampler.max_units
+    assert not draw.examples[~draw.mask].any()
+    last = sampler.population.num_levels
+    assert draw.examples.max(initial=0) < max(1, sampler.population.num_units(last))
+    if draw.mask.ndim > 1:  # valid slots first
+        assert np.all(draw.mask[..., :-1] >= draw.mask[..., 1:])
+    for row, mask in zip(draw.examples, draw.mask, strict=True):
+        assert len(set(row[mask].tolist())) == mask.sum()
+
+
+# --- Trees ---
+
+
+@pytest.mark.parametrize(
+    ("clip_unit", "slot_shape", "expected_units", "max_units"),
+    [
+        ("school", (8,), 2.5, 5),
+        ("pupil", (), 0.5 * (3 + 0 + 8 + 8 + 1), 20),
+        ("step", (5, 8), 1.0, 1),
+    ],
+)
+def test_shapes_of_a_tree(clip_unit, slot_shape, expected_units, max_units):
+    sampler = EpisodeSampler(schools(), TREE, clip_unit=clip_unit)
+    assert sampler.slot_shape == slot_shape
+    assert sampler.expected_units == expected_units
+    assert sampler.max_units == max_units
+    assert isinstance(sampler.max_units, int)
+    for draw in draws(sampler):
+        assert_well_formed(sampler, draw)
+
+
+def test_units_give_what_they_have():
+    """Small units all, empty ones a masked row, and only children of their own."""
+    sampler = EpisodeSampler(schools(1.0), TREE, clip_unit="school")
+    for draw in draws(sampler):
+        np.testing.assert_array_equal(np.sort(draw.units), range(5))
+        sizes = np.minimum(SIZES, 8)[draw.units]
+        np.testing.assert_array_equal(draw.mask.sum(axis=1), sizes)
+        schools_of = PUPIL_OF[draw.examples]
+        assert np.all((schools_of == draw.units[:, None]) | ~draw.mask)
+
+
+def test_a_step_keeps_the_slots_of_empty_units_masked():
+    sampler = EpisodeSampler(schools(1.0), TREE, clip_unit="step")
+    draw = sampler.draw(step_generator(0, 0))
+    np.testing.assert_array_equal(draw.units, [-1])
+    np.testing.assert_array_equal(
+        np.sort(draw.mask[0].sum(axis=1)), np.sort(np.minimum(SIZES, 8))
+    )
+    for examples, mask in zip(draw.examples[0], draw.mask[0], strict=True):
+        assert len(set(PUPIL_OF[examples[mask]])) <= 1
+
+
+def test_clipped_examples_are_the_units():
+    sampler = EpisodeSampler(schools(), TREE, clip_unit="pupil")
+    for draw in draws(sampler):
+        np.testing.assert_array_equal(draw.examples, draw.units)
+        assert draw.mask.all()
+        assert len(set(draw.units.tolist())) == len(draw.units)
+        # All of a drawn school's pupils up to eight, none of the others'.
+        per_school = np.bincount(PUPIL_OF[draw.units], minlength=5)
+        assert np.all((per_school == 0) | (per_school == np.minimum(SIZES, 8)))
+
+
+@pytest.mark.parametrize(
+    ("rate", "clip_unit", "rows"),
+    [(0.0, "school", 0), (0.0, "pupil", 0), (0.0, "step", 1), (1.0, "school", 5)],
+)
+def test_rates_zero_and_one(rate, clip_unit, rows):
+    sampler = EpisodeSampler(schools(rate), TREE, clip_unit=clip_unit)
+    draw = sampler.draw(step_generator(0, 0))
+    assert_well_formed(sampler, draw)
+    assert len(draw.units) == rows == sampler.expected_units == sampler.max_units
+    assert draw.mask.any() == (rate > 0)
+
+
+def test_poisson_slots_hold_the_largest_unit():
+    everybody = schools(1.0, Poisson("pupil", sampling_probability=1.0))
+    sampler = EpisodeSampler(everybody, TREE, clip_unit="school")
+    assert sampler.slot_shape == (12,)
+    draw = sampler.draw(step_generator(0, 0))
+    np.testing.assert_array_equal(draw.mask.sum(axis=1), np.array(SIZES)[draw.units])
+    np.testing.assert_array_equal(np.sort(draw.examples[draw.mask]), range(24))
+
+
+def test_nothing_is_capped():
+    """The realised number exceeds any multiple of the mean that a batch could have."""
+    sampler = EpisodeSampler(
+        Poisson("example", sampling_probability=1e-3),
+        Population.from_sizes(1_000),
+        clip_unit="example",
+    )
+    assert max(len(draw.units) for draw in draws(sampler, 2_000)) >= 5
+    assert sampler.max_units == 1_000
+
+
+def test_without_replacement_at_the_top():
+    sampling = MultistageSampling(WithoutReplacement("school", size=3), PUPILS)
+    sampler = EpisodeSampler(sampling, TREE, clip_unit="school")
+    assert (sampler.expected_units, sampler.max_units) == (3, 3)
+    assert {len(set(draw.units.tolist())) for draw in draws(sampler)} == {3}
+    # The three largest schools.
+    pupils = EpisodeSampler(sampling, TREE, clip_unit="pupil")
+    assert pupils.max_units == 8 + 8 + 3
+
+
+def test_three_levels():
+    nested = [[3, 2, 0], [], [5]]
+    tree = Population.from_sizes(nested)
+    sampling = MultistageSampling(
+        Poisson("a", sampling_probability=1.0),
+        WithoutReplacement("b", size=2),
+        Poisson("c", sampling_probability=0.5),
+    )
+    shapes = {"step": (3, 2, 5), "a": (2, 5), "b": (5,), "c": ()}
+    for clip_unit, shape in shapes.items():
+        sampler = EpisodeSampler(sampling, tree, clip_unit=clip_unit)
+        assert sampler.slot_shape == shape
+        for draw in draws(sampler):
+            assert_well_formed(sampler, draw)
+    assert EpisodeSampler(sampling, tree, clip_unit="b").expected_units == 3
+    assert EpisodeSampler(sampling, tree, clip_unit="b").max_units == 3
+    mean = (3 + 2 + 0) * 2 / 3 * 0.5 + 5 * 0.5
+    sampler = EpisodeSampler(sampling, tree, clip_unit="c")
+    assert sampler.expected_units == pytest.approx(mean, rel=1e-14)
+    assert sampler.max_units == 10
+
+
+def test_trees_without_anybody():
+    """Public units that are all empty: drawn, and nobody in them."""
+    tree = Population.from_sizes([0, 0])
+    for pupils in (PUPILS, Poisson("pupil", sampling_probability=0.5)):
+        sampler = EpisodeSampler(schools(1.0, pupils), tree, clip_unit="school")
+        draw = sampler.draw(step_generator(0, 0))
+        assert_well_formed(sampler, draw)
+        assert len(draw.units) == 2
+        assert min(draw.mask.shape) >= 1
+        assert not draw.mask.any()
+        nobody = EpisodeSampler(schools(1.0, pupils), tree, clip_unit="pupil")
+        assert nobody.max_units == nobody.expected_units == 0
+        assert_well_formed(nobody, nobody.draw(step_generator(0, 0)))
+
+
+@pytest.mark.parametrize("rate", [1e-320, 1e-17, 1 - 1e-16, 0.5])
+def test_extreme_rates(rate):
+    sampler = EpisodeSampler(
+        Poisson("example", sampling_probability=rate),
+        Population.from_sizes(10_000),
+        clip_unit="example",
+    )
+    for draw in draws(sampler, 3):
+        assert_well_formed(sampler, draw)
+        assert abs(len(draw.units) - 10_000 * rate) <= 500
+
+
+# --- Grouped classes ---
+
+GROUPED = {
+    "episodes-poisson": grouped(),
+    "episodes-subset": grouped(episodes=WithoutReplacement("episode", size=1)),
+    "episodes-all": grouped(episodes=WithoutReplacement("episode", size=9)),
+    "classes-poisson": classes(Poisson("class", sampling_probability=0.6)),
+    "classes-subset": classes(WithoutReplacement("class", size=4)),
+    "classes-all": classes(WithoutReplacement("class", size=9)),
+}
+
+
+@pytest.mark.parametrize("design", GROUPED.values(), ids=GROUPED)
+def test_grouped_draws(design):
+    sampler = EpisodeSampler(design, CLASSES, clip_unit="episode")
+    assert sampler.slot_shape == (3, 4)
+    for draw in draws(sampler):
+        assert_well_formed(sampler, draw)
+        assert set(draw.units.tolist()) <= {-1}
+        # A way is one class, a class has at most one way in a step.
+        seen = []
+        for examples, mask in zip(
+            draw.examples.reshape(-1, 4), draw.mask.reshape(-1, 4), strict=True
+        ):
+            found = set(CLASS_OF[examples[mask]].tolist())
+            assert len(found) <= 1
+            seen += found
+            if found:
+                assert mask.sum() == min(4, CLASSES.children_counts[1][seen[-1]])
+        assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "largest", "numbers"),
+    [
+        ("episodes-poisson", 1.0, 2, {0, 1, 2}),
+        ("episodes-subset", 1.0, 1, {1}),
+        ("episodes-all", 2.0, 2, {2}),
+        ("classes-subset", 1.0, 1, {1}),
+        ("classes-all", 2.0, 2, {2}),
+        ("classes-poisson", None, 2, {0, 1, 2}),
+    ],
+)
+def test_number_of_grouped_episodes(name, expected, largest, numbers):
+    sampler = EpisodeSampler(GROUPED[name], CLASSES, clip_unit="episode")
+    assert sampler.max_units == largest
+    assert {len(draw.units) for draw in draws(sampler, 100)} == numbers
+    if expected is None:  # classes 3 to 5 make one episode, 6 and 7 two
+        chance = [0.2903040, 0.2612736, 0.1306368, 0.0279936]  # 4 to 7 of 7 at 0.6
+        expected = 0.1935360 + chance[0] + chance[1] + 2 * (chance[2] + chance[3])
+    assert sampler.expected_units == pytest.approx(expected, rel=1e-12)
+
+
+def test_mean_number_of_groups_of_many_classes():
+    design = GroupedClasses(
+        num_classes=100_000,
+        ways=5,
+        classes=Poisson("class", sampling_probability=0.01),
+        examples=WithoutReplacement("example", size=4),
+    )
+    tree = Population.from_sizes([20] * 100_000)
+    sampler = EpisodeSampler(design, tree, clip_unit="episode")
+    # Left-overs are uniform on 0 .. 4 up to far less than 1e-9.
+    assert sampler.expected_units == pytest.approx((1_000 - 2) / 5, rel=1e-9)
+    assert sampler.max_units == 20_000
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(0.0, 0.0), (1.0, 2.0)], ids=["never", "always"]
+)
+def test_grouped_rates_zero_and_one(rate, expected):
+    for design in (
+        grouped(episodes=Poisson("episode", sampling_probability=rate)),
+        classes(Poisson("class", sampling_probability=rate)),
+    ):
+        sampler = EpisodeSampler(design, CLASSES, clip_unit="episode")
+        draw = sampler.draw(step_generator(0, 0))
+        assert_well_formed(sampler, draw)
+        assert len(draw.units) == sampler.expected_units == expected
+        assert sampler.max_units == (2 if rate else 0)
+
+
+def test_the_partition_is_fresh_in_every_step():
+    sampler = EpisodeSampler(GROUPED["episodes-all"], CLASSES, clip_unit="episode")
+    groups = {
+        tuple(sorted(CLASS_OF[row[mask]].tolist()))
+        for draw in draws(sampler)
+        for row, mask in zip(draw.examples, draw.mask, strict=True)
+    }
+    assert len(groups) > 20
+
+
+# --- Independent episodes ---
+
+
+@pytest.mark.parametrize(
+    ("sampling", "slot_shape"),
+    [
+        (MultistageSampling(WithoutReplacement("school", size=2), PUPILS), (2, 8)),
+        (schools(), (5, 8)),
+    ],
+)
+def test_independent_episodes(sampling, slot_shape):
+    design = IndependentEpisodes(sampling, num_episodes=6)
+    sampler = EpisodeSampler(design, TREE, clip_unit="episode")
+    assert sampler.slot_shape == slot_shape
+    assert sampler.expected_units == sampler.max_units == 6
+    for draw in draws(sampler):
+        assert_well_formed(sampler, draw)
+        np.testing.assert_array_equal(draw.units, [-1] * 6)
+
+
+# --- Reproducibility ---
+
+
+@pytest.mark.parametrize("design", GROUPED.values(), ids=GROUPED)
+def test_a_draw_is_a_function_of_the_generator(design):
+    sampler = EpisodeSampler(design, CLASSES, clip_unit="episode")
+    again = EpisodeSampler(design, CLASSES, clip_unit="episode")
+    entropy = 2**255 + 19
+    for step in (9, 3, 9):  # whatever was drawn before
+        for one, two in zip(
+            sampler.draw(step_generator(entropy, step)),
+            again.draw(step_generator(entropy, step)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_step_generators_differ():
+    words = {
+        tuple(step_generator(entropy, step).integers(0, 2**63, 2).tolist())
+        for entropy in (0, 1, 2**32, 2**128, 2**200 + 1)
+        for step in (0, 1, 2, 2**32, 2**40)
+    }
+    assert len(words) == 25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((-1, 0), ValueError, "entropy must be a whole number >= 0, got -1"),
+        ((0, -2), ValueError, "step must be a whole number >= 0, got -2"),
+        ((0.5, 0), TypeError, "entropy must be a whole number >= 0, got 0.5"),
+        ((0, True), TypeError, "step must be a whole number >= 0, got True"),
+        ((None, 0), TypeError, "entropy must be .* got None"),
+    ],
+)
+def test_step_generator_refuses(arguments, error, message):
+    with pytest.raises(error, match=message):
+        step_generator(*arguments)
+
+
+@pytest.mark.parametrize("generator", [0, None, np.random.RandomState(0)])
+def test_draw_needs_a_generator(generator):
+    sampler = EpisodeSampler(schools(), TREE, clip_unit="school")
+    with pytest.raises(
+        TypeError, match=r"generator must be a numpy\.random\.Generator"
+    ):
+        sampler.draw(generator)
+
+
+# --- What is refused ---
+
+
+@pytest.mark.parametrize(
+    ("sampling", "population", "name"),
+    [
+        (schools(np.array([0.1, 0.2])), TREE, "sampling_probability of level 'school'"),
+        (
+            schools(pupils=WithoutReplacement("pupil", size=[[8]])),
+            TREE,
+            "size of level 'pupil'",
+        ),
+        (grouped(ways=[2, 3]), CLASSES, "ways"),
+        (grouped(num_classes=[7]), CLASSES, "num_classes"),
+        (
+            grouped(episodes=Poisson("episode", sampling_probability=[0.5])),
+            CLASSES,
+            "sampling_probability of level 'episode'",
+        ),
+        (
+            IndependentEpisodes(schools(), num_episodes=[1, 2]),
+            TREE,
+            "num_episodes",
+        ),
+    ],
+)
+def test_grids_are_refused(sampling, population, name):
+    clip_unit = sampling.level_names[0]
+    with pytest.raises(ValueError, match=f"{name} must be a single number, .* shape"):
+        EpisodeSampler(sampling, population, clip_unit=clip_unit)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "population", "clip_unit", "error", "message"),
+    [
+        ("schools", TREE, "school", TypeError, "sampling must be"),
+        (schools(), [3, 4], "school", TypeError, "population must be a Population"),
+        (schools(), TREE, "shcool", ValueError, "did you mean 'school'"),
+        (schools(), TREE, None, TypeError, "clip_unit must be one of"),
+        (grouped(), CLASSES, "class", NotImplementedError, "covered: .*'episode'"),
+        (grouped(), CLASSES, "step", NotImplementedError, "covered: .*'episode'"),
+        (
+            IndependentEpisodes(schools(), num_episodes=2),
+            TREE,
+            "school",
+            NotImplementedError,
+            "with IndependentEpisodes has no theorem",
+        ),
+        (
+            Poisson("school", sampling_probability=0.5),
+            TREE,
+            "school",
+            ValueError,
+            "must have the 1 levels",
+        ),
+        (
+            schools(),
+            Population.from_sizes(SIZES, level_names=("class", "example")),
+            "school",
+            ValueError,
+            r"must have the 2 levels \('school', 'pupil'\) .* named \('class'",
+        ),
+        (grouped(), TREE, "episode", ValueError, "levels .*'class', 'example'"),
+        (
+            grouped(num_classes=8),
+            CLASSES,
+            "episode",
+            ValueError,
+            "must have num_classes=8 classes, got 7",
+        ),
+    ],
+)
+def test_misfits_are_refused(sampling, population, clip_unit, error, message):
+    with pytest.raises(error, match=message):
+        EpisodeSampler(sampling, population, clip_unit=clip_unit)
+
+
+UNEQUAL = Population.from_sizes([25, 40, 60])
+EQUAL = Population.from_sizes([40, 40, 40])
+
+
+@pytest.mark.parametrize(
+    ("pupils", "population", "rule"),
+    [
+        (
+            WithoutReplacement("pupil", size=8, population=26),
+            UNEQUAL,
+            "at most .* 25 to 60 here, got 26",
+        ),
+        (
+            WithoutReplacement("pupil", size=8, population=2),
+            Population.from_sizes([5, 0]),
+            "at most .* 1 to 5 here, got 2",
+        ),
+        (
+            WithoutReplacement(
+                "pupil", size=8, population=25, population_is_exact=True
+            ),
+            UNEQUAL,
+            "exactly .* got 25",
+        ),
+        (
+            WithoutReplacement(
+                "pupil", size=8, population=41, population_is_exact=True
+            ),
+            EQUAL,
+            "exactly .* got 41",
+        ),
+        (
+            Poisson("pupil", sampling_probability=0.1, population=59),
+            UNEQUAL,
+            "at least .* 25 to 60 here, got 59",
+        ),
+    ],
+)
+def test_public_sizes_that_the_data_contradict_are_refused(pupils, population, rule):
+    """Accounted by them, epsilon would be too small."""
+    with pytest.raises(ValueError, match=f"level 'pupil': population must be {rule}"):
+        EpisodeSampler(schools(0.5, pupils), population, clip_unit="school")
+    # Not where the step is accounted by the real sizes, or not by these.
+    above = EpisodeSampler(
+        schools(0.5, pupils), population, clip_unit="school", privacy_unit="school"
+    )
+    assert_well_formed(above, above.draw(step_generator(0, 0)))
+    with pytest.raises(ValueError, match="or leave it out: a step that has the data's"):
+        EpisodeSampler(
+            schools(0.5, pupils), population, clip_unit="pupil", privacy_unit="school"
+        )
+    sampler = EpisodeSampler(
+        schools(0.5, pupils),
+        population,
+        clip_unit="school",
+        population_is_accounted=True,
+    )
+    assert_well_formed(sampler, sampler.draw(step_generator(0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("pupils", "population"),
+    [
+        (WithoutReplacement("pupil", size=8, population=25), UNEQUAL),
+        (WithoutReplacement("pupil", size=8, population=1), Population.from_sizes([0])),
+        (
+            WithoutReplacement(
+                "pupil", size=8, population=40, population_is_exact=True
+            ),
+            EQUAL,
+        ),
+        (Poisson("pupil", sampling_probability=0.1, population=60), UNEQUAL),
+    ],
+)
+def test_public_sizes_that_hold_are_accepted(pupils, population):
+    EpisodeSampler(schools(0.5, pupils), population, clip_unit="school")
+
+
+def test_public_sizes_of_grouped_classes():
+    """Examples are held against their population too, as is a level drawn above."""
+    examples = WithoutReplacement("example", size=4, population=20)
+    with pytest.raises(ValueError, match="level 'example': population must be at most"):
+        EpisodeSampler(grouped(examples=examples), CLASSES, clip_unit="episode")
+    sampling = MultistageSampling(WithoutReplacement("a", size=2, population=6), PUPILS)
+    with pytest.raises(ValueError, match="level 'a': population must be at most"):
+        EpisodeSampler(sampling, Population.from_sizes([9] * 5), clip_unit="step")

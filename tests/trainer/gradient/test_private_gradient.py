@@ -1,0 +1,534 @@
+"""Clip, sum, noise: against an oracle, the sensitivity, and the statistics of noise."""
+
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax_privacy import clipping
+from randomgen import UserBitGenerator
+from scipy import stats
+
+from jaxdp_episodic.trainer.config.training_config import NOISES
+from jaxdp_episodic.trainer.draw.generators import generator
+from jaxdp_episodic.trainer.gradient import private_gradient
+from jaxdp_episodic.trainer.gradient.private_gradient import clip_by_norm
+from jaxdp_episodic.training import (
+    MAML,
+    MLP,
+    PrivateGradient,
+    ProtoNet,
+    classification_episode,
+    split_model,
+)
+from training_runs import KEY, noised
+
+WAYS, SLOTS, FEATURES = 3, 3, 4
+PLAIN = {"noise_multiplier": 0.0, "normalizer": 1.0}
+# Sums of float32; those of whole numbers have a file of their own.
+Gradient = functools.partial(PrivateGradient, noise="gaussian")
+
+
+class Rows(NamedTuple):
+    data: Any
+    unit_mask: Any
+
+
+def linear_loss(params, unit):
+    """Its gradient is the row itself."""
+    return jnp.vdot(params, unit.data)
+
+
+def rows(data, mask=None):
+    data = np.asarray(data, np.float32)
+    mask = np.ones(len(data)) if mask is None else mask
+    return Rows(data, np.asarray(mask, np.float32))
+
+
+def total_of(data, mask=None, *, clip=1.0, units_at_once=1, devices=None):
+    """The clipped sum without noise, and the diagnostics."""
+    block = rows(data, mask)
+    gradient = Gradient(linear_loss, units_at_once=units_at_once, devices=devices)
+    start = jnp.zeros(block.data.shape[1:])
+    total, private = noised(gradient, start, [block], l2_clip_norm=clip, **PLAIN)
+    return np.asarray(total), {k: float(v) for k, v in private.items()}
+
+
+# --- Against jax_privacy's clipped gradient ---
+
+
+@functools.cache  # one function is compiled once
+def episodic_loss(kind):
+    apply, params = split_model(MLP(FEATURES, (), WAYS, rngs=nnx.Rngs(0)))
+    learner = ProtoNet(apply, ways=WAYS) if kind == "protonet" else MAML(apply)
+
+    def loss(params, unit):
+        episode = classification_episode(
+            unit.data, jnp.ones((WAYS, SLOTS), jnp.float32), shots=1
+        )
+        return learner.loss(params, episode)
+
+    return loss, params
+
+
+@pytest.mark.parametrize("units_at_once", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.filterwarnings("ignore:optax.global_norm:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("kind", "clip"),
+    [pytest.param("protonet", 6.0, marks=pytest.mark.slow), ("maml", 0.75)],
+)
+def test_the_sum_is_that_of_jax_privacy(kind, clip, units_at_once):
+    loss, params = episodic_loss(kind)
+    data = np.random.default_rng(0).normal(size=(6, WAYS, SLOTS, FEATURES))
+    block = rows(data)
+    oracle = clipping.clipped_grad(
+        loss, l2_clip_norm=clip, keep_batch_dim=False, return_grad_norms=True
+    )
+    expected, aux = jax.jit(oracle)(params, block)  # op by op it takes seconds
+    gradient = Gradient(loss, units_at_once=units_at_once)
+    ours, private = noised(gradient, params, [block], l2_clip_norm=clip, **PLAIN)
+    jax.tree.map(
+        # Ours clips to C (1 - 1e-5).
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5),
+        ours,
+        expected,
+    )
+    norms = np.asarray(aux.grad_norms)
+    assert 0 < np.mean(norms > clip) < 1  # both branches
+    np.testing.assert_allclose(private["mean_norm"], norms.mean(), rtol=1e-5)
+    np.testing.assert_allclose(private["share_clipped"], np.mean(norms > clip))
+
+
+# --- Sensitivity ---
+
+
+CLIP = jax.jit(clip_by_norm)
+
+
+def test_rows_that_devices_cannot_share_are_refused():
+    with pytest.raises(ValueError, match=r"multiple of the 4 device\(s\), got 3"):
+        private_gradient._check_blocks([rows(np.ones((3, 2)))], 4)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e3, 1e30, 3e38])
+@pytest.mark.parametrize("clip", [1e-18, 1e-3, 1.0, 1e18])
+def test_a_contribution_never_exceeds_the_clip_norm(scale, clip):
+    rng = np.random.default_rng(0)
+    direction = rng.uniform(-1, 1, size=(20, 30)) * 10.0 ** rng.integers(-6, 1, (20, 1))
+    for row in direction:
+        row = (scale * row).astype(np.float32)
+        clipped, norm, finite = CLIP({"a": row[:10], "b": row[10:]}, np.float32(clip))
+        exact = np.linalg.norm(np.float64(row))
+        size = math.hypot(*np.float64(np.concatenate([clipped["a"], clipped["b"]])))
+        assert finite and size <= clip
+        assert size == pytest.approx(min(exact, clip), rel=3e-5, abs=1e-36)
+        if exact < 3e38:
+            assert norm == pytest.approx(exact, rel=1e-5, abs=1e-36)
+
+
+def test_many_numbers_are_summed_without_loss():
+    # A running float32 sum of squares would stop at 2^24 and clip too little.
+    row = jnp.ones(20_000_000, jnp.float32)
+    clipped, norm, _ = jax.jit(clip_by_norm)([row], jnp.float32(1.0))
+    assert norm == pytest.approx(math.sqrt(2e7), rel=1e-6)
+    assert np.linalg.norm(np.asarray(clipped[0], np.float64)) <= 1.0
+
+
+@pytest.mark.parametrize(("kind", "units_at_once"), [("protonet", 1), ("maml", 4)])
+def test_one_episode_moves_the_sum_by_at_most_the_clip_norm(kind, units_at_once):
+    loss, params = episodic_loss(kind)
+    gradient = Gradient(loss, units_at_once=units_at_once)
+    rng = np.random.default_rng(1)
+    clip, largest = 0.05, 0.0
+
+    def total(data, mask):
+        sums, _ = noised(
+            gradient, params, [rows(data, mask)], l2_clip_norm=clip, **PLAIN
+        )
+        return np.concatenate(
+            [np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(sums)]
+        )
+
+    for _ in range(10):
+        data = rng.normal(size=(6, WAYS, SLOTS, FEATURES)) * rng.choice([0.1, 1, 50])
+        other = data.copy()
+        other[2] = rng.normal(size=other[2].shape) * 10
+        mask, without = np.ones(6), np.float64([1, 1, 0, 1, 1, 1])
+        removed = np.linalg.norm(total(data, mask) - total(data, without))
+        replaced = np.linalg.norm(total(data, mask) - total(other, mask))
+        assert removed <= clip * (1 + 1e-5)  # float32 sums of six
+        assert replaced <= 2 * clip * (1 + 1e-5)
+        largest = max(largest, removed)
+    assert largest > 0.99 * clip  # the bound is reached
+
+
+def test_opposite_contributions_differ_by_twice_the_clip_norm():
+    up, _ = total_of([[5.0, 0.0], [9.0, 0.0]])
+    down, _ = total_of([[5.0, 0.0], [-9.0, 0.0]])
+    assert np.linalg.norm(up - down) == pytest.approx(2.0, rel=3e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("units_at_once", [1, 2])
+def test_a_contribution_that_is_not_finite_is_zero(bad, units_at_once):
+    data = np.float32([[0.1, 0.2], [bad, 0.3], [0.3, 0.1]])
+    total, private = total_of(data, units_at_once=units_at_once)
+    np.testing.assert_allclose(total, [0.4, 0.3], rtol=1e-6)
+    assert private["num_not_finite"] == 1
+    assert all(math.isfinite(value) for value in private.values())
+
+
+def test_one_bad_leaf_takes_the_whole_contribution():
+    tree = {"a": np.float32([1.0]), "b": np.float32([[np.nan]])}
+    clipped, norm, finite = CLIP(tree, np.float32(1.0))
+    assert not finite and norm == 0
+    assert not np.any(clipped["a"]) and not np.any(clipped["b"])
+
+
+def test_low_precision_gradients_are_summed_in_float32():
+    data = np.full((600, 2), [1.0, 0.0])  # bfloat16 cannot count beyond 256
+    block = Rows(jnp.asarray(data, jnp.bfloat16), np.ones(600, np.float32))
+    start = jnp.zeros(2, jnp.bfloat16)
+    total, _ = noised(Gradient(linear_loss), start, [block], l2_clip_norm=2.0, **PLAIN)
+    assert total.dtype == jnp.float32 and total[0] == 600
+
+
+# --- Masks, blocks, memory ---
+
+
+@pytest.mark.parametrize("units_at_once", [1, 2, 3, 5, 99])
+@pytest.mark.parametrize(
+    "mask", [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 0, 1, 0], [0] * 5]
+)
+def test_masked_rows_contribute_nothing(mask, units_at_once):
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(5, 3))
+    present = np.array(mask) > 0
+    data[~present] = np.nan
+    total, private = total_of(data, mask, clip=1e3, units_at_once=units_at_once)
+    np.testing.assert_allclose(total, data[present].sum(axis=0), rtol=1e-5)
+    assert private["num_units"] == sum(mask)
+    assert private["num_not_finite"] == 0
+
+
+def test_the_tail_of_masked_rows_is_not_computed():
+    calls = []
+
+    def counted(params, unit):
+        jax.debug.callback(lambda: calls.append(1))
+        return linear_loss(params, unit)
+
+    block = rows(np.ones((50, 2)), np.arange(50) < 3)
+    total, _ = noised(
+        Gradient(counted), jnp.zeros(2), [block], l2_clip_norm=1.0, **PLAIN
+    )
+    jax.block_until_ready(total)
+    jax.effects_barrier()
+    assert len(calls) == 3
+
+
+def test_blocks_are_one_draw_with_one_noise():
+    data = np.random.default_rng(0).normal(size=(6, 3))
+    settings = {"l2_clip_norm": 1.0, "noise_multiplier": 2.0, "normalizer": 3.0}
+    gradient, params = Gradient(linear_loss), jnp.zeros(3)
+    whole, one = noised(gradient, params, [rows(data)], **settings)
+    parts, two = noised(gradient, params, [rows(data[:4]), rows(data[4:])], **settings)
+    np.testing.assert_allclose(whole, parts, rtol=1e-5, atol=1e-6)
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(value, two[name], rtol=1e-6)
+
+
+def test_an_empty_draw_still_has_noise():
+    gradient, _ = noised(
+        Gradient(linear_loss),
+        jnp.zeros(1000),
+        [rows(np.zeros((2, 1000)), [0, 0])],
+        l2_clip_norm=3.0,
+        noise_multiplier=1.0,
+        normalizer=1.0,
+    )
+    # 1,000 draws: 20 % off has a chance below 1e-17.
+    assert np.std(gradient) == pytest.approx(3.0, rel=0.2)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_episodes():
+    loss, params = episodic_loss("maml")
+    sizes = []
+    for number in (8, 256):
+        gradient = Gradient(loss)
+        block = rows(np.zeros((number, WAYS, SLOTS, FEATURES)))
+        sizes.append(gradient.temporary_bytes(params, block))
+    assert sizes[1] <= sizes[0] * 1.01, sizes
+
+
+# --- What is traced ---
+
+
+def test_a_sweep_over_clip_norm_and_noise_compiles_once():
+    traces = []
+
+    def loss(params, unit):
+        traces.append(1)
+        return linear_loss(params, unit)
+
+    gradient, params, block = Gradient(loss), jnp.zeros(2), rows(np.ones((3, 2)))
+    for clip, noise, divisor in ((1.0, 0.0, 1.0), (0.5, 1, 2), (np.float64(2), 3.0, 4)):
+        noised(
+            gradient,
+            params,
+            [block],
+            l2_clip_norm=clip,
+            noise_multiplier=noise,
+            normalizer=divisor,
+        )
+        first = len(traces) if clip == 1.0 else first  # noqa: F821
+    assert len(traces) == first
+
+
+# --- Noise ---
+
+
+def loss_of_leaves(params, unit):
+    return sum(jnp.sum(leaf) for leaf in params) * unit.data[0]
+
+
+def noise_of(seed, shapes=((400, 50), (20_000,), ()), noise=1.5, clip=2.0, divisor=4.0):
+    """What is left of the gradient when no unit was drawn, times divisor/(C sigma)."""
+    params = [jnp.zeros(shape) for shape in shapes]
+    gradient, _ = noised(
+        Gradient(loss_of_leaves),
+        params,
+        [rows(np.zeros((1, 1)), [0])],
+        seed.to_bytes(32, "big"),
+        l2_clip_norm=clip,
+        noise_multiplier=noise,
+        normalizer=divisor,
+    )
+    return [
+        np.asarray(leaf, np.float64) * divisor / (noise * clip) for leaf in gradient
+    ]
+
+
+# Each bound below is 5 standard errors: a false alarm in 1 of 1.7 million.
+FIVE = 5.0
+
+
+def test_noise_is_standard_normal_after_scaling():
+    leaves = [leaf.ravel() for leaf in noise_of(0)[:2]]
+    for sample in leaves:
+        n = sample.size
+        assert abs(sample.mean()) < FIVE / math.sqrt(n)
+        assert abs(sample.var() - 1) < FIVE * math.sqrt(2 / n)
+        assert abs(np.mean(sample**3)) < FIVE * math.sqrt(15 / n)
+        assert abs(np.mean(sample**4) - 3) < FIVE * math.sqrt(96 / n)
+        for bound, tail in ((1.0, 0.317311), (2.0, 0.0455), (3.0, 0.0026998)):
+            share = np.mean(np.abs(sample) > bound)
+            assert abs(share - tail) < FIVE * math.sqrt(tail * (1 - tail) / n)
+
+
+def test_noise_is_independent_across_leaves_entries_and_steps():
+    first, second = noise_of(0), noise_of(1)
+    a, b, c = first[0].ravel(), first[1], second[0].ravel()
+    bound = FIVE / math.sqrt(a.size)
+    assert abs(np.mean(a * b)) < bound  # two leaves
+    assert abs(np.mean(a * c)) < bound  # two keys
+    assert abs(np.mean(a[1:] * a[:-1])) < bound  # neighbours
+    assert len(np.unique(np.concatenate([a, b, c]))) > 0.98 * 3 * a.size
+
+
+def test_noise_is_float32_whatever_the_parameters_are():
+    gradient, _ = noised(
+        Gradient(linear_loss),
+        jnp.zeros(1000, jnp.bfloat16),
+        [Rows(jnp.zeros((1, 1000), jnp.bfloat16), np.zeros(1, np.float32))],
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        normalizer=1.0,
+    )
+    assert gradient.dtype == jnp.float32
+    rounded = jnp.asarray(jnp.asarray(gradient, jnp.bfloat16), jnp.float32)
+    assert np.mean(np.asarray(gradient) == np.asarray(rounded)) < 0.1
+
+
+def test_the_same_key_gives_the_same_noise():
+    for one, two in zip(noise_of(3), noise_of(3), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+# --- Single examples, where nothing interacts ---
+
+
+def test_single_examples_of_a_supervised_loss():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 3)), rng.normal(size=50)
+    block = Rows(
+        {"x": x.astype(np.float32), "y": y.astype(np.float32)}, np.ones(50, np.float32)
+    )
+
+    def loss(w, unit):
+        return jnp.square(jnp.vdot(w, unit.data["x"]) - unit.data["y"])
+
+    w = np.float32([0.5, -1.0, 2.0])
+    gradient = Gradient(loss, units_at_once=32)
+    total, private = noised(
+        gradient, jnp.asarray(w), [block], l2_clip_norm=2.0, **PLAIN
+    )
+    each = 2 * (x @ w - y)[:, None] * x
+    norms = np.linalg.norm(each, axis=1)
+    expected = (each * np.minimum(1, 2.0 / norms)[:, None]).sum(axis=0)
+    np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(private["share_clipped"], np.mean(norms > 2.0))
+
+
+# --- Bad input ---
+
+
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        ({"l2_clip_norm": 0.0}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": -1.0}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": np.nan}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": np.inf}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": 1e-30}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": [1.0, 2.0]}, ValueError, "l2_clip_norm"),
+        ({"l2_clip_norm": "1"}, TypeError, "l2_clip_norm"),
+        ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
+        ({"noise_multiplier": np.inf}, ValueError, "noise_multiplier"),
+        ({"noise_multiplier": 1e-30}, ValueError, "noise_multiplier"),
+        ({"normalizer": 0.0}, ValueError, "normalizer"),
+        ({"key": jax.random.key(0)}, TypeError, "key must be bytes"),
+        ({"key": bytes(16)}, ValueError, "key must have 32 bytes, got 16"),
+        ({"blocks": []}, ValueError, "blocks must not be empty"),
+        ({"blocks": [rows(np.zeros((0, 2)))]}, ValueError, "rows of a block"),
+    ],
+)
+def test_bad_input(changes, error, message):
+    arguments = {
+        "blocks": [rows(np.ones((2, 2)))],
+        "key": KEY,
+        "l2_clip_norm": 1.0,
+        **PLAIN,
+        **changes,
+    }
+    with pytest.raises(error, match=message):
+        noised(Gradient(linear_loss), jnp.zeros(2), **arguments)
+
+
+# --- Noise is used once ---
+
+SETTINGS = {"l2_clip_norm": 1.0, "noise_multiplier": 2.0, "normalizer": 1.0}
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_noise_is_not_added_to_two_sums(kind):
+    gradient, start = PrivateGradient(linear_loss, noise=kind), jnp.zeros(2)
+    noise = gradient.noise(start, KEY, 2.0)
+    gradient(start, [rows([[1.0, 2.0]])], noise, **SETTINGS)
+    for other in ([[1.0, 2.0]], [[3.0, 0.0]]):
+        with pytest.raises(ValueError, match="noise must be used once"):
+            gradient(start, [rows(other)], noise, **SETTINGS)
+
+
+def test_noise_is_used_up_where_a_step_fails():
+    """What the devices made of it before is not known."""
+
+    def failing(params, unit):
+        raise RuntimeError("device")
+
+    gradient, start = Gradient(failing), jnp.zeros(2)
+    noise = gradient.noise(start, KEY, 2.0)
+    with pytest.raises(RuntimeError, match="device"):
+        gradient(start, [rows([[1.0, 2.0]])], noise, **SETTINGS)
+    with pytest.raises(ValueError, match="noise must be used once"):
+        Gradient(linear_loss)(start, [rows([[1.0, 2.0]])], noise, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"noise_multiplier": 1.0}, ValueError, "for noise_multiplier 1.0, got .* 2.0"),
+        ({"kind": "discrete"}, ValueError, "for kind 'discrete', got .* 'gaussian'"),
+        ({"start": jnp.zeros((2, 1))}, ValueError, r"shapes \[\(2, 1\)\], got"),
+        ({"noise": np.zeros(2)}, TypeError, "must be made by PrivateGradient.noise"),
+        ({"noise": None}, TypeError, "must be made by PrivateGradient.noise"),
+    ],
+)
+def test_noise_that_was_drawn_for_something_else_is_refused(changes, error, message):
+    start = changes.get("start", jnp.zeros(2))
+    noise = changes.get("noise", Gradient(linear_loss).noise(jnp.zeros(2), KEY, 2.0))
+    gradient = PrivateGradient(linear_loss, noise=changes.get("kind", "gaussian"))
+    settings = {**SETTINGS, "noise_multiplier": changes.get("noise_multiplier", 2.0)}
+    data = np.ones((1, *start.shape))
+    with pytest.raises(error, match=message):
+        gradient(start, [rows(data)], noise, **settings)
+
+
+def test_noise_depends_on_no_parameter_and_no_data():
+    """So that it may be drawn ahead."""
+    gradient = Gradient(linear_loss)
+    shapes = jax.ShapeDtypeStruct((3,), np.float32)
+    for params in (jnp.zeros(3), jnp.full(3, np.nan), shapes):
+        noise = gradient.noise(params, KEY, 2.0).taken("gaussian", 2.0, [(3,)])
+        np.testing.assert_array_equal(noise[0], 2.0 * generator(KEY).standard_normal(3))
+
+
+def test_sum_and_noise_are_rounded_once():
+    """To float32, of a sum in float64: not each of them."""
+    start, data = jnp.zeros(4_000), np.random.default_rng(0).normal(size=(3, 4_000))
+    settings = {"l2_clip_norm": 1e3, "noise_multiplier": 1e-3, "normalizer": 3.0}
+    gradient = Gradient(linear_loss)
+    total, _ = noised(gradient, start, [rows(data)], l2_clip_norm=1e3, **PLAIN)
+    found, _ = noised(gradient, start, [rows(data)], **settings)
+    normal = generator(KEY).standard_normal(4_000)
+    exact = (np.float64(total) + np.float32(1e3) * (1e-3 * normal)) / 3.0
+    np.testing.assert_array_equal(found, exact.astype(np.float32))
+
+
+# --- What "gaussian" noise is made of ---
+
+
+def normal_of(*words):
+    """NumPy's normal number of these words; behind them, what ends its search."""
+    left = itertools.chain(words, itertools.cycle([0, 2**64 - 1]))
+    bits = UserBitGenerator(lambda _: next(left))
+    return np.random.Generator(bits).standard_normal()
+
+
+def test_a_number_is_one_of_2_to_the_61():
+    """Eight bits say the layer, one the sign and 52 the place within it."""
+    spacings = [normal_of(layer | 1 << 9) for layer in range(256)]
+    assert len(set(spacings)) == 256 and min(spacings) > 0
+    for layer in (1, 100, 255):
+        for place in (0, 1, 2**20 + 1, 2**51 + 2**30 + 1):
+            for sign in (0, 1):
+                number = normal_of(layer | sign << 8 | place << 9)
+                assert number == (-1) ** sign * place * spacings[layer]
+
+
+def test_the_tail_goes_on_to_twelve_deviations():
+    """Far beyond 5.42, where float32 numbers of 23 bits end."""
+    outside = (2**52 - 1) << 9  # the lowest layer, beyond its inner part
+    # Uniform numbers next to 1, and as near to it as they come.
+    nearness = np.linspace(0.0, 53.0, 500)
+    words = [min(int(2**64 * (1 - 0.5**near)), 2**64 - 1) for near in nearness]
+    found = np.sort([abs(normal_of(outside, word, 2**64 - 1)) for word in words])
+    assert found[0] == pytest.approx(3.6541528853610088)  # where the tail begins
+    assert 12.2 < found[-1] < 12.3
+    assert np.diff(found).max() < 0.03
+
+
+def test_numbers_beyond_the_old_end_occur_as_often_as_they_should():
+    """3 x 10^7 numbers; beyond 5 deviations lie 17, and 5.42 is not the end of them."""
+    stream, beyond = generator(KEY), 0
+    for _ in range(30):
+        beyond += int((np.abs(stream.standard_normal(10**6)) > 5.0).sum())
+    assert stats.poisson(17.2).interval(1 - 1e-6)[0] <= beyond
+    assert beyond <= stats.poisson(17.2).interval(1 - 1e-6)[1]

@@ -1,0 +1,272 @@
+"""One run on several processes: shares, agreement, and the real thing, also killed."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.tools.cli.process import one_of_several
+from jaxdp_episodic.tools.train import search
+from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
+from jaxdp_episodic.trainer.gradient.processes import all_processes
+from jaxdp_episodic.trainer.learners.episode import make_blocks
+from jaxdp_episodic.trainer.run import checks, run_files
+from jaxdp_episodic.trainer.run.description import (
+    RunMismatchError,
+    agreed,
+    described_versions,
+)
+from training_runs import GROUPED, TINY, classes
+
+ROOT = Path(__file__).resolve().parents[3]
+RIG = ROOT / "experiments" / "trust" / "kill_distributed.py"
+
+
+# --- Shares of a draw ---
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 11])
+@pytest.mark.parametrize("processes", [1, 2, 4, 13])
+def test_every_unit_is_in_one_share(number, processes):
+    """Also where there are fewer units than processes, or none at all."""
+    examples = np.broadcast_to(np.arange(number)[:, None, None], (number, 1, 2))
+    draw = Draw(examples.copy(), np.ones(examples.shape, bool), None)
+    found = []
+    for index in range(processes):
+        blocks = make_blocks(
+            draw, classes(), block_size=4, num_shards=2, share=(index, processes)
+        )
+        assert blocks and all(len(block.unit_mask) == 4 for block in blocks)
+        features = classes().features
+        for block in blocks:
+            for row in np.flatnonzero(block.unit_mask):
+                same = np.all(features == block.inputs[row, 0, 0], axis=-1)
+                found.append(int(np.flatnonzero(same)[0]))
+    assert sorted(found) == list(range(number))
+
+
+def test_programs_of_discrete_noise_do_not_depend_on_the_devices():
+    sampler = EpisodeSampler(GROUPED.design, classes().population, clip_unit="episode")
+    rows = {
+        noise: [checks.rows_a_device(None, sampler, n, noise) for n in (1, 2, 4)]
+        for noise in ("discrete", "gaussian")
+    }
+    assert len(set(rows["discrete"])) == 1
+    assert rows["gaussian"] == sorted(set(rows["gaussian"]), reverse=True)
+    assert checks.rows_a_device(3, sampler, 4, "discrete") == 3
+
+
+# --- What processes agree on ---
+
+
+class Several:
+    """One process of several, which is told what the first one says."""
+
+    count, index = 2, 1
+
+    def __init__(self, first):
+        self._first = first
+
+    def shared_value(self, value):
+        return self._first
+
+    def meet(self):
+        pass
+
+
+def test_another_run_is_refused_by_name():
+    run = {"data": "abc", "step": {"noise_multiplier": 1.0}, **described_versions()}
+    agreed(Several(run), run)
+    for change, named in [
+        ({"data": "abd"}, "data: abd in the first process, abc here"),
+        ({"numpy": "1.0"}, "numpy: 1.0 in the first process"),
+        ({"x64": "maybe"}, "x64: maybe in the first process"),
+        ({"step": {"noise_multiplier": 2.0}}, "step.noise_multiplier: 2.0 in the"),
+    ]:
+        with pytest.raises(RunMismatchError, match=f"process 1 of 2 .*{named}"):
+            agreed(Several({**run, **change}), run)
+
+
+def test_one_process_alone_waits_for_nobody():
+    alone = all_processes()
+    tree = {"a": np.arange(3.0)}
+    alone.meet()
+    assert alone.sum(tree) is tree and alone.shared(tree) is tree
+    assert alone.shared_value(7) == 7 and alone.shared_bytes(b"7") == b"7"
+    with pytest.raises(ValueError, match="mine"), alone.together():
+        raise ValueError("mine")
+
+
+# --- What is refused ---
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("host", 2, 0), "--coordinator must be HOST:PORT, got 'host'"),
+        (("a b:1", 2, 0), "--coordinator must be HOST:PORT"),
+        (("host:1", 0, 0), "--num-processes must be at least 1, got 0"),
+        (("host:1", 2, 2), "--process-index must be in 0 .. --num-processes - 1"),
+        (("host:1", 2, -1), "--process-index must be in 0"),
+    ],
+)
+def test_processes_that_cannot_be(given, message):
+    with pytest.raises(ValueError, match=message), one_of_several(*given):
+        pass
+
+
+def test_without_a_cluster_the_options_are_named(monkeypatch):
+    def initialize(*given, **options):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(ValueError, match="give --coordinator HOST:PORT, --num-"):
+        with one_of_several(None, None, None):
+            pass
+
+
+def test_options_of_many_processes_need_the_word(tmp_path, capsys):
+    command = ["train", str(tmp_path / "x.toml"), "--out", str(tmp_path / "out")]
+    assert cli.run([*command, "--num-processes", "2"]) == 2
+    assert "are for a run with --distributed" in capsys.readouterr().err
+
+
+def test_a_search_refuses_several_processes(monkeypatch, tmp_path):
+    monkeypatch.setattr(search, "all_processes", lambda: Several(None))
+    with pytest.raises(NotImplementedError, match="in one process, got 2"):
+        search.run_search(None, tmp_path)
+
+
+# --- The command line itself ---
+
+DISCRETE = TINY.replace("[data]", 'noise = "discrete"\nseed = 3\n[data]', 1)
+STATISTICS = (
+    DISCRETE.replace('noise = "discrete"\n', "")
+    .replace("[evaluation]", '[start]\nkind = "plda"\ndimensions = 8\n[evaluation]')
+    .replace('"conv_embedding"\nchannels = [4]', '"linear"')
+)
+
+
+def trained(tmp_path, config, number, *options, configs=None):
+    """Trains in so many processes; returns the folder and (code, text) of each."""
+    out = tmp_path / f"out-{number}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    processes = []
+    for index in range(number):
+        home = tmp_path / f"home-{number}-{index}"
+        home.mkdir(exist_ok=True)
+        file = tmp_path / f"config-{index}.toml"
+        file.write_text(config if configs is None else configs[index])
+        command = [sys.executable, "-m", "jaxdp_episodic", "train", str(file)]
+        command += ["--out", str(out), *options]
+        if number > 1:
+            command += ["--distributed", "--coordinator", where]
+            command += ["--num-processes", str(number), "--process-index", str(index)]
+        processes.append(
+            subprocess.Popen(
+                command,
+                cwd=home,
+                env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    texts = [process.communicate(timeout=900)[0] for process in processes]
+    for index in range(number):  # nobody writes where it stands
+        assert not list((tmp_path / f"home-{number}-{index}").iterdir())
+    return out, [(p.returncode, t) for p, t in zip(processes, texts, strict=True)]
+
+
+def parameters(out):
+    with np.load(out / "release" / "parameters.npz") as file:
+        return dict(file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "tolerance"),
+    [(DISCRETE, 0.0), (DISCRETE.replace('"discrete"', '"gaussian"'), 1e-5)],
+    ids=["discrete", "gaussian"],
+)
+def test_the_number_of_processes_does_not_matter(tmp_path, config, tolerance):
+    out, ends = trained(tmp_path, config, 1)
+    assert ends[0][0] == 0, ends
+    whole = parameters(out)
+    for number in (2, 4):
+        out, ends = trained(tmp_path, config, number)
+        assert [code for code, _ in ends] == [0] * number, ends
+        assert "accuracy" in ends[0][1]
+        assert not any("accuracy" in text for _, text in ends[1:])
+        assert read_ledger(out / run_files.LEDGER).charged == 3
+        found = parameters(out)
+        assert found.keys() == whole.keys()
+        for name, array in found.items():
+            np.testing.assert_allclose(array, whole[name], rtol=0, atol=tolerance)
+
+
+@pytest.mark.slow
+def test_private_statistics_before_the_steps(tmp_path):
+    """The first process releases them; all others see what it released."""
+    out, ends = trained(tmp_path, STATISTICS, 1)
+    assert ends[0][0] == 0, ends
+    whole = parameters(out)
+    out, ends = trained(tmp_path, STATISTICS, 2)
+    assert [code for code, _ in ends] == [0, 0], ends
+    for name, array in parameters(out).items():
+        np.testing.assert_allclose(array, whole[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_processes_with_other_runs_end_before_a_charge(tmp_path):
+    other = DISCRETE.replace("l2_clip_norm = 0.1", "l2_clip_norm = 0.2")
+    out, ends = trained(tmp_path, None, 2, configs=[DISCRETE, other])
+    assert [code for code, _ in ends] == [2, 2], ends
+    for _, text in ends:
+        assert "l2_clip_norm: 0.1 in the first process, 0.2 here" in text
+    assert not run_files.files_of_a_run(out)
+    broken = DISCRETE.replace("version = 1", "version = 17")
+    _, ends = trained(tmp_path, None, 2, configs=[DISCRETE, broken])
+    assert [code for code, _ in ends] == [2, 2], ends
+    assert "process 1 has ended: ValueError" in ends[0][1]
+
+
+# --- Killed ---
+
+
+def killed(folder, *options):
+    """Runs the rig; returns its exit code and its summary."""
+    done = subprocess.run(
+        [sys.executable, str(RIG), "--out", str(folder), *options],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path):
+    code, summary = killed(tmp_path, "--kills", "2")
+    assert (code, summary["violations"]) == (0, [])
+    for kill in summary["kills"]:
+        assert kill["released"] <= kill["charged"] <= kill["released"] + 1
+        assert kill["seconds"] < 60
+
+
+@pytest.mark.slow
+def test_the_rig_notices_a_planted_fault(tmp_path):
+    code, summary = killed(tmp_path, "--kills", "8", "--fault", "charge-late")
+    assert code == 1 and summary["violations"]

@@ -1,0 +1,205 @@
+"""Fixed features: rows on their own, caches that are never another's, the wavelets."""
+
+import stat
+import tomllib
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import NUM_WAVELETS, FeaturesConfig
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.features import FixedFeatures
+from jaxdp_episodic.trainer.learners.wavelets import compiled_wavelets, make_filters
+from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from training_runs import TINY
+
+
+def table(seed=0, num=12):
+    rng = np.random.default_rng(seed)
+    return ExampleTable.from_records(
+        rng.normal(size=(num, 3)), units={"class": np.repeat(np.arange(num // 2), 2)}
+    )
+
+
+def squares(rows):
+    return np.square(rows) * 2.0
+
+
+def test_rows_are_features_of_examples():
+    data = table(num=1_200)  # three calls, the last one filled up
+    made = FixedFeatures(squares, "squares", unit_norm=False).table(data)
+    np.testing.assert_allclose(made.features, 2 * data.features**2, rtol=1e-6)
+    assert made.population is data.population
+    unit = FixedFeatures(squares, "squares").table(data)
+    np.testing.assert_allclose(np.linalg.norm(unit.features, axis=1), 1, rtol=1e-6)
+    assert unit.fingerprint != made.fingerprint
+
+
+def test_a_row_of_zeros_stays_one():
+    zero = FixedFeatures(lambda rows: rows * 0, "zero").table(table())
+    assert not zero.features.any()
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "complaint"),
+    [
+        (lambda r: r - r.mean(axis=0), ValueError, "depend on it alone"),
+        (lambda r: r[:3], ValueError, "must return an array of shape"),
+        (lambda r: r[:, 0], ValueError, "must return an array of shape"),
+        (lambda r: np.where(r > 1, np.nan, r), ValueError, "must be finite"),
+        (lambda r: r.astype(str), TypeError, "must return numbers"),
+        (lambda r: np.zeros((500, 2**16 + 1)), ValueError, "at most 65536"),
+        (lambda r: [[1.0]] * 499 + [[1.0, 2.0]], ValueError, "inhomogeneous"),
+        (lambda r: None, ValueError, r"of shape \(500, D\) .* got \(\)"),
+    ],
+    ids=["coupled", "cut", "flat", "nan", "text", "wide", "ragged", "none"],
+)
+def test_bad_functions_are_refused(function, error, complaint):
+    with pytest.raises(error, match=complaint):
+        FixedFeatures(function, "bad").table(table(num=60))
+
+
+def test_features_are_as_many_for_every_example_and_split():
+    widths = iter((3, 3, 4))  # two calls for the first batch
+
+    def growing(rows):
+        return np.ones((len(rows), next(widths)))
+
+    with pytest.raises(ValueError, match="must be 3 numbers for every example, got 4"):
+        FixedFeatures(growing, "growing").table(table(num=600))
+    mapping = {"type": "TrainingConfig", **tomllib.loads(TINY)}
+    config = TrainingConfig.from_dict(mapping)
+    tables = Tables(config, None)
+    tables.load("train")
+    tables.features = FixedFeatures(lambda r: r.reshape(len(r), -1)[:, :9], "others")
+    with pytest.raises(ValueError, match=r"as in training, got those of 'validation'"):
+        assembled(config, tables)
+
+
+def test_no_examples_have_no_features():
+    tree = Population((np.array([2]), np.array([0, 0])), ("class", "example"))
+    nobody = ExampleTable(np.zeros((0, 5), np.float32), None, tree)
+    with pytest.raises(ValueError, match="at least one example"):
+        FixedFeatures(squares, "squares").table(nobody)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"function": 3, "name": "a"},
+        {"function": squares, "name": ""},
+        {"function": squares, "name": "a", "unit_norm": 1},
+        {"function": squares, "name": "a", "settings": {"a": object()}},
+    ],
+    ids=["function", "name", "unit_norm", "settings"],
+)
+def test_bad_fields_are_refused(fields):
+    with pytest.raises(TypeError):
+        FixedFeatures(**fields)
+
+
+def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
+    calls = []
+
+    def counted(rows):
+        calls.append(len(rows))
+        return rows + 1
+
+    path = tmp_path / "private" / "train.npz"
+    features = FixedFeatures(counted, "plus one")
+    first = features.table(table(), cache=path)
+    number = len(calls)
+    again = features.table(table(), cache=path)
+    assert len(calls) == number  # read, not made
+    np.testing.assert_array_equal(first.features, again.features)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    others = (
+        (features, table(seed=1)),
+        (FixedFeatures(counted, "plus one", settings={"version": 2}), table()),
+        (FixedFeatures(counted, "plus one", unit_norm=False), table()),
+    )
+    for other, data in others:
+        with pytest.warns(UserWarning, match="made anew"):
+            made = other.table(data, cache=path)
+        np.testing.assert_array_equal(made.features, other.table(data).features)
+        with pytest.warns(UserWarning, match="made anew"):
+            features.table(table(), cache=path)
+
+
+def test_a_folder_is_no_cache_and_said_before_the_work(tmp_path):
+    called = []
+    features = FixedFeatures(called.append, name="never called")
+    with pytest.raises(IsADirectoryError, match="cache must be a file"):
+        features.table(table(), cache=tmp_path)
+    assert not called
+
+
+@pytest.mark.parametrize("damage", ["text", "cut", "nan", "short"])
+def test_a_damaged_cache_is_made_anew(tmp_path, damage):
+    path = tmp_path / "train.npz"
+    features = FixedFeatures(squares, "squares")
+    whole = features.table(table(), cache=path)
+    if damage == "text":
+        path.write_text("not an archive")
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+    else:
+        arrays = dict(np.load(path))
+        arrays["features"] = (
+            arrays["features"][:-1]
+            if damage == "short"
+            else arrays["features"] * np.nan
+        )
+        np.savez(path, **arrays)
+    with pytest.warns(UserWarning, match="made anew"):
+        again = features.table(table(), cache=path)
+    np.testing.assert_array_equal(whole.features, again.features)
+
+
+def test_config():
+    assert FixedFeatures.of(FeaturesConfig()) is None
+    wavelets = FixedFeatures.of(FeaturesConfig(kind="wavelets"))
+    assert wavelets == FixedFeatures.wavelets()
+    with pytest.raises(ValueError, match="did you mean 'wavelets'"):
+        FeaturesConfig(kind="wavelet")
+    with pytest.raises(TypeError, match="cache"):
+        FeaturesConfig(cache=3)  # type: ignore
+
+
+def test_filters_are_gabors():
+    """Against the definition, two-dimensional and in double precision."""
+    filters = make_filters(28, 21)
+    wavelength = 21 * 2 / 7  # the second scale
+    angle, deviation = np.pi * 3 / 8, wavelength / 2
+    middle_y, middle_x = 4.5 * 28 / 14 - 0.5, 9.5 * 21 / 14 - 0.5
+    y, x = np.arange(28)[:, None] - middle_y, np.arange(21) - middle_x
+    phase = 2 * np.pi / wavelength * (np.sin(angle) * y + np.cos(angle) * x)
+    gabor = np.exp(-(y**2 + x**2) / (2 * deviation**2) + 1j * phase)
+    gabor /= 2 * np.pi * deviation**2
+    ours = np.outer(filters.rows[8 + 3, 4], filters.columns[8 + 3, 9])
+    np.testing.assert_allclose(ours, gabor, atol=1e-8)
+
+
+def test_wavelets_of_images():
+    rng = np.random.default_rng(0)
+    images = rng.random((5, 28, 28, 2), np.float32)
+    images[0] = 0.0
+    images[1] = 0.5  # no orientation: moduli far below those of the others
+    images[3] = images[2][:, ::-1].copy()
+    made = np.asarray(compiled_wavelets((28, 28, 2))(images))
+    assert made.shape == (5, 2 * NUM_WAVELETS)
+    assert not made[0].any()
+    np.testing.assert_allclose(np.linalg.norm(made[1:], axis=1), 1, rtol=1e-5)
+    assert np.abs(made[2] - made[3]).max() > 0.01
+    # Channels are alike; so are brighter images, once there is energy to divide by.
+    swapped = np.asarray(compiled_wavelets((28, 28, 2))(images[..., ::-1]))
+    np.testing.assert_allclose(
+        swapped[:, :NUM_WAVELETS], made[:, NUM_WAVELETS:], atol=1e-6
+    )
+    with pytest.raises(ValueError, match="need images"):
+        compiled_wavelets((28, 28))
+    with pytest.raises(ValueError, match="at least 8 x 8"):
+        compiled_wavelets((7, 28, 1))

@@ -1,0 +1,85 @@
+"""Adam with the noise's known variance taken off its second moments."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp_episodic.trainer.config.training_parts import OptimizerConfig
+from jaxdp_episodic.trainer.learners.optimizers import (
+    averaged,
+    built_optimizer,
+    noise_corrected_adam,
+)
+from jaxdp_episodic.trainer.run.checkpoint import TrainingState, updater
+
+RATE, FLOOR = 0.1, 0.25
+START = np.float32([1.0, -2.0, 0.5, 0.0])
+
+
+def moved(optimizer, gradients, noise):
+    """How far each update, as `Trainer` takes it, moves the parameters."""
+    update = updater(optimizer, noise)
+    state, found = TrainingState(START, optimizer.init(START)), [START]
+    for gradient in gradients:
+        state = update(state, gradient)
+        found.append(np.asarray(state.params))
+    return np.diff(np.array(found, np.float64), axis=0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "has_average"),
+    [(0.0, False), (0.8, True)],  # without noise: Adam
+)
+def test_each_step_is_that_of_the_formula(noise, has_average):
+    gradients = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
+    optimizer = noise_corrected_adam(RATE, floor=FLOOR)
+    optimizer = averaged(optimizer, 0.5) if has_average else optimizer
+    found = moved(optimizer, gradients, noise)
+    g, kinds = gradients.astype(np.float64), set()
+    for t in range(1, len(g) + 1):
+        back = np.arange(t)[::-1, None]
+        m = (0.1 * 0.9**back * g[:t]).sum(axis=0) / (1 - 0.9**t)
+        v = (0.001 * 0.999**back * g[:t] ** 2).sum(axis=0) / (1 - 0.999**t)
+        left = np.maximum(v - noise**2, FLOOR * noise**2)
+        kinds |= set(left == v - noise**2)
+        # In float32 1 - 0.999^t has a rounding of 6e-5, and parameters one of 1e-7.
+        expected = -RATE * m / (np.sqrt(left) + 1e-8)
+        np.testing.assert_allclose(found[t - 1], expected, rtol=2e-4, atol=1e-6)
+    assert kinds == ({True, False} if noise else {True})  # the floor was met
+
+
+@pytest.mark.parametrize("floor", [0.0, -1.0, np.inf, np.nan])
+def test_bad_floors(floor):
+    with pytest.raises(ValueError, match="floor"):
+        noise_corrected_adam(RATE, floor=floor)
+    with pytest.raises(ValueError, match="noise_floor"):
+        OptimizerConfig(noise_floor=floor)
+
+
+def test_it_is_adams_and_off_unless_asked_for():
+    assert OptimizerConfig().noise_floor is None
+    with pytest.raises(ValueError, match="noise_floor goes with kind='adam' only"):
+        OptimizerConfig(kind="sgd", noise_floor=0.1)
+    optimizer = built_optimizer(OptimizerConfig(noise_floor=0.1), 3)
+    assert jax.tree.leaves(optimizer.init(START))
+    with pytest.raises(TypeError, match="noise_deviation"):
+        optimizer.update(START, optimizer.init(START), START)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_optimizers_take_steps(kind, schedule):
+    config = OptimizerConfig(kind=kind, schedule=schedule, warmup_steps=3)
+    optimizer = built_optimizer(config, 10)
+    params = {"w": np.ones(3, np.float32)}
+    state = optimizer.init(params)
+    sizes = []
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(10):
+            updates, state = optimizer.update(
+                {"w": np.ones(3, np.float32)}, state, params
+            )
+            sizes.append(float(np.abs(updates["w"]).max()))
+    assert 0 < sizes[0] < max(sizes)  # warmed up
+    if schedule == "cosine" and kind != "sgd":
+        assert sizes[-1] < 0.2 * max(sizes)

@@ -1,0 +1,240 @@
+"""Runs in epochs: resumed within one bit for bit, and what they owe."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import (
+    PrivacyBudget,
+    SpentAhead,
+    plan_budget,
+)
+from jaxdp_episodic.accountant.report.ledger_file import (
+    CHARGE,
+    Chain,
+    LedgerError,
+    header,
+    read_ledger,
+)
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.tools.train.run import epsilon_without_last_stage
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.checks import mean_units_are_public
+from jaxdp_episodic.trainer.run.ledger import Ledger, LedgerFile, create_ledger
+from jaxdp_episodic.trainer.run.report import privacy_statement
+from oracles import allocation_epochs
+from training_runs import GROUPED, assert_same, plain_trainer
+
+DELTA = 1e-5
+BINS = dataclasses.replace(
+    GROUPED,
+    sampling=dataclasses.replace(
+        GROUPED.design, episodes=jde.RandomAllocation("episode", steps_per_epoch=4)
+    ),
+)
+BATCHES = jde.GaussianStep(
+    jde.ShuffledEpochs("user", steps_per_epoch=4), noise_multiplier=2.0
+)
+
+
+def budget(step=BATCHES, *, steps=10, permitted=12):
+    return PrivacyBudget(step, 8.0, DELTA, steps, permitted)
+
+
+# --- Training ---
+
+
+def test_epochs_have_all_episodes_in_their_steps():
+    whole = plain_trainer(step=BINS, num_steps=10)
+    drawn = [whole.draw_blocks(step) for step in range(1, 11)]
+    per_step = [sum(int(b.unit_mask.sum()) for b in blocks) for blocks in drawn]
+    # Ten episodes of the thirty classes in every epoch of four steps.
+    assert (sum(per_step[:4]), sum(per_step[4:8])) == (10, 10)
+    assert len(set(per_step)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["gaussian", "discrete"])
+@pytest.mark.parametrize("seed", [1, None])
+def test_a_run_goes_on_within_an_epoch(tmp_path, noise, seed):
+    """Of a seed bit for bit as if nothing had been."""
+
+    def run():
+        return plain_trainer(seed=seed, noise=noise, step=BINS, num_steps=10)
+
+    def stop(progress):
+        if progress.step == 7:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        run().train(tmp_path / "parts", checkpoint_every=2, on_step=stop)
+    second = run()
+    assert second.resume(tmp_path / "parts") == 7
+    second.train(tmp_path / "parts")
+    if seed is not None:
+        whole = run()
+        whole.train(tmp_path / "whole")
+        assert_same(whole, second)
+    content = read_ledger(tmp_path / "parts" / run_files.LEDGER)
+    assert (content.charged, content.planned, content.owed) == (10, 10, 10)
+
+
+def test_bins_of_private_units_need_a_public_divisor():
+    step = jde.GaussianStep(
+        jde.RandomAllocation("user", steps_per_epoch=4), noise_multiplier=1.0
+    )
+    for relation in ("add_remove", "zero_out", "replace_one"):
+        asked = dataclasses.replace(step, neighboring_relation=relation)
+        assert mean_units_are_public(asked) == (relation == "replace_one")
+    assert mean_units_are_public(BINS)
+
+
+# --- What is owed ---
+
+
+def test_beyond_the_plan_whole_epochs_are_permitted():
+    spent = float(jde.epsilon(BATCHES, num_steps=12, delta=DELTA))
+    planned = plan_budget(BATCHES, epsilon=spent * 1.001, delta=DELTA)
+    assert (planned.num_steps, planned.permitted_steps) == (12, 12)
+    assert planned.planned == 12
+    given = budget(steps=6)
+    np.testing.assert_array_equal(
+        given.owed([0, 1, 4, 5, 6, 7, 9]), [0, 4, 4, 6, 6, 8, 12]
+    )
+    ahead = SpentAhead(given)
+    assert [ahead.at(s) for s in (1, 4, 6)] == [
+        float(given.spent(s)) for s in (4, 4, 6)
+    ]
+
+
+EVERYBODY = jde.GaussianStep(
+    jde.Poisson("user", sampling_probability=1.0), noise_multiplier=4.0
+)
+AFTER_TWO = PrivacyBudget(BATCHES, 8.0, DELTA, 12, 12, (EVERYBODY, EVERYBODY))
+
+
+def test_epochs_begin_after_steps_before():
+    taken, owed = [0, 1, 2, 3, 6, 7, 11, 12], [0, 1, 2, 6, 6, 10, 12, 12]
+    np.testing.assert_array_equal(AFTER_TWO.owed(taken), owed)
+    expected = [
+        jde.epsilon(
+            jde.compose((EVERYBODY, min(n, 2)), (BATCHES, max(n - 2, 0))), delta=DELTA
+        )
+        for n in owed
+    ]
+    np.testing.assert_allclose(AFTER_TWO.spent(taken), expected, rtol=1e-9)
+    ahead = SpentAhead(AFTER_TWO)
+    found = np.array([ahead.at(n) for n in range(1, 13)])
+    assert np.all(found >= AFTER_TWO.spent(np.arange(1, 13)) * (1 - 1e-12))
+    assert found[-1] == pytest.approx(expected[-1], rel=1e-9)
+
+
+def test_a_ledger_of_epochs_after_others_owes_what_the_budget_says(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    create_ledger(path, AFTER_TWO, is_seeded=False)
+    ledger = Ledger(AFTER_TWO)
+    for charged in range(1, 13):
+        with LedgerFile(path) as file, ledger.writing_to(file, {}):
+            ledger.charge()
+        content = read_ledger(path)
+        assert (content.charged, content.owed) == (charged, AFTER_TWO.owed(charged))
+
+
+def test_steps_before_that_are_in_epochs_are_refused():
+    with pytest.raises(NotImplementedError, match="before: everybody takes part"):
+        plan_budget(
+            BATCHES, epsilon=8.0, delta=DELTA, num_steps=4, before=[(BATCHES, 0.5)]
+        )
+    before = [(EVERYBODY, 0.3), (EVERYBODY, 0.3)]
+    planned = plan_budget(BATCHES, epsilon=8.0, delta=DELTA, num_steps=4, before=before)
+    assert (planned.num_steps, planned.planned) == (6, 6)
+    assert 7.999 < planned.spent(6) == planned.spent(3) <= 8.0
+
+
+def test_the_statement_says_what_an_early_end_owes():
+    early, planned = (privacy_statement(budget(), steps) for steps in (5, 10))
+    assert "ended after 5 steps" in early and "charged for 8" in early
+    assert "in each of 5 steps" in early
+    assert "ended after" not in planned and "in each of 10 steps" in planned
+    everyone = jde.GaussianStep(
+        jde.Poisson("user", sampling_probability=1.0), noise_multiplier=2.0
+    )
+    uncounted = jde.epsilon(everyone, num_steps=8, delta=DELTA)
+    assert epsilon_without_last_stage(budget(), 5) == uncounted
+
+
+@pytest.mark.parametrize(
+    ("charged", "owed"), [(0, 0), (3, 4), (4, 4), (9, 10), (10, 10), (11, 12)]
+)
+def test_a_ledger_owes_the_epoch_that_was_begun(tmp_path, capsys, charged, owed):
+    path = tmp_path / "ledger.jsonl"
+    create_ledger(path, budget(), is_seeded=False)
+    with LedgerFile(path) as file:
+        for _ in range(charged):
+            file.charge()
+    content = read_ledger(path)
+    assert (content.charged, content.planned, content.owed) == (charged, 10, owed)
+    assert content.run_charged() == (BATCHES, owed)
+    assert cli.run(["epsilon", "--ledger", str(path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["epsilon"] == jde.epsilon(BATCHES, num_steps=owed, delta=DELTA)
+    said = [text for text in answer["warnings"] if "within an epoch" in text]
+    assert len(said) == (owed > charged)
+
+
+@pytest.mark.slow
+def test_what_a_ledger_says_costs_as_much_by_another_program(tmp_path):
+    """Its words, read as JSON, given to an oracle."""
+    path = tmp_path / "ledger.jsonl"
+    bins = jde.GaussianStep(
+        jde.RandomAllocation("user", steps_per_epoch=3), noise_multiplier=2.0
+    )
+    spent = budget(bins, steps=6, permitted=6)
+    create_ledger(path, spent, is_seeded=False)
+    first, second, *_ = path.read_bytes().split(b"\n")
+    planned, described = json.loads(first)["planned"], json.loads(second)["step"]
+    length = described["sampling"]["levels"][0]["steps_per_epoch"]
+    epochs = allocation_epochs.Epochs(length, planned // length)
+    epsilon, shift = float(spent.spent(6)), 1 / described["noise_multiplier"]
+    delta, _ = allocation_epochs.delta([epochs], shift, epsilon, "remove")
+    other, _ = allocation_epochs.delta([epochs], shift, epsilon, "add")
+    assert other < delta <= DELTA * (1 + 1e-10)
+    assert delta == pytest.approx(DELTA, rel=1e-9)
+
+
+def test_another_plan_is_another_run(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    create_ledger(path, budget(), is_seeded=False)
+    with LedgerFile(path) as file, pytest.raises(LedgerError, match="number of epochs"):
+        with Ledger(budget(steps=12)).writing_to(file, {}):
+            pass
+
+
+@pytest.mark.parametrize("planned", [0, -3, 2.0, "10", True])
+def test_a_plan_that_is_no_number_is_refused(tmp_path, planned):
+    path = tmp_path / "ledger.jsonl"
+    first = header("ab", epsilon=1.0, delta=DELTA, is_seeded=False, planned=planned)
+    chain = Chain()
+    chain.add(start := chain.line(first))
+    path.write_bytes(start + chain.line({"step": BATCHES.to_dict()}) + CHARGE)
+    with pytest.raises(LedgerError, match="planned must be a number of steps"):
+        read_ledger(path)
+
+
+def test_without_a_plan_every_epoch_counts_whole(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    chain = Chain()
+    parts = [header("ab", epsilon=1.0, delta=DELTA, is_seeded=False)]
+    other = dataclasses.replace(BATCHES, noise_multiplier=3.0)
+    for record in (*parts, {"step": BATCHES.to_dict()}):
+        chain.add(line := chain.line(record))
+        path.write_bytes((path.read_bytes() if path.exists() else b"") + line)
+    chain.add(5 * CHARGE)
+    text = path.read_bytes() + 5 * CHARGE + chain.line({"step": other.to_dict()})
+    path.write_bytes(text + 6 * CHARGE)
+    content = read_ledger(path)
+    assert (content.planned, content.charged, content.owed) == (None, 11, 16)
+    assert content.run_charged() == (jde.compose((BATCHES, 8), (other, 8)), None)

@@ -1,0 +1,711 @@
+"""Faults: killed processes, full disks, SIGTERM, no numbers, lost classes."""
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import importlib.util
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from PIL import Image
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.tools.cli.process import Terminated, ended_by_sigterm
+from jaxdp_episodic.trainer.data.folders import load_class_folders
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.sampler import Draw
+from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.learners.episode import make_blocks
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.checkpoint import Checkpoints
+from jaxdp_episodic.trainer.run.description import RunMismatchError
+from jaxdp_episodic.trainer.run.report import export_run, load_parameters
+from jaxdp_episodic.training import ProtoNet, Trainer
+from training_runs import (
+    TINY,
+    PlainBudget,
+    adam,
+    assert_same,
+    classes,
+    noised,
+    plain_trainer,
+    protonet,
+)
+
+# After a failed write Orbax leaves coroutines behind whose loop is closed, and when
+# they are collected is anybody's guess.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+RIG = ROOT / "experiments" / "trust" / "kill_training.py"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run = plain_trainer()
+    run.train(tmp_path_factory.mktemp("whole"))
+    return run
+
+
+def gone_on_with(folder, whole):
+    """Resumes, finishes, and compares with a run that nobody disturbed."""
+    run = plain_trainer()
+    taken = run.resume(folder)
+    run.train(folder)
+    assert_same(run, whole)
+    assert read_ledger(folder / run_files.LEDGER).charged == 6
+    return taken
+
+
+# --- Killed processes ---
+
+
+def killed(folder, *options):
+    """Runs the rig; returns its exit code and its summary."""
+    done = subprocess.run(
+        [sys.executable, str(RIG), "--out", str(folder), *options],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture
+def rig(monkeypatch):
+    """The rig as a module."""
+    monkeypatch.syspath_prepend(RIG.parent)  # as where the rig is run
+    spec = importlib.util.spec_from_file_location("kill_training", RIG)
+    assert spec is not None and spec.loader is not None
+    rig = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "kill_training", rig)
+    spec.loader.exec_module(rig)
+    return rig
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 25], ids=["one", "many"])
+def test_killed_runs_are_charged_and_end_as_others(tmp_path, kills):
+    code, summary = killed(tmp_path, "--kills", str(kills))
+    assert (code, summary["violations"]) == (0, [])
+    assert len(summary["kills"]) == kills
+    for kill in summary["kills"]:
+        assert kill["released"] <= kill["charged"] <= kill["released"] + kills
+    facts = summary["facts"]
+    assert facts["of them with a seed, equal to an undisturbed run bit for bit"] >= 1
+    assert "| processes killed | " in (tmp_path / "summary.md").read_text()
+
+
+class Killed(BaseException):
+    """Ends a run; nothing catches it."""
+
+
+def kill_at(patch, owner, name, call, folder, left):
+    """The folder as it is when this call begins is what a killed process leaves."""
+    function, calls = getattr(owner, name), []
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == call:
+            shutil.copytree(folder, left)
+            raise Killed
+        return function(*args, **kwargs)
+
+    patch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize("fault", [None, "charge-late"])
+def test_what_is_left_at_any_moment_is_gone_on_with(tmp_path, monkeypatch, rig, fault):
+    """What the rig does and looks at, in one process, with three kills of one run."""
+    # Shapes and optimizer of the other tests, for which everything is compiled.
+    sizes = {"STEPS": 8, "CHECKPOINT_EVERY": 3, "CLASSES": 30, "EXAMPLES": 6}
+    for name, size in sizes.items():
+        monkeypatch.setattr(rig, name, size)
+    monkeypatch.setattr(rig.optax, "adam", adam)
+    moments = [
+        (PrivateGradient, "__call__", 2),  # charged and not released
+        (Checkpoints, "save", 2),  # of step 3
+        (Trainer, "step", 5),  # between steps 7 and 8
+    ]
+    folder, found, wrong = tmp_path / "run", [], []
+    folder.mkdir()
+    late = pytest.raises(LedgerError, match="release of step 3, and the ledger 2")
+    for number, moment in enumerate(moments, 1):
+        left = tmp_path / str(number)
+        ends = late if fault and number == 3 else pytest.raises(Killed)
+        with monkeypatch.context() as patch, ends:
+            kill_at(patch, *moment, folder, left)
+            rig.train_in(folder, 0, fault)
+        if ends is late:
+            break
+        folder = left
+        kill, complaints = rig.inspected(folder, number)
+        found.append((kill.released, kill.charged))
+        wrong += complaints
+    if fault is not None:
+        assert wrong == ["3 steps released, 2 charged, 2 killed"]
+        return
+    assert not wrong and found == [(1, 2), (3, 3), (7, 7)]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for place in (folder, whole):
+        rig.train_in(place, 0, None)
+    assert rig.finished(folder, whole, 3) == []
+    assert sum(map(len, rig.released_in(folder).values())) == 8  # none of them twice
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["charge-late", "forget"])
+def test_the_rig_notices_a_planted_fault(tmp_path, fault):
+    code, summary = killed(tmp_path, "--kills", "40", "--fault", fault)
+    assert code == 1 and summary["violations"]
+
+
+def test_what_the_rig_calls_a_violation(rig):
+    fine = {1: ["a"], 3: ["b"]}
+    assert rig.violations(fine, 2, 1) == rig.violations(fine, 3, 1) == []
+    assert rig.violations(fine, 1, 1) == ["2 steps released, 1 charged, 1 killed"]
+    assert rig.violations(fine, 4, 1) == ["2 steps released, 4 charged, 1 killed"]
+    assert rig.violations(fine, 4, 2) == []
+    for again in (["a", "b"], ["a", "a"]):
+        assert rig.violations({1: again}, 1, 1) == ["step 1 was released again"]
+
+
+# --- A full disk ---
+
+
+def test_a_disk_that_is_full_at_a_checkpoint(tmp_path, monkeypatch, whole):
+    """Orbax's own writes fail; the checkpoint before is whole, and gone on with."""
+    save, calls = Checkpoints.save, []
+
+    def limited(self, snapshot):
+        calls.append(snapshot.charged_steps)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if snapshot.charged_steps == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+        try:
+            save(self, snapshot)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    monkeypatch.setattr(Checkpoints, "save", limited)
+    run = plain_trainer()
+    with pytest.raises(OSError, match="checkpoint of step 4 could not be written"):
+        run.train(tmp_path, checkpoint_every=2)
+    assert calls == [0, 2, 4]
+    complete = tmp_path / run_files.CHECKPOINTS
+    assert {p.name for p in complete.iterdir() if p.name.isdigit()} == {"0", "2"}
+    assert read_ledger(tmp_path / run_files.LEDGER).charged == 4
+    monkeypatch.undo()
+    train_on, late = Trainer.train, complete / "4.orbax-checkpoint-tmp" / "state"
+
+    def with_a_late_write(self, folder):
+        # Orbax's writes go on after one has failed, as late as this.
+        train_on(
+            self, folder, on_step=lambda _: late.mkdir(parents=True, exist_ok=True)
+        )
+
+    monkeypatch.setattr(Trainer, "train", with_a_late_write)
+    assert gone_on_with(tmp_path, whole) == 4
+    assert {p.name for p in complete.iterdir()} == {"4", "6"}  # no debris
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2000k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
+    """Something else fills it up to some bytes; freed, the run goes on."""
+    folder, ballast = small_disk / "run", small_disk / "ballast"
+    ends = []
+    for free in (0, 10_000, 50_000, 100_000, 200_000, 300_000, 1_500_000):
+        shutil.rmtree(folder, ignore_errors=True)
+        ballast.write_bytes(bytes(2_000_000 - free))
+        run = plain_trainer()
+        try:
+            run.train(folder, checkpoint_every=2)
+            ends.append("finished")
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
+            ends.append("full")
+            ledger = folder / run_files.LEDGER
+            charged = read_ledger(ledger).charged if ledger.exists() else 0
+            taken = run.num_steps_taken
+            assert taken <= charged <= taken + 1
+        ballast.unlink()
+        if ends[-1] == "full" and run_files.files_of_a_run(folder):
+            gone_on_with(folder, whole)
+    assert ends[0] == "full" and ends[-1] == "finished"
+
+
+def test_a_disk_that_is_full_at_a_charge(tmp_path, monkeypatch, whole):
+    """The step is not taken; what was taken before is charged."""
+    run, sync = plain_trainer(), os.fsync
+    ledger = tmp_path / run_files.LEDGER
+
+    def full(descriptor):
+        if run.num_steps_taken == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.train(tmp_path, checkpoint_every=2)
+    monkeypatch.undo()
+    assert run.num_steps_taken == 3
+    assert read_ledger(ledger).charged in (3, 4)
+    assert gone_on_with(tmp_path, whole) == 3
+
+
+# --- SIGTERM ---
+
+
+def test_sigterm_commits_what_was_finished(tmp_path, whole):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate(progress):
+        if progress.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run = plain_trainer()
+    with pytest.raises(Terminated), ended_by_sigterm():
+        run.train(tmp_path, on_step=terminate, checkpoint_every=100)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert read_ledger(tmp_path / run_files.LEDGER).is_sealed
+    assert gone_on_with(tmp_path, whole) == 3
+
+
+def test_a_second_sigterm_does_not_break_the_winding_up():
+    wound_up = False
+    with pytest.raises(Terminated), ended_by_sigterm():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Terminated:
+            os.kill(os.getpid(), signal.SIGTERM)
+            wound_up = True
+            raise
+    assert wound_up
+
+
+class Unit:
+    """What can be referred to weakly."""
+
+
+SIGNALS = pytest.mark.parametrize(
+    "sent, raised",
+    [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)],
+)
+
+
+@SIGNALS
+def test_a_signal_in_a_callback_comes_again(monkeypatch, sent, raised):
+    """Python tells `sys.unraisablehook` alone of what a callback raises."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    try:
+        one = Unit()
+        weakref.finalize(one, os.kill, os.getpid(), sent)
+        with pytest.raises(raised), ended_by_sigterm():
+            with contextlib.suppress(raised):
+                del one
+            time.sleep(5)
+            pytest.fail("the signal was lost")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not told and sys.unraisablehook == told.append
+
+
+@SIGNALS
+def test_a_signal_that_somebody_swallows_counts_in_the_end(sent, raised):
+    """As modules do, with a bare ``except``, while they are imported."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(raised) as end, ended_by_sigterm():
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), sent)
+        assert end.type is raised
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_elsewhere_than_in_the_main_thread_signals_are_left_alone():
+    ended = []
+
+    def body():
+        with ended_by_sigterm():
+            ended.append(True)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert ended == [True]
+
+
+def test_the_command_says_that_it_was_terminated(tmp_path, monkeypatch, capsys):
+    config = tmp_path / "tiny.toml"
+    config.write_text(TINY, encoding="utf-8")
+
+    def terminated(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("jaxdp_episodic.tools.train.run.run_training", terminated)
+    monkeypatch.setattr("jaxdp_episodic.tools.cli.train.use_all_cores", lambda: None)
+    assert cli.run(["train", str(config), "--out", str(tmp_path / "out")]) == 143
+    error = capsys.readouterr().err
+    assert "terminated; nothing was trained yet" in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_process_ends_in_order_at_sigterm(tmp_path):
+    """The command line itself, from outside; then it goes on to the end."""
+    config, out = tmp_path / "tiny.toml", tmp_path / "out"
+    config.write_text(TINY.replace("num_steps = 3", "num_steps = 400"))
+    command = [sys.executable, "-m", "jaxdp_episodic", "train", str(config)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*command, "--out", str(out)],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = out / run_files.LOG
+    while process.poll() is None:
+        if log.exists() and log.read_bytes().count(b"\n") > 5:
+            process.send_signal(signal.SIGTERM)
+            break
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 143, error
+    assert "terminated; go on with --resume" in error
+    checkpoint = max(int(p.name) for p in (out / run_files.CHECKPOINTS).iterdir())
+    content = read_ledger(out / run_files.LEDGER)
+    assert content.is_sealed and 5 <= checkpoint <= content.charged <= checkpoint + 1
+    done = subprocess.run(
+        [*command, "--out", str(out), "--resume"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"resumed after step {checkpoint}" in done.stderr
+    assert read_ledger(out / run_files.LEDGER).charged == 400
+
+
+# --- Numbers that are none ---
+
+
+def noiseless_sum(run, blocks, params=None):
+    """The clipped sum of a draw as one vector, and the private diagnostics."""
+    total, private = noised(
+        run._gradient,
+        run.params if params is None else params,
+        blocks,
+        l2_clip_norm=0.5,
+        noise_multiplier=0.0,
+        normalizer=1.0,
+    )
+    flat = [np.ravel(leaf) for leaf in jax.tree.leaves(total)]
+    return np.concatenate(flat), {k: float(v) for k, v in private.items()}
+
+
+def poisoned(value):
+    """A table whose class 0 holds such a number, past the checks of the loaders."""
+    data = classes()
+    features = np.array(data.features)
+    features[0, 0] = value
+    return ExampleTable(features, None, data.population)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_bad_input_costs_its_own_episode_only(value):
+    """Nobody else's contribution moves, those with masked slots included."""
+    run, clean = plain_trainer(data=poisoned(value)), plain_trainer()
+    hit = 0
+    for step in range(1, 30):
+        blocks, before = run.draw_blocks(step), clean.draw_blocks(step)
+        without, others = [], 0
+        for block, other in zip(blocks, before, strict=True):
+            is_other = np.any(block.inputs != other.inputs, axis=(1, 2, 3))
+            assert np.all(block.slot_mask[is_other] > 0)
+            others += is_other.sum()
+            drawn = np.where(is_other, 0.0, other.unit_mask).astype(np.float32)
+            without.append(other._replace(unit_mask=drawn))
+        if not others:
+            continue
+        hit += 1
+        assert others == 1
+        total, private = noiseless_sum(run, blocks)
+        rest, _ = noiseless_sum(clean, without)
+        assert np.all(np.isfinite(total)) and all(map(math.isfinite, private.values()))
+        assert np.linalg.norm(total - rest) <= 0.5 * (1 + 1e-5)
+        if not np.isfinite(value):
+            np.testing.assert_allclose(total, rest, atol=1e-6)
+            assert private["num_not_finite"] == 1
+    assert hit > 3
+
+
+def test_a_bad_first_example_is_in_no_masked_slot():
+    """Masked slots are filled from example 0: by selection, not by a product."""
+    run = plain_trainer(data=poisoned(np.nan))
+    empty = Draw(
+        np.zeros((2, 3, 3), np.int64), np.zeros((2, 3, 3), bool), np.array([-1, -1])
+    )
+    (block,) = make_blocks(empty, run.data, block_size=4)
+    assert not np.any(block.inputs)
+
+
+def test_loaders_refuse_what_is_not_finite():
+    for value in (np.nan, np.inf, 1e300):
+        with pytest.raises(ValueError, match="features must be finite, row 1"):
+            ExampleTable.from_records([[0.0], [value]], units={"class": [0, 1]})
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd:
+    """A learner whose gradient is ``factor`` in every entry, whatever it is."""
+
+    factor: float
+    ways: int = 3
+    is_regression: bool = False
+
+    def loss(self, params, episode):
+        total = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params))
+        return self.factor * total
+
+    def predict(self, params, episode):
+        return jnp.zeros(episode.query_labels.shape, jnp.int32)
+
+
+@pytest.mark.parametrize(
+    "factor", [math.nan, math.inf, pytest.param(-math.inf, marks=pytest.mark.slow)]
+)
+def test_gradients_that_are_not_finite_leave_noise_alone(tmp_path, factor):
+    _, params = protonet()
+    odd = plain_trainer(learner=(Odd(factor), params))
+    none = plain_trainer(learner=(Odd(0.0), params))
+    records = odd.train(tmp_path / "odd")
+    none.train(tmp_path / "none")
+    assert_same(odd, none)  # the same noise, and nothing else
+    drawn = sum(r["private"]["num_units"] for r in records[1:])
+    assert sum(r["private"]["num_not_finite"] for r in records[1:]) == drawn > 0
+
+
+def test_zero_gradients_are_zero_and_the_noise_is_there():
+    _, params = protonet()
+    run = plain_trainer(learner=(Odd(0.0), params), normalizer=1.0)
+    total, private = noiseless_sum(run, run.draw_blocks(1))
+    assert not np.any(total)
+    assert private["mean_norm"] == private["share_clipped"] == 0.0
+    assert private["num_not_finite"] == 0 and private["num_units"] > 0
+    released, _ = noised(
+        run._gradient,
+        run.params,
+        run.draw_blocks(1),
+        l2_clip_norm=0.5,
+        noise_multiplier=2.0,
+        normalizer=1.0,
+    )
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(released)])
+    # 60 draws: off by half has a chance below 1e-6.
+    assert len(flat) >= 60 and np.std(flat) == pytest.approx(1.0, rel=0.5)
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e30])
+def test_tiny_and_huge_gradients_keep_the_clip_norm(factor):
+    _, params = protonet()
+    run = plain_trainer(learner=(Odd(factor), params))
+    blocks = run.draw_blocks(1)
+    total, private = noiseless_sum(run, blocks)
+    assert np.linalg.norm(total) <= 0.5 * private["num_units"] * (1 + 1e-6)
+    assert private["share_clipped"] == (factor > 1)
+
+
+def test_parameters_that_are_not_finite_are_refused():
+    learner, params = protonet()
+    params["head"]["bias"] = params["head"]["bias"].at[1].set(jnp.nan)
+    with pytest.raises(ValueError, match="params must be finite, got head/bias"):
+        plain_trainer(learner=(learner, params))
+
+
+def test_a_run_that_diverged_stops_and_keeps_what_was_finite(tmp_path):
+    """Each further step would be charged for nothing."""
+    rate = optax.join_schedules([lambda _: 0.05, lambda _: jnp.inf], [3])
+    run = plain_trainer(optimizer=optax.sgd(rate))
+    with pytest.raises(ValueError, match=r"params must be finite, .* after step \d"):
+        run.train(tmp_path, checkpoint_every=2)
+    with Checkpoints(tmp_path / run_files.CHECKPOINTS) as checkpoints:
+        kept = checkpoints.restore(run.state, run.run)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(kept.state.params))
+    charged = read_ledger(tmp_path / run_files.LEDGER).charged
+    assert kept.charged_steps < charged == run.num_steps_taken
+
+
+# --- bfloat16 ---
+
+
+@pytest.mark.slow
+def test_bfloat16_parameters_train_resume_and_leave(tmp_path):
+    """Clipped and summed in float32; the parameters stay what they are."""
+    learner, params = protonet()
+    low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+
+    def apply(params, inputs):
+        return learner.apply(params, inputs.astype(jnp.bfloat16))
+
+    def run_of():
+        return plain_trainer(learner=(ProtoNet(apply, ways=3), low))
+
+    run = run_of()
+    total, _ = noiseless_sum(run, run.draw_blocks(1))
+    _, private = noiseless_sum(run, run.draw_blocks(1))
+    assert total.dtype == np.float32
+    assert np.linalg.norm(total) <= 0.5 * private["num_units"] * (1 + 1e-6)
+    run.train(tmp_path / "whole")
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(run.params)} == {"bfloat16"}
+    moments = run.state.optimizer_state[0].mu
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(moments)} == {"float32"}
+
+    def stop(progress):
+        if progress.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_of().train(tmp_path / "parts", on_step=stop)
+    again = run_of()
+    assert again.resume(tmp_path / "parts") == 3
+    again.train(tmp_path / "parts")
+    assert_same(again, run)
+    export_run(
+        tmp_path / "release",
+        params=run.params,
+        statement="",
+        log=tmp_path / "whole" / run_files.LOG,
+        facts={},
+    )
+    back = load_parameters(tmp_path / "release" / "parameters.npz", run.params)
+    jax.tree.map(np.testing.assert_array_equal, back, run.params)
+
+
+def test_bfloat16_inputs_are_refused():
+    """NumPy calls such numbers raw bytes."""
+    data = classes()
+    low = data.features.astype(jnp.bfloat16)
+    with pytest.raises(TypeError, match="features must be an array of numbers"):
+        ExampleTable.from_records(low, units={"class": data.unit_column("class")})
+    kept = ExampleTable(low, None, data.population)
+    with pytest.raises(TypeError, match="integers or floats, got bfloat16"):
+        plain_trainer(data=kept)
+
+
+# --- A class that vanished from the disk ---
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Six classes of five small images each."""
+    rng = np.random.default_rng(0)
+    for name in "abcdef":
+        folder = tmp_path / "images" / name
+        folder.mkdir(parents=True)
+        for number in range(5):
+            pixels = rng.integers(0, 256, (4, 4), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "images"
+
+
+def run_on(images, **changes):
+    data = load_class_folders(images, grey=True)
+    sampling = jde.GroupedClasses(
+        num_classes=data.population.num_units(1),
+        ways=2,
+        episodes=jde.Poisson("episode", sampling_probability=0.5),
+        examples=jde.WithoutReplacement("example", size=3),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, population=data.population, **changes
+    )
+    learner, params = of_flat_images()
+    return Trainer(
+        learner,
+        params,
+        data=data,
+        budget=PlainBudget(step, 1e9, 1e-5, 4, 4),
+        shots=1,
+        optimizer=adam(0.01),
+        l2_clip_norm=0.5,
+        seed=1,
+    )
+
+
+@functools.cache  # it is compiled once
+def of_flat_images():
+    weights = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+
+    def flat(params, inputs):
+        return inputs.reshape(len(inputs), -1) @ params["weights"]
+
+    return ProtoNet(flat, ways=2), {"weights": weights}
+
+
+def test_a_class_that_vanished_stops_a_resume_and_is_named(images, tmp_path):
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    run = run_on(images)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(tmp_path / "out", on_step=stop)
+    shutil.rmtree(images / "c")
+    run.train(tmp_path / "out")  # what was read stays: the data are in memory
+    assert run.num_steps_taken == 4
+    other = run_on(images)
+    with pytest.raises(RunMismatchError) as caught:
+        other.resume(tmp_path / "out")
+    assert "units.class: 6 in the checkpoint, 5 now" in str(caught.value)
+    assert other.num_steps_charged == 0
+
+
+def test_an_emptied_class_stays_in_the_draw(images, tmp_path):
+    """Its folder is there: it is drawn and contributes masked slots."""
+    shutil.rmtree(images / "c")
+    (images / "c").mkdir()
+    run = run_on(images)
+    assert run.data.population.num_units(1) == 6
+    run.train(tmp_path / "out")
+    assert run.num_steps_taken == 4
+    with pytest.raises(ValueError, match="size must be at most the population.*'c'"):
+        run_on(images, neighboring_relation="replace_one")

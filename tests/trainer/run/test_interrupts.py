@@ -1,0 +1,256 @@
+"""Whatever ends a run, its folder can be gone on with, and holds one run only."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from jaxdp_episodic.trainer.learners.learners import ProtoNet
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT, read_log
+from training_runs import assert_same, classes, trainer
+
+TESTS = Path(__file__).resolve().parents[2]
+
+
+def steps_in(folder):
+    return [record["step"] for record in read_log(folder / run_files.LOG)]
+
+
+def held_out():
+    data = classes(seed=9)
+    return {"validation": Evaluation(data, ways=3, shots=1, queries=2, num_episodes=20)}
+
+
+class Interrupted:
+    """Calls a function, but for one call, which is interrupted."""
+
+    def __init__(self, function, call):
+        self.function, self.left = function, call
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.function(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.function, name)
+
+
+def started(run, folder):
+    """Leaves the folder of a run that has taken no step."""
+    with pytest.raises(KeyboardInterrupt):
+        run.train(
+            folder, evaluations={"test": Interrupted(held_out()["validation"], 1)}
+        )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody disturbed, and its folder."""
+    run, folder = trainer(), tmp_path_factory.mktemp("whole")
+    run.train(folder, evaluations=held_out())
+    return run, folder
+
+
+def test_what_fails_leaves_no_thread_behind(tmp_path):
+    """A collector that joins one in passing may wait for a lock that its thread has."""
+
+    def broken(*_):
+        raise RuntimeError("device lost")
+
+    evaluation, learner = held_out()["validation"], ProtoNet(broken, ways=3)
+    for act in (
+        lambda: trainer().train(tmp_path, on_step=broken),
+        lambda: evaluation(learner, {}),
+    ):
+        with pytest.raises(RuntimeError, match="device lost") as caught:
+            act()
+        assert caught.tb is not None  # holds the frames, and what they hold
+        assert not [t for t in threading.enumerate() if t.name.startswith("draw")]
+
+
+@pytest.mark.parametrize("attribute", ["_gradient", "_update"])
+@pytest.mark.parametrize("again", ["a new trainer", "the same"])
+def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
+    """What is committed counts the steps that are in it."""
+    folder, run = tmp_path / "parts", trainer()
+    function = getattr(run, attribute)
+    setattr(run, attribute, Interrupted(function, 3))
+    with pytest.raises(KeyboardInterrupt):
+        run.train(folder, evaluations=held_out(), checkpoint_every=100)
+    assert run.num_steps_charged == 3 and run.num_steps_taken == 2
+    assert run.snapshot().charged_steps == 2
+    if again == "a new trainer":
+        run = trainer()
+        # A release that the optimizer had not seen is in the journal.
+        assert run.resume(folder) == (2 if attribute == "_gradient" else 3)
+    run.train(folder, evaluations=held_out())
+    assert_same(run, whole[0])
+    assert run.num_steps_charged == run.num_steps_taken == 6
+    assert steps_in(folder) == list(range(7))
+
+
+@pytest.mark.parametrize("which", [1, 2])
+@pytest.mark.parametrize("same", [False, True])
+def test_an_evaluation_broken_off_is_done_again(tmp_path, whole, which, same):
+    """The first leaves a folder to go on with; after the last, its score is there."""
+    folder, run = tmp_path / "parts", trainer()
+    evaluate = Interrupted(held_out()["validation"], which)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(folder, evaluations={"validation": evaluate})
+    again = run
+    if not same:
+        again = trainer()
+        assert again.resume(folder) == (0 if which == 1 else 6)
+    again.train(folder, evaluations=held_out())
+    assert again.num_steps_taken == 6
+    assert_same(again, whole[0])
+    logs = [read_log(path / run_files.LOG) for path in (whole[1], folder)]
+    scores = [[(r["step"], r[HELD_OUT]) for r in log if HELD_OUT in r] for log in logs]
+    assert scores[0] == scores[1] and [step for step, _ in scores[1]] == [0, 6]
+
+
+def test_a_start_broken_off_may_be_started_again(tmp_path):
+    """An empty log and a checkpoint that was never completed are no run."""
+    (tmp_path / run_files.LOG).touch()
+    (tmp_path / run_files.CHECKPOINTS / "0.orbax-checkpoint-tmp").mkdir(parents=True)
+    trainer().train(tmp_path)
+    assert steps_in(tmp_path) == list(range(7))
+
+
+@pytest.mark.parametrize(
+    "left", [run_files.LOG, run_files.CHECKPOINTS, run_files.LEDGER]
+)
+def test_two_runs_do_not_mix(tmp_path, left):
+    first = trainer(seed=None)
+    first.train(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    for name in (run_files.LOG, run_files.CHECKPOINTS, run_files.LEDGER):
+        if name != left:
+            (tmp_path / name).rename(tmp_path / "elsewhere" / name)
+    other = trainer(seed=None)
+    with pytest.raises(FileExistsError, match=f"holds a run.*{left}"):
+        other.train(tmp_path)
+    assert other.num_steps_taken == 0
+
+
+def test_a_folder_that_has_gone_on_is_refused(tmp_path):
+    """Somebody else went on with the run since this one was taken up."""
+    started(trainer(), tmp_path)
+    late, quick = trainer(), trainer()
+    late.resume(tmp_path)
+    quick.resume(tmp_path)
+    quick.train(tmp_path)
+    with pytest.raises(FileExistsError, match="6 steps are charged .* at step 0"):
+        late.train(tmp_path)
+
+
+def test_resume_does_not_forget_steps(tmp_path):
+    started(trainer(), tmp_path)
+    other = trainer()
+    for _ in range(3):
+        other.step()
+    with pytest.raises(ValueError, match="resume must come before .* charged 3"):
+        other.resume(tmp_path)
+    assert other.num_steps_charged == 3
+
+
+HOLD = """
+import sys
+import threading
+from pathlib import Path
+from jaxdp_episodic.files import atomic
+
+# What a run takes; without all that training imports.
+with atomic.locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_a_folder(tmp_path):
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent), "JAX_PLATFORMS": "cpu"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdin is not None and other.stdout is not None
+    run = trainer()
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError, match=f"another process .{other.pid}"):
+            run.train(tmp_path)
+        assert run.num_steps_taken == 0
+    finally:
+        other.stdin.close()
+        other.wait(60)
+        other.stdout.close()
+    run.train(tmp_path)
+    with run_files.locked(tmp_path), run_files.locked(tmp_path):
+        pass  # whoever holds it may take it again
+
+
+DEVICES = """
+import json, sys
+from pathlib import Path
+import jax
+import numpy as np
+from training_runs import plain_trainer
+
+folder = Path(sys.argv[1])
+whole, first, second = plain_trainer(), plain_trainer(), plain_trainer()
+whole.train(folder / "whole")
+
+def stop(progress):
+    if progress.step == 3:
+        raise KeyboardInterrupt
+
+try:
+    first.train(folder / "parts", on_step=stop)
+except KeyboardInterrupt:
+    pass
+resumed = second.resume(folder / "parts")
+second.train(folder / "parts")
+pairs = zip(jax.tree.leaves(whole.state), jax.tree.leaves(second.state), strict=True)
+print(json.dumps({
+    "devices": len(jax.local_devices()),
+    "resumed": resumed,
+    "same": all(np.array_equal(a, b) for a, b in pairs),
+}))
+"""
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        {
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+            "JAX_DEFAULT_PRNG_IMPL": "rbg",
+        },
+    ],
+    ids=["two devices", "another default generator"],
+)
+@pytest.mark.slow
+def test_resume_elsewhere_than_on_the_default(tmp_path, environment):
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES, str(tmp_path)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["same"] and report["resumed"] == 3
+    assert report["devices"] == (2 if "2" in environment["XLA_FLAGS"] else 1)

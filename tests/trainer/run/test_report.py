@@ -1,0 +1,62 @@
+"""What is released holds no key and nothing private."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp_episodic.trainer.run.report import export_run, flat_params, load_parameters
+from training_runs import protonet, trainer
+
+FACTS = {"steps": 6, "epsilon spent": 1.0}
+
+
+@pytest.fixture
+def release(tmp_path):
+    run = trainer()
+    run.train(tmp_path)
+    files = export_run(
+        tmp_path / "release",
+        params=run.params,
+        statement="# Privacy\n",
+        log=tmp_path / "log.jsonl",
+        facts=FACTS,
+    )
+    return run, files
+
+
+def test_parameters_come_back(release):
+    run, (parameters, *_) = release
+    _, like = protonet(seed=5)
+    loaded = load_parameters(parameters, like)
+    for a, b in zip(jax.tree.leaves(run.params), jax.tree.leaves(loaded), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_nothing_private_is_in_it(release):
+    run, files = release
+    everything = b"".join(path.read_bytes() for path in files)
+    assert b"private" not in everything and b"loss" not in everything
+    records = [json.loads(line) for line in files[2].read_text().splitlines()]
+    assert [r["step"] for r in records] == list(range(7))
+    assert json.loads(files[3].read_text()) == FACTS
+
+
+def test_names_are_paths():
+    _, params = protonet()
+    assert "layers/0/kernel" in flat_params(params)
+
+
+def test_other_parameters_are_refused(release, tmp_path):
+    _, (parameters, *_) = release
+    _, like = protonet()
+    with pytest.raises(ValueError, match="parameters differ in"):
+        load_parameters(parameters, {"head": like["head"]})
+    wrong = jax.tree.map(lambda leaf: np.zeros((*leaf.shape, 1), np.float32), like)
+    with pytest.raises(ValueError, match="must have shape"):
+        load_parameters(parameters, wrong)
+    hostile = tmp_path / "hostile.npz"
+    np.savez(hostile, **{"head/bias": np.array([object()])}, allow_pickle=True)
+    with pytest.raises(ValueError):
+        load_parameters(hostile, {"head": {"bias": like["head"]["bias"]}})

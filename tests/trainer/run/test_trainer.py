@@ -1,0 +1,546 @@
+"""The trainer: charges first, draws what is accounted, resumes bit for bit."""
+
+import dataclasses
+import json
+import secrets
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError, plan_budget
+from jaxdp_episodic.trainer.data.sinusoids import make_sinusoids
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.generators import generator
+from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.learners.learners import MAML, Supervised
+from jaxdp_episodic.trainer.learners.models import MLP, split_model
+from jaxdp_episodic.trainer.run.description import RunMismatchError
+from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, read_log
+from training_runs import (
+    GROUPED,
+    assert_same,
+    classes,
+    grouped_step,
+    noised,
+    plain_trainer,
+    protonet,
+    sinusoid_learner,
+    trainer,
+)
+
+
+def leaves(run):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(run.state)]
+
+
+def test_a_run_takes_its_steps_and_no_more(tmp_path):
+    run = trainer(num_steps=5)
+    records = run.train(tmp_path)
+    assert run.num_steps_taken == 5
+    assert [r["step"] for r in records] == [0, 1, 2, 3, 4, 5]
+    assert records[-1]["epsilon"] <= 8.0
+    assert np.all(np.diff([r["epsilon"] for r in records]) > 0)
+    while run.num_steps_taken < run.budget.permitted_steps:
+        run.step()
+    before = leaves(run)
+    with pytest.raises(BudgetExhaustedError):
+        run.step()
+    for a, b in zip(before, leaves(run), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_step_is_charged_before_it_is_computed(monkeypatch):
+    """Whatever fails in the middle of a step, its draw has been paid for."""
+    run = trainer()
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(PrivateGradient, "__call__", broken)
+    with pytest.raises(RuntimeError, match="device lost"):
+        run.step()
+    assert run.num_steps_charged == 1 and run.num_steps_taken == 0
+
+
+def test_training_learns_without_noise(tmp_path):
+    run = trainer(epsilon=np.inf, num_steps=60, l2_clip_norm=5.0)
+    held_out = Evaluation(classes(seed=9), ways=3, shots=1, queries=2, num_episodes=200)
+    records = run.train(tmp_path, evaluations={"validation": held_out})
+    first, last = (r[HELD_OUT]["validation"]["mean"] for r in (records[0], records[-1]))
+    assert last > first + 0.02 or last > 0.97
+    assert run.budget.spent(1) == np.inf
+
+
+def test_the_seed_decides_everything(tmp_path):
+    runs = [trainer(seed=seed) for seed in (4, 4, 5)]
+    for place, run in enumerate(runs):
+        run.train(tmp_path / str(place))
+    assert_same(runs[0], runs[1])
+    assert any(
+        np.any(a != b) for a, b in zip(leaves(runs[0]), leaves(runs[2]), strict=True)
+    )
+
+
+def test_without_a_seed_no_key_is_used_twice(tmp_path, monkeypatch):
+    """Of two runs, a repeated draw included; none of them is on the disk."""
+    made, fresh = [], secrets.token_bytes
+
+    def noted(number):
+        key = fresh(number)
+        if number == 32:  # others name files
+            made.append(key)
+        return key
+
+    monkeypatch.setattr(secrets, "token_bytes", noted)
+    for place in range(2):
+        run = trainer(seed=None)
+        run.train(tmp_path / str(place))
+        drawn = [run.draw_blocks(3)[0].inputs for _ in range(3)]
+        assert not all(np.array_equal(drawn[0], other) for other in drawn[1:])
+    assert len(made) == len(set(made)) == 2 * (6 * 2 + 3)
+    written = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+    for key in made:
+        number = int.from_bytes(key, "little")
+        for form in (key, key.hex().encode(), str(number).encode(), f"{number:x}"):
+            assert (form if isinstance(form, bytes) else form.encode()) not in written
+
+
+@pytest.mark.parametrize(
+    "interrupted_after",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        2,
+        pytest.param(5, marks=pytest.mark.slow),
+    ],
+)
+def test_resume_is_bit_exact(tmp_path, interrupted_after):
+    whole = trainer()
+    whole.train(tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        if progress.step == interrupted_after + 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        trainer().train(tmp_path / "parts", on_step=stop, checkpoint_every=4)
+    second = trainer()
+    assert second.resume(tmp_path / "parts") == interrupted_after + 1
+    second.train(tmp_path / "parts", checkpoint_every=1)
+    assert_same(whole, second)
+    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("whole", "parts")]
+    assert [r["step"] for r in logs[0]] == [r["step"] for r in logs[1]]
+    for a, b in zip(*logs, strict=True):
+        assert a["epsilon"] == b["epsilon"]
+        if PRIVATE in a:
+            assert a[PRIVATE]["mean_loss"] == b[PRIVATE]["mean_loss"]
+
+
+def test_ctrl_c_commits_a_checkpoint(tmp_path):
+    def stop(progress):
+        if progress.step == 3:
+            raise KeyboardInterrupt
+
+    run = trainer()
+    with pytest.raises(KeyboardInterrupt):
+        run.train(tmp_path, on_step=stop, checkpoint_every=1000)
+    again = trainer()
+    assert again.resume(tmp_path) == 3
+    assert_same(run, again)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run, to read only."""
+    folder = tmp_path_factory.mktemp("finished")
+    trainer().train(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"l2_clip_norm": 0.4}, "l2_clip_norm: 0.5 in the checkpoint, 0.4 now"),
+        ({"data": classes(seed=3)}, "data: "),
+        ({"epsilon": 4.0}, "target.epsilon"),
+        ({"num_steps": 7}, "target.num_steps"),
+        ({"seed": 2}, "seed: 1 in the checkpoint, 2 now"),
+        ({"step": grouped_step(classes(), rate=0.4)}, "sampling_probability"),
+        (
+            {"step": grouped_step(classes(), neighboring_relation="replace_one")},
+            "step.neighboring_relation",
+        ),
+        (
+            {
+                "step": dataclasses.replace(
+                    grouped_step(classes()), privacy_unit="class"
+                )
+            },
+            "step.privacy_unit",
+        ),
+    ],
+)
+def test_another_run_is_refused_with_the_difference(finished, changes, named):
+    other = trainer(**changes)
+    before = leaves(other)
+    with pytest.raises(RunMismatchError) as caught:
+        other.resume(finished)
+    assert named in str(caught.value)
+    assert other.num_steps_taken == 0
+    for a, b in zip(before, leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_nobody_accounts_may_change_with_a_warning(finished, tmp_path):
+    other = trainer(normalizer=3.0, settings={"model": "another"}, shots=2)
+    with pytest.warns(UserWarning, match="normalizer: .*settings.model.*shots: 1 in"):
+        assert other.resume(finished) == 6
+    plain_trainer().train(tmp_path)
+    longer = protonet()[0], {**protonet()[1], "more": np.zeros(3, np.float32)}
+    for changes, named in [
+        (
+            {"optimizer": optax.sgd(0.1)},
+            r"optimizer_state\[0\].* in the checkpoint, \(",
+        ),
+        ({"learner": longer}, r"params\['more'\]: \(nothing\) in the checkpoint"),
+    ]:
+        with pytest.raises(RunMismatchError, match=f"another model or opt.*{named}"):
+            plain_trainer(**changes).resume(tmp_path)
+
+
+def test_nothing_to_resume(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
+        trainer().resume(tmp_path)
+
+
+def test_the_drawing_object_is_the_accounted_one():
+    run = trainer()
+    assert run.sampler.sampling is run.budget.step.design
+    assert run.sampler.population is run.data.population
+
+
+def test_another_population_is_refused():
+    data = classes()
+    with pytest.raises(ValueError, match="population=data.population"):
+        trainer(data=classes(examples=7), step=grouped_step(data))
+
+
+def test_public_bounds_may_take_the_place_of_the_population():
+    """Those of the spec are then accounted, and the data must keep them."""
+    run = trainer(data=classes(), step=GROUPED)  # population=6 of each class
+    assert run.budget.step.population is None
+    trainer(data=classes(examples=7), step=GROUPED)
+    with pytest.raises(ValueError, match="population"):
+        trainer(data=classes(examples=5), step=GROUPED)
+
+
+def test_recorded_draws_match_the_accounted_rate():
+    """Replayed from the run's own entropy: binomial, within 5.5 standard deviations."""
+    run = trainer(seed=7)
+    steps = 4_000
+    sizes = np.array(
+        [
+            sum(int(b.unit_mask.sum()) for b in run.draw_blocks(step))
+            for step in range(1, steps + 1)
+        ]
+    )
+    episodes, rate = 10, 0.5
+    deviation = np.sqrt(steps * episodes * rate * (1 - rate))
+    assert abs(sizes.sum() - steps * episodes * rate) < 5.5 * deviation
+    assert sizes.min() <= 1 and sizes.max() >= 9
+
+
+def test_a_clip_unit_below_the_episode_is_refused():
+    """A class slot or a query clipped alone would be moved by every support example."""
+    data = classes()
+    sampling = jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=0.2),
+        jde.WithoutReplacement("example", size=3),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, clip_unit="class", population=data.population
+    )
+    with pytest.raises(ValueError, match="clip_unit must contain a whole episode"):
+        trainer(data=data, step=step)
+
+
+@pytest.mark.slow
+def test_the_whole_step_may_be_the_clip_unit(tmp_path):
+    data = classes()
+    sampling = jde.MultistageSampling(
+        jde.WithoutReplacement("class", size=3),
+        jde.WithoutReplacement("example", size=3),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, clip_unit="step", population=data.population
+    )
+    run = trainer(data=data, step=step)
+    assert run.sampler.slot_shape == (3, 3)
+    records = run.train(tmp_path)
+    assert all(r[PRIVATE]["num_units"] == 1 for r in records[1:])
+
+
+@pytest.mark.parametrize(
+    "clip_unit",
+    ["example", *(pytest.param(u, marks=pytest.mark.slow) for u in ("class", "step"))],
+)
+def test_examples_that_do_not_interact_may_be_clipped_alone(tmp_path, clip_unit):
+    """DP-SGD, and the same loss clipped by class and by step."""
+    data = classes(num_classes=4, examples=50)
+    sampling = jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=1.0),
+        jde.Poisson("example", sampling_probability=0.3),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, clip_unit=clip_unit, population=data.population
+    )
+    apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(0)))
+    run = trainer(
+        data=data,
+        step=step,
+        epsilon=np.inf,
+        num_steps=80,
+        learner=(Supervised(apply), params),
+        shots=0,
+        normalizer={"example": 60.0, "class": 4.0, "step": 1.0}[clip_unit],
+        l2_clip_norm=10.0,
+    )
+    records = run.train(tmp_path)
+    expected = {"example": 60, "class": 4, "step": 1}[clip_unit]
+    units = [r[PRIVATE]["num_units"] for r in records[1:]]
+    assert abs(np.mean(units) - expected) < 0.1 * expected
+    outputs = np.asarray(apply(run.params, data.features))
+    accuracy = np.mean(np.argmax(outputs, axis=1) == data.class_places)
+    assert accuracy > 0.9
+
+
+@pytest.mark.slow
+def test_single_examples_are_clipped_one_by_one():
+    """The sum is that of gradients computed and clipped in a plain loop."""
+    data = classes(num_classes=4, examples=50)
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("class", sampling_probability=1.0),
+            jde.Poisson("example", sampling_probability=0.9),
+        ),
+        noise_multiplier=1.0,
+        clip_unit="example",
+        population=data.population,
+    )
+    apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(0)))
+    run = trainer(
+        data=data,
+        step=step,
+        epsilon=np.inf,
+        num_steps=1,
+        learner=(Supervised(apply), params),
+        shots=0,
+        normalizer=1.0,
+        l2_clip_norm=0.8,
+    )
+    secret = run._draws.secret(1)
+    gradient, _ = noised(
+        run._gradient,
+        params,
+        run._blocks(secret),
+        l2_clip_norm=0.8,
+        noise_multiplier=0.0,
+        normalizer=1.0,
+    )
+    total = np.zeros(4)
+    drawn = run.sampler.draw(generator(secret.key))
+    for example in drawn.examples:
+        label = data.class_places[example]
+
+        def loss(p, x=data.features[example], label=label):
+            return -jax.nn.log_softmax(apply(p, x[None])[0])[label]
+
+        one = jax.grad(loss)(params)
+        norm = np.sqrt(sum(np.sum(np.square(a)) for a in jax.tree.leaves(one)))
+        total += np.asarray(one["head"]["bias"]) * min(1.0, 0.8 / norm)
+    np.testing.assert_allclose(gradient["head"]["bias"], total, rtol=2e-4, atol=2e-4)
+
+
+def test_supervised_learning_has_no_shots():
+    data = classes()
+    apply, params = split_model(MLP(2, (8,), 30, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match="shots must be 0 with Supervised"):
+        trainer(data=data, learner=(Supervised(apply), params), shots=1)
+
+
+def tasks_in_groups(num_groups=8, tasks=5, points=12):
+    table = make_sinusoids(num_groups * tasks, points=points, seed=0)
+    task = table.unit_column("task")
+    return ExampleTable.from_records(
+        table.features,
+        table.targets,
+        units={"group": task // tasks, "task": task},
+        example_level="point",
+    )
+
+
+@pytest.mark.parametrize(
+    "clip_unit", [pytest.param("group", marks=pytest.mark.slow), "task"]
+)
+def test_regression_on_a_tree_of_three_levels(tmp_path, clip_unit):
+    data = tasks_in_groups()
+    sampling = jde.MultistageSampling(
+        jde.Poisson("group", sampling_probability=0.5),
+        jde.Poisson("task", sampling_probability=0.5),
+        jde.WithoutReplacement("point", size=6),
+    )
+    step = jde.GaussianStep(
+        sampling,
+        noise_multiplier=1.0,
+        clip_unit=clip_unit,
+        population=data.population,
+    )
+    apply, params = split_model(MLP(1, (), 1, rngs=nnx.Rngs(0)))
+    maml = MAML(apply, inner_steps=1, task_loss="squared_error")
+    run = trainer(data=data, step=step, learner=(maml, params), shots=3)
+    records = run.train(tmp_path)
+    assert np.isfinite(records[-1][PRIVATE]["mean_loss"])
+    assert run.sampler.slot_shape == ((5, 6) if clip_unit == "group" else (6,))
+
+
+@pytest.mark.slow
+def test_the_divisor_must_be_public():
+    """Under add_remove the number of protected units is not."""
+    table = make_sinusoids(40, points=8, seed=0)
+    sampling = jde.MultistageSampling(
+        jde.Poisson("task", sampling_probability=0.5),
+        jde.WithoutReplacement("point", size=6),
+    )
+    step = jde.GaussianStep(
+        sampling,
+        noise_multiplier=1.0,
+        clip_unit="task",
+        privacy_unit="task",
+        population=table.population,
+    )
+    arguments = {"data": table, "step": step, "learner": sinusoid_learner(), "shots": 3}
+    with pytest.raises(ValueError, match="normalizer must be given"):
+        trainer(**arguments)
+    assert trainer(normalizer=20.0, **arguments).normalizer == 20.0
+    public = dataclasses.replace(
+        step, neighboring_relation="replace_one", small_units="keep"
+    )
+    assert trainer(**{**arguments, "step": public}).normalizer == 20.0
+    inner = dataclasses.replace(step, privacy_unit="point")
+    assert trainer(**{**arguments, "step": inner}).normalizer == 20.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"l2_clip_norm": 0.0}, ValueError, "l2_clip_norm must be a number in"),
+        ({"l2_clip_norm": np.nan}, ValueError, "l2_clip_norm must not be NaN"),
+        ({"normalizer": -1.0}, ValueError, "normalizer must be a number in"),
+        ({"shots": 0}, ValueError, "shots must be a whole number >= 1"),
+        ({"shots": 3}, ValueError, "shots must be less than"),
+        ({"block_size": 0}, ValueError, "block_size must be a whole number >= 1"),
+        ({"block_size": [1, 2]}, ValueError, "block_size must be one number"),
+        ({"l2_clip_norm": 1e30}, ValueError, "l2_clip_norm must be a number in"),
+        ({"normalizer": 1e30}, ValueError, "normalizer must be a number in"),
+        ({"seed": -1}, ValueError, "seed must be a whole number >= 0"),
+        ({"seed": "a"}, TypeError, "seed must be a number"),
+    ],
+)
+def test_bad_input(changes, error, message):
+    with pytest.raises(error, match=message):
+        trainer(**changes)
+
+
+@pytest.mark.parametrize(
+    "block_size",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        3,
+        pytest.param(64, marks=pytest.mark.slow),
+    ],
+)
+def test_the_block_size_does_not_matter(tmp_path, block_size):
+    one, other = trainer(), trainer(block_size=block_size)
+    one.train(tmp_path / "one")
+    other.train(tmp_path / "other")
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_a_mistyped_block_size_takes_no_memory():
+    """Rows beyond what holds almost every draw gain nothing."""
+    (block,) = trainer(block_size=10**9).draw_blocks(1)
+    assert len(block.unit_mask) <= 10
+
+
+@pytest.mark.parametrize("name", ["checkpoint_every", "log_every", "evaluate_every"])
+def test_intervals_are_checked_before_anything_is_written(tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number >= 1"):
+        trainer().train(tmp_path / "out", **{name: 0})
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_log_keeps_private_things_apart(tmp_path):
+    run = trainer()
+    run.train(tmp_path)
+    text = (tmp_path / "log.jsonl").read_text()
+    for line in text.splitlines():
+        record = json.loads(line)
+        assert record.keys() <= {"step", "epsilon", PRIVATE, HELD_OUT}
+    assert (tmp_path / "log.jsonl").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "checkpoints").stat().st_mode & 0o077 == 0
+
+
+def test_what_the_draw_thread_raises_is_raised(tmp_path, monkeypatch):
+    run = trainer()
+
+    def broken(generator, members):
+        raise RuntimeError("bad draw")
+
+    monkeypatch.setattr(run.sampler, "draw", broken)
+    with pytest.raises(RuntimeError, match="bad draw"):
+        run.train(tmp_path)
+
+
+def test_params_of_plan_budget_are_kept():
+    data = classes()
+    budget = plan_budget(grouped_step(data), epsilon=3.0, delta=1e-5, num_steps=4)
+    assert budget.step.population is data.population
+    _, params = protonet()
+    assert set(params) == {"layers", "head"}
+
+
+def sized(stated, unit, **changes):
+    """Grouped classes of six examples each, of which so many are stated."""
+    examples = dataclasses.replace(GROUPED.design.examples, population=stated)
+    sampling = dataclasses.replace(GROUPED.design, examples=examples)
+    return dataclasses.replace(GROUPED, sampling=sampling, privacy_unit=unit, **changes)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one", "zero_out"])
+def test_sizes_below_the_protected_unit_need_not_fit(relation):
+    """They change no epsilon."""
+    steps = [sized(n, "class", neighboring_relation=relation) for n in (5, 6, 9)]
+    spent = {float(jde.epsilon(step, num_steps=6, delta=1e-5)) for step in steps}
+    assert len(spent) == 1
+    for step in steps:
+        plain_trainer(step=step).step()
+
+
+def test_sizes_that_change_epsilon_are_held_against_the_data():
+    with pytest.raises(ValueError, match="at most .* 6 to 6 here, got 9") as error:
+        plain_trainer(step=sized(9, "example"))
+    assert "population_is_accounted" not in str(error.value)
+    # The data's own sizes hold where the step has them.
+    accounted = sized(9, "example", population=classes().population)
+    honest = sized(6, "example")
+    run = {"num_steps": 6, "delta": 1e-5}
+    assert jde.epsilon(accounted, **run) == jde.epsilon(honest, **run)
+    plain_trainer(step=accounted)

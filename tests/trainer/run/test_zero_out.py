@@ -1,0 +1,72 @@
+"""Training under zero_out: slots are drawn, and what holds a null gives zero."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.trainer.config.training_config import StepConfig
+from jaxdp_episodic.trainer.run.report import _without_finer_levels
+from training_runs import GROUPED, classes, trainer
+
+
+def zeroed(slots=8, **changes):
+    examples = dataclasses.replace(GROUPED.design.examples, population=slots)
+    design = dataclasses.replace(GROUPED.design, examples=examples)
+    return dataclasses.replace(
+        GROUPED, sampling=design, neighboring_relation="zero_out", **changes
+    )
+
+
+def test_a_run_charges_for_the_relation(tmp_path):
+    run = trainer(num_steps=3, step=zeroed())
+    run.train(tmp_path)
+    assert run.num_steps_taken == 3
+    text = json.dumps(run.budget.step.to_dict())
+    assert '"zero_out"' in text
+    drawn = run.sampler.draw(np.random.default_rng(0))
+    assert drawn.holds_null is not None and drawn.holds_null.any()
+
+
+def test_where_every_contribution_holds_a_null_the_data_do_not_matter():
+    """30 classes of 6 examples in 10,000 slots: hardly any draw is without a null."""
+    step = zeroed(slots=10_000)
+    first = trainer(num_steps=2, step=step, data=classes(seed=0))
+    second = trainer(num_steps=2, step=step, data=classes(seed=5))
+    for run in (first, second):
+        run.step()
+        run.step()
+    for a, b in zip(params(first), params(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def params(run):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(run.state.params)]
+
+
+def test_sizes_of_the_data_are_no_slots():
+    data = classes()
+    step = zeroed(population=data.population)
+    with pytest.raises(ValueError, match="slots"):
+        trainer(step=step, data=data)
+    with pytest.raises(ValueError, match="at least the children"):
+        trainer(step=zeroed(slots=5), data=data)
+
+
+def test_a_config_states_its_slots():
+    config = StepConfig(
+        sampling=zeroed().design,
+        neighboring_relation="zero_out",
+    )
+    step = config.step(classes().population)
+    assert step.population is None and step.neighboring_relation == "zero_out"
+
+
+def test_finer_levels_have_no_slots_and_no_epsilon():
+    step = zeroed(privacy_unit="class")
+    report = jde.privacy_report(step, num_steps=3, delta=1e-5)
+    levels = _without_finer_levels(report).epsilon_by_level
+    assert isinstance(levels["class"], float) and isinstance(levels["example"], str)

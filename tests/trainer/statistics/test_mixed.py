@@ -1,0 +1,302 @@
+"""The private mixed model: its sums, how far a unit moves them, and its predictions."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import plan_budget
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.trainer.config.training_start import statistics_steps
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.episode import Episode
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.statistics.whole_rows import PRODUCT_STEPS
+from jaxdp_episodic.training import MixedModel, PrivateStatistics, StartConfig
+from training_runs import adam, assert_same
+
+CONFIG = StartConfig(kind="mixed")
+MODEL = MixedModel.of(CONFIG)
+COEFFICIENTS = np.array([0.1, 0.3, -0.2, 0.05, 0.0])  # of 1, x1, x2, x1^2, x2^2
+COVARIANCE = np.array([[0.04, 0.01], [0.01, 0.02]])
+DEVIATION = 0.2
+
+
+@functools.cache
+def tasks(number=800, size=10):
+    """Tasks of a known mixed model with two features."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(number * size, 2)) / 2
+    own = rng.multivariate_normal(np.zeros(2), COVARIANCE, size=number).repeat(size, 0)
+    values = np.c_[np.ones(len(inputs)), inputs, inputs**2] @ COEFFICIENTS
+    values += own[:, 0] + own[:, 1] * inputs[:, 0]
+    values += rng.normal(scale=DEVIATION, size=len(values))
+    ids = np.repeat(np.arange(number), size)
+    return ExampleTable.from_records(inputs, values / 2, units={"task": ids})
+
+
+def statistics(data=None, config=CONFIG, relation="add_remove", unit="example"):
+    return PrivateStatistics(
+        tasks() if data is None else data,
+        config,
+        privacy_unit=unit,
+        neighboring_relation=relation,
+        slots=12,
+    )
+
+
+def released(own, noise=0.0):
+    state = own.initial()
+    for place in range(2):
+        generator, key = np.random.default_rng(place), bytes([place] * 32)
+        state = own.release(state, place, generator, key, noise)
+    return state
+
+
+def test_the_sums_are_those_of_their_definitions():
+    rng = np.random.default_rng(0)
+    rows, shares = np.float32(rng.normal(size=(7, 6))), rng.integers(1, 9, 7)
+    model = MixedModel(powers=2, slopes=1, target_bound=0.5)
+    state = model.initial(2)._replace(
+        coefficients=np.float32([0.1, 0.2, -0.1, 0.0, 0.05]), variance=np.float32(0.2)
+    )
+    expected, cut = np.zeros((6, 6)), 2 * np.sqrt(0.2)
+    moment = np.zeros((4, 4))
+    for row, weight in zip(rows.astype(float), 1 / shares, strict=True):
+        sides = []
+        for x1, x2, y in (row[:3], row[3:]):
+            line = np.array([1, x1, x2, x1**2, x2**2])
+            y = np.clip(y, -0.5, 0.5)
+            off = np.clip(y - line @ state.coefficients, -cut, cut) / cut
+            z = np.array([1, x1])
+            factor = 1 / np.linalg.norm(line)
+            sides.append((z / np.linalg.norm(z), off / np.linalg.norm(z)))
+            both = np.append(line, y / 0.5) * factor / np.sqrt(2)
+            if len(sides) == 1:
+                expected += weight * np.outer(both, both)
+        (u, r), (v, q) = sides
+        cross = (u[0] * v[1] + u[1] * v[0]) / np.sqrt(2)
+        both = np.array([u[0] * v[0], cross, u[1] * v[1], r * q]) / np.sqrt(2)
+        moment += weight * np.outer(both, both)
+    for found, sums in (
+        (model.pooled_moment(rows[:, :3], shares), expected),
+        (model.pair_moment(rows, shares, state), moment),
+    ):
+        np.testing.assert_allclose(found / PRODUCT_STEPS, sums, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-38, 1e25, 3e38, np.nan, np.inf])
+def test_whatever_a_row_is_it_gives_at_most_norm_one(value):
+    rng = np.random.default_rng(0)
+    for places in ([0], [2], [0, 1, 2], [1, 4], [5]):
+        rows = np.float32(rng.normal(size=(7, 6)))
+        rows[:, places] = value
+        state = MODEL.initial(2)._replace(coefficients=np.float32([1, 1, 1, 1, 1]))
+        for row in rows:
+            for share in (1, 3):
+                for total in (
+                    MODEL.pooled_moment(row[None, :3], np.array([share])),
+                    MODEL.pair_moment(row[None], np.array([share]), state),
+                ):
+                    # In whole numbers of Python, which do not overflow.
+                    squares = sum(int(x) ** 2 for x in total.ravel())
+                    assert share**2 * squares <= PRODUCT_STEPS**2
+
+
+@pytest.mark.parametrize("unit", ["example", "task"])
+def test_no_unit_moves_a_sum_by_more_than_that(unit):
+    """Data with and without it, the same slots paired: both sums, in their norm."""
+    data = tasks(12, 10)
+    left = 120 - (1 if unit == "example" else 10)  # the last: others keep their slots
+    sizes = np.bincount(data.class_places[:left], minlength=12)
+    tree = jde.Population((np.array([12]), sizes), ("task", "example"))
+    fewer = ExampleTable(data.features[:left], data.targets[:left], tree)
+    both = [statistics(d, relation="zero_out", unit=unit) for d in (data, fewer)]
+    state = both[0].initial()._replace(coefficients=np.float32(COEFFICIENTS))
+    key = bytes(32)
+    for place in range(2):
+        moved = 0.0
+        for seed in range(8):  # the last slot has a partner in some
+            one, other = (
+                s.noised_sum(state, place, np.random.default_rng(seed), key, 0.0)
+                for s in both
+            )
+            moved = max(moved, float(np.linalg.norm(one - other)))
+        assert 0.1 < moved <= 1
+
+
+def test_without_noise_it_is_the_model_that_made_the_tasks():
+    state = released(statistics())
+    np.testing.assert_allclose(2 * state.coefficients, COEFFICIENTS, atol=0.02)
+    np.testing.assert_allclose(4 * state.covariance, COVARIANCE, atol=0.008)
+    assert 4 * float(state.variance) == pytest.approx(DEVIATION**2, rel=0.1)
+    noisy = released(statistics(), noise=3.0)
+    np.testing.assert_allclose(2 * noisy.coefficients, COEFFICIENTS, atol=0.1)
+    assert np.any(noisy.covariance != state.covariance)
+
+
+def test_predictions_are_conditional_means_of_the_model():
+    rng = np.random.default_rng(1)
+    inputs, targets = rng.normal(size=(9, 2)) / 2, rng.normal(size=9) / 4
+    mask = np.array([1, 1, 0, 1, 1.0])
+    lines = np.c_[np.ones(9), inputs, inputs**2]
+    own = lines[:, :2]
+    there = np.r_[np.flatnonzero(mask), np.arange(5, 9)]
+    joint = own @ COVARIANCE @ own.T + DEVIATION**2 * np.eye(9)
+    joint, mean = joint[np.ix_(there, there)], (lines @ COEFFICIENTS)[there]
+    known = targets[there[:4]] - mean[:4]
+    expected = mean[4:] + joint[4:, :4] @ np.linalg.solve(joint[:4, :4], known)
+    state = MODEL.initial(2)._replace(
+        coefficients=np.float32(COEFFICIENTS),
+        covariance=np.float32(COVARIANCE),
+        variance=np.float32(DEVIATION**2),
+    )
+    inputs, targets = np.float32(inputs), np.float32(targets)
+    episode = Episode(
+        *(inputs[:5], targets[:5], np.float32(mask)),
+        *(inputs[5:], targets[5:], np.ones(4, np.float32)),
+    )
+    params = {"start": state.released(), "model": {}}
+    narrow = MixedModel(target_bound=0.1)
+
+    @jax.jit
+    def everything(episode):
+        cut = narrow.predict(params, episode)
+        return MODEL.predict(params, episode), MODEL.loss(params, episode), cut
+
+    found, error, cut = everything(episode)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    loss = np.mean((expected - targets[5:]) ** 2)
+    assert float(error) == pytest.approx(loss, rel=1e-4)
+    assert np.abs(cut).max() <= np.float32(0.1)
+    nobody = episode._replace(support_mask=np.zeros(5, np.float32))
+    np.testing.assert_allclose(everything(nobody)[0], mean[4:], atol=1e-6)
+
+
+def test_all_noise_still_makes_a_model():
+    state = released(statistics(), noise=1e6)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+    assert np.linalg.eigvalsh(state.covariance).min() > -1e-6 and state.variance > 0
+
+
+@pytest.mark.parametrize(
+    ("unit", "relation", "expected"),
+    [
+        ("example", "add_remove", (1, 2)),
+        ("example", "replace_one", (2, 2)),
+        ("example", "zero_out", (1, 1)),
+        ("task", "add_remove", (1, 1)),
+    ],
+)
+def test_the_accountant_is_told_how_far(unit, relation, expected):
+    steps = statistics_steps(
+        ("task", "example"), CONFIG, privacy_unit=unit, neighboring_relation=relation
+    )
+    for step, moved in zip(steps, expected, strict=True):
+        plain = jde.GaussianStep(
+            jde.Poisson("one", sampling_probability=1.0), noise_multiplier=1.3 / moved
+        )
+        found = jde.epsilon(
+            dataclasses.replace(step, noise_multiplier=1.3), num_steps=1, delta=1e-5
+        )
+        assert found == pytest.approx(
+            jde.epsilon(plain, num_steps=1, delta=1e-5), rel=1e-9
+        )
+
+
+def run(unit="example", **changes):
+    own = statistics(unit=unit)
+    everybody = [jde.Poisson(name, sampling_probability=1.0) for name in own_levels()]
+    step = jde.GaussianStep(
+        jde.MultistageSampling(*everybody),
+        noise_multiplier=1.0,
+        clip_unit="task",
+        privacy_unit=unit,
+    )
+    before = tuple(zip(own.steps, CONFIG.shares(True), strict=True))
+    budget = plan_budget(step, epsilon=1.0, delta=1e-5, num_steps=0, before=before)
+    arguments = {
+        "data": tasks(),
+        "budget": budget,
+        "shots": 4,
+        "optimizer": adam(0.1),
+        "l2_clip_norm": 1.0,
+        "seed": 1,
+        "start": own,
+        **changes,
+    }
+    return Trainer(MODEL, {}, **arguments)
+
+
+def own_levels():
+    return tasks().level_names
+
+
+def test_without_steps_no_divisor_has_to_be_given():
+    """Not either where the mean number of clip units, the default, is private."""
+    trainer = run(unit="task")
+    assert not trainer.has_default_normalizer
+
+
+@pytest.mark.slow
+def test_a_run_is_charged_and_resumed(tmp_path):
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    whole, part, rest = run(), run(), run()
+    whole.train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        part.train(tmp_path / "parts", on_step=stop)
+    rest.resume(tmp_path / "parts")
+    rest.train(tmp_path / "parts")
+    assert_same(whole, rest)
+    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    assert content.groups == tuple((step, 1) for step in whole.budget.before)
+    step, _ = content.run_charged()
+    spent = jde.epsilon(step, delta=1e-5)
+    assert 0.999 < spent <= 1.0
+    start = whole.params["start"]
+    np.testing.assert_allclose(2 * start["coefficients"], COEFFICIENTS, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"pooled": 1.0}, "pooled must lie in"),
+        ({"powers": 0}, "powers"),
+        ({"slopes": 64}, "slopes"),
+        ({"target_bound": -1.0}, "target_bound"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_bad_configs(fields, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        StartConfig(kind="mixed", **fields)
+
+
+def test_bad_tables():
+    with pytest.raises(ValueError, match="slopes must be at most the 2 features"):
+        statistics(config=StartConfig(kind="mixed", slopes=3))
+    with pytest.raises(ValueError, match="data must have targets"):
+        statistics(ExampleTable(tasks().features, None, tasks().population))
+    alone = ExampleTable.from_records(
+        np.ones((3, 2)), np.ones(3), units={"task": np.arange(3)}
+    )
+    with pytest.raises(ValueError, match="pairs of examples of a task"):
+        released(statistics(alone))
+
+
+@pytest.mark.parametrize(
+    ("start", "learner", "steps", "complaint"),
+    [
+        ("mixed", "maml", 3, "start.kind='mixed' is for"),
+        ("plda", "mixed", None, "start must be of kind 'mixed'"),
+        ("plda", "maml", None, "num_steps must be given with start"),
+    ],
+)
+def test_statistics_that_do_not_fit_their_learner(start, learner, steps, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        StartConfig(kind=start).check_use(learner, steps)

@@ -1,0 +1,668 @@
+"""Private statistics: sensitivities by enumeration, the metric, a run that resumes."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import (
+    PrivacyBudget,
+    SpentAhead,
+    plan_budget,
+)
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.trainer.config.training_config import NOISES
+from jaxdp_episodic.trainer.config.training_start import StartConfig, contribution_norm
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.generators import generator as random_generator
+from jaxdp_episodic.trainer.gradient import noise as noise_module
+from jaxdp_episodic.trainer.learners.learners import ProtoNet
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.statistics.plda import (
+    COUNTED,
+    Start,
+    projected,
+    second_moment,
+    sum_of_rows,
+    symmetric_noise,
+    whole_rows,
+)
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+from jaxdp_episodic.trainer.statistics.whole_rows import PRODUCT_STEPS
+from training_runs import GROUPED, KEY, adam, assert_same
+
+ZEROED = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
+APART = np.sqrt(2)  # two contributions, at most
+SHORT = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
+
+
+def linear(params, inputs):
+    return inputs @ params["w"]
+
+
+def gaussian_classes(sizes=(6,) * 30, features=5, seed=0):
+    """Classes that differ in the first two coordinates, and vary most in the last."""
+    rng = np.random.default_rng(seed)
+    spread = np.array([0.05] * (features - 1) + [1.0])
+    rows = [
+        np.r_[rng.normal(size=2), np.zeros(features - 2)]
+        + spread * rng.normal(size=(size, features))
+        for size in sizes
+    ]
+    ids = np.repeat(np.arange(len(sizes)), sizes)
+    return ExampleTable.from_records(np.concatenate(rows), units={"class": ids})
+
+
+def statistics(
+    data=None, config=SHORT, relation="zero_out", unit="example", slots=6, **more
+):
+    return PrivateStatistics(
+        gaussian_classes() if data is None else data,
+        config,
+        privacy_unit=unit,
+        neighboring_relation=relation,
+        slots=slots,
+        **more,
+    )
+
+
+def released(own, noise=0.0, seed=0):
+    """All statistics, with one noise multiplier."""
+    state = own.initial()
+    for place in range(len(own.steps)):
+        generator = np.random.default_rng([seed, place])
+        key = bytes([seed, place] * 16)
+        state = own.release(state, place, generator, key, noise)
+    return state
+
+
+# --- What the sums are ---
+
+
+def test_the_sums_are_those_of_their_definitions():
+    rng = np.random.default_rng(0)
+    rows, shares = np.float32(rng.normal(size=(7, 3))), rng.integers(1, 9, 7)
+    unit = rows / np.linalg.norm(rows.astype(float), axis=1, keepdims=True)
+    expected = (unit / shares[:, None]).sum(axis=0) / np.sqrt(2)
+    found = sum_of_rows(rows, shares) / PRODUCT_STEPS
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    assert COUNTED / PRODUCT_STEPS == pytest.approx(1 / np.sqrt(2), rel=1e-5)
+    center, whitening = rng.normal(size=3), rng.normal(size=(3, 3))
+    white = (unit - center) @ whitening
+    white /= np.linalg.norm(white, axis=1, keepdims=True)
+    expected = sum(np.outer(v, v) / n for n, v in zip(shares, white, strict=True))
+    found = second_moment(whole_rows(rows), shares, whitening, center)
+    np.testing.assert_allclose(found / PRODUCT_STEPS, expected, rtol=1e-4, atol=1e-5)
+
+
+def length(numbers):
+    """The square of a sum's norm, in whole numbers, which do not overflow."""
+    return sum(int(x) ** 2 for x in np.ravel(numbers))
+
+
+@pytest.mark.parametrize("others", [None, 1.0])
+@pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, np.inf, -np.inf])
+def test_whatever_a_row_is_it_gives_at_most_norm_one(row, others):
+    rows = np.float32([[row, row if others is None else others]])
+    for share in (1, 2, 7):
+        shares = np.array([share])
+        total = np.append(share * sum_of_rows(rows, shares), COUNTED)
+        assert length(total) <= PRODUCT_STEPS**2
+        whole = whole_rows(rows)
+        for center in (np.zeros(2), np.array([0.9, 0.0]), np.full(2, 1e30)):
+            moment = second_moment(whole, shares, np.eye(2), center)
+            assert share**2 * length(moment) <= PRODUCT_STEPS**2
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_the_noise_is_independent_in_a_basis_of_symmetric_matrices(kind):
+    """3,000 draws; each bound is five standard errors."""
+    stream = random_generator(KEY)
+    noise = np.array(
+        [symmetric_noise(kind, 1e6, 3, stream) for _ in range(3_000)], float
+    )
+    noise *= 2e-6
+    np.testing.assert_array_equal(noise, noise.transpose(0, 2, 1))
+    basis = [noise[:, i, i] for i in range(3)]
+    basis += [np.sqrt(2) * noise[:, i, j] for i, j in ((0, 1), (0, 2), (1, 2))]
+    covariance = np.cov(np.stack(basis))
+    np.testing.assert_allclose(np.diag(covariance), 4.0, rtol=5 * np.sqrt(2 / 3_000))
+    rest = covariance - np.diag(np.diag(covariance))
+    assert np.abs(rest).max() < 5 * 4.0 / np.sqrt(3_000)
+
+
+def test_the_variances_of_discrete_noise_cover_what_is_claimed(monkeypatch):
+    """On the diagonal, and half of it beside, each with the smoothing's 16 more."""
+    asked = []
+
+    def sample(variance, count, generator):
+        asked.append((variance, count))
+        return np.zeros(count, np.int64)
+
+    monkeypatch.setattr(noise_module, "sample_discrete_gaussian", sample)
+    own = statistics(relation="replace_one")
+    state = own.initial()
+    for place in range(3):
+        own.noised_sum(state, place, np.random.default_rng(0), KEY, 1.7)
+    square = (1.7 * PRODUCT_STEPS) ** 2 / 2  # contributions may be sqrt(2) apart
+    counts = [6, 5, 10, 5, 10]
+    for (variance, count), number in zip(asked, counts, strict=True):
+        least = square / 2 if number == 10 else square
+        assert count == number and least + 16 <= variance <= least * (1 + 1e-9) + 17
+
+
+def test_sums_and_discrete_noise_are_whole_numbers():
+    own, both = statistics(), []
+    for multiplier in (0.0, 1.3):
+        sums = [
+            own.noised_sum(
+                own.initial(), place, np.random.default_rng(0), KEY, multiplier
+            )
+            for place in range(3)
+        ]
+        both.append(np.concatenate([total.ravel() for total in sums]))
+    for sums in both:
+        np.testing.assert_array_equal(sums * PRODUCT_STEPS % 1, 0)
+    plain = statistics(noise="gaussian")
+    found = plain.noised_sum(plain.initial(), 0, np.random.default_rng(0), KEY, 1.3)
+    normal = random_generator(KEY).standard_normal(6)
+    np.testing.assert_allclose(found, both[0][:6] + 1.3 * normal, rtol=1e-12)
+
+
+def test_a_release_is_a_sum_and_what_follows_from_it():
+    """So a sum that was written down is all that a run goes on with."""
+    own, state = statistics(), statistics().initial()
+    for place in range(3):
+        sums = own.noised_sum(state, place, np.random.default_rng(7), KEY, 0.3)
+        whole = own.release(state, place, np.random.default_rng(7), KEY, 0.3)
+        state = own.with_sum(state, place, sums, 0.3)
+        for one, other in zip(state, whole, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+# --- How far one unit moves them ---
+
+
+def orders(number):
+    return list(itertools.permutations(range(number)))
+
+
+def pairs_of(order):
+    return [frozenset(order[i : i + 2]) for i in range(0, len(order) - 1, 2)]
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 6])
+def test_without_an_example_the_coupled_order_moves_one_pair(number):
+    """The coupling of docs/proofs.md, every order of up to six examples."""
+    results, largest = {}, 0
+    for order in orders(number):
+        others = list(order)
+        place = others.index(0)  # example 0 leaves
+        if number % 2:
+            last = others.pop()
+            if last != 0:
+                others[place] = last
+        else:
+            partner = others[place ^ 1]
+            start = place // 2 * 2
+            tail = others[-2:]
+            others[start : start + 2] = tail
+            others = [*others[:-2], partner]
+        assert sorted(others) == list(range(1, number))
+        results[tuple(others)] = results.get(tuple(others), 0) + 1
+        before, after = set(pairs_of(order)), set(pairs_of(others))
+        moved = len(before - after) + len(after - before)  # each of norm 1
+        largest = max(largest, moved)
+    assert len(set(results.values())) == 1  # uniformly random
+    assert len(results) == len(orders(number - 1))
+    assert largest == (2 if number % 2 else 1)
+
+
+@pytest.mark.parametrize(
+    ("relation", "sizes", "slots"),
+    [("zero_out", (5, 2, 0, 1), 6), ("add_remove", (5, 2, 3, 1), None)],
+)
+def test_pairs_are_disjoint_within_classes_and_uniform(relation, sizes, slots):
+    """Each pair of a class as often as any other; 2,000 draws, five errors."""
+    own = statistics(gaussian_classes(sizes), relation=relation, slots=slots)
+    generator, counts = np.random.default_rng(0), np.zeros((11, 11))
+    classes = np.repeat(np.arange(4), sizes)
+    for _ in range(2_000):
+        first, second, weights = own._pairs(generator)
+        both = np.concatenate([first, second])
+        assert len(set(both.tolist())) == len(both)
+        np.testing.assert_array_equal(classes[first], classes[second])
+        np.testing.assert_array_equal(weights, 1.0)
+        counts[first, second] += 1
+    together = (counts + counts.T)[:5, :5][np.triu_indices(5, 1)] / 2_000
+    # Of six slots each pair is one with 1/5; of five examples likewise.
+    np.testing.assert_allclose(together, 0.2, atol=5 * 0.4 / np.sqrt(2_000))
+
+
+@pytest.mark.parametrize(
+    ("unit", "relation", "expected"),
+    [
+        ("example", "add_remove", (1, APART, 1)),
+        ("example", "replace_one", (APART, APART, APART)),
+        ("example", "zero_out", (1, 1, 1)),
+        ("class", "add_remove", (1, 1, 1)),
+        ("class", "replace_one", (APART, APART, APART)),
+        ("class", "zero_out", (1, 1, 1)),
+    ],
+)
+def test_the_accountant_is_told_how_far(unit, relation, expected):
+    own = statistics(unit=unit, relation=relation)
+    for place, moved in enumerate(expected):
+        step = own.steps[place]
+        noise = 1.3 * contribution_norm(step)  # what is added
+        plain = jde.GaussianStep(
+            jde.Poisson("one", sampling_probability=1.0), noise_multiplier=noise / moved
+        )
+        step = dataclasses.replace(step, noise_multiplier=1.3)
+        found = jde.epsilon(step, num_steps=1, delta=1e-5)
+        assert found == pytest.approx(
+            jde.epsilon(plain, num_steps=1, delta=1e-5), rel=1e-9
+        )
+
+
+@pytest.mark.parametrize("unit", ["example", "class"])
+def test_no_unit_moves_a_sum_by_more_than_that(unit):
+    """Data with and without it, the same pairs: every statistic, in its norm."""
+    data = gaussian_classes((6,) * 4)
+    own = statistics(data, unit=unit)
+    gone = 1 if unit == "example" else 6
+    # Last of its class, so that the other slots keep their places.
+    kept = np.setdiff1d(np.arange(24), np.arange(24 - gone, 24))
+    counts = (np.array([4]), np.array([6, 6, 6, 6 - gone]))
+    tree = jde.Population(counts, ("class", "example"))
+    fewer = statistics(ExampleTable(data.features[kept], None, tree), unit=unit)
+    state = own.initial()._replace(mean=np.float32([0.1] * 5))
+    for seed in range(5):
+        both = own, fewer
+        one, other = (s._total("mean", state, s._shares()) for s in both)
+        assert length(one - other) <= PRODUCT_STEPS**2
+        pairs = [s._pairs(np.random.default_rng(seed)) for s in both]
+        within = [
+            s._total("pairs", state, p[2], p[:2])
+            for s, p in zip(both, pairs, strict=True)
+        ]
+        assert length(within[0] - within[1]) <= PRODUCT_STEPS**2
+        total = [s._total("all", state, s._shares()) for s in both]
+        moved = length(total[0] - total[1])
+        assert PRODUCT_STEPS**2 / 4 < moved <= PRODUCT_STEPS**2
+
+
+@pytest.mark.parametrize("unit", ["example", "class"])
+@pytest.mark.parametrize("kind", ["mean", "pairs", "all"])
+def test_a_replaced_unit_moves_a_sum_by_at_most_the_root_of_two(unit, kind):
+    """Hill climbing from random contents, for other ones as far away as may be."""
+    rng = np.random.default_rng(0)
+    tree = jde.Population((np.array([1]), np.array([2])), ("class", "example"))
+    rows = slice(1 if unit == "example" else 0, 2)
+    state = statistics().initial()._replace(whitening=np.diag(np.float32([1, 2, 3])))
+    state = state._replace(mean=np.float32([0.1, 0, 0]))
+
+    def total(features):
+        own = statistics(ExampleTable(features, None, tree), unit=unit)
+        shares, pairs = own._shares(), None
+        if kind == "pairs":
+            pairs, shares = (np.array([0]), np.array([1])), np.ones(1, np.int64)
+        return own._total(kind, state, shares, pairs)
+
+    # Near each other, so that the mean of a class is hardly shorter than 1.
+    first = np.float32(rng.normal(size=3) + 0.05 * rng.normal(size=(2, 3)))
+    reference, other, best = total(first), first.copy(), 0
+    for width in np.tile(np.geomspace(2.0, 0.02, 60), 3):
+        tried = other.copy()
+        move = rng.normal(size=3) + 0.1 * rng.normal(size=tried[rows].shape)
+        tried[rows] += width * move
+        far = length(total(tried) - reference)
+        assert far <= 2 * PRODUCT_STEPS**2
+        if far > best:
+            other, best = tried, far
+    assert best > 0.97**2 * 2 * PRODUCT_STEPS**2
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7, 1_000])
+def test_opposite_classes_are_no_farther_apart_than_is_claimed(number):
+    """The worst there are, at sizes that do not divide the grid; as alike as can be."""
+    shares = np.full(number, number)
+    for width in (1, 2, 40):
+        rows = np.tile(np.linspace(1.0, 1.3, width), (number, 1))
+        total = np.append(sum_of_rows(rows, shares), COUNTED)
+        other = np.append(sum_of_rows(-rows, shares), COUNTED)
+        most = PRODUCT_STEPS**2
+        for sums in (total, other):
+            assert 0.999 * most < length(sums) <= most
+        assert 0.999 * 2 * most < length(total - other) <= 2 * most
+        turned = np.roll(np.eye(max(width, 2))[:1], 1, axis=1).repeat(number, 0)
+        moments = [
+            second_moment(whole_rows(x), shares, np.eye(max(width, 2)))
+            for x in (np.eye(max(width, 2))[:1].repeat(number, 0), turned)
+        ]
+        for moment in moments:
+            assert 0.99 * most < length(moment) <= most
+        assert 0.99 * 2 * most < length(moments[0] - moments[1]) <= 2 * most
+
+
+@pytest.mark.parametrize("unit", ["example", "class"])
+@pytest.mark.parametrize("kind", ["mean", "pairs", "all"])
+def test_what_a_row_gives_depends_on_no_other_row(kind, unit):
+    """Not even on its place: the sum of all is that of each alone, to the last bit."""
+    own = statistics(gaussian_classes((6,) * 30), unit=unit)
+    rng = np.random.default_rng(5)
+    state = own.initial()._replace(
+        mean=np.float32(rng.normal(size=5) / 5),
+        whitening=np.float32(rng.normal(size=(5, 5))),
+    )
+    shares, pairs = own._shares(), None
+    if kind == "pairs":
+        *pairs, shares = own._pairs(rng)
+    whole = own._total(kind, state, shares, pairs)
+    alone = 0
+    for place in range(len(shares)):
+        if pairs is None:
+            rows = own._rows(kind, slice(place, place + 1))
+        else:
+            one, other = (own._rows(kind, side[place : place + 1]) for side in pairs)
+            rows = one - other
+        alone = alone + own._summed(kind, state, rows, shares[place : place + 1])
+    np.testing.assert_array_equal(whole[:5], alone[:5])
+
+
+def test_what_episodes_see_of_an_example_depends_on_it_alone():
+    """So after a start, too, clip units do not touch each other."""
+    data = gaussian_classes((6,) * 4)
+    own = statistics(data)
+    rng = np.random.default_rng(3)
+    state = own.initial()._replace(
+        mean=rng.normal(size=5).astype(np.float32),
+        projection=rng.normal(size=(5, 2)).astype(np.float32),
+    )
+    changed = data.features.copy()
+    changed[7] += 1e3
+    tables = own, statistics(ExampleTable(changed, None, data.population))
+    seen = [np.asarray(each.table(state).features) for each in tables]
+    others = np.arange(24) != 7
+    np.testing.assert_array_equal(seen[0][others], seen[1][others])
+    assert np.abs(seen[0][7] - seen[1][7]).max() > 0.1
+
+
+# --- What comes of them ---
+
+
+def test_without_noise_the_metric_finds_what_tells_classes_apart():
+    data = gaussian_classes((6,) * 60)
+    state = released(statistics(data))
+    made = np.asarray(projected(data.features, state.mean, state.projection))
+    means = made.reshape(60, 6, 2).mean(axis=1, keepdims=True)
+    raw = data.features / np.linalg.norm(data.features, axis=1, keepdims=True)
+    raw_means = raw.reshape(60, 6, 5).mean(axis=1, keepdims=True)
+    within = np.mean(np.sum((made.reshape(60, 6, 2) - means) ** 2, axis=2))
+    before = np.mean(np.sum((raw.reshape(60, 6, 5) - raw_means) ** 2, axis=2))
+    assert within < 0.5 * before
+    assert float(state.count) == pytest.approx(360, rel=1e-4)
+
+
+def test_all_noise_still_makes_a_finite_metric():
+    state = released(statistics(), noise=1e4)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+    assert np.asarray(state.projection).any()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_singular_covariances_make_a_finite_metric(noise):
+    data = gaussian_classes()
+    singular = data.features @ np.diag(np.float32([1, 1, 0, 0, 0]))
+    singular[:, 4] = 2 * singular[:, 0]
+    data = ExampleTable(singular, None, data.population)
+    state = released(statistics(data), noise=noise)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+    assert np.asarray(state.projection).any()
+
+
+def test_a_mean_that_was_given_up_leaves_a_metric():
+    """Of a run that was killed and goes on where sums come out differently."""
+    own = statistics()
+    state = own.initial()
+    for place in (1, 2):
+        generator, key = np.random.default_rng(place), bytes([place] * 32)
+        state = own.release(state, place, generator, key, 0.1)
+    assert np.isfinite(state.projection).all() and state.projection.any()
+
+
+def test_nobody_there_gives_a_metric_of_noise():
+    tree = jde.Population((np.array([2]), np.array([0, 0])), ("class", "example"))
+    data = ExampleTable(np.zeros((0, 5), np.float32), None, tree)
+    state = released(statistics(data), noise=1.0)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+
+
+def test_where_no_class_has_two_different_examples():
+    data = gaussian_classes((1,) * 8)
+    with pytest.raises(ValueError, match="is of two different ones"):
+        released(statistics(data))
+    assert np.asarray(released(statistics(data), noise=1.0).projection).any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"mean": 0.5}, "must sum to 1"),
+        ({"mean": 0.0}, "mean"),
+        ({"within": ()}, "within"),
+        ({"within": (0.3, -0.1)}, "within"),
+        ({"share": 1.0}, "share must lie in"),
+        ({"share": np.nan}, "share must not be NaN"),
+        ({"within": 0.68}, "within must be a list"),
+        ({"within": (0.35, np.inf)}, "within must be > 0 and finite"),
+        ({"kind": "lda"}, "plda"),
+        ({"dimensions": 0}, "dimensions"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_bad_configs(fields, complaint):
+    with pytest.raises((ValueError, TypeError), match=complaint):
+        StartConfig(**fields)
+
+
+def test_bad_tables():
+    with pytest.raises(ValueError, match="slots must be at least"):
+        statistics(slots=5)
+    with pytest.raises(ValueError, match="privacy_unit"):
+        statistics(unit="step")
+    with pytest.raises(ValueError, match="at most 4096 features"):
+        statistics(gaussian_classes((2,) * 2, features=4097), slots=2)
+
+
+# --- The budget of a run that begins with them ---
+
+
+def test_shares_are_of_one_budget():
+    steps = statistics().steps
+    before = [(step, share) for step, share in zip(steps, (0.2, 0.3, 0.5), strict=True)]
+    plan = plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=0, before=before)
+    assert plan.num_steps == plan.permitted_steps == 3
+    assert 1.999 < plan.spent(3) <= 2.0
+    squares = np.array([float(s.noise_multiplier) ** -2.0 for s in plan.before])
+    np.testing.assert_allclose(squares / squares.sum(), (0.2, 0.3, 0.5), rtol=1e-6)
+    np.testing.assert_allclose(plan.spent(np.arange(2)), [0.0, plan.spent(1)])
+
+
+def test_epsilon_along_a_run_is_never_too_small():
+    first = tuple(
+        dataclasses.replace(step, noise_multiplier=3.0) for step in statistics().steps
+    )
+    step = dataclasses.replace(ZEROED, noise_multiplier=2.0)
+    budget = PrivacyBudget(step, 1e9, 1e-5, 17, 17, first)
+    ahead = SpentAhead(budget)
+    found = [ahead.at(step) for step in range(1, 18)]
+    exact = np.asarray(budget.spent(np.arange(1, 18)))
+    np.testing.assert_allclose(found[:3], exact[:3], rtol=1e-9)
+    np.testing.assert_allclose(found[3:10], exact[9], rtol=1e-9)
+    np.testing.assert_allclose(found[10:], exact[16], rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_what_is_left_is_for_the_steps():
+    steps = statistics().steps
+    before = [(step, 0.2) for step in steps]
+    plan = plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=50, before=before)
+    assert plan.num_steps == 53
+    assert 1.999 < plan.spent(53) <= 2.0
+    parts = [*((step, 1) for step in plan.before), (plan.step, 50)]
+    assert jde.epsilon(jde.compose(*parts), delta=1e-5) == pytest.approx(plan.spent(53))
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_steps"),
+    [((0.6, 0.6), 0), ((0.5, 0.5), 3), ((0.5, 0.0), 3), ((0.5, 0.5), None)],
+)
+def test_bad_shares(shares, num_steps):
+    before = list(zip(statistics().steps, shares, strict=False))
+    with pytest.raises(ValueError, match="shares|num_steps"):
+        plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=num_steps, before=before)
+
+
+# --- A run ---
+
+
+def run(*, num_steps=4, seed=1, budget=None, **changes):
+    own = statistics()
+    if budget is None:
+        before = tuple(dataclasses.replace(s, noise_multiplier=0.3) for s in own.steps)
+        total = len(before) + num_steps
+        budget = PrivacyBudget(
+            dataclasses.replace(ZEROED, noise_multiplier=0.5),
+            1e9,
+            1e-5,
+            total,
+            total,
+            before,
+        )
+    learner = ProtoNet(linear, ways=3, distance="cosine")
+    arguments = {
+        "data": gaussian_classes(),
+        "budget": budget,
+        "shots": 1,
+        "optimizer": adam(0.05),
+        "l2_clip_norm": 0.5,
+        "seed": seed,
+        "start": own,
+        **changes,
+    }
+    return Trainer(learner, {"w": np.eye(2, dtype=np.float32)}, **arguments)
+
+
+def test_a_run_of_statistics_alone(tmp_path):
+    trainer = run(num_steps=0)
+    assert trainer.run["noise"] == "discrete"
+    records = trainer.train(tmp_path)
+    assert [r["step"] for r in records] == [0, 1, 2, 3]
+    content = read_ledger(tmp_path / "ledger.jsonl")
+    assert content.groups == tuple((step, 1) for step in trainer.budget.before)
+    step, number = content.run_charged()
+    assert number is None
+    spent = jde.epsilon(step, delta=1e-5)
+    assert spent == pytest.approx(trainer.budget.spent(3), rel=1e-12)
+    assert records[-1]["epsilon"] == pytest.approx(spent)
+    assert isinstance(trainer.state.start, Start)
+    assert np.asarray(trainer.params["start"]["projection"]).any()
+
+
+@pytest.mark.slow
+def test_epochs_after_statistics_begin_with_the_first_step_that_draws(tmp_path):
+    """Three statistics, then two and a half epochs of four steps, broken off in one."""
+
+    def stop(progress):
+        if progress.step == 9:
+            raise KeyboardInterrupt
+
+    own = run(num_steps=10)
+    bins = jde.RandomAllocation("episode", steps_per_epoch=4)
+    step = dataclasses.replace(
+        ZEROED, sampling=dataclasses.replace(ZEROED.design, episodes=bins)
+    )
+    budget = dataclasses.replace(own.budget, step=step)
+    whole, part, rest = (run(budget=budget) for _ in range(3))
+    sizes = [
+        sum(int(block.unit_mask.sum()) for block in whole.draw_blocks(n))
+        for n in range(4, 14)
+    ]
+    assert sum(sizes[:4]) == sum(sizes[4:8]) == 10 and len(set(sizes)) > 1
+    whole.train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        part.train(tmp_path / "parts", checkpoint_every=2, on_step=stop)
+    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    assert (content.charged, content.owed) == (9, 11)
+    assert rest.resume(tmp_path / "parts") in (8, 9)
+    rest.train(tmp_path / "parts")
+    assert_same(whole, rest)
+    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    assert content.charged == content.owed == content.planned == 13
+    steps, _ = content.run_charged()
+    spent = jde.epsilon(steps, delta=1e-5)
+    assert spent == pytest.approx(budget.spent(13), rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupted_after", [1, 2, 3, 4, 6])
+def test_resume_is_bit_exact(tmp_path, interrupted_after):
+    def stop(progress):
+        if progress.step == interrupted_after:
+            raise KeyboardInterrupt
+
+    whole, part, rest = run(), run(), run()
+    whole.train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        part.train(tmp_path / "parts", checkpoint_every=2, on_step=stop)
+    rest.resume(tmp_path / "parts")
+    rest.train(tmp_path / "parts")
+    assert_same(whole, rest)
+    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    assert [count for _, count in content.groups] == [1, 1, 1, 4]
+
+
+@pytest.mark.slow
+def test_a_kill_between_a_description_and_its_charge(tmp_path):
+    """The ledger then ends with steps that are described and not charged."""
+    part = run()
+    with pytest.raises(KeyboardInterrupt):
+        part.train(tmp_path, checkpoint_every=1, on_step=_stop_after_two)
+    part.ledger._file = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "jaxdp_episodic.trainer.run.ledger.LedgerFile.charge", _raise_no_space
+        )
+        again = run()
+        again.resume(tmp_path)
+        with pytest.raises(OSError, match="full"):
+            again.train(tmp_path)
+    assert [c for _, c in read_ledger(tmp_path / "ledger.jsonl").groups] == [1, 1, 0]
+    rest = run()
+    rest.resume(tmp_path)
+    rest.train(tmp_path)
+    groups = read_ledger(tmp_path / "ledger.jsonl").groups
+    assert [count for _, count in groups] == [1, 1, 1, 4]
+
+
+def _stop_after_two(progress):
+    if progress.step == 2:
+        raise KeyboardInterrupt
+
+
+def _raise_no_space(*_):
+    raise OSError("full")
+
+
+def test_statistics_that_are_not_the_budgets_are_refused():
+    with pytest.raises(ValueError, match="steps before"):
+        run(start=None)
+    with pytest.raises(ValueError, match="start must have noise='gaussian'"):
+        run(noise="gaussian")
+    with pytest.raises(ValueError, match="noise must be one of"):
+        statistics(noise="laplace")
+    with pytest.raises(ValueError, match="start must be made of the run's data"):
+        run(start=statistics(gaussian_classes(seed=1)))

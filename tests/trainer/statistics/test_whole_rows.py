@@ -1,0 +1,89 @@
+"""Rows as whole numbers: bounds that rounding cannot break, sums that are exact."""
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.trainer.statistics.whole_rows import (
+    PRODUCT_STEPS,
+    STEPS,
+    on_grid,
+    outer_products,
+    squares,
+    times,
+    totals,
+    unit,
+)
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("width", [1, 2, 50, 4_097])
+def test_rows_have_norm_one_or_none(width):
+    rows = RNG.normal(size=(40, width)) * 10.0 ** RNG.integers(-25, 25, (40, 1))
+    rows[3], rows[5, 0], rows[7, -1], rows[9] = 0.0, np.nan, -np.inf, 1e-31
+    found = np.linalg.norm(unit(rows), axis=1)
+    there = ~np.isin(np.arange(40), [3, 5, 7, 9])
+    np.testing.assert_allclose(found, there, rtol=1e-12)
+    directions = rows[there] / np.linalg.norm(rows[there], axis=1, keepdims=True)
+    np.testing.assert_allclose(unit(rows)[there], directions, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 2, 100, 4_096])
+@pytest.mark.parametrize("share", [1, 3, 20, 1_000])
+def test_no_rounding_exceeds_the_bound(width, share):
+    """Rows whose entries all round up, and random ones."""
+    most = STEPS**2 // share
+    steps = np.sqrt(most) - 0.51 * np.sqrt(width)
+    up = (np.floor(steps / np.sqrt(width) - 0.502) + 0.502) / steps
+    rows = np.stack([np.full(width, up), *unit(RNG.normal(size=(20, width)))])
+    whole = on_grid(rows, np.full(21, most))
+    assert (squares(whole) <= most).all() and (squares(whole) > 0.8 * most).all()
+    np.testing.assert_array_equal(whole, np.rint(whole))
+    assert np.abs(whole / steps - rows).max() <= 0.501 / steps
+
+
+def test_what_is_too_long_becomes_zero():
+    rows = np.array([[0.8, 0.7], [0.8, np.nan], [0.6, 0.8], [np.inf, 0.0]])
+    found = on_grid(rows, STEPS**2).any(axis=1)
+    np.testing.assert_array_equal(found, [False, False, True, False])
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-20, 1e20])
+def test_products_are_exact_in_any_order(size):
+    """Against whole numbers of Python, which are exact; by places and in parts."""
+    whole = on_grid(unit(RNG.normal(size=(9, 30))), STEPS**2)
+    matrix = np.float32(RNG.normal(size=(30, 4)) * size)
+    found = times(whole, matrix, float(STEPS))
+    order = RNG.permutation(9)
+    np.testing.assert_array_equal(
+        times(whole[order], matrix, float(STEPS)), found[order]
+    )
+    columns = RNG.permutation(30)
+    np.testing.assert_array_equal(
+        times(whole[:, columns], matrix[columns], float(STEPS)), found
+    )
+    exact = whole @ matrix.astype(float)
+    factor = found[0, 0] / exact[0, 0]
+    np.testing.assert_allclose(found, factor * exact, rtol=1e-6, atol=1e-7 * factor)
+    assert np.abs(found).max() > 2**40  # nearly all of the digits that there are
+    assert not times(whole, 0 * matrix, float(STEPS)).any()
+
+
+def test_sums_are_exact_or_refused():
+    whole = on_grid(unit(RNG.normal(size=(300, 5))), STEPS**2)
+    exact = [[int(x) for x in row] for row in whole]
+    expected = [
+        [sum(row[i] * row[j] for row in exact) for j in range(5)] for i in range(5)
+    ]
+    assert outer_products(whole).tolist() == expected
+    assert totals(whole).tolist() == [sum(row[i] for row in exact) for i in range(5)]
+    assert outer_products(whole).dtype == np.int64
+    assert np.trace(outer_products(whole)) == pytest.approx(
+        300 * PRODUCT_STEPS, rel=1e-4
+    )
+    with pytest.raises(ValueError, match="sums must be below 2\\^53 to be exact"):
+        outer_products(np.full((2, 2), 2.0**26))
+    with pytest.raises(ValueError, match="sums must be below 2\\^53 to be exact"):
+        totals(np.full((4, 2), 2.0**51))
+    assert outer_products(np.zeros((0, 3))).shape == (3, 3)
+    assert totals(np.zeros((0, 3))).tolist() == [0, 0, 0]

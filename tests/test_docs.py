@@ -30,6 +30,7 @@ SLOW = {
     "docs/audit.md",
     "docs/draws.md",
     "docs/plan.md",
+    "docs/runs.md",
     "docs/sweep.md",
     "docs/training.md",
 }
@@ -47,6 +48,13 @@ LIGHTER = {
         "channels = [32, 64, 64]": "channels = [4]",
         "num_episodes = 600": "num_episodes = 4",
         "every = 100\n": "every = 2\n",
+    },
+    "demo.toml": {
+        "num_steps = 300": "num_steps = 3",
+        "size = 28": "size = 14",
+        "num_episodes = 600": "num_episodes = 4",
+        "every = 100\n": "every = 2\n",
+        "without_noise = true": "without_noise = false",
     },
     "sweep_episodes.toml": {
         "0.7, 6.0, 80": "0.7, 6.0, 8",
@@ -150,7 +158,9 @@ def test_the_sessions_are_not_empty():
     assert counts["docs/units.md"]["python"] >= 4
     assert counts["docs/account.md"]["python"] >= 8
     assert counts["docs/sweep.md"]["commands"] >= 5
-    assert counts["docs/training.md"]["commands"] >= 1
+    assert counts["docs/training.md"] == {"python": 2, "commands": 1}
+    assert counts["docs/own_data.md"]["python"] >= 3
+    assert counts["docs/runs.md"]["commands"] >= 3
     assert set(SLOW) <= set(DOCS)
     assert {page for page, _ in FILES} <= set(DOCS)
 

@@ -17,6 +17,7 @@ import pytest
 
 import jaxdp_episodic
 import pages
+from browsers import chromium
 from jaxdp_episodic.cli.program import parsed as parse_command
 
 DOCS = sorted(
@@ -79,6 +80,10 @@ PLACES = {"/shared/": "shared/"}
 ELSEWHERE = tuple(
     f"{pages.PROGRAM} {words}" for words in ("explore", "train run.toml", "data ")
 )
+# Until a long page of formulas is typeset on a busy machine, milliseconds.
+PATIENCE = 180_000
+# Width of a narrow phone's screen, CSS pixels.
+PHONE = 375
 # A cluster is needed: tests/sweep/test_ray.py has the engine on a local one.
 NEEDS_CLUSTER = "--ray-address auto"
 
@@ -223,26 +228,51 @@ def test_the_reference_has_every_public_name():
     assert len(documented()) == len(set(documented()))
 
 
-@pytest.mark.parametrize("name", documented())
-def test_the_reference_names_things_that_exist(name):
+def named(name):
+    """The module, class or function of a dotted name."""
     parts = name.split(".")
     thing = importlib.import_module(parts[0])
     for number, part in enumerate(parts[1:], start=2):
         if not hasattr(thing, part):
             importlib.import_module(".".join(parts[:number]))
         thing = getattr(thing, part)
-    assert thing.__doc__
+    return thing
+
+
+@pytest.mark.parametrize("name", documented())
+def test_the_reference_names_things_that_exist(name):
+    assert named(name).__doc__
+
+
+@pytest.mark.parametrize("page", DOCS)
+def test_pages_name_things_that_exist(page):
+    for name in re.findall(r"`(jaxdp_episodic(?:\.\w+)+)`", pages.read(page)):
+        assert named(name).__doc__, name
+
+
+def test_the_theory_names_the_function_of_each_formula():
+    """In every section that has a displayed formula."""
+    for section in re.split(r"^##+ ", pages.read("docs/theory.md"), flags=re.M):
+        if "\n$$\n" in section:
+            names = re.findall(r"`(jaxdp_episodic(?:\.\w+)+)`", section)
+            assert any(callable(named(name)) for name in names), section[:40]
 
 
 # --- The site ---
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path):
-    """And loads nothing from elsewhere, so that it can be read without a network."""
+def built(page):
+    """Where a page of docs/ lies in the site."""
+    return os.path.relpath(page, "docs").removesuffix(".md") + ".html"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site in a folder, built without a warning."""
     pytest.importorskip("mkdocs", reason="make docs has the environment for it")
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
         cwd=pages.ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -251,10 +281,28 @@ def test_the_site_builds_without_a_warning(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(site):
+    """So that it can be read without a network."""
     for page in DOCS:
-        html = (tmp_path / page).relative_to(tmp_path).with_suffix(".html")
-        built = (tmp_path / html.relative_to("docs")).read_text(encoding="utf-8")
-        loaded = re.findall(r"<(?:script|img)[^>]*src=\"([^\"]*)", built)
-        loaded += re.findall(r"<link[^>]*rel=\"stylesheet\"[^>]*href=\"([^\"]*)", built)
+        html = (site / built(page)).read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img)[^>]*src=\"([^\"]*)", html)
+        loaded += re.findall(r"<link[^>]*rel=\"stylesheet\"[^>]*href=\"([^\"]*)", html)
         assert loaded
         assert [address for address in loaded if "//" in address] == []
+
+
+@pytest.mark.slow
+def test_no_page_scrolls_sideways_on_a_phone(site):
+    """Wide tables, code and formulas scroll by themselves."""
+    with chromium() as browser:
+        view = browser.new_page(viewport={"width": PHONE, "height": 800})
+        view.set_default_timeout(PATIENCE)
+        for page in DOCS:
+            view.goto((site / built(page)).as_uri())
+            view.evaluate("window.MathJax && MathJax.startup.promise.then(() => 0)")
+            width = view.evaluate("document.documentElement.scrollWidth")
+            assert width <= PHONE, page

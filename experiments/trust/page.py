@@ -219,16 +219,15 @@ def mechanisms(rows: list[dict[str, Any]]) -> str:
         assert match is not None
         first = next(iter(audits.values()))
         pair = audits.get(PAIR, first)
-        fixed = shown(audits[FIXED]) if FIXED in audits else "the same mechanism"
+        fixed = shown(audits[FIXED]) if FIXED in audits else "same"
         key = (
             f"{match['rates']}, {match['steps']}",
-            upward(first["claimed_rdp"]),
             upward(first["claimed_exact"]),
             shown(pair),
             fixed,
         )
         lines.setdefault(key, []).append(match["design"])
-    head = ["design", "p, r, noise, steps", "claimed, RDP", "claimed, exact"]
+    head = ["design", "p, r, noise, steps", "claimed, exact"]
     head += [f"{PAIR}, audited", f"{FIXED}, audited"]
     return table(head, (["; ".join(n), *key] for key, n in lines.items()))
 

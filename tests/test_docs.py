@@ -68,6 +68,10 @@ LIGHTER = {
         "version = 1\n": 'version = 1\nschemes = ["poisson"]\n',
     },
 }
+# Words that somebody reads in a quarter of an hour; what is looked up may be longer.
+MOST_WORDS = 2_500
+MOST_WORDS_OF_README = 1_200
+REFERENCE = ("docs/theory.md", "docs/proofs.md")
 # Blocks that are files: where a reader would save them, and what makes them lighter.
 FILES = {
     ("docs/account.md", "csv"): ("requests.csv", {}),
@@ -183,6 +187,13 @@ def test_a_wrong_page_is_caught(folder):
     for line in ("make nothing", "pip install '.[nothing]'", "rm -rf /"):
         with pytest.raises(AssertionError):
             pages.check_command(line)
+
+
+@pytest.mark.parametrize("page", [*DOCS, "README.md"])
+def test_pages_stay_short(page):
+    most = {"README.md": MOST_WORDS_OF_README, **dict.fromkeys(REFERENCE)}
+    limit = most.get(page, MOST_WORDS)
+    assert limit is None or len(pages.read(page).split()) <= limit
 
 
 @pytest.mark.parametrize("page", DOCS)

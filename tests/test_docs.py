@@ -17,6 +17,7 @@ import pytest
 
 import jaxdp_episodic
 import pages
+from browsers import chromium
 from jaxdp_episodic.tools.cli.program import parsed as parse_command
 
 DOCS = sorted(
@@ -30,6 +31,7 @@ SLOW = {
     "docs/audit.md",
     "docs/draws.md",
     "docs/plan.md",
+    "docs/runs.md",
     "docs/sweep.md",
     "docs/training.md",
 }
@@ -48,6 +50,13 @@ LIGHTER = {
         "num_episodes = 600": "num_episodes = 4",
         "every = 100\n": "every = 2\n",
     },
+    "demo.toml": {
+        "num_steps = 300": "num_steps = 3",
+        "size = 28": "size = 14",
+        "num_episodes = 600": "num_episodes = 4",
+        "every = 100\n": "every = 2\n",
+        "without_noise = true": "without_noise = false",
+    },
     "sweep_episodes.toml": {
         "0.7, 6.0, 80": "0.7, 6.0, 8",
         "0.01, 1.0, 50": "0.1, 1, 5",
@@ -59,6 +68,10 @@ LIGHTER = {
         "version = 1\n": 'version = 1\nschemes = ["poisson"]\n',
     },
 }
+# Words that somebody reads in a quarter of an hour; what is looked up may be longer.
+MOST_WORDS = 2_500
+MOST_WORDS_OF_README = 1_200
+REFERENCE = ("docs/theory.md", "docs/proofs.md")
 # Blocks that are files: where a reader would save them, and what makes them lighter.
 FILES = {
     ("docs/account.md", "csv"): ("requests.csv", {}),
@@ -71,6 +84,10 @@ PLACES = {"/shared/": "shared/"}
 ELSEWHERE = tuple(
     f"{pages.PROGRAM} {words}" for words in ("explore", "train run.toml", "data ")
 )
+# Until a long page of formulas is typeset on a busy machine, milliseconds.
+PATIENCE = 180_000
+# Width of a narrow phone's screen, CSS pixels.
+PHONE = 375
 # A cluster is needed: tests/tools/sweep/test_ray.py has the engine on a local one.
 NEEDS_CLUSTER = "--ray-address auto"
 
@@ -150,7 +167,9 @@ def test_the_sessions_are_not_empty():
     assert counts["docs/units.md"]["python"] >= 4
     assert counts["docs/account.md"]["python"] >= 8
     assert counts["docs/sweep.md"]["commands"] >= 5
-    assert counts["docs/training.md"]["commands"] >= 1
+    assert counts["docs/training.md"] == {"python": 2, "commands": 1}
+    assert counts["docs/own_data.md"]["python"] >= 3
+    assert counts["docs/runs.md"]["commands"] >= 3
     assert set(SLOW) <= set(DOCS)
     assert {page for page, _ in FILES} <= set(DOCS)
 
@@ -168,6 +187,13 @@ def test_a_wrong_page_is_caught(folder):
     for line in ("make nothing", "pip install '.[nothing]'", "rm -rf /"):
         with pytest.raises(AssertionError):
             pages.check_command(line)
+
+
+@pytest.mark.parametrize("page", [*DOCS, "README.md"])
+def test_pages_stay_short(page):
+    most = {"README.md": MOST_WORDS_OF_README, **dict.fromkeys(REFERENCE)}
+    limit = most.get(page, MOST_WORDS)
+    assert limit is None or len(pages.read(page).split()) <= limit
 
 
 @pytest.mark.parametrize("page", DOCS)
@@ -213,26 +239,51 @@ def test_the_reference_has_every_public_name():
     assert len(documented()) == len(set(documented()))
 
 
-@pytest.mark.parametrize("name", documented())
-def test_the_reference_names_things_that_exist(name):
+def named(name):
+    """The module, class or function of a dotted name."""
     parts = name.split(".")
     thing = importlib.import_module(parts[0])
     for number, part in enumerate(parts[1:], start=2):
         if not hasattr(thing, part):
             importlib.import_module(".".join(parts[:number]))
         thing = getattr(thing, part)
-    assert thing.__doc__
+    return thing
+
+
+@pytest.mark.parametrize("name", documented())
+def test_the_reference_names_things_that_exist(name):
+    assert named(name).__doc__
+
+
+@pytest.mark.parametrize("page", DOCS)
+def test_pages_name_things_that_exist(page):
+    for name in re.findall(r"`(jaxdp_episodic(?:\.\w+)+)`", pages.read(page)):
+        assert named(name).__doc__, name
+
+
+def test_the_theory_names_the_function_of_each_formula():
+    """In every section that has a displayed formula."""
+    for section in re.split(r"^##+ ", pages.read("docs/theory.md"), flags=re.M):
+        if "\n$$\n" in section:
+            names = re.findall(r"`(jaxdp_episodic(?:\.\w+)+)`", section)
+            assert any(callable(named(name)) for name in names), section[:40]
 
 
 # --- The site ---
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path):
-    """And loads nothing from elsewhere, so that it can be read without a network."""
+def built(page):
+    """Where a page of docs/ lies in the site."""
+    return os.path.relpath(page, "docs").removesuffix(".md") + ".html"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site in a folder, built without a warning."""
     pytest.importorskip("mkdocs", reason="make docs has the environment for it")
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
         cwd=pages.ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -241,10 +292,28 @@ def test_the_site_builds_without_a_warning(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(site):
+    """So that it can be read without a network."""
     for page in DOCS:
-        html = (tmp_path / page).relative_to(tmp_path).with_suffix(".html")
-        built = (tmp_path / html.relative_to("docs")).read_text(encoding="utf-8")
-        loaded = re.findall(r"<(?:script|img)[^>]*src=\"([^\"]*)", built)
-        loaded += re.findall(r"<link[^>]*rel=\"stylesheet\"[^>]*href=\"([^\"]*)", built)
+        html = (site / built(page)).read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img)[^>]*src=\"([^\"]*)", html)
+        loaded += re.findall(r"<link[^>]*rel=\"stylesheet\"[^>]*href=\"([^\"]*)", html)
         assert loaded
         assert [address for address in loaded if "//" in address] == []
+
+
+@pytest.mark.slow
+def test_no_page_scrolls_sideways_on_a_phone(site):
+    """Wide tables, code and formulas scroll by themselves."""
+    with chromium() as browser:
+        view = browser.new_page(viewport={"width": PHONE, "height": 800})
+        view.set_default_timeout(PATIENCE)
+        for page in DOCS:
+            view.goto((site / built(page)).as_uri())
+            view.evaluate("window.MathJax && MathJax.startup.promise.then(() => 0)")
+            width = view.evaluate("document.documentElement.scrollWidth")
+            assert width <= PHONE, page

@@ -157,30 +157,32 @@ def least(rows: list[dict[str, Any]]) -> float:
 
 
 def allocation(rows: list[dict[str, Any]]) -> str:
-    """Simulated deltas next to the claims, in standard errors."""
+    """Simulated deltas against the claims, the epsilons of one pair in a line."""
     relations = {"add_remove": "add, remove", "replace_one": "replace one"}
-    lines = []
+    lines: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         relation = relations[row["relation"]]
         if row["rate"] < 1:
             relation = f"drawn below, {row['rate']:g}"
         run = f"{row['steps']}, {row['noise']:g}, {row['num_steps']}"
-        sign = "" if row["is_attained"] else "at most "
-        less, more = row["deviations_planted"]
-        lines.append(
-            [
-                relation,
-                run,
-                f"{row['direction']}, {row['epsilons'][0]:g}",
-                f"{sign}{row['claimed']:.6g}",
-                f"{row['simulated']:.6g} ± {row['standard_error']:.1g}",
-                f"{row['deviations']:+.2f}" if row["is_attained"] else "below",
-                f"{less:+.0f}, {more:+.0f}" if row["is_attained"] else "",
-            ]
-        )
-    head = ["unit", "steps an epoch, noise, steps", "direction, epsilon"]
-    head += ["delta claimed", "simulated", "off, standard errors"]
-    return table([*head, "off if noise were 1 % less, more"], lines)
+        lines.setdefault((relation, run, row["direction"]), []).append(row)
+    head = ["unit", "steps an epoch, noise, steps", "direction", "epsilon"]
+    head += ["delta claimed", "simulated"]
+    head += ["with 1 % less noise", "with 1 % more"]
+    return table(head, ([*key, *pair(found)] for key, found in lines.items()))
+
+
+def pair(rows: list[dict[str, Any]]) -> list[str]:
+    """One pair's epsilons and deltas, and the ranges of the standard errors."""
+    epsilons = ", ".join(f"{row['epsilons'][0]:g}" for row in rows)
+    deltas = f"{rows[0]['claimed']:.3g} to {rows[-1]['claimed']:.3g}"
+    if not all(row["is_attained"] for row in rows):
+        return [epsilons, f"at most {deltas}", "below", "", ""]
+    less, more = zip(*(row["deviations_planted"] for row in rows), strict=True)
+    found = [row["deviations"] for row in rows]
+    ranges = [f"{min(found):+.1f} to {max(found):+.1f}"]
+    ranges += [f"{min(side):+.0f} to {max(side):+.0f}" for side in (less, more)]
+    return [epsilons, deltas, *ranges]
 
 
 def disproved(rows: list[dict[str, Any]]) -> str:
@@ -218,16 +220,15 @@ def mechanisms(rows: list[dict[str, Any]]) -> str:
         assert match is not None
         first = next(iter(audits.values()))
         pair = audits.get(PAIR, first)
-        fixed = shown(audits[FIXED]) if FIXED in audits else "the same mechanism"
+        fixed = shown(audits[FIXED]) if FIXED in audits else "same"
         key = (
             f"{match['rates']}, {match['steps']}",
-            upward(first["claimed_rdp"]),
             upward(first["claimed_exact"]),
             shown(pair),
             fixed,
         )
         lines.setdefault(key, []).append(match["design"])
-    head = ["design", "p, r, noise, steps", "claimed, RDP", "claimed, exact"]
+    head = ["design", "p, r, noise, steps", "claimed, exact"]
     head += [f"{PAIR}, audited", f"{FIXED}, audited"]
     return table(head, (["; ".join(n), *key] for key, n in lines.items()))
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import jaxdp_episodic as jde
+from browsers import chromium
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.explore import questions
 from jaxdp_episodic.tools.requests.request import EpsilonRequest
@@ -35,19 +35,8 @@ WIDTHS = {"desktop": (1440, 1000), "phone": (390, 844)}
 
 @pytest.fixture(scope="module")
 def browser():
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    path = next(filter(None, map(shutil.which, names)), None)
-    with playwright.sync_playwright() as driver:
-        try:
-            started = driver.chromium.launch(
-                executable_path=path, args=["--no-sandbox"]
-            )
-        except playwright.Error:
-            if path is not None:
-                raise
-            pytest.skip("no Chromium: `apt install chromium`, `playwright install`")
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ shapes may be used freely; the copyright file of every package is checked for it
 
 Needs a Debian system with ``apt-get`` and ``dpkg``, and Pillow and fontTools::
 
-    python experiments/build_glyphs.py --work build/glyphs --out jaxdp_episodic/data
+    python experiments/build_glyphs.py --work build/glyphs --out jaxdp_episodic/trainer/data
 
 Writes ``glyphs.npz`` (28 x 28, 1 bit a pixel), ``glyphs_small.npz`` (64 classes at
 14 x 14, for tests) and ``glyphs.toml`` (which typefaces of which package versions, and
@@ -201,7 +201,7 @@ def main() -> None:
     """Builds everything."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--work", type=Path, default=Path("build/glyphs"))
-    parser.add_argument("--out", type=Path, default=Path("jaxdp_episodic/data"))
+    parser.add_argument("--out", type=Path, default=Path("jaxdp_episodic/trainer/data"))
     options = parser.parse_args()
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)

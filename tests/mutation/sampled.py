@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-from sampling.test_draw_statistics import CASES, FALSE_ALARMS, check
+from trainer.draw.test_draw_statistics import CASES, FALSE_ALARMS, check
 
 from jaxdp_episodic.accountant.describe import Population, RandomAllocation
 from jaxdp_episodic.trainer.data.table import ExampleTable

@@ -14,6 +14,9 @@ to fifty times; the faster is compared. ``--cores 1`` pins both sides to one cor
 processor time of a step, which stands beside its time, is then what to compare where
 other programs run, too.
 
+Then what hardened noise adds to a step: steps with either kind in turn, in one process,
+their noise drawn before the clock runs, as the trainer draws it ahead.
+
 Nothing here fails for being slow: the numbers are for a reader.
 """
 
@@ -72,7 +75,18 @@ CASES: dict[str, dict[str, Any]] = {
         "outputs": 128,
         "temperature": 4.0,
     },
+    # The same of 10^6 parameters.
+    "million": COMMON
+    | {
+        "episodes": 24,
+        "shape": (1000,),
+        "channels": (),
+        "queries": 1,
+        "outputs": 1000,
+        "temperature": 4.0,
+    },
 }
+NOISES = ("gaussian", "discrete")
 PRIVATE, SIDE_BY_SIDE, IN_TURN = "private", "not private, vmap", "not private, loop"
 
 
@@ -99,9 +113,11 @@ def main() -> None:
             print("torch: not installed, skipped", file=sys.stderr)
         else:
             workers["torch"] = Worker([str(FOLDER / "torch_peer.py"), setting], cores)
-        runs, steps = (1, 1) if arguments.quick else (5, 2)
+        runs, steps, pairs = (1, 1, 2) if arguments.quick else (5, 2, 40)
         results = {
-            name: measured(name, workers, runs, steps, Path(folder)) for name in cases
+            name: measured(name, workers, runs, steps, Path(folder))
+            | {"noise": workers["jax"].ask(case=name, pairs=pairs)}
+            for name in cases
         }
         for worker in workers.values():
             worker.close()
@@ -131,7 +147,8 @@ class Worker:
 
     ``{"case": …, "variant": …, "steps": n}`` is answered by the seconds of one
     step, and those of processors,
-    ``{"case": …, "variant": …, "write": file}`` writes the clipped sum without noise.
+    ``{"case": …, "variant": …, "write": file}`` writes the clipped sum without noise,
+    ``{"case": …, "pairs": n}`` is answered by those of steps with either kind of noise.
     """
 
     def __init__(self, command: list[str], cores: int) -> None:
@@ -266,12 +283,29 @@ def table(report: dict[str, Any]) -> str:
                 f"{ratios['processor_median']:.2f} by processor time; the sums differ "
                 f"by {result['sums_apart']:.1e}"
             )
+        lines += noise_lines(result["noise"])
         memory = result["temporary_bytes"]
         lines.append(
             "  working memory: "
             + ", ".join(f"{m / 2**20:.1f} MiB for {n} episodes" for n, m in memory)
         )
     return "\n".join(lines)
+
+
+def noise_lines(seconds: dict[str, dict[str, list[float]]]) -> list[str]:
+    """What discrete noise adds to a step: of the least, the median, and in pairs."""
+    lines = []
+    for clock in ("seconds", "cpu_seconds"):
+        plain, discrete = (np.array(seconds[kind][clock]) for kind in NOISES)
+        ratios = np.min(discrete) / np.min(plain), np.median(discrete / plain)
+        lines.append(
+            f"  discrete noise ({clock}): {1e3 * np.min(discrete):.1f} ms at least, "
+            f"gaussian {1e3 * np.min(plain):.1f}; medians "
+            f"{1e3 * np.median(discrete):.1f} and {1e3 * np.median(plain):.1f}; "
+            f"{100 * (ratios[0] - 1):+.1f} % of the least, "
+            f"{100 * (ratios[1] - 1):+.1f} % in the median pair"
+        )
+    return lines
 
 
 # --- Our side ---
@@ -287,6 +321,8 @@ def serve(setting: dict[str, Any]) -> None:
         if "memory" in command:
             sizes = [(number, case.memory(number)) for number in command["memory"]]
             answer["temporary_bytes"] = sizes
+        elif "pairs" in command:
+            answer = case.with_noises(command["pairs"])
         elif "write" in command:
             total = case.private_step(noise_multiplier=0.0, normalizer=1.0)
             np.savez(command["write"], allow_pickle=False, **flattened(total))
@@ -335,6 +371,32 @@ class Case:
             normalizer=normalizer or len(self.block.unit_mask),
         )[0]
 
+    def with_noises(self, number: int) -> dict[str, dict[str, list[float]]]:
+        """Seconds of steps with either kind of noise, in turn, but for the first."""
+        found: dict[str, dict[str, list[float]]] = {kind: {} for kind in NOISES}
+        gradients = {
+            kind: PrivateGradient(self.loss, devices=self.devices, noise=kind)
+            for kind in NOISES
+        }
+        settings = {
+            name: self.spec[name] for name in ("l2_clip_norm", "noise_multiplier")
+        }
+        for place in range(number + 1):
+            for kind, gradient in gradients.items():
+                key = self.keys.new("noise", place)
+                noise = gradient.noise(self.params, key, settings["noise_multiplier"])
+                took = timed(
+                    lambda gradient=gradient, noise=noise: jax.block_until_ready(
+                        gradient(
+                            self.params, [self.block], noise, normalizer=1.0, **settings
+                        )[0]
+                    ),
+                    1,
+                )
+                for clock, value in took.items() if place else ():
+                    found[kind].setdefault(clock, []).append(value)
+        return found
+
     def plain_step(self, *, side_by_side: bool) -> Callable[[], Any]:
         """The gradient of the mean loss, over the same devices."""
         rows = jax.sharding.PartitionSpec("shard")
@@ -376,12 +438,12 @@ class Case:
 def learner_and_params(name: str, spec: dict[str, Any]) -> tuple[Any, Any]:
     """The learner of a case and its initial parameters."""
     shape, rngs = tuple(spec["shape"]), nnx.Rngs(spec["seed"])
-    if name == "linear":
+    if not spec["channels"]:
         net = Linear(math.prod(shape), spec["outputs"], rngs=rngs)
     else:
         net = ConvNet(shape, spec["channels"], spec["outputs"], rngs=rngs)
     apply, params = split_model(net)
-    if name == "linear":
+    if not spec["channels"]:
         learner = ProtoNet(
             apply,
             ways=spec["ways"],

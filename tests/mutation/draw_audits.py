@@ -111,12 +111,11 @@ def swapped_in_an_epoch(effort: Effort) -> Verdict:
 
     def release(key: jax.Array, with_unit: bool) -> np.ndarray:
         generator = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        entropy = int(generator.integers(2**62))
         contributions = -np.ones(_EPOCH)
         contributions[-1] = 1.0 if with_unit else -1.0
         sums = [
-            contributions[sampler.draw_step(entropy, step).units].sum()
-            for step in range(1, _EPOCH + 1)
+            contributions[sampler.draw(generator, members).units].sum()
+            for members in sampler.begin_epoch(generator)
         ]
         return sums + generator.normal(size=_EPOCH)
 

@@ -95,22 +95,12 @@ def step_generator(entropy: int, step: int) -> np.random.Generator:
       TypeError: an argument that is not a whole number.
       ValueError: a negative one.
     """
-    return _derived("draw", entropy=entropy, step=step)
-
-
-def epoch_generator(entropy: int, epoch: int) -> np.random.Generator:
-    """Returns that of an epoch, counted from 0; see `step_generator`."""
-    return _derived("epoch", entropy=entropy, epoch=epoch)
-
-
-def _derived(purpose: str, *, entropy: int, **number: int) -> np.random.Generator:
-    for name, value in {"entropy": entropy, **number}.items():
+    for name, value in {"entropy": entropy, "step": step}.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise TypeError(f"{name} must be a whole number >= 0, got {value!r}")
         if value < 0:
             raise ValueError(f"{name} must be a whole number >= 0, got {value}")
-    (last,) = number.values()
-    return generator(_hashed(purpose, int(entropy), int(last)))
+    return generator(_hashed("draw", int(entropy), int(step)))
 
 
 def _hashed(purpose: str, entropy: int, number: int) -> bytes:

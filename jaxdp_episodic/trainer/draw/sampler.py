@@ -31,7 +31,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.trainer.draw.epochs import Epoch, EpochRows, random_groups
-from jaxdp_episodic.trainer.draw.generators import epoch_generator, step_generator
 from jaxdp_episodic.trainer.draw.tree_draw import (
     NO_UNIT,
     NULL,
@@ -290,32 +289,6 @@ class EpisodeSampler:
         self.slot_shape: tuple[int, ...] = (*self._rows.inner_shape, *widths)
         self.expected_units: float = self._rows.expected
         self.max_units: int = self._rows.largest
-        # The epoch that was drawn last, behind what it is a function of.
-        self._epoch: tuple[tuple[int, int], Epoch] | None = None
-
-    def draw_step(self, entropy: int, step: int, *, first: int = 1) -> Draw:
-        """Returns the draw of one step of a run, a function of its arguments only.
-
-        So a resumed run draws what the interrupted one would have drawn; see
-        `step_generator`. Who takes part in the steps of an epoch is drawn afresh at its
-        start, from the entropy and the epoch's number.
-
-        Args:
-          entropy: see `step_generator`.
-          step: whole number >= 1; the first step of a run is 1.
-          first: the step with which the first epoch begins, at most ``step``.
-        """
-        generator = step_generator(entropy, step)
-        if not isinstance(self._rows, EpochRows):
-            return self.draw(generator)
-        number, place = divmod(int(step) - first, self._rows.steps_per_epoch)
-        if number < 0:
-            raise ValueError(f"step must be a whole number >= {first}, got {step}")
-        key, drawn = int(entropy), self._epoch
-        if drawn is None or drawn[0] != (key, number):
-            epoch = self.begin_epoch(epoch_generator(key, number))
-            self._epoch = drawn = (key, number), epoch
-        return self.draw(generator, drawn[1][place])
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -354,7 +327,7 @@ class EpisodeSampler:
             if members is None:
                 raise ValueError(
                     "members must be given for a sampling by epochs: an entry of "
-                    "begin_epoch; draw_step takes care of it"
+                    "begin_epoch"
                 )
             starts, units = self._rows.draw(members)
         elif members is not None:

@@ -19,7 +19,8 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.files.optional import require
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler, step_generator
+from jaxdp_episodic.trainer.draw.generators import step_generator
+from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 
 torch = require("torch", purpose="step_loader", extra="opacus")
 _data = require("torch.utils.data", purpose="step_loader", extra="opacus")

@@ -30,43 +30,56 @@ MOST_UNITS = 2**22
 
 # The sum over blocks is kept as two: multiples of 256, and the rest.
 _HALF = 8
-# Squares that are added up at once: the fewer, the less they are rounded together.
-_AT_ONCE = 2**15
-# Most parts, or compiling them would take long.
-_MOST_PARTS = 256
+# Squares in a row that are added up at once: the fewer, the less they are rounded
+# together.
+_ROW = 2**12
+# Rows of that length or longer, about: more would take long to compile.
+_MOST_ROWS = 256
 # Of float32: relative error of a sum or product.
 _UNIT = 2.0**-24
 
 
-def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
-    """Returns a clipped contribution in whole grid steps, of an l2-norm <= `GRID`.
+def on_grid(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array]:
+    """Returns a clipped contribution in whole grid steps, if its norm is <= `GRID`.
 
     Rounding to the nearest may lengthen a vector by half the diagonal of a cell, so it
     is shortened by as much before. One that is too long all the same, which clipping
-    rules out, becomes zero: the bound holds for the whole numbers, whatever float32
-    did to the contribution.
+    rules out, is not to be added: the bound holds for the whole numbers, whatever
+    float32 did to the contribution.
 
     Args:
       contribution: pytree of float32, or float64, of norm <= C.
       l2_clip_norm: C > 0, scalar.
 
     Returns:
-      int32 pytree.
+      ``(whole, fits)``: pytree of the same type, whole numbers where ``fits``, a bool:
+      whether they are, and the l2-norm of them all is at most `GRID`.
     """
     leaves, structure = jax.tree.flatten(contribution)
     sizes = [leaf.size for leaf in leaves]
-    steps, at_once = steps_in_norm(*sizes), _at_once(sizes)
-    # Divided first: no product that could leave float32's range.
-    rounded = [jnp.round(leaf / l2_clip_norm * steps) for leaf in leaves]
-    squares = [
-        jnp.vdot(part, part, precision=jax.lax.Precision.HIGHEST)
-        for x in rounded
-        for part in jnp.split(x.reshape(-1), list(range(at_once, x.size, at_once)))
-    ]
-    fits = sum(squares[1:], squares[0]) <= GRID**2 * _shortened(sizes)
+    # In the range of float32, as the clip norm is not near its ends.
+    scale = steps_in_norm(*sizes) / l2_clip_norm
+    whole = [jnp.round(leaf * scale) for leaf in leaves]
     # False for NaN too: nothing is cast that has no integer.
-    whole = [jnp.where(fits, x, 0.0).astype(jnp.int32) for x in rounded]
-    return jax.tree.unflatten(structure, whole)
+    fits = sum_of_squares(whole) <= GRID**2 * _shortened(sizes)
+    return jax.tree.unflatten(structure, whole), fits
+
+
+def sum_of_squares(leaves: Sequence[Array]) -> Array:
+    """Returns the sum of the squares of all numbers, rounded as `_shortened` allows.
+
+    Rows are summed by themselves, in whatever order. Their sums are then added half to
+    half: additions that a compiler does not merge with those of a row.
+    """
+    length = _longest_row([leaf.size for leaf in leaves])
+    rows = [row for leaf in leaves for row in _rows(leaf.reshape(-1), length)]
+    sums = jnp.concatenate([jnp.sum(jnp.square(row), axis=1) for row in rows])
+    number = 1 << (len(sums) - 1).bit_length()
+    sums = jnp.pad(sums, (0, number - len(sums)))
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = sums[:half] + sums[half:]
+    return sums[0]
 
 
 def no_sum(params: Any) -> Any:
@@ -102,21 +115,34 @@ def steps_in_norm(*sizes: int) -> float:
     return steps
 
 
-def _at_once(sizes: Sequence[int]) -> int:
-    """Squares of a leaf that are added up at once."""
-    return max(_AT_ONCE, -(-sum(sizes) // _MOST_PARTS))
+def _longest_row(sizes: Sequence[int]) -> int:
+    """Most squares that are added up in a row."""
+    return max(_ROW, -(-sum(sizes) // _MOST_ROWS))
+
+
+def _rows(flat: Array, longest: int) -> list[Array]:
+    """An array as matrices of rows; one where its size has a fitting divisor."""
+    size = flat.size
+    lengths = (n for n in range(min(longest, size), longest // 4, -1) if not size % n)
+    length = next(lengths, min(longest, size))
+    even = size // length * length if length else 0
+    parts = [flat[:even].reshape(-1, length)] if even else []
+    return parts + ([flat[even:].reshape(1, -1)] if even < size else [])
 
 
 def _shortened(sizes: Sequence[int]) -> float:
     """Factor of norms that allows for the rounding of a sum of squares.
 
     In whatever order, a number passes as many additions as there are numbers beside
-    it, at most. Each, and its square, is off by one unit, up or down: so the sum is
-    within this factor, and what is shortened by it is not taken for too long.
+    it in its row, at most; then one for each time that the rows' sums are halved. Each,
+    and its square, is off by one unit, up or down: so the sum is within this factor,
+    and what is shortened by it is not taken for too long.
     """
-    at_once = _at_once(sizes)
-    parts = sum(-(-size // at_once) for size in sizes)
-    return math.exp(-_UNIT * (min(at_once, max(sizes)) + parts + 4))
+    longest = _longest_row(sizes)
+    # Rows are no shorter than a quarter, but for two of each leaf.
+    rows = sum(4 * size // longest + 2 for size in sizes)
+    additions = min(longest, max(sizes)) + rows.bit_length()
+    return math.exp(-_UNIT * (additions + 4))
 
 
 def check_rows(rows: list[int], num_processes: int) -> None:

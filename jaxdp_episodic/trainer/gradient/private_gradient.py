@@ -27,17 +27,12 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
 from jaxdp_episodic.trainer.draw.generators import generator
 from jaxdp_episodic.trainer.gradient import discrete_noise
+from jaxdp_episodic.trainer.gradient.clipping import clip_by_norm
 from jaxdp_episodic.trainer.gradient.noise import Noise, checked_noise, drawn_noise
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 
 _AXIS = "shard"
-# Float32 sums of squares over 10^8 numbers are good to about 1e-6: contributions are
-# clipped to a little less than the clip norm, so that rounding cannot exceed it.
-_MARGIN = 1e-5
-# Least and largest scale of a contribution's numbers: normal ones of its type, as are
-# their reciprocals.
-_SCALES = {"float32": (1e-30, 1e37), "float64": (1e-300, 1e307)}
 
 
 class Totals(NamedTuple):
@@ -223,37 +218,6 @@ class PrivateGradient:
         return int(analysis.temp_size_in_bytes)
 
 
-def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Array]:
-    """Scales a contribution to an l2-norm of at most C; non-finite ones become zero.
-
-    Args:
-      contribution: pytree of float arrays, one clip unit's.
-      l2_clip_norm: C > 0, scalar.
-
-    Returns:
-      ``(clipped, norm, is_finite)``: pytree, float64 if a leaf is, else float32; norm
-      before clipping (0 where not finite, ``inf`` above the type's range), and whether
-      every entry was finite.
-    """
-    dtype = training_dtype(contribution)
-    leaves = [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(contribution)]
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
-    leaves = [jnp.where(finite, leaf, 0.0) for leaf in leaves]
-    # Squares of large entries overflow and those of small ones vanish:
-    # scale by the largest first. The scale and its reciprocal, by which compilers
-    # multiply, must be normal numbers: processors may take subnormal ones for zero.
-    largest = jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves])
-    scale = jnp.clip(jnp.max(largest), *_SCALES[dtype.name])
-    relative = jnp.sqrt(sum((jnp.sum(jnp.square(x / scale)) for x in leaves), 0.0))
-    norm = scale * relative
-    bound = jnp.asarray(l2_clip_norm, dtype) * (1 - _MARGIN)
-    # Where norm > bound, relative >= 1 (or the norm is below the floor), so neither of
-    # the two factors overflows; their product could.
-    factor = bound / jnp.maximum(relative, 1.0)
-    leaves = [jnp.where(norm > bound, leaf / scale * factor, leaf) for leaf in leaves]
-    return jax.tree.unflatten(jax.tree.structure(contribution), leaves), norm, finite
-
-
 @functools.lru_cache(maxsize=8)  # a run that is resumed or repeated compiles nothing
 def _compiled_sum(*settings: Any) -> Any:
     return jax.jit(_summer(*settings), donate_argnums=1)
@@ -267,19 +231,19 @@ def _summer(
 ) -> Callable[..., Totals]:
     """Adds the clipped contributions of a block to the totals."""
 
-    def one_unit(params: Any, unit: Any, clip: Array) -> Totals:
+    def one_unit(params: Any, unit: Any, clip: Array) -> tuple[Array, Totals]:
+        """Whether a contribution is to be added, and what is."""
         dtype = training_dtype(params)
         unit = as_trained(unit, dtype)
         value, contribution = jax.value_and_grad(loss)(params, unit)
         clipped, norm, finite = clip_by_norm(contribution, clip)
+        counts = drawn = unit.unit_mask > 0
         if is_discrete:
-            clipped = discrete_noise.on_grid(clipped, clip)
-        drawn = unit.unit_mask > 0
+            clipped, fits = discrete_noise.on_grid(clipped, clip)
+            counts = drawn & fits
         used = drawn.astype(dtype)
-        return Totals(
-            jax.tree.map(
-                lambda leaf: jnp.where(drawn, leaf, jnp.zeros_like(leaf)), clipped
-            ),
+        return counts, Totals(
+            clipped,
             jnp.where(drawn & jnp.isfinite(value), value, 0.0).astype(dtype),
             norm * used,
             jnp.where(norm > clip, used, 0.0),
@@ -287,8 +251,13 @@ def _summer(
             used,
         )
 
+    def masked(params: Any, unit: Any, clip: Array) -> Totals:
+        counts, new = one_unit(params, unit, clip)
+        gradient = jax.tree.map(lambda x: jnp.where(counts, x, 0.0), new.gradient)
+        return new._replace(gradient=gradient)
+
     def several(params: Any, units: Any, clip: Array) -> Totals:
-        each = jax.vmap(one_unit, in_axes=(None, 0, None))(params, units, clip)
+        each = jax.vmap(masked, in_axes=(None, 0, None))(params, units, clip)
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), each)
 
     def share(params: Any, totals: Totals, block: Any, clip: Array) -> Totals:
@@ -304,20 +273,24 @@ def _summer(
         def add(i: Array, sums: Totals) -> Totals:
             if at_once == 1:
                 unit = jax.tree.map(lambda a: a[i], block)
-                new = one_unit(params, unit, clip)
-            else:
-                # The last slice is moved back to fit; what it repeats is masked.
-                start = jnp.minimum(i * at_once, rows - at_once)
-                units = jax.tree.map(
-                    lambda a: jax.lax.dynamic_slice_in_dim(a, start, at_once), block
+                counts, new = one_unit(params, unit, clip)
+                # A branch has its numbers in memory: what is added is what was checked,
+                # and not computed again, perhaps with other roundings.
+                gradient = jax.lax.cond(
+                    counts, _plus, lambda sums, _: sums, sums.gradient, new.gradient
                 )
-                slots = jnp.arange(at_once, dtype=jnp.int32)
-                fresh = start + slots >= i * at_once
-                mask = units.unit_mask
-                mask = jnp.where(fresh, mask, jnp.zeros_like(mask))
-                units = units._replace(unit_mask=mask)
-                new = several(params, units, clip)
-            return jax.tree.map(jnp.add, sums, new)
+                return _plus(sums, new)._replace(gradient=gradient)
+            # The last slice is moved back to fit; what it repeats is masked.
+            start = jnp.minimum(i * at_once, rows - at_once)
+            units = jax.tree.map(
+                lambda a: jax.lax.dynamic_slice_in_dim(a, start, at_once), block
+            )
+            slots = jnp.arange(at_once, dtype=jnp.int32)
+            fresh = start + slots >= i * at_once
+            mask = units.unit_mask
+            mask = jnp.where(fresh, mask, jnp.zeros_like(mask))
+            units = units._replace(unit_mask=mask)
+            return _plus(sums, several(params, units, clip))
 
         start = jax.lax.pcast(_nothing(params, sum_dtype, jnp), _AXIS, to="varying")
         # A dynamic number of trips: rows behind the last unit cost nothing.
@@ -334,6 +307,11 @@ def _summer(
         in_specs=(everywhere, everywhere, by_row, everywhere),
         out_specs=everywhere,
     )
+
+
+def _plus(sums: Any, new: Any) -> Any:
+    """The sums in their type with what is added, whole numbers perhaps."""
+    return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, new)
 
 
 def _no_totals(params: Any, is_discrete: bool) -> Totals:

@@ -6,10 +6,10 @@ private record is looked at, and no step that was released is taken twice, whate
 changed in code, versions or machine. What was charged and is not here was never
 released.
 
-A file of records: ``step, base, length`` (little-endian 64-bit numbers), 8 bytes of a
-hash of these, ``length`` bytes, and the SHA-256 of all of this behind the hash before
-it; the first stands on the name of the run. It is emptied when a checkpoint contains
-what is in it, and ``base`` is the step of that checkpoint.
+A file of records: ``step, base, length`` (little-endian 64-bit numbers), 8 bytes that
+say which run's, 8 bytes of a hash of these, ``length`` bytes, and the SHA-256 of all of
+this behind the hash before it; the first stands on the name of the run. It is emptied
+when a checkpoint contains what is in it, and ``base`` is the step of that checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from jaxdp_episodic.files.atomic import owner_only, sync_folder
 MOST_BYTES = 2**28
 """Bytes of a journal above which a checkpoint is due, so that it is emptied."""
 
-_HEAD = struct.Struct("<QQQ")
+_HEAD = struct.Struct("<QQQ8s")
+# Bytes of the hash of a run's name, in the head.
+_RUN_BYTES = 8
 # Bytes of a record's head with its own hash, and of the hash at its end.
 _CHECK_BYTES = 8
 _HEAD_BYTES = _HEAD.size + _CHECK_BYTES
@@ -75,7 +77,7 @@ class Journal:
 
     def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run
-        self._first = hashlib.sha256(b"jaxdp-episodic journal 1 " + run.encode())
+        self._first = hashlib.sha256(b"jaxdp-episodic journal 2 " + run.encode())
         self._chain = self._first.digest()
         self._last = self._size = self._base = 0
         is_new = not path.exists()
@@ -102,7 +104,7 @@ class Journal:
         Raises:
           OSError: the disk is full. The step must have no effects: it is lost.
         """
-        head = _head(step, self._base, len(data))
+        head = _head(step, self._base, len(data), self._first.digest()[:_RUN_BYTES])
         chain = hashlib.sha256(self._chain + head + data).digest()
         # Of a write that failed, or was interrupted, nothing stays.
         os.ftruncate(self._file.fileno(), self._size)
@@ -149,19 +151,25 @@ def _records(
     reached the disk.
 
     Raises:
-      JournalError: a record in the middle with another hash.
+      JournalError: a record in the middle with another hash, or one of another run.
     """
     file.seek(0, os.SEEK_END)
-    size, end, last = file.tell(), 0, 0
+    size, end, last, run = file.tell(), 0, 0, chain[:_RUN_BYTES]
     while end + _HEAD_BYTES <= size:
         file.seek(end)
         head = _read(file, _HEAD_BYTES)
-        step, base, length = _HEAD.unpack(head[: _HEAD.size])
+        step, base, length, of_run = _HEAD.unpack(head[: _HEAD.size])
         after = end + _HEAD_BYTES + length + _HASH_BYTES
-        if head != _head(step, base, length):
+        if head != _head(step, base, length, of_run):
             if not any(head) and not any(_read(file, size - end - _HEAD_BYTES)):
                 return  # the file had grown, and nothing else
             raise _damaged(path, end)
+        if of_run != run:  # whole, so no write that was cut off
+            raise JournalError(
+                f"journal {path}: the record at byte {end:,}, of step {step}, is of "
+                "another run; put this run's journal back, or without the file it goes "
+                "on behind all that was charged"
+            )
         if after > size:
             return
         data = _read(file, length)
@@ -174,9 +182,9 @@ def _records(
         end, last = after, step
 
 
-def _head(step: int, base: int, length: int) -> bytes:
+def _head(step: int, base: int, length: int, run: bytes) -> bytes:
     """The head of a record, with its hash."""
-    numbers = _HEAD.pack(step, base, length)
+    numbers = _HEAD.pack(step, base, length, run)
     return numbers + hashlib.sha256(numbers).digest()[:_CHECK_BYTES]
 
 
@@ -191,8 +199,8 @@ def _read(file: Any, length: int) -> bytes:
 
 def _damaged(path: Path, place: int) -> JournalError:
     return JournalError(
-        f"journal {path}: the record at byte {place:,} is damaged, or of another run; "
-        "without the file the run goes on behind all that was charged"
+        f"journal {path}: the record at byte {place:,} is damaged; without the file "
+        "the run goes on behind all that was charged"
     )
 
 

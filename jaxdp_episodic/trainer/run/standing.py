@@ -235,6 +235,7 @@ class Standing:
 
     def _share(self) -> None:
         """Gives all processes what the first one has: where the run stands."""
+        self._processes.meet()  # or others would wait for one that could not resume
         taken, charged = self._processes.shared_value(
             [self.num_steps_taken, self.ledger.charged]
         )

@@ -5,7 +5,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler, step_generator
+from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 
 FILLED = [2, 5, 0, 4]  # of 5 slots in each of 4 tasks

@@ -30,7 +30,13 @@ from jaxdp_episodic.trainer.run.description import RunMismatchError
 from training_runs import KEY, assert_same, noised, plain_trainer, trainer
 
 ROOT = Path(__file__).resolve().parents[3]
-ON_GRID = jax.jit(on_grid)
+
+
+@jax.jit
+def added(contribution, clip):
+    """What a step adds to its sum."""
+    numbers, fits = on_grid(contribution, clip)
+    return jax.tree.map(lambda x: jnp.where(fits, x, 0.0).astype(jnp.int32), numbers)
 
 
 class Rows(NamedTuple):
@@ -74,7 +80,7 @@ def test_contributions_are_on_the_grid_and_within_it(entries, clip):
     rng = np.random.default_rng(entries)
     vector = rng.normal(size=entries)
     vector = (vector / np.linalg.norm(vector)).astype(np.float32)
-    numbers = whole(ON_GRID([vector * np.float32(clip)], jnp.float32(clip)))
+    numbers = whole(added([vector * np.float32(clip)], jnp.float32(clip)))
     assert 0 < (numbers**2).sum() <= GRID**2
     back = numbers / steps_in_norm(entries)
     assert np.abs(back - vector).max() <= 0.51 / steps_in_norm(entries)
@@ -86,7 +92,7 @@ def test_rounding_all_entries_up_stays_within_the_grid():
     steps = steps_in_norm(entries)
     entry = (math.floor(steps / 1_000 - 0.502) + 0.502) / steps
     vector = [np.full(entries, entry, np.float32)]
-    numbers = whole(ON_GRID(vector, jnp.float32(1.0)))
+    numbers = whole(added(vector, jnp.float32(1.0)))
     assert len(set(numbers)) == 1 and numbers[0] == math.ceil(entry * steps)
     assert (numbers**2).sum() <= GRID**2
 
@@ -96,7 +102,7 @@ def test_rounding_all_entries_up_stays_within_the_grid():
 )
 def test_what_is_longer_than_the_clip_norm_becomes_zero(vector):
     """Clipping rules it out; the bound does not rest on it."""
-    numbers = whole(ON_GRID([np.array(vector, np.float32)], jnp.float32(1.0)))
+    numbers = whole(added([np.array(vector, np.float32)], jnp.float32(1.0)))
     np.testing.assert_array_equal(numbers, 0)
 
 
@@ -110,7 +116,7 @@ def test_no_vector_beyond_the_grid_is_added(sizes):
         # In grid steps; the clip norm is not known to be one.
         vector *= length * GRID / np.linalg.norm(vector) / steps
         parts = np.split(vector.astype(np.float32), np.cumsum(sizes)[:-1])
-        numbers = [int(x) for x in whole(ON_GRID(parts, jnp.float32(1.0)))]
+        numbers = [int(x) for x in whole(added(parts, jnp.float32(1.0)))]
         squares = sum(x * x for x in numbers)
         assert squares <= GRID**2
         if length * GRID <= steps:
@@ -127,18 +133,47 @@ def test_contributions_are_hardly_shortened(sizes, lost):
 
 
 @pytest.mark.parametrize("order", ["sorted", "pairwise", "float32 by one"])
-def test_the_rounding_of_a_sum_of_squares_is_allowed_for(order):
-    """The bound holds of sums in any order, such as the worst that are known."""
-    size = 2**15
-    numbers = np.full(size, GRID / math.sqrt(size), np.float32).round()
+@pytest.mark.parametrize("rows", [1, 8])
+def test_the_rounding_of_a_sum_of_squares_is_allowed_for(order, rows):
+    """Rows in any order, such as the worst that are known; then half to half."""
+    shape = rows, discrete_noise._ROW
+    numbers = np.full(shape, GRID / math.sqrt(math.prod(shape)), np.float32).round()
     squares = np.square(numbers)
-    found = {
-        "sorted": np.cumsum(np.sort(squares), dtype=np.float32)[-1],
-        "pairwise": squares.sum(dtype=np.float32),
-        "float32 by one": np.add.accumulate(squares, dtype=np.float32)[-1],
+    sums = {
+        "sorted": np.cumsum(np.sort(squares), axis=1, dtype=np.float32)[:, -1],
+        "pairwise": squares.sum(axis=1, dtype=np.float32),
+        "float32 by one": np.add.accumulate(squares, axis=1, dtype=np.float32)[:, -1],
     }[order]
+    while len(sums) > 1:
+        sums = np.add(*np.split(sums, 2))
     exact = float(np.sum(numbers.astype(np.float64) ** 2))
-    assert abs(found / exact - 1) < 1 - discrete_noise._shortened([size])
+    assert abs(sums[0] / exact - 1) < 1 - discrete_noise._shortened([numbers.size])
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1,),
+        (3, 0, 2**12),
+        (2**12 + 1, 54_400),
+        (2**20 + 7,),
+        (10**6, 10**6),
+        (3, 10**7),
+    ],
+)
+def test_sums_of_squares_are_those_of_all_numbers_in_short_rows(sizes):
+    rng = np.random.default_rng(sum(sizes))
+    leaves = [rng.normal(size=size).astype(np.float32) for size in sizes]
+    found = jax.jit(discrete_noise.sum_of_squares)(leaves)
+    exact = sum(np.sum(leaf.astype(np.float64) ** 2) for leaf in leaves)
+    assert abs(float(found) / exact - 1) < 1 - discrete_noise._shortened(sizes)
+    longest = discrete_noise._longest_row(sizes)
+    rows = [r for leaf in leaves for r in discrete_noise._rows(leaf, longest)]
+    assert sum(row.size for row in rows) == sum(sizes)
+    assert max(row.shape[1] for row in rows) <= longest
+    halvings = (sum(map(len, rows)) - 1).bit_length()
+    allowed = -math.log(discrete_noise._shortened(sizes)) * 2**24
+    assert min(longest, max(sizes)) + halvings + 4 <= allowed + 1e-6
 
 
 def test_parameters_beyond_counting_are_refused():
@@ -185,7 +220,7 @@ def test_order_and_blocks_change_no_bit():
 
 def test_sums_of_very_many_units_do_not_overflow():
     """Of full blocks, and the halves of a full step's, every unit the same one."""
-    one = int(whole(ON_GRID([np.array([1.0], np.float32)], jnp.float32(1.0)))[0])
+    one = int(whole(added([np.array([1.0], np.float32)], jnp.float32(1.0)))[0])
     full, blocks = one * MOST_ROWS, MOST_UNITS // MOST_ROWS
     assert one > 0.999 * GRID and full < 2**31
     for sign in (1, -1):

@@ -11,9 +11,9 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.gradient.clipping import clip_by_norm
 from jaxdp_episodic.trainer.gradient.discrete_noise import steps_in_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
-from jaxdp_episodic.trainer.gradient.private_gradient import clip_by_norm
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
 from jaxdp_episodic.trainer.run.description import RunMismatchError
 from jaxdp_episodic.training import Evaluation, PrivateGradient, Supervised

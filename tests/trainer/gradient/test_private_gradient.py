@@ -17,7 +17,7 @@ from scipy import stats
 from jaxdp_episodic.trainer.config.training_config import NOISES
 from jaxdp_episodic.trainer.draw.generators import generator
 from jaxdp_episodic.trainer.gradient import private_gradient
-from jaxdp_episodic.trainer.gradient.private_gradient import clip_by_norm
+from jaxdp_episodic.trainer.gradient.clipping import clip_by_norm
 from jaxdp_episodic.training import (
     MAML,
     MLP,

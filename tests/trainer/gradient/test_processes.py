@@ -16,15 +16,20 @@ from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli.process import one_of_several
 from jaxdp_episodic.tools.train import search
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
-from jaxdp_episodic.trainer.gradient.processes import all_processes
+from jaxdp_episodic.trainer.gradient import private_gradient
+from jaxdp_episodic.trainer.gradient.processes import (
+    Processes,
+    RunEndedError,
+    all_processes,
+)
 from jaxdp_episodic.trainer.learners.episode import make_blocks
-from jaxdp_episodic.trainer.run import checks, run_files
+from jaxdp_episodic.trainer.run import checks, run_files, standing, trainer
 from jaxdp_episodic.trainer.run.description import (
     RunMismatchError,
     agreed,
     described_versions,
 )
-from training_runs import GROUPED, TINY, classes
+from training_runs import GROUPED, TINY, classes, plain_trainer
 
 ROOT = Path(__file__).resolve().parents[3]
 RIG = ROOT / "experiments" / "trust" / "kill_distributed.py"
@@ -103,6 +108,52 @@ def test_one_process_alone_waits_for_nobody():
     assert alone.shared_value(7) == 7 and alone.shared_bytes(b"7") == b"7"
     with pytest.raises(ValueError, match="mine"), alone.together():
         raise ValueError("mine")
+
+
+class Deserted(Processes):
+    """The second of two; the first fails after so many meetings and values it sent.
+
+    It tells so at the next meeting. Whoever asks it for a value before would hang.
+    """
+
+    def __init__(self, meetings, values):
+        self.count, self.index = 2, 1
+        self._meetings, self._values = meetings, values
+
+    def shared(self, value):
+        self._values -= 1
+        if self._values < 0:
+            pytest.fail("waits for what the first will never send")
+        return value
+
+    shared_value = shared_bytes = shared
+
+    def meet(self):
+        self._meetings -= 1
+        if self._meetings < 0:
+            raise RunEndedError("process 0 has ended: JournalError")
+
+    def end(self, error):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("meetings", "values", "call"),
+    [
+        (1, 1, lambda run, folder: run.resume(folder)),  # it cannot take it up
+        (2, 3, lambda run, folder: run.train(folder)),  # or not open it to train
+    ],
+    ids=["resume", "train"],
+)
+def test_where_the_first_cannot_start_nobody_waits_for_what_it_sends(
+    tmp_path, monkeypatch, meetings, values, call
+):
+    second = Deserted(meetings, values)
+    for module in (standing, trainer, private_gradient):
+        monkeypatch.setattr(module, "all_processes", lambda: second)
+    with pytest.raises(RunEndedError, match="process 0 has ended: JournalError"):
+        call(plain_trainer(), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 # --- What is refused ---

@@ -80,7 +80,7 @@ def test_what_was_appended_comes_back(tmp_path):
 def test_wherever_it_is_cut_whole_releases_stay_and_nothing_else(tmp_path):
     path = tmp_path / "journal"
     text = written(path)
-    ends = [64 + 10, 2 * 64 + 30, 3 * 64 + 60]  # heads and hashes of 64 bytes
+    ends = [72 + 10, 2 * 72 + 30, 3 * 72 + 60]  # heads and hashes of 72 bytes
     for length in range(len(text)):
         path.write_bytes(text[:length])
         assert [r.step for r in records(path)] == [
@@ -100,7 +100,7 @@ def test_one_changed_byte_is_noticed(tmp_path):
         text = bytearray(whole)
         text[place] ^= 1
         path.write_bytes(bytes(text))
-        if place < 2 * 64 + 30 + 32:  # of the last one the head, too
+        if place < 2 * 72 + 30 + 40:  # of the last one the head, too
             with pytest.raises(JournalError, match="the record at byte .* is damaged"):
                 records(path)
         else:
@@ -109,10 +109,22 @@ def test_one_changed_byte_is_noticed(tmp_path):
     assert [r.step for r in records(path)] == [1, 2, 3]
 
 
-def test_another_runs_journal_is_refused(tmp_path):
-    written(tmp_path / "journal")
-    with pytest.raises(JournalError, match="damaged, or of another run"):
+@pytest.mark.parametrize("number", [1, 3])
+def test_another_runs_journal_is_refused(tmp_path, number):
+    """One of a single record, too, which is no write that was cut off; it stays."""
+    whole = written(tmp_path / "journal", number)
+    with pytest.raises(JournalError, match="byte 0, of step 1, is of another run"):
         records(tmp_path / "journal", run="cd")
+    assert (tmp_path / "journal").read_bytes() == whole
+
+
+def test_another_runs_record_behind_this_runs_is_refused(tmp_path):
+    whole = written(tmp_path / "journal", 1)
+    with Journal(tmp_path / "other", "cd") as other:
+        other.append(2, b"x")
+    (tmp_path / "journal").write_bytes(whole + (tmp_path / "other").read_bytes())
+    with pytest.raises(JournalError, match="byte 82, of step 2, is of another run"):
+        records(tmp_path / "journal")
 
 
 @pytest.mark.parametrize("call", ["write", "fsync"])

@@ -1,0 +1,68 @@
+"""Clipping: one contribution, scaled to an l2-norm of at most C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxdp_episodic.trainer.gradient.discrete_noise import sum_of_squares
+from jaxdp_episodic.trainer.gradient.precision import training_dtype
+
+# Float32 sums of squares over 10^8 numbers are good to about 1e-6: contributions are
+# clipped to a little less than the clip norm, so that rounding cannot exceed it.
+_MARGIN = 1e-5
+# Least and largest scale of a contribution's numbers: normal ones of its type, as are
+# their reciprocals.
+_SCALES = {"float32": (1e-30, 1e37), "float64": (1e-300, 1e307)}
+# Sum of squares of a contribution above which those that vanish make no difference: of
+# 10^10 numbers, 1e-8 of it.
+_SMALL = {"float32": 1e-20, "float64": 1e-200}
+
+
+def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Array]:
+    """Scales a contribution to an l2-norm of at most C; non-finite ones become zero.
+
+    Args:
+      contribution: pytree of float arrays, one clip unit's.
+      l2_clip_norm: C > 0, scalar.
+
+    Returns:
+      ``(clipped, norm, is_finite)``: pytree, float64 if a leaf is, else float32; norm
+      before clipping (0 where not finite, ``inf`` above the type's range), and whether
+      every entry was finite.
+    """
+    dtype = training_dtype(contribution)
+    leaves = [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(contribution)]
+    scale, relative, finite = _measured(leaves)
+    bound = jnp.asarray(l2_clip_norm, dtype) * (1 - _MARGIN)
+    # Each of the two factors is in range; their product may not be.
+    unit, factor = 1 / scale, jnp.minimum(bound / relative, scale)
+    leaves = [jnp.where(finite, leaf * unit * factor, 0.0) for leaf in leaves]
+    norm = jnp.where(finite, scale * relative, 0.0)
+    return jax.tree.unflatten(jax.tree.structure(contribution), leaves), norm, finite
+
+
+def _measured(leaves: list[Array]) -> tuple[Array, Array, Array]:
+    """A scale, the l2-norm in units of it, and whether every entry is finite."""
+    squares = sum_of_squares(leaves)
+
+    def directly() -> tuple[Array, Array, Array]:
+        root = jnp.sqrt(squares)
+        return jnp.ones_like(root), root, jnp.isfinite(root)
+
+    def scaled() -> tuple[Array, Array, Array]:
+        # Squares of large entries overflow and those of small ones vanish: scale by
+        # the largest first. The scale and its reciprocal must be normal numbers:
+        # processors may take subnormal ones for zero.
+        each = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
+        largest = jnp.max(jnp.stack(each))  # NaN if there is one
+        scale = jnp.clip(largest, *_SCALES[squares.dtype.name])
+        relative = sum_of_squares([x / scale for x in leaves])
+        return scale, jnp.sqrt(relative), jnp.isfinite(largest)
+
+    # Rarely scaled, which takes two more passes over all numbers.
+    is_plain = (squares > _SMALL[squares.dtype.name]) & jnp.isfinite(squares)
+    return jax.lax.cond(is_plain, directly, scaled)

@@ -6,7 +6,8 @@ shapes may be used freely; the copyright file of every package is checked for it
 
 Needs a Debian system with ``apt-get`` and ``dpkg``, and Pillow and fontTools::
 
-    python experiments/build_glyphs.py --work build/glyphs --out jaxdp_episodic/trainer/data
+    python experiments/build_glyphs.py --work build/glyphs \\
+        --out jaxdp_episodic/trainer/data
 
 Writes ``glyphs.npz`` (28 x 28, 1 bit a pixel), ``glyphs_small.npz`` (64 classes at
 14 x 14, for tests) and ``glyphs.toml`` (which typefaces of which package versions, and

@@ -1,4 +1,4 @@
-"""Builds the embedded Hangul glyph set from free fonts; only needed to change it.
+r"""Builds the embedded Hangul glyph set from free fonts; only needed to change it.
 
 A class is one of the 2,350 syllables of KS X 1001, an example a typeface. The fonts
 come from Debian packages under the SIL Open Font License (OFL-1.1), whose rendered
@@ -6,7 +6,7 @@ shapes may be used freely; the copyright file of every package is checked for it
 
 Needs a Debian system with ``apt-get`` and ``dpkg``, and Pillow and fontTools::
 
-    python experiments/build_glyphs.py --work build/glyphs \\
+    python experiments/build_glyphs.py --work build/glyphs \
         --out jaxdp_episodic/trainer/data
 
 Writes ``glyphs.npz`` (28 x 28, 1 bit a pixel), ``glyphs_small.npz`` (64 classes at

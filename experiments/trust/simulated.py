@@ -18,7 +18,7 @@ from jaxdp_episodic.trainer.audit import (
     mechanism_rows,
 )
 from jaxdp_episodic.trainer.audit.mechanism import total_draws
-from jaxdp_episodic.trainer.audit.run_tables import tables_of_run
+from jaxdp_episodic.trainer.audit.worst_case import tables_of_run
 from jaxdp_episodic.trainer.audit.worst_case import dominating_branches, worst_case
 
 DELTA = 1e-5

@@ -6,7 +6,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-from sampling.test_draw_statistics import CASES, FALSE_ALARMS, check
 
 from jaxdp_episodic.accountant.describe import Population, RandomAllocation
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -17,6 +16,7 @@ from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run.draws import RunDraws
 from mutation.verdicts import Effort, Verdict
 from oracles.draws import false_alarm, outcome_tally
+from trainer.draw.test_draw_statistics import CASES, FALSE_ALARMS, check
 
 # A block size that most draws of a Poisson design exceed.
 _FEW = 1

@@ -24,8 +24,11 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.audit.canaries import Canaries, CanaryLearner, recording
 from jaxdp_episodic.trainer.audit.canary_losses import canary_losses
-from jaxdp_episodic.trainer.audit.worst_case import blocks_of_run
-from jaxdp_episodic.trainer.audit.worst_case import log_likelihood_ratio, worst_case
+from jaxdp_episodic.trainer.audit.worst_case import (
+    blocks_of_run,
+    log_likelihood_ratio,
+    worst_case,
+)
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, TrainingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.assemble import Tables, run_parts, statistics_of

@@ -19,8 +19,8 @@ from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
 
 # Share of the error spent on the interval of q; the rest is spent on the test.
 NUISANCE = 0.02
-# Width of a cell of q and of a block of counts, in standard deviations of the count: the
-# bound is valid for any, and a finer grid makes it tighter and slower.
+# Width of a cell of q and of a block of counts, in standard deviations of the count.
+# The bound is valid for any; a finer grid makes it tighter and slower.
 _CELL_WIDTH = 0.08
 # Counts more standard deviations than this beyond the interval share one block.
 _TAIL_DEVIATIONS = 6.0

@@ -80,7 +80,7 @@ class Tables:
         if split not in self._loaded:
             data = self._source.load(split, self._base)
             if self.features is not None:
-                cache = None if self._cache is None else self._cache / f"{split}.npz"
+                cache = None if self._cache is None else self._cache / split
                 data = self.features.table(data, cache=cache)
             self._loaded[split] = data
             # The parts of the package's own sets are other classes by construction.

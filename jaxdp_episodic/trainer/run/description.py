@@ -61,10 +61,7 @@ def described_run(
         },
         "learner": described_learner(learner),
         # By level, those without records included: what is gone is named as such.
-        "units": {
-            name: data.population.num_units(place)
-            for place, name in enumerate(data.level_names, start=1)
-        },
+        "units": data.num_units,
         "data": data.fingerprint,
         "seed": "from the operating system" if seed is None else seed,
         **settings,

@@ -183,9 +183,11 @@ def score_bounds(
         )
         sign, edge = 1.0 if direction == FORWARD else -1.0, edges[direction][index]
         above = [int(np.sum(sign * one > edge)) for one in counted]
+        hits, misses = above if sign > 0 else above[::-1]
         bounds.append(
             event_bound(
-                *(above if sign > 0 else above[::-1]),
+                hits,
+                misses,
                 number,
                 delta=delta,
                 confidence=confidence,

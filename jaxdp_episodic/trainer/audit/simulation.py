@@ -240,8 +240,8 @@ def _simulated(
                     b, state = _loss(table, noise[1], state, is_mirrored, side)
                 return state, (first + a, second + b)
 
-            carry = state, losses
-            state, losses = jax.lax.fori_loop(0, counts[part], one_step, carry)
+            begun = state, losses
+            state, losses = jax.lax.fori_loop(0, counts[part], one_step, begun)
         return state, total + tally(losses[0], edges) + tally(losses[1], edges)
 
     start = jax.eval_shape(tally, jax.ShapeDtypeStruct((streams,), jnp.float32), edges)

@@ -71,7 +71,7 @@ def planted(
 def _forget_compiled() -> None:
     """What was built of the functions before is built again."""
     for path, module in list(sys.modules.items()):
-        if path.startswith("jaxdp_episodic.training."):
+        if path.startswith("jaxdp_episodic.trainer."):
             for value in list(vars(module).values()):
                 for clear in ("cache_clear", "clear_cache"):  # functools', JAX's
                     if hasattr(value, clear):

@@ -16,7 +16,7 @@ from jaxdp_episodic.trainer.config.training_parts import OptimizerConfig, checke
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 
 
-@functools.lru_cache(maxsize=8)  # alike is the same, and is compiled once
+@functools.lru_cache(maxsize=8)  # equal configs share one compiled update
 def built_optimizer(
     config: OptimizerConfig, num_steps: int
 ) -> optax.GradientTransformation:

@@ -224,6 +224,7 @@ def _table(data: ExampleTable, rows: np.ndarray) -> ExampleTable:
     return ExampleTable(data.features[rows], targets, tree)
 
 
+# Entries of the parameters.
 MODEL = "model"
 CANARIES = "canaries"
 # Weight of an episode without the canary, against one with it in the same clip unit,

@@ -341,7 +341,7 @@ def recording(
         return Recorded(optimizer.init(params), jnp.zeros_like(params[CANARIES]))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Recorded]:
-        moves, inner = optimizer.update(updates, state.inner, params)
-        return moves, Recorded(inner, updates[CANARIES])
+        changes, inner = optimizer.update(updates, state.inner, params)
+        return changes, Recorded(inner, updates[CANARIES])
 
     return optax.GradientTransformation(init, update)

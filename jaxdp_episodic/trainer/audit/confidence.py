@@ -190,8 +190,8 @@ def best_event(
     for direction, counts in events.items():
         hits, false_hits = (scale * np.asarray(count) for count in counts)
         ratio = ratio_test.score(hits, false_hits, num_later, delta=delta, error=error)
-        place = int(np.argmax(ratio))
-        found.append((float(ratio[place]), direction, place))
+        index = int(np.argmax(ratio))
+        found.append((float(ratio[index]), direction, index))
     return max(found)[1:]
 
 

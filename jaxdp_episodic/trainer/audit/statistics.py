@@ -25,9 +25,8 @@ _CLASSES = 4
 _FEATURES = 8
 _STEP = 1e-3  # between the examples of a class, of norm about 1
 _CANARY = (-0.5, 0.75**0.5)  # first two features: 120 degrees from its class
-_EVALUATIONS = (
-    64  # of the sums without noise, whose pairs are random; their mean counts
-)
+# Of each sum without noise: pairs are random, and their mean is what counts.
+_EVALUATIONS = 64
 
 
 def audit_statistics(

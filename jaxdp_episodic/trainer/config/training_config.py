@@ -188,7 +188,7 @@ class TrainingConfig(Spec):
       optimizer: of the outer loop.
       l2_clip_norm: bound of each clip unit's gradient.
       normalizer: public divisor of the noised sum; see `Trainer`.
-      block_size: clip units worked off in one go; see `Trainer`.
+      block_size: clip units computed in one call; see `Trainer`.
       evaluation: on held-out data; None: none.
       checkpoint_every: steps between checkpoints.
       noise: "discrete", or "gaussian"; see `Trainer`.

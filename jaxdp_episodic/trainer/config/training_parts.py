@@ -173,8 +173,8 @@ class OptimizerConfig(Spec):
       weight_decay: of "adamw".
       ema: decay of the average of the parameters that is evaluated and released, in
         [0, 1); None: the last parameters are. See `averaged`.
-      noise_floor: of "adam": takes the noise's variance off the second moments, of
-        which this multiple of it is left at least; None: nothing is taken off. See
+      noise_floor: of "adam": subtracts the noise's variance from the second moments, of
+        which at least this multiple of it remains; None: subtracts nothing. See
         `noise_corrected_adam`.
     """
 

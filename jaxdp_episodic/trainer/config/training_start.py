@@ -32,7 +32,7 @@ class StartConfig(Spec):
     """Private statistics that a run begins with.
 
     Attributes:
-      kind: "plda"; "mean": the mean alone, which is taken off; or "mixed", for the
+      kind: "plda"; "mean": the mean alone, which is subtracted; or "mixed", for the
         learner of that name.
       share: of the budget, in (0, 1); see `plan_budget`. None: 0.6 of "plda", 0.02 of
         "mean". All of it where nothing follows (``learner.kind`` "plda", "mixed").

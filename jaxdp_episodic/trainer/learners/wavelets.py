@@ -109,14 +109,13 @@ def make_filters(height: int, width: int) -> Filters:
         ]
         envelopes.append(both)
         offsets.append(math.exp(-0.5 * (2 * math.pi * deviation / wavelength) ** 2))
-        for turn in range(_ORIENTATIONS):
-            angle = math.pi * turn / _ORIENTATIONS
-            for place, (waves, part) in enumerate(
-                ((rows, math.sin(angle)), (columns, math.cos(angle)))
+        for angle in math.pi * np.arange(_ORIENTATIONS) / _ORIENTATIONS:
+            frequencies = math.sin(angle), math.cos(angle)
+            for waves, size, frequency, envelope in zip(
+                (rows, columns), sizes, frequencies, both, strict=True
             ):
-                apart = _distances(sizes[place], _SAMPLES)
-                wave = np.exp(2j * math.pi / wavelength * part * apart)
-                waves.append(both[place] * wave)
+                phase = 2j * math.pi / wavelength * frequency
+                waves.append(envelope * np.exp(phase * _distances(size, _SAMPLES)))
     return Filters(
         np.array(rows, np.complex64),
         np.array(columns, np.complex64),
@@ -177,13 +176,13 @@ def _means(weights: np.ndarray) -> np.ndarray:
 
 
 def _spectrum(size: int) -> np.ndarray:
-    """(5, size) float32: means around 7 places, then their lowest cosine coefficients.
+    """(5, size) float32: means around 7 cells, then their lowest cosine coefficients.
 
     The transform is the orthonormal DCT-II.
     """
     pooling = _means(_sampled(size, _CELLS, size / _CELLS / 2))
-    places = np.arange(_CELLS) + 0.5
-    rows = np.cos(math.pi * places * np.arange(_COEFFICIENTS)[:, None] / _CELLS)
+    middles = np.arange(_CELLS) + 0.5
+    rows = np.cos(math.pi * middles * np.arange(_COEFFICIENTS)[:, None] / _CELLS)
     rows *= math.sqrt(2 / _CELLS)
     rows[0] /= math.sqrt(2)
     return (rows @ pooling).astype(np.float32)

@@ -330,16 +330,16 @@ def _checksum(meta: Mapping[str, Any]) -> str:
 
 
 def _kinds(state: Any) -> dict[str, str]:
-    """Types and shapes of a state's arrays, by their places."""
+    """Types and shapes of a state's arrays, by their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {
-        jax.tree_util.keystr(place): f"{leaf.dtype} {tuple(leaf.shape)}"
-        for place, leaf in leaves
+        jax.tree_util.keystr(path): f"{leaf.dtype} {tuple(leaf.shape)}"
+        for path, leaf in leaves
     }
 
 
 def _refuse_other_state(saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Refuses arrays that the state of this run has no place for."""
+    """Refuses arrays other than those of this run's state."""
     found = differences(saved, wanted, "in the checkpoint", "now")
     if found:
         first = "; ".join(f"{key}: {words}" for key, words in list(found.items())[:5])

@@ -5,7 +5,7 @@ The contract, whatever ends a process at whatever moment:
     released steps <= charged steps <= released steps + one per crash
 
 A charge is appended to the run's ledger, and on the disk, before the step's sum is
-computed; nothing is charged ahead. A step that was charged and broken off before its
+computed; nothing is charged ahead. A step that was charged and interrupted before its
 release (see `journal`) is given up: taken again it would be another release. The format
 is `report.ledger_file`'s.
 """

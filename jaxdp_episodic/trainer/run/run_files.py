@@ -103,12 +103,12 @@ def locked(folder: Path) -> Iterator[None]:
       BlockingIOError: another run is training there; the message has its process id.
       OSError: a folder that cannot be made or written.
     """
-    place = folder.resolve()
-    if place in _held.get():
+    path = folder.resolve()
+    if path in _held.get():
         yield
         return
     with atomic.locked(folder):
-        token = _held.set(_held.get() | {place})
+        token = _held.set(_held.get() | {path})
         try:
             yield
         finally:

@@ -68,7 +68,7 @@ class Trainer(RunState):
         mean number of clip units a step, where that is public.
       block_size: clip units whose gradients are computed in one call; memory grows with
         it, the result does not. Default, and most: enough for almost every draw.
-      devices: over which a block is spread. Default: all local devices.
+      devices: that share a block. Default: all local devices.
       noise: "discrete", hardened against attacks on low-order bits, or "gaussian":
         see `PrivateGradient`. The budget is the same.
       seed: None makes draws and noise of every step from fresh entropy of the operating
@@ -307,7 +307,7 @@ class Trainer(RunState):
             other run's may be there.
           evaluations: by name ("validation"), on held-out data; run before the first
             step, every ``evaluate_every`` steps and after the last.
-          evaluate_every: None evaluates at the two ends only.
+          evaluate_every: None: before the first step and after the last.
           checkpoint_every: steps between checkpoints; there is one after the last step,
             and whenever the journal exceeds 256 MiB.
           log_every: steps between log records.

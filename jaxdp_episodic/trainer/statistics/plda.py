@@ -65,7 +65,7 @@ def projected(features: Array, mean: Array, projection: Array) -> Array:
 
     Args:
       features: (n, ...), flattened and scaled to norm 1 first.
-      mean: (D,) is taken off.
+      mean: (D,) is subtracted.
       projection: (D, d).
     """
     flat = _unit(features.reshape(len(features), -1).astype(jnp.float32))
@@ -108,7 +108,7 @@ def second_moment(
       whole: (n, D) of `whole_rows`; or differences of two, then without a center.
       shares: see `sum_of_rows`.
       whitening: (D, k).
-      center: (D,) is taken off.
+      center: (D,) is subtracted.
     """
     white = whitened_rows(whole, whitening, center)
     return outer_products(on_grid(white, STEPS**2 // shares))

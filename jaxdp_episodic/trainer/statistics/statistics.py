@@ -157,7 +157,7 @@ class PrivateStatistics:
     def release(
         self,
         state: Any,
-        place: int,
+        index: int,
         generator: np.random.Generator,
         key: bytes,
         noise_multiplier: float,
@@ -166,23 +166,23 @@ class PrivateStatistics:
 
         Args:
           state: of the statistics before.
-          place: which statistic, from 0.
+          index: which statistic, from 0.
           generator: of the pairs.
           key: of the noise: 32 secret bytes, used for nothing else.
           noise_multiplier: of this statistic's step; 0 adds no noise.
         """
-        noised = self.noised_sum(state, place, generator, key, noise_multiplier)
-        return self.with_sum(state, place, noised, noise_multiplier)
+        noised = self.noised_sum(state, index, generator, key, noise_multiplier)
+        return self.with_sum(state, index, noised, noise_multiplier)
 
     def with_sum(
-        self, state: Any, place: int, noised: np.ndarray, noise_multiplier: float
+        self, state: Any, index: int, noised: np.ndarray, noise_multiplier: float
     ) -> Start | Mixed:
         """Returns the state with a sum of `noised_sum`; arguments as of `release`.
 
         It is a function of what was released, and of the table's shape alone.
         """
-        noise = noise_multiplier * contribution_norm(self.steps[place])
-        kind = self._kind(place)
+        noise = noise_multiplier * contribution_norm(self.steps[index])
+        kind = self._kind(index)
         if self._mixed is not None:
             adds = self._mixed.with_line if kind == _ALL else self._mixed.with_tasks
             return adds(state, noised, noise)
@@ -198,7 +198,7 @@ class PrivateStatistics:
     def noised_sum(
         self,
         state: Any,
-        place: int,
+        index: int,
         generator: np.random.Generator,
         key: bytes,
         noise_multiplier: float,
@@ -209,8 +209,8 @@ class PrivateStatistics:
         that one contributes, which is 1. Arguments are those of `release`.
         """
         multiplier = checked_noise(noise_multiplier, self.noise)
-        deviation = multiplier * contribution_norm(self.steps[place]) * PRODUCT_STEPS
-        kind, pairs, shares = self._kind(place), None, self._shares()
+        deviation = multiplier * contribution_norm(self.steps[index]) * PRODUCT_STEPS
+        kind, pairs, shares = self._kind(index), None, self._shares()
         if kind == _PAIRS:
             *pairs, shares = self._pairs(generator)
         total, stream = self._total(kind, state, shares, pairs), random_generator(key)
@@ -277,12 +277,12 @@ class PrivateStatistics:
             self._made = (state, table)
         return self._made[1]
 
-    def _kind(self, place: int) -> str:
+    def _kind(self, index: int) -> str:
         """Kind of a statistic: examples' mean, or moments of pairs or of all."""
         last = len(self.steps) - 1
         if self._mixed is not None:
-            return _PAIRS if place == last else _ALL
-        return MEAN if place == 0 else _ALL if place == last else _PAIRS
+            return _PAIRS if index == last else _ALL
+        return MEAN if index == 0 else _ALL if index == last else _PAIRS
 
     def _rows(self, kind: str, which: slice | np.ndarray) -> np.ndarray:
         """Rows as `_summed` takes them: of a mixed model features, then the target."""

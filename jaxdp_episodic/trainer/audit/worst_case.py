@@ -3,9 +3,8 @@
 The theorem's triple (docs/theory.md, "Profiles"): seen along one direction and in
 units of the noise, the protected unit's clip unit contributes one number if it is not
 drawn, one if it is drawn and the protected unit is not reached, one if it is reached.
-The tables here are made from the rates of the very step that is accounted, level by
-level, not from its dominating pair: an accountant that resolved a step to the wrong
-pair would be found out.
+The tables are made from the rates of the step that is accounted, level by level, not
+from its dominating pair, so that an audit finds a step resolved to the wrong pair.
 """
 
 from __future__ import annotations
@@ -121,13 +120,13 @@ def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
     table = _table(
         float(loss.outer_rate), moves.weight, moves.with_unit, moves.without_unit
     )._replace(mirror=moves.turn, is_mirrored=loss.is_symmetric)
-    if moves.draws is None:
-        return table
-    number, weight = _binomial(*moves.draws)
-    number, weight = number[number > 0], weight[number > 0]
-    if not len(number):
-        return table
-    return table._replace(multiplier=number, multiplier_weight=weight / weight.sum())
+    if moves.draws is not None:
+        number, weight = _binomial(*moves.draws)
+        number, weight = number[number > 0], weight[number > 0]
+        if len(number):
+            weight = weight / weight.sum()
+            table = table._replace(multiplier=number, multiplier_weight=weight)
+    return table
 
 
 def tables_of_run(

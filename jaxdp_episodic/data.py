@@ -4,14 +4,16 @@ Doors: `folders`, `import_sources`, `sources`, `stored`, `stored_features`, `tab
 """
 
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
+from jaxdp_episodic.trainer.data.built_in import (
+    load_glyphs,
+    load_schools,
+    make_sinusoids,
+)
 from jaxdp_episodic.trainer.data.folders import (
     load_class_folders,
     load_mini_imagenet,
     load_omniglot,
 )
-from jaxdp_episodic.trainer.data.glyphs import load_glyphs
-from jaxdp_episodic.trainer.data.schools import load_schools
-from jaxdp_episodic.trainer.data.sinusoids import make_sinusoids
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table

@@ -18,8 +18,11 @@ from jaxdp_episodic.trainer.audit import (
     mechanism_rows,
 )
 from jaxdp_episodic.trainer.audit.mechanism import total_draws
-from jaxdp_episodic.trainer.audit.run_tables import tables_of_run
-from jaxdp_episodic.trainer.audit.worst_case import dominating_branches, worst_case
+from jaxdp_episodic.trainer.audit.worst_case import (
+    dominating_branches,
+    tables_of_run,
+    worst_case,
+)
 
 DELTA = 1e-5
 SETTINGS = ((0.2, 0.5, 1.0), (0.05, 0.1, 0.7))

@@ -14,7 +14,7 @@ import optax
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.audit import audit_mechanism
-from jaxdp_episodic.trainer.audit.release import score_bound
+from jaxdp_episodic.trainer.audit.release import score_bounds
 from jaxdp_episodic.trainer.audit.training import Training, audit_steps
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, GAUSSIAN
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -109,15 +109,11 @@ def _verdict(
 ) -> Verdict:
     """Scores with the unit and without it, against the claim about one such step."""
     choosing = int(_CHOOSING * len(scores[True]))
-    bounds = [
-        score_bound(
-            (scores[True][:choosing], scores[False][:choosing]),
-            (scores[True][choosing:], scores[False][choosing:]),
-            delta=delta,
-            share=1 / len(DELTAS),
-        )
-        for delta in DELTAS
-    ]
+    bounds = score_bounds(
+        (scores[True][:choosing], scores[False][:choosing]),
+        (scores[True][choosing:], scores[False][choosing:]),
+        DELTAS,
+    )
     claims = jde.epsilon(step, num_steps=1, delta=list(DELTAS), method=effort.method)
     return of_bounds(bounds, np.asarray(claims))
 

@@ -9,7 +9,7 @@ from jaxdp_episodic.accountant.questions import dominating_pair
 from jaxdp_episodic.trainer.draw import epochs, generators, sampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners import episode
-from jaxdp_episodic.trainer.run import draws, ledger, standing, trainer
+from jaxdp_episodic.trainer.run import draws, ledger, run_state, trainer
 from mutation import audits, crashes, draw_audits, sampled
 from mutation.planting import Edit, planted
 from mutation.verdicts import Check, Effort, Verdict
@@ -377,13 +377,13 @@ FAULTS = (
         "resume that forgets steps, and takes them again",
         (
             Edit(
-                standing.Standing,
+                run_state.RunState,
                 "_take_releases",
-                "journal.releases(after=stands)",
+                "journal.releases(after=taken)",
                 "()",
             ),
             Edit(
-                standing.Standing,
+                run_state.RunState,
                 "_give_up_unreleased",
                 "if taken == charged or self.is_seeded:",
                 "if True:",

@@ -18,7 +18,7 @@ from jaxdp_episodic.tools.cli.messages import Name, Whole, option, reported
 from jaxdp_episodic.tools.cli.process import ended_by_sigterm
 from jaxdp_episodic.trainer.data.folders import (
     FOLDER_OF_SPLIT,
-    is_passed_over,
+    is_ignored,
     listed_classes,
     listed_omniglot,
 )
@@ -27,7 +27,7 @@ from jaxdp_episodic.trainer.data.import_sources import (
     npz_records,
     parquet_records,
 )
-from jaxdp_episodic.trainer.data.sources import refuse_same_place
+from jaxdp_episodic.trainer.data.sources import refuse_same_path
 from jaxdp_episodic.trainer.data.stored import HELD_OUT, TRAIN, Progress, Records, store
 
 CLASSES, OMNIGLOT, MINI_IMAGENET = "class-folders", "omniglot", "mini-imagenet"
@@ -134,7 +134,7 @@ class Import:
             }
         splits = {TRAIN: self._records(layout, self.source)}
         if self.held_out is not None:
-            refuse_same_place(self.source, self.held_out)
+            refuse_same_path(self.source, self.held_out)
             splits[HELD_OUT] = self._records(layout, self.held_out, is_train=False)
         return splits
 
@@ -223,9 +223,9 @@ def _recognized(source: Path) -> str:
         (source / FOLDER_OF_SPLIT[split]).is_dir() for split in ("validation", "test")
     ):
         return MINI_IMAGENET
-    inside = (p for p in sorted(source.iterdir()) if not is_passed_over(p.name))
+    inside = (p for p in sorted(source.iterdir()) if not is_ignored(p.name))
     first = next(filter(Path.is_dir, inside), source)
-    found = (p for p in first.iterdir() if not is_passed_over(p.name))
+    found = (p for p in first.iterdir() if not is_ignored(p.name))
     return OMNIGLOT if any(map(Path.is_dir, found)) else CLASSES
 
 

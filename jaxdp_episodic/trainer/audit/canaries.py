@@ -30,8 +30,8 @@ class Canaries(NamedTuple):
     """A table with all canaries in it, and what becomes of those that are out.
 
     Attributes:
-      table: all canaries in. Of an example they are added to the data; of a larger
-        unit they are units of the data.
+      table: all canaries in. Canary examples are added to the data; canaries that are
+        larger units are units of the data.
       rows: (n,) the canaries' rows in it.
       owner: (n,) which canary, from 0, each of these rows belongs to.
       substitutes: (n, ...) features in place of those of canaries that are out, under
@@ -57,7 +57,7 @@ class Canaries(NamedTuple):
             return ExampleTable(features, self.table.targets, self.table.population)
         kept = np.ones(self.table.num_examples, bool)
         kept[self.rows[out]] = False
-        table = _some_rows(self.table, kept)
+        table = _table(self.table, np.flatnonzero(kept))
         if not self.leaves_null:
             return table
         (_, sizes), names = table.population.children_counts, table.level_names
@@ -78,7 +78,7 @@ def gradient_canaries(
     canary k, ``-(k + 1)`` in those of the others in its clip unit, so that a clip unit
     that is drawn without the canary contributes the opposite, as the theorem's worst
     case does. A single canary has everybody as others where one more contribution
-    takes another's place.
+    displaces another.
 
     Args:
       data: of the run.
@@ -140,8 +140,8 @@ def _chosen(
     step: GaussianStep,
     number: int,
     generator: np.random.Generator,
-) -> tuple[Canaries, tuple[np.ndarray, ...]]:
-    """Units in different clip units, chosen at random; and the rows beside each."""
+) -> tuple[Canaries, list[np.ndarray]]:
+    """Units in different clip units, chosen at random; and other rows of the same."""
     _validation.whole_number("num_canaries", number)
     names = list(data.level_names)
     _validation.choice("privacy_unit", step.privacy_unit, names)
@@ -153,38 +153,35 @@ def _chosen(
             "canaries for zero_out are examples, or units of data with two levels, got "
             f"{step.privacy_unit!r} of {tuple(names)}"
         )
-    # A unit of this level has one canary: the clip unit or, lower down, an own parent.
-    apart = unit - is_example
-    if step.clip_unit in names:  # else it is formed anew
-        apart = min(apart, names.index(str(step.clip_unit)))
-    apart = max(apart, 0)
-    places = _units_of_rows(data.population)
-    homes = np.unique(places[apart])
-    if number > len(homes):
+    # Each unit of this level has at most one canary: the clip unit or, where that is
+    # lower in the tree, the canary's parent.
+    host = unit - is_example
+    if step.clip_unit in names:  # else it is formed in the draw
+        host = min(host, names.index(str(step.clip_unit)))
+    host = max(host, 0)
+    unit_of = _units_of_rows(data.population)
+    hosts = np.unique(unit_of[host])
+    if number > len(hosts):
         raise ValueError(
-            f"num_canaries must be at most {len(homes)}, the number of units of level "
-            f"{names[apart]!r}, each of which has room for one, got {number}"
+            f"num_canaries must be at most {len(hosts)}, the number of units of level "
+            f"{names[host]!r}, each of which has room for one, got {number}"
         )
-    homes = generator.choice(homes, number, replace=False)
-    firsts = [generator.choice(np.flatnonzero(places[apart] == h)) for h in homes]
+    hosts = generator.choice(hosts, number, replace=False)
+    firsts = [generator.choice(np.flatnonzero(unit_of[host] == h)) for h in hosts]
     if is_example and step.neighboring_relation == "add_remove":
         data, added = _with_copies(data, np.asarray(firsts))
-        places = _units_of_rows(data.population)
+        unit_of = _units_of_rows(data.population)
         groups = [np.asarray([row]) for row in added]
     else:
-        groups = [np.flatnonzero(places[unit] == places[unit][f]) for f in firsts]
+        groups = [np.flatnonzero(unit_of[unit] == unit_of[unit][f]) for f in firsts]
     rows = np.concatenate(groups)
     owner = np.repeat(np.arange(number), [len(group) for group in groups])
-    everyone = number == 1 and not _is_independent(step)
-    others = tuple(
-        np.setdiff1d(
-            np.arange(data.num_examples)
-            if everyone
-            else np.flatnonzero(places[apart] == places[apart][group[0]]),
-            group,
-        )
-        for group in groups
-    )
+    others = []
+    for group in groups:
+        around = np.flatnonzero(unit_of[host] == unit_of[host][group[0]])
+        if number == 1 and not _is_independent(step):  # one more displaces another
+            around = np.arange(data.num_examples)
+        others.append(np.setdiff1d(around, group))
     return Canaries(data, rows, owner, None, number, leaves_null), others
 
 
@@ -202,7 +199,7 @@ def _is_independent(step: GaussianStep) -> bool:
 
 
 def _units_of_rows(population: Population) -> list[np.ndarray]:
-    """For each level, (R,) the place of the unit that each row lies in."""
+    """For each level, (R,) the index of the unit that each row lies in."""
     last = population.num_levels
     tree = Population(population.children_counts, population.level_names)  # no ids
     return [unit_labels(tree, level, last) for level in range(1, last + 1)]
@@ -212,41 +209,28 @@ def _with_copies(
     data: ExampleTable, rows: np.ndarray
 ) -> tuple[ExampleTable, np.ndarray]:
     """The table with a copy of each of these rows behind it, and the copies' rows."""
-    rows = np.asarray(rows)
     times = np.ones(data.num_examples, np.int64)
     times[rows] += 1
-    source = np.repeat(np.arange(data.num_examples), times)
-    ends = np.cumsum(times)
-    sizes = np.bincount(
-        data.class_places,
-        weights=times,
-        minlength=len(data.population.children_counts[-1]),
-    )
-    table = _table(data, source, sizes.astype(np.int64))
-    return table, ends[rows] - 1
+    table = _table(data, np.repeat(np.arange(data.num_examples), times))
+    return table, np.cumsum(times)[rows] - 1
 
 
-def _some_rows(data: ExampleTable, kept: np.ndarray) -> ExampleTable:
-    """The table with some rows only; emptied units stay."""
-    sizes = np.bincount(
-        data.class_places[kept], minlength=len(data.population.children_counts[-1])
-    )
-    return _table(data, np.flatnonzero(kept), sizes)
-
-
-def _table(data: ExampleTable, rows: np.ndarray, sizes: np.ndarray) -> ExampleTable:
-    """The rows as a table, with these numbers of examples in the units above them."""
-    counts = (*data.population.children_counts[:-1], sizes)
-    tree = Population(counts, data.population.level_names)
+def _table(data: ExampleTable, rows: np.ndarray) -> ExampleTable:
+    """Rows in the order of the tree as a table; units without any stay, empty."""
+    *above, last = data.population.children_counts
+    sizes = np.bincount(data.class_places[rows], minlength=len(last))
+    tree = Population((*above, sizes), data.population.level_names)
     targets = None if data.targets is None else data.targets[rows]
     return ExampleTable(data.features[rows], targets, tree)
 
 
-MODEL, CANARIES = "model", "canaries"
-# An episode without the canary, in the same clip unit as one with it, must not
-# outweigh that one.
+# Entries of the parameters.
+MODEL = "model"
+CANARIES = "canaries"
+# Weight of an episode without the canary, against one with it in the same clip unit,
+# which it must not outweigh.
 _OPPOSITE = 0.01
-# Contributions are much longer than the clip norm, so that clipping must do its part.
+# Gradient norm in clip norms: far above 1, so that clipping must do its part.
 _STEEPNESS = 1e4
 
 
@@ -328,12 +312,12 @@ class CanaryLearner:
         return bare, jnp.concatenate([jnp.ravel(mark) for mark in marks])
 
     def _direction(self, marks: Array) -> Array:
-        """(num_canaries,) 1 of a canary that is there, a bit of -1 of its others."""
+        """(num_canaries,) 1 for a canary that is there, else -0.01 for its others."""
         which = jnp.round(jnp.abs(marks)).astype(jnp.int32)
-        slots = jnp.zeros(self.num_canaries + 1, marks.dtype)
-        there = slots.at[jnp.where(marks > 0, which, 0)].set(1.0)[1:]
-        beside = slots.at[jnp.where(marks < 0, which, 0)].set(1.0)[1:]
-        return jnp.where(there > 0, 1.0, -_OPPOSITE * beside)
+        none = jnp.zeros(self.num_canaries + 1, marks.dtype)
+        there = none.at[jnp.where(marks > 0, which, 0)].set(1.0)[1:]
+        others = none.at[jnp.where(marks < 0, which, 0)].set(1.0)[1:]
+        return jnp.where(there > 0, 1.0, -_OPPOSITE * others)
 
 
 class Recorded(NamedTuple):
@@ -357,7 +341,7 @@ def recording(
         return Recorded(optimizer.init(params), jnp.zeros_like(params[CANARIES]))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Recorded]:
-        moves, inner = optimizer.update(updates, state.inner, params)
-        return moves, Recorded(inner, updates[CANARIES])
+        changes, inner = optimizer.update(updates, state.inner, params)
+        return changes, Recorded(inner, updates[CANARIES])
 
     return optax.GradientTransformation(init, update)

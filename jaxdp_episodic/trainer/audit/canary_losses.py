@@ -13,7 +13,7 @@ from jaxdp_episodic.trainer.audit.canaries import Canaries
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import Block, block_of, to_episode
 
-# Each canary is asked about among several random companions.
+# Episodes around each canary, with other random companions.
 _CONTEXTS = 8
 
 
@@ -26,22 +26,11 @@ def canary_losses(
     shots: int,
     generator: np.random.Generator,
 ) -> np.ndarray:
-    """Returns each canary's loss under each of several parameters.
+    """Returns each canary's loss under each of the parameters, (len(params), number).
 
     An episode is made around every canary, whether it was in or out: an example is its
-    only query, a larger unit is learned from and asked by its own examples. The mean
-    over a few episodes with other companions.
-
-    Args:
-      learner: of the run.
-      params: several parameters.
-      canaries: with all contents.
-      slot_shape: of the run's sampler.
-      shots: support examples.
-      generator: picks the companions.
-
-    Returns:
-      (len(params), number) float64.
+    only query, a larger unit is support and query. Means over a few episodes with other
+    companions, which the generator picks.
 
     Raises:
       NotImplementedError: clip units that are more than one episode.
@@ -70,20 +59,20 @@ def canary_losses(
     for _ in range(_CONTEXTS):
         slots = np.stack([make(rows, slot_shape, shots) for rows in groups])
         block = block_of(canaries.table, slots, slots >= 0, np.ones(len(slots)))
-        for place, one in enumerate(params):
-            total[place] += np.asarray(losses(one, block), np.float64)
+        for of_params, one in zip(total, params, strict=True):
+            of_params += np.asarray(losses(one, block), np.float64)
     return total / _CONTEXTS
 
 
 def _task(
-    places: np.ndarray,
+    class_of: np.ndarray,
     generator: np.random.Generator,
     rows: np.ndarray,
     slot_shape: tuple[int, ...],
     shots: int,
 ) -> np.ndarray:
     """(n,) rows of one task, -1 where a slot stays empty; ``rows`` are the canary's."""
-    task = np.flatnonzero(places == places[rows[0]])
+    task = np.flatnonzero(class_of == class_of[rows[0]])
     slots = np.full(slot_shape, -1)
     if len(rows) == 1 and len(task) > 1:  # an example: learned from the others
         support = generator.permutation(np.setdiff1d(task, rows))[:shots]
@@ -96,7 +85,7 @@ def _task(
 
 
 def _classes(
-    places: np.ndarray,
+    class_of: np.ndarray,
     generator: np.random.Generator,
     rows: np.ndarray,
     slot_shape: tuple[int, ...],
@@ -104,14 +93,14 @@ def _classes(
 ) -> np.ndarray:
     """(ways, n) rows of an episode of classes, likewise."""
     ways, number = slot_shape
-    own = np.unique(places[rows])
-    is_example = len(rows) == 1 and np.sum(places == own[0]) > 1
+    own = np.unique(class_of[rows])
+    is_example = len(rows) == 1 and np.sum(class_of == own[0]) > 1
     asked = generator.permutation(own)[:ways]
-    others = np.setdiff1d(np.unique(places), own)
+    others = np.setdiff1d(np.unique(class_of), own)
     fill = generator.permutation(others)[: ways - len(asked)]
     slots = np.full(slot_shape, -1)
     for way, class_ in enumerate([*asked, *fill]):
-        members = np.flatnonzero(places == class_)
+        members = np.flatnonzero(class_of == class_)
         if is_example:
             members = np.setdiff1d(members, rows)
         most = shots if is_example or way >= len(asked) else number

@@ -14,13 +14,14 @@ from jaxdp_episodic.trainer.audit import ratio_test
 
 # Counts disprove a claim at this confidence only. Exact claims leave no room: at 95 %
 # the audits of a faultless mechanism would disprove one in twenty.
-VERDICT = 0.9999
-_MOST_TRIALS = 10**10
-# Against rounding, which is below 1e-9; errs to the safe side.
+VERDICT_CONFIDENCE = 0.9999
+MOST_TRIALS = 10**10
+# Relative margin of each confidence limit, against rounding, which is below 1e-9 for
+# up to `MOST_TRIALS`.
 _OUTWARD = 1e-7
 
-
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD = "forward"
+BACKWARD = "backward"
 
 
 class EpsilonBound(NamedTuple):
@@ -54,17 +55,16 @@ class EpsilonBound(NamedTuple):
         """
         if not self.epsilon > claim:
             return False
-        error = max(1 - max(VERDICT, self.confidence), ratio_test.LEAST_ERROR)
+        error = 1 - max(VERDICT_CONFIDENCE, self.confidence)
+        error = max(error, ratio_test.LEAST_ERROR)
         counts = self.hits, self.false_hits, self.num_draws
-        return _single_bound(*counts, self.delta, error) > claim
+        return _single_bound(*counts, delta=self.delta, error=error) > claim
 
 
 @functools.lru_cache(maxsize=1024)
-def _single_bound(
-    hits: int, false_hits: int, num_draws: int, delta: float, error: float
-) -> float:
+def _single_bound(*counts: int, delta: float, error: float) -> float:
     """`log_ratio_bound` of one event: reports, tables and exit codes ask for it."""
-    return float(log_ratio_bound(hits, false_hits, num_draws, delta=delta, error=error))
+    return float(log_ratio_bound(*counts, delta=delta, error=error))
 
 
 def clopper_pearson(
@@ -72,8 +72,8 @@ def clopper_pearson(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the exact one-sided confidence bounds of a chance, both of them.
 
-    ``low`` is the p at which so many successes or more have probability ``error``,
-    ``high`` the p at which so many or fewer do: each alone fails with probability
+    ``low`` is the p at which this many successes or more have probability ``error``,
+    ``high`` the p at which this many or fewer do: each alone fails with probability
     ``error`` at most.
 
     Args:
@@ -95,9 +95,9 @@ def clopper_pearson(
     n = _validation.integer_array("trials", trials, minimum=1)
     _validation.broadcast_shape(successes=k, trials=n)
     k, n = (a.astype(np.float64) for a in np.broadcast_arrays(k, n))
-    if np.any(k > n) or np.any(n > _MOST_TRIALS):
+    if np.any(k > n) or np.any(n > MOST_TRIALS):
         raise ValueError(
-            f"successes must be at most trials, and these at most {_MOST_TRIALS:,}, "
+            f"successes must be at most trials, and these at most {MOST_TRIALS:,}, "
             f"got {successes!r} of {trials!r}"
         )
     if not 0 < error <= 0.5:
@@ -158,14 +158,9 @@ def log_ratio_bound(
     low, high = clopper_pearson(y, num_draws, error=0.5 * ratio_test.NUISANCE * error)
     bounds = [
         ratio_test.log_ratio_lower_bound(
-            int(x[place]),
-            int(y[place]),
-            num_draws,
-            (float(low[place]), float(high[place])),
-            delta=delta,
-            error=error,
+            int(hit), int(false), num_draws, limits, delta=delta, error=error
         )
-        for place in np.ndindex(x.shape)
+        for hit, false, *limits in zip(x.flat, y.flat, low.flat, high.flat, strict=True)
     ]
     return np.reshape(np.asarray(bounds, np.float64), x.shape)
 
@@ -178,29 +173,25 @@ def best_event(
     delta: float,
     error: float,
 ) -> tuple[str, int]:
-    """Returns the event of which the largest `log_ratio_bound` is expected.
+    """Returns direction and index of the event with the largest expected bound.
 
     A choice, not a bound: it takes a normal distribution in place of the exact ones,
     and must be followed by counts of fresh draws.
 
     Args:
       events: direction -> (k,) counts of each of its events among ``num_draws`` draws
-        where it is likely, and (k,) counts, or estimates of them, among as many where
-        it is not.
+        where it is likely, and (k,) counts, or estimates of them, where it is not.
       num_draws: of each.
       num_later: draws of each that are going to be counted.
       delta: in [0, 1).
       error: in (0, 1/2], of the bound to come.
-
-    Returns:
-      Its direction, and its place among the events of that.
     """
     scale, found = num_later / num_draws, []
     for direction, counts in events.items():
         hits, false_hits = (scale * np.asarray(count) for count in counts)
         ratio = ratio_test.score(hits, false_hits, num_later, delta=delta, error=error)
-        place = int(np.argmax(ratio))
-        found.append((float(ratio[place]), direction, place))
+        index = int(np.argmax(ratio))
+        found.append((float(ratio[index]), direction, index))
     return max(found)[1:]
 
 
@@ -217,28 +208,13 @@ def event_bound(
 ) -> EpsilonBound:
     """Returns the bound that counts of a chosen event show; see `EpsilonBound`.
 
-    Args:
-      hits: counts of the event where it is likely.
-      false_hits: counts where it is not.
-      num_draws: of each of the two, none of which chose the event.
-      delta: in [0, 1).
-      confidence: of the bound, or of several.
-      direction: of the event.
-      threshold: of the event.
-      share: what part of the error this bound may take.
+    No draw that is counted may have chosen the event. ``share`` is the part of the
+    error ``1 - confidence`` that this bound may take, where several hold together.
     """
-    error = share * (1 - confidence)
-    value = log_ratio_bound(hits, false_hits, num_draws, delta=delta, error=error)
-    return EpsilonBound(
-        epsilon=float(value),
-        delta=float(delta),
-        confidence=confidence,
-        direction=direction,
-        threshold=float(threshold),
-        hits=hits,
-        false_hits=false_hits,
-        num_draws=num_draws,
-    )
+    counts, error = (hits, false_hits, num_draws), share * (1 - confidence)
+    value = float(log_ratio_bound(*counts, delta=delta, error=error))
+    event = direction, float(threshold)
+    return EpsilonBound(value, float(delta), confidence, *event, *counts)
 
 
 def check_confidence(confidence: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,11 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.audit.canaries import Canaries, CanaryLearner, recording
 from jaxdp_episodic.trainer.audit.canary_losses import canary_losses
-from jaxdp_episodic.trainer.audit.run_tables import blocks_of_run
-from jaxdp_episodic.trainer.audit.worst_case import log_likelihood_ratio, worst_case
+from jaxdp_episodic.trainer.audit.worst_case import (
+    blocks_of_run,
+    log_likelihood_ratio,
+    worst_case,
+)
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, TrainingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.assemble import Tables, run_parts, statistics_of
@@ -94,13 +98,10 @@ class Training:
 def training_of_config(
     config: TrainingConfig, base: Path | None = None, *, privacy_unit: str | None = None
 ) -> Training:
-    """Returns the run of a training config, for audits.
+    """Returns the run of a training config, for audits, its noise calibrated.
 
-    Args:
-      config: the run; its step's noise is calibrated as for training.
-      base: folder that paths in the config are relative to.
-      privacy_unit: protect, and audit, another unit than the config's, at the noise
-        of the config.
+    Paths in the config are relative to ``base``. ``privacy_unit`` is another unit than
+    the config's, which is then claimed to be protected by the config's noise.
 
     Raises:
       NotImplementedError: another privacy unit than the config's for a run that begins
@@ -130,9 +131,7 @@ def training_of_config(
 class MarkedStatistics:
     """Statistics of a table whose rows end with marks, which only the learner sees.
 
-    Args:
-      make: the statistics of a table without marks.
-      data: with marks.
+    All but the data and the projected table is that of the statistics without marks.
     """
 
     def __init__(
@@ -140,27 +139,27 @@ class MarkedStatistics:
     ) -> None:
         self.data = data
         bare = ExampleTable(data.features[:, :-1], data.targets, data.population)
-        self._inner, self._marks = make(bare), data.features[:, -1:]
-        self.steps, self.dimensions = self._inner.steps, self._inner.dimensions + 1
-        self.initial, self.release = self._inner.initial, self._inner.release
-        self.learner, self.noise = self._inner.learner, self._inner.noise
+        self._inner = make(bare)
+        self.dimensions = self._inner.dimensions + 1
         self._made: tuple[Any, ExampleTable] | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
     def table(self, state: Any) -> ExampleTable:
-        """Returns the projected features with the marks behind them."""
+        """Returns the projected features, then the marks; made once for a state."""
         seen = self._inner.table(state)
         if self._made is None or self._made[0] is not seen:
-            rows = np.concatenate([seen.features, self._marks], axis=1)
-            table = ExampleTable(rows, seen.targets, seen.population)
-            self._made = seen, table
+            rows = np.concatenate([seen.features, self.data.features[:, -1:]], axis=1)
+            self._made = seen, ExampleTable(rows, seen.targets, seen.population)
         return self._made[1]
 
 
 def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
     """Returns the step with the sizes that the data have, where it states sizes.
 
-    A unit that is out is empty. Sizes that the step states of levels within the privacy
-    unit do not hold then, and its privacy does not rest on them: they are left out.
+    A unit that is out is empty: sizes that the step states of levels within the privacy
+    unit do not hold then. Its privacy does not rest on them, and they are left out.
     """
     if step.population is not None:
         return dataclasses.replace(step, population=data.population)
@@ -182,7 +181,7 @@ def released_ratios(
     num_steps: int,
     on_step: OnStep | None,
 ) -> np.ndarray:
-    """Takes steps with gradient canaries, and returns what each release says of them.
+    """Takes steps with gradient canaries, and returns scores of each release.
 
     Args:
       training: the run.
@@ -193,8 +192,8 @@ def released_ratios(
 
     Returns:
       (gradient steps, canaries) log-likelihood ratios, large where the canary seems to
-      be in; of epochs one row a block of them. An audit stands with any score; this one
-      is strong, but looks away from private statistics.
+      be in; of epochs one row a block of them. An audit is valid with any score; this
+      one is strong, but ignores private statistics.
     """
     statistics: Any = None
     shape = training.data.features.shape[1:]
@@ -203,11 +202,7 @@ def released_ratios(
         statistics = MarkedStatistics(training.start, data)
         shape, kind = (statistics.dimensions - 1,), "float32"
     learner = CanaryLearner(
-        training.learner,
-        shape,
-        kind,
-        canaries.number,
-        training.l2_clip_norm,
+        training.learner, shape, kind, canaries.number, training.l2_clip_norm
     )
     marked = dataclasses.replace(
         training,
@@ -232,13 +227,12 @@ def released_ratios(
         # All of a batch but the canary contribute the opposite.
         batch = trainer.sampler.expected_units / float(step.noise_multiplier)
         released = [release + batch for release in released]
-    branches, rows, start = worst_case(step), [], 0
+    branches, rows, later = worst_case(step), [], iter(released)
     for length, taken in blocks_of_run(step, num_steps - first):
-        part = np.stack(released[start : start + taken], axis=-1)
+        part = np.stack(list(itertools.islice(later, taken)), axis=-1)
         part = part if length > 1 else part[..., 0]
         block = branches._replace(block=length, taken=taken)
         rows.append(log_likelihood_ratio(block, part))
-        start += taken
     return np.stack(rows)
 
 
@@ -260,10 +254,10 @@ def falls_of_losses(
     generator: np.random.Generator,
     on_step: OnStep | None,
 ) -> np.ndarray:
-    """Trains with input canaries; returns (canaries,) by how much each one's loss fell.
+    """Trains with input canaries; returns the fall of each one's loss, (canaries,).
 
     Arguments are those of `released_ratios`, with canaries of `input_canaries`;
-    ``generator`` chooses their companions when the model is asked about them.
+    ``generator`` chooses the companions in the episodes of each loss.
     """
     trainer = training.trainer(data, num_steps=num_steps)
     for _ in _steps_of(trainer, on_step):

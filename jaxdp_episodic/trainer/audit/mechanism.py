@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -24,12 +25,12 @@ from jaxdp_episodic.accountant.questions.dominating_pair import run_of
 from jaxdp_episodic.trainer.audit.confidence import (
     BACKWARD,
     FORWARD,
+    MOST_TRIALS,
     EpsilonBound,
     best_event,
     check_confidence,
     event_bound,
 )
-from jaxdp_episodic.trainer.audit.run_tables import tables_of_run
 from jaxdp_episodic.trainer.audit.simulation import (
     NUM_BINS,
     exceedances,
@@ -40,12 +41,13 @@ from jaxdp_episodic.trainer.audit.simulation import (
 from jaxdp_episodic.trainer.audit.worst_case import (
     Branches,
     dominating_branches,
+    tables_of_run,
     worst_case,
 )
 
 # Share of the draws by which the event is chosen; the others are counted.
-_CHOOSING = 0.1
-_MOST_DRAWS = 10**10
+_CHOOSING_SHARE = 0.1
+_MOST_NATS = 100.0  # no count of draws shows an epsilon near it
 
 
 class MechanismAudit(NamedTuple):
@@ -118,12 +120,10 @@ def audit_mechanism(
     """
     parts = _checked_parts(step, num_steps)
     _validation.open_unit_array("delta", delta)
-    run: dict[str, Any] = {"delta": delta}
-    if isinstance(step, GaussianStep):
-        run["num_steps"] = num_steps
+    run: dict[str, Any] = {"delta": delta, "num_steps": num_steps}
     exact = float(epsilon(step, **run))
     claimed_rdp = float(epsilon(step, method="rdp", **run))
-    _validation.whole_number("num_draws", num_draws, minimum=100, maximum=_MOST_DRAWS)
+    _validation.whole_number("num_draws", num_draws, minimum=100, maximum=MOST_TRIALS)
     check_confidence(confidence)
     path = _worst_path(step, num_steps, delta)
     begun = time.perf_counter()
@@ -135,11 +135,11 @@ def audit_mechanism(
             delta=delta,
             num_draws=num_draws,
             confidence=confidence,
-            reach=3 * min(exact, claimed_rdp, 100.0) + 1,
-            key=jax.random.fold_in(jax.random.key(seed), place),
+            reach=3 * min(exact, claimed_rdp, _MOST_NATS) + 1,
+            key=jax.random.fold_in(jax.random.key(seed), index),
             on_draws=on_draws,
         )
-        for place, table in enumerate(tables[:1] if is_one else tables)
+        for index, table in enumerate(tables[:1] if is_one else tables)
     ]
     seconds = time.perf_counter() - begun
     total = sum(count for _, count in parts)
@@ -180,34 +180,29 @@ def audit_branches(
     """
     parts = [make_part(branches, count) for branches, count in run]
     keys = jax.random.split(key, 4)
-    choosing = max(int(_CHOOSING * num_draws), 1)
+    choosing = max(int(_CHOOSING_SHARE * num_draws), 1)
     counting = num_draws - choosing
-    with_unit, without = (
-        tallied(
-            parts, key, choosing, histogram, [reach], with_unit=is_in, on_draws=on_draws
-        )[0]
-        for key, is_in in zip(keys[:2], (True, False), strict=True)
-    )
-    direction, place = best_event(
+
+    def counted(keys: Any, number: int, tally: Any, edges: list[float]) -> list[Any]:
+        return [
+            tallied(
+                parts, key, number, tally, edges, with_unit=is_in, on_draws=on_draws
+            )
+            for key, is_in in zip(keys, (True, False), strict=True)
+        ]
+
+    (with_unit, _), (without, _) = counted(keys[:2], choosing, histogram, [reach])
+    direction, index = best_event(
         {FORWARD: _tails(with_unit, reach), BACKWARD: _tails(without[::-1], reach)},
         int(with_unit.sum()),
         num_later=counting,
         delta=delta,
         error=1 - confidence,
     )
-    edge = np.linspace(-reach, reach, NUM_BINS + 1)[1:-1][place]
+    edge = np.linspace(-reach, reach, NUM_BINS + 1)[1:-1][index]
     threshold = edge if direction == FORWARD else -edge
-    (above_with, number), (above_without, _) = (
-        tallied(
-            parts,
-            key,
-            counting,
-            exceedances,
-            [threshold],
-            with_unit=is_in,
-            on_draws=on_draws,
-        )
-        for key, is_in in zip(keys[2:], (True, False), strict=True)
+    (above_with, number), (above_without, _) = counted(
+        keys[2:], counting, exceedances, [threshold]
     )
     hits, misses = int(above_with[0]), int(above_without[0])
     if direction == BACKWARD:
@@ -226,8 +221,8 @@ def audit_branches(
 def _tails(counts: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:
     """How many losses lie above each inner edge, here and on the other side.
 
-    The other side's number is not counted but estimated from this one's, as the loss
-    is the logarithm of their ratio: a choice by rare counts would fall for luck.
+    The other side's number is not counted but estimated from this one's, as the loss is
+    the logarithm of their ratio: rare counts would favour events that came by chance.
     """
     width = 2 * reach / NUM_BINS
     middles = -reach + width * (np.arange(NUM_BINS) + 0.5)
@@ -279,29 +274,26 @@ def _tables(
     path: int,
 ) -> list[tuple[Branches, int]]:
     """The tables of a run, and how often each of them comes."""
-    return [
-        table
-        for step, count in parts
-        for table in tables_of_run(make, step, count, path)
-    ]
+    tables = (tables_of_run(make, step, count, path) for step, count in parts)
+    return list(itertools.chain.from_iterable(tables))
 
 
 def _is_one(
     first: Sequence[tuple[Branches, int]], second: Sequence[tuple[Branches, int]]
 ) -> bool:
     """True if two runs are the same mechanism."""
+
+    def alike(a: Branches, b: Branches) -> bool:
+        if a.is_mirrored or b.is_mirrored:
+            return False
+        # The mirror point is used by mirrored tables alone.
+        pairs = zip(a._replace(mirror=0.0), b._replace(mirror=0.0), strict=True)
+        return all(
+            np.shape(x) == np.shape(y) and np.allclose(x, y, rtol=1e-12)
+            for x, y in pairs
+        )
+
     return len(first) == len(second) and all(
-        number == other and _alike(a, b)
+        number == other and alike(a, b)
         for (a, number), (b, other) in zip(first, second, strict=True)
-    )
-
-
-def _alike(first: Branches, second: Branches) -> bool:
-    """True if two tables are the same mechanism."""
-    if first.is_mirrored or second.is_mirrored:
-        return False
-    return all(
-        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-12)
-        for name, a, b in zip(first._fields, first, second, strict=True)
-        if name != "turn"  # which only mirrored tables use
     )

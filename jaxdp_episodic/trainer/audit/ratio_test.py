@@ -10,24 +10,25 @@ bounded from above on every cell of a grid, so nothing is left to an approximati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 import numpy as np
 
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
 
-# Share of the error spent on the interval of q.
+# Share of the error spent on the interval of q; the rest is spent on the test.
 NUISANCE = 0.02
-# Widths of a cell of q and of a block of counts, in standard deviations of the count.
-_FINENESS = 0.08
-# Deviations beyond which counts are no longer told apart.
-_SPREAD = 6.0
-_MOST_TESTS = 30
-# A bound is not improved further where so many deviations are left.
-_CLOSE = 0.01
-LEAST_ERROR = 1e-12
-# Chances are moved outwards by this, against the rounding of 1 - q.
+# Width of a cell of q and of a block of counts, in standard deviations of the count.
+# The bound is valid for any; a finer grid makes it tighter and slower.
+_CELL_WIDTH = 0.08
+# Counts more standard deviations than this beyond the interval share one block.
+_TAIL_DEVIATIONS = 6.0
+_MOST_TESTS = 30  # values of epsilon; the largest one disproved is valid at any end
+# Tolerance of the search for epsilon, in standard deviations of the score.
+_TOLERANCE = 0.01
+LEAST_ERROR = 1e-12  # of a bound; the tests compare errors down to it
+# Relative margin of each cell's ends, against the rounding of 1 - q.
 _OUTWARD = 1e-7
 
 
@@ -39,11 +40,11 @@ def score(
     delta: float,
     error: float,
 ) -> np.ndarray:
-    """Returns the ratio ``g`` at which the counts lie just on the edge of surprise.
+    """Returns the ratio ``g`` that a normal test of this error just rejects.
 
     ``hits - n delta = g y + z sd``, where y is ``false_hits + 1``, z the normal
-    quantile of the error and sd the standard deviation of the difference. It grows with
-    ``hits`` and falls with ``false_hits``: an order of all outcomes, and an
+    quantile of the error and sd the standard deviation of the difference. It increases
+    with ``hits`` and decreases with ``false_hits``: an order of all outcomes, and an
     *estimate* of the bound that `log_ratio_bound` gives.
 
     Args:
@@ -71,7 +72,7 @@ def log_ratio_lower_bound(
     hits: int,
     false_hits: int,
     num_draws: int,
-    false_chances: tuple[float, float],
+    false_chances: Sequence[float],
     *,
     delta: float,
     error: float,
@@ -104,13 +105,13 @@ def log_ratio_lower_bound(
     )
     low, high = _cells(false_hits, num_draws, false_chances)
     fewer = _chance_of_fewer(starts[1:], num_draws, low)
-    # By how much epsilon moves the score by one deviation.
+    # The change of epsilon that moves the score by one standard deviation.
     own = hits * (1 - hits / num_draws)
-    spread = math.sqrt(own + ratio**2 * max(false_hits, 1))
-    scale = spread / (ratio * max(false_hits, 1))
+    deviation = math.sqrt(own + ratio**2 * max(false_hits, 1))
+    scale = deviation / (ratio * max(false_hits, 1))
 
     def margin(epsilon: float) -> float:
-        """How surely the counts disprove epsilon, in deviations more than is asked."""
+        """Normal quantile of the p-value at epsilon, less the one that is asked for."""
         chance = _worst_chance(firsts, num_draws, high, fewer, epsilon, delta)
         return _deviations(chance) - _deviations(level)
 
@@ -120,9 +121,9 @@ def log_ratio_lower_bound(
 def _largest(margin: Callable[[float], float], start: float, scale: float) -> float:
     """About the largest epsilon whose margin is not negative; 0 if none is found.
 
-    The margin falls with epsilon, but may stay where it is for a while.
+    The margin is nonincreasing in epsilon, and may be constant on intervals.
     """
-    low, high = (0.0, math.inf), (math.inf, -math.inf)  # epsilon and its margin
+    low, high = (0.0, math.inf), (math.inf, -math.inf)  # bracket: epsilon, its margin
     epsilon, step = start, 0.1 * scale
     for _ in range(_MOST_TESTS):
         found = margin(epsilon)
@@ -130,10 +131,9 @@ def _largest(margin: Callable[[float], float], start: float, scale: float) -> fl
             low = epsilon, found
         else:
             high = epsilon, found
-        if 0 <= found <= _CLOSE or high[0] - low[0] <= _CLOSE * scale:
+        if 0 <= found <= _TOLERANCE or high[0] - low[0] <= _TOLERANCE * scale:
             break
-        if math.isinf(high[0]) or low[0] == 0:
-            # No bracket yet: further and further away.
+        if math.isinf(high[0]) or low[0] == 0:  # no bracket yet: double the step
             step *= 2
             down = max(high[0] - step, 0.5 * high[0])
             epsilon = low[0] + step if math.isinf(high[0]) else down
@@ -160,47 +160,46 @@ def _edge_of_outcomes(
     ratio: float,
     hits: int,
     false_hits: int,
-    false_chances: tuple[float, float],
+    false_chances: Sequence[float],
     num_draws: int,
     *,
     delta: float,
     error: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The outcomes with such a score or a larger one, as steps of a staircase.
+    """The outcomes whose score is at least ``ratio``, as a staircase from outside.
 
-    From ``starts[b]`` false hits on (the first is 0) it takes ``firsts[b]`` hits; fewer
-    than in truth within a block, which lets in more outcomes.
+    At ``starts[b]`` false hits or more (the first is 0) it takes ``firsts[b]`` hits:
+    rounded down within each block, which lets in more outcomes.
     """
     deviation = math.sqrt(false_hits + 1)
-    step = max(1, int(_FINENESS * deviation))
-    reach = _SPREAD * deviation + 20
+    step = max(1, int(_CELL_WIDTH * deviation))
+    reach = _TAIL_DEVIATIONS * deviation + 20
     begin = max(0, int(num_draws * false_chances[0] - reach))
     end = min(num_draws, int(num_draws * false_chances[1] + reach))
     starts = np.arange(begin, end + 1, step, dtype=np.float64)
     starts = starts if begin == 0 else np.concatenate([[0.0], starts])
     z = _quantile(error)
     middle = num_draws * delta + ratio * (starts + 1)
-    spread = ratio**2 * _variance(starts + 1, num_draws, z) + 0.25 * z * z
-    # Larger root of (x - middle)² = z² (x - x²/n + spread), without cancellation.
+    variance = ratio**2 * _variance(starts + 1, num_draws, z) + 0.25 * z * z
+    # Larger root of (x - middle)² = z² (x - x²/n + variance), without cancellation.
     lead, half = 1 + z * z / num_draws, middle + 0.5 * z * z
-    under_root = middle * (1 - middle / num_draws) + 0.25 * z * z + lead * spread
+    under_root = middle * (1 - middle / num_draws) + 0.25 * z * z + lead * variance
     root = z * np.sqrt(np.maximum(under_root, 0.0))
     firsts = np.ceil((half + root) / lead * (1 - 1e-12) - 1e-6)
-    if begin:
-        # Fewer false hits than are looked at: as if every outcome counted.
+    if begin:  # the block of all smaller counts: as if every outcome were extreme
         firsts[0] = 0
-    # What was seen is among them, whatever is rounded.
+    # The counts that were seen are among the outcomes, whatever is rounded.
     here = int(np.searchsorted(starts, false_hits, side="right")) - 1
     firsts[here] = min(firsts[here], hits)
     return starts, np.minimum.accumulate(firsts[::-1])[::-1]
 
 
 def _cells(
-    false_hits: int, num_draws: int, false_chances: tuple[float, float]
+    false_hits: int, num_draws: int, false_chances: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper ends of the cells into which the interval of q is cut."""
     low, high = false_chances
-    width = _FINENESS * math.sqrt(false_hits + 1) / num_draws
+    width = _CELL_WIDTH * math.sqrt(false_hits + 1) / num_draws
     edges = np.linspace(low, high, 1 + max(1, math.ceil((high - low) / width)))
     return edges[:-1] * (1 - _OUTWARD), np.minimum(edges[1:] * (1 + _OUTWARD), 1.0)
 
@@ -208,8 +207,8 @@ def _cells(
 def _chance_of_fewer(
     counts: np.ndarray, num_draws: int, chance: np.ndarray
 ) -> np.ndarray:
-    """(cells, counts) upper bounds of the chance of fewer than so many."""
-    # Where 1 - q is 1 in floating point there are none: fewer with certainty.
+    """(cells, counts) upper bounds of ``P(false hits < count)``."""
+    # Where 1 - q rounds to 1 the tail cannot be computed: its bound is 1.
     none = chance < 1e-15
     rest = 1 - np.where(none, 0.5, chance)
     tail = log_binomial_tail(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -27,9 +28,11 @@ Release = Callable[[jax.Array, bool], Any]
 Score = Callable[[Any], Any]
 """From a release to one number, large where the unit seems to be there."""
 
+# At which claims are tested: with few calls a large delta shows more than a small one.
 DELTAS = (1e-5, 1e-3, 1e-2, 1e-1)
-_CHOOSING = 0.3
-_MOST_THRESHOLDS = 2000
+# Share of the draws by which score and event are chosen; the others are counted.
+CHOOSING_SHARE = 0.3
+_MOST_THRESHOLDS = 2000  # that are tried for an event
 
 
 class ReleaseAudit(NamedTuple):
@@ -78,8 +81,7 @@ def audit_release(
 
     Unlike `audit_mechanism` it knows nothing of what is inside, so it catches faults of
     code: too little noise, no clipping, a unit drawn too often. A claim is a whole
-    curve, and with few calls a large delta shows more than a small one; so several
-    deltas are tested, and their bounds hold together.
+    curve: several deltas are tested, and their bounds hold together.
 
     The first calls choose the score, where none is given (the direction in which the
     means differ), and the events; the others are counted.
@@ -114,94 +116,91 @@ def audit_release(
         )
     number = _validation.whole_number("num_draws", num_draws, minimum=100)
     check_confidence(confidence)
-    calls = _Calls(
-        release, score, jax.random.key(seed), is_jax, draws_at_once, on_draws
-    )
-    choosing = int(_CHOOSING * number)
-    pilot = calls.scores(choosing, True), calls.scores(choosing, False)
-    direction = None
+    of_call = _scored(release, score, is_jax, draws_at_once, on_draws or (lambda _: 0))
+    key = jax.random.key(seed)
+
+    def scores(number: int, direction: np.ndarray | None = None) -> Any:
+        """Scores of fresh calls with the unit, and without it."""
+        nonlocal key
+        found = []
+        for is_in in (True, False):
+            key, fresh = jax.random.split(key)
+            parts = of_call(fresh, number, is_in)
+            rows = [part if direction is None else part @ direction for part in parts]
+            found.append(np.concatenate(rows)[:number])
+        return tuple(found)
+
+    choosing = int(CHOOSING_SHARE * number)
+    choice, direction = scores(choosing), None
     if score is None:
-        direction = pilot[0].mean(axis=0) - pilot[1].mean(axis=0)
-        pilot = pilot[0] @ direction, pilot[1] @ direction
-    counting = number - choosing
-    scores = (
-        calls.scores(counting, True, direction),
-        calls.scores(counting, False, direction),
-    )
-    bounds = [
-        score_bound(
-            pilot,
-            scores,
-            delta=float(delta),
-            confidence=confidence,
-            share=1 / len(levels),
-        )
-        for delta in levels
-    ]
-    return ReleaseAudit(claims, tuple(bounds))
+        direction = choice[0].mean(axis=0) - choice[1].mean(axis=0)
+        choice = choice[0] @ direction, choice[1] @ direction
+    counted = scores(number - choosing, direction)
+    return ReleaseAudit(claims, score_bounds(choice, counted, levels, confidence))
 
 
-def score_bound(
-    pilot: tuple[np.ndarray, np.ndarray],
-    scores: tuple[np.ndarray, np.ndarray],
-    *,
-    delta: float,
+def score_bounds(
+    choice: tuple[np.ndarray, np.ndarray],
+    counted: tuple[np.ndarray, np.ndarray],
+    deltas: Sequence[float] | np.ndarray,
     confidence: float = 0.95,
-    share: float = 1.0,
-) -> EpsilonBound:
-    """Returns the bound that scores of many independent releases show.
+) -> tuple[EpsilonBound, ...]:
+    """Returns the bound at each delta that scores of independent releases show.
 
     Args:
-      pilot: scores ``(with the unit, without)``, by which the event is chosen.
-      scores: others, equally many of both, that are counted.
-      delta: in (0, 1).
-      confidence: of the bound, or of several.
-      share: what part of the error this one may take.
+      choice: scores ``(with the unit, without)``, by which the events are chosen.
+      counted: others, equally many of both, that are counted.
+      deltas: each in (0, 1).
+      confidence: of all bounds together.
 
     Raises:
       ValueError: unequal numbers of scores, or NaN among them.
     """
-    if len(scores[0]) != len(scores[1]) or len(pilot[0]) != len(pilot[1]):
+    if len(counted[0]) != len(counted[1]) or len(choice[0]) != len(choice[1]):
         raise ValueError(
             "scores must be equally many with and without the unit, got "
-            f"{len(scores[0])} and {len(scores[1])}"
+            f"{len(counted[0])} and {len(counted[1])}"
         )
-    if any(np.isnan(s).any() for s in (*pilot, *scores)):
+    if any(np.isnan(s).any() for s in (*choice, *counted)):
         raise ValueError("scores must not be NaN")
-    number = len(scores[0])
+    number, share = len(counted[0]), 1 / len(deltas)
     edges, events = {}, {}
-    for direction, sign, both in ((FORWARD, 1.0, pilot), (BACKWARD, -1.0, pilot[::-1])):
-        edges[direction] = _thresholds(sign * np.concatenate(pilot))
+    for direction, sign, both in (
+        (FORWARD, 1.0, choice),
+        (BACKWARD, -1.0, choice[::-1]),
+    ):
+        edges[direction] = _thresholds(sign * np.concatenate(choice))
         hits, misses = (
             len(one) - np.searchsorted(np.sort(sign * one), edges[direction], "right")
             for one in both
         )
-        # One more: an event that has not come yet is not one that never comes.
+        # One more: an event without a false hit yet may still have a chance of one.
         events[direction] = hits, misses + 1
-    direction, place = best_event(
-        events,
-        len(pilot[0]),
-        num_later=number,
-        delta=delta,
-        error=share * (1 - confidence),
-    )
-    sign, edge = 1.0 if direction == FORWARD else -1.0, edges[direction][place]
-    above = [int(np.sum(sign * one > edge)) for one in scores]
-    hits, misses = above if sign > 0 else above[::-1]
-    return event_bound(
-        hits,
-        misses,
-        number,
-        delta=delta,
-        confidence=confidence,
-        direction=direction,
-        threshold=sign * edge,
-        share=share,
-    )
+    error, bounds = share * (1 - confidence), []
+    for delta in map(float, deltas):
+        direction, index = best_event(
+            events, len(choice[0]), num_later=number, delta=delta, error=error
+        )
+        sign, edge = 1.0 if direction == FORWARD else -1.0, edges[direction][index]
+        above = [int(np.sum(sign * one > edge)) for one in counted]
+        hits, misses = above if sign > 0 else above[::-1]
+        bounds.append(
+            event_bound(
+                hits,
+                misses,
+                number,
+                delta=delta,
+                confidence=confidence,
+                direction=direction,
+                threshold=sign * edge,
+                share=share,
+            )
+        )
+    return tuple(bounds)
 
 
 def _thresholds(scores: np.ndarray) -> np.ndarray:
-    """Scores of the pilot to be tried, more of the large ones."""
+    """Scores to be tried as thresholds, more of the large ones."""
     scores = np.unique(scores)
     if len(scores) <= _MOST_THRESHOLDS:
         return scores
@@ -209,67 +208,42 @@ def _thresholds(scores: np.ndarray) -> np.ndarray:
     return scores[len(scores) - np.unique(ranks.astype(int))]
 
 
-class _Calls:
-    """Calls a mechanism with keys that are never used twice, and scores it."""
+def _scored(
+    release: Release,
+    score: Score | None,
+    is_jax: bool,
+    draws_at_once: int,
+    on_draws: Callable[[int], Any],
+) -> Callable[[jax.Array, int, bool], Iterator[np.ndarray]]:
+    """Yields scores of calls with fresh keys; without a score, all released numbers."""
+    numpy: Any = jnp if is_jax else np
 
-    def __init__(
-        self,
-        release: Release,
-        score: Score | None,
-        key: jax.Array,
-        is_jax: bool,
-        at_once: int,
-        on_draws: Callable[[int], None] | None,
-    ) -> None:
-        self._key, self._is_jax = key, is_jax
-        self._at_once, self._on_draws = at_once, on_draws
-        of_release = self._flat if score is None else score
-        self._scored: dict[bool, Callable[[jax.Array], Any]] = {
-            is_in: lambda one, is_in=is_in: of_release(release(one, is_in))
-            for is_in in (True, False)
-        }
-        if is_jax:  # compiled once, for the pilot and for what is counted
-            for is_in, scored in self._scored.items():
-                self._scored[is_in] = jax.jit(jax.vmap(scored))
+    def flat(released: Any) -> Any:
+        leaves = jax.tree.leaves(released)
+        return numpy.concatenate([numpy.ravel(leaf) for leaf in leaves])
 
-    def _flat(self, released: Any) -> Any:
-        """All numbers of a release, as one vector."""
-        numpy: Any = jnp if self._is_jax else np
-        leaves = [numpy.ravel(leaf) for leaf in jax.tree.leaves(released)]
-        return numpy.concatenate(leaves)
+    def one_call(key: jax.Array, is_in: bool) -> Any:
+        return (flat if score is None else score)(release(key, is_in))
 
-    def scores(
-        self, number: int, with_unit: bool, direction: np.ndarray | None = None
-    ) -> np.ndarray:
-        """(number, ...) scores of fresh calls; of vectors, along a direction."""
-        self._key, key = jax.random.split(self._key)
-        parts = self._vectorized if self._is_jax else self._in_turn
-        rows = [
-            part if direction is None else part @ direction
-            for part in parts(key, number, self._scored[with_unit])
-        ]
-        return np.concatenate(rows)[:number]
-
-    def _in_turn(
-        self, key: jax.Array, number: int, scored: Callable[[jax.Array], Any]
-    ) -> Iterator[np.ndarray]:
+    def one_by_one(key: jax.Array, number: int, is_in: bool) -> Iterator[np.ndarray]:
         # JAX compiles for seconds to take an array of keys apart; NumPy does not.
         data = np.asarray(jax.random.key_data(jax.random.split(key, number)))
         kind = jax.random.key_impl(key)
-        for one in data:
-            row = scored(jax.random.wrap_key_data(one, impl=kind))
-            yield np.asarray(row, np.float64)[None]
-            self._count(1)
+        for row in data:
+            scored = one_call(jax.random.wrap_key_data(row, impl=kind), is_in)
+            yield np.asarray(scored, np.float64)[None]
+            on_draws(1)
 
-    def _vectorized(
-        self, key: jax.Array, number: int, scored: Callable[[jax.Array], Any]
-    ) -> Iterator[np.ndarray]:
-        size = min(self._at_once, number)
+    compiled = {
+        is_in: jax.jit(jax.vmap(functools.partial(one_call, is_in=is_in)))
+        for is_in in (True, False)
+    }
+
+    def vectorized(key: jax.Array, number: int, is_in: bool) -> Iterator[np.ndarray]:
+        size = min(draws_at_once, number)
         for done in range(0, number, size):
             keys = jax.random.split(jax.random.fold_in(key, done), size)
-            yield np.asarray(scored(keys), np.float64)
-            self._count(size)
+            yield np.asarray(compiled[is_in](keys), np.float64)
+            on_draws(size)
 
-    def _count(self, calls: int) -> None:
-        if self._on_draws is not None:
-            self._on_draws(calls)
+    return vectorized if is_jax else one_by_one

@@ -51,10 +51,8 @@ class AuditRow(NamedTuple):
     @property
     def claimed(self) -> float:
         """The smallest claim, nats."""
-        return min(
-            self.claimed_exact,
-            math.inf if self.claimed_rdp is None else self.claimed_rdp,
-        )
+        rdp = math.inf if self.claimed_rdp is None else self.claimed_rdp
+        return min(self.claimed_exact, rdp)
 
     @property
     def is_above(self) -> bool:
@@ -98,11 +96,7 @@ def audit_document(rows: Sequence[AuditRow], **facts: Any) -> dict[str, Any]:
         "is_violated": any(row.is_violated for row in rows),
         "rows": [
             {
-                "name": row.name,
-                "attacker": row.attacker,
-                "delta": row.delta,
-                "claimed_rdp": row.claimed_rdp,
-                "claimed_exact": row.claimed_exact,
+                **row._asdict(),
                 "audited": row.audited,
                 "gap": row.gap,
                 "share_of_exact": row.share,

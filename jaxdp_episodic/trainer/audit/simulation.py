@@ -3,11 +3,11 @@
 The statistic is the sum of the steps' log-likelihood ratios, the most powerful test.
 Draws are never kept: 10^10 steps take the memory of 10^5.
 
-Their random numbers are of many small generators side by side: xoshiro128++ costs a
-fraction of threefry and passes the batteries of tests (BigCrush, PractRand) that a
-simulation needs. Each lane is a generator of its own whose 128-bit state comes from
-threefry: that two lanes overlap has a probability below ``lanes^2 2^-94`` for 2^32
-numbers each. It is for audits only; nothing that is released is ever made with it.
+Their random numbers come from many small generators: xoshiro128++ costs a fraction of
+threefry and passes the batteries of tests (BigCrush, PractRand) that a simulation
+needs. Each stream has a 128-bit state of its own, made by threefry: that two of n
+streams overlap has a probability below ``n^2 2^-94`` for 2^32 numbers each. It is for
+audits only; nothing that is released is ever made with it.
 
 Reference: Blackman and Vigna (2021), "Scrambled Linear Pseudorandom Number Generators",
 ACM TOMS 47(4), arXiv:1805.01407, xoshiro128++.
@@ -30,29 +30,29 @@ from jaxdp_episodic.trainer.audit.worst_case import Branches
 State = tuple[Array, Array, Array, Array]
 
 
-def seeded(key: Array, lanes: int) -> State:
-    """Returns the states of so many generators, each (lanes,) uint32."""
-    words = jax.random.bits(key, (4, lanes), jnp.uint32)
-    # The one state that stays where it is.
-    stuck = jnp.all(words == 0, axis=0)
-    return words[0], words[1], words[2], jnp.where(stuck, jnp.uint32(1), words[3])
+def seeded(key: Array, streams: int) -> State:
+    """Returns the states of independent generators, each (streams,) uint32."""
+    words = jax.random.bits(key, (4, streams), jnp.uint32)
+    is_fixed_point = jnp.all(words == 0, axis=0)  # the only one
+    last = jnp.where(is_fixed_point, jnp.uint32(1), words[3])
+    return words[0], words[1], words[2], last
 
 
 def next_bits(state: State) -> tuple[Array, State]:
-    """Returns 32 fresh bits of every lane, (lanes,) uint32, and the next states."""
+    """Returns 32 fresh bits of every stream, (streams,) uint32, and the next states."""
     s0, s1, s2, s3 = state
     bits = _rotated(s0 + s3, 7) + s0
-    moved = s1 << 9
+    shifted = s1 << 9
     s2 = s2 ^ s0
     s3 = s3 ^ s1
     s1 = s1 ^ s2
     s0 = s0 ^ s3
-    s2 = s2 ^ moved
+    s2 = s2 ^ shifted
     return bits, (s0, s1, s2, _rotated(s3, 11))
 
 
 def normal_pairs(state: State) -> tuple[tuple[Array, Array], State]:
-    """Returns two independent standard normal numbers of every lane, float32.
+    """Returns two independent standard normal numbers of every stream, float32.
 
     Box and Muller's (1958) radius is made from 32 bits, so the tails reach 6.66
     deviations and chances above 1e-7 are right to 1 %; float32 numbers made from 23
@@ -68,16 +68,16 @@ def normal_pairs(state: State) -> tuple[tuple[Array, Array], State]:
     return (radius * jnp.cos(angle), radius * jnp.sin(angle)), state
 
 
-def _rotated(word: Array, places: int) -> Array:
-    return (word << places) | (word >> (32 - places))
+def _rotated(word: Array, bits: int) -> Array:
+    return (word << bits) | (word >> (32 - bits))
 
 
-_MOST_LANES = 1 << 17
+_MOST_STREAMS = 1 << 17  # arrays of half a megabyte
 # Steps in one call of the kernel: a second or two, after which progress is shown.
 _STEPS_PER_CALL = 1 << 27
-# Ratios are cut at e^40: no count of draws shows a larger epsilon.
+# Density ratios are clipped at e^40: no count of draws shows a larger epsilon.
 _LARGEST_EXPONENT = 40.0
-NUM_BINS = 2048
+NUM_BINS = 2048  # of a histogram of losses, by which the threshold is chosen
 
 
 class Tables(NamedTuple):
@@ -89,7 +89,7 @@ class Tables(NamedTuple):
       shifts: (2, c) mean of the release in every branch, with and without the unit.
       means: (d,) all different means but 0.
       weights: (2, d + 1) their chances with and without the unit, that of 0 first.
-      turn: see `Branches`.
+      mirror: see `Branches`.
       multiplier_cuts: (k - 1,) uint32.
       multipliers: (k,).
     """
@@ -98,7 +98,7 @@ class Tables(NamedTuple):
     shifts: Any
     means: Any
     weights: Any
-    turn: Any
+    mirror: Any
     multiplier_cuts: Any
     multipliers: Any
 
@@ -122,7 +122,7 @@ class Part(NamedTuple):
 
 
 def make_part(branches: Branches, number: int) -> Part:
-    """Returns so many steps, or blocks, with these branches."""
+    """Returns ``number`` steps, or blocks, with these branches."""
     outer = branches.outer_rate
     chances = np.concatenate([[1 - outer], outer * branches.weight])
     shifts = np.stack([branches.with_unit, branches.without_unit])
@@ -136,7 +136,7 @@ def make_part(branches: Branches, number: int) -> Part:
         shifts.astype(np.float32),
         means[1:].astype(np.float32),
         weights.astype(np.float32),
-        np.float32(branches.turn),
+        np.float32(branches.mirror),
         _cuts(branches.multiplier_weight),
         branches.multiplier.astype(np.float32),
     )
@@ -149,9 +149,9 @@ def histogram(losses: Array, edges: Array) -> Array:
     ``edges`` is (1,), the reach: the bins cover [-reach, reach]; what lies beyond falls
     into the outermost.
     """
-    place = jnp.floor((losses + edges[0]) * (0.5 * NUM_BINS / edges[0]))
-    place = jnp.clip(place, 0, NUM_BINS - 1).astype(jnp.int32)
-    return jnp.zeros(NUM_BINS, jnp.int32).at[place].add(1)
+    index = jnp.floor((losses + edges[0]) * (0.5 * NUM_BINS / edges[0]))
+    index = jnp.clip(index, 0, NUM_BINS - 1).astype(jnp.int32)
+    return jnp.zeros(NUM_BINS, jnp.int32).at[index].add(1)
 
 
 def exceedances(losses: Array, edges: Array) -> Array:
@@ -169,7 +169,7 @@ def tallied(
     with_unit: bool,
     on_draws: Callable[[int], None] | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Returns a tally of the losses of so many runs, and how many were simulated.
+    """Returns a tally of the losses of ``num_draws`` runs, and their exact number.
 
     Args:
       parts: the run.
@@ -183,16 +183,17 @@ def tallied(
     Returns:
       ``((k,) int64, int)``.
     """
-    lanes = min(_MOST_LANES, 1 << max(0, math.ceil(math.log2(max(num_draws / 2, 1)))))
-    passes = -(-num_draws // (2 * lanes))
+    streams = 1 << max(0, math.ceil(math.log2(max(num_draws / 2, 1))))
+    streams = min(_MOST_STREAMS, streams)
+    passes = -(-num_draws // (2 * streams))
     counts = np.asarray([part.number for part in parts], np.int32)
     blocks = np.asarray([(part.block, part.taken) for part in parts], np.int32)
-    per_pass = 2 * lanes * sum(part.number * part.taken for part in parts)
+    per_pass = 2 * streams * sum(part.number * part.taken for part in parts)
     per_call = max(1, _STEPS_PER_CALL // max(per_pass, 1))
     kinds = tuple((part.is_mirrored, part.block > 1) for part in parts)
     tables = tuple(part.tables for part in parts)
     edges, side = np.asarray(edges, np.float32), np.int32(not with_unit)
-    state = seeded(key, lanes)
+    state = seeded(key, streams)
     total: Any = 0
     for done in range(0, passes, per_call):
         now = min(per_call, passes - done)
@@ -201,8 +202,8 @@ def tallied(
         )
         total = total + np.asarray(found, np.int64)
         if on_draws is not None:
-            on_draws(2 * lanes * now)
-    return total, 2 * lanes * passes
+            on_draws(2 * streams * now)
+    return total, 2 * streams * passes
 
 
 @functools.partial(jax.jit, static_argnames=("tally", "kinds"))
@@ -217,34 +218,33 @@ def _simulated(
     tally: Callable[[Array, Array], Array],
     kinds: tuple[tuple[bool, bool], ...],
 ) -> tuple[State, Array]:
-    """So many passes, each of two runs a lane; side 0 is with the unit, 1 without.
+    """Passes of two runs a stream; side 0 is with the unit, 1 without.
 
     ``kinds`` says of every part whether it is mirrored, and made of blocks.
     """
-    lanes = len(state[0])
+    streams = len(state[0])
 
     def one_pass(_: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
         state, total = carry
-        losses = jnp.zeros(lanes, jnp.float32), jnp.zeros(lanes, jnp.float32)
-        for place, table in enumerate(tables):
+        losses = jnp.zeros(streams, jnp.float32), jnp.zeros(streams, jnp.float32)
+        for part, table in enumerate(tables):
 
-            def one_step(_: Array, carry: Any, table=table, place=place) -> Any:
+            def one_step(_: Array, carry: Any, table=table, part=part) -> Any:
                 state, (first, second) = carry
-                is_mirrored, is_block = kinds[place]
+                is_mirrored, is_block = kinds[part]
                 if is_block:
-                    (a, b), state = _block_losses(table, state, blocks[place], side)
-                    return state, (first + a, second + b)
-                noise, state = normal_pairs(state)
-                a, state = _loss(table, noise[0], state, is_mirrored, side)
-                b, state = _loss(table, noise[1], state, is_mirrored, side)
+                    (a, b), state = _block_losses(table, state, blocks[part], side)
+                else:
+                    noise, state = normal_pairs(state)
+                    a, state = _loss(table, noise[0], state, is_mirrored, side)
+                    b, state = _loss(table, noise[1], state, is_mirrored, side)
                 return state, (first + a, second + b)
 
-            state, losses = jax.lax.fori_loop(
-                0, counts[place], one_step, (state, losses)
-            )
+            begun = state, losses
+            state, losses = jax.lax.fori_loop(0, counts[part], one_step, begun)
         return state, total + tally(losses[0], edges) + tally(losses[1], edges)
 
-    start = jax.eval_shape(tally, jax.ShapeDtypeStruct((lanes,), jnp.float32), edges)
+    start = jax.eval_shape(tally, jax.ShapeDtypeStruct((streams,), jnp.float32), edges)
     zeros = jnp.zeros(start.shape, start.dtype)
     return jax.lax.fori_loop(0, passes, one_pass, (state, zeros))
 
@@ -258,20 +258,20 @@ def _loss(
     if table.multipliers.shape[0] > 1:
         which, state = next_bits(state)
         factor = _picked(which, table.multiplier_cuts[:-1], table.multipliers)
-    # The mirrored pair without the unit is the one with it, turned.
+    # The mirrored pair without the unit is the reflection of the one with it.
     row = table.shifts[0] if is_mirrored else table.shifts[side]
     own = factor * _picked(word, table.cuts[1:-1], row)
     if not is_mirrored:
         loss = _log_ratio(table, noise + own, factor)
     else:
         other = factor * _picked(word, table.cuts[1:-1], table.shifts[1])
-        turn = factor * table.turn
+        mirror = factor * table.mirror
         # One normal number serves both: the two events exclude each other.
-        ahead, behind = noise + own, other - noise
-        is_ahead = ahead > turn
-        loss = _log_ratio(table, jnp.where(is_ahead, ahead, behind), factor)
+        above, reflected = noise + own, other - noise
+        is_above = above > mirror
+        loss = _log_ratio(table, jnp.where(is_above, above, reflected), factor)
         loss = jnp.maximum(loss, 0.0)
-        loss = jnp.where(is_ahead, loss, jnp.where(behind > turn, -loss, 0.0))
+        loss = jnp.where(is_above, loss, jnp.where(reflected > mirror, -loss, 0.0))
         loss = jnp.where(side == 0, loss, -loss)
     return jnp.where(word >= table.cuts[0], loss, 0.0), state
 
@@ -294,19 +294,15 @@ def _block_losses(
         word, state = next_bits(state)
         own.append(jnp.where(is_whole | (word < cut), mean, 0.0))
 
-    def one_step(place: Array, carry: Any) -> Any:
+    def one_step(step: Array, carry: Any) -> Any:
         state, sums = carry
-        noise, state = normal_pairs(state)
-        releases = [
-            n + jnp.where(place == 0, m, 0.0) for n, m in zip(noise, own, strict=True)
-        ]
-        return state, tuple(
-            tuple(
-                total + _exponential(mean, release)
-                for total, mean in zip(totals, table.means, strict=True)
-            )
-            for totals, release in zip(sums, releases, strict=True)
-        )
+        noises, state = normal_pairs(state)
+        found = []
+        for totals, noise, mean in zip(sums, noises, own, strict=True):
+            release = noise + jnp.where(step == 0, mean, 0.0)
+            pairs = zip(totals, table.means, strict=True)
+            found.append(tuple(t + _exponential(m, release) for t, m in pairs))
+        return state, tuple(found)
 
     none = tuple(jnp.zeros_like(own[0]) for _ in range(table.means.shape[0]))
     state, sums = jax.lax.fori_loop(0, block[1], one_step, (state, (none, none)))
@@ -315,8 +311,8 @@ def _block_losses(
         parts = []
         for weights in table.weights:
             part = length - taken + weights[0] * taken
-            for place, total in enumerate(totals):
-                part = part + weights[place + 1] * total
+            for index, total in enumerate(totals, start=1):
+                part = part + weights[index] * total
             parts.append(part)
         return jnp.log(parts[0] / parts[1])
 
@@ -332,17 +328,17 @@ def _exponential(mean: Array, release: Array) -> Array:
 def _picked(word: Array, cuts: Array, values: Array) -> Array:
     """The value of the branch that a random word falls into."""
     picked = jnp.broadcast_to(values[0], word.shape)
-    for place in range(cuts.shape[0]):
-        picked = jnp.where(word >= cuts[place], values[place + 1], picked)
+    for index in range(cuts.shape[0]):
+        picked = jnp.where(word >= cuts[index], values[index + 1], picked)
     return picked
 
 
 def _log_ratio(table: Tables, release: Array, factor: Array | float) -> Array:
     """Log of the density ratio, up to ``e^±40``."""
     sums = [jnp.full(release.shape, weights[0]) for weights in table.weights]
-    for place in range(table.means.shape[0]):
-        term = _exponential(factor * table.means[place], release)
-        chances = table.weights[:, place + 1]
+    for index in range(table.means.shape[0]):
+        term = _exponential(factor * table.means[index], release)
+        chances = table.weights[:, index + 1]
         sums = [s + chance * term for s, chance in zip(sums, chances, strict=True)]
     return jnp.log(sums[0] / sums[1])
 

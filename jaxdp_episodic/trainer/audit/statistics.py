@@ -19,9 +19,14 @@ from jaxdp_episodic.trainer.config.training_start import StartConfig, contributi
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys
 
-_CLASSES, _FEATURES = 4, 8
-_NEAR, _FAR = 1e-3, (-0.5, 0.75**0.5)
-_EVALUATIONS = 64  # without noise, at what the canary moves on average
+# Of the made-up table, which is small because a unit's effect on a sum does not depend
+# on the others.
+_CLASSES = 4
+_FEATURES = 8
+_STEP = 1e-3  # between the examples of a class, of norm about 1
+_CANARY = (-0.5, 0.75**0.5)  # first two features: 120 degrees from its class
+# Of each sum without noise: pairs are random, and their mean is what counts.
+_EVALUATIONS = 64
 
 
 def audit_statistics(
@@ -36,9 +41,9 @@ def audit_statistics(
     """Audits all private statistics of a run together, by one canary, many times.
 
     The run's releases, with its noise, of a made-up table of a few classes, each as
-    large as the data's largest: what one unit moves does not depend on the others.
-    There the canary moves every sum about as far as any unit can; the attacker adds up
-    the likelihood ratios. Each release is made in the space that the first one sees.
+    large as the data's largest: a unit's effect on a sum does not depend on the others.
+    The canary changes every sum about as much as any unit can; the attacker adds up the
+    likelihood ratios. Each release is made in the space that the first one sees.
 
     Args:
       training: a run with ``start``.
@@ -64,16 +69,14 @@ def audit_statistics(
         own = without_and_with[is_in]
         state, fresh = own.initial(), Keys(None)
         return [
-            own.noised_sum(state, place, pairs, fresh.new("noise", place), scale * one)
-            for place, one in enumerate(noises)
+            own.noised_sum(state, index, pairs, fresh.new("noise", index), scale * one)
+            for index, one in enumerate(noises)
         ]
 
     means = []
     for is_in in (False, True):
         evaluated = zip(*(sums(is_in, 0.0) for _ in range(_EVALUATIONS)), strict=True)
-        means.append(
-            [np.mean(sums_of_release, axis=0) for sums_of_release in evaluated]
-        )
+        means.append([np.mean(of_release, axis=0) for of_release in evaluated])
     directions = [inside - out for out, inside in zip(*means, strict=True)]
     variances = [
         (noise * contribution_norm(step)) ** 2
@@ -101,31 +104,30 @@ def _table(
 ) -> ExampleTable:
     """A few classes; the canary is the last example, or the last class.
 
-    Each class lies in one place but for a little, so that whoever is paired with whom,
-    pairs give the same; the canary's own content is far from its classmates'. What is
-    there in its place, if anything is, is like them.
+    Examples of a class are nearly equal, so that all random pairs have nearly the same
+    sum; the canary's own content is far from them. What replaces it is like them.
     """
     step, data = training.budget.step, training.data
     is_class = step.privacy_unit == data.level_names[-2]
     relation = step.neighboring_relation
     size = max(int(np.max(data.population.children_counts[-1])), 2)
     if relation == "add_remove" and not is_class:
-        size = max(size - 1 + size % 2, 3)  # odd: it then takes another's place
+        size = max(size - 1 + size % 2, 3)  # odd: in its pair it then displaces another
     sizes, canary = np.full(_CLASSES, size), slice(-size if is_class else -1, None)
     number = max(own.slopes, 1) if own.kind == MIXED else _FEATURES
-    places = np.random.default_rng(seed).normal(size=(_CLASSES, number))
-    features = places.repeat(size, axis=0)
+    centers = np.random.default_rng(seed).normal(size=(_CLASSES, number))
+    features = centers.repeat(size, axis=0)
     targets = np.full(len(features), own.target_bound, np.float32)
     if own.kind == MIXED:
         features[-size:] = 0.0
         targets[canary] *= -1 if is_in else 1
     else:
         features[-size:] = np.eye(number)[0]
-        along = _NEAR * np.arange(size)
+        along = _STEP * np.arange(size)
         features[:-size, 2] += np.tile(along, _CLASSES - 1)
         features[-size:, 2 if is_in or not is_class else 3] += along
         if is_in:
-            features[canary, :2] = _FAR
+            features[canary, :2] = _CANARY
     if not is_in and relation != "replace_one":
         gone = size if is_class else 1
         sizes[-1] -= gone

@@ -25,7 +25,12 @@ from jaxdp_episodic.trainer.audit.in_out import (
     training_of_config,
 )
 from jaxdp_episodic.trainer.audit.one_run import Guesses, best_guesses
-from jaxdp_episodic.trainer.audit.release import DELTAS, ReleaseAudit, score_bound
+from jaxdp_episodic.trainer.audit.release import (
+    CHOOSING_SHARE,
+    DELTAS,
+    ReleaseAudit,
+    score_bounds,
+)
 from jaxdp_episodic.trainer.audit.statistics import audit_statistics
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
@@ -42,9 +47,9 @@ __all__ = [
     "training_of_config",
 ]
 
-GRADIENT, INPUT = "gradient", "input"
+GRADIENT = "gradient"
+INPUT = "input"
 KINDS = (GRADIENT, INPUT)
-_CHOOSING = 0.3
 
 
 class TrainingAudit(NamedTuple):
@@ -94,8 +99,7 @@ def audit_run(
       training: the run.
       kind: "gradient" or "input".
       num_canaries: more of them prove more, but share the clip units.
-      num_steps: fewer or more gradient steps than the run's; the claim is about so
-        many.
+      num_steps: fewer or more gradient steps than the run's; the claim is about these.
       confidence: of the lower bound.
       seed: of the canaries and coins. The training itself is never seeded.
       on_step: is called after every step.
@@ -146,9 +150,9 @@ def audit_steps(
 
     Every step draws afresh, and a gradient canary's contribution does not depend on the
     parameters: the steps of a run on data with the canary, and of one on data without,
-    are so many independent draws of the step's mechanism, in and out. What is
-    tested is the whole of `Trainer.step`: sampler, blocks, clipping, noise, keys. Of a
-    design by epochs a whole epoch takes the place of a step, in the claim as well.
+    are independent draws of the step's mechanism, in and out. What is tested is the
+    whole of `Trainer.step`: sampler, blocks, clipping, noise, keys. Of a design by
+    epochs a whole epoch is audited instead of a step, and claimed.
 
     Args:
       training: the run.
@@ -168,24 +172,18 @@ def audit_steps(
     training = _without_start(training)
     canaries = gradient_canaries(training.data, training.budget.step, 1, generator)
     ratios = []
-    for place, is_in in enumerate((True, False)):
+    for before, is_in in ((0, True), (steps, False)):
         data = canaries.data(np.asarray([is_in]))
 
-        def tell(taken: int, _: int, place: int = place) -> None:
+        def tell(taken: int, _: int, before: int = before) -> None:
             if on_step is not None:
-                on_step(place * steps + taken, 2 * steps)
+                on_step(before + taken, 2 * steps)
 
         found = released_ratios(training, canaries, data, steps, tell)
         ratios.append(found[:, 0].reshape(draws, len(lengths)).sum(axis=1))
-    choosing = int(_CHOOSING * draws)
-    pilot = ratios[0][:choosing], ratios[1][:choosing]
-    rest = ratios[0][choosing:], ratios[1][choosing:]
-    bounds = tuple(
-        score_bound(
-            pilot, rest, delta=delta, confidence=confidence, share=1 / len(deltas)
-        )
-        for delta in deltas
-    )
+    choosing = int(CHOOSING_SHARE * draws)
+    choice, counted = zip(*((r[:choosing], r[choosing:]) for r in ratios), strict=True)
+    bounds = score_bounds(choice, counted, deltas, confidence)
     steps_in_and_out = [on_data(training.budget.step, t) for t in _tables(canaries)]
     claimed = np.max(
         [epsilon(one, num_steps=length, delta=deltas) for one in steps_in_and_out],

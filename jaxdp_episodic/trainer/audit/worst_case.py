@@ -3,14 +3,15 @@
 The theorem's triple (docs/theory.md, "Profiles"): seen along one direction and in
 units of the noise, the protected unit's clip unit contributes one number if it is not
 drawn, one if it is drawn and the protected unit is not reached, one if it is reached.
-The tables here are made from the rates of the very step that is accounted, level by
-level, not from its dominating pair: an accountant that resolved a step to the wrong
-pair would be found out.
+The tables are made from the rates of the step that is accounted, level by level, not
+from its dominating pair, so that an audit finds a step resolved to the wrong pair.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
+    block_lengths,
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
@@ -32,10 +34,11 @@ from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
-# Larger numbers of contributions are too rare to be simulated or, where they are not,
-# refused.
+# Contributions of one unit in a step: a table has a branch for each number of them.
 _MOST_CONTRIBUTIONS = 512
+# Chances below are left out: no count of up to 10^10 draws shows them.
 _NEGLIGIBLE = 1e-15
+_TAIL_DEVIATIONS = 40  # beyond which a binomial number has a negligible chance
 
 
 class Branches(NamedTuple):
@@ -50,7 +53,7 @@ class Branches(NamedTuple):
       weight: (c,) chances, given that it was; they add up to 1.
       with_unit: (c,) mean of the release with the unit, in noise deviations.
       without_unit: (c,) the same without it, or with another content in its place.
-      turn: the release at which both are equally likely; used if ``is_mirrored``.
+      mirror: the release at which both are equally likely; used if ``is_mirrored``.
       multiplier: (k,) by which all means are multiplied; the draw of it is visible.
       multiplier_weight: (k,) its probabilities.
       is_mirrored: a dominating pair whose two directions are alike: each of the two
@@ -64,7 +67,7 @@ class Branches(NamedTuple):
     weight: np.ndarray
     with_unit: np.ndarray
     without_unit: np.ndarray
-    turn: float
+    mirror: float
     multiplier: np.ndarray
     multiplier_weight: np.ndarray
     is_mirrored: bool
@@ -105,11 +108,9 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
 def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
     """Returns the dominating pair that is accounted, as something to draw from.
 
-    Args:
-      step: one setting; all fields scalars. Under zero_out, and by random allocation,
-        the pair is no table; there it is the worst case of the forward direction. Of
-        shuffled epochs it is the pair of a whole epoch.
-      path: which of the distinct paths of the step's population.
+    Under zero_out, and by random allocation, the pair is no table; there it is the
+    worst case of the forward direction. Of shuffled epochs it is the pair of a whole
+    epoch. Arguments are those of `worst_case`.
     """
     is_allocated = isinstance(epoch_scheme(step.design), RandomAllocation)
     if step.neighboring_relation == "zero_out" or is_allocated:
@@ -118,14 +119,57 @@ def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
     moves = loss.moves()
     table = _table(
         float(loss.outer_rate), moves.weight, moves.with_unit, moves.without_unit
-    )._replace(turn=moves.turn, is_mirrored=loss.is_symmetric)
-    if moves.draws is None:
-        return table
-    number, weight = _binomial(*moves.draws)
-    number, weight = number[number > 0], weight[number > 0]
-    if not len(number):
-        return table
-    return table._replace(multiplier=number, multiplier_weight=weight / weight.sum())
+    )._replace(mirror=moves.turn, is_mirrored=loss.is_symmetric)
+    if moves.draws is not None:
+        number, weight = _binomial(*moves.draws)
+        number, weight = number[number > 0], weight[number > 0]
+        if len(number):
+            weight = weight / weight.sum()
+            table = table._replace(multiplier=number, multiplier_weight=weight)
+    return table
+
+
+def tables_of_run(
+    make: Callable[[GaussianStep, int], Branches],
+    step: GaussianStep,
+    num_steps: int,
+    path: int = 0,
+) -> list[tuple[Branches, int]]:
+    """Returns the tables of a run of one step, of epochs by block, and their counts.
+
+    Args:
+      make: `worst_case` or `dominating_branches`.
+      step: one setting; all fields scalars.
+      num_steps: of the run. The last epoch may be a part, fixed in advance.
+      path: which of the distinct paths of the step's population.
+    """
+    table, scheme = make(step, path), epoch_scheme(step.design)
+    if scheme is None:
+        return [(table, num_steps)]
+    is_pair = make is dominating_branches and step.neighboring_relation != "zero_out"
+    if is_pair and isinstance(scheme, ShuffledEpochs):
+        # The pair of an epoch, begun or finished.
+        return [(table, -(-num_steps // int(block_lengths(scheme).sum())))]
+    found = Counter(blocks_of_run(step, num_steps))
+    return [
+        (table._replace(block=length, taken=taken), count)
+        for (length, taken), count in found.items()
+    ]
+
+
+def blocks_of_run(step: GaussianStep, num_steps: int) -> list[tuple[int, int]]:
+    """Returns length and taken steps of each block of a run; 1 and 1 without epochs."""
+    scheme = epoch_scheme(step.design)
+    if scheme is None:
+        return [(1, 1)] * num_steps
+    lengths = block_lengths(scheme).tolist()
+    epochs, rest = divmod(num_steps, sum(lengths))
+    found = [(length, length) for length in lengths] * epochs
+    for length in lengths:
+        if rest > 0:
+            found.append((length, min(rest, length)))
+        rest -= length
+    return found
 
 
 def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:
@@ -184,19 +228,15 @@ def _clipped(
 ) -> tuple[int, tuple[np.ndarray, np.ndarray]]:
     """The level that is clipped, or the protected one above; its contributions."""
     clip = sampling.level_names.index(str(step.clip_unit)) + 1
-    if clip <= last:
-        return clip, _one()
-    return last, _contributions(sampling.levels[last:clip])
+    return min(clip, last), _contributions(sampling.levels[last:clip])
 
 
 def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
     """What holds the protected unit contributes +1, or 0 where it is null; else -1."""
     design = step.design
     if isinstance(design, IndependentEpisodes):
-        number, weight = _binomial(
-            int(np.asarray(design.num_episodes)), math.prod(rates)
-        )
-        return _table(1.0, weight, 2 * shift * number, shift * number)
+        table = _several_episodes(design, math.prod(rates), shift)
+        return table._replace(without_unit=0.5 * table.with_unit)
     if isinstance(design, GroupedClasses):
         table = _grouped(design, rates, shift)
         if len(table.weight) > 2:  # coins
@@ -244,7 +284,7 @@ def _grouped(design: GroupedClasses, rates: list[float], shift: float) -> Branch
         if isinstance(design.episodes, Poisson):
             return _antipodal(1.0, episode, inner, shift)
         return _swapped(1.0, episode * class_ * inner, 2 * shift)
-    # Drawn classes that are left over by the grouping take no part.
+    # Drawn classes that the grouping leaves over are in no episode.
     classes, ways = int(np.asarray(design.num_classes)), int(np.asarray(design.ways))
     scheme: Any = design.classes
     if isinstance(scheme, Poisson):
@@ -256,9 +296,7 @@ def _grouped(design: GroupedClasses, rates: list[float], shift: float) -> Branch
     return _swapped(1.0, drawn // ways * ways / classes * inner, 2 * shift)
 
 
-def _several_episodes(
-    design: IndependentEpisodes, rate: float, shift: float
-) -> Branches:
+def _several_episodes(design: Any, rate: float, shift: float) -> Branches:
     """All episodes contribute -1, those that hold the unit +1."""
     number, weight = _binomial(int(np.asarray(design.num_episodes)), rate)
     return _table(1.0, weight, 2 * shift * number, np.zeros(len(number)))
@@ -280,9 +318,9 @@ def _drawn(
 
 
 def _swapped(outer: float, rate: float, shift: float) -> Branches:
-    """The release moves by ``shift`` where the unit is reached."""
+    """The mean is ``shift`` where the unit is reached, else 0."""
     table = _table(outer, [1 - rate, rate], [0.0, shift], [0.0, 0.0])
-    return table._replace(turn=0.5 * shift)
+    return table._replace(mirror=0.5 * shift)
 
 
 def _antipodal(outer: float, rate: float, inner: float, shift: float) -> Branches:
@@ -307,7 +345,7 @@ def _table(outer: float, weight: Any, with_unit: Any, without_unit: Any) -> Bran
         weight=np.asarray(weight, np.float64),
         with_unit=np.asarray(with_unit, np.float64),
         without_unit=np.asarray(without_unit, np.float64),
-        turn=0.0,
+        mirror=0.0,
         multiplier=np.ones(1),
         multiplier_weight=np.ones(1),
         is_mirrored=False,
@@ -316,7 +354,7 @@ def _table(outer: float, weight: Any, with_unit: Any, without_unit: Any) -> Bran
 
 def _contributions(levels: tuple[Scheme, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Distribution of the number of clipped contributions of one drawn unit."""
-    number, weight = _one()
+    number, weight = np.ones(1), np.ones(1)
     for scheme in levels:
         if isinstance(scheme, WithoutReplacement):
             size = int(np.asarray(scheme.size))
@@ -340,9 +378,9 @@ def _binomial(trials: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """A binomial distribution without negligible values, as numbers and chances."""
     if trials * rate > _MOST_CONTRIBUTIONS**2:
         _check_number(trials)
-    first = 0
-    last = min(trials, int(trials * rate + 40 * math.sqrt(trials * rate + 1) + 40))
-    number = np.arange(first, last + 1).astype(np.float64)
+    tail = _TAIL_DEVIATIONS * (math.sqrt(trials * rate + 1) + 1)
+    last = min(trials, int(trials * rate + tail))
+    number = np.arange(last + 1).astype(np.float64)
     mass = np.exp(log_binomial_mass(number, np.asarray(trials), np.asarray(rate)))
     kept = mass > _NEGLIGIBLE
     return number[kept], mass[kept] / mass[kept].sum()
@@ -354,10 +392,6 @@ def _check_number(most: int) -> None:
             f"an audit simulates at most {_MOST_CONTRIBUTIONS} contributions of one "
             f"unit in a step, got up to {most:,}"
         )
-
-
-def _one() -> tuple[np.ndarray, np.ndarray]:
-    return np.ones(1), np.ones(1)
 
 
 def _at(field: np.ndarray, path: int) -> Any:

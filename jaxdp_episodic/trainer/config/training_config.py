@@ -1,4 +1,4 @@
-"""A training run as a TOML file: the schema; `training` builds what it describes."""
+"""A training run as a TOML file: the schema, from which `run.assemble` builds it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from jaxdp_episodic.trainer.config.training_parts import (
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource
 
-DISCRETE, GAUSSIAN = "discrete", "gaussian"
+DISCRETE = "discrete"
+GAUSSIAN = "gaussian"
 NOISES = (DISCRETE, GAUSSIAN)
 """What can be added to a sum: the hardened discrete noise, or float64 Gaussian noise.
 """
 
-# What an untrusted config may ask of an evaluation.
-_MOST_EPISODES = 10**7
+_MOST_EPISODES = 10**7  # that an untrusted config may ask of an evaluation
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,13 +57,13 @@ class StepConfig(Spec):
     out all that was computed from them.
 
     Attributes:
-      sampling: as of `GaussianStep`, like the rest.
+      sampling: as of `GaussianStep`.
       noise_multiplier: None where it is calibrated.
-      clip_unit: see there.
-      privacy_unit: see there.
-      neighboring_relation: see there. Under "zero_out" the protected level states its
-        ``population``, the number of slots that are drawn, filled or not.
-      small_units: see there.
+      clip_unit: as of `GaussianStep`.
+      privacy_unit: as of `GaussianStep`.
+      neighboring_relation: as of `GaussianStep`. Under "zero_out" the protected level
+        states its ``population``, the number of slots that are drawn, filled or not.
+      small_units: as of `GaussianStep`.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -141,7 +141,7 @@ class EvaluationConfig(Spec):
       shots: support examples, of each class or of the task; None: as in training.
       queries: query examples, of each class or of the task.
       num_episodes: episodes, at least 2; 600 is the custom of the field.
-      every: steps between evaluations; None: at the two ends only.
+      every: steps between evaluations; None: before the first step and after the last.
       without_noise: also train without noise, for the private report's picture. Only
         the scores are kept.
     """
@@ -188,7 +188,7 @@ class TrainingConfig(Spec):
       optimizer: of the outer loop.
       l2_clip_norm: bound of each clip unit's gradient.
       normalizer: public divisor of the noised sum; see `Trainer`.
-      block_size: clip units worked off in one go; see `Trainer`.
+      block_size: clip units computed in one call; see `Trainer`.
       evaluation: on held-out data; None: none.
       checkpoint_every: steps between checkpoints.
       noise: "discrete", or "gaussian"; see `Trainer`.
@@ -239,19 +239,19 @@ class TrainingConfig(Spec):
         if not _validation.single("epsilon", target) > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon!r}")
         self._check_parts()
+        kind = self.learner.kind
         ways = None if self.evaluation is None else self.evaluation.ways
-        if ways is not None and self.learner.kind not in ("protonet", PLDA):
+        if ways is not None and kind not in ("protonet", PLDA):
             raise ValueError(
-                "evaluation.ways must not be given with "
-                f"learner.kind={self.learner.kind!r}, whose network has one output for "
-                f"each class of training, got {ways}"
+                f"evaluation.ways must not be given with learner.kind={kind!r}, whose "
+                f"network has one output for each class of training, got {ways}"
             )
-        if self.learner.kind in CLOSED_FORM:
-            self._check_statistics_alone()
+        if kind in CLOSED_FORM:
+            self._check_statistics_alone(kind)
         else:
-            self._check_steps()
+            self._check_steps(kind)
         if self.start is not None:
-            self.start.check_use(self.learner.kind, self.num_steps)
+            self.start.check_use(kind, self.num_steps)
 
     @property
     def start_shares(self) -> tuple[float, ...]:
@@ -260,9 +260,8 @@ class TrainingConfig(Spec):
             return ()
         return self.start.shares(self.learner.kind in CLOSED_FORM)
 
-    def _check_statistics_alone(self) -> None:
+    def _check_statistics_alone(self, kind: str) -> None:
         """Refuses what a run of private statistics has no use for."""
-        kind = self.learner.kind
         names = ("model", "l2_clip_norm", "num_steps", "normalizer")
         given = [name for name in names if getattr(self, name) is not None]
         given += ["step.noise_multiplier"] * (self.step.noise_multiplier is not None)
@@ -274,14 +273,18 @@ class TrainingConfig(Spec):
         if self.start is None:
             object.__setattr__(self, "start", StartConfig(kind=kind))
 
-    def _check_steps(self) -> None:
+    def _check_steps(self, kind: str) -> None:
         """Refuses a run of gradient steps without what they need."""
         for name in ("model", "l2_clip_norm"):
             if getattr(self, name) is None:
-                raise ValueError(
-                    f"{name} must be given with learner.kind={self.learner.kind!r}"
-                )
-        self._check_model()
+                raise ValueError(f"{name} must be given with learner.kind={kind!r}")
+        assert self.model is not None
+        fits = (*(EMBEDDINGS if kind == "protonet" else (CONV_CLASSIFIER,)), MLP_KIND)
+        if self.model.kind not in fits:  # its outputs are not what the learner takes
+            raise ValueError(
+                f"model.kind must be one of {fits} with learner.kind={kind!r}, got "
+                f"{self.model.kind!r}"
+            )
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
             given = "neither" if self.num_steps is None else "both"
             raise ValueError(
@@ -299,17 +302,6 @@ class TrainingConfig(Spec):
                 names = " or ".join(cls.__name__ for cls in classes)
                 shown = _validation.shown(part)
                 raise TypeError(f"{name} must be a {names}, got {shown}")
-
-    def _check_model(self) -> None:
-        """Refuses a network whose outputs are not what the learner takes them for."""
-        assert self.model is not None
-        learner, model = self.learner.kind, self.model.kind
-        fits = EMBEDDINGS if learner == "protonet" else (CONV_CLASSIFIER,)
-        if model not in (*fits, MLP_KIND):
-            raise ValueError(
-                f"model.kind must be one of {(*fits, MLP_KIND)} with "
-                f"learner.kind={learner!r}, got {model!r}"
-            )
 
     @classmethod
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:

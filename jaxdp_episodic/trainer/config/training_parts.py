@@ -1,7 +1,4 @@
-"""The parts of a training config that say what trains: no arrays, no JAX.
-
-`training` builds what they describe.
-"""
+"""The parts of a training config that say what trains: no arrays, no JAX."""
 
 from __future__ import annotations
 
@@ -19,28 +16,36 @@ from jaxdp_episodic.accountant.describe.spec import (
     set_whole_numbers,
 )
 
-CROSS_ENTROPY, SQUARED_ERROR = LOSSES = ("cross_entropy", "squared_error")
-EUCLIDEAN, COSINE = DISTANCES = ("euclidean", "cosine")
-PLDA, MIXED = "plda", "mixed"
+CROSS_ENTROPY = "cross_entropy"
+SQUARED_ERROR = "squared_error"
+LOSSES = (CROSS_ENTROPY, SQUARED_ERROR)
+EUCLIDEAN = "euclidean"
+COSINE = "cosine"
+DISTANCES = (EUCLIDEAN, COSINE)
+PLDA = "plda"
+MIXED = "mixed"
 CLOSED_FORM = (PLDA, MIXED)  # private statistics alone, without gradient steps
 LEARNERS = ("protonet", "maml", "anil", *CLOSED_FORM)
 _LOSS_OF = {"protonet": CROSS_ENTROPY, PLDA: CROSS_ENTROPY, MIXED: SQUARED_ERROR}
-# What an untrusted config may make of an episode's inner loop.
-_MOST_INNER_STEPS = 10_000
 
-CONV_EMBEDDING, LINEAR, CONV_CLASSIFIER, MLP_KIND = MODELS = (
-    "conv_embedding",
-    "linear",
-    "conv_classifier",
-    "mlp",
-)
+CONV_EMBEDDING = "conv_embedding"
+LINEAR = "linear"
+CONV_CLASSIFIER = "conv_classifier"
+MLP_KIND = "mlp"
 EMBEDDINGS = (CONV_EMBEDDING, LINEAR)
-# What an untrusted config may make of a network.
-_MOST_LAYERS, _WIDEST, _LARGEST_SEED = 64, 2**14, 2**31 - 1
+MODELS = (*EMBEDDINGS, CONV_CLASSIFIER, MLP_KIND)
 
-NONE, WAVELETS = FEATURES = ("none", "wavelets")
-# Of one channel: 16 Gabor filters and the image itself, 5 x 5 coefficients of each.
+NONE = "none"
+WAVELETS = "wavelets"
+FEATURES = (NONE, WAVELETS)
+# Features of a channel: 16 Gabor filters and the image, 5 x 5 coefficients of each.
 NUM_WAVELETS = 425
+
+# Limits of what an untrusted config may ask for.
+_MOST_INNER_STEPS = 10_000  # of an episode
+_MOST_LAYERS = 64
+_MOST_UNITS = 2**14  # of a layer
+_LARGEST_SEED = 2**31 - 1  # of NNX
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _SCHEDULES = ("constant", "cosine")
@@ -127,9 +132,9 @@ class ModelConfig(Spec):
             )
         object.__setattr__(self, "channels", tuple(channels.tolist()))
         set_whole_numbers(self, "embedding")
-        if max(*self.channels, self.embedding) > _WIDEST:
+        if max(*self.channels, self.embedding) > _MOST_UNITS:
             raise ValueError(
-                f"channels and embedding must be at most {_WIDEST}, got "
+                f"channels and embedding must be at most {_MOST_UNITS}, got "
                 f"{self.channels} and {self.embedding}"
             )
         set_whole_numbers(self, "seed", minimum=0, maximum=_LARGEST_SEED)
@@ -168,8 +173,8 @@ class OptimizerConfig(Spec):
       weight_decay: of "adamw".
       ema: decay of the average of the parameters that is evaluated and released, in
         [0, 1); None: the last parameters are. See `averaged`.
-      noise_floor: of "adam": takes the noise's variance off the second moments, of
-        which this multiple of it is left at least; None: nothing is taken off. See
+      noise_floor: of "adam": subtracts the noise's variance from the second moments, of
+        which at least this multiple of it remains; None: subtracts nothing. See
         `noise_corrected_adam`.
     """
 

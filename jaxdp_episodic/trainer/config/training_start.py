@@ -18,11 +18,13 @@ from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM, MIXED, PLD
 
 MEAN = "mean"
 KINDS = (MEAN, PLDA, MIXED)
-PAIR = "pair"
+PAIR = "pair"  # level of pairs of examples
+# Share of the budget where a config states none and gradient steps follow.
 _SHARES = {MEAN: 0.02, PLDA: 0.6}
-MOST_FEATURES = 4096  # a covariance has their square
-MOST_SLOPES = 63  # products of pairs have the fourth power of their number
+MOST_FEATURES = 4096  # a covariance has their square: 128 MB
+MOST_SLOPES = 63  # moments of pairs have the fourth power of their number plus 1
 _MOST_POWERS = 8
+_MOST_STAGES = 64  # of the covariance within classes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -30,7 +32,7 @@ class StartConfig(Spec):
     """Private statistics that a run begins with.
 
     Attributes:
-      kind: "plda"; "mean": the mean alone, which is taken off; or "mixed", for the
+      kind: "plda"; "mean": the mean alone, which is subtracted; or "mixed", for the
         learner of that name.
       share: of the budget, in (0, 1); see `plan_budget`. None: 0.6 of "plda", 0.02 of
         "mean". All of it where nothing follows (``learner.kind`` "plda", "mixed").
@@ -64,9 +66,9 @@ class StartConfig(Spec):
                 raise ValueError(f"share must lie in (0, 1), got {self.share!r}")
         set_positive(self, "mean", "total")
         within = _validation.positive_array("within", self.within)
-        if within.ndim != 1 or not 1 <= within.size <= 64:
+        if within.ndim != 1 or not 1 <= within.size <= _MOST_STAGES:
             raise ValueError(
-                "within must be a list of 1 to 64 shares, got "
+                f"within must be a list of 1 to {_MOST_STAGES} shares, got "
                 f"{_validation.shown(self.within)}"
             )
         object.__setattr__(self, "within", tuple(within.tolist()))
@@ -84,16 +86,7 @@ class StartConfig(Spec):
         set_whole_numbers(self, "slopes", minimum=0, maximum=MOST_SLOPES)
 
     def check_use(self, learner: str, num_steps: int | None) -> None:
-        """Refuses statistics that do not fit what follows them.
-
-        Args:
-          learner: kind of the run's learner.
-          num_steps: gradient steps that follow; None if the config states none.
-
-        Raises:
-          ValueError: another kind, or a share, with a learner that is statistics alone;
-            "mixed" with another learner; steps that nobody counted.
-        """
+        """Refuses statistics that do not fit the kind of learner and its steps."""
         alone = learner in CLOSED_FORM
         if alone and (self.kind != learner or self.share is not None):
             raise ValueError(
@@ -108,11 +101,7 @@ class StartConfig(Spec):
             raise ValueError("num_steps must be given with start, got None")
 
     def shares(self, is_all: bool) -> tuple[float, ...]:
-        """Returns the share of each statistic in the budget of the run.
-
-        Args:
-          is_all: nothing follows the statistics.
-        """
+        """Returns each statistic's share of the budget; ``is_all``: nothing follows."""
         given = _SHARES.get(self.kind, 1.0) if self.share is None else self.share
         own = {
             MEAN: (1.0,),
@@ -131,9 +120,8 @@ def statistics_steps(
 ) -> tuple[GaussianStep, ...]:
     """Returns the step of each statistic, in order, with a noise multiplier of 1.
 
-    Everybody takes part in each. Examples are protected: each is clipped, or where it
-    is one of a pair, the pair, which the level "pair" stands for; classes are
-    protected: each is clipped.
+    Everybody takes part in each. Where examples are protected each is clipped or, in a
+    statistic of pairs, each pair, by a level "pair"; where classes are, each class.
 
     Args:
       levels: names of the data's levels, the last two of classes and examples.
@@ -173,8 +161,8 @@ def statistics_steps(
 def contribution_norm(step: GaussianStep) -> float:
     """Returns the norm that the noise multiplier of a statistic's step is relative to.
 
-    Where one contribution takes another's place the step counts twice its norm; any two
-    are at most sqrt(2) apart, as if each were of norm sqrt(1/2). Else it is 1.
+    Where one contribution is replaced by another the step counts twice its norm; but
+    two are at most sqrt(2) apart, as if each had norm sqrt(1/2). Else it is 1.
     """
     of_pair = step.clip_unit != step.privacy_unit
     relation = step.neighboring_relation

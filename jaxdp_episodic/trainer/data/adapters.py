@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.data.user_files import MAX_BYTES, scaled_images
+from jaxdp_episodic.trainer.data.table import MAX_BYTES, ExampleTable
+from jaxdp_episodic.trainer.data.user_files import scaled_images
 
 
 def from_huggingface(
@@ -98,7 +98,7 @@ def _from_rows(
         for key in (features, label, *([] if target is None else [target])):
             if key not in row:
                 raise ValueError(f"records must have {key!r}, have {list(row)}")
-        inputs.append(_input(row[features], features, number))
+        inputs.append(_numbers(row[features], features, number))
         if inputs[-1].shape != inputs[0].shape:
             raise ValueError(
                 f"{features!r} must be of one shape, got {inputs[-1].shape} in record "
@@ -106,7 +106,10 @@ def _from_rows(
             )
         labels.append(_id(row[label], names, number))
         if target is not None:
-            targets.append(_target(row[target], target, number))
+            value = _numbers(row[target], target, number)
+            if value.size != 1:
+                raise ValueError(f"{target!r} must be one number in record {number}")
+            targets.append(float(value.reshape(())))
         total += inputs[-1].nbytes
         if total > max_bytes:
             raise ValueError(
@@ -125,8 +128,8 @@ def _from_rows(
     )
 
 
-def _input(value: Any, name: str, number: int) -> np.ndarray:
-    """One record's input: an array of numbers."""
+def _numbers(value: Any, name: str, number: int) -> np.ndarray:
+    """A value of one record as an array of numbers."""
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError, RecursionError):  # ragged, or nested endlessly
@@ -137,13 +140,6 @@ def _input(value: Any, name: str, number: int) -> np.ndarray:
             f"{number}"
         )
     return array
-
-
-def _target(value: Any, name: str, number: int) -> float:
-    array = _input(value, name, number)
-    if array.size != 1:
-        raise ValueError(f"{name!r} must be one number in record {number}")
-    return float(array.reshape(()))
 
 
 def _id(value: Any, names: list[str] | None, number: int) -> Any:

@@ -12,16 +12,16 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.optional import require
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.table import MAX_BYTES, ExampleTable
 
-MAX_BYTES = 4 * 2**30  # of the float32 features
-MAX_PIXELS = 2**26  # of one image, before it is resized
+_MAX_PIXELS = 2**26  # of one image, before it is resized: 200 MB decoded
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
-# What may be behind them: left to itself Pillow goes by the content, and runs other
-# programs for some of it (PostScript).
+# What is decoded: left to itself Pillow goes by the content, and runs other programs
+# for some of it (PostScript).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
-_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # 8 bits at most
+# Pixel modes of Pillow with at most 8 bits a channel.
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 # What operating systems and archives leave in folders, in lower case.
 _LITTER = ("__macosx", "desktop.ini", "thumbs.db")
 FOLDER_OF_SPLIT = {"train": "train", "validation": "val", "test": "test"}
@@ -40,7 +40,7 @@ def load_class_folders(
 
     Every image is kept and every folder is a class, an empty one too. Links are
     refused: they may lead outside, or hold one image in two classes. Names that begin
-    with a dot are passed over, and ``desktop.ini``, ``Thumbs.db`` and ``__MACOSX``.
+    with a dot are ignored, and ``desktop.ini``, ``Thumbs.db`` and ``__MACOSX``.
 
     Pictures are turned upright, as their EXIF orientation has it: so do viewers and
     Hugging Face's data sets, while torchvision's ``ImageFolder`` leaves them as stored.
@@ -210,12 +210,11 @@ def _images_in(path: Path) -> list[Path]:
         named = entry.name.lower().endswith(_SUFFIXES)
         return named and entry.is_file(follow_symlinks=False)
 
-    return [
-        file for _, file in _entries(path, f"an image, one of {_SUFFIXES}", is_image)
-    ]
+    found = _entries(path, f"an image, one of {_SUFFIXES}", is_image)
+    return [file for _, file in found]
 
 
-def is_passed_over(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Returns whether what has this name in a folder is nobody's data."""
     return name.startswith(".") or name.lower() in _LITTER
 
@@ -225,7 +224,7 @@ def _entries(
 ) -> list[Entry]:
     """What is in a folder, by name: all of a kind; no links."""
     with os.scandir(path) as listing:
-        entries = [entry for entry in listing if not is_passed_over(entry.name)]
+        entries = [entry for entry in listing if not is_ignored(entry.name)]
     for entry in entries:
         is_junction = getattr(entry, "is_junction", lambda: False)  # Python 3.12
         if entry.is_symlink() or is_junction():
@@ -259,11 +258,7 @@ def _loaded(found: Images, max_bytes: int) -> ExampleTable:
 def check_alike(
     path: Path, image: np.ndarray, first: Path, shape: tuple[int, ...]
 ) -> None:
-    """Refuses an image of another shape than the first.
-
-    Raises:
-      ValueError: another shape.
-    """
+    """Refuses an image of another shape than the first, by a ValueError."""
     if image.shape != shape:
         raise ValueError(
             f"images must be alike or brought to a size; {path} is "
@@ -282,28 +277,22 @@ def _check_bytes(number: int, bytes_each: int, max_bytes: int) -> None:
 def decoded_image(
     file: Path | IO[bytes], size: int | None, grey: bool, path: Path
 ) -> np.ndarray:
-    """Returns (H, W, channels) uint8 of an image file.
-
-    Args:
-      file: its path, or its content.
-      size: side to which it is brought; None: its own.
-      grey: one channel in place of three.
-      path: for the message.
+    """Returns (H, W, channels) uint8 of an image file; see `Images`.
 
     Raises:
       ImportError: without the extra ``[data]``.
-      ValueError: no readable image, or an animation.
+      ValueError: no readable image, or an animation; the message has the path.
     """
     pillow = require("PIL.Image", purpose="reading images")
     upright = require("PIL.ImageOps", purpose="reading images").exif_transpose
     try:
         with warnings.catch_warnings():
-            # Of large images Pillow warns; ours is the smaller limit, and an error.
+            # Pillow warns of large images; our limit is smaller, and an error.
             warnings.simplefilter("ignore")
             with pillow.open(file, formats=_FORMATS) as image:
                 width, height = image.size
-                if width * height > MAX_PIXELS:
-                    raise ValueError(f"{width} x {height} pixels, over {MAX_PIXELS}")
+                if width * height > _MAX_PIXELS:
+                    raise ValueError(f"{width} x {height} pixels, over {_MAX_PIXELS}")
                 if image.mode not in _MODES:
                     raise ValueError(f"mode {image.mode!r}, not 8 bits a channel")
                 # A photograph with a preview behind it (MPO) is one picture.

@@ -32,10 +32,11 @@ from jaxdp_episodic.trainer.data.user_files import (
     scaled_images,
 )
 
-_MOST_BYTES = 2**26  # of a batch
-_AT_ONCE = 256  # images
-_ROWS = 2**16  # of columns of ids at a time
-_BYTE, _FLOAT = np.dtype(np.uint8), np.dtype(np.float32)
+_BATCH_BYTES = 2**26  # most that a batch takes in memory
+_BATCH_IMAGES = 256  # most that are decoded at a time
+_BATCH_ROWS = 2**16  # most rows of numbers or ids
+_BYTE = np.dtype(np.uint8)
+_FLOAT = np.dtype(np.float32)
 
 
 def image_records(found: Images) -> Records:
@@ -74,7 +75,7 @@ def npz_records(path: Path) -> Records:
         number = int(np.prod(shape[:axes], dtype=np.int64))
         rows = np.arange(number).reshape(shape[:axes])
         arrays[name] = rows.reshape(*rows.shape, *(1,) * (len(shape) - axes))
-    if len(given) == 1:  # their numbers are no pixels, whatever they stand for
+    if len(given) == 1:  # row numbers are no pixels, whatever the array holds
         arrays["features"] = arrays.pop(given[0])
     numbers = arranged(arrays, path)
     shape, kind = headers[given[0]]
@@ -83,14 +84,14 @@ def npz_records(path: Path) -> Records:
     item = (scaled_images(empty) if is_images else empty).shape[1:]
     if kind.kind not in "biuf":
         raise TypeError(f"{given[0]} in {path} must be numbers, got {kind}")
-    keep = _as_stored(kind, is_images, f"{given[0]} in {path}")
-    dtype = keep(empty, 0).dtype
+    what = f"{given[0]} in {path}"
+    dtype = _as_stored(empty, 0, is_images, what).dtype
     size = max(int(np.prod(item, dtype=np.int64)) * kind.itemsize, 1)
 
     def batches(start: int) -> Iterator[np.ndarray]:
-        rows = max(min(_MOST_BYTES // size, _ROWS), 1)
+        rows = max(min(_BATCH_BYTES // size, _BATCH_ROWS), 1)
         parts = array_batches(path, given[0], axes=axes, rows=rows, first=start)
-        return _kept(parts, keep, item, start)
+        return _stored(parts, item, start, is_images, what)
 
     encoding = UNIT if is_images and kind.kind != "f" else None
     return Records(numbers, dtype, item, encoding, batches, _stamp(path))
@@ -144,12 +145,10 @@ def parquet_records(
         public = [int(one) for one in public]
     targets = None
     if target is not None:
-        targets = np.concatenate(list(parquet_numbers(path, [target], rows=_ROWS)))
+        parts = parquet_numbers(path, [target], rows=_BATCH_ROWS)
+        targets = np.concatenate(list(parts))[:, 0]
     numbers = ExampleTable.from_records(
-        np.arange(number),
-        None if targets is None else targets[:, 0],
-        units=units,
-        public_units=public,
+        np.arange(number), targets, units=units, public_units=public
     )
     item, dtype, encoding, batches = (
         _number_columns(path, features)
@@ -167,12 +166,11 @@ _Column = tuple[
 
 def _number_columns(path: Path, features: Sequence[str]) -> _Column:
     """Columns of numbers, (R, columns) float32."""
-    keep = _as_stored(np.dtype(np.float64), False, f"features in {path}")
-    rows = max(min(_ROWS, _MOST_BYTES // (8 * len(features))), 1)
+    rows = max(min(_BATCH_ROWS, _BATCH_BYTES // (8 * len(features))), 1)
 
     def batches(start: int) -> Iterator[np.ndarray]:
         parts = parquet_numbers(path, features, rows=rows, first=start)
-        return _kept(parts, keep, (len(features),), start)
+        return _stored(parts, (len(features),), start, False, f"features in {path}")
 
     return (len(features),), _FLOAT, None, batches
 
@@ -188,7 +186,7 @@ def _image_column(
 
         def files(start: int) -> Iterator[np.ndarray]:
             cells = itertools.chain.from_iterable(
-                parquet_files(path, name, rows=_AT_ONCE, first=start)
+                parquet_files(path, name, rows=_BATCH_IMAGES, first=start)
             )
 
             def pixels(content: bytes) -> np.ndarray:
@@ -209,64 +207,55 @@ def _image_column(
     length = int(np.prod(shape, dtype=np.int64))
     probe = next(parquet_lists(path, name, length=length, rows=1))
     scaled = scaled_images(probe[:0].reshape(0, *shape))  # refuses other numbers
-    keep = _as_stored(probe.dtype, True, f"{name} in {path}")
     # Arrow takes some 16 bytes for each item of a list that it decodes.
-    rows = max(min(_MOST_BYTES // (16 * length), _ROWS), 1)
+    rows = max(min(_BATCH_BYTES // (16 * length), _BATCH_ROWS), 1)
 
     def lists(start: int) -> Iterator[np.ndarray]:
         parts = parquet_lists(path, name, length=length, rows=rows, first=start)
-        return _kept(parts, keep, scaled.shape[1:], start)
+        return _stored(parts, scaled.shape[1:], start, True, f"{name} in {path}")
 
     is_coded = probe.dtype.kind == "b" or probe.dtype == _BYTE
     dtype = _BYTE if is_coded else _FLOAT
     return scaled.shape[1:], dtype, UNIT if is_coded else None, lists
 
 
-def _kept(
+def _stored(
     parts: Iterable[np.ndarray],
-    keep: Callable[[np.ndarray, int], np.ndarray],
     item: tuple[int, ...],
     first: int,
+    is_images: bool,
+    what: str,
 ) -> Iterator[np.ndarray]:
-    """Parts of an array, the first of them from a row on, as they are stored."""
+    """Parts of an array as they are stored; ``first`` is the row of the first one."""
     for part in parts:
-        yield keep(part.reshape(len(part), *item), first)
+        yield _as_stored(part.reshape(len(part), *item), first, is_images, what)
         first += len(part)
 
 
-def _as_stored(
-    kind: np.dtype, is_images: bool, what: str
-) -> Callable[[np.ndarray, int], np.ndarray]:
-    """A function from numbers as they come to what is stored of them.
-
-    It is what `ExampleTable.from_records` makes of them; of images as codes.
-    """
-
-    def keep(batch: np.ndarray, first: int) -> np.ndarray:
-        if kind.kind == "b":
-            return batch * np.uint8(255) if is_images else batch.astype(_FLOAT)
-        if kind.kind in "iu":
-            return batch.astype(kind.newbyteorder("="))
-        with np.errstate(over="ignore"):  # infinity, which is refused
-            values = batch.astype(_FLOAT)
-        bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-        if bad.any():
-            row = first + int(np.argmax(bad))
-            raise ValueError(f"{what} must be finite, record {row} is not")
-        return values
-
-    return keep
+def _as_stored(batch: np.ndarray, first: int, is_images: bool, what: str) -> np.ndarray:
+    """What `ExampleTable.from_records` makes of numbers; of images their codes."""
+    if batch.dtype.kind == "b":
+        return batch * np.uint8(255) if is_images else batch.astype(_FLOAT)
+    if batch.dtype.kind in "iu":
+        return batch.astype(batch.dtype.newbyteorder("="))
+    with np.errstate(over="ignore"):  # infinity, which is refused
+        values = batch.astype(_FLOAT)
+    bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    if bad.any():
+        row = first + int(np.argmax(bad))
+        raise ValueError(f"{what} must be finite, record {row} is not")
+    return values
 
 
 def _decoded(items: Any, pixels: Callable[[Any], np.ndarray]) -> Iterator[np.ndarray]:
-    """Images, decoded some at a time by as many threads as there are cores."""
+    """Images, decoded in batches by as many threads as there are cores."""
     iterator = iter(items)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode") as pool:
-        while part := list(itertools.islice(iterator, _AT_ONCE)):
+        while part := list(itertools.islice(iterator, _BATCH_IMAGES)):
             yield np.stack(list(pool.map(pixels, part)))
 
 
 def _stamp(path: Path) -> list[int]:
-    """What differs where a file was changed."""
+    """Size and time of a file, which differ where it was changed."""
     found = os.stat(path)
     return [found.st_size, found.st_mtime_ns]

@@ -15,14 +15,17 @@ from typing import Any
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.trainer.data.built_in import (
+    SPLITS,
+    load_glyphs,
+    load_schools,
+    make_sinusoids,
+)
 from jaxdp_episodic.trainer.data.folders import (
     load_class_folders,
     load_mini_imagenet,
     load_omniglot,
 )
-from jaxdp_episodic.trainer.data.glyphs import load_glyphs
-from jaxdp_episodic.trainer.data.schools import load_schools
-from jaxdp_episodic.trainer.data.sinusoids import make_sinusoids
 from jaxdp_episodic.trainer.data.stored import TRAIN, load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
@@ -71,10 +74,9 @@ class Sinusoids(_Source):
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split; held-out ones have 600 tasks."""
-        _validation.choice("split", split, ("train", "validation", "test"))
-        seed = ("train", "validation", "test").index(split)
+        _validation.choice("split", split, SPLITS)
         tasks = self.num_tasks if split == TRAIN else 600
-        return make_sinusoids(tasks, points=self.points, seed=seed)
+        return make_sinusoids(tasks, points=self.points, seed=SPLITS.index(split))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -91,7 +93,7 @@ class Npz(_Source):
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        return load_npz(_place(self, split, base))
+        return load_npz(_path(self, split, base))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -112,8 +114,8 @@ class ClassFolders(_Source):
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        place = _place(self, split, base)
-        return load_class_folders(place, size=self.size, grey=self.grey)
+        path = _path(self, split, base)
+        return load_class_folders(path, size=self.size, grey=self.grey)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -134,8 +136,8 @@ class Omniglot(_Source):
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        place = _place(self, split, base)
-        return load_omniglot(place, size=self.size, alphabets=self.alphabets)
+        path = _path(self, split, base)
+        return load_omniglot(path, size=self.size, alphabets=self.alphabets)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -174,7 +176,7 @@ class Table(_Source):
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
         return load_table(
-            _place(self, split, base),
+            _path(self, split, base),
             groups=self.groups,
             features=self.features,
             target=self.target,
@@ -211,7 +213,7 @@ DataSource = (
 SOURCES: tuple[type, ...] = typing.get_args(DataSource)
 
 
-def _place(
+def _path(
     source: Npz | ClassFolders | Omniglot | Table, split: str, base: Path | None
 ) -> Path:
     """The training file or folder, or the held-out one for every other split."""
@@ -221,19 +223,19 @@ def _place(
             f"held_out must be given for the split {split!r}, got None: evaluation "
             "needs classes or tasks that are not trained on"
         )
-    place, trained = (base or Path()) / name, (base or Path()) / source.path
+    path, trained = (base or Path()) / name, (base or Path()) / source.path
     if split != TRAIN:
-        refuse_same_place(trained, place)
-    return place
+        refuse_same_path(trained, path)
+    return path
 
 
-def refuse_same_place(trained: Path, held_out: Path) -> None:
+def refuse_same_path(trained: Path, held_out: Path) -> None:
     """Refuses to hold out what is trained on, by whatever name.
 
     Raises:
       ValueError: one file or folder.
     """
-    with contextlib.suppress(FileNotFoundError):  # said by whoever reads it
+    with contextlib.suppress(FileNotFoundError):  # the loader reports it
         if os.path.samefile(trained, held_out):
             raise ValueError(
                 f"held_out must be other data than those trained on, got {held_out}, "

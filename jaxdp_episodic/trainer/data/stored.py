@@ -1,8 +1,8 @@
 """Tables in folders of columns: written once, record by record, then read by rows.
 
-What is written can be broken off at any moment and gone on with: the records that are
-there are counted in ``import.json``, after they are on the disk; the manifest, without
-which nothing reads the folder, comes last.
+Writing may be interrupted at any moment and resumed: ``import.json`` counts the records
+after they are on the disk; the manifest, without which nothing reads the folder, is
+written last.
 """
 
 from __future__ import annotations
@@ -36,15 +36,12 @@ from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-TRAIN, HELD_OUT = "train", "held_out"
-_SECONDS = 2.0  # between two counts of what is on the disk
+TRAIN = "train"
+HELD_OUT = "held_out"
+_SECONDS = 2.0  # between two syncs of the disk, and so at most lost by a crash
 
-# Records (bytes, at the end) done, all, and what is being done.
+# Records (bytes, while checksums are computed) done, all, and what is being done.
 Progress = Callable[[int, int, str], None]
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +49,12 @@ class Records:
     """The records of one split, as they come.
 
     Attributes:
-      numbers: the table that they make, each with its number, from 0 as they come, in
-        place of its features.
+      numbers: the table that they make, its features the records' numbers, from 0 in
+        the order in which they come.
       dtype: of what is stored of each.
       shape: of it.
       encoding: see `StoredFeatures`.
-      batches: yields what is stored, (n, *shape), from a record on.
+      batches: yields what is stored, (n, *shape), from a given record.
       stamp: plain values that differ where the source does.
     """
 
@@ -105,22 +102,16 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
     columns = dict(found.columns)
     features = StoredFeatures(columns.pop("features"), found.encoding)
     targets = columns.pop("targets", None)
+    names = [f"level{j}" for j in range(1, len(columns) + 1)]
     counts, ids = (
-        [whole(columns[name]) for name in _level_names(columns, part)]
-        for part in ("counts", "ids")
+        tuple(whole(columns[name + part]) for name in names if name + part in columns)
+        for part in (".counts", ".ids")
     )
     values = None if targets is None else whole(targets)
-    if values is not None and not (
-        values.dtype == np.float32 and np.isfinite(values).all()
-    ):
-        raise ValueError(f"targets in {folder} must be finite float32")
-    tree = Population(tuple(counts), found.level_names, tuple(ids))
-    return ExampleTable(features, values, tree)
-
-
-def _level_names(columns: Mapping[str, Any], part: str) -> list[str]:
-    names = [f"level{j}.{part}" for j in range(1, len(columns) + 1)]
-    return [name for name in names if name in columns]
+    if values is not None:
+        if values.dtype != np.float32 or not np.isfinite(values).all():
+            raise ValueError(f"targets in {folder} must be finite float32")
+    return ExampleTable(features, values, Population(counts, found.level_names, ids))
 
 
 def store(
@@ -128,9 +119,9 @@ def store(
     splits: Mapping[str, Records],
     *,
     made_from: Mapping[str, Any],
-    on_progress: Progress = _silent,
+    on_progress: Progress = lambda done, total, what: None,
 ) -> int:
-    """Writes tables into a folder, or goes on with it; returns records found there.
+    """Writes tables into a folder, or resumes that; returns records found there.
 
     Args:
       folder: made if missing. It must be empty, or hold the beginning of the same.
@@ -238,45 +229,40 @@ def _save(folder: Path, plan: str, done: Mapping[str, int]) -> None:
 
 
 def _written(folder: Path, records: Records, first: int) -> Iterator[int]:
-    """Writes the features from a record on; yields how many are on the disk."""
+    """Writes the features from record ``first``; yields how many are on the disk."""
     folder.mkdir(exist_ok=True)
     path, number = folder / "features.npy", records.numbers.num_examples
     if first == 0:
         create_column(path, records.dtype, records.row_shape)
     row_bytes = int(np.prod(records.shape, dtype=np.int64)) * records.dtype.itemsize
     start = os.stat(path).st_size - number * row_bytes
-    places = np.empty(number, np.int64)
-    places[np.asarray(records.numbers.features).reshape(-1)] = np.arange(number)
+    row_of = np.empty(number, np.int64)  # of the column, in the order of the tree
+    row_of[np.asarray(records.numbers.features).reshape(-1)] = np.arange(number)
     done, saved = first, time.monotonic()
     with path.open("r+b", buffering=0) as file:
-
-        def sync() -> None:
-            os.fsync(file.fileno())
-
         for batch in records.batches(first) if first < number else ():
             if batch.shape[1:] != records.shape or batch.dtype != records.dtype:
                 raise ValueError(
                     f"records must be {records.dtype} of shape {records.shape}, record "
                     f"{done} is {batch.dtype} of shape {batch.shape[1:]}"
                 )
-            where = places[done : done + len(batch)]
-            # Records that come in the order of the tree are written in one go.
-            breaks = np.flatnonzero(np.diff(where) != 1) + 1
-            for run, part in zip(
-                np.split(where, breaks), np.split(batch, breaks), strict=True
-            ):
-                file.seek(start + int(run[0]) * row_bytes)
+            rows = row_of[done : done + len(batch)]
+            # Consecutive rows are written by one call.
+            breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+            parts = np.split(rows, breaks), np.split(batch, breaks)
+            for some, part in zip(*parts, strict=True):
+                file.seek(start + int(some[0]) * row_bytes)
                 rest = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
                 while rest:
                     rest = rest[file.write(rest) :]
             done += len(batch)
             if time.monotonic() - saved > _SECONDS:
-                sync()
+                os.fsync(file.fileno())
                 yield done
                 saved = time.monotonic()
         if done != number:
             raise ValueError(f"there must be {number} records, {done} came")
-        sync()
+        os.fsync(file.fileno())
     yield done
 
 

@@ -8,9 +8,11 @@ import numpy as np
 
 from jaxdp_episodic.files.column_folder import StoredColumn
 
-UNIT, INVERTED = "unit", "inverted"
+UNIT = "unit"
+INVERTED = "inverted"
 # What 8-bit codes stand for, by encoding: numbers made as the loaders make them, to the
-# last bit. Compilers are free to divide by multiplying, so they look them up here.
+# last bit. Compilers may replace a division by a product, so compiled code looks the
+# values up here.
 _CODES = np.arange(256, dtype=np.uint8).astype(np.float32) / 255
 CODE_VALUES = {UNIT: _CODES, INVERTED: 1 - _CODES}
 
@@ -82,8 +84,8 @@ class StoredFeatures:
         """
         codes = np.zeros((*mask.shape, *self.shape[1:]), self._column.dtype)
         flat = codes.reshape(mask.size, *self.shape[1:])
-        places = np.flatnonzero(mask)
-        self._column.gather(rows.reshape(-1)[places], places, flat)
+        indices = np.flatnonzero(mask)
+        self._column.gather(rows.reshape(-1)[indices], indices, flat)
         return self._checked(codes)
 
     def __getitem__(self, index: Any) -> np.ndarray:
@@ -131,7 +133,7 @@ class StoredFeatures:
         return self._checked(codes)
 
     def _checked(self, codes: np.ndarray) -> np.ndarray:
-        """The import has refused them; this file was changed since."""
+        """Refuses numbers that the import did: the file was changed since."""
         if codes.dtype.kind == "f" and not np.isfinite(codes).all():
             raise ValueError(f"{self._column.path} must hold finite numbers")
         return codes

@@ -13,7 +13,9 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 
-MAX_ID_BYTES = 4 * 2**30  # of the ids of one level
+# Of all that one file from outside makes in memory, uncompressed, unless a call says
+# otherwise: inputs of a table, or the ids of one level.
+MAX_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,14 +132,13 @@ class ExampleTable:
         for array in arrays:
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             is_stored = isinstance(array, StoredFeatures)
-            digest.update(
-                array.digest if is_stored else np.ascontiguousarray(array).data
-            )
+            data = array.digest if is_stored else np.ascontiguousarray(array).data
+            digest.update(data)
         return digest.hexdigest()
 
     @functools.cached_property
     def class_places(self) -> np.ndarray:
-        """(R,) int64: place of the unit above each example, among all such units."""
+        """(R,) int64: index of the unit above each example, among all such units."""
         sizes = self.population.children_counts[-1]
         return np.repeat(np.arange(len(sizes)), sizes)
 
@@ -157,12 +158,7 @@ class ExampleTable:
                 f"got {level!r}"
             )
         columns.pop(level)
-        return ExampleTable.from_records(
-            self.features,
-            self.targets,
-            units=columns,
-            example_level=self.level_names[-1],
-        )
+        return self._from_columns(columns, slice(None))
 
     def select(self, level: str, ids: Sequence[Any]) -> ExampleTable:
         """Returns the table of the examples in the named units of a level.
@@ -177,23 +173,28 @@ class ExampleTable:
             raise ValueError(
                 f"ids must be units of {level!r}, got {missing[0].item()!r}"
             )
-        kept = np.isin(column, wanted)
-        return ExampleTable.from_records(
-            self.features[kept],
-            None if self.targets is None else self.targets[kept],
-            units={name: ids[kept] for name, ids in self._unit_columns().items()},
-            example_level=self.level_names[-1],
-        )
+        return self._from_columns(self._unit_columns(), np.isin(column, wanted))
 
     def _unit_columns(self) -> dict[str, np.ndarray]:
         return {name: self.unit_column(name) for name in self.level_names[:-1]}
 
+    def _from_columns(self, columns: dict[str, np.ndarray], kept: Any) -> ExampleTable:
+        return ExampleTable.from_records(
+            self.features[kept],
+            None if self.targets is None else self.targets[kept],
+            units={name: ids[kept] for name, ids in columns.items()},
+            example_level=self.level_names[-1],
+        )
+
+    @property
+    def num_units(self) -> dict[str, int]:
+        """Number of units of each level, those without records included."""
+        names = enumerate(self.level_names, start=1)
+        return {name: self.population.num_units(level) for level, name in names}
+
     def __repr__(self) -> str:
-        units = {
-            name: self.population.num_units(place + 1)
-            for place, name in enumerate(self.level_names)
-        }
-        return f"ExampleTable(units={units}, features={self.features.shape[1:]})"
+        shape = self.features.shape[1:]
+        return f"ExampleTable(units={self.num_units}, features={shape})"
 
 
 def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
@@ -202,7 +203,7 @@ def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
     Args:
       tree: the tree.
       level: the level of the ids, counted from 1 at the top; where it has none, their
-        places.
+        indices.
       bottom: the level of the units, not above ``level``.
     """
     ids = (tree.unit_ids or ())[level - 1 : level]
@@ -226,27 +227,25 @@ def id_array(name: str, ids: Any) -> np.ndarray:
     except (ValueError, OverflowError) as error:  # ragged
         raise TypeError(f"{name} must be integer or string ids: {error}") from None
     if array is not ids and array.dtype.kind == "U":
-        for place, one in enumerate(ids):
+        for record, one in enumerate(ids, start=1):
             if not isinstance(one, str) or one.endswith("\0"):
                 raise ValueError(
                     f"{name} must be ids of one type, strings not ending in a NUL, got "
-                    f"{one!r} in record {place + 1}"
+                    f"{one!r} in record {record}"
                 )
     return array
 
 
 def check_text_size(name: str, ids: Sequence[Any]) -> None:
-    """Refuses ids of which one is so long that an array of all takes too much memory.
-
-    NumPy gives every id the length of the longest.
+    """Refuses ids whose array, in which each has the length of the longest, is large.
 
     Raises:
       ValueError: more than 4 GiB.
     """
     longest = max((len(one) for one in ids if isinstance(one, str)), default=0)
-    if 4 * longest * len(ids) > MAX_ID_BYTES:
+    if 4 * longest * len(ids) > MAX_BYTES:
         raise ValueError(
-            f"{name} must be ids that take at most {MAX_ID_BYTES} bytes, got "
+            f"{name} must be ids that take at most {MAX_BYTES} bytes, got "
             f"{len(ids)}, the longest of {longest} characters"
         )
 
@@ -255,10 +254,10 @@ def _tree_order(tree: Population, columns: Mapping[str, np.ndarray]) -> np.ndarr
     """The records in depth-first order; within a unit as they came."""
     parent = np.zeros(len(next(iter(columns.values()))), np.int64)
     for ids, column in zip(tree.unit_ids or (), columns.values(), strict=True):
-        values, first = np.unique(column, return_inverse=True)
-        place = np.empty(len(values), np.int64)
-        place[np.searchsorted(values, ids)] = np.arange(len(ids))
-        parent = place[first]
+        values, inverse = np.unique(column, return_inverse=True)
+        index = np.empty(len(values), np.int64)
+        index[np.searchsorted(values, ids)] = np.arange(len(ids))
+        parent = index[inverse]
     return np.argsort(parent, kind="stable")
 
 
@@ -267,10 +266,8 @@ def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
     assert tree.unit_ids is not None  # made from ids
     ids = tree.unit_ids[0]
     listed = id_array("public_units", public)
-    if listed.dtype.kind != ids.dtype.kind and "U" in (
-        listed.dtype.kind,
-        ids.dtype.kind,
-    ):
+    kinds = {listed.dtype.kind, ids.dtype.kind}
+    if "U" in kinds and len(kinds) == 2:
         raise TypeError(
             f"public_units must be ids like those of the records ({ids.dtype}), "
             f"got {listed.dtype}"

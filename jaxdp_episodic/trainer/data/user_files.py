@@ -14,11 +14,9 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.parquet_file import parquet_batches
-from jaxdp_episodic.trainer.data.table import ExampleTable, id_array
+from jaxdp_episodic.trainer.data.table import MAX_BYTES, ExampleTable, id_array
 
-# Of arrays uncompressed, of a CSV file, of Parquet columns uncompressed.
-MAX_BYTES = 4 * 2**30
-_ROWS = 2**16  # of Parquet at a time
+_PARQUET_ROWS = 2**16  # that are read at a time: the lists of one batch fit in memory
 
 
 def load_npz(
@@ -95,13 +93,16 @@ def arranged(
         values = values.reshape(-1, *values.shape[2:])
     if given[0] == "images":
         values = scaled_images(values)
-    columns = {name: _column(arrays, name, grid, path) for name in levels}
-    columns["class"] = _spread("labels or classes", labels, grid, path)
+    for name in (*levels, *([] if split is None else ["split"])):
+        if name not in arrays:
+            raise ValueError(f"{path} must hold {name}, has {list(arrays)}")
+    columns = {name: _one_a_record(name, arrays[name], grid, path) for name in levels}
+    columns["class"] = _one_a_record("labels or classes", labels, grid, path)
     targets = None
     if "targets" in arrays:
-        targets = _spread("targets", arrays["targets"], grid, path)
+        targets = _one_a_record("targets", arrays["targets"], grid, path)
     if split is not None:
-        kept = _column(arrays, "split", grid, path) == split
+        kept = _one_a_record("split", arrays["split"], grid, path) == split
         if not kept.any():
             raise ValueError(f"split must be one that {path} has, got {split!r}")
         values = values[kept]
@@ -205,16 +206,10 @@ def scaled_images(images: np.ndarray) -> np.ndarray:
     return images if images.ndim == 4 else images[..., None]
 
 
-def _column(arrays: dict[str, Any], name: str, grid: tuple[int, ...], path: Any) -> Any:
-    if name not in arrays:
-        raise ValueError(f"{path} must hold {name}, has {list(arrays)}")
-    return _spread(name, arrays[name], grid, path)
-
-
-def _spread(
+def _one_a_record(
     name: str, array: np.ndarray, grid: tuple[int, ...], path: Any
 ) -> np.ndarray:
-    """One entry a record, of an array with one a record or one a class."""
+    """An array with one entry a record, or one a class, as one entry a record."""
     if array.shape == grid:
         return array.reshape(-1)
     if array.shape == (math.prod(grid),):
@@ -231,7 +226,8 @@ def parquet_columns(
 ) -> dict[str, list[Any]]:
     """The wanted columns of a Parquet file."""
     columns: dict[str, list[Any]] = {name: [] for name in wanted}
-    for names, cells in parquet_batches(file, wanted, rows=_ROWS, max_bytes=max_bytes):
+    batches = parquet_batches(file, wanted, rows=_PARQUET_ROWS, max_bytes=max_bytes)
+    for names, cells in batches:
         for name, column in zip(names, cells, strict=True):
             columns[name] += column
     return columns

@@ -9,17 +9,17 @@ from jaxdp_episodic.accountant.describe.schemes import EpochScheme, RandomAlloca
 from jaxdp_episodic.trainer.draw.tree_draw import NO_UNIT, NULL, Level
 
 Epoch = list[np.ndarray]
-"""Of each step of an epoch: (J, ...) units to draw below, in random order; secret."""
+"""For each step of an epoch (J, ...) units to draw below, in random order; secret."""
 
 
 class EpochRows:
     """The units of the first level, or the episodes of a partition, epoch by epoch.
 
     Args:
-      scheme: by which they are given their steps.
+      scheme: assigns steps to units.
       level: what is drawn from; its scheme is not used.
       design: of which the level's units are the episodes, or None.
-      num_filled: of the design's classes that there are; the others are null.
+      num_filled: classes of the design that exist; the others are null.
 
     Attributes are those of the sampler's other kinds of rows.
     """
@@ -63,7 +63,7 @@ class EpochRows:
 def allocated(
     number: int, block_lengths: np.ndarray, generator: np.random.Generator
 ) -> Epoch:
-    """Gives each of so many units one step of every block, all alike, independently."""
+    """Assigns each of ``number`` units an independent uniform step of every block."""
     epoch = []
     for length in block_lengths.tolist():
         order = generator.permutation(number)
@@ -76,8 +76,7 @@ def allocated(
 def shuffled(number: int, steps: int, generator: np.random.Generator) -> Epoch:
     """Cuts a random order into batches, the first ``number % steps`` one unit longer.
 
-    So one unit more or less changes the size of one batch only, which the accounting
-    rests on.
+    The accounting rests on it: one unit more or less changes one batch size only.
     """
     sizes = np.full(steps, number // steps) + (np.arange(steps) < number % steps)
     return np.split(generator.permutation(number), np.cumsum(sizes)[:-1])
@@ -86,9 +85,9 @@ def shuffled(number: int, steps: int, generator: np.random.Generator) -> Epoch:
 def random_groups(
     design: GroupedClasses, num_filled: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns a fresh partition of all classes, (G, ways); null ones -1.
+    """Returns a fresh random partition of all classes, (G, ways); null ones -1.
 
-    It does not look at data, and a remainder sits out.
+    A remainder of fewer than ``ways`` classes is in no group.
     """
     ways, number = int(np.asarray(design.ways)), int(design.num_possible_episodes)
     order = generator.permutation(int(np.asarray(design.num_classes)))

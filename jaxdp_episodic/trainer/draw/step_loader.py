@@ -127,13 +127,13 @@ class StepDraws:
         return self._num_steps
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Draws ``num_steps`` times; a row is a place, or an array with -1 for none."""
+        """Draws ``num_steps`` times; a row is an index, or an array, -1 for none."""
         for _ in range(self._num_steps):
             generator = step_generator(self._entropy, self.next_step)
             self.next_step += 1
             drawn = self.sampler.draw(generator)
-            places = np.where(drawn.mask, self._order[drawn.examples], -1)
-            yield places.tolist() if places.ndim == 1 else list(places)
+            rows = np.where(drawn.mask, self._order[drawn.examples], -1)
+            yield rows.tolist() if rows.ndim == 1 else list(rows)
 
 
 def _tree(
@@ -178,8 +178,8 @@ class _Rows:
         one = self[np.zeros(math.prod(self._slot_shape), np.int64)]
         return _mapped(lambda part: part[:0], one)
 
-    def _slot(self, place: int) -> Any:
-        return _data.default_collate([self._dataset[place]])
+    def _slot(self, index: int) -> Any:
+        return _data.default_collate([self._dataset[index]])
 
 
 def _joined(batches: list[Any]) -> Any:

@@ -21,20 +21,22 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 
-# Coins are tossed at most so many successes at a time: 2**20 gaps of at most 2**42
-# children sum without overflow.
+# Successes whose gaps are drawn at a time: 2**20 gaps of at most 2**42 children sum
+# without overflow.
 _MOST_GAPS = 2**20
 
-# Microseconds, measured: a call of `choice`, a turn of Floyd's algorithm, an element.
-_CALL, _TURN, _ELEMENT = 6.0, 6.0, 0.04
+# Costs in microseconds, measured, by which the fastest algorithm is chosen.
+_COST_OF_CHOICE = 6.0  # a call of NumPy's `choice`
+_COST_OF_ROUND = 6.0  # a round of Floyd's algorithm
+_COST_OF_ELEMENT = 0.04
 
 
 class Children(NamedTuple):
     """Drawn children, those of the first unit first.
 
     Attributes:
-      owner: (m,) int64, never falling: to which of the n units a child belongs.
-      child: (m,) int64, its place among the children of that unit, from 0; the children
+      owner: (m,) int64, nondecreasing: to which of the n units a child belongs.
+      child: (m,) int64, its index among the children of that unit, from 0; the children
         of one unit are different, and in uniformly random order.
     """
 
@@ -45,31 +47,31 @@ class Children(NamedTuple):
 def poisson(
     counts: np.ndarray, rate: float, generator: np.random.Generator
 ) -> Children:
-    """Draws every child by a coin of its own, the chance ``rate``.
+    """Draws every child independently with probability ``rate``.
 
-    Only the drawn children cost time: from one success to the next it is a geometric
-    number of coins.
+    Time is linear in the drawn children: gaps between successes are geometric.
     """
     ends = np.cumsum(counts)
-    places = _successes(int(ends[-1]) if len(ends) else 0, rate, generator)
-    owner = np.searchsorted(ends, places, side="right")
-    child = places - (ends - counts)[owner]
+    drawn = _successes(int(ends[-1]) if len(ends) else 0, rate, generator)
+    owner = np.searchsorted(ends, drawn, side="right")
+    child = drawn - (ends - counts)[owner]
     return Children(owner, child[_shuffle_within(owner, len(counts), generator)])
 
 
 def without_replacement(
     counts: np.ndarray, size: int, generator: np.random.Generator
 ) -> Children:
-    """Draws ``min(size, count)`` children of each unit, all subsets alike.
+    """Draws ``min(size, count)`` children of each unit, uniformly among all subsets.
 
-    One of three ways to do the same, whichever is the fastest for these sizes.
+    By one of three algorithms, the fastest for these sizes.
     """
     number = np.minimum(counts, size)
     most, total = int(number.max(initial=0)), float(number.sum())
+    elements = (1 + most / 40) * most * len(counts)
     costs = {
-        _unit_by_unit: _CALL * len(counts) + _ELEMENT * total,
-        _turn_by_turn: _TURN * most + _ELEMENT * (1 + most / 40) * most * len(counts),
-        _all_then_cut: _ELEMENT * float(counts.sum()),
+        _unit_by_unit: _COST_OF_CHOICE * len(counts) + _COST_OF_ELEMENT * total,
+        _round_by_round: _COST_OF_ROUND * most + _COST_OF_ELEMENT * elements,
+        _all_then_cut: _COST_OF_ELEMENT * float(counts.sum()),
     }
     if len(counts) == 1 or most == 0:
         return _unit_by_unit(counts, number, generator)
@@ -83,7 +85,7 @@ def rank_within(owner: np.ndarray, number_of_owners: int) -> np.ndarray:
 
 
 def _successes(total: int, rate: float, generator: np.random.Generator) -> np.ndarray:
-    """Places of the successes among ``total`` coins, rising."""
+    """Indices of the successes among ``total`` independent trials, increasing."""
     if rate == 0 or total == 0:
         return np.zeros(0, np.int64)
     if rate == 1:
@@ -93,20 +95,19 @@ def _successes(total: int, rate: float, generator: np.random.Generator) -> np.nd
     while last < total:
         mean = (total - last) * rate
         number = min(int(mean + 4.0 * math.sqrt(mean)) + 8, _MOST_GAPS)
-        with np.errstate(over="ignore"):  # a gap of inf is meant: no further success
+        with np.errstate(over="ignore"):  # a gap of inf: no further success
             gaps = np.ceil(generator.standard_exponential(number) / decay)
         # An exponential of exactly 0 would be a gap of 0.
-        places = last + np.cumsum(np.clip(gaps, 1, total + 1).astype(np.int64))
-        found.append(places)
-        last = int(places[-1])
-    places = np.concatenate(found)
-    return places[: np.searchsorted(places, total)]
+        found.append(last + np.cumsum(np.clip(gaps, 1, total + 1).astype(np.int64)))
+        last = int(found[-1][-1])
+    successes = np.concatenate(found)
+    return successes[: np.searchsorted(successes, total)]
 
 
 def _shuffle_within(
     owner: np.ndarray, number_of_owners: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """A random order of all entries that keeps those of each owner in their stretch."""
+    """A random permutation of all entries that keeps each owner's where they were."""
     if number_of_owners == 1:
         return generator.permutation(len(owner))
     bits = 63 - number_of_owners.bit_length()
@@ -115,7 +116,7 @@ def _shuffle_within(
         keys = (owner << bits) | noise
         order = np.argsort(keys)
         ranked = keys[order]
-        # Equal keys would keep their order: without them all orders are alike.
+        # Equal keys would keep their order; given that none are, it is uniform.
         if not np.any(ranked[1:] == ranked[:-1]):
             return order
 
@@ -133,23 +134,23 @@ def _unit_by_unit(
     return Children(np.repeat(np.arange(len(counts)), number), child)
 
 
-def _turn_by_turn(
+def _round_by_round(
     counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
 ) -> Children:
-    """Best for few of many: Floyd's algorithm, a child of every unit each turn.
+    """Best for few of many: Floyd's algorithm, a child of every unit each round.
 
     Reference: Bentley and Floyd (1987), Communications of the ACM 30(9), 754-757: in
-    its turn t a set of t children becomes one of t + 1, a uniformly random subset of
-    all children up to ``top[t]``.
+    round t a set of t children becomes one of t + 1, a uniformly random subset of all
+    children up to ``top[t]``.
     """
-    turns = np.arange(int(number.max()))[:, None]
-    wanted = turns < number
-    top = np.where(wanted, counts - number + turns, 0)
+    rounds = np.arange(int(number.max()))[:, None]
+    wanted = rounds < number
+    top = np.where(wanted, counts - number + rounds, 0)
     tried = generator.integers(0, top, endpoint=True)
     picked = tried.copy()
-    for turn in range(1, len(turns)):
-        is_taken = (picked[:turn] == tried[turn]).any(axis=0)
-        np.copyto(picked[turn], top[turn], where=is_taken)
+    for t in range(1, len(rounds)):
+        is_taken = (picked[:t] == tried[t]).any(axis=0)
+        np.copyto(picked[t], top[t], where=is_taken)
     owner = np.repeat(np.arange(len(counts)), number)
     child = picked.T[wanted.T]
     return Children(owner, child[_shuffle_within(owner, len(counts), generator)])
@@ -166,8 +167,8 @@ def _all_then_cut(
     return Children(owner[kept], child[kept])
 
 
-NULL = -1  # a slot that is drawn and not filled
-NO_UNIT = -1  # in place of a unit: the row was formed in the draw
+NULL = -1  # index of a slot that is drawn and not filled
+NO_UNIT = -1  # index of the unit of a row that was formed in the draw
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +179,8 @@ class Level:
       scheme: with scalar fields.
       counts: number of children, or of slots for them, that are drawn from, for each
         unit of the level above.
-      starts: place of the first of these children among all units of this level.
-      filled: how many of them there are; what is drawn beyond them is null.
+      starts: index of the first of these children among all units of this level.
+      filled: number of them that exist; what is drawn beyond them is null.
     """
 
     scheme: Scheme
@@ -189,9 +190,9 @@ class Level:
 
     @property
     def width(self) -> int:
-        """Slots that hold whatever is drawn below one unit, at least one.
+        """Slots for the children drawn of one unit, at least one.
 
-        Without replacement the ``size``, however few children there really are: under
+        Without replacement the ``size``, even where there are fewer children: under
         ``add_remove`` real sizes are private, a shape is not.
         """
         if isinstance(self.scheme, Poisson):
@@ -211,14 +212,13 @@ class Level:
         """Draws children of each of the units, which may repeat.
 
         Args:
-          units: (n,) places among the units of the level above; -1 for a null one,
+          units: (n,) indices among the units of the level above; -1 for a null one,
             which has no children.
           generator: source of randomness.
 
         Returns:
-          (m,) places of the children among the units of this level, -1 for the null
-          ones, and (m,) which of the n units each belongs to, in the order of
-          `Children`.
+          (m,) indices of the children among the units of this level, -1 for null ones,
+          and (m,) which of the n units each belongs to, in the order of `Children`.
         """
         counts = np.append(self.counts, 0)[units]  # the last one of the null unit
         if isinstance(self.scheme, Poisson):
@@ -242,14 +242,8 @@ def make_level(
 ) -> Level:
     """Returns the level whose units are the children that ``counts`` counts.
 
-    Args:
-      scheme: draws them.
-      counts: of the children there are.
-      slots_of: the level whose ``population`` is the number of slots of every unit
-        one level up, or None.
-
-    Raises:
-      ValueError: no such number, or a unit with more children than slots.
+    Where it is the level ``slots_of``, its ``population`` is the number of slots of
+    every unit one level up; without one, or with fewer, a ValueError.
     """
     starts = np.cumsum(counts) - counts
     if scheme.name != slots_of:
@@ -278,11 +272,7 @@ def make_levels(
 
 
 def check_levels(names: Sequence[str], population: Population) -> None:
-    """Refuses a population with other levels than the sampling has.
-
-    Raises:
-      ValueError: another number of levels, or other names.
-    """
+    """Refuses a population with other levels than the sampling has."""
     named = tuple(population.level_names)
     if population.num_levels != len(names) or named != tuple(names[: len(named)]):
         raise ValueError(
@@ -310,7 +300,7 @@ def fill_slots(
       generator: source of randomness.
 
     Returns:
-      (*starts.shape, *widths of the levels) int64 places among the units of the last
+      (*starts.shape, *widths of the levels) int64 indices among the units of the last
       level, 0 where nobody was drawn, and the mask of those that were. A drawn unit
       has the first free slot of its axis, also where nobody is drawn below it. And
       (J,) whether a null was drawn.
@@ -333,12 +323,11 @@ def fill_slots(
 
 def expected_total(levels: Sequence[Level]) -> float:
     """Returns the mean number of units drawn at the last level; 1 without levels."""
-    total, weights = 1.0, np.ones(1)  # of the units of one level: chance to be drawn
-    for place, level in enumerate(levels):
-        total = float(np.sum(weights * level.expected))
-        if place + 1 < len(levels):
-            share = level.expected / np.maximum(level.counts, 1)
-            weights = np.repeat(weights * share, level.filled)
+    total, chances = 1.0, np.ones(1)  # of the units of one level to be drawn
+    for level in levels:
+        total = float(np.sum(chances * level.expected))
+        share = level.expected / np.maximum(level.counts, 1)
+        chances = np.repeat(chances * share, level.filled)
     return total
 
 
@@ -355,13 +344,10 @@ def largest_total(levels: Sequence[Level]) -> int:
 
 
 def check_public_sizes(level: Level) -> None:
-    """Refuses a ``population`` of a scheme that this tree shows to be wrong.
+    """Refuses a ``population`` of a scheme that this tree contradicts.
 
-    Where the step is accounted by that number, a lower bound that is none makes the
-    accounted rate too small; an upper bound that is none, the sensitivity.
-
-    Raises:
-      ValueError: naming both numbers.
+    Where the step is accounted by it, a false lower bound makes the accounted rate too
+    small; a false upper bound the sensitivity.
     """
     scheme = level.scheme
     if scheme.population is None or not level.counts.size:

@@ -21,10 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.files.archive import read_arrays, write_arrays
 from jaxdp_episodic.files.atomic import LOCK, locked
 from jaxdp_episodic.files.column_folder import (
     MANIFEST,
+    StoredColumn,
+    check_sum,
     create_column,
     is_complete,
     open_split,
@@ -36,11 +37,12 @@ from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.wavelets import compiled_wavelets
 
-_VERSION = 1
-# Rows a call: always as many, so that no row's last bits depend on how many there are.
+_VERSION = 1  # of what a cache is compared by
+# Rows a call, always: else a row's last bits could depend on how many there are.
 _BATCH = 500
-_MOST_FEATURES = 2**16
-_MOST_BYTES = 4 * 2**30  # of a cache
+_MOST_FEATURES = 2**16  # of an example
+# Relative difference of a row's features alone and beside others: rounding is below.
+_ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -102,25 +104,21 @@ class FixedFeatures:
 
         Args:
           data: the table; its units and targets stay.
-          cache: a file (``.npz``) that holds them after the first call, readable by its
-            owner only: the features of private data are private. One that was made of
-            other data or by other settings is made anew, with a warning. Of data on the
-            disk it is a folder of that name, with the suffix ``.columns``, and the
-            features stay on the disk, too.
+          cache: a folder that holds them after the first call, open to its owner only:
+            the features of private data are private. One that is damaged, or was made
+            of other data or by other settings, is made anew, with a warning. Of data
+            on the disk the features stay there, too.
 
         Raises:
-          OSError: a cache that cannot be read or written, or is a folder.
+          OSError: a cache that cannot be read or written, or a folder of other files.
           ValueError: features of another number of rows, of no single axis, or not
             finite; a row that changes with the rows beside it.
         """
-        if isinstance(data.features, StoredFeatures) and cache is not None:
-            stored = self._stored(Path(cache).with_suffix(".columns"), data)
-            return ExampleTable(stored, data.targets, data.population)
-        made = None if cache is None else self._read(Path(cache), data)
-        if made is None:
+        made: Any
+        if cache is None:
             made = np.concatenate(list(self._made(data.features)))
-            if cache is not None:
-                self._write(Path(cache), made, data)
+        else:
+            made = self._cached(Path(cache), data)
         return ExampleTable(made, data.targets, data.population)
 
     def _made(self, examples: Any) -> Iterator[np.ndarray]:
@@ -190,59 +188,31 @@ class FixedFeatures:
         half = len(rows) // 2 + 1
         alone = self._called(rows[:half])
         apart = np.abs(alone - made[:half]).max()
-        if apart > 1e-3 * np.abs(made[:half]).max():
+        if apart > _ROUNDING * np.abs(made[:half]).max():
             raise ValueError(
                 f"features {self.name!r} of an example must depend on it alone: they "
                 "change with the examples beside it, or from call to call (batch "
                 "statistics, dropout? switch the model to evaluation)"
             )
 
-    def _texts(self, data: ExampleTable) -> dict[str, np.ndarray]:
-        texts = {"settings": json.dumps(self.described(), sort_keys=True)}
-        texts["data"] = data.fingerprint
-        return {name: np.array(text) for name, text in texts.items()}
-
-    def _read(self, path: Path, data: ExampleTable) -> np.ndarray | None:
-        """The cached features; None if there are none, or others."""
-        if path.is_dir():
-            raise IsADirectoryError(f"cache must be a file, {path} is a folder")
-        if not path.exists():
-            return None
-        try:
-            arrays = read_arrays(path, max_bytes=_MOST_BYTES)
-            texts = self._texts(data)
-            same = all(str(arrays.pop(k)) == str(v) for k, v in texts.items())
-            features = arrays["features"]
-            fits = features.ndim == 2 and len(features) == data.num_examples
-            if same and fits and features.dtype == np.float32:
-                if np.isfinite(features).all():
-                    return features
-            reason = "it is of other data, or of other settings"
-        except (ValueError, KeyError) as error:
-            reason = str(error)
-        _warn_of_cache(path, reason)
-        return None
-
-    def _write(self, path: Path, made: np.ndarray, data: ExampleTable) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_arrays(path, {"features": made, **self._texts(data)}, is_private=True)
-
-    def _stored(self, folder: Path, data: ExampleTable) -> StoredFeatures:
+    def _cached(self, folder: Path, data: ExampleTable) -> np.ndarray | StoredFeatures:
         """The features in a folder of columns, made if they are not there."""
-        made_from = {name: str(text) for name, text in self._texts(data).items()}
+        settings = json.dumps(self.described(), sort_keys=True)
+        made_from = {"settings": settings, "data": data.fingerprint}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(folder):
             if is_complete(folder):
                 try:
                     found = open_split(folder, lambda splits: splits[0])
-                    features = StoredFeatures(found.columns["features"])
-                    number = data.num_examples
-                    if found.made_from == made_from and len(features) == number:
-                        return features
+                    if found.made_from == made_from:
+                        return _opened(found.columns["features"], data)
                     reason = "it is of other data, or of other settings"
                 except (OSError, ValueError) as error:
                     reason = str(error)
-                _warn_of_cache(folder, reason)
+                warnings.warn(
+                    f"cached features {folder} are not used, and made anew: {reason}",
+                    stacklevel=4,
+                )
             names = {inside.name for inside in folder.iterdir()}
             others = names - {MANIFEST, TRAIN, LOCK}
             if others:
@@ -250,11 +220,12 @@ class FixedFeatures:
                     f"{folder} must be a cache of features, it has {min(others)!r}"
                 )
             (folder / MANIFEST).unlink(missing_ok=True)
-            self._write_columns(folder / TRAIN / "features.npy", data)
+            self._write(folder / TRAIN / "features.npy", data)
             write_manifest(folder, {TRAIN: (("example",), None)}, made_from=made_from)
-        return StoredFeatures(open_split(folder, lambda _: TRAIN).columns["features"])
+            found = open_split(folder, lambda splits: splits[0])
+            return _opened(found.columns["features"], data)
 
-    def _write_columns(self, path: Path, data: ExampleTable) -> None:
+    def _write(self, path: Path, data: ExampleTable) -> None:
         parts = self._made(data.features)
         first = next(parts)
         path.parent.mkdir(exist_ok=True)
@@ -268,10 +239,15 @@ class FixedFeatures:
             os.fsync(file.fileno())
 
 
-def _warn_of_cache(path: Path, reason: str) -> None:
-    warnings.warn(
-        f"cached features {path} are not used, and made anew: {reason}", stacklevel=5
-    )
+def _opened(column: StoredColumn, data: ExampleTable) -> np.ndarray | StoredFeatures:
+    """Cached features: on the disk, or in memory and compared with their checksum."""
+    if column.shape[0] != data.num_examples:
+        raise ValueError(f"it has {column.shape[0]} rows")
+    features = StoredFeatures(column)
+    if isinstance(data.features, StoredFeatures):
+        return features
+    check_sum(column)
+    return features[:]
 
 
 def _wavelets(images: np.ndarray) -> np.ndarray:

@@ -29,8 +29,8 @@ from jaxdp_episodic.trainer.learners.episode import Episode
 
 Apply = Callable[[Any, Array], Array]
 
-_ABSENT = -1e9  # logit of a class without support
-_SHORT = 1e-6  # norm from which on a row is scaled to norm 1
+_ABSENT = -1e9  # logit of a class without support: its softmax is 0
+_SHORT = 1e-6  # norm of an embedding below which it is not scaled to norm 1
 
 
 @dataclass(frozen=True)
@@ -110,17 +110,17 @@ class ProtoNet:
         return jnp.where(count > 0, self.temperature * logits, _ABSENT)
 
     def _rotated(self, embedded: Episode, by: int) -> Episode:
-        """The episode with every class's examples moved on by that many places."""
+        """The episode with every class's examples rotated by this many slots."""
         ways, shots = self.ways, len(embedded.support_mask) // self.ways
 
-        def moved(support: Array, query: Array) -> list[Array]:
+        def rotated(support: Array, query: Array) -> list[Array]:
             rows = [a.reshape(ways, -1, *a.shape[1:]) for a in (support, query)]
             both = jnp.roll(jnp.concatenate(rows, axis=1), by, axis=1)
             parts = both[:, :shots], both[:, shots:]
             return [part.reshape(-1, *support.shape[1:]) for part in parts]
 
-        first, rest = moved(embedded.support_inputs, embedded.query_inputs)
-        masks = moved(embedded.support_mask, embedded.query_mask)
+        first, rest = rotated(embedded.support_inputs, embedded.query_inputs)
+        masks = rotated(embedded.support_mask, embedded.query_mask)
         support = first, embedded.support_targets, masks[0]
         return Episode(*support, rest, embedded.query_targets, masks[1])
 
@@ -285,7 +285,7 @@ def _replaced(params: Any, path: Sequence[str], part: Any) -> Any:
 
 
 def _unit(rows: Array) -> Array:
-    """Rows scaled to norm 1; short ones less, so that no gradient grows beyond all."""
+    """Rows scaled to norm 1; short ones less, so that gradients stay bounded."""
     squares = jnp.sum(jnp.square(rows), axis=-1, keepdims=True)
     return rows / jnp.sqrt(squares + _SHORT**2)
 

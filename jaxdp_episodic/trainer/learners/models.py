@@ -76,10 +76,10 @@ class PatchConv(nnx.Module):
 
 
 def patches(images: Array, step: int) -> Array:
-    """The 3 x 3 places around every ``step``-th one, with zeros around the images.
+    """The 3 x 3 pixels around every ``step``-th one, with zeros around the images.
 
-    As blocks of ``step`` by ``step`` places, of which slices without strides are taken:
-    neighbors in one, and their gradients are added without looking for gaps.
+    The images are cut into blocks of ``step`` by ``step`` pixels, so that slices of
+    blocks need no strides, and gradients of slices no scatter.
 
     Args:
       images: (n, height, width, channels).
@@ -97,11 +97,11 @@ def patches(images: Array, step: int) -> Array:
     ]
     zero = jnp.zeros((), images.dtype)
     padded = jax.lax.pad(images, zero, [(0, 0, 0), *edges, (0, 0, 0)])
-    places = padded.reshape(number, blocks[0], step, blocks[1], step * channels)
+    cut = padded.reshape(number, blocks[0], step, blocks[1], step * channels)
     slices = []
     for row in range(3):
         below = row // step
-        rows = places[:, below : below + outputs[0], row % step]
+        rows = cut[:, below : below + outputs[0], row % step]
         for first in range(0, 3, step):
             right, taken = first // step, min(3 - first, step) * channels
             slices.append(rows[:, :, right : right + outputs[1], :taken])
@@ -109,9 +109,9 @@ def patches(images: Array, step: int) -> Array:
 
 
 class GroupNorm(nnx.GroupNorm):
-    """Flax's, of images, for gradients of gradients: few passes over all places.
+    """Flax's, of images, for gradients of gradients: few passes over all pixels.
 
-    It sums each channel alone, in the order of its places, before those of a group.
+    It sums each channel alone, in the order of its pixels, before those of a group.
     """
 
     def __call__(self, images: Array) -> Array:
@@ -120,8 +120,8 @@ class GroupNorm(nnx.GroupNorm):
         assert scale is not None and bias is not None
         flat = images.reshape(len(images), -1, images.shape[-1])
         means = self._group_means(jnp.mean(flat, axis=1))
-        # Any constant may be taken off. What is left of the means is 0, its gradients
-        # are theirs, and no gradient of a place needs the mean of others.
+        # Any constant may be subtracted. The centered means are 0 with the gradients of
+        # the means, and no gradient of a pixel needs the mean of others.
         constant = jax.lax.stop_gradient(means)
         means = means - constant
         centered = flat - constant[:, None]
@@ -134,7 +134,7 @@ class GroupNorm(nnx.GroupNorm):
 
     def _group_means(self, of_channels: Array) -> Array:
         """(n, channels): the mean of each channel's group, of (n, channels)."""
-        # A product, which XLA never computes anew for every place.
+        # A product, which XLA never recomputes for every pixel.
         size = of_channels.shape[1] // self.num_groups
         weights = np.kron(np.eye(self.num_groups), np.full((size, size), 1 / size))
         weights = weights.astype(of_channels.dtype)
@@ -275,7 +275,7 @@ class _Apply:
     def __init__(self, graph: Any, state: Any, rest: Any) -> None:
         self._graph, self._rest = graph, rest
         self._variables = list(nnx.to_flat_state(state))
-        # Constants, and what cannot be hashed, are nobody else's.
+        # Equal to itself alone if it holds constants, or cannot be hashed.
         self._alike: Any = object() if jax.tree.leaves(rest) else graph
         try:
             hash(graph)

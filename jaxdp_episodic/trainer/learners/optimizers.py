@@ -16,7 +16,7 @@ from jaxdp_episodic.trainer.config.training_parts import OptimizerConfig, checke
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 
 
-@functools.lru_cache(maxsize=8)  # alike is the same, and is compiled once
+@functools.lru_cache(maxsize=8)  # equal configs share one compiled update
 def built_optimizer(
     config: OptimizerConfig, num_steps: int
 ) -> optax.GradientTransformation:
@@ -91,15 +91,15 @@ def noise_corrected_adam(
         dtype = training_dtype(second)
         variance = jnp.square(jnp.asarray(noise_deviation, dtype))
 
-        def move(m: Any, v: Any) -> Any:
+        def change(m: Any, v: Any) -> Any:
             return m / (jnp.sqrt(jnp.maximum(v - variance, least * variance)) + eps)
 
-        moves = jax.tree.map(
-            move,
+        changes = jax.tree.map(
+            change,
             optax.tree.bias_correction(first, b1, count),
             optax.tree.bias_correction(second, b2, count),
         )
-        return moves, optax.ScaleByAdamState(count, first, second)
+        return changes, optax.ScaleByAdamState(count, first, second)
 
     scaled = optax.GradientTransformationExtraArgs(init, update)
     rate = optax.scale_by_learning_rate(learning_rate)
@@ -148,14 +148,14 @@ def averaged(
     def update(
         updates: Any, state: Any, params: Any = None, **others: Any
     ) -> tuple[Any, Averaged]:
-        moves, inner = optimizer.update(updates, state.inner, params, **others)
-        moved = optax.apply_updates(params, moves)
+        changes, inner = optimizer.update(updates, state.inner, params, **others)
+        changed = optax.apply_updates(params, changes)
         sums = jax.tree.map(
             lambda s, p: rate * s + (1 - rate) * p.astype(s.dtype),
             state.sums,
-            moved,
+            changed,
         )
-        return moves, Averaged(inner, sums, rate * state.weight + (1 - rate))
+        return changes, Averaged(inner, sums, rate * state.weight + (1 - rate))
 
     return optax.GradientTransformationExtraArgs(init, update)
 

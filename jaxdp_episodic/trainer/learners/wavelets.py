@@ -1,7 +1,7 @@
 """Wavelet features of an image: fixed before any data, so that they cost no privacy.
 
 Moduli of Gabor responses, divided by the energy of all orientations around, and the
-low-passed image; of each the lowest cosine coefficients on a grid of 7 x 7 places.
+low-passed image; of each the lowest cosine coefficients on a grid of 7 x 7 cells.
 
 Reference: Bruna and Mallat (2013), arXiv:1203.1513 (moduli of wavelets, averaged);
 Dalal and Triggs (2005), doi:10.1109/CVPR.2005.177 (division by the energy around).
@@ -21,13 +21,15 @@ from jax import Array
 
 # Wavelengths as shares of the image's side: 4 and 8 pixels of 28.
 _WAVELENGTHS = (1 / 7, 2 / 7)
-_ORIENTATIONS, _PLACES, _COEFFICIENTS = 8, 7, 5
-# Samples of a response along each side: two a place, enough for these wavelengths.
-_SAMPLES = 2 * _PLACES
-# Where there is next to no energy there is no orientation: of contrasts in [0, 1].
+_ORIENTATIONS = 8  # of a wavelength
+_CELLS = 7  # of the pooling grid, along each side
+_COEFFICIENTS = 5  # lowest of the cosine transform over these cells
+# Samples of a response along each side: two a cell, enough for these wavelengths.
+_SAMPLES = 2 * _CELLS
+# Contrast, of [0, 1], added to the energy around: keeps moduli of flat regions small.
 _FLOOR = 0.03
-# Width of the neighbourhood whose energy divides, in samples of the responses.
-_AROUND = 0.7
+# Deviation of the Gaussian neighbourhood whose energy divides, in response samples.
+_NEIGHBOURHOOD = 0.7
 
 
 class Filters(NamedTuple):
@@ -107,21 +109,20 @@ def make_filters(height: int, width: int) -> Filters:
         ]
         envelopes.append(both)
         offsets.append(math.exp(-0.5 * (2 * math.pi * deviation / wavelength) ** 2))
-        for turn in range(_ORIENTATIONS):
-            angle = math.pi * turn / _ORIENTATIONS
-            for place, (waves, part) in enumerate(
-                ((rows, math.sin(angle)), (columns, math.cos(angle)))
+        for angle in math.pi * np.arange(_ORIENTATIONS) / _ORIENTATIONS:
+            frequencies = math.sin(angle), math.cos(angle)
+            for waves, size, frequency, envelope in zip(
+                (rows, columns), sizes, frequencies, both, strict=True
             ):
-                apart = _distances(sizes[place], _SAMPLES)
-                wave = np.exp(2j * math.pi / wavelength * part * apart)
-                waves.append(both[place] * wave)
+                phase = 2j * math.pi / wavelength * frequency
+                waves.append(envelope * np.exp(phase * _distances(size, _SAMPLES)))
     return Filters(
         np.array(rows, np.complex64),
         np.array(columns, np.complex64),
         np.array([both[0] for both in envelopes], np.float32),
         np.array([both[1] for both in envelopes], np.float32),
         np.array(offsets, np.float32),
-        _means(_sampled(_SAMPLES, _SAMPLES, _AROUND)).astype(np.float32),
+        _means(_sampled(_SAMPLES, _SAMPLES, _NEIGHBOURHOOD)).astype(np.float32),
         _spectrum(_SAMPLES),
         (_spectrum(height), _spectrum(width)),
     )
@@ -175,14 +176,14 @@ def _means(weights: np.ndarray) -> np.ndarray:
 
 
 def _spectrum(size: int) -> np.ndarray:
-    """(5, size) float32: means around 7 places, then their lowest cosine coefficients.
+    """(5, size) float32: means around 7 cells, then their lowest cosine coefficients.
 
     The transform is the orthonormal DCT-II.
     """
-    pooling = _means(_sampled(size, _PLACES, size / _PLACES / 2))
-    places = np.arange(_PLACES) + 0.5
-    rows = np.cos(math.pi * places * np.arange(_COEFFICIENTS)[:, None] / _PLACES)
-    rows *= math.sqrt(2 / _PLACES)
+    pooling = _means(_sampled(size, _CELLS, size / _CELLS / 2))
+    middles = np.arange(_CELLS) + 0.5
+    rows = np.cos(math.pi * middles * np.arange(_COEFFICIENTS)[:, None] / _CELLS)
+    rows *= math.sqrt(2 / _CELLS)
     rows[0] /= math.sqrt(2)
     return (rows @ pooling).astype(np.float32)
 

@@ -35,9 +35,9 @@ from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
-FEATURES = "features"
-# Numbers of an example; so many are not the same to the last bit by chance.
-_TELLING = 64
+FEATURES = "features"  # folder of a run, where they are cached
+# Numbers of an example from which two equal ones, to the last bit, are no chance.
+_LEAST_COMPARED = 64
 
 
 class Tables:
@@ -80,7 +80,7 @@ class Tables:
         if split not in self._loaded:
             data = self._source.load(split, self._base)
             if self.features is not None:
-                cache = None if self._cache is None else self._cache / f"{split}.npz"
+                cache = None if self._cache is None else self._cache / split
                 data = self.features.table(data, cache=cache)
             self._loaded[split] = data
             # The parts of the package's own sets are other classes by construction.
@@ -92,8 +92,8 @@ class Tables:
 def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> None:
     """Warns of what held-out data have in common with those trained on.
 
-    Units of one name, and examples of at least `_TELLING` numbers that are the same to
-    the last bit; these of data in memory.
+    Units of one name, and of data in memory examples of many numbers that are the same
+    to the last bit.
 
     Raises:
       ValueError: all is the same.
@@ -113,7 +113,7 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
             )
     rows, others = data.features, trained.features
     if isinstance(rows, np.ndarray) and isinstance(others, np.ndarray):
-        if rows[:1].size >= _TELLING:
+        if rows[:1].size >= _LEAST_COMPARED:
             seen = {hash(row.tobytes()) for row in others}
             same = [i for i, row in enumerate(rows) if hash(row.tobytes()) in seen]
             if same:
@@ -123,8 +123,8 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
 def _ids_above_examples(data: ExampleTable) -> np.ndarray:
     """The ids of the units that examples lie in; none that only count them."""
     ids = data.population.unit_ids or ()
-    place = len(data.level_names) - 2
-    found = ids[place] if 0 <= place < len(ids) else np.empty(0)
+    level = len(data.level_names) - 2
+    found = ids[level] if 0 <= level < len(ids) else np.empty(0)
     return found[:0] if np.array_equal(found, np.arange(len(found))) else found
 
 

@@ -37,15 +37,16 @@ from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners.optimizers import average_of
 from jaxdp_episodic.trainer.run.description import RunMismatchError, refuse_other_run
 
-FORMAT = 4
-_KEPT = 2
-# How Orbax calls what is not complete.
+FORMAT = 4  # of a checkpoint; others are refused
+_KEPT = 2  # latest checkpoints in a folder
+# Suffix of Orbax's folders that are not complete.
 _UNFINISHED = ".orbax-checkpoint-tmp"
-# What Orbax meets where writes of an earlier save go on: the folder that it removed and
-# makes again is there, or not empty. How often, and how many seconds apart, it tries.
-_IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY)
-_TRIES, _PAUSE = 40, 0.05
-# What a checkpoint's description must hold besides its format.
+# Errors of Orbax while writes of an earlier save go on: the folder that it removed and
+# makes again exists, or is not empty.
+_FOLDER_ERRORS = (errno.EEXIST, errno.ENOTEMPTY)
+_TRIES = 40  # of a save that meets them
+_PAUSE = 0.05  # seconds between two tries
+# Fields of a checkpoint's description besides its format and checksum.
 _META = ("charged_steps", "ledger", "run", "state")
 
 
@@ -211,11 +212,11 @@ class Checkpoints:
         sync_folder(self.folder)
 
     def _commit(self, step: int, content: Any) -> None:
-        """Saves by Orbax, once the writes of a save before that was cut off are over.
+        """Saves by Orbax, once the writes of an interrupted save before it are over.
 
-        After a full disk, or Ctrl-C, nothing waits for them. What stopped that save
-        would else be reported as a folder that is not empty. Where the checkpoint is
-        complete, and an older one could not be removed, that is not tried again.
+        After a full disk, or Ctrl-C, nothing waits for them, and this save would fail
+        by a folder that is not empty. Where the checkpoint is complete, and an older
+        one could not be removed, nothing is tried again.
         """
         for tries_left in reversed(range(_TRIES)):
             try:
@@ -224,7 +225,7 @@ class Checkpoints:
                 return
             except OSError as error:
                 is_there = step in self._manager.all_steps()
-                if error.errno not in _IN_THE_WAY or is_there or not tries_left:
+                if error.errno not in _FOLDER_ERRORS or is_there or not tries_left:
                     raise
             self.remove_unfinished()
             time.sleep(_PAUSE)
@@ -329,16 +330,16 @@ def _checksum(meta: Mapping[str, Any]) -> str:
 
 
 def _kinds(state: Any) -> dict[str, str]:
-    """Types and shapes of a state's arrays, by their places."""
+    """Types and shapes of a state's arrays, by their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {
-        jax.tree_util.keystr(place): f"{leaf.dtype} {tuple(leaf.shape)}"
-        for place, leaf in leaves
+        jax.tree_util.keystr(path): f"{leaf.dtype} {tuple(leaf.shape)}"
+        for path, leaf in leaves
     }
 
 
 def _refuse_other_state(saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Refuses arrays that the state of this run has no place for."""
+    """Refuses arrays other than those of this run's state."""
     found = differences(saved, wanted, "in the checkpoint", "now")
     if found:
         first = "; ".join(f"{key}: {words}" for key, words in list(found.items())[:5])

@@ -23,8 +23,8 @@ from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import default_block_size
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
-# Rows of a block on one device: the demo's 360 episodes on two devices are one block,
-# and 256 episodes of ten pictures of 28 x 28 take 8 MB.
+# Most rows of a block on one device with discrete noise: the demo's 360 episodes on two
+# devices are one block, and 256 episodes of ten pictures of 28 x 28 take 8 MB.
 _MOST_DISCRETE_ROWS = 256
 
 
@@ -52,12 +52,7 @@ def check_start(
     noise: str,
     data: ExampleTable,
 ) -> None:
-    """Refuses statistics that are not those that the budget charges first.
-
-    Raises:
-      ValueError: other steps, or statistics of another table than the run's, or with
-        another kind of noise.
-    """
+    """Refuses statistics other than those that the budget charges first."""
     steps = () if start is None else start.steps
     planned = [
         dataclasses.replace(step, noise_multiplier=1.0) for step in budget.before
@@ -68,7 +63,7 @@ def check_start(
             f"the run starts with, got {len(planned)} steps before for "
             f"{len(steps)} statistics"
         )
-    # Who is drawn by their places in one table is looked up in the other.
+    # Draws are row numbers of one table, by which rows of the other are read.
     if start is not None and start.data is not data:
         if start.data.fingerprint != data.fingerprint:
             raise ValueError(
@@ -84,8 +79,7 @@ def check_start(
 def level_of_slots(step: GaussianStep) -> str | None:
     """Under zero_out the protected level, whose slots are drawn, filled or not.
 
-    Raises:
-      ValueError: zero_out with a `Population`, which has the filled ones only.
+    Refuses a `Population`, which has the filled ones only.
     """
     if step.neighboring_relation != "zero_out":
         return None
@@ -108,11 +102,10 @@ def check_features(data: ExampleTable) -> None:
 
 
 def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
-    """Refuses targets that are places in a list which others' presence moves.
+    """Refuses targets that are indices into a list which others' presence changes.
 
-    Raises:
-      ValueError: regression on data without targets; or supervised classes, numbered
-        by their place, where the list of classes is itself private.
+    That is regression on data without targets; or supervised classes, numbered by
+    their index, where the list of classes is itself private.
     """
     if data.targets is not None:
         return
@@ -123,7 +116,7 @@ def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
             "predict, and moves when a class joins; name the column of the target"
         )
     if getattr(learner, "couples_examples", True):
-        return  # its labels are places within the episode
+        return  # its labels are indices within the episode
     unit = str(step.privacy_unit)
     relation = step.neighboring_relation
     if relation != "replace_one" and unit in data.level_names[:-1]:
@@ -140,13 +133,8 @@ def check_outputs(
 ) -> None:
     """Refuses a model with fewer outputs than an episode has classes.
 
-    A loss of a label beyond the outputs is NaN, and NaN contributes nothing.
-
-    Args:
-      learner: of the run.
-      params: of its model.
-      inputs: shape and type of one example, with a leading axis of 1.
-      slot_shape: of the sampler.
+    A loss of a label beyond the outputs is NaN, and NaN contributes nothing. ``inputs``
+    is shape and type of one example, with a leading axis of 1.
     """
     apply, ways = getattr(learner, "apply", None), getattr(learner, "ways", None)
     couples = getattr(learner, "couples_examples", True)
@@ -165,13 +153,10 @@ def check_outputs(
 
 
 def check_finite(params: Any, step: int) -> None:
-    """Refuses parameters from which nothing can be learned any more.
+    """Refuses parameters that are not finite.
 
-    Every gradient at them is not finite and contributes zero, so each further step
-    would be charged for nothing. Parameters are released: this decides by nothing else.
-
-    Raises:
-      ValueError: a parameter that is NaN or infinite.
+    No gradient at them is finite, so all contribute zero, and each further step would
+    be charged for nothing. Parameters are released: this decides by nothing else.
     """
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
@@ -208,20 +193,17 @@ def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> No
 def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
     """True if the mean number of clip units a step discloses no protected unit.
 
-    Args:
-      step: the step.
-      level: a level in place of the step's privacy unit.
+    That is a unit of the step's privacy level, or of ``level``.
     """
     if step.neighboring_relation == "replace_one":
         return True
     names, clip = step.design.level_names, step.clip_unit
     if clip == STEP or isinstance(step.design, GroupedClasses | IndependentEpisodes):
         return True
-    unit = step.privacy_unit if level is None else level
-    place = names.index(str(unit))
+    first_private = names.index(str(step.privacy_unit if level is None else level))
     if step.neighboring_relation == "zero_out" and epoch_scheme(step.design) is None:
-        place += 1  # slots are public; what is in them is not. Epochs state none
-    return names.index(str(clip)) < place
+        first_private += 1  # slots are public, their content is not; epochs have none
+    return names.index(str(clip)) < first_private
 
 
 def public_normalizer(
@@ -247,10 +229,9 @@ def rows_a_device(
 ) -> int:
     """Rows of a block on one device.
 
-    Never more than hold almost every draw: rows beyond them take memory (a mistyped
-    number all of it) and no time off. With discrete noise they do not depend on the
-    number of devices: each runs the very same program, whose rounding is then the same,
-    and the sum is exact.
+    Never more than hold almost every draw: more rows take memory and save no time. With
+    discrete noise they do not depend on the number of devices: each runs the very same
+    program, whose rounding is then the same, and the sum is exact.
     """
     if noise == "discrete":
         num_devices, most = 1, min(default_block_size(sampler), _MOST_DISCRETE_ROWS)

@@ -20,17 +20,8 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import Processes
 
 # What of a run's description its epsilon rests on, or what it is about.
-_ACCOUNTED = {
-    "step",
-    "before",
-    "target",
-    "units",
-    "data",
-    "seed",
-    "l2_clip_norm",
-    "noise",
-}
-# What draws and sums come from.
+_ACCOUNTED = frozenset("step before target units data seed l2_clip_norm noise".split())
+# Packages that draws and sums come from.
 _PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "optax")
 
 
@@ -44,12 +35,8 @@ def described_run(
 ) -> dict[str, Any]:
     """Returns what a run is; `refuse_other_run` says what of it must stay.
 
-    Args:
-      budget: of the run.
-      data: that it trains on.
-      learner: that it trains.
-      seed: None where entropy comes from the operating system.
-      **settings: further plain values.
+    The seed is None where entropy comes from the operating system; ``settings`` are
+    further plain values.
     """
     return {
         "step": described_step(budget.step),
@@ -61,10 +48,7 @@ def described_run(
         },
         "learner": described_learner(learner),
         # By level, those without records included: what is gone is named as such.
-        "units": {
-            name: data.population.num_units(place)
-            for place, name in enumerate(data.level_names, start=1)
-        },
+        "units": data.num_units,
         "data": data.fingerprint,
         "seed": "from the operating system" if seed is None else seed,
         **settings,
@@ -98,11 +82,6 @@ def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Non
     What else differs (the learner, the optimizer) is post-processing, or another
     question to the same data that costs as much: it is warned of.
 
-    Args:
-      saved: description in the checkpoint.
-      wanted: description of the run that wants to go on. Nested dictionaries of plain
-        values, as in JSON.
-
     Raises:
       RunMismatchError: what is accounted differs.
     """
@@ -122,9 +101,7 @@ def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Non
 def agreed(processes: Processes, run: Mapping[str, Any]) -> None:
     """Refuses processes with another run, or other versions, than the first.
 
-    Args:
-      processes: all of which call this.
-      run: of this process; see `described_run` and `described_versions`.
+    All call it, each with its own run; see `described_run` and `described_versions`.
 
     Raises:
       RunMismatchError: another run than the first process's.

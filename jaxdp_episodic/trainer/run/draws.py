@@ -1,4 +1,4 @@
-"""The draws of a run's steps: each by a key of its own, epochs begun as they come.
+"""The draws of a run's steps: each by a key of its own, epochs drawn at their start.
 
 Who takes part in which step of an epoch is the one secret that must outlive a step. It
 is kept in a file of its own while the epoch runs, and in nothing else.
@@ -19,7 +19,7 @@ from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.learners.episode import Block
 
-_HASH_BYTES = 32
+_HASH_BYTES = 32  # of SHA-256, before the content of an epoch's file
 
 # Of each step of an epoch: who takes part; see `EpisodeSampler.begin_epoch`.
 Epoch = list[np.ndarray]
@@ -66,9 +66,9 @@ class RunDraws:
     ) -> None:
         self._sampler, self._keys, self._processes = sampler, keys, processes
         self._first, self._length = first, sampler.steps_per_epoch
-        self._epochs: dict[int, Epoch] = {}  # the running one, and what comes next
+        self._epochs: dict[int, Epoch] = {}  # by number: the running one and the next
         self._kept: int | None = None  # number of the one in the file
-        self._lost: tuple[int, Path] | None = None  # one that nobody knows any more
+        self._lost: tuple[int, Path] | None = None  # one whose file is gone
 
     def secret(self, step: int) -> DrawSecret:
         """Returns what a step's draw follows from, a new draw at every call.
@@ -79,9 +79,9 @@ class RunDraws:
         if self._processes.is_first:
             key = self._keys.new("draw", step)
             if self._length is not None:
-                number, place = divmod(step - self._first, self._length)
-                members = self._epoch(number)[place]
-        self._processes.meet()  # the first may have been judging for long, or failed
+                number, index = divmod(step - self._first, self._length)
+                members = self._epoch(number)[index]
+        self._processes.meet()  # the first may evaluate for long, or have failed
         return DrawSecret(
             self._processes.shared_bytes(key),
             None if self._length is None else self._shared(members),
@@ -94,10 +94,7 @@ class RunDraws:
     def keep(self, path: Path, run: str, step: int) -> None:
         """Makes sure that the file has the epoch of a step that is about to be charged.
 
-        Args:
-          path: of the file.
-          run: random name of the run.
-          step: the step.
+        ``run`` is the random name of the run.
 
         Raises:
           OSError: it cannot be written; the step must not be taken.
@@ -143,8 +140,8 @@ class RunDraws:
         """
         if self._length is None or self._keys.is_seeded or step < self._first:
             return
-        number, place = divmod(step - self._first, self._length)
-        if place == 0:
+        number, index = divmod(step - self._first, self._length)
+        if index == 0:
             return  # it has released nothing, and is drawn afresh
         try:
             content = path.read_bytes()

@@ -33,9 +33,9 @@ from jaxdp_episodic.trainer.learners.episode import (
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
 from jaxdp_episodic.trainer.statistics.statistics import Started
 
-_CHUNK = 50
-_MOST_BYTES = 2**26  # of a block's float32 inputs
-_Z95 = 1.959963984540054
+_BLOCK_EPISODES = 50  # most in a block
+_BLOCK_BYTES = 2**26  # most of a block's float32 inputs
+_Z95 = 1.959963984540054  # normal quantile at 97.5 %
 
 
 class Score(NamedTuple):
@@ -123,17 +123,17 @@ class Evaluation:
             clip_unit="episode",
         )
         draw = sampler.draw(np.random.default_rng(seed))
-        # Axes of levels of which one unit is drawn say nothing.
+        # Levels above the episode have one unit each: their axes are dropped.
         keep = 1 if ways is None else 2
         shape = (num_episodes, *draw.mask.shape[-keep:])
         draw = draw._replace(
             examples=draw.examples.reshape(shape), mask=draw.mask.reshape(shape)
         )
         self._draw, self._data = draw, data
-        # Episodes are worked off one by one, so how many are a block is free.
+        # Episodes are evaluated one by one: the block size changes no score.
         bytes_each = 4 * math.prod(shape[1:]) * math.prod(data.features.shape[1:])
-        fitting = max(_MOST_BYTES // max(bytes_each, 1), 1)
-        self._block_size = min(_CHUNK, num_episodes, fitting)
+        fitting = max(_BLOCK_BYTES // max(bytes_each, 1), 1)
+        self._block_size = min(_BLOCK_EPISODES, num_episodes, fitting)
 
     def __call__(self, learner: Any, params: Any) -> Score:
         """Returns the score of the learner with these parameters.
@@ -164,14 +164,14 @@ class Evaluation:
         """The episodes, gathered anew each time: all at once they may not fit."""
         size, draw = self._block_size, self._draw
 
-        def made(place: int) -> Block:
-            here = slice(place * size, (place + 1) * size)
+        def made(start: int) -> Block:
+            here = slice(start, start + size)
             examples, mask = draw.examples[here], draw.mask[here]  # there are no nulls
             part = draw._replace(examples=examples, mask=mask, holds_null=None)
             return make_blocks(part, self._data, block_size=size)[0]
 
-        places = range(math.ceil(len(draw.mask) / size))
-        return prefetched(made, ((place,) for place in places))
+        starts = range(0, len(draw.mask), size)
+        return prefetched(made, ((start,) for start in starts))
 
 
 def evaluated(
@@ -185,7 +185,7 @@ def evaluated(
 
 
 def _for_ways(learner: Any, ways: int | None) -> Any:
-    """The learner for that many classes, if it is free in it."""
+    """The learner for this number of classes, if it can tell any number apart."""
     if isinstance(learner, Started):
         return Started(_for_ways(learner.learner, ways))
     if isinstance(learner, ProtoNet) and ways is not None:

@@ -5,7 +5,7 @@ The contract, whatever ends a process at whatever moment:
     released steps <= charged steps <= released steps + one per crash
 
 A charge is appended to the run's ledger, and on the disk, before the step's sum is
-computed; nothing is charged ahead. A step that was charged and broken off before its
+computed; nothing is charged ahead. A step that was charged and interrupted before its
 release (see `journal`) is given up: taken again it would be another release. The format
 is `report.ledger_file`'s.
 """
@@ -27,7 +27,9 @@ from jaxdp_episodic.accountant.questions.budget import (
 from jaxdp_episodic.accountant.report.ledger_content import LedgerMark
 from jaxdp_episodic.accountant.report.ledger_file import (
     CHARGE,
+    MOST_DESCRIBED,
     Chain,
+    LedgerContent,
     LedgerError,
     header,
     opening,
@@ -36,15 +38,10 @@ from jaxdp_episodic.accountant.report.ledger_file import (
 )
 from jaxdp_episodic.files.atomic import is_locked_by_us, write_atomically
 from jaxdp_episodic.trainer.run.checkpoint import Snapshot
-from jaxdp_episodic.trainer.run.phases import (
-    charge_next,
-    refuse_other_steps,
-    step_line,
-)
 
-# An edit in the middle is found at the next seal, also without a checkpoint.
+# Steps between two seals: an edit of the file is found at the next one at the latest.
 _STEPS_A_SEAL = 1000
-_BINARY = getattr(os, "O_BINARY", 0)
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows alone has text files
 
 
 class Ledger:
@@ -59,7 +56,7 @@ class Ledger:
       mark: of the file in which they are.
 
     Attributes:
-      charged: steps charged so far.
+      charged: number of steps charged.
       mark: of the file that was last written to; None if there was none.
     """
 
@@ -91,7 +88,7 @@ class Ledger:
             )
         self._begun = self.charged + 1
         if self._file is not None:
-            charge_next(self._file, self._budget)
+            _charge_next(self._file, self._budget)
         self.charged = self._begun
         return self.charged
 
@@ -110,7 +107,7 @@ class Ledger:
           LedgerError: the file describes other steps than the budget's.
           OSError: it cannot be written.
         """
-        refuse_other_steps(file.content, self._budget)
+        _refuse_other_steps(file.content, self._budget)
         if file.charged > self._begun:
             raise FileExistsError(
                 f"the run has gone on: {file.charged} steps are charged in its ledger, "
@@ -120,7 +117,7 @@ class Ledger:
         self.charged = self._begun = max(self.charged, file.charged)
         file.note_opening(environment)
         while self.charged > file.charged:
-            charge_next(file, self._budget)
+            _charge_next(file, self._budget)
         self._file = file
         try:
             yield
@@ -129,12 +126,7 @@ class Ledger:
 
 
 def taken_up(path: Path, snapshot: Snapshot, budget: PrivacyBudget) -> Ledger:
-    """Returns the ledger of a resumed run.
-
-    Args:
-      path: of the run's ledger.
-      snapshot: its checkpoint.
-      budget: its budget.
+    """Returns the ledger of a resumed run, of its file, its checkpoint and its budget.
 
     Raises:
       FileNotFoundError: no ledger.
@@ -150,7 +142,7 @@ def taken_up(path: Path, snapshot: Snapshot, budget: PrivacyBudget) -> Ledger:
             f"the run's ledger {path} is gone: what was charged since its checkpoint "
             "is not known, and the run cannot go on"
         ) from None
-    refuse_other_steps(content, budget)
+    _refuse_other_steps(content, budget)
     taken, charged = snapshot.charged_steps, content.charged
     if not taken <= charged <= budget.permitted_steps:
         raise LedgerError(
@@ -218,7 +210,7 @@ class LedgerFile:
 
     def describe(self, step: GaussianStep) -> None:
         """Says what the steps that are charged next are."""
-        self._append(step_line(self._chain, step))
+        self._append(_step_line(self._chain, step))
         self.num_described += 1
 
     def note_opening(self, environment: Mapping[str, Any]) -> None:
@@ -313,10 +305,7 @@ class LedgerFile:
 def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None:
     """Makes the ledger of a new run: complete or not there, readable by its owner.
 
-    Args:
-      path: of the file; a ledger without charges that is there is replaced.
-      budget: of the run.
-      is_seeded: draws and noise come from a seed that somebody knows.
+    One without charges that is there is replaced.
 
     Raises:
       OSError: it cannot be written.
@@ -332,5 +321,46 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
     )
     start = chain.line(first)
     chain.add(start)
-    step = step_line(chain, budget.phases[0][0])
+    step = _step_line(chain, budget.phases[0][0])
     write_atomically(path, start + step, is_private=True)
+
+
+def _step_line(chain: Chain, step: GaussianStep) -> bytes:
+    """The line that says what the steps that follow are."""
+    line = chain.line({"step": step.to_dict()})
+    if len(line) > MOST_DESCRIBED // 2:
+        raise ValueError(
+            f"the ledger cannot describe the step: {len(line):,} bytes, mostly its "
+            f"population, of at most {MOST_DESCRIBED // 2:,}; state public bounds of "
+            "the sizes in the sampling instead"
+        )
+    return line
+
+
+def _charge_next(file: Any, budget: PrivacyBudget) -> None:
+    """Charges the run's next step to a file; describes it first, if it is another."""
+    phases, end = budget.phases, 0
+    for index, (step, count) in enumerate(phases):
+        end += count
+        if file.charged < end or index == len(phases) - 1:
+            if index >= file.num_described:
+                file.describe(step)
+            break
+    file.charge()
+
+
+def _refuse_other_steps(content: LedgerContent, budget: PrivacyBudget) -> None:
+    """Refuses a ledger whose steps are not those of this budget, in its order."""
+    planned, found = budget.phases, content.groups
+    if not budget.before:
+        planned = planned[-1:]
+    pairs = list(zip(found, planned, strict=False))
+    same = len(pairs) == len(found) and all(
+        ours == theirs for (ours, _), (theirs, _) in pairs
+    )
+    full = all(count == most for (_, count), (_, most) in pairs[:-1])
+    if not (same and full) or content.planned != budget.planned:
+        raise LedgerError(
+            "the ledger is of another run: it charges other steps than this one takes "
+            "(another sampling, noise, population, privacy unit or number of epochs)"
+        )

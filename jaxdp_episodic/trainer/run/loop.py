@@ -24,29 +24,27 @@ def take_all_steps(
     every: tuple[int | None, int, int],
     on_step: Callable[[StepProgress], None] | None,
 ) -> list[dict[str, Any]]:
-    """Takes a trainer's steps in a folder that is locked and holds its run or none.
+    """Takes a trainer's steps in its folder, which is locked; returns log records.
 
     At an interruption, or the end of another process, the last step that was released
-    is committed. Its evaluation, if it was broken off, is made up for when the run goes
-    on.
+    is committed. Its evaluation, if interrupted, is repeated when the run resumes.
 
     Args:
       run: a `Trainer`.
       folder: with its ledger.
-      evaluate: returns what belongs to the log's records.
-      every: steps between evaluations (None: at the ends), checkpoints and records.
+      evaluate: returns scores for a record.
+      every: steps between evaluations (None: before the first step and after the last),
+        checkpoints and records.
       on_step: is called after every record.
-
-    Returns:
-      The records.
     """
     budget = run.budget
     last, before = budget.num_steps, len(budget.before)
     spent = SpentAhead(budget)
 
-    def is_due(place: int, step: int) -> bool:
-        often = every[place]
+    def is_due(often: int | None, step: int) -> bool:
         return step in (last, before) or (often is not None and step % often == 0)
+
+    evaluate_every, checkpoint_every, log_every = every
 
     noted: list[dict[str, Any]] = []
     with _opened(run, folder) as (log, journal, commit):
@@ -55,30 +53,30 @@ def take_all_steps(
             noted.append(record)
             log.write(record)
 
-        start, told = run.num_steps_taken, log.last_step
-        if told is None and start == 0:
+        start, logged = run.num_steps_taken, log.last_step
+        if logged is None and start == 0:
             note({"step": 0, "epsilon": 0.0, **evaluate()})
-        elif (told is None or told < start) and (is_due(0, start) or is_due(2, start)):
-            held_out = evaluate() if is_due(0, start) else {}
-            note({"step": start, "epsilon": spent.at(start), **held_out})
+        elif logged is None or logged < start:
+            is_evaluated = is_due(evaluate_every, start)
+            if is_evaluated or is_due(log_every, start):
+                held_out = evaluate() if is_evaluated else {}
+                note({"step": start, "epsilon": spent.at(start), **held_out})
         try:
             with run.ahead() as ahead:
                 for prepared in ahead:
                     begun = time.perf_counter()
                     diagnostics = run.step(prepared)
                     step = run.num_steps_taken
-                    held_out = evaluate() if is_due(0, step) else {}
-                    progress = None
-                    if is_due(2, step) or held_out:
-                        private: dict[str, Any] = dict(diagnostics)
-                        private["seconds"] = time.perf_counter() - begun
+                    held_out = evaluate() if is_due(evaluate_every, step) else {}
+                    if is_due(log_every, step) or held_out:
+                        seconds = time.perf_counter() - begun
+                        private = {**diagnostics, "seconds": seconds}
                         epsilon = spent.at(step)
                         public = {"step": step, "epsilon": epsilon}
                         note({**public, PRIVATE: private, **held_out})
-                        progress = StepProgress(step, last, epsilon, noted[-1])
-                    if on_step is not None and progress is not None:
-                        on_step(progress)
-                    if is_due(1, step) or journal.is_full:
+                        if on_step is not None:
+                            on_step(StepProgress(step, last, epsilon, noted[-1]))
+                    if is_due(checkpoint_every, step) or journal.is_full:
                         commit()
             commit()
         except (KeyboardInterrupt, ConnectionError) as end:
@@ -95,13 +93,13 @@ def take_all_steps(
 def _opened(
     run: Any, folder: Path
 ) -> Iterator[tuple[RunLog, Journal, Callable[[], None]]]:
-    """A run's log and journal, and what makes a checkpoint, the log before it.
+    """A run's log and journal, and a function that syncs the log and checkpoints.
 
-    Charges go to the run's ledger meanwhile. The ledger comes first, then a checkpoint:
-    whatever has a log can be gone on with.
+    Charges go to the run's ledger meanwhile. The ledger is opened first, then comes a
+    checkpoint: whatever has a log can be resumed.
 
     Raises:
-      FileExistsError: the folder's run has gone on since this one was taken up.
+      FileExistsError: the folder's run has gone on since this one was resumed.
       LedgerError: the ledger is damaged or another run's.
       OSError: something cannot be read or written.
     """

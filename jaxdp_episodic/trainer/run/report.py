@@ -243,9 +243,10 @@ def markdown_report(
     return "\n".join([*lines, "", statement.replace("# Privacy", "## Privacy", 1)])
 
 
-PARAMETERS, STATEMENT, PUBLIC_LOG = "parameters.npz", "privacy.md", "log.jsonl"
-# Bytes that headers of arrays may take.
-_HEADERS = 1 << 20
+PARAMETERS = "parameters.npz"
+STATEMENT = "privacy.md"
+PUBLIC_LOG = "log.jsonl"
+_HEADER_BYTES = 1 << 20  # most that headers of arrays may take
 
 
 def export_run(
@@ -298,8 +299,8 @@ def load_parameters(path: Path, like: Any) -> Any:
         names or shapes than ``like`` has.
     """
     wanted = flat_params(like)
-    # Twice as many bytes as they need, for a file of doubles.
-    most = 16 * sum(leaf.size for leaf in wanted.values()) + _HEADERS
+    # Twice as many bytes as doubles need.
+    most = 16 * sum(leaf.size for leaf in wanted.values()) + _HEADER_BYTES
     arrays = read_arrays(path, max_bytes=most)
     if wanted.keys() != arrays.keys():
         odd = sorted(wanted.keys() ^ arrays.keys())

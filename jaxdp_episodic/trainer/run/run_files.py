@@ -28,8 +28,11 @@ from jaxdp_episodic.accountant.report.ledger_file import has_charges
 from jaxdp_episodic.files import atomic
 from jaxdp_episodic.files.json_file import json_lines, plain
 
-LOG, CHECKPOINTS, LEDGER = "log.jsonl", "checkpoints", "ledger.jsonl"
-JOURNAL, EPOCH = "journal", "epoch"
+LOG = "log.jsonl"
+CHECKPOINTS = "checkpoints"
+LEDGER = "ledger.jsonl"
+JOURNAL = "journal"
+EPOCH = "epoch"
 
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
@@ -100,19 +103,20 @@ def locked(folder: Path) -> Iterator[None]:
       BlockingIOError: another run is training there; the message has its process id.
       OSError: a folder that cannot be made or written.
     """
-    place = folder.resolve()
-    if place in _held.get():
+    path = folder.resolve()
+    if path in _held.get():
         yield
         return
     with atomic.locked(folder):
-        token = _held.set(_held.get() | {place})
+        token = _held.set(_held.get() | {path})
         try:
             yield
         finally:
             _held.reset(token)
 
 
-PRIVATE, HELD_OUT = "private", "held_out"
+PRIVATE = "private"
+HELD_OUT = "held_out"
 
 
 class RunLog:
@@ -195,7 +199,7 @@ class StepProgress(NamedTuple):
     Attributes:
       step: steps taken and charged.
       num_steps: steps that the run takes.
-      epsilon: spent so far, nats.
+      epsilon: spent by these steps, nats.
       record: the log record of the step, private compartments included.
     """
 

@@ -34,14 +34,14 @@ from jaxdp_episodic.trainer.run.evaluation import Evaluation, evaluated
 from jaxdp_episodic.trainer.run.ledger import create_ledger
 from jaxdp_episodic.trainer.run.loop import take_all_steps
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, StepProgress
-from jaxdp_episodic.trainer.run.standing import Standing
+from jaxdp_episodic.trainer.run.run_state import RunState
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
-_SINGLE_EXAMPLES_AT_ONCE = 64  # small and quick gradients: many side by side
-_EVERY = ("evaluate_every", "checkpoint_every", "log_every")
+# Clipped examples whose gradients one vectorized pass computes; episodes one by one.
+_EXAMPLES_AT_ONCE = 64
 
 
-class Trainer(Standing):
+class Trainer(RunState):
     """One private run: the draws, the clipped and noised steps, and their ledger.
 
     The step in ``budget`` is the description that is accounted, and its ``sampling`` is
@@ -66,9 +66,9 @@ class Trainer(Standing):
       l2_clip_norm: C > 0, bound of each clip unit's contribution.
       normalizer: public constant > 0 by which the noised sum is divided. Default: the
         mean number of clip units a step, where that is public.
-      block_size: clip units that are worked off in one go; memory grows with it, the
-        result does not depend on it. Default, and most: enough for almost every draw.
-      devices: over which a block is spread. Default: all local devices.
+      block_size: clip units whose gradients are computed in one call; memory grows with
+        it, the result does not. Default, and most: enough for almost every draw.
+      devices: that share a block. Default: all local devices.
       noise: "discrete", hardened against attacks on low-order bits, or "gaussian":
         see `PrivateGradient`. The budget is the same.
       seed: None makes draws and noise of every step from fresh entropy of the operating
@@ -140,7 +140,7 @@ class Trainer(Standing):
         gradient = PrivateGradient(
             loss,
             devices=self._devices,
-            units_at_once=1 if couples else _SINGLE_EXAMPLES_AT_ONCE,
+            units_at_once=1 if couples else _EXAMPLES_AT_ONCE,
             noise=noise,
         )
         statistics = () if start is None else start.initial()
@@ -238,13 +238,11 @@ class Trainer(Standing):
         return {}
 
     def _after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
-        """The state that follows from a release: post-processing, whenever it is."""
-        place = number - 1
-        if place >= len(self.budget.before):
+        if number > len(self.budget.before):
             return self._update(state, self._gradient.on_devices(released))
         assert self._start is not None
-        noise = float(self.budget.before[place].noise_multiplier)
-        start = self._start.with_sum(state.start, place, released, noise)
+        noise = float(self.budget.before[number - 1].noise_multiplier)
+        start = self._start.with_sum(state.start, number - 1, released, noise)
         return self._gradient.on_devices(state._replace(start=start))
 
     def draw_blocks(self, step: int) -> list[episode.Block]:
@@ -278,7 +276,7 @@ class Trainer(Standing):
 
     @contextmanager
     def ahead(self) -> Iterator[Iterator[PreparedStep | None]]:
-        """What each step from here on is given; statistics are given nothing."""
+        """What each of the steps to come is given; statistics are given nothing."""
         taken, before = self.num_steps_taken, len(self.budget.before)
         first = max(taken, before) + 1
         # Here and not in the other thread: processes share the secrets in one order.
@@ -299,7 +297,7 @@ class Trainer(Standing):
     ) -> list[dict[str, Any]]:
         """Takes all steps of the budget; leaves a log and checkpoints in ``folder``.
 
-        Goes on where the run stands: call `resume` first to go on with a checkpoint.
+        Goes on after the steps that were taken: call `resume` first for a checkpoint.
         An interruption (Ctrl-C) commits the last step that was released before it is
         raised again; one that was charged and not released yet is given up.
 
@@ -309,7 +307,7 @@ class Trainer(Standing):
             other run's may be there.
           evaluations: by name ("validation"), on held-out data; run before the first
             step, every ``evaluate_every`` steps and after the last.
-          evaluate_every: None evaluates at the two ends only.
+          evaluate_every: None: before the first step and after the last.
           checkpoint_every: steps between checkpoints; there is one after the last step,
             and whenever the journal exceeds 256 MiB.
           log_every: steps between log records.
@@ -329,9 +327,11 @@ class Trainer(Standing):
           RunMismatchError: another process has another run; nothing was charged.
           ValueError: the parameters are no longer finite; the run has another folder.
         """
+        if evaluate_every is not None:
+            _validation.whole_number("evaluate_every", evaluate_every)
+        _validation.whole_number("checkpoint_every", checkpoint_every)
+        _validation.whole_number("log_every", log_every)
         every = evaluate_every, checkpoint_every, log_every
-        for name, often in zip(_EVERY, every, strict=True):
-            _validation.whole_number(name, 1 if often is None else often)
         self._join()
         with self._processes.together():
             if not self._processes.is_first:
@@ -359,12 +359,12 @@ class Trainer(Standing):
             return records
 
     def resume(self, folder: Path) -> int:
-        """Takes up a run where it stands; returns up to which step that is.
+        """Resumes a run after the last step that was released; returns its number.
 
-        That is its latest checkpoint and what was released since, which goes through
-        the optimizer again. Steps that were charged and not released are given up, with
-        a warning, and counted as taken; of a run with a seed they are taken again.
-        Models, versions and machines may have changed: nothing is released twice.
+        The state is its latest checkpoint and what was released since, which goes
+        through the optimizer again. Steps that were charged and not released are given
+        up, with a warning, and counted as taken; of a run with a seed they are taken
+        again. Models, versions, machines may have changed: nothing is released twice.
 
         Raises:
           FileNotFoundError: there is none, or the run's ledger is gone.

@@ -29,7 +29,7 @@ from jax import Array
 from jaxdp_episodic import _validation
 from jaxdp_episodic.trainer.config.training_start import MOST_SLOPES, StartConfig
 from jaxdp_episodic.trainer.learners.episode import Episode
-from jaxdp_episodic.trainer.statistics.plda import OF_NOISE, noise_edge
+from jaxdp_episodic.trainer.statistics.plda import RIDGE_OF_NOISE, noise_edge
 from jaxdp_episodic.trainer.statistics.whole_rows import (
     STEPS,
     on_grid,
@@ -37,12 +37,14 @@ from jaxdp_episodic.trainer.statistics.whole_rows import (
     unit,
 )
 
-# Of the residual's deviation: where residuals of a pair are cut.
+# Bound to which residuals of a pair are clipped, in standard deviations of a residual.
 _CUT = 2.0
-# Of the mean eigenvalue: a ridge where there is no noise.
-_SINGULAR = 1e-6
-# Of the whole variance around the pooled line: least that is an example's own.
+# Ridge of the normal equations where there is no noise, in mean eigenvalues.
+_RIDGE = 1e-6
+# Least share of the variance around the pooled line that is an example's own.
 _LEAST_OWN = 0.05
+# Least variance around the pooled line, of squared target bounds.
+_LEAST_VARIANCE = 1e-3
 
 
 class Mixed(NamedTuple):
@@ -53,13 +55,13 @@ class Mixed(NamedTuple):
       covariance: (k, k) float32, of a task's own intercept and slopes.
       variance: () float32, of an example around its task's line; before the second
         statistic, around that of all.
-      spread: (k, k) float32: the weighed mean of z z'.
+      second_moment: (k, k) float32: the weighted mean of z z'.
     """
 
     coefficients: Any
     covariance: Any
     variance: Any
-    spread: Any
+    second_moment: Any
 
     def released(self) -> dict[str, Any]:
         """The part that predictions need."""
@@ -111,20 +113,16 @@ class MixedModel:
         own = own * mask[:, None]
         bound = self.target_bound
         targets = jnp.clip(episode.support_targets, -bound, bound)
-        off = mask * (targets - rows @ start["coefficients"])
+        residuals = mask * (targets - rows @ start["coefficients"])
         among = own @ start["covariance"] @ own.T
         among = among + start["variance"] * jnp.eye(len(mask), dtype=jnp.float32)
-        deviation = start["covariance"] @ own.T @ jnp.linalg.solve(among, off)
+        deviation = start["covariance"] @ own.T @ jnp.linalg.solve(among, residuals)
         rows, own = self._rows(episode.query_inputs)
         found = rows @ start["coefficients"] + own @ deviation
         return jnp.clip(found, -bound, bound)
 
     def initial(self, num_features: int) -> Mixed:
-        """Returns what is known before the first release: nothing.
-
-        Raises:
-          ValueError: more slopes than features.
-        """
+        """Returns the state before the first release."""
         if self.slopes > num_features:
             raise ValueError(
                 f"slopes must be at most the {num_features} features, got {self.slopes}"
@@ -172,12 +170,13 @@ class MixedModel:
         for part in (rows[:, :half], rows[:, half:]):
             with np.errstate(all="ignore"):
                 lines, own = self._rows(part[:, :-1].astype(np.float64), np)
-                off = self.target_bound * self._cut(part[:, -1], self.target_bound, np)
-                # One by one: a sum in another order may be rounded otherwise.
+                bound = self.target_bound
+                residuals = bound * self._cut(part[:, -1], bound, np)
+                # Term by term: a sum in another order may be rounded otherwise.
                 for column, coefficient in zip(lines.T, coefficients, strict=True):
-                    off = off - column * coefficient
+                    residuals = residuals - column * coefficient
                 own = unit(own)
-                scaled.append((own, self._cut(off, cut, np) * own[:, 0]))
+                scaled.append((own, self._cut(residuals, cut, np) * own[:, 0]))
         (one, first), (other, second) = scaled
         products = one[:, :, None] * other[:, None, :]
         products = (products + products.transpose(0, 2, 1)) / 2
@@ -187,22 +186,26 @@ class MixedModel:
         return _products(np.concatenate([entries, values], axis=1), shares)
 
     def with_line(self, state: Mixed, moment: np.ndarray, noise: float) -> Mixed:
-        """The line of all, and the variance around it, of a noised pooled moment."""
+        """State with the pooled line and the variance around it, by a noised moment."""
         whole = 2 * moment
         lines, towards = whole[:-1, :-1], whole[:-1, -1]
         count = max(float(whole[0, 0]), 1.0)  # of the weights
         coefficients = _ridge(lines, towards, 2 * noise_edge(len(whole), noise))
-        off = np.append(-coefficients, 1.0)
-        variance = max(float(off @ whole @ off) / count, 1e-3)
+        residual = np.append(-coefficients, 1.0)
+        variance = float(residual @ whole @ residual) / count
+        variance = max(variance, _LEAST_VARIANCE)
         bound, number = self.target_bound, 1 + self.slopes
         return state._replace(
             coefficients=jnp.asarray(bound * coefficients, jnp.float32),
             variance=jnp.asarray(bound**2 * variance, jnp.float32),
-            spread=jnp.asarray(lines[:number, :number] / count, jnp.float32),
+            second_moment=jnp.asarray(lines[:number, :number] / count, jnp.float32),
         )
 
     def with_tasks(self, state: Mixed, moment: np.ndarray, noise: float) -> Mixed:
-        """How tasks differ, of a noised moment of pairs; what is left is examples'."""
+        """State with the tasks' covariance by a noised moment of pairs.
+
+        The rest of the variance is the examples' own.
+        """
         whole = float(state.variance)
         entries = _ridge(
             moment[:-1, :-1], moment[:-1, -1], noise_edge(len(moment), noise)
@@ -214,7 +217,7 @@ class MixedModel:
         covariance = covariance + np.triu(covariance, 1).T
         values, vectors = np.linalg.eigh(covariance)
         covariance = (vectors * np.maximum(values, 0.0)) @ vectors.T
-        among = np.sum(covariance * np.asarray(state.spread, np.float64))
+        among = np.sum(covariance * np.asarray(state.second_moment, np.float64))
         own = max(whole - among, _LEAST_OWN * whole)
         return state._replace(
             covariance=jnp.asarray(covariance, jnp.float32),
@@ -242,12 +245,12 @@ def _products(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
 
 def _ridge(matrix: np.ndarray, towards: np.ndarray, edge: float) -> np.ndarray:
-    """Least squares by normal equations under noise whose largest eigenvalue is known.
+    """Least squares by normal equations; ``edge`` is the noise's largest eigenvalue.
 
-    Eigenvalues below zero are the noise's; to all a part of ``edge`` is added.
+    Negative eigenvalues come from noise and are set to 0; a part of ``edge`` is added.
     """
     values, vectors = np.linalg.eigh(matrix)
-    floor = _SINGULAR * max(values.mean(), 0.0) + OF_NOISE * edge
+    floor = _RIDGE * max(values.mean(), 0.0) + RIDGE_OF_NOISE * edge
     values = np.maximum(values, 0.0) + floor
     if not (values > 0).all():
         raise ValueError(
@@ -258,6 +261,6 @@ def _ridge(matrix: np.ndarray, towards: np.ndarray, edge: float) -> np.ndarray:
 
 
 def _above(number: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Places of a symmetric matrix's entries, and their factors in its norm."""
+    """Indices of a symmetric matrix's entries, and their factors in its norm."""
     above = np.triu_indices(number)
     return above, np.where(above[0] == above[1], 1.0, math.sqrt(2))

@@ -23,20 +23,20 @@ from jaxdp_episodic.trainer.statistics.whole_rows import (
     unit,
 )
 
-# Of the noise's largest eigenvalue: what is added to those of a covariance.
-OF_NOISE = 0.7
-# The one that is counted, in steps of a row: at least the root of a half of them, so
-# that the product of two contributions to a mean is not below zero.
+# Ridge of a noised covariance, in largest eigenvalues of its noise.
+RIDGE_OF_NOISE = 0.7
+# The count's entry in a contribution to a mean, ``1 / sqrt(2)`` rounded up, in steps of
+# a row: so that the product of two contributions is not negative.
 _ONE = math.isqrt(STEPS**2 // 2) + 1
 COUNTED = _ONE * STEPS
-"""Steps by which a mean's contribution counts, besides its row: ``1 / sqrt(2)``."""
+"""The same in steps of a sum; see `PRODUCT_STEPS`."""
 
-# Variance within classes that is left in a whitened direction, of its mean.
-_LEFT = 1.2
-# Directions that must stand out of the noise, or none is weighed.
+# Variance within classes that remains in a whitened direction, in its mean 1 / D.
+_REMAINING = 1.2
+# Directions whose variance must exceed that of the noise, or all weigh alike.
 _FEWEST = 8
-# Of the mean eigenvalue: where there is neither noise nor variance.
-_SINGULAR = 1e-4
+# Ridge where there is neither noise nor variance, in mean eigenvalues.
+_RIDGE = 1e-4
 
 
 class Start(NamedTuple):
@@ -44,8 +44,8 @@ class Start(NamedTuple):
 
     Attributes:
       mean: (D,) float32, of the features.
-      count: () float32: how many examples, or classes, there are, about.
-      whitening: (D, D) float32: as far as the stages have come.
+      count: () float32: noised number of examples, or of classes.
+      whitening: (D, D) float32: of the stages released, I before the first.
       projection: (D, d) float32: what the features are multiplied by; zero before the
         last statistic.
     """
@@ -65,7 +65,7 @@ def projected(features: Array, mean: Array, projection: Array) -> Array:
 
     Args:
       features: (n, ...), flattened and scaled to norm 1 first.
-      mean: (D,) is taken off.
+      mean: (D,) is subtracted.
       projection: (D, d).
     """
     flat = _unit(features.reshape(len(features), -1).astype(jnp.float32))
@@ -75,7 +75,7 @@ def projected(features: Array, mean: Array, projection: Array) -> Array:
 def _unit(rows: Array) -> Array:
     """Rows scaled to norm 1; those that are not finite, or too short, are zero."""
     largest = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
-    # Every entry by itself: a compiled maximum may pass over NaN.
+    # Every entry by itself: a compiled maximum may ignore NaN.
     fits = jnp.isfinite(rows).all(axis=1, keepdims=True) & (largest > 1e-30)
     scaled = jnp.where(fits, rows, 0.0) / jnp.where(fits, largest, 1.0)
     norms = jnp.linalg.norm(scaled, axis=1, keepdims=True)
@@ -108,7 +108,7 @@ def second_moment(
       whole: (n, D) of `whole_rows`; or differences of two, then without a center.
       shares: see `sum_of_rows`.
       whitening: (D, k).
-      center: (D,) is taken off.
+      center: (D,) is subtracted.
     """
     white = whitened_rows(whole, whitening, center)
     return outer_products(on_grid(white, STEPS**2 // shares))
@@ -155,14 +155,14 @@ def with_mean(state: Start, noised: np.ndarray) -> Start:
 def whitened(state: Start, moment: np.ndarray, noise: float) -> Start:
     """One more stage: directions of large variance within classes are shrunk.
 
-    Eigenvalues below zero are the noise's; to all is added a part of the largest that
-    noise alone would have (the edge of Wigner's semicircle), so that no direction is
-    stretched for what may be noise.
+    Negative eigenvalues come from noise and are set to 0; to all is added a part of the
+    largest that noise alone would have (the edge of Wigner's semicircle), so that no
+    direction is stretched by noise.
     """
     number = len(moment)
     values, vectors = np.linalg.eigh(moment)
-    floor = _SINGULAR * max(values.mean(), 0.0) + OF_NOISE * noise_edge(number, noise)
-    values = np.maximum(values, 0.0) + floor
+    ridge = RIDGE_OF_NOISE * noise_edge(number, noise)
+    values = np.maximum(values, 0.0) + (_RIDGE * max(values.mean(), 0.0) + ridge)
     if not (values > 0).all():
         raise ValueError(
             "the covariance within classes is zero: no pair of examples of a class "
@@ -179,16 +179,16 @@ def weighed_projection(
 ) -> Start:
     """The directions of most variance between classes, by Wiener's weights.
 
-    What is left of the variance within classes has, in rows of norm 1, about a part
-    1/D in each direction; that and the noise are taken off each eigenvalue. Where
-    next to nothing stands out of them, the leading directions count alike.
+    After whitening the variance within classes is about 1/D in each direction of rows
+    of norm 1; that and the noise are subtracted from each eigenvalue. Where too few
+    exceed them, the leading directions have equal weights.
     """
     number = len(moment)
     count = max(float(state.count), 1.0)  # 0 where the mean was given up
     values, vectors = np.linalg.eigh(moment / count)
     order = np.argsort(-values)[:dimensions]
-    nothing = _LEFT / number + noise_edge(number, noise) / count
-    shares = 1 - nothing / np.maximum(values[order], 1e-12)
+    within = _REMAINING / number + noise_edge(number, noise) / count
+    shares = 1 - within / np.maximum(values[order], 1e-12)
     weights = np.sqrt(np.maximum(shares, 0.0))
     if np.count_nonzero(weights) < min(_FEWEST, len(weights)):
         weights = np.ones_like(weights)

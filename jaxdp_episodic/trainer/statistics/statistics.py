@@ -56,8 +56,10 @@ from jaxdp_episodic.trainer.statistics.plda import (
 )
 from jaxdp_episodic.trainer.statistics.whole_rows import MOST_EXAMPLES, PRODUCT_STEPS
 
-_ROWS = 4096  # at a time: all may not fit into memory
-_PAIRS, _ALL = "pairs", "all"
+_ROWS = 4096  # gathered at a time: all may not fit into memory
+# Kinds of moments: of pairs of examples, of all examples.
+_PAIRS = "pairs"
+_ALL = "all"
 
 
 class PrivateStatistics:
@@ -81,8 +83,7 @@ class PrivateStatistics:
 
     Raises:
       ValueError: another privacy unit or noise, too many features or examples, fewer
-        slots than examples;
-        of "mixed" no targets, or fewer features than slopes.
+        slots than examples; of "mixed" no targets, or fewer features than slopes.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class PrivateStatistics:
         return learner if self._mixed is not None else Started(learner)
 
     def initial(self) -> Start | Mixed:
-        """Returns what is known before the first release: nothing."""
+        """Returns the state before the first release."""
         number = self._features.shape[1]
         if self._mixed is not None:
             return self._mixed.initial(number)
@@ -156,38 +157,32 @@ class PrivateStatistics:
     def release(
         self,
         state: Any,
-        place: int,
+        index: int,
         generator: np.random.Generator,
         key: bytes,
         noise_multiplier: float,
     ) -> Start | Mixed:
-        """Releases one statistic with its noise; returns what it adds to the state.
+        """Releases one statistic with its noise; returns the state with it.
 
         Args:
-          state: what the statistics before came to.
-          place: which statistic, from 0.
+          state: of the statistics before.
+          index: which statistic, from 0.
           generator: of the pairs.
           key: of the noise: 32 secret bytes, used for nothing else.
           noise_multiplier: of this statistic's step; 0 adds no noise.
         """
-        noised = self.noised_sum(state, place, generator, key, noise_multiplier)
-        return self.with_sum(state, place, noised, noise_multiplier)
+        noised = self.noised_sum(state, index, generator, key, noise_multiplier)
+        return self.with_sum(state, index, noised, noise_multiplier)
 
     def with_sum(
-        self, state: Any, place: int, noised: np.ndarray, noise_multiplier: float
+        self, state: Any, index: int, noised: np.ndarray, noise_multiplier: float
     ) -> Start | Mixed:
-        """Returns the state with what a released sum adds to it.
+        """Returns the state with a sum of `noised_sum`; arguments as of `release`.
 
         It is a function of what was released, and of the table's shape alone.
-
-        Args:
-          state: what the statistics before came to.
-          place: which statistic, from 0.
-          noised: what `noised_sum` returned.
-          noise_multiplier: of its noise.
         """
-        noise = noise_multiplier * contribution_norm(self.steps[place])
-        kind = self._kind(place)
+        noise = noise_multiplier * contribution_norm(self.steps[index])
+        kind = self._kind(index)
         if self._mixed is not None:
             adds = self._mixed.with_line if kind == _ALL else self._mixed.with_tasks
             return adds(state, noised, noise)
@@ -203,7 +198,7 @@ class PrivateStatistics:
     def noised_sum(
         self,
         state: Any,
-        place: int,
+        index: int,
         generator: np.random.Generator,
         key: bytes,
         noise_multiplier: float,
@@ -214,8 +209,8 @@ class PrivateStatistics:
         that one contributes, which is 1. Arguments are those of `release`.
         """
         multiplier = checked_noise(noise_multiplier, self.noise)
-        deviation = multiplier * contribution_norm(self.steps[place]) * PRODUCT_STEPS
-        kind, pairs, shares = self._kind(place), None, self._shares()
+        deviation = multiplier * contribution_norm(self.steps[index]) * PRODUCT_STEPS
+        kind, pairs, shares = self._kind(index), None, self._shares()
         if kind == _PAIRS:
             *pairs, shares = self._pairs(generator)
         total, stream = self._total(kind, state, shares, pairs), random_generator(key)
@@ -232,10 +227,7 @@ class PrivateStatistics:
         shares: np.ndarray,
         pairs: Sequence[np.ndarray] | None = None,
     ) -> np.ndarray:
-        """A statistic's sum over all rows, or over pairs of them, int64.
-
-        No more than some are gathered at a time: all may not fit into memory.
-        """
+        """A statistic's sum over all rows, or over pairs of them, int64."""
         total: Any = 0
         for start in range(0, max(len(shares), 1), _ROWS):
             here = slice(start, start + _ROWS)
@@ -285,15 +277,15 @@ class PrivateStatistics:
             self._made = (state, table)
         return self._made[1]
 
-    def _kind(self, place: int) -> str:
-        """Of what a statistic is: examples' mean, or moments of pairs or of all."""
+    def _kind(self, index: int) -> str:
+        """Kind of a statistic: examples' mean, or moments of pairs or of all."""
         last = len(self.steps) - 1
         if self._mixed is not None:
-            return _PAIRS if place == last else _ALL
-        return MEAN if place == 0 else _ALL if place == last else _PAIRS
+            return _PAIRS if index == last else _ALL
+        return MEAN if index == 0 else _ALL if index == last else _PAIRS
 
     def _rows(self, kind: str, which: slice | np.ndarray) -> np.ndarray:
-        """Rows as `_summed` takes them: of a mixed model with the targets behind."""
+        """Rows as `_summed` takes them: of a mixed model features, then the target."""
         features, targets = self._features[which], self.data.targets
         if self._mixed is None:
             return features if kind == MEAN else whole_rows(features)
@@ -301,7 +293,7 @@ class PrivateStatistics:
         return np.concatenate([features, targets[which, None]], axis=1)
 
     def _shares(self) -> np.ndarray:
-        """(R,) by what each example is divided: the size of a class that is clipped."""
+        """(R,) divisor of each example: the size of its class where that is clipped."""
         if not self._by_class:
             return np.ones(len(self._features), np.int64)
         return np.repeat(self._sizes, self._sizes)

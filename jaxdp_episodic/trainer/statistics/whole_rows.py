@@ -1,10 +1,10 @@
 """Rows as whole numbers, each a function of itself alone, and their exact sums.
 
-Private statistics are sums over rows. What a row gives must not depend on the others,
-not even on how many stand before it, nor the sum on an order: else whoever is missing
-changes how all others are rounded. So all here is arithmetic on whole numbers that
+Private statistics are sums over rows. A row's contribution must not depend on the
+others, not even on its index, nor the sum on their order: else a missing row would
+change how all others are rounded. So all here is arithmetic on whole numbers that
 float64 holds, at most 2^53, in which matrix products are exact in any order; and
-operations on single numbers, which are rounded the same wherever they stand.
+operations on single numbers, which are rounded the same at any index.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ PRODUCT_STEPS = STEPS**2
 MOST_EXAMPLES = 2**26
 """Most rows of a sum: with as many steps each it stays below 2^62."""
 
-# Largest whole number up to which float64 has all.
-_EXACT = 2**53
-# Bits of a row's largest entry while its norm is taken: squares of 2^13 of them, more
-# than a row has, add up to less than 2^53.
+_EXACT = 2**53  # float64 has all whole numbers up to it
+# Bits of a row's largest entry while its norm is computed: squares of 2^13 of them,
+# more than a row has, sum to less than 2^53.
 _NORM_BITS = 20
-# Of exact products, in bits: what the two factors have together.
+# Bits of the two factors of an exact product together.
 _PRODUCT_BITS = 51
 
 
@@ -52,8 +51,8 @@ def squares(whole: np.ndarray) -> np.ndarray:
 def on_grid(rows: np.ndarray, most: int | np.ndarray) -> np.ndarray:
     """Returns rows of norm <= 1 as whole numbers, float64, whose squares are bounded.
 
-    Rounding may lengthen a row by half the diagonal of a cell, so it is shortened by as
-    much before. One that is too long all the same, which has no norm <= 1, is zero.
+    Rounding may lengthen a row by half the diagonal of a cell, so it is shortened by
+    this before. A row that is still too long had a norm above 1, and becomes zero.
 
     Args:
       rows: (n, D).

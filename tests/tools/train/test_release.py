@@ -16,7 +16,7 @@ from jaxdp_episodic.accountant.questions.budget import (
 from jaxdp_episodic.tools.train.run import _shown_warnings, run_training
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.config.training_start import StartConfig, statistics_steps
-from jaxdp_episodic.trainer.data.sinusoids import make_sinusoids
+from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from training_runs import classes, grouped_step, trainer
 

@@ -7,7 +7,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.audit.release import (
     audit_release,
     claimed_epsilons,
-    score_bound,
+    score_bounds,
 )
 
 RATE, DELTAS = 0.3, (1e-5, 1e-3, 1e-2, 1e-1)
@@ -99,15 +99,15 @@ def test_a_difference_in_either_direction_counts():
     rng = np.random.default_rng(0)
     plain, often = rng.normal(size=(2, 4000)), rng.normal(size=(2, 4000))
     often[:, ::5] += 8.0  # one in five is far off
-    forward = score_bound((often[0], plain[0]), (often[1], plain[1]), delta=1e-3)
-    backward = score_bound((plain[0], -often[0]), (plain[1], -often[1]), delta=1e-3)
+    forward = score_bounds((often[0], plain[0]), (often[1], plain[1]), [1e-3])[0]
+    backward = score_bounds((plain[0], -often[0]), (plain[1], -often[1]), [1e-3])[0]
     assert forward.direction == "forward"
     assert backward.direction == "backward"
     assert min(forward.epsilon, backward.epsilon) > 4
     assert forward.hits >= 790 and forward.false_hits <= 1
     assert backward.hits >= 790 and backward.false_hits <= 1
     # A score of the wrong sign proves nothing.
-    assert score_bound((-often[0], plain[0]), (-often[1], plain[1]), delta=1e-3)[0] == 0
+    assert score_bounds((-often[0], plain[0]), (-often[1], plain[1]), [1e-3])[0][0] == 0
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_the_confidence_is_kept():
         scores = [(rng.random((2, 400)) < p).astype(float) for p in (0.6, 0.2)]
         pilot, rest = ((scores[0][i], scores[1][i]) for i in (0, 1))
         # Neither direction of this mechanism has more than the edge at delta = 0.
-        accused += score_bound(pilot, rest, delta=1e-9).epsilon > edge
+        accused += score_bounds(pilot, rest, [1e-9])[0].epsilon > edge
     assert accused <= 0.05 * 300 + 3 * np.sqrt(300 * 0.05 * 0.95)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import jaxdp_episodic.trainer.data.glyphs as glyphs
-from jaxdp_episodic.trainer.data.glyphs import load_glyphs
+import jaxdp_episodic.trainer.data.built_in as glyphs
+from jaxdp_episodic.trainer.data.built_in import load_glyphs
 
 FOLDER = Path(glyphs.__file__).parent
 SIZES = {"train": 1_800, "validation": 200, "test": 350}

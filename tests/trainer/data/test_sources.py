@@ -8,10 +8,9 @@ import pytest
 
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.files.optional import require
-from jaxdp_episodic.trainer.data import schools
+from jaxdp_episodic.trainer.data import built_in as schools
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
-from jaxdp_episodic.trainer.data.schools import load_schools
-from jaxdp_episodic.trainer.data.sinusoids import make_sinusoids
+from jaxdp_episodic.trainer.data.built_in import load_schools, make_sinusoids
 from jaxdp_episodic.trainer.data.sources import (
     SOURCES,
     ClassFolders,

@@ -107,15 +107,14 @@ def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
         calls.append(len(rows))
         return rows + 1
 
-    path = tmp_path / "private" / "train.npz"
+    path = tmp_path / "private" / "train"
     features = FixedFeatures(counted, "plus one")
     first = features.table(table(), cache=path)
     number = len(calls)
     again = features.table(table(), cache=path)
     assert len(calls) == number  # read, not made
     np.testing.assert_array_equal(first.features, again.features)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
     others = (
         (features, table(seed=1)),
         (FixedFeatures(counted, "plus one", settings={"version": 2}), table()),
@@ -129,33 +128,35 @@ def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
             features.table(table(), cache=path)
 
 
-def test_a_folder_is_no_cache_and_said_before_the_work(tmp_path):
+def test_a_folder_of_others_is_no_cache_and_said_before_the_work(tmp_path):
     called = []
     features = FixedFeatures(called.append, name="never called")
-    with pytest.raises(IsADirectoryError, match="cache must be a file"):
+    (tmp_path / "letter.txt").touch()
+    with pytest.raises(FileExistsError, match="must be a cache of features"):
         features.table(table(), cache=tmp_path)
     assert not called
 
 
-@pytest.mark.parametrize("damage", ["text", "cut", "nan", "short"])
+@pytest.mark.parametrize("damage", ["text", "cut", "nan", "short", "bit", "manifest"])
 def test_a_damaged_cache_is_made_anew(tmp_path, damage):
-    path = tmp_path / "train.npz"
     features = FixedFeatures(squares, "squares")
-    whole = features.table(table(), cache=path)
+    whole = features.table(table(), cache=tmp_path)
+    path = tmp_path / "train" / "features.npy"
+    content = path.read_bytes()
     if damage == "text":
-        path.write_text("not an archive")
+        path.write_text("not an array")
     elif damage == "cut":
-        path.write_bytes(path.read_bytes()[:200])
+        path.write_bytes(content[:200])
+    elif damage == "bit":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "manifest":
+        (tmp_path / "manifest.json").write_text("{}")
     else:
-        arrays = dict(np.load(path))
-        arrays["features"] = (
-            arrays["features"][:-1]
-            if damage == "short"
-            else arrays["features"] * np.nan
-        )
-        np.savez(path, **arrays)
+        features_there = np.load(path)
+        rows = features_there[:-1] if damage == "short" else features_there * np.nan
+        np.save(path, rows)
     with pytest.warns(UserWarning, match="made anew"):
-        again = features.table(table(), cache=path)
+        again = features.table(table(), cache=tmp_path)
     np.testing.assert_array_equal(whole.features, again.features)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.data.sinusoids import make_sinusoids
+from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.sources import ClassFolders, Glyphs, Npz, Table
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.learners import ProtoNet

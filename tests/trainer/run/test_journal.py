@@ -35,7 +35,7 @@ from jaxdp_episodic.trainer.run.journal import (
 )
 from jaxdp_episodic.trainer.run.ledger import LedgerFile
 from jaxdp_episodic.trainer.run.run_files import RunLog
-from jaxdp_episodic.trainer.run.standing import Standing
+from jaxdp_episodic.trainer.run.run_state import RunState
 from training_runs import GROUPED, assert_same, plain_trainer, protonet, sgd
 
 BINS = dataclasses.replace(
@@ -220,7 +220,7 @@ STAGES = {
     "before a charge": (LedgerFile, "charge", 5),
     "after a charge": (PrivateGradient, "__call__", 5),
     "before the journal": (Journal, "append", 5),
-    "after the journal": (Standing, "_end_epoch", 6),
+    "after the journal": (RunState, "_end_epoch", 6),
     "before the log": (RunLog, "write", 6),
     "before a checkpoint": (Checkpoints, "save", 2),
     "after a checkpoint": (Journal, "cut", 2),
@@ -257,7 +257,7 @@ def edited_package(patch):
 @contextlib.contextmanager
 def other_versions(patch):
     patch.setattr(
-        "jaxdp_episodic.trainer.run.standing.described_versions",
+        "jaxdp_episodic.trainer.run.run_state.described_versions",
         lambda: {"jax": "9.9", "numpy": "3.0"},
     )
     yield
@@ -363,7 +363,7 @@ def test_the_witness_notices_a_step_that_is_taken_again(tmp_path, monkeypatch):
         lambda self, purpose, number: number.to_bytes(32, "little"),
     )
 
-    monkeypatch.setattr(Standing, "_give_up_unreleased", lambda run: None)
+    monkeypatch.setattr(RunState, "_give_up_unreleased", lambda run: None)
     wrong = attacked(tmp_path, monkeypatch, GROUPED, "before the journal", "a function")
     assert wrong[0] == "noise was used twice" and "released" in wrong[1]
 

@@ -437,7 +437,7 @@ def test_a_ledger_is_made_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_step_that_no_reader_would_take_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxdp_episodic.trainer.run.phases.MOST_DESCRIBED", 100)
+    monkeypatch.setattr("jaxdp_episodic.trainer.run.ledger.MOST_DESCRIBED", 100)
     with pytest.raises(ValueError, match="public bounds of the sizes"):
         create_ledger(tmp_path / "ledger.jsonl", budget(), is_seeded=False)
 

@@ -12,7 +12,7 @@ from flax import nnx
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError, plan_budget
-from jaxdp_episodic.trainer.data.sinusoids import make_sinusoids
+from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import generator
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient

@@ -1,4 +1,4 @@
-"""Where a run stands: its state and its ledger, in every process."""
+"""State and ledger of a run, in every process; resuming from the disk."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from jaxdp_episodic.trainer.run.journal import (
 from jaxdp_episodic.trainer.run.ledger import Ledger, taken_up
 
 
-class Standing:
-    """A run's state and how far it is; what `Trainer` moves on.
+class RunState:
+    """A run's state and the number of steps in it, which `Trainer` advances.
 
     Where there are several processes the first one's is the run's, and the others are
     given what their shares of the steps need: before the first of them the parameters,
@@ -84,7 +84,7 @@ class Standing:
 
     @property
     def state(self) -> TrainingState:
-        """Parameters and optimizer state as they stand."""
+        """Parameters and optimizer state after the last step."""
         return self._now[0]
 
     @property
@@ -94,25 +94,23 @@ class Standing:
 
     @property
     def num_steps_taken(self) -> int:
-        """Steps up to which the run stands, those given up included."""
+        """Steps in the state, those given up included."""
         return self._now[1]
 
     @property
     def num_steps_charged(self) -> int:
-        """Steps charged so far: those taken, and perhaps one that was broken off."""
+        """Steps charged: those taken, and perhaps one that was interrupted."""
         return self.ledger.charged
 
     def snapshot(self) -> Snapshot:
-        """Returns the run as it stands; no secret of a draw or of noise is in it."""
+        """Returns the run after its last step, without secrets of draws or noise."""
         return Snapshot(*self._now, self.run)
 
     @contextmanager
     def journaling(self, folder: Path, run: str) -> Iterator[Journal]:
-        """Lets steps out by way of the folder's journal; takes up what is there.
+        """Releases steps by way of the folder's journal; first takes what is in it.
 
-        Args:
-          folder: of the run, which holds it.
-          run: its random name, as in its ledger.
+        ``run`` is the run's random name, as in its ledger.
         """
         for path in folder.glob(run_files.EPOCH + TEMPORARY + "*"):
             path.unlink()  # of a process that was killed while it wrote the file
@@ -145,14 +143,14 @@ class Standing:
         )
 
     def _take_releases(self, journal: Journal) -> None:
-        """Takes the releases behind the state; gives up what else was charged."""
-        stands = self.num_steps_taken
-        for release in journal.releases(after=stands):
+        """Takes the releases after the state; gives up other charged steps."""
+        taken = self.num_steps_taken
+        for release in journal.releases(after=taken):
             state, number = self.state, release.step
-            if release.base > stands:
+            if release.base > taken:
                 raise JournalError(
                     f"the journal stands on the checkpoint of step {release.base}, the "
-                    f"latest is of step {stands}: put the other one back, or give up "
+                    f"latest is of step {taken}: put the other one back, or give up "
                     f"what followed by removing {journal.path}"
                 )
             if number > self.ledger.charged:
@@ -165,10 +163,10 @@ class Standing:
         self._give_up_unreleased()
 
     def _give_up_unreleased(self) -> None:
-        """Passes over steps that were charged and broken off before their release.
+        """Gives up steps that were charged and interrupted before their release.
 
         Taken again they would be another release, with another draw and other noise,
-        that nobody charged. Those of a seed are the same release.
+        that nobody charged. Those of a seed would be the same release.
         """
         state, taken = self._now
         charged = self.ledger.charged
@@ -234,7 +232,7 @@ class Standing:
         self._has_agreed = True
 
     def _share(self) -> None:
-        """Gives all processes what the first one has: where the run stands."""
+        """Gives all processes the first one's parameters and counts of steps."""
         self._processes.meet()  # or others would wait for one that could not resume
         taken, charged = self._processes.shared_value(
             [self.num_steps_taken, self.ledger.charged]

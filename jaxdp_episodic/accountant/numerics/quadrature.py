@@ -222,6 +222,11 @@ def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.nd
     return result.reshape(-1, *x.shape)
 
 
+def chebyshev_shares(number: int, x: np.ndarray) -> np.ndarray:
+    """(m, number): weights of values at Chebyshev points in their polynomial at x."""
+    return through_points(chebyshev_points(number), np.eye(number), x).T
+
+
 # From twice so many products on, real or complex, BLAS wakes its threads, which then
 # wait for more on cores that others need.
 _ALONE = (2**17, 2**15)
@@ -294,7 +299,7 @@ def through_columns(
 @functools.lru_cache
 def _closer(number: int) -> np.ndarray:
     points = chebyshev_points(_CLOSER * (number - 1) + 1)
-    return through_points(chebyshev_points(number), np.eye(number), points)
+    return chebyshev_shares(number, points).T
 
 
 def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:

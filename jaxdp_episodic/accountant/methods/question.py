@@ -83,8 +83,9 @@ class EpsilonAt(_Asked):
 
         With probability ``f = 1 - e^log_kept`` everything is lost, and ``delta' =
         (delta - f) / (1 - f)``, -inf where delta is f or less. A smaller delta' asks
-        for a larger epsilon: it is rounded down for an answer that errs ``up``. The logarithms are rounded relative to their size, and their difference, where
-        delta is next to f, ``f / (delta - f)`` times as much.
+        for a larger epsilon: it is rounded down for an answer that errs ``up``. Errors
+        of the logarithms are relative to their size, and that of their difference,
+        where delta is next to f, is ``f / (delta - f)`` times as large.
         """
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             log_lost = np.log(-np.expm1(log_kept))

@@ -21,9 +21,9 @@ from jaxdp_episodic.accountant.numerics.loops import (
 Pair = tuple[Array, Array]
 """Real and imaginary part."""
 
-# A turn, 2 pi, in three parts (Cody and Waite), so that subtracting a multiple loses
-# nothing: those of pi/2 by Sun, times 4.
-_TURN = (6.28318530693650245668, 2.43084020252158639064e-10, 8.08906499518380252e-21)
+# 2 pi in three parts (Cody and Waite), so that subtracting a multiple is exact: those
+# of pi/2 in Sun's fdlibm, times 4.
+_TWO_PI = (6.28318530693650245668, 2.43084020252158639064e-10, 8.08906499518380252e-21)
 # Minimax coefficients of sin and cos on [-pi/4, pi/4], from Sun's fdlibm (public
 # domain): errors below 1e-17.
 _SINE = (
@@ -43,17 +43,17 @@ _COSINE = (
     -1.13596475577881948265e-11,
 )
 
-# Below it e^x - 1 is a series of so many terms; the next one would be 1e-17 of it.
-_SMALL, _TERMS = 0.5, 14
-_SERIES = tuple(1 / math.factorial(k) for k in range(1, _TERMS + 1))
-# log(2) in two parts, so that subtracting multiples loses nothing, from Sun's fdlibm;
-# for the rest, up to log(2) / 2, so many terms leave out 1e-17.
-_LOG_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+# Taylor coefficients of (e^x - 1) / x, used below |x| = 0.5: the next term is 1e-17.
+_SERIES = tuple(1 / math.factorial(k) for k in range(1, 15))
+_SMALL = 0.5
+# Number of them used for |x| <= log(2) / 2: the next term is 1e-17.
 _REDUCED_TERMS = 13
-# Elements of NumPy's arrays of which a few fit the cache.
-_BLOCK = 4096
-# From here on rounding leaves nothing of an angle.
-_HUGE = 1e15
+# log(2) in two parts, so that subtracting multiples is exact, from Sun's fdlibm.
+_LOG_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+# Elements of arrays, of which a few fit the cache together.
+_CACHED = 4096
+# Angle above which rounding errors exceed 1.
+_LARGEST_ANGLE = 1e15
 # 1.5 times 2^52: the last bits of its sum with an integer are those of the integer.
 _INTEGER_BITS = 6755399441055744.0
 
@@ -84,10 +84,10 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
         tangent = np.tan(0.5 * angle)
         sine = 2 * tangent / (1 + tangent * tangent)
         return tangent * sine, sine
-    turns = xp.round(angle * (0.5 / math.pi))
+    cycles = xp.round(angle * (0.5 / math.pi))
     rest = angle
-    for part in _TURN:
-        rest = rest - turns * part
+    for part in _TWO_PI:
+        rest = rest - cycles * part
     quarter = 0.25 * rest
     square = quarter * quarter
     sine = quarter + quarter * square * _horner(_SINE, square)
@@ -101,8 +101,8 @@ def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     """``e^{a + ib}``."""
     xp = namespace(log_size, angle)
     size = xp.exp(log_size)
-    # Of a huge angle so many turns are left that the polynomials would overflow.
-    cosine, sine = cos_sin(xp.where(xp.abs(angle) < _HUGE, angle, 0.0))
+    # A huge angle is not reduced to [-pi, pi]: the polynomials would overflow.
+    cosine, sine = cos_sin(xp.where(xp.abs(angle) < _LARGEST_ANGLE, angle, 0.0))
     return size * cosine, size * sine
 
 
@@ -202,7 +202,7 @@ def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
 
     Returns:
       Real and imaginary part, each (K, n), with an error relative to the terms (not to
-      the weights). What comes after the last weight that is not 0 costs nothing.
+      the weights). Weights of 0 at the end cost nothing.
     """
     if namespace(z[0], weight[0], position[0]) is np:
         return _sum_as_product(z, weight, position)
@@ -220,7 +220,7 @@ def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
     In blocks of rows that fit the cache, which takes a third of the time.
     """
     used = num_used(weight)
-    rows = _BLOCK // max(int(used), 1) + 1
+    rows = _CACHED // max(int(used), 1) + 1
     re, im = np.empty_like(z[0]), np.empty_like(z[0])
     for i in range(z[0].shape[1]):
         y = np.stack([part[:used, i] for part in position])

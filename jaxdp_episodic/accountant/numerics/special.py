@@ -109,11 +109,11 @@ _ARTANH = np.array(
         0.08082022805971766,
     ]
 )
-# Where the polynomials hold. Left of it the complement of the tail is used.
+# Least x for which the polynomials hold. Below it the complement of the tail is used.
 _LEFT_END = -1.0
-# So few elements are cheaper in one matrix product than in Horner's scheme.
+# Number of elements up to which one matrix product is faster than Horner's scheme.
 _FEW = 256
-# Nodes that integrate n over a stretch of length max(1, x/2) from x to 1e-16.
+# Gauss-Legendre nodes that integrate n from x over a length max(1, x/2), to 1e-16.
 _SLOPE_NODES = 8
 
 

@@ -3,7 +3,7 @@
 With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and sums over
 ``count`` independent x, let
 
-    X = ((bins - count) + sum A) / bins,   Y = ((bins - count) + sum B) / bins,
+    X = ((slots - count) + sum A) / slots,   Y = ((slots - count) + sum B) / slots,
 
 both of mean 1 and of the same distribution. Moments of whole orders are multinomial
 sums, here by a recurrence in n, of few terms by doubling their number: every summand is
@@ -51,14 +51,14 @@ def most_orders(shift: float, most: int, *, tilted: bool) -> int:
     return max(min(most, math.floor(half)), 2)
 
 
-def whole_orders(bins: float, count: float, shift: float, most: int) -> np.ndarray:
+def whole_orders(slots: float, count: float, shift: float, most: int) -> np.ndarray:
     """``E X^n - 1`` at n = 0 .. most, (most + 1,); relative error about 1e-13."""
     n = np.arange(most + 1.0)
     single = np.expm1(0.5 * shift * shift * n * (n - 1))[:, None]
     excess = _of_mean(single, count)
-    if count < bins:
-        # The other bins are 1: a binomial mixture of the orders of the terms' mean.
-        excess = _shares(most, np.array(count / bins)) @ excess
+    if count < slots:
+        # The other slots are 1: a binomial mixture of the orders of the terms' mean.
+        excess = _shares(most, np.array(count / slots)) @ excess
     return excess[:, 0]
 
 
@@ -71,14 +71,14 @@ class Laplace:
     """
 
     def __init__(
-        self, bins: float, count: float, shift: float, largest: float, nearest: float
+        self, slots: float, count: float, shift: float, largest: float, nearest: float
     ) -> None:
         s = shift
-        top = last_log_p(largest, s * s * (largest / bins + 1), bins, count, s)
-        wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
+        top = last_log_p(largest, s * s * (largest / slots + 1), slots, count, s)
+        wide = max(2 * s * s + 4 * s - math.log(slots), 0.0)
         spacing = min(FINENESS / math.sqrt(largest + 4), 0.2)
         self.log_p, log_weight = log_places(wide, nearest, top, spacing)
-        excess = log_excess_transform(self.log_p, bins, count, s)
+        excess = log_excess_transform(self.log_p, slots, count, s)
         self.log_excess = excess + log_weight
 
     def log_excess_below(self, z: np.ndarray) -> np.ndarray:
@@ -100,33 +100,33 @@ class Tilted:
     """
 
     def __init__(
-        self, bins: float, count: float, shift: float, most: int, *, of_other: bool
+        self, slots: float, count: float, shift: float, most: int, *, of_other: bool
     ) -> None:
         """``of_other``: Y in the exponent, else X."""
         s = shift
-        # Logs of 1 / Y and of X under the tilt, by all terms and by a single one.
-        moved = s * s * (2 * most if of_other else most / bins + 1)
-        top = last_log_p(most, moved, bins, count, s)
-        wide = 0.0 if of_other else max(s * s * most + 4 * s - math.log(bins), 0.0)
+        # Logs of 1 / Y and of X under the tilt, from all terms and from a single one.
+        log_growth = s * s * (2 * most if of_other else most / slots + 1)
+        top = last_log_p(most, log_growth, slots, count, s)
+        wide = 0.0 if of_other else max(s * s * most + 4 * s - math.log(slots), 0.0)
         spacing = FINENESS / math.sqrt(max(most, 16))
         self.log_p, log_weight = log_places(wide, 1.0, top, spacing)
         mass, mean, single = _tilted_moments(
-            self.log_p - math.log(bins), s, most, -1.0 if of_other else 1.0
+            self.log_p - math.log(slots), s, most, -1.0 if of_other else 1.0
         )
         excess = _of_mean(single, count)
         # The mass from E e^{-q (A - 1)} where its rounding, times the count, matters.
-        log_q = self.log_p - math.log(bins)
+        log_q = self.log_p - math.log(slots)
         centred = np.exp(log_centred_transform(log_q, s)) - np.exp(log_q)
         mass = np.where(log_q < FAR, centred, mass)
-        idle = bins - count
-        scale = mean + math.log(count / bins)
+        idle = slots - count
+        scale = mean + math.log(count / slots)
         if idle > 0:
             own = scale
-            scale = np.logaddexp(own, math.log(idle / bins))
+            scale = np.logaddexp(own, math.log(idle / slots))
             part = np.exp(own - scale)
             excess = np.einsum("kip,ip->kp", _shares(most, part), excess)
         n = np.arange(most + 1.0)[:, None]
-        rest = count * mass - np.exp(self.log_p) * (idle / bins) + log_weight
+        rest = count * mass - np.exp(self.log_p) * (idle / slots) + log_weight
         self.log_moments = np.log1p(excess) + n * scale + rest
 
     def log_moments_of(self, n: ArrayLike, z: ArrayLike) -> np.ndarray:
@@ -137,12 +137,12 @@ class Tilted:
 
 
 def last_log_p(
-    z: float, moved: float, bins: float, count: float, shift: float
+    z: float, log_growth: float, slots: float, count: float, shift: float
 ) -> float:
     """The log p beyond which ``p^z e^{-pY}`` is negligible."""
-    top = math.log(z + 45) + moved + WIDE * shift
-    if count < bins:
-        top = min(top, math.log((z + 45) / (1 - count / bins)))
+    top = math.log(z + 45) + log_growth + WIDE * shift
+    if count < slots:
+        top = min(top, math.log((z + 45) / (1 - count / slots)))
     return top
 
 
@@ -256,12 +256,12 @@ def _second_remainder(y: np.ndarray) -> np.ndarray:
 
 def log_excess_transform(
     log_p: np.ndarray,
-    bins: np.ndarray | float,
+    slots: np.ndarray | float,
     count: np.ndarray | float,
     shift: np.ndarray | float,
 ) -> np.ndarray:
     """``log(E e^{-pX} - e^{-p})`` at p > 0, (..., P), of settings (...)."""
-    p, log_q = np.exp(log_p), log_p - np.log(bins)[..., None]
+    p, log_q = np.exp(log_p), log_p - np.log(slots)[..., None]
     exponent = np.zeros(log_q.shape)
     near = np.any(log_q < FAR, axis=tuple(range(log_q.ndim - 1)))
     centred = log_centred_transform(log_q[..., near], shift)
@@ -270,7 +270,7 @@ def log_excess_transform(
     grown = np.exp(np.clip(exponent, -40.0, 700.0))
     moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
     result = moderate - p
-    settings = np.broadcast_arrays(bins, count, shift)
+    settings = np.broadcast_arrays(slots, count, shift)
     for i in np.argwhere(np.any(log_q >= FAR, axis=-1)).tolist():
         n, t, s = (float(field[*i]) for field in settings)
         # There e^-p is negligible.

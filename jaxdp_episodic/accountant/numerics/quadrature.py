@@ -314,7 +314,7 @@ def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:
     column, every = np.arange(rows.shape[-1]), np.arange(len(last))[:, None]
     first = np.clip(column // some - 3, 0, last[:, None] - 7)
     around = np.lib.stride_tricks.sliding_window_view(rows[..., ::some], 8, axis=-1)
-    # Where a place is among its neighbours' is a multiple of 1/some.
+    # Positions among the neighbours are multiples of 1/some.
     found = np.ascontiguousarray(around) @ _shares(some).T
     return found[..., every, first, np.minimum(column - some * first, 7 * some)]
 

@@ -110,8 +110,8 @@ def sinh_sum(
     if at_threshold:
         return _at_threshold(power, other, threshold, plan)
     total = _added(power, other, plan)
-    places, masses = _atoms(total, plan)
-    return _signed(places, masses, total, plan)
+    points, masses = _atoms(total, plan)
+    return _signed(points, masses, total, plan)
 
 
 def _atoms(total: LatticeSum, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
@@ -125,22 +125,22 @@ def _atoms(total: LatticeSum, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         else:
             mean = moments_of(piece)[kept] / masses[-1]
             values.append(mean - total.place_error * 2.0**piece.level)
-    places = plan.unit * np.concatenate(values)
-    order = np.argsort(places, kind="stable")
-    return (places + total.count * plan.center)[order], np.concatenate(masses)[order]
+    points = plan.unit * np.concatenate(values)
+    order = np.argsort(points, kind="stable")
+    return (points + total.count * plan.center)[order], np.concatenate(masses)[order]
 
 
 def _signed(
-    places: np.ndarray, masses: np.ndarray, total: LatticeSum, plan: Plan
+    points: np.ndarray, masses: np.ndarray, total: LatticeSum, plan: Plan
 ) -> SignedSumBound:
     beyond = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
-    gained = np.cumsum((beyond[1:-1] * np.diff(places))[::-1])[::-1]
+    gained = np.cumsum((beyond[1:-1] * np.diff(points))[::-1])[::-1]
     return SignedSumBound(
-        places,
+        points,
         beyond,
         np.append(gained, [0.0, 0.0]),
         plan.unit * total.infinite,
-        total.mass_error + (8 + 4 * len(places)) * UNIT,
+        total.mass_error + (8 + 4 * len(points)) * UNIT,
         4 * UNIT * abs(total.count * plan.center),
     )
 
@@ -149,17 +149,17 @@ def _at_threshold(
     a: LatticeSum, b: LatticeSum, threshold: float, plan: Plan
 ) -> SignedSumBound:
     """The sum at the threshold alone: the mean over a of b's profile."""
-    places, masses = _atoms(a, plan)
+    points, masses = _atoms(a, plan)
     other = _signed(*_atoms(b, plan), b, plan)
     sign = 1.0 if plan.above else -1.0
     y = threshold - sign * 8 * UNIT * abs(threshold)
-    rounded = 4 * UNIT * (np.abs(places) + abs(a.count * plan.center))
-    gains = other.gain(y - places - sign * rounded, above=plan.above)
-    # Of so many numbers BLAS's products wake its threads; see `quadrature.in_blocks`.
+    rounded = 4 * UNIT * (np.abs(points) + abs(a.count * plan.center))
+    gains = other.gain(y - points - sign * rounded, above=plan.above)
+    # Of long rows BLAS's products wake its threads; see `quadrature.in_blocks`.
     gain = float(np.sum(masses * gains)) + plan.unit * a.infinite * (1 + 1e-9)
     known = np.array([gain, gain if plan.above else 0.0])
     beyond = np.array([1.0 + 1e-9, 0.0]) if plan.above else np.zeros(2)
-    error = a.mass_error + (8 + 4 * len(places)) * UNIT
+    error = a.mass_error + (8 + 4 * len(points)) * UNIT
     return SignedSumBound(np.array([y]), beyond, known, 0.0, error, 0.0)
 
 

@@ -25,19 +25,19 @@ from jaxdp_episodic.accountant.numerics.lattice_pieces import (
 _FINEST_RATIO = 5 / 3
 # Deviations of one term that the finest lattice reaches.
 _DEVIATIONS = 3.0
-# Nats by which one jump to the threshold must be likelier than a move of all terms for
-# the finest lattice to reach from the threshold to the mean of the sum; with so many
-# terms, over shift times the jump, others hardly move along; it keeps 30 points in a
-# deviation of the sum.
+# The finest lattice reaches from the threshold to the mean of the sum if one jump to the
+# threshold is by these nats likelier than a shift of all terms, and the number of terms
+# is above 3 s times the jump, so that hardly any of the others are shifted along.
 _JUMP_NATS = 12.0
 _JUMP_TERMS = 3.0
+# Least number of its points in a standard deviation of the sum.
 _POINTS_PER_DEVIATION = 30.0
 # End of a lattice, relative to the way from the mean to the threshold.
 _REACH = 1.25
 # End of the last lattice: five times as far, or what 1.5 deviations of one term make.
 _FURTHEST = 5.0
 _FURTHEST_DEVIATIONS = 1.5
-# Means of cells beyond the last lattice are at most so many times its end.
+# Bound of the means of cells beyond the last lattice, over its end.
 MEANS = 8.0
 # Widest panel of the quadrature in z.
 _WIDEST_PANEL = 0.1

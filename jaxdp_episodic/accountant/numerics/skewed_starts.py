@@ -25,8 +25,8 @@ _LARGEST_PHASE = 6.0
 _LARGEST_LOG_PGB = -0.5
 # Points of log g at which starts are searched for, as shares of its range.
 _SAMPLES = np.linspace(0, 1, 10) ** 2
-# Range of log g of one contour: its saddle point moves by 4 widths of the integrand at
-# most, tilts are at most 0.6, and there are at most 8 contours between two samples.
+# Range of log g of one contour: saddle points in it are at most 4 widths of the
+# integrand apart, tilts at most 0.6; with at most 8 contours between two samples.
 _WIDTHS_PER_CONTOUR = 4.0
 _LARGEST_TILT = 0.6
 _MOST_CONTOURS = 8.0

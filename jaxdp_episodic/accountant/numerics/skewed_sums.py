@@ -59,8 +59,8 @@ from jaxdp_episodic.accountant.numerics.skewed_terms import (
     transforms_on_axis,
 )
 
-# K along a ray is interpolated from Chebyshev points if there are so many terms of such
-# shifts: of fewer it is not smooth, and of more its rounding would count twice.
+# Numbers of terms, and shifts, for which K along a ray is interpolated from Chebyshev
+# points: of fewer terms it is not smooth, of more its rounding would count twice.
 _FEWEST_SMOOTH = 16
 _MOST_SMOOTH = 2e4
 _LARGEST_SMOOTH_SHIFT = 2.5

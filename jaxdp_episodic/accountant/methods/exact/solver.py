@@ -31,8 +31,8 @@ from jaxdp_episodic.accountant.methods.exact.shared import (
 from jaxdp_episodic.accountant.methods.question import DeltaAt, Question
 from jaxdp_episodic.accountant.methods.run import Group, Run
 
-# Minimum batch for which XLA compilation pays: a pass takes about as long to compile as
-# so many settings take on NumPy.
+# Minimum batch for which XLA compilation pays: it takes about as long as these settings
+# do on NumPy.
 BREAK_EVEN = 4_000
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
@@ -364,7 +364,7 @@ def _solve_chunk(
 def _judged_epsilon(
     value: np.ndarray, log_error: np.ndarray, slope: np.ndarray, used: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Epsilon, its error, whether its contour was laid too far off, and the next guess.
+    """Epsilon, its error, whether its contour was laid too far away, the next guess.
 
     ``used`` is the epsilon that the contour was laid for. A contour for a larger one
     ends where its integrand is negligible, and may miss what small losses add further

@@ -17,6 +17,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     namespace,
 )
+from jaxdp_episodic.accountant.numerics.special import polynomial
 
 Pair = tuple[Array, Array]
 """Real and imaginary part."""
@@ -26,25 +27,29 @@ Pair = tuple[Array, Array]
 _TWO_PI = (6.28318530693650245668, 2.43084020252158639064e-10, 8.08906499518380252e-21)
 # Minimax coefficients of sin and cos on [-pi/4, pi/4], from Sun's fdlibm (public
 # domain): errors below 1e-17.
-_SINE = (
-    -1.66666666666666324348e-01,
-    8.33333333332248946124e-03,
-    -1.98412698298579493134e-04,
-    2.75573137070700676789e-06,
-    -2.50507602534068634195e-08,
-    1.58969099521155010221e-10,
+_SINE = np.array(
+    [
+        -1.66666666666666324348e-01,
+        8.33333333332248946124e-03,
+        -1.98412698298579493134e-04,
+        2.75573137070700676789e-06,
+        -2.50507602534068634195e-08,
+        1.58969099521155010221e-10,
+    ]
 )
-_COSINE = (
-    4.16666666666666019037e-02,
-    -1.38888888888741095749e-03,
-    2.48015872894767294178e-05,
-    -2.75573143513906633035e-07,
-    2.08757232129817482790e-09,
-    -1.13596475577881948265e-11,
+_COSINE = np.array(
+    [
+        4.16666666666666019037e-02,
+        -1.38888888888741095749e-03,
+        2.48015872894767294178e-05,
+        -2.75573143513906633035e-07,
+        2.08757232129817482790e-09,
+        -1.13596475577881948265e-11,
+    ]
 )
 
 # Taylor coefficients of (e^x - 1) / x, used below |x| = 0.5: the next term is 1e-17.
-_SERIES = tuple(1 / math.factorial(k) for k in range(1, 15))
+_SERIES = np.array([1 / math.factorial(k) for k in range(1, 15)])
 _SMALL = 0.5
 # Number of them used for |x| <= log(2) / 2: the next term is 1e-17.
 _REDUCED_TERMS = 13
@@ -90,8 +95,8 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
         rest = rest - cycles * part
     quarter = 0.25 * rest
     square = quarter * quarter
-    sine = quarter + quarter * square * _horner(_SINE, square)
-    versine = square * (0.5 - square * _horner(_COSINE, square))
+    sine = quarter + quarter * square * polynomial(_SINE, square)
+    versine = square * (0.5 - square * polynomial(_COSINE, square))
     half_sine = 2 * sine * (1 - versine)
     half_cosine = 1 - 2 * sine * sine
     return 2 * half_sine * half_sine, 2 * half_sine * half_cosine
@@ -156,7 +161,7 @@ def expm1_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
         grown = gained + 1
     else:
         grown = xp.exp(real)
-        series = real * _horner(_SERIES, real)
+        series = real * polynomial(_SERIES, real)
         gained = xp.where(xp.abs(real) < _SMALL, series, grown - 1)
     # e^a cos b - 1 = (e^a - 1) - e^a (1 - cos b)
     return gained - grown * versine, grown * sine
@@ -298,7 +303,7 @@ def exp_parts(x: Array) -> tuple[Array, Array]:
     # The integer stands in the last bits of the sum.
     bits = (k + _INTEGER_BITS).view(xp.int64)
     power = ((bits + 1023) << 52).view(xp.float64)
-    part = power * (r * _horner(_SERIES[:_REDUCED_TERMS], r))
+    part = power * (r * polynomial(_SERIES[:_REDUCED_TERMS], r))
     return power, xp.where(x > 709.0, xp.inf, part)
 
 
@@ -375,12 +380,3 @@ def num_used(weight: Pair) -> Array:
     used = xp.any((weight[0] != 0) | (weight[1] != 0), axis=1)
     number = xp.arange(1, used.shape[0] + 1, dtype=xp.int32)
     return xp.max(xp.where(used, number, 0))
-
-
-def _horner(coefficients: tuple[float, ...], x: Array) -> Array:
-    """A polynomial, lowest power first."""
-    xp = namespace(x)
-    total = xp.full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = total * x + coefficient
-    return total

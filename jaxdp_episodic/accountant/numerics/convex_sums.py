@@ -51,7 +51,7 @@ _FURTHEST = 12.0
 _TRIMMED = 1e-24
 # Relative error of one term's masses, by quadrature of its density.
 _FIRST_ERROR = 2e-13
-# Bounds that are kept; each takes some milliseconds.
+# Number of bounds that are kept.
 _CACHED = 256
 
 

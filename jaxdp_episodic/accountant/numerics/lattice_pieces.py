@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.numerics.quadrature import gauss_legendre
+
 # Levels by which a row is made coarser in one go: it is padded to that lattice.
 _LEVELS_AT_ONCE = 4
 # Points in a row without mass from which it is split in two: convolving is quadratic.
@@ -22,8 +24,7 @@ _GAP = 64
 UNIT = 1.2e-16
 SQRT_2PI = math.sqrt(2 * math.pi)
 # Gauss-Legendre rule on [0, 1], as columns, for the normal density over each cell.
-NODES, WEIGHTS = ((0.5 * a)[:, None] for a in np.polynomial.legendre.leggauss(6))
-NODES = NODES + 0.5
+NODES, WEIGHTS = (a[:, None] for a in gauss_legendre(6))
 
 
 class Piece(NamedTuple):

@@ -25,9 +25,9 @@ from jaxdp_episodic.accountant.numerics.lattice_pieces import (
 _FINEST_RATIO = 5 / 3
 # Deviations of one term that the finest lattice reaches.
 _DEVIATIONS = 3.0
-# The finest lattice reaches from the threshold to the mean of the sum if one jump to the
-# threshold is by these nats likelier than a shift of all terms, and the number of terms
-# is above 3 s times the jump, so that hardly any of the others are shifted along.
+# The finest lattice reaches from the threshold to the mean of the sum if one jump to
+# the threshold is by these nats likelier than a shift of all terms, and the number of
+# terms is above 3 s times the jump, so that few of the others are shifted along.
 _JUMP_NATS = 12.0
 _JUMP_TERMS = 3.0
 # Least number of its points in a standard deviation of the sum.

@@ -19,7 +19,7 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     log_complex,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, complex_of
-from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
+from jaxdp_episodic.accountant.numerics.quadrature import gauss_legendre, in_blocks
 from jaxdp_episodic.accountant.numerics.special import log_normal_tail
 
 SQRT_2PI = math.sqrt(2 * math.pi)
@@ -99,9 +99,9 @@ def place_of(x: np.ndarray, s: Array) -> np.ndarray:
 @functools.lru_cache
 def gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
     """Composite Gauss–Legendre rule on [0, 1]."""
-    x, w = np.polynomial.legendre.leggauss(nodes)
-    places = (np.arange(panels)[:, None] + 0.5 * (x + 1)) / panels
-    return places.reshape(-1), np.tile(0.5 * w / panels, panels)
+    x, w = gauss_legendre(nodes)
+    points = (np.arange(panels)[:, None] + x) / panels
+    return points.reshape(-1), np.tile(w / panels, panels)
 
 
 class Transforms(NamedTuple):

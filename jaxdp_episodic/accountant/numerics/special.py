@@ -127,7 +127,7 @@ def log1p_bounded(x: Array) -> Array:
         return np.log1p(x)
     z = x / (2 + x)
     square = z * z
-    return 2 * (z + z * square * _polynomial(_ARTANH, square))
+    return 2 * (z + z * square * polynomial(_ARTANH, square))
 
 
 def log_add(x: Array, y: Array) -> Array:
@@ -241,13 +241,13 @@ def log_saturating_tail(x: Array, width: Array) -> Array:
 
 def _mills_ratio(x: Array) -> Array:
     """``m(x)`` for x >= -1."""
-    return _polynomial(_MILLS_RATIO, 1 - 8 / (x + 5)) / (x + 3 / (x + 3))
+    return polynomial(_MILLS_RATIO, 1 - 8 / (x + 5)) / (x + 3 / (x + 3))
 
 
 def _mills_slope(x: Array) -> Array:
     """``n(x) = -m'(x)`` for x >= -1."""
     scale = 1 / (x + 3 / (x + 3))
-    return _polynomial(_MILLS_SLOPE, 1 - 8 / (x + 5)) * scale * scale
+    return polynomial(_MILLS_SLOPE, 1 - 8 / (x + 5)) * scale * scale
 
 
 def _log_complement(x: Array) -> Array:
@@ -256,8 +256,8 @@ def _log_complement(x: Array) -> Array:
     return xp.log1p(-xp.exp(log_normal_density(x)) * _mills_ratio(-x))
 
 
-def _polynomial(coefficients: np.ndarray, x: Array) -> Array:
-    """A polynomial on [-1, 1], lowest power first."""
+def polynomial(coefficients: np.ndarray, x: Array) -> Array:
+    """A polynomial, lowest power first."""
     xp = namespace(x)
     if xp is np and np.size(x) <= _FEW:
         # All powers at once: few calls.

@@ -62,7 +62,8 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_normal_tail,
 )
 
-_MOST_STEPS = 25  # of the search for epsilon; 3 to 5 are usual
+# Most evaluations of the search for epsilon.
+_MOST_STEPS = 25
 # Nats of log(delta) at which the search ends: a share of the error, to which they add,
 # within these bounds.
 _TOLERANCE_SHARE = 0.01

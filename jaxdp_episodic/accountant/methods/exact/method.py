@@ -154,12 +154,12 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     bound, order = rdp_bound(question, run, loose=True)
     if question.is_epsilon and np.any(bound == 0):
         # Epsilon is 0 where delta is at least the total variation distance.
-        value, error = np.zeros(bound.shape), np.zeros(bound.shape)
-        certified, left = np.zeros(bound.shape, bool), np.flatnonzero(bound > 0)
+        zero, left = np.zeros(bound.shape), np.flatnonzero(bound > 0)
+        answer = Answer(zero, zero.copy(), np.zeros(bound.shape, bool))
         if left.size:
             part = _of_many_steps(question.take(left), run.take(left), certify)
-            value[left], error[left], certified[left] = part
-        return Answer(value, error, certified)
+            _fill(answer, left, part)
+        return answer
     goal = question.target if question.is_epsilon else bound - _LOG_BOUND_OVER_DELTA
     cut, log_added, too_many = _truncated(goal, run)
     # Densities must not be rounded by more than the tolerance of the answer.

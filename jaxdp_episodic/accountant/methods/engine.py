@@ -22,17 +22,11 @@ _FEW = 8
 
 
 class Chunks(NamedTuple):
-    """Sizes of chunks, ascending: the first that holds all settings, or the last.
+    """Sizes of chunks, ascending: the first that holds all settings, or the last."""
 
-    Attributes:
-      numpy: largest number for the NumPy engine, which takes any.
-      cpu: for JAX on the CPU.
-      accelerator: for JAX elsewhere.
-    """
-
-    numpy: int
-    cpu: tuple[int, ...]
-    accelerator: tuple[int, ...]
+    numpy: int  # largest size for the NumPy engine, which takes any
+    cpu: tuple[int, ...]  # for JAX on the CPU
+    accelerator: tuple[int, ...]  # for JAX elsewhere
 
 
 def in_chunks(

@@ -46,21 +46,15 @@ Evaluate = Callable[..., np.ndarray]
 class Table(NamedTuple):
     """Logarithms of three tails at x >= 0, piecewise Chebyshev.
 
-    Attributes:
-      core: scale; interpolation is in ``asinh(x / core)``.
-      edges: (panels + 1,) of that, from 0.
-      values: (3, panels, nodes) at Chebyshev points; (6, panels, nodes) with their
-        derivatives by a parameter.
-      error: estimate of the largest error of the logarithms, with a safety factor: the
-        difference to sums with more nodes between the points, down to e^-36.
-      off: (3, panels) the same of each panel, however rare its tails.
+    Errors are *estimates*, with a safety factor, from the difference to sums with more
+    nodes at other points.
     """
 
-    core: float
-    edges: np.ndarray
-    values: np.ndarray
-    error: float
-    off: np.ndarray
+    core: float  # scale; interpolation is in asinh(x / core)
+    edges: np.ndarray  # (panels + 1,) of that, from 0
+    values: np.ndarray  # (3, panels, nodes), or (6, ...) with derivatives
+    error: float  # largest error of the logarithms, down to e^-36
+    off: np.ndarray  # (3, panels) largest error in each panel, however rare its tails
 
     @property
     def end(self) -> float:

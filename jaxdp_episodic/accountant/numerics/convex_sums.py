@@ -61,20 +61,13 @@ class ConvexOrderBound(NamedTuple):
     For every convex f >= 0, ``e^mass_error E f(Y)`` of the one above, with its values
     moved by a share of ``place_error`` at most, is at least ``E f(X)``; of the one
     below ``e^-mass_error`` times it is at most that.
-
-    Attributes:
-      values: (n,) increasing, >= 0.
-      masses: (n,) of them; with ``lost`` their sum is 1 up to rounding.
-      lost: mass at 0 besides.
-      infinite: part of the mean at infinity.
-      mass_error, place_error: see above; *bounds* of rounding errors.
     """
 
-    values: np.ndarray
-    masses: np.ndarray
-    lost: float
-    infinite: float
-    mass_error: float
+    values: np.ndarray  # (n,) increasing, >= 0
+    masses: np.ndarray  # (n,) of them; with ``lost`` their sum is 1 up to rounding
+    lost: float  # mass at 0 besides
+    infinite: float  # part of the mean at infinity
+    mass_error: float  # *bounds* of rounding errors, see above
     place_error: float
 
 

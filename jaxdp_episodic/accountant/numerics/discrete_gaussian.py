@@ -288,15 +288,9 @@ def _is_below(
     exponent: Fraction,
     generator: np.random.Generator,
 ) -> bool:
-    """Whether ``bottom + height u < exp(-exponent)``, exactly.
+    """Whether ``bottom + height u < exp(-exponent)``, exactly, exponent >= 0.
 
-    Args:
-      bottom: in [0, 1].
-      height: in (0, 1].
-      word: the first 64 bits of the uniform number u; as many more are drawn as it
-        takes.
-      exponent: >= 0.
-      generator: of these.
+    The first 64 bits of the uniform number u are ``word``; more are drawn as needed.
     """
     known, num_bits = word, 64
     while True:

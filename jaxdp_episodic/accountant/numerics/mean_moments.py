@@ -65,9 +65,8 @@ def whole_orders(slots: float, count: float, shift: float, most: int) -> np.ndar
 class Laplace:
     """Moments of X to powers from ``-largest`` to ``2 - nearest``.
 
-    Attributes:
-      log_p: (P,) nodes.
-      log_excess: (P,) logarithm of ``E e^{-pX} - e^{-p}``, with the rule's weight.
+    By nodes `log_p` and `log_excess`, the logarithm of ``E e^{-pX} - e^{-p}`` with the
+    rule's weight, (P,) each.
     """
 
     def __init__(
@@ -190,17 +189,10 @@ def normal_places(
 def _tilted_moments(
     log_q: np.ndarray, shift: float, most: int, sign: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``log E e^{-qA}`` (or B), and the moments of A under that tilt.
+    """``log E e^{-qA}`` (sign 1) or ``log E e^{-qB}`` (-1), (P,); A under that tilt.
 
-    Args:
-      log_q: (P,).
-      shift: s.
-      most: highest order.
-      sign: 1, or -1 of B.
-
-    Returns:
-      (P,), log of the tilted mean (P,), and (most + 1, P) excess moments over 1 of A
-      over that mean.
+    Of A the log of the mean, (P,), and the excess over 1 of the moments of A over that
+    mean, (most + 1, P).
     """
     s, v = shift, _mode(log_q, shift)
     # With the spacing of the narrowest density: a wider one left errors of 1e-11.

@@ -53,20 +53,13 @@ class SignedSumBound(NamedTuple):
 
     For every convex, increasing f >= 0, ``e^mass_error`` times the mean of f over the
     one above, moved up by ``place_error``, is at least ``E f(S)``.
-
-    Attributes:
-      values: (n,) increasing.
-      beyond: (n + 1,) masses at each of them and above.
-      profile: (n + 1,) ``E(S - value)_+``.
-      infinite: part of the mean at infinity.
-      mass_error, place_error: *bounds* of rounding errors.
     """
 
-    values: np.ndarray
-    beyond: np.ndarray
-    profile: np.ndarray
-    infinite: float
-    mass_error: float
+    values: np.ndarray  # (n,) increasing
+    beyond: np.ndarray  # (n + 1,) masses at each of them and above
+    profile: np.ndarray  # (n + 1,) E(S - value)_+
+    infinite: float  # part of the mean at infinity
+    mass_error: float  # *bounds* of rounding errors
     place_error: float
 
     def gain(self, y: np.ndarray, *, above: bool) -> np.ndarray:

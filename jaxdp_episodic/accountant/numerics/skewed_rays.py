@@ -85,17 +85,11 @@ def _is_light(terms: Terms) -> bool:
 def transforms_on_rays(
     p: np.ndarray, log_g: np.ndarray, terms: Terms, tilt: np.ndarray, fine: float
 ) -> np.ndarray:
-    """``log K``, continuous along each ray, and derivatives of K by g over K.
+    """``log K``, continuous along each ray, and two derivatives of K by g over K.
 
-    Args:
-      p: (J, N).
-      log_g: (J,).
-      terms: of the sum.
-      tilt: (E,) see `skewed_terms.transforms_on_axis`.
-      fine: number of nodes of an integral, relative to what it needs.
-
-    Returns:
-      (3, J, N, E) complex.
+    (3, J, N, E) complex, at p of shape (J, N), log g (J,) and tilts (E,), see
+    `skewed_terms.transforms_on_axis`; ``fine`` is the number of nodes of an integral
+    relative to what it needs.
     """
     least = _LEAST_NODES_OF_FEW if terms.count <= _FEW_TERMS else _LEAST_NODES
     nodes = min(max(_NODES_PER_SHIFT * terms.shift, least), _MOST_NODES)

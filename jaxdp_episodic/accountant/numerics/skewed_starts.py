@@ -39,17 +39,11 @@ AROUND = np.exp(np.array([-0.05, 0.0, 0.05]))
 
 
 class Starts(NamedTuple):
-    """Where contours may leave the axis, (P,) each.
+    """Where contours may leave the axis, (P,) each."""
 
-    Attributes:
-      log_g: increasing, from 0.
-      start: p at which the best contour leaves the axis.
-      passed: number of contours needed from 0 to there; not whole.
-    """
-
-    log_g: np.ndarray
-    start: np.ndarray
-    passed: np.ndarray
+    log_g: np.ndarray  # increasing, from 0
+    start: np.ndarray  # p at which the best contour leaves the axis
+    passed: np.ndarray  # number of contours needed from 0 to there; not whole
 
 
 @np.errstate(all="ignore")

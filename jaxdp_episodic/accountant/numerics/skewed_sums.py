@@ -92,25 +92,15 @@ _POWERS = np.array([[2], [1], [0]])
 
 
 class _Rule(NamedTuple):
-    """Where contours lie and how many nodes they have.
+    """Where contours lie and how many nodes they have."""
 
-    Attributes:
-      anchor: where log g_0 is in the interval that its contour serves, as a share.
-      fineness: nodes of the integrals of one term, relative to what they need.
-      ray_nodes: Gauss-Legendre nodes of a ray.
-      smooth_points: Chebyshev points of a ray along which K is smooth.
-      more_tilts: tilts beyond those needed.
-      axis_factor: Chebyshev points along the axis, relative to what is needed.
-      axis_panels: of the integral along the axis, over 1 + s.
-    """
-
-    anchor: float
-    fineness: float
-    ray_nodes: int
-    smooth_points: int
-    more_tilts: int
-    axis_factor: float
-    axis_panels: int
+    anchor: float  # position of log g_0 in the interval that its contour serves
+    fineness: float  # nodes of the integrals of one term, relative to what they need
+    ray_nodes: int  # Gauss-Legendre nodes of a ray
+    smooth_points: int  # Chebyshev points of a ray along which K is smooth
+    more_tilts: int  # tilts beyond those needed
+    axis_factor: float  # Chebyshev points along the axis, relative to what is needed
+    axis_panels: int  # of the integral along the axis, over 1 + s
 
 
 _USED = _Rule(0.35, 1.0, 80, 32, 0, 1.0, 3)
@@ -119,18 +109,15 @@ _FINER = _Rule(0.42, 1.3, 88, 40, 1, 1.15, 4)
 
 
 class _Axis(NamedTuple):
-    """The axis from 0 to c, of C contours, by nodes p, (C, N).
+    """The axis from 0 to c, of C contours.
 
-    Attributes:
-      p: from c on.
-      log_weight: of the rule.
-      fields: as those of `Contours`, (C, E, 6 N): logs of ``|K|`` and of K's argument;
-        and of K's derivatives by g imaginary parts over the argument. All are smooth
-        where that is tiny, too.
+    Fields are as those of `Contours`, (C, E, 6 N): logs of ``|K|`` and of K's argument;
+    and of K's derivatives by g imaginary parts over the argument. All are smooth where
+    that is tiny, too.
     """
 
-    p: np.ndarray
-    log_weight: np.ndarray
+    p: np.ndarray  # (C, N) nodes, from c on
+    log_weight: np.ndarray  # (C, N) of the rule
     fields: np.ndarray
 
 
@@ -207,21 +194,13 @@ class Contours(NamedTuple):
 
 
 class _Members(NamedTuple):
-    """Values of g, (M,), each on the contour of its interval.
+    """Values of g, (M,), each on the contour of its interval."""
 
-    Attributes:
-      which: number of the contour.
-      share: (M, E) weights of K at the contour's tilts.
-      constant: ``k h``.
-      scale: h.
-      start: c.
-    """
-
-    which: np.ndarray
-    share: np.ndarray
-    constant: np.ndarray
-    scale: np.ndarray
-    start: np.ndarray
+    which: np.ndarray  # number of the contour
+    share: np.ndarray  # (M, E) weights of K at the contour's tilts
+    constant: np.ndarray  # k h
+    scale: np.ndarray  # h
+    start: np.ndarray  # c
 
     def on_ray(self, along: Contours, base: np.ndarray) -> np.ndarray:
         """Parts of the three integrals, over ``e^base c^-m``, their size at c."""

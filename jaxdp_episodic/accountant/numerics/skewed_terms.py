@@ -41,17 +41,11 @@ _MODERATE = 50.0
 
 
 class Terms(NamedTuple):
-    """What is added up.
+    """The sum."""
 
-    Attributes:
-      count: n, number of terms.
-      shift: s > 0.
-      idle: number of terms that are the constant ``1 - g``: A and B are 1 in them.
-    """
-
-    count: float
-    shift: float
-    idle: float
+    count: float  # n, number of terms
+    shift: float  # s > 0
+    idle: float  # number of terms in which A and B are 1: the constant 1 - g
 
     def constant(self, log_g: np.ndarray) -> np.ndarray:
         """``k = (1 - g) idle``."""
@@ -132,13 +126,11 @@ def too_rare(s: Array, tilt: np.ndarray | None = None) -> Array:
 def _contracted(
     grown: np.ndarray, less: np.ndarray | None, opposite: np.ndarray, share: np.ndarray
 ) -> Transforms:
-    """Sums over nodes under every tilt, (M, E) each.
+    """Sums over nodes under every tilt d, (M, E) each.
 
-    Args:
-      grown: (M, N) masses times ``e^{pU}``.
-      less: (M, N) masses times ``e^{pU} - 1``; if None K stands for ``K - 1``.
-      opposite: B, (N,) or (M, N).
-      share: ``e^{-d v - d²/2}`` for tilts d, (N, E) or (M, N, E).
+    ``grown`` is mass times ``e^{pU}`` and ``less`` mass times ``e^{pU} - 1``, (M, N) (if
+    None K stands for ``K - 1``); ``opposite`` is B, (N,) or (M, N); ``share`` is ``e^{-d
+    v - d²/2}``, (N, E) or (M, N, E).
     """
     number, (m, n) = 3 if less is None else 4, grown.shape
     rows = np.empty((number, m, n), opposite.dtype)

@@ -8,10 +8,11 @@ With ``F(z) = (M(z)^T - bulk - atom) e^{-z epsilon} / (z (1 + z))`` the integran
 * `scale` is the width of F there, or less where its phase changes faster;
 * `lean`, the slope Re/Im of the asymptotes, lets e^{z (L - epsilon)} decay for nearly
   all losses L, and is bounded by the nodes of the losses (`_asymptote`);
-* `end` is where F has fallen by so many nats (`_end`).
+* `end` is where F has decayed enough (`_end`).
 
 The rule is trapezoidal in u, ``y = scale asinh(bend sinh(u)) / bend``: y grows as e^u
-up to 1 / bend, and linearly in u beyond, so that phases stay resolved.
+up to 1 / bend, and linearly in u beyond, so that phases stay resolved. (docs/theory.md
+writes c, kappa, ell and b for center, scale, lean and bend.)
 
 Pure kernels: the batch is the last axis of every array; nodes of the contour (K) and
 of the losses (J) come first.
@@ -73,21 +74,14 @@ _PHASE = 6.0
 
 
 class Contour(NamedTuple):
-    """Parameters of the contour of each setting; (n,) arrays.
+    """Parameters of the contour of each setting; (n,) arrays."""
 
-    Attributes:
-      center, scale, lean: of ``z(y)``, see above.
-      bend: of y(u); at most 1.
-      end: largest u.
-      bulk: variance of the Gaussian that is subtracted; 0 if none is.
-    """
-
-    center: Array
+    center: Array  # of z(y), see above
     scale: Array
     lean: Array
-    bend: Array
-    end: Array
-    bulk: Array
+    bend: Array  # of y(u); at most 1
+    end: Array  # largest u
+    bulk: Array  # variance of the Gaussian that is subtracted; 0 if none is
 
 
 def lay_contour(
@@ -220,19 +214,12 @@ def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
 
 
 class Transform(NamedTuple):
-    """``F(c) = (M(c)^T - bulk) / (c (1 + c))`` at real c; arrays of the shape of c.
+    """``F(c) = (M(c)^T - bulk) / (c (1 + c))`` at real c; arrays of the shape of c."""
 
-    Attributes:
-      log_value: log F.
-      slope: ``(log F)'``, the epsilon whose saddle point is c.
-      curvature: ``(log F)''``, > 0.
-      valid: whether the difference is above rounding errors.
-    """
-
-    log_value: Array
-    slope: Array
-    curvature: Array
-    valid: Array
+    log_value: Array  # log F
+    slope: Array  # (log F)', the epsilon whose saddle point is c
+    curvature: Array  # (log F)'', > 0
+    valid: Array  # whether the difference is above rounding errors
 
 
 def transform(

@@ -183,51 +183,33 @@ def epsilon(
 
 
 class _Search(NamedTuple):
-    """State of the search for epsilon; arrays are (n,).
+    """State of the search for epsilon; arrays are (n,)."""
 
-    Attributes:
-      count: steps taken.
-      done: whether all settings are.
-      x: the next epsilon to evaluate.
-      low, high: the bracket.
-      solution: of the last evaluation.
-    """
-
-    count: Array
-    done: Array
-    x: Array
-    low: Array
+    count: Array  # evaluations
+    done: Array  # whether all settings are
+    x: Array  # the next epsilon to evaluate
+    low: Array  # the bracket
     high: Array
-    solution: Solution
+    solution: Solution  # of the last evaluation
 
 
 class _Integrand(NamedTuple):
-    """What does not depend on epsilon; pairs of (K, n).
+    """What does not depend on epsilon; (K, n) arrays and pairs, or (n,).
 
-    Attributes:
-      z: nodes.
-      log_size: logarithm of the modulus of the summands without ``e^{-z epsilon}``:
-        M^T less the bulk, over ``i pi z (1 + z)``, times the weights of the rule.
-      sign: the summands over their modulus.
-      lost: size of the largest term of that difference, over the difference.
-      error: bound of the rounding error relative to that term.
-      bulk: (n,) variance of the bulk; 0 without one.
-      log_mass: (n,) logarithm of the bulk's probability.
-      density: (n,) last terms that the truncated ones add up to, if these decay as
-        ``e^-u``, or on vertical lines as ``1 / u²``.
-      log_beyond: (n,) on vertical lines, logarithm of a bound of the truncated
-        integral without ``e^{-z epsilon}``; else -inf.
+    Summands are without ``e^{-z epsilon}``: M^T less atom and bulk, over ``i pi z (1 +
+    z)``, times the weights of the rule.
     """
 
-    z: Pair
-    log_size: Array
-    sign: Pair
-    lost: Array
-    error: Array
-    bulk: Array
-    log_mass: Array
-    density: Array
-    log_beyond: Array
+    z: Pair  # nodes
+    log_size: Array  # of the summands' moduli
+    sign: Pair  # summands over their moduli
+    lost: Array  # largest term of the difference from M^T, over the difference
+    error: Array  # bound of the rounding error, relative to that term
+    bulk: Array  # (n,) variance; 0 without one
+    log_mass: Array  # (n,) of the bulk's probability
+    density: Array  # (n,) last terms that the truncated ones add up to, if these decay
+    # as e^-u, or on vertical lines as 1 / u²
+    log_beyond: Array  # (n,) of a bound of the truncated integral on vertical lines
 
 
 def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:

@@ -43,28 +43,20 @@ _LOG_ZERO = -1e300
 
 
 class Steps(NamedTuple):
-    """K steps of one kind in each of n settings.
+    """K steps of one kind in each of n settings; arrays (K, n) but for the nodes."""
 
-    Attributes:
-      nodes, check: by two rules; arrays (J, K n), setting by setting within a step.
-      count: (K, n) how often each is taken.
-      outer_rate: (K, n) probability that the step sees anything.
-      base_loss: (K, n) loss of a step that does not draw the unit, where nearly all
-        losses are there and ``outer_rate`` is 1; else 0.
-      base_width: (K, n) largest distance of such losses from ``base_loss``.
-      gaussian_shift: (K, n) shift of steps that always see the unit: their M is known
-        in closed form; 0 for the others.
-      is_discrete: (K n,) where losses have atoms other than at 0, all of them bounded;
-        None for mechanisms that never do, which need not be compiled with them.
-    """
-
-    nodes: LossNodes
-    check: LossNodes
-    count: Array
-    outer_rate: Array
+    nodes: LossNodes  # arrays (J, K n), setting by setting within a step
+    check: LossNodes  # the same by another rule
+    count: Array  # how often each step is taken
+    outer_rate: Array  # probability that the step sees anything
+    # Loss of a step that does not draw the unit, where nearly all losses are there and
+    # ``outer_rate`` is 1, and largest distance of such losses from it; else 0.
     base_loss: Array
     base_width: Array
+    # Shift of steps that always see the unit, whose M has a closed form; else 0.
     gaussian_shift: Array
+    # (K n,) where losses have atoms other than at 0, all of them bounded; None for
+    # mechanisms that never do, which need not be compiled with them.
     is_discrete: Array | None
 
 

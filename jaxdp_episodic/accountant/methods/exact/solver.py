@@ -7,6 +7,7 @@ integrated again with more.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,33 +84,18 @@ _SETTLED = 0.5
 _HOPEFUL_SHARE = 0.8
 
 
+@dataclass
 class ContourSolver:
-    """A batch of settings solved by contour integrals, in either direction."""
+    """A batch of (n,) settings solved by contour integrals, in either direction."""
 
-    def __init__(
-        self,
-        question: Question,
-        run: Run,
-        bound: np.ndarray,
-        order: np.ndarray,
-        goal: np.ndarray,
-        log_added: np.ndarray,
-    ) -> None:
-        """All arrays are (n,).
-
-        Args:
-          question: at (n,) targets.
-          run: of (n,) truncated settings.
-          bound: Rényi's bound of the answer.
-          order: at which that is reached.
-          goal: log(delta), or a first guess of it; distributions are cut below it.
-          log_added: logarithm of the delta of the terms that truncation left out.
-        """
-        self.question, self.run = question, run
-        self.bound, self.order = bound, order
-        self.goal, self.log_added = goal, log_added
-        # Width of chunks, by what else their kernels are compiled for.
-        self._widths: dict[tuple[_Pass, int], int] = {}
+    question: Question
+    run: Run  # truncated
+    bound: np.ndarray  # Rényi's bound of the answer
+    order: np.ndarray  # at which that is reached
+    goal: np.ndarray  # log(delta), or a first guess; distributions are cut below it
+    log_added: np.ndarray  # logarithm of the delta that truncation left out
+    # Width of chunks, by what else their kernels are compiled for.
+    _widths: dict[tuple[_Pass, int], int] = field(default_factory=dict)
 
     def surely_private(
         self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool

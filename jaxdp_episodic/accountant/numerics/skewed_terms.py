@@ -128,9 +128,9 @@ def _contracted(
 ) -> Transforms:
     """Sums over nodes under every tilt d, (M, E) each.
 
-    ``grown`` is mass times ``e^{pU}`` and ``less`` mass times ``e^{pU} - 1``, (M, N) (if
-    None K stands for ``K - 1``); ``opposite`` is B, (N,) or (M, N); ``share`` is ``e^{-d
-    v - d²/2}``, (N, E) or (M, N, E).
+    ``grown`` is mass times ``e^{pU}``, ``less`` mass times ``e^{pU} - 1``, (M, N), or
+    None where K may stand for ``K - 1``; ``opposite`` is B, (N,) or (M, N); ``share``
+    is ``e^{-d v - d²/2}``, (N, E) or (M, N, E).
     """
     number, (m, n) = 3 if less is None else 4, grown.shape
     rows = np.empty((number, m, n), opposite.dtype)

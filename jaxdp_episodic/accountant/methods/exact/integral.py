@@ -71,7 +71,7 @@ _SMALLEST_TOLERANCE = 1e-12
 _LARGEST_TOLERANCE = 1e-4
 # Frequencies at which the trapezoidal rule's values are transformed, relative to their
 # Nyquist frequency pi / h: the decay from the first one to the highest ones is
-# extrapolated to the frequency of the error. See `_of_spacing`.
+# extrapolated to the frequency of the error. See `_aliasing`.
 _FREQUENCIES = np.array([0.7, 0.92, 0.96, 1.0])
 # Power of that decay which counts: it goes on four times as far.
 _DECAY_POWER = 0.8
@@ -207,8 +207,9 @@ class _Integrand(NamedTuple):
     error: Array  # bound of the rounding error, relative to that term
     bulk: Array  # (n,) variance; 0 without one
     log_mass: Array  # (n,) of the bulk's probability
-    density: Array  # (n,) last terms that the truncated ones add up to, if these decay
-    # as e^-u, or on vertical lines as 1 / u²
+    # (n,) truncated summands over the last one, if they decay as e^-u, or on vertical
+    # lines as 1 / u².
+    density: Array
     log_beyond: Array  # (n,) of a bound of the truncated integral on vertical lines
 
 
@@ -262,7 +263,12 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
 
 
 def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
-    """``log delta``, ``-d log delta / d eps``, its second derivative and its error."""
+    """``log delta``, minus its derivative, its second derivative and its error.
+
+    ``delta = D(eps) + Re sum_k w_k e^{-z_k eps}``, D of the bulk: each derivative by
+    -eps multiplies the summands by z_k. The error is that of aliasing, rounding and
+    truncation.
+    """
     xp = namespace(integrand.bulk, epsilon)
     z = integrand.z
     log_known, log_known_slope, log_known_density = _bulk_delta(integrand, epsilon)
@@ -274,14 +280,15 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
     first, second = times(z, (re, im)), xp.exp(log_known_density - peak)
     slope = xp.sum(first[0], axis=0) + xp.exp(log_known_slope - peak)
     second += xp.sum(times(z, first)[0], axis=0) - xp.exp(log_known_slope - peak)
-    spacing = _of_spacing(re) / xp.abs(total)
+    aliasing = _aliasing(re) / xp.abs(total)
     size = xp.exp(log_size - peak) * integrand.lost
     phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
-    inner = xp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
-    # Truncation: the last term stands for ``density`` more, with a margin of 10.
-    beyond = 10.0 * xp.hypot(re[-1], im[-1]) * integrand.density
-    beyond += xp.exp(integrand.log_beyond - z[0][-1] * epsilon - peak)
-    error = spacing + (inner + _ROUNDING * known + beyond) / xp.abs(total)
+    rounding = xp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
+    # The last summand stands for ``density`` more, with a margin of 10.
+    truncation = 10.0 * xp.hypot(re[-1], im[-1]) * integrand.density
+    truncation += xp.exp(integrand.log_beyond - z[0][-1] * epsilon - peak)
+    rounding = rounding + _ROUNDING * known
+    error = aliasing + (rounding + truncation) / xp.abs(total)
     good = total > 0
     total = xp.where(good, total, 1.0)
     value = xp.where(good, xp.log(total) + peak, xp.nan)
@@ -290,7 +297,7 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
     return value, slope, curvature, xp.where(good, error, xp.inf)
 
 
-def _of_spacing(values: Array) -> Array:
+def _aliasing(values: Array) -> Array:
     """Estimate of the trapezoidal rule's aliasing error from its summands, (K, n).
 
     By Poisson's formula the error is the Fourier transform of the integrand at ``2 pi /
@@ -303,11 +310,8 @@ def _of_spacing(values: Array) -> Array:
     cycles = 0.5 * _FREQUENCIES[:, None] * np.arange(len(values))
     low, *high = 2 * xp.abs(xp.tensordot(np.cos(2 * math.pi * cycles), values, 1))
     high = xp.max(xp.stack(high), axis=0)
-    return (
-        _ALIASES
-        * high
-        * xp.minimum(high / xp.maximum(low, 1e-300), 1.0) ** _DECAY_POWER
-    )
+    decay = xp.minimum(high / xp.maximum(low, 1e-300), 1.0)
+    return _ALIASES * high * decay**_DECAY_POWER
 
 
 def _bulk_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:

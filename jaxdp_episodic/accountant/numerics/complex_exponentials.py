@@ -286,7 +286,7 @@ def divided(a: Pair, b: Pair) -> Pair:
 def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
     """`expm1_complex`, of which it is a faster form: one polynomial instead of two.
 
-    The power of two is put together bit by bit: float64 and 64-bit integers only.
+    The power of two is made from its bits: float64 and 64-bit integers only.
     """
     versine, sine = versine_sine(imaginary)
     power, part = exp_parts(real)
@@ -295,12 +295,12 @@ def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
 
 
 def exp_parts(x: Array) -> tuple[Array, Array]:
-    """``2^k`` and what ``e^x`` is above it: at most half as much, in size."""
+    """``2^k`` and ``e^x - 2^k``, at most half as large."""
     xp = namespace(x)
     bounded = xp.clip(x, -708.0, 709.0)
     k = xp.round(bounded * (1 / math.log(2)))
     r = (bounded - k * _LOG_2[0]) - k * _LOG_2[1]
-    # The integer stands in the last bits of the sum.
+    # The last bits of the sum are the integer.
     bits = (k + _INTEGER_BITS).view(xp.int64)
     power = ((bits + 1023) << 52).view(xp.float64)
     part = power * (r * polynomial(_SERIES[:_REDUCED_TERMS], r))

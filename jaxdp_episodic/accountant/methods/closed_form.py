@@ -1,4 +1,4 @@
-"""Runs whose composition has a closed form: of one mechanism, or of few values."""
+"""Runs whose composition has a closed form: of one mechanism, or of few losses."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
 from jaxdp_episodic.accountant.numerics.roots import smallest_within
 
-# Relative rounding error of the shift of composed Gaussians, per step.
+Taken = list[tuple[Any, float]]
+
+# Relative rounding error of the shift of composed Gaussians, for each step.
 _SHIFT_ROUNDING = 4e-16
-# Largest number of values of a whole run that are listed: 1 to 2 ms.
-_MOST_VALUES = 4096
-# Rounding of a loss, relative to its size.
+# Largest number of losses of a whole run that are listed: 1 to 2 ms.
+_MOST_LOSSES = 4096
+# Rounding of a loss, or of the logarithm of a mass, relative to 1 and its size.
 _ROUNDING = 1e-15
 
 
 def have_closed_form(run: Run) -> np.ndarray:
     """Where `composed` answers."""
-    return _are_alike(run) | _have_few_values(run)
+    return _are_alike(run) | _have_few_losses(run)
 
 
 def _are_alike(run: Run) -> np.ndarray:
     """Where all steps are of one mechanism that has a closed form of several."""
     shape = run.shape  # of all losses: a run of thousands would ask for it as often
     alike = np.ones(shape, bool)
-    # Class and `composes_by` of the first step taken: the others must agree with them.
+    # The first step that is taken, and what the others must agree with.
     kind, key = np.full(shape, -1), np.full(shape, np.nan)
     kinds = list(dict.fromkeys(type(loss) for loss in run.losses))
     for loss, count in zip(run.losses, run.counts, strict=True):
@@ -47,8 +49,8 @@ def _are_alike(run: Run) -> np.ndarray:
     return alike & (kind >= 0)
 
 
-def _have_few_values(run: Run) -> np.ndarray:
-    """Where all losses take finitely many values, and their sum few."""
+def _have_few_losses(run: Run) -> np.ndarray:
+    """Where all steps have finitely many losses, and the run at most so many."""
     number = np.ones(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
@@ -59,12 +61,12 @@ def _have_few_values(run: Run) -> np.ndarray:
                 ways = ways * (count + i) / i
                 ways = np.minimum(ways, 1e9)
         number = np.where(taken, number * ways, number)
-    return number <= _MOST_VALUES
+    return number <= _MOST_LOSSES
 
 
 def composed(question: Question, run: Run) -> tuple[float, float]:
     """One setting by a closed form, and a bound of the error, as of `PrivacyLoss`."""
-    steps = [
+    taken = [
         (loss.kept_in_range(), float(count))
         for loss, count in zip(run.losses, run.counts, strict=True)
         if count > 0 and not loss.loses_nothing
@@ -72,26 +74,25 @@ def composed(question: Question, run: Run) -> tuple[float, float]:
     target = float(question.target)
     with np.errstate(all="ignore"):
         if _are_alike(run):
-            count = sum(count for _, count in steps)
-            return steps[0][0].composed(target, count, of_epsilon=question.is_epsilon)
-        return _of_few_values(target, steps, of_epsilon=question.is_epsilon)
+            count = sum(count for _, count in taken)
+            return taken[0][0].composed(target, count, of_epsilon=question.is_epsilon)
+        return _of_few_losses(target, taken, of_epsilon=question.is_epsilon)
 
 
-def _of_few_values(
-    target: float, steps: list[tuple[Any, float]], *, of_epsilon: bool
+def _of_few_losses(
+    target: float, taken: Taken, *, of_epsilon: bool
 ) -> tuple[float, float]:
-    """By sums over all values of the run's loss, in both directions."""
-    if not of_epsilon and all(loss.states_largest for loss, _ in steps):
-        # The largest losses of (epsilon, delta) claims are exact, and so is their sum.
-        most = sum(
-            Fraction(float(loss.largest_loss(backward=False))) * int(count)
-            for loss, count in steps
-        )
+    """Sums over all the losses of a run, in both directions."""
+    if not of_epsilon and all(loss.states_largest for loss, _ in taken):
+        # Of an (epsilon, delta) claim, and so of several.
+        largest = [float(loss.largest_loss(backward=False)) for loss, _ in taken]
+        counts = [int(count) for _, count in taken]
+        most = sum(Fraction(a) * n for a, n in zip(largest, counts, strict=True))
         if Fraction(target) >= most:
             return -np.inf, 0.0
     loss, log_mass = np.zeros(1), np.zeros(1)
-    off = move = 0.0  # errors of log-masses, and of losses
-    for one, count in steps:
+    off = move = 0.0
+    for one, count in taken:
         once, log_once = one.values()
         values, log_masses = _repeated(once, log_once, int(count))
         loss = (loss[:, None] + values).reshape(-1)
@@ -101,35 +102,35 @@ def _of_few_values(
         move += _ROUNDING * most
 
     def tails(u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logarithms of the larger profile and of its tail, at (1,) u."""
+        """The larger profile's logarithm, and that of its tail, at (1,) u."""
         both = (
             tails_of_values(u, loss[:, None], log_mass[:, None]),
             tails_of_values(u, -loss[:, None], (log_mass - loss)[:, None]),
         )
-        return max(both, key=lambda pair: float(pair[0][0]))
+        return max(both, key=lambda tail: float(tail[0][0]))
 
     value = target
     if of_epsilon:
         zero = np.zeros(1)
-        profile, tail = (float(row[0]) for row in tails(zero))
+        profile, fall = (float(tail[0]) for tail in tails(zero))
         if profile <= target:
             # By rounding the true profile may be above the target.
             unsure = profile + off > target
-            return 0.0, off * math.exp(min(target - tail, 700.0)) if unsure else 0.0
+            return 0.0, off * math.exp(min(target - fall, 700.0)) if unsure else 0.0
         value = float(smallest_within(lambda u: tails(u)[0] - target, zero + 1.0)[0])
-    profile, tail = (float(row[0]) for row in tails(np.array([value])))
+    profile, fall = (float(tail[0]) for tail in tails(np.array([value])))
     move += _ROUNDING * abs(value)
     if of_epsilon:
-        return value, off * math.exp(min(target - tail, 700.0)) + move
+        return value, off * math.exp(min(target - fall, 700.0)) + move
     if profile == -np.inf:  # At the largest loss rounding decides.
         return profile, (0.0 if value > loss.max() + 2 * move else np.inf)
-    return min(profile, 0.0), off + move * math.exp(min(tail - profile, 700.0))
+    return min(profile, 0.0), off + move * math.exp(min(fall - profile, 700.0))
 
 
 def _repeated(
     loss: np.ndarray, log_mass: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values of the sum of ``count`` equal losses, and their log-masses."""
+    """The losses of so many steps alike: how often each value, and in how many ways."""
     size = len(loss)
     if size == 1:
         return count * loss, count * log_mass
@@ -137,7 +138,7 @@ def _repeated(
         first = np.arange(count + 1)
         times = np.stack([first, count - first], axis=1)
     else:
-        # Stars and bars: the number between two bars is how often a value occurs.
+        # Stars and bars: what lies between two bars is how often a value occurs.
         bars = np.array(list(combinations(range(count + size - 1), size - 1)))
         ends = np.full((len(bars), 1), count + size - 1)
         times = np.diff(np.hstack([0 * ends - 1, bars, ends]), axis=1) - 1

@@ -1,4 +1,4 @@
-"""A run: privacy losses and how often each is taken; what every method accounts."""
+"""A run: how often which privacy losses; the one thing that every method accounts."""
 
 from __future__ import annotations
 
@@ -33,18 +33,6 @@ class Run:
 
     losses: tuple[PrivacyLoss, ...]
     counts: tuple[np.ndarray, ...]
-
-    @property
-    def _steps(self) -> Iterable[tuple[PrivacyLoss, np.ndarray]]:
-        return zip(self.losses, self.counts, strict=True)
-
-    def _sum(self, part: Callable[[PrivacyLoss], np.ndarray]) -> np.ndarray:
-        """The sum of count times part, which may be infinite where the count is 0."""
-        total = np.zeros(self.shape)
-        for loss, count in self._steps:
-            with np.errstate(invalid="ignore"):
-                total = total + np.where(count > 0, count * part(loss), 0.0)
-        return total
 
     # --- Arrays ---
 
@@ -100,7 +88,7 @@ class Run:
         """Returns as many steps of other losses."""
         return type(self)(losses, self.counts)
 
-    # --- What needs no composition ---
+    # --- What needs no computing ---
 
     @property
     def num_steps(self) -> np.ndarray:
@@ -116,7 +104,7 @@ class Run:
     def loses_nothing(self) -> np.ndarray:
         """Where no step loses anything, or none is taken."""
         nothing = np.ones(self.shape, bool)
-        for loss, count in self._steps:
+        for loss, count in zip(self.losses, self.counts, strict=True):
             nothing &= loss.loses_nothing | (count == 0)
         nothing.setflags(write=False)  # the same array is handed out again
         return nothing
@@ -125,7 +113,7 @@ class Run:
     def is_unprotected(self) -> np.ndarray:
         """Where a step that is taken loses everything."""
         bare = np.zeros(self.shape, bool)
-        for loss, count in self._steps:
+        for loss, count in zip(self.losses, self.counts, strict=True):
             bare |= loss.is_unprotected & ~loss.loses_nothing & (count > 0)
         bare.setflags(write=False)
         return bare
@@ -134,7 +122,7 @@ class Run:
     def has_too_little_noise(self) -> np.ndarray:
         """Where a step that is taken has too little noise to be computed with."""
         few = np.zeros(self.shape, bool)
-        for loss, count in self._steps:
+        for loss, count in zip(self.losses, self.counts, strict=True):
             few |= loss.has_too_little_noise & (count > 0)
         return few
 
@@ -144,7 +132,7 @@ class Run:
         Gaussians compose by the squares of their shifts, whatever those are.
         """
         square, are_gaussian = np.zeros(self.shape), np.ones(self.shape, bool)
-        for loss, count in self._steps:
+        for loss, count in zip(self.losses, self.counts, strict=True):
             kept = loss.kept_in_range()
             shift = np.where(loss.outer_rate >= 1, kept.gaussian_shift(), 0.0)
             taken = (count > 0) & ~loss.loses_nothing
@@ -153,13 +141,14 @@ class Run:
         return np.where(are_gaussian, np.sqrt(square), 0.0)
 
     def largest_loss(self, *, backward: bool) -> np.ndarray:
-        """Upper bound of the finite losses of the run in one direction."""
-
-        def largest(loss: PrivacyLoss) -> np.ndarray:
+        """Upper bound of what the run can lose in one direction, but all at once."""
+        total = np.zeros(self.shape)
+        for loss, count in zip(self.losses, self.counts, strict=True):
             most = loss.largest_loss(backward=backward)
-            return np.where(loss.loses_nothing, 0.0, most)
-
-        return self._sum(largest) * (1 + 1e-12)
+            most = np.where(loss.loses_nothing, 0.0, most)
+            with np.errstate(invalid="ignore"):  # no step of an unbounded loss
+                total = total + np.where(count > 0, count * most, 0.0)
+        return total * (1 + 1e-12)
 
     @functools.cached_property
     def most_lost(self) -> np.ndarray:
@@ -170,7 +159,7 @@ class Run:
         return most
 
     def refuse(self, method: str) -> None:
-        """Refuses a method for which a mechanism lacks what it needs.
+        """Refuses a method that a mechanism lacks what it needs for.
 
         Raises:
           NotImplementedError: naming the mechanism.
@@ -186,20 +175,25 @@ class Run:
                 )
 
     def certified(self, *, up: bool) -> Self:
-        """Returns the run of which upper, or lower, certified bounds are computed."""
+        """Returns the run that its upper, or lower, certified ends are computed of."""
         return self.with_losses(tuple(one.certified(up=up) for one in self.losses))
 
     def certified_error(self) -> tuple[np.ndarray, np.ndarray]:
         """See `PrivacyLoss.certified_error`: of all steps."""
         of_mass, of_loss = np.zeros(self.shape), np.zeros(self.shape)
-        for loss, count in self._steps:
-            mass, value = loss.certified_error()
-            of_mass, of_loss = of_mass + count * mass, of_loss + count * value
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            mass, place = loss.certified_error()
+            of_mass, of_loss = of_mass + count * mass, of_loss + count * place
         return of_mass * (1 + 1e-12), of_loss * (1 + 1e-12)
 
     def log_kept(self) -> np.ndarray:
         """Logarithm of the probability that no step loses everything at once."""
-        return self._sum(lambda loss: loss.log_kept())
+        total = np.zeros(self.shape)
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            with np.errstate(invalid="ignore"):
+                kept = count * loss.log_kept()
+            total = total + np.where(count > 0, kept, 0.0)
+        return total
 
     def groups(self) -> tuple[Group, ...]:
         """The steps by mechanism, with fields that kernels can compute with.
@@ -209,7 +203,7 @@ class Run:
         """
         shape = self.shape
         steps = []
-        for loss, count in self._steps:
+        for loss, count in zip(self.losses, self.counts, strict=True):
             left_out = np.asarray(loss.loses_nothing | loss.is_unprotected)
             taken = _flat(np.where(left_out, 0.0, count), shape)
             kept = loss.kept_in_range().map(lambda field: _flat(field, shape))

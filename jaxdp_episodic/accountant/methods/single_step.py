@@ -63,7 +63,7 @@ def _log_delta(epsilon: Array, loss: PrivacyLoss) -> Array:
 
 
 def _epsilon(log_delta: Array, loss: PrivacyLoss) -> Array:
-    """The epsilon at which the profile is delta, rounded to where it is no larger."""
+    """Where the profile falls to delta, an end at which it was seen to be enough."""
     xp = namespace(log_delta, loss.outer_rate)
 
     def excess(x: Array) -> Array:

@@ -98,7 +98,7 @@ def lay_contour(
     bend = xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0)
     bend = xp.where(lean > 0, bend, 1.0)
     # Furthest end in units of the scale. The decay is that of epsilon's distance from
-    # the base loss; where epsilon is far below it, perhaps that of epsilon at first.
+    # the bulk loss; where epsilon is far below it, perhaps that of epsilon at first.
     least = xp.clip(epsilon, 0.05 * distance, distance)
     furthest = xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
     realign = first_realignment(groups)
@@ -113,13 +113,13 @@ def lay_contour(
 
 
 def _asymptote(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
-    """Sums of base losses and of their widths; whether epsilon is above; lean."""
+    """Sums of bulk losses and of their widths; whether epsilon is above; lean."""
     xp = namespace(epsilon, groups[0].count)
     location, width = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
     steepest = [xp.full_like(epsilon, xp.inf)] * 2
     for steps in groups:
-        location += xp.sum(steps.count * steps.base_loss, axis=0)
-        width += xp.sum(steps.count * steps.base_width, axis=0)
+        location += xp.sum(steps.count * steps.bulk_loss, axis=0)
+        width += xp.sum(steps.count * steps.bulk_width, axis=0)
         used = steps.count > 0
         for nodes, share in (
             (steps.nodes, _LEAN_SHARE),

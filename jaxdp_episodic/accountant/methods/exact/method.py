@@ -242,8 +242,8 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
     total = np.zeros(epsilon.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         # Of a density only large losses are rounded by more than the profile is.
-        rounding = loss_rounding(epsilon)
-        counts = (rounding > 0) | loss.may_have_atoms
+        moved = loss_rounding(epsilon)
+        counts = (moved > 0) | loss.may_have_atoms
         here = np.flatnonzero((count > 0) & counts)
         if not here.size:
             continue
@@ -251,7 +251,7 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
         with np.errstate(all="ignore"):
             tails = loss.map(lambda field, here=here: field[here]).log_tails(at)
             slope = np.fmax(*(np.exp(tail - profile) for profile, tail in tails))
-        off = _ROUNDING * (1 + at) + rounding[here]
+        off = _ROUNDING * (1 + at) + moved[here]
         total[here] += off * np.where(np.isfinite(slope), slope, 0.0)
     return total
 
@@ -259,8 +259,8 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
     """The run without terms of negligible delta; see `PrivacyLoss.truncated`.
 
-    And without mechanisms that have no nodes: settings with such a step count as having
-    too many terms, and all others, as on another path, do without.
+    And without mechanisms that have no nodes: where such a step is taken there are too
+    many terms, and elsewhere, as on another path, it must not be asked for any.
     """
     log_added = np.full(goal.shape, -np.inf)
     too_many = np.zeros(goal.shape, bool)

@@ -50,11 +50,11 @@ class Steps(NamedTuple):
     count: Array  # how often each step is taken
     outer_rate: Array  # probability that the step sees anything
     # Loss of a step that does not draw the unit, where nearly all losses are there and
-    # ``outer_rate`` is 1, and largest distance of such losses from it; else 0.
-    base_loss: Array
-    base_width: Array
+    # ``outer_rate`` is 1; else 0.
+    bulk_loss: Array
     # Shift of steps that always see the unit, whose M has a closed form; else 0.
     gaussian_shift: Array
+    bulk_width: Array  # largest distance of losses without the unit from ``bulk_loss``
     # (K n,) where losses have atoms other than at 0, all of them bounded; None for
     # mechanisms that never do, which need not be compiled with them.
     is_discrete: Array | None
@@ -98,8 +98,8 @@ def steps_of(
         group.count,
         group.loss.outer_rate,
         sign * group.loss.spike(),
-        group.loss.spread(),
         group.loss.gaussian_shift(),
+        group.loss.spread(),
         atoms,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxdp_episodic.accountant._engine import engine_name
 from jaxdp_episodic.accountant.methods.run import Run
 
 # Nats of log(delta) between the epsilon that a contour is laid for and the answer above
@@ -70,7 +71,7 @@ def _numbers(run: Run) -> np.ndarray:
 
 
 def shared_lengths(
-    run: Run, index: np.ndarray, *, padded: bool, on_jax: bool
+    run: Run, index: np.ndarray, *, padded: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns numbers of terms, and lengths that their sums are padded to; (n,) each.
 
@@ -78,7 +79,6 @@ def shared_lengths(
       run: of which ``index`` chooses n settings.
       index: (n,).
       padded: whether all sums are as long as the longest one.
-      on_jax: whether each length is compiled, so that few should differ.
     """
     terms = np.ones(index.shape)
     for loss in run.losses:
@@ -91,7 +91,7 @@ def shared_lengths(
     lengths = unit * np.ceil(terms / unit)
     if padded:
         lengths = np.full(index.shape, lengths.max())
-    elif on_jax:
+    elif engine_name() == "jax":
         lengths = _padded(lengths)
     return terms, lengths
 

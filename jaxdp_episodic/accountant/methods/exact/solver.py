@@ -203,9 +203,9 @@ class ContourSolver:
         those that are to be ``alone`` (None: all).
         """
         engine = choose_engine(index.size, BREAK_EVEN)
-        terms, sizes = shared_lengths(
-            self.run, index, padded=index.size < _LARGE_BATCH, on_jax=engine == "jax"
-        )
+        with using_engine(engine):
+            padded = index.size < _LARGE_BATCH
+            terms, sizes = shared_lengths(self.run, index, padded=padded)
         result: tuple[np.ndarray, ...] = ()
         for size in np.unique(sizes):
             rows = np.flatnonzero(sizes == size)

@@ -96,7 +96,7 @@ if hasattr(os, "register_at_fork"):
 def choose_engine(settings: int, break_even: int) -> str:
     """Returns the engine that was asked for, or for "auto" the faster.
 
-    After ``os.fork()`` JAX may wait for ever for its threads: there it is NumPy.
+    Behind ``os.fork()`` JAX may wait for ever for its threads: there it is NumPy.
 
     Args:
       settings: number to be evaluated.

@@ -34,17 +34,18 @@ from jaxdp_episodic.accountant.numerics.loops import map_arrays
 ENGINES = ("auto", "numpy", "jax")
 VARIABLE = "JAXDP_EPISODIC_ENGINE"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-# Elements of the largest argument from which on "auto" compiles a single kernel.
-_LARGE = 2**21
+# Minimum elements of the largest argument for which "auto" compiles a single kernel.
+_COMPILED_ELEMENTS = 2**21
 _chosen: ContextVar[str | None] = ContextVar("engine", default=None)
 
+# Linux's table of this process's memory mappings, and their largest number.
 _MAPPINGS = Path("/proc/self/maps")
-_LIMIT = Path("/proc/sys/vm/max_map_count")
-# Share of the limit at which everything that was compiled is forgotten. Between two
-# looks, which take some milliseconds, far less than the rest can be compiled.
-_CROWDED = 0.6
-_SECONDS_BETWEEN_LOOKS = 2.0
-_next_look = 0.0
+_MAPPINGS_LIMIT = Path("/proc/sys/vm/max_map_count")
+# Share of that number at which JAX's caches are cleared; seconds between two checks, in
+# which far less than the rest can be compiled. A check takes some milliseconds.
+_LARGEST_SHARE = 0.6
+_CHECK_INTERVAL = 2.0
+_next_check = 0.0
 # Whether this process was forked off one that had JAX, whose threads it lacks.
 _is_fork_of_jax = False
 # Dataclasses that JAX knows; chunks in several threads may bring the same one.
@@ -93,13 +94,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def choose_engine(settings: int, break_even: int) -> str:
-    """Returns the engine for so many settings: what was asked for, else the faster.
+    """Returns the engine that was asked for, or for "auto" the faster.
 
     Behind ``os.fork()`` JAX may wait for ever for its threads: there it is NumPy.
 
     Args:
-      settings: how many will be evaluated.
-      break_even: number from which on JAX, its compiling included, takes less time.
+      settings: number to be evaluated.
+      break_even: minimum number for which JAX is faster, compilation included.
     """
     name = engine_name()
     if name != "auto":
@@ -130,7 +131,7 @@ def float64_boundary(
         converted = map_arrays(_float64, args)
         engine = engine_name()
         if engine == "auto":
-            engine = choose_engine(_largest(converted), _LARGE)
+            engine = choose_engine(_largest(converted), _COMPILED_ELEMENTS)
         if engine == "numpy":
             with np.errstate(all="ignore"):
                 return map_arrays(np.asarray, kernel(*converted, **static_values))
@@ -145,10 +146,9 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
 
     converted = map_arrays(_float64, args)
     _register_dataclasses(converted)
-    # Kernels broadcast, their arrays move to the device and back, and branches that are
-    # not taken may be infinite or NaN; a caller who forbids that means the caller's own
-    # code. Inside of somebody's jit numbers that are known are computed at once. Where
-    # training multiplies in 16 bits, privacy does not.
+    # A caller's settings are for the caller's code. Kernels broadcast, move arrays to
+    # the device and back, and have inf and NaN in branches not taken. Within a caller's
+    # jit known numbers are computed at once. Training may multiply in 16 bits, not we.
     with (
         jax.ensure_compile_time_eval(),
         jax.transfer_guard("allow"),
@@ -173,7 +173,7 @@ def chosen_device() -> Any:
 def in_threads(
     work: Callable[[Any], Any], items: Sequence[Any], workers: int, *, on_numpy: bool
 ) -> list[Any]:
-    """Results of items in threads, which compute on the caller's engine and device."""
+    """Results of items, in threads that use the caller's engine and device."""
     device = None if on_numpy else chosen_device()
     contexts = [copy_context() for _ in items]
 
@@ -182,7 +182,7 @@ def in_threads(
             return context.run(work, item)
         import jax
 
-        # A thread of its own would work on the first device, whatever the caller's is.
+        # A new thread's default device is the first one, whatever the caller's is.
         with jax.default_device(device):
             return context.run(work, item)
 
@@ -234,9 +234,9 @@ def _register_dataclasses(tree: Any) -> None:
 def _register(kind: type) -> None:
     """Makes JAX see the arrays of a dataclass.
 
-    Not by ``register_dataclass``: to jaxlib 0.10 trees of two such classes with as many
-    fields are equal, and now and then, by their place in memory, one mechanism's
-    settings went through the kernel compiled for another's.
+    Not by ``register_dataclass``: to jaxlib 0.10 trees of two such classes with equally
+    many fields are equal, and depending on memory addresses one mechanism's settings
+    went through the kernel compiled for another's.
     """
     from jax.tree_util import register_pytree_node
 
@@ -260,24 +260,24 @@ def _largest(tree: Any) -> int:
 
 
 def clear_kernels_if_crowded() -> None:
-    """Clears JAX's caches where the process has used most of its mappings.
+    """Clears JAX's caches if the process has used most of its memory mappings.
 
-    XLA maps each of a kernel's functions on its own, a few hundred times for one of
-    ours. Linux grants 65,530 mappings (``vm.max_map_count``), and behind the last one
-    XLA ends the process with a segmentation fault. What is called again is compiled
-    again; numbers do not change. Other systems than Linux have no such limit.
+    XLA maps each function of a kernel by itself, a few hundred for one of ours. Linux
+    grants 65,530 mappings (``vm.max_map_count``), and without one XLA ends the process
+    with a segmentation fault. Kernels called again are compiled again; numbers do not
+    change. Other systems than Linux have no such limit.
     """
-    global _next_look
+    global _next_check
     now = time.monotonic()
-    if now < _next_look:
+    if now < _next_check:
         return
-    _next_look = now + _SECONDS_BETWEEN_LOOKS
+    _next_check = now + _CHECK_INTERVAL
     try:
-        limit = int(_LIMIT.read_text())
+        limit = int(_MAPPINGS_LIMIT.read_text())
         used = _MAPPINGS.read_bytes().count(b"\n")
     except OSError:
         return
-    if used > _CROWDED * limit:
+    if used > _LARGEST_SHARE * limit:
         import jax
 
         jax.clear_caches()
@@ -302,10 +302,7 @@ def kernel_folder() -> Path | None:
 
 @contextlib.contextmanager
 def keeping_kernels() -> Iterator[None]:
-    """Keeps what JAX compiles in the body on disk, in a process that is a caller's.
-
-    Whoever has a cache of their own keeps that; afterwards all is as it was.
-    """
+    """Keeps on disk what JAX compiles in the body, unless the caller has a cache."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 

@@ -129,7 +129,7 @@ def test_what_was_asked_for_runs_the_kernel(monkeypatch):
 
 def test_left_to_itself_it_takes_numpy_for_small_arguments(monkeypatch):
     monkeypatch.delenv(_engine.VARIABLE, raising=False)
-    monkeypatch.setattr(_engine, "_LARGE", 10)
+    monkeypatch.setattr(_engine, "_COMPILED_ELEMENTS", 10)
 
     def call(size):
         return lambda kernel: float64_boundary(kernel)(np.zeros(size))
@@ -173,8 +173,8 @@ def cleared(monkeypatch):
     calls = []
     clear = jax.clear_caches
     monkeypatch.setattr(jax, "clear_caches", lambda: (calls.append(1), clear()))
-    monkeypatch.setattr(_engine, "_next_look", 0.0)
-    monkeypatch.setattr(_engine, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(_engine, "_next_check", 0.0)
+    monkeypatch.setattr(_engine, "_CHECK_INTERVAL", 0.0)
     return calls
 
 
@@ -182,11 +182,11 @@ def mappings():
     return _engine._MAPPINGS.read_bytes().count(b"\n")
 
 
-@pytest.mark.skipif(not _engine._LIMIT.exists(), reason="no such limit here")
+@pytest.mark.skipif(not _engine._MAPPINGS_LIMIT.exists(), reason="no such limit here")
 def test_kernels_are_forgotten_and_compiled_again(cleared, monkeypatch, tmp_path):
     limit = tmp_path / "limit"
     limit.write_text(str(10 * mappings()))
-    monkeypatch.setattr(_engine, "_LIMIT", limit)
+    monkeypatch.setattr(_engine, "_MAPPINGS_LIMIT", limit)
     monkeypatch.setenv(_engine.VARIABLE, "jax")
     first = jde.privacy_profile(STEP, 0.5)
     assert not cleared
@@ -200,9 +200,9 @@ def test_kernels_are_forgotten_and_compiled_again(cleared, monkeypatch, tmp_path
 def test_a_look_is_not_taken_at_every_call(cleared, monkeypatch, tmp_path):
     limit = tmp_path / "limit"
     limit.write_text("1")
-    monkeypatch.setattr(_engine, "_LIMIT", limit)
+    monkeypatch.setattr(_engine, "_MAPPINGS_LIMIT", limit)
     monkeypatch.setattr(_engine, "_MAPPINGS", Path(__file__))
-    monkeypatch.setattr(_engine, "_SECONDS_BETWEEN_LOOKS", 2.0)
+    monkeypatch.setattr(_engine, "_CHECK_INTERVAL", 2.0)
     clock = itertools.count(100.0, 0.5)
     monkeypatch.setattr(_engine.time, "monotonic", lambda: next(clock))
     for _ in range(9):
@@ -211,7 +211,7 @@ def test_a_look_is_not_taken_at_every_call(cleared, monkeypatch, tmp_path):
 
 
 def test_systems_without_the_limit_are_left_alone(cleared, monkeypatch, tmp_path):
-    monkeypatch.setattr(_engine, "_LIMIT", tmp_path / "missing")
+    monkeypatch.setattr(_engine, "_MAPPINGS_LIMIT", tmp_path / "missing")
     _engine.clear_kernels_if_crowded()
     assert not cleared
 

@@ -151,7 +151,8 @@ def _node_at(u: float, epoch: Epoch, cells: int, *, is_whole: bool) -> Node:
     hinge = float(epoch.hinge(u))
     setting = epoch.count, epoch.shift, 0.5 * u / epoch.shift, hinge
     below, above = (
-        sinh_sum(*setting, above=up, cells=cells, at_hinge=not is_whole) for up in _BOTH
+        sinh_sum(*setting, above=up, cells=cells, at_threshold=not is_whole)
+        for up in _BOTH
     )
     gain = float(above.gain(np.array([hinge]), above=True)[0])
     log_d = math.log(gain) + math.log(float(epoch.scale(u)))

@@ -17,19 +17,16 @@ import numpy as np
 from jaxdp_episodic.accountant._engine import chosen_device, engine_name, in_threads
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
+# Number of settings on NumPy below which a thread costs more than it saves.
+_FEW = 8
+
 
 class Chunks(NamedTuple):
-    """Numbers of settings in a chunk, ascending: the first that holds all, or the last.
+    """Sizes of chunks, ascending: the first that holds all settings, or the last."""
 
-    Attributes:
-      numpy: largest number for the NumPy engine, which takes any.
-      cpu: for JAX on the CPU.
-      accelerator: for JAX elsewhere.
-    """
-
-    numpy: int
-    cpu: tuple[int, ...]
-    accelerator: tuple[int, ...]
+    numpy: int  # largest size for the NumPy engine, which takes any
+    cpu: tuple[int, ...]  # for JAX on the CPU
+    accelerator: tuple[int, ...]  # for JAX elsewhere
 
 
 def in_chunks(
@@ -38,7 +35,7 @@ def in_chunks(
     """Calls a kernel chunk by chunk, on the CPU one chunk a core.
 
     Args:
-      kernel: maps the arrays of one chunk to as many (chunk,) results as it likes.
+      kernel: maps the arrays of one chunk to a tuple of (chunk,) results.
       arrays: nested arrays with the settings as last axis; at least one setting.
       sizes: of the chunks.
 
@@ -49,15 +46,16 @@ def in_chunks(
     on_numpy = engine_name() != "jax"
     if on_numpy:
         chunk = min(size, sizes.numpy)
-        # Every core gets settings, unless threads cost more than they save.
+        # Every core gets settings.
         if size >= max(_FEW, sizes.numpy // 4):
             chunk = min(chunk, -(-size // num_cores()))
     else:
-        chunk = _chunk_size(size, sizes.cpu if on_cpu() else sizes.accelerator)
+        widths = sizes.cpu if on_cpu() else sizes.accelerator
+        chunk = next((width for width in widths if size <= width), widths[-1])
 
     def work(start: int) -> tuple[np.ndarray, ...]:
         stop = min(start + chunk, size)
-        # The last setting fills up the last chunk: valid numbers, thrown away below.
+        # The last chunk is padded with the last setting, which is dropped below.
         pad = 0 if on_numpy else chunk - (stop - start)
         part = map_arrays(lambda a: _padded(a[..., start:stop], pad), arrays)
         return tuple(result[..., : stop - start] for result in kernel(part))
@@ -69,10 +67,6 @@ def in_chunks(
     else:
         parts = in_threads(work, starts, workers, on_numpy=on_numpy)
     return tuple(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
-
-
-# Fewer settings on NumPy take less time than starting a thread.
-_FEW = 8
 
 
 def num_settings(arrays: Any) -> int:
@@ -90,10 +84,6 @@ def on_cpu() -> bool:
     if device is None:
         return jax.default_backend() == "cpu"
     return (device if isinstance(device, str) else device.platform) == "cpu"
-
-
-def _chunk_size(size: int, sizes: tuple[int, ...]) -> int:
-    return next((c for c in sizes if size <= c), sizes[-1])
 
 
 def _padded(array: np.ndarray, pad: int) -> np.ndarray:

@@ -32,19 +32,10 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Question:
-    """Base of the two.
-
-    Attributes:
-      target: what is given.
-      nothing, everything: class constants; the answers of a run that loses nothing and
-        of one that is not protected at all.
-    """
+class _Asked:
+    """Base of `EpsilonAt` and `DeltaAt`; (n,) targets."""
 
     target: np.ndarray
-    nothing: ClassVar[float]
-    everything: ClassVar[float]
-    is_epsilon: ClassVar[bool]
 
     def at(self, target: np.ndarray) -> Self:
         """Returns the same question with another target."""
@@ -54,73 +45,47 @@ class Question:
         """Returns the question of some settings."""
         return self.at(self.target[index])
 
-    def scale(self, value: np.ndarray) -> np.ndarray | float:
-        """What an error of the answer is relative to."""
-        raise NotImplementedError
-
-    def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
-        """Where the target is at an end of its range: no method is asked there."""
-        raise NotImplementedError
-
-    def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
-        """The answers there, from what a run can lose; see `Run`."""
-        raise NotImplementedError
-
-    def inside(self) -> Self:
-        """Returns the question with some other target where it is infinite."""
-        raise NotImplementedError
-
-    def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> Self:
-        """Returns the question about the pair given that no step loses everything.
-
-        With probability ``1 - e^log_kept`` everything is lost; ``delta = 1 - k + k
-        delta'``. Rounded so that the answer errs upwards, or downwards.
-        """
-        raise NotImplementedError
-
-    def with_failure(
-        self, answer: Answer, log_kept: np.ndarray, *, up: bool = True
-    ) -> Answer:
-        """Returns the answer to this question from that to `given_kept`'s."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
-class EpsilonAt(Question):
-    """Epsilon at ``target = log(delta)``."""
+class EpsilonAt(_Asked):
+    """Epsilon at ``target = log(delta)``.
+
+    Attributes:
+      nothing, everything: the answers of a run that loses nothing, and of one that is
+        not protected at all.
+    """
 
     nothing: ClassVar[float] = 0.0
     everything: ClassVar[float] = np.inf
     is_epsilon: ClassVar[bool] = True
-    # Below it the error is absolute.
-    smallest: ClassVar[float] = 1e-3
 
     def scale(self, value: np.ndarray) -> np.ndarray:
-        """Epsilon, or a thousandth."""
-        return np.maximum(np.abs(value), self.smallest)
+        """What an error is relative to: epsilon, or 1e-3 where it is smaller."""
+        return np.maximum(np.abs(value), 1e-3)
 
     def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
-        """At delta 0 and 1."""
+        """Where the target is at an end of its range, delta 0 or 1: see `end_value`."""
         del largest_loss
         return np.isneginf(self.target) | (self.target >= 0)
 
     def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
-        """At delta 0 the largest loss, if nothing is lost at once; at 1 nothing."""
+        """The answer there: the largest loss, or inf where all may be lost; 0 at 1."""
         without = np.where(log_kept < 0, np.inf, largest_loss)
         return np.where(self.target >= 0, 0.0, without)
 
     def inside(self) -> EpsilonAt:
-        """Delta 1/2 there."""
+        """Returns the question with delta 1/2 in place of 0 and 1."""
         end = np.isneginf(self.target) | (self.target >= 0)
         return EpsilonAt(np.where(end, -np.log(2.0), self.target))
 
     def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> EpsilonAt:
-        """``delta' = (delta - f) / (1 - f)``; -inf where delta is f or less.
+        """Returns the question about the pair given that not all is lost at once.
 
-        A smaller delta' asks for a larger epsilon: it is rounded down for an answer
-        that errs upwards. The logarithms are known to a rounding of their size each,
-        and their difference, where delta is next to f, is ``f / (delta - f)`` times as
-        far off.
+        With probability ``f = 1 - e^log_kept`` everything is lost, and ``delta' =
+        (delta - f) / (1 - f)``, -inf where delta is f or less. A smaller delta' asks
+        for a larger epsilon: it is rounded down for an answer that errs ``up``. Errors
+        of the logarithms are relative to their size, and that of their difference,
+        where delta is next to f, is ``f / (delta - f)`` times as large.
         """
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             log_lost = np.log(-np.expm1(log_kept))
@@ -139,7 +104,7 @@ class EpsilonAt(Question):
     def with_failure(
         self, answer: Answer, log_kept: np.ndarray, *, up: bool = True
     ) -> Answer:
-        """Infinite where delta does not even cover the failure."""
+        """The answer from that to `given_kept`: inf where delta is less than f."""
         hopeless = np.isneginf(self.given_kept(log_kept, up=up).target)
         return Answer(
             np.where(hopeless, np.inf, answer.value),
@@ -149,8 +114,8 @@ class EpsilonAt(Question):
 
 
 @dataclass(frozen=True)
-class DeltaAt(Question):
-    """``log(delta)`` at ``target = epsilon``."""
+class DeltaAt(_Asked):
+    """``log(delta)`` at ``target = epsilon``; methods as those of `EpsilonAt`."""
 
     nothing: ClassVar[float] = -np.inf
     everything: ClassVar[float] = 0.0
@@ -162,7 +127,7 @@ class DeltaAt(Question):
         return 1.0
 
     def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
-        """At an infinite epsilon, or from the largest loss on."""
+        """Where epsilon is infinite, or at least the largest loss."""
         return self.target >= largest_loss
 
     def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
@@ -173,11 +138,11 @@ class DeltaAt(Question):
         return np.where(log_kept < 0, _outward(log_lost, up=True), -np.inf)
 
     def inside(self) -> DeltaAt:
-        """Epsilon 1 there."""
+        """Returns the question with epsilon 1 in place of inf."""
         return DeltaAt(np.where(np.isposinf(self.target), 1.0, self.target))
 
     def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> DeltaAt:
-        """The same epsilon."""
+        """Returns the question with the same epsilon."""
         del log_kept, up
         return self
 
@@ -193,7 +158,10 @@ class DeltaAt(Question):
         return answer._replace(value=value)
 
 
+Question = EpsilonAt | DeltaAt
+
+
 def _outward(log_value: np.ndarray, *, up: bool) -> np.ndarray:
-    """A sum of logarithms moved by its rounding, which is relative to their size."""
+    """A sum of logarithms plus or minus its rounding, relative to their size."""
     error = _ROUNDING * (2 + np.abs(np.where(np.isfinite(log_value), log_value, 0.0)))
     return log_value + error if up else log_value - error

@@ -1,4 +1,4 @@
-"""Epsilon and delta of a single step: read off its profile, no integral."""
+"""Epsilon and delta of a single step, by its hockey-stick divergence alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 from jaxdp_episodic.accountant.numerics.roots import smallest_within
 
-# Nats of delta by which directions may differ whose order is not known: the largest
-# error that is stated.
+# Nats of delta by which the directions' order may be unknown: the largest stated error.
 _ALIKE = 1e-6
 
 
 def solve_single_step(question: Question, run: Run) -> np.ndarray:
-    """Returns epsilon or log(delta) of runs of one step, whichever of several it is.
+    """Returns epsilon or log(delta) of runs of one step, which may differ by setting.
 
     *Exact* up to the profile's rounding error, the larger of both directions.
 
@@ -38,9 +37,9 @@ def solve_single_step(question: Question, run: Run) -> np.ndarray:
 def error_in_nats(
     error: np.ndarray, epsilon: np.ndarray, question: Question, run: Run
 ) -> np.ndarray:
-    """Error of epsilon of a single step, of the relative error of its delta.
+    """Error of a single step's epsilon, from the relative error of its delta.
 
-    Over the slope of log(delta), which at large deltas is far below ``1 / epsilon``.
+    By the slope of log(delta), which at large deltas is far below ``1 / epsilon``.
     A step whose delta at epsilon 0 is surely below the target has epsilon 0 exactly.
     """
     inside = np.isfinite(epsilon) & (epsilon >= 0)
@@ -81,12 +80,12 @@ def _slope(epsilon: Array, loss: PrivacyLoss) -> tuple[Array, Array]:
     Of two alike, as they are at 0, the one that falls more slowly is larger further on.
     """
     xp = namespace(epsilon, loss.outer_rate)
-    (forward, fall), (backward, other) = loss.log_tails(epsilon)
+    (forward, tail_forward), (backward, tail_backward) = loss.log_tails(epsilon)
     profile = xp.maximum(forward, backward)
-    tail = xp.where(forward >= backward, fall, other)
+    tail = xp.where(forward >= backward, tail_forward, tail_backward)
     are_alike = xp.minimum(forward, backward) > profile - _ALIKE
-    tail = xp.where(are_alike, xp.minimum(fall, other), tail)
-    # Behind the largest loss nothing is left to fall.
+    tail = xp.where(are_alike, xp.minimum(tail_forward, tail_backward), tail)
+    # Beyond the largest loss profile and tail are 0.
     slope = xp.exp(xp.where(xp.isfinite(profile), tail - profile, 0.0))
     return profile, slope
 

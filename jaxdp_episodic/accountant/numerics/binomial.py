@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.numerics.combinatorics import stirling_error
 
+# Largest number of convergents of the continued fraction, each of which is a bound.
 _MAX_CONVERGENTS = 400
 
 
@@ -73,8 +74,7 @@ def tail_over_mass(
     shape = t.shape
     steps = _num_convergents(t, n, odds).reshape(-1)
     steps += steps % 2 if side == "lower" else 1 - steps % 2
-    # Sorted by the number of steps needed, the largest first: each step updates the
-    # first so many elements.
+    # Sorted by the number of steps needed, the largest first: a step updates a slice.
     order = np.argsort(-steps, kind="stable")
     t, n, odds = (np.asarray(a, np.float64).reshape(-1)[order] for a in (t, n, odds))
     in_use = np.cumsum(np.bincount(steps)[::-1])[::-1]

@@ -10,60 +10,60 @@ import numpy as np
 
 from jaxdp_episodic.accountant.numerics.table_checks import CHECKED, RAREST
 
-# Chebyshev panels, each so long in asinh(place / core), with so many nodes.
-_PANEL, _NODES = 1.3, 16
+# Length of a Chebyshev panel in asinh(x / core), and its number of points.
+_PANEL_LENGTH = 1.3
+_NODES = 16
 # Logarithm below which nothing is tabulated.
 LEAST = -90.0
-# Ends that are tried together, in parts of the furthest.
+# Ends that are tried together, relative to the furthest.
 _SHORTER = 0.95 ** np.arange(4)
-# A panel whose last Chebyshev coefficients are larger is halved, so often at most.
-_LAST_COEFFICIENTS, MOST_HALVINGS = 1e-9, 4
-# It may be so many times as many nats rougher as its tails are rarer than `CHECKED`.
+# Largest Chebyshev coefficient of the last three of a panel; others are halved, at most
+# so often.
+_LAST_COEFFICIENTS = 1e-9
+MOST_HALVINGS = 4
+# Growth of the log of that limit for each nat by which tails are rarer than `CHECKED`.
 _SLACK = 0.5
-# Where more halvings are asked for so many panels at once, the roughest: what is rough
-# by rounding stays so, in ever more of them, and a turn is in one or two.
+# Number of panels that are halved at once where more halvings are asked for, the
+# roughest first: rounding errors stay rough in ever more panels, a kink in one or two.
 _MOST_HALVED = 12
 # Largest relative error of integrals of a table that may be used.
 MOST_OFF = 1e-7
-# Places at which a table is checked, and the spare factor.
-_CHECKS, _SPARE, _ROUNDING = 64, 10.0, 1e-13
-# Nats between two of them, at most, where tails are as rare as `CHECKED`.
+# Points at which a table is checked; the factor from differences seen there to errors,
+# and the rounding that is added.
+_CHECKS = 64
+_SAFETY = 10.0
+_ROUNDING = 1e-13
+# Largest gap between two of them, in nats, where tails are as rare as `CHECKED`.
 _CHECKS_APART = 5.5
-# Share of these places at which finer sums may fail.
+# Share of these points at which finer sums may fail.
 _FEW_FAIL = 0.2
 
 Evaluate = Callable[..., np.ndarray]
-"""From numbers of tables and places in them, (m,), to (3, m), or (6, m) with slopes;
-``finer`` ones to compare with."""
+"""Maps numbers of tables and points x, (m,), to (3, m), or (6, m) with derivatives;
+``finer=True`` by other sums, with more nodes."""
 
 
 class Table(NamedTuple):
-    """Logarithms of three tails at places >= 0, piecewise Chebyshev.
+    """Logarithms of three tails at x >= 0, piecewise Chebyshev.
 
-    Attributes:
-      core: scale of the middle; interpolation is in ``asinh(place / core)``.
-      edges: (panels + 1,) of that, from 0.
-      values: (3, panels, nodes) at Chebyshev points; (6, panels, nodes) with their
-        derivatives by a parameter.
-      error: estimate of the largest error of the logarithms, with some to spare: how
-        much sums with more nodes differ, between the points, down to e^-36.
-      off: (3, panels) the same of each panel's, wherever it is.
+    Errors are *estimates*, with a safety factor, from the difference to sums with more
+    nodes at other points.
     """
 
-    core: float
-    edges: np.ndarray
-    values: np.ndarray
-    error: float
-    off: np.ndarray
+    core: float  # scale; interpolation is in asinh(x / core)
+    edges: np.ndarray  # (panels + 1,) of that, from 0
+    values: np.ndarray  # (3, panels, nodes), or (6, ...) with derivatives
+    error: float  # largest error of the logarithms, down to e^-36
+    off: np.ndarray  # (3, panels) largest error in each panel, however rare its tails
 
     @property
     def end(self) -> float:
-        """The last place."""
+        """The largest x."""
         return self.core * math.sinh(self.edges[-1])
 
     @property
     def places(self) -> np.ndarray:
-        """(panels, nodes)."""
+        """The points x, (panels, nodes)."""
         half = 0.5 * np.diff(self.edges)[:, None]
         return self.core * np.sinh(self.edges[:-1, None] + half * (_POINTS + 1))
 
@@ -74,35 +74,35 @@ class Table(NamedTuple):
         return _within(self.values[:, panel], left, right, z)
 
     def off_at(self, place: np.ndarray) -> np.ndarray:
-        """(m,) how far the third may be off, to either side in turn: panel by panel."""
+        """(m,) error of the third row, of alternating sign from panel to panel."""
         _, panel = self._panels(place)
         return self.off[2, panel] * (-1.0) ** panel
 
     def further_error(self, place: np.ndarray) -> np.ndarray:
-        """(m,) what may be added to `error` where tails are rarer than that is for."""
+        """(m,) errors beyond `error` where tails are rarer than `CHECKED`."""
         _, panel = self._panels(place)
         far = self.values[0, 0, 0] + CHECKED
-        # The panel where that begins may have no place that is checked before it.
+        # The panel where that begins may have no checked point before it.
         begins = self.values[0, panel, -1] < far
         is_far = self.at(place)[0] < np.where(begins, far + _CHECKS_APART, far)
-        # What checks is off there as well.
-        rough = _SPARE * np.abs(self.values[0] @ _LAST.T).max(axis=1)
+        # Twice, as the finer sums have errors as well.
+        rough = _SAFETY * np.abs(self.values[0] @ _LAST.T).max(axis=1)
         off = np.maximum(2 * self.off[:2].max(axis=0), rough)
         return np.where(is_far, off[panel], 0.0)
 
     def _panels(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where in the table places are, and the panel."""
+        """``asinh(x / core)``, within the table, and its panel."""
         z = np.arcsinh(np.maximum(place, 0.0) / self.core)
         z = np.minimum(z, self.edges[-1])
         panel = np.searchsorted(self.edges, z, side="right") - 1
         return z, np.minimum(panel, len(self.edges) - 2)
 
     def without(self) -> Table:
-        """One that has no values."""
+        """The table with NaN for values."""
         return self._replace(values=self.values * np.nan, error=1.0)
 
     def up_to(self, panel: int) -> Table:
-        """Its first panels; without any it has no values."""
+        """The first panels; `without` values if there is none."""
         if panel == 0:
             return self.without()
         return self._replace(
@@ -115,7 +115,7 @@ class Table(NamedTuple):
 def side_by_side(tables: list[Table]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cores (T,), edges (T, P + 1) and three values (3, T, P, nodes) of tables.
 
-    Behind the last panel of one are others without length, where its values end.
+    Padded with panels of length 0 at the end of a table.
     """
     number = [table.values.shape[1] for table in tables]
     edges = np.empty((len(tables), max(number) + 1))
@@ -155,13 +155,13 @@ def tabulated(
     *,
     most: int = MOST_HALVINGS,
 ) -> list[Table]:
-    """Tables of functions of places, side by side.
+    """Tables of functions of x, made side by side.
 
     Args:
-      core: (T,) of each table.
-      end: (T,) where it ends, or earlier.
+      core: (T,) scale of each table.
+      end: (T,) its largest x; it may end earlier.
       evaluate: the functions.
-      most: halvings of a panel.
+      most: number of halvings of a panel.
     """
     end, tables = end.copy(), np.arange(len(core))
     open_ = tables
@@ -177,7 +177,7 @@ def tabulated(
         if not len(open_):
             break
     whole = np.arcsinh(end / core)
-    number = np.maximum(np.ceil(whole / _PANEL), 1)
+    number = np.maximum(np.ceil(whole / _PANEL_LENGTH), 1)
     mine = np.repeat(tables, number.astype(int))
     rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
     left, right = (whole[mine] * (rank + i) / number[mine] for i in (0, 1))
@@ -191,19 +191,18 @@ def tabulated(
         values = values.reshape(len(values), *z.shape)
         last = np.abs(values[:3] @ _LAST.T)
         rough = last.max(axis=(0, 2))
-        # The next coefficients, which are left out, are smaller than the last two.
+        # The truncated coefficients are smaller than the last two.
         left_out = last[..., 1:].max(axis=2)
         unknown = ~np.all(np.isfinite(values), axis=(0, 2))
         left_out[:, unknown] = np.nan
         rarer = np.clip(CHECKED - values[0, :, 0], 0.0, RAREST)
-        # Rare tails are rough by rounding; what cannot be computed stays so in halves.
+        # More halvings do not help against rounding, nor where values are missing.
         allowed = np.where((rarer > 0) | unknown, MOST_HALVINGS, most)
         again = ~(rough <= _LAST_COEFFICIENTS * np.exp(_SLACK * rarer)) & (
             depth < allowed
         )
         if most > MOST_HALVINGS:
-            # What cannot be computed has its own places, those nearest to the middle,
-            # as all behind it is left out.
+            # Of panels with missing values those nearest to 0: all beyond is dropped.
             for those in (again & unknown, again & ~unknown):
                 order = np.argsort(np.where(unknown, left, -rough)[those])
                 again[np.flatnonzero(those)[order[_MOST_HALVED:]]] = False
@@ -220,7 +219,7 @@ def tabulated(
 def _joined(
     core: float, whole: float, done: list[tuple[float, float, np.ndarray, np.ndarray]]
 ) -> Table:
-    """A table of panels, without what cannot be computed and all beyond it."""
+    """A table of panels, up to the first one with missing values."""
     done.sort(key=lambda panel: panel[0])
     bad = [i for i, (*_, left_out) in enumerate(done) if math.isnan(left_out[0])]
     kept = done[: bad[0]] if bad else done
@@ -233,7 +232,7 @@ def _joined(
 
 
 def _largest(rows: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Of rows (R, T, N), from the first to before the end, (T, P) each; (R, T, P)."""
+    """Maxima of rows (R, T, N) over the ranges from ``first`` to ``end``, (T, P)."""
     begins = rows.shape[-1] * np.arange(rows[..., 0].size).reshape(*rows.shape[:2], 1)
     cuts = begins[..., None] + np.stack([first, end], axis=-1)
     flat = np.append(rows.reshape(-1), 0.0)  # where the last one ends
@@ -248,27 +247,27 @@ def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
         return tables
     core, edges, values = side_by_side([tables[i] for i in known])
     places = np.arange(_CHECKS)
-    # Nearly up to the last place, where most digits are lost.
+    # Nearly up to the end, where most digits are lost.
     z = edges[:, -1:] * (places + 0.37) / (_CHECKS - 0.6)
     place = core[:, None] * np.sinh(z)
     finer = evaluate(np.repeat(known, _CHECKS), place.reshape(-1), finer=True)[:3]
-    # How many places are before each edge, and the panel of each.
+    # Number of points before each edge, and the panel of each point.
     before = np.sum(z[:, None] < edges[..., None], axis=2)
     panel = np.sum(places[:, None] >= before[:, None, 1:-1], axis=2)
     at = np.arange(len(known))[:, None], panel
     found = _within(values[:, *at], edges[at], edges[at[0], panel + 1], z)
     counts = found[0] > found[0].max(axis=1, keepdims=True) + CHECKED
     differ = np.abs(found - finer.reshape(found.shape))
-    # Where only the finer sums fail their neighbours answer for them.
+    # Where a few of the finer sums fail their neighbours stand for them.
     failed = np.where(np.isnan(differ).mean(axis=(0, 2)) < _FEW_FAIL, 0.0, 1.0)
     differ = np.where(np.isnan(differ), failed[:, None], np.minimum(differ, 1.0))
-    # Of a panel those next to it count as well, some have no place in them.
+    # The points next to a panel count as well: some have no point of their own.
     near = np.maximum(before[:, :-1] - 1, 0), np.minimum(before[:, 1:], _CHECKS - 1) + 1
     seen = _largest(differ, *near).swapaxes(0, 1)
-    error = _SPARE * np.max(np.where(counts, differ, 0.0), axis=(0, 2)) + _ROUNDING
+    error = _SAFETY * np.max(np.where(counts, differ, 0.0), axis=(0, 2)) + _ROUNDING
     result = list(tables)
     for i, largest, here in zip(known, error.tolist(), seen, strict=True):
-        off = np.maximum(tables[i].off, _SPARE * here[:, : tables[i].off.shape[1]])
+        off = np.maximum(tables[i].off, _SAFETY * here[:, : tables[i].off.shape[1]])
         off = np.minimum(off + _ROUNDING, 1.0)
         result[i] = tables[i]._replace(error=largest, off=off)
     return result

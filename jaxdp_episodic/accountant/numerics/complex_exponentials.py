@@ -17,43 +17,48 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     namespace,
 )
+from jaxdp_episodic.accountant.numerics.special import polynomial
 
 Pair = tuple[Array, Array]
 """Real and imaginary part."""
 
-# A turn, 2 pi, in three parts (Cody and Waite), so that subtracting a multiple loses
-# nothing: those of pi/2 by Sun, times 4.
-_TURN = (6.28318530693650245668, 2.43084020252158639064e-10, 8.08906499518380252e-21)
+# 2 pi in three parts (Cody and Waite), so that subtracting a multiple is exact: those
+# of pi/2 in Sun's fdlibm, times 4.
+_TWO_PI = (6.28318530693650245668, 2.43084020252158639064e-10, 8.08906499518380252e-21)
 # Minimax coefficients of sin and cos on [-pi/4, pi/4], from Sun's fdlibm (public
 # domain): errors below 1e-17.
-_SINE = (
-    -1.66666666666666324348e-01,
-    8.33333333332248946124e-03,
-    -1.98412698298579493134e-04,
-    2.75573137070700676789e-06,
-    -2.50507602534068634195e-08,
-    1.58969099521155010221e-10,
+_SINE = np.array(
+    [
+        -1.66666666666666324348e-01,
+        8.33333333332248946124e-03,
+        -1.98412698298579493134e-04,
+        2.75573137070700676789e-06,
+        -2.50507602534068634195e-08,
+        1.58969099521155010221e-10,
+    ]
 )
-_COSINE = (
-    4.16666666666666019037e-02,
-    -1.38888888888741095749e-03,
-    2.48015872894767294178e-05,
-    -2.75573143513906633035e-07,
-    2.08757232129817482790e-09,
-    -1.13596475577881948265e-11,
+_COSINE = np.array(
+    [
+        4.16666666666666019037e-02,
+        -1.38888888888741095749e-03,
+        2.48015872894767294178e-05,
+        -2.75573143513906633035e-07,
+        2.08757232129817482790e-09,
+        -1.13596475577881948265e-11,
+    ]
 )
 
-# Below it e^x - 1 is a series of so many terms; the next one would be 1e-17 of it.
-_SMALL, _TERMS = 0.5, 14
-_SERIES = tuple(1 / math.factorial(k) for k in range(1, _TERMS + 1))
-# log(2) in two parts, so that subtracting multiples loses nothing, from Sun's fdlibm;
-# for the rest, up to log(2) / 2, so many terms leave out 1e-17.
-_LOG_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+# Taylor coefficients of (e^x - 1) / x, used below |x| = 0.5: the next term is 1e-17.
+_SERIES = np.array([1 / math.factorial(k) for k in range(1, 15)])
+_SMALL = 0.5
+# Number of them used for |x| <= log(2) / 2: the next term is 1e-17.
 _REDUCED_TERMS = 13
-# Elements of NumPy's arrays of which a few fit the cache.
-_BLOCK = 4096
-# From here on rounding leaves nothing of an angle.
-_HUGE = 1e15
+# log(2) in two parts, so that subtracting multiples is exact, from Sun's fdlibm.
+_LOG_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+# Elements of arrays, of which a few fit the cache together.
+_CACHED = 4096
+# Angle above which rounding errors exceed 1.
+_LARGEST_ANGLE = 1e15
 # 1.5 times 2^52: the last bits of its sum with an integer are those of the integer.
 _INTEGER_BITS = 6755399441055744.0
 
@@ -84,14 +89,14 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
         tangent = np.tan(0.5 * angle)
         sine = 2 * tangent / (1 + tangent * tangent)
         return tangent * sine, sine
-    turns = xp.round(angle * (0.5 / math.pi))
+    cycles = xp.round(angle * (0.5 / math.pi))
     rest = angle
-    for part in _TURN:
-        rest = rest - turns * part
+    for part in _TWO_PI:
+        rest = rest - cycles * part
     quarter = 0.25 * rest
     square = quarter * quarter
-    sine = quarter + quarter * square * _horner(_SINE, square)
-    versine = square * (0.5 - square * _horner(_COSINE, square))
+    sine = quarter + quarter * square * polynomial(_SINE, square)
+    versine = square * (0.5 - square * polynomial(_COSINE, square))
     half_sine = 2 * sine * (1 - versine)
     half_cosine = 1 - 2 * sine * sine
     return 2 * half_sine * half_sine, 2 * half_sine * half_cosine
@@ -101,8 +106,8 @@ def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     """``e^{a + ib}``."""
     xp = namespace(log_size, angle)
     size = xp.exp(log_size)
-    # Of a huge angle so many turns are left that the polynomials would overflow.
-    cosine, sine = cos_sin(xp.where(xp.abs(angle) < _HUGE, angle, 0.0))
+    # A huge angle is not reduced to [-pi, pi]: the polynomials would overflow.
+    cosine, sine = cos_sin(xp.where(xp.abs(angle) < _LARGEST_ANGLE, angle, 0.0))
     return size * cosine, size * sine
 
 
@@ -156,7 +161,7 @@ def expm1_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
         grown = gained + 1
     else:
         grown = xp.exp(real)
-        series = real * _horner(_SERIES, real)
+        series = real * polynomial(_SERIES, real)
         gained = xp.where(xp.abs(real) < _SMALL, series, grown - 1)
     # e^a cos b - 1 = (e^a - 1) - e^a (1 - cos b)
     return gained - grown * versine, grown * sine
@@ -202,7 +207,7 @@ def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
 
     Returns:
       Real and imaginary part, each (K, n), with an error relative to the terms (not to
-      the weights). What comes after the last weight that is not 0 costs nothing.
+      the weights). Weights of 0 at the end cost nothing.
     """
     if namespace(z[0], weight[0], position[0]) is np:
         return _sum_as_product(z, weight, position)
@@ -220,7 +225,7 @@ def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
     In blocks of rows that fit the cache, which takes a third of the time.
     """
     used = num_used(weight)
-    rows = _BLOCK // max(int(used), 1) + 1
+    rows = _CACHED // max(int(used), 1) + 1
     re, im = np.empty_like(z[0]), np.empty_like(z[0])
     for i in range(z[0].shape[1]):
         y = np.stack([part[:used, i] for part in position])
@@ -281,7 +286,7 @@ def divided(a: Pair, b: Pair) -> Pair:
 def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
     """`expm1_complex`, of which it is a faster form: one polynomial instead of two.
 
-    The power of two is put together bit by bit: float64 and 64-bit integers only.
+    The power of two is made from its bits: float64 and 64-bit integers only.
     """
     versine, sine = versine_sine(imaginary)
     power, part = exp_parts(real)
@@ -290,15 +295,15 @@ def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
 
 
 def exp_parts(x: Array) -> tuple[Array, Array]:
-    """``2^k`` and what ``e^x`` is above it: at most half as much, in size."""
+    """``2^k`` and ``e^x - 2^k``, at most half as large."""
     xp = namespace(x)
     bounded = xp.clip(x, -708.0, 709.0)
     k = xp.round(bounded * (1 / math.log(2)))
     r = (bounded - k * _LOG_2[0]) - k * _LOG_2[1]
-    # The integer stands in the last bits of the sum.
+    # The last bits of the sum are the integer.
     bits = (k + _INTEGER_BITS).view(xp.int64)
     power = ((bits + 1023) << 52).view(xp.float64)
-    part = power * (r * _horner(_SERIES[:_REDUCED_TERMS], r))
+    part = power * (r * polynomial(_SERIES[:_REDUCED_TERMS], r))
     return power, xp.where(x > 709.0, xp.inf, part)
 
 
@@ -375,12 +380,3 @@ def num_used(weight: Pair) -> Array:
     used = xp.any((weight[0] != 0) | (weight[1] != 0), axis=1)
     number = xp.arange(1, used.shape[0] + 1, dtype=xp.int32)
     return xp.max(xp.where(used, number, 0))
-
-
-def _horner(coefficients: tuple[float, ...], x: Array) -> Array:
-    """A polynomial, lowest power first."""
-    xp = namespace(x)
-    total = xp.full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = total * x + coefficient
-    return total

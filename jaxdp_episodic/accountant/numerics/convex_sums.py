@@ -1,17 +1,17 @@
 """Sums of independent lognormal terms, bracketed in convex order; NumPy only.
 
 Y is above X in convex order if ``E f(Y) >= E f(X)`` for every convex f; their means are
-the same. The order survives sums of independent terms. So it is kept by whoever forms a
-sum step by step, and after each step does nothing but
+the same. Sums of independent terms keep the order. So a sum can be formed step by step,
+with after each step
 
-* *above*: put a value between two places on one of them at random, its mean kept; or
-  on 0 and infinity, where only the share of the mean that is at infinity is kept;
-* *below*: replace the values of a cell by their mean.
+* *above*: values moved at random to one of the two neighbouring points of a lattice,
+  their mean kept; or to 0 and infinity, with the part of the mean at infinity recorded;
+* *below*: the values of a cell replaced by their mean.
 
-Places are ``i 2^k`` with whole i, and k grows with the value: values on one lattice add
-up to one on it, and a coarser lattice is part of a finer one. So the spread is that of
-the rounding to a coarser lattice alone, of second order in its spacing. Nothing but
-non-negative numbers is added up: all masses keep their digits, far out as well.
+Points are ``i 2^k`` with whole i, and k grows with the value: values on one lattice add
+up to one on it, and a coarser lattice is part of a finer one. So the only error is that
+of rounding to a coarser lattice, of second order in its spacing. Only non-negative
+numbers are added: all masses keep their digits, however rare.
 
 Reference: docs/proofs.md, "Random allocation"; Shaked and Shanthikumar (2007),
 "Stochastic Orders", Theorem 3.A.12, for sums.
@@ -26,30 +26,33 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.numerics.lattice_pieces import (
+    NODES,
+    SQRT_2PI,
+    UNIT,
+    WEIGHTS,
     Piece,
     added_pieces,
     moments_of,
+    normal_tail,
     places_of,
 )
 
-# Spacing over the standard deviation of the logarithm, or over 1 where that is large.
-_CORE, _WIDEST = 0.005, 0.007
-# Spacing over the distance from the mean, of rare large values; times the root of the
-# shift.
-_FAR = 0.0022
-# The core of a wide sum is taken for no wider than that.
-_WIDE = 0.3
-# Range of one normal variable that is looked at.
+# Spacing of points near the mean, in standard deviations of the logarithm; and its
+# largest value.
+_SPACING = 0.005
+_WIDEST_SPACING = 0.007
+# Spacing of rare large values over their distance from the mean, and over sqrt(s).
+_FAR_SPACING = 0.0022
+# Standard deviation of a sum, over its mean, that counts at most for its spacing.
+_LARGEST_DEVIATION = 0.3
+# Truncation of one normal variable.
 _FURTHEST = 12.0
-# Mass, and share of the mean, that each step may send away.
+# Mass, and part of the mean, that the whole sum may move to 0 and to infinity.
 _TRIMMED = 1e-24
-# Rounding of one operation; of one term's masses, by quadrature of its density.
-_UNIT, _FIRST_ERROR = 1.2e-16, 2e-13
+# Relative error of one term's masses, by quadrature of its density.
+_FIRST_ERROR = 2e-13
+# Number of bounds that are kept.
 _CACHED = 256
-_SQRT_2PI = math.sqrt(2 * math.pi)
-_NODES, _WEIGHTS = (0.5 * a for a in np.polynomial.legendre.leggauss(6))
-_NODES = _NODES[:, None] + 0.5
-_WEIGHTS = _WEIGHTS[:, None]
 
 
 class ConvexOrderBound(NamedTuple):
@@ -58,25 +61,18 @@ class ConvexOrderBound(NamedTuple):
     For every convex f >= 0, ``e^mass_error E f(Y)`` of the one above, with its values
     moved by a share of ``place_error`` at most, is at least ``E f(X)``; of the one
     below ``e^-mass_error`` times it is at most that.
-
-    Attributes:
-      values: (n,) increasing, >= 0.
-      masses: (n,) of them; with ``lost`` their sum is 1 up to rounding.
-      lost: mass at 0 besides.
-      infinite: what infinity has of the mean.
-      mass_error, place_error: see above; *bounds* of rounding errors.
     """
 
-    values: np.ndarray
-    masses: np.ndarray
-    lost: float
-    infinite: float
-    mass_error: float
+    values: np.ndarray  # (n,) increasing, >= 0
+    masses: np.ndarray  # (n,) of them; with ``lost`` their sum is 1 up to rounding
+    lost: float  # mass at 0 besides
+    infinite: float  # part of the mean at infinity
+    mass_error: float  # *bounds* of rounding errors, see above
     place_error: float
 
 
 class _Distribution(NamedTuple):
-    """A distribution on pieces of rising level, each of which begins where one ends."""
+    """A distribution on pieces of increasing level, each beginning where one ends."""
 
     count: int
     pieces: list[Piece]
@@ -87,7 +83,7 @@ class _Distribution(NamedTuple):
 
 
 class _Atoms(NamedTuple):
-    """A distribution before it is put on places."""
+    """A distribution before it is moved to lattices."""
 
     values: np.ndarray
     masses: np.ndarray
@@ -95,20 +91,22 @@ class _Atoms(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Which bound is asked for, and how far its places may be apart; see `_panels`."""
+    """Which bound is wanted, and the spacing of its points; see `_panels`."""
 
     above: bool
     shift: float
-    total: int
-    core: float  # spacing in the whole sum's core
-    far: float
+    total: int  # terms of the whole sum
+    core: float  # spacing near the whole sum's mean
+    far: float  # spacing of larger values, over their distance from the mean
 
 
 @functools.lru_cache(_CACHED)
 def lognormal_sum(count: int, shift: float, *, above: bool) -> ConvexOrderBound:
     """The sum of ``e^{s x - s²/2}`` over ``count`` independent standard normal x."""
-    relative = min(math.sqrt(math.log1p(math.expm1(shift**2) / count)), _WIDE)
-    core, far = _CORE * count * relative, _FAR * math.sqrt(shift)
+    relative = min(
+        math.sqrt(math.log1p(math.expm1(shift**2) / count)), _LARGEST_DEVIATION
+    )
+    core, far = _SPACING * count * relative, _FAR_SPACING * math.sqrt(shift)
     plan = _Plan(above, shift, count, core, far)
     power, total, left = _one_term(plan), None, count
     while left:
@@ -128,17 +126,14 @@ def lognormal_sum(count: int, shift: float, *, above: bool) -> ConvexOrderBound:
     return ConvexOrderBound(values[kept], masses[kept], *total[2:])
 
 
-# --- Where the places are ---
-
-
 def _panels(
     low: float, high: float, relative: float, mean: float, plan: _Plan
 ) -> list[tuple[int, int, int]]:
     """Level, first number and number of cells of each piece, from low to high.
 
-    The spacing is at most ``relative`` times the value, and where that is more than
-    the whole sum's core has it is that of the core, until a share of the distance from
-    the mean is larger: a large term stays on its lattice while others are added.
+    The spacing is at most ``relative`` times the value, and at most ``plan.core`` until
+    ``plan.far`` times the distance from the mean is larger: so a large term stays on
+    its lattice while others are added.
     """
     core, far = plan.core, plan.far
 
@@ -167,24 +162,24 @@ def _one_term(plan: _Plan) -> _Distribution:
     s = plan.shift
     low = math.exp(-s * (_FURTHEST + 0.5 * s))
     high = math.exp(s * (_FURTHEST + 0.5 * s))
-    panels = _panels(low, high, min(_CORE * s, _WIDEST), 1.0, plan)
+    panels = _panels(low, high, min(_SPACING * s, _WIDEST_SPACING), 1.0, plan)
     starts = [np.arange(i, i + n) * 2.0**k for k, i, n in panels]
     level, first, number = panels[-1]
     places = np.append(np.concatenate(starts), (first + number) * 2.0**level)
     start, gap = places[:-1], np.diff(places)
     width = np.log1p(gap / start) / s
-    part = _NODES * width
+    part = NODES * width
     x = np.log(start) / s + 0.5 * s + part
-    density = np.exp(-0.5 * x * x) / _SQRT_2PI * _WEIGHTS * width
+    density = np.exp(-0.5 * x * x) / SQRT_2PI * WEIGHTS * width
     gain = (density * np.expm1(s * part)).sum(axis=0) * start
     ends = [math.log(value) / s + 0.5 * s for value in (places[0], places[-1])]
-    under, over = _tail(-ends[0]), _tail(ends[1])
-    under_mean, over_mean = _tail(s - ends[0]), _tail(ends[1] - s)
-    base = _Distribution(1, [], 0.0, 0.0, _FIRST_ERROR, 4 * _UNIT)
+    under, over = normal_tail(-ends[0]), normal_tail(ends[1])
+    under_mean, over_mean = normal_tail(s - ends[0]), normal_tail(ends[1] - s)
+    base = _Distribution(1, [], 0.0, 0.0, _FIRST_ERROR, 4 * UNIT)
     if plan.above:
         rest = (density * -np.expm1(s * (part - width))).sum(axis=0) * places[1:]
         masses = np.append(rest / gap, 0.0) + np.append(0.0, gain / gap)
-        # What is over the last place is on it and at infinity.
+        # Values above the last point are moved to it and to infinity.
         masses[-1] += over
         base = base._replace(lost=under, infinite=under_mean + over_mean)
         return _cut_up(base, panels, masses, None)
@@ -195,17 +190,13 @@ def _one_term(plan: _Plan) -> _Distribution:
     return _cut_up(base, panels, masses, moments)
 
 
-def _tail(x: float) -> float:
-    return 0.5 * math.erfc(x / math.sqrt(2))
-
-
 def _cut_up(
     base: _Distribution,
     panels: list[tuple[int, int, int]],
     masses: np.ndarray,
     moments: np.ndarray | None,
 ) -> _Distribution:
-    """The distribution on the panels; of the one above the last has its end as well."""
+    """The distribution by panels; above, the last panel has its end point as well."""
     cuts = np.cumsum([number for *_, number in panels])[:-1]
     rows = np.split(masses, cuts)
     others = [None] * len(rows) if moments is None else np.split(moments, cuts)
@@ -216,22 +207,19 @@ def _cut_up(
     return base._replace(pieces=pieces)
 
 
-# --- The sum of two ---
-
-
 def _added(a: _Distribution, b: _Distribution) -> _Atoms:
     """The distribution of ``A + B``, as atoms."""
     parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
     masses = np.concatenate([part.masses for part in parts])
     kept = masses > 0
     values = np.concatenate([places_of(part) for part in parts])
-    rounded = _UNIT * operations
+    rounded = UNIT * operations
     place_error = max(a.place_error, b.place_error)
     if a.pieces[0].moments is not None:
         moments = np.concatenate([moments_of(part) for part in parts])
         values = moments / np.where(kept, masses, 1.0)
         place_error += 2 * rounded
-    # Who is lost to one takes along the other's mean.
+    # The sum is at 0 or infinity where one of the two is: the other's mean goes along.
     means = [float(sum(p.masses @ places_of(p) for p in one.pieces)) for one in (a, b)]
     return _Atoms(
         values[kept],
@@ -247,12 +235,9 @@ def _added(a: _Distribution, b: _Distribution) -> _Atoms:
     )
 
 
-# --- Back to places ---
-
-
 def _on_places(atoms: _Atoms, plan: _Plan) -> _Distribution:
-    """Puts atoms on places, or into cells, and sends away what is too rare."""
-    # Stretches are sorted already, which a stable sort makes use of.
+    """Moves atoms to points, or into cells, without negligible ends."""
+    # A stable sort makes use of the runs that are sorted already.
     order = np.argsort(atoms.values, kind="stable")
     values, masses, base = atoms.values[order], atoms.masses[order], atoms.base
     rare = _TRIMMED * base.count / plan.total
@@ -262,10 +247,10 @@ def _on_places(atoms: _Atoms, plan: _Plan) -> _Distribution:
     begin = min(begin, len(values) - 2)
     end = max(end, begin + 2)
     weight, logs = masses[begin:end], np.log(values[begin:end])
-    # Of so many numbers BLAS's products wake its threads; see `quadrature.in_blocks`.
+    # np.sum, as long BLAS products wake its threads; see `quadrature.in_blocks`.
     middle = np.sum(weight * logs) / weight.sum()
     deviation = math.sqrt(np.sum(weight * (logs - middle) ** 2) / weight.sum())
-    relative = min(_CORE * max(deviation, 1e-9), _WIDEST)
+    relative = min(_SPACING * max(deviation, 1e-9), _WIDEST_SPACING)
     low, high = float(values[begin]), float(values[end - 1])
     panels = _panels(low, high, relative, float(base.count), plan)
     widths = np.array([2.0**level for level, *_ in panels])
@@ -281,10 +266,10 @@ def _on_places(atoms: _Atoms, plan: _Plan) -> _Distribution:
     cell = np.clip(cell - firsts[panel], 0, numbers[panel] - 1).astype(np.intp)
     cell += before[panel]
     crowd = 4 + int(np.bincount(cell).max())
-    base = base._replace(mass_error=base.mass_error + _UNIT * crowd)
+    base = base._replace(mass_error=base.mass_error + UNIT * crowd)
     moments = masses * values
     if not plan.above:
-        base = base._replace(place_error=base.place_error + 2 * _UNIT * crowd)
+        base = base._replace(place_error=base.place_error + 2 * UNIT * crowd)
         together = np.bincount(cell, moments, total)
         return _cut_up(base, panels, np.bincount(cell, masses, total), together)
     under, over = values < starts[0], values >= top

@@ -1,13 +1,13 @@
-"""The discrete Gaussian: exact samples, and how much they hide.
+"""The discrete Gaussian: exact samples, and the noise that it stands for.
 
 ``N_Z(0, V)`` has probabilities proportional to ``exp(-x^2 / (2 V))`` on the integers
 (Canonne, Kamath and Steinke 2020). Added to integers it leaves no low-order bits that
 could tell two sums apart, and no probability is computed in floating point: a sample is
 a function of uniform bits that has exactly this distribution.
 
-Samples come from a ziggurat (Marsaglia and Tsang 2000) of whole numbers: points are
-thrown into layers of equal area that cover the curve, and kept if they are below it.
-Nearly all are for certain, by a comparison of whole numbers.
+Samples come from a ziggurat (Marsaglia and Tsang 2000) of whole numbers: rejection from
+layers of equal area that cover the curve ``exp(-x^2 / (2 V))``. Nearly all points are
+accepted by a comparison of whole numbers alone.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ SMOOTHING = 16
 """
 
 LARGEST_VARIANCE = 2**112
-"""Beyond it samples, of which one in 10^22 is past ten deviations, near 64 bits."""
+"""Beyond it samples near 64 bits; one in 10^22 is past ten deviations."""
 
-# Comparisons closer than this are decided by exact arithmetic; float64 exponentials of
-# exponents below 64, and sums of a few of them, are good to 2^-44.
+# Comparisons closer than this are decided by exact arithmetic: float64 exponentials of
+# exponents below 64, and sums of a few of them, have errors below 2^-44.
 _DOUBT = 2.0**-40
-_LAYERS = 256  # a byte of each word says which
-# Deviations at which layers end; what is beyond has a probability of 10^-23.
+_LAYERS = 256  # a byte of each word is the layer
+# Deviations at which the layers end; the tail beyond has a probability of 10^-23.
 _END = 10.0
-# Layers are cut into blocks, at most 2^17 of them; 32 bits of a word say which.
+# Log2 of the largest number of blocks in a layer; 32 bits of a word are the block.
 _BLOCK_BITS = 17
-# Bits of a word that nothing else takes: place within a block.
+# Bits of a word that are left: the position within a block.
 _SPARE_BITS = 23
-# Area that is lost at first, as numbers are whole; more where they are few.
+# First guess of the layers' area over the curve's, as widths are whole.
 _FIRST_EXCESS = 1.01
-# How often what is lost is halved: to less than 1 in 10^4, in milliseconds.
+# Number of bisections of that excess: to less than 1 in 10^4, in milliseconds.
 _HALVINGS = 7
-_AT_ONCE = 2**15  # candidates; their arrays fit into a processor's cache
+# Candidates at once: their arrays fit into a processor's cache.
+_AT_ONCE = 2**15
 
 
 def covering_variance(deviation: float) -> int:
@@ -122,25 +123,25 @@ def sample_discrete_gaussian(
 
 
 class _Layers:
-    """Layers of equal area, one on the other, that cover the curve exp(-x^2 / (2 V)).
+    """Stacked layers of equal area that cover the curve exp(-x^2 / (2 V)).
 
-    Layer i is as wide as the curve may be above its bottom: all whole numbers from 0 up
-    to ``widths[i]`` blocks. What the last number of the lowest one covers stands for
-    the tail from there on, which is far less. Layers that cover the curve have at least
-    its area; so the lowest is 1 / 2600 high at least, and those above it end before it.
+    Layer i is as wide as the curve is at its bottom: all whole numbers from 0 up to
+    ``widths[i]`` blocks. The last number of the lowest one stands for the tail from
+    there on, which is far less. Layers that cover the curve have at least its area; so
+    the lowest is 1 / 2600 high at least, and those above it are narrower.
 
     Attributes:
       variance: V.
       shift: a block is ``2**shift`` numbers.
       widths: (layers,) uint64, in blocks.
       surplus: (layers,) uint64, ``2**32 % widths``.
-      sure: (layers,) int64: numbers below it are below the curve in all of the layer.
+      sure: (layers,) int64: below it the whole layer is under the curve.
       bottoms: (layers + 1,) float64, heights between layers.
       last: the last number of the lowest layer.
     """
 
     def __init__(self, variance: int, excess: float) -> None:
-        """Builds layers of so many times the area that they need if none is lost."""
+        """Builds layers of ``excess`` times the area under the curve."""
         self.variance, self._deviation = variance, math.sqrt(variance)
         end = math.ceil(_END * self._deviation)
         self.shift = max(0, end.bit_length() - _BLOCK_BITS)
@@ -150,7 +151,7 @@ class _Layers:
         for place in range(_LAYERS):
             top = bottoms[-1] + self._area / widths[place]
             bottoms.append(top)
-            # One number is below the curve there, the other above it, by a margin.
+            # The curve's width at the top, rounded down and up by a margin.
             sure.append(self._reach(top * (1 + _DOUBT)) + 1)
             beyond = self._reach(top * (1 - _DOUBT)) + 1
             widths.append((beyond >> self.shift) + 1)
@@ -161,7 +162,7 @@ class _Layers:
         self.last = (widths[0] << self.shift) - 1
 
     def _reach(self, height: float) -> int:
-        """Where the curve is so high, rounded down; -1 if it is nowhere above that."""
+        """The x at which the curve has this height, rounded down; -1 if none."""
         if height >= 1:
             return -1
         return int(math.sqrt(-2 * math.log(height)) * self._deviation)
@@ -173,7 +174,7 @@ class _Layers:
 
     @cached_property
     def exact_bottoms(self) -> list[Fraction]:
-        """What `bottoms` are up to rounding."""
+        """`bottoms` without rounding."""
         area = Fraction(self._area)
         heights = (area / int(width) for width in self.widths)
         return list(itertools.accumulate(heights, initial=Fraction(0)))
@@ -181,12 +182,10 @@ class _Layers:
 
 @lru_cache(maxsize=32)  # of a run, its private statistics included
 def _layers(variance: int) -> _Layers:
-    """Layers that cover the curve, and lose little."""
+    """Layers that cover the curve with little excess."""
     low, high = 1.0, _FIRST_EXCESS
-    found = _Layers(variance, high)
-    while not found.cover:
+    while not (found := _Layers(variance, high)).cover:
         low, high = high, 1 + 2 * (high - 1)
-        found = _Layers(variance, high)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         tried = _Layers(variance, middle)
@@ -206,19 +205,19 @@ def _words(count: int, generator: np.random.Generator) -> np.ndarray:
 def _candidates(
     layers: _Layers, count: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """The accepted ones of so many candidates, each of one word.
+    """The accepted ones of ``count`` candidates, each of one word.
 
-    Bits of a word: 8 say the layer, one the sign, 23 the place within a block and 32
+    Bits of a word: 8 are the layer, one the sign, 23 the position within a block and 32
     the block.
     """
     words = _words(count, generator)
     layer = (words & np.uint64(_LAYERS - 1)).astype(np.intp)
     blocks = (words >> np.uint64(32)) * layers.widths[layer]
-    # Some of the 2^32 would favour some blocks (Lemire 2019).
+    # Rejected, for some of the 2^32 would favour some blocks (Lemire 2019).
     fair = (blocks & np.uint64(2**32 - 1)) >= layers.surplus[layer]
     value = (blocks >> np.uint64(32)).astype(np.int64)
     if layers.shift:
-        value = (value << layers.shift) + _places(words, layers.shift, generator)
+        value = (value << layers.shift) + _positions(words, layers.shift, generator)
     accepted = value < layers.sure[layer]
     open_ones = np.flatnonzero(~accepted)
     accepted[open_ones] = _below_curve(
@@ -233,10 +232,10 @@ def _candidates(
     return np.where(negative, -value, value)[accepted]
 
 
-def _places(
+def _positions(
     words: np.ndarray, num_bits: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Places within blocks, of spare bits of the words where these are enough."""
+    """Positions within blocks, of spare bits of the words where these are enough."""
     if num_bits <= _SPARE_BITS:
         words = words >> np.uint64(32 - _SPARE_BITS)
     else:
@@ -265,11 +264,11 @@ def _below_curve(
 
 
 def _from_tail(layers: _Layers, generator: np.random.Generator) -> int | None:
-    """A number of the tail, with what is its share of the area that stands for it.
+    """A number of the tail, or None by rejection; its area is the last number's.
 
-    Proposed are numbers from the last of the lowest layer on, in steps of a deviation,
-    each half as likely as the one before, and all alike within one. The tail falls by
-    more than that, exp(-10) a step.
+    Proposals are uniform within steps of a deviation from the last number of the lowest
+    layer on, each step half as likely as the one before. The tail falls faster, by
+    exp(-10) a step.
     """
     step = math.isqrt(layers.variance - 1) + 1
     start, chance = layers.last, Fraction(1, 2 * step)
@@ -289,15 +288,9 @@ def _is_below(
     exponent: Fraction,
     generator: np.random.Generator,
 ) -> bool:
-    """Whether ``bottom + height u < exp(-exponent)``, exactly.
+    """Whether ``bottom + height u < exp(-exponent)``, exactly, exponent >= 0.
 
-    Args:
-      bottom: in [0, 1].
-      height: in (0, 1].
-      word: the first 64 bits of the uniform number u; as many more are drawn as it
-        takes.
-      exponent: >= 0.
-      generator: of these.
+    The first 64 bits of the uniform number u are ``word``; more are drawn as needed.
     """
     known, num_bits = word, 64
     while True:

@@ -2,13 +2,13 @@
 
 The distribution of a sum of independent losses is a convolution power of the
 distribution of one. A discrete Fourier transform turns it into a pointwise power, at a
-cost that does not grow with the number of summands. Two errors come with it: what
-leaves the window comes back at its other end (the convolution is *circular*; the caller
-bounds that), and rounding, which is bounded here.
+cost that does not grow with the number of summands. It has two errors: aliasing, as the
+convolution is *circular* and what leaves the window comes back at its other end (the
+caller bounds that); and rounding, which is bounded here.
 
 The rounding error of every cell is about the machine precision times the *largest*
-cell. It would drown a tail of size 1e-12, hence the distribution is to be tilted
-exponentially first, so that the cells that matter are the largest ones.
+cell, which is more than a tail of size 1e-12. So the distribution is to be tilted
+exponentially first, which makes the cells that matter the largest ones.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 
 from jaxdp_episodic.accountant.numerics.loops import Array, complex_of, namespace
 
-# Bounds, in units of the machine precision: of one level of the transform (the
-# complex multiplication, its twiddle factor and the addition, 4.1 by Higham 2002,
-# Theorem 24.2, doubled), and of logarithm, phase and exponential of one power.
+# Bound of the error of one level of the transform, in machine precisions: complex
+# product, twiddle factor and addition, 4.1 by Higham 2002, Theorem 24.2, doubled.
 _TRANSFORM_ERROR = 8.0
+# The same of logarithm, phase and exponential of one power.
 POWER_ERROR = 16.0
 
 
@@ -38,7 +38,7 @@ def power_sums(masses: Array, counts: Array) -> Array:
 
     Returns:
       (..., 4, N / 2 + 1) logarithm of a bound of the power's modulus, that of the
-      computed one over it, phase in turns, and relative error.
+      computed one over it, phase in cycles, and relative error.
 
     Reference: Higham (2002), Accuracy and Stability of Numerical Algorithms, Theorem
     24.2, for the error of the transform. With ``b`` the modulus of a coefficient and
@@ -46,36 +46,36 @@ def power_sums(masses: Array, counts: Array) -> Array:
     ``T e (b + e)^(T-1)``.
     """
     xp = namespace(masses, counts)
-    size, steps = masses.shape[-1], masses.shape[-2]
-    levels = math.log2(size) + 2
     machine = float(xp.finfo(masses.dtype).eps)
-    error = _TRANSFORM_ERROR * levels * machine * xp.sum(masses, -1, keepdims=True)
+    error = _transform_error(xp, masses, masses.shape[-1])
+    error = error * xp.sum(masses, -1, keepdims=True)
     spectrum = xp.fft.rfft(masses)
     # The bound of a coefficient's modulus; never 0, so that its logarithm exists.
     modulus = xp.abs(spectrum) + error
     counts = counts[..., None]
-    # log |b| of the computed coefficient; one too small to have a phase is as good as 0
+    # log |b| of the computed coefficient; one too small to have a phase counts as 0
     log_ratio = xp.log1p(-xp.minimum(error / modulus, 1 - machine))
-    turns = counts * (xp.angle(spectrum) / (2 * math.pi))
-    # a phase of many turns is reduced here: cos of a large argument is slow
     return _summed(
         xp,
         counts * xp.log(modulus),
         counts * log_ratio,
-        turns - xp.round(turns),
-        counts * (error / modulus + POWER_ERROR * machine) + sum_error(steps),
+        counts * (xp.angle(spectrum) / (2 * math.pi)),
+        counts * (error / modulus + POWER_ERROR * machine),
     )
 
 
-def _summed(xp: Any, *terms: Array) -> Array:
-    return xp.stack([xp.sum(xp.broadcast_to(t, terms[0].shape), -2) for t in terms], -2)
+def _summed(
+    xp: Any, first: Array, second: Array, cycles: Array, relative: Array
+) -> Array:
+    """Sums over the K distributions, with the error of the sum of phases."""
+    cycles = cycles - xp.round(cycles)  # cos of a large argument is slow
+    relative = relative + sum_error(first.shape[-2])
+    rows = (first, second, cycles, relative)
+    return xp.stack([xp.sum(xp.broadcast_to(a, first.shape), -2) for a in rows], -2)
 
 
 def sum_error(steps: int) -> float:
-    """What each of so many distributions adds to the error of the sum of all phases.
-
-    Parts of a turn, each half a one at most, are added one after the other.
-    """
+    """Error of each term of a sum of phases, each half a cycle at most."""
     return 2 * (steps - 1) * float(np.finfo(np.float64).eps)
 
 
@@ -88,8 +88,8 @@ def cells_of_power(sums: Array, size: int) -> tuple[Array, Array, Array]:
       single cell, and of the Euclidean norm of the errors of all cells.
     """
     xp = namespace(sums)
-    log_size, log_ratio, turns, relative = xp.moveaxis(sums, -2, 0)
-    phase = 2 * math.pi * (turns - xp.round(turns))
+    log_size, log_ratio, cycles, relative = xp.moveaxis(sums, -2, 0)
+    phase = 2 * math.pi * (cycles - xp.round(cycles))
     size_of_power = xp.exp(log_size)
     length = size_of_power * xp.exp(log_ratio)
     power = complex_of(xp, length * xp.cos(phase), length * xp.sin(phase))
@@ -125,7 +125,7 @@ def _rounding_of_cells(per_coefficient: Array, size: int) -> tuple[Array, Array]
     xp = namespace(per_coefficient)
     # Each coefficient but the first and the last stands for two conjugate ones.
     single = 2 * xp.sum(per_coefficient, -1) / size
-    # another root of 2: two kinds of errors are in it, and their norms add up
+    # another root of 2, as the norms of two kinds of errors add up
     return single, 2 * xp.sqrt(xp.sum(per_coefficient**2, -1) / size)
 
 
@@ -138,9 +138,8 @@ def difference_sums(masses: Array, counts: Array) -> Array:
     grows with the root of T, not with T. Cells from N / 2 on are those below 0.
     """
     xp = namespace(masses, counts)
-    size, steps = masses.shape[-1], masses.shape[-2]
-    levels = math.log2(size) + 2
-    machine = float(xp.finfo(masses.dtype).eps)
+    size = masses.shape[-1]
+    levels, machine = math.log2(size) + 2, float(xp.finfo(masses.dtype).eps)
     above, below = masses[..., : size // 2], masses[..., size // 2 :]
     above = prefix_sums(above[..., ::-1])[..., ::-1]
     above = xp.concatenate([above[..., 1:], xp.zeros_like(above[..., :1])], -1)
@@ -162,15 +161,14 @@ def difference_sums(masses: Array, counts: Array) -> Array:
     square = xp.where(small, real * (2 + real) + imaginary * imaginary, 0.0)
     growth = xp.where(small, 0.5 * xp.log1p(square), xp.log(modulus))
     counts = counts[..., None]
-    turns = counts * (xp.arctan2(imaginary, 1 + real) / (2 * math.pi))
     # near 1 logarithm and phase are as small as z, and so are their errors
     evaluation = POWER_ERROR * machine * xp.minimum(1.0, 4 * deviation)
     return _summed(
         xp,
         counts * (growth + xp.log1p(error / modulus) + xp.log(total)),
         -counts * xp.log1p(error / modulus),
-        turns - xp.round(turns),
-        counts * (error / (modulus + error) + evaluation) + sum_error(steps),
+        counts * (xp.arctan2(imaginary, 1 + real) / (2 * math.pi)),
+        counts * (error / (modulus + error) + evaluation),
     )
 
 
@@ -178,13 +176,12 @@ def atom_sums(masses: Array, counts: Array) -> Array:
     """What `cells_around_atom` takes, summed over K distributions; batches add up.
 
     Returns:
-      (..., 4, N / 2 + 1) logarithms of ``|1 + r/a|`` and of a, phase in turns, and
+      (..., 4, N / 2 + 1) logarithms of ``|1 + r/a|`` and of a, phase in cycles, and
       relative error.
     """
     xp = namespace(masses, counts)
-    size, steps = masses.shape[-1], masses.shape[-2]
-    levels = math.log2(size) + 2
-    machine = float(xp.finfo(masses.dtype).eps)
+    size = masses.shape[-1]
+    levels, machine = math.log2(size) + 2, float(xp.finfo(masses.dtype).eps)
     atom = masses[..., :1]
     rest = xp.where(xp.arange(size) == 0, 0.0, masses)
     total = xp.sum(rest, -1, keepdims=True) / atom
@@ -193,22 +190,21 @@ def atom_sums(masses: Array, counts: Array) -> Array:
     real, imaginary = xp.real(z), xp.imag(z)
     modulus = xp.hypot(1 + real, imaginary)
     counts = counts[..., None]
-    turns = counts * (xp.arctan2(imaginary, 1 + real) / (2 * math.pi))
     error = (_TRANSFORM_ERROR * levels + POWER_ERROR) * machine
     return _summed(
         xp,
         counts * (0.5 * xp.log1p(real * (2 + real) + imaginary * imaginary)),
         counts * xp.log(atom),
-        turns - xp.round(turns),
-        counts * (error * total / modulus**2) + sum_error(steps),
+        counts * (xp.arctan2(imaginary, 1 + real) / (2 * math.pi)),
+        counts * (error * total / modulus**2),
     )
 
 
 def cells_around_atom(sums: Array, size: int) -> tuple[Array, Array, Array]:
     """`cells_of_power` from `atom_sums`; cell 0 has a relative error too, of a^T."""
     xp = namespace(sums)
-    growth, log_atom, turns, relative = xp.moveaxis(sums, -2, 0)
-    phase = 2 * math.pi * (turns - xp.round(turns))
+    growth, log_atom, cycles, relative = xp.moveaxis(sums, -2, 0)
+    phase = 2 * math.pi * (cycles - xp.round(cycles))
     scale = xp.exp(log_atom)
     length = xp.exp(growth + log_atom)
     half = xp.sin(0.5 * phase)
@@ -266,7 +262,7 @@ def low_frequencies(
 
 
 def weighted_block_sums(log_power: Array, decays: Array, *, size: int) -> Array:
-    """What blocks of frequencies hold, weighted as two geometric series weight them.
+    """Sums over blocks of frequencies, weighted by transforms of geometric series.
 
     Args:
       log_power: (..., N / 2 + 1) as of `low_frequencies`.

@@ -1,34 +1,53 @@
 """Distributions on nested lattices in pieces, and sums of two; NumPy only.
 
-A piece is a row of neighbouring places of one lattice, ``i 2^level`` with whole i, or
-of cells there, whose values are known by their mean. A distribution is a list of
-pieces, one for each level, from the finest on. Nothing but non-negative masses is added
-up and multiplied, so that all of them keep their digits.
+A piece is a row of neighbouring points ``i 2^level``, i whole, of one lattice; or of
+cells that begin there, whose values are known by their mean. A distribution is a list
+of pieces, one for each level, from the finest on. Only non-negative masses are added
+and multiplied, so all of them keep their digits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-# Levels that are skipped at once: rows are filled up to a place of the coarser lattice.
-# Rows with so many places in between that have no mass are two.
-_AT_ONCE, _HOLE = 4, 64
+from jaxdp_episodic.accountant.numerics.quadrature import gauss_legendre
+
+# Levels by which a row is made coarser in one go: it is padded to that lattice.
+_LEVELS_AT_ONCE = 4
+# Points in a row without mass from which it is split in two: convolving is quadratic.
+_GAP = 64
+# Bound of the relative rounding error of one operation: 2^-53, and a margin.
+UNIT = 1.2e-16
+SQRT_2PI = math.sqrt(2 * math.pi)
+# Gauss-Legendre rule on [0, 1], as columns, for the normal density over each cell.
+NODES, WEIGHTS = (a[:, None] for a in gauss_legendre(6))
 
 
 class Piece(NamedTuple):
-    """Neighbouring places ``(first + i) 2^level``, or cells that begin there."""
+    """Neighbouring points ``(first + i) 2^level``, or cells that begin there."""
 
     level: int
     first: int
     masses: np.ndarray
     moments: np.ndarray | None  # of cells: mass times value
 
+    def part(self, i: int, j: int) -> Piece:
+        """Its points i to j - 1."""
+        moments = None if self.moments is None else self.moments[i:j]
+        return Piece(self.level, self.first + i, self.masses[i:j], moments)
+
+
+def normal_tail(x: float) -> float:
+    """``P(N(0, 1) > x)``."""
+    return 0.5 * math.erfc(x / math.sqrt(2))
+
 
 def places_of(piece: Piece) -> np.ndarray:
-    """Values of the places."""
+    """Values of the points."""
     return (piece.first + np.arange(len(piece.masses))) * 2.0**piece.level
 
 
@@ -41,14 +60,15 @@ def moments_of(piece: Piece) -> np.ndarray:
 def added_pieces(
     a: Sequence[Piece], b: Sequence[Piece] | None
 ) -> tuple[list[Piece], int]:
-    """The sum of two independent ones: on each lattice, what has its coarser one there.
+    """The sum of two independent ones, pairs on the coarser of their lattices.
 
     Args:
-      a: of rising level.
-      b: of the other one; None for one like a.
+      a: pieces of increasing level.
+      b: of the other one; None for one distributed as a.
 
     Returns:
-      Pieces of rising level, some of the same, and how many roundings a mass has.
+      Pieces of increasing level, several of one level, and the largest number of
+      roundings that a mass has.
     """
     same = b is None
     of_a = {piece.level: piece for piece in a}
@@ -77,16 +97,16 @@ def added_pieces(
 
 
 def crowd(levels: int) -> int:
-    """How many roundings a mass has by `coarser`, so many levels, and `joined`."""
-    return 4 + 2**_AT_ONCE * -(-levels // _AT_ONCE)
+    """Number of roundings of a mass, at most, by `coarser` and `joined`."""
+    return 4 + 2**_LEVELS_AT_ONCE * -(-levels // _LEVELS_AT_ONCE)
 
 
 def coarser(piece: Piece | None, level: int) -> Piece | None:
-    """The piece on a coarser lattice, spread or merged."""
+    """The piece on a coarser lattice: points are spread, cells are merged."""
     if piece is None or piece.level == level:
         return piece
-    if level - piece.level > _AT_ONCE:
-        return coarser(coarser(piece, piece.level + _AT_ONCE), level)
+    if level - piece.level > _LEVELS_AT_ONCE:
+        return coarser(coarser(piece, piece.level + _LEVELS_AT_ONCE), level)
     factor = 2 ** (level - piece.level)
     before = piece.first % factor
     after = -(before + len(piece.masses)) % factor
@@ -108,7 +128,7 @@ def coarser(piece: Piece | None, level: int) -> Piece | None:
 
 
 def joined(a: Piece | None, b: Piece | None) -> Piece | None:
-    """Both pieces of one lattice in one."""
+    """The sum of two measures on one lattice."""
     if a is None or b is None:
         return b if a is None else a
     first = min(a.first, b.first)
@@ -140,19 +160,11 @@ def _convolved(a: Piece, b: Piece) -> list[Piece]:
 
 
 def _rows(piece: Piece) -> list[Piece]:
-    """What lies between holes."""
+    """The piece, split at long gaps without mass."""
     full = np.flatnonzero(piece.masses)
-    holes = np.flatnonzero(np.diff(full) > _HOLE)
-    if not len(holes):
+    gaps = np.flatnonzero(np.diff(full) > _GAP)
+    if not len(gaps):
         return [piece]
-    begins = full[np.append(0, holes + 1)].tolist()
-    ends = (full[np.append(holes, -1)] + 1).tolist()
-    return [
-        Piece(
-            piece.level,
-            piece.first + i,
-            piece.masses[i:j],
-            None if piece.moments is None else piece.moments[i:j],
-        )
-        for i, j in zip(begins, ends, strict=True)
-    ]
+    begins = full[np.append(0, gaps + 1)].tolist()
+    ends = (full[np.append(gaps, -1)] + 1).tolist()
+    return [piece.part(i, j) for i, j in zip(begins, ends, strict=True)]

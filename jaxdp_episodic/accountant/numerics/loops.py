@@ -1,4 +1,4 @@
-"""What kernels need besides array functions, for NumPy and for JAX alike.
+"""Namespaces, loops and trees of arrays, for kernels that run on NumPy and on JAX.
 
 A kernel asks for its namespace (``xp = namespace(x, y)``) and for its loops here, so
 that one source of every formula serves both engines.
@@ -44,8 +44,7 @@ def fori_loop(
 ) -> Any:
     """``value = body(i, value)`` for i from ``start`` to ``stop - 1``.
 
-    NumPy ends earlier where ``settled(value)``: more turns would change nothing that
-    counts.
+    NumPy stops early where ``settled(value)``, as after convergence.
     """
     if xp is not np:
         from jax import lax
@@ -77,7 +76,7 @@ def while_loop(
 def where_needed(
     condition: Array, value: Array, otherwise: Callable[[], Array]
 ) -> Array:
-    """``where(condition, value, otherwise())``, asked only if any element needs it."""
+    """``where(condition, value, otherwise())``, evaluated only if needed."""
     xp = namespace(condition, value)
     if xp is not np:
         from jax import lax
@@ -108,10 +107,8 @@ def map_first(
 ) -> Any:
     """Stacks ``function(a[i], …)`` over the first axis of (nested tuples of) arrays.
 
-    In JAX ``batch`` of them side by side.
-
-    A loop in JAX too: what a loop returns is computed once; XLA would otherwise compute
-    it again for each of its uses, which takes four times as long.
+    In JAX a loop too, ``batch`` of them side by side: a loop's results are computed
+    once; XLA would compute others again for each use, which takes four times as long.
     """
     leaves: list[Any] = []
     map_arrays(leaves.append, arrays)
@@ -147,36 +144,36 @@ def while_each(
     state: Any,
     block: int,
 ) -> Any:
-    """Of each setting ``state = body(given, state)`` while unfinished of it.
+    """For each setting ``state = body(given, state)`` while it is unfinished.
 
-    No setting waits for another one: NumPy computes those that are left, JAX ``block``
-    at a time, of which each that has finished makes room for the next one.
+    No setting waits for another one: NumPy computes those that are left; JAX ``block``
+    at a time, and each that has finished is replaced by the next one.
 
     Args:
       xp: namespace of the arrays.
-      unfinished: maps a state to (n,) truths.
-      body: one turn, elementwise.
+      unfinished: maps a state to (n,) booleans.
+      body: one iteration, elementwise.
       given: tree of (..., n) arrays.
       state: named tuple of (n,) arrays.
       block: divides n.
     """
     size = state[0].shape[-1]
     if xp is np:
-        result, places = map_arrays(np.array, state), np.arange(size)
+        result, index = map_arrays(np.array, state), np.arange(size)
         while True:
             left = np.flatnonzero(unfinished(state))
             if not left.size:
                 return result
-            if left.size < places.size:
-                places = places[left]
+            if left.size < index.size:
+                index = index[left]
                 given, state = map_arrays(lambda a, to=left: a[..., to], (given, state))
             state = body(given, state)
             for whole, part in zip(result, state, strict=True):
-                whole[places] = part
+                whole[index] = part
     from jax import lax, tree
 
-    def turn(given: Any, state: Any) -> Any:
-        """What has finished, or did not begin, stays as it is."""
+    def iterate(given: Any, state: Any) -> Any:
+        """One iteration of the settings that are unfinished."""
         goes_on, new = unfinished(state), body(given, state)
         return type(state)(
             *(xp.where(goes_on, b, a) for a, b in zip(state, new, strict=True))
@@ -184,9 +181,9 @@ def while_each(
 
     if size == block:
         return lax.while_loop(
-            lambda state: xp.any(unfinished(state)), lambda s: turn(given, s), state
+            lambda state: xp.any(unfinished(state)), lambda s: iterate(given, s), state
         )
-    # Lanes behind the last setting are padding.
+    # A block is a slice of the queue: settings in order, then padding.
     index = xp.asarray(np.minimum(np.arange(size + block), size), np.int32)
     queue = (
         index,
@@ -202,19 +199,19 @@ def while_each(
 
     def step(carry: Any) -> Any:
         (index, given, state), done, answers = carry
-        state = turn(given, state)
+        state = iterate(given, state)
         ready = ~unfinished(state) & (index < size)
-        order = xp.argsort(~ready)  # stable: those first
-        lanes = map_arrays(lambda a: a[..., order], (index, given, state))
+        order = xp.argsort(~ready)  # stable: finished ones first
+        held = map_arrays(lambda a: a[..., order], (index, given, state))
         answers = tuple(
-            lax.dynamic_update_slice_in_dim(whole, lane, done, axis=0)
-            for whole, lane in zip(answers, (lanes[0], *lanes[2]), strict=True)
+            lax.dynamic_update_slice_in_dim(whole, own, done, axis=0)
+            for whole, own in zip(answers, (held[0], *held[2]), strict=True)
         )
         number = xp.sum(ready, dtype=np.int32)
         is_free = np.arange(block, dtype=np.int32) < number
         following = part(done + block)
-        lanes = tree.map(lambda a, b: xp.where(is_free, b, a), lanes, following)
-        return lanes, done + number, answers
+        held = tree.map(lambda a, b: xp.where(is_free, b, a), held, following)
+        return held, done + number, answers
 
     answers = queue[0], *queue[2]
     start = part(0), xp.zeros((), np.int32), answers
@@ -266,7 +263,7 @@ def at(tree: Any, index: Any) -> Any:
 
 
 def stacked(trees: list[Any]) -> Any:
-    """Nested tuples of arrays as one, with a first axis for its place in the list."""
+    """Nested tuples of arrays, stacked along a new first axis."""
     first = trees[0]
     if isinstance(first, tuple):
         parts = [stacked([tree[i] for tree in trees]) for i in range(len(first))]
@@ -279,7 +276,7 @@ def _length(tree: Any) -> int:
 
 
 def computed_once(xp: Any, tree: Any) -> Any:
-    """The same arrays, which XLA else computes again for each of their uses."""
+    """The same arrays, which XLA would compute again for each of their uses."""
     if xp is np:
         return tree
     from jax import lax
@@ -313,7 +310,7 @@ def on_host(
       number: of rows.
       slopes: takes the same; returns the rows' derivatives by some of the arrays, one
         array after the other. Without it JAX cannot differentiate.
-      by: which arrays; by others nothing moves.
+      by: which arrays; the derivatives by others are 0.
     """
     if namespace(*arrays) is np:
         return function(*arrays)
@@ -342,7 +339,7 @@ def _called_back(
     """`on_host` in JAX."""
     import jax
 
-    # As halves of float64: whether a thread that calls back has these is not known.
+    # As pairs of 32 bits: a thread that calls back may not have x64 enabled.
     def half(array: Any) -> Any:
         return jax.lax.bitcast_convert_type(
             jax.numpy.asarray(array, np.float64), np.uint32

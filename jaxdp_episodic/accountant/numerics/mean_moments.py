@@ -3,15 +3,14 @@
 With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and sums over
 ``count`` independent x, let
 
-    X = ((bins - count) + sum A) / bins,   Y = ((bins - count) + sum B) / bins,
+    X = ((slots - count) + sum A) / slots,   Y = ((slots - count) + sum B) / slots,
 
-both of mean 1 and of the same distribution. Moments of whole orders are sums over the
-ways to throw n balls into the terms (the multinomial theorem), here by a recurrence in
-n, of few terms by doubling their number: every summand is positive, and the excess over
-1 is kept apart, so that its digits do not depend on how small it is. Other powers are
-Mellin transforms, ``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, of positive
-functions too: by the trapezoidal rule in u, ``log p = u - e^-u``, which converges
-geometrically.
+both of mean 1 and of the same distribution. Moments of whole orders are multinomial
+sums, here by a recurrence in n, of few terms by doubling their number: every summand is
+positive, and the excess over 1 is computed by itself, to a relative precision that does
+not depend on its size. Other powers are Mellin transforms of positive functions,
+``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, by the trapezoidal rule in u,
+``log p = u - e^-u``, which converges geometrically.
 """
 
 from __future__ import annotations
@@ -25,19 +24,24 @@ from numpy.typing import ArrayLike
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
 from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
 
-# Moments of one term are below e^_LARGEST, so that sums of them stay in range; and
-# where they are tilted.
-_LARGEST, _LARGEST_TILTED = 500.0, 220.0
-# How far out a normal variable matters, and its spacing: at most so many, so much of
-# the strip (pi / (2 s)) where e^{-e^{sx}} is tame, and of the deviation where the
-# density is narrower. Relative error below 1e-15.
-WIDE, _SPACING, _STRIP, _NARROW = 9.5, 0.5, 0.27, 0.75
-# p begins at e^-37 of the scale of the integrand; spacing of u over its width.
-_LEFT, FINENESS = 37.0, 0.8
-# From so large a log q on e^q is not formed.
+# Largest logarithm of a term's moments, plain and tilted: sums of them stay in range.
+_LARGEST = 500.0
+_LARGEST_TILTED = 220.0
+# Truncation of normal variables, in deviations: relative error below 1e-15.
+WIDE = 9.5
+# Spacing of normal variables: at most this, this share of the strip pi / (2 s) in which
+# e^{-e^{sx}} is bounded, and this share of the deviation of a narrower density.
+_SPACING = 0.5
+_STRIP_SPACING = 0.27
+_NARROW_SPACING = 0.75
+# p begins at e^-37 of the integrand's scale.
+_FIRST_LOG_P = 37.0
+# Spacing of u, relative to the width of the integrand.
+FINENESS = 0.8
+# Above this log q use the asymptotic form: e^q overflows.
 FAR = math.log(300.0)
-# Values of an integrand at once, so that they stay in the cache.
-_BLOCK = 2**15
+# Elements of an integrand that fit the cache.
+_CACHED = 2**15
 
 
 def most_orders(shift: float, most: int, *, tilted: bool) -> int:
@@ -47,34 +51,33 @@ def most_orders(shift: float, most: int, *, tilted: bool) -> int:
     return max(min(most, math.floor(half)), 2)
 
 
-def whole_orders(bins: float, count: float, shift: float, most: int) -> np.ndarray:
+def whole_orders(slots: float, count: float, shift: float, most: int) -> np.ndarray:
     """``E X^n - 1`` at n = 0 .. most, (most + 1,); relative error about 1e-13."""
     n = np.arange(most + 1.0)
     single = np.expm1(0.5 * shift * shift * n * (n - 1))[:, None]
     excess = _of_mean(single, count)
-    if count < bins:
-        # As many balls as fall into a term that is there.
-        excess = _shares(most, np.array(count / bins)) @ excess
+    if count < slots:
+        # The other slots are 1: a binomial mixture of the orders of the terms' mean.
+        excess = _shares(most, np.array(count / slots)) @ excess
     return excess[:, 0]
 
 
 class Laplace:
     """Moments of X to powers from ``-largest`` to ``2 - nearest``.
 
-    Attributes:
-      log_p: (P,) nodes.
-      log_excess: (P,) logarithm of ``E e^{-pX} - e^{-p}``, with the rule's weight.
+    By nodes `log_p` and `log_excess`, the logarithm of ``E e^{-pX} - e^{-p}`` with the
+    rule's weight, (P,) each.
     """
 
     def __init__(
-        self, bins: float, count: float, shift: float, largest: float, nearest: float
+        self, slots: float, count: float, shift: float, largest: float, nearest: float
     ) -> None:
         s = shift
-        top = last_log_p(largest, s * s * (largest / bins + 1), bins, count, s)
-        wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
+        top = last_log_p(largest, s * s * (largest / slots + 1), slots, count, s)
+        wide = max(2 * s * s + 4 * s - math.log(slots), 0.0)
         spacing = min(FINENESS / math.sqrt(largest + 4), 0.2)
         self.log_p, log_weight = log_places(wide, nearest, top, spacing)
-        excess = log_excess_transform(self.log_p, bins, count, s)
+        excess = log_excess_transform(self.log_p, slots, count, s)
         self.log_excess = excess + log_weight
 
     def log_excess_below(self, z: np.ndarray) -> np.ndarray:
@@ -96,33 +99,33 @@ class Tilted:
     """
 
     def __init__(
-        self, bins: float, count: float, shift: float, most: int, *, of_other: bool
+        self, slots: float, count: float, shift: float, most: int, *, of_other: bool
     ) -> None:
         """``of_other``: Y in the exponent, else X."""
         s = shift
-        # 1 / Y may be as large as A and 1 / B are with all moved; X by one term.
-        moved = s * s * (2 * most if of_other else most / bins + 1)
-        top = last_log_p(most, moved, bins, count, s)
-        wide = 0.0 if of_other else max(s * s * most + 4 * s - math.log(bins), 0.0)
+        # Logs of 1 / Y and of X under the tilt, from all terms and from a single one.
+        log_growth = s * s * (2 * most if of_other else most / slots + 1)
+        top = last_log_p(most, log_growth, slots, count, s)
+        wide = 0.0 if of_other else max(s * s * most + 4 * s - math.log(slots), 0.0)
         spacing = FINENESS / math.sqrt(max(most, 16))
         self.log_p, log_weight = log_places(wide, 1.0, top, spacing)
         mass, mean, single = _tilted_moments(
-            self.log_p - math.log(bins), s, most, -1.0 if of_other else 1.0
+            self.log_p - math.log(slots), s, most, -1.0 if of_other else 1.0
         )
         excess = _of_mean(single, count)
-        # The mass again where its rounding, times the count, would tell.
-        log_q = self.log_p - math.log(bins)
+        # The mass from E e^{-q (A - 1)} where its rounding, times the count, matters.
+        log_q = self.log_p - math.log(slots)
         centred = np.exp(log_centred_transform(log_q, s)) - np.exp(log_q)
         mass = np.where(log_q < FAR, centred, mass)
-        idle = bins - count
-        scale = mean + math.log(count / bins)
+        idle = slots - count
+        scale = mean + math.log(count / slots)
         if idle > 0:
             own = scale
-            scale = np.logaddexp(own, math.log(idle / bins))
+            scale = np.logaddexp(own, math.log(idle / slots))
             part = np.exp(own - scale)
             excess = np.einsum("kip,ip->kp", _shares(most, part), excess)
         n = np.arange(most + 1.0)[:, None]
-        rest = count * mass - np.exp(self.log_p) * (idle / bins) + log_weight
+        rest = count * mass - np.exp(self.log_p) * (idle / slots) + log_weight
         self.log_moments = np.log1p(excess) + n * scale + rest
 
     def log_moments_of(self, n: ArrayLike, z: ArrayLike) -> np.ndarray:
@@ -133,27 +136,27 @@ class Tilted:
 
 
 def last_log_p(
-    z: float, moved: float, bins: float, count: float, shift: float
+    z: float, log_growth: float, slots: float, count: float, shift: float
 ) -> float:
-    """Beyond it ``p^z e^{-pY}`` is nothing: log p."""
-    top = math.log(z + 45) + moved + WIDE * shift
-    if count < bins:
-        top = min(top, math.log((z + 45) / (1 - count / bins)))
+    """The log p beyond which ``p^z e^{-pY}`` is negligible."""
+    top = math.log(z + 45) + log_growth + WIDE * shift
+    if count < slots:
+        top = min(top, math.log((z + 45) / (1 - count / slots)))
     return top
 
 
 def log_places(
     wide: float, nearest: float, top: float, spacing: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``log p`` and the rule's log-weight, linear down to ``-wide``."""
-    u = np.arange(-wide - math.log(_LEFT / nearest), top + 1, spacing)
+    """``log p`` and log-weights of the rule: p is spaced evenly in log above -wide."""
+    u = np.arange(-wide - math.log(_FIRST_LOG_P / nearest), top + 1, spacing)
     left = np.exp(-(u + wide))
     return u - left, np.log1p(left) + math.log(spacing)
 
 
 def _mode(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
-    """Where ``x²/2 + q e^{-sx - s²/2}`` is least: ``x = s q e^{-sx - s²/2}``."""
-    # In w = log(s x), of w + e^w = log(s² q) - s²/2, whose left side is convex.
+    """The minimum x of ``x²/2 + q e^{-sx - s²/2}``: ``x = s q e^{-sx - s²/2}``."""
+    # Newton's method for w = log(s x): w + e^w = log(s² q) - s²/2 is convex in w.
     goal = log_q + 2 * np.log(shift) - 0.5 * shift * shift
     w = np.where(goal > 1, np.log(np.maximum(goal, 1.0)), goal)
     for _ in range(8):
@@ -170,10 +173,11 @@ def normal_places(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Equally spaced x, (..., N), and the standard normal density times the spacing.
 
-    The last again, of density 0, behind those of few.
+    Rows with fewer points are padded by their last one, of density 0.
     """
-    narrow = _NARROW / np.sqrt(1 + shift * mode)
-    spacing = np.minimum(np.minimum(_SPACING, _STRIP / shift), narrow)[..., None]
+    narrow = _NARROW_SPACING / np.sqrt(1 + shift * mode)
+    spacing = np.minimum(np.minimum(_SPACING, _STRIP_SPACING / shift), narrow)
+    spacing = spacing[..., None]
     low, high = np.asarray(low)[..., None] - WIDE, np.asarray(high)[..., None] + WIDE
     number = np.ceil((high - low) / spacing)
     i = np.arange(number.max())
@@ -185,26 +189,19 @@ def normal_places(
 def _tilted_moments(
     log_q: np.ndarray, shift: float, most: int, sign: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``log E e^{-qA}`` (or B), and the moments of A under that tilt.
+    """``log E e^{-qA}`` (sign 1) or ``log E e^{-qB}`` (-1), (P,); A under that tilt.
 
-    Args:
-      log_q: (P,).
-      shift: s.
-      most: highest order.
-      sign: 1, or -1 of B.
-
-    Returns:
-      (P,), log of the tilted mean (P,), and (most + 1, P) excess moments over 1 of A
-      over that mean.
+    Of A the log of the mean, (P,), and the excess over 1 of the moments of A over that
+    mean, (most + 1, P).
     """
     s, v = shift, _mode(log_q, shift)
-    # By the spacing of the narrowest; that of others alone would leave 1e-11.
+    # With the spacing of the narrowest density: a wider one left errors of 1e-11.
     y, density = normal_places(s, 0.0, most * s, float(v.max()))
-    # About the middle -sign v: what the exponent adds to y²/2.
+    # About the mode -sign v the exponent is -y²/2 - (v/s) bend.
     bend = np.maximum(np.expm1(sign * s * y) - sign * s * y, 0.0)
     n = np.arange(most + 1.0)
     powers = density[:, None] * np.exp(s * y[:, None] * n)
-    logs, each = np.empty((most + 1, len(v))), max(_BLOCK // len(y), 1)
+    logs, each = np.empty((most + 1, len(v))), max(_CACHED // len(y), 1)
     for i in range(0, len(v), each):
         weight = np.exp(-(v[i : i + each] / s)[:, None] * bend)
         logs[:, i : i + each] = in_blocks(weight, powers).T
@@ -220,13 +217,13 @@ def _tilted_moments(
 def log_centred_transform(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
     """``log log E e^{-q (A - 1)}`` at q below e^FAR, (..., P), of shifts (...)."""
     mode = _mode(np.full(np.shape(shift), FAR), shift)
-    # A² counts as far as 2s beyond the density.
+    # The factor A² moves the density by 2s.
     x, density = normal_places(shift, -mode, 2 * shift, mode)
     s = np.asarray(shift)[..., None]
     away = np.expm1(s * x - 0.5 * s * s)
-    # By the mean of (e^-y - 1 + y) / q², y = q (A - 1).
+    # E e^-y - 1 = E (e^-y - 1 + y), y = q (A - 1), summed over q².
     q, weight = np.exp(np.minimum(log_q, FAR)), (away * away * density)[..., None]
-    size, each = np.empty(log_q.shape), max(_BLOCK // away.size, 1)
+    size, each = np.empty(log_q.shape), max(_CACHED // away.size, 1)
     for i in range(0, log_q.shape[-1], each):
         part = np.s_[..., i : i + each]
         ratio = _second_remainder(q[part][..., None] * away[..., None, :])
@@ -251,24 +248,24 @@ def _second_remainder(y: np.ndarray) -> np.ndarray:
 
 def log_excess_transform(
     log_p: np.ndarray,
-    bins: np.ndarray | float,
+    slots: np.ndarray | float,
     count: np.ndarray | float,
     shift: np.ndarray | float,
 ) -> np.ndarray:
     """``log(E e^{-pX} - e^{-p})`` at p > 0, (..., P), of settings (...)."""
-    p, log_q = np.exp(log_p), log_p - np.log(bins)[..., None]
+    p, log_q = np.exp(log_p), log_p - np.log(slots)[..., None]
     exponent = np.zeros(log_q.shape)
     near = np.any(log_q < FAR, axis=tuple(range(log_q.ndim - 1)))
     centred = log_centred_transform(log_q[..., near], shift)
     exponent[..., near] = np.log(count)[..., None] + centred
-    # log(e^{e^x} - 1): what is small is not exponentiated.
+    # log(e^{e^x} - 1), which is x for small e^x.
     grown = np.exp(np.clip(exponent, -40.0, 700.0))
     moderate = np.where(exponent < -40, exponent, grown + np.log(-np.expm1(-grown)))
     result = moderate - p
-    settings = np.broadcast_arrays(bins, count, shift)
+    settings = np.broadcast_arrays(slots, count, shift)
     for i in np.argwhere(np.any(log_q >= FAR, axis=-1)).tolist():
         n, t, s = (float(field[*i]) for field in settings)
-        # Where q is large, e^-p is nothing.
+        # There e^-p is negligible.
         far = log_q[*i] >= FAR
         mass, _, _ = _tilted_moments(log_q[*i][far], s, 0, 1.0)
         result[*i, far] = t * mass - p[*i][far] * ((n - t) / n)
@@ -309,7 +306,7 @@ def _of_many(single: np.ndarray, count: float) -> np.ndarray:
 
 
 def _combined(x: np.ndarray, a: float, y: np.ndarray, b: float) -> np.ndarray:
-    """Of the mean of a + b terms, x of the mean of a and y of that of b."""
+    """Excess moments of the mean of a + b terms, from x of a and y of b terms."""
     orders = len(x)
     share = _shares(orders - 1, np.array(a / (a + b)))
     result = np.zeros_like(x)
@@ -317,12 +314,12 @@ def _combined(x: np.ndarray, a: float, y: np.ndarray, b: float) -> np.ndarray:
         for n in range(2, orders):
             one, other = x[: n + 1], y[n::-1]
             result[n] = share[n, : n + 1] @ (one + other + one * other)
-    # A product of 0 and inf; where all are finite there is none.
+    # NaN is a product of 0 and inf: it does not occur where all are finite.
     return np.where(np.isnan(result), np.inf, result)
 
 
 def _shares(most: int, part: np.ndarray) -> np.ndarray:
-    """Binomial masses (n, i, ...): i of n balls fall into a part."""
+    """Binomial masses (n, i, ...) of i in n, of probabilities ``part``."""
     n = np.arange(most + 1.0)
     column = (slice(None), slice(None)) + (None,) * part.ndim
     rest = np.maximum(n[:, None] - n, 0.0)

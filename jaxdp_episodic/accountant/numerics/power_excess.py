@@ -11,7 +11,7 @@ import math
 
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
-# Terms of the power series of f_a, used where |a log(1 + v)| <= 1: the next one is
+# Number of terms of the power series of f_a, where |a log(1 + v)| <= 1: the next one is
 # below 1e-15 of the sum.
 _SERIES_TERMS = 17
 

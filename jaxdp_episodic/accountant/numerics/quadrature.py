@@ -1,11 +1,10 @@
-"""Gauss–Legendre panels laid where an integrand needs them.
+"""Gauss–Legendre panels laid where an integrand needs them; Chebyshev interpolation.
 
 The moments of privacy-loss distributions are integrals of smooth functions with
-several narrow features whose places are known in closed form but lie anywhere: two
-or three Gaussian bumps (width 1) and transitions (width 1/shift). Each feature asks
-for a density of panels in a window; the panels are then laid so that each takes the
-same share of the combined density, so that one fixed number of nodes serves every
-setting of a batch.
+several narrow features whose location is known in closed form: two or three Gaussian
+bumps (width 1) and transitions (width 1/shift). Each feature asks for a density of
+panels in a window; panels take equal shares of the combined density, so that one fixed
+number of nodes serves every setting of a batch.
 
 Arrays here keep the batch *last* and the consumed axis (windows, panels, nodes)
 first: XLA's loops on the CPU run over the last axis, and only then use vector
@@ -26,6 +25,19 @@ from jaxdp_episodic.accountant.numerics.loops import (
     namespace,
     scan,
 )
+
+# Points at which a polynomial is evaluated at once.
+_BLOCK = 64
+# Half the number of products, real or complex, for which BLAS wakes its threads: these
+# then spin, waiting for more work, on cores that others need.
+_SINGLE_THREADED = 2**17
+_SINGLE_THREADED_COMPLEX = 2**15
+# Least rows of a block: with fewer, products take several times as long.
+_LEAST_ROWS = 8
+# Number of angles to which values are interpolated, over that of Chebyshev points.
+_OVERSAMPLING = 4
+# Barycentric weights of ten neighbours at equal distances.
+_WEIGHTS = [(-1.0) ** j * math.comb(9, j) for j in range(10)]
 
 
 @functools.cache
@@ -92,12 +104,12 @@ def lay_panels(
       density: (J, n) panels per unit length wanted in each window, > 0. Where windows
         overlap the largest counts. Only the ratios matter: the panels take equal
         shares of the total.
-      floor: (n,) where the domain begins; windows are cut there.
+      floor: (n,) left end of the domain; windows are cut there.
       num_panels: number of panels (static).
 
     Returns:
-      ``(lefts, rights)``, each (num_panels, n). Gaps between windows get no panel: the
-      caller vouches that nothing of weight lies there. No panel straddles a gap.
+      ``(lefts, rights)``, each (num_panels, n). Gaps between windows get no panel, and
+      no panel straddles one: the integrand there must be negligible.
     """
     xp = namespace(low, high, density, floor)
     low, high = xp.maximum(low, floor), xp.maximum(high, floor)
@@ -119,10 +131,10 @@ def lay_panels(
 
 
 def _sorted(rows: Array) -> Array:
-    """Rows in rising order, for each setting.
+    """Rows in ascending order, for each setting.
 
-    In JAX each to the place of how many come before it: XLA's own sort on the CPU
-    compares one pair after another and takes four times as long for twenty rows.
+    In JAX by counting how many come before each: XLA's own sort on the CPU compares one
+    pair after another and takes four times as long for twenty rows.
     """
     xp = namespace(rows)
     if xp is np:
@@ -132,8 +144,8 @@ def _sorted(rows: Array) -> Array:
     is_before = (rows[:, None] < rows) | (
         (rows[:, None] == rows) & (column < index[:, None])
     )
-    place = xp.sum(is_before, axis=0, dtype=np.int32)
-    return xp.max(xp.where(place == column, rows, -xp.inf), axis=1)
+    rank = xp.sum(is_before, axis=0, dtype=np.int32)
+    return xp.max(xp.where(rank == column, rows, -xp.inf), axis=1)
 
 
 def _whole_panels(share: Array, length: Array, num_panels: int) -> Array:
@@ -194,17 +206,13 @@ def _cumulated(rows: Array) -> Array:
     return np.tri(rows.shape[0]) @ rows  # XLA's own sums take five times as long
 
 
-# Places at which a polynomial is evaluated at once.
-_BLOCK = 64
-
-
 def chebyshev_points(number: int) -> np.ndarray:
-    """Of the second kind, on [-1, 1], rising."""
+    """Points of the second kind, on [-1, 1], ascending."""
     return -np.cos(np.pi * np.arange(number) / (number - 1))
 
 
 def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Polynomials through rows (R, n) at n such points of an interval, at x.
+    """Polynomials through rows (R, n) at n Chebyshev ``points``, at x.
 
     Returns:
       (R, ...), of the shape of x.
@@ -222,20 +230,19 @@ def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.nd
     return result.reshape(-1, *x.shape)
 
 
-# From twice so many products on, real or complex, BLAS wakes its threads, which then
-# wait for more on cores that others need.
-_ALONE = (2**17, 2**15)
-# Rows of a block, at least: of fewer products take several times as long.
-_TALL = 8
+def chebyshev_shares(number: int, x: np.ndarray) -> np.ndarray:
+    """(m, number): weights of values at Chebyshev points in their polynomial at x."""
+    return through_points(chebyshev_points(number), np.eye(number), x).T
 
 
 def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """``rows @ matrix``, (..., R, N) and (..., N, M), by this thread alone."""
+    """``rows @ matrix``, (..., R, N) and (..., N, M), on one thread."""
     number, (length, width) = rows.shape[-2], matrix.shape[-2:]
-    most = _ALONE[np.iscomplexobj(rows)] // length
+    products = _SINGLE_THREADED_COMPLEX if np.iscomplexobj(rows) else _SINGLE_THREADED
+    most = products // length
     if number * width <= most:
         return rows @ matrix
-    across = min(width, max(most // _TALL, 1))
+    across = min(width, max(most // _LEAST_ROWS, 1))
     each = max(most // across, 1)
     result = np.empty((*rows.shape[:-1], width), np.result_type(rows, matrix))
     for i in range(0, number, each):
@@ -246,14 +253,10 @@ def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return result
 
 
-# Values are interpolated to so many times as many angles; weights of the neighbours.
-_CLOSER, _WEIGHTS = 4, [(-1.0) ** j * math.comb(9, j) for j in range(10)]
-
-
 def through_columns(
     rows: np.ndarray, number: np.ndarray, x: np.ndarray, column: np.ndarray
 ) -> np.ndarray:
-    """`through_points` of many polynomials, by neighbours in the angle.
+    """`through_points` of many polynomials, by neighbours in the angle acos(x).
 
     Args:
       rows: (R, S, N) at ``number`` `chebyshev_points`, (S,).
@@ -264,13 +267,13 @@ def through_columns(
     Returns:
       (R, L).
     """
-    last, around = _CLOSER * (number - 1), len(_WEIGHTS) // 2
+    last, around = _OVERSAMPLING * (number - 1), len(_WEIGHTS) // 2
     close = np.zeros((len(rows), len(last), int(last.max()) + 2 * around))
     for size in np.unique(number).tolist():
-        mine, end = number == size, _CLOSER * (size - 1)
+        mine, end = number == size, _OVERSAMPLING * (size - 1)
         # Values are even in the angle, about both ends.
         index = end - np.abs(end - np.abs(np.arange(1 - around, end + around + 1)))
-        found = in_blocks(rows[:, mine, :size], _closer(size))
+        found = in_blocks(rows[:, mine, :size], _oversampled(size))
         close[:, mine, : len(index)] = found[..., index]
     result, width = np.empty((len(rows), len(x))), close.shape[-1]
     close = close.reshape(len(rows), -1)
@@ -292,9 +295,9 @@ def through_columns(
 
 
 @functools.lru_cache
-def _closer(number: int) -> np.ndarray:
-    points = chebyshev_points(_CLOSER * (number - 1) + 1)
-    return through_points(chebyshev_points(number), np.eye(number), points)
+def _oversampled(number: int) -> np.ndarray:
+    points = chebyshev_points(_OVERSAMPLING * (number - 1) + 1)
+    return chebyshev_shares(number, points).T
 
 
 def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:
@@ -311,7 +314,7 @@ def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:
     column, every = np.arange(rows.shape[-1]), np.arange(len(last))[:, None]
     first = np.clip(column // some - 3, 0, last[:, None] - 7)
     around = np.lib.stride_tricks.sliding_window_view(rows[..., ::some], 8, axis=-1)
-    # Where a place is among its neighbours' is a multiple of 1/some.
+    # Positions among the neighbours are multiples of 1/some.
     found = np.ascontiguousarray(around) @ _shares(some).T
     return found[..., every, first, np.minimum(column - some * first, 7 * some)]
 

@@ -1,8 +1,8 @@
-"""Where a monotone function of many elements crosses 0.
+"""Roots of a monotone function, of many elements at once.
 
-`largest_within` is host-side NumPy: the functions it searches are whole accountants,
-and only the elements that still move are evaluated. `smallest_within` and
-`log_crossing` are kernels, the latter for approximate ones.
+`largest_within` is host-side NumPy: the functions are whole accountants, and only the
+elements that have not converged are evaluated. `smallest_within` and `log_crossing` are
+kernels, the latter for approximate roots.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ import numpy as np
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, while_loop
 
 _MAX_EVALUATIONS = 200
-# In `smallest_within`: the relative width at which it ends, the factor by which it
-# searches for the scale, where that search stops, and what counts as infinite.
-_ROUNDING, _SCALE, _TINY, _HUGE, _FAR = 2e-15, 64.0, 1e-30, 1e36, 1e8
+# `smallest_within`: relative width of the final bracket.
+_WIDTH = 2e-15
+# Factor by which it searches for a bracket, and the range in which.
+_FACTOR = 64.0
+_SMALLEST = 1e-30
+_LARGEST = 1e36
+# Absolute value at which function values are clipped, as they may be infinite.
+_CLIP = 1e8
 
 
 def largest_within(
@@ -30,12 +35,12 @@ def largest_within(
     integer: bool = False,
     ends: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Largest x in [low, high) that was seen to have ``excess(x) <= 0``.
+    """Largest x in [low, high) for which ``excess(x) <= 0`` was evaluated.
 
-    A secant in (log x, excess), kept inside the bracket; when neither the bracket
-    halves in two steps nor the excess shrinks to a tenth, its middle. Probes are placed
-    half a tolerance beside the estimate, on the side whose end is farther away, so that
-    both ends close in.
+    The secant method in (log x, excess), safeguarded by a bracket, which is bisected
+    when it does not halve in two steps nor the excess shrink to a tenth. Probes are
+    placed half a tolerance beside the estimate, on the side of the farther end, so that
+    both ends converge.
 
     Args:
       excess: maps x (m,) and the indices (m,) of the elements meant to an increasing
@@ -61,22 +66,21 @@ def largest_within(
     low, high = np.array(low, np.float64), np.array(high, np.float64)
     last_x, last_f = low.copy(), np.full(low.shape, np.nan)
     old_width = np.full((2, *low.shape), np.inf)
-    trial = np.sqrt(low) * np.sqrt(high)
+    trial, jumps = np.sqrt(low) * np.sqrt(high), np.zeros(low.shape, bool)
     if ends is not None:
-        last_x, last_f = low.copy(), np.array(ends[0], np.float64)
+        last_f = np.array(ends[0], np.float64)
         first = _secant(high, np.asarray(ends[1], np.float64), last_x, last_f)
         inside = (first > low) & (first < high)
-        trial = np.where(inside, first, trial)
-    jumps = np.zeros(low.shape, bool)
-    if ends is not None:
-        jumps = np.isposinf(ends[1])
+        trial, jumps = np.where(inside, first, trial), np.isposinf(ends[1])
     for _ in range(_MAX_EVALUATIONS):
         enough = np.where(jumps, np.maximum(tolerance, at_jump), tolerance)
         open_ = high - low > (1 if integer else enough * low)
         active = np.flatnonzero(open_)
         if active.size == 0:
             return low
-        x = _inside(trial[active], low[active], high[active], integer)
+        x = trial[active]
+        if integer:
+            x = np.clip(np.rint(x), low[active] + 1, high[active] - 1)
         f = excess(x, active)
         within = f <= 0
         low[active] = np.where(within, x, low[active])
@@ -86,10 +90,10 @@ def largest_within(
         slow = np.ones(low.shape, bool)
         slow[active] = ~(np.abs(f) <= 0.1 * np.abs(last_f[active]))
         last_x[active], last_f[active] = x, f
-        # Finished elements may have high = 0; what comes out for them is not used.
+        # Finished elements may have high = 0; their results are not used.
         with np.errstate(divide="ignore", invalid="ignore"):
             width = np.log(high) - np.log(low)
-            # The end that is farther from the estimate is the one to move.
+            # Towards the farther end.
             nudge = 1 + (0.5 / high if integer else 0.4 * tolerance)
             trial *= np.where(high / trial > trial / low, nudge, 1 / nudge)
         stuck = ~(trial > low) | ~(trial < high)
@@ -109,15 +113,6 @@ def _secant(
     return np.where((slope > 0) & np.isfinite(trial), trial, np.nan)
 
 
-def _inside(
-    trial: np.ndarray, low: np.ndarray, high: np.ndarray, integer: bool
-) -> np.ndarray:
-    """The trial point, moved strictly between the ends."""
-    if integer:
-        return np.clip(np.rint(trial), low + 1, high - 1)
-    return trial
-
-
 def log_crossing(
     function: Callable[[Array], Array],
     low: Array,
@@ -126,10 +121,10 @@ def log_crossing(
     num_points: int,
     num_refinements: int,
 ) -> Array:
-    """About where a decreasing function crosses 0, on a logarithmic scale; a kernel.
+    """Approximate root of a decreasing function, on a logarithmic scale; a kernel.
 
     Each round evaluates points between the ends side by side, which takes few calls,
-    and keeps the two about the crossing; the last two are interpolated.
+    and keeps the two about the root; the last two are interpolated.
 
     Args:
       function: maps (num_points, n) to values of that shape.
@@ -161,14 +156,14 @@ def log_crossing(
 
 
 def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
-    """About the smallest x with ``function(x) <= 0`` of a decreasing one; a kernel.
+    """The smallest x with ``function(x) <= 0`` of a decreasing one, nearly; a kernel.
 
-    First the scale of x, by factors; then Chandrupatla's method: inverse quadratic
-    interpolation where the last three points permit it, else the middle.
+    First a bracket, by factors; then Chandrupatla's method: inverse quadratic
+    interpolation where the last three points permit it, else bisection.
 
     Args:
       function: maps (n,) positive x to (n,), positive at x = 0; may end in -inf.
-      start: (n,) > 0, where to begin; elements at 0 are not searched and stay 0.
+      start: (n,) > 0, first guess; elements at 0 are not searched and stay 0.
 
     Returns:
       (n,) x at which ``function(x) <= 0`` was seen, within 2e-15 relative of one at
@@ -181,19 +176,19 @@ def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
     xp = namespace(start, first)
 
     def known(f: Array) -> Array:  # NaN counts as positive
-        return xp.where(f <= 0, xp.maximum(f, -_FAR), xp.where(f > 0, f, _FAR))
+        return xp.where(f <= 0, xp.maximum(f, -_CLIP), xp.where(f > 0, f, _CLIP))
 
     searched = start > 0
 
     def unbracketed(state: tuple[Array, ...]) -> Array:
         (x, f), (other, _) = state
-        away = xp.where(f > 0, x < _HUGE, x > _TINY)
+        away = xp.where(f > 0, x < _LARGEST, x > _SMALLEST)
         return searched & away & (other == x)
 
     def step_out(state: Any) -> Any:
         (x, f), (other, g) = state
         moved = unbracketed(state)
-        probe = xp.where(moved, xp.where(f > 0, x * _SCALE, x / _SCALE), x)
+        probe = xp.where(moved, xp.where(f > 0, x * _FACTOR, x / _FACTOR), x)
         value = known(function(probe))
         # The two ends differ once the sign has changed.
         crossed = (value > 0) != (f > 0)
@@ -206,22 +201,20 @@ def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
     lost = searched & ~(new[1] <= 0) & (new[0] == old[0])
 
     def unsettled(state: tuple[Any, ...]) -> Array:
-        turn, (x, _), (other, _), _, _ = state
-        width = xp.abs(x - other)
-        return (turn < _MAX_EVALUATIONS) & xp.any(
-            width > _ROUNDING * xp.maximum(x, other)
-        )
+        count, (x, _), (other, _), _, _ = state
+        wide = xp.abs(x - other) > _WIDTH * xp.maximum(x, other)
+        return (count < _MAX_EVALUATIONS) & xp.any(wide)
 
     def interpolate(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        turn, (x1, f1), (x2, f2), _, share = state
+        count, (x1, f1), (x2, f2), _, share = state
         x = x1 + share * (x2 - x1)
         f = known(function(x))
         same = (f > 0) == (f1 > 0)
         x3, f3 = xp.where(same, x1, x2), xp.where(same, f1, f2)
         x2, f2 = xp.where(same, x2, x1), xp.where(same, f2, f1)
-        least = 0.5 * _ROUNDING * xp.maximum(x, x2) / xp.maximum(xp.abs(x2 - x), _TINY)
+        least = 0.5 * _WIDTH * xp.maximum(x, x2) / xp.maximum(xp.abs(x2 - x), _SMALLEST)
         share = xp.clip(_share((x, f), (x2, f2), (x3, f3)), least, 1 - least)
-        return turn + 1, (x, f), (x2, f2), (x3, f3), share
+        return count + 1, (x, f), (x2, f2), (x3, f3), share
 
     state = (np.int64(0), new, old, old, xp.full_like(start, 0.5))
     _, new, old, _, _ = while_loop(xp, unsettled, interpolate, state)
@@ -230,7 +223,7 @@ def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
 
 
 def _share(new: Any, old: Any, before: Any) -> Array:
-    """Which part of the way from ``new`` to ``old`` to go."""
+    """Next step, as a share of the way from ``new`` to ``old``."""
     (x1, f1), (x2, f2), (x3, f3) = new, old, before
     xp = namespace(x1, f1)
     with np.errstate(all="ignore"):
@@ -239,5 +232,5 @@ def _share(new: Any, old: Any, before: Any) -> Array:
         fits = (phi * phi < xi) & ((1 - phi) ** 2 < 1 - xi)
         share = f1 / (f2 - f1) * f3 / (f2 - f3)
         share = share + (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f3 - f2)
-    # 0 and 1 are for a value of 0: next to it the sign changes.
+    # A share of 0 or 1 is of a value of 0: next to it the sign changes.
     return xp.where(fits & (share >= 0) & (share <= 1), share, 0.5)

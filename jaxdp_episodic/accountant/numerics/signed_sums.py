@@ -1,15 +1,15 @@
 """Sums of independent ``2 sinh(s z)``, z normal, bracketed; NumPy only.
 
-The means ``E(S - y)_+`` of these two-sided sums from above and from below, by
-distributions on lattices of `numerics.lattice_pieces`. Two measures are in order here,
-``below`` and ``above``, if means of all convex, increasing f >= 0 are: so what counts
-besides the steps that keep the mean is that *above* values, or masses, may only be
-raised, and *below* only lowered, or lost.
+Bounds of ``E(S - y)_+`` for these two-sided sums from above and from below, by measures
+on lattices of `numerics.lattice_pieces`. Two measures are ordered here, ``below`` and
+``above``, if integrals of all convex, increasing f >= 0 are. Spreading a mass to both
+neighbours with its mean kept goes up in that order, merging masses at their mean goes
+down; and *above* values, or masses, may only be raised, *below* lowered or dropped.
 
-Each lattice has places ``center + i 2^k w``. The finest one has all of a sum's core,
-and around it each one is twice as coarse and twice as wide as the one before. What a
-sum of two coarse values has in the middle stays on the coarse lattice: values are never
-moved but when they leave their lattice's box, or when sums have grown.
+The points of each lattice are ``center + i 2^k w``. The finest one covers the bulk of a
+sum, and each next one is twice as coarse and twice as wide. The middle of a sum of two
+coarse values stays on the coarse lattice: values are moved only when they leave their
+lattice's range, or when the number of terms has grown.
 
 Reference: docs/proofs.md, "Random allocation".
 """
@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.numerics.lattice_pieces import (
+    UNIT,
     Piece,
     added_pieces,
     coarser,
@@ -32,7 +33,6 @@ from jaxdp_episodic.accountant.numerics.lattice_pieces import (
 )
 from jaxdp_episodic.accountant.numerics.signed_terms import (
     MEANS,
-    UNIT,
     LatticeSum,
     Plan,
     base_level,
@@ -44,29 +44,22 @@ from jaxdp_episodic.accountant.numerics.signed_terms import (
 
 # Half of the cells of a lattice.
 _CELLS = 640
-# Masses at the ends of a row that are sent away, times the distance of places.
-_RARE = 1e-45
+# Mass times spacing below which ends of a row are dropped, or moved to infinity.
+_NEGLIGIBLE = 1e-45
 
 
 class SignedSumBound(NamedTuple):
-    """Measure above or below the distribution of a sum S; see the module.
+    """Measure above or below the distribution of a sum S; see the module's docstring.
 
     For every convex, increasing f >= 0, ``e^mass_error`` times the mean of f over the
     one above, moved up by ``place_error``, is at least ``E f(S)``.
-
-    Attributes:
-      values: (n,) increasing.
-      beyond: (n + 1,) masses from each of them on.
-      profile: (n + 1,) ``E(S - value)_+``.
-      infinite: what infinity has of the mean.
-      mass_error, place_error: *bounds* of rounding errors.
     """
 
-    values: np.ndarray
-    beyond: np.ndarray
-    profile: np.ndarray
-    infinite: float
-    mass_error: float
+    values: np.ndarray  # (n,) increasing
+    beyond: np.ndarray  # (n + 1,) masses at each of them and above
+    profile: np.ndarray  # (n + 1,) E(S - value)_+
+    infinite: float  # part of the mean at infinity
+    mass_error: float  # *bounds* of rounding errors
     place_error: float
 
     def gain(self, y: np.ndarray, *, above: bool) -> np.ndarray:
@@ -84,34 +77,34 @@ def sinh_sum(
     count: int,
     shift: float,
     tilt: float,
-    hinge: float,
+    threshold: float,
     *,
     above: bool,
     cells: int = _CELLS,
-    at_hinge: bool = False,
+    at_threshold: bool = False,
 ) -> SignedSumBound:
     """The sum of ``2 sinh(shift z)`` over ``count >= 2`` independent z ~ N(-tilt, 1).
 
-    Its means ``E(S - y)_+`` are nearest to the truth at y about ``hinge``; one
-    ``at_hinge`` bounds that mean alone as near. With half of the cells a bound is four
-    times as far off, and found in a third of the time.
+    Its ``E(S - y)_+`` is tightest at y about ``threshold``; a measure ``at_threshold``
+    bounds that alone, as tightly. With half of the cells the gap is four times as wide,
+    and the time a third.
     """
-    plan = planned(count, shift, tilt, hinge, above, cells)
+    plan = planned(count, shift, tilt, threshold, above, cells)
     power, total = _on_levels(one_term(shift, tilt, plan), plan), None
     for bit in range(count.bit_length() - 1):
         if count >> bit & 1:
             total = (
                 power if total is None else _on_levels(_added(total, power, plan), plan)
             )
-        if count == 2 << bit:  # what is added last stays as it is
+        if count == 2 << bit:  # the last sum need not be moved to lattices
             break
         power = _on_levels(_added(power, power, plan), plan)
     other = power if total is None else total
-    if at_hinge:
-        return _at_hinge(power, other, hinge, plan)
+    if at_threshold:
+        return _at_threshold(power, other, threshold, plan)
     total = _added(power, other, plan)
-    places, masses = _atoms(total, plan)
-    return _signed(places, masses, total, plan)
+    points, masses = _atoms(total, plan)
+    return _signed(points, masses, total, plan)
 
 
 def _atoms(total: LatticeSum, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
@@ -125,39 +118,41 @@ def _atoms(total: LatticeSum, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         else:
             mean = moments_of(piece)[kept] / masses[-1]
             values.append(mean - total.place_error * 2.0**piece.level)
-    places = plan.unit * np.concatenate(values)
-    order = np.argsort(places, kind="stable")
-    return (places + total.count * plan.center)[order], np.concatenate(masses)[order]
+    points = plan.unit * np.concatenate(values)
+    order = np.argsort(points, kind="stable")
+    return (points + total.count * plan.center)[order], np.concatenate(masses)[order]
 
 
 def _signed(
-    places: np.ndarray, masses: np.ndarray, total: LatticeSum, plan: Plan
+    points: np.ndarray, masses: np.ndarray, total: LatticeSum, plan: Plan
 ) -> SignedSumBound:
     beyond = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
-    gained = np.cumsum((beyond[1:-1] * np.diff(places))[::-1])[::-1]
+    gained = np.cumsum((beyond[1:-1] * np.diff(points))[::-1])[::-1]
     return SignedSumBound(
-        places,
+        points,
         beyond,
         np.append(gained, [0.0, 0.0]),
         plan.unit * total.infinite,
-        total.mass_error + (8 + 4 * len(places)) * UNIT,
+        total.mass_error + (8 + 4 * len(points)) * UNIT,
         4 * UNIT * abs(total.count * plan.center),
     )
 
 
-def _at_hinge(a: LatticeSum, b: LatticeSum, hinge: float, plan: Plan) -> SignedSumBound:
-    """Of the sum, what is known at the hinge: given the one, by the other's profile."""
-    places, masses = _atoms(a, plan)
+def _at_threshold(
+    a: LatticeSum, b: LatticeSum, threshold: float, plan: Plan
+) -> SignedSumBound:
+    """The sum at the threshold alone: the mean over a of b's profile."""
+    points, masses = _atoms(a, plan)
     other = _signed(*_atoms(b, plan), b, plan)
     sign = 1.0 if plan.above else -1.0
-    y = hinge - sign * 8 * UNIT * abs(hinge)
-    rounded = 4 * UNIT * (np.abs(places) + abs(a.count * plan.center))
-    gains = other.gain(y - places - sign * rounded, above=plan.above)
-    # Of so many numbers BLAS's products wake its threads; see `quadrature.in_blocks`.
+    y = threshold - sign * 8 * UNIT * abs(threshold)
+    rounded = 4 * UNIT * (np.abs(points) + abs(a.count * plan.center))
+    gains = other.gain(y - points - sign * rounded, above=plan.above)
+    # Of long rows BLAS's products wake its threads; see `quadrature.in_blocks`.
     gain = float(np.sum(masses * gains)) + plan.unit * a.infinite * (1 + 1e-9)
     known = np.array([gain, gain if plan.above else 0.0])
     beyond = np.array([1.0 + 1e-9, 0.0]) if plan.above else np.zeros(2)
-    error = a.mass_error + (8 + 4 * len(places)) * UNIT
+    error = a.mass_error + (8 + 4 * len(points)) * UNIT
     return SignedSumBound(np.array([y]), beyond, known, 0.0, error, 0.0)
 
 
@@ -170,13 +165,13 @@ def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:
         [_labelled(part) for part in parts],
         a.infinite + b.infinite,
         a.mass_error + b.mass_error + rounded,
-        # of cells, which are no further from 0 than the widest box
+        # Means of cells are at most `MEANS` lattices' ends from 0.
         a.place_error + b.place_error + 8 * MEANS * rounded * plan.finest,
     )
 
 
 def _labelled(piece: Piece) -> Piece:
-    """Cells named by where their values are, in the mean."""
+    """Cells renumbered so that they lie, on average, where their means are."""
     if piece.moments is None:
         return piece
     whole = piece.masses.sum()
@@ -188,7 +183,7 @@ def _labelled(piece: Piece) -> Piece:
 
 
 def _on_levels(total: LatticeSum, plan: Plan) -> LatticeSum:
-    """Puts what lies outside of its lattice's box on the next one."""
+    """Moves what lies outside of its lattice's range to the next one."""
     base = base_level(total.count)
     left: dict[int, list[Piece]] = {}
     for piece in total.pieces:
@@ -223,7 +218,7 @@ def _on_levels(total: LatticeSum, plan: Plan) -> LatticeSum:
 def _at_ends(
     inside: Piece | None, outside: list[Piece], half: int, plan: Plan
 ) -> tuple[Piece | None, float]:
-    """The last lattice with what is outside of it; what infinity gets of that."""
+    """The last lattice with the rest on it; and the part of the mean at infinity."""
     sent = 0.0
     for piece in outside:
         if not plan.above:
@@ -241,38 +236,32 @@ def _at_ends(
 
 
 def _next_level(level: int, base: int, plan: Plan) -> int:
-    """The first level from this one on that there is."""
+    """The first level that has a lattice, from this one on."""
     return base if level <= base else max(level, base + level_gap(plan))
 
 
 def _trimmed(piece: Piece, plan: Plan) -> tuple[Piece, float]:
-    """Without masses too rare to count at both ends, and what infinity gets of them."""
-    kept = np.flatnonzero(piece.masses * 2.0**piece.level > _RARE)
+    """Without negligible masses at both ends; and the part of the mean at infinity."""
+    kept = np.flatnonzero(piece.masses * 2.0**piece.level > _NEGLIGIBLE)
     if not len(kept):
         kept = np.array([int(np.argmax(piece.masses))])
     first, last = int(kept[0]), int(kept[-1])
-    masses = piece.masses[first : last + 1].copy()
+    kept = piece.part(first, last + 1)
     if not plan.above:
-        moments = moments_of(piece)[first : last + 1]
-        return Piece(piece.level, piece.first + first, masses, moments), 0.0
+        return kept, 0.0
+    masses = kept.masses.copy()
     masses[0] += piece.masses[:first].sum()
     over = piece.masses[last + 1 :]
     masses[-1] += over.sum()
     sent = float(over @ np.arange(1, len(over) + 1)) * 2.0**piece.level
-    return Piece(piece.level, piece.first + first, masses, None), sent * (1 + 1e-9)
+    return kept._replace(masses=masses), sent * (1 + 1e-9)
 
 
 def _cut(piece: Piece, half: int) -> tuple[Piece | None, list[Piece]]:
-    """What is within ``half`` places of 0, and the rest on either side."""
-    start, end = -half - piece.first, half + 1 - piece.first
+    """The part within ``half`` points of 0, and the rest on either side."""
     size = len(piece.masses)
-    start, end = min(max(start, 0), size), min(max(end, 0), size)
-
-    def part(i: int, j: int) -> Piece | None:
-        if i >= j:
-            return None
-        moments = None if piece.moments is None else piece.moments[i:j]
-        return Piece(piece.level, piece.first + i, piece.masses[i:j], moments)
-
-    outside = [p for p in (part(0, start), part(end, size)) if p is not None]
-    return part(start, end), outside
+    start = min(max(-half - piece.first, 0), size)
+    end = min(max(half + 1 - piece.first, 0), size)
+    inside = piece.part(start, end) if start < end else None
+    outside = [piece.part(i, j) for i, j in ((0, start), (end, size)) if i < j]
+    return inside, outside

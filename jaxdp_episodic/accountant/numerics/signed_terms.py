@@ -1,4 +1,4 @@
-"""One term ``2 sinh(s z)`` of a sum, bracketed on lattices, and how these are laid.
+"""One term ``2 sinh(s z)`` of a sum, bracketed on lattices, and the layout of these.
 
 See `numerics.signed_sums`.
 """
@@ -11,35 +11,50 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.lattice_pieces import Piece
+from jaxdp_episodic.accountant.numerics.lattice_pieces import (
+    NODES,
+    SQRT_2PI,
+    UNIT,
+    WEIGHTS,
+    Piece,
+    normal_tail,
+)
 
-# How many times as many cells the finest lattice has as others, so that the second has
-# cells of twice its width; how many deviations of a term the finest reaches.
-_FINEST, _DEVIATIONS = 5 / 3, 3.0
-# Where a jump is by so many nats likelier than that all terms move, the finest lattice
-# is as wide as from the hinge to most terms' sum, with so many places in a deviation.
-_SOONER, _ALONE, _RESOLVED = 12.0, 3.0, 30.0
-# Of that way, where a lattice ends; how many times as far the last one does, or what so
-# many deviations of one term make of it: beyond it values are at its ends, or at their
-# mean, no further than so many times that.
-_REACHED, _FURTHEST, _FAR_OUT, MEANS = 1.25, 5.0, 1.5, 8.0
-# Widest panel in z; the widest cell about 0; and the finest, over a term's share of
-# the hinge, beside which the ends of finer ones would be lost in rounding.
-_WIDEST, _NARROW, _OF_HINGE = 0.1, 0.01, 1e-5
-# Deviations of one normal variable that are looked at: below, and above one of mean s.
-_LOWEST, _HIGHEST = 9.0, 9.3
-# Rounding of one operation, and of a cell's end, over its width.
-UNIT = 1.2e-16
-_SQRT_2PI = math.sqrt(2 * math.pi)
-_NODES, _WEIGHTS = (0.5 * a for a in np.polynomial.legendre.leggauss(6))
-_NODES = _NODES[:, None] + 0.5
-_WEIGHTS = _WEIGHTS[:, None]
+# Cells of the finest lattice over those of the others: cells of the second one are then
+# twice as wide.
+_FINEST_RATIO = 5 / 3
+# Deviations of one term that the finest lattice reaches.
+_DEVIATIONS = 3.0
+# The finest lattice reaches from the threshold to the mean of the sum if one jump to
+# the threshold is by these nats likelier than a shift of all terms, and the number of
+# terms is above 3 s times the jump, so that few of the others are shifted along.
+_JUMP_NATS = 12.0
+_JUMP_TERMS = 3.0
+# Least number of its points in a standard deviation of the sum.
+_POINTS_PER_DEVIATION = 30.0
+# End of a lattice, relative to the way from the mean to the threshold.
+_REACH = 1.25
+# End of the last lattice: five times as far, or what 1.5 deviations of one term make.
+_FURTHEST = 5.0
+_FURTHEST_DEVIATIONS = 1.5
+# Bound of the means of cells beyond the last lattice, over its end.
+MEANS = 8.0
+# Widest panel of the quadrature in z.
+_WIDEST_PANEL = 0.1
+# Widest cell about 0, in z; and the narrowest, relative to a term's share of the
+# threshold: ends of narrower ones would be lost in rounding.
+_WIDEST_CELL = 0.01
+_NARROWEST_CELL = 1e-5
+# Truncation of the normal variable: below, and above a mean of s.
+_LOWEST = 9.0
+_HIGHEST = 9.3
 
 
 class LatticeSum(NamedTuple):
-    """Of a sum of ``count`` terms: pieces of rising level about ``count`` centers.
+    """Measure near the distribution of a sum of ``count`` terms, less their centers.
 
-    All in units of the finest spacing, `place_error` in cells of each level.
+    Pieces are of increasing level, all in units of the finest spacing; `place_error` is
+    in cells of each level.
     """
 
     count: int
@@ -50,22 +65,22 @@ class LatticeSum(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Of all sums of one setting: `unit` is the finest spacing of one term."""
+    """Layout of the lattices of all partial sums."""
 
-    above: bool
+    above: bool  # whether the measures are above, or below
     finest: int  # half of the cells of the finest lattice
     others: int  # and of the others
-    center: float
-    unit: float
-    top: int  # level of the last one
+    center: float  # of one term's lattices: its share of the threshold
+    unit: float  # spacing of the finest lattice of one term
+    top: int  # level of the last lattice
 
 
 def planned(
-    count: int, shift: float, tilt: float, hinge: float, above: bool, others: int
+    count: int, shift: float, tilt: float, threshold: float, above: bool, others: int
 ) -> Plan:
-    """Finest where each term has its share of the hinge; as wide as most terms are."""
+    """The layout: finest about the threshold, as wide as nearly all terms are."""
     # Even, so that cells of the next lattice begin where these end.
-    others, finest = others // 2 * 2, round(0.5 * _FINEST * others) * 2
+    others, finest = others // 2 * 2, round(0.5 * _FINEST_RATIO * others) * 2
     end = NormalDist().inv_cdf(1 - 1 / (4 * count))
     x = end * np.linspace(-1, 1, 401)
     weight = np.exp(-0.5 * x * x)
@@ -73,39 +88,36 @@ def planned(
     mean = float(value @ weight)
     deviation = math.sqrt(float((value - mean) ** 2 @ weight))
     unit = 2 * _DEVIATIONS * deviation / finest
-    unit = max(min(unit, 2 * _NARROW * shift), _OF_HINGE * hinge / count)
-    # All of them together lie so far from the hinge, which is a jump's way: where one
-    # makes it that rarely that all would sooner move there, places are as fine as ever.
-    away, base = abs(hinge - count * mean), base_level(count)
+    unit = max(min(unit, 2 * _WIDEST_CELL * shift), _NARROWEST_CELL * threshold / count)
+    # Distance of the mean from the threshold, and the jump of one term that covers it.
+    away, base = abs(threshold - count * mean), base_level(count)
     jump = math.asinh(0.5 * away) / shift + tilt
-    # Few others would move along, and far enough to be close to 0.
-    alone = count > _ALONE * shift * jump
-    if alone and 0.5 * count * tilt * tilt > 0.5 * jump * jump + _SOONER:
-        spread = deviation * math.sqrt(count) / _RESOLVED
-        unit = max(unit, min(_REACHED * away / finest, spread) / 2**base)
-    # Jumps by that much have the finest places that one of the other lattices has.
-    level = round(math.log2(max(_REACHED * away / (others * unit), 1.0)))
+    by_one = count > _JUMP_TERMS * shift * jump
+    if by_one and 0.5 * count * tilt * tilt > 0.5 * jump * jump + _JUMP_NATS:
+        fine = deviation * math.sqrt(count) / _POINTS_PER_DEVIATION
+        unit = max(unit, min(_REACH * away / finest, fine) / 2**base)
+    # One lattice ends just beyond that jump: there the jump is resolved best.
+    level = round(math.log2(max(_REACH * away / (others * unit), 1.0)))
     if level > 0:
-        unit = _REACHED * away / (others * 2**level)
+        unit = _REACH * away / (others * 2**level)
     last = max(away, 8 * deviation * math.sqrt(count)) / (others * unit)
-    last *= max(_FURTHEST, 2 * math.exp(shift * max(_FAR_OUT, 0.5 * shift)))
-    gap = (2 * finest // others).bit_length() - 1
-    top = max(math.ceil(math.log2(last)), base + gap)
-    return Plan(above, finest, others, hinge / count, unit, top)
+    last *= max(_FURTHEST, 2 * math.exp(shift * max(_FURTHEST_DEVIATIONS, 0.5 * shift)))
+    plan = Plan(above, finest, others, threshold / count, unit, 0)
+    return plan._replace(top=max(math.ceil(math.log2(last)), base + level_gap(plan)))
 
 
 def base_level(count: int) -> int:
-    """Level of the finest lattice of a sum: its cells grow as deviations do."""
+    """Level of the finest lattice of a sum: cells widen as its deviation does."""
     return (count.bit_length() - 1) // 2
 
 
 def level_gap(plan: Plan) -> int:
-    """By how many levels the second lattice is coarser than the finest."""
+    """Number of levels from the finest lattice to the second one."""
     return (2 * plan.finest // plan.others).bit_length() - 1
 
 
 def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
-    """One term, by quadrature of the normal density over each cell, in no box yet."""
+    """One term, by quadrature of the normal density over each cell."""
     low, high = -tilt - _LOWEST, shift - tilt + _HIGHEST
     ends = [(2 * math.sinh(shift * z) - plan.center) / plan.unit for z in (low, high)]
     widest = plan.others * 2**plan.top
@@ -119,15 +131,15 @@ def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
         np.arcsinh(0.5 * (plan.center + (start + i) * width)) / shift for i in (0, 1)
     ]
     left, right = (np.clip(edge, low, high) for edge in edges)
-    parts = np.ceil(np.maximum(right - left, 0.0) / _WIDEST).astype(int)
+    parts = np.ceil(np.maximum(right - left, 0.0) / _WIDEST_PANEL).astype(int)
     cell = np.repeat(np.arange(len(parts)), parts)
     number = np.arange(len(cell)) - np.repeat(np.cumsum(parts) - parts, parts)
     piece = ((right - left) / np.maximum(parts, 1))[cell]
-    z = left[cell] + (number + _NODES) * piece
-    density = np.exp(-0.5 * (z + tilt) ** 2) / _SQRT_2PI * _WEIGHTS * piece
+    z = left[cell] + (number + NODES) * piece
+    density = np.exp(-0.5 * (z + tilt) ** 2) / SQRT_2PI * WEIGHTS * piece
 
     def mean_gap(edge: np.ndarray) -> np.ndarray:
-        """Of the distance between the value and an edge, over each cell's width."""
+        """Integral of the distance between value and edge, over each cell's width."""
         from_edge, about = 0.5 * shift * (z - edge), 0.5 * shift * (z + edge)
         gap = np.abs(4 * np.cosh(about) * np.sinh(from_edge)) / width[cell]
         return np.bincount(cell, (density * gap).sum(axis=0), len(parts))
@@ -139,9 +151,9 @@ def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
     narrow = (edges[1] - edges[0])[parts > 0]
     error = 16 * UNIT * float(np.max(size / narrow))
     error += 16 * UNIT * float(np.max(1 + np.abs(start) + abs(plan.center) / width))
-    over = _tail(high + tilt)
-    # Values there are more than the last by e^{sz} and e^{-s high} at the most.
-    over_mean = math.exp(0.5 * shift**2 - shift * tilt) * _tail(_HIGHEST)
+    over = normal_tail(high + tilt)
+    # Values beyond ``high`` exceed the last one by less than e^{sz} + e^{-s high}.
+    over_mean = math.exp(0.5 * shift**2 - shift * tilt) * normal_tail(_HIGHEST)
     over_mean = (over_mean + over * math.exp(-shift * high)) / plan.unit
     pieces, at = [], 0
     for k, first, number_of in rows:
@@ -159,11 +171,10 @@ def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
         for edge, end, side in ((edges[0][0], low, -1), (edges[1][-1], high, 1))
     ]
     if plan.above:
-        # What is below the first cell is raised to its end.
-        pieces[0].masses[1] += far[0][0] + _tail(-low - tilt)
+        # Mass below the first cell is raised to its end.
+        pieces[0].masses[1] += far[0][0] + normal_tail(-low - tilt)
         pieces[-1].masses[-1] += far[1][0] + over
-        term = term._replace(infinite=far[1][1] / plan.unit + over_mean)
-        return term
+        return term._replace(infinite=far[1][1] / plan.unit + over_mean)
     for piece, edge, (mass, gap) in zip(
         (pieces[0], pieces[-1]), (start[0], start[-1] + 1), far, strict=True
     ):
@@ -173,9 +184,10 @@ def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
 
 
 def far_out(level: int, mass: float, moment: float, widest: int) -> list[Piece]:
-    """A cell of its own, where its mean is, for what is beyond a lattice; from below.
+    """A cell at its own mean for the mass beyond a lattice; a measure below.
 
-    No further than the rounding of means is known: lower, their end, or nothing.
+    Means are at most `MEANS` times the lattice's end, up to which their rounding is
+    bounded: higher ones are lowered to that, and mass of a lower one is dropped.
     """
     most = MEANS * widest * mass
     if moment < -most or not mass > 0:
@@ -188,23 +200,19 @@ def far_out(level: int, mass: float, moment: float, widest: int) -> list[Piece]:
 def _beyond(
     shift: float, tilt: float, edge: float, end: float, side: int
 ) -> tuple[float, float]:
-    """Mass of a term from an edge out to an end, and mean of its distance; signed."""
+    """Mass of a term between edge and end, and integral of its signed distance."""
     if (end - edge) * side <= 0:
         return 0.0, 0.0
-    parts = math.ceil(abs(end - edge) / _WIDEST)
-    z = edge + (end - edge) / parts * (np.arange(parts) + _NODES)
-    density = np.exp(-0.5 * (z + tilt) ** 2) / _SQRT_2PI * _WEIGHTS
+    parts = math.ceil(abs(end - edge) / _WIDEST_PANEL)
+    z = edge + (end - edge) / parts * (np.arange(parts) + NODES)
+    density = np.exp(-0.5 * (z + tilt) ** 2) / SQRT_2PI * WEIGHTS
     density = density * abs(end - edge) / parts
     gap = 4 * np.cosh(0.5 * shift * (z + edge)) * np.sinh(0.5 * shift * (z - edge))
     return float(density.sum()), float((density * gap).sum())
 
 
-def _tail(x: float) -> float:
-    return 0.5 * math.erfc(x / math.sqrt(2))
-
-
 def _cells(plan: Plan, low: int, high: int) -> list[tuple[int, int, int]]:
-    """Level, first and number of cells from low to high, in the finest's; in order."""
+    """Level, first and number of cells from low to high, which are in finest cells."""
     under, over = [], []
     for sign, end, rows in ((-1, -low, under), (1, high, over)):
         level, inner, outer = 0, 0, plan.finest

@@ -19,38 +19,42 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     log_complex,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, complex_of
-from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
+from jaxdp_episodic.accountant.numerics.quadrature import gauss_legendre, in_blocks
 from jaxdp_episodic.accountant.numerics.special import log_normal_tail
 
 SQRT_2PI = math.sqrt(2 * math.pi)
-# Deviations below 0, and above s, where nothing is left; and of so many nats less are
-# jumps too rare to count.
-_LOWEST, _HIGHEST, _RARER = -10.0, 13.0, 20.0
-# From so many terms on rounding of K near 1 would count.
-_MANY = 1e4
+# Truncation of the integral over x ~ N(0, 1): masses below -10 and above s + 13 are
+# less than 1e-23 and e^-84.
+_LOWEST = -10.0
+_HIGHEST = 13.0
+# Nats by which a jump is rarer than one to `_HIGHEST` where it is dropped.
+_DROPPED_JUMP = 20.0
+# Number of terms above which K - 1 is integrated, as n times the rounding of K counts.
+_MANY_TERMS = 1e4
+# Gauss-Legendre nodes of a panel along the axis.
+_PANEL_NODES = 16
+# Elements of an array that fits the cache.
+_CACHED = 2**16
+# p g B above which e^{p A - p g B} underflows, provided that p A is below the second.
+_UNDERFLOWS = 800.0
+_MODERATE = 50.0
 
 
 class Terms(NamedTuple):
-    """What is added up.
+    """The sum."""
 
-    Attributes:
-      count: n, how many terms.
-      shift: s > 0.
-      idle: how many bins have none; of each is 1 in the sum of the A and of the B.
-    """
-
-    count: float
-    shift: float
-    idle: float
+    count: float  # n, number of terms
+    shift: float  # s > 0
+    idle: float  # number of terms in which A and B are 1: the constant 1 - g
 
     def constant(self, log_g: np.ndarray) -> np.ndarray:
-        """What there is besides the terms, k."""
+        """``k = (1 - g) idle``."""
         return -np.expm1(log_g) * self.idle
 
     @property
     def are_many(self) -> bool:
         """Whether ``K - 1`` needs all its digits."""
-        return self.count > _MANY
+        return self.count > _MANY_TERMS
 
 
 def log_last(s: Array) -> Array:
@@ -76,7 +80,7 @@ def _near_root(least: np.ndarray) -> np.ndarray:
 
 
 def _step(value: np.ndarray, slope: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Halley's, of a second derivative of ``1/y²``: two have all digits."""
+    """Halley's, of a second derivative of ``1/y²``: two steps have all digits."""
     step = value / slope
     return step / (1 - 0.5 * step / (slope * y * y))
 
@@ -86,25 +90,12 @@ def place_of(x: np.ndarray, s: Array) -> np.ndarray:
     return np.log(x / s) - s * x + 0.5 * s * s
 
 
-# On the upper side of the axis.
-
-
 @functools.lru_cache
 def gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
     """Composite Gauss–Legendre rule on [0, 1]."""
-    x, w = np.polynomial.legendre.leggauss(nodes)
-    places = (np.arange(panels)[:, None] + 0.5 * (x + 1)) / panels
-    return places.reshape(-1), np.tile(0.5 * w / panels, panels)
-
-
-# Nodes of a panel along the axis, elements that fit the cache, and from what p g B on
-# nothing is left where p A is below the last.
-_NODES, _AT_ONCE, _GONE, _TAME = 16, 2**16, 800.0, 50.0
-
-
-def rules(s: float, *, coarse: bool = False) -> tuple:
-    """Panels of `transforms_on_axis`, as e^{-pgB} falls within 1/s, and jumps' rule."""
-    return math.ceil(4 + (1 if coarse else 8) * s), gauss(12 if coarse else 32, 1)
+    x, w = gauss_legendre(nodes)
+    points = (np.arange(panels)[:, None] + x) / panels
+    return points.reshape(-1), np.tile(w / panels, panels)
 
 
 class Transforms(NamedTuple):
@@ -116,33 +107,30 @@ class Transforms(NamedTuple):
     second: np.ndarray
 
 
-def ends_of(s: float, move: np.ndarray) -> tuple[float, float]:
-    """Where the normal variable's range ends, for all moves."""
-    return _LOWEST - float(move.max()), _HIGHEST + s - float(move.min())
+def ends_of(s: float, tilt: np.ndarray) -> tuple[float, float]:
+    """Truncation points of the normal variable, wide enough for all tilts."""
+    return _LOWEST - float(tilt.max()), _HIGHEST + s - float(tilt.min())
 
 
-def too_rare(s: Array, move: np.ndarray | None = None) -> Array:
-    """The larger saddle at which a jump is `_RARER` than one of many deviations.
+def too_rare(s: Array, tilt: np.ndarray | None = None) -> Array:
+    """The larger saddle x beyond which a jump there is negligible.
 
-    At the larger saddle x the integrand is ``e^{x/s - x²/2}``, less what the place
-    takes: of a jump to d it is ``e^{-d²/2}`` at d, and where s d < 1 it grows from
-    there on and falls behind 2/s only.
+    The integrand at it is ``e^{x/s - x²/2}`` up to what g takes: x solves ``x²/2 - x/s
+    = (s + _HIGHEST)²/2 + _DROPPED_JUMP``.
     """
-    turn, least = 1 / s, (s + _HIGHEST) ** 2 + 2 * _RARER
-    edge = turn + np.sqrt(turn * turn + least)
-    return edge if move is None else edge - float(move.min())
+    peak, square = 1 / s, (s + _HIGHEST) ** 2 + 2 * _DROPPED_JUMP
+    edge = peak + np.sqrt(peak * peak + square)
+    return edge if tilt is None else edge - float(tilt.min())
 
 
 def _contracted(
     grown: np.ndarray, less: np.ndarray | None, opposite: np.ndarray, share: np.ndarray
 ) -> Transforms:
-    """Sums over nodes, each one with the shares of all moves, (M, E) each.
+    """Sums over nodes under every tilt d, (M, E) each.
 
-    Args:
-      grown: (M, N) masses times ``e^{pU}``.
-      less: (M, N) the same, less the masses; if None K is there for ``K - 1``.
-      opposite: B, (N,) or (M, N).
-      share: (N, E) or (M, N, E).
+    ``grown`` is mass times ``e^{pU}``, ``less`` mass times ``e^{pU} - 1``, (M, N), or
+    None where K may stand for ``K - 1``; ``opposite`` is B, (N,) or (M, N); ``share``
+    is ``e^{-d v - d²/2}``, (N, E) or (M, N, E).
     """
     number, (m, n) = 3 if less is None else 4, grown.shape
     rows = np.empty((number, m, n), opposite.dtype)
@@ -160,10 +148,13 @@ def _contracted(
 
 
 def steepest(x: np.ndarray, s: Array, rule: tuple) -> tuple[Pair, Pair, np.ndarray]:
-    """Nodes from the larger saddle x on: v, dv with weights and the real exponent.
+    """Path of steepest descent of ``p A - v²/2`` from its larger saddle x.
 
-    On ``v = x + (zeta + i y)/s`` the imaginary part is 0 where ``e^zeta sin(y)/y = 1 +
-    zeta/(s x)``; one s, or one for each x.
+    On ``v = x + (zeta + i y)/s`` the exponent is real where ``e^zeta sin(y)/y = 1 +
+    zeta/(s x)``, y from 0 to pi; one s, or one for each x.
+
+    Returns:
+      Nodes v, dv times the weights of the rule, and the exponent.
     """
     y, w = (a * math.pi for a in rule)
     x, s = x[:, None], s[:, None] if np.ndim(s) else s
@@ -185,19 +176,22 @@ def transforms_on_axis(
     p: np.ndarray,
     log_g: np.ndarray,
     terms: Terms,
-    move: np.ndarray,
+    tilt: np.ndarray,
     *,
     coarse: bool = False,
 ) -> Transforms:
-    """At real p > 0 and g, (M,), on the upper side of the axis; for moves (E,).
+    """K at real p > 0, (M,), on the upper side of the cut; under tilts d, (E,).
 
-    Moved by d, x is ``x - d`` under the mean: log g is by ``2 s d`` larger, log p by
-    ``s d`` smaller, and B by the factor ``e^{s d}`` of what it is here.
+    Under a tilt d, x is ``x - d`` in the mean, which is K at another g: log g is by
+    ``2 s d`` larger, log p by ``s d`` smaller, and B has the factor ``e^{s d}``.
+
+    Below the larger saddle the integral runs along the real axis, beyond it along the
+    path of steepest descent. ``coarse``: with fewer nodes, for choosing contours.
     """
     s = terms.shift
     saddle = larger_saddle(np.log(p), s)
-    panels, of_jumps = rules(s, coarse=coarse)
-    low, edge = ends_of(s, move)
+    panels = math.ceil(4 + (1 if coarse else 8) * s)  # e^{-pgB} falls within 1/s
+    low, edge = ends_of(s, tilt)
     end = np.minimum(saddle, edge)[:, None]
     against = (p * np.exp(log_g))[:, None]
 
@@ -210,49 +204,47 @@ def transforms_on_axis(
         exponent = p[rows, None] * sizes - against[rows] * opposite
         np.minimum(exponent, 700.0, out=exponent)
         less = np.expm1(exponent) * normal if terms.are_many else None
-        share = np.exp(-v[..., None] * move - 0.5 * move * move)
+        share = np.exp(-v[..., None] * tilt - 0.5 * tilt * tilt)
         np.exp(exponent, out=exponent)
         exponent *= normal
         return _contracted(exponent, less, opposite, share)
 
-    # Panels that all share, and of each its last one: so nodes differ in one alone.
+    # All rows share the whole panels; the last part up to a row's own saddle differs.
     width = (edge - low) / panels
-    place, weight = gauss(_NODES, panels)
+    place, weight = gauss(_PANEL_NODES, panels)
     whole = np.nan_to_num(np.floor((end - low) / width))
     nodes, weight = low + (edge - low) * place, (edge - low) * weight
-    number = np.arange(len(nodes)) // _NODES
-    found = []
-    each = max(_AT_ONCE // len(nodes), 1)
+    number = np.arange(len(nodes)) // _PANEL_NODES
+    found, each = [], max(_CACHED // len(nodes), 1)
     for begin in range(0, len(p), each):
         rows = slice(begin, begin + each)
-        # From where e^{-pgB} is something for one of these on, or e^{pA} is large, to
-        # the last of them: of K - 1 all before is needed, too.
-        gone = s * (nodes + 0.5 * s) < np.log(against[rows].min() / _GONE)
-        gone &= s * (nodes - 0.5 * s) < np.log(_TAME / p[rows].max())
+        # Nodes at which e^{pU} underflows for all rows are left out, but not of K - 1.
+        gone = s * (nodes + 0.5 * s) < np.log(against[rows].min() / _UNDERFLOWS)
+        gone &= s * (nodes - 0.5 * s) < np.log(_MODERATE / p[rows].max())
         first = 0 if terms.are_many else int(np.sum(gone))
-        some = slice(first, int(whole[rows].max()) * _NODES)
+        some = slice(first, int(whole[rows].max()) * _PANEL_NODES)
         if some.start < some.stop:
             is_left = number[some] < whole[rows]
             found.append(part(nodes[some], weight[some] * is_left, rows))
         else:
-            found.append(Transforms(*np.zeros((4, len(p[rows]), len(move)))))
+            found.append(Transforms(*np.zeros((4, len(p[rows]), len(tilt)))))
     sums = [Transforms(*(np.concatenate(rows) for rows in zip(*found, strict=True)))]
-    place, weight = gauss(_NODES, 1)
+    place, weight = gauss(_PANEL_NODES, 1)
     rest = end - (low + whole * width)
     sums.append(part(end - rest * (1 - place), rest * weight))
-    *both, exponent = steepest(saddle, s, of_jumps)
+    *both, exponent = steepest(saddle, s, gauss(12 if coarse else 32, 1))
     v, dv = (complex_of(np, *np.broadcast_arrays(*pair)) for pair in both)
     exponent = np.exp(np.clip(exponent, -745, 700))
-    is_rare = (saddle >= too_rare(s, move))[:, None]
+    is_rare = (saddle >= too_rare(s, tilt))[:, None]
     grown = np.where(is_rare, 0.0, exponent * dv / SQRT_2PI)
     opposite = math.exp(-0.5 * s * s) * exp_complex(-s * v)
     grown = grown * exp_complex(-against * opposite)
-    share = np.exp(-np.real(v)[..., None] * move - 0.5 * move * move)
-    height = np.imag(v[0])  # that of all
-    share = share * exp_complex(-1j * height[:, None] * move)
+    share = np.exp(-np.real(v)[..., None] * tilt - 0.5 * tilt * tilt)
+    height = np.imag(v[0])  # the same for all rows
+    share = share * exp_complex(-1j * height[:, None] * tilt)
     sums.append(_contracted(grown, None, opposite, share))
     transforms = Transforms(*(a + b + c for a, b, c in zip(*sums, strict=True)))
-    beyond = np.exp(log_normal_tail(end + move)) if terms.are_many else 1.0
+    beyond = np.exp(log_normal_tail(end + tilt)) if terms.are_many else 1.0
     return transforms._replace(excess=transforms.excess - beyond)
 
 

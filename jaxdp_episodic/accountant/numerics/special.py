@@ -109,11 +109,11 @@ _ARTANH = np.array(
         0.08082022805971766,
     ]
 )
-# Where the polynomials hold. Left of it the complement of the tail is used.
+# Least x for which the polynomials hold. Below it the complement of the tail is used.
 _LEFT_END = -1.0
-# So few elements are cheaper in one matrix product than in Horner's scheme.
+# Number of elements up to which one matrix product is faster than Horner's scheme.
 _FEW = 256
-# Nodes that integrate n over a stretch of length max(1, x/2) from x to 1e-16.
+# Gauss-Legendre nodes that integrate n from x over a length max(1, x/2), to 1e-16.
 _SLOPE_NODES = 8
 
 
@@ -127,7 +127,7 @@ def log1p_bounded(x: Array) -> Array:
         return np.log1p(x)
     z = x / (2 + x)
     square = z * z
-    return 2 * (z + z * square * _polynomial(_ARTANH, square))
+    return 2 * (z + z * square * polynomial(_ARTANH, square))
 
 
 def log_add(x: Array, y: Array) -> Array:
@@ -241,13 +241,13 @@ def log_saturating_tail(x: Array, width: Array) -> Array:
 
 def _mills_ratio(x: Array) -> Array:
     """``m(x)`` for x >= -1."""
-    return _polynomial(_MILLS_RATIO, 1 - 8 / (x + 5)) / (x + 3 / (x + 3))
+    return polynomial(_MILLS_RATIO, 1 - 8 / (x + 5)) / (x + 3 / (x + 3))
 
 
 def _mills_slope(x: Array) -> Array:
     """``n(x) = -m'(x)`` for x >= -1."""
     scale = 1 / (x + 3 / (x + 3))
-    return _polynomial(_MILLS_SLOPE, 1 - 8 / (x + 5)) * scale * scale
+    return polynomial(_MILLS_SLOPE, 1 - 8 / (x + 5)) * scale * scale
 
 
 def _log_complement(x: Array) -> Array:
@@ -256,8 +256,8 @@ def _log_complement(x: Array) -> Array:
     return xp.log1p(-xp.exp(log_normal_density(x)) * _mills_ratio(-x))
 
 
-def _polynomial(coefficients: np.ndarray, x: Array) -> Array:
-    """A polynomial on [-1, 1], lowest power first."""
+def polynomial(coefficients: np.ndarray, x: Array) -> Array:
+    """A polynomial, lowest power first."""
     xp = namespace(x)
     if xp is np and np.size(x) <= _FEW:
         # All powers at once: few calls.

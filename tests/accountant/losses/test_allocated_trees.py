@@ -142,7 +142,7 @@ def test_climbing_from_anywhere_ends_at_the_antipodal_pair(g):
     s, tree = 1.0, Tree(2, 2, 0.1)
     edges = np.array([-1.0, 0.0, 1.0])
     claim = tree.divergence(*(tree.dist([constant(b)] * 2) for b in (s, -s)), g)
-    dist = sinh_sum(2, s, np.log(g) / (2 * s), 0.0, above=True, at_hinge=True)
+    dist = sinh_sum(2, s, np.log(g) / (2 * s), 0.0, above=True, at_threshold=True)
     bound = np.sqrt(g / np.e) / 2 * dist.gain(np.zeros(1), above=True).item()
 
     def value(b):

@@ -46,7 +46,7 @@ def bounds_at(u, bins, count, shift):
     scale = np.exp((u - shift**2) / 2) / bins
     return [
         scale
-        * sinh_sum(*setting, above=up, cells=256, at_hinge=True)
+        * sinh_sum(*setting, above=up, cells=256, at_threshold=True)
         .gain(np.array([hinge]), above=up)
         .item()
         for up in (False, True)

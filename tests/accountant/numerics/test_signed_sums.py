@@ -87,7 +87,7 @@ def test_the_hinge_alone_is_bounded_as_by_the_whole_law(count, y):
     for up in (False, True):
         setting = count, 1.0, 0.4, y
         whole = sinh_sum(*setting, above=up).gain(np.array([y]), above=up)
-        alone = sinh_sum(*setting, above=up, at_hinge=True)
+        alone = sinh_sum(*setting, above=up, at_threshold=True)
         assert alone.gain(np.array([y]), above=up) == pytest.approx(whole, rel=1e-4)
         near = alone.gain(np.array([y - 0.5, y + 0.5]), above=up)
         every = sinh_sum(*setting, above=up).gain(

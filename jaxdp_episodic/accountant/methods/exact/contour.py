@@ -1,4 +1,18 @@
-"""The contour of the "exact" method: where it crosses the real axis, bends and ends.
+"""The contour of the "exact" method: a hyperbola through the saddle point.
+
+With ``F(z) = (M(z)^T - bulk - atom) e^{-z epsilon} / (z (1 + z))`` the integrand,
+
+    z(y) = center + lean (sqrt(scale² + y²) - scale) + i y,
+
+* `center` is near the saddle point of F on the real axis (`_crossing`);
+* `scale` is the width of F there, or less where its phase changes faster;
+* `lean`, the slope Re/Im of the asymptotes, lets e^{z (L - epsilon)} decay for nearly
+  all losses L, and is bounded by the nodes of the losses (`_asymptote`);
+* `end` is where F has decayed enough (`_end`).
+
+The rule is trapezoidal in u, ``y = scale asinh(bend sinh(u)) / bend``: y grows as e^u
+up to 1 / bend, and linearly in u beyond, so that phases stay resolved. (docs/theory.md
+writes c, kappa, ell and b for center, scale, lean and bend.)
 
 Pure kernels: the batch is the last axis of every array; nodes of the contour (K) and
 of the losses (J) come first.
@@ -14,151 +28,161 @@ import numpy as np
 from jaxdp_episodic.accountant.methods.exact.mgf import (
     Pair,
     Steps,
-    core_variance,
-    first_return,
+    bulk_variance,
+    first_realignment,
     have_atoms,
-    last_imaginary_part,
+    highest_resolved,
     log_atoms,
-    log_core,
+    log_bulk,
     log_envelope,
     log_powers,
     real_moments,
-    without_core,
+    without_bulk,
 )
 from jaxdp_episodic.accountant.numerics.complex_exponentials import divided, log_size
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, where_needed
 from jaxdp_episodic.accountant.numerics.roots import log_crossing
 
-# The contour's ends lean towards the side on which the integrand falls. Share of the
-# steepest lean that is used, and the largest: at 1 a Gaussian would no longer fall off.
-# Nor must the terms of the nodes that check grow, on their lower path.
-_LEAN_SHARE, _CHECK_SHARE, _LARGEST_LEAN = 0.7, 0.9, 0.6
-# Truncated losses must contribute less than e^-40 on the contour: M^T may be 1, and a
-# millionth of it be left without the core.
-_NEGLIGIBLE = -40.0
-# The contour ends where the integrand has fallen by so many nats.
+# Shares of the steepest lean at which the terms of the nodes still decay: of the nodes
+# and of those that check them. At 1 a Gaussian's would not.
+_LEAN_SHARE = 0.7
+_CHECK_LEAN_SHARE = 0.9
+_LARGEST_LEAN = 0.6
+# Log of the largest contribution of the truncated losses on the contour: M^T may be 1,
+# and a millionth of it be left without the bulk.
+_TRUNCATED = -40.0
+# Nats by which the integrand falls along the contour.
 FALL = 42.0
-# The same, and the furthest end in units of the scale, on vertical lines. There nodes
-# are equally spaced: atoms' phases agree again where y is a few 1 / loss, as narrowly.
-_VERTICAL_FALL, _VERTICAL_END = 26.0, 300.0
+# The same along vertical lines, and their least end in units of the scale. Nodes there
+# are equally spaced, and phases of atoms agree again where y is a few 1 / loss.
+_VERTICAL_FALL = 26.0
+_VERTICAL_END = 300.0
+# Points at which the end is searched for.
 _NUM_PROBES = 16
-# The saddle point is known to some percent of its logarithm's spacing.
-_SADDLE_POINTS, _SADDLE_REFINEMENTS = 6, 3
-# Crossings tried where the core is subtracted, relative to the saddle point of all
-# losses; and by how many nats the integrand must be smaller for the core to be used.
+# Search for the saddle point: to some percent of the logarithm's spacing.
+_SADDLE_POINTS = 6
+_SADDLE_REFINEMENTS = 3
+# Crossings tried where the bulk is subtracted, relative to the saddle point with it.
 _CROSSINGS = 1.6 ** np.arange(8.0)
+# Nats by which the integrand must be smaller without the bulk for it to be subtracted.
 _LEAST_GAIN = 1.0
-# Least relative difference of M^T and its core above rounding errors, and for each
-# step.
-_APART, _APART_PER_STEP = 1e-6, 1e-11
-# Phase that the integrand may turn by in a unit of the trapezoidal rule's variable.
+# Least relative difference of M^T and the bulk above rounding errors, and per step.
+_LEAST_DIFFERENCE = 1e-6
+_LEAST_DIFFERENCE_PER_STEP = 1e-11
+# Radians that the integrand's phase may change in a unit of u.
 _PHASE = 6.0
 
 
 class Contour(NamedTuple):
-    """Parameters of the contour of each setting; (n,) arrays.
+    """Parameters of the contour of each setting; (n,) arrays."""
 
-    ``z(y) = center + lean (sqrt(scale² + y²) - scale) + i y``.
-
-    Attributes:
-      center, scale, lean: of the formula.
-      bend: b of ``y = scale asinh(b sinh(u)) / b``; at most 1.
-      end: largest u.
-      core: variance of the Gaussian that is subtracted; 0 if none is.
-    """
-
-    center: Array
+    center: Array  # of z(y), see above
     scale: Array
     lean: Array
-    bend: Array
-    end: Array
-    core: Array
+    bend: Array  # of y(u); at most 1
+    end: Array  # largest u
+    bulk: Array  # variance of the Gaussian that is subtracted; 0 if none is
 
 
 def lay_contour(
     epsilon: Array, groups: tuple[Steps, ...], fall: Array | float = FALL
 ) -> Contour:
-    """The contour for delta at ``epsilon``, (n,), up to a fall by so many nats."""
+    """The contour for delta at ``epsilon``, (n,); the integrand falls by ``fall``."""
     xp = namespace(epsilon, groups[0].count)
-    center, core, slope, curvature = _crossing(epsilon, groups)
-    # Away from the saddle point the integrand's phase turns this fast: nodes further
-    # apart would alias it.
-    turning = xp.abs(epsilon - slope) / _PHASE
-    scale = 1 / xp.maximum(xp.sqrt(curvature), turning)
-    location, spread = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
+    center, bulk, slope, curvature = _crossing(epsilon, groups)
+    # Off the saddle point the phase changes at this rate: wider nodes would alias it.
+    rate = xp.abs(epsilon - slope) / _PHASE
+    scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
+    location, width, right, lean = _asymptote(epsilon, groups)
+    distance = xp.maximum(xp.abs(epsilon - location), 1e-12)
+    bend = xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0)
+    bend = xp.where(lean > 0, bend, 1.0)
+    # Furthest end in units of the scale. The decay is that of epsilon's distance from
+    # the bulk loss; where epsilon is far below it, perhaps that of epsilon at first.
+    least = xp.clip(epsilon, 0.05 * distance, distance)
+    furthest = xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
+    realign = first_realignment(groups)
+    furthest = xp.where(
+        lean > 0, furthest, xp.maximum(_VERTICAL_END, 1.1 * realign / scale)
+    )
+    resolved = xp.maximum(highest_resolved(groups) / scale, 3.1)
+    furthest = xp.minimum(furthest, resolved)
+    lean_signed = xp.where(right, lean, -lean)
+    contour = Contour(center, scale, lean_signed, bend, furthest, bulk)
+    return contour._replace(end=_end(epsilon, contour, realign, fall, groups))
+
+
+def _asymptote(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
+    """Sums of bulk losses and of their widths; whether epsilon is above; lean."""
+    xp = namespace(epsilon, groups[0].count)
+    location, width = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
     steepest = [xp.full_like(epsilon, xp.inf)] * 2
     for steps in groups:
-        location += xp.sum(steps.count * steps.spike, axis=0)
-        spread += xp.sum(steps.count * steps.spread, axis=0)
+        location += xp.sum(steps.count * steps.bulk_loss, axis=0)
+        width += xp.sum(steps.count * steps.bulk_width, axis=0)
         used = steps.count > 0
-        for nodes, share in ((steps.nodes, _LEAN_SHARE), (steps.check, _CHECK_SHARE)):
+        for nodes, share in (
+            (steps.nodes, _LEAN_SHARE),
+            (steps.check, _CHECK_LEAN_SHARE),
+        ):
             for side, ratio in enumerate((nodes.right, nodes.left)):
                 ratio = xp.where(used, share * ratio.reshape(used.shape), xp.inf)
                 steepest[side] = xp.minimum(steepest[side], xp.min(ratio, axis=0))
     right = epsilon >= location
     lean = xp.clip(xp.where(right, *steepest), 0.0, _LARGEST_LEAN)
-    distance = xp.maximum(xp.abs(epsilon - location), 1e-12)
-    # Where eps is far below the distance, the spike may be negligible at first.
-    least = xp.clip(epsilon, 0.05 * distance, distance)
-    lean_signed = xp.where(right, lean, -lean)
-    bend = xp.clip(scale * (distance + spread) / _PHASE, 1e-9, 1.0)
-    bend = xp.where(lean > 0, bend, 1.0)
-    furthest = xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
-    returns = first_return(groups)
-    furthest = xp.where(
-        lean > 0, furthest, xp.maximum(_VERTICAL_END, 1.1 * returns / scale)
-    )
-    furthest = xp.minimum(
-        furthest, xp.maximum(last_imaginary_part(groups) / scale, 3.1)
-    )
+    return location, width, right, lean
+
+
+def _end(
+    epsilon: Array,
+    contour: Contour,
+    realign: Array,
+    fall: Array | float,
+    groups: tuple[Steps, ...],
+) -> Array:
+    """The u at which the integrand has fallen; ``contour.end`` is the furthest y."""
+    xp = namespace(epsilon, groups[0].count)
+    scale, leans = contour.scale, contour.lean != 0
     powers = xp.arange(_NUM_PROBES, dtype=epsilon.dtype)[:, None] / (_NUM_PROBES - 1)
-    ends = xp.exp(xp.log(furthest) * powers)
-    contour = Contour(center, scale, lean_signed, bend, furthest, core)
+    ends = xp.exp(xp.log(contour.end) * powers)
     y = scale * xp.concatenate([xp.zeros_like(ends[:1]), ends])
     z, speed = contour_points(contour, y)
     power, _ = log_powers(z, groups, checked=False)
-    difference, left = without_core(z, power, core, log_atoms(groups))
-    left = left + log_size(difference)
+    difference, size = without_bulk(z, power, contour.bulk, log_atoms(groups))
+    size = size + log_size(difference)
     if have_atoms(groups):
-        left = where_needed(
-            (lean > 0) | (y < returns), left, lambda: envelope(z, core, groups)
+        # Where phases may agree again the envelope counts.
+        size = where_needed(
+            leans | (y < realign), size, lambda: envelope(z, contour.bulk, groups)
         )
-    size = left + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
-    spare = size[1:] - size[0] + xp.where(lean > 0, fall, _VERTICAL_FALL)
-    last = xp.max(xp.where(spare > 0, xp.arange(_NUM_PROBES)[:, None], 0), axis=0)
+    size = size + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
+    above = size[1:] - size[0] + xp.where(leans, fall, _VERTICAL_FALL)
+    last = xp.max(xp.where(above > 0, xp.arange(_NUM_PROBES)[:, None], 0), axis=0)
     sides = xp.stack([last, xp.minimum(last + 1, _NUM_PROBES - 1)])
-    before, behind = xp.take_along_axis(spare, sides, axis=0)
+    before, behind = xp.take_along_axis(above, sides, axis=0)
     share = before / (before - behind)
-    # Along a vertical line it may rise again.
-    falls = (lean > 0) & (share >= 0) & (share <= 1)
+    # Along a vertical line it may rise again: there the whole interval counts.
+    falls = leans & (share >= 0) & (share <= 1)
     share = xp.where(falls, share, 1.0)
-    reach = xp.take_along_axis(ends, sides, axis=0)
-    reach = xp.exp(xp.log(reach[0]) + share * xp.log(reach[1] / reach[0]))
+    low, high = xp.take_along_axis(ends, sides, axis=0)
+    reach = xp.exp(xp.log(low) + share * xp.log(high / low))
     reach = xp.maximum(reach, 3.0)
-    return contour._replace(end=_end(bend, reach))
+    # asinh(b sinh(u)) / b = reach
+    v = contour.bend * reach
+    near = xp.arcsinh(xp.sinh(xp.minimum(v, 20.0)) / contour.bend)
+    return xp.where(v > 20, v - xp.log(contour.bend), near)
 
 
-def envelope(z: Pair, core: Array, groups: tuple[Steps, ...]) -> Array:
-    """Upper bound of ``log |M^T - atom - core|``; see `mgf.log_envelope`."""
-    xp = namespace(z[0], core, groups[0].count)
+def envelope(z: Pair, bulk: Array, groups: tuple[Steps, ...]) -> Array:
+    """Upper bound of ``log |M^T - atom - bulk|``; see `mgf.log_envelope`."""
+    xp = namespace(z[0], bulk, groups[0].count)
     log_atom = log_atoms(groups)
-    less = xp.maximum(log_core(z, core, log_atom)[0], log_atom)
+    less = xp.maximum(log_bulk(z, bulk, log_atom)[0], log_atom)
     return xp.logaddexp(log_envelope(z, groups), math.log(2.0) + less)
 
 
-def _end(bend: Array, reach: Array) -> Array:
-    """Where ``asinh(b sinh(u)) / b`` is ``reach``."""
-    xp = namespace(bend, reach)
-    v = bend * reach
-    near = xp.arcsinh(xp.sinh(xp.minimum(v, 20.0)) / bend)
-    return xp.where(v > 20, v - xp.log(bend), near)
-
-
 def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
-    """Where the contour crosses the axis, the core that is subtracted, and `Transform`.
-
-    Of that slope and curvature there; each (n,).
-    """
+    """Center and bulk; slope and curvature of `Transform` there; (n,) each."""
     xp = namespace(epsilon, groups[0].count)
     largest = largest_center(epsilon, groups)
 
@@ -173,62 +197,55 @@ def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
         num_points=_SADDLE_POINTS,
         num_refinements=_SADDLE_REFINEMENTS,
     )
-    core = core_variance(groups)
-    # The first is the saddle point itself.
+    bulk = bulk_variance(groups)
     c = xp.minimum(plain * _CROSSINGS[:, None], xp.maximum(largest, plain))
     moments = real_moments(c, groups)
-    nothing = xp.zeros_like(core)
+    nothing = xp.zeros_like(bulk)
     whole = transform(plain, nothing, groups, tuple(part[0] for part in moments))
-    left = transform(c, core, groups, moments)
+    left = transform(c, bulk, groups, moments)
     size = xp.where(left.valid, left.log_value - c * epsilon, xp.inf)
     best = xp.argmin(size, axis=0)
     found = xp.stack([size, c, left.slope, left.curvature])
     size, *found = xp.take_along_axis(found, best[None, None], axis=1)[:, 0]
     gained = size < whole.log_value - plain * epsilon - _LEAST_GAIN
-    there = zip(found, (plain, whole.slope, whole.curvature), strict=True)
-    center, slope_there, curvature = (xp.where(gained, a, b) for a, b in there)
-    return center, xp.where(gained, core, 0.0), slope_there, curvature
+    pairs = zip(found, (plain, whole.slope, whole.curvature), strict=True)
+    center, slope_there, curvature = (xp.where(gained, a, b) for a, b in pairs)
+    return center, xp.where(gained, bulk, 0.0), slope_there, curvature
 
 
 class Transform(NamedTuple):
-    """``F(c) = (M(c)^T - core) / (c (1 + c))`` at real c; arrays of the shape of c.
+    """``F(c) = (M(c)^T - bulk) / (c (1 + c))`` at real c; arrays of the shape of c."""
 
-    Attributes:
-      log_value: log F.
-      slope: ``(log F)'``, the epsilon whose saddle point is c.
-      curvature: ``(log F)''``, > 0.
-      valid: whether rounding leaves anything of it.
-    """
-
-    log_value: Array
-    slope: Array
-    curvature: Array
-    valid: Array
+    log_value: Array  # log F
+    slope: Array  # (log F)', the epsilon whose saddle point is c
+    curvature: Array  # (log F)'', > 0
+    valid: Array  # whether the difference is above rounding errors
 
 
 def transform(
     c: Array,
-    core: Array,
+    bulk: Array,
     groups: tuple[Steps, ...],
     moments: tuple[Array, ...],
 ) -> Transform:
-    """F and its derivatives at real c, (..., n), where `real_moments` are known.
+    """F and its derivatives at real c, (..., n), by `real_moments` there.
 
-    A Gaussian core of 0 is none.
+    With B the bulk and ``share = B / M^T``, of derivatives known for each,
+    ``(M^T - B)' / (M^T - B) = ((log M^T)' - share (log B)') / (1 - share)``.
     """
-    xp = namespace(c, core, groups[0].count)
+    xp = namespace(c, bulk, groups[0].count)
     log_power, mean, curvature = moments
-    log_core_, _ = log_core((c, xp.zeros_like(c)), core, log_atoms(groups))
+    log_bulk_, _ = log_bulk((c, xp.zeros_like(c)), bulk, log_atoms(groups))
     inverse = 1 / c**2 + 1 / (1 + c) ** 2
-    share = xp.exp(xp.minimum(log_core_ - log_power, 0.0))
-    left = xp.where(core > 0, -xp.expm1(xp.minimum(log_core_ - log_power, 0.0)), 1.0)
+    log_share = xp.minimum(log_bulk_ - log_power, 0.0)
+    left = xp.where(bulk > 0, -xp.expm1(log_share), 1.0)
     steps = sum(xp.sum(group.count, axis=0) for group in groups)
-    valid = left > _APART + _APART_PER_STEP * steps
+    valid = left > _LEAST_DIFFERENCE + _LEAST_DIFFERENCE_PER_STEP * steps
     left = xp.where(valid, left, 1.0)
-    share = xp.where(core > 0, share, 0.0)
-    core_mean = core * (c + 0.5)
-    slope = (mean - share * core_mean) / left
-    second = (curvature + mean**2 - share * (core + core_mean**2)) / left
+    share = xp.where(bulk > 0, xp.exp(log_share), 0.0)
+    bulk_mean = bulk * (c + 0.5)
+    slope = (mean - share * bulk_mean) / left
+    second = (curvature + mean**2 - share * (bulk + bulk_mean**2)) / left
     return Transform(
         log_power + xp.log(left) - xp.log(c) - xp.log1p(c),
         slope - 1 / c - 1 / (1 + c),
@@ -245,7 +262,7 @@ def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
         count = (steps.count * steps.outer_rate).reshape(-1)
         log_mass = xp.log(xp.maximum(count, 1e-300)) + steps.nodes.end_log_weight
         loss = steps.nodes.end_loss
-        limit = (_NEGLIGIBLE - log_mass) / xp.where(loss > 0, loss, 1.0)
+        limit = (_TRUNCATED - log_mass) / xp.where(loss > 0, loss, 1.0)
         limit = xp.where((loss > 0) & (count > 0), limit, xp.inf)
         limit = xp.min(limit, axis=0).reshape(steps.count.shape)
         highest = xp.minimum(highest, xp.min(limit, axis=0))

@@ -1,4 +1,4 @@
-"""A first epsilon at a given delta, for which a first contour is laid.
+"""A first guess of epsilon at a given delta, for which a first contour is laid.
 
 Pure kernels: the batch is the last axis of every array.
 """
@@ -17,7 +17,7 @@ from jaxdp_episodic.accountant.methods.exact.contour import (
 )
 from jaxdp_episodic.accountant.methods.exact.mgf import (
     Steps,
-    core_variance,
+    bulk_variance,
     real_moments,
 )
 from jaxdp_episodic.accountant.methods.run import Group
@@ -29,12 +29,15 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.roots import log_crossing
 
-# Crossings from which a first epsilon is taken, relative to the order of Rényi's bound.
-_FIRST_CROSSINGS = 1.5 ** np.arange(-4.0, 8.0)
-# Epsilon is searched for from this share of Rényi's bound up to the bound.
+# Saddle points tried, relative to the order less 1 of Rényi's bound.
+_SADDLE_POINTS = 1.5 ** np.arange(-4.0, 8.0)
+# Smallest epsilon searched for, as a share of Rényi's bound.
 _SMALLEST = 1e-4
+# Number of settings up to which, on NumPy, one round of many points is faster than two
+# of few: its calls count, not its points.
 _FEW = 4
-_LOG_NOTHING = -1e300
+# Stands for log(0) where -inf would make NaN.
+_LOG_ZERO = -1e300
 
 
 def first_epsilon(
@@ -44,11 +47,11 @@ def first_epsilon(
     fields: tuple[Group, ...],
     groups: tuple[Steps, ...],
 ) -> Array:
-    """An approximation of epsilon at the given delta, (n,), to lay a contour for.
+    """An approximation of epsilon at the given delta, (n,); not a bound.
 
-    By the saddle-point approximation of delta, at crossings about ``order - 1``, which
-    gives Rényi's bound ``highest``. Where there is none, because rare large losses
-    stand out from many small ones, by these two apart. Neither is a bound.
+    By the saddle-point approximation of delta, at points about ``order - 1``, which
+    gives Rényi's bound ``highest``. Where it does not exist, because rare large losses
+    stand apart from many small ones, by the larger of the deltas of these two.
 
     Args:
       log_delta: (n,) the target.
@@ -58,41 +61,37 @@ def first_epsilon(
       groups: the nodes of their losses.
     """
     xp = namespace(log_delta, highest, order, fields[0].count, groups[0].count)
-    core = core_variance(groups)
-    near = _by_saddle_points(log_delta, xp.maximum(order - 1, 1e-8), core, groups)
+    bulk = bulk_variance(groups)
+    near = _by_saddle_points(log_delta, xp.maximum(order - 1, 1e-8), bulk, groups)
     return where_needed(
         (near > 0) & (near < highest),
         near,
-        lambda: _by_jumps(log_delta, highest, core, fields),
+        lambda: _by_jumps(log_delta, highest, bulk, fields),
     )
 
 
 def _by_jumps(
     log_delta: Array,
     highest: Array,
-    core: Array,
+    bulk: Array,
     fields: tuple[Group, ...],
 ) -> Array:
-    """Epsilon where the small losses' Gaussian or a single step reach delta.
-
-    What one large loss alone gives is the sum of the steps' profiles.
-    """
-    xp = namespace(log_delta, highest, core, fields[0].count)
-    mu = xp.sqrt(xp.maximum(core, 0.0))
+    """Epsilon at which the bulk and the sum of the single steps' profiles are delta."""
+    xp = namespace(log_delta, highest, bulk, fields[0].count)
+    mu = xp.sqrt(xp.maximum(bulk, 0.0))
 
     def excess(epsilon: Array) -> Array:
         """Of log(delta) at (G, n) epsilons."""
-        small = xp.where(mu > 0, log_gaussian_profile(mu, epsilon), _LOG_NOTHING)
+        small = xp.where(mu > 0, log_gaussian_profile(mu, epsilon), _LOG_ZERO)
         once = [small[:, None]]
         for group in fields:
             forward, backward = group.loss.log_tails(epsilon[:, None])
             log_count = xp.log(xp.maximum(group.count, 1e-300))
             once.append(xp.maximum(forward[0], backward[0]) + log_count)
-        every = xp.maximum(xp.concatenate(once, axis=1), _LOG_NOTHING)
+        every = xp.maximum(xp.concatenate(once, axis=1), _LOG_ZERO)
         return logsumexp(xp.moveaxis(every, 1, 0)) - log_delta
 
     low = _SMALLEST * highest
-    # Of few elements on NumPy a refinement costs its calls, not its points.
     few = xp is np and np.size(highest) <= _FEW
     points, refinements = (101, 1) if few else (11, 2)
     return log_crossing(
@@ -101,25 +100,25 @@ def _by_jumps(
 
 
 def _by_saddle_points(
-    log_delta: Array, c: Array, core: Array, groups: tuple[Steps, ...]
+    log_delta: Array, c: Array, bulk: Array, groups: tuple[Steps, ...]
 ) -> Array:
     """Epsilon where the saddle-point approximation is delta; NaN if it is nowhere."""
-    xp = namespace(log_delta, c, core, groups[0].count)
+    xp = namespace(log_delta, c, bulk, groups[0].count)
     largest = largest_center(log_delta, groups)
-    c = xp.minimum(c * _FIRST_CROSSINGS[:, None], largest)
+    c = xp.minimum(c * _SADDLE_POINTS[:, None], largest)
     moments = real_moments(c, groups)
-    with_core = transform(c, core, groups, moments)
-    plain = transform(c, xp.zeros_like(core), groups, moments)
+    with_bulk = transform(c, bulk, groups, moments)
+    plain = transform(c, xp.zeros_like(bulk), groups, moments)
     at = Transform(
         *(
-            xp.where(with_core.valid, a, b)
-            for a, b in zip(with_core, plain, strict=True)
+            xp.where(with_bulk.valid, a, b)
+            for a, b in zip(with_bulk, plain, strict=True)
         )
     )
     x = at.slope
-    used = with_core.valid & (core > 0)
-    mu = xp.sqrt(xp.where(core > 0, core, 1.0))
-    known = xp.where(used, log_gaussian_profile(mu, xp.maximum(x, 0.0)), -1e300)
+    used = with_bulk.valid & (bulk > 0)
+    mu = xp.sqrt(xp.where(bulk > 0, bulk, 1.0))
+    known = xp.where(used, log_gaussian_profile(mu, xp.maximum(x, 0.0)), _LOG_ZERO)
     approximate = at.log_value - c * x - 0.5 * xp.log(2 * math.pi * at.curvature)
     approximate = xp.logaddexp(approximate, known)
     # delta falls with c: the last point above it, and the next one

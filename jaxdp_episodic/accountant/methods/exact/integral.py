@@ -7,15 +7,15 @@ steps multiply), T the number of steps,
 
 along any upward line to the right of 0 (docs/theory.md, "Exact"). The contour crosses
 the real axis near the saddle point of the integrand and then leans away from the
-vertical: to the right where all almost-certain losses lie below eps, to the left where
-they lie above. So the integrand falls off exponentially even where losses are almost
-discrete and ``|M|`` has a plateau, and the trapezoidal rule converges exponentially.
-(A vertical line would have to be followed to ``1/rate`` there.)
+vertical: to the right where nearly all losses are below eps, to the left where they are
+above. So the integrand decays exponentially even where losses are almost discrete and
+``|M|`` has a plateau (along a vertical line up to ``1/rate``), and the trapezoidal rule
+converges exponentially.
 
-An atom at loss 0 of probability A pays nothing for eps >= 0, so ``A^T`` is subtracted
-from ``M^T``. Where delta is due to rare large losses, the many small ones cancel in the
-integral up to one part in a million: their Gaussian is subtracted too, and its delta,
-known in closed form, added (`mgf.core_variance`).
+An atom at loss 0 of probability A adds nothing to delta at eps >= 0, so ``A^T`` is
+subtracted from ``M^T``. Where delta is due to rare large losses, the many small ones
+cancel in the integral up to one part in a million: their Gaussian, the *bulk*, is
+subtracted too, and its delta, known in closed form, added (`mgf.bulk_variance`).
 
 Pure kernels: the batch is the last axis of every array; nodes of the contour (K) and
 of the losses (J) come first. They are jitted one by one: fused into one, XLA takes
@@ -42,12 +42,12 @@ from jaxdp_episodic.accountant.methods.exact.contour import (
 from jaxdp_episodic.accountant.methods.exact.mgf import (
     Pair,
     Steps,
-    first_return,
+    first_realignment,
     have_atoms,
     log_atoms,
-    log_core_share,
+    log_bulk_mass,
     log_powers,
-    without_core,
+    without_bulk,
 )
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import (
@@ -62,18 +62,25 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_normal_tail,
 )
 
+# Most evaluations of the search for epsilon.
 _MOST_STEPS = 25
-# Nats of log(delta) that are near enough: this share of the error, which they add to,
-# within these.
-_CLOSE_SHARE, _CLOSE = 0.01, (1e-12, 1e-4)
-# Frequencies at which the nodes' values are transformed, relative to the highest that
-# they resolve: how fast the highest ones have fallen off since the first one says what
-# lies beyond. Of that fall, which goes on four times as far to the frequency of the
-# error, this power counts; and where there is none, aliases of all multiples add up.
+# Nats of log(delta) at which the search ends: a share of the error, to which they add,
+# within these bounds.
+_TOLERANCE_SHARE = 0.01
+_SMALLEST_TOLERANCE = 1e-12
+_LARGEST_TOLERANCE = 1e-4
+# Frequencies at which the trapezoidal rule's values are transformed, relative to their
+# Nyquist frequency pi / h: the decay from the first one to the highest ones is
+# extrapolated to the frequency of the error. See `_aliasing`.
 _FREQUENCIES = np.array([0.7, 0.92, 0.96, 1.0])
-_FALL, _ALIASES = 0.8, 3.0
+# Power of that decay which counts: it goes on four times as far.
+_DECAY_POWER = 0.8
+# Factor for the aliases of all multiples, where there is no decay.
+_ALIASES = 3.0
 # Rounding of a phase, relative to its size.
 _ROUNDING = 4e-16
+# Stands for log(0) where -inf would make NaN.
+_LOG_ZERO = -1e300
 
 
 class Solution(NamedTuple):
@@ -116,33 +123,37 @@ def epsilon(
 ) -> Solution:
     """``epsilon`` at which delta is ``e^{log_delta}``; all arrays (n,).
 
-    Halley's method on ``log delta``, kept in a bracket from 0 to ``highest``: one
-    contour, laid for ``initial``, serves all.
+    Halley's method on ``log delta``, safeguarded by a bracket from 0 to ``highest``,
+    all on one contour, which was laid for ``initial``.
     """
     xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
     integrand = _prepare(num_nodes, contour, groups)
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high
-        value, slope, bend, error = _integrate(integrand, x)
+        value, slope, curvature, error = _integrate(integrand, x)
         gap = value - log_delta
         above = gap > 0
         low, high = xp.where(above, x, low), xp.where(above, high, x)
-        # Halley's step: Newton's, and what the slope changes on the way.
-        bent = 0.5 * bend * gap / slope**2
-        step = x + gap / slope / xp.clip(1 - bent, 0.5, 2.0)
+        # Halley's step: Newton's, corrected by the change of the slope on the way.
+        correction = 0.5 * curvature * gap / slope**2
+        step = x + gap / slope / xp.clip(1 - correction, 0.5, 2.0)
         inside = (step >= low) & (step <= high)
         step = xp.where(inside, step, 0.5 * (low + high))
         # The bracket closes on 0 where delta is not even reached there.
         step = xp.where((low == 0) & (step < 1e-6 * initial), 0.0, step)
         low_enough = (x <= 0) & (gap < 0)
-        close = xp.clip(_CLOSE_SHARE * error, *_CLOSE)
-        # The error left by the step is less than its correction of Newton's, or of
-        # third order; but atoms may change the slope abruptly.
-        share = 1.0 if have_atoms(groups) else xp.minimum(xp.abs(bent) + gap * gap, 1.0)
-        last = inside & (step > 0) & (share * xp.abs(gap) <= close)
+        tolerance = xp.clip(
+            _TOLERANCE_SHARE * error, _SMALLEST_TOLERANCE, _LARGEST_TOLERANCE
+        )
+        # The step leaves less than its correction of Newton's, or an error of third
+        # order; but atoms may change the slope abruptly.
+        share = 1.0
+        if not have_atoms(groups):
+            share = xp.minimum(xp.abs(correction) + gap * gap, 1.0)
+        last = inside & (step > 0) & (share * xp.abs(gap) <= tolerance)
         left = xp.abs(gap) * xp.where(last, share, 1.0)
-        found = low_enough | (left <= close)
+        found = low_enough | (left <= tolerance)
         # An unconverged search counts as an error of delta; at epsilon 0 delta may be
         # less.
         error = xp.where(low_enough & (error < -gap), 0.0, error)
@@ -172,51 +183,34 @@ def epsilon(
 
 
 class _Search(NamedTuple):
-    """State of the search for epsilon; arrays are (n,).
+    """State of the search for epsilon; arrays are (n,)."""
 
-    Attributes:
-      count: steps taken.
-      done: whether all settings are.
-      x: the next epsilon to evaluate.
-      low, high: the bracket.
-      solution: of the last evaluation.
-    """
-
-    count: Array
-    done: Array
-    x: Array
-    low: Array
+    count: Array  # evaluations
+    done: Array  # whether all settings are
+    x: Array  # the next epsilon to evaluate
+    low: Array  # the bracket
     high: Array
-    solution: Solution
+    solution: Solution  # of the last evaluation
 
 
 class _Integrand(NamedTuple):
-    """What does not depend on epsilon; pairs of (K, n).
+    """What does not depend on epsilon; (K, n) arrays and pairs, or (n,).
 
-    Attributes:
-      z: nodes.
-      log_size: logarithm of the size of what is summed, but for ``e^{-z epsilon}``:
-        M^T less its core, with ``1 / (i pi z (1 + z))`` and the weights of the rule.
-      sign: the same over its size.
-      lost: how many times as large the largest of what was subtracted there was.
-      error: bound of the rounding error relative to that.
-      core: (n,) variance of the Gaussian core; 0 without one.
-      log_share: (n,) logarithm of the core's probability.
-      density: (n,) nodes for which the last one stands, if what is left out falls off
-        as ``e^-u``, or on vertical lines as ``1 / u²``.
-      log_beyond: (n,) on vertical lines, logarithm of a bound of the integral behind
-        the last node, but for ``e^{-z epsilon}``; else -inf.
+    Summands are without ``e^{-z epsilon}``: M^T less atom and bulk, over ``i pi z (1 +
+    z)``, times the weights of the rule.
     """
 
-    z: Pair
-    log_size: Array
-    sign: Pair
-    lost: Array
-    error: Array
-    core: Array
-    log_share: Array
+    z: Pair  # nodes
+    log_size: Array  # of the summands' moduli
+    sign: Pair  # summands over their moduli
+    lost: Array  # largest term of the difference from M^T, over the difference
+    error: Array  # bound of the rounding error, relative to that term
+    bulk: Array  # (n,) variance; 0 without one
+    log_mass: Array  # (n,) of the bulk's probability
+    # (n,) truncated summands over the last one, if they decay as e^-u, or on vertical
+    # lines as 1 / u².
     density: Array
-    log_beyond: Array
+    log_beyond: Array  # (n,) of a bound of the truncated integral on vertical lines
 
 
 def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:
@@ -235,25 +229,23 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
     weight = speed * step * xp.where(u > 0, 1.0, 0.5)
     power, error = log_powers(z, groups, checked=True)
     log_atom = log_atoms(groups)
-    left, size = without_core(z, power, contour.core, log_atom)
+    bulk = contour.bulk
+    left, size = without_bulk(z, power, bulk, log_atom)
     whole = times(left, direction)
     part, length = xp.hypot(*left), xp.hypot(*whole)
-    square = 0.5 * contour.core * (z[0] * z[0] + z[1] * z[1])
-    error = error + _ROUNDING * square
-    share = log_core_share(log_atom)
-    core = contour.core
+    error = error + _ROUNDING * (0.5 * bulk * (z[0] * z[0] + z[1] * z[1]))
     vertical = contour.lean == 0
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
-    # The tail behind the last node, where phases may agree again: the envelope times
+    # Truncation along a vertical line, where phases may agree again: the envelope times
     # the integral of 1 / y².
-    log_beyond = xp.full_like(core, -1e300)
+    log_beyond = xp.full_like(bulk, _LOG_ZERO)
     if have_atoms(groups):
-        again = xp.maximum(y[-1:], xp.minimum(first_return(groups), 1e300))
+        again = xp.maximum(y[-1:], xp.minimum(first_realignment(groups), 1e300))
         log_beyond = where_needed(
             ~vertical,
             log_beyond,
             lambda: (
-                envelope((z[0][-1:], again), core, groups)[0]
+                envelope((z[0][-1:], again), bulk, groups)[0]
                 - xp.log(math.pi * again[0])
             ),
         )
@@ -263,69 +255,76 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
         (whole[0] / length, whole[1] / length),
         1 / part,
         error,
-        core,
-        share,
+        bulk,
+        log_bulk_mass(log_atom),
         density,
         log_beyond,
     )
 
 
 def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
-    """``log delta``, ``-d log delta / d eps``, its second derivative and its error."""
-    xp = namespace(integrand.core, epsilon)
+    """``log delta``, minus its derivative, its second derivative and its error.
+
+    ``delta = D(eps) + Re sum_k w_k e^{-z_k eps}``, D of the bulk: each derivative by
+    -eps multiplies the summands by z_k. The error is that of aliasing, rounding and
+    truncation.
+    """
+    xp = namespace(integrand.bulk, epsilon)
     z = integrand.z
-    log_known, log_known_slope, log_known_fall = _core_delta(integrand, epsilon)
+    log_known, log_known_slope, log_known_density = _bulk_delta(integrand, epsilon)
     log_size = integrand.log_size - z[0] * epsilon
     peak = xp.maximum(xp.max(log_size, axis=0), log_known)
     re, im = times(integrand.sign, polar(log_size - peak, -z[1] * epsilon))
     known = xp.exp(log_known - peak)
     total = xp.sum(re, axis=0) + known
-    first, second = times(z, (re, im)), xp.exp(log_known_fall - peak)
+    first, second = times(z, (re, im)), xp.exp(log_known_density - peak)
     slope = xp.sum(first[0], axis=0) + xp.exp(log_known_slope - peak)
     second += xp.sum(times(z, first)[0], axis=0) - xp.exp(log_known_slope - peak)
-    spacing = _of_spacing(re) / xp.abs(total)
+    aliasing = _aliasing(re) / xp.abs(total)
     size = xp.exp(log_size - peak) * integrand.lost
     phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
-    inner = xp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
-    # Behind the last node the integrand falls as e^-u at least: so many nodes count.
-    beyond = 10.0 * xp.hypot(re[-1], im[-1]) * integrand.density
-    beyond += xp.exp(integrand.log_beyond - z[0][-1] * epsilon - peak)
-    error = spacing + (inner + _ROUNDING * known + beyond) / xp.abs(total)
+    rounding = xp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
+    # The last summand stands for ``density`` more, with a margin of 10.
+    truncation = 10.0 * xp.hypot(re[-1], im[-1]) * integrand.density
+    truncation += xp.exp(integrand.log_beyond - z[0][-1] * epsilon - peak)
+    rounding = rounding + _ROUNDING * known
+    error = aliasing + (rounding + truncation) / xp.abs(total)
     good = total > 0
     total = xp.where(good, total, 1.0)
     value = xp.where(good, xp.log(total) + peak, xp.nan)
     slope = slope / total
-    bend = second / total - slope * slope
-    return value, slope, bend, xp.where(good, error, xp.inf)
+    curvature = second / total - slope * slope
+    return value, slope, curvature, xp.where(good, error, xp.inf)
 
 
-def _of_spacing(values: Array) -> Array:
-    """Estimate of the trapezoidal rule's error from the values that it adds up, (K, n).
+def _aliasing(values: Array) -> Array:
+    """Estimate of the trapezoidal rule's aliasing error from its summands, (K, n).
 
-    By Poisson's formula the error is the Fourier transform of what is integrated at
-    ``2 pi / h`` and multiples of it. The values show it up to ``pi / h``, where it is
-    half of what halving the nodes changes. It falls off as fast as what is integrated
-    is smooth, but turns on the way: it may vanish at one frequency by chance, hardly
-    at several. Rare large losses let it fall off slowly in the end.
+    By Poisson's formula the error is the Fourier transform of the integrand at ``2 pi /
+    h`` and its multiples. The summands give the transform up to ``pi / h``, where it is
+    half of what halving the nodes changes. It decays as fast as the integrand is
+    smooth, but oscillates: it may vanish at one frequency by chance, hardly at several.
+    With rare large losses it decays slowly in the end.
     """
     xp = namespace(values)
-    turns = 0.5 * _FREQUENCIES[:, None] * np.arange(len(values))
-    low, *high = 2 * xp.abs(xp.tensordot(np.cos(2 * math.pi * turns), values, 1))
+    cycles = 0.5 * _FREQUENCIES[:, None] * np.arange(len(values))
+    low, *high = 2 * xp.abs(xp.tensordot(np.cos(2 * math.pi * cycles), values, 1))
     high = xp.max(xp.stack(high), axis=0)
-    return _ALIASES * high * xp.minimum(high / xp.maximum(low, 1e-300), 1.0) ** _FALL
+    decay = xp.minimum(high / xp.maximum(low, 1e-300), 1.0)
+    return _ALIASES * high * decay**_DECAY_POWER
 
 
-def _core_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
-    """Logarithms of the Gaussian core's delta D, of ``-D'`` and of ``D'' - D'``."""
-    xp = namespace(integrand.core, epsilon)
-    some = integrand.core > 0
-    mu = xp.sqrt(xp.where(some, integrand.core, 1.0))
+def _bulk_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
+    """Logarithms of the bulk's delta D, of ``-D'`` and of ``D'' - D'``."""
+    xp = namespace(integrand.bulk, epsilon)
+    some = integrand.bulk > 0
+    mu = xp.sqrt(xp.where(some, integrand.bulk, 1.0))
     profile = log_gaussian_profile(mu, xp.maximum(epsilon, 0.0))
-    place = 0.5 * mu + epsilon / mu
-    tail = epsilon + log_normal_tail(place)
-    density = epsilon + log_normal_density(place) - xp.log(mu)
+    x = 0.5 * mu + epsilon / mu
+    tail = epsilon + log_normal_tail(x)
+    density = epsilon + log_normal_density(x) - xp.log(mu)
     profile, tail, density = (
-        xp.where(some, integrand.log_share + part, -1e300)
+        xp.where(some, integrand.log_mass + part, _LOG_ZERO)
         for part in (profile, tail, density)
     )
     return profile, tail, density

@@ -1,8 +1,8 @@
 """The "exact" method: a contour integral, with an error for every element.
 
 Where the integral's error estimate (`solver`) exceeds `TOLERANCE`, the answer is the
-certified upper end of `methods.certified`. A single step needs no integral: its
-profile is the answer.
+certified upper bound of `methods.certified`. A single step needs no integral: its
+profile, the hockey-stick divergence as a function of epsilon, is the answer.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from jaxdp_episodic.accountant.methods.single_step import (
     solve_single_step,
 )
 
-# Orders at which the other direction is bounded, relative to the forward one's best.
-_ORDER_FACTORS = (1.0, 1.6, 4.0)
+# Orders at which the backward direction is bounded: their excess over 1 relative to the
+# forward direction's best.
+_ORDER_FACTORS = np.array([1.0, 1.6, 4.0])[:, None]
+# Number of settings up to which all those orders take no longer than one.
 _FEW = 8
-# By how many nats delta may be below Rényi's bound of it, where it is asked for.
-_RESERVE = 25.0
-# The exponential is 0 in float64: Rényi's bound is then near enough.
-_LOG_ZERO = -746.0
-# Relative error of a profile (1e-14), with a margin.
+# First guess of log(Rényi's bound / delta), where delta is asked for.
+_LOG_BOUND_OVER_DELTA = 25.0
+# Log below which exp is 0 in float64: Rényi's bound is then near enough.
+_UNDERFLOW = -746.0
+# Bound of the relative error of a profile: 1e-14, with a margin.
 _PROFILE_ERROR = 1e-13
-# Rounding error of losses, relative to 1 or their size.
+# Rounding of losses, relative to 1 or their size.
 _ROUNDING = 4e-16
 
 
@@ -63,7 +65,7 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
 
 def _answer(question: Question, run: Run, certify: bool) -> Answer:
     """Of (n,) settings: those that need no integral first, then the others."""
-    # Each part chooses its own engine: nothing is compiled for a few settings.
+    # Each part chooses its own engine, so that nothing is compiled for few settings.
     engine = choose_engine(question.target.size, BREAK_EVEN)
     with using_engine(engine):
         for loss in run.losses:
@@ -119,7 +121,7 @@ def _of_one_step(question: Question, run: Run, engine: str) -> Answer:
 def _unless_poor(
     answer: Answer, question: Question, run: Run, certify: bool = True
 ) -> Answer:
-    """Certified ends, or Rényi's bound, in place of what is poorly known."""
+    """The answer, with certified bounds, or Rényi's, where its error is too large."""
     value, error, poor = answer
     poor = poor | ~(error <= TOLERANCE * question.scale(value))
     chosen = np.flatnonzero(poor)
@@ -138,7 +140,7 @@ def _of_gaussians(question: Question, run: Run, engine: str) -> Answer:
     one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
     with using_engine(engine):
         value = solve_single_step(question, one)
-    # What the shift's rounding moves, in nats of either.
+    # Derivative of the answer by log(shift).
     size = np.abs(value)
     moved = size + shift**2 if question.is_epsilon else (1 + size) * (1 + shift)
     scale = size if question.is_epsilon else 1.0
@@ -152,18 +154,18 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     bound, order = rdp_bound(question, run, loose=True)
     if question.is_epsilon and np.any(bound == 0):
         # Epsilon is 0 where delta is at least the total variation distance.
-        value, error = np.zeros(bound.shape), np.zeros(bound.shape)
-        certified, left = np.zeros(bound.shape, bool), np.flatnonzero(bound > 0)
+        zero, left = np.zeros(bound.shape), np.flatnonzero(bound > 0)
+        answer = Answer(zero, zero.copy(), np.zeros(bound.shape, bool))
         if left.size:
             part = _of_many_steps(question.take(left), run.take(left), certify)
-            value[left], error[left], certified[left] = part
-        return Answer(value, error, certified)
-    goal = question.target if question.is_epsilon else bound - _RESERVE
+            _fill(answer, left, part)
+        return answer
+    goal = question.target if question.is_epsilon else bound - _LOG_BOUND_OVER_DELTA
     cut, log_added, too_many = _truncated(goal, run)
-    # Densities that are rounded by more than an answer may be off tell nothing.
+    # Densities must not be rounded by more than the tolerance of the answer.
     wanted = ~too_many & np.isfinite(bound) & (_of_densities(run) <= TOLERANCE)
     if not question.is_epsilon:
-        wanted &= bound > _LOG_ZERO
+        wanted &= bound > _UNDERFLOW
     state = ContourSolver(question, cut, bound, order, goal, log_added)
     value, error = state.solve(wanted, backward=False)
     if not run.is_symmetric:
@@ -216,23 +218,22 @@ def _of_densities(run: Run) -> np.ndarray:
 def _of_composed_profiles(
     question: Question, run: Run, bound: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """The same of many steps, for densities whose error does not change its sign.
+    """The same of many steps, for relative errors e of densities, of constant sign.
 
-    Where the distribution's mass and mean are right, an error e of its density moves
-    the moment of each step by at most e times what it is above 1, and so delta,
-    relative, by the logarithm of the whole run's moment times e. That is in Rényi's
-    bound.
+    Where mass and mean of a distribution are right, the moment M(c) of a step, c =
+    order - 1, is wrong by at most e (M(c) - 1): log(delta) is by e times the logarithm
+    of the whole run's moment, which is c epsilon + log(delta) in Rényi's bound.
     """
     error = np.maximum(_of_profiles(run), _of_densities(run))
     if not np.any(error):
         return error
-    moved = order - 1
+    c = order - 1
     epsilon, log_delta = question.target, bound
     if question.is_epsilon:
         epsilon, log_delta = bound, question.target
     with np.errstate(divide="ignore", invalid="ignore"):
-        spent = 1 + np.maximum(moved * epsilon + log_delta, 0.0)
-        added = error * spent / (moved if question.is_epsilon else 1.0)
+        log_moment = 1 + np.maximum(c * epsilon + log_delta, 0.0)
+        added = error * log_moment / (c if question.is_epsilon else 1.0)
     return np.where(error > 0, added, 0.0)
 
 
@@ -249,9 +250,9 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
         at = epsilon[here]
         with np.errstate(all="ignore"):
             tails = loss.map(lambda field, here=here: field[here]).log_tails(at)
-            fall = np.fmax(*(np.exp(tail - profile) for profile, tail in tails))
+            slope = np.fmax(*(np.exp(tail - profile) for profile, tail in tails))
         off = _ROUNDING * (1 + at) + moved[here]
-        total[here] += off * np.where(np.isfinite(fall), fall, 0.0)
+        total[here] += off * np.where(np.isfinite(slope), slope, 0.0)
     return total
 
 
@@ -280,10 +281,10 @@ def _larger(
     other_error: np.ndarray,
     may_be_larger: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The larger of two answers, where the other one counts; and its error.
+    """The larger of both directions' answers, where the other one counts; its error.
 
-    The error covers the smaller answer plus its own error: a poor estimate of it must
-    not be hidden by a larger value that is accurate.
+    The error covers the smaller answer plus its own error: a poor estimate must not be
+    hidden by a larger value that is accurate.
     """
     most = np.where(
         may_be_larger, np.maximum(value + error, other + other_error), value + error
@@ -304,17 +305,16 @@ def _may_exceed(
     if question.is_epsilon:
         epsilon, goal = np.maximum(least, 0.0), question.target
     settled = np.zeros(least.shape, bool)
-    factors = np.array(_ORDER_FACTORS)[:, None]
-    # A few settings take no longer for all orders, (3, n), than for one, (1, n).
+    # One order after another, (1, n), or all of them, (3, n).
+    factors = _ORDER_FACTORS
     for factor in factors[:, None] if settled.size > _FEW else factors[None]:
         index = np.flatnonzero(~settled & np.isfinite(order))
         if index.size == 0:
             break
-        # A whole number of units above 1, and one at the least.
+        # 1 + c is representable, and above 1.
         c = 1 + np.maximum(factor * (order[index] - 1), np.finfo(np.float64).eps) - 1
         curve = rdp_curve(1 + c, run.take(index), "backward")
-        # max over x of e^{-c x} (1 - e^{-x})
-        # Far off the payoff is -inf, which settles.
+        # Log of the maximum over x of e^{-c x} (1 - e^{-x}); -inf settles.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             payoff = -np.log1p(c) - c * np.log1p(1 / c)
             below = c * (curve - epsilon[index]) + payoff < goal[index]
@@ -325,9 +325,9 @@ def _may_exceed(
 def _certified(
     question: Question, run: Run, bound: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Certified upper ends, or the known bound where that is lower; and the widths.
+    """Certified upper bounds, or the given one where it is lower; and interval widths.
 
-    Rényi's alone, of unknown width, where a mechanism has no certified ends.
+    Of unknown width where a mechanism has no certified bounds.
     """
     if not _has_certified_ends(run):
         return bound, np.full(bound.shape, np.inf)

@@ -23,46 +23,40 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, at, map_arrays, namespace
 
-# At every so many nodes of the contour the moment is checked with other loss nodes.
+# Every 8th node of the contour is computed with other nodes of the losses as well.
 _CHECK_STRIDE = 8
-# Two rules of as many nodes have about the same error: bound of that of either, over
-# their difference (twice was seen).
+# Bound of a rule's error over the difference of two with as many nodes; 2 was seen.
 _CHECK_FACTOR = 4.0
-# Rounding of M - 1 relative to E|z L| (hundreds of terms, whose errors mostly cancel),
-# and of log M relative to its size.
-_MOMENT_ROUNDING, _ROUNDING = 1e-16, 4e-16
-_LOG_NOTHING = -1e300
-# Imaginary part of the checking nodes' path, relative to the other's, and by how many
-# nats they are cut later. Much lower, the terms of rare large losses would fall off too
-# slowly on the contour, and the check would be the less accurate of the two.
-_CHECK_HEIGHT, _CHECK_CUT = 0.9, -8.0
-# None is cut nearer than where the density is e^-18 of its peak.
+# Rounding of M - 1 relative to E|z L|: hundreds of terms, whose errors mostly cancel.
+_MOMENT_ROUNDING = 1e-16
+# Rounding of log M relative to its size.
+_ROUNDING = 4e-16
+# The checking nodes: imaginary part of their path relative to the others', and nats by
+# which they are truncated later. With a much lower path the terms of rare large losses
+# would decay too slowly on the contour, and the check would be the less accurate rule.
+_CHECK_HEIGHT = 0.9
+_CHECK_CUT = -8.0
+# Largest log-density, relative to its peak, at which distributions are truncated.
 _LEAST_CUT = -18.0
+# Stands for log(0) where -inf would make NaN.
+_LOG_ZERO = -1e300
 
 
 class Steps(NamedTuple):
-    """K steps of one kind in each of n settings.
+    """K steps of one kind in each of n settings; arrays (K, n) but for the nodes."""
 
-    Attributes:
-      nodes, check: by two rules; arrays (J, K n), setting by setting within a step.
-      count: (K, n) how often each is taken.
-      outer_rate: (K, n) probability that the step sees anything.
-      spike: (K, n) loss of the steps that see nothing of the unit, where most are at
-        one loss and ``outer_rate`` is 1; else 0.
-      gaussian_shift: (K, n) shift of steps that always see the unit: their M is known
-        in closed form; 0 for the others.
-      spread: (K, n) how far a step's losses that see nothing may lie from ``spike``.
-      is_discrete: (K n,) where losses have atoms other than at 0, all of them bounded;
-        None for mechanisms that never do, which need not be compiled with them.
-    """
-
-    nodes: LossNodes
-    check: LossNodes
-    count: Array
-    outer_rate: Array
-    spike: Array
+    nodes: LossNodes  # arrays (J, K n), setting by setting within a step
+    check: LossNodes  # the same by another rule
+    count: Array  # how often each step is taken
+    outer_rate: Array  # probability that the step sees anything
+    # Loss of a step that does not draw the unit, where nearly all losses are there and
+    # ``outer_rate`` is 1; else 0.
+    bulk_loss: Array
+    # Shift of steps that always see the unit, whose M has a closed form; else 0.
     gaussian_shift: Array
-    spread: Array
+    bulk_width: Array  # largest distance of losses without the unit from ``bulk_loss``
+    # (K n,) where losses have atoms other than at 0, all of them bounded; None for
+    # mechanisms that never do, which need not be compiled with them.
     is_discrete: Array | None
 
 
@@ -110,16 +104,24 @@ def steps_of(
     )
 
 
+def _for_each(c: Array, steps: Steps) -> Array:
+    """(..., n) numbers repeated for K steps side by side, (..., K n)."""
+    return namespace(c).tile(c, (1,) * (c.ndim - 1) + (len(steps.count),))
+
+
+def _composed(terms: Array, steps: Steps) -> Array:
+    """Sum over steps of count times term, (..., K n) to (..., n); 0 inf is 0."""
+    xp, count = namespace(terms, steps.count), steps.count.reshape(-1)
+    terms = xp.where(count > 0, count * terms, 0.0)
+    return xp.sum(terms.reshape(*terms.shape[:-1], len(steps.count), -1), axis=-2)
+
+
 def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Array]:
     """``T log M(c)`` and its first two derivatives, at real c; (..., n)."""
     xp = namespace(c, groups[0].count)
     totals = [xp.zeros_like(c)] * 3
     for steps in groups:
-        repeats = steps.count.shape[0]
-        apart = (*c.shape[:-1], repeats, c.shape[-1])
-        nodes = steps.nodes
-        wide = xp.broadcast_to(c[..., None, :], apart).reshape(*c.shape[:-1], -1)
-
+        nodes, wide = steps.nodes, _for_each(c, steps)
         sums = sum_exp_moments(wide, nodes.weight, nodes.loss)
         outer = steps.outer_rate.reshape(-1)
         excess = outer * (sums[0] - nodes.mass)
@@ -130,16 +132,14 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
         square = shift * shift
         parts = (xp.log1p(xp.maximum(excess, -1 + 1e-15)), first, second)
         known = (0.5 * wide * (wide + 1) * square, (wide + 0.5) * square, square)
-        count = steps.count.reshape(-1)
         for i, (part, closed) in enumerate(zip(parts, known, strict=True)):
-            value = count * xp.where(shift > 0, closed, part)
-            value = xp.where(count > 0, value, 0.0)
-            totals[i] = totals[i] + xp.sum(value.reshape(apart), axis=-2)
+            part = xp.where(shift > 0, closed, part)
+            totals[i] = totals[i] + _composed(part, steps)
     return totals[0], totals[1], totals[2]
 
 
 def log_atoms(groups: tuple[Steps, ...]) -> Array:
-    """``T log A``."""
+    """``T log A``, A the probability of the atom at loss 0; (n,)."""
     xp = namespace(groups[0].count)
     total = xp.zeros_like(groups[0].count[0])
     for steps in groups:
@@ -148,55 +148,55 @@ def log_atoms(groups: tuple[Steps, ...]) -> Array:
         left = xp.where(mass > 1 - 1e-12, 0.0, 1 - mass)
         left = xp.where(steps.gaussian_shift > 0, 0.0, left)
         some = left > 0
-        log_left = xp.where(some, xp.log(xp.where(some, left, 1.0)), -1e300)
+        log_left = xp.where(some, xp.log(xp.where(some, left, 1.0)), _LOG_ZERO)
         total += xp.sum(xp.where(steps.count > 0, steps.count * log_left, 0.0), 0)
     return total
 
 
-def core_variance(groups: tuple[Steps, ...]) -> Array:
-    """Variance v of the Gaussian that the many small losses add up to; (n,).
+def bulk_variance(groups: tuple[Steps, ...]) -> Array:
+    """Variance v of the bulk, the Gaussian that many small losses add up to; (n,).
 
-    ``M^T`` of losses of a Gaussian is ``e^{v z (1 + z) / 2}``; v is such that, with the
+    ``M^T`` of a Gaussian's losses is ``e^{v z (1 + z) / 2}``; v is such that, with the
     atom, it agrees at ``z = -1/2``, where rare large losses hardly count. Any v serves
-    as a control variate: what is subtracted from the integrand is added to delta.
+    as a control variate: it is subtracted from the integrand, and its delta added.
     """
     xp = namespace(groups[0].count)
     middle = xp.full_like(groups[0].count[0], -0.5)
-    grown = xp.expm1(xp.minimum(real_moments(middle, groups)[0], 0.0))
-    lost = xp.expm1(log_atoms(groups))
-    some = (lost < 0) & (grown > lost)
-    share = xp.where(some, grown - lost, 1.0) / xp.where(some, -lost, 1.0)
+    power = xp.expm1(xp.minimum(real_moments(middle, groups)[0], 0.0))  # M^T - 1
+    atom = xp.expm1(log_atoms(groups))  # A^T - 1
+    some = (atom < 0) & (power > atom)
+    share = xp.where(some, power - atom, 1.0) / xp.where(some, -atom, 1.0)
     return xp.where(some, -8 * xp.log(xp.minimum(share, 1.0)), 0.0)
 
 
-def log_core(z: Pair, variance: Array, log_atom: Array) -> Pair:
+def log_bulk(z: Pair, variance: Array, log_atom: Array) -> Pair:
     """``log((1 - A^T) e^{v z (1 + z) / 2})``; very small where v is 0."""
     xp = namespace(z[0], variance, log_atom)
     re = 0.5 * variance * (z[0] * (1 + z[0]) - z[1] * z[1])
     im = 0.5 * variance * z[1] * (1 + 2 * z[0])
-    return xp.where(variance > 0, re + log_core_share(log_atom), _LOG_NOTHING), im
+    return xp.where(variance > 0, re + log_bulk_mass(log_atom), _LOG_ZERO), im
 
 
-def log_core_share(log_atom: Array) -> Array:
+def log_bulk_mass(log_atom: Array) -> Array:
     """``log(1 - A^T)``."""
     xp = namespace(log_atom)
     return xp.log(xp.maximum(-xp.expm1(log_atom), 1e-300))
 
 
-def without_core(
+def without_bulk(
     z: Pair, log_power: Pair, variance: Array, log_atom: Array
 ) -> tuple[Pair, Array]:
-    """``M^T`` less the atom and the Gaussian core, at (K, n) points.
+    """``M^T`` less the atom and the bulk, at (K, n) points.
 
     Returns:
-      It, relative to the largest of what is subtracted from one another, to which
-      rounding errors are relative too; and the logarithm of that.
+      The difference over its largest term, to which rounding errors are relative; and
+      the logarithm of that term.
     """
     xp = namespace(z[0], log_power[0], variance, log_atom)
-    core = log_core(z, variance, log_atom)
-    size = xp.maximum(xp.maximum(log_power[0], core[0]), log_atom)
+    bulk = log_bulk(z, variance, log_atom)
+    size = xp.maximum(xp.maximum(log_power[0], bulk[0]), log_atom)
     power = polar(log_power[0] - size, log_power[1])
-    less = polar(core[0] - size, core[1])
+    less = polar(bulk[0] - size, bulk[1])
     re = power[0] - less[0] - xp.exp(log_atom - size)
     im = power[1] - less[1]
     nothing = (re == 0) & (im == 0)
@@ -210,8 +210,7 @@ def log_powers(
     xp = namespace(z[0], groups[0].count)
     re, im, error = (xp.zeros_like(z[0]) for _ in range(3))
     for steps in groups:
-        repeats = steps.count.shape[0]
-        wide = (xp.tile(z[0], (1, repeats)), xp.tile(z[1], (1, repeats)))
+        wide = (_for_each(z[0], steps), _for_each(z[1], steps))
         log_moment = _log_moment(wide, steps, steps.nodes)
         outer = steps.outer_rate.reshape(-1)
         size = outer * steps.nodes.size * xp.hypot(*wide)
@@ -220,23 +219,21 @@ def log_powers(
         if checked:
             some = (wide[0][::_CHECK_STRIDE], wide[1][::_CHECK_STRIDE])
             again = _log_moment(some, steps, steps.check)
-            # The argument is known up to turns.
-            turned = 2 * xp.sin(0.5 * (log_moment[1][::_CHECK_STRIDE] - again[1]))
-            gap = xp.hypot(log_moment[0][::_CHECK_STRIDE] - again[0], turned)
+            # arg M is known modulo 2 pi: the chord stands for the angle.
+            chord = 2 * xp.sin(0.5 * (log_moment[1][::_CHECK_STRIDE] - again[1]))
+            gap = xp.hypot(log_moment[0][::_CHECK_STRIDE] - again[0], chord)
             gap = _CHECK_FACTOR * gap
             off += xp.repeat(gap, _CHECK_STRIDE, axis=0)[: z[0].shape[0]]
-        count = steps.count.reshape(-1)
-
-        def total(a: Array, count=count, repeats=repeats) -> Array:
-            a = xp.where(count > 0, count * a, 0.0)
-            return xp.sum(a.reshape(a.shape[0], repeats, -1), axis=1)
-
-        re, im = re + total(log_moment[0]), im + total(log_moment[1])
-        error = error + total(off)
+        re, im = (
+            total + _composed(part, steps)
+            for total, part in zip((re, im), log_moment, strict=True)
+        )
+        error = error + _composed(off, steps)
     return (re, im), error
 
 
 def _log_moment(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
+    """``log M`` of each step, ``M = 1 + outer_rate E[e^{zL} - 1]``."""
     xp = namespace(z[0], steps.count, nodes.mass)
     outer = steps.outer_rate.reshape(-1)
     re, im = sum_expm1(z, nodes.weight, nodes.loss)
@@ -247,17 +244,14 @@ def _log_moment(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
         square * (z[0] * (1 + z[0]) - z[1] * z[1]),
         square * z[1] * (1 + 2 * z[0]),
     )
-    always = outer >= 1
-    # Steps that are taken with a probability need M itself.
+    # Gaussian steps taken with a probability need M - 1 itself.
     grown = expm1_complex(xp.minimum(closed[0], 700.0), closed[1])
     known = shift > 0
     mixed = log1p_complex(
         *(xp.where(known, outer * g, e) for g, e in zip(grown, excess, strict=True))
     )
-    return (
-        xp.where(known & always, closed[0], mixed[0]),
-        xp.where(known & always, closed[1], mixed[1]),
-    )
+    always = known & (outer >= 1)
+    return xp.where(always, closed[0], mixed[0]), xp.where(always, closed[1], mixed[1])
 
 
 def have_atoms(groups: tuple[Steps, ...]) -> bool:
@@ -265,20 +259,18 @@ def have_atoms(groups: tuple[Steps, ...]) -> bool:
     return any(steps.is_discrete is not None for steps in groups)
 
 
-def last_imaginary_part(groups: tuple[Steps, ...]) -> Array:
-    """Imaginary part of z up to which real nodes resolve their density; (n,)."""
+def highest_resolved(groups: tuple[Steps, ...]) -> Array:
+    """Im z up to which equally spaced nodes resolve their density; (n,)."""
     xp = namespace(groups[0].count)
     height = xp.full_like(groups[0].count[0], xp.inf)
     for steps in groups:
         spacing = steps.nodes.spacing
-        counts = (spacing > 0) & (steps.count.reshape(-1) > 0)
-        own = xp.where(counts, math.pi / xp.where(counts, spacing, 1.0), xp.inf)
-        height = xp.minimum(height, xp.min(own.reshape(steps.count.shape), axis=0))
+        height = xp.minimum(height, _nyquist(spacing, spacing > 0, steps))
     return height
 
 
-def first_return(groups: tuple[Steps, ...]) -> Array:
-    """Imaginary part below which no two phases of atoms agree; (n,), inf without.
+def first_realignment(groups: tuple[Steps, ...]) -> Array:
+    """Im z below which no two phases of atoms agree; (n,), inf without atoms.
 
     Below it ``|M|`` of discrete losses falls along a vertical line, as its derivative
     is a sum of ``-(L - L') sin(y (L - L'))`` with arguments below pi.
@@ -286,39 +278,41 @@ def first_return(groups: tuple[Steps, ...]) -> Array:
     xp = namespace(groups[0].count)
     height = xp.full_like(groups[0].count[0], xp.inf)
     for steps in groups:
-        if steps.is_discrete is None:
-            continue
-        loss = steps.nodes.loss[0]
-        width = xp.max(loss, axis=0) - xp.min(loss, axis=0)
-        counts = steps.is_discrete & (steps.count.reshape(-1) > 0)
-        own = xp.where(counts, math.pi / xp.maximum(width, 1e-300), xp.inf)
-        height = xp.minimum(height, xp.min(own.reshape(steps.count.shape), axis=0))
+        if steps.is_discrete is not None:
+            loss = steps.nodes.loss[0]
+            width = xp.max(loss, axis=0) - xp.min(loss, axis=0)
+            width = xp.maximum(width, 1e-300)
+            height = xp.minimum(height, _nyquist(width, steps.is_discrete, steps))
     return height
+
+
+def _nyquist(gap: Array, counts: Array, steps: Steps) -> Array:
+    """The least ``pi / gap`` of the steps that count, (K n,) to (n,); else inf."""
+    xp = namespace(gap, steps.count)
+    counts = counts & (steps.count.reshape(-1) > 0)
+    height = xp.where(counts, math.pi / xp.where(counts, gap, 1.0), xp.inf)
+    return xp.min(height.reshape(steps.count.shape), axis=0)
 
 
 def log_envelope(z: Pair, groups: tuple[Steps, ...]) -> Array:
     """Upper bound of ``T log |M|`` at (K, n) points that falls along a vertical line.
 
-    Of discrete losses the sum of the nodes' absolute values, which tends to what atoms
-    alone would give: their phases agree again and again far from the axis. Of others it
-    is ``|M|`` itself.
+    For discrete losses, whose phases agree again and again far from the axis, the sum
+    of the nodes' absolute values; for others ``|M|`` itself.
     """
     xp = namespace(z[0], groups[0].count)
     total = xp.zeros_like(z[0])
     for steps in groups:
-        repeats = steps.count.shape[0]
-        x, y = (xp.tile(part, (1, repeats)) for part in z)
+        x, y = _for_each(z[0], steps), _for_each(z[1], steps)
         bound = _log_moment((x, y), steps, steps.nodes)[0]
         if steps.is_discrete is not None:
             bound = xp.where(steps.is_discrete, _log_absolute(x, y, steps), bound)
-        count = steps.count.reshape(-1)
-        bound = xp.where(count > 0, count * bound, 0.0)
-        total = total + xp.sum(bound.reshape(bound.shape[0], repeats, -1), axis=1)
+        total = total + _composed(bound, steps)
     return total
 
 
 def _log_absolute(x: Array, y: Array, steps: Steps) -> Array:
-    """Logarithm of the sum of the nodes' absolute values, one step each."""
+    """Logarithm of the sum of the nodes' absolute values, of each step."""
     xp = namespace(x, steps.count)
     nodes = steps.nodes
     size = xp.log(xp.maximum(xp.hypot(*nodes.weight), 1e-300))

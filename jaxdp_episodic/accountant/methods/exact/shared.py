@@ -11,22 +11,22 @@ import numpy as np
 from jaxdp_episodic.accountant._engine import engine_name
 from jaxdp_episodic.accountant.methods.run import Run
 
-# Nats of log(delta) between the epsilon that a contour is laid for and the answer from
-# where on the error may exceed its estimate.
+# Nats of log(delta) between the epsilon that a contour is laid for and the answer above
+# which the error may exceed its estimate.
 NEAR = 3.0
 # Largest ratio of the epsilon that a contour is laid for to the answer.
 LARGEST_RATIO = 2.0
 # Largest number of epsilons on one contour.
-_MOST = 16
-# Settings times terms by which sums may be padded to the next length there is, as each
-# length is compiled: that takes longer, but is done once a process.
+_MOST_EPSILONS = 16
+# Settings times terms by which sums may be padded to the next length: each length is
+# compiled, which takes longer, but once a process.
 _MOST_PADDED = 100_000
 
 
 def shared_contours(
     epsilon: np.ndarray, run: Run, log_delta: np.ndarray, alone: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which settings share a contour, and whose it is.
+    """Returns which settings share a contour, and for which it is laid.
 
     Args:
       epsilon: (n,) at which delta is asked for.
@@ -35,8 +35,8 @@ def shared_contours(
       alone: (n,) settings that share with no other one.
 
     Returns:
-      Places (E, G) of the settings of each contour, columns filled up with their last
-      one, and (G,) of the one that it is laid for. E is 1 or 16: it is compiled.
+      Indices (E, G) of the settings of each contour, columns padded with their last
+      one, and (G,) of the one that it is laid for. E is 1 or 16, as it is compiled.
     """
     number = _numbers(run)
     columns: list[list[int]] = []
@@ -46,14 +46,14 @@ def shared_contours(
             first < 0
             or alone[i]
             or number[i] != number[first]
-            or len(columns[-1]) == _MOST
+            or len(columns[-1]) == _MOST_EPSILONS
             or epsilon[i] > LARGEST_RATIO * epsilon[first]
             or log_delta[first] - log_delta[i] > NEAR
         ):
             columns.append([])
             first = -1 if alone[i] else i
         columns[-1].append(i)
-    most = 1 if len(columns) == len(epsilon) else _MOST
+    most = 1 if len(columns) == len(epsilon) else _MOST_EPSILONS
     members = [column + column[-1:] * (most - len(column)) for column in columns]
     middle = [column[len(column) // 2] for column in columns]
     return np.array(members).T, np.array(middle)
@@ -73,11 +73,11 @@ def _numbers(run: Run) -> np.ndarray:
 def shared_lengths(
     run: Run, index: np.ndarray, *, padded: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how many terms settings have, and the length of the sums they go to.
+    """Returns numbers of terms, and lengths that their sums are padded to; (n,) each.
 
     Args:
-      run: of which ``index`` chooses (n,) settings.
-      index: their places.
+      run: of which ``index`` chooses n settings.
+      index: (n,).
       padded: whether all sums are as long as the longest one.
     """
     terms = np.ones(index.shape)
@@ -97,7 +97,7 @@ def shared_lengths(
 
 
 def _padded(lengths: np.ndarray) -> np.ndarray:
-    """Few different ones: few settings go with the next longer ones."""
+    """Fewer different lengths: those of few settings become the next longer one."""
     longer, which, number = np.unique(lengths, return_inverse=True, return_counts=True)
     waiting = 0
     for i in range(len(longer) - 1):

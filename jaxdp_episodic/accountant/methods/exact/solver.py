@@ -7,6 +7,7 @@ integrated again with more.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,46 +32,42 @@ from jaxdp_episodic.accountant.methods.exact.shared import (
 from jaxdp_episodic.accountant.methods.question import DeltaAt, Question
 from jaxdp_episodic.accountant.methods.run import Group, Run
 
-# From so many settings on compiling a pass pays: it takes about as long as they do on
-# NumPy.
+# Minimum batch for which XLA compilation pays: it takes about as long as these settings
+# do on NumPy.
 BREAK_EVEN = 4_000
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
-# Nats below delta at which the distributions are truncated. The later, the nearer to 0
-# rare large losses keep the contour, where more of the integrand cancels.
+# Nats below delta at which loss distributions are truncated. With a later cut, rare
+# large losses keep the contour nearer to 0, where more of the integrand cancels.
 _CUT = 50.0
 # Nats by which the truncated mass must stay below delta.
 _CUT_MARGIN = 30.0
-# As `NEAR`, but from where on the error is unknown.
+# As `NEAR`: distance from a contour's own epsilon beyond which the error is unknown.
 _FAR = 10.0
-# With a larger error estimate of log(delta) the sum is nothing but rounding noise.
-_NOISE = 10.0
-# Settings with a larger error on a shared contour get their own.
+# Error of log(delta) above which the sum is nothing but rounding errors.
+_USELESS = 10.0
+# Largest error on a shared contour; settings above it get one of their own.
 _SHARED_ERROR = 1e-9
-_CHUNKS = Chunks(8, (1, 8), (8, 512, 4096))
-# Of a batch of many settings, with the fewest that go into such chunks: the larger the
-# less of its time a chunk takes to start, but all cores want some, and few padding.
+# Settings in a chunk; JAX compiles a kernel for each of these sizes.
+_CHUNKS = Chunks(numpy=8, cpu=(1, 8), accelerator=(8, 512, 4096))
+# Number of settings from which chunks on the CPU are larger; their sizes, and least
+# number of settings for each: starting a chunk costs time, but all cores want one.
+_LARGE_BATCH = 512
 _LARGE_CHUNKS = ((256, 1024), (64, 32), (_CHUNKS.cpu[-1], 0))
-# At most so many settings take less time one by one than in a padded chunk.
+# Number of settings up to which one by one is faster than in a padded chunk.
 _ONE_BY_ONE = 3
 
 
 class _Pass(NamedTuple):
-    """How many nodes are spent on a setting.
-
-    Attributes:
-      loss_nodes: of the distributions of the losses.
-      contour_nodes: of the contour.
-      fall: nats at which it ends; see `contour.lay_contour`.
-    """
+    """Numbers of nodes of a loss distribution and of the contour, and where it ends."""
 
     loss_nodes: int
     contour_nodes: int
-    fall: float = contours.FALL
+    fall: float = contours.FALL  # nats; see `contour.lay_contour`
 
 
-# Tried one after the other on settings whose error is too large. Hard settings need
-# more nodes of the contour, hardly ever of losses.
+# Tried in turn on settings whose error is too large. Hard settings need more nodes of
+# the contour, hardly ever of losses.
 _PASSES = (
     _Pass(112, 161, 34.0),
     _Pass(128, 353),
@@ -80,33 +77,25 @@ _PASSES = (
 )
 # Enough to compare delta with its target.
 _COMPARISON = _Pass(112, 65)
-# Share of the allowed error up to which an answer is settled, so that the larger of the
-# two directions, whose errors add up, is too.
+# Share of `TOLERANCE` at which an answer is settled: the errors of both directions may
+# add up.
 _SETTLED = 0.5
-# From so many settings on chunks are larger.
-_MANY = 512
-# Passes with less than this share of the nodes that are expected to be needed are
-# skipped.
+# Least share of the nodes expected to be needed with which a pass is tried.
 _HOPEFUL_SHARE = 0.8
 
 
+@dataclass
 class ContourSolver:
-    """A batch of settings solved by contour integrals, in either direction."""
+    """A batch of (n,) settings solved by contour integrals, in either direction."""
 
-    def __init__(
-        self,
-        question: Question,
-        run: Run,
-        bound: np.ndarray,
-        order: np.ndarray,
-        goal: np.ndarray,
-        log_added: np.ndarray,
-    ) -> None:
-        self.question, self.run = question, run
-        self.bound, self.order = bound, order
-        self.goal, self.log_added = goal, log_added
-        # Of chunks, by what else their kernels are compiled for.
-        self._widths: dict[tuple[_Pass, int], int] = {}
+    question: Question
+    run: Run  # truncated
+    bound: np.ndarray  # Rényi's bound of the answer
+    order: np.ndarray  # at which that is reached
+    goal: np.ndarray  # log(delta), or a first guess; distributions are cut below it
+    log_added: np.ndarray  # logarithm of the delta that truncation left out
+    # Width of chunks, by what else their kernels are compiled for.
+    _widths: dict[tuple[_Pass, int], int] = field(default_factory=dict)
 
     def surely_private(
         self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool
@@ -132,8 +121,7 @@ class ContourSolver:
         """
         value = np.full(self.bound.shape, np.nan)
         error = np.full(self.bound.shape, np.inf)
-        # Without an initial epsilon the kernel finds one.
-        initial = np.full(self.bound.shape, -1.0)
+        initial = np.full(self.bound.shape, -1.0)  # negative: the kernel guesses
         if not self.question.is_epsilon:
             initial = self.question.target
         elif least is not None:
@@ -163,57 +151,39 @@ class ContourSolver:
             )
             if index.size == 0:
                 continue
-            new_value, log_error, slope, used = self._solve(
-                self.question.take(index),
+            question = self.question.take(index)
+            found = self._solve(
+                question,
                 index,
                 initial[index],
                 effort,
                 backward,
-                None if self.question.is_epsilon else alone[index],
+                None if question.is_epsilon else alone[index],
             )
-            new_error = log_error
-            if not self.question.is_epsilon:
+            if question.is_epsilon:
+                # The first answer, even a poor one, says where the saddle point is.
+                new_value, new_error, far[index], closer = _judged_epsilon(*found)
+                initial = initial.copy()
+                initial[index] = closer
+                initial = np.clip(initial, 0.0, self.bound)
+            else:
+                new_value, new_error, slope, used = found
                 # A delta this small may be due to the truncated mass.
                 lost = new_value < self.goal[index] - _CUT + _CUT_MARGIN
                 new_error = np.where(lost, np.inf, new_error)
-                # Settings with a large error on a shared contour get their own.
-                distance = np.abs(self.question.target[index] - used) * np.abs(slope)
+                distance = np.abs(question.target - used) * np.abs(slope)
                 enough = new_value + new_error <= least[index]
                 served = (distance <= NEAR) & (enough | (new_error <= _SHARED_ERROR))
                 far[index] = ~served & (used != initial[index])
                 alone[index] |= ~served
-                new_error = np.where(far[index], np.inf, new_error)
-            else:
-                new_value = np.maximum(new_value, 0.0)
-                # delta falls with epsilon: a sum that does not has not converged.
-                falling = slope > 0
-                off = log_error / np.where(falling, slope, 1.0)
-                new_error = np.where(falling, off, np.inf)
-                # 0 is exact where delta is below its target there.
-                new_error = np.where(falling & (log_error == 0), 0.0, new_error)
-                # A contour for a larger epsilon ends where it is nothing, and may miss
-                # what the small losses give further out, where an epsilon as small as
-                # they are is: such an answer is only the next initial epsilon.
-                distance = np.abs(new_value - used) * np.abs(slope)
-                new_error = np.where(distance > NEAR, 10.0 * new_error, new_error)
-                known = np.isfinite(new_error) & (log_error < _NOISE)
-                closer = np.where(known, new_value, np.nan)
-                far[index] = (distance > _FAR) | (used > LARGEST_RATIO * new_value)
-                new_error = np.where(far[index], np.inf, new_error)
-            new_error = np.where(np.isnan(new_error), np.inf, new_error)
-            size = self.question.scale(new_value)
+            new_error = np.where(far[index] | np.isnan(new_error), np.inf, new_error)
+            size = question.scale(new_value)
             expected[index] = effort.contour_nodes * _growth(new_error / size)
             better = ~(new_error > error[index])
             value[index] = np.where(better, new_value, value[index])
             error[index] = np.where(better, new_error, error[index])
-            if self.question.is_epsilon:
-                # The first answer, even a poor one, says where the saddle point is;
-                # without one the initial epsilon was too large.
-                initial = initial.copy()
-                initial[index] = np.where(np.isnan(closer), 0.5 * used, closer)
-                initial = np.clip(initial, 0.0, self.bound)
-            else:
-                # An earlier truncation lets less of the integrand cancel.
+            if not question.is_epsilon:
+                # With an earlier cut less of the integrand cancels.
                 known = np.isfinite(value) & (error < 0.1)
                 self.goal = np.where(known, value - 1.0, self.goal)
         return value, error
@@ -227,49 +197,40 @@ class ContourSolver:
         backward: bool,
         alone: np.ndarray | None = None,
     ) -> tuple[np.ndarray, ...]:
-        """The kernels over chunks, on an engine that suits their number.
+        """The kernels over chunks of settings with about as many terms.
 
         Deltas of the same run at epsilons near to one another share a contour, but for
         those that are to be ``alone`` (None: all).
         """
-        with using_engine(choose_engine(index.size, BREAK_EVEN)):
-            return self._by_length(question, index, initial, effort, backward, alone)
-
-    def _by_length(
-        self,
-        question: Question,
-        index: np.ndarray,
-        initial: np.ndarray,
-        effort: _Pass,
-        backward: bool,
-        alone: np.ndarray | None,
-    ) -> tuple[np.ndarray, ...]:
-        """Settings of about as many terms together; see `_solve_alike`."""
-        terms, sizes = shared_lengths(self.run, index, padded=index.size < _MANY)
+        engine = choose_engine(index.size, BREAK_EVEN)
+        with using_engine(engine):
+            padded = index.size < _LARGE_BATCH
+            terms, sizes = shared_lengths(self.run, index, padded=padded)
         result: tuple[np.ndarray, ...] = ()
         for size in np.unique(sizes):
-            place = np.flatnonzero(sizes == size)
-            # Side by side, as a chunk's sums are as long as its longest one.
-            place = place[np.argsort(terms[place], kind="stable")]
-            members, middle = place[None], place
+            rows = np.flatnonzero(sizes == size)
+            # Neighbours are alike: a chunk's sums are as long as its longest one.
+            rows = rows[np.argsort(terms[rows], kind="stable")]
+            members, middle = rows[None], rows
             if alone is not None:
-                part, bound = self.run.take(index[place]), self.bound[index[place]]
+                part, bound = self.run.take(index[rows]), self.bound[index[rows]]
                 columns = shared_contours(
-                    question.target[place], part, bound, alone[place]
+                    question.target[rows], part, bound, alone[rows]
                 )
-                members, middle = (place[column] for column in columns)
+                members, middle = (rows[column] for column in columns)
             # Settings with a contour of their own.
             if len(members) == 1:
                 members = middle
-            part = self._solve_alike(
-                question.take(members),
-                index[members],
-                index[middle],
-                initial[middle],
-                effort,
-                backward,
-                int(size),
-            )
+            with using_engine(engine):
+                part = self._solve_alike(
+                    question.take(members),
+                    index[members],
+                    index[middle],
+                    initial[middle],
+                    effort,
+                    backward,
+                    int(size),
+                )
             if not result:
                 result = tuple(np.empty(index.shape) for _ in part)
             for whole, found in zip(result, part, strict=True):
@@ -286,10 +247,10 @@ class ContourSolver:
         backward: bool,
         num_terms: int,
     ) -> tuple[np.ndarray, ...]:
-        """Settings whose mixtures have at most so many terms, by a contour each.
+        """Settings whose mixtures have at most ``num_terms`` terms, a contour each.
 
-        It is laid for setting ``index`` and ``initial``; the question and its
-        ``members`` may be several for a contour, (E, n).
+        The contour is laid for setting ``index`` at ``initial``; the question and its
+        ``members`` may be several for each contour, (E, n).
         """
         part = self.run.take(index)
         log_target, added = question.target, self.log_added[members]
@@ -314,9 +275,9 @@ class ContourSolver:
             num_terms if group.loss.num_terms.max() > 1 else 1 for group in groups
         )
         sizes = _CHUNKS
-        if self.bound.size >= _MANY:  # and few shapes are compiled
+        if self.bound.size >= _LARGE_BATCH:
             width = next(size for size, least in _LARGE_CHUNKS if index.size >= least)
-            # Padding takes no time beside compiling another width.
+            # Padding costs less than compiling another width.
             known = self._widths.setdefault((effort, num_terms), width)
             sizes = sizes._replace(cpu=(max(width, known),))
         elif index.size <= _ONE_BY_ONE:
@@ -333,7 +294,7 @@ class ContourSolver:
             if not question.is_epsilon:
                 value = np.logaddexp(value, added)
                 added = np.where(np.isneginf(added), added, added - value)
-            # They may add nothing, too. Epsilon 0 is exact without them.
+            # The terms left out may add nothing. Epsilon 0 is exact without them.
             counts = (error != 0) & ~np.isneginf(added)
             error = error + np.where(counts, np.exp(np.minimum(added, 0.0)), 0.0)
         return (value, error, *rest)
@@ -386,10 +347,33 @@ def _solve_chunk(
         return call(arrays, groups)
 
 
-def _growth(error: np.ndarray) -> np.ndarray:
-    """How many times as many nodes the relative error asks for; 0 where it is unknown.
+def _judged_epsilon(
+    value: np.ndarray, log_error: np.ndarray, slope: np.ndarray, used: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Epsilon, its error, whether its contour was laid too far away, the next guess.
 
-    Its logarithm is about proportional to their number.
+    ``used`` is the epsilon that the contour was laid for. A contour for a larger one
+    ends where its integrand is negligible, and may miss what small losses add further
+    out at an epsilon as small as theirs: the answer is then only the next guess.
+    """
+    value = np.maximum(value, 0.0)
+    # delta falls with epsilon: a sum that does not has not converged.
+    falls = slope > 0
+    error = np.where(falls, log_error / np.where(falls, slope, 1.0), np.inf)
+    # 0 is exact where delta is below its target there.
+    error = np.where(falls & (log_error == 0), 0.0, error)
+    distance = np.abs(value - used) * np.abs(slope)
+    error = np.where(distance > NEAR, 10.0 * error, error)
+    known = np.isfinite(error) & (log_error < _USELESS) & ~np.isnan(value)
+    far = (distance > _FAR) | (used > LARGEST_RATIO * value)
+    # Without an answer the guess was too large.
+    return value, error, far, np.where(known, value, 0.5 * used)
+
+
+def _growth(error: np.ndarray) -> np.ndarray:
+    """Factor in the number of nodes that the relative error asks for; 0 if unknown.
+
+    The error's logarithm is about proportional to the number of nodes.
     """
     known = (error > _SETTLED * TOLERANCE) & (error < 0.5)
     return np.where(

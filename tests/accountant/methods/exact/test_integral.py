@@ -29,7 +29,7 @@ def test_no_coincidence_makes_the_error_look_small(rare):
     values = weight * (bumps(1.0) + rare * bumps(0.1))
     error = np.abs(values.sum(axis=0) - np.pi * (1 + rare))
     halved = np.abs(values.sum(axis=0) - 2 * values[::2].sum(axis=0))
-    stated = integral._of_spacing(values)
+    stated = integral._aliasing(values)
     assert np.any(halved < 0.5 * error)  # what one difference says
     assert np.all(stated > error)
     # No more than nine times what halving the nodes changes where that is largest.

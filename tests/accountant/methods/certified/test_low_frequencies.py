@@ -15,7 +15,7 @@ from jaxdp_episodic.accountant.methods.certified import (
     low_frequencies,
     transform,
 )
-from jaxdp_episodic.accountant.methods.certified.hockey_stick import LatticeDistribution
+from jaxdp_episodic.accountant.methods.certified.lattice import LatticeDistribution
 from jaxdp_episodic.accountant.methods.certified.window import Direction
 
 SPACING, COUNT = 0.01, 60.0

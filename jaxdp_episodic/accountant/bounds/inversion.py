@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 
-# Below this share of the largest epsilon the answer is rounded up to it.
+# Share of the largest epsilon to which smaller answers are rounded up.
 _SMALLEST_SHARE = 1e-9
 
 

@@ -47,10 +47,11 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
+# Largest order: the series has as many terms.
 MAX_ORDER = 2**14
 # Terms (settings x orders x series) in one block: bounds memory to tens of megabytes.
 _BLOCK_TERMS = 2**19
-# From so many terms on compiling pays.
+# Minimum number of terms for which compiling pays.
 _BREAK_EVEN = 2 * 10**7
 
 
@@ -97,8 +98,7 @@ def rdp_poisson_subsampled(
       "general" at rate 1 return the curve.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, shapes that do not broadcast, or an order that
+      ValueError: shapes that do not broadcast, or an order that
         is not whole with ``bound="lower"`` (interpolation only bounds from above).
       NotImplementedError: "tight" for a mechanism without a proof of the moment
         condition, or "lower" with an outer rate.
@@ -160,8 +160,7 @@ def rdp_without_replacement_subsampled(
       rate 0, the curve at rate 1.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or shapes that do not broadcast.
+      ValueError: shapes that do not broadcast.
 
     Reference: Wang, Balle and Kasiviswanathan (2019), "Subsampled Rényi differential
     privacy and analytical moments accountant", arXiv:1808.00087, Theorem 9.

@@ -29,8 +29,10 @@ from jaxdp_episodic.accountant.describe.spec import (
     set_numbers,
 )
 
-# Values of a finite loss, and by how much probabilities may not add up to 1.
-_MOST_VALUES, _SUM_ERROR = 1000, 1e-9
+# Values of a finite loss, at most.
+_MOST_VALUES = 1000
+# Rounding of the sum of probabilities.
+_SUM_ERROR = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +46,6 @@ class RandomizedResponse(Release):
         "zero_out" (its answer is uniform).
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
       NotImplementedError: "add_remove", where there would be an answer more or less.
     """
 
@@ -75,8 +75,6 @@ class DiscreteLaplaceRelease(Release):
       neighboring_relation: as of a `LaplaceRelease`.
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
       NotImplementedError: sampling under "replace_one", or a sensitivity above 1,000.
     """
 
@@ -117,8 +115,7 @@ class GaussianMixtureRelease(Release):
       neighboring_relation: "add_remove" or "zero_out".
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, or lengths that differ.
+      ValueError: lengths that differ.
       NotImplementedError: "replace_one".
 
     Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526.
@@ -166,10 +163,6 @@ class TruncatedPoissonRelease(Release):
       population: of the data set, whole number >= 1. Under add_remove it may be either
         neighbour; under zero_out it counts the null ones, which are drawn too.
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
     """
 
     numeric: ClassVar[Mapping[str, Check]] = {

@@ -17,10 +17,12 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 
+# Version of the dictionaries.
 SCHEMA_VERSION = 1
 # Deeper than any schema here and than any array that makes sense; far from the
 # interpreter's recursion limit.
 _MAX_DEPTH = 32
+# Largest integer that NumPy and TOML hold.
 _MAX_INTEGER = 2**63 - 1
 
 

@@ -13,10 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.schemes import Scheme, WithoutReplacement
+from jaxdp_episodic.accountant.describe.schemes import (
+    MAX_LEVELS,
+    Scheme,
+    WithoutReplacement,
+)
 
-_MAX_LEVELS = 32
-_MAX_UNITS = 2**53  # what a float64 rate still tells apart
+# Units of a level, at most: what a float64 rate still tells apart.
+_MAX_UNITS = 2**53
 
 _HOW_TO_MAKE_GLOBAL = (
     "ids must be global and every unit must lie under one path; make ids that are "
@@ -75,8 +79,8 @@ def counts_from_sizes(nested: Any) -> tuple[np.ndarray, ...]:
         is_list = [_is_list(item) for item in items]
         if not all(is_list):
             break
-        if len(counts) == _MAX_LEVELS:
-            raise ValueError(f"sizes must be nested at most {_MAX_LEVELS} levels deep")
+        if len(counts) == MAX_LEVELS:
+            raise ValueError(f"sizes must be nested at most {MAX_LEVELS} levels deep")
         counts.append(np.array([len(item) for item in items], np.int64))
         if all(_is_flat(item) for item in items) and sum(map(len, items)):
             leaves = np.concatenate(items)  # arrays: no need to list their elements

@@ -31,15 +31,18 @@ from jaxdp_episodic.accountant.questions.api import (
 )
 from jaxdp_episodic.accountant.questions.curve_points import curve_points, lower_hull
 
-# No smaller delta is computed, unless a question asks for it.
+# Smallest delta that is computed, unless a question asks for a smaller one.
 _SMALLEST_DELTA = 1e-15
-# For at most so many rates the curve is computed only where these need it.
+# Rates up to which the curve is computed only where these need it.
 _FEW_RATES = 4
-# Deltas below this share of the smallest of the middle rates do not move those.
-_MIDDLE_RATE, _NEGLIGIBLE = 1e-3, 1e-4
-# Above the rounding of sums of a few numbers in [0, 1].
+# False positive rates and their complements from which on larger deltas are enough.
+_MIDDLE_RATE = 1e-3
+# Share of such a rate below which deltas are negligible.
+_NEGLIGIBLE = 1e-4
+# Above the rounding error of sums of a few numbers in [0, 1].
 _ROUNDING = 2.0**-50
-_BLOCK = 1 << 22  # rates of an attacker at a time
+# Points of the curve times rates at a time: bounds memory.
+_BLOCK = 1 << 22
 
 
 def trade_off(

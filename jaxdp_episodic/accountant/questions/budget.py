@@ -21,12 +21,14 @@ from jaxdp_episodic.accountant.questions.calibration import (
     calibrate_num_steps,
 )
 
-# Steps are numbered by 32-bit integers on the device.
+# Most steps: they are numbered by 32-bit integers on the device.
 _MOST_STEPS = 2**31 - 1
+# Steps whose epsilons are computed together.
 _STEPS_AHEAD = 4096
-# Relative tolerance of a calibration, and by how much shares may miss their sum.
+# Relative tolerance of a calibration, and of the sum of shares.
 _SHARES = 1e-7
-_DOUBLINGS = 100
+# Factors of 1.3 by which a bracket is widened, at most.
+_WIDENINGS = 100
 # Rényi orders at which two steps are compared.
 _ORDERS = (2.0, 8.0)
 
@@ -308,7 +310,7 @@ def _with_steps_before(
         [math.sqrt(1 - total) / _noise(step, epsilon, delta, num_steps)]
     )
     nobody = np.zeros(1, np.int64)
-    for _ in range(_DOUBLINGS):
+    for _ in range(_WIDENINGS):
         if excess(low, nobody) <= 0:
             break
         high, low = low, low / 1.3
@@ -317,7 +319,7 @@ def _with_steps_before(
             f"no noise keeps {num_steps} steps after those before within "
             f"epsilon={epsilon:g} at delta={delta:g}"
         )
-    for _ in range(_DOUBLINGS):
+    for _ in range(_WIDENINGS):
         if excess(high, nobody) > 0:
             break
         low, high = high, high * 1.3
@@ -327,10 +329,7 @@ def _with_steps_before(
 
 def _noise(step: GaussianStep, epsilon: float, delta: float, num_steps: int) -> float:
     noise = calibrate_noise_multiplier(
-        step,
-        epsilon=epsilon,
-        delta=delta,
-        num_steps=num_steps,
+        step, epsilon=epsilon, delta=delta, num_steps=num_steps
     )
     if not np.isfinite(noise):
         raise ValueError(

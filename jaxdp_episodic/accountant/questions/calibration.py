@@ -35,17 +35,24 @@ from jaxdp_episodic.accountant.questions.targets import (
 )
 from jaxdp_episodic.accountant.questions.worst_path import engine_for
 
+# Relative tolerance of a noise multiplier or a probability.
 _TOLERANCE = 1e-7
-# Tolerance of a first answer; and about how often a setting is evaluated.
-_INITIAL_TOLERANCE, _EVALUATIONS = 1e-3, 10
-# A noise whose epsilon is so far below the target, in log epsilon and tolerances, or so
-# far above it, is searched for again.
-_LOOSE, _AS_CHECKED = 10.0, 1e-9
-# Noise multiplier below which nobody is protected: the unit moves the sum by a thousand
-# deviations.
+# Relative tolerance of a first answer by Rényi's bound.
+_INITIAL_TOLERANCE = 1e-3
+# About how often a setting is evaluated.
+_EVALUATIONS = 10
+# Tolerances of log epsilon below the target from which on a noise is searched again.
+_LOOSE = 10.0
+# log epsilon above the target up to which a noise is raised and not searched again.
+_AS_CHECKED = 1e-9
+# Noise multiplier below which nobody is protected: the unit changes the sum by a
+# thousand deviations.
 _NEXT_TO_NONE = 1e-3
+# Smallest probability that is tried.
 _SMALLEST_PROBABILITY = 1e-15
+# Most steps that a float64 counts exactly.
 _MAX_STEPS = 2**53
+# Most steps of an epoch that are tried.
 _LONGEST_EPOCH = 2**30
 
 

@@ -52,9 +52,11 @@ from jaxdp_episodic.accountant.questions.release_pair import (
     uses_of_truncated,
 )
 
+# Most independent episodes of a step: a bound sums as many terms.
 MOST_EPISODES = 1_000_000
 # Relative; more than a square root and a division are rounded by, together.
 _ROUNDED_UP = 2.0**-51
+# A rate of 1, on its path axis.
 _ALWAYS = np.ones(1)
 
 

@@ -1,4 +1,8 @@
-"""How the dominating pairs of a run move with the fields that a user sets."""
+"""The tangents of a run: derivatives of its pairs' fields by a field that a user sets.
+
+A pair's shift is in inverse proportion to the noise, and each of its rates is a product
+of levels' rates: each derivative is a field over what it is differentiated by.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,9 @@ from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, run_of
 
-NOISE, COUNT = "noise_multiplier", "num_steps"
+# Names of the fields that every step has.
+NOISE = "noise_multiplier"
+COUNT = "num_steps"
 
 
 def field_names(step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
@@ -49,48 +55,44 @@ def checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, ..
     return tuple(wrt)
 
 
-def direction(name: str, step: GaussianStep | ComposedSteps, num_steps: Any) -> Run:
-    """How each step's pair moves per unit of the field; as `run_of` has them.
+def tangent(name: str, step: GaussianStep | ComposedSteps, num_steps: Any) -> Run:
+    """The derivative of each step's pair and count by the field; as `run_of` has them.
 
-    Returns:
-      Derivatives of the losses' fields and of the counts, with a path axis like those
-      of the pairs; NaN where epsilon has no derivative by a rate, which is 0 or 1.
+    NaN where epsilon has no derivative by a rate, which is 0 or 1.
     """
     plain, _, index = name.partition("[")
-    one = isinstance(step, GaussianStep)
-    parts = (step,) if one else step.gaussian_steps
-    counts = (num_steps,) if one else step.counts
-    chosen = (int(index[:-1]),) if index else range(len(parts))
-    moved = [
-        each
-        for i, (part, count) in enumerate(zip(parts, counts, strict=True))
-        for each in _moved(plain if i in chosen else "", part, count)
-    ]
-    return Run(*zip(*moved, strict=True))
+    parts, counts = (step,), (num_steps,)
+    if isinstance(step, ComposedSteps):
+        parts, counts = step.gaussian_steps, step.counts
+    found = []
+    for i, (part, count) in enumerate(zip(parts, counts, strict=True)):
+        has_field = not index or i == int(index[:-1])
+        found += _tangents(plain if has_field else "", part, count)
+    return Run(*zip(*found, strict=True))
 
 
-def _moved(
+def _tangents(
     name: str, step: GaussianStep, count: Any
 ) -> list[tuple[PrivacyLoss, np.ndarray]]:
-    """Of one kind of steps; nothing moves with a field that they do not have."""
+    """Of one kind of steps; 0 by a field that they do not have."""
     losses = [dominating_pair(step)]
     names = _rate_names(step)
     if epoch_scheme(step.design) is not None:
         # An epoch is made of blocks, and parts of them.
         losses, names = list(run_of(step, count).losses), {}
-    moved = []
+    found = []
     for loss in losses:
-        still = loss.map(np.zeros_like)
+        fields = {}
         if name == NOISE:
             noise = np.asarray(step.noise_multiplier, np.float64)[..., None]
             shift = loss.hints().shift
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-                slope = np.where(noise > 0, -shift / noise, 0.0)
-            still = dataclasses.replace(still, **{"shift": slope})
+                fields["shift"] = np.where(noise > 0, -shift / noise, 0.0)
         elif name in names:
-            still = dataclasses.replace(still, **_along_rate(step, names[name]))
-        moved.append((still, np.full(1, float(name == COUNT))))
-    return moved
+            fields = _by_rate(step, names[name])
+        along = dataclasses.replace(loss.map(np.zeros_like), **fields)
+        found.append((along, np.full(1, float(name == COUNT))))
+    return found
 
 
 def _rate_names(step: GaussianStep) -> dict[str, int]:
@@ -104,39 +106,30 @@ def _rate_names(step: GaussianStep) -> dict[str, int]:
     }
 
 
-def _along_rate(step: GaussianStep, position: int) -> dict[str, np.ndarray]:
-    """Every rate of the pair is a product of levels' rates."""
+def _by_rate(step: GaussianStep, position: int) -> dict[str, np.ndarray]:
+    """The derivatives of the pair's rates of which the level's rate is a factor.
+
+    Which these are is found by halving it, all levels alike: so there is one place
+    where designs meet theorems.
+    """
     levels = step.path_rates
     rate = levels.rates[position]
     draw, group = levels.draw_sizes[position], levels.group_sizes[position]
     if draw is None or group is None:
-        speed = np.ones_like(rate)
+        slope = np.ones_like(rate)
         smooth = (rate > 0) & (rate < 1)
     else:
         # No larger size can be drawn.
-        speed = np.where(draw > group, 0.0, 1.0 / group)
+        slope = np.where(draw > group, 0.0, 1.0 / group)
         smooth = draw != group
-    loss = dominating_pair(step)
-    relative = speed / np.where(smooth & (rate > 0), rate, 1.0)
+    loss, before = dominating_pair(step), _pair_at(step, {})
+    after = _pair_at(step, {position: 0.25})
+    relative = slope / np.where(smooth & (rate > 0), rate, 1.0)
     return {
         field: np.where(smooth, getattr(loss, field) * relative, np.nan)
-        for field in _products(step, position)
-    }
-
-
-def _products(step: GaussianStep, position: int) -> list[str]:
-    """Which rates of the pair the level's rate is a factor of.
-
-    Found by halving it, everything else alike: so there is one place where designs
-    meet theorems.
-    """
-    before = _pair_at(step, {})
-    after = _pair_at(step, {position: 0.25})
-    return [
-        field
         for field in before.rate_fields
         if np.any(getattr(before, field) != getattr(after, field))
-    ]
+    }
 
 
 def _pair_at(step: GaussianStep, rates: dict[int, float]) -> PrivacyLoss:

@@ -23,28 +23,33 @@ from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.gradient_fields import (
     checked_names,
-    direction,
+    tangent,
 )
 from jaxdp_episodic.accountant.questions.gradient_kernels import (
-    Slopes,
     composed_slopes,
     single_step_slopes,
 )
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
 
-# Differences of epsilon at these places, in widths of a share of the noise: of fourth
-# order, and of second at twice the width, by which they are checked.
-_PLACES, _WIDTH, _APART = np.array([-2.0, -1.0, 1.0, 2.0]), 4e-3, 1e-3
-_NEAR = np.array([1.0, -8.0, 8.0, -1.0]) / 12
-_FAR = np.array([-1.0, 0.0, 0.0, 1.0]) / 4
-# Relative error of epsilon up to which a direction, or a path, is taken to attain it;
-# and the least epsilon that it is relative to.
-_ATTAINED, _SMALLEST_EPSILON = 2e-6, 1e-3
+# Points of a difference quotient, in widths.
+_POINTS = np.array([-2.0, -1.0, 1.0, 2.0])
+# Width, as a share of the noise multiplier.
+_WIDTH = 4e-3
+# Weights of the quotient, of fourth order, and of one of second order that checks it.
+_FOURTH_ORDER = np.array([1.0, -8.0, 8.0, -1.0]) / 12
+_SECOND_ORDER = np.array([-1.0, 0.0, 0.0, 1.0]) / 4
+# Relative difference of the two up to which the first is returned.
+_APART = 1e-3
+# Relative error of epsilon up to which a direction, or a path, is taken to attain it.
+_ATTAINED = 2e-6
+# The least epsilon, in nats, that it is relative to.
+_SMALLEST_EPSILON = 1e-3
 # Error of log(delta) from terms of independent episodes that are left out.
 _LEFT_OUT = 1e-8
-# Largest error estimate of log(delta) with which its derivative is returned; and the
-# same for mechanisms whose tables have estimated errors, which it includes.
-_LARGEST_ERROR, _LARGEST_OF_TABLES = 1e-7, 1e-5
+# Largest error estimate of log(delta) with which its derivative is returned.
+_LARGEST_ERROR = 1e-7
+# The same of mechanisms with tables, whose estimated errors it includes.
+_LARGEST_OF_TABLES = 1e-5
 
 
 def epsilon_and_gradient(
@@ -122,8 +127,8 @@ def epsilon_and_gradient(
         }
     paths = undominated_paths(accounted)
     counts = None if num_steps is None else np.asarray(num_steps, np.float64)
-    moved = [direction(name, step, counts).take_paths(paths) for name in names]
-    problem = _Problem(log_delta[..., None], accounted.take_paths(paths), moved)
+    tangents = [tangent(name, step, counts).take_paths(paths) for name in names]
+    problem = _Problem(log_delta[..., None], accounted.take_paths(paths), tangents)
     certified = np.reshape(info.is_certified_bound, -1)
     rows = _gradient(problem, shape, np.reshape(value, -1), certified)
     gradient = {
@@ -144,10 +149,10 @@ def _by_differences(
     width = _WIDTH * np.broadcast_to(
         np.min(np.broadcast_arrays(*noises), axis=0), shape
     )
-    places = np.reshape(_PLACES, (-1, *(1,) * len(shape))) * width
+    points = np.reshape(_POINTS, (-1, *(1,) * len(shape))) * width
     moved = list(parts)
     for i, noise in zip(chosen, noises, strict=True):
-        moved[i] = dataclasses.replace(parts[i], noise_multiplier=noise + places)
+        moved[i] = dataclasses.replace(parts[i], noise_multiplier=noise + points)
     changed: Any = moved[0]
     if isinstance(step, ComposedSteps):
         changed = compose(*zip(moved, step.counts, strict=True))
@@ -155,16 +160,15 @@ def _by_differences(
         changed, delta=delta, num_steps=num_steps, return_info=True
     )
     with np.errstate(invalid="ignore", divide="ignore"):
-        near, far = (
-            np.tensordot(weights, found, 1) / width for weights in (_NEAR, _FAR)
-        )
-        apart = ~(np.abs(near - far) <= _APART * np.abs(near))
+        slope = np.tensordot(_FOURTH_ORDER, found, 1) / width
+        check = np.tensordot(_SECOND_ORDER, found, 1) / width
+        apart = ~(np.abs(slope - check) <= _APART * np.abs(slope))
     bad = apart | np.any(info.is_certified_bound, axis=0)
-    return np.where(bad, np.nan, near)[()]
+    return np.where(bad, np.nan, slope)[()]
 
 
 class _Problem(NamedTuple):
-    """A run, its target and what it moves along: one direction for each name.
+    """A run, its target and its tangents: one for each name.
 
     At every setting and path, the last axis of every array, or at settings with one
     path each, (n,).
@@ -172,12 +176,12 @@ class _Problem(NamedTuple):
 
     log_delta: np.ndarray
     run: Run
-    moved: list[Run]
+    tangents: list[Run]
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> _Problem:
         """Applies a function to every array."""
-        moved = [along.map(function) for along in self.moved]
-        return _Problem(function(self.log_delta), self.run.map(function), moved)
+        tangents = [along.map(function) for along in self.tangents]
+        return _Problem(function(self.log_delta), self.run.map(function), tangents)
 
 
 def _gradient(
@@ -199,7 +203,7 @@ def _gradient(
             lambda field: np.broadcast_to(field, (*shape, num_paths))[place]
         )
 
-    result = np.full((len(problem.moved), epsilon.size), np.nan)
+    result = np.full((len(problem.tangents), epsilon.size), np.nan)
     index = np.flatnonzero(epsilon <= 0)
     if index.size:
         # 0 where delta is not even reached at epsilon 0.
@@ -207,7 +211,7 @@ def _gradient(
         at_zero = exact_answer(DeltaAt(np.zeros(())), every.run).value
         result[:, index[(at_zero < every.log_delta).all(axis=-1)]] = 0.0
     index = np.flatnonzero((epsilon > 0) & np.isfinite(epsilon) & ~certified)
-    if not index.size or not problem.moved:
+    if not index.size or not problem.tangents:
         return result
     # The path of each setting that attains its epsilon.
     worst = np.zeros(index.size, np.int64)
@@ -232,11 +236,11 @@ def _of_rows(epsilon: np.ndarray, rows: _Problem) -> np.ndarray:
             loss.prepare(slopes=True)
     of_tables = any(loss.is_estimate for loss in rows.run.losses)
     largest = _LARGEST_OF_TABLES if of_tables else _LARGEST_ERROR
-    result = np.full((len(rows.moved), epsilon.size), np.nan)
+    result = np.full((len(rows.tangents), epsilon.size), np.nan)
     single = rows.run.num_steps == 1
-    by_count = [i for i, along in enumerate(rows.moved) if np.any(along.counts)]
-    others = [i for i in range(len(rows.moved)) if i not in by_count]
-    every = list(range(len(rows.moved)))
+    by_count = [i for i, along in enumerate(rows.tangents) if np.any(along.counts)]
+    every = list(range(len(rows.tangents)))
+    others = [i for i in every if i not in by_count]
     # The derivative by the number of steps needs the integral.
     for chosen, names, of_profile in (
         (single, others, True),
@@ -248,7 +252,7 @@ def _of_rows(epsilon: np.ndarray, rows: _Problem) -> np.ndarray:
             continue
         part, undefined = _defined(rows, index, names)
         if of_profile:
-            slopes = _by_profile(epsilon[index], part)
+            slopes = single_step_slopes(epsilon[index], part.run, part.tangents)
         else:
             slopes = composed_slopes(epsilon[index], *part)
         scale = np.maximum(epsilon[index], _SMALLEST_EPSILON) * slopes.slope
@@ -265,33 +269,11 @@ def _defined(
     rows: _Problem, index: np.ndarray, names: list[int]
 ) -> tuple[_Problem, np.ndarray]:
     """Some settings and names, with 0 for NaN; and where (names, n) there was one."""
-    some = rows._replace(moved=[rows.moved[name] for name in names])
+    some = rows._replace(tangents=[rows.tangents[name] for name in names])
     some = some.map(lambda field: field[index])
     undefined = np.zeros((len(names), index.size), bool)
-    for bad, along in zip(undefined, some.moved, strict=True):
-        steps = zip(along.losses, along.counts, some.run.counts, strict=True)
-        for loss, moved, count in steps:
-            bad |= np.isnan(np.stack((*loss.fields, moved))).any(axis=0) & (count > 0)
-    moved = [along.map(np.nan_to_num) for along in some.moved]
-    return some._replace(moved=moved), undefined
-
-
-def _by_profile(epsilon: np.ndarray, rows: _Problem) -> Slopes:
-    """Where one of the steps is taken once, by that step's profile."""
-    value, error, slope = np.zeros((3, epsilon.size))
-    along = np.zeros((len(rows.moved), epsilon.size))
-    for i, (loss, count) in enumerate(
-        zip(rows.run.losses, rows.run.counts, strict=True)
-    ):
-        taken = np.flatnonzero(count == 1)
-        if taken.size == 0:
-            continue
-
-        def take(field: np.ndarray, taken: np.ndarray = taken) -> np.ndarray:
-            return field[taken]
-
-        moved = [along.losses[i].map(take) for along in rows.moved]
-        slopes = single_step_slopes(epsilon[taken], loss.map(take), moved)
-        value[taken], error[taken] = slopes.log_delta, slopes.error
-        slope[taken], along[:, taken] = slopes.slope, slopes.along
-    return Slopes(value, error, slope, along)
+    for bad, along in zip(undefined, some.tangents, strict=True):
+        for loss, count in zip(along.losses, some.run.counts, strict=True):
+            bad |= np.isnan(np.stack(loss.fields)).any(axis=0) & (count > 0)
+    tangents = [along.map(np.nan_to_num) for along in some.tangents]
+    return some._replace(tangents=tangents), undefined

@@ -25,9 +25,11 @@ from jaxdp_episodic.accountant.methods.run import Run
 
 # Rates are rounded up to powers of exp(spacing); the finest, 0.1 %, is tried first.
 _FINEST_SPACING = 2.0**-10
+# Factor of each further spacing.
 _COARSER = 2.0**0.5
-# Covers the rounding errors of log and exp of a rate above 1e-300.
+# Relative; above the rounding errors of log and exp of a rate above 1e-300.
 _ROUNDING_MARGIN = 1e-12
+# Comparisons of numbers after which paths are kept that may be dominated.
 _MOST_COMPARISONS = 10**8
 
 

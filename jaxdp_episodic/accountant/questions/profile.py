@@ -13,10 +13,8 @@ from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.methods.question import Answer, DeltaAt
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import Array
-from jaxdp_episodic.accountant.questions.api import on_engine
+from jaxdp_episodic.accountant.questions.api import DIRECTIONS, on_engine
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
-
-DIRECTIONS = ("forward", "backward", "both")
 
 
 @on_engine

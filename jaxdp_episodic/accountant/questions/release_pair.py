@@ -16,9 +16,7 @@ from jaxdp_episodic.accountant.describe.releases import (
     RenyiDP,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.accountant.describe.step import (
-    OneStep,
-)
+from jaxdp_episodic.accountant.describe.step import OneStep
 from jaxdp_episodic.accountant.losses.finite import (
     Atoms,
     FiniteLoss,
@@ -40,6 +38,7 @@ from jaxdp_episodic.accountant.losses.truncated_gaussian import (
 )
 from jaxdp_episodic.accountant.losses.zero_concentrated import ZeroConcentratedLoss
 
+# A rate of 1, on its path axis.
 _ALWAYS = np.ones(1)
 
 

@@ -19,25 +19,29 @@ from jaxdp_episodic.accountant.questions.dominating_pair import run_of
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
 from jaxdp_episodic.accountant.questions.worst_path import CONTOUR, answer
 
-# How log epsilon rises in the logarithms of the inverse noise and of the steps, a
-# little less than it does at the least; how far a bracket's first end may be, and how
-# near, in these logarithms.
-_OF_NOISE, OF_STEPS = 0.9, 0.45
-_FARTHEST, _NEAREST = np.log(16.0), 5e-4
-_LEAST_NOISE, MOST_NOISE = 1e-9, 1e18
-# Targets above it, in nats, are met by Rényi's bound where nothing else is quick: below
+# Lower estimate of d log epsilon / d log(1 / noise).
+_OF_NOISE = 0.9
+# Lower estimate of d log epsilon / d log(number of steps).
+OF_STEPS = 0.45
+# Largest and smallest first step of a bracket, in these logarithms.
+_FARTHEST = np.log(16.0)
+_NEAREST = 5e-4
+# Noise multipliers that are searched.
+_LEAST_NOISE = 1e-9
+MOST_NOISE = 1e18
+# Nats of a target above which Rényi's bound meets it where nothing else is quick: below
 # it certified ends of little noise take some tenths of a second.
 _LARGE = 50.0
-# Moves of the unit, in deviations of the noise, from which on several steps are dear: a
-# Poisson step's contour fails from 13, an epoch's table at 10 takes up to 8 s.
+# Shift, in deviations of the noise, from which on several steps take long: a Poisson
+# step's contour fails from 13, an epoch's table at 10 takes up to 8 s.
 _FURTHEST = 9.5
-# Rounding of orders next to 1 in Rényi's bound, relative, for each nat of a target: no
+# Relative rounding of orders next to 1 in Rényi's bound, for each nat of a target: no
 # bracket closes in on less (from 1e12 nats searches took 10, then 33 and 56 calls).
 _ROUNDING_OF_ORDERS = 0.1 * 2.0**-52
-# How near a noise comes to one below which nothing can be computed, relative: as near
-# as 1e-7 takes 17 evaluations more, of epochs of half a second each.
+# Relative distance to a noise below which nothing can be computed that ends a search:
+# 1e-7 takes 17 evaluations more, of epochs of half a second each.
 _AT_JUMP = 1e-2
-# Largest tolerance, relative.
+# Largest relative tolerance.
 COARSEST = 0.1
 
 

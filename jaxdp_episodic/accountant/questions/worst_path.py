@@ -16,17 +16,18 @@ from jaxdp_episodic.accountant.methods.rdp import method as rdp
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
 
+# Methods by the name that users give them.
 METHODS: dict[str, Callable[[Question, Run], Answer]] = {
     "exact": exact.exact_answer,
     "pld": pld.pld_answer,
     "rdp": rdp.rdp_answer,
 }
+# No method of its own: "exact", with Rényi's bound in place of certified ends.
 CONTOUR = "contour"
-"""No method of its own: "exact", with Rényi's bound in place of certified ends."""
-
 _ANSWERS = {**METHODS, CONTOUR: functools.partial(exact.exact_answer, certify=False)}
-# Of settings that belong together, as in a search or a sweep: one engine for all they
-# ask, for "exact" even for what a few of them need. So more must pay for compiling it.
+# Minimum number of evaluations for which compiling pays, of settings that belong
+# together, as in a search or a sweep: they have one engine for all they ask, for
+# "exact" even for what a few of them need, and more to compile.
 _BREAK_EVEN = {
     "exact": 30_000,
     "pld": pld.BREAK_EVEN,

@@ -26,12 +26,14 @@ from jaxdp_episodic.accountant.methods.rdp.total_variation import (
 from jaxdp_episodic.accountant.methods.run import Group, Run
 from jaxdp_episodic.accountant.numerics.loops import Array, by_blocks, map_arrays
 
+# Settings computed side by side on the CPU: their arrays fit its cache.
 _CPU_BLOCK = 64
+# Settings in a call of the kernel.
 _CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
 # Blocks in a chunk, where every core has four chunks of them: a chunk costs its start
 # and waits for its slowest setting, but the last one is filled up.
 _MANY_BLOCKS = 8, 32
-# From so many settings on compiling pays: it takes about as long as they do on NumPy.
+# Minimum number of settings for which compiling pays: it takes as long as NumPy does.
 BREAK_EVEN = 25_000
 
 
@@ -170,7 +172,7 @@ _kernel = float64_boundary(
 def answer_at_orders(
     question: Question, run: Run, orders: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Upper bounds of epsilon or log(delta) by the best of some orders, and its place.
+    """Upper bounds of epsilon or log(delta) by the best of some orders, and its index.
 
     Args:
       question: broadcasts with the run, settings by paths.

@@ -85,14 +85,14 @@ def full_batch_rho(
     n = _validation.integer_array("num_examples", num_examples, minimum=1)
     sigma = _validation.nonnegative_array("noise_std", noise_std)
     _validation.broadcast_shape(num_steps=steps, num_examples=n, noise_std=sigma)
-    eta, bound, reach, c = _scalars(
+    eta, bound, span, c = _scalars(
         learning_rate, lipschitz, smoothness, strong_convexity, diameter
     )
     steps, n, sigma = np.broadcast_arrays(steps, n, sigma)
     part = 2 * bound / n  # s / eta
-    tau = _last_steps(steps, reach / eta / part)
+    tau = _last_steps(steps, span / eta / part)
     window = np.concatenate([tau, np.maximum(steps, 1)[..., None]], axis=-1)
-    far = np.where(np.arange(window.shape[-1]) < tau.shape[-1], reach / eta, 0.0)
+    far = np.where(np.arange(window.shape[-1]) < tau.shape[-1], span / eta, 0.0)
     once, twice = _geometric(c, window), _geometric(c * c, window)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         carried = np.where(far > 0, far * c**window, 0.0)
@@ -142,7 +142,7 @@ def bounded_iteration_rdp(
     if b > n:
         raise ValueError(f"batch_size must be at most num_examples = {n}, got {b}")
     sigma = float(_validation.positive_array("noise_std", noise_std))
-    eta, bound, reach, _ = _scalars(
+    eta, bound, span, _ = _scalars(
         learning_rate, lipschitz, smoothness, strong_convexity, diameter
     )
     shift = 2 * bound / (b * sigma)
@@ -151,9 +151,9 @@ def bounded_iteration_rdp(
     log_excess = _swapped_excess(*(a.ravel() for a in grid)).reshape(grid[0].shape)
     one_step = np.logaddexp(0.0, log_excess) / (alpha - 1)  # (shares, K)
     composed = steps[..., None] * one_step[-1]
-    if np.isinf(reach):
+    if np.isinf(span):
         return composed
-    far = alpha * reach**2 / (2 * (eta * sigma) ** 2 * (1 - _SHARES[:, None]))
+    far = alpha * span**2 / (2 * (eta * sigma) ** 2 * (1 - _SHARES[:, None]))
     cost = one_step[:-1]
     with np.errstate(divide="ignore", over="ignore"):
         best = np.sqrt(far / cost)
@@ -186,13 +186,13 @@ def _scalars(
         learning_rate, smoothness=smoothness, strong_convexity=strong_convexity
     )
     bound = _validation.positive_array("lipschitz", lipschitz)
-    reach = _validation.nonnegative_array("diameter", diameter)
-    if factor.ndim or bound.ndim or reach.ndim:
+    span = _validation.nonnegative_array("diameter", diameter)
+    if factor.ndim or bound.ndim or span.ndim:
         raise ValueError(
             "learning_rate, lipschitz, smoothness, strong_convexity and diameter must "
             "be numbers"
         )
-    return float(learning_rate), float(bound), float(reach), float(factor)
+    return float(learning_rate), float(bound), float(span), float(factor)
 
 
 def _last_steps(steps: np.ndarray, best: np.ndarray) -> np.ndarray:

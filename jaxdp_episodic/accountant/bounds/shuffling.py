@@ -315,8 +315,8 @@ def _log_geometric(slope: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     size = np.maximum(np.abs(slope), 1e-12)
     with np.errstate(divide="ignore"):
         total = np.log(np.expm1(-lengths * size) / np.expm1(-size))
-    turned = np.maximum(slope, 0.0) * np.maximum(lengths - 1, 0.0)
-    return np.where(lengths > 0, total + turned, -np.inf)
+    larger = np.maximum(slope, 0.0) * np.maximum(lengths - 1, 0.0)
+    return np.where(lengths > 0, total + larger, -np.inf)
 
 
 def _log_sum(logs: np.ndarray) -> np.ndarray:

@@ -89,14 +89,14 @@ class DiscreteLaplaceRelease(Release):
         set_checked(
             self, _validation.probability_array, "sampling_probability", one=True
         )
-        moved = _validation.whole_number("sensitivity", self.sensitivity)
-        object.__setattr__(self, "sensitivity", moved)
+        sensitivity = _validation.whole_number("sensitivity", self.sensitivity)
+        object.__setattr__(self, "sensitivity", sensitivity)
         check_relation(self, *NEIGHBORING_RELATIONS)
         check_unsampled(self)
-        if moved > _MOST_VALUES:
+        if sensitivity > _MOST_VALUES:
             raise NotImplementedError(
                 f"sensitivity must be at most {_MOST_VALUES:,} (the loss has as many "
-                f"values), got {moved:,}"
+                f"values), got {sensitivity:,}"
             )
 
 
@@ -129,17 +129,17 @@ class GaussianMixtureRelease(Release):
     neighboring_relation: str = "add_remove"
 
     def __post_init__(self) -> None:
-        moved = _validation.nonnegative_array("sensitivities", self.sensitivities)
+        norms = _validation.nonnegative_array("sensitivities", self.sensitivities)
         chance = _validation.probability_array("probabilities", self.probabilities)
-        if moved.ndim != 1 or moved.size == 0 or not np.all(np.isfinite(moved)):
+        if norms.ndim != 1 or norms.size == 0 or not np.all(np.isfinite(norms)):
             shown = _validation.shown(self.sensitivities)
             raise ValueError(
                 f"sensitivities must be a list of finite ones, got {shown}"
             )
-        check_as_long("probabilities", chance, "sensitivities", moved)
+        check_as_long("probabilities", chance, "sensitivities", norms)
         if not abs(float(chance.sum()) - 1) <= _SUM_ERROR:
             raise ValueError(f"probabilities must add up to 1, got {chance.sum()!r}")
-        object.__setattr__(self, "sensitivities", frozen_number(moved))
+        object.__setattr__(self, "sensitivities", frozen_number(norms))
         object.__setattr__(self, "probabilities", frozen_number(chance))
         set_checked(self, _validation.nonnegative_array, "standard_deviation", one=True)
         set_checked(

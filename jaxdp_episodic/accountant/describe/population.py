@@ -136,10 +136,10 @@ class Population(Spec):
 
         Args:
           level: the unit's level, 1 to ``num_levels``.
-          index: its place among all units of that level, from 0.
+          index: its number among all units of that level, from 0.
 
         Returns:
-          Level name ("level 2" where it has none) to id, or to the place among all
+          Level name ("level 2" where it has none) to id, or to the number among all
           units of that level where the tree has no ids.
         """
         _check_level("level", level, 1, self.num_levels)
@@ -147,10 +147,10 @@ class Population(Spec):
         units = tree.path_to_unit(self.children_counts, level, index)
         ids = self.unit_ids or ()
         described: dict[str, Any] = {}
-        for place, unit in enumerate(units):
-            named = place < len(self.level_names)
-            name = self.level_names[place] if named else f"level {place + 1}"
-            described[name] = ids[place][unit].item() if place < len(ids) else unit
+        for i, unit in enumerate(units):
+            named = i < len(self.level_names)
+            name = self.level_names[i] if named else f"level {i + 1}"
+            described[name] = ids[i][unit].item() if i < len(ids) else unit
         return described
 
     def max_contributions(

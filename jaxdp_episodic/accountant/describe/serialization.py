@@ -97,14 +97,14 @@ def _decode(
     _check_keys(cls, fields, where)
     for key, options in cls.nested_specs.items():
         if key in fields:
-            place, value = f"{where}.{key}", fields[key]
+            path, value = f"{where}.{key}", fields[key]
             if isinstance(value, list | tuple) and _holds_many(cls, key):
                 fields[key] = tuple(
-                    _decode(options, item, f"{place}[{i}]", nested=True)
+                    _decode(options, item, f"{path}[{i}]", nested=True)
                     for i, item in enumerate(value)
                 )
             else:
-                fields[key] = _decode(options, value, place, nested=True)
+                fields[key] = _decode(options, value, path, nested=True)
     try:
         return cls.from_fields(fields)
     except NotImplementedError as error:

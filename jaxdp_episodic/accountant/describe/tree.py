@@ -151,11 +151,11 @@ def _nest(
             )
         # Stable: ids stay sorted within a parent, and sorted tables cost O(n).
         order = np.argsort(parent, kind="stable")
-        place = np.empty(len(values), np.int64)
-        place[order] = np.arange(len(values))
+        position = np.empty(len(values), np.int64)
+        position[order] = np.arange(len(values))
         counts.append(np.bincount(parent, minlength=num_parents))
         unit_ids.append(values[order])
-        parent_of_record = place[code]
+        parent_of_record = position[code]
         num_parents = len(values)
     return counts, unit_ids, parent_of_record
 
@@ -219,7 +219,7 @@ class DistinctPaths(NamedTuple):
         0 for a path that only leads to empty units.
       witness_level: (P,) int64, the level of one real unit on such a path: ``l``, or
         the level of an empty unit where the multiplicity is 0 (0: the root).
-      witness_index: (P,) int64, the place of that unit among the units of its level.
+      witness_index: (P,) int64, the number of that unit among the units of its level.
     """
 
     sizes: np.ndarray

@@ -88,9 +88,7 @@ def rdp(
         one alone: curves of such steps may not be added up, compose the run.
       orders: real orders, each > 1, inf included; any shape, also empty.
       direction: "forward", "backward" or "both".
-      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
-        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
-        give the same numbers, to 1e-9 and better (1e-8 at noise below 1e-3).
+      engine: see `epsilon`.
 
     Returns:
       float64 nats of shape ``step.shape + np.shape(orders)``; a scalar order adds no
@@ -99,7 +97,6 @@ def rdp(
       bound*), which is ``inf`` of Gaussian noise.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: an order not above 1, an unknown direction.
 
     Reference: Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for the sampled
@@ -171,8 +168,7 @@ def epsilon(
       ``return_info`` the pair ``(epsilon, info)``.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, ``num_steps`` not given of a step, or ``orders``
+      ValueError: ``num_steps`` not given of a step, or ``orders``
         with another method than "rdp".
       NotImplementedError: a method that lacks what it needs of a release.
     """
@@ -216,9 +212,7 @@ def delta(
       num_steps: whole number >= 0; of a composed run as of `epsilon`.
       method: "rdp", "exact" or "pld".
       return_info: also return an `PrivacyInfo`.
-      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
-        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
-        give the same numbers, to 1e-9 and better (1e-8 at noise below 1e-3).
+      engine: see `epsilon`.
 
     Returns:
       float64 in [0, 1] of the broadcast shape; 1 without noise, 0 where nothing is
@@ -226,8 +220,7 @@ def delta(
       info)``.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or ``num_steps`` not given of a step.
+      ValueError: ``num_steps`` not given of a step.
     """
     check_step(step)
     check_method(method)

@@ -91,8 +91,8 @@ class PrivacyBudget:
         """Returns the first so many steps of the run, for the accountant."""
         taken = _validation.integer_array("num_steps", num_steps, minimum=0)
         first = [
-            (step, np.clip(taken - place, 0, 1))
-            for place, step in enumerate(self.before)
+            (step, np.clip(taken - index, 0, 1))
+            for index, step in enumerate(self.before)
         ]
         return compose(*first, (self.step, np.maximum(taken - len(self.before), 0)))
 
@@ -159,12 +159,12 @@ class SpentAhead:
 
     def at(self, step: int) -> float:
         """Returns epsilon after that many steps, at least 1 (*upper bound*)."""
-        place = step - self._first
-        if not 0 <= place < len(self._values):
+        index = step - self._first
+        if not 0 <= index < len(self._values):
             # The same steps together wherever a run begins: a resumed one says the
             # same to the last digit, which depends on what is computed beside it.
-            place = (step - 1) % _STEPS_AHEAD
-            first = self._first = step - place
+            index = (step - 1) % _STEPS_AHEAD
+            first = self._first = step - index
             last = max(step, min(first + _STEPS_AHEAD - 1, self._budget.num_steps))
             owed = self._budget.owed(np.arange(first, last + 1))
             kept, before = np.unique(owed), len(self._budget.before)
@@ -172,7 +172,7 @@ class SpentAhead:
                 kept = kept[(kept <= before) | (kept % 10 == 0) | (kept == kept[-1])]
             spent = np.asarray(self._budget.spent(kept))
             self._values = spent[np.searchsorted(kept, owed)]
-        return float(self._values[place])
+        return float(self._values[index])
 
 
 def plan_budget(
@@ -203,8 +203,7 @@ def plan_budget(
         left. ``num_steps`` are taken besides, and may be 0 if the shares sum to 1.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, a step with arrays, or a target that does not
+      ValueError: a step with arrays, or a target that does not
         permit a single step.
       NotImplementedError: steps ``before`` in epochs.
     """

@@ -86,10 +86,6 @@ def calibrate_noise_multiplier(
       Rényi's noise, larger by up to a third; within 1e-2 of one below which nothing
       can be computed; and within 2e-17 times the target, at most 0.1, where that is
       more than the tolerance. A warning says where it is below 1e-3, next to none.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
     """
     check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)
@@ -114,16 +110,16 @@ def calibrate_noise_multiplier(
         with np.errstate(divide="ignore"):
             found = 1 / inverse
 
-        def evaluated(places: np.ndarray) -> np.ndarray:
+        def evaluated(elements: np.ndarray) -> np.ndarray:
             noise = found.reshape(run.shape)
             asked = dataclasses.replace(step, noise_multiplier=noise)
-            return run.excess(places, step=asked)
+            return run.excess(elements, step=asked)
 
         # 1 / (1 / x) may round down; what is returned must be what was checked.
         checked = evaluated(np.arange(run.size))
         reached = run.reached(tolerance)
-        off = (checked < -_LOOSE * reached) | ~(checked < _AS_CHECKED)
-        loose = np.flatnonzero(np.isfinite(found) & off)
+        inexact = (checked < -_LOOSE * reached) | ~(checked < _AS_CHECKED)
+        loose = np.flatnonzero(np.isfinite(found) & inexact)
         if run.follows_orders and loose.size:
             # Orders followed in the search may differ from those found afresh.
             run.follows_orders = False
@@ -166,10 +162,6 @@ def calibrate_num_steps(
       int64 of the broadcast shape; 0 where one step is too many, 2**53 where that many
       or more are within the target. Of targets above 50 at little noise Rényi's number,
       as of `calibrate_noise_multiplier`.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
     """
     check_method(method)
     _check_is(step, GaussianStep, *RELEASES)
@@ -220,8 +212,7 @@ def calibrate_rate(
       above 50 at little noise Rényi's, as of `calibrate_noise_multiplier`.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, an unknown level, or one that is not drawn.
+      ValueError: an unknown level, or one that is not drawn.
     """
     check_method(method)
     _check_is(step, GaussianStep)

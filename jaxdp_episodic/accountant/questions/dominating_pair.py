@@ -198,8 +198,8 @@ def _blocks(
 ) -> list[tuple[PrivacyLoss, np.ndarray]]:
     """Blocks, or parts of one, of which two steps or more are taken.
 
-    Two antipodal steps of two are a Gaussian move: ``(A_1 + A_2) / (B_1 + B_2) =
-    e^{s (x_1 + x_2)}``, ``D_2(g) = D(sqrt(2) s, g)``.
+    Two antipodal steps of two are a Gaussian of shift sqrt(2) s:
+    ``(A_1 + A_2) / (B_1 + B_2) = e^{s (x_1 + x_2)}``, ``D_2(g) = D(sqrt(2) s, g)``.
     """
     pairs = np.zeros_like(number) if _is_whole(step) else number * (bins == 2)
     others = number - pairs
@@ -207,8 +207,8 @@ def _blocks(
     if np.any(others):
         uses.append((_allocated_pair(step, bins, taken), others))
     if np.any(pairs):
-        move = _shift(step, np.sqrt(2.0))
-        uses.append((SwappedGaussianLoss(_ALWAYS, _inner_rate(step), move), pairs))
+        shift = _shift(step, np.sqrt(2.0))
+        uses.append((SwappedGaussianLoss(_ALWAYS, _inner_rate(step), shift), pairs))
     return uses
 
 
@@ -289,7 +289,7 @@ def _grouped_classes(step: GaussianStep, sampling: GroupedClasses) -> PrivacyLos
     if isinstance(sampling.episodes, Poisson):
         # Given the public partition: a Poisson draw of clip units. A class below its
         # episode is protected at inner rate 1, with the antipodal pair: an emptied
-        # class moves its episode, it does not remove it (under zero_out it does).
+        # class changes its episode, it does not remove it (under zero_out it does).
         return AntipodalGaussianLoss(_ALWAYS, episode_rate, inner, _shift(step, 1.0))
     rate = episode_rate * class_rate * inner
     return SwappedGaussianLoss(_ALWAYS, rate, _shift(step, 2.0))
@@ -350,7 +350,7 @@ def _contributions(
 
 
 def _shift(step: GaussianStep, sensitivity: np.ndarray | float) -> np.ndarray:
-    """How far a protected unit moves the sum, in deviations of the noise.
+    """How far a protected unit changes the sum, in deviations of the noise.
 
     ``sensitivity`` is that in clip norms. Without noise it is inf.
     """

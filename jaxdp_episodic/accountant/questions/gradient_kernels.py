@@ -43,6 +43,33 @@ _PROFILE_CHUNKS = Chunks(512, (8, 512), (8, 512, 4096))
 _NEAREST_RATE = 2.0**-52
 # Count of steps not taken: with 0 the derivative by the count would be lost.
 _SMALLEST_COUNT = 1e-300
+# Relative error of epsilon up to which a direction, or a path, is taken to attain it.
+ATTAINED = 2e-6
+# The least epsilon, in nats, that it is relative to.
+_SMALLEST_EPSILON = 1e-3
+# Error of log(delta) from terms of independent episodes that are left out.
+_LEFT_OUT = 1e-8
+# Largest error estimate of log(delta) with which its derivative is returned.
+_LARGEST_ERROR = 1e-7
+# The same of mechanisms with tables, whose estimated errors it includes.
+_LARGEST_OF_TABLES = 1e-5
+
+
+class Problem(NamedTuple):
+    """A run, its target and its tangents: one for each name.
+
+    At every setting and path, the last axis of every array, or at settings with one
+    path each, (n,).
+    """
+
+    log_delta: np.ndarray
+    run: Run
+    tangents: list[Run]
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Problem:
+        """Applies a function to every array."""
+        tangents = [along.map(function) for along in self.tangents]
+        return Problem(function(self.log_delta), self.run.map(function), tangents)
 
 
 class Slopes(NamedTuple):
@@ -60,6 +87,56 @@ class Slopes(NamedTuple):
     error: np.ndarray
     slope: np.ndarray
     along: np.ndarray
+
+
+def gradient_of_rows(epsilon: np.ndarray, rows: Problem) -> np.ndarray:
+    """(names, n) derivatives where epsilon is positive and finite."""
+    with using_engine("jax"):
+        for loss in rows.run.losses:
+            loss.prepare(slopes=True)
+    of_tables = any(loss.is_estimate for loss in rows.run.losses)
+    largest = _LARGEST_OF_TABLES if of_tables else _LARGEST_ERROR
+    result = np.full((len(rows.tangents), epsilon.size), np.nan)
+    single = rows.run.num_steps == 1
+    by_count = [i for i, along in enumerate(rows.tangents) if np.any(along.counts)]
+    every = list(range(len(rows.tangents)))
+    others = [i for i in every if i not in by_count]
+    # The derivative by the number of steps needs the integral.
+    for chosen, names, of_profile in (
+        (single, others, True),
+        (single, by_count, False),
+        (~single, every, False),
+    ):
+        index = np.flatnonzero(chosen)
+        if index.size == 0 or not names:
+            continue
+        part, undefined = _defined(rows, index, names)
+        if of_profile:
+            slopes = single_step_slopes(epsilon[index], part.run, part.tangents)
+        else:
+            slopes = composed_slopes(epsilon[index], *part)
+        scale = np.maximum(epsilon[index], _SMALLEST_EPSILON) * slopes.slope
+        gap = np.abs(slopes.log_delta - part.log_delta)
+        attained = gap <= ATTAINED * scale + slopes.error + _LEFT_OUT
+        known = attained & (slopes.error < largest) & ~undefined
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = slopes.along / slopes.slope
+        result[np.array(names)[:, None], index] = np.where(known, found, np.nan)
+    return result
+
+
+def _defined(
+    rows: Problem, index: np.ndarray, names: list[int]
+) -> tuple[Problem, np.ndarray]:
+    """Some settings and names, with 0 for NaN; and where (names, n) there was one."""
+    some = rows._replace(tangents=[rows.tangents[name] for name in names])
+    some = some.map(lambda field: field[index])
+    undefined = np.zeros((len(names), index.size), bool)
+    for bad, along in zip(undefined, some.tangents, strict=True):
+        for loss, count in zip(along.losses, some.run.counts, strict=True):
+            bad |= np.isnan(np.stack(loss.fields)).any(axis=0) & (count > 0)
+    tangents = [along.map(np.nan_to_num) for along in some.tangents]
+    return some._replace(tangents=tangents), undefined
 
 
 def single_step_slopes(epsilon: np.ndarray, run: Run, tangents: list[Run]) -> Slopes:

@@ -41,10 +41,6 @@ def privacy_profile(
     Returns:
       float64 in [0, 1] of the broadcast shape; with a `Population` the worst path's.
 
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
-
     Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647, and the theorems in
     docs/theory.md, "Profiles" and "Other designs".
     """

@@ -84,12 +84,12 @@ class Targets:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The largest inverse noise within the target, and where none is; (n,).
 
-        Of some elements only, where ``among`` has their places.
+        Of some elements only, where ``among`` has their indices.
         """
 
         def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
-            places = active if among is None else among[active]
-            return self.excess(places, inverse_noise=inverse_noise)
+            elements = active if among is None else among[active]
+            return self.excess(elements, inverse_noise=inverse_noise)
 
         tolerances = self.reached(tolerance)
         if among is not None:
@@ -175,11 +175,11 @@ class Targets:
     ) -> np.ndarray:
         """Upper bounds of epsilon by Rényi-DP, at orders near those of other noises."""
         kept = undominated_paths(run)
-        place = np.ix_(active, kept)
-        near = 1 + self.orders[place] / inverse_noise
+        entries = np.ix_(active, kept)
+        near = 1 + self.orders[entries] / inverse_noise
         question = question.at(question.target[:, None])
         value, order = rdp_bound(question, run.take_paths(kept), near=near)
-        self.orders[place] = (order - 1) * inverse_noise
+        self.orders[entries] = (order - 1) * inverse_noise
         return value.max(axis=-1)
 
     def needs_no_noise(self) -> np.ndarray:
@@ -189,14 +189,14 @@ class Targets:
 
     def initial_noise(self) -> np.ndarray:
         """Initial noise: the Gaussian mechanism with the amplified sensitivity."""
-        moved = 0.0  # squared
+        square = 0.0
         for loss, count in zip(self.run.losses, self.run.counts, strict=True):
             hints = loss.hints()
-            moved = moved + count * np.square(hints.rate * hints.furthest)
-        moved = np.broadcast_to(np.max(moved, axis=-1), self.shape).reshape(-1)
-        spread = np.sqrt(2 * moved * -np.log(self.delta))
+            square = square + count * np.square(hints.rate * hints.furthest)
+        square = np.broadcast_to(np.max(square, axis=-1), self.shape).reshape(-1)
+        scale = np.sqrt(2 * square * -np.log(self.delta))
         with np.errstate(over="ignore"):  # of a target near 0: the largest one
-            return np.clip(0.5 + spread / self.epsilon, 0.1, 1e9)
+            return np.clip(0.5 + scale / self.epsilon, 0.1, 1e9)
 
     def shaped(self, values: np.ndarray) -> Any:
         """The flat answers in the targets' shape; a NumPy scalar if 0-d."""
@@ -223,8 +223,8 @@ def _has_little_noise(run: Run) -> np.ndarray:
     furthest = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
-        moved = np.where(taken, loss.hints().furthest, 0.0)
-        furthest = np.maximum(furthest, moved)
+        shift = np.where(taken, loss.hints().furthest, 0.0)
+        furthest = np.maximum(furthest, shift)
     little = (furthest > _FURTHEST) & (run.num_steps > 1)
     if np.any(little):
         little &= ~((run.gaussian_shift() > 0) | have_closed_form(run))

@@ -38,10 +38,6 @@ class PoissonTrials(Spec):
 
     Attributes:
       expected_runs: the mean, > 0 and at most 10^12 (scalar or array).
-
-    Raises:
-      TypeError: not a number.
-      ValueError: a value out of range.
     """
 
     expected_runs: ArrayLike
@@ -80,7 +76,6 @@ class NegativeBinomialTrials(Spec):
       eta: the shape, in (-1, 10^30] (scalar or array).
 
     Raises:
-      TypeError: not a number.
       ValueError: a value out of range, fields that do not broadcast, or a mean that no
         representable ``gamma`` gives at an ``eta`` near -1.
 

@@ -54,8 +54,7 @@ def tuning_cost(
       ``delta`` and ``trials``; ``inf`` without noise.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or ``num_steps`` not given of a step.
+      ValueError: ``num_steps`` not given of a step.
 
     Reference: see `tuned_rdp` and `curve_to_epsilon`.
     """
@@ -70,7 +69,6 @@ def run_rdp(
     """Returns the Rényi-DP curve of one run, both directions: orders last.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: ``num_steps`` not given of a step, or out of range.
     """
     if num_steps is None and not isinstance(step, ComposedSteps):
@@ -125,7 +123,6 @@ def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
       *upper bound*.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: orders or values out of range, or shapes that do not fit.
 
     Reference: Papernot and Steinke (2022), arXiv:2110.03620v2, Theorems 2 and 6.
@@ -160,7 +157,6 @@ def curve_to_epsilon(orders: Any, rdp: Any, *, delta: Any) -> np.ndarray | np.fl
       float64 nats, an *upper bound*; ``inf`` if the curve is infinite everywhere.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: a value out of range, or shapes that do not fit.
 
     Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.

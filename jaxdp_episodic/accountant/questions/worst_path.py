@@ -22,7 +22,7 @@ METHODS: dict[str, Callable[[Question, Run], Answer]] = {
     "pld": pld.pld_answer,
     "rdp": rdp.rdp_answer,
 }
-# No method of its own: "exact", with Rényi's bound in place of certified ends.
+# No method of its own: "exact", with Rényi's bound in index of certified ends.
 CONTOUR = "contour"
 _ANSWERS = {**METHODS, CONTOUR: functools.partial(exact.exact_answer, certify=False)}
 # Minimum number of evaluations for which compiling pays, of settings that belong
@@ -149,8 +149,8 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
 
 def _largest(every: Answer) -> Answer:
     """The answer of the path with the largest value."""
-    place = every.value.argmax(axis=-1)[..., None]
-    return Answer(*(np.take_along_axis(f, place, axis=-1)[..., 0] for f in every))
+    index = every.value.argmax(axis=-1)[..., None]
+    return Answer(*(np.take_along_axis(f, index, axis=-1)[..., 0] for f in every))
 
 
 def _worst(question: Question, run: Run, method: str) -> Answer:

@@ -253,9 +253,11 @@ def chernoff_epsilon(dist: CertifiedDistribution, log_delta: float) -> float:
     return max(bound + 1e-12 * abs(bound) + dist.shift, 0.0)
 
 
-def finite_level(dist: CertifiedDistribution, log_delta: float, reach: float) -> float:
+def finite_level(
+    dist: CertifiedDistribution, log_delta: float, largest: float
+) -> float:
     """Log of delta less the mass at infinity, of an upper distribution; NaN if none."""
-    level = log_delta - exponent_error(dist, log_delta, reach)
+    level = log_delta - exponent_error(dist, log_delta, largest)
     if not level > _LEAST_LEVEL:
         return math.nan  # rounding leaves nothing of delta
     share = 1 - dist.infinite * (1 + 1e-9) / math.exp(level)
@@ -319,11 +321,11 @@ def certified_epsilon(
     """
     sign = 1 if certify_upper else -1
     end = dist.start + (len(dist.cells) - 1) * dist.spacing
-    reach = abs(dist.start) + abs(end)
-    log_finite = log_delta + exponent_error(dist, log_delta, reach)
+    largest = abs(dist.start) + abs(end)
+    log_finite = log_delta + exponent_error(dist, log_delta, largest)
     bound = math.inf
     if certify_upper:
-        log_finite = finite_level(dist, log_delta, reach)
+        log_finite = finite_level(dist, log_delta, largest)
         bound = chernoff_epsilon(dist, log_delta)
     if math.isnan(log_finite):
         return math.inf, Estimate(end, log_delta, dist.tilt)

@@ -38,11 +38,11 @@ class Tolerance(NamedTuple):
 
 @dataclass
 class Setting:
-    """The state of one setting: its interval so far, and the plan of the next lattice.
+    """The state of one setting: its interval, and the plan of the next lattice.
 
     Attributes:
       steps, target: what is composed, and what is asked.
-      lower, upper: the certified ends so far.
+      lower, upper: the certified ends found.
       most_cells: of a lattice.
       scale: share of the planned width that the next lattice is laid for.
       next_tolerances: widths to try after this one.
@@ -50,7 +50,7 @@ class Setting:
       coarse: losses of each direction, of each step.
       signs: 1 for the forward direction, -1 for the mirrored one.
       known: of each direction the estimate of the last refinement.
-      uppers: of each direction the upper end so far.
+      uppers: of each direction the upper end found.
       plans, centers, spacing, grids, points, tails: of the current lattice.
       least_spacing: below which no lattice is laid.
       out_of_memory, last_attempt: why there may be no further lattice.
@@ -102,7 +102,7 @@ class Setting:
         self.next_tolerances = []
 
     def set_tolerance(self, tolerance: Tolerance) -> None:
-        """Asks for another width, keeping the ends and estimates found so far."""
+        """Asks for another width, keeping the ends and estimates found before."""
         absolute, relative, self.most_cells = tolerance
         self.target = self.target._replace(absolute=absolute, relative=relative)
         self.scale, self.out_of_memory = FIRST_SCALE, False

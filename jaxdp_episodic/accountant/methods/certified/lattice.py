@@ -126,14 +126,14 @@ def evaluate_tails(
     flat = np.abs(np.concatenate(points))
     every = type(losses[0]).stack(list(losses)).map(lambda f: np.repeat(f, lengths))
     least = every.smallest_loss()
-    moved = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
-    moved = moved + loss_rounding(flat)
+    displaced = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
+    displaced = displaced + loss_rounding(flat)
     u = np.maximum(flat, least)
     logs = in_chunks(lambda part: _log_tails(*part), (u, every), _CHUNKS)
     relative = every.profile_error()
     cuts = np.cumsum(lengths)[:-1]
     forward, backward = (
-        [np.split(a, cuts) for a in _tails(*pair, moved, relative)]
+        [np.split(a, cuts) for a in _tails(*pair, displaced, relative)]
         for pair in (logs[:2], logs[2:])
     )
     return [
@@ -146,8 +146,8 @@ def displacement(loss: PrivacyLoss) -> float:
     """Bound of how far computed losses are from the true ones, in nats.
 
     But for `loss_rounding`. A distribution whose losses in ``(-least, least)`` are put
-    to 0 has the tails of ``least`` at 0; one whose bins are moved a little has those of
-    points nearby.
+    to 0 has the tails of ``least`` at 0; one whose bins are displaced a little has
+    those of points nearby.
     """
     furthest = loss.tail_displacement(np.float64(np.inf))
     return float(2 * loss.smallest_loss() + furthest)
@@ -159,7 +159,10 @@ def loss_rounding(u: np.ndarray | float) -> np.ndarray:
 
 
 def _tails(
-    log_h: np.ndarray, log_scaled: np.ndarray, moved: np.ndarray, relative: np.ndarray
+    log_h: np.ndarray,
+    log_scaled: np.ndarray,
+    displaced: np.ndarray,
+    relative: np.ndarray,
 ) -> Tails:
     # A NaN stays one: the masses are then NaN too, and rejected.
     no_h = log_h <= _LEAST_LOG_PROFILE
@@ -169,15 +172,15 @@ def _tails(
     profile = np.where(no_h, 0.0, np.exp(log_h))
     scaled = np.where(no_scaled, 0.0, np.exp(log_scaled))
     error = relative * (1 + np.abs(log_h) + np.abs(log_scaled))
-    change = displacement_error(moved)
+    change = displacement_error(displaced)
     return Tails(
         profile, scaled, error * profile + change * scaled, (error + change) * scaled
     )
 
 
-def displacement_error(moved: np.ndarray) -> np.ndarray:
+def displacement_error(displaced: np.ndarray) -> np.ndarray:
     """Bound of the relative change of G where losses are displaced by these nats."""
-    return 2 * np.expm1(np.minimum(moved, 700.0))
+    return 2 * np.expm1(np.minimum(displaced, 700.0))
 
 
 def _tails_kernel(u: Array, loss: PrivacyLoss) -> tuple[Array, Array, Array, Array]:
@@ -288,7 +291,7 @@ def upper_masses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, float
     """Masses of the upper distribution on the grid points ``points[::2]``.
 
     Returns:
-      ``((m + 1) / 2,)`` masses, and the mass that is moved to an infinite loss.
+      ``((m + 1) / 2,)`` masses, and the mass that is put at an infinite loss.
     """
     top, bottom = bins.top + bins.top_error, bins.bottom + bins.mass_error
     # An atom at a point, a grid point or not, belongs to the bin that begins there.

@@ -256,11 +256,11 @@ def _epsilons(
     initial_epsilon, slack = np.empty((2, len(dists)))
     for i, (low, up) in enumerate(zip(dists, upper, strict=True)):
         dist, goal = low.certified, float(log_delta[i])
-        reach = abs(dist.start) + low.size * dist.spacing
+        largest = abs(dist.start) + low.size * dist.spacing
         bound[i] = chernoff_epsilon(dist, goal) if up else math.inf
-        level[i] = goal + exponent_error(dist, goal, reach)
+        level[i] = goal + exponent_error(dist, goal, largest)
         if up:
-            level[i] = finite_level(dist, goal, reach)
+            level[i] = finite_level(dist, goal, largest)
         shift[i], initial_epsilon[i] = dist.shift, low.initial_epsilon
         slack[i] = _MARGIN * low.precision
     moment = np.array([dist.certified.log_moment for dist in dists])

@@ -3,7 +3,7 @@
 Each step's loss is bounded by two distributions on a lattice
 (`certified.lattice`), whose convolution powers come from Fourier transforms of the
 exponentially *tilted* distributions (`numerics.fourier`), so that the cells that matter
-are the largest and rounding stays relative to delta. What is cut off, wrapped around or
+are the largest and rounding stays relative to delta. What is truncated, aliased or
 rounded is bounded and added to the upper end, taken from the lower. A single step is
 read off its profile (`certified.single`). The interval holds the exact
 hockey-stick curve of the composed dominating pair, forward and backward composed
@@ -92,7 +92,7 @@ def pld_bounds(
       question: broadcasts with the run; log(delta) < 0 or epsilon >= 0.
       run: its counts are whole numbers.
       width: of epsilon in nats, of delta relative. Ends of epsilon further apart than
-        it are an error. Without it the width aimed for is 1e-4 of epsilon, or
+        it are an error. Without it the width tried for is 1e-4 of epsilon, or
         1e-7, and 1e-3 of delta.
 
     Returns:
@@ -132,22 +132,22 @@ def _end_of_bounding_run(
     """One end, of a run some of whose steps are bounded by other distributions.
 
     Where the bounding pair's ``log H_g`` has an error of up to a, and its losses of up
-    to b, epsilon is that at log(delta) moved by a, moved by b; and log(delta) that at
-    epsilon moved by b, moved by a: each outward.
+    to b, epsilon is that at log(delta) shifted by a, shifted by b; log(delta) that at
+    epsilon shifted by b, shifted by a: each outward.
     """
     log_kept, sign = bounding.log_kept(), 1 if up else -1
     of_mass, of_loss = bounding.certified_error()
     if question.is_epsilon:
-        moved = question.at(np.minimum(question.target - sign * of_mass, -1e-300))
+        shifted = question.at(np.minimum(question.target - sign * of_mass, -1e-300))
     else:
-        moved = question.at(np.maximum(question.target - sign * of_loss, 0.0))
-    left = moved.given_kept(log_kept, up=up)
+        shifted = question.at(np.maximum(question.target - sign * of_loss, 0.0))
+    left = shifted.given_kept(log_kept, up=up)
     hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
     end = _bounds(left, bounding, width, share=_SHARE_OF_LATTICE[up])[up]
     nothing = np.zeros(end.shape)
     answer = Answer(end, nothing, nothing)
-    end = moved.with_failure(answer, log_kept, up=up).value
+    end = shifted.with_failure(answer, log_kept, up=up).value
     if question.is_epsilon:
         return np.maximum(end + sign * of_loss, 0.0)
     end = end + sign * of_mass
@@ -256,7 +256,7 @@ def _solve_block(block: list[Setting]) -> None:
     certified ends that it has by then.
     """
     try:
-        # What overflows is inf, and no end is moved by inf or NaN.
+        # What overflows is inf, and no end is changed by inf or NaN.
         with np.errstate(all="ignore"):
             _refine(block)
     except ArithmeticError:
@@ -282,12 +282,12 @@ def _unfinished(setting: Setting) -> bool:
     width, enough = _widths(setting)
     if setting.contradicted:
         return False
-    stuck = setting.out_of_memory or setting.last_attempt
+    failed = setting.out_of_memory or setting.last_attempt
     unknown = setting.lower <= (0.0 if setting.target.of_epsilon else -np.inf)
     tried = setting.refinements - setting.tolerance_since
-    stuck |= unknown and tried >= _FRUITLESS_REFINEMENTS
-    if width <= enough or stuck:
-        return _has_another_tolerance(setting, stuck)
+    failed |= unknown and tried >= _FRUITLESS_REFINEMENTS
+    if width <= enough or failed:
+        return _has_another_tolerance(setting, failed)
     if setting.spacing > _WIDEST_SPACING and not setting.has_no_estimate:
         return False
     if setting.least_spacing > 0:
@@ -300,16 +300,16 @@ def _unfinished(setting: Setting) -> bool:
     return True
 
 
-def _has_another_tolerance(setting: Setting, stuck: bool) -> bool:
+def _has_another_tolerance(setting: Setting, failed: bool) -> bool:
     """Sets the next width to try, after one that was reached or was not; if any.
 
     A fine one that was missed is followed by a coarse one, which may have the largest
     lattice; and where nothing was known at first, the fine one is tried once more. Of
     epsilon the fine one is worth the largest lattice at last: few need it.
     """
-    if stuck and setting.most_cells == refine.LARGEST_LATTICE:
+    if failed and setting.most_cells == refine.LARGEST_LATTICE:
         return False
-    if stuck:
+    if failed:
         of_epsilon = setting.target.of_epsilon
         fine = Tolerance(*setting.target[2:], setting.most_cells)
         following = [_COARSE_EPSILON if of_epsilon else _COARSE_DELTA]

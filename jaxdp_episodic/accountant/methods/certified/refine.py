@@ -349,14 +349,16 @@ def _tilted_row(
         t * (sign * c + dist.shift)
         for t, c, dist in zip(counts, s.centers, dists, strict=True)
     )
-    moved = sum(step.count * loss_lattice.displacement(step.loss) for step in s.steps)
+    displaced = sum(
+        step.count * loss_lattice.displacement(step.loss) for step in s.steps
+    )
     infinite = sum(t * dist.infinite for t, dist in zip(counts, dists, strict=True))
     low, high, plan = sum_window(dists, counts, plan)
     cells = math.ceil((high - low) / s.spacing) + 6
     size = 2 ** max(math.ceil(math.log2(min(max(cells, 16), 2**40))), 8)
     # Cells added to reach a power of two lie on both sides.
     first = math.floor((low - offset) / s.spacing) - 2 - (size - cells) // 2
-    lattice = infinite, offset, moved, s.spacing, first, size
+    lattice = infinite, offset, displaced, s.spacing, first, size
     return tilted_row(dists, counts, plan, *lattice), cells
 
 

@@ -117,11 +117,17 @@ def log_moment(
     return tuple(totals)
 
 
-def rdp(direction: str, orders: Array, groups: tuple[Group, ...]) -> Array:
-    """``rdp(alpha)`` in nats, (n,), for one order each."""
-    t = orders - 1
-    (value,) = log_moment(t, groups, MomentRule(direction, FINE))
-    return value / t
+def rdp(
+    orders: Array, groups: tuple[Group, ...], *, direction: str, block: int
+) -> tuple[Array, Array]:
+    """``rdp(alpha)`` in nats, (n,), for one order each, and the orders."""
+
+    def curve(orders: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
+        t = orders - 1
+        (value,) = log_moment(t, groups, MomentRule(direction, FINE))
+        return value / t, orders
+
+    return by_blocks(curve, (orders, groups), block)
 
 
 def best_epsilon(

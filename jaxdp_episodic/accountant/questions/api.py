@@ -285,13 +285,7 @@ def _epsilon_on_grid(
     run: Run, delta: np.ndarray, orders: Any, shape: tuple[int, ...]
 ) -> np.ndarray | np.float64:
     """Epsilon with the orders given by the user only."""
-    grid = _validation.order_array("orders", orders)
-    if grid.ndim != 1 or grid.size == 0:
-        raise ValueError(
-            "orders must be a 1-d array with at least one order, "
-            f"got shape {grid.shape}"
-        )
-    grid = np.unique(grid)
+    grid = np.unique(order_grid(orders))
     run.refuse("rdp")
     result, best = answer_at_orders(EpsilonAt(log_of(delta)[..., None]), run, grid)
     useful = np.isfinite(result) & (result > 0)
@@ -302,6 +296,17 @@ def _epsilon_on_grid(
             stacklevel=4,
         )
     return _scalar_or_array(np.broadcast_to(result.max(axis=-1), shape))
+
+
+def order_grid(orders: Any) -> np.ndarray:
+    """Returns (A,) Rényi orders, each > 1 and finite; refuses none at all."""
+    grid = _validation.order_array("orders", orders)
+    if grid.ndim != 1 or grid.size == 0:
+        raise ValueError(
+            "orders must be a 1-d array with at least one order, "
+            f"got shape {grid.shape}"
+        )
+    return grid
 
 
 def check_step(step: Any) -> None:

@@ -126,9 +126,8 @@ class Targets:
         question = EpsilonAt(np.log(self.delta[active]))
         if inverse_noise is not None and self.follows_orders:
             value = self._near(question, run, active, inverse_noise[:, None])
-            with np.errstate(divide="ignore"):
-                return np.log(value) - np.log(self.epsilon[active])
-        value = self._epsilon(question, run, active)
+        else:
+            value = self._epsilon(question, run, active)
         with np.errstate(divide="ignore"):
             return np.log(value) - np.log(self.epsilon[active])
 

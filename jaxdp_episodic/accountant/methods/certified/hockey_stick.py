@@ -195,7 +195,7 @@ def tilted_row(
 
 
 def _log_sum(exponents: np.ndarray) -> float:
-    """Log of the sum of exponentials; of none of them it is as good as nothing."""
+    """Log of the sum of exponentials; of none of them one that underflows."""
     if not len(exponents):
         return -1e4
     top = float(exponents.max())

@@ -129,12 +129,14 @@ def evaluate_tails(
     displaced = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
     displaced = displaced + loss_rounding(flat)
     u = np.maximum(flat, least)
-    logs = in_chunks(lambda part: _log_tails(*part), (u, every), _CHUNKS)
+    own, own_scaled, other, other_scaled = in_chunks(
+        lambda part: _log_tails(*part), (u, every), _CHUNKS
+    )
     relative = every.profile_error()
     cuts = np.cumsum(lengths)[:-1]
     forward, backward = (
-        [np.split(a, cuts) for a in _tails(*pair, displaced, relative)]
-        for pair in (logs[:2], logs[2:])
+        [np.split(a, cuts) for a in _tails(*logs, displaced, relative)]
+        for logs in ((own, own_scaled), (other, other_scaled))
     )
     return [
         (Tails(*(a[i] for a in forward)), Tails(*(a[i] for a in backward)))

@@ -28,6 +28,7 @@ from jaxdp_episodic.accountant.methods.certified.interval_state import (
     Step,
     Tolerance,
 )
+from jaxdp_episodic.accountant.methods.certified.transform import LARGEST_LATTICE
 from jaxdp_episodic.accountant.methods.certified.window import Target
 from jaxdp_episodic.accountant.methods.closed_form import (
     composed,
@@ -52,8 +53,8 @@ DEFAULT_DELTA_SHARE = 1e-3
 # Most cells of a lattice for these widths.
 _FINE_LATTICE = 2**19
 # Widths for which the largest lattice is tried where they were missed.
-_COARSE_EPSILON = Tolerance(1e-4, 0.01, refine.LARGEST_LATTICE)
-_COARSE_DELTA = Tolerance(0.0, 0.02, refine.LARGEST_LATTICE)
+_COARSE_EPSILON = Tolerance(1e-4, 0.01, LARGEST_LATTICE)
+_COARSE_DELTA = Tolerance(0.0, 0.02, LARGEST_LATTICE)
 # Refinements of one setting, at most.
 _MOST_REFINEMENTS = 14
 # Share of the lower and of the upper end's width left to the lattice where the bounding
@@ -101,7 +102,7 @@ def pld_bounds(
       known.
 
     Raises:
-      ValueError: the width cannot be reached on a lattice of `refine.LARGEST_LATTICE`
+      ValueError: the width cannot be reached on a lattice of `LARGEST_LATTICE`
         cells, or a count is not a whole number.
     """
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
@@ -121,7 +122,7 @@ def pld_bounds(
             raise ValueError(
                 f"max_width {width:g} cannot be reached: the ends of epsilon are "
                 f"{np.max((upper - lower)[missed]):.3g} apart on a lattice of at most "
-                f"{refine.LARGEST_LATTICE:,} cells"
+                f"{LARGEST_LATTICE:,} cells"
             )
     return lower.reshape(shape), upper.reshape(shape)
 
@@ -195,7 +196,7 @@ def _bounds(
         i = lower_of if upper_of is None else upper_of
         given = float(question.target[i])
         target = Target(given, question.is_epsilon, absolute, relative)
-        most = _FINE_LATTICE if width is None else refine.LARGEST_LATTICE
+        most = _FINE_LATTICE if width is None else LARGEST_LATTICE
         setting = Setting(steps, target, question.nothing, float(upper[i]), most)
         settings.append((lower_of, upper_of, setting))
 
@@ -307,7 +308,7 @@ def _has_another_tolerance(setting: Setting, failed: bool) -> bool:
     lattice; and where nothing was known at first, the fine one is tried once more. Of
     epsilon the fine one is worth the largest lattice at last: few need it.
     """
-    if failed and setting.most_cells == refine.LARGEST_LATTICE:
+    if failed and setting.most_cells == LARGEST_LATTICE:
         return False
     if failed:
         of_epsilon = setting.target.of_epsilon
@@ -315,7 +316,7 @@ def _has_another_tolerance(setting: Setting, failed: bool) -> bool:
         following = [_COARSE_EPSILON if of_epsilon else _COARSE_DELTA]
         following += [] if any(setting.known) else [fine]
         if of_epsilon:
-            following.append(fine._replace(most_cells=refine.LARGEST_LATTICE))
+            following.append(fine._replace(most_cells=LARGEST_LATTICE))
         setting.next_tolerances = following
     while setting.next_tolerances:
         setting.set_tolerance(setting.next_tolerances.pop(0))

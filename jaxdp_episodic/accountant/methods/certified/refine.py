@@ -44,8 +44,6 @@ from jaxdp_episodic.accountant.methods.certified.low_frequencies import (
 from jaxdp_episodic.accountant.methods.certified.transform import transformed
 from jaxdp_episodic.accountant.methods.certified.window import Direction, Estimate
 
-# Cells of the largest lattice (32 MiB for an array, about 20 of them live).
-LARGEST_LATTICE = 2**22
 # Grid points of one step's loss, at most.
 _MOST_GRID_POINTS = 2**19
 # Least share of Chernoff's bound of epsilon that epsilon is expected to be.

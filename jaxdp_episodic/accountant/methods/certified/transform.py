@@ -26,8 +26,8 @@ from jaxdp_episodic.accountant.numerics import fourier
 _LARGEST_BATCH = 8
 # Cells of all rows of a transform, at most.
 _CELLS_OF_BATCH = 2**20
-# Cells of a row that is transformed back: about 20 arrays of it are live.
-LARGEST_CELLS = 2**22
+# Cells of the largest lattice: 32 MiB for an array, about 20 of them live.
+LARGEST_LATTICE = 2**22
 # Number of distributions whose logarithms and phases are added up at a time.
 _MOST_TOGETHER = 16
 # Mass from which on an atom is split off before the transform.
@@ -71,17 +71,12 @@ def transformed(
     rows: Sequence[Row],
 ) -> list[LowFrequencies | CertifiedDistribution | None]:
     """The distribution of each row's sum; None where it does not fit in memory."""
-    result: list[LowFrequencies | CertifiedDistribution | None] = [None] * len(rows)
-    for i, low in enumerate(low_frequencies_of(rows)):
-        result[i] = low
-    left = [
-        i
-        for i, row in enumerate(rows)
-        if result[i] is None and row.size <= LARGEST_CELLS
-    ]
-    for i, certified in zip(
-        left, convolution_powers([rows[i] for i in left]), strict=True
-    ):
+    result: list[LowFrequencies | CertifiedDistribution | None]
+    result = [*low_frequencies_of(rows)]
+    fits = [row.size <= LARGEST_LATTICE for row in rows]
+    left = [i for i, low in enumerate(result) if low is None and fits[i]]
+    powers = convolution_powers([rows[i] for i in left])
+    for i, certified in zip(left, powers, strict=True):
         result[i] = certified
     return result
 
@@ -153,7 +148,7 @@ def _lowest_of(
         row.small_rounding = False
         if number * sum(len(m) for _, m in row.masses) <= _MOST_TERMS * row.size:
             power, errors = _from_terms(row, number)
-        elif _kernel_name(row) != PLAIN and row.size <= LARGEST_CELLS:
+        elif _kernel_name(row) != PLAIN and row.size <= LARGEST_LATTICE:
             return None  # the cells by another kernel are more exact
     angle = np.mod(np.arange(number) * float(first), row.size) / row.size
     power = power * np.exp(2j * math.pi * angle)

@@ -104,7 +104,7 @@ class Direction(NamedTuple):
       slope: ``-d log(delta) / d epsilon`` there; c or more.
       log_share: logarithm of delta over Chernoff's bound of it, <= 0.
       width: of epsilon, planned for.
-      low, high: window of the sum, nats, by the loss distributions.
+      low, high: window of the sum, nats, by the coarse losses.
       log_cut: logarithm of the tilted mass that may be outside of it.
       up_tilt, down_tilt: c of the bounds of what leaves the window.
       given: whether epsilon is given.

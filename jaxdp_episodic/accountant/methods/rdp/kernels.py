@@ -47,39 +47,24 @@ MEDIUM = Quadrature(16, 10)
 
 
 class _NewtonRule(NamedTuple):
-    """How log t is searched: three or four steps as a rule, dozens at a cliff.
-
-    Attributes:
-      quadrature: of the moment.
-      most_steps: of Newton's method.
-      first_step: largest change of log t in the first step. Beyond a cliff a far one
-        would lose what a coarser rule has found.
-      tolerance: what the last step may leave of log t.
-    """
+    """How log t is searched: in three or four steps as a rule, in dozens at a cliff."""
 
     quadrature: Quadrature
     most_steps: int
-    first_step: float
-    tolerance: float
+    first_step: float  # beyond a cliff a far one would lose what a coarser rule found
+    tolerance: float  # what the last step may leave of log t
 
 
-_SEARCHES = (
-    _NewtonRule(COARSE, 20, 4.0, 1e-4),
-    _NewtonRule(MEDIUM, 28, 0.06, 1e-10),
-)
-# From another run's best order.
-_NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)
-# Width of a bracket of log t that ends the search.
-_NARROW = 1e-9
+_SEARCHES = _NewtonRule(COARSE, 20, 4.0, 1e-4), _NewtonRule(MEDIUM, 28, 0.06, 1e-10)
+_NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
+_NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Logarithm of the derivative over its target beyond which no step is the last.
 _CLOSE = 0.1
-# Settings up to which NumPy takes no longer for a dozen orders than for one.
-_FEW = 4
+_FEW = 4  # settings up to which NumPy takes no longer for a dozen orders than for one
 # Distances in log t of these orders from the first guess, which is right to a per cent
 # at most cliffs.
-_PROBES = np.array(
-    [-3, -1.4, -0.7, -0.35, -0.16, -0.07, -0.03, -0.012, -0.004, 0.001, 0.25, 1.0]
-)
+_PROBES = np.array([-3, -1.4, -0.7, -0.35, -0.16, -0.07, -0.03, -0.012, -0.004])
+_PROBES = np.append(_PROBES, [0.001, 0.25, 1.0])
 # Squared error of Newton's steps below which a cubic through both needs no more search.
 _SURE = 1e-8
 # The same for a loose search.
@@ -157,9 +142,7 @@ def best_epsilon(
         return xp.log(spent) - xp.log(-log_delta), slope
 
     problem = log_delta, groups, objective, residual
-    block = block or log_delta.size
-    t = _search(*problem, -log_delta, -log_delta, block, near, loose)
-    value = _answer(t, groups, block)
+    t, value = _search(*problem, -log_delta, -log_delta, block, near, loose)
     return xp.maximum(objective(log_delta, t, value), 0.0), 1 + t
 
 
@@ -188,16 +171,8 @@ def best_log_delta(
         return xp.log(first) - xp.log(paid), slope
 
     problem = epsilon, groups, objective, residual
-    block = block or epsilon.size
-    t = _search(*problem, _LOG_T_RANGE[1], 10.0, block, loose=loose)
-    value = _answer(t, groups, block)
+    t, value = _search(*problem, _LOG_T_RANGE[1], 10.0, block, loose=loose)
     return xp.minimum(objective(epsilon, t, value), 0.0), 1 + t
-
-
-def _answer(t: Array, groups: tuple[Group, ...], block: int) -> Array:
-    """`log_moment` by the fine quadrature."""
-    moment = functools.partial(log_moment, rule=_ANSWER)
-    return by_blocks(moment, (t, groups), block)[0]
 
 
 def _search(
@@ -210,14 +185,15 @@ def _search(
     block: int,
     near: Array | None = None,
     loose: bool = False,
-) -> Array:
-    """The t that minimises the objective, found with the coarse quadrature.
+) -> tuple[Array, Array]:
+    """The t that minimises the objective, and `log_moment` there by the fine rule.
 
     Newton's method in log t on the objective's derivative (``residual``, increasing,
     with its own slope), kept inside a bracket. The best t visited is returned.
     """
     xp = namespace(groups[0].count)
     example = groups[0].count[0]
+    block = block or example.size
     low = xp.full_like(example, _LOG_T_RANGE[0])
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
     log_t = xp.clip(_first_order(groups, budget), low, high)
@@ -231,8 +207,8 @@ def _search(
         problem = target, groups, residual, log_t, high
         log_t, bracket, sure = _probed(*problem, loose)
         if np.all(sure):
-            return np.exp(log_t)
-        if np.all(np.isfinite(bracket)):
+            searches = ()
+        elif np.all(np.isfinite(bracket)):
             # at a cliff Newton's method needs the bracket
             searches, (low, high) = searches[1:], bracket
 
@@ -292,7 +268,9 @@ def _search(
         step = functools.partial(improve, rule=rule)
         state = while_each(xp, unfinished, step, (target, groups), state, block)
         log_t = state.best_log_t
-    return xp.exp(log_t)
+    t = xp.exp(log_t)
+    moment = functools.partial(log_moment, rule=_ANSWER)
+    return t, by_blocks(moment, (t, groups), block)[0]
 
 
 def _probed(

@@ -28,11 +28,8 @@ _LARGEST_LOCAL_EPSILON = 30.0
 def central_sum_error(epsilon: Any) -> Any:
     """Standard deviation of the central sum: ``sqrt(2) / eps``.
 
-    Args:
-      epsilon: >= 0, nats, scalar or array, under ``replace_one`` (a bit is changed).
-
-    Returns:
-      float64 of the same shape, in bits; *exact*, ``inf`` at 0.
+    At epsilon >= 0 in nats, scalar or array, under ``replace_one`` (a bit is changed).
+    In bits; *exact*, ``inf`` at 0.
     """
     eps = _validation.nonnegative_array("epsilon", epsilon)
     with np.errstate(divide="ignore"):
@@ -43,14 +40,8 @@ def local_sum_error(local_epsilon: Any, *, num_users: Any) -> Any:
     """Standard deviation of the local sum: ``sqrt(n) / (2 sinh(eps / 2))``.
 
     The variance of an answer, ``q p = 1/4 - ...``, over ``(q - p)²``; the same for all
-    data.
-
-    Args:
-      local_epsilon: >= 0, nats, scalar or array.
-      num_users: n, whole number >= 0.
-
-    Returns:
-      float64 of the broadcast shape, in bits; *exact*, ``inf`` at epsilon 0.
+    data. ``local_epsilon`` >= 0 in nats and the whole number ``num_users`` >= 0
+    broadcast. In bits; *exact*, ``inf`` at epsilon 0.
     """
     eps = _validation.nonnegative_array("local_epsilon", local_epsilon)
     n = _validation.integer_array("num_users", num_users, minimum=0)

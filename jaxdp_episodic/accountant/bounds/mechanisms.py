@@ -38,8 +38,8 @@ class Mechanism(ByValue):
         midpoint for symmetric additive noise, the exchange of the answers for
         randomized response). It implies the moment condition of the tight bound for
         Poisson sampling: with densities ``f``, ``g`` and odd ``l``, ``2 E_f[(g/f -
-        1)^l] = int (g - f)^l (f^{1-l} - g^{1-l}) >=
-        0``, since both factors have the sign of ``g - f``.
+        1)^l] = int (g - f)^l (f^{1-l} - g^{1-l}) >= 0``, since both factors have the
+        sign of ``g - f``.
     """
 
     swaps_neighbours: ClassVar[bool] = False
@@ -291,11 +291,6 @@ class RdpCurve(Mechanism):
                 f"curve must be callable, got {_validation.shown(self.curve)}"
             )
         set_checked(self, _validation.nonnegative_array, "limit")
-
-    @property
-    def parameters(self) -> tuple[np.ndarray, ...]:
-        """None as numbers: see `up_to`."""
-        raise NotImplementedError("the parameters of an RdpCurve are its own affair")
 
     @property
     def shape(self) -> tuple[int, ...]:

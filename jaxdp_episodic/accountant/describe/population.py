@@ -159,19 +159,12 @@ class Population(Spec):
         """Returns how many clipped contributions one unit of this tree can make.
 
         The largest number of units of ``clip_level`` below any one unit of
-        ``unit_level`` that a single draw can pick: without replacement the ``size``
-        children that can make most, under Poisson all children. *Exact* for the units
-        of this tree, and at least 1. Units that are not in the tree are not bounded by
-        it: under ``add_remove`` use the public bound of `max_contributions` in
-        ``rates``.
-
-        Args:
-          sampling_levels: the schemes of the levels, top to bottom.
-          unit_level: level of the protected unit, >= 1.
-          clip_level: level of the clipped units, below it (a larger number).
-
-        Returns:
-          int64 of the broadcast shape of the sizes involved.
+        ``unit_level``, 1 <= unit_level < clip_level, that a single draw by these
+        schemes, top to bottom, can pick: without replacement the ``size`` children that
+        can make most, under Poisson all children. *Exact* for the units of this tree,
+        and at least 1; int64 of the broadcast shape of the sizes. Units that are not in
+        the tree are not bounded by it: under ``add_remove`` use the public bound of
+        `max_contributions` in ``rates``.
         """
         last = min(self.num_levels, len(sampling_levels))
         _check_level("clip_level", clip_level, 2, last)

@@ -22,7 +22,7 @@ from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 
 # Users up to which all data sets are tried: as many convolutions.
 _MOST_ENUMERATED = 2_000
-# Users up to which one data set is: a convolution of so many terms.
+# Users up to which one data set is: a convolution of as many terms.
 _MOST_CONVOLVED = 20_000
 
 

@@ -267,9 +267,9 @@ def block_lengths(scheme: EpochScheme) -> np.ndarray:
 def steps_owed(sampling: Sampling, num_steps: ArrayLike, planned: int) -> np.ndarray:
     """Returns the steps that a run owes if it ends, or stands, after ``num_steps``.
 
-    Where every step draws anew, so many. Within an epoch those of the whole one, which
-    a run that stopped for what it saw would have finished: the accounting of a part
-    holds for a part that was fixed in advance, and the end that was planned is.
+    Where every step draws anew, that number. Within an epoch those of the whole one,
+    which a run that stopped for what it saw would have finished: the accounting of a
+    part holds for a part that was fixed in advance, and the end that was planned is.
 
     Args:
       sampling: of the steps, its fields scalars.

@@ -152,9 +152,9 @@ class GaussianMixtureRelease(Release):
 class TruncatedPoissonRelease(Release):
     """A Poisson sample cut to a batch of fixed size at random, plus Gaussian noise.
 
-    Each unit is sampled for itself; of more than ``batch_size`` so many are kept, all
-    sets alike. The contributions of those are clipped and summed. See docs/proofs.md,
-    "A Poisson sample that is cut".
+    Each unit is sampled for itself; of more than ``batch_size`` that number is kept,
+    all sets alike. The contributions of those are clipped and summed. See
+    docs/proofs.md, "A Poisson sample that is cut".
 
     Attributes:
       noise_multiplier: standard deviation of the noise in clip norms, >= 0.

@@ -88,7 +88,7 @@ class PrivacyBudget:
         return self.num_steps if epoch_scheme(self.step.design) is not None else None
 
     def run(self, num_steps: Any) -> ComposedSteps:
-        """Returns the first so many steps of the run, for the accountant."""
+        """Returns the first ``num_steps`` steps of the run, for the accountant."""
         taken = _validation.integer_array("num_steps", num_steps, minimum=0)
         first = [
             (step, np.clip(taken - index, 0, 1))

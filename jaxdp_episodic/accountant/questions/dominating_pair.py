@@ -125,7 +125,7 @@ def shared_epoch(
     Copies of a run that part within an epoch of random allocation have the same secret
     bins: together they are one epoch, its noise divided by the root of the looks at a
     bin (docs/proofs.md, "The same bins in every epoch"). Of shuffled epochs nothing
-    rests on the order being secret: so many looks are so many epochs.
+    rests on the order being secret: each look is an epoch of its own.
 
     Args:
       step: in epochs, all its fields scalars.

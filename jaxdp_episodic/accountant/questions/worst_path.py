@@ -36,7 +36,7 @@ _BREAK_EVEN = {
 
 
 def engine_for(evaluations: int, method: str) -> AbstractContextManager[None]:
-    """The engine for so many evaluations of settings that belong together."""
+    """The engine for this number of evaluations that belong together."""
     return using_engine(choose_engine(evaluations, _BREAK_EVEN[method]))
 
 

@@ -337,7 +337,7 @@ def _log_moments(losses: Sequence[CoarseLoss], tilts: np.ndarray) -> np.ndarray:
 
 
 def _upper_quantile(loss: CoarseLoss, parts: int, log_mass: float) -> float:
-    """Loss above which the mass is at most this, in all steps of so many kinds."""
+    """Loss above which the mass is at most a part of this, in all steps alike."""
     above = np.log(np.maximum(loss.above * (loss.count * parts), 1e-300))
     reached = np.flatnonzero(above <= log_mass)
     if not len(reached) or reached[0] == 0:
@@ -364,7 +364,7 @@ def _up_to(loss: CoarseLoss, top: float) -> CoarseLoss:
 def _lower_quantile(
     loss: CoarseLoss, parts: int, tilt: float, log_mass: float
 ) -> float:
-    """Loss below which the tilted mass is at most this; as `_upper_quantile`."""
+    """Loss below which the tilted mass is at most a part of this, in all steps."""
     below = np.cumsum(_tilted(loss, tilt)) * (loss.count * parts)
     cell = int(np.searchsorted(np.log(np.maximum(below, 1e-300)), log_mass))
     return float(loss.edges[min(cell, len(below) - 1)])

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.describe import Population
+from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.trainer.audit import audit_release
 from jaxdp_episodic.trainer.draw import EpisodeSampler
 from mutation.verdicts import Effort, Verdict, of_bounds

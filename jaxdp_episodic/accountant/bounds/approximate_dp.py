@@ -12,6 +12,13 @@ not drawn, r the chance that it is.
 
 For several levels of sampling see `tombs_multistage`: the product of their rates is
 not always r.
+
+Arguments may be arrays that broadcast: ``epsilon`` >= 0 in nats, ``delta`` and
+``sampling_probability`` p in [0, 1], ``size`` m and ``population`` n whole numbers,
+``0 <= m <= n``, ``n >= 1``. Results are float64 of the broadcast shape. A
+``mechanism`` is a `Mechanism`, or a function from epsilon to delta that broadcasts and
+need not accept ``inf``: a profile that leaves [0, 1] is a `ValueError`, a mechanism
+without one a `NotImplementedError`.
 """
 
 from __future__ import annotations
@@ -30,18 +37,10 @@ Profile = Mechanism | Callable[[Any], Any]
 def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
     """``log(1 + rate (e^epsilon - 1))``, without cancellation or overflow.
 
-    Args:
-      epsilon: >= 0, nats, scalar or array; ``inf`` stays ``inf`` unless the rate is 0.
-      rate: chance in [0, 1] that the differing unit is drawn.
-
-    Returns:
-      float64 nats of the broadcast shape; *exact*, rounded up by a few ulp. About
-      ``rate * epsilon`` where epsilon is small. (The lecture this formula is often
-      copied from has ``e^epsilon + 1`` in its approximation: a misprint.)
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
+    ``rate`` is the chance in [0, 1] that the differing unit is drawn. *Exact*, rounded
+    up by a few ulp; ``inf`` stays ``inf`` unless the rate is 0. About ``rate *
+    epsilon`` where epsilon is small. (The lecture this formula is often copied from has
+    ``e^epsilon + 1`` in its approximation: a misprint.)
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 2.
     """
@@ -58,18 +57,9 @@ def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
 def unamplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
     """The inverse: ``log(1 + (e^epsilon - 1) / rate)``.
 
-    Args:
-      epsilon: of the subsampled mechanism, >= 0, nats, scalar or array.
-      rate: in [0, 1].
-
-    Returns:
-      float64 nats of the broadcast shape: the epsilon of the mechanism itself, at
-      which its profile is to be read. *Exact*, rounded down by a few ulp (a profile
-      decreases). ``inf`` at rate 0.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
+    From epsilon of the subsampled mechanism to that at which the profile of the
+    mechanism itself is to be read. *Exact*, rounded down by a few ulp (a profile
+    decreases). ``inf`` at rate 0.
 
     Reference: as `amplified_epsilon`.
     """
@@ -95,19 +85,8 @@ def amplify_without_replacement(
     fresh and secret. Under ``add_remove`` neighbours' subsets differ by a
     replacement too, so the same holds there for data of at most ``population``.
 
-    Args:
-      epsilon: >= 0, nats, scalar or array.
-      delta: in [0, 1].
-      size: m, whole number >= 0, at most ``population``.
-      population: n, whole number >= 1.
-
     Returns:
-      (epsilon, delta) of the subsampled mechanism, each float64 of the broadcast
-      shape; an *upper bound*.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or a sample larger than the population.
+      (epsilon, delta) of the subsampled mechanism, an *upper bound*.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 9; the
     lecture's claim.
@@ -123,18 +102,8 @@ def amplify_poisson(
     Assumes: (epsilon, delta) of the mechanism under ``add_remove``, for which the
     result holds; every unit is drawn independently by fresh, secret coins.
 
-    Args:
-      epsilon: >= 0, nats, scalar or array.
-      delta: in [0, 1].
-      sampling_probability: in [0, 1].
-
     Returns:
-      (epsilon, delta) of the subsampled mechanism, each float64 of the broadcast
-      shape; an *upper bound*.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
+      (epsilon, delta) of the subsampled mechanism, an *upper bound*.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 8.
     """
@@ -149,20 +118,9 @@ def delta_poisson_subsampled(
 
     Assumes: the profile of the mechanism under ``add_remove``, in both directions.
 
-    Args:
-      mechanism: a `Mechanism`, or a function from epsilon to delta that broadcasts
-        and need not accept ``inf``.
-      sampling_probability: p in [0, 1], scalar or array.
-      epsilon: >= 0 and finite, nats.
-
     Returns:
-      float64 in [0, 1] of the broadcast shape; an *upper bound* under ``add_remove``,
-      attained for a mechanism whose profile has one worst pair for all epsilon.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or a profile that leaves [0, 1].
-      NotImplementedError: a mechanism without a profile.
+      Delta at finite epsilons, an *upper bound* under ``add_remove``, attained for a
+      mechanism whose profile has one worst pair for all epsilon.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 8.
     """
@@ -178,19 +136,8 @@ def delta_without_replacement_subsampled(
     Assumes: the profile of the mechanism under ``replace_one``, for which the result
     holds; additive noise of ``sigma`` clip norms is ``Gaussian(sigma / 2)`` there.
 
-    Args:
-      mechanism: as in `delta_poisson_subsampled`.
-      size: m, whole number >= 0, at most ``population``; ``r = m / n``.
-      population: n, whole number >= 1.
-      epsilon: >= 0 and finite, nats.
-
     Returns:
-      float64 in [0, 1] of the broadcast shape; an *upper bound*.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or a profile that leaves [0, 1].
-      NotImplementedError: a mechanism without a profile.
+      Delta at finite epsilons, ``r = m / n``; an *upper bound*.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 9.
     """
@@ -215,9 +162,7 @@ def advanced_joint_convexity(
       the right-hand side. *Exact* up to rounding.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: distributions of different lengths or that do not sum to 1, a value
-        out of range.
+      ValueError: distributions of different lengths or that do not sum to 1.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 2.
     """

@@ -18,6 +18,11 @@ joint convexity the pair of mixtures is dominated by that of a sampled Gaussian 
 rate ``b/n`` and shift ``2 L / (b sigma_1)``, in both directions. Each branch is a
 contraction for convex losses and ``eta <= 2/beta``, so the shift technique carries
 the remaining distance along.
+
+Both functions take one ``learning_rate`` and the bounds of the losses as in
+`iteration`, and ``diameter``: D >= 0 of the set projected onto, ``inf`` for no
+projection. ``noise_std`` is that of every coordinate, in units of the (mean) gradient.
+A step that expands is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +40,9 @@ from jaxdp_episodic.accountant.numerics.loops import Array
 
 # Shares of the variance tried for the sampled gradients; any share is a bound.
 _SHARES = np.linspace(0.1, 0.9, 17)
+# The quadrature of method "rdp": 1e-10 relative.
 _RULE = MomentRule("symmetric", Quadrature(32, 16))
+# Numbers of last steps tried, on a logarithmic grid; any number is a bound.
 _CANDIDATES = 512
 
 
@@ -63,23 +70,12 @@ def full_batch_rho(
     smaller of composition, ``2 T L² / (n sigma)²``, and about ``4 D L / (n eta
     sigma²)``, from ``T = 2 D n / (eta L)`` steps on.
 
-    Args:
-      num_steps: T, whole number >= 0, scalar or array.
-      num_examples: n, whole number >= 1.
-      learning_rate: eta in (0, 2 / smoothness].
-      noise_std: sigma >= 0 of every coordinate, in units of the gradient.
-      lipschitz: L > 0, bound of every gradient's norm.
-      smoothness: beta > 0 of every loss.
-      strong_convexity: m >= 0 of every loss; 0 for convex.
-      diameter: D >= 0 of the set projected onto; ``inf`` for no projection.
+    ``num_steps`` T >= 0 and ``num_examples`` n >= 1 are whole numbers, ``noise_std`` is
+    sigma >= 0; these broadcast.
 
     Returns:
       float64 of the broadcast shape: RDP is ``rho alpha`` at every order, under
       ``replace_one``. *Upper bound*; ``inf`` without noise, 0 without steps.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, a step that expands.
 
     Reference: Altschuler and Talwar (2022), "Privacy of noisy stochastic gradient
     descent: more iterations without more privacy loss", arXiv:2205.13710 (the idea and
@@ -89,14 +85,14 @@ def full_batch_rho(
     n = _validation.integer_array("num_examples", num_examples, minimum=1)
     sigma = _validation.nonnegative_array("noise_std", noise_std)
     _validation.broadcast_shape(num_steps=steps, num_examples=n, noise_std=sigma)
-    eta, bound, reach, c = _scalars(
+    eta, bound, span, c = _scalars(
         learning_rate, lipschitz, smoothness, strong_convexity, diameter
     )
     steps, n, sigma = np.broadcast_arrays(steps, n, sigma)
     part = 2 * bound / n  # s / eta
-    tau = _last_steps(steps, reach / eta / part)
+    tau = _last_steps(steps, span / eta / part)
     window = np.concatenate([tau, np.maximum(steps, 1)[..., None]], axis=-1)
-    far = np.where(np.arange(window.shape[-1]) < tau.shape[-1], reach / eta, 0.0)
+    far = np.where(np.arange(window.shape[-1]) < tau.shape[-1], span / eta, 0.0)
     once, twice = _geometric(c, window), _geometric(c * c, window)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         carried = np.where(far > 0, far * c**window, 0.0)
@@ -125,26 +121,14 @@ def bounded_iteration_rdp(
     ``min(T S_sigma(alpha), min_{tau <= T, split} tau S_{sigma_1}(alpha) + alpha D² /
     (2 tau (eta sigma_2)²))``; see the head of this module.
 
-    Args:
-      orders: (K,) each > 1.
-      num_steps: T, whole number >= 0, scalar or array.
-      num_examples: n, whole number >= 1.
-      batch_size: b in [1, n]; batches are drawn without replacement, fresh and secret.
-      learning_rate: eta in (0, 2 / smoothness].
-      noise_std: sigma > 0 of every coordinate, in units of the (mean) gradient.
-      lipschitz: L > 0, bound of every gradient's norm.
-      smoothness: beta > 0 of every loss.
-      strong_convexity: m >= 0 of every loss; 0 for convex. More than 0 is allowed and
-        not used.
-      diameter: D >= 0 of the set projected onto; ``inf`` for no projection.
+    ``orders`` are (K,) each > 1, ``num_steps`` whole numbers T >= 0 of any shape,
+    ``num_examples`` n and ``batch_size`` b in [1, n] whole numbers, ``noise_std`` is
+    sigma > 0. Batches are drawn without replacement, fresh and secret. Strong convexity
+    is allowed, and not used.
 
     Returns:
       float64 nats of shape ``num_steps.shape + (K,)``; an *upper bound* under
       ``replace_one``, constant in T after the burn-in.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, a step that expands.
 
     Reference: Altschuler and Talwar (2022), arXiv:2205.13710, Theorem 3.1 and its
     proof, with the split of the noise and tau optimised.
@@ -158,7 +142,7 @@ def bounded_iteration_rdp(
     if b > n:
         raise ValueError(f"batch_size must be at most num_examples = {n}, got {b}")
     sigma = float(_validation.positive_array("noise_std", noise_std))
-    eta, bound, reach, _ = _scalars(
+    eta, bound, span, _ = _scalars(
         learning_rate, lipschitz, smoothness, strong_convexity, diameter
     )
     shift = 2 * bound / (b * sigma)
@@ -167,9 +151,9 @@ def bounded_iteration_rdp(
     log_excess = _swapped_excess(*(a.ravel() for a in grid)).reshape(grid[0].shape)
     one_step = np.logaddexp(0.0, log_excess) / (alpha - 1)  # (shares, K)
     composed = steps[..., None] * one_step[-1]
-    if np.isinf(reach):
+    if np.isinf(span):
         return composed
-    far = alpha * reach**2 / (2 * (eta * sigma) ** 2 * (1 - _SHARES[:, None]))
+    far = alpha * span**2 / (2 * (eta * sigma) ** 2 * (1 - _SHARES[:, None]))
     cost = one_step[:-1]
     with np.errstate(divide="ignore", over="ignore"):
         best = np.sqrt(far / cost)
@@ -202,13 +186,13 @@ def _scalars(
         learning_rate, smoothness=smoothness, strong_convexity=strong_convexity
     )
     bound = _validation.positive_array("lipschitz", lipschitz)
-    reach = _validation.nonnegative_array("diameter", diameter)
-    if factor.ndim or bound.ndim or reach.ndim:
+    span = _validation.nonnegative_array("diameter", diameter)
+    if factor.ndim or bound.ndim or span.ndim:
         raise ValueError(
             "learning_rate, lipschitz, smoothness, strong_convexity and diameter must "
             "be numbers"
         )
-    return float(learning_rate), float(bound), float(reach), float(factor)
+    return float(learning_rate), float(bound), float(span), float(factor)
 
 
 def _last_steps(steps: np.ndarray, best: np.ndarray) -> np.ndarray:

@@ -1,7 +1,13 @@
 """Composition of (epsilon, delta) guarantees: naive, strong, optimal.
 
 For comparison with the composition of whole privacy profiles, which the accountant
-does: what is known of a step is here two numbers only.
+does: what is known of a step is here two numbers only. All functions take
+
+* ``epsilon`` and ``delta`` of one step, >= 0 and in [0, 1], scalars or arrays,
+* ``num_steps`` k, a whole number >= 0,
+* ``slack``, the part of the total delta paid for composing, in (0, 1),
+
+and return float64 numbers of the broadcast shape, *upper bounds*.
 """
 
 from __future__ import annotations
@@ -18,8 +24,9 @@ from jaxdp_episodic.accountant.numerics.binomial import (
     tail_over_mass,
 )
 
+# Factor above all rounding errors of a sum of a few products.
 _ROUND_UP = 1 + 1e-14
-# Odds of the answers' being true are kept below e to this.
+# Log of the odds of a true answer beyond which they are scaled: e^709 overflows.
 _LARGEST_LOG_ODDS = 600.0
 # Products below this have a rounding error that may not be a normal float.
 _DEKKER_UNDERFLOWS = 1e-290
@@ -27,18 +34,6 @@ _DEKKER_UNDERFLOWS = 1e-290
 
 def compose_naive(epsilon: Any, delta: Any, *, num_steps: Any) -> tuple[Any, Any]:
     """Total of ``num_steps`` adaptive steps: ``(k epsilon, k delta)``.
-
-    Args:
-      epsilon: of one step, >= 0, scalar or array.
-      delta: of one step, in [0, 1].
-      num_steps: k, whole number >= 0.
-
-    Returns:
-      (epsilon, delta), each float64 of the broadcast shape; an *upper bound*.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
 
     Reference: Dwork, Kenthapadi, McSherry, Mironov and Naor (2006), "Our data,
     ourselves", Theorem 1.
@@ -56,19 +51,8 @@ def compose_strong(
         eps' = eps sqrt(2 k log(1/slack)) + k eps (e^eps - 1)
         delta' = k delta + slack
 
-    Args:
-      epsilon: of one step, >= 0, scalar or array.
-      delta: of one step, in [0, 1].
-      num_steps: k, whole number >= 0.
-      slack: the part of the total delta paid for composing, in (0, 1).
-
     Returns:
-      (epsilon, delta), each float64 of the broadcast shape; an *upper bound*, not
-      cut at the naive epsilon; ``inf`` where it overflows.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
+      (epsilon, delta), the first not cut at the naive one; ``inf`` where it overflows.
 
     Reference: Dwork, Rothblum and Vadhan (2010), "Boosting and differential privacy",
     Theorem III.3.
@@ -91,19 +75,6 @@ def compose_closed_form(
         eps' = min{ k eps,   a + eps sqrt(2k log(e + sqrt(k eps²)/slack)),
                     a + eps sqrt(2k log(1/slack)) },   a = k eps (e^eps - 1)/(e^eps + 1)
         delta' = 1 - (1 - delta)^k (1 - slack)
-
-    Args:
-      epsilon: of one step, >= 0, scalar or array.
-      delta: of one step, in [0, 1].
-      num_steps: k, whole number >= 0.
-      slack: in (0, 1).
-
-    Returns:
-      (epsilon, delta), each float64 of the broadcast shape; an *upper bound*.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
 
     Reference: Kairouz, Oh and Viswanath (2015), "The composition theorem for
     differential privacy", arXiv:1311.0776, Theorem 3.4.
@@ -134,20 +105,9 @@ def compose_optimal_delta(
     the sum is the hockey stick of k of those; it is computed as a difference of two
     binomial tails, at a cost that does not grow with k.
 
-    Args:
-      epsilon: of one step, >= 0, scalar or array.
-      delta: of one step, in [0, 1].
-      num_steps: k, whole number >= 0.
-      total_epsilon: eps', >= 0, nats.
-
-    Returns:
-      float64 in [0, 1] of the broadcast shape. *Exact* for what is known of a step
-      (attained by adaptive steps with this guarantee), rounded up: by less than 1e-9
-      relative where delta is below 0.1, by more where the best event is near the mean.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
+    ``total_epsilon`` is eps' >= 0 in nats. *Exact* for what is known of a step
+    (attained by adaptive steps with this guarantee), rounded up: by less than 1e-9
+    relative where delta is below 0.1, by more where the best event is near the mean.
 
     Reference: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 3.3 (there
     at the grid of eps'; between its points by the same proof).
@@ -166,21 +126,9 @@ def compose_optimal_epsilon(
 ) -> Any:
     """Smallest total epsilon that ``num_steps`` (epsilon, delta) steps can promise.
 
-    Args:
-      epsilon: of one step, >= 0, scalar or array.
-      delta: of one step, in [0, 1].
-      num_steps: k, whole number >= 0.
-      total_delta: in [0, 1).
-
-    Returns:
-      float64 nats of the broadcast shape: the smallest epsilon at which
-      `compose_optimal_delta` was seen not to exceed ``total_delta``, within 1e-7
-      relative, hence an *upper bound*; ``inf`` where the steps' own deltas already
-      exceed it.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
+    In nats the smallest epsilon at which `compose_optimal_delta` was seen not to exceed
+    ``total_delta``, in [0, 1), within 1e-7 relative; ``inf`` where the steps' own
+    deltas exceed it already.
 
     Reference: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
     """

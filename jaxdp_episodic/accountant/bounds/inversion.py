@@ -8,7 +8,9 @@ import numpy as np
 
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 
-# Below this share of the largest epsilon the answer is rounded up to it.
+# Relative tolerance of the search.
+_TOLERANCE = 1e-7
+# Share of the largest epsilon to which smaller answers are rounded up.
 _SMALLEST_SHARE = 1e-9
 
 
@@ -16,8 +18,6 @@ def smallest_epsilon(
     log_delta: Callable[[np.ndarray, np.ndarray], np.ndarray],
     log_target: np.ndarray,
     largest: np.ndarray,
-    *,
-    tolerance: float = 1e-7,
 ) -> np.ndarray:
     """Smallest epsilon that was seen to have ``log_delta <= log_target``.
 
@@ -27,11 +27,10 @@ def smallest_epsilon(
       log_target: (n,).
       largest: (n,) an epsilon >= 0 where the target holds, or ``inf`` where it is
         attained nowhere.
-      tolerance: relative.
 
     Returns:
       (n,) epsilons, ``inf`` where ``largest`` is. *Upper bound* of the solution within
-      ``tolerance`` relative (or 1e-9 of ``largest``).
+      1e-7 relative (or 1e-9 of ``largest``).
     """
     largest = np.asarray(largest, np.float64)
     searched = np.isfinite(largest) & (largest > 0)
@@ -59,7 +58,7 @@ def smallest_epsilon(
             excess,
             1 / largest[index],
             1 / (_SMALLEST_SHARE * largest[index]),
-            tolerance=tolerance,
+            tolerance=_TOLERANCE,
         )
     result[index] = np.minimum(1 / inverse, largest[index])
     return result

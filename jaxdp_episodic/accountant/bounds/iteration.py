@@ -17,6 +17,21 @@ give, with ``C_i`` the product of the contraction factors after step i,
 A run on ``replace_one`` neighbours makes ``s_t = 2 eta_t L / b``: two gradients of norm
 at most L, averaged over b examples. All ``rho`` here are such slopes (zero-concentrated
 DP): they bound the RDP at every order.
+
+What several functions, and those of `bounded_iteration`, take:
+
+* ``learning_rates``: (T,) eta_t, each in (0, 2 / smoothness];
+* ``noise_stds``: (T,) sigma_t >= 0 of every coordinate, in units of the gradient; a
+  scalar is repeated;
+* ``lipschitz``: L > 0: every gradient of every loss has norm at most L (clipping a
+  gradient gives that, but not convexity);
+* ``smoothness``: beta > 0: the gradient of every loss is beta-Lipschitz;
+* ``strong_convexity``: m >= 0 of every loss; 0 for losses that are convex and no more.
+  There is no way to say "not convex": the theorems do not hold there;
+* ``batch_size``: b, whole number >= 1.
+
+A step that expands, lengths that disagree and more convexity than smoothness are
+errors.
 """
 
 from __future__ import annotations
@@ -29,6 +44,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.releases import ZeroConcentratedDP
 from jaxdp_episodic.accountant.questions.api import epsilon
 
+# Smallest normal number: what underflows is rounded up to it.
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -46,19 +62,8 @@ def contraction_factors(
 ) -> np.ndarray:
     """How much a gradient step contracts: ``max(|1 - eta m|, |1 - eta beta|)``.
 
-    Args:
-      learning_rates: eta, > 0, scalar or array, each at most ``2 / smoothness``.
-      smoothness: beta: the gradient of every loss is beta-Lipschitz; > 0.
-      strong_convexity: m >= 0; 0 for losses that are convex and no more. There is no
-        way to say "not convex": the theorems do not hold there.
-
     Returns:
       float64 of the broadcast shape, in [0, 1].
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, a step that expands, or more convexity than
-        smoothness.
 
     Reference: Feldman, Mironov, Talwar and Thakurta (2018), arXiv:1808.06651,
     Proposition 18 (m = 0); Nesterov (2004), Theorem 2.1.12.
@@ -93,24 +98,10 @@ def one_pass_rho(
     over batch t, P any projection onto a convex set; every example is used in exactly
     one step.
 
-    Args:
-      learning_rates: (T,) eta_t, each in (0, 2 / smoothness].
-      noise_stds: (T,) sigma_t >= 0 of every coordinate, in units of the gradient; a
-        scalar is repeated.
-      lipschitz: L > 0: every gradient of every loss has norm at most L (clipping a
-        gradient gives that, but not convexity).
-      smoothness: beta > 0 of every loss.
-      strong_convexity: m >= 0 of every loss; 0 for convex.
-      batch_size: b, whole number >= 1.
-
     Returns:
       (T,) rho_t of the examples of batch t under ``replace_one``: RDP is ``rho_t
       alpha`` at every order. *Upper bound*; ``inf`` where no noise follows. With
       constant steps and noise it is ``2 L² / (b² sigma² (T + 1 - t))``.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, lengths that disagree.
 
     Reference: Feldman, Mironov, Talwar and Thakurta (2018), "Privacy amplification by
     iteration", arXiv:1808.06651, Theorems 22 and 23 (equal noise); here for steps,
@@ -143,18 +134,8 @@ def final_variance(
     ``sum_i w_i C_i²``, the noise of all steps carried to the end: what a schedule costs
     in accuracy. An *upper bound* for maps that contract no less.
 
-    Args:
-      learning_rates: (T,) each in (0, 2 / smoothness].
-      noise_stds: (T,) >= 0; a scalar is repeated.
-      smoothness: beta > 0.
-      strong_convexity: m >= 0.
-
     Returns:
       The variance, squared units of the parameters.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, lengths that disagree.
     """
     run = _one_pass(learning_rates, noise_stds, 1.0, smoothness, strong_convexity, 1)
     after = np.append(np.cumprod(run.factors[::-1])[::-1][1:], 1.0)
@@ -180,22 +161,14 @@ def optimal_noise_stds(
     With one target and steps that do not shrink, *all noise goes into the last step*:
     what is optimal is to perturb the output.
 
-    Args:
-      rho: target slope, > 0, scalar or (T,), one a position.
-      learning_rates: (T,) each in (0, 2 / smoothness].
-      lipschitz: L > 0.
-      smoothness: beta > 0.
-      strong_convexity: m >= 0.
-      batch_size: b, whole number >= 1.
+    ``rho`` is the target slope, > 0, a scalar or (T,), one a position.
 
     Returns:
       (T,) noise_stds, rounded up: `one_pass_rho` of them is within ``rho``. *Optimal*
       for the bound of `one_pass_rho`, under ``replace_one``.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, lengths that disagree, or contraction so strong
-        that the schedule leaves the range of float64.
+      ValueError: contraction so strong that the schedule leaves the range of float64.
 
     Reference: the bound is Feldman et al. (2018), arXiv:1808.06651, Theorem 22; the
     idea of less noise early is the lecture's.
@@ -229,10 +202,6 @@ def rho_to_epsilon(rho: Any, *, delta: Any) -> Any:
     Returns:
       float64 nats of the broadcast shape; *upper bound* (whatever order the search
       ends on is valid).
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
 
     Reference: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Proposition 12.
     """

@@ -19,22 +19,17 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.bounds.shuffling import KINDS, shuffled_epsilon
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 
+# Who adds the noise: a curator, or every user.
 MODELS = ("central", "local")
+# Local epsilon above which shuffling is not asked for: its answers are all but true.
 _LARGEST_LOCAL_EPSILON = 30.0
 
 
 def central_sum_error(epsilon: Any) -> Any:
     """Standard deviation of the central sum: ``sqrt(2) / eps``.
 
-    Args:
-      epsilon: >= 0, nats, scalar or array, under ``replace_one`` (a bit is changed).
-
-    Returns:
-      float64 of the same shape, in bits; *exact*, ``inf`` at 0.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: negative or NaN.
+    At epsilon >= 0 in nats, scalar or array, under ``replace_one`` (a bit is changed).
+    In bits; *exact*, ``inf`` at 0.
     """
     eps = _validation.nonnegative_array("epsilon", epsilon)
     with np.errstate(divide="ignore"):
@@ -45,18 +40,8 @@ def local_sum_error(local_epsilon: Any, *, num_users: Any) -> Any:
     """Standard deviation of the local sum: ``sqrt(n) / (2 sinh(eps / 2))``.
 
     The variance of an answer, ``q p = 1/4 - ...``, over ``(q - p)²``; the same for all
-    data.
-
-    Args:
-      local_epsilon: >= 0, nats, scalar or array.
-      num_users: n, whole number >= 0.
-
-    Returns:
-      float64 of the broadcast shape, in bits; *exact*, ``inf`` at epsilon 0.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
+    data. ``local_epsilon`` >= 0 in nats and the whole number ``num_users`` >= 0
+    broadcast. In bits; *exact*, ``inf`` at epsilon 0.
     """
     eps = _validation.nonnegative_array("local_epsilon", local_epsilon)
     n = _validation.integer_array("num_users", num_users, minimum=0)
@@ -75,7 +60,6 @@ def simulate_sums(
     model: str,
     num_trials: int,
     seed: int,
-    every_user: bool = False,
 ) -> np.ndarray:
     """Estimates of the number of ones in independent trials.
 
@@ -86,15 +70,9 @@ def simulate_sums(
       model: "central" or "local".
       num_trials: whole number >= 0.
       seed: whole number >= 0; the same seed gives the same estimates.
-      every_user: local model: draw every answer instead of the two binomial counts of
-        them, whose distribution is the same (n draws a trial, in chunks).
 
     Returns:
       (num_trials,) float64, unbiased.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
     """
     _validation.choice("model", model, MODELS)
     n = int(_validation.integer_array("num_users", num_users, minimum=1))
@@ -108,12 +86,7 @@ def simulate_sums(
     if model == "central":
         return ones + rng.laplace(scale=1 / eps, size=trials)
     truth, lie = 1 / (1 + np.exp(-eps)), np.exp(-eps) / (1 + np.exp(-eps))
-    if every_user:
-        answers = np.array([_count(rng, ones, n, truth, lie) for _ in range(trials)])
-    else:
-        answers = rng.binomial(ones, truth, trials) + rng.binomial(
-            n - ones, lie, trials
-        )
+    answers = rng.binomial(ones, truth, trials) + rng.binomial(n - ones, lie, trials)
     return (answers - n * lie) / np.tanh(eps / 2)
 
 
@@ -134,8 +107,7 @@ def local_epsilon_for_shuffled(
       stay within ``epsilon``.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or a kind that is no upper bound.
+      ValueError: a kind that is no upper bound.
     """
     _validation.choice("kind", kind, tuple(k for k in KINDS if k != "lower"))
     eps = _validation.positive_array("epsilon", epsilon)
@@ -155,15 +127,3 @@ def local_epsilon_for_shuffled(
     low = np.where(fits, high, np.minimum(eps, high))
     result = largest_within(excess, low, np.where(fits, 0.0, high), tolerance=1e-4)
     return result.reshape(shape)[()]
-
-
-def _count(
-    rng: np.random.Generator, ones: int, n: int, truth: float, lie: float
-) -> int:
-    """Ones answered, one draw a user."""
-    total = 0
-    for holders, chance in ((ones, truth), (n - ones, lie)):
-        for start in range(0, holders, 2**20):
-            draws = rng.random(min(2**20, holders - start))
-            total += int(np.count_nonzero(draws < chance))
-    return total

@@ -38,8 +38,8 @@ class Mechanism(ByValue):
         midpoint for symmetric additive noise, the exchange of the answers for
         randomized response). It implies the moment condition of the tight bound for
         Poisson sampling: with densities ``f``, ``g`` and odd ``l``, ``2 E_f[(g/f -
-        1)^l] = int (g - f)^l (f^{1-l} - g^{1-l}) >=
-        0``, since both factors have the sign of ``g - f``.
+        1)^l] = int (g - f)^l (f^{1-l} - g^{1-l}) >= 0``, since both factors have the
+        sign of ``g - f``.
     """
 
     swaps_neighbours: ClassVar[bool] = False
@@ -79,10 +79,6 @@ class Mechanism(ByValue):
           Array of shape ``self.shape + orders.shape`` (``np.float64`` if that is
           ``()``). *Exact* up to rounding for the named mechanisms; an *upper bound*
           for what the user gives, if that is one.
-
-        Raises:
-          TypeError: orders that are not numbers.
-          ValueError: an order out of range.
         """
         alpha = _validation.order_array("orders", orders)
         values = _evaluate(alpha.ravel(), *self.parameters, kernel=self.rdp_kernel)
@@ -99,7 +95,6 @@ class Mechanism(ByValue):
           *Exact* up to rounding.
 
         Raises:
-          TypeError: epsilon is not a number.
           ValueError: negative or NaN epsilon, or shapes that do not broadcast.
           NotImplementedError: a mechanism described by its RDP alone.
         """
@@ -120,10 +115,6 @@ class Gaussian(Mechanism):
     Attributes:
       noise_multiplier: standard deviation / l2-sensitivity, >= 0, scalar or array;
         0 costs ``inf`` and ``inf`` costs 0.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: negative or NaN.
     """
 
     noise_multiplier: float | np.ndarray
@@ -151,10 +142,6 @@ class Laplace(Mechanism):
     Attributes:
       scale: noise scale / l1-sensitivity, >= 0, scalar or array; 0 costs ``inf`` and
         ``inf`` costs 0.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: negative or NaN.
     """
 
     scale: float | np.ndarray
@@ -181,10 +168,6 @@ class RandomizedResponse(Mechanism):
 
     Attributes:
       epsilon: >= 0, scalar or array; ``inf`` always tells the truth.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: negative or NaN.
     """
 
     epsilon: float | np.ndarray
@@ -202,10 +185,6 @@ class RandomizedResponse(Mechanism):
         Args:
           truth_probability: scalar or array in [0, 1]. Below 1/2, lies tell as much
             as the truth does above.
-
-        Raises:
-          TypeError: not a number.
-          ValueError: outside [0, 1] or NaN.
         """
         p = _validation.probability_array("truth_probability", truth_probability)
         # |log(p / (1 - p))| without cancellation near 1/2; at p near 0, where
@@ -231,7 +210,6 @@ class RdpTable(Mechanism):
         is always true. A smaller one tightens sampling without replacement.
 
     Raises:
-      TypeError: not numbers.
       ValueError: negative or NaN values, or no values.
     """
 
@@ -313,11 +291,6 @@ class RdpCurve(Mechanism):
                 f"curve must be callable, got {_validation.shown(self.curve)}"
             )
         set_checked(self, _validation.nonnegative_array, "limit")
-
-    @property
-    def parameters(self) -> tuple[np.ndarray, ...]:
-        """None as numbers: see `up_to`."""
-        raise NotImplementedError("the parameters of an RdpCurve are its own affair")
 
     @property
     def shape(self) -> tuple[int, ...]:

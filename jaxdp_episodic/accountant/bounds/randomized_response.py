@@ -8,6 +8,9 @@ The usual form tells the truth with probability ``e^eps / (1 + e^eps)``, so ``w 
 tanh(eps / 2)``. The linear form of lecture notes has ``(1 + a) / (2 + a)`` and ``1 / (2
 + a)``, so ``w = a / (2 + a)`` and it is ``log(1 + a)``-private, not a-private. Run only
 with probability p, and a fair coin sent otherwise, any of them has ``p w`` for ``w``.
+
+Arguments are scalars or arrays: epsilon and a >= 0 (inf too), probabilities in [0, 1].
+Results are *exact*, float64 of the broadcast shape.
 """
 
 from __future__ import annotations
@@ -20,17 +23,7 @@ from jaxdp_episodic import _validation
 
 
 def truth_probability(epsilon: Any) -> Any:
-    """``e^eps / (1 + e^eps)``: the true answer in the usual form.
-
-    Args:
-      epsilon: >= 0, nats, scalar or array; ``inf`` always tells the truth.
-
-    Returns:
-      float64 of the same shape, in [1/2, 1]; *exact*.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: negative or NaN.
+    """``e^eps / (1 + e^eps)``: chance of the true answer in the usual form.
 
     Reference: Warner (1965), "Randomized response".
     """
@@ -39,86 +32,31 @@ def truth_probability(epsilon: Any) -> Any:
 
 
 def keep_probability(epsilon: Any) -> Any:
-    """``tanh(eps / 2)``: chance that the bit is kept and no coin is sent.
-
-    Args:
-      epsilon: privacy of the response, >= 0, nats, scalar or array.
-
-    Returns:
-      float64 of the same shape, in [0, 1]; *exact*.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: negative or NaN.
-    """
+    """``tanh(eps / 2)``: chance that the bit is kept and no coin is sent."""
     return np.tanh(_validation.nonnegative_array("epsilon", epsilon) / 2)[()]
 
 
 def epsilon_of_keep_probability(probability: Any) -> Any:
-    """``2 artanh(w)``: privacy of keeping the bit with probability w, else a coin.
-
-    Args:
-      probability: w in [0, 1], scalar or array.
-
-    Returns:
-      float64 nats of the same shape, ``inf`` at 1; *exact*.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: outside [0, 1] or NaN.
-    """
+    """``2 artanh(w)``, nats: privacy of keeping the bit with probability w."""
     w = _validation.probability_array("probability", probability)
     with np.errstate(divide="ignore"):
         return (2 * np.arctanh(w))[()]
 
 
 def linear_truth_probability(parameter: Any) -> Any:
-    """``(1 + a) / (2 + a)``: the true answer in the linear form.
-
-    Args:
-      parameter: a >= 0, scalar or array (lecture notes call it epsilon).
-
-    Returns:
-      float64 of the same shape, in [1/2, 1]; *exact*.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: negative or NaN.
-    """
+    """``(1 + a) / (2 + a)``: chance of the true answer in the linear form."""
     return ((1 + linear_keep_probability(parameter)) / 2)[()]
 
 
 def linear_keep_probability(parameter: Any) -> Any:
-    """``a / (2 + a)``: the linear form as a mixture of the bit and a fair coin.
-
-    Args:
-      parameter: a >= 0, scalar or array.
-
-    Returns:
-      float64 of the same shape, in [0, 1]; *exact*.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: negative or NaN.
-    """
+    """``a / (2 + a)``: the linear form as a mixture of the bit and a fair coin."""
     a = _validation.nonnegative_array("parameter", parameter)
     with np.errstate(divide="ignore"):
         return (1 / (1 + 2 / a))[()]
 
 
 def linear_epsilon(parameter: Any) -> Any:
-    """``log(1 + a)``: privacy of the linear form.
-
-    Args:
-      parameter: a >= 0, scalar or array.
-
-    Returns:
-      float64 nats of the same shape; *exact*, below a.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: negative or NaN.
-    """
+    """``log(1 + a)``, nats: privacy of the linear form."""
     return np.log1p(_validation.nonnegative_array("parameter", parameter))[()]
 
 
@@ -127,17 +65,6 @@ def subsampled_linear_parameter(parameter: Any, *, sampling_probability: Any) ->
 
     With probability p the response is run, else a fair coin is sent. The result is the
     linear form again, with this parameter (about ``a p``).
-
-    Args:
-      parameter: a >= 0, scalar or array.
-      sampling_probability: p in [0, 1].
-
-    Returns:
-      float64 of the broadcast shape; *exact*. Its privacy is `linear_epsilon` of it.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
     """
     a = _validation.nonnegative_array("parameter", parameter)
     p = _validation.probability_array("sampling_probability", sampling_probability)
@@ -151,19 +78,8 @@ def subsampled_linear_parameter(parameter: Any, *, sampling_probability: Any) ->
 def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> Any:
     """Privacy of usual randomized response run with probability p, else a fair coin.
 
-    ``2 artanh(p tanh(eps / 2))``: *exact*, and below the ``log(1 + p (e^eps - 1))``
-    that holds for any mechanism, because a coin hides more than silence does.
-
-    Args:
-      epsilon: >= 0, nats, scalar or array.
-      sampling_probability: p in [0, 1].
-
-    Returns:
-      float64 nats of the broadcast shape.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
+    ``2 artanh(p tanh(eps / 2))``, nats: below the ``log(1 + p (e^eps - 1))`` that holds
+    for any mechanism, because a coin hides more than silence does.
     """
     eps = _validation.nonnegative_array("epsilon", epsilon)
     p = _validation.probability_array("sampling_probability", sampling_probability)
@@ -178,17 +94,6 @@ def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> A
 
 
 def response_distribution(truth: Any) -> np.ndarray:
-    """Distribution of the answer for each bit.
-
-    Args:
-      truth: chance of the true answer in [0, 1], scalar or array.
-
-    Returns:
-      float64 of shape ``truth.shape + (2, 2)``: row the bit, column the answer.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: outside [0, 1] or NaN.
-    """
+    """(..., 2, 2) chances, row the bit, column the answer, of the true answer's."""
     q = _validation.probability_array("truth", truth)
     return np.stack([np.stack([q, 1 - q], -1), np.stack([1 - q, q], -1)], -2)

@@ -20,7 +20,10 @@ from jaxdp_episodic.accountant.bounds.shuffling import (
 )
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 
-_MOST_ENUMERATED, _MOST_CONVOLVED = 2_000, 20_000
+# Users up to which all data sets are tried: as many convolutions.
+_MOST_ENUMERATED = 2_000
+# Users up to which one data set is: a convolution of as many terms.
+_MOST_CONVOLVED = 20_000
 
 
 def exact_randomized_response_delta(
@@ -44,8 +47,6 @@ def exact_randomized_response_delta(
       up to 1e-9 relative (and 1e-300 absolute).
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
       NotImplementedError: too many users; names the bound that covers them.
     """
     eps0, n, eps = checked_setting(local_epsilon, num_users, epsilon, "epsilon")
@@ -64,10 +65,7 @@ def exact_randomized_response_delta(
         )
     result = np.empty(eps0.shape)
     for i in np.ndindex(eps0.shape):
-        if ones is None:
-            counts = range(int(n[i]))
-        else:
-            counts = (int(ones[i]),)
+        counts = range(int(n[i])) if ones is None else (int(ones[i]),)
         result[i] = max(
             _counted(float(eps0[i]), int(n[i]), float(eps[i]), k) for k in counts
         )

@@ -21,6 +21,10 @@ differing user outside the crowd with some probability, and a proof that this ma
 ignored could not be reconstructed here; so the bound for any randomizer is that of
 2021. (At a given data set randomized response is better still, since what is no clone
 is not revealed either: `shuffled_responses`.)
+
+``local_epsilon`` is eps0 >= 0 in nats, at most 300 but for the closed form;
+``num_users`` is n, a whole number >= 1, up to 1e9 and more. Both may be arrays; results
+are float64 of the broadcast shape, under ``replace_one``, of both directions.
 """
 
 from __future__ import annotations
@@ -37,15 +41,18 @@ from jaxdp_episodic.accountant.numerics.binomial import (
 )
 from jaxdp_episodic.accountant.numerics.loops import logsumexp
 
+# Kinds of bound, see `shuffled_delta`.
 KINDS = ("upper", "randomized_response", "lower")
-# Clone counts are taken together in at most this many blocks ...
+# Blocks in which clone counts are summed, at most.
 _BLOCKS = 1024
-# ... between two ends beyond which lies a chance of e^-80 each.
+# -log of the chance that a clone count lies beyond either end of the blocks.
 _TAIL_EXPONENT = 80.0
-# Relative error of a binomial mass at n = 1e12, and more.
+# Above the relative error of a binomial mass at n = 1e12.
 _ROUNDING = 1e-9
 # Settings evaluated at once: bounds memory to some megabytes.
 _ROWS = 16
+# Largest local epsilon: exponentials of twice as much are in the range of float64.
+_LARGEST_LOCAL_EPSILON = 300
 
 
 def shuffled_epsilon_closed_form(
@@ -58,18 +65,8 @@ def shuffled_epsilon_closed_form(
     if ``eps0 <= log(n / (16 log(2 / delta)))``; otherwise, and wherever that is more,
     ``eps0`` itself, which shuffling cannot raise.
 
-    Args:
-      local_epsilon: eps0 >= 0, scalar or array.
-      num_users: n, whole number >= 1.
-      delta: in (0, 1).
-
-    Returns:
-      float64 nats of the broadcast shape; an *upper bound* for any randomizers, also
-      different and adaptive ones, under ``replace_one``.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, shapes that do not broadcast.
+    At a delta in (0, 1); an *upper bound* for any randomizers, also different and
+    adaptive ones.
 
     Reference: Feldman, McMillan and Talwar (2021), "Hiding among the clones",
     arXiv:2012.12803, Theorem 3.1.
@@ -90,26 +87,18 @@ def shuffled_delta(
 ) -> Any:
     """Delta of n shuffled ``eps0``-private messages at a given epsilon.
 
-    Args:
-      local_epsilon: eps0 >= 0 and finite, scalar or array.
-      num_users: n, whole number >= 1; up to 1e9 and more.
-      epsilon: >= 0, nats.
-      kind: "upper", for any randomizers, also different and adaptive ones;
-        "randomized_response", for binary randomized response on any data, the smaller
-        of the bound by its own clones and "upper", which holds for it too; "lower", of
-        which no bound for any randomizers can be below: the larger of binary
-        randomized response when all others hold the same bit, and of response over
-        three values when all others hold the third.
+    The ``kind`` is one of
 
-    Returns:
-      float64 in [0, 1] of the broadcast shape, under ``replace_one``, both directions.
-      *Upper bound* for the first two kinds, *lower bound* for the third. The blocks in
-      which clone counts are summed cost a fraction of a percent of delta; the tails
-      that are cut add 2e-35 to the upper bounds.
+    * "upper", for any randomizers, also different and adaptive ones;
+    * "randomized_response", for binary randomized response on any data, the smaller of
+      the bound by its own clones and "upper", which holds for it too;
+    * "lower", of which no bound for any randomizers can be below: the larger of binary
+      randomized response when all others hold the same bit, and of response over three
+      values when all others hold the third.
 
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, an unknown kind.
+    *Upper bound* for the first two kinds, *lower bound* for the third. The blocks in
+    which clone counts are summed cost a fraction of a percent of delta; the tails that
+    are cut add 2e-35 to the upper bounds.
 
     Reference: Feldman, McMillan and Talwar (2021), arXiv:2012.12803, Section 3;
     (2023), arXiv:2208.04591, for the clones of randomized response.
@@ -133,19 +122,8 @@ def shuffled_epsilon(
     The smallest epsilon at which `shuffled_delta` was seen not to exceed ``delta``, to
     1e-7 relative.
 
-    Args:
-      local_epsilon: eps0 >= 0 and finite, scalar or array.
-      num_users: n, whole number >= 1; up to 1e9 and more.
-      delta: in [0, 1); 0 costs the whole eps0.
-      kind: as in `shuffled_delta`.
-
-    Returns:
-      float64 nats of the broadcast shape, at most eps0: an *upper bound*, and for
-      "lower" a *lower bound* (rounded down by the tolerance of the search).
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, an unknown kind.
+    At a delta in [0, 1), 0 costing the whole eps0, and at most eps0: an *upper bound*,
+    and for "lower" a *lower bound* (rounded down by the tolerance of the search).
 
     Reference: as `shuffled_delta`.
     """
@@ -194,7 +172,7 @@ def checked_setting(
 
 def check_local_epsilon(eps0: np.ndarray) -> None:
     """Refuses local epsilons whose exponentials leave the range of float64."""
-    if np.any(eps0 > 300):
+    if np.any(eps0 > _LARGEST_LOCAL_EPSILON):
         raise ValueError(
             "local_epsilon must be at most 300 (beyond it shuffling gives nothing), "
             f"got {eps0.max()}"
@@ -337,8 +315,8 @@ def _log_geometric(slope: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     size = np.maximum(np.abs(slope), 1e-12)
     with np.errstate(divide="ignore"):
         total = np.log(np.expm1(-lengths * size) / np.expm1(-size))
-    turned = np.maximum(slope, 0.0) * np.maximum(lengths - 1, 0.0)
-    return np.where(lengths > 0, total + turned, -np.inf)
+    larger = np.maximum(slope, 0.0) * np.maximum(lengths - 1, 0.0)
+    return np.where(lengths > 0, total + larger, -np.inf)
 
 
 def _log_sum(logs: np.ndarray) -> np.ndarray:

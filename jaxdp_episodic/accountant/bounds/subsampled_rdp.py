@@ -20,6 +20,12 @@ What completes the theorems, each an upper bound of the same moment:
 * *Outer levels.* A unit that is reached with probability ``outer_rate`` through levels
   above: ``M - 1`` is multiplied by it (joint convexity of the moment), after the two
   steps before.
+
+Both functions take a ``mechanism``, a `Mechanism` or a function from orders (K,) to RDP
+(..., K) as in `RdpCurve`; rates in [0, 1], scalars or arrays that broadcast with it;
+and ``orders``, a scalar or array, each > 1 and at most ``MAX_ORDER``. They return nats
+of shape ``broadcast(mechanism, rates) + orders.shape``, ``np.float64`` if that is
+``()``.
 """
 
 from __future__ import annotations
@@ -47,10 +53,11 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
+# Largest order: the series has as many terms.
 MAX_ORDER = 2**14
 # Terms (settings x orders x series) in one block: bounds memory to tens of megabytes.
 _BLOCK_TERMS = 2**19
-# From so many terms on compiling pays.
+# Minimum number of terms for which compiling pays.
 _BREAK_EVEN = 2 * 10**7
 
 
@@ -78,28 +85,19 @@ def rdp_poisson_subsampled(
     independently, by fresh and secret coins in every step, and the drawn units
     contribute whether or not the protected one is drawn (locality).
 
-    Args:
-      mechanism: a `Mechanism`, or a function from orders (K,) to RDP (..., K) as in
-        `RdpCurve`.
-      sampling_probability: scalar or array in [0, 1]; broadcasts with the mechanism.
-      orders: scalar or array, each > 1 and at most ``MAX_ORDER``.
-      bound: "general" (c = 3), "tight" (c = 1), or "lower": c = 1 for any mechanism,
-        which no valid bound can fall below if a single neighbouring pair attains the
-        curve at all whole orders. "lower" is *not a guarantee*; it shows how loose one
-        may be.
-      outer_rate: scalar or array in [0, 1]: probability that the levels above the
-        Poisson draw reach the unit.
+    The ``bound`` is "general" (c = 3), "tight" (c = 1), or "lower": c = 1 for any
+    mechanism, which no valid bound can fall below if a single neighbouring pair attains
+    the curve at all whole orders. "lower" is *not a guarantee*; it shows how loose one
+    may be. ``outer_rate`` is the probability that the levels above the Poisson draw
+    reach the unit.
 
     Returns:
-      Array of shape ``broadcast(mechanism, sampling_probability, outer_rate) +
-      orders.shape`` (``np.float64`` if that is ``()``), nats. *Upper bound* for
-      "general" and "tight", *lower bound* for "lower". 0 at rate 0; "tight" and
-      "general" at rate 1 return the curve.
+      *Upper bound* for "general" and "tight", *lower bound* for "lower". 0 at rate 0;
+      "tight" and "general" at rate 1 return the curve.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, shapes that do not broadcast, or an order that
-        is not whole with ``bound="lower"`` (interpolation only bounds from above).
+      ValueError: an order that is not whole with ``bound="lower"`` (interpolation only
+        bounds from above).
       NotImplementedError: "tight" for a mechanism without a proof of the moment
         condition, or "lower" with an outer rate.
 
@@ -145,23 +143,12 @@ def rdp_without_replacement_subsampled(
     is taken by another. Sets of one size are drawn uniformly, fresh and secret in
     every step.
 
-    Args:
-      mechanism: a `Mechanism`, or a function from orders (K,) to RDP (..., K) as in
-        `RdpCurve`.
-      sampling_rate: scalar or array in [0, 1]: size of the sample / population, times
-        the rates of the levels below the clipped contribution.
-      orders: scalar or array, each > 1 and at most ``MAX_ORDER``.
-      outer_rate: scalar or array in [0, 1]: probability that the levels above the
-        draw reach the unit.
+    ``sampling_rate`` is the size of the sample over the population, times the rates of
+    the levels below the clipped contribution, ``outer_rate`` the probability that the
+    levels above the draw reach the unit.
 
     Returns:
-      Array of shape ``broadcast(mechanism, sampling_rate, outer_rate) +
-      orders.shape`` (``np.float64`` if that is ``()``), nats; an *upper bound*. 0 at
-      rate 0, the curve at rate 1.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or shapes that do not broadcast.
+      An *upper bound*. 0 at rate 0, the curve at rate 1.
 
     Reference: Wang, Balle and Kasiviswanathan (2019), "Subsampled Rényi differential
     privacy and analytical moments accountant", arXiv:1808.00087, Theorem 9.

@@ -17,6 +17,23 @@ with one rate ``eta`` for all stages. Three repairs:
 
   with ``r_out`` the product above, ``eta_in`` of the clipped stage and below. With
   whole tasks clipped, as episodic trainers do, ``r_out = 1`` and the theorem is right.
+
+The functions below take
+
+* ``mechanism``: a `Mechanism`, or a function from epsilon to delta that broadcasts: of
+  *replacing one clipped contribution*, which for noise of ``sigma`` clip norms is
+  ``Gaussian(sigma / 2)``;
+* ``sampling``: one scheme a stage, top first; the clipped stage without replacement;
+* ``clip_unit``: name of the stage whose contributions are clipped, or "step" if the
+  whole step is one contribution;
+* ``epsilon``: eps', >= 0 and finite, nats; it broadcasts with the sampling;
+* ``population``: the real tree, or None; the result is then the worst path's, which
+  need not be that of the largest inclusion probability.
+
+They assume locality (a clipped contribution depends on its own unit's drawn content,
+public data and fresh randomness only) and public lists of units above the examples, and
+return *upper bounds* for both neighbouring relations of examples, float64 of the
+broadcast shape. A clipped stage with Poisson draws raises `NotImplementedError`.
 """
 
 from __future__ import annotations
@@ -61,16 +78,13 @@ def multistage_rates(
 ) -> MultistageRates:
     """Rates of a multistage draw, split at the clipped stage.
 
-    Args:
-      sampling: one scheme a stage, top first.
-      clip_unit: name of the stage whose contributions are clipped, or "step".
-      population: the real tree; its distinct paths are the last axis.
+    Any stage may be clipped here, and drawn by any scheme.
 
     Returns:
-      `MultistageRates`; without a population there is one path.
+      `MultistageRates`, the distinct paths of the population on the last axis; without
+      a population there is one.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: an unknown clip unit, or a stage without a population.
     """
     if not isinstance(sampling, MultistageSampling):
@@ -105,29 +119,9 @@ def tombs_multistage(
     ``eta`` the product of the rates of all stages of the worst path. It holds where
     the whole draw lies inside one clipped contribution, and is refused elsewhere.
 
-    Assumes: locality (a clipped contribution depends on its own unit's drawn content,
-    public data and fresh randomness only); public lists of units above the examples;
-    the profile of the mechanism for *replacing one clipped contribution*, which for
-    noise of ``sigma`` clip norms is ``Gaussian(sigma / 2)``. Both neighbouring
-    relations of examples.
-
-    Args:
-      mechanism: a `Mechanism`, or a function from epsilon to delta that broadcasts.
-      sampling: one scheme a stage, top first; the clipped stage without replacement.
-      clip_unit: name of the stage whose contributions are clipped, or "step" if the
-        whole step is one contribution.
-      epsilon: eps', >= 0 and finite, nats; broadcasts with the sampling.
-      population: the real tree; the result is then the worst path's.
-
-    Returns:
-      float64 in [0, 1] of the broadcast shape; an *upper bound*.
-
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
       NotImplementedError: contributions clipped below a stage that draws only some of
-        its units, or a clipped stage with Poisson draws: the theorem does not hold
-        there. The message names what does.
+        its units: the theorem does not hold there. The message names what does.
 
     Reference: Tombs, Kotevska and Young (2022), "Privacy amplification for episodic
     training methods", CEUR-WS 3318, Theorem 3, with corrected rate and condition.
@@ -159,24 +153,7 @@ def multistage_delta(
 
         delta'(eps') <= r_out eta_in delta(eps),   eps' = log(1 + eta_in (e^eps - 1))
 
-    The sound form of `tombs_multistage`, equal to it where that holds; same
-    assumptions, arguments and errors, but for the refusal of outer stages.
-
-    Args:
-      mechanism: a `Mechanism`, or a function from epsilon to delta that broadcasts.
-      sampling: one scheme a stage, top first; the clipped stage without replacement.
-      clip_unit: name of the stage whose contributions are clipped, or "step".
-      epsilon: eps', >= 0 and finite, nats; broadcasts with the sampling.
-      population: the real tree; the result is then the worst path's, which need not
-        be that of the largest inclusion probability.
-
-    Returns:
-      float64 in [0, 1] of the broadcast shape; an *upper bound*.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
-      NotImplementedError: a clipped stage with Poisson draws.
+    The sound form of `tombs_multistage`, equal to it where that holds.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 2, applied
     given the draws of the outer stages; joint convexity over those.
@@ -197,21 +174,8 @@ def multistage_guarantee(
 
         eps' = log(1 + eta_in (e^eps - 1)),   delta' = r_out eta_in delta
 
-    Args:
-      epsilon: >= 0, nats, for replacing one clipped contribution; scalar or array.
-      delta: in [0, 1].
-      sampling: one scheme a stage, top first; the clipped stage without replacement.
-      clip_unit: name of the stage whose contributions are clipped, or "step".
-      population: the real tree; the largest epsilon and the largest delta of its paths.
-
-    Returns:
-      (epsilon, delta), each float64 of the broadcast shape; an *upper bound* for both
-      neighbouring relations of examples.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
-      NotImplementedError: a clipped stage with Poisson draws.
+    From epsilon >= 0 and delta in [0, 1] for replacing one clipped contribution to the
+    largest epsilon and the largest delta of all paths.
 
     Reference: as `multistage_delta`.
     """

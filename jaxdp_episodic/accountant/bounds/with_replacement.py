@@ -27,8 +27,9 @@ from jaxdp_episodic.accountant.numerics.binomial import (
 )
 
 GroupProfile = Callable[[int, np.ndarray], Any]
-# Multiplicities beyond which the chance is below e^-100 are charged in full.
+# -log of the chance of the multiplicities that are charged in full.
 _CUT_EXPONENT = 100.0
+# Multiplicities that are summed, at most: some seconds.
 _MOST_MULTIPLICITIES = 100_000
 
 
@@ -49,7 +50,7 @@ def delta_with_replacement_subsampled(
     Assumes: profiles under ``replace_one``, for which the result holds.
 
     Args:
-      mechanism: a `Mechanism`, or a function from epsilon to delta that broadcasts.
+      mechanism: as in `approximate_dp`.
       size: m, whole number >= 0.
       population: n, whole number >= 1.
       epsilon: eps', >= 0 and finite, nats, scalar or array.
@@ -62,10 +63,7 @@ def delta_with_replacement_subsampled(
       below e^-100 are charged in full.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, a mechanism of more than one setting, or a
-        profile that leaves [0, 1].
-      NotImplementedError: a mechanism without a profile.
+      ValueError: a mechanism of more than one setting.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 10.
     """
@@ -81,15 +79,11 @@ def delta_with_replacement_subsampled(
     rate = 1.0 if n == 1 else -np.expm1(m * np.log1p(-1 / n))
     inner = np.asarray(unamplified_epsilon(target, rate=rate))
     grouped = group_profile or _default_group_profile(mechanism)
-    last = m if n > 1 else 1
+    first = last = m  # of one unit all draws are its own
     if n > 1:
-        mean = m / n
-        reach = _CUT_EXPONENT / 3 + np.sqrt(
-            (_CUT_EXPONENT / 3) ** 2 + 2 * _CUT_EXPONENT * mean
-        )
-        last = int(min(m, np.ceil(mean + reach)))
-    first = m if n == 1 else 1
-    last = max(last, first)
+        mean, third = m / n, _CUT_EXPONENT / 3
+        most = third + np.sqrt(third**2 + 2 * _CUT_EXPONENT * mean)  # Bernstein
+        first, last = 1, int(min(m, np.ceil(mean + most)))
     if last - first > _MOST_MULTIPLICITIES:
         raise ValueError(
             f"size must be at most about {_MOST_MULTIPLICITIES:,} times population"
@@ -110,17 +104,12 @@ def group_delta(mechanism: Profile, *, group_size: Any, epsilon: Any) -> Any:
         delta_k(eps) <= (e^eps - 1) / (e^{eps/k} - 1) delta(eps / k)
 
     Args:
-      mechanism: a `Mechanism`, or a function from epsilon to delta that broadcasts.
+      mechanism: as in `approximate_dp`.
       group_size: k, whole number >= 1, scalar or array.
       epsilon: >= 0 and finite, nats.
 
     Returns:
       float64 in [0, 1] of the broadcast shape; an *upper bound*.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or a profile that leaves [0, 1].
-      NotImplementedError: a mechanism without a profile.
 
     Reference: Vadhan (2017), "The complexity of differential privacy", Lemma 2.2, as
     used by Balle, Barthe and Gaboardi (2018), Section 5.

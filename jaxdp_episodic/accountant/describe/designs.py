@@ -32,7 +32,10 @@ from jaxdp_episodic.accountant.describe.spec import (
     set_numbers,
 )
 
-EPISODE, CLASS, EXAMPLE = "episode", "class", "example"
+# Names of the levels of episodic designs.
+EPISODE = "episode"
+CLASS = "class"
+EXAMPLE = "example"
 
 _GROUPED_COVERED = (
     "covered: episodes=Poisson('episode', ...), "
@@ -77,8 +80,7 @@ class GroupedClasses(Spec):
         `Population` of classes and examples.
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, a wrong level name, both or neither of
+      ValueError: a wrong level name, both or neither of
         ``episodes`` and ``classes``, a population that the design itself determines.
       NotImplementedError: a Poisson draw of examples.
     """
@@ -166,8 +168,7 @@ class IndependentEpisodes(Spec):
       num_episodes: whole number >= 1 (scalar or array).
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, a level named "episode", or fields that do not
+      ValueError: a level named "episode", or fields that do not
         broadcast.
       NotImplementedError: a sampling that is itself an episodic design.
     """
@@ -266,9 +267,9 @@ def block_lengths(scheme: EpochScheme) -> np.ndarray:
 def steps_owed(sampling: Sampling, num_steps: ArrayLike, planned: int) -> np.ndarray:
     """Returns the steps that a run owes if it ends, or stands, after ``num_steps``.
 
-    Where every step draws anew, so many. Within an epoch those of the whole one, which
-    a run that stopped for what it saw would have finished: the accounting of a part
-    holds for a part that was fixed in advance, and the end that was planned is.
+    Where every step draws anew, that number. Within an epoch those of the whole one,
+    which a run that stopped for what it saw would have finished: the accounting of a
+    part holds for a part that was fixed in advance, and the end that was planned is.
 
     Args:
       sampling: of the steps, its fields scalars.

@@ -29,8 +29,10 @@ from jaxdp_episodic.accountant.describe.spec import (
     set_numbers,
 )
 
-# Values of a finite loss, and by how much probabilities may not add up to 1.
-_MOST_VALUES, _SUM_ERROR = 1000, 1e-9
+# Values of a finite loss, at most.
+_MOST_VALUES = 1000
+# Rounding of the sum of probabilities.
+_SUM_ERROR = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +46,6 @@ class RandomizedResponse(Release):
         "zero_out" (its answer is uniform).
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
       NotImplementedError: "add_remove", where there would be an answer more or less.
     """
 
@@ -75,8 +75,6 @@ class DiscreteLaplaceRelease(Release):
       neighboring_relation: as of a `LaplaceRelease`.
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
       NotImplementedError: sampling under "replace_one", or a sensitivity above 1,000.
     """
 
@@ -91,14 +89,14 @@ class DiscreteLaplaceRelease(Release):
         set_checked(
             self, _validation.probability_array, "sampling_probability", one=True
         )
-        moved = _validation.whole_number("sensitivity", self.sensitivity)
-        object.__setattr__(self, "sensitivity", moved)
+        sensitivity = _validation.whole_number("sensitivity", self.sensitivity)
+        object.__setattr__(self, "sensitivity", sensitivity)
         check_relation(self, *NEIGHBORING_RELATIONS)
         check_unsampled(self)
-        if moved > _MOST_VALUES:
+        if sensitivity > _MOST_VALUES:
             raise NotImplementedError(
                 f"sensitivity must be at most {_MOST_VALUES:,} (the loss has as many "
-                f"values), got {moved:,}"
+                f"values), got {sensitivity:,}"
             )
 
 
@@ -117,8 +115,7 @@ class GaussianMixtureRelease(Release):
       neighboring_relation: "add_remove" or "zero_out".
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, or lengths that differ.
+      ValueError: lengths that differ.
       NotImplementedError: "replace_one".
 
     Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526.
@@ -132,17 +129,17 @@ class GaussianMixtureRelease(Release):
     neighboring_relation: str = "add_remove"
 
     def __post_init__(self) -> None:
-        moved = _validation.nonnegative_array("sensitivities", self.sensitivities)
+        norms = _validation.nonnegative_array("sensitivities", self.sensitivities)
         chance = _validation.probability_array("probabilities", self.probabilities)
-        if moved.ndim != 1 or moved.size == 0 or not np.all(np.isfinite(moved)):
+        if norms.ndim != 1 or norms.size == 0 or not np.all(np.isfinite(norms)):
             shown = _validation.shown(self.sensitivities)
             raise ValueError(
                 f"sensitivities must be a list of finite ones, got {shown}"
             )
-        check_as_long("probabilities", chance, "sensitivities", moved)
+        check_as_long("probabilities", chance, "sensitivities", norms)
         if not abs(float(chance.sum()) - 1) <= _SUM_ERROR:
             raise ValueError(f"probabilities must add up to 1, got {chance.sum()!r}")
-        object.__setattr__(self, "sensitivities", frozen_number(moved))
+        object.__setattr__(self, "sensitivities", frozen_number(norms))
         object.__setattr__(self, "probabilities", frozen_number(chance))
         set_checked(self, _validation.nonnegative_array, "standard_deviation", one=True)
         set_checked(
@@ -155,9 +152,9 @@ class GaussianMixtureRelease(Release):
 class TruncatedPoissonRelease(Release):
     """A Poisson sample cut to a batch of fixed size at random, plus Gaussian noise.
 
-    Each unit is sampled for itself; of more than ``batch_size`` so many are kept, all
-    sets alike. The contributions of those are clipped and summed. See docs/proofs.md,
-    "A Poisson sample that is cut".
+    Each unit is sampled for itself; of more than ``batch_size`` that number is kept,
+    all sets alike. The contributions of those are clipped and summed. See
+    docs/proofs.md, "A Poisson sample that is cut".
 
     Attributes:
       noise_multiplier: standard deviation of the noise in clip norms, >= 0.
@@ -166,10 +163,6 @@ class TruncatedPoissonRelease(Release):
       population: of the data set, whole number >= 1. Under add_remove it may be either
         neighbour; under zero_out it counts the null ones, which are drawn too.
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
     """
 
     numeric: ClassVar[Mapping[str, Check]] = {

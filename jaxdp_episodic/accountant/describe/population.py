@@ -136,10 +136,10 @@ class Population(Spec):
 
         Args:
           level: the unit's level, 1 to ``num_levels``.
-          index: its place among all units of that level, from 0.
+          index: its number among all units of that level, from 0.
 
         Returns:
-          Level name ("level 2" where it has none) to id, or to the place among all
+          Level name ("level 2" where it has none) to id, or to the number among all
           units of that level where the tree has no ids.
         """
         _check_level("level", level, 1, self.num_levels)
@@ -147,10 +147,10 @@ class Population(Spec):
         units = tree.path_to_unit(self.children_counts, level, index)
         ids = self.unit_ids or ()
         described: dict[str, Any] = {}
-        for place, unit in enumerate(units):
-            named = place < len(self.level_names)
-            name = self.level_names[place] if named else f"level {place + 1}"
-            described[name] = ids[place][unit].item() if place < len(ids) else unit
+        for i, unit in enumerate(units):
+            named = i < len(self.level_names)
+            name = self.level_names[i] if named else f"level {i + 1}"
+            described[name] = ids[i][unit].item() if i < len(ids) else unit
         return described
 
     def max_contributions(
@@ -159,19 +159,12 @@ class Population(Spec):
         """Returns how many clipped contributions one unit of this tree can make.
 
         The largest number of units of ``clip_level`` below any one unit of
-        ``unit_level`` that a single draw can pick: without replacement the ``size``
-        children that can make most, under Poisson all children. *Exact* for the units
-        of this tree, and at least 1. Units that are not in the tree are not bounded by
-        it: under ``add_remove`` use the public bound of `max_contributions` in
-        ``rates``.
-
-        Args:
-          sampling_levels: the schemes of the levels, top to bottom.
-          unit_level: level of the protected unit, >= 1.
-          clip_level: level of the clipped units, below it (a larger number).
-
-        Returns:
-          int64 of the broadcast shape of the sizes involved.
+        ``unit_level``, 1 <= unit_level < clip_level, that a single draw by these
+        schemes, top to bottom, can pick: without replacement the ``size`` children that
+        can make most, under Poisson all children. *Exact* for the units of this tree,
+        and at least 1; int64 of the broadcast shape of the sizes. Units that are not in
+        the tree are not bounded by it: under ``add_remove`` use the public bound of
+        `max_contributions` in ``rates``.
         """
         last = min(self.num_levels, len(sampling_levels))
         _check_level("clip_level", clip_level, 2, last)

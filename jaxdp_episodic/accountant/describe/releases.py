@@ -49,8 +49,6 @@ class LaplaceRelease(Release):
         changed, by up to two clip norms), which needs a probability of 1.
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
       NotImplementedError: sampling under "replace_one".
     """
 
@@ -84,10 +82,6 @@ class ApproximateDP(Release):
       epsilon: >= 0, nats.
       delta: in [0, 1].
 
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
-
     Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
     """
 
@@ -118,10 +112,6 @@ class ZeroConcentratedDP(Release):
       xi: >= 0, nats.
       is_gaussian: whether it is a Gaussian mechanism with exactly these divergences.
 
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
-
     Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1, Lemma 2.4.
     """
 
@@ -148,7 +138,6 @@ class ZeroConcentratedDP(Release):
         """Returns the Gaussian mechanism of this noise, in units of the sensitivity.
 
         Raises:
-          TypeError: not a number.
           ValueError: not above 0.
         """
         noise = _validation.nonnegative_array("noise_multiplier", noise_multiplier)
@@ -169,8 +158,7 @@ class RenyiDP(Release):
       rdp: (A,) nats, >= 0, of both directions; inf where unknown.
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, or lengths that differ.
+      ValueError: lengths that differ.
     """
 
     orders: Any

@@ -19,8 +19,9 @@ from jaxdp_episodic.accountant.describe.spec import (
 
 # The clip unit "step" means the whole step, so no level may be called that.
 RESERVED_LEVEL_NAME = "step"
-MAX_LEVELS = 32  # as of a `Population`
-# Letters of a level's name, which every message about it repeats.
+# Levels of a sampling, and of a `Population`, at most.
+MAX_LEVELS = 32
+# Letters of a level's name, at most: every message about it repeats it.
 _LONGEST_NAME = 200
 
 
@@ -73,8 +74,7 @@ class Poisson(LevelScheme):
         under ``zero_out``, where it is the number of slots.
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, or a reserved name.
+      ValueError: a reserved name.
     """
 
     rate_field: ClassVar[str] = "sampling_probability"
@@ -114,8 +114,7 @@ class WithoutReplacement(LevelScheme):
         drawing all but one costs more than drawing all.
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, a reserved name, or an exact population that
+      ValueError: a reserved name, or an exact population that
         is not given.
     """
 
@@ -163,8 +162,7 @@ class RandomAllocation(LevelScheme):
         picks one step of every block.
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, or a reserved name.
+      ValueError: a reserved name.
 
     Reference: Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024),
     arXiv:2412.16802; Feldman and Shenfeld (2025), arXiv:2502.08202.
@@ -202,8 +200,7 @@ class ShuffledEpochs(LevelScheme):
       steps_per_epoch: whole number >= 1 (scalar or array).
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, or a reserved name.
+      ValueError: a reserved name.
 
     Reference: Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024),
     arXiv:2403.17673: shuffling can cost far more than Poisson draws.

@@ -17,10 +17,12 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 
+# Version of the dictionaries.
 SCHEMA_VERSION = 1
 # Deeper than any schema here and than any array that makes sense; far from the
 # interpreter's recursion limit.
 _MAX_DEPTH = 32
+# Largest integer that NumPy and TOML hold.
 _MAX_INTEGER = 2**63 - 1
 
 
@@ -95,14 +97,14 @@ def _decode(
     _check_keys(cls, fields, where)
     for key, options in cls.nested_specs.items():
         if key in fields:
-            place, value = f"{where}.{key}", fields[key]
+            path, value = f"{where}.{key}", fields[key]
             if isinstance(value, list | tuple) and _holds_many(cls, key):
                 fields[key] = tuple(
-                    _decode(options, item, f"{place}[{i}]", nested=True)
+                    _decode(options, item, f"{path}[{i}]", nested=True)
                     for i, item in enumerate(value)
                 )
             else:
-                fields[key] = _decode(options, value, place, nested=True)
+                fields[key] = _decode(options, value, path, nested=True)
     try:
         return cls.from_fields(fields)
     except NotImplementedError as error:

@@ -34,7 +34,11 @@ class ByValue:
 
 
 class Spec(ByValue):
-    """Base of what describes sampling and steps: by value, and as a dictionary."""
+    """Base of what describes sampling and steps: by value, and as a dictionary.
+
+    A field of the wrong type raises `TypeError`; a value out of range, and fields that
+    do not broadcast, raise `ValueError`.
+    """
 
     # Field -> the classes that a dictionary may describe there.
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}

@@ -85,8 +85,7 @@ class GaussianStep(Spec):
         refusing data by its size would itself leak).
 
     Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, an unknown level, a level without a size, or a
+      ValueError: an unknown level, a level without a size, or a
         small unit where these are errors.
       NotImplementedError: a combination that no theorem covers.
     """

@@ -13,10 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.schemes import Scheme, WithoutReplacement
+from jaxdp_episodic.accountant.describe.schemes import (
+    MAX_LEVELS,
+    Scheme,
+    WithoutReplacement,
+)
 
-_MAX_LEVELS = 32
-_MAX_UNITS = 2**53  # what a float64 rate still tells apart
+# Units of a level, at most: what a float64 rate still tells apart.
+_MAX_UNITS = 2**53
 
 _HOW_TO_MAKE_GLOBAL = (
     "ids must be global and every unit must lie under one path; make ids that are "
@@ -75,8 +79,8 @@ def counts_from_sizes(nested: Any) -> tuple[np.ndarray, ...]:
         is_list = [_is_list(item) for item in items]
         if not all(is_list):
             break
-        if len(counts) == _MAX_LEVELS:
-            raise ValueError(f"sizes must be nested at most {_MAX_LEVELS} levels deep")
+        if len(counts) == MAX_LEVELS:
+            raise ValueError(f"sizes must be nested at most {MAX_LEVELS} levels deep")
         counts.append(np.array([len(item) for item in items], np.int64))
         if all(_is_flat(item) for item in items) and sum(map(len, items)):
             leaves = np.concatenate(items)  # arrays: no need to list their elements
@@ -147,11 +151,11 @@ def _nest(
             )
         # Stable: ids stay sorted within a parent, and sorted tables cost O(n).
         order = np.argsort(parent, kind="stable")
-        place = np.empty(len(values), np.int64)
-        place[order] = np.arange(len(values))
+        position = np.empty(len(values), np.int64)
+        position[order] = np.arange(len(values))
         counts.append(np.bincount(parent, minlength=num_parents))
         unit_ids.append(values[order])
-        parent_of_record = place[code]
+        parent_of_record = position[code]
         num_parents = len(values)
     return counts, unit_ids, parent_of_record
 
@@ -215,7 +219,7 @@ class DistinctPaths(NamedTuple):
         0 for a path that only leads to empty units.
       witness_level: (P,) int64, the level of one real unit on such a path: ``l``, or
         the level of an empty unit where the multiplicity is 0 (0: the root).
-      witness_index: (P,) int64, the place of that unit among the units of its level.
+      witness_index: (P,) int64, the number of that unit among the units of its level.
     """
 
     sizes: np.ndarray

@@ -88,9 +88,7 @@ def rdp(
         one alone: curves of such steps may not be added up, compose the run.
       orders: real orders, each > 1, inf included; any shape, also empty.
       direction: "forward", "backward" or "both".
-      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
-        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
-        give the same numbers, to 1e-9 and better (1e-8 at noise below 1e-3).
+      engine: see `epsilon`.
 
     Returns:
       float64 nats of shape ``step.shape + np.shape(orders)``; a scalar order adds no
@@ -99,7 +97,6 @@ def rdp(
       bound*), which is ``inf`` of Gaussian noise.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: an order not above 1, an unknown direction.
 
     Reference: Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for the sampled
@@ -171,8 +168,7 @@ def epsilon(
       ``return_info`` the pair ``(epsilon, info)``.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, ``num_steps`` not given of a step, or ``orders``
+      ValueError: ``num_steps`` not given of a step, or ``orders``
         with another method than "rdp".
       NotImplementedError: a method that lacks what it needs of a release.
     """
@@ -216,9 +212,7 @@ def delta(
       num_steps: whole number >= 0; of a composed run as of `epsilon`.
       method: "rdp", "exact" or "pld".
       return_info: also return an `PrivacyInfo`.
-      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
-        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
-        give the same numbers, to 1e-9 and better (1e-8 at noise below 1e-3).
+      engine: see `epsilon`.
 
     Returns:
       float64 in [0, 1] of the broadcast shape; 1 without noise, 0 where nothing is
@@ -226,8 +220,7 @@ def delta(
       info)``.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or ``num_steps`` not given of a step.
+      ValueError: ``num_steps`` not given of a step.
     """
     check_step(step)
     check_method(method)
@@ -292,13 +285,7 @@ def _epsilon_on_grid(
     run: Run, delta: np.ndarray, orders: Any, shape: tuple[int, ...]
 ) -> np.ndarray | np.float64:
     """Epsilon with the orders given by the user only."""
-    grid = _validation.order_array("orders", orders)
-    if grid.ndim != 1 or grid.size == 0:
-        raise ValueError(
-            "orders must be a 1-d array with at least one order, "
-            f"got shape {grid.shape}"
-        )
-    grid = np.unique(grid)
+    grid = np.unique(order_grid(orders))
     run.refuse("rdp")
     result, best = answer_at_orders(EpsilonAt(log_of(delta)[..., None]), run, grid)
     useful = np.isfinite(result) & (result > 0)
@@ -309,6 +296,17 @@ def _epsilon_on_grid(
             stacklevel=4,
         )
     return _scalar_or_array(np.broadcast_to(result.max(axis=-1), shape))
+
+
+def order_grid(orders: Any) -> np.ndarray:
+    """Returns (A,) Rényi orders, each > 1 and finite; refuses none at all."""
+    grid = _validation.order_array("orders", orders)
+    if grid.ndim != 1 or grid.size == 0:
+        raise ValueError(
+            "orders must be a 1-d array with at least one order, "
+            f"got shape {grid.shape}"
+        )
+    return grid
 
 
 def check_step(step: Any) -> None:

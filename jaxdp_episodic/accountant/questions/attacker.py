@@ -31,15 +31,18 @@ from jaxdp_episodic.accountant.questions.api import (
 )
 from jaxdp_episodic.accountant.questions.curve_points import curve_points, lower_hull
 
-# No smaller delta is computed, unless a question asks for it.
+# Smallest delta that is computed, unless a question asks for a smaller one.
 _SMALLEST_DELTA = 1e-15
-# For at most so many rates the curve is computed only where these need it.
+# Rates up to which the curve is computed only where these need it.
 _FEW_RATES = 4
-# Deltas below this share of the smallest of the middle rates do not move those.
-_MIDDLE_RATE, _NEGLIGIBLE = 1e-3, 1e-4
-# Above the rounding of sums of a few numbers in [0, 1].
+# False positive rates and their complements from which on larger deltas are enough.
+_MIDDLE_RATE = 1e-3
+# Share of such a rate below which deltas are negligible.
+_NEGLIGIBLE = 1e-4
+# Above the rounding error of sums of a few numbers in [0, 1].
 _ROUNDING = 2.0**-50
-_BLOCK = 1 << 22  # rates of an attacker at a time
+# Points of the curve times rates at a time: bounds memory.
+_BLOCK = 1 << 22
 
 
 def trade_off(
@@ -73,8 +76,7 @@ def trade_off(
       that of ``false_positive_rate``.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+      ValueError: ``num_steps`` given twice or not at all.
 
     Reference: Dong, Roth, Su (2022), arXiv:1905.02383, the trade-off function of a
     collection of (epsilon, delta) guarantees; Wasserman and Zhou (2010),
@@ -108,19 +110,7 @@ def advantage(
 
     It is delta at epsilon 0, the total variation distance, with its error added: an
     *upper bound* for the advantage of any membership attack. 0 where nothing is drawn,
-    1 without noise.
-
-    Args:
-      step: the step, or a run made by `compose`.
-      num_steps: whole number >= 0; of a composed run as of `epsilon`.
-      method: how delta is computed; see `jaxdp_episodic.delta`.
-
-    Returns:
-      float64 in [0, 1] of the broadcast shape.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+    1 without noise. Arguments, shape and errors as `jaxdp_episodic.delta`.
 
     Reference: Kulynych, Gomez, Kaissis, Calmon, Troncoso (2024), "Attack-aware noise
     calibration for differential privacy".
@@ -180,8 +170,7 @@ def gdp_mu(
       large (about 16) that float64 cannot tell delta from 1.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or ``num_steps`` given twice or not at all.
+      ValueError: ``num_steps`` given twice or not at all.
 
     Reference: Dong, Roth, Su (2022), arXiv:1905.02383, for mu-GDP; Gomez, Kulynych,
     Kaissis, Calmon, Hayes, Balle, Honkela (2025), arXiv:2503.10945, for stating one mu
@@ -293,10 +282,10 @@ def _computed_points(
 
     def ask(epsilons: np.ndarray) -> np.ndarray:
         inside = np.minimum(epsilons, np.reshape(end, -1))
-        at, place = np.unique(inside, axis=0, return_inverse=True)
+        at, inverse = np.unique(inside, axis=0, return_inverse=True)
         at = at.reshape(-1, *shape)
         answer = upper_delta(step, epsilon=at, num_steps=num_steps, method=method)
-        return np.reshape(answer, (len(at), -1))[place.ravel()]
+        return np.reshape(answer, (len(at), -1))[inverse.ravel()]
 
     wanted = None if rates is None else np.array(rates)
     epsilons, deltas = curve_points(ask, math.prod(shape), floor=floor, rates=wanted)

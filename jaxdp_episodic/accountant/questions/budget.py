@@ -21,12 +21,14 @@ from jaxdp_episodic.accountant.questions.calibration import (
     calibrate_num_steps,
 )
 
-# Steps are numbered by 32-bit integers on the device.
+# Most steps: they are numbered by 32-bit integers on the device.
 _MOST_STEPS = 2**31 - 1
+# Steps whose epsilons are computed together.
 _STEPS_AHEAD = 4096
-# Relative tolerance of a calibration, and by how much shares may miss their sum.
+# Relative tolerance of a calibration, and of the sum of shares.
 _SHARES = 1e-7
-_DOUBLINGS = 100
+# Factors of 1.3 by which a bracket is widened, at most.
+_WIDENINGS = 100
 # Rényi orders at which two steps are compared.
 _ORDERS = (2.0, 8.0)
 
@@ -86,11 +88,11 @@ class PrivacyBudget:
         return self.num_steps if epoch_scheme(self.step.design) is not None else None
 
     def run(self, num_steps: Any) -> ComposedSteps:
-        """Returns the first so many steps of the run, for the accountant."""
+        """Returns the first ``num_steps`` steps of the run, for the accountant."""
         taken = _validation.integer_array("num_steps", num_steps, minimum=0)
         first = [
-            (step, np.clip(taken - place, 0, 1))
-            for place, step in enumerate(self.before)
+            (step, np.clip(taken - index, 0, 1))
+            for index, step in enumerate(self.before)
         ]
         return compose(*first, (self.step, np.maximum(taken - len(self.before), 0)))
 
@@ -157,12 +159,12 @@ class SpentAhead:
 
     def at(self, step: int) -> float:
         """Returns epsilon after that many steps, at least 1 (*upper bound*)."""
-        place = step - self._first
-        if not 0 <= place < len(self._values):
+        index = step - self._first
+        if not 0 <= index < len(self._values):
             # The same steps together wherever a run begins: a resumed one says the
             # same to the last digit, which depends on what is computed beside it.
-            place = (step - 1) % _STEPS_AHEAD
-            first = self._first = step - place
+            index = (step - 1) % _STEPS_AHEAD
+            first = self._first = step - index
             last = max(step, min(first + _STEPS_AHEAD - 1, self._budget.num_steps))
             owed = self._budget.owed(np.arange(first, last + 1))
             kept, before = np.unique(owed), len(self._budget.before)
@@ -170,7 +172,7 @@ class SpentAhead:
                 kept = kept[(kept <= before) | (kept % 10 == 0) | (kept == kept[-1])]
             spent = np.asarray(self._budget.spent(kept))
             self._values = spent[np.searchsorted(kept, owed)]
-        return float(self._values[place])
+        return float(self._values[index])
 
 
 def plan_budget(
@@ -201,8 +203,7 @@ def plan_budget(
         left. ``num_steps`` are taken besides, and may be 0 if the shares sum to 1.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, a step with arrays, or a target that does not
+      ValueError: a step with arrays, or a target that does not
         permit a single step.
       NotImplementedError: steps ``before`` in epochs.
     """
@@ -308,7 +309,7 @@ def _with_steps_before(
         [math.sqrt(1 - total) / _noise(step, epsilon, delta, num_steps)]
     )
     nobody = np.zeros(1, np.int64)
-    for _ in range(_DOUBLINGS):
+    for _ in range(_WIDENINGS):
         if excess(low, nobody) <= 0:
             break
         high, low = low, low / 1.3
@@ -317,7 +318,7 @@ def _with_steps_before(
             f"no noise keeps {num_steps} steps after those before within "
             f"epsilon={epsilon:g} at delta={delta:g}"
         )
-    for _ in range(_DOUBLINGS):
+    for _ in range(_WIDENINGS):
         if excess(high, nobody) > 0:
             break
         low, high = high, high * 1.3
@@ -327,10 +328,7 @@ def _with_steps_before(
 
 def _noise(step: GaussianStep, epsilon: float, delta: float, num_steps: int) -> float:
     noise = calibrate_noise_multiplier(
-        step,
-        epsilon=epsilon,
-        delta=delta,
-        num_steps=num_steps,
+        step, epsilon=epsilon, delta=delta, num_steps=num_steps
     )
     if not np.isfinite(noise):
         raise ValueError(

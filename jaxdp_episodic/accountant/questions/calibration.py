@@ -35,17 +35,24 @@ from jaxdp_episodic.accountant.questions.targets import (
 )
 from jaxdp_episodic.accountant.questions.worst_path import engine_for
 
+# Relative tolerance of a noise multiplier or a probability.
 _TOLERANCE = 1e-7
-# Tolerance of a first answer; and about how often a setting is evaluated.
-_INITIAL_TOLERANCE, _EVALUATIONS = 1e-3, 10
-# A noise whose epsilon is so far below the target, in log epsilon and tolerances, or so
-# far above it, is searched for again.
-_LOOSE, _AS_CHECKED = 10.0, 1e-9
-# Noise multiplier below which nobody is protected: the unit moves the sum by a thousand
-# deviations.
+# Relative tolerance of a first answer by Rényi's bound.
+_INITIAL_TOLERANCE = 1e-3
+# About how often a setting is evaluated.
+_EVALUATIONS = 10
+# Tolerances of log epsilon below the target from which on a noise is searched again.
+_LOOSE = 10.0
+# log epsilon above the target up to which a noise is raised and not searched again.
+_AS_CHECKED = 1e-9
+# Noise multiplier below which nobody is protected: the unit changes the sum by a
+# thousand deviations.
 _NEXT_TO_NONE = 1e-3
+# Smallest probability that is tried.
 _SMALLEST_PROBABILITY = 1e-15
+# Most steps that a float64 counts exactly.
 _MAX_STEPS = 2**53
+# Most steps of an epoch that are tried.
 _LONGEST_EPOCH = 2**30
 
 
@@ -79,10 +86,6 @@ def calibrate_noise_multiplier(
       Rényi's noise, larger by up to a third; within 1e-2 of one below which nothing
       can be computed; and within 2e-17 times the target, at most 0.1, where that is
       more than the tolerance. A warning says where it is below 1e-3, next to none.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
     """
     check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)
@@ -107,16 +110,16 @@ def calibrate_noise_multiplier(
         with np.errstate(divide="ignore"):
             found = 1 / inverse
 
-        def evaluated(places: np.ndarray) -> np.ndarray:
+        def evaluated(elements: np.ndarray) -> np.ndarray:
             noise = found.reshape(run.shape)
             asked = dataclasses.replace(step, noise_multiplier=noise)
-            return run.excess(places, step=asked)
+            return run.excess(elements, step=asked)
 
         # 1 / (1 / x) may round down; what is returned must be what was checked.
         checked = evaluated(np.arange(run.size))
         reached = run.reached(tolerance)
-        off = (checked < -_LOOSE * reached) | ~(checked < _AS_CHECKED)
-        loose = np.flatnonzero(np.isfinite(found) & off)
+        inexact = (checked < -_LOOSE * reached) | ~(checked < _AS_CHECKED)
+        loose = np.flatnonzero(np.isfinite(found) & inexact)
         if run.follows_orders and loose.size:
             # Orders followed in the search may differ from those found afresh.
             run.follows_orders = False
@@ -159,10 +162,6 @@ def calibrate_num_steps(
       int64 of the broadcast shape; 0 where one step is too many, 2**53 where that many
       or more are within the target. Of targets above 50 at little noise Rényi's number,
       as of `calibrate_noise_multiplier`.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
     """
     check_method(method)
     _check_is(step, GaussianStep, *RELEASES)
@@ -213,8 +212,7 @@ def calibrate_rate(
       above 50 at little noise Rényi's, as of `calibrate_noise_multiplier`.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, an unknown level, or one that is not drawn.
+      ValueError: an unknown level, or one that is not drawn.
     """
     check_method(method)
     _check_is(step, GaussianStep)

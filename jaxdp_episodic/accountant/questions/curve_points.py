@@ -6,14 +6,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-# The first grid: 0 and 12 points a decade. Below the first of them
-# delta moves by less than 1e-8; beyond the last e^epsilon would overflow.
+# First grid of epsilons: 0 and 12 points a decade. Below the first of them delta
+# changes by less than 1e-8; beyond the last e^epsilon would overflow.
 _FIRST_POINTS = np.concatenate([[0.0], np.geomspace(1e-8, 700.0, 131)])
-# Points are added until the attacker's rates are this near to those of all points.
-_ABSOLUTE, _RELATIVE = 8e-7, 2e-4
-_REFINEMENTS, _MOST_PARTS = 3, 32
-# For few rates a coarser first grid and more refinements find their places.
-_COARSER, _MORE_REFINEMENTS = 4, 2
+# Error of the attacker's rates up to which points are added, absolute.
+_ABSOLUTE = 8e-7
+# The same, relative.
+_RELATIVE = 2e-4
+# Times that points are added.
+_REFINEMENTS = 3
+# Parts of an interval each time, at most.
+_MOST_PARTS = 32
+# Points of the first grid for each one that is used where few rates are asked for.
+_COARSER = 4
+# Further refinements there.
+_MORE_REFINEMENTS = 2
 
 
 def curve_points(
@@ -134,7 +141,7 @@ def _between(epsilons: np.ndarray, parts: np.ndarray) -> np.ndarray:
     points = np.full((int(inner.sum(axis=0).max()), parts.shape[1]), _FIRST_POINTS[-1])
     for column, (eps, count) in enumerate(zip(epsilons.T, inner.T, strict=True)):
         start = np.repeat(np.cumsum(count) - count, count)
-        place = np.arange(len(start)) - start + 1
+        number = np.arange(len(start)) - start + 1
         gap = np.repeat(np.diff(eps) / (count + 1), count)
-        points[: len(start), column] = np.repeat(eps[:-1], count) + place * gap
+        points[: len(start), column] = np.repeat(eps[:-1], count) + number * gap
     return points

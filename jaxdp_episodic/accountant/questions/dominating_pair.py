@@ -52,9 +52,11 @@ from jaxdp_episodic.accountant.questions.release_pair import (
     uses_of_truncated,
 )
 
+# Most independent episodes of a step: a bound sums as many terms.
 MOST_EPISODES = 1_000_000
 # Relative; more than a square root and a division are rounded by, together.
 _ROUNDED_UP = 2.0**-51
+# A rate of 1, on its path axis.
 _ALWAYS = np.ones(1)
 
 
@@ -123,7 +125,7 @@ def shared_epoch(
     Copies of a run that part within an epoch of random allocation have the same secret
     bins: together they are one epoch, its noise divided by the root of the looks at a
     bin (docs/proofs.md, "The same bins in every epoch"). Of shuffled epochs nothing
-    rests on the order being secret: so many looks are so many epochs.
+    rests on the order being secret: each look is an epoch of its own.
 
     Args:
       step: in epochs, all its fields scalars.
@@ -196,8 +198,8 @@ def _blocks(
 ) -> list[tuple[PrivacyLoss, np.ndarray]]:
     """Blocks, or parts of one, of which two steps or more are taken.
 
-    Two antipodal steps of two are a Gaussian move: ``(A_1 + A_2) / (B_1 + B_2) =
-    e^{s (x_1 + x_2)}``, ``D_2(g) = D(sqrt(2) s, g)``.
+    Two antipodal steps of two are a Gaussian of shift sqrt(2) s:
+    ``(A_1 + A_2) / (B_1 + B_2) = e^{s (x_1 + x_2)}``, ``D_2(g) = D(sqrt(2) s, g)``.
     """
     pairs = np.zeros_like(number) if _is_whole(step) else number * (bins == 2)
     others = number - pairs
@@ -205,8 +207,8 @@ def _blocks(
     if np.any(others):
         uses.append((_allocated_pair(step, bins, taken), others))
     if np.any(pairs):
-        move = _shift(step, np.sqrt(2.0))
-        uses.append((SwappedGaussianLoss(_ALWAYS, _inner_rate(step), move), pairs))
+        shift = _shift(step, np.sqrt(2.0))
+        uses.append((SwappedGaussianLoss(_ALWAYS, _inner_rate(step), shift), pairs))
     return uses
 
 
@@ -287,7 +289,7 @@ def _grouped_classes(step: GaussianStep, sampling: GroupedClasses) -> PrivacyLos
     if isinstance(sampling.episodes, Poisson):
         # Given the public partition: a Poisson draw of clip units. A class below its
         # episode is protected at inner rate 1, with the antipodal pair: an emptied
-        # class moves its episode, it does not remove it (under zero_out it does).
+        # class changes its episode, it does not remove it (under zero_out it does).
         return AntipodalGaussianLoss(_ALWAYS, episode_rate, inner, _shift(step, 1.0))
     rate = episode_rate * class_rate * inner
     return SwappedGaussianLoss(_ALWAYS, rate, _shift(step, 2.0))
@@ -348,7 +350,7 @@ def _contributions(
 
 
 def _shift(step: GaussianStep, sensitivity: np.ndarray | float) -> np.ndarray:
-    """How far a protected unit moves the sum, in deviations of the noise.
+    """How far a protected unit changes the sum, in deviations of the noise.
 
     ``sensitivity`` is that in clip norms. Without noise it is inf.
     """

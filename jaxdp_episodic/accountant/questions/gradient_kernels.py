@@ -1,11 +1,11 @@
-"""Derivatives of ``log(delta)`` along given directions of the pairs' fields.
+"""Derivatives of ``log(delta)`` along given tangents of a run.
 
 Forward-mode differentiation of the exact accountants' own kernels. The contour is held
 constant, because the integral does not depend on it; so is the path in the plane on
 which the distributions of the losses are integrated (`losses.loss_nodes`).
 
-A direction is a `Run` itself: for each step the derivatives of its fields, and of its
-count, per unit of a user's field.
+A tangent is a `Run` itself: for each step the derivatives of its fields, and of its
+count, by a user's field.
 """
 
 from __future__ import annotations
@@ -27,18 +27,49 @@ from jaxdp_episodic.accountant.methods.run import Group, Run, stacked_steps
 
 # Nodes of the contour, tried one after the other.
 _NODES = (289, 769)
-# Largest error estimate of log(delta) with which its derivative is returned.
+# Largest error estimate of log(delta) with which no more nodes are tried.
 _TOLERANCE = 1e-7
-# A second contour, with other nodes, and to what relative error the derivatives on
-# both must agree to be returned.
-_OTHER_CENTER, _OTHER_END, _AGREEMENT = 0.98, 1.1, 1e-6
-# Nats below delta at which the distributions are cut, as in `exact`.
+# Factors of the center and of the end of a second contour, which has other nodes.
+_OTHER_CENTER = 0.98
+_OTHER_END = 1.1
+# Relative difference of the derivatives on both up to which they are returned.
+_AGREEMENT = 1e-6
+# Nats below delta at which the distributions are truncated, as in `exact`.
 _CUT = 50.0
+# Settings in a call of the kernels.
 _CHUNKS = Chunks(4, (4,), (8, 512, 4096))
 _PROFILE_CHUNKS = Chunks(512, (8, 512), (8, 512, 4096))
-# A rate of 1 is replaced by one that is less by this.
+# What a rate of 1 is lowered by.
 _NEAREST_RATE = 2.0**-52
+# Count of steps not taken: with 0 the derivative by the count would be lost.
 _SMALLEST_COUNT = 1e-300
+# Relative error of epsilon up to which a direction, or a path, is taken to attain it.
+ATTAINED = 2e-6
+# The least epsilon, in nats, that it is relative to.
+_SMALLEST_EPSILON = 1e-3
+# Error of log(delta) from terms of independent episodes that are left out.
+_LEFT_OUT = 1e-8
+# Largest error estimate of log(delta) with which its derivative is returned.
+_LARGEST_ERROR = 1e-7
+# The same of mechanisms with tables, whose estimated errors it includes.
+_LARGEST_OF_TABLES = 1e-5
+
+
+class Problem(NamedTuple):
+    """A run, its target and its tangents: one for each name.
+
+    At every setting and path, the last axis of every array, or at settings with one
+    path each, (n,).
+    """
+
+    log_delta: np.ndarray
+    run: Run
+    tangents: list[Run]
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Problem:
+        """Applies a function to every array."""
+        tangents = [along.map(function) for along in self.tangents]
+        return Problem(function(self.log_delta), self.run.map(function), tangents)
 
 
 class Slopes(NamedTuple):
@@ -48,7 +79,7 @@ class Slopes(NamedTuple):
       log_delta: its value, by the same nodes; -inf where it is not known.
       error: estimate of the absolute error of ``log_delta``.
       slope: ``-d log(delta) / d epsilon``.
-      along: (D, n) its derivative along each direction; NaN where two contours do not
+      along: (D, n) its derivative along each tangent; NaN where two contours do not
         agree on it.
     """
 
@@ -58,24 +89,86 @@ class Slopes(NamedTuple):
     along: np.ndarray
 
 
-def single_step_slopes(
-    epsilon: np.ndarray, loss: PrivacyLoss, moved: list[PrivacyLoss]
-) -> Slopes:
-    """Of one step, by its profile: of the direction with the larger delta.
+def gradient_of_rows(epsilon: np.ndarray, rows: Problem) -> np.ndarray:
+    """(names, n) derivatives where epsilon is positive and finite."""
+    with using_engine("jax"):
+        for loss in rows.run.losses:
+            loss.prepare(slopes=True)
+    of_tables = any(loss.is_estimate for loss in rows.run.losses)
+    largest = _LARGEST_OF_TABLES if of_tables else _LARGEST_ERROR
+    result = np.full((len(rows.tangents), epsilon.size), np.nan)
+    single = rows.run.num_steps == 1
+    by_count = [i for i, along in enumerate(rows.tangents) if np.any(along.counts)]
+    every = list(range(len(rows.tangents)))
+    others = [i for i in every if i not in by_count]
+    # The derivative by the number of steps needs the integral.
+    for chosen, names, of_profile in (
+        (single, others, True),
+        (single, by_count, False),
+        (~single, every, False),
+    ):
+        index = np.flatnonzero(chosen)
+        if index.size == 0 or not names:
+            continue
+        part, undefined = _defined(rows, index, names)
+        if of_profile:
+            slopes = single_step_slopes(epsilon[index], part.run, part.tangents)
+        else:
+            slopes = composed_slopes(epsilon[index], *part)
+        scale = np.maximum(epsilon[index], _SMALLEST_EPSILON) * slopes.slope
+        gap = np.abs(slopes.log_delta - part.log_delta)
+        attained = gap <= ATTAINED * scale + slopes.error + _LEFT_OUT
+        known = attained & (slopes.error < largest) & ~undefined
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = slopes.along / slopes.slope
+        result[np.array(names)[:, None], index] = np.where(known, found, np.nan)
+    return result
+
+
+def _defined(
+    rows: Problem, index: np.ndarray, names: list[int]
+) -> tuple[Problem, np.ndarray]:
+    """Some settings and names, with 0 for NaN; and where (names, n) there was one."""
+    some = rows._replace(tangents=[rows.tangents[name] for name in names])
+    some = some.map(lambda field: field[index])
+    undefined = np.zeros((len(names), index.size), bool)
+    for bad, along in zip(undefined, some.tangents, strict=True):
+        for loss, count in zip(along.losses, some.run.counts, strict=True):
+            bad |= np.isnan(np.stack(loss.fields)).any(axis=0) & (count > 0)
+    tangents = [along.map(np.nan_to_num) for along in some.tangents]
+    return some._replace(tangents=tangents), undefined
+
+
+def single_step_slopes(epsilon: np.ndarray, run: Run, tangents: list[Run]) -> Slopes:
+    """Of runs of one step, by its profile: of the direction with the larger delta.
 
     Args:
       epsilon: (n,) nats.
-      loss: fields (n,).
-      moved: derivatives of the fields, along each direction.
+      run: fields (n,); exactly one count of a setting is 1, the others are 0.
+      tangents: what to differentiate by.
     """
-    zero = np.zeros_like(epsilon)
-    value, slope = _profile_slopes(epsilon, loss, zero - 1.0, loss.map(np.zeros_like))
-    rows = [_profile_slopes(epsilon, loss, zero, along)[1] for along in moved]
-    return Slopes(value, zero, slope, np.array(rows).reshape(len(moved), -1))
+    value, error, slope = np.zeros((3, epsilon.size))
+    along = np.zeros((len(tangents), epsilon.size))
+    for i, (loss, count) in enumerate(zip(run.losses, run.counts, strict=True)):
+        taken = np.flatnonzero(count == 1)
+        if taken.size == 0:
+            continue
+
+        def take(field: np.ndarray, taken: np.ndarray = taken) -> np.ndarray:
+            return field[taken]
+
+        at, one, still = epsilon[taken], loss.map(take), np.zeros(taken.size)
+        value[taken], slope[taken] = _profile_slopes(
+            at, one, still - 1.0, one.map(np.zeros_like)
+        )
+        for row, tangent in zip(along, tangents, strict=True):
+            moving = at, one, still, tangent.losses[i].map(take)
+            row[taken] = _profile_slopes(*moving)[1]
+    return Slopes(value, error, slope, along)
 
 
 def _profile_slopes(*arrays: Any) -> tuple[np.ndarray, ...]:
-    """``log(delta)`` and its derivative along one direction; (n,)."""
+    """``log(delta)`` and its derivative along one tangent; (n,)."""
     with using_engine("jax"):
         return in_chunks(lambda part: _profile_kernel(*part), arrays, _PROFILE_CHUNKS)
 
@@ -99,15 +192,15 @@ def composed_slopes(
     epsilon: np.ndarray,
     log_delta: np.ndarray,
     run: Run,
-    directions: list[Run],
+    tangents: list[Run],
 ) -> Slopes:
     """Of a composed run, by the contour integral: the larger one's of both directions.
 
     Args:
       epsilon: (n,) nats, > 0.
-      log_delta: (n,) about its value there; at what distance distributions may be cut.
+      log_delta: (n,) about its value there, from which truncations are derived.
       run: fields (n,); counts are real numbers >= 0.
-      directions: what to differentiate by, each a direction for every step.
+      tangents: what to differentiate by.
     """
     too_many = np.zeros(epsilon.shape, bool)
     losses = []
@@ -115,7 +208,7 @@ def composed_slopes(
         kept, _, many = loss.truncated(log_delta, count)
         losses.append(kept)
         too_many |= many
-    problem = (epsilon, log_delta, run.with_losses(tuple(losses)), directions)
+    problem = (epsilon, log_delta, run.with_losses(tuple(losses)), tangents)
     best = _one_direction(*problem, backward=False)
     if not run.is_symmetric:
         other = _one_direction(*problem, backward=True)
@@ -129,7 +222,7 @@ def _one_direction(
     epsilon: np.ndarray,
     log_delta: np.ndarray,
     run: Run,
-    directions: list[Run],
+    tangents: list[Run],
     *,
     backward: bool,
 ) -> Slopes:
@@ -138,7 +231,7 @@ def _one_direction(
         np.full(size, -np.inf),
         np.full(size, np.inf),
         np.ones(size),
-        np.zeros((len(directions), size)),
+        np.zeros((len(tangents), size)),
     )
     for num_nodes in _NODES:
         index = np.flatnonzero(~(best.error <= _TOLERANCE))
@@ -149,7 +242,7 @@ def _one_direction(
             epsilon[index],
             log_delta[index],
             run.take(index),
-            [direction.take(index) for direction in directions],
+            [tangent.take(index) for tangent in tangents],
             backward,
         )
         better = part.error < best.error[index]
@@ -163,12 +256,12 @@ def _contours(
     epsilon: np.ndarray,
     log_delta: np.ndarray,
     run: Run,
-    directions: list[Run],
+    tangents: list[Run],
     backward: bool,
 ) -> Slopes:
     shape = epsilon.shape
     groups = tuple(map(_inside, run.groups()))
-    moved = [_grouped(run, each) for each in directions]
+    grouped = [_grouped(run, tangent) for tangent in tangents]
     arrays = (
         epsilon,
         np.minimum(log_delta, 0.0) - np.log(np.maximum(run.num_steps, 1.0)) - _CUT,
@@ -179,11 +272,11 @@ def _contours(
     kernel = _chunk_kernel(terms, num_nodes)
     with using_engine("jax"):
         result = in_chunks(
-            lambda part: on_jax(kernel, *part), (arrays, groups, moved), _CHUNKS
+            lambda part: on_jax(kernel, *part), (arrays, groups, grouped), _CHUNKS
         )
     value, error, slope, *along = result
     known = np.isfinite(value) & np.isfinite(error)
-    rows = np.array(along).reshape(len(directions), *shape)
+    rows = np.array(along).reshape(len(tangents), *shape)
     return Slopes(
         np.where(known, value, -np.inf), np.where(known, error, np.inf), slope, rows
     )
@@ -203,11 +296,12 @@ def _inside(group: Group) -> Group:
     return Group(loss, np.maximum(group.count, _SMALLEST_COUNT))
 
 
-def _grouped(run: Run, moved: Run) -> tuple[Group, ...]:
-    """A direction in the order of `Run.groups`."""
+def _grouped(run: Run, tangent: Run) -> tuple[Group, ...]:
+    """A tangent in the order of `Run.groups`."""
     steps = []
-    for taken, loss, count in zip(run.counts, moved.losses, moved.counts, strict=True):
-        # Of a step with a count of 0 only the count moves anything.
+    each = zip(run.counts, tangent.losses, tangent.counts, strict=True)
+    for taken, loss, count in each:
+        # The fields of a step with a count of 0 change nothing, its count does.
         still = loss.map(lambda f, taken=taken: np.where(taken > 0, f, 0.0))
         steps.append(Group(still, count))
     return stacked_steps(steps)
@@ -217,7 +311,7 @@ def _chunk_kernel(terms: tuple[int, ...], num_nodes: int) -> Callable[..., Any]:
     """Nodes, contour and derivatives of one chunk: jitted one by one."""
     import jax.numpy as jnp
 
-    def call(arrays: Any, groups: Any, moved: Any) -> tuple[Any, ...]:
+    def call(arrays: Any, groups: Any, tangents: Any) -> tuple[Any, ...]:
         epsilon, log_cut, backward = arrays
         sizes = [{"num_nodes": NUM_NODES, "num_terms": number} for number in terms]
         lay_nodes = jitted(steps_of, ("num_nodes", "num_terms"))
@@ -232,45 +326,42 @@ def _chunk_kernel(terms: tuple[int, ...], num_nodes: int) -> Callable[..., Any]:
         solve = jitted(_log_delta_derivative, ("num_nodes",))
         along = []
         solution = None
-        for directions in moved:
-            steps_moved = tuple(
-                jitted(_steps_derivative, ("num_nodes", "num_terms"))(
-                    group, backward, log_cut, direction, **size
-                )
-                for group, direction, size in zip(
-                    groups, directions, sizes, strict=True
-                )
+        steps_along = jitted(_steps_derivative, ("num_nodes", "num_terms"))
+        for tangent in tangents:
+            steps_tangent = tuple(
+                steps_along(group, backward, log_cut, one, **size)
+                for group, one, size in zip(groups, tangent, sizes, strict=True)
             )
-            moving = epsilon, steps, steps_moved
+            moving = epsilon, steps, steps_tangent
             solution, derivative = solve(contour, *moving, num_nodes=num_nodes)
             # Unlike the value, M^T's derivative by T depends on the branch of log M.
             _, again = solve(other, *moving, num_nodes=num_nodes)
             apart = jnp.abs(derivative - again) > _AGREEMENT * jnp.abs(again)
             along.append(jnp.where(apart, jnp.nan, derivative))
-        assert solution is not None  # there is at least one direction
+        assert solution is not None  # there is at least one tangent
         return (solution.value, solution.log_error, solution.slope, *along)
 
     return call
 
 
 def _steps_derivative(
-    group: Any, backward: Any, log_cut: Any, direction: Any, **sizes: int
+    group: Any, backward: Any, log_cut: Any, tangent: Any, **sizes: int
 ) -> Any:
     import jax
 
     def steps(group: Group) -> Any:
         return steps_of(group, backward, log_cut, **sizes)
 
-    return jax.jvp(steps, (group,), (direction,))[1]
+    return jax.jvp(steps, (group,), (tangent,))[1]
 
 
 def _log_delta_derivative(
-    contour: Any, epsilon: Any, steps: Any, moved: Any, *, num_nodes: int
+    contour: Any, epsilon: Any, steps: Any, tangent: Any, *, num_nodes: int
 ) -> Any:
     import jax
 
     def solve(steps: Any) -> Any:
         return integral.log_delta(epsilon, contour, steps, num_nodes=num_nodes)
 
-    solution, derivative = jax.jvp(solve, (steps,), (moved,))
+    solution, derivative = jax.jvp(solve, (steps,), (tangent,))
     return solution, derivative.value

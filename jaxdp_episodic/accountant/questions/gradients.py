@@ -1,50 +1,54 @@
-"""Derivatives of epsilon by the implicit-function theorem."""
+"""Derivatives of epsilon by the implicit-function theorem.
+
+They are taken along a *tangent* of the run: the derivatives of its pairs' fields by a
+field that a user sets. A pair's shift is in inverse proportion to the noise, each of
+its rates a product of levels' rates: each derivative is the field over what it is
+differentiated by.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant.describe.designs import epoch_scheme
+from jaxdp_episodic.accountant.describe.schemes import EpochScheme
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
     compose,
     gaussian_parts,
 )
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import api
-from jaxdp_episodic.accountant.questions.gradient_fields import (
-    checked_names,
-    direction,
-)
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, run_of
 from jaxdp_episodic.accountant.questions.gradient_kernels import (
-    Slopes,
-    composed_slopes,
-    single_step_slopes,
+    ATTAINED,
+    Problem,
+    gradient_of_rows,
 )
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
 
-# Differences of epsilon at these places, in widths of a share of the noise: of fourth
-# order, and of second at twice the width, by which they are checked.
-_PLACES, _WIDTH, _APART = np.array([-2.0, -1.0, 1.0, 2.0]), 4e-3, 1e-3
-_NEAR = np.array([1.0, -8.0, 8.0, -1.0]) / 12
-_FAR = np.array([-1.0, 0.0, 0.0, 1.0]) / 4
-# Relative error of epsilon up to which a direction, or a path, is taken to attain it;
-# and the least epsilon that it is relative to.
-_ATTAINED, _SMALLEST_EPSILON = 2e-6, 1e-3
-# Error of log(delta) from terms of independent episodes that are left out.
-_LEFT_OUT = 1e-8
-# Largest error estimate of log(delta) with which its derivative is returned; and the
-# same for mechanisms whose tables have estimated errors, which it includes.
-_LARGEST_ERROR, _LARGEST_OF_TABLES = 1e-7, 1e-5
+# Names of the fields that every step has.
+NOISE = "noise_multiplier"
+COUNT = "num_steps"
+# Points of a difference quotient, in widths.
+_POINTS = np.array([-2.0, -1.0, 1.0, 2.0])
+# Width, as a share of the noise multiplier.
+_WIDTH = 4e-3
+# Weights of the quotient, of fourth order, and of one of second order that checks it.
+_FOURTH_ORDER = np.array([1.0, -8.0, 8.0, -1.0]) / 12
+_SECOND_ORDER = np.array([-1.0, 0.0, 0.0, 1.0]) / 4
+# Relative difference of the two up to which the first is returned.
+_APART = 1e-3
 
 
 def epsilon_and_gradient(
@@ -103,8 +107,7 @@ def epsilon_and_gradient(
       and ``num_steps``, and for every name in ``wrt`` the derivative, of that shape.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, ``num_steps`` given twice or not at all, or a
+      ValueError: ``num_steps`` given twice or not at all, or a
         name that the step does not have.
       NotImplementedError: steps in epochs, and another name than "noise_multiplier".
     """
@@ -112,7 +115,7 @@ def epsilon_and_gradient(
     _validation.open_unit_array("delta", delta)
     if isinstance(step, ComposedSteps) and num_steps is not None:
         step, num_steps = compose((step, num_steps)), None
-    names = checked_names(wrt, step)
+    names = _checked_names(wrt, step)
     value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
     log_delta = np.log(np.asarray(delta, np.float64))
     accounted, shape = api.checked_run(step, num_steps, delta=log_delta)
@@ -122,8 +125,8 @@ def epsilon_and_gradient(
         }
     paths = undominated_paths(accounted)
     counts = None if num_steps is None else np.asarray(num_steps, np.float64)
-    moved = [direction(name, step, counts).take_paths(paths) for name in names]
-    problem = _Problem(log_delta[..., None], accounted.take_paths(paths), moved)
+    tangents = [_tangent(name, step, counts).take_paths(paths) for name in names]
+    problem = Problem(log_delta[..., None], accounted.take_paths(paths), tangents)
     certified = np.reshape(info.is_certified_bound, -1)
     rows = _gradient(problem, shape, np.reshape(value, -1), certified)
     gradient = {
@@ -144,44 +147,24 @@ def _by_differences(
     width = _WIDTH * np.broadcast_to(
         np.min(np.broadcast_arrays(*noises), axis=0), shape
     )
-    places = np.reshape(_PLACES, (-1, *(1,) * len(shape))) * width
-    moved = list(parts)
+    points = np.reshape(_POINTS, (-1, *(1,) * len(shape))) * width
+    changed = list(parts)
     for i, noise in zip(chosen, noises, strict=True):
-        moved[i] = dataclasses.replace(parts[i], noise_multiplier=noise + places)
-    changed: Any = moved[0]
+        changed[i] = dataclasses.replace(parts[i], noise_multiplier=noise + points)
+    run: Any = changed[0]
     if isinstance(step, ComposedSteps):
-        changed = compose(*zip(moved, step.counts, strict=True))
-    found, info = api.epsilon(
-        changed, delta=delta, num_steps=num_steps, return_info=True
-    )
+        run = compose(*zip(changed, step.counts, strict=True))
+    found, info = api.epsilon(run, delta=delta, num_steps=num_steps, return_info=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        near, far = (
-            np.tensordot(weights, found, 1) / width for weights in (_NEAR, _FAR)
-        )
-        apart = ~(np.abs(near - far) <= _APART * np.abs(near))
+        slope = np.tensordot(_FOURTH_ORDER, found, 1) / width
+        check = np.tensordot(_SECOND_ORDER, found, 1) / width
+        apart = ~(np.abs(slope - check) <= _APART * np.abs(slope))
     bad = apart | np.any(info.is_certified_bound, axis=0)
-    return np.where(bad, np.nan, near)[()]
-
-
-class _Problem(NamedTuple):
-    """A run, its target and what it moves along: one direction for each name.
-
-    At every setting and path, the last axis of every array, or at settings with one
-    path each, (n,).
-    """
-
-    log_delta: np.ndarray
-    run: Run
-    moved: list[Run]
-
-    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> _Problem:
-        """Applies a function to every array."""
-        moved = [along.map(function) for along in self.moved]
-        return _Problem(function(self.log_delta), self.run.map(function), moved)
+    return np.where(bad, np.nan, slope)[()]
 
 
 def _gradient(
-    problem: _Problem,
+    problem: Problem,
     shape: tuple[int, ...],
     epsilon: np.ndarray,
     certified: np.ndarray,
@@ -191,15 +174,15 @@ def _gradient(
     shape = shape or (1,)
     every_path = np.arange(num_paths)[None]
 
-    def rows(index: np.ndarray, path: np.ndarray) -> _Problem:
+    def rows(index: np.ndarray, path: np.ndarray) -> Problem:
         """Settings by their flat index, with a path each; the two broadcast."""
         index, path = np.broadcast_arrays(index, path)
-        place = (*np.unravel_index(index, shape), path)
+        entries = (*np.unravel_index(index, shape), path)
         return problem.map(
-            lambda field: np.broadcast_to(field, (*shape, num_paths))[place]
+            lambda field: np.broadcast_to(field, (*shape, num_paths))[entries]
         )
 
-    result = np.full((len(problem.moved), epsilon.size), np.nan)
+    result = np.full((len(problem.tangents), epsilon.size), np.nan)
     index = np.flatnonzero(epsilon <= 0)
     if index.size:
         # 0 where delta is not even reached at epsilon 0.
@@ -207,91 +190,137 @@ def _gradient(
         at_zero = exact_answer(DeltaAt(np.zeros(())), every.run).value
         result[:, index[(at_zero < every.log_delta).all(axis=-1)]] = 0.0
     index = np.flatnonzero((epsilon > 0) & np.isfinite(epsilon) & ~certified)
-    if not index.size or not problem.moved:
+    if not index.size or not problem.tangents:
         return result
     # The path of each setting that attains its epsilon.
     worst = np.zeros(index.size, np.int64)
     if num_paths > 1:
         every = rows(index[:, None], every_path)
         bound, _ = rdp_bound(EpsilonAt(every.log_delta), every.run)
-        least = epsilon[index] * (1 - _ATTAINED)
+        least = epsilon[index] * (1 - ATTAINED)
         row, path = np.nonzero(bound >= least[:, None])
         some = rows(index[row], path)
         values = exact_answer(EpsilonAt(some.log_delta), some.run).value
         # Ascending, so that the last one written for a row is the largest.
         order = np.argsort(values, kind="stable")
         worst[row[order]] = path[order]
-    result[:, index] = _of_rows(epsilon[index], rows(index, worst))
+    result[:, index] = gradient_of_rows(epsilon[index], rows(index, worst))
     return result
 
 
-def _of_rows(epsilon: np.ndarray, rows: _Problem) -> np.ndarray:
-    """(names, n) derivatives where epsilon is positive and finite."""
-    with using_engine("jax"):
-        for loss in rows.run.losses:
-            loss.prepare(slopes=True)
-    of_tables = any(loss.is_estimate for loss in rows.run.losses)
-    largest = _LARGEST_OF_TABLES if of_tables else _LARGEST_ERROR
-    result = np.full((len(rows.moved), epsilon.size), np.nan)
-    single = rows.run.num_steps == 1
-    by_count = [i for i, along in enumerate(rows.moved) if np.any(along.counts)]
-    others = [i for i in range(len(rows.moved)) if i not in by_count]
-    every = list(range(len(rows.moved)))
-    # The derivative by the number of steps needs the integral.
-    for chosen, names, of_profile in (
-        (single, others, True),
-        (single, by_count, False),
-        (~single, every, False),
-    ):
-        index = np.flatnonzero(chosen)
-        if index.size == 0 or not names:
-            continue
-        part, undefined = _defined(rows, index, names)
-        if of_profile:
-            slopes = _by_profile(epsilon[index], part)
-        else:
-            slopes = composed_slopes(epsilon[index], *part)
-        scale = np.maximum(epsilon[index], _SMALLEST_EPSILON) * slopes.slope
-        gap = np.abs(slopes.log_delta - part.log_delta)
-        attained = gap <= _ATTAINED * scale + slopes.error + _LEFT_OUT
-        known = attained & (slopes.error < largest) & ~undefined
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found = slopes.along / slopes.slope
-        result[np.array(names)[:, None], index] = np.where(known, found, np.nan)
-    return result
+def field_names(step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
+    """Returns the names of what epsilon can be differentiated by.
+
+    Of a composed run: each name, which moves all steps that have it, then the same of
+    every step alone, with its index in brackets.
+    """
+    if isinstance(step, GaussianStep):
+        return NOISE, COUNT, *_rate_names(step)
+    each = [field_names(part) for part in step.gaussian_steps]
+    together = dict.fromkeys(name for names in each for name in names)
+    alone = (f"{name}[{i}]" for i, names in enumerate(each) for name in names)
+    return *together, *alone
 
 
-def _defined(
-    rows: _Problem, index: np.ndarray, names: list[int]
-) -> tuple[_Problem, np.ndarray]:
-    """Some settings and names, with 0 for NaN; and where (names, n) there was one."""
-    some = rows._replace(moved=[rows.moved[name] for name in names])
-    some = some.map(lambda field: field[index])
-    undefined = np.zeros((len(names), index.size), bool)
-    for bad, along in zip(undefined, some.moved, strict=True):
-        steps = zip(along.losses, along.counts, some.run.counts, strict=True)
-        for loss, moved, count in steps:
-            bad |= np.isnan(np.stack((*loss.fields, moved))).any(axis=0) & (count > 0)
-    moved = [along.map(np.nan_to_num) for along in some.moved]
-    return some._replace(moved=moved), undefined
+def _checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
+    """Returns ``wrt`` as a tuple of names that the step has; refuses others."""
+    if isinstance(wrt, str) or not isinstance(wrt, tuple | list):
+        raise TypeError(f"wrt must be a tuple of names, got {_validation.shown(wrt)}")
+    allowed = field_names(step)
+    parts = (step,) if isinstance(step, GaussianStep) else step.gaussian_steps
+    has_epochs = any(epoch_scheme(part.design) is not None for part in parts)
+    for name in wrt:
+        _validation.choice("wrt", name, allowed)
+        if has_epochs and name.partition("[")[0] != NOISE:
+            raise NotImplementedError(
+                f"epsilon_and_gradient with epochs covers {NOISE!r} only, got {name!r}"
+            )
+    return tuple(wrt)
 
 
-def _by_profile(epsilon: np.ndarray, rows: _Problem) -> Slopes:
-    """Where one of the steps is taken once, by that step's profile."""
-    value, error, slope = np.zeros((3, epsilon.size))
-    along = np.zeros((len(rows.moved), epsilon.size))
-    for i, (loss, count) in enumerate(
-        zip(rows.run.losses, rows.run.counts, strict=True)
-    ):
-        taken = np.flatnonzero(count == 1)
-        if taken.size == 0:
-            continue
+def _tangent(name: str, step: GaussianStep | ComposedSteps, num_steps: Any) -> Run:
+    """The derivative of each step's pair and count by the field; as `run_of` has them.
 
-        def take(field: np.ndarray, taken: np.ndarray = taken) -> np.ndarray:
-            return field[taken]
+    NaN where epsilon has no derivative by a rate, which is 0 or 1.
+    """
+    plain, _, index = name.partition("[")
+    if isinstance(step, ComposedSteps):
+        parts, counts = step.gaussian_steps, step.counts
+    else:
+        parts, counts = (step,), (num_steps,)
+    found = []
+    for i, (part, count) in enumerate(zip(parts, counts, strict=True)):
+        has_field = not index or i == int(index[:-1])
+        found += _tangents(plain if has_field else "", part, count)
+    return Run(*zip(*found, strict=True))
 
-        moved = [along.losses[i].map(take) for along in rows.moved]
-        slopes = single_step_slopes(epsilon[taken], loss.map(take), moved)
-        value[taken], error[taken] = slopes.log_delta, slopes.error
-        slope[taken], along[:, taken] = slopes.slope, slopes.along
-    return Slopes(value, error, slope, along)
+
+def _tangents(
+    name: str, step: GaussianStep, count: Any
+) -> list[tuple[PrivacyLoss, np.ndarray]]:
+    """Of one kind of steps; 0 by a field that they do not have."""
+    losses = [dominating_pair(step)]
+    names = _rate_names(step)
+    if epoch_scheme(step.design) is not None:
+        # An epoch is made of blocks, and parts of them.
+        losses, names = list(run_of(step, count).losses), {}
+    found = []
+    for loss in losses:
+        fields = {}
+        if name == NOISE:
+            noise = np.asarray(step.noise_multiplier, np.float64)[..., None]
+            shift = loss.hints().shift
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+                fields["shift"] = np.where(noise > 0, -shift / noise, 0.0)
+        elif name in names:
+            fields = _by_rate(step, names[name])
+        along = dataclasses.replace(loss.map(np.zeros_like), **fields)
+        found.append((along, np.full(1, float(name == COUNT))))
+    return found
+
+
+def _rate_names(step: GaussianStep) -> dict[str, int]:
+    """Names of the fields that set a rate, and the position of their level."""
+    used = step.level_names_used
+    # The length of an epoch is a whole number.
+    return {
+        f"{scheme.name}.{scheme.rate_field}": used.index(scheme.name)
+        for scheme in step.design.schemes
+        if not isinstance(scheme, EpochScheme) and scheme.name in used
+    }
+
+
+def _by_rate(step: GaussianStep, position: int) -> dict[str, np.ndarray]:
+    """The derivatives of the pair's rates of which the level's rate is a factor.
+
+    Which these are is found by halving it, all levels alike: so there is one place
+    where designs meet theorems.
+    """
+    levels = step.path_rates
+    rate = levels.rates[position]
+    draw, group = levels.draw_sizes[position], levels.group_sizes[position]
+    if draw is None or group is None:
+        slope = np.ones_like(rate)
+        smooth = (rate > 0) & (rate < 1)
+    else:
+        # No larger size can be drawn.
+        slope = np.where(draw > group, 0.0, 1.0 / group)
+        smooth = draw != group
+    loss, before = dominating_pair(step), _pair_at(step, {})
+    after = _pair_at(step, {position: 0.25})
+    relative = slope / np.where(smooth & (rate > 0), rate, 1.0)
+    return {
+        field: np.where(smooth, getattr(loss, field) * relative, np.nan)
+        for field in before.rate_fields
+        if np.any(getattr(before, field) != getattr(after, field))
+    }
+
+
+def _pair_at(step: GaussianStep, rates: dict[int, float]) -> PrivacyLoss:
+    """The pair of a step whose levels all have rate 1/2, but for those named."""
+    levels = step.path_rates
+    drawn = tuple(np.full(1, rates.get(i, 0.5)) for i in range(levels.num_levels))
+    other = copy.copy(step)
+    # The cached property of the copy.
+    vars(other)["path_rates"] = dataclasses.replace(levels, rates=drawn)
+    return dominating_pair(other)

@@ -60,8 +60,7 @@ def epsilon_interval(
       nothing, without noise, ``(0, 0)`` where nothing is drawn.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or a width that cannot be met within the memory
+      ValueError: a width that cannot be met within the memory
         that the computation may use.
 
     Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380.
@@ -96,10 +95,6 @@ def delta_interval(
 
     Returns:
       ``(lower, upper)``, float64 in [0, 1] of the broadcast shape.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
     """
     check_step(step)
     target = _validation.nonnegative_array("epsilon", epsilon)
@@ -121,14 +116,14 @@ def _ends(
     nothing = np.zeros(())
     ends: list[np.ndarray] = []
     both: tuple[np.ndarray, np.ndarray] | None = None
-    for place, up in enumerate((False, True)):
+    for i, up in enumerate((False, True)):
         left = inside.given_kept(log_kept, up=up)
         hopeless = np.isneginf(left.target)
         left = left.at(np.where(hopeless, -1.0, left.target))
         # Targets differ, by rounding, only where a loss may be infinite.
         if both is None or np.any(log_kept):
             both = pld_bounds(left, run, width=width)
-        found = Answer(both[place], nothing, nothing)
+        found = Answer(both[i], nothing, nothing)
         end = inside.with_failure(found, log_kept, up=up).value
         if np.any(at_end):
             limit = end_values(question, run)

@@ -25,9 +25,11 @@ from jaxdp_episodic.accountant.methods.run import Run
 
 # Rates are rounded up to powers of exp(spacing); the finest, 0.1 %, is tried first.
 _FINEST_SPACING = 2.0**-10
+# Factor of each further spacing.
 _COARSER = 2.0**0.5
-# Covers the rounding errors of log and exp of a rate above 1e-300.
+# Relative; above the rounding errors of log and exp of a rate above 1e-300.
 _ROUNDING_MARGIN = 1e-12
+# Comparisons of numbers after which paths are kept that may be dominated.
 _MOST_COMPARISONS = 10**8
 
 
@@ -79,21 +81,21 @@ def rounded_up(run: Run, most: int) -> tuple[Run, np.ndarray, float]:
       most: whole number >= 1. Exceeded only by paths that no rounding makes equal.
 
     Returns:
-      ``(fewer, place, excess)``: path ``i`` of the run is at most as costly as path
-      ``place[i]`` of ``fewer``; no rate there is larger by more than the factor
+      ``(fewer, group, excess)``: path ``i`` of the run is at most as costly as path
+      ``group[i]`` of ``fewer``; no rate there is larger by more than the factor
       ``1 + excess``, which is 1 if equal paths were few enough.
     """
-    first, place = _distinct(_columns(run))
+    first, group = _distinct(_columns(run))
     if len(first) <= most:
-        return run.take_paths(first), place, 0.0
+        return run.take_paths(first), group, 0.0
     spacing = _FINEST_SPACING
     while True:
         coarse = run.with_losses(tuple(_rounded(loss, spacing) for loss in run.losses))
-        first, place = _distinct(_columns(coarse))
+        first, group = _distinct(_columns(coarse))
         # From a spacing of 1024 on every rate above 0 has become 1.
         if len(first) <= most or spacing > 1024:
             excess = float(np.expm1(spacing)) if spacing < 700 else np.inf
-            return coarse.take_paths(first), place, excess + 2 * _ROUNDING_MARGIN
+            return coarse.take_paths(first), group, excess + 2 * _ROUNDING_MARGIN
         spacing *= _COARSER
 
 

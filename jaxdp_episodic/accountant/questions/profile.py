@@ -13,10 +13,8 @@ from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.methods.question import Answer, DeltaAt
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import Array
-from jaxdp_episodic.accountant.questions.api import on_engine
+from jaxdp_episodic.accountant.questions.api import DIRECTIONS, on_engine
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
-
-DIRECTIONS = ("forward", "backward", "both")
 
 
 @on_engine
@@ -42,10 +40,6 @@ def privacy_profile(
 
     Returns:
       float64 in [0, 1] of the broadcast shape; with a `Population` the worst path's.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range.
 
     Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647, and the theorems in
     docs/theory.md, "Profiles" and "Other designs".

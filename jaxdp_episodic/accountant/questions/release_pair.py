@@ -16,9 +16,7 @@ from jaxdp_episodic.accountant.describe.releases import (
     RenyiDP,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.accountant.describe.step import (
-    OneStep,
-)
+from jaxdp_episodic.accountant.describe.step import OneStep
 from jaxdp_episodic.accountant.losses.finite import (
     Atoms,
     FiniteLoss,
@@ -40,6 +38,7 @@ from jaxdp_episodic.accountant.losses.truncated_gaussian import (
 )
 from jaxdp_episodic.accountant.losses.zero_concentrated import ZeroConcentratedLoss
 
+# A rate of 1, on its path axis.
 _ALWAYS = np.ones(1)
 
 
@@ -52,9 +51,9 @@ def pair_of_release(release: OneStep) -> PrivacyLoss:
     field = _field
     if isinstance(release, LaplaceRelease):
         # Both contents of a changed unit are clipped: up to two clip norms apart.
-        moved = 2.0 if release.neighboring_relation == "replace_one" else 1.0
+        norms = 2.0 if release.neighboring_relation == "replace_one" else 1.0
         with np.errstate(divide="ignore", over="ignore"):
-            shift = np.divide(moved, field(release.noise_multiplier))
+            shift = np.divide(norms, field(release.noise_multiplier))
         return LaplaceLoss(_ALWAYS, field(release.sampling_probability), shift)
     if isinstance(release, ApproximateDP):
         return RandomizedResponseLoss(
@@ -139,15 +138,15 @@ def _discrete_laplace(release: DiscreteLaplaceRelease) -> PrivacyLoss:
 
 
 def _gaussian_mixture(release: GaussianMixtureRelease) -> PrivacyLoss:
-    moved, chance = np.asarray(release.sensitivities), np.asarray(release.probabilities)
-    order = np.argsort(moved, kind="stable")
-    order = order[(moved[order] > 0) & (chance[order] > 0)]
+    norms, chance = np.asarray(release.sensitivities), np.asarray(release.probabilities)
+    order = np.argsort(norms, kind="stable")
+    order = order[(norms[order] > 0) & (chance[order] > 0)]
     if order.size == 0:
         return SampledGaussianLoss(_ALWAYS, np.zeros(1), np.zeros(1))
     with np.errstate(divide="ignore", over="ignore"):
-        shift = moved[order] / release.standard_deviation
+        shift = norms[order] / release.standard_deviation
     at_all = min(float(chance[order].sum()), 1.0)
-    if order.size == moved.size:
+    if order.size == norms.size:
         at_all = 1.0
     log_weight = np.log(chance[order] / chance[order].sum())
     rate = np.full(1, release.sampling_probability * at_all)

@@ -19,25 +19,29 @@ from jaxdp_episodic.accountant.questions.dominating_pair import run_of
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
 from jaxdp_episodic.accountant.questions.worst_path import CONTOUR, answer
 
-# How log epsilon rises in the logarithms of the inverse noise and of the steps, a
-# little less than it does at the least; how far a bracket's first end may be, and how
-# near, in these logarithms.
-_OF_NOISE, OF_STEPS = 0.9, 0.45
-_FARTHEST, _NEAREST = np.log(16.0), 5e-4
-_LEAST_NOISE, MOST_NOISE = 1e-9, 1e18
-# Targets above it, in nats, are met by Rényi's bound where nothing else is quick: below
+# Lower estimate of d log epsilon / d log(1 / noise).
+_OF_NOISE = 0.9
+# Lower estimate of d log epsilon / d log(number of steps).
+OF_STEPS = 0.45
+# Largest and smallest first step of a bracket, in these logarithms.
+_FARTHEST = np.log(16.0)
+_NEAREST = 5e-4
+# Noise multipliers that are searched.
+_LEAST_NOISE = 1e-9
+MOST_NOISE = 1e18
+# Nats of a target above which Rényi's bound meets it where nothing else is quick: below
 # it certified ends of little noise take some tenths of a second.
 _LARGE = 50.0
-# Moves of the unit, in deviations of the noise, from which on several steps are dear: a
-# Poisson step's contour fails from 13, an epoch's table at 10 takes up to 8 s.
+# Shift, in deviations of the noise, from which on several steps take long: a Poisson
+# step's contour fails from 13, an epoch's table at 10 takes up to 8 s.
 _FURTHEST = 9.5
-# Rounding of orders next to 1 in Rényi's bound, relative, for each nat of a target: no
+# Relative rounding of orders next to 1 in Rényi's bound, for each nat of a target: no
 # bracket closes in on less (from 1e12 nats searches took 10, then 33 and 56 calls).
 _ROUNDING_OF_ORDERS = 0.1 * 2.0**-52
-# How near a noise comes to one below which nothing can be computed, relative: as near
-# as 1e-7 takes 17 evaluations more, of epochs of half a second each.
+# Relative distance to a noise below which nothing can be computed that ends a search:
+# 1e-7 takes 17 evaluations more, of epochs of half a second each.
 _AT_JUMP = 1e-2
-# Largest tolerance, relative.
+# Largest relative tolerance.
 COARSEST = 0.1
 
 
@@ -80,12 +84,12 @@ class Targets:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The largest inverse noise within the target, and where none is; (n,).
 
-        Of some elements only, where ``among`` has their places.
+        Of some elements only, where ``among`` has their indices.
         """
 
         def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
-            places = active if among is None else among[active]
-            return self.excess(places, inverse_noise=inverse_noise)
+            elements = active if among is None else among[active]
+            return self.excess(elements, inverse_noise=inverse_noise)
 
         tolerances = self.reached(tolerance)
         if among is not None:
@@ -122,9 +126,8 @@ class Targets:
         question = EpsilonAt(np.log(self.delta[active]))
         if inverse_noise is not None and self.follows_orders:
             value = self._near(question, run, active, inverse_noise[:, None])
-            with np.errstate(divide="ignore"):
-                return np.log(value) - np.log(self.epsilon[active])
-        value = self._epsilon(question, run, active)
+        else:
+            value = self._epsilon(question, run, active)
         with np.errstate(divide="ignore"):
             return np.log(value) - np.log(self.epsilon[active])
 
@@ -171,11 +174,11 @@ class Targets:
     ) -> np.ndarray:
         """Upper bounds of epsilon by Rényi-DP, at orders near those of other noises."""
         kept = undominated_paths(run)
-        place = np.ix_(active, kept)
-        near = 1 + self.orders[place] / inverse_noise
+        entries = np.ix_(active, kept)
+        near = 1 + self.orders[entries] / inverse_noise
         question = question.at(question.target[:, None])
         value, order = rdp_bound(question, run.take_paths(kept), near=near)
-        self.orders[place] = (order - 1) * inverse_noise
+        self.orders[entries] = (order - 1) * inverse_noise
         return value.max(axis=-1)
 
     def needs_no_noise(self) -> np.ndarray:
@@ -185,14 +188,14 @@ class Targets:
 
     def initial_noise(self) -> np.ndarray:
         """Initial noise: the Gaussian mechanism with the amplified sensitivity."""
-        moved = 0.0  # squared
+        square = 0.0
         for loss, count in zip(self.run.losses, self.run.counts, strict=True):
             hints = loss.hints()
-            moved = moved + count * np.square(hints.rate * hints.furthest)
-        moved = np.broadcast_to(np.max(moved, axis=-1), self.shape).reshape(-1)
-        spread = np.sqrt(2 * moved * -np.log(self.delta))
+            square = square + count * np.square(hints.rate * hints.furthest)
+        square = np.broadcast_to(np.max(square, axis=-1), self.shape).reshape(-1)
+        scale = np.sqrt(2 * square * -np.log(self.delta))
         with np.errstate(over="ignore"):  # of a target near 0: the largest one
-            return np.clip(0.5 + spread / self.epsilon, 0.1, 1e9)
+            return np.clip(0.5 + scale / self.epsilon, 0.1, 1e9)
 
     def shaped(self, values: np.ndarray) -> Any:
         """The flat answers in the targets' shape; a NumPy scalar if 0-d."""
@@ -219,8 +222,8 @@ def _has_little_noise(run: Run) -> np.ndarray:
     furthest = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
-        moved = np.where(taken, loss.hints().furthest, 0.0)
-        furthest = np.maximum(furthest, moved)
+        shift = np.where(taken, loss.hints().furthest, 0.0)
+        furthest = np.maximum(furthest, shift)
     little = (furthest > _FURTHEST) & (run.num_steps > 1)
     if np.any(little):
         little &= ~((run.gaussian_shift() > 0) | have_closed_form(run))

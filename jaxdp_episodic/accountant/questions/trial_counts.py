@@ -16,14 +16,16 @@ from numpy.typing import ArrayLike
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec, frozen_number
 
-# exp(-x) must stay a normal number.
+# Largest log(1/gamma): gamma stays a normal number.
 _LARGEST_LOG = 700.0
+# Bisections of log(1/gamma), to the last digit.
 _BISECTIONS = 200
-# Beyond it the bisections end above log(1/gamma); it is a Poisson distribution long
-# before.
+# Largest eta: beyond it the bisections end above log(1/gamma); it is a Poisson
+# distribution long before.
 _LARGEST_ETA = 1e30
+# Largest mean.
 _MOST_EXPECTED_RUNS = 1e12
-# Inversion of a distribution beyond so many runs would take seconds.
+# Largest mean of a distribution that is inverted, in seconds beyond it.
 _MOST_DRAWN_RUNS = 1e6
 
 
@@ -36,10 +38,6 @@ class PoissonTrials(Spec):
 
     Attributes:
       expected_runs: the mean, > 0 and at most 10^12 (scalar or array).
-
-    Raises:
-      TypeError: not a number.
-      ValueError: a value out of range.
     """
 
     expected_runs: ArrayLike
@@ -78,7 +76,6 @@ class NegativeBinomialTrials(Spec):
       eta: the shape, in (-1, 10^30] (scalar or array).
 
     Raises:
-      TypeError: not a number.
       ValueError: a value out of range, fields that do not broadcast, or a mean that no
         representable ``gamma`` gives at an ``eta`` near -1.
 

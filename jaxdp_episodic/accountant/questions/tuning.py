@@ -15,14 +15,15 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.methods.rdp.method import epsilons_at_orders
-from jaxdp_episodic.accountant.questions.api import rdp
+from jaxdp_episodic.accountant.questions.api import order_grid, rdp
 from jaxdp_episodic.accountant.questions.trial_counts import (
     NegativeBinomialTrials,
     PoissonTrials,
     Trials,
 )
 
-# Dense enough that the best order on it costs less than 0.1 % more than the best one.
+# Rényi orders, dense enough that the best of them costs less than 0.1 % more than the
+# best real order.
 DEFAULT_ORDERS = 1 + np.geomspace(1e-2, 1e5, 400)
 
 
@@ -53,12 +54,11 @@ def tuning_cost(
       ``delta`` and ``trials``; ``inf`` without noise.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or ``num_steps`` not given of a step.
+      ValueError: ``num_steps`` not given of a step.
 
     Reference: see `tuned_rdp` and `curve_to_epsilon`.
     """
-    grid = _orders(DEFAULT_ORDERS if orders is None else orders)
+    grid = order_grid(DEFAULT_ORDERS if orders is None else orders)
     curve = run_rdp(step, grid, num_steps=num_steps)
     return curve_to_epsilon(grid, tuned_rdp(trials, grid, curve), delta=delta)
 
@@ -69,7 +69,6 @@ def run_rdp(
     """Returns the Rényi-DP curve of one run, both directions: orders last.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: ``num_steps`` not given of a step, or out of range.
     """
     if num_steps is None and not isinstance(step, ComposedSteps):
@@ -124,7 +123,6 @@ def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
       *upper bound*.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: orders or values out of range, or shapes that do not fit.
 
     Reference: Papernot and Steinke (2022), arXiv:2110.03620v2, Theorems 2 and 6.
@@ -134,7 +132,7 @@ def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
             "trials must be PoissonTrials or NegativeBinomialTrials, "
             f"got {_validation.shown(trials)}"
         )
-    grid = _orders(orders)
+    grid = order_grid(orders)
     curve = _curve(rdp, grid)
     _validation.broadcast_shape(
         trials=np.empty(trials.shape, np.uint8),
@@ -159,12 +157,11 @@ def curve_to_epsilon(orders: Any, rdp: Any, *, delta: Any) -> np.ndarray | np.fl
       float64 nats, an *upper bound*; ``inf`` if the curve is infinite everywhere.
 
     Raises:
-      TypeError: an argument of the wrong type.
       ValueError: a value out of range, or shapes that do not fit.
 
     Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
     """
-    grid = _orders(orders)
+    grid = order_grid(orders)
     curve = _curve(rdp, grid)
     target = _validation.open_unit_array("delta", delta)
     _validation.broadcast_shape(rdp=np.empty(curve.shape[:-1], np.uint8), delta=target)
@@ -204,16 +201,6 @@ def _smallest_of_larger_orders(values: np.ndarray, orders: np.ndarray) -> np.nda
     result = np.empty_like(smallest)
     result[..., descending] = smallest
     return result
-
-
-def _orders(orders: Any) -> np.ndarray:
-    grid = _validation.order_array("orders", orders)
-    if grid.ndim != 1 or grid.size == 0:
-        raise ValueError(
-            "orders must be a 1-d array with at least one order, "
-            f"got shape {grid.shape}"
-        )
-    return grid
 
 
 def _curve(rdp: Any, orders: np.ndarray) -> np.ndarray:

@@ -16,17 +16,18 @@ from jaxdp_episodic.accountant.methods.rdp import method as rdp
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
 
+# Methods by the name that users give them.
 METHODS: dict[str, Callable[[Question, Run], Answer]] = {
     "exact": exact.exact_answer,
     "pld": pld.pld_answer,
     "rdp": rdp.rdp_answer,
 }
+# No method of its own: "exact", with Rényi's bound in index of certified ends.
 CONTOUR = "contour"
-"""No method of its own: "exact", with Rényi's bound in place of certified ends."""
-
 _ANSWERS = {**METHODS, CONTOUR: functools.partial(exact.exact_answer, certify=False)}
-# Of settings that belong together, as in a search or a sweep: one engine for all they
-# ask, for "exact" even for what a few of them need. So more must pay for compiling it.
+# Minimum number of evaluations for which compiling pays, of settings that belong
+# together, as in a search or a sweep: they have one engine for all they ask, for
+# "exact" even for what a few of them need, and more to compile.
 _BREAK_EVEN = {
     "exact": 30_000,
     "pld": pld.BREAK_EVEN,
@@ -35,7 +36,7 @@ _BREAK_EVEN = {
 
 
 def engine_for(evaluations: int, method: str) -> AbstractContextManager[None]:
-    """The engine for so many evaluations of settings that belong together."""
+    """The engine for this number of evaluations that belong together."""
     return using_engine(choose_engine(evaluations, _BREAK_EVEN[method]))
 
 
@@ -148,8 +149,8 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
 
 def _largest(every: Answer) -> Answer:
     """The answer of the path with the largest value."""
-    place = every.value.argmax(axis=-1)[..., None]
-    return Answer(*(np.take_along_axis(f, place, axis=-1)[..., 0] for f in every))
+    index = every.value.argmax(axis=-1)[..., None]
+    return Answer(*(np.take_along_axis(f, index, axis=-1)[..., 0] for f in every))
 
 
 def _worst(question: Question, run: Run, method: str) -> Answer:

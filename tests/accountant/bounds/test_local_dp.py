@@ -38,33 +38,6 @@ def test_errors_by_simulation(n, epsilon, model):
     assert sums.std() == pytest.approx(expected, rel=0.15)
 
 
-def test_every_user_has_the_distribution_of_the_counts():
-    setting = {"num_ones": 300, "num_users": 1_000, "epsilon": 1.0, "model": "local"}
-    users = simulate_sums(**setting, num_trials=TRIALS, seed=1, every_user=True)
-    counts = simulate_sums(**setting, num_trials=TRIALS, seed=2)
-    share = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
-    gap = np.quantile(users, share) - np.quantile(counts, share)
-    assert np.all(np.abs(gap) < 0.15 * counts.std())
-    again = simulate_sums(**setting, num_trials=10, seed=1, every_user=True)
-    other = simulate_sums(**setting, num_trials=10, seed=3, every_user=True)
-    assert not np.array_equal(again, other)
-
-
-@pytest.mark.slow
-def test_ten_million_users_one_by_one():
-    n, ones = 10**7, 4 * 10**6
-    (estimate,) = simulate_sums(
-        num_ones=ones,
-        num_users=n,
-        epsilon=1.0,
-        model="local",
-        num_trials=1,
-        seed=0,
-        every_user=True,
-    )
-    assert abs(estimate - ones) < 5 * local_sum_error(1.0, num_users=n)
-
-
 def test_rates_of_the_lecture():
     n = np.array([100, 10_000])
     local = local_sum_error(0.01, num_users=n)

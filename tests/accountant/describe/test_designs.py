@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.describe import (
+from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
+)
+from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
     WithoutReplacement,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.describe import Population
+from jaxdp_episodic.accountant.describe.population import Population
 
 
 def test_units_levels_and_repr():

@@ -3,16 +3,20 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.describe import (
+from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
-    MultistageSampling,
-    Poisson,
-    Population,
-    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.rates import (
     inclusion_rates,
     max_contributions,
     path_rates,
+)
+from jaxdp_episodic.accountant.describe.schemes import (
+    MultistageSampling,
+    Poisson,
+    WithoutReplacement,
 )
 
 # Tombs, Kotevska, Young (2022), Example 3.1: two primary units, five secondary, 18

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.describe import (
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.population import Population
 
 
 def test_fields_become_plain_numbers_or_read_only_arrays():

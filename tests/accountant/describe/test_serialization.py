@@ -6,13 +6,17 @@ import tomllib
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.describe import (
+from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
+)
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
-    Population,
     WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.serialization import (
     spec_from_dict,
     spec_to_dict,
 )

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdp_episodic.accountant.describe import Poisson, Population, WithoutReplacement
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import Poisson, WithoutReplacement
 
 
 def counts_of(population):

@@ -10,7 +10,7 @@ from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.dominating_pair import run_of
-from jaxdp_episodic.accountant.questions.gradient_fields import field_names
+from jaxdp_episodic.accountant.questions.gradients import field_names
 from oracles import allocation_epochs
 
 DELTA = 1e-6

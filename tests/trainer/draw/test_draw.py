@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.describe import (
+from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
+)
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
-    Population,
     WithoutReplacement,
 )
 from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator

@@ -12,8 +12,9 @@ import numpy as np
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses
 
+# Spacings from the center beyond which numbers of points are not told apart.
 _FURTHEST = 2.0**40
-# Relative error of a split, a few roundings.
+# Relative rounding error of the split of an atom.
 _SPLIT_ERROR = 4e-15
 
 
@@ -62,15 +63,15 @@ def bin_masses_of_atoms(
     mass = np.exp(log_masses)
     error = float(loss.profile_error()) * (1 + np.abs(log_masses) + np.abs(losses))
     error = (error + _SPLIT_ERROR) * mass
-    place = np.searchsorted(points, losses, side="right") - 1
-    under, over = place < 0, place >= len(points) - 1
+    cell = np.searchsorted(points, losses, side="right") - 1
+    under, over = cell < 0, cell >= len(points) - 1
     inside = ~under & ~over
-    place, lost = place[inside], losses[inside]
-    start = points[place]
-    share = np.expm1(start - lost) / np.expm1(start - points[place + 1])
+    cell, atoms = cell[inside], losses[inside]
+    start = points[cell]
+    share = np.expm1(start - atoms) / np.expm1(start - points[cell + 1])
 
     def summed(weights: np.ndarray) -> np.ndarray:
-        return np.bincount(place, weights, minlength=len(points) - 1)
+        return np.bincount(cell, weights, minlength=len(points) - 1)
 
     gain = mass[over] @ -np.expm1(points[-1] - losses[over])
     return BinMasses(

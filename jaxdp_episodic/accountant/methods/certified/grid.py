@@ -12,55 +12,52 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxdp_episodic.accountant.methods.certified.pilot import Pilot
+from jaxdp_episodic.accountant.methods.certified.coarse import CoarseLoss
 from jaxdp_episodic.accountant.methods.certified.window import Direction
 
+# Spacings that are tried, nats.
 _SPACINGS = np.geomspace(1e-13, 4e12, 320)
+# Factors of the best widths of bins that are tried.
 _FACTORS = np.geomspace(1e-9, 1e3, 100)
-# Shares of the width that is asked for: error of the lattice itself, and of the grid
-# points being further apart than the lattice.
-_LATTICE_SHARE, _GRID_SHARE = 0.4, 0.25
+# Share of the width asked for that the lattice may cost.
+_LATTICE_SHARE = 0.4
+# Share that grid points further apart than the lattice may cost.
+_GRID_SHARE = 0.25
 # Largest exponent of a tilt across a bin wider than a nat.
 _WIDEST_TILTED = 0.1
-# Within so many spacings of the bulk every point of the lattice is a grid point: where
-# the density is steep the error of the lower distribution is more than second order.
+# Spacings from the center within which every point of the lattice is a grid point:
+# where the density is steep the lower distribution's error is not of second order.
 _DENSE = 60.0
-# Grid points move apart by at most this share of their distance from there, and the
-# logarithm of the density changes by at most this much within a bin.
-_GROWTH, _VARIATION = 0.2, 0.6
+# Width of a bin beyond, over its distance from there.
+_GROWTH = 0.2
+# Most that the logarithm of the density changes within a bin.
+_VARIATION = 0.6
+# Spacings from the center beyond which numbers of points are not told apart.
+_FURTHEST = 2.0**40
 
 
 def choose_spacing(
-    pilots: Sequence[Pilot],
-    counts: Sequence[float],
-    centers: Sequence[float],
-    plan: Direction,
+    losses: Sequence[CoarseLoss], centers: Sequence[float], plan: Direction
 ) -> float:
     """The largest spacing whose two distributions differ by the share of the width.
 
-    A bin of width h is spread by at most h²/4 and a loss in the spike's own bin, at
-    distance d from its centre, by d h; the tilted log-moment grows by c (1 + c) / 2 of
-    it (the mean moves along: ``E exp(-L) = 1`` is kept), and at most by c h.
+    Splitting a loss to the ends of a bin of width h adds a variance of at most h²/4,
+    and of at most d h if it is at a distance d from the center, which is on the
+    lattice. The tilted log-moment grows by c (1 + c) / 2 times that (the mean changes
+    too, as ``E exp(-L) = 1`` is kept), and at most by c h.
     """
     parts = [
-        (np.abs(pilot.loss - center), count * weight)
-        for pilot, count, center, weight in zip(
-            pilots, counts, centers, plan.weights, strict=True
-        )
+        (np.abs(one.log_ratio - center), one.count * weight)
+        for one, center, weight in zip(losses, centers, plan.weights, strict=True)
     ]
 
     def error(spacing: float) -> float:
-        near = 0.5 * (1 + plan.slope)
-        spread = [
-            float(
-                np.minimum(
-                    near * np.minimum(spacing**2 / 4, distance * spacing), spacing
-                )
-                @ weight
-            )
-            for distance, weight in parts
-        ]
-        return sum(spread)
+        half = 0.5 * (1 + plan.slope)
+        total = 0.0
+        for distance, weight in parts:
+            variance = np.minimum(spacing**2 / 4, distance * spacing)
+            total += float(np.minimum(half * variance, spacing) @ weight)
+        return total
 
     spacing = _largest(error, _LATTICE_SHARE * plan.width, _SPACINGS)
     return min(spacing, _widest(plan))
@@ -80,9 +77,8 @@ def _largest(
 
 
 def choose_grid(
-    pilots: Sequence[tuple[Pilot, np.ndarray, Direction, int]],
+    directions: Sequence[tuple[CoarseLoss, np.ndarray, Direction, int]],
     share: float,
-    count: float,
     spacing: float,
     center: float,
     span: tuple[float, float],
@@ -94,26 +90,25 @@ def choose_grid(
     1 / w, so that the best widths are those in proportion to ``density^(-1/3)``.
 
     Args:
-      pilots: pilot, weights and plan of each direction and its sign, -1
+      directions: coarse loss, weights and plan of each direction and its sign, -1
         for the mirrored one.
       share: of the width that this step may use.
-      count: of the step.
       spacing: of the lattice.
-      center: where the bulk is.
+      center: where the peak is.
       span: lowest and highest loss that is needed.
       largest: number of grid points; none are returned where more are needed.
     """
-    edges = pilots[0][0].edges  # symmetric: the same in both directions
+    edges = directions[0][0].edges  # symmetric: the same in both directions
     lengths = np.maximum(np.diff(edges), 1e-300)
     middle = 0.5 * (edges[:-1] + edges[1:])
     away = np.maximum(np.abs(middle - center) - _DENSE * spacing, 0.0)
     limit = spacing + _GROWTH * away
     widths = np.full(len(lengths), np.inf)
-    for pilot, weight, plan, sign in pilots:
+    for one, weight, plan, sign in directions:
         sizes = lengths[::sign]
         # where there is no mass the widths are bounded by their growth alone
         shape = np.cbrt(sizes / np.maximum(weight, 1e-60))
-        most, unit = limit[::sign], count * (1 + plan.slope) / 8 * weight
+        most, unit = limit[::sign], one.count * (1 + plan.slope) / 8 * weight
 
         def error(
             factor: float,
@@ -127,18 +122,18 @@ def choose_grid(
         factor = _largest(error, _GRID_SHARE * share * plan.width, _FACTORS)
         chosen = np.minimum(factor * spacing * shape, most)
         widths = np.minimum(widths, np.minimum(chosen, _widest(plan))[::sign])
-        widths = np.minimum(widths, _variation(sizes, pilot.mass)[::sign])
+        widths = np.minimum(widths, _variation(sizes, one.mass)[::sign])
     # no width more than a neighbour's and the share of the distance from it
     slope = _GROWTH * middle
     widths = slope + np.minimum.accumulate(widths - slope)
     widths = np.minimum.accumulate((widths + slope)[::-1])[::-1] - slope
     cells = np.maximum(np.floor(widths / spacing), 1.0)
     ends = [(e - center) / spacing for e in span]
-    if max(-ends[0], ends[1]) > 2.0**40:
+    if max(-ends[0], ends[1]) > _FURTHEST:
         return np.empty(0)
-    places = (middle - center) / spacing
-    up = _walk(places, cells, max(ends[1], 1.0), largest)
-    down = _walk(-places[::-1], cells[::-1], max(-ends[0], 1.0), largest)
+    positions = (middle - center) / spacing
+    up = _grid_points(positions, cells, max(ends[1], 1.0), largest)
+    down = _grid_points(-positions[::-1], cells[::-1], max(-ends[0], 1.0), largest)
     if len(up) + len(down) > largest:
         return np.empty(0)
     return np.concatenate([-down[:0:-1], up])
@@ -156,19 +151,19 @@ def _variation(lengths: np.ndarray, mass: np.ndarray) -> np.ndarray:
     return _VARIATION / np.maximum(slope, 1e-300)
 
 
-def _walk(
-    places: np.ndarray, cells: np.ndarray, end: float, largest: int
+def _grid_points(
+    positions: np.ndarray, cells: np.ndarray, end: float, largest: int
 ) -> np.ndarray:
     """Whole numbers from 0 to beyond the end, in steps of the cells' widths."""
     parts = [np.zeros(1)]
     at, width, number = 0.0, 1.0, 1
-    ends, widths = places.tolist(), cells.tolist()
+    ends, widths = positions.tolist(), cells.tolist()
     while at < end and number <= largest:
         index = min(bisect.bisect_left(ends, at), len(widths) - 1)
         # widths of neighbours within a factor of two of each other
         width = min(widths[index], 1.5 * width + 0.5)
         step, steps = math.floor(width), 1
-        if width == widths[index]:  # the same step until the cell, or the walk, ends
+        if width == widths[index]:  # the same step until the cell, or all, ends
             last = min(ends[index], end) if index < len(ends) - 1 else end
             steps = max(min(math.ceil((last - at) / step), largest + 1 - number), 1)
         parts.append(at + step * np.arange(1.0, steps + 1))

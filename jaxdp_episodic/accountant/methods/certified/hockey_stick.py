@@ -16,24 +16,30 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.methods.certified import window
-from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
+from jaxdp_episodic.accountant.methods.certified.lattice import (
+    LatticeDistribution,
+    loss_rounding,
+)
 from jaxdp_episodic.accountant.methods.certified.window import Direction, Estimate
 
-# Below this tilt the answer is bracketed by bisection before it is solved for.
+# Tilt below which the answer is bracketed by bisection before it is solved for.
 _SMALL_TILT = 0.05
 # Nats above Chernoff's bound beyond which the answer is not searched for.
 _LARGEST_EXCESS = 600.0
-# Relative rounding error of one lattice mass, tilted; per unit of exponent.
+# Relative rounding error of one lattice mass, tilted.
 _MASS_ERROR = 1e-14
+# The same for each nat of the exponent it was computed from.
 _EXPONENT_ERROR = 1e-15
-# Shares of the planned distance between two tilts that are tried.
+# Shares of the planned distance from the tilt at which bounds of the tails are tried.
 _NEARER = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
-# Exponentials of smaller logarithms underflow.
+# Logarithm of the smallest delta that is solved for: below it exponentials underflow.
 _LEAST_LEVEL = -700.0
 # Share of the planned precision for the frequencies that are left out.
 _CUT_SHARE = 1e-4
 # Bound of the sum of all tilted masses that underflow.
 _UNDERFLOW = 1e-280
+# First guess of log(Chernoff bound / delta).
+_FIRST_RESERVE = 12.0
 
 
 class CertifiedDistribution(NamedTuple):
@@ -79,14 +85,6 @@ class Row:
     certified: CertifiedDistribution
 
 
-class LatticeDistribution(NamedTuple):
-    """One distribution of one step: lattice numbers, losses and masses, (m,) each."""
-
-    index: np.ndarray
-    losses: np.ndarray
-    masses: np.ndarray
-
-
 def sum_window(
     dists: Sequence[LatticeDistribution], counts: Sequence[float], plan: Direction
 ) -> tuple[float, float, Direction]:
@@ -100,8 +98,8 @@ def sum_window(
       plan: of the direction.
 
     Returns:
-      The ends, and the plan with the bounds' tilts: rare large losses, of which pilots
-      are poor estimates, ask for nearer ones than it had.
+      The ends, and the plan with the bounds' tilts: rare large losses, of which plans
+      have poor estimates, ask for nearer ones than it had.
     """
 
     def moment(tilt: float) -> float:
@@ -149,9 +147,9 @@ def tilted_row(
     truncated = [down * ends[0], -up * ends[1]]
     terms = abs(truncated[0]) + abs(truncated[1])
     masses = []
-    for (index, losses, mass), count in zip(dists, counts, strict=True):
-        alive = mass > 0
-        index, losses, mass = index[alive], losses[alive], mass[alive]
+    for dist, count in zip(dists, counts, strict=True):
+        alive = dist.masses > 0
+        index, losses, mass = (array[alive] for array in dist[:3])
         log_mass = np.log(mass)
         exponent = log_mass + plan.tilt * losses
         total = _log_sum(exponent)
@@ -187,8 +185,7 @@ def tilted_row(
         relative,
         shift + 8e-16 * (abs(start) + abs(ends[1])),
     )
-    # Before delta was computed once it may be this far below Chernoff's bound.
-    reserve = -plan.log_share if plan.log_share < -1e-9 else 12.0
+    reserve = -plan.log_share if plan.log_share < -1e-9 else _FIRST_RESERVE
     small = sum(counts) * 1e-13 * math.exp(min(reserve, 100.0)) < 1e-3
     precision = min(plan.slope * plan.width, 1.0)
     scale = float(window.log_weight(plan.tilt)) - min(reserve, 100.0)
@@ -198,7 +195,7 @@ def tilted_row(
 
 
 def _log_sum(exponents: np.ndarray) -> float:
-    """Log of the sum of exponentials; of none of them it is as good as nothing."""
+    """Log of the sum of exponentials; of none of them one that underflows."""
     if not len(exponents):
         return -1e4
     top = float(exponents.max())
@@ -256,9 +253,11 @@ def chernoff_epsilon(dist: CertifiedDistribution, log_delta: float) -> float:
     return max(bound + 1e-12 * abs(bound) + dist.shift, 0.0)
 
 
-def finite_level(dist: CertifiedDistribution, log_delta: float, reach: float) -> float:
+def finite_level(
+    dist: CertifiedDistribution, log_delta: float, largest: float
+) -> float:
     """Log of delta less the mass at infinity, of an upper distribution; NaN if none."""
-    level = log_delta - exponent_error(dist, log_delta, reach)
+    level = log_delta - exponent_error(dist, log_delta, largest)
     if not level > _LEAST_LEVEL:
         return math.nan  # rounding leaves nothing of delta
     share = 1 - dist.infinite * (1 + 1e-9) / math.exp(level)
@@ -322,11 +321,11 @@ def certified_epsilon(
     """
     sign = 1 if certify_upper else -1
     end = dist.start + (len(dist.cells) - 1) * dist.spacing
-    reach = abs(dist.start) + abs(end)
-    log_finite = log_delta + exponent_error(dist, log_delta, reach)
+    largest = abs(dist.start) + abs(end)
+    log_finite = log_delta + exponent_error(dist, log_delta, largest)
     bound = math.inf
     if certify_upper:
-        log_finite = finite_level(dist, log_delta, reach)
+        log_finite = finite_level(dist, log_delta, largest)
         bound = chernoff_epsilon(dist, log_delta)
     if math.isnan(log_finite):
         return math.inf, Estimate(end, log_delta, dist.tilt)

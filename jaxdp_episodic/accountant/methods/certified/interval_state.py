@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.methods.certified.coarse import CoarseLoss
 from jaxdp_episodic.accountant.methods.certified.lattice import Tails
-from jaxdp_episodic.accountant.methods.certified.pilot import Pilot
 from jaxdp_episodic.accountant.methods.certified.window import (
     Direction,
     Estimate,
     Target,
 )
 
-# Widths are planned a little wider than what is enough: plans overestimate them.
+# First width of a plan over the width that is enough: plans overestimate it.
 FIRST_SCALE = 1.2
 
 
@@ -28,33 +28,35 @@ class Step(NamedTuple):
     count: float
 
 
-class Aim(NamedTuple):
+class Tolerance(NamedTuple):
     """Width that is enough (see `Target`), and the cells of a lattice it is worth."""
 
-    floor: float
-    proportion: float
+    absolute: float
+    relative: float
     most_cells: int
 
 
 @dataclass
 class Setting:
-    """The state of one setting: its interval so far, and the plan of the next lattice.
+    """The state of one setting: its interval, and the plan of the next lattice.
 
     Attributes:
       steps, target: what is composed, and what is asked.
-      lower, upper: the certified ends so far.
+      lower, upper: the certified ends found.
       most_cells: of a lattice.
       scale: share of the planned width that the next lattice is laid for.
-      next_aims: widths to try after this one.
+      next_tolerances: widths to try after this one.
       lead: index of the direction with the larger answer.
-      pilots: of each direction, of each step.
+      coarse: losses of each direction, of each step.
       signs: 1 for the forward direction, -1 for the mirrored one.
       known: of each direction the estimate of the last refinement.
-      uppers: of each direction the upper end so far.
+      uppers: of each direction the upper end found.
       plans, centers, spacing, grids, points, tails: of the current lattice.
       least_spacing: below which no lattice is laid.
       out_of_memory, last_attempt: why there may be no further lattice.
-      has_no_estimate: whether the lattice is planned from the pilots alone.
+      has_no_estimate: whether the lattice is planned from the coarse losses alone.
+      contradicted: whether certified ends crossed, or mass was missing.
+      tolerance_since: number of refinements when the tolerance was set.
     """
 
     steps: tuple[Step, ...]
@@ -63,9 +65,9 @@ class Setting:
     upper: float
     most_cells: int
     scale: float = FIRST_SCALE
-    next_aims: list[Aim] = field(default_factory=list)
+    next_tolerances: list[Tolerance] = field(default_factory=list)
     lead: int = 0
-    pilots: list[list[Pilot]] = field(default_factory=list)
+    coarse: list[list[CoarseLoss]] = field(default_factory=list)
     signs: list[int] = field(default_factory=list)
     known: list[Estimate | None] = field(default_factory=list)
     uppers: list[float] = field(default_factory=list)
@@ -80,8 +82,8 @@ class Setting:
     last_attempt: bool = False
     has_no_estimate: bool = True
     refinements: int = 0
-    contradicted: bool = False  # the certified ends crossed, or mass was missing
-    aimed_at: int = 0  # number of refinements when the aim was taken
+    contradicted: bool = False
+    tolerance_since: int = 0
 
     def __post_init__(self) -> None:
         self._first = self.lower, self.upper
@@ -97,11 +99,12 @@ class Setting:
         self.lower, self.upper = self._first
         self.uppers = [self.upper] * len(self.uppers)
         self.contradicted = self.out_of_memory = True
-        self.next_aims = []
+        self.next_tolerances = []
 
-    def take_aim(self, aim: Aim) -> None:
-        """Aims for another width, keeping the ends and estimates found so far."""
-        self.target = self.target._replace(floor=aim.floor, proportion=aim.proportion)
-        self.most_cells, self.scale = aim.most_cells, FIRST_SCALE
-        self.out_of_memory = self.last_attempt = False
-        self.least_spacing, self.aimed_at = 0.0, self.refinements
+    def set_tolerance(self, tolerance: Tolerance) -> None:
+        """Asks for another width, keeping the ends and estimates found before."""
+        absolute, relative, self.most_cells = tolerance
+        self.target = self.target._replace(absolute=absolute, relative=relative)
+        self.scale, self.out_of_memory = FIRST_SCALE, False
+        self.least_spacing, self.last_attempt = 0.0, False
+        self.tolerance_since = self.refinements

@@ -32,16 +32,19 @@ from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.numerics.loops import Array
 
+# Losses at which a profile is evaluated in one call of its kernel.
 _CHUNKS = Chunks(8192, (256, 4096), (4096, 65536))
-# Relative rounding error of the masses that are computed from the tails.
+# Relative rounding error of a mass: some nine operations of 2^-52 each.
 _ARITHMETIC_ERROR = 2e-15
-
-
-# How far profiles are displaced by the rounding of where a loss is reached, relative to
-# the loss: two units for each of some four operations. Below so many nats the error of
-# the profile itself, `PrivacyLoss.profile_error`, covers it.
+# Rounding of the point where a loss is reached, relative to it: two units of 2^-52 for
+# each of some four operations.
 _LOSS_ROUNDING = 2e-15
+# Nats up to which `PrivacyLoss.profile_error` covers that rounding.
 _LARGE_LOSS = 128.0
+# Logarithms of a profile, and of G, below which they count as 0: `bin_masses` has
+# differences and quotients of them, which would leave the range of float64.
+_LEAST_LOG_PROFILE = -700.0
+_LEAST_LOG_SCALED = -740.0
 
 
 class Tails(NamedTuple):
@@ -60,11 +63,32 @@ class Tails(NamedTuple):
     scaled_error: np.ndarray
 
 
-class BinMasses(NamedTuple):
-    """P-masses of the bins between m points, split to the ends: (m - 1,) arrays.
+class LatticeDistribution(NamedTuple):
+    """One distribution of one step.
 
     Attributes:
-      bottom, top: nominal mass at the lower and at the upper end of each bin.
+      index, losses, masses: (m,) lattice numbers, losses and P-masses.
+      infinite: mass at an infinite loss.
+      shift: common to all losses, which are lattice points but for it, nats.
+    """
+
+    index: np.ndarray
+    losses: np.ndarray
+    masses: np.ndarray
+    infinite: float = 0.0
+    shift: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of the mass: 1 up to rounding, or less in a lower distribution."""
+        return float(self.masses.sum()) + self.infinite
+
+
+class BinMasses(NamedTuple):
+    """P-masses of the bins between m points, split between their ends: (m - 1,) arrays.
+
+    Attributes:
+      bottom, top: mass at the lower and at the upper end of each bin, up to errors.
       top_error: bound of the error of ``top``.
       mass_error: bound of the error of ``bottom + top``.
       atom: mass at the loss 0 exactly, where 0 is one of the points.
@@ -102,21 +126,20 @@ def evaluate_tails(
     flat = np.abs(np.concatenate(points))
     every = type(losses[0]).stack(list(losses)).map(lambda f: np.repeat(f, lengths))
     least = every.smallest_loss()
-    move = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
-    move = move + loss_rounding(flat)
+    displaced = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
+    displaced = displaced + loss_rounding(flat)
     u = np.maximum(flat, least)
-    forward, tail, backward, back_tail = in_chunks(
+    own, own_scaled, other, other_scaled = in_chunks(
         lambda part: _log_tails(*part), (u, every), _CHUNKS
     )
-    share = every.profile_error()
-    both = [
-        _tails(forward, tail, move, share),
-        _tails(backward, back_tail, move, share),
-    ]
+    relative = every.profile_error()
     cuts = np.cumsum(lengths)[:-1]
-    pieces = [[np.split(a, cuts) for a in tails] for tails in both]
+    forward, backward = (
+        [np.split(a, cuts) for a in _tails(*logs, displaced, relative)]
+        for logs in ((own, own_scaled), (other, other_scaled))
+    )
     return [
-        (Tails(*(a[i] for a in pieces[0])), Tails(*(a[i] for a in pieces[1])))
+        (Tails(*(a[i] for a in forward)), Tails(*(a[i] for a in backward)))
         for i in range(len(points))
     ]
 
@@ -125,8 +148,8 @@ def displacement(loss: PrivacyLoss) -> float:
     """Bound of how far computed losses are from the true ones, in nats.
 
     But for `loss_rounding`. A distribution whose losses in ``(-least, least)`` are put
-    to 0 has the tails of ``least`` at 0; one whose bins are moved a little has those of
-    points nearby.
+    to 0 has the tails of ``least`` at 0; one whose bins are displaced a little has
+    those of points nearby.
     """
     furthest = loss.tail_displacement(np.float64(np.inf))
     return float(2 * loss.smallest_loss() + furthest)
@@ -138,28 +161,28 @@ def loss_rounding(u: np.ndarray | float) -> np.ndarray:
 
 
 def _tails(
-    log_h: np.ndarray, log_tail: np.ndarray, move: np.ndarray, share: np.ndarray
+    log_h: np.ndarray,
+    log_scaled: np.ndarray,
+    displaced: np.ndarray,
+    relative: np.ndarray,
 ) -> Tails:
     # A NaN stays one: the masses are then NaN too, and rejected.
-    dead, flat = log_h <= -700, log_tail <= -740
-    log_h = np.where(dead, 0.0, log_h)
-    profile = np.where(dead, 0.0, np.exp(log_h))
-    flat = flat | dead
-    log_tail = np.where(flat, 0.0, log_tail)
-    scaled = np.where(flat, 0.0, np.exp(log_tail))
-    error = share * (1 + np.abs(log_h) + np.abs(log_tail))
-    moved = moved_share(move)
+    no_h = log_h <= _LEAST_LOG_PROFILE
+    no_scaled = no_h | (log_scaled <= _LEAST_LOG_SCALED)
+    log_h = np.where(no_h, 0.0, log_h)
+    log_scaled = np.where(no_scaled, 0.0, log_scaled)
+    profile = np.where(no_h, 0.0, np.exp(log_h))
+    scaled = np.where(no_scaled, 0.0, np.exp(log_scaled))
+    error = relative * (1 + np.abs(log_h) + np.abs(log_scaled))
+    change = displacement_error(displaced)
     return Tails(
-        profile,
-        scaled,
-        error * profile + moved * scaled,
-        (error + moved) * scaled,
+        profile, scaled, error * profile + change * scaled, (error + change) * scaled
     )
 
 
-def moved_share(move: np.ndarray) -> np.ndarray:
-    """Bound of the share by which Q-masses of a distribution differ that is moved."""
-    return 2 * np.expm1(np.minimum(move, 700.0))
+def displacement_error(displaced: np.ndarray) -> np.ndarray:
+    """Bound of the relative change of G where losses are displaced by these nats."""
+    return 2 * np.expm1(np.minimum(displaced, 700.0))
 
 
 def _tails_kernel(u: Array, loss: PrivacyLoss) -> tuple[Array, Array, Array, Array]:
@@ -173,6 +196,17 @@ _log_tails = float64_boundary(_tails_kernel)
 def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
     """Masses of the bins between the points, from the tails of both directions.
 
+    A bin from a to b, both >= 0, has the P-mass ``h(a) + G(a) - h(b) - G(b)`` and
+    e^a times its Q-mass is ``G(a) - e^{a-b} G(b)``. Atoms at a and b have these two
+    masses if the upper one is
+
+        top = (h(a) - h(b)) / (1 - e^{a-b}) - G(b).
+
+    Below 0 the opposite direction gives the same with P and Q exchanged: with its
+    profile k and its tail f at ``|u|``, ``P(L < u) = e^u f(u)``, and
+
+        mass = e^b f(b) - e^a f(a),   top = e^b (f(b) - (k(b) - k(a)) / (e^{b-a} - 1)).
+
     Args:
       points: (m,) increasing losses; 0 is one of them, or lies inside a bin.
       own: the direction's own profile at ``|points|``.
@@ -180,29 +214,27 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
     """
     a, b = points[:-1], points[1:]
     width = b - a
-    # the wide bins of pilots would overflow
+    # the bins of a coarse loss may be wide enough for an overflow
     shrink, grow = -np.expm1(-width), np.expm1(np.minimum(width, 700.0))
-    # Bins above 0, from the tails above their ends.
-    h, g, h_off, g_off = own
+    h, g, h_error, g_error = own
     top = (h[:-1] - h[1:]) / shrink - g[1:]
     mass = (h[:-1] - h[1:]) + (g[:-1] - g[1:])
-    top_error = (h_off[:-1] + h_off[1:]) / shrink + g_off[1:]
+    top_error = (h_error[:-1] + h_error[1:]) / shrink + g_error[1:]
     top_size = (h[:-1] + h[1:]) / shrink + g[1:]
-    mass_error = h_off[:-1] + h_off[1:] + g_off[:-1] + g_off[1:]
+    mass_error = h_error[:-1] + h_error[1:] + g_error[:-1] + g_error[1:]
     mass_size = h[:-1] + g[:-1]  # P-mass above the lower end
-    # Bins below 0, from the tails below their ends: there P and Q are exchanged.
-    k, f, k_off, f_off = other
-    # beyond 0 the exponentials belong to bins of the first sort
+    k, f, k_error, f_error = other
+    # above 0 these weights are not used
     weight_a, weight_b = np.exp(np.minimum(a, 0)), np.exp(np.minimum(b, 0))
     below = b <= 0
     top = np.where(below, weight_b * (f[1:] - (k[1:] - k[:-1]) / grow), top)
     mass = np.where(below, weight_b * f[1:] - weight_a * f[:-1], mass)
-    off = weight_b * ((k_off[1:] + k_off[:-1]) / grow + f_off[1:])
-    top_error = np.where(below, off, top_error)
+    error = weight_b * ((k_error[1:] + k_error[:-1]) / grow + f_error[1:])
+    top_error = np.where(below, error, top_error)
     size = weight_b * ((k[1:] + k[:-1]) / grow + f[1:])
     top_size = np.where(below, size, top_size)
-    off = weight_b * f_off[1:] + weight_a * f_off[:-1]
-    mass_error = np.where(below, off, mass_error)
+    error = weight_b * f_error[1:] + weight_a * f_error[:-1]
+    mass_error = np.where(below, error, mass_error)
     mass_size = np.where(below, weight_b * f[1:], mass_size)
     atom = atom_error = 0.0
     zero = int(np.searchsorted(points, 0.0))
@@ -210,27 +242,27 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
         # The bin that holds 0 inside: its lower end from below, its upper from above.
         i = zero - 1
         high = -np.expm1(a[i]) + weight_a[i] * k[i]
-        off = weight_a[i] * k_off[i] + h_off[zero]
+        error = weight_a[i] * k_error[i] + h_error[zero]
         top[i] = (high - h[zero]) / shrink[i] - g[zero]
         mass[i] = 1 - (h[zero] + g[zero]) - weight_a[i] * f[i]
-        top_error[i] = off / shrink[i] + g_off[zero]
+        top_error[i] = error / shrink[i] + g_error[zero]
         top_size[i] = (high + h[zero]) / shrink[i] + g[zero]
-        mass_error[i] = h_off[zero] + g_off[zero] + weight_a[i] * f_off[i]
+        mass_error[i] = h_error[zero] + g_error[zero] + weight_a[i] * f_error[i]
         mass_size[i] = 1.0
     elif zero < len(points) and points[zero] == 0:
         atom = max(1 - h[zero] - g[zero] - f[zero], 0.0)
-        atom_error = float(h_off[zero] + g_off[zero] + f_off[zero])
+        atom_error = float(h_error[zero] + g_error[zero] + f_error[zero])
         atom_error += _ARITHMETIC_ERROR
     # Outside of the points: the tails, or all but the opposite direction's.
-    above, above_error = float(h[-1] + g[-1]), float(h_off[-1] + g_off[-1])
+    above, above_error = float(h[-1] + g[-1]), float(h_error[-1] + g_error[-1])
     if points[-1] < 0:
         above = 1 - float(weight_b[-1] * f[-1])
-        above_error = float(weight_b[-1] * f_off[-1])
+        above_error = float(weight_b[-1] * f_error[-1])
     if points[0] <= 0:
-        beneath = float(weight_a[0] * (f[0] + f_off[0]))
+        under = float(weight_a[0] * (f[0] + f_error[0]))
     else:
-        beneath = 1 - float(h[0] + g[0]) + float(h_off[0] + g_off[0])
-        beneath += _ARITHMETIC_ERROR
+        under = 1 - float(h[0] + g[0]) + float(h_error[0] + g_error[0])
+        under += _ARITHMETIC_ERROR
     top = np.maximum(top, 0.0)
     mass_error = mass_error + 2 * _ARITHMETIC_ERROR * mass_size
     return BinMasses(
@@ -244,8 +276,8 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
         above=above,
         above_error=above_error + _ARITHMETIC_ERROR * max(above, points[-1] < 0),
         # the profile decreases: that of a loss below 0 is at least this
-        above_gain=float(h[-1] - h_off[-1]),
-        below=beneath,
+        above_gain=float(h[-1] - h_error[-1]),
+        below=under,
     )
 
 
@@ -261,7 +293,7 @@ def upper_masses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, float
     """Masses of the upper distribution on the grid points ``points[::2]``.
 
     Returns:
-      ``((m + 1) / 2,)`` masses, and the mass that is moved to an infinite loss.
+      ``((m + 1) / 2,)`` masses, and the mass that is put at an infinite loss.
     """
     top, bottom = bins.top + bins.top_error, bins.bottom + bins.mass_error
     # An atom at a point, a grid point or not, belongs to the bin that begins there.

@@ -29,7 +29,10 @@ from jaxdp_episodic.accountant.methods.certified.window import Estimate
 
 # Relative rounding error of one term of the sums below, about 20 operations.
 _TERM_ERROR = 5e-15
+# Steps of Newton's method, at most; a handful is the rule.
 _MOST_ITERATIONS = 40
+# Share of the precision by which the search stays on the safe side of its target.
+_MARGIN = 1e-2
 # Elements of the arrays that are worked on at a time.
 _BLOCK = 2**21
 
@@ -73,7 +76,7 @@ class _Batch(NamedTuple):
     step: np.ndarray  # z of each frequency
     term: np.ndarray  # coefficient / ((1 - z)(1 - z') N), twice but for frequency 0
     tail: np.ndarray  # the same without (1 - z)
-    spread: np.ndarray  # bound of the error of the numerator of ``term``, over it
+    term_errors: np.ndarray  # bounds of the errors of ``term``
 
 
 class _Values(NamedTuple):
@@ -162,7 +165,7 @@ def _batch(dists: Sequence[LowFrequencies], upper: Sequence[bool]) -> _Batch:
         step=step,
         term=tail / near,
         tail=tail,
-        spread=weights * (errors + _TERM_ERROR * np.abs(coefficients)),
+        term_errors=weights * (errors + _TERM_ERROR * np.abs(coefficients)),
     )
 
 
@@ -179,27 +182,27 @@ def _values(batch: _Batch, epsilon: np.ndarray) -> _Values:
     j the number of the first cell: two geometric series, each term without
     cancellation.
     """
-    place = (epsilon[:, None] - batch.start) / batch.spacing
-    first = np.clip(np.ceil(place), 0, batch.size - 1)
-    theta = np.clip(first - place, 0.0, 1.0) * batch.spacing
+    position = (epsilon[:, None] - batch.start) / batch.spacing
+    first = np.clip(np.ceil(position), 0, batch.size - 1)
+    theta = np.clip(first - position, 0.0, 1.0) * batch.spacing
     end = theta + (batch.size - first) * batch.spacing
     number = np.arange(batch.step.shape[1])
-    turned = np.exp(2j * math.pi * (np.mod(number * first, batch.size) / batch.size))
-    kink, damp = -np.expm1(-theta), np.exp(-theta)
-    slant = damp * -np.expm1(theta - batch.spacing)
+    phase = np.exp(2j * math.pi * (np.mod(number * first, batch.size) / batch.size))
     near, far = np.exp(-batch.tilt * theta), np.exp(-batch.tilt * end)
-    limit, shrink = -np.expm1(-end), np.exp(-batch.spacing)
-    drop = shrink * -np.expm1(batch.spacing - end)
-    a = near * (kink + batch.step * slant) * turned
-    b = far * (limit - batch.step * drop)
+    # A = a0 + a1 z and B = b0 - b1 z
+    a0, b0 = -np.expm1(-theta), -np.expm1(-end)
+    a1 = np.exp(-theta) * -np.expm1(theta - batch.spacing)
+    b1 = np.exp(-batch.spacing) * -np.expm1(batch.spacing - end)
+    a = near * (a0 + batch.step * a1) * phase
+    b = far * (b0 - batch.step * b1)
     total = np.sum(np.real(batch.term * (a - b)), -1)
     decay = np.abs(batch.step[:, :1])
-    bounds = near * (kink + decay * slant) + far * (limit + decay * drop)
-    slack = bounds[:, 0] * np.sum(batch.spread, -1)
+    bounds = near * (a0 + decay * a1) + far * (b0 + decay * b1)
+    slack = bounds[:, 0] * np.sum(batch.term_errors, -1)
     # A is at most 1 - e^{-h}, and B as much and |1 - z'|, which is at most 2
     left_out = (-np.expm1(-batch.spacing) * (1 + far) + 2 * far) * batch.rest
     slack += (left_out + batch.most * batch.truncated)[:, 0]
-    beyond = near * damp * turned - far * np.exp(-end)
+    beyond = near * np.exp(-theta) * phase - far * np.exp(-end)
     beyond = np.sum(np.real(batch.tail * beyond), -1)
     slope = beyond / np.maximum(total, 1e-300)
     sign = np.where(batch.upper[:, 0], 1.0, -1.0)
@@ -245,7 +248,7 @@ def _epsilons(
     """Ends of epsilon at log(delta), by Newton's method.
 
     Every epsilon that is tried is a certified end if delta there is on the right side
-    of the target; the search aims a little to that side.
+    of the target; the search is for a point a little to that side.
     """
     upper = batch.upper[:, 0]
     sign = np.where(upper, 1.0, -1.0)
@@ -253,13 +256,13 @@ def _epsilons(
     initial_epsilon, slack = np.empty((2, len(dists)))
     for i, (low, up) in enumerate(zip(dists, upper, strict=True)):
         dist, goal = low.certified, float(log_delta[i])
-        reach = abs(dist.start) + low.size * dist.spacing
+        largest = abs(dist.start) + low.size * dist.spacing
         bound[i] = chernoff_epsilon(dist, goal) if up else math.inf
-        level[i] = goal + exponent_error(dist, goal, reach)
+        level[i] = goal + exponent_error(dist, goal, largest)
         if up:
-            level[i] = finite_level(dist, goal, reach)
+            level[i] = finite_level(dist, goal, largest)
         shift[i], initial_epsilon[i] = dist.shift, low.initial_epsilon
-        slack[i] = 1e-2 * low.precision
+        slack[i] = _MARGIN * low.precision
     moment = np.array([dist.certified.log_moment for dist in dists])
     tilt, start = batch.tilt[:, 0], batch.start[:, 0]
     left = np.maximum(start, 0.0)

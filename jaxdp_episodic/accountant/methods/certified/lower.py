@@ -1,18 +1,25 @@
-"""The lower distribution of one step, whose hockey-stick curve lies below the true one.
+"""The lower distribution of one step: its hockey-stick curve lies below the true one.
 
-Each bin between two grid points has two halves, A below the point that splits it and B
-above. A goes to the lower grid point and B to the upper one, except for a share x of A
-and y of B that go the other way. At a grid point u, with ``gain`` the sum of
-``P - e^u Q`` over what comes from the bin above and ``loss`` that of ``e^u Q - P`` over
-what comes from the bin below, the merged outcome has a loss of at least u where
-``gain >= loss``. Merging is post-processing, so no hockey-stick divergence rises; what
-``gain`` exceeds ``loss`` by is wasted.
+Outcomes are merged at random into grid points. Merging is post-processing, so no
+hockey-stick divergence rises. A point between neighbouring grid points u < v splits
+their bin into halves A, below, and B, above. A is merged into u, but for a share x that
+goes to v; B into v, but for a share y that goes to u. With
 
-Two ways to choose the shares: bin by bin, so that both its grid points have what they
-aim at; and from both ends of the distribution towards its heaviest grid point, each
-grid point balanced in turn. A distribution that is a narrow spike in the main has its
-heaviest grid point balanced last, by moving all grid points along a little: a spike off
-the lattice would cost a whole bin.
+    gain(u) = sum of P - e^u Q >= 0 over what comes to u from the bin above it,
+    loss(u) = sum of e^u Q - P >= 0 over what comes to u from the bin below it,
+
+the merged outcome has ``P >= e^u Q``, a privacy loss of at least u, where ``gain >=
+loss``, and the lower distribution says that it is u. Where the gain is less, the share
+``gain / loss`` of what comes from below stays, and the rest goes to the grid point
+below. A gain above the loss is wasted: it makes the interval wider.
+
+The shares are chosen in two ways, and the better distribution is kept:
+
+* bin by bin (`_share_out`): x and y solve two linear equations, so that gain and loss
+  are equal to the same target at both of the bin's grid points;
+* from both ends (`_balance`): each grid point in turn gets a gain equal to its loss,
+  until only the heaviest is left. A narrow peak there would waste as much as a whole
+  bin; so all grid points are shifted together until it is balanced too.
 """
 
 from __future__ import annotations
@@ -24,30 +31,34 @@ import numpy as np
 
 from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses
 
-# Shares of the gain that the bins beside a grid point can give it, tried as targets.
-_REACHES = (0.7, 0.85)
-# Of grid points further apart than so many nats the upper one gets e^-690 of the mass
-# between them at the most, where it would be less.
-_MOST_RISE = 690.0
-# A grid point with at least this share of the mass is treated as a spike.
-_SPIKE = 0.05
-# How far grid points move at most, over the spacing at the spike; how often it is
-# tried.
-_FURTHEST, _TRIALS = 0.4, 8
-# The next trial keeps this share of the distance of two trials from either.
+# Targets tried, as shares of the gain that the bins beside a grid point can give it.
+_TARGET_SHARES = (0.7, 0.85)
+# Nats between grid points beyond which a loss is computed as at this distance: its
+# exponential would overflow, and the upper one gets at most e^-690 of the mass anyway.
+_MOST_NATS = 690.0
+# Mass from which on a grid point is balanced as a peak.
+_PEAK_MASS = 0.05
+# Largest shift of the grid, as a share of the distance to the peak's neighbours.
+_LARGEST_SHIFT = 0.4
+# Shifts that are tried.
+_TRIALS = 8
+# Least distance of a trial from the ends of its bracket, as a share of the bracket.
 _LEAST_SHARE = 0.05
-# A negligible waste at the heaviest grid point, over the mass and the spacing.
+# Negligible waste at the heaviest grid point, over its mass and the largest shift.
 _SMALL_WASTE = 1e-7
-# Shares are kept a little on the safe side of quotients, which are rounded; rounding
-# of a sum of products, over their size.
-_ROUNDED, _UNIT = 1e-13, 2e-15
+# Relative margin by which shares stay below the quotients they are rounded from.
+_SHARE_MARGIN = 1e-13
+# Rounding error of a sum of products over the sum of their sizes.
+_SUM_ERROR = 2e-15
+# Largest exponent of a moment by which candidates are compared.
+_MOST_EXPONENT = 300.0
 
 
 class LowerDistribution(NamedTuple):
-    """Masses ``(m,)`` on the grid points, and the move common to all of those."""
+    """Masses ``(m,)`` on the grid points, and the shift common to all of those."""
 
     masses: np.ndarray
-    move: float
+    shift: float
 
 
 class _Halves(NamedTuple):
@@ -65,7 +76,7 @@ class _Halves(NamedTuple):
 def lower_distribution(
     points: np.ndarray, bins: BinMasses, tilt: float
 ) -> LowerDistribution:
-    """The best lower distribution on the grid ``points[::2]``, moved as a whole.
+    """The best lower distribution on the grid ``points[::2]``, shifted as a whole.
 
     Of the candidates, the one of the largest moment ``E e^{tilt L}``.
 
@@ -85,113 +96,120 @@ def lower_distribution(
     around = np.append(halves.mass_a, 0.0) + np.append(0.0, halves.mass_b)
     heaviest = int(np.argmax(around))
     inside = 0 < heaviest < len(grid) - 1
-    if inside and around[heaviest] > _SPIKE:
-        tries += _swept(points, bins, heaviest)
+    if inside and around[heaviest] > _PEAK_MASS:
+        tries += _balanced(points, bins, heaviest)
     scores = [_score(t, grid, tilt) for t in tries]
     return tries[int(np.argmax(scores))]
 
 
 def _score(bins: LowerDistribution, grid: np.ndarray, tilt: float) -> float:
     """About the logarithm of the moment; differences of it keep their digits."""
-    reach = min(tilt, 300.0 / max(float(grid[-1]), 1e-300))
-    # Of so many numbers BLAS's products wake its threads, see `quadrature.in_blocks`.
-    growth = float(np.sum(bins.masses * np.expm1(reach * grid)))
+    tilt = min(tilt, _MOST_EXPONENT / max(float(grid[-1]), 1e-300))
+    # A product of BLAS would wake its threads here, see `quadrature.in_blocks`.
+    growth = float(np.sum(bins.masses * np.expm1(tilt * grid)))
     growth += float(bins.masses.sum()) - 1
-    return float(np.log1p(max(growth, -1 + 1e-15))) + reach * bins.move
+    return float(np.log1p(max(growth, -1 + 1e-15))) + tilt * bins.shift
 
 
-def _halves(points: np.ndarray, bins: BinMasses, move: float) -> _Halves:
-    """Masses, gains and losses of half bins for the grid ``points[::2] + move``."""
+def _halves(points: np.ndarray, bins: BinMasses, shift: float) -> _Halves:
+    """Masses, gains and losses of half bins for the grid ``points[::2] + shift``."""
     grid = points[::2]
     first, whole = points[1::2] - grid[:-1], grid[1:] - grid[:-1]
     nothing = np.zeros_like(whole)
     parts = []
     for half, low, high in ((0, nothing, first), (1, first, whole)):
         bottom, top = bins.bottom[half::2], bins.top[half::2]
-        off, wrong = bins.mass_error[half::2], bins.top_error[half::2]
-        mass, sure = bottom + top, np.maximum(top - wrong, 0.0)
-        # from the lower grid point up to the half's ends, and from those to the upper
-        # one
-        near, far = -np.expm1(move - low), -np.expm1(move - high)
+        error, top_error = bins.mass_error[half::2], bins.top_error[half::2]
+        mass, sure = bottom + top, np.maximum(top - top_error, 0.0)
+        # 1 - e^{u - l} at the half's lower and upper end l, u the lower grid point
+        near, far = -np.expm1(shift - low), -np.expm1(shift - high)
         size = mass * np.abs(near) + sure * (far - near)
-        gain = mass * near - off * np.abs(near) + sure * (far - near) - _UNIT * size
-        near = np.expm1(np.minimum(whole - high + move, _MOST_RISE))
-        far = np.expm1(np.minimum(whole - low + move, _MOST_RISE))
+        gain = mass * near - error * np.abs(near) + sure * (far - near)
+        gain -= _SUM_ERROR * size
+        # e^{v - l} - 1 at the upper and lower end, v the upper grid point
+        near = np.expm1(np.minimum(whole - high + shift, _MOST_NATS))
+        far = np.expm1(np.minimum(whole - low + shift, _MOST_NATS))
         size = mass * np.abs(far) + sure * (far - near)
-        loss = mass * far + off * np.abs(far) - sure * (far - near) + _UNIT * size
+        loss = mass * far + error * np.abs(far) - sure * (far - near)
+        loss += _SUM_ERROR * size
         # Mass that may lie below its grid point is dropped; a negative loss is 0.
-        kept = np.where(gain >= 0, np.maximum(mass - off, 0.0), 0.0)
+        kept = np.where(gain >= 0, np.maximum(mass - error, 0.0), 0.0)
         parts.append((kept, np.maximum(gain, 0.0), np.maximum(loss, 0.0)))
     (mass_a, gain_a, loss_a), (mass_b, gain_b, loss_b) = parts
-    above = max(bins.above_gain * (1 - _ROUNDED), 0.0) if move <= 0 else 0.0
+    above = max(bins.above_gain * (1 - _SHARE_MARGIN), 0.0) if shift <= 0 else 0.0
     # The mass above the last grid point is merged into it but not counted: at a large
     # tilt it would outweigh all the rest.
     return _Halves(mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above)
 
 
-def _swept(
+def _balanced(
     points: np.ndarray, bins: BinMasses, heaviest: int
 ) -> list[LowerDistribution]:
-    """Candidates whose grid points are balanced in turn, at several moves of all."""
+    """Candidates whose grid points are balanced in turn, at several shifts of all.
+
+    The waste at the heaviest one falls as the grid is shifted up; its zero is searched
+    for by the slope of a peak, and in a bracket by the secant.
+    """
     grid = points[::2]
     if bins.atom > 0 and grid[heaviest] != 0:
         return []
     atom = max(bins.atom - bins.atom_error, 0.0)
-    room = _FURTHEST * min(np.diff(grid[heaviest - 1 : heaviest + 2]))
-    tries, move = [], 0.0
-    left, right = (
-        (-room, math.nan),
-        (room, math.nan),
-    )  # waste falls as the grid moves up
+    most = _LARGEST_SHIFT * min(np.diff(grid[heaviest - 1 : heaviest + 2]))
+    tries, shift = [], 0.0
+    left, right = (-most, math.nan), (most, math.nan)  # shifts, and the waste there
     for _ in range(_TRIALS):
-        halves = _halves(points, bins, move)
-        # the atom lies at the heaviest grid point before it is moved
-        step = float(np.expm1(move))
-        held = -atom * step - 2 * bins.atom_error * abs(step)
-        masses, waste = _sweep(halves, heaviest, atom, held)
-        tries.append(LowerDistribution(masses, move))
-        weight = max(float(masses[heaviest]), _SPIKE)
-        if abs(waste) <= _SMALL_WASTE * weight * room:
+        halves = _halves(points, bins, shift)
+        # the atom lies at the heaviest grid point before the shift
+        change = float(np.expm1(shift))
+        atom_gain = -atom * change - 2 * bins.atom_error * abs(change)
+        masses, waste = _balance(halves, heaviest, atom, atom_gain)
+        tries.append(LowerDistribution(masses, shift))
+        weight = max(float(masses[heaviest]), _PEAK_MASS)
+        if abs(waste) <= _SMALL_WASTE * weight * most:
             break
         if waste > 0:
-            left = move, waste
+            left = shift, waste
         else:
-            right = move, waste
-        # a spike's own slope, until the zero lies between two trials
+            right = shift, waste
         share = left[1] / (left[1] - right[1])
-        if math.isnan(share):
-            move = float(np.clip(move + waste / weight, -room, room))
+        if math.isnan(share):  # no bracket yet
+            shift = float(np.clip(shift + waste / weight, -most, most))
         else:
             share = min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
-            move = left[0] + share * (right[0] - left[0])
+            shift = left[0] + share * (right[0] - left[0])
     return tries
 
 
-def _sweep(
-    halves: _Halves, heaviest: int, atom: float, held: float
+def _balance(
+    halves: _Halves, heaviest: int, atom: float, atom_gain: float
 ) -> tuple[np.ndarray, float]:
     """Masses, each grid point balanced in turn from both ends to the heaviest one.
 
+    Args:
+      halves: of the bins.
+      heaviest: index of the grid point that is balanced last.
+      atom: mass there, of the loss 0.
+      atom_gain: its ``P - e^u Q`` at the shifted grid point u, negative for a loss.
+
     Returns:
-      ``(m,)`` masses, and gain less loss at the heaviest grid point: waste if positive,
-      else what lacks.
+      ``(m,)`` masses, and gain less loss at the heaviest grid point.
     """
     mass_a, mass_b, gain_a, gain_b, loss_a, loss_b = (h.tolist() for h in halves[:6])
     masses = [0.0] * (len(mass_a) + 1)
     gain = halves.above_gain
     for i in range(len(mass_a) - 1, heaviest - 1, -1):
-        # as much goes up as the upper grid point's gain allows
+        # the upper grid point gets a loss equal to its gain
         x = y = 0.0
         if gain < loss_b[i]:
-            y = 1 - gain / loss_b[i] * (1 - _ROUNDED)
+            y = 1 - gain / loss_b[i] * (1 - _SHARE_MARGIN)
         elif loss_a[i] > 0:
-            x = min((gain - loss_b[i]) / loss_a[i] * (1 - _ROUNDED), 1.0)
+            x = min((gain - loss_b[i]) / loss_a[i] * (1 - _SHARE_MARGIN), 1.0)
         masses[i + 1] += x * mass_a[i] + (1 - y) * mass_b[i]
         masses[i] += (1 - x) * mass_a[i] + y * mass_b[i]
         gain = (1 - x) * gain_a[i] + y * gain_b[i]
-    loss = risen = 0.0
+    loss = from_below = 0.0
     for i in range(heaviest):
-        # as much stays as balances what has come from below
+        # the lower grid point keeps a gain equal to its loss
         x = y = 0.0
         if loss < gain_a[i]:
             x = 1 - loss / gain_a[i]
@@ -199,25 +217,25 @@ def _sweep(
             y = min((loss - gain_a[i]) / gain_b[i], 1.0)
         kept = _kept((1 - x) * gain_a[i] + y * gain_b[i], loss)
         if i:
-            masses[i - 1] += (1 - kept) * risen
-            masses[i] += kept * risen
+            masses[i - 1] += (1 - kept) * from_below
+            masses[i] += kept * from_below
         masses[i] += (1 - x) * mass_a[i] + y * mass_b[i]
-        risen = x * mass_a[i] + (1 - y) * mass_b[i]
+        from_below = x * mass_a[i] + (1 - y) * mass_b[i]
         loss = x * loss_a[i] + (1 - y) * loss_b[i]
     # an atom below its grid point is a loss too
-    kept = _kept(gain + max(held, 0.0), loss + max(-held, 0.0))
-    if held < 0 and kept < 1:
-        masses[heaviest - 1] += (1 - kept) * (risen + atom)
-        masses[heaviest] += kept * (risen + atom)
+    kept = _kept(gain + max(atom_gain, 0.0), loss + max(-atom_gain, 0.0))
+    if atom_gain < 0 and kept < 1:
+        masses[heaviest - 1] += (1 - kept) * (from_below + atom)
+        masses[heaviest] += kept * (from_below + atom)
     else:
-        masses[heaviest - 1] += (1 - kept) * risen
-        masses[heaviest] += kept * risen + atom
-    return np.array(masses), gain + held - loss
+        masses[heaviest - 1] += (1 - kept) * from_below
+        masses[heaviest] += kept * from_below + atom
+    return np.array(masses), gain + atom_gain - loss
 
 
 def _kept(gain: float, loss: float) -> float:
     """The share of what comes from below that a gain can balance."""
-    return min(gain / loss * (1 - _ROUNDED), 1.0) if loss > 0 else 1.0
+    return min(gain / loss * (1 - _SHARE_MARGIN), 1.0) if loss > 0 else 1.0
 
 
 def _targets(halves: _Halves) -> list[np.ndarray]:
@@ -225,12 +243,12 @@ def _targets(halves: _Halves) -> list[np.ndarray]:
     _, _, gain_a, gain_b, loss_a, loss_b, above_gain = halves
     gains, losses = np.append(gain_a, above_gain), np.append(0.0, loss_b)
     larger = np.maximum(gains, losses)
-    reach = np.minimum(
+    most = np.minimum(
         np.append(gain_a + gain_b, above_gain), np.append(0.0, loss_a + loss_b)
     )
     result = [larger]
-    for share in _REACHES:
-        target = np.minimum(larger, share * reach)
+    for share in _TARGET_SHARES:
+        target = np.minimum(larger, share * most)
         # A bin that gives one grid point less than its half gives the other one more.
         fewer_losses = np.maximum(loss_b - target[1:], 0.0)
         fewer_gains = np.maximum(gain_a - target[:-1], 0.0)
@@ -248,7 +266,11 @@ def _targets(halves: _Halves) -> list[np.ndarray]:
 
 
 def _share_out(halves: _Halves, target: np.ndarray) -> np.ndarray:
-    """Masses on the grid points where both sides of each aim at the target."""
+    """Masses on the grid points whose gain and loss are the target where they can be.
+
+    In each bin ``(1 - x) gain_a + y gain_b`` is the target of the lower grid point and
+    ``x loss_a + (1 - y) loss_b`` that of the upper one.
+    """
     mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above_gain = halves
     lack_gain, lack_loss = target[:-1] - gain_a, target[1:] - loss_b
     # Across hundreds of nats losses overflow: there all goes to the lower grid point.

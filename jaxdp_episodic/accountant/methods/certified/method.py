@@ -3,7 +3,7 @@
 Each step's loss is bounded by two distributions on a lattice
 (`certified.lattice`), whose convolution powers come from Fourier transforms of the
 exponentially *tilted* distributions (`numerics.fourier`), so that the cells that matter
-are the largest and rounding stays relative to delta. What is cut off, wrapped around or
+are the largest and rounding stays relative to delta. What is truncated, aliased or
 rounded is bounded and added to the upper end, taken from the lower. A single step is
 read off its profile (`certified.single`). The interval holds the exact
 hockey-stick curve of the composed dominating pair, forward and backward composed
@@ -24,10 +24,11 @@ import numpy as np
 from jaxdp_episodic.accountant._engine import choose_engine, using_engine
 from jaxdp_episodic.accountant.methods.certified import refine, single
 from jaxdp_episodic.accountant.methods.certified.interval_state import (
-    Aim,
     Setting,
     Step,
+    Tolerance,
 )
+from jaxdp_episodic.accountant.methods.certified.transform import LARGEST_LATTICE
 from jaxdp_episodic.accountant.methods.certified.window import Target
 from jaxdp_episodic.accountant.methods.closed_form import (
     composed,
@@ -39,34 +40,39 @@ from jaxdp_episodic.accountant.methods.question import Answer, Question
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
 
+# Settings refined together; memory is in proportion to it.
 _BLOCK = 64
-# From so many settings on JAX's transforms are worth compiling.
+# Minimum number of settings for which compiling JAX's transforms pays.
 BREAK_EVEN = 20_000
-# Widths that are aimed for if no other is asked for, of epsilon and of delta, and the
-# cells of a lattice that they are worth.
-DEFAULT_EPSILON_SHARE, DEFAULT_EPSILON_WIDTH = 1e-4, 1e-7
+# Width of epsilon that is enough if no other is asked for, as a share of it.
+DEFAULT_EPSILON_SHARE = 1e-4
+# The same in nats, where that is more.
+DEFAULT_EPSILON_WIDTH = 1e-7
+# Width of delta that is enough if no other is asked for, as a share of it.
 DEFAULT_DELTA_SHARE = 1e-3
+# Most cells of a lattice for these widths.
 _FINE_LATTICE = 2**19
-# Widths for which the largest lattice is tried.
-_COARSE_EPSILON = Aim(1e-4, 0.01, refine.LARGEST_LATTICE)
-_COARSE_DELTA = Aim(0.0, 0.02, refine.LARGEST_LATTICE)
+# Widths for which the largest lattice is tried where they were missed.
+_COARSE_EPSILON = Tolerance(1e-4, 0.01, LARGEST_LATTICE)
+_COARSE_DELTA = Tolerance(0.0, 0.02, LARGEST_LATTICE)
+# Refinements of one setting, at most.
 _MOST_REFINEMENTS = 14
-# Shares of a width left to the lattice, for the lower end and the upper, where the
-# bounding pairs of epochs take the rest. A lattice finer than their losses wastes mass
-# of the lower distribution.
+# Share of the lower and of the upper end's width left to the lattice where the bounding
+# pairs of epochs take the rest. A lattice finer than the spacing of their losses wastes
+# mass of the lower distribution.
 _SHARE_OF_LATTICE = (0.3, 0.1)
-# Refinements after which an aim is given up if there is no lower end yet.
+# Refinements after which a tolerance is given up if there is no lower end yet.
 _FRUITLESS_REFINEMENTS = 2
 # Steps whose rounding errors alone are nats of log(delta).
 _MOST_STEPS = 1e14
-# Moves of the noise beyond which single losses need a lattice of their own.
-_LARGEST_MOVE = 1e6
-# On a lattice wider than this, in nats, the lower distribution is useless: for such
-# losses, as of hardly any noise, refinements find the upper end alone, and it is near.
+# Shift, in deviations of the noise, beyond which single losses need a lattice each.
+_LARGEST_SHIFT = 1e6
+# Spacing in nats beyond which the lower distribution is useless: for such losses, as of
+# hardly any noise, refinements find the upper end alone, and it is near.
 _WIDEST_SPACING = 300.0
-# Rounding of Rényi's bound, relative.
+# Relative rounding error of Rényi's bound.
 _RDP_ROUNDING = 1e-13
-# delta below it, and the masses behind it, leave the range of float64.
+# log(delta) below which the masses behind delta underflow.
 _LEAST_LOG_DELTA = -550.0
 
 
@@ -87,7 +93,7 @@ def pld_bounds(
       question: broadcasts with the run; log(delta) < 0 or epsilon >= 0.
       run: its counts are whole numbers.
       width: of epsilon in nats, of delta relative. Ends of epsilon further apart than
-        it are an error. Without it the width aimed for is 1e-4 of epsilon, or
+        it are an error. Without it the width tried for is 1e-4 of epsilon, or
         1e-7, and 1e-3 of delta.
 
     Returns:
@@ -96,7 +102,7 @@ def pld_bounds(
       known.
 
     Raises:
-      ValueError: the width cannot be reached on a lattice of `refine.LARGEST_LATTICE`
+      ValueError: the width cannot be reached on a lattice of `LARGEST_LATTICE`
         cells, or a count is not a whole number.
     """
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
@@ -116,7 +122,7 @@ def pld_bounds(
             raise ValueError(
                 f"max_width {width:g} cannot be reached: the ends of epsilon are "
                 f"{np.max((upper - lower)[missed]):.3g} apart on a lattice of at most "
-                f"{refine.LARGEST_LATTICE:,} cells"
+                f"{LARGEST_LATTICE:,} cells"
             )
     return lower.reshape(shape), upper.reshape(shape)
 
@@ -127,22 +133,22 @@ def _end_of_bounding_run(
     """One end, of a run some of whose steps are bounded by other distributions.
 
     Where the bounding pair's ``log H_g`` has an error of up to a, and its losses of up
-    to b, epsilon is that at log(delta) moved by a, moved by b; and log(delta) that at
-    epsilon moved by b, moved by a: each outward.
+    to b, epsilon is that at log(delta) shifted by a, shifted by b; log(delta) that at
+    epsilon shifted by b, shifted by a: each outward.
     """
     log_kept, sign = bounding.log_kept(), 1 if up else -1
     of_mass, of_loss = bounding.certified_error()
     if question.is_epsilon:
-        moved = question.at(np.minimum(question.target - sign * of_mass, -1e-300))
+        shifted = question.at(np.minimum(question.target - sign * of_mass, -1e-300))
     else:
-        moved = question.at(np.maximum(question.target - sign * of_loss, 0.0))
-    left = moved.given_kept(log_kept, up=up)
+        shifted = question.at(np.maximum(question.target - sign * of_loss, 0.0))
+    left = shifted.given_kept(log_kept, up=up)
     hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
     end = _bounds(left, bounding, width, share=_SHARE_OF_LATTICE[up])[up]
     nothing = np.zeros(end.shape)
     answer = Answer(end, nothing, nothing)
-    end = moved.with_failure(answer, log_kept, up=up).value
+    end = shifted.with_failure(answer, log_kept, up=up).value
     if question.is_epsilon:
         return np.maximum(end + sign * of_loss, 0.0)
     end = end + sign * of_mass
@@ -165,14 +171,14 @@ def _bounds(
         upper = np.minimum(upper, 0.0)
     lower = np.full(upper.shape, question.nothing)
     settled = run.is_unprotected | run.loses_nothing
-    floor, proportion = (share * aim for aim in _aims(question, width))
+    absolute, relative = (share * each for each in _tolerances(question, width))
     open_ = ~settled & np.isfinite(upper)
     shift = np.where(open_, run.gaussian_shift(), 0.0)
     open_ &= (run.num_steps < _MOST_STEPS) | (shift > 0)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        open_ &= (loss.hints().furthest < _LARGEST_MOVE) | (count == 0) | (shift > 0)
+        open_ &= (loss.hints().furthest < _LARGEST_SHIFT) | (count == 0) | (shift > 0)
     if question.is_epsilon:
-        open_ &= (question.target > _LEAST_LOG_DELTA) & (upper > floor)
+        open_ &= (question.target > _LEAST_LOG_DELTA) & (upper > absolute)
     else:
         open_ &= upper > _LEAST_LOG_DELTA
     for i in np.flatnonzero(open_ & have_closed_form(run)):
@@ -189,19 +195,18 @@ def _bounds(
     def add(lower_of: int | None, upper_of: int | None, steps: tuple[Step, ...]):
         i = lower_of if upper_of is None else upper_of
         given = float(question.target[i])
-        target = (given, None) if question.is_epsilon else (None, given)
-        target = Target(*target, floor, proportion)
-        most = _FINE_LATTICE if width is None else refine.LARGEST_LATTICE
+        target = Target(given, question.is_epsilon, absolute, relative)
+        most = _FINE_LATTICE if width is None else LARGEST_LATTICE
         setting = Setting(steps, target, question.nothing, float(upper[i]), most)
         settings.append((lower_of, upper_of, setting))
 
-    off = shift_error(run)
+    shift_off = shift_error(run)
     for i in np.flatnonzero(open_).tolist():
         if shift[i] > 0:
             # The shift is rounded: a smaller and a larger one.
             less, more = (
                 (Step(one_gaussian(shift[i] * factor), 1.0),)
-                for factor in (1 - off, 1 + off)
+                for factor in (1 - shift_off, 1 + shift_off)
             )
             add(i, None, less)
             add(None, i, more)
@@ -216,8 +221,8 @@ def _bounds(
     return lower, upper
 
 
-def _aims(question: Question, width: float | None) -> tuple[float, float]:
-    """Width of the answer that is enough, and the same as a share of it."""
+def _tolerances(question: Question, width: float | None) -> tuple[float, float]:
+    """Width of the answer that is enough: absolute, and as a share of it."""
     if not question.is_epsilon:
         return 0.0, DEFAULT_DELTA_SHARE if width is None else width
     if width is None:
@@ -252,7 +257,7 @@ def _solve_block(block: list[Setting]) -> None:
     certified ends that it has by then.
     """
     try:
-        # What overflows is inf, and no end is moved by inf or NaN.
+        # What overflows is inf, and no end is changed by inf or NaN.
         with np.errstate(all="ignore"):
             _refine(block)
     except ArithmeticError:
@@ -264,7 +269,7 @@ def _solve_block(block: list[Setting]) -> None:
 def _refine(block: list[Setting]) -> None:
     single.narrow([s for s in block if single.is_single(s)])
     block = [s for s in block if not single.is_single(s)]
-    refine.run_pilots(block)
+    refine.evaluate_coarsely(block)
     for _ in range(_MOST_REFINEMENTS):
         block = [s for s in block if _unfinished(s)]
         if not block:
@@ -278,13 +283,12 @@ def _unfinished(setting: Setting) -> bool:
     width, enough = _widths(setting)
     if setting.contradicted:
         return False
-    stuck = setting.out_of_memory or setting.last_attempt
-    unknown = setting.lower <= (-np.inf if setting.target.log_delta is None else 0.0)
-    stuck |= (
-        unknown and setting.refinements - setting.aimed_at >= _FRUITLESS_REFINEMENTS
-    )
-    if width <= enough or stuck:
-        return _has_another_aim(setting, stuck)
+    failed = setting.out_of_memory or setting.last_attempt
+    unknown = setting.lower <= (0.0 if setting.target.of_epsilon else -np.inf)
+    tried = setting.refinements - setting.tolerance_since
+    failed |= unknown and tried >= _FRUITLESS_REFINEMENTS
+    if width <= enough or failed:
+        return _has_another_tolerance(setting, failed)
     if setting.spacing > _WIDEST_SPACING and not setting.has_no_estimate:
         return False
     if setting.least_spacing > 0:
@@ -297,24 +301,25 @@ def _unfinished(setting: Setting) -> bool:
     return True
 
 
-def _has_another_aim(setting: Setting, stuck: bool) -> bool:
-    """Whether there is another width to try, after one that was reached or was not.
+def _has_another_tolerance(setting: Setting, failed: bool) -> bool:
+    """Sets the next width to try, after one that was reached or was not; if any.
 
     A fine one that was missed is followed by a coarse one, which may have the largest
     lattice; and where nothing was known at first, the fine one is tried once more. Of
     epsilon the fine one is worth the largest lattice at last: few need it.
     """
-    if stuck and setting.most_cells == refine.LARGEST_LATTICE:
+    if failed and setting.most_cells == LARGEST_LATTICE:
         return False
-    if stuck:
-        of_delta = setting.target.log_delta is None
-        fine = Aim(*setting.target[2:], setting.most_cells)
-        setting.next_aims = [_COARSE_DELTA if of_delta else _COARSE_EPSILON]
-        setting.next_aims += [] if any(setting.known) else [fine]
-        if not of_delta:
-            setting.next_aims.append(fine._replace(most_cells=refine.LARGEST_LATTICE))
-    while setting.next_aims:
-        setting.take_aim(setting.next_aims.pop(0))
+    if failed:
+        of_epsilon = setting.target.of_epsilon
+        fine = Tolerance(*setting.target[2:], setting.most_cells)
+        following = [_COARSE_EPSILON if of_epsilon else _COARSE_DELTA]
+        following += [] if any(setting.known) else [fine]
+        if of_epsilon:
+            following.append(fine._replace(most_cells=LARGEST_LATTICE))
+        setting.next_tolerances = following
+    while setting.next_tolerances:
+        setting.set_tolerance(setting.next_tolerances.pop(0))
         width, enough = _widths(setting)
         if width > enough:
             return True
@@ -324,6 +329,4 @@ def _has_another_aim(setting: Setting, stuck: bool) -> bool:
 def _widths(setting: Setting) -> tuple[float, float]:
     target = setting.target
     width = setting.upper - setting.lower
-    if target.log_delta is None:
-        return width, target.proportion
-    return width, max(target.floor, target.proportion * setting.lower)
+    return width, target.enough(setting.lower) if target.of_epsilon else target.relative

@@ -13,9 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.methods.certified import atoms, window
+from jaxdp_episodic.accountant.methods.certified import atoms, lower, window
 from jaxdp_episodic.accountant.methods.certified import grid as loss_grid
 from jaxdp_episodic.accountant.methods.certified import lattice as loss_lattice
+from jaxdp_episodic.accountant.methods.certified.coarse import (
+    coarse_loss,
+    coarse_points,
+    peak,
+)
 from jaxdp_episodic.accountant.methods.certified.hockey_stick import (
     CertifiedDistribution,
     Row,
@@ -27,40 +32,32 @@ from jaxdp_episodic.accountant.methods.certified.hockey_stick import (
     tilted_row,
 )
 from jaxdp_episodic.accountant.methods.certified.interval_state import Setting, Step
-from jaxdp_episodic.accountant.methods.certified.lattice import Tails
+from jaxdp_episodic.accountant.methods.certified.lattice import (
+    BinMasses,
+    LatticeDistribution,
+    Tails,
+)
 from jaxdp_episodic.accountant.methods.certified.low_frequencies import (
     LowFrequencies,
     certified_ends,
 )
-from jaxdp_episodic.accountant.methods.certified.pilot import (
-    bulk,
-    pilot_of,
-    pilot_points,
-)
-from jaxdp_episodic.accountant.methods.certified.step_distribution import (
-    StepDistribution,
-    bin_masses_of_steps,
-    lower_distribution,
-    upper_distribution,
-)
 from jaxdp_episodic.accountant.methods.certified.transform import transformed
-from jaxdp_episodic.accountant.methods.certified.window import (
-    Direction,
-    Estimate,
-    Target,
-)
+from jaxdp_episodic.accountant.methods.certified.window import Direction, Estimate
 
-# Cells of the largest lattice (32 MiB for an array, about 20 of them live).
-LARGEST_LATTICE = 2**22
+# Grid points of one step's loss, at most.
 _MOST_GRID_POINTS = 2**19
-# Epsilon is at least this share of Chernoff's bound of it.
+# Least share of Chernoff's bound of epsilon that epsilon is expected to be.
 _SURE_SHARE = 0.3
-# The masses of a distribution add up to 1 within this, or its tails were wrong.
+# P-mass of a bin above which a peak may be in it.
+_PEAK_MASS = 1e-3
+# Most that the total mass of a distribution deviates from 1, or its tails are wrong.
 _MASS_CHECK = 1e-6
-# A larger deviation is more than rounding.
+# Deviation that is more than rounding on too fine a lattice.
 _MASS_ROUNDING = 1e-2
-# By how much rounding may let ends cross, and an upper distribution lack mass.
-_CROSSING, _LACKING = 1e-9, 1e-9
+# Relative distance by which rounding may let ends cross.
+_CROSSING = 1e-9
+# Mass by which rounding may let an upper distribution fall short of 1.
+_LACKING = 1e-9
 
 
 def _evaluate(
@@ -73,29 +70,30 @@ def _evaluate(
             if len(points[i][k]):  # of finitely many losses no tails are needed
                 where.setdefault(type(step.loss), []).append((i, k))
     result: list[list[Any]] = [[None] * len(s.steps) for s in settings]
-    for places in where.values():
+    for members in where.values():
         tails = loss_lattice.evaluate_tails(
-            [settings[i].steps[k].loss for i, k in places],
-            [points[i][k] for i, k in places],
+            [settings[i].steps[k].loss for i, k in members],
+            [points[i][k] for i, k in members],
         )
-        for (i, k), value in zip(places, tails, strict=True):
+        for (i, k), value in zip(members, tails, strict=True):
             result[i][k] = value
     return result
 
 
-def run_pilots(settings: list[Setting]) -> None:
-    """Fills in the pilot distributions of both directions."""
+def evaluate_coarsely(settings: list[Setting]) -> None:
+    """Fills in the coarse losses of both directions."""
     points = [
-        [pilot_points(s.loss.hints()) for s in setting.steps] for setting in settings
+        [coarse_points(s.loss.hints()) for s in setting.steps] for setting in settings
     ]
     for setting, grids, tails in zip(
         settings, points, _evaluate(settings, points), strict=True
     ):
-        both = list(zip(grids, tails, strict=True))
-        setting.pilots = [[pilot_of(g, f, b) for g, (f, b) in both]]
+        steps = list(zip(grids, tails, setting.steps, strict=True))
+        setting.coarse = [[coarse_loss(g, f, b, s.count) for g, (f, b), s in steps]]
         setting.signs = [1]
         if not all(s.loss.is_symmetric for s in setting.steps):
-            setting.pilots.append([pilot_of(g, b, f) for g, (f, b) in both])
+            backward = [coarse_loss(g, b, f, s.count) for g, (f, b), s in steps]
+            setting.coarse.append(backward)
             setting.signs.append(-1)
         setting.known = [None] * len(setting.signs)
         setting.uppers = [setting.upper] * len(setting.signs)
@@ -104,19 +102,17 @@ def run_pilots(settings: list[Setting]) -> None:
 def lay_grids(settings: list[Setting]) -> None:
     """Chooses spacing, offsets and grid of every setting and evaluates the tails."""
     for s in settings:
-        counts = [step.count for step in s.steps]
-        s.plans = _plans(s, counts)
-        medians = []
-        for pilot, step in zip(s.pilots[0], s.steps, strict=True):
-            middle = 0.0 if step.loss.is_symmetric else bulk(pilot)
+        s.plans = _plans(s)
+        s.centers = []
+        for coarse, step in zip(s.coarse[0], s.steps, strict=True):
+            center = 0.0 if step.loss.is_symmetric else peak(coarse)
             lead = s.plans[s.lead].tilt, s.signs[s.lead]
             atom = atoms.best_center(step.loss, *lead)
-            medians.append(middle if atom is None else atom)
+            s.centers.append(center if atom is None else atom)
         s.spacing = min(
-            loss_grid.choose_spacing(pilots, counts, [sign * m for m in medians], plan)
-            for pilots, plan, sign in zip(s.pilots, s.plans, s.signs, strict=True)
+            loss_grid.choose_spacing(coarse, [sign * c for c in s.centers], plan)
+            for coarse, plan, sign in zip(s.coarse, s.plans, s.signs, strict=True)
         )
-        s.centers = medians
         # The coarsest lattice that the window allows, as the last attempt.
         least = max(
             plan.high - min(plan.low, plan.epsilon)
@@ -126,8 +122,8 @@ def lay_grids(settings: list[Setting]) -> None:
         grain = max(float(step.loss.grain()) for step in s.steps)
         least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing, grain)
         s.last_attempt = s.spacing <= least
-        s.spacing = max(s.spacing, least, 1e-12 * max(abs(c) for c in medians))
-    _center_spikes(settings)
+        s.spacing = max(s.spacing, least, 1e-12 * max(abs(c) for c in s.centers))
+    _center_peaks(settings)
     for s in settings:
         s.grids, s.points = [], []
         for k, step in enumerate(s.steps):
@@ -159,11 +155,10 @@ def _grid_of(s: Setting, k: int, step: Step) -> np.ndarray:
     ]
     return loss_grid.choose_grid(
         [
-            (pilots[k], plan.weights[k], plan, sign)
-            for pilots, plan, sign in zip(s.pilots, s.plans, s.signs, strict=True)
+            (coarse[k], plan.weights[k], plan, sign)
+            for coarse, plan, sign in zip(s.coarse, s.plans, s.signs, strict=True)
         ],
         1 / len(s.steps),
-        step.count,
         s.spacing,
         s.centers[k],
         (min(e[0] for e in ends), max(e[1] for e in ends)),
@@ -171,13 +166,13 @@ def _grid_of(s: Setting, k: int, step: Step) -> np.ndarray:
     )
 
 
-def _plans(s: Setting, counts: list[float]) -> list[Direction]:
+def _plans(s: Setting) -> list[Direction]:
     """Plans of both directions; of one far below the other only a bound is planned."""
     plans = [
-        window.plan_direction(pilots, counts, s.target, s.scale, known)
-        for pilots, known in zip(s.pilots, s.known, strict=True)
+        window.plan_direction(coarse, s.target, s.scale, known)
+        for coarse, known in zip(s.coarse, s.known, strict=True)
     ]
-    answers = [_answer(s.target, plan) for plan in plans]
+    answers = [p.epsilon if s.target.of_epsilon else p.log_delta for p in plans]
     s.lead = int(np.argmax(answers))
     if len(plans) == 1:
         return plans
@@ -185,18 +180,14 @@ def _plans(s: Setting, counts: list[float]) -> list[Direction]:
     other = 1 - s.lead
     if answers[other] < ceiling:
         plans[other] = window.plan_direction(
-            s.pilots[other], counts, s.target, s.scale, s.known[other], ceiling
+            s.coarse[other], s.target, s.scale, s.known[other], ceiling
         )
     return plans
 
 
-def _answer(target: Target, plan: Direction) -> float:
-    return plan.log_delta if target.log_delta is None else plan.epsilon
-
-
 def _ceiling(s: Setting, expected: float) -> float:
     """A value that the larger direction's answer surely exceeds, with room to spare."""
-    of_epsilon = s.target.log_delta is not None
+    of_epsilon = s.target.of_epsilon
     if s.lower > (0.0 if of_epsilon else -math.inf):
         return 0.9 * s.lower if of_epsilon else s.lower - 1.0
     # Chernoff's bound may be far above the answer.
@@ -205,25 +196,25 @@ def _ceiling(s: Setting, expected: float) -> float:
     return expected - 0.5 * min(-expected, 20.0) - 3.0
 
 
-def _center_spikes(settings: list[Setting]) -> None:
-    """Moves the offsets to the merged loss of the spike's own bin.
+def _center_peaks(settings: list[Setting]) -> None:
+    """Moves each center to ``log(P / Q)`` of the bin about it.
 
-    A spike narrower than the spacing would cost the lower distribution a whole bin if
-    it were off the lattice.
+    A peak narrower than the spacing would cost the lower distribution a whole bin if it
+    were not at a point of the lattice.
     """
-    able = settings
     for _ in range(3):
         points = []
-        for s in able:
+        for s in settings:
             half = 0.5 * s.spacing
             points.append([np.array([c - half, c + half]) for c in s.centers])
-        for s, grids, tails in zip(able, points, _evaluate(able, points), strict=True):
+        evaluated = _evaluate(settings, points)
+        for s, grids, tails in zip(settings, points, evaluated, strict=True):
             for k, (grid, (own, other)) in enumerate(zip(grids, tails, strict=True)):
-                bins = loss_lattice.bin_masses(grid, own, other)
-                mass, loss = loss_lattice.merged_losses(grid, bins)
                 if s.steps[k].loss.values():
                     continue  # an atom is its center
-                if mass[0] > 1e-3 and grid[0] < loss[0] < grid[1]:
+                bins = loss_lattice.bin_masses(grid, own, other)
+                mass, loss = loss_lattice.merged_losses(grid, bins)
+                if mass[0] > _PEAK_MASS and grid[0] < loss[0] < grid[1]:
                     s.centers[k] = float(loss[0])
 
 
@@ -247,11 +238,11 @@ def compose(settings: list[Setting]) -> None:
             s.lower = max(s.lower, end[0])
     for s in settings:
         if s.has_no_estimate and any(s.known):
-            # What did not fit a window from pilots may fit one from an estimate.
+            # What did not fit a window planned coarsely may fit one by an estimate.
             s.least_spacing, s.last_attempt = 0.0, False
         s.upper = min(s.upper, max(s.uppers))
         # Relative to epsilon; absolute for log(delta).
-        slack = _CROSSING * (abs(s.lower) + (s.target.log_delta is None))
+        slack = _CROSSING * (abs(s.lower) + (not s.target.of_epsilon))
         if s.upper < s.lower - slack:
             s.revert_ends("certified ends cross")
             continue
@@ -259,7 +250,7 @@ def compose(settings: list[Setting]) -> None:
         # A direction that surely lies below the other one is dropped.
         keep = [i for i, high in enumerate(s.uppers) if high > s.lower]
         keep = keep or [int(np.argmax(s.uppers))]
-        for name in ("pilots", "signs", "known", "uppers"):
+        for name in ("coarse", "signs", "known", "uppers"):
             setattr(s, name, [getattr(s, name)[i] for i in keep])
 
 
@@ -280,25 +271,34 @@ def _jobs(s: Setting) -> list[_Job]:
     jobs: list[_Job] = []
     most_cells = 0
     for i, (sign, plan) in enumerate(zip(s.signs, s.plans, strict=True)):
-        fine = bin_masses_of_steps(s, sign)
-        uppers = [upper_distribution(*bins) for bins in fine]
-        lowers = [lower_distribution(*bins, plan.tilt) for bins in fine if i == s.lead]
-        off = max(
+        uppers, lowers = [], []
+        for index, points, bins in _bin_masses(s, sign):
+            masses, infinite = loss_lattice.upper_masses(points, bins)
+            grid = points[::2]
+            uppers.append(LatticeDistribution(index, grid, masses, infinite))
+            if i == s.lead:
+                masses, shift = lower.lower_distribution(points, bins, plan.tilt)
+                lowers.append(
+                    LatticeDistribution(index, grid + shift, masses, 0.0, shift)
+                )
+        deviation = max(
             *(abs(u.total - 1) for u in uppers), *(low.total - 1 for low in lowers), 0.0
         )
         if any(u.total < 1 - _LACKING for u in uppers):
             s.revert_ends("an upper distribution lacks mass")
             return []
-        if not off < _MASS_CHECK:
+        if not deviation < _MASS_CHECK:
             # Errors of the masses grow with the inverse of the spacing and the number
             # of bins: a coarser lattice helps, unless the tails themselves are wrong.
-            coarser = s.spacing * math.sqrt(10 * off / _MASS_CHECK)
-            s.out_of_memory = not off < _MASS_ROUNDING
+            coarser = s.spacing * math.sqrt(10 * deviation / _MASS_CHECK)
+            s.out_of_memory = not deviation < _MASS_ROUNDING
             s.least_spacing, s.last_attempt = coarser, False
             return []
         row, cells = _tilted_row(s, plan, sign, uppers)
         if plan.only_bound:
-            s.uppers[i] = min(s.uppers[i], _bound(row.certified, s.target))
+            of_epsilon = s.target.of_epsilon
+            bound = chernoff_epsilon if of_epsilon else chernoff_log_delta
+            s.uppers[i] = min(s.uppers[i], bound(row.certified, s.target.given))
             continue
         jobs.append(_Job(s, i, True, row))
         most_cells = max(most_cells, cells)
@@ -318,32 +318,46 @@ def _jobs(s: Setting) -> list[_Job]:
     return []
 
 
+def _bin_masses(
+    s: Setting, sign: int
+) -> list[tuple[np.ndarray, np.ndarray, BinMasses]]:
+    """Lattice numbers, points and the masses of the bins between them, of each step."""
+    result = []
+    for step, index, points, tails in zip(
+        s.steps, s.grids, s.points, s.tails, strict=True
+    ):
+        if sign < 0:
+            index, points = -index[::-1], -points[::-1]
+        bins = atoms.bin_masses_of_atoms(points, step.loss, sign)
+        if bins is None:
+            own, other = tails
+            if sign < 0:
+                own, other = (Tails(*(a[::-1] for a in t)) for t in (other, own))
+            bins = loss_lattice.bin_masses(points, own, other)
+        result.append((index, points, bins))
+    return result
+
+
 def _tilted_row(
-    s: Setting, plan: Direction, sign: int, steps: list[StepDistribution]
+    s: Setting, plan: Direction, sign: int, dists: list[LatticeDistribution]
 ) -> tuple[Row, int]:
     """One direction's tilted distributions in the window of their sum; its cells."""
-    counts, dists = [step.count for step in s.steps], [step.finite for step in steps]
+    counts = [step.count for step in s.steps]
     offset = sum(
-        t * (sign * c + step.move)
-        for t, c, step in zip(counts, s.centers, steps, strict=True)
+        t * (sign * c + dist.shift)
+        for t, c, dist in zip(counts, s.centers, dists, strict=True)
     )
-    moved = sum(step.count * loss_lattice.displacement(step.loss) for step in s.steps)
-    infinite = sum(t * step.infinite for t, step in zip(counts, steps, strict=True))
+    displaced = sum(
+        step.count * loss_lattice.displacement(step.loss) for step in s.steps
+    )
+    infinite = sum(t * dist.infinite for t, dist in zip(counts, dists, strict=True))
     low, high, plan = sum_window(dists, counts, plan)
     cells = math.ceil((high - low) / s.spacing) + 6
     size = 2 ** max(math.ceil(math.log2(min(max(cells, 16), 2**40))), 8)
     # Cells added to reach a power of two lie on both sides.
     first = math.floor((low - offset) / s.spacing) - 2 - (size - cells) // 2
-    lattice = infinite, offset, moved, s.spacing, first, size
+    lattice = infinite, offset, displaced, s.spacing, first, size
     return tilted_row(dists, counts, plan, *lattice), cells
-
-
-def _bound(dist: CertifiedDistribution, target: Target) -> float:
-    """Chernoff's bound of what is asked for."""
-    if target.log_delta is not None:
-        return chernoff_epsilon(dist, target.log_delta)
-    assert target.epsilon is not None  # one of the two is given
-    return chernoff_log_delta(dist, target.epsilon)
 
 
 def _ends(
@@ -353,18 +367,16 @@ def _ends(
     result: list[tuple[float, Estimate] | None] = [None] * len(jobs)
     by_frequencies: dict[bool, list[int]] = {}
     for i, (job, dist) in enumerate(zip(jobs, sums, strict=True)):
-        log_delta, epsilon, *_ = job.setting.target
+        target = job.setting.target
         if isinstance(dist, LowFrequencies):
-            by_frequencies.setdefault(log_delta is not None, []).append(i)
-        elif dist is not None and log_delta is not None:
-            result[i] = certified_epsilon(dist, log_delta, certify_upper=job.upper)
-        elif dist is not None and epsilon is not None:
-            result[i] = certified_log_delta(dist, epsilon, certify_upper=job.upper)
+            by_frequencies.setdefault(target.of_epsilon, []).append(i)
+        elif dist is not None:
+            end = certified_epsilon if target.of_epsilon else certified_log_delta
+            result[i] = end(dist, target.given, certify_upper=job.upper)
     for of_epsilon, members in by_frequencies.items():
-        targets = [jobs[i].setting.target for i in members]
         ends = certified_ends(
             [dist for i in members if isinstance(dist := sums[i], LowFrequencies)],
-            [float((t.log_delta if of_epsilon else t.epsilon) or 0.0) for t in targets],
+            [jobs[i].setting.target.given for i in members],
             [jobs[i].upper for i in members],
             of_epsilon=of_epsilon,
         )

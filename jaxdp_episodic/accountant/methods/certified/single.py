@@ -15,8 +15,7 @@ from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.certified.interval_state import Setting
 from jaxdp_episodic.accountant.methods.single_step import epsilon_of_profile
 
-# Distances from a solution of the computed profile at which ends are tried, relative
-# to it.
+# Relative distances from the computed profile's solution at which ends are tried.
 _DISTANCES = 1e-15 * 4.0 ** np.arange(26)
 
 
@@ -31,12 +30,12 @@ def narrow(settings: Sequence[Setting]) -> None:
     for s in settings:
         mechanisms.setdefault(type(s.steps[0].loss), []).append(s)
     for group in mechanisms.values():
-        of_epsilon = [s for s in group if s.target.log_delta is not None]
+        of_epsilon = [s for s in group if s.target.of_epsilon]
         if of_epsilon:
             _narrow_epsilon(of_epsilon)
-        of_delta = [s for s in group if s.target.log_delta is None]
+        of_delta = [s for s in group if not s.target.of_epsilon]
         if of_delta:
-            points = [np.array([s.target.epsilon or 0.0]) for s in of_delta]
+            points = [np.array([s.target.given]) for s in of_delta]
             for s, (low, high) in zip(
                 of_delta, _log_profiles(of_delta, points), strict=True
             ):
@@ -46,7 +45,7 @@ def narrow(settings: Sequence[Setting]) -> None:
 
 def _narrow_epsilon(settings: Sequence[Setting]) -> None:
     losses = [s.steps[0].loss for s in settings]
-    log_delta = np.array([s.target.log_delta for s in settings], np.float64)
+    log_delta = np.array([s.target.given for s in settings])
     every = type(losses[0]).stack(losses)
     near = epsilon_of_profile(log_delta, every)
     points = []
@@ -69,26 +68,26 @@ def _log_profiles(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Certified ends of log(delta) at some epsilons >= 0 of each setting.
 
-    The computed profile is that of a distribution whose losses are off by no more than
-    `lattice.displacement` and by rounding: it is read off as far to either side.
+    The computed profile is that of a distribution whose losses are displaced by no more
+    than `lattice.displacement` and rounding: it is read off as far to either side.
     """
     losses = [s.steps[0].loss for s in settings]
-    moves = [
+    displaced = [
         lattice.displacement(loss) + lattice.loss_rounding(p)
         for loss, p in zip(losses, points, strict=True)
     ]
     shifted = [
-        np.concatenate([np.maximum(p - move, 0.0), p + move])
-        for p, move in zip(points, moves, strict=True)
+        np.concatenate([np.maximum(p - nats, 0.0), p + nats])
+        for p, nats in zip(points, displaced, strict=True)
     ]
     result = []
-    for p, move, tails in zip(
-        points, moves, lattice.evaluate_tails(losses, shifted), strict=True
+    for p, nats, tails in zip(
+        points, displaced, lattice.evaluate_tails(losses, shifted), strict=True
     ):
         low, high = np.full(len(p), -math.inf), np.full(len(p), -math.inf)
-        moved = np.tile(lattice.moved_share(move), 2)
+        change = np.tile(lattice.displacement_error(nats), 2)
         for own in tails:
-            error = own.profile_error + moved * own.scaled + 1e-300
+            error = own.profile_error + change * own.scaled + 1e-300
             above, below = own.profile + error, own.profile - error
             most = np.log(above[: len(p)])
             alive = below[len(p) :] > 0

@@ -1,8 +1,9 @@
-"""Convolution powers of tilted losses: their lowest frequencies, or all cells.
+"""Convolution powers of tilted losses: their lowest Fourier coefficients, or all cells.
 
-A sum of many losses has few frequencies that are not as good as 0; with those the
-answer is read off without an inverse transform (`low_frequencies`). A sum of
-few, or one that a single large loss makes up, is transformed back to its cells.
+The lattice is a circle of N cells. A step of count T has Fourier coefficients f_k, the
+sum ``prod f_k^T``. A sum of many losses has few coefficients that are not negligible;
+with those the answer is read off without an inverse transform (`low_frequencies`). A
+sum of few, or one that a single large loss makes up, is transformed back to its cells.
 """
 
 from __future__ import annotations
@@ -21,22 +22,37 @@ from jaxdp_episodic.accountant.methods.certified.hockey_stick import (
 from jaxdp_episodic.accountant.methods.certified.low_frequencies import LowFrequencies
 from jaxdp_episodic.accountant.numerics import fourier
 
-# Rows of a transform, padded; cells of all of them.
-_LARGEST_BATCH, _LARGEST_CELLS = 8, 2**20
-# Cells of a row that is transformed back: about 20 arrays of it are live.
-LARGEST_CELLS = 2**22
+# Rows of a transform, at most; it is padded to a power of two.
+_LARGEST_BATCH = 8
+# Cells of all rows of a transform, at most.
+_CELLS_OF_BATCH = 2**20
+# Cells of the largest lattice: 32 MiB for an array, about 20 of them live.
+LARGEST_LATTICE = 2**22
 # Number of distributions whose logarithms and phases are added up at a time.
 _MOST_TOGETHER = 16
-# An atom of at least this mass is split off before the transform.
+# Mass from which on an atom is split off before the transform.
 _ATOM = 0.6
-# Kernels of the power, by what keeps their rounding errors small.
-PLAIN, DIFFERENCES, AROUND_ATOM = "plain", "differences", "around atom"
-# The largest number of low frequencies: so many, or this share of all cells.
-_LOW_FREQUENCIES, _LOW_SHARE = 64, 1 / 32
+# log(1 / a^T) above which the power of that atom's mass a is negligible.
+_LOG_NEGLIGIBLE_ATOM = 30.0
+# Kernels of the power, by what keeps their rounding errors small: logarithms of the
+# coefficients, of their differences from 1, or of what is beside an atom.
+PLAIN = "plain"
+DIFFERENCES = "differences"
+AROUND_ATOM = "around atom"
+# Mean distance of losses from the heaviest, in radians of the highest frequency that
+# counts, below which differences from 1 keep more digits.
+_SMALL_ANGLE = 0.3
+# Low frequencies that are kept at most: this many, or this share of all cells.
+_LOW_FREQUENCIES = 64
+_LOW_SHARE = 1 / 32
 # Grid points times frequencies, over cells, that may be summed one by one.
 _MOST_TERMS = 2.0
-# Rounding errors of a sum of n terms, over n, and of one term.
-_SUM_ERROR, _TERM_ERROR = 1.2e-16, 2e-15
+# Errors above this many tolerances ask for a more exact kernel.
+_MOST_TOLERANCES = 100
+# Rounding error of a sum of n terms, over n and its size.
+_SUM_ERROR = 1.2e-16
+# Relative rounding error of one such term.
+_TERM_ERROR = 2e-15
 _MACHINE = float(np.finfo(np.float64).eps)
 
 
@@ -55,17 +71,12 @@ def transformed(
     rows: Sequence[Row],
 ) -> list[LowFrequencies | CertifiedDistribution | None]:
     """The distribution of each row's sum; None where it does not fit in memory."""
-    result: list[LowFrequencies | CertifiedDistribution | None] = [None] * len(rows)
-    for i, low in enumerate(low_frequencies_of(rows)):
-        result[i] = low
-    left = [
-        i
-        for i, row in enumerate(rows)
-        if result[i] is None and row.size <= LARGEST_CELLS
-    ]
-    for i, certified in zip(
-        left, convolution_powers([rows[i] for i in left]), strict=True
-    ):
+    result: list[LowFrequencies | CertifiedDistribution | None]
+    result = [*low_frequencies_of(rows)]
+    fits = [row.size <= LARGEST_LATTICE for row in rows]
+    left = [i for i, low in enumerate(result) if low is None and fits[i]]
+    powers = convolution_powers([rows[i] for i in left])
+    for i, certified in zip(left, powers, strict=True):
         result[i] = certified
     return result
 
@@ -88,19 +99,19 @@ def low_frequencies_of(rows: Sequence[Row]) -> list[LowFrequencies | None]:
                 errors.append(wrong)
                 log_power = log_power + np.asarray(powers)
             low, error = (np.concatenate(found, 1) for found in (lows, errors))
-            steps = np.zeros((len(low), 2))
-            for place, i in enumerate(chosen):
+            decays = np.zeros((len(low), 2))
+            for j, i in enumerate(chosen):
                 dist = rows[i].certified
-                steps[place] = dist.tilt * dist.spacing, (dist.tilt + 1) * dist.spacing
-            sums = np.asarray(_block_sums(log_power, steps, size=size))
+                decays[j] = dist.tilt * dist.spacing, (dist.tilt + 1) * dist.spacing
+            sums = np.asarray(_block_sums(log_power, decays, size=size))
             rest = np.cumsum(sums[:, ::-1], -1)[:, ::-1]
-            for place, i in enumerate(chosen):
+            for j, i in enumerate(chosen):
                 number = len(rows[i].masses)
                 result[i] = _lowest_of(
                     rows[i],
-                    (low[place][:number], error[place][:number]),
-                    (edges[:-1], rest[place]),
-                    firsts[place],
+                    (low[j][:number], error[j][:number]),
+                    (edges[:-1], rest[j]),
+                    firsts[j],
                 )
     return result
 
@@ -130,12 +141,15 @@ def _lowest_of(
     i = int(np.argmax(enough))
     number = int(edges[i])
     power, errors = _from_transform(low[0][:, :number], low[1], row.counts)
-    if not row.small_rounding or _rounding(row, errors) > 100 * row.tolerance:
+    if (
+        not row.small_rounding
+        or _rounding(row, errors) > _MOST_TOLERANCES * row.tolerance
+    ):
         row.small_rounding = False
         if number * sum(len(m) for _, m in row.masses) <= _MOST_TERMS * row.size:
             power, errors = _from_terms(row, number)
-        elif _kernel_name(row) != PLAIN and row.size <= LARGEST_CELLS:
-            return None  # there are better ways
+        elif _kernel_name(row) != PLAIN and row.size <= LARGEST_LATTICE:
+            return None  # the cells by another kernel are more exact
     angle = np.mod(np.arange(number) * float(first), row.size) / row.size
     power = power * np.exp(2j * math.pi * angle)
     errors = errors + 4e-15 * np.abs(power)
@@ -181,10 +195,10 @@ def _from_terms(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:
     parts = []
     for index, mass in row.masses:
         away = np.mod(index - index[np.argmax(mass)], row.size)
-        turns = np.mod(frequency * away, row.size)
+        cycles = np.mod(frequency * away, row.size)
         # centred before it is divided, so that small angles keep their digits
-        turns = np.where(turns > 0.5 * row.size, turns - row.size, turns)
-        angle = 2 * math.pi * (turns / row.size)
+        cycles = np.where(cycles > 0.5 * row.size, cycles - row.size, cycles)
+        angle = 2 * math.pi * (cycles / row.size)
         versine, sine = 2 * np.sin(0.5 * angle) ** 2, np.sin(angle)
         total = math.fsum(mass)
         share = mass / total
@@ -221,13 +235,13 @@ def _power(
     most ``T e (b + e)^(T - 1)``.
     """
     times = np.asarray(counts)[:, None]
-    turns = times * (angle / (2 * math.pi))
-    turns -= np.round(turns)
+    cycles = times * (angle / (2 * math.pi))  # the phase modulo 1
+    cycles -= np.round(cycles)
     rounding = 2 * len(times) * fourier.sum_error(min(len(times), _MOST_TOGETHER))
-    while len(turns) > 1:
-        turns = np.add.reduceat(turns, np.arange(0, len(turns), _MOST_TOGETHER), 0)
-        turns -= np.round(turns)
-    phase = 2 * math.pi * turns[0]
+    while len(cycles) > 1:
+        cycles = np.add.reduceat(cycles, np.arange(0, len(cycles), _MOST_TOGETHER), 0)
+        cycles -= np.round(cycles)
+    phase = 2 * math.pi * cycles[0]
     length = np.exp(np.sum(times * growth, 0))
     largest = np.exp(np.sum(times * (growth + np.log1p(error)), 0))
     relative = np.sum(times * (error / (1 + error) + rounded), 0)
@@ -246,9 +260,9 @@ def _circles(
       cell of the sum's circle is the first of the window.
     """
     size, steps = rows[members[0]].size, len(rows[members[0]].masses)
-    batch = max(min(_LARGEST_BATCH, _LARGEST_CELLS // (size * steps)), 1)
+    batch = max(min(_LARGEST_BATCH, _CELLS_OF_BATCH // (size * steps)), 1)
     # a power of two, as few shapes are to be compiled
-    most = max(_LARGEST_CELLS // (size * batch), 1)
+    most = max(_CELLS_OF_BATCH // (size * batch), 1)
     together = min(steps, 1 << (most.bit_length() - 1), _MOST_TOGETHER)
 
     def parts(chosen: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -257,13 +271,13 @@ def _circles(
             masses = np.zeros((batch, together, size))
             counts = np.zeros((batch, together))
             masses[:, :, 0] = 1.0
-            for place, i in enumerate(chosen):
+            for j, i in enumerate(chosen):
                 here = rows[i].masses[start : start + together]
                 for k, (index, mass) in enumerate(here):
-                    counts[place, k] = rows[i].counts[start + k]
+                    counts[j, k] = rows[i].counts[start + k]
                     cell = np.mod(index - _heaviest(index, mass), size)
                     cell = cell.astype(np.int64)
-                    masses[place, k] = np.bincount(cell, mass, minlength=size)
+                    masses[j, k] = np.bincount(cell, mass, minlength=size)
             yield masses, counts
 
     for start in range(0, len(members), batch):
@@ -286,22 +300,22 @@ def _kernel_name(row: Row) -> str:
     """The kernel whose rounding errors are likely to be the smallest."""
     atoms = [float(m.max(initial=0.0)) for _, m in row.masses]
     # With many losses beside the atom nothing is gained, and a^T would underflow.
-    if min(atoms) > _ATOM and 30 > -sum(
-        t * math.log(a) for t, a in zip(row.counts, atoms, strict=True)
-    ):
-        return AROUND_ATOM
+    if min(atoms) > _ATOM:
+        log_power = sum(t * math.log(a) for t, a in zip(row.counts, atoms, strict=True))
+        if -log_power < _LOG_NEGLIGIBLE_ATOM:
+            return AROUND_ATOM
     if row.small_rounding:
         return PLAIN
-    mean = spread = 0.0
+    mean = variance = 0.0
     for (index, mass), count in zip(row.masses, row.counts, strict=True):
         if len(index):
             away = index - index[np.argmax(mass)]
             mean = max(mean, float(mass @ np.abs(away)))
             away = away - float(mass @ away)
-            spread += count * float(mass @ np.minimum(away**2, 100.0))
+            variance += count * float(mass @ np.minimum(away**2, 100.0))
     # Beyond this frequency the power is negligible.
-    highest = min(6 / math.sqrt(max(spread, 1e-30)), 2.0)
-    return DIFFERENCES if mean * highest < 0.3 else PLAIN
+    highest = min(6 / math.sqrt(max(variance, 1e-30)), 2.0)
+    return DIFFERENCES if mean * highest < _SMALL_ANGLE else PLAIN
 
 
 def convolution_powers(rows: Sequence[Row]) -> list[CertifiedDistribution]:
@@ -316,14 +330,14 @@ def convolution_powers(rows: Sequence[Row]) -> list[CertifiedDistribution]:
             sums = 0.0
             for part in parts:
                 sums = sums + np.asarray(_SUMS[name](*part))
-                # the phase in turns, and the rounding of one more addition
+                # the phase modulo 1, and the rounding of one more addition
                 sums[..., 2, :] -= np.round(sums[..., 2, :])
                 sums[..., 3, :] += 4 * _MACHINE
             finish = _cells_around_atom if name == AROUND_ATOM else _cells
             cells, *rounding = finish(sums, size=size)
-            for place, i in enumerate(chosen):
+            for j, i in enumerate(chosen):
                 result[i] = rows[i].certified._replace(
-                    cells=np.roll(cells[place], -firsts[place]),
-                    rounding=(float(rounding[0][place]), float(rounding[1][place])),
+                    cells=np.roll(cells[j], -firsts[j]),
+                    rounding=(float(rounding[0][j]), float(rounding[1][j])),
                 )
     return result

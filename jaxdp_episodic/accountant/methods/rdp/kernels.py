@@ -35,33 +35,43 @@ from jaxdp_episodic.accountant.numerics.loops import (
     while_each,
 )
 
-FINE = Quadrature(32, 16)  # 1e-10 relative in rdp
+# Quadrature of the answer: 1e-10 relative in rdp.
+FINE = Quadrature(32, 16)
 _ANSWER = MomentRule("forward", FINE)
-# The search for the order: good enough to resolve the phase transition of the sampled
-# Gaussian, where the best order sits at the foot of a cliff.
+# Quadrature of the search for the order: it resolves the phase transition of the
+# sampled Gaussian, a cliff of L(t) at whose foot the best order lies.
 COARSE = Quadrature(12, 8)
 # At a cliff of very high order the coarse rule may be off by a few per cent: it leads
 # to the neighbourhood, and a few steps with this one to the best order.
 MEDIUM = Quadrature(16, 10)
-# At a cliff Newton's method creeps; elsewhere it is there after three or four steps.
-# The steps allowed with a rule, how far the first one goes, and what the last one may
-# leave of log t. Beyond a cliff a far step would lose what the coarse rule has found.
-_SEARCHES = ((COARSE, 20, 4.0, 1e-4), (MEDIUM, 28, 0.06, 1e-10))
-_NEAR_SEARCH = (MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
-# A bracket of log t so narrow ends the search; where the derivative's logarithm is no
-# smaller, no step is the last.
-_NARROW, _CLOSE = 1e-9, 0.1
-# NumPy takes no longer for so many orders of a few settings than for one: these, from
-# the initial order on, which is right to a per cent at most cliffs, are the first
-# search.
-_FEW = 4
+
+
+class _NewtonRule(NamedTuple):
+    """How log t is searched: in three or four steps as a rule, in dozens at a cliff."""
+
+    quadrature: Quadrature
+    most_steps: int
+    first_step: float  # beyond a cliff a far one would lose what a coarser rule found
+    tolerance: float  # what the last step may leave of log t
+
+
+_SEARCHES = _NewtonRule(COARSE, 20, 4.0, 1e-4), _NewtonRule(MEDIUM, 28, 0.06, 1e-10)
+_NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
+_NARROW = 1e-9  # width of a bracket of log t that ends the search
+# Logarithm of the derivative over its target beyond which no step is the last.
+_CLOSE = 0.1
+_FEW = 4  # settings up to which NumPy takes no longer for a dozen orders than for one
+# Distances in log t of these orders from the first guess, which is right to a per cent
+# at most cliffs.
 _PROBES = np.array([-3, -1.4, -0.7, -0.35, -0.16, -0.07, -0.03, -0.012, -0.004])
 _PROBES = np.append(_PROBES, [0.001, 0.25, 1.0])
-# What Newton's steps from its ends may be off, squared, where a cubic needs no more
-# search; and what a loose search may be off.
-_SURE, _LOOSE = 1e-8, 1e-2
+# Squared error of Newton's steps below which a cubic through both needs no more search.
+_SURE = 1e-8
+# The same for a loose search.
+_LOOSE = 1e-2
+# log t that is searched; e^90 is beyond every order that pays.
 _LOG_T_RANGE = (-90.0, 90.0)
-# Of a larger shift there is no order whose moment is that of small losses.
+# Shift beyond which there is no order whose moment is that of small losses.
 _LARGE_SHIFT = 1e3
 
 
@@ -92,11 +102,17 @@ def log_moment(
     return tuple(totals)
 
 
-def rdp(direction: str, orders: Array, groups: tuple[Group, ...]) -> Array:
-    """``rdp(alpha)`` in nats, (n,), for one order each."""
-    t = orders - 1
-    (value,) = log_moment(t, groups, MomentRule(direction, FINE))
-    return value / t
+def rdp(
+    orders: Array, groups: tuple[Group, ...], *, direction: str, block: int
+) -> tuple[Array, Array]:
+    """``rdp(alpha)`` in nats, (n,), for one order each, and the orders."""
+
+    def curve(orders: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
+        t = orders - 1
+        (value,) = log_moment(t, groups, MomentRule(direction, FINE))
+        return value / t, orders
+
+    return by_blocks(curve, (orders, groups), block)
 
 
 def best_epsilon(
@@ -126,9 +142,7 @@ def best_epsilon(
         return xp.log(spent) - xp.log(-log_delta), slope
 
     problem = log_delta, groups, objective, residual
-    block = block or log_delta.size
-    t = _search(*problem, -log_delta, -log_delta, block, near, loose)
-    value = _answer(t, groups, block)
+    t, value = _search(*problem, -log_delta, -log_delta, block, near, loose)
     return xp.maximum(objective(log_delta, t, value), 0.0), 1 + t
 
 
@@ -157,16 +171,8 @@ def best_log_delta(
         return xp.log(first) - xp.log(paid), slope
 
     problem = epsilon, groups, objective, residual
-    block = block or epsilon.size
-    t = _search(*problem, _LOG_T_RANGE[1], 10.0, block, loose=loose)
-    value = _answer(t, groups, block)
+    t, value = _search(*problem, _LOG_T_RANGE[1], 10.0, block, loose=loose)
     return xp.minimum(objective(epsilon, t, value), 0.0), 1 + t
-
-
-def _answer(t: Array, groups: tuple[Group, ...], block: int) -> Array:
-    """`log_moment` by the fine quadrature."""
-    moment = functools.partial(log_moment, rule=_ANSWER)
-    return by_blocks(moment, (t, groups), block)[0]
 
 
 def _search(
@@ -179,14 +185,15 @@ def _search(
     block: int,
     near: Array | None = None,
     loose: bool = False,
-) -> Array:
-    """The t that minimises the objective, found with the coarse quadrature.
+) -> tuple[Array, Array]:
+    """The t that minimises the objective, and `log_moment` there by the fine rule.
 
     Newton's method in log t on the objective's derivative (``residual``, increasing,
     with its own slope), kept inside a bracket. The best t visited is returned.
     """
     xp = namespace(groups[0].count)
     example = groups[0].count[0]
+    block = block or example.size
     low = xp.full_like(example, _LOG_T_RANGE[0])
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
     log_t = xp.clip(_first_order(groups, budget), low, high)
@@ -200,43 +207,41 @@ def _search(
         problem = target, groups, residual, log_t, high
         log_t, bracket, sure = _probed(*problem, loose)
         if np.all(sure):
-            return np.exp(log_t)
-        if np.all(np.isfinite(bracket)):
+            searches = ()
+        elif np.all(np.isfinite(bracket)):
             # at a cliff Newton's method needs the bracket
             searches, (low, high) = searches[1:], bracket
 
     def improve(
         given: tuple[Array, tuple[Group, ...]],
         state: _Search,
-        rule: Quadrature,
-        first: float,
-        tolerance: float,
+        rule: _NewtonRule,
     ) -> _Search:
         target, groups = given
         log_t, low, high = state.log_t, state.low, state.high
         t = xp.exp(log_t)
-        moment = log_moment(t, groups, MomentRule("forward", rule, True))
+        moment = log_moment(t, groups, MomentRule("forward", rule.quadrature, True))
         cost = objective(target, t, moment[0])
         value, slope = residual(target, t, *moment)
         better = cost < state.best
         too_high = ~(value <= 0)  # not a number is an overflow
         low = xp.where(too_high, low, log_t)
         high = xp.where(too_high, log_t, high)
-        # Near a cliff the slope of what lies behind it would stop the search far off.
-        reach = xp.clip(2 * xp.abs(state.move), first, 4.0)
-        step = xp.clip(-value / xp.maximum(slope, 0.05), -reach, reach)
+        # Near a cliff the slope of what lies behind it would stop the search far away.
+        most = xp.clip(2 * xp.abs(state.step), rule.first_step, 4.0)
+        step = xp.clip(-value / xp.maximum(slope, 0.05), -most, most)
         proposal = log_t + xp.where(xp.isfinite(step), step, -1.0)
         inside = (proposal > low) & (proposal < high)
-        # Newton may go to and fro between two points for ever: after a turn only a
-        # step of half the last move or less is taken.
-        turned = state.move * step < 0
-        hops = turned & (2 * xp.abs(step) > xp.abs(state.move))
-        proposal = xp.where(inside & ~hops, proposal, 0.5 * (low + high))
+        # Newton's method may alternate between two points for ever: after a change of
+        # sign only a step of half the last one or less is taken.
+        alternates = state.step * step < 0
+        alternates &= 2 * xp.abs(step) > xp.abs(state.step)
+        proposal = xp.where(inside & ~alternates, proposal, 0.5 * (low + high))
         # Newton's last step, at a cliff too, is right but for about its square.
         newton = -value / slope
         near = log_t + newton
         last = (near > low) & (near < high) & (xp.abs(value) < _CLOSE)
-        last &= newton * newton * xp.maximum(slope, 1.0) < tolerance
+        last &= newton * newton * xp.maximum(slope, 1.0) < rule.tolerance
         best = xp.where(better, log_t, state.best_log_t)
         return _Search(
             state.count + 1,
@@ -251,18 +256,21 @@ def _search(
 
     # Without steps there is nothing to search, and no order is better than another.
     idle = xp.asarray(sum(xp.sum(group.count, axis=0) for group in groups)) == 0
-    for rule, most, first, tolerance in searches:
+    for rule in searches:
 
-        def unfinished(state: _Search, most: int = most) -> Array:
+        def unfinished(state: _Search, most: int = rule.most_steps) -> Array:
             return (state.count < most) & ~state.settled
 
         none, worst = xp.zeros_like(log_t), xp.full_like(log_t, xp.inf)
         state = _Search(none, log_t, none, low, high, worst, log_t, idle)
-        tolerance = _LOOSE if loose else tolerance
-        step = functools.partial(improve, rule=rule, first=first, tolerance=tolerance)
+        if loose:
+            rule = rule._replace(tolerance=_LOOSE)
+        step = functools.partial(improve, rule=rule)
         state = while_each(xp, unfinished, step, (target, groups), state, block)
         log_t = state.best_log_t
-    return xp.exp(log_t)
+    t = xp.exp(log_t)
+    moment = functools.partial(log_moment, rule=_ANSWER)
+    return t, by_blocks(moment, (t, groups), block)[0]
 
 
 def _probed(
@@ -275,20 +283,20 @@ def _probed(
 ) -> tuple[np.ndarray, ...]:
     """A root of the residual by evaluating it at many orders, up to twice; NumPy.
 
-    Between the two orders about it: of the cubic, with log t as a function of the
-    residual, that has both slopes. Where it is one it is right but for less than the
-    square of what Newton's steps from both ends are off it.
+    Between the two orders about it, the root of the cubic in log t as a function of the
+    residual that has both values and slopes. Its error is less than the square of the
+    distance to Newton's steps from both ends.
 
     Returns:
-      It, (n,), the orders that it is between, (2, n), -inf and inf where there is none,
-      and whether it needs no more search.
+      The root, (n,); the orders about it, (2, n), -inf and inf where there is none; and
+      whether it needs no more search.
     """
     many = tuple(
         map_arrays(lambda a: np.tile(a, (1, len(_PROBES))), group) for group in groups
     )
 
     def evaluate(x: np.ndarray, rule: Quadrature) -> tuple[np.ndarray, ...]:
-        """The root, the orders about it, whether it is there, how far off it may be."""
+        """The root, the orders about it, whether there is one, its squared error."""
         t = np.exp(x)
         moment = log_moment(t.reshape(-1), many, MomentRule("forward", rule, True))
         parts = (part.reshape(x.shape) for part in moment)
@@ -305,8 +313,8 @@ def _probed(
         root += u * (1 - u) * rise * ((1 - u) / s0 - u / s1)
         found = (f0 <= 0) & (f1 > 0)
         inside = (root > x0) & (root < x1)
-        off = np.maximum(np.abs(x0 - f0 / s0 - root), np.abs(x1 - f1 / s1 - root))
-        left = off * off * np.maximum(np.maximum(s0, s1), 1.0)
+        error = np.maximum(np.abs(x0 - f0 / s0 - root), np.abs(x1 - f1 / s1 - root))
+        left = error * error * np.maximum(np.maximum(s0, s1), 1.0)
         left = np.where(found & inside, left, np.inf)
         root = np.where(inside, root, 0.5 * (x0 + x1))
         return root, np.stack([x0, x1]), found, left
@@ -332,7 +340,7 @@ class _Search(NamedTuple):
 
     count: Array
     log_t: Array
-    move: Array
+    step: Array
     low: Array
     high: Array
     best: Array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,16 @@ from jaxdp_episodic.accountant.methods.rdp.total_variation import (
     at_most_total_variation,
 )
 from jaxdp_episodic.accountant.methods.run import Group, Run
-from jaxdp_episodic.accountant.numerics.loops import Array, by_blocks, map_arrays
+from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
+# Settings computed side by side on the CPU: their arrays fit its cache.
 _CPU_BLOCK = 64
+# Settings in a call of the kernel.
 _CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
 # Blocks in a chunk, where every core has four chunks of them: a chunk costs its start
 # and waits for its slowest setting, but the last one is filled up.
 _MANY_BLOCKS = 8, 32
-# From so many settings on compiling pays: it takes about as long as they do on NumPy.
+# Minimum number of settings for which compiling pays: it takes as long as NumPy does.
 BREAK_EVEN = 25_000
 
 
@@ -63,9 +66,9 @@ def rdp_bound(
       (rate 0, no steps, infinite noise) have value 0, or -inf for log(delta), and
       order inf; settings without noise have inf, or 0 for log(delta).
     """
-    name = "best_epsilon" if isinstance(question, EpsilonAt) else "best_log_delta"
+    kernel = _best_epsilon if isinstance(question, EpsilonAt) else _best_log_delta
     ends = question.nothing, question.everything
-    value, order = _evaluate(name, "forward", question.target, run, ends, near, loose)
+    value, order = _evaluate(kernel, question.target, run, ends, near, loose=loose)
     return at_most_total_variation(question, run, value), order
 
 
@@ -75,19 +78,24 @@ def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:
     Of the pair given that not everything is lost at once (see `PrivacyLoss.log_kept`):
     where that may happen the divergence itself is infinite.
     """
-    value, _ = _evaluate("rdp", direction, orders, run, (0.0, np.inf))
+    value, _ = _evaluate(_rdp, orders, run, (0.0, np.inf), direction=direction)
     return value
 
 
+_rdp = float64_boundary(kernels.rdp, static=("direction", "block"))
+_best_epsilon = float64_boundary(kernels.best_epsilon, static=("loose", "block"))
+_best_log_delta = float64_boundary(kernels.best_log_delta, static=("loose", "block"))
+
+
 def _evaluate(
-    kernel_name: str,
-    direction: str,
+    kernel: Callable[..., tuple[np.ndarray, np.ndarray]],
     target: np.ndarray,
     run: Run,
     ends: tuple[float, float],
     near: np.ndarray | None = None,
-    loose: bool = False,
+    **static: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
+    """What a kernel says of every setting; ends are the answers of nothing and all."""
     shape = np.broadcast_shapes(np.shape(target), run.shape)
     if 0 in shape:
         return np.zeros(shape), np.zeros(shape)
@@ -101,23 +109,16 @@ def _evaluate(
     groups = tuple(_all(group, flat_target.size) for group in whole.groups())
     with using_engine(choose_engine(flat_target.size, BREAK_EVEN)):
 
-        def kernel(part: Any) -> tuple[np.ndarray, np.ndarray]:
-            target, groups, *rest = part
-            size = target.shape[-1]
-            return _kernel(
-                target,
-                groups,
-                *rest,
-                kernel_name=kernel_name,
-                direction=direction,
-                block=_block(size),
-                loose=loose and engine_name() != "jax",  # nothing is compiled for it
-            )
+        def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
+            return kernel(*part, block=_block(part[0].shape[-1]), **static)
 
         arrays: tuple[Any, ...] = (flat_target, groups)
-        if near is not None and engine_name() != "jax":  # nor for that
+        if engine_name() == "jax":  # nothing is compiled for these two
+            near = None
+            static.pop("loose", None)
+        if near is not None:
             arrays += (np.broadcast_to(near, shape).reshape(-1),)
-        value, order = in_chunks(kernel, arrays, _chunks(flat_target.size))
+        value, order = in_chunks(chunk, arrays, _chunks(flat_target.size))
     value, order = value.reshape(shape), order.reshape(shape)
     value = np.where(no_loss, nothing, np.where(no_noise, everything, value))
     order = np.where(no_loss | no_noise, np.inf, order)
@@ -142,35 +143,10 @@ def _block(size: int) -> int:
     return size
 
 
-def _blockwise(
-    target: Array,
-    groups: tuple[Group, ...],
-    *near: Array,
-    kernel_name: str,
-    direction: str,
-    block: int,
-    loose: bool,
-) -> tuple[Array, Array]:
-    """The kernel over one chunk, block after block."""
-    if kernel_name == "rdp":
-
-        def curve(orders: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
-            return kernels.rdp(direction, orders, groups), orders
-
-        return by_blocks(curve, (target, groups), block)
-    search = getattr(kernels, kernel_name)
-    return search(target, groups, *near, loose=loose, block=block)
-
-
-_kernel = float64_boundary(
-    _blockwise, static=("kernel_name", "direction", "block", "loose")
-)
-
-
 def answer_at_orders(
     question: Question, run: Run, orders: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Upper bounds of epsilon or log(delta) by the best of some orders, and its place.
+    """Upper bounds of epsilon or log(delta) by the best of some orders, and its index.
 
     Args:
       question: broadcasts with the run, settings by paths.

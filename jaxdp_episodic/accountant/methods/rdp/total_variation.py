@@ -13,9 +13,9 @@ from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.single_step import delta_of_profile
 
-# Settings whose estimated total variation is this many nats above delta are computed.
+# Nats by which the estimated total variation may exceed delta and yet be computed.
 _NEAR = 3.0
-# Of the profiles' rounding, in nats.
+# Rounding error of the profiles' logarithms, nats.
 _ROUNDING = 1e-12
 
 

@@ -52,9 +52,9 @@ def test_every_candidate_lies_below(p, s, spacing, center, count, monkeypatch):
 
     monkeypatch.setattr(lower, "_score", keep)
     lower.lower_distribution(points, bins, 1.0)
-    assert any(candidate.move != 0 for candidate in found) == (p < 0.1)
-    for masses, move in found:
-        losses = grid + move
+    assert any(candidate.shift != 0 for candidate in found) == (p < 0.1)
+    for masses, shift in found:
+        losses = grid + shift
         # between its losses the lower profile is straight, the true one bent: there
         # and right beside the losses
         for u in np.sort(np.concatenate([losses[:20], losses[:20] + 0.4 * spacing])):
@@ -66,7 +66,7 @@ def test_every_candidate_lies_below(p, s, spacing, center, count, monkeypatch):
             assert mine <= exact * (1 + 1e-12) + 1e-18
 
 
-def test_a_spike_off_the_lattice_costs_little():
+def test_a_peak_off_the_lattice_costs_little():
     """Its loss is one of second order, wherever it lies between two grid points."""
     p, s, spacing, _, count = LATTICES[1]
     fine_points, fine = lattice(p, s, spacing / 50, -p, 50 * count)
@@ -74,8 +74,8 @@ def test_a_spike_off_the_lattice_costs_little():
     truth = math.log1p(float(mass @ np.expm1(3 * loss)))
     for place in (0.0, 0.05, 0.15, 0.3):
         points, bins = lattice(p, s, spacing, -2.1e-4 + place * spacing, count)
-        masses, move = lower.lower_distribution(points, bins, 3.0)
-        growth = float(masses @ np.expm1(3 * (points[::2] + move))) + masses.sum() - 1
+        masses, shift = lower.lower_distribution(points, bins, 3.0)
+        growth = float(masses @ np.expm1(3 * (points[::2] + shift))) + masses.sum() - 1
         lost = truth - math.log1p(growth)
         # a twentieth of the spacing would be 2e-4, three spacings squared 7e-6
         assert 0 < lost <= 3 * spacing**2

@@ -31,6 +31,7 @@ from jaxdp_episodic.accountant.questions.gradient_kernels import (
     single_step_slopes,
 )
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
+from jaxdp_episodic.files.optional import require
 
 # Differences of epsilon at these places, in widths of a share of the noise: of fourth
 # order, and of second at twice the width, by which they are checked.
@@ -107,6 +108,7 @@ def epsilon_and_gradient(
       ValueError: a value out of range, ``num_steps`` given twice or not at all, or a
         name that the step does not have.
       NotImplementedError: steps in epochs, and another name than "noise_multiplier".
+      ImportError: JAX is not installed, and the derivative is not by differences.
     """
     gaussian_parts(step, "epsilon_and_gradient")  # refuses others
     _validation.open_unit_array("delta", delta)
@@ -120,6 +122,7 @@ def epsilon_and_gradient(
         return value, {
             name: _by_differences(name, step, delta, num_steps) for name in names
         }
+    require("jax", purpose="epsilon_and_gradient", extra=None)
     paths = undominated_paths(accounted)
     counts = None if num_steps is None else np.asarray(num_steps, np.float64)
     moved = [direction(name, step, counts).take_paths(paths) for name in names]

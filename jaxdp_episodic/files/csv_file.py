@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.columns import column_places
-from jaxdp_episodic.files.json_file import LONGEST_LINE, TOO_LONG
+from jaxdp_episodic.files.json_file import MAX_LINE_BYTES, TOO_LONG
 
 
 def csv_lines(
@@ -98,12 +98,12 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._file.readline(LONGEST_LINE + 1)
+        line = self._file.readline(MAX_LINE_BYTES + 1)
         if not line:
             raise StopIteration
         self.number += 1
-        if len(line) > LONGEST_LINE:
+        if len(line) > MAX_LINE_BYTES:
             while line and not line.endswith(("\n", "\r")):
-                line = self._file.readline(LONGEST_LINE)
+                line = self._file.readline(MAX_LINE_BYTES)
             raise csv.Error(TOO_LONG)
         return line

@@ -12,7 +12,7 @@ from typing import Any
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.columns import repeated
 
-LONGEST_LINE = 2**24
+MAX_LINE_BYTES = 2**24  # of JSON lines and CSV: far more than a row of either needs
 TOO_LONG = "longer than 16 MiB"
 
 
@@ -79,11 +79,11 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
     check_plain_file(path)
     with path.open("rb") as file:
         number = 0
-        while line := file.readline(LONGEST_LINE + 1):
+        while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
-            if len(line) > LONGEST_LINE:
+            if len(line) > MAX_LINE_BYTES:
                 while line and not line.endswith(b"\n"):
-                    line = file.readline(LONGEST_LINE)
+                    line = file.readline(MAX_LINE_BYTES)
                 yield number, ValueError(f"line {number}: {TOO_LONG}"), 0
             elif not line.isspace():
                 yield number, _object(number, line), len(line)

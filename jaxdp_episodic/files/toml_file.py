@@ -15,9 +15,9 @@ from typing import Any
 
 from jaxdp_episodic.files.archive import check_plain_file
 
-MAX_BYTES = 2**24
-# Of brackets, and of the parts of a dotted key: far more than any schema here has.
-# The standard library's parser recurses for the former, is quadratic in the latter.
+MAX_BYTES = 2**24  # nested sizes of tens of thousands of units take a few MB
+# Levels of brackets, and parts of a dotted key: far more than any schema here has. The
+# standard library's parser recurses for the former and is quadratic in the latter.
 _MAX_DEPTH = 64
 # Strings and comments whole, so that what they hold is not counted. A string that is
 # not closed reaches as far as it can: the parser refuses it at its beginning.
@@ -107,8 +107,8 @@ def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     ]
     for key, value in table.items():
         if isinstance(value, Mapping):
-            place = (*path, key)
-            lines += ["", f"[{'.'.join(map(_key, place))}]", *_lines(value, place)]
+            below = (*path, key)
+            lines += ["", f"[{'.'.join(map(_key, below))}]", *_lines(value, below)]
     return lines
 
 

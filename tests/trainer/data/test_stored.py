@@ -135,7 +135,7 @@ def test_npz(name, tmp_path):
 
 def test_parquet_columns_lists_and_files(tmp_path, monkeypatch):
     """Also where lists have more items than are ever made into Python's objects."""
-    monkeypatch.setattr(parquet_file, "_MOST_ITEMS", 3)
+    monkeypatch.setattr(parquet_file, "_MAX_NESTED_ITEMS", 3)
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

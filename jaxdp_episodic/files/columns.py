@@ -27,10 +27,10 @@ def column_places(names: Sequence[str], wanted: Iterable[str]) -> list[int]:
     twice = repeated(names)
     if twice is not None:
         raise ValueError(f"two columns {twice!r}")
-    places = {name: place for place, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
     for name in wanted:
-        if name not in places:
+        if name not in indices:
             there = f"; the columns are {_validation.shown(list(names))}"
             hint = _validation.nearest(name, names) or there
             raise ValueError(f"no column {name!r}{hint}")
-    return [places[name] for name in wanted]
+    return [indices[name] for name in wanted]

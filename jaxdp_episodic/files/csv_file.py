@@ -70,15 +70,15 @@ def read_csv_columns(
     columns: list[list[str]] = [[] for _ in names]
     lines = csv_lines(path)
     try:
-        places = None
+        indices = None
         for _, cells in lines:
             if isinstance(cells, ValueError):
                 raise cells
-            if places is None:
-                places = column_places(cells, names)
+            if indices is None:
+                indices = column_places(cells, names)
                 continue
-            for column, place in zip(columns, places, strict=True):
-                column.append(cells[place])
+            for column, index in zip(columns, indices, strict=True):
+                column.append(cells[index])
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 text: {error.reason}") from None
     return dict(zip(names, columns, strict=True))

@@ -22,7 +22,7 @@ class WorstPath:
     """The path through the tree that decides epsilon.
 
     Attributes:
-      units: level name to id (or place) of the units on one such path, top to bottom.
+      units: level name to id (or index) of the units on one such path, top to bottom.
         It ends above the protected level if nobody is there now: a unit without
         children, which somebody may join. None without a `Population`.
       sizes: level name to the number of units drawn from there; levels that have no

@@ -165,36 +165,36 @@ def _worst_path(
     step = _tree_step(run)
     multiplicity = np.ones(1, np.int64) if step is None else _units(step)
     equal = path_rows.equal_paths(accounted, int(front[np.argmax(epsilons)]))
-    place = int(equal[np.argmax(multiplicity[equal])])
+    index = int(equal[np.argmax(multiplicity[equal])])
     sizes: dict[str, int] = {}
     for part in run.gaussian_steps:
         groups = part.path_rates.group_sizes
         for name, group in zip(part.level_names_used, groups, strict=True):
             if group is not None:
-                sizes.setdefault(name, int(_at(group, place)))
+                sizes.setdefault(name, int(_at(group, index)))
     return WorstPath(
-        units=None if step is None else _named_units(step, place),
+        units=None if step is None else _named_units(step, index),
         sizes=sizes,
-        rates=tuple(_named_rates(part, place) for part in run.gaussian_steps),
-        inclusion_rate=float(_at(_inclusion_rates(run), place)),
+        rates=tuple(_named_rates(part, index) for part in run.gaussian_steps),
+        inclusion_rate=float(_at(_inclusion_rates(run), index)),
         epsilon=float(epsilons.max()),
-        num_units=None if step is None else int(multiplicity[place]),
+        num_units=None if step is None else int(multiplicity[index]),
     )
 
 
-def _named_rates(step: GaussianStep, place: int) -> dict[str, float]:
+def _named_rates(step: GaussianStep, index: int) -> dict[str, float]:
     names, rates = step.level_names_used, step.path_rates.rates
-    return {n: float(_at(rate, place)) for n, rate in zip(names, rates, strict=True)}
+    return {n: float(_at(rate, index)) for n, rate in zip(names, rates, strict=True)}
 
 
-def _named_units(step: GaussianStep, place: int) -> dict[str, Any]:
+def _named_units(step: GaussianStep, index: int) -> dict[str, Any]:
     """The units on the way to the witness of one path, by the sampling's names."""
     tree, paths = step.population, step.path_rates.paths
     assert tree is not None and paths is not None  # both or none
-    level = int(paths.witness_level[place])
+    level = int(paths.witness_level[index])
     if level == 0:
         return {}
-    units = tree.describe_path(level, int(paths.witness_index[place]))
+    units = tree.describe_path(level, int(paths.witness_index[index]))
     return dict(zip(_tree_levels(step), units.values(), strict=False))
 
 
@@ -237,9 +237,9 @@ def _distribution(
     step = _tree_step(run)
     if step is None:
         return None
-    fewer, place, rounding = path_rows.rounded_up(accounted, _MOST_PAIRS)
+    fewer, index, rounding = path_rows.rounded_up(accounted, _MOST_PAIRS)
     # The worst path's epsilon bounds every path's, also where rounding went above it.
-    epsilons = _path_epsilons(fewer, delta, method)[place]
+    epsilons = _path_epsilons(fewer, delta, method)[index]
     epsilons = np.minimum(epsilons, worst.epsilon)
     units = _units(step)
     inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)
@@ -286,10 +286,10 @@ def _unit_values(step: GaussianStep, values: np.ndarray) -> np.ndarray:
         rows = np.column_stack([np.repeat(rows, above, axis=0), count])
     has_children = counts[-1] > 0
     rows = rows[has_children]
-    # Every row is one of `sizes`, which are sorted and different: their own places in
+    # Every row is one of `sizes`, which are sorted and different: their own indices in
     # the sorted union are 0, 1, ..., P - 1.
-    place = np.unique(np.concatenate([sizes, rows]), axis=0, return_inverse=True)[1]
-    parents = place.reshape(-1)[len(sizes) :]
+    index = np.unique(np.concatenate([sizes, rows]), axis=0, return_inverse=True)[1]
+    parents = index.reshape(-1)[len(sizes) :]
     return np.repeat(values[parents], counts[-1][has_children])
 
 
@@ -322,6 +322,6 @@ def _tree_levels(step: GaussianStep) -> tuple[str, ...]:
     return tuple(name for name in names if name != EPISODE)
 
 
-def _at(array: np.ndarray, place: int) -> Any:
+def _at(array: np.ndarray, index: int) -> Any:
     """One path's entry of a (P,) or (1,) array."""
-    return array[..., place if array.shape[-1] > 1 else 0]
+    return array[..., index if array.shape[-1] > 1 else 0]

@@ -99,8 +99,8 @@ class Import:
         for split, records in splits.items():
             table = records.numbers
             units = [
-                f"{table.population.num_units(place):,} {name}"
-                for place, name in enumerate(table.level_names, 1)
+                f"{table.population.num_units(index):,} {name}"
+                for index, name in enumerate(table.level_names, 1)
             ]
             kind = f"{records.dtype} {'x'.join(map(str, records.shape))}"
             lines.append(f"{split:<11}{' / '.join(units)}, {kind} each")

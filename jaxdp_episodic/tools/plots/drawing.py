@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.tools.plots.figures import matplotlib, new_figure, note, plain
+from jaxdp_episodic.tools.plots.figures import STAR, matplotlib, new_figure, note, plain
 from jaxdp_episodic.tools.plots.labels import is_logarithmic, number, round_levels
 
 _MAP = "viridis"
-# Six styles that no two share in dashes or marker.
+# Of the lines: no two share their dashes or their marker.
 _STYLES = (
     ("-", "o"),
     ((0, (5, 1.5)), "s"),
@@ -26,16 +26,8 @@ _STYLES = (
     ((0, (8, 2)), "v"),
     ((0, (3, 1, 1, 1, 1, 1)), "P"),
 )
-_MARKERS_A_LINE = 8
-_GREY = "#e4e4e4"
-_STAR = {
-    "marker": "*",
-    "ms": 16,
-    "color": "white",
-    "mec": "black",
-    "ls": "",
-    "zorder": 5,
-}
+_MARKERS_A_LINE = 8  # about; more would hide the dashes
+_LIGHTEST = 0.82  # share of the map from dark to light that is seen on white
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,7 @@ def lines(x: np.ndarray, answers: np.ndarray, labels: Labels) -> Any:
             lw=1.7,
             marker=marker,
             ms=5,
-            # Not all at the same places, where lines may lie upon each other.
+            # Not all at the same points, where lines may lie upon each other.
             markevery=(min(row * every // len(answers), x.size - 1), every),
             label=name.rpartition(" = ")[2],
         )
@@ -160,7 +152,7 @@ def maps(
     levels = [level for level in levels if low < level < high]
     drawn = None
     for axes, panel, name in zip(all_axes, answers, labels.names, strict=True):
-        axes.set_facecolor(_GREY)
+        axes.set_facecolor("#e4e4e4")
         known = np.ma.masked_invalid(np.where(panel > 0, panel, low))
         if iso_lines and levels:
             bands = [low, *levels, high * 1.0000001]
@@ -179,7 +171,7 @@ def maps(
         if panels > 1:
             axes.set_title(name, fontsize=10)
     for panel, across, up in marks:
-        all_axes[panel].plot(across, up, **_STAR)
+        all_axes[panel].plot(across, up, color="white", **STAR)
     all_axes[0].set_ylabel(labels.y)
     bar = figure.colorbar(drawn, ax=all_axes, label=labels.value, pad=0.02)
     if levels:
@@ -211,7 +203,7 @@ def _iso_lines(
 def _colours(number_of: int) -> list[Any]:
     """Shades of the map from dark to light, without the lightest, on white."""
     colour_map = matplotlib("matplotlib").colormaps[_MAP]
-    return [colour_map(v) for v in np.linspace(0.0, 0.82, max(number_of, 1))]
+    return [colour_map(v) for v in np.linspace(0.0, _LIGHTEST, max(number_of, 1))]
 
 
 def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> None:

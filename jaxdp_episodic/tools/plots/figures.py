@@ -10,6 +10,11 @@ from jaxdp_episodic.files.optional import require
 
 SUFFIXES = (".png", ".svg")
 _DPI = 150
+# Colours that differ in lightness too (Okabe and Ito), so that grey print keeps them.
+BLUE = "#0072b2"
+VERMILION = "#d55e00"
+DOTTED = (0, (1, 1.5))
+STAR = {"marker": "*", "ms": 16, "ls": "", "mec": "black", "zorder": 5}
 
 
 def matplotlib(module: str = "matplotlib.figure") -> Any:
@@ -35,8 +40,8 @@ def plain(*panels: Any, grid: str = "both") -> None:
 
 def note(axes: Any, text: str, *, inset: float = 0.02, size: float = 9) -> None:
     """Writes a few words in the upper left corner."""
-    place = {"transform": axes.transAxes, "ha": "left", "va": "top"}
-    axes.text(inset, 1 - inset, text, fontsize=size, **place)
+    where = {"transform": axes.transAxes, "ha": "left", "va": "top"}
+    axes.text(inset, 1 - inset, text, fontsize=size, **where)
 
 
 def check_suffix(path: str | Path) -> Path:

@@ -81,7 +81,7 @@ def is_logarithmic(points: np.ndarray) -> bool:
     if points.size == 2:
         return True
     ratios, steps = np.diff(np.log(ordered)), np.diff(ordered)
-    return bool(_spread(ratios) < _spread(steps))
+    return bool(_variation(ratios) < _variation(steps))
 
 
 def round_levels(low: float, high: float, most: int = 9) -> list[float]:
@@ -108,5 +108,6 @@ def round_levels(low: float, high: float, most: int = 9) -> list[float]:
     return [float(f"{level:.12g}") for level in even if low < level < high]
 
 
-def _spread(gaps: np.ndarray) -> float:
+def _variation(gaps: np.ndarray) -> float:
+    """The coefficient of variation."""
     return float(np.std(gaps) / np.mean(gaps)) if np.mean(gaps) > 0 else 0.0

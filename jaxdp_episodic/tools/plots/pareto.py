@@ -14,15 +14,14 @@ from jaxdp_episodic.tools.plots.labels import (
     axis_label,
     smaller_is_better,
 )
-from jaxdp_episodic.tools.plots.selection import SweepTable, spread_out
+from jaxdp_episodic.tools.plots.selection import SweepTable, evenly_spaced
 from jaxdp_episodic.tools.sweep.grid import QUANTITY
 from jaxdp_episodic.tools.sweep.table import read_columns
 
-# Settings that are drawn beside the front, evenly picked.
-_MOST_DOTS = 20_000
-# Of a longer front so many points are kept, evenly picked: what is drawn may then lie
-# behind it by as much as the next of them.
-_LONGEST_FRONT = 100_000
+_MAX_DOTS = 20_000  # settings drawn beside the front, evenly picked
+# Points of the front that are kept, evenly picked: where it has more, what is drawn may
+# lie behind it by as much as the next point.
+_MAX_FRONT = 100_000
 
 
 def front_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -33,7 +32,7 @@ def front_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
       y: (n,).
 
     Returns:
-      Places of the front, by ascending ``x``; of equal points the first.
+      Indices of the front, by ascending ``x``; of equal points the first.
     """
     order = np.lexsort((y, x))
     best = np.minimum.accumulate(y[order])
@@ -60,7 +59,7 @@ def draw_pareto(
     """
     x, y = _columns(table, x, y)
     kept, signs = _kept(table, fix), (_sign(table, x), _sign(table, y))
-    every = max(1, table.grid.size // _MOST_DOTS)
+    every = max(1, table.grid.size // _MAX_DOTS)
     front, dots, is_thinned = np.empty((0, 2)), [], False
     start = 0
     names, size = [*table.grid.names, table.value], table.grid.size
@@ -71,8 +70,8 @@ def draw_pareto(
         dots.append(points[(good + start) % every == 0])
         both = np.concatenate([front, points])
         front = both[front_of(both[:, 0] * signs[0], both[:, 1] * signs[1])]
-        is_thinned |= len(front) > _LONGEST_FRONT
-        front = front[spread_out(len(front), _LONGEST_FRONT)]
+        is_thinned |= len(front) > _MAX_FRONT
+        front = front[evenly_spaced(len(front), _MAX_FRONT)]
         start += block[x].size
     if not front.size:
         raise ValueError("no setting is finite in both columns")

@@ -21,19 +21,19 @@ from jaxdp_episodic.tools.plots.labels import (
 from jaxdp_episodic.tools.plots.pareto import draw_pareto
 from jaxdp_episodic.tools.plots.selection import (
     SweepTable,
+    evenly_spaced,
+    index_of,
     number_of,
-    place_of,
-    spread_out,
     with_quantity,
 )
 from jaxdp_episodic.tools.sweep.grid import QUANTITY, Grid
 
 KINDS = ("contours", "heatmap", "lines", "pareto")
-# An axis with fewer values makes lines rather than a map.
-_FEWEST_FOR_A_MAP = 6
-_MOST_LINES, _MOST_PANELS = 6, 3
-# More points than that along an axis are not seen, and more are not put in order.
-_MOST_POINTS, _MOST_SORTED = 800, 100_000
+_MIN_MAP_VALUES = 6  # an axis with fewer values makes lines rather than a map
+_MAX_LINES = 6  # as many as `drawing` has styles
+_MAX_PANELS = 3  # as many as a page is wide
+_MAX_POINTS = 800  # drawn along an axis: about its pixels
+_MAX_SORTED = 100_000  # values of an axis that are put in order, evenly picked
 
 
 def draw(
@@ -123,7 +123,7 @@ def _chosen(
     wants_map = kind in ("contours", "heatmap")
     if kind is None and numeric:
         lengths = [table.grid.points(f).size for f in (x, numeric[0])]
-        wants_map = min(lengths) >= _FEWEST_FOR_A_MAP
+        wants_map = min(lengths) >= _MIN_MAP_VALUES
     if y is None and wants_map:
         if not numeric:
             raise ValueError(f"--kind {kind} needs two axes of numbers")
@@ -164,10 +164,10 @@ def _of_axes(
     grid = table.grid
     drawn = [field for field in (x, y, by) if field is not None]
     held, values = table.held(drawn, fixed)
-    most = _MOST_LINES if y is None else _MOST_PANELS
+    most = _MAX_LINES if y is None else _MAX_PANELS
     series = np.zeros(1, int)
     if by is not None:
-        series = spread_out(grid.points(by).size, most)
+        series = evenly_spaced(grid.points(by).size, most)
         series = series[np.argsort(grid.points(by)[series], kind="stable")]
     across, points = _ordered(grid.points(x))
     upward, y_points = (across, points) if y is None else _ordered(grid.points(y))
@@ -240,7 +240,7 @@ def _marks(
     across, up = (number_of("--mark", field, mark[field]) for field in axes)
     chosen = range(panels.size)
     if by is not None and by in mark:
-        chosen = [place_of("--mark", by, panels, mark[by])]
+        chosen = [index_of("--mark", by, panels, mark[by])]
     return [(panel, across, up) for panel in chosen]
 
 
@@ -257,11 +257,11 @@ def _axis_label(grid: Grid, field: str, num_drawn: int) -> str:
 
 
 def _ordered(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places with different values, ascending, and the values."""
-    some = spread_out(points.size, _MOST_SORTED)
-    places = some[np.unique(points[some], return_index=True)[1]]
-    places = places[spread_out(places.size, _MOST_POINTS)]
-    return places, points[places].astype(float)
+    """Indices of different values, ascending, and the values."""
+    some = evenly_spaced(points.size, _MAX_SORTED)
+    index = some[np.unique(points[some], return_index=True)[1]]
+    index = index[evenly_spaced(index.size, _MAX_POINTS)]
+    return index, points[index].astype(float)
 
 
 def _saved(figure: Any, out: Path) -> tuple[Path, Path]:

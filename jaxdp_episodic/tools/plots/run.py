@@ -10,7 +10,9 @@ import numpy as np
 
 from jaxdp_episodic.tools.plots.figures import new_figure, plain, save
 
-_INK, _BLUE, _ORANGE = "#333333", "#2a6fbb", "#c8641b"
+_BLACK = "#333333"
+_BLUE = "#2a6fbb"
+_ORANGE = "#c8641b"
 
 
 def draw_run(
@@ -48,19 +50,13 @@ def draw_run(
         top.set_ylabel("training loss\n(private)")
     _draw_scores(middle, scores, without_noise or {})
     if np.isfinite(target_epsilon):
-        bottom.plot(*zip(*epsilons, strict=True), color=_INK, label="spent")
+        bottom.plot(*zip(*epsilons, strict=True), color=_BLACK, label="spent")
         bottom.axhline(target_epsilon, color=_ORANGE, ls="--", label="target")
         bottom.set_ylim(0, 1.12 * target_epsilon)
         bottom.legend(frameon=False, loc="lower right")
     else:
-        bottom.text(
-            0.5,
-            0.5,
-            "no noise: epsilon is infinite",
-            ha="center",
-            va="center",
-            transform=bottom.transAxes,
-        )
+        where = {"ha": "center", "va": "center", "transform": bottom.transAxes}
+        bottom.text(0.5, 0.5, "no noise: epsilon is infinite", **where)
         bottom.set_yticks([])
     bottom.set_ylabel("epsilon (nats)")
     bottom.set_xlabel("step" + ("\n\n" + meaning if meaning else ""))
@@ -76,7 +72,7 @@ def _draw_losses(axes: Any, losses: np.ndarray) -> None:
     if len(values) >= 2 * width:
         smooth = np.convolve(values, np.ones(width) / width, "valid")
         axes.plot(
-            steps[width - 1 :], smooth, color=_INK, label=f"mean of {width} steps"
+            steps[width - 1 :], smooth, color=_BLACK, label=f"mean of {width} steps"
         )
         axes.legend(frameon=False)
 
@@ -90,7 +86,7 @@ def _draw_scores(
 
     Beside it, dashed, what it would be without noise.
     """
-    styles = zip((_BLUE, _ORANGE, _INK), "osD", strict=True)
+    styles = zip((_BLUE, _ORANGE, _BLACK), "osD", strict=True)
     names = list(dict.fromkeys(name for _, parts in scores for name in parts))
     for name, (color, marker) in zip(names, styles, strict=False):
         rows = [(step, parts[name]) for step, parts in scores if name in parts]

@@ -80,7 +80,7 @@ class SweepTable:
             dimension = self.grid.dimension_of(field)
             if dimension in moving:
                 raise ValueError(f"--fix: {field!r} is drawn, so it is not fixed")
-            place = place_of("--fix", field, self.grid.points(field), text)
+            place = index_of("--fix", field, self.grid.points(field), text)
             if places.setdefault(dimension, place) != place:
                 raise ValueError(f"--fix: {field!r} moves with a field fixed elsewhere")
         for dimension, fields in enumerate(self.grid.dimensions):
@@ -138,12 +138,12 @@ def with_quantity(
     return dict(fix)
 
 
-def spread_out(size: int, most: int) -> np.ndarray:
-    """Returns at most so many places, evenly over ``size``, both ends included."""
+def evenly_spaced(size: int, most: int) -> np.ndarray:
+    """Returns at most ``most`` indices, evenly over ``size``, both ends included."""
     return np.unique(np.rint(np.linspace(0, size - 1, min(size, most))).astype(int))
 
 
-def place_of(option: str, field: str, points: np.ndarray, text: str) -> int:
+def index_of(option: str, field: str, points: np.ndarray, text: str) -> int:
     """Returns where some values have the one written as ``text``.
 
     Args:

@@ -22,7 +22,7 @@ class UnitBudgets(NamedTuple):
 
     Attributes:
       units: level name to (U,) ids of the units on the way to each protected unit, the
-        levels top to bottom; the place in its level where a level has no ids.
+        levels top to bottom; the index in its level where a level has no ids.
       epsilon: (U,) nats, *upper bounds*.
       rate_rounding: rates were rounded up by at most this share; 0 if not at all.
     """

@@ -20,14 +20,12 @@ from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.files.optional import require_pyarrow
 from jaxdp_episodic.files.parquet_arrays import record_batches
 from jaxdp_episodic.tools.sweep.description import described_grid
-from jaxdp_episodic.tools.sweep.folder import TABLES, SweepFolder, answer_columns
+from jaxdp_episodic.tools.sweep.folder import NPZ, PARQUET, SweepFolder, answer_columns
 from jaxdp_episodic.tools.sweep.grid import WORD_FIELDS, Grid
 
-PARQUET, NPZ = TABLES
-# Of columns of numbers, and of words: NumPy's, or Arrow's as objects.
+# NumPy's kinds of columns of numbers, and of words: its own, or Arrow's as objects.
 _KINDS_OF = ("iufb", "UO")
-# Settings a block: what is in memory at a time, and a row group of the Parquet file.
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # settings in memory at a time, and a row group of the Parquet file
 
 
 def value_name(description: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ class SearchResult(NamedTuple):
       epsilon: of the whole search, *upper bound*; nats.
       run_epsilon: of each run.
       num_runs: how many runs there were.
-      chosen: place of the best run; None if there was no run.
+      chosen: index of the best run; None if there was no run.
       hyperparameters: of the best run.
       score: of the best run.
       folder: where everything is.
@@ -106,16 +106,16 @@ def run_search(
             f"{len(state['runs'])} runs (secret)",
             highlight=False,
         )
-        for place, run in enumerate(state["runs"]):
+        for index, run in enumerate(state["runs"]):
             if run["score"] is not None:
                 continue
-            console.rule(f"run {place + 1} of {len(state['runs'])}")
-            target = folder / RUNS / f"{place:04d}"
+            console.rule(f"run {index + 1} of {len(state['runs'])}")
+            target = folder / RUNS / f"{index:04d}"
             result = run_training(
                 search.config(run["values"], budget.run_epsilon),
                 target,
                 resume=bool(run_files.files_of_a_run(target)),
-                title=f"Run {place + 1}",
+                title=f"Run {index + 1}",
                 base=base,
                 console=console,
             )

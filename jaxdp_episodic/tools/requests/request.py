@@ -28,7 +28,10 @@ from jaxdp_episodic.accountant.questions.calibration import (
     calibrate_rate,
 )
 
-NOISE, NUM_STEPS, RATE = _SOUGHT = ("noise_multiplier", "num_steps", "rate")
+NOISE = "noise_multiplier"
+NUM_STEPS = "num_steps"
+RATE = "rate"
+_SOUGHT = (NOISE, NUM_STEPS, RATE)
 _WHOLE = functools.partial(_validation.integer_array, minimum=0)
 
 
@@ -94,6 +97,12 @@ class EpsilonRequest(Spec):
     def quantity(self) -> str:
         """What is asked for: "epsilon" or "delta"."""
         return "epsilon" if self.epsilon is None else "delta"
+
+    @property
+    def nature(self) -> str:
+        """On which side of the truth the answer is, in words."""
+        natures = {"exact": "exact, rounded up", "pld": "certified upper bound"}
+        return natures.get(self.method, "upper bound")
 
     def answer(self) -> np.ndarray | np.float64:
         """Returns the epsilon or delta asked for, of the request's shape.
@@ -185,6 +194,13 @@ class CalibrationRequest(Spec):
     def quantity(self) -> str:
         """What is sought: "noise_multiplier", "num_steps" or "rate"."""
         return self.calibrate
+
+    @property
+    def nature(self) -> str:
+        """What the answer is among all values that would do, in words."""
+        if self.quantity == NOISE:
+            return "smallest that meets the target"
+        return "largest within the target"
 
     def answer(self) -> np.ndarray | np.float64 | np.int64:
         """Returns what was sought, of the request's shape.

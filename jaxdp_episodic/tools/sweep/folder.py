@@ -118,10 +118,8 @@ class SweepFolder:
     @property
     def table(self) -> Path | None:
         """The finished table, or None."""
-        found = [
-            self.path / name for name in (PARQUET, NPZ) if (self.path / name).exists()
-        ]
-        return found[0] if found else None
+        tables = (self.path / name for name in (PARQUET, NPZ))
+        return next((path for path in tables if path.exists()), None)
 
     def shard(self, number: int) -> Path:
         """Returns the path of one chunk's shard."""

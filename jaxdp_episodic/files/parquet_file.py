@@ -2,9 +2,10 @@
 
 Parquet packs a column of a billion equal texts into a few bytes, so what a file says of
 its own size is no bound of what it becomes. Text is therefore kept as indices into a
-dictionary, as it is in the file, and nested columns are bounded by their items. How
-many these are a child process reads from the file's footer: where a damaged description
-of a column contradicts itself, Arrow ends the process that asks for it (pyarrow 26).
+dictionary, as it is in the file; nested columns are refused, or bounded by their items.
+How many these are a child process reads from the file's footer: where a damaged
+description of a column contradicts itself, Arrow ends the process that asks for it
+(pyarrow 26).
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.columns import column_places
 from jaxdp_episodic.files.optional import require_pyarrow
 
-# Both keep what Python makes of one batch, up to 100 bytes an item, within a few GB.
-_MAX_NESTED_CHARACTERS = 2**29  # of text in the nested columns of a batch
-_MAX_NESTED_ITEMS = 2**22  # of one nested column in a row group
 _PRINT_ITEMS = """
 import json, sys
 from pyarrow import parquet
@@ -61,7 +59,7 @@ def parquet_batches(
 
     Args:
       path: the file.
-      names: the columns, which must not be nested; None: all, nested ones too.
+      names: the columns; None: all. They must not be nested.
       rows: most rows at a time.
       max_bytes: most bytes that the columns may take, 8 a cell; None: no bound.
 
@@ -84,9 +82,6 @@ def parquet_batches(
             schema, meta = plain.schema_arrow, plain.metadata
             wanted = list(schema.names) if names is None else list(names)
             column_places(schema.names, wanted)
-            for name in wanted:
-                _check_type(arrow, schema.field(name), nested=names is None)
-            _check_size(meta, len(wanted), max_bytes)
             # The file's own schema: Arrow's types, which it may add, can hide lists.
             leaves = [meta.schema.column(i) for i in range(meta.num_columns)]
             # What is not wanted is not read: a column of images may be beside it.
@@ -95,31 +90,25 @@ def parquet_batches(
                 for leaf in leaves
                 if leaf.max_repetition_level > 0
             }
-            if lists & set(wanted):
-                _check_items(path, wanted)
+            for name in wanted:
+                _check_type(arrow, schema.field(name), is_list=name in lists)
+            _check_size(meta, len(wanted), max_bytes)
             texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         yield wanted, [[] for _ in wanted]
         if not meta.num_rows:
             return
         with parquet.ParquetFile(path, read_dictionary=texts) as file:
             for batch in file.iter_batches(batch_size=rows, columns=wanted):
-                columns = [_cells(arrow, batch.column(name), name) for name in wanted]
-                yield wanted, columns
+                yield wanted, [_cells(arrow, batch.column(name)) for name in wanted]
     except broken as error:
         raise ValueError(f"must be a Parquet file: {error}") from None
 
 
-def _check_type(arrow: Any, field: Any, *, nested: bool) -> None:
+def _check_type(arrow: Any, field: Any, *, is_list: bool) -> None:
     """Refuses what is no number, truth value or text."""
     types, kind = arrow.types, field.type
     if types.is_dictionary(kind):
         kind = kind.value_type
-    inside = [kind.field(i) for i in range(kind.num_fields)]
-    is_list = types.is_list(kind) or types.is_large_list(kind)
-    if nested and inside and (is_list or types.is_struct(kind)):
-        for part in inside:
-            _check_type(arrow, part, nested=True)
-        return
     is_plain = (
         types.is_integer(kind)
         or types.is_floating(kind)
@@ -129,7 +118,7 @@ def _check_type(arrow: Any, field: Any, *, nested: bool) -> None:
         or types.is_string(kind)
         or types.is_large_string(kind)
     )
-    if not is_plain:
+    if is_list or not is_plain:
         raise ValueError(
             f"column {field.name[:60]!r} must hold numbers or text, "
             f"holds {str(field.type)[:60]}"
@@ -144,44 +133,12 @@ def _check_size(meta: Any, columns: int, max_bytes: int | None) -> None:
         raise ValueError(f"more than max_bytes={max_bytes} bytes")
 
 
-def _check_items(path: Path, wanted: Sequence[str]) -> None:
-    """Refuses lists of more items than are made into Python objects in one go."""
-    for column in column_items(path):
-        if column.path.partition(".")[0] not in wanted:
-            continue
-        # As many as there are rows, unless lists hold more.
-        if column.num_items > max(column.num_rows, _MAX_NESTED_ITEMS):
-            raise ValueError(
-                f"column {column.path[:60]!r} must have at most {_MAX_NESTED_ITEMS} "
-                "items a row group"
-            )
-
-
-def _cells(arrow: Any, column: Any, name: str) -> list[Any]:
+def _cells(arrow: Any, column: Any) -> list[Any]:
     """The values as Python has them; equal texts of a batch are one object."""
     if not arrow.types.is_dictionary(column.type):
-        if _longest_text(arrow, column) * len(column) > _MAX_NESTED_CHARACTERS:
-            raise ValueError(
-                f"column {name[:60]!r} must have at most {_MAX_NESTED_CHARACTERS} "
-                f"characters in {len(column)} rows"
-            )
         return column.to_pylist()
     words, indices = column.dictionary.to_pylist(), column.indices.to_pylist()
     return [None if index is None else words[index] for index in indices]
-
-
-def _longest_text(arrow: Any, array: Any) -> int:
-    """Characters of the longest text in a nested array, read as dictionaries."""
-    types, kind = arrow.types, array.type
-    if types.is_dictionary(kind):
-        return max((len(w) for w in array.dictionary.to_pylist() if w), default=0)
-    if types.is_struct(kind):
-        parts = [array.field(i) for i in range(kind.num_fields)]
-    elif types.is_list(kind) or types.is_large_list(kind):
-        parts = [array.values]
-    else:
-        parts = []
-    return max((_longest_text(arrow, part) for part in parts), default=0)
 
 
 def column_items(path: Path) -> list[ColumnItems]:

@@ -119,10 +119,6 @@ def one_of_several(
         two.
       number: of processes.
       index: of this one.
-
-    Raises:
-      ValueError: no cluster was found, or values that cannot be.
-      ConnectionError: the others could not be reached.
     """
     given = coordinator, number, index
     if coordinator is not None and not _ADDRESS.fullmatch(coordinator):

@@ -64,11 +64,6 @@ def start(path: Path | None) -> dict[str, Any]:
 
     Args:
       path: of a request; None: the README's design.
-
-    Raises:
-      OSError: a file that cannot be read.
-      TypeError, ValueError, NotImplementedError: see `read_request`; and a request
-        that is not for epsilon of one setting of one `GaussianStep`.
     """
     request = EpsilonRequest(step=_EXAMPLES[0], num_steps=300, delta=1e-5)
     if path is not None:

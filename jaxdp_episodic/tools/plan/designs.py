@@ -79,11 +79,6 @@ def possible_designs(
       ways: classes an episode; None: an episode is a task of the tree.
       sizes: numbers of examples drawn of each class or task, support and query.
       stated_size: public lower bound of its number of examples, or None.
-
-    Raises:
-      TypeError: a population of the wrong type.
-      NotImplementedError: a tree of more than two levels.
-      ValueError: more ways than classes, or tasks without names.
     """
     unit, example = _levels(population, ways)
     num_units = population.num_units(1)

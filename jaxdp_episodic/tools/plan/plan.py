@@ -91,12 +91,6 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
     Args:
       request: the question.
       population: the tree of classes or tasks and their examples, two levels.
-
-    Raises:
-      TypeError: a population of the wrong type.
-      NotImplementedError: a tree of more than two levels.
-      ValueError: more ways than classes, or no design is possible; the message has the
-        reasons.
     """
     compute, learning, episode = request.compute, request.learning, request.episode
     designs = [
@@ -264,11 +258,7 @@ def training_config(
 
 
 def write_table(path: Path, plan: Plan) -> None:
-    """Writes all candidates as CSV; whole or not at all.
-
-    Raises:
-      OSError: a file that cannot be written.
-    """
+    """Writes all candidates as CSV; whole or not at all."""
     numbers = (
         "episodes_per_step",
         "num_steps",

@@ -42,10 +42,6 @@ class EpisodeShape(Spec):
       population: a public lower bound of the number of examples of a class or task: the
         plan then rests on it alone. None: on the sizes of the data, which under
         ``add_remove`` are private, and so is the plan.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
     """
 
     shots: int
@@ -79,10 +75,6 @@ class Compute(Spec):
       total_episodes: the most that the run may have.
       fewest_steps: of the run.
       most_steps: of the run.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
     """
 
     episodes_per_step: int
@@ -118,10 +110,6 @@ class Learning(Spec):
         chosen for. A recommended config of another length gets it times
         ``sqrt(learning_rate_steps / num_steps)``: what noise adds up to grows with the
         root of the number of steps. None: the learning rate is taken as it is.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
     """
 
     effective_dimension: int = 1_000
@@ -153,10 +141,6 @@ class PlanRequest(Spec):
         allocation, where it costs less than coins do at their best), "without
         replacement" and "independent", whose calibration takes longest by far.
       method: of the calibration.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {

@@ -28,10 +28,6 @@ def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> Non
       rows: at least one `AuditRow`.
       path: of the picture, .png or .svg.
       title: above it.
-
-    Raises:
-      ImportError: matplotlib, of the extra [plot], is not installed.
-      ValueError: no row, or another suffix.
     """
     path = check_suffix(path)
     if not rows:

@@ -95,12 +95,6 @@ def plot_curve(
         method.
       on_part: called before each part of the work with its name, its number, from 1
         on, and how many there are. New kinds of steps compile for a minute or two.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, a field that is an array, an unknown suffix.
-      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
-      OSError: a file that cannot be written.
     """
     path = check_suffix(path)
     figure = new_figure(10.0, 4.4)

@@ -134,9 +134,6 @@ def maps(
       levels: of the iso-lines, ascending; None: round numbers. Those that no answer
         reaches are left out.
       marks: panel, x and y of stars.
-
-    Raises:
-      ValueError: no answer is finite and positive.
     """
     finite = answers[np.isfinite(answers) & (answers > 0)]
     if not finite.size:

@@ -63,9 +63,6 @@ def save(figure: Any, path: Path, *, is_private: bool = False) -> None:
       figure: of matplotlib.
       path: of the file.
       is_private: nobody but its owner may read it.
-
-    Raises:
-      OSError: a file that cannot be written.
     """
     figure.dpi = _DPI
     # By itself `savefig` draws everything once more to lay it out, for each file.

@@ -53,9 +53,6 @@ def draw_pareto(
       x: a numeric column; None: the noise multiplier if it is an axis, else the first.
       y: a numeric column; None: what was asked for.
       fix: only settings with these values; all others are compared.
-
-    Raises:
-      ValueError: an unknown column, words, twice the same, or no finite settings.
     """
     x, y = _columns(table, x, y)
     kept, signs = _kept(table, fix), (_sign(table, x), _sign(table, y))

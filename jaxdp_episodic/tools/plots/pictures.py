@@ -67,12 +67,6 @@ def draw(
 
     Returns:
       The two files.
-
-    Raises:
-      OSError: a file that cannot be read or written.
-      ValueError: a sweep that is not finished, an unknown field, a picture that cannot
-        be drawn of these axes.
-      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
     """
     if kind is not None:
         _validation.choice("--kind", kind, KINDS)

@@ -36,10 +36,6 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
       plan: the candidates.
       path: ``.png`` or ``.svg``; replaced when it is finished.
       title: a line above.
-
-    Raises:
-      OSError: a file that cannot be written.
-      ImportError: without matplotlib, of the extra ``[plot]``.
     """
     figure = new_figure(10.4, 5.6)
     left, right = figure.subplots(1, 2)

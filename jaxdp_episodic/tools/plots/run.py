@@ -37,10 +37,6 @@ def draw_run(
       target_epsilon: inf for a run without noise.
       without_noise: last scores of the same run without noise, which is not private.
       meaning: a sentence or two below, of what the protection means.
-
-    Raises:
-      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
-      OSError: a file that cannot be written.
     """
     figure = new_figure(7.2, 7.4)
     panels = list(figure.subplots(3 if losses else 2, sharex=True))

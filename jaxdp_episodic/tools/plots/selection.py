@@ -27,10 +27,6 @@ class SweepTable:
       grid: the settings.
       description: of the sweep.
       value: name of the answers' column.
-
-    Raises:
-      OSError: it cannot be read.
-      ValueError: it holds no sweep, or one that is not finished.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,9 +65,6 @@ class SweepTable:
         Returns:
           For each dimension that is not drawn its place, and for each field there its
           value. Numbers not fixed are at their middle, words at their first.
-
-        Raises:
-          ValueError: an unknown field, one that is drawn, or a value that it has not.
         """
         places: dict[int, int] = {}
         moving = {self.grid.dimension_of(field) for field in drawn}
@@ -123,11 +116,7 @@ class SweepTable:
 def with_quantity(
     table: SweepTable, value: str | None, fix: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns ``fix`` with the quantity that is to be drawn.
-
-    Raises:
-      ValueError: a quantity that was not asked for.
-    """
+    """Returns ``fix`` with the quantity that is to be drawn."""
     if value is None:
         return dict(fix)
     if QUANTITY in table.grid.names:

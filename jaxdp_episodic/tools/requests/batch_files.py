@@ -63,7 +63,6 @@ def answer_file(
     of a request file; columns of the others have dotted names, ``step.sampling.type``,
     places of a list among the parts, ``step.sampling.levels.0.name``. Cells that are
     empty or null are left out; those of CSV that begin with ``[`` or ``{`` are JSON.
-    In Parquet nested columns will do too.
 
     An answer is a row with ``row`` (from 1, the line for JSON lines), ``id``,
     ``quantity``, ``value``, ``method`` and ``error``, of which either the last or the
@@ -103,13 +102,7 @@ def answer_file(
 
 
 def read_rows(path: Path) -> Iterator[Numbered]:
-    """Returns the rows of a file of requests, one after another.
-
-    Raises:
-      ValueError: a suffix that is none of the three; while they are read, a table
-        without columns or with two of one name.
-      OSError: while they are read, a file that cannot be.
-    """
+    """Returns the rows of a file of requests, one after another."""
     check_suffix(path)
     readers = {".jsonl": json_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
     return readers[path.suffix](path)

@@ -49,11 +49,6 @@ def unit_budgets(
       delta: in (0, 1), one number.
       num_steps: whole number >= 0; None for a composed run.
       method: as of `privacy_report`.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or a step without a `Population`, or
-        with one of more than 10^8 protected units.
     """
     steps = gaussian_parts(step, "epsilon_per_unit")
     # An untrusted file may name 2**53 units in one number.
@@ -80,13 +75,7 @@ def unit_budgets(
 
 
 def write_unit_budgets(path: Path, budgets: UnitBudgets) -> None:
-    """Writes the table as ``.jsonl``, ``.csv`` or ``.parquet``; whole or not at all.
-
-    Raises:
-      OSError: a file that cannot be written.
-      ValueError: another suffix, or a level named "epsilon".
-      ImportError: Parquet without pyarrow.
-    """
+    """Writes the table as ``.jsonl``, ``.csv`` or ``.parquet``; whole or not at all."""
     if "epsilon" in budgets.units:
         raise ValueError("a level named 'epsilon' has no place beside the column")
     types = {

@@ -49,10 +49,6 @@ class EpsilonRequest(Spec):
       delta: in (0, 1), to get epsilon.
       epsilon: >= 0 and finite, to get delta. Exactly one of the two is given.
       method: how the answer is computed; see `jaxdp_episodic.epsilon`.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, or both or neither of delta and epsilon.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -145,11 +141,6 @@ class CalibrationRequest(Spec):
       num_steps: whole number >= 0; None where it is sought.
       level: the level whose rate is sought; None elsewhere.
       method: how epsilon is computed; see `jaxdp_episodic.epsilon`.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, an unknown level, a field that is missing or
-        superfluous for what is sought.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"step": (GaussianStep,)}

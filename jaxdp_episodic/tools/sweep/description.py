@@ -64,12 +64,6 @@ class Sweep(Spec):
       epsilon: >= 0 and finite.
       method: see `jaxdp_episodic.epsilon`; None: the library's default.
       memory_mib: of the arrays of one chunk, at most. It sets the size of chunks.
-
-    Raises:
-      TypeError: something of the wrong type.
-      ValueError: an unknown field or one that nothing asks for, a value out of range;
-        the axis is named.
-      NotImplementedError: a combination that no theorem covers.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -292,12 +286,7 @@ def read_sweep(path: str | Path) -> Sweep:
 
 
 def described_grid(description: Mapping[str, Any]) -> Grid:
-    """Returns the grid of a `Sweep.description`, which may come from an untrusted file.
-
-    Raises:
-      TypeError: something of the wrong type.
-      ValueError: no description, or one that is out of range.
-    """
+    """Returns the grid of a `Sweep.description`, which anybody may have written."""
     axes = description.get("axes")
     if not isinstance(axes, list):
         raise TypeError(f"axes must be a list, got {_validation.shown(axes)}")

@@ -192,12 +192,7 @@ class RayEngine:
         _validation.integer_array("max_retries", self.max_retries, minimum=0)
 
     def __call__(self, sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
-        """Yields one result a chunk.
-
-        Raises:
-          ImportError: Ray, of the extra ``[ray]``, is not installed.
-          ConnectionError: there is no cluster at the address.
-        """
+        """Yields one result a chunk."""
         ray = _ray()
         started = not ray.is_initialized()
         if started:

@@ -95,12 +95,7 @@ class SweepFolder:
 
     @classmethod
     def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
-        """Returns the folder for a sweep, made if missing.
-
-        Raises:
-          ValueError: it belongs to another sweep, or to other versions.
-          OSError: it cannot be made or written, or is no folder.
-        """
+        """Returns the folder for a sweep, made if missing."""
         wanted = _manifest(sweep)
         file = path / MANIFEST
         if file.exists():
@@ -130,11 +125,7 @@ class SweepFolder:
         return chunk_range(number, self.size, self.chunk_size)
 
     def save(self, number: int, answers: np.ndarray) -> None:
-        """Saves the answers (n, k) of one chunk, all or nothing.
-
-        Raises:
-          OSError: the disk is full, or the folder cannot be written.
-        """
+        """Saves the answers (n, k) of one chunk, all or nothing."""
         payload = np.ascontiguousarray(answers, "<f8").tobytes()
         header = self._header(number) + hashlib.sha256(payload).digest()
         try:

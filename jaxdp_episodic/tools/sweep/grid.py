@@ -41,10 +41,6 @@ class Axis(Spec):
         whole numbers both are rounded to the nearest, and what then comes twice is
         kept once.
       zip: axes of the same name here move together; None: a product with the others.
-
-    Raises:
-      TypeError: something of the wrong type.
-      ValueError: not exactly one way, no value, or ends that make no axis.
     """
 
     field: str
@@ -141,10 +137,6 @@ class Grid:
     Attributes:
       names: the fields, in the order of the axes.
       size: how many settings there are.
-
-    Raises:
-      ValueError: no axis or too many, a field twice, zipped axes of different length,
-        or more than 2**53 settings.
     """
 
     def __init__(self, axes: tuple[Axis, ...]) -> None:

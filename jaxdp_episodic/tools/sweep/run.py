@@ -93,13 +93,7 @@ def run_sweep(
 
 
 def collect(sweep: Sweep, path: str | Path) -> Outcome:
-    """Makes the table of what a job array has evaluated.
-
-    Raises:
-      ValueError: a folder of another sweep; chunks that are missing, with their
-        numbers.
-      OSError: the disk is full, or the folder cannot be read or written.
-    """
+    """Makes the table of what a job array has evaluated."""
     folder = SweepFolder.opened(Path(path), sweep)
     if folder.table is None:
         missing = folder.missing(range(folder.num_chunks))

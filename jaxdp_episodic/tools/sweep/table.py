@@ -34,12 +34,7 @@ def value_name(description: dict[str, Any]) -> str:
 
 
 def write_table(folder: SweepFolder) -> Path:
-    """Makes the table of all shards, which must be there; returns its path.
-
-    Raises:
-      ValueError: a shard that is missing or damaged.
-      OSError: the disk is full, or the folder cannot be written.
-    """
+    """Makes the table of all shards, which must be there; returns its path."""
     has_pyarrow = importlib.util.find_spec("pyarrow") is not None
     path = folder.path / (PARQUET if has_pyarrow else NPZ)
     try:

@@ -211,12 +211,7 @@ class Search:
             yield dict(zip(priced, values, strict=True))
 
     def config(self, values: Mapping[str, Any], epsilon: float) -> TrainingConfig:
-        """Returns the run with these hyperparameters, fully validated.
-
-        Raises:
-          TypeError: a hyperparameter of the wrong type.
-          ValueError: one out of range or of an unknown name.
-        """
+        """Returns the run with these hyperparameters, fully validated."""
         table = copy.deepcopy(dict(self.run))
         table |= {"epsilon": epsilon, "delta": self.settings.delta, "version": 1}
         for name, value in values.items():

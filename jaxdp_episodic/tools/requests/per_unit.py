@@ -13,8 +13,8 @@ from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.files.table_file import writing
 from jaxdp_episodic.trainer.data.table import unit_labels
 
-_ROWS_AT_ONCE = 20_000
-_MOST_UNITS = 10**8
+_ROWS_AT_ONCE = 20_000  # made into Python's objects and written
+_MAX_UNITS = 10**8  # rows of a table: a file of a few GB
 
 
 class UnitBudgets(NamedTuple):
@@ -53,9 +53,9 @@ def unit_budgets(
     steps = gaussian_parts(step, "epsilon_per_unit")
     # An untrusted file may name 2**53 units in one number.
     number = max(one.num_protected_units or 0 for one in steps)
-    if number > _MOST_UNITS:
+    if number > _MAX_UNITS:
         raise ValueError(
-            f"population must have at most {_MOST_UNITS:,} protected units to list "
+            f"population must have at most {_MAX_UNITS:,} protected units to list "
             f"them, has {number:,}"
         )
     report = privacy_report(

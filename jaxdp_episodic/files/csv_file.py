@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import check_plain_file
-from jaxdp_episodic.files.columns import column_places
-from jaxdp_episodic.files.json_file import MAX_LINE_BYTES, TOO_LONG
+from jaxdp_episodic.files.json_file import MAX_LINE_BYTES, TOO_LONG, repeated
 
 
 def csv_lines(
@@ -82,6 +82,24 @@ def read_csv_columns(
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 text: {error.reason}") from None
     return dict(zip(names, columns, strict=True))
+
+
+def column_places(names: Sequence[str], wanted: Iterable[str]) -> list[int]:
+    """Returns where the wanted columns are among those of a file.
+
+    Raises:
+      ValueError: two columns of one name, or none of a wanted name; the message names
+        the nearest.
+    """
+    if (twice := repeated(names)) is not None:
+        raise ValueError(f"two columns {twice!r}")
+    indices = {name: index for index, name in enumerate(names)}
+    for name in wanted:
+        if name not in indices:
+            there = f"; the columns are {_validation.shown(list(names))}"
+            hint = _validation.nearest(name, names) or there
+            raise ValueError(f"no column {name!r}{hint}")
+    return [indices[name] for name in wanted]
 
 
 class _Lines:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxdp_episodic.files.archive import check_plain_file
-from jaxdp_episodic.files.columns import repeated
 
 MAX_LINE_BYTES = 2**24  # of JSON lines and CSV: far more than a row of either needs
 TOO_LONG = "longer than 16 MiB"
@@ -147,6 +146,16 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         raise ValueError(f"the key {repeated(k for k, _ in pairs)!r} is there twice")
     return table
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """Returns the first name that is there again, cut short; None if all differ."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name[:60]
+        seen.add(name)
+    return None
 
 
 def _refused(name: str) -> Any:

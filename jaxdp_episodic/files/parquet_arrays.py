@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.files.archive import check_plain_file
-from jaxdp_episodic.files.columns import column_places
+from jaxdp_episodic.files.csv_file import column_places
 from jaxdp_episodic.files.optional import require_pyarrow
 from jaxdp_episodic.files.parquet_file import column_items
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxdp_episodic.files.archive import check_plain_file
-from jaxdp_episodic.files.columns import column_places
+from jaxdp_episodic.files.csv_file import column_places
 from jaxdp_episodic.files.optional import require_pyarrow
 
 _PRINT_ITEMS = """

@@ -38,10 +38,10 @@ _QUANTILES = {
     "95%": 0.95,
     "max": 1.0,
 }
-# Beyond so many different pairs, rates of the single units are rounded up.
-_MOST_PAIRS = 8192
-# Paths that are evaluated by a method that takes milliseconds for each.
-_MOST_EXACT = 512
+# Different paths whose epsilons are computed; of more, rates are rounded up. By "rdp" a
+# second or two.
+_MAX_PATHS = 8192
+_MAX_EXACT_PATHS = 512  # by "exact" or "pld", which take milliseconds for each
 
 
 def privacy_report(
@@ -145,7 +145,7 @@ def _path_epsilons(run: Run, delta: np.ndarray, method: str) -> np.ndarray:
     asked = np.zeros(shape, bool)
     while True:
         order = np.argsort(-values, kind="stable")
-        next_ = order[~asked[order]][:_MOST_EXACT]
+        next_ = order[~asked[order]][:_MAX_EXACT_PATHS]
         if next_.size == 0 or values[next_[0]] <= values[asked].max(initial=-np.inf):
             return values
         some = paths.map(lambda f, next_=next_: f if len(f) == 1 else f[next_])
@@ -163,7 +163,9 @@ def _worst_path(
     front = path_rows.undominated_paths(accounted)
     epsilons = _path_epsilons(accounted.take_paths(front), delta, method)
     step = _tree_step(run)
-    multiplicity = np.ones(1, np.int64) if step is None else _units(step)
+    multiplicity = (
+        np.ones(1, np.int64) if step is None else step.path_rates.multiplicity
+    )
     equal = path_rows.equal_paths(accounted, int(front[np.argmax(epsilons)]))
     index = int(equal[np.argmax(multiplicity[equal])])
     sizes: dict[str, int] = {}
@@ -209,13 +211,11 @@ def _by_level(
             values[level], runs[level] = worst, run
             continue
         try:
-            runs[level] = ComposedSteps(
-                tuple(
-                    dataclasses.replace(s, privacy_unit=level)
-                    for s in run.gaussian_steps
-                ),
-                run.counts,
-            )
+            steps = [
+                dataclasses.replace(step, privacy_unit=level)
+                for step in run.gaussian_steps
+            ]
+            runs[level] = ComposedSteps(tuple(steps), run.counts)
             accounted = run_of(runs[level], None)
         except (ValueError, NotImplementedError) as error:
             values[level] = str(error)
@@ -237,11 +237,11 @@ def _distribution(
     step = _tree_step(run)
     if step is None:
         return None
-    fewer, index, rounding = path_rows.rounded_up(accounted, _MOST_PAIRS)
+    fewer, index, rounding = path_rows.rounded_up(accounted, _MAX_PATHS)
     # The worst path's epsilon bounds every path's, also where rounding went above it.
     epsilons = _path_epsilons(fewer, delta, method)[index]
     epsilons = np.minimum(epsilons, worst.epsilon)
-    units = _units(step)
+    units = step.path_rates.multiplicity
     inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)
     return UnitDistribution(
         num_units=int(units.sum()),
@@ -254,7 +254,7 @@ def _distribution(
 
 
 def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
-    """For each share, the least value that so many of the units do not exceed."""
+    """For each share, the least value that this share of the units does not exceed."""
     order = np.argsort(values)
     cumulative = np.cumsum(weights[order])
     if cumulative[-1] == 0:
@@ -267,15 +267,7 @@ def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
 
 
 def _unit_values(step: GaussianStep, values: np.ndarray) -> np.ndarray:
-    """Spreads values of the distinct paths over the units that lie on them.
-
-    Args:
-      step: a step with a population.
-      values: one for each distinct path to the protected units.
-
-    Returns:
-      (U,) values of the protected units, in the order of the population.
-    """
+    """(U,) values of the protected units, of (P,) values of their distinct paths."""
     tree, paths = step.population, step.path_rates.paths
     assert tree is not None and paths is not None  # both or none
     sizes = paths.sizes
@@ -307,11 +299,6 @@ def _tree_step(run: ComposedSteps) -> GaussianStep | None:
     return next(
         (part for part in run.gaussian_steps if part.population is not None), None
     )
-
-
-def _units(step: GaussianStep) -> np.ndarray:
-    """(P,) protected units on each distinct path."""
-    return step.path_rates.multiplicity
 
 
 def _tree_levels(step: GaussianStep) -> tuple[str, ...]:

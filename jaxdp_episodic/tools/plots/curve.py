@@ -88,13 +88,11 @@ def plot_curve(
 
     Args:
       step: the step, or a run made by `compose`; every field a scalar.
-      path: of the picture, ending in ".png" or ".svg"; replaced if it is there. Its
-        folder is made if it is missing.
+      path: of the picture, ending in ".png" or ".svg".
       num_steps: whole number >= 0; None for a composed run.
-      method: of the attacker's rates, the advantage and mu. Delta is drawn for every
-        method.
+      method: of the attacker's rates, the advantage and mu; delta is drawn by all.
       on_part: called before each part of the work with its name, its number, from 1
-        on, and how many there are. New kinds of steps compile for a minute or two.
+        on, and how many there are.
     """
     path = check_suffix(path)
     figure = new_figure(10.0, 4.4)
@@ -121,10 +119,7 @@ def privacy_curve(
     methods: Sequence[str] = METHODS,
     on_part: Callable[[str, int, int], None] | None = None,
 ) -> PrivacyCurve:
-    """Returns the numbers of the picture, delta by these ``methods``.
-
-    The other arguments and the errors are those of `plot_curve`.
-    """
+    """Returns the numbers of `plot_curve`, delta by these ``methods``."""
     run: dict[str, Any] = {"num_steps": num_steps}
     numbers = itertools.count(1)
 

@@ -52,13 +52,7 @@ class Labels:
 
 
 def lines(x: np.ndarray, answers: np.ndarray, labels: Labels) -> Any:
-    """Returns a figure of lines.
-
-    Args:
-      x: (n,) ascending.
-      answers: (lines, n).
-      labels: the words.
-    """
+    """Returns a figure of lines: ``answers`` (lines, n) over ``x`` (n,), ascending."""
     figure = new_figure(7.6, 4.6)
     axes = figure.subplots()
     shades = _colours(len(answers))
@@ -190,10 +184,8 @@ def _iso_lines(
     found = axes.contour(
         x, y, known, levels, colors="black", linewidths=1.1, linestyles=dashes
     )
-    texts = axes.clabel(
-        found, fmt={level: number(level) for level in levels}, fontsize=9
-    )
-    for text in texts:
+    named = {level: number(level) for level in levels}
+    for text in axes.clabel(found, fmt=named, fontsize=9):
         text.set_path_effects([effects.withStroke(linewidth=3, foreground="white")])
 
 
@@ -204,13 +196,9 @@ def _colours(number_of: int) -> list[Any]:
 
 
 def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> None:
-    """Makes the axis "x" or "y" logarithmic where that suits the points.
+    """Makes the axis "x" or "y" logarithmic where that suits the points along it.
 
-    Args:
-      axes: matplotlib's.
-      which: "x" or "y".
-      points: the values along it.
-      crowd: how many such axes share the room, which makes numbers fewer.
+    Where ``crowd`` such axes share the room there are fewer numbers.
     """
     axis = getattr(axes, f"{which}axis")
     if is_logarithmic(points):

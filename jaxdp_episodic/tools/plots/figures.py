@@ -57,13 +57,7 @@ def check_suffix(path: str | Path) -> Path:
 
 
 def save(figure: Any, path: Path, *, is_private: bool = False) -> None:
-    """Writes a figure, whole or not at all, as its suffix says; without a date.
-
-    Args:
-      figure: of matplotlib.
-      path: of the file.
-      is_private: nobody but its owner may read it.
-    """
+    """Writes a figure, whole or not at all; for its owner alone if private."""
     figure.dpi = _DPI
     # By itself `savefig` draws everything once more to lay it out, for each file.
     if layout := figure.get_layout_engine():

@@ -25,14 +25,9 @@ _MAX_FRONT = 100_000
 
 
 def front_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns which points no other point beats, where smaller is better in both.
+    """Returns the points (n,) that no other one beats, where smaller is better in both.
 
-    Args:
-      x: (n,).
-      y: (n,).
-
-    Returns:
-      Indices of the front, by ascending ``x``; of equal points the first.
+    Their indices, by ascending ``x``; of equal points the first.
     """
     order = np.lexsort((y, x))
     best = np.minimum.accumulate(y[order])
@@ -48,11 +43,7 @@ def draw_pareto(
 ) -> Any:
     """Returns a figure of the front, and of the settings behind it.
 
-    Args:
-      table: the sweep.
-      x: a numeric column; None: the noise multiplier if it is an axis, else the first.
-      y: a numeric column; None: what was asked for.
-      fix: only settings with these values; all others are compared.
+    Across is the noise multiplier, or else the first axis, upwards what was asked for.
     """
     x, y = _columns(table, x, y)
     kept, signs = _kept(table, fix), (_sign(table, x), _sign(table, y))

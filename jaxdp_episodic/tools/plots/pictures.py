@@ -49,24 +49,10 @@ def draw(
     mark: Mapping[str, str] | None = None,
     out: Path | None = None,
 ) -> tuple[Path, Path]:
-    """Draws a picture of a finished sweep, as PNG and as SVG.
+    """Draws a picture of a finished sweep, as PNG and as SVG; returns the two files.
 
-    Args:
-      folder: the sweep's.
-      kind: "contours" (iso-lines), "heatmap", "lines" or "pareto"; None: what suits
-        the axes.
-      x: the field across; None: the numeric axis with the most values.
-      y: the field upwards; of a Pareto front also "epsilon", or what was asked for.
-      value: the quantity, where several were asked for.
-      by: one coloured line, or one panel, for each of some values of this field.
-      fix: values of other fields, as text; fields left out are at their middle value.
-      levels: of the iso-lines; None: round numbers.
-      mark: a star in the contours or the heat map: values of the fields across and
-        upwards, as text, and of ``by`` unless it belongs in every panel.
-      out: of the pictures, its suffix replaced; None: in the folder, named by kind.
-
-    Returns:
-      The two files.
+    The arguments are the options of the command ``plot``, see `cli.pictures.Plot`; of
+    ``fix`` and ``mark`` fields and their values, as text.
     """
     if kind is not None:
         _validation.choice("--kind", kind, KINDS)

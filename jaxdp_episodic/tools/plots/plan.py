@@ -31,11 +31,6 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
 
     Left, the most signal to noise a step that each design has for a number of steps;
     right, the effective steps that each design reaches within a number of episodes.
-
-    Args:
-      plan: the candidates.
-      path: ``.png`` or ``.svg``; replaced when it is finished.
-      title: a line above.
     """
     figure = new_figure(10.4, 5.6)
     left, right = figure.subplots(1, 2)

@@ -56,37 +56,32 @@ class SweepTable:
     def held(
         self, drawn: Sequence[str], fix: Mapping[str, str]
     ) -> tuple[dict[int, int], dict[str, Any]]:
-        """Returns where the axes that are not drawn are held.
+        """Returns where the axes that are not drawn are held, by ``fix`` or by default.
 
-        Args:
-          drawn: fields that the picture shows.
-          fix: values of other fields, as text.
-
-        Returns:
-          For each dimension that is not drawn its place, and for each field there its
-          value. Numbers not fixed are at their middle, words at their first.
+        For each such dimension the index along it, and for each field there its value:
+        of numbers the middle one, of words the first.
         """
-        places: dict[int, int] = {}
+        held: dict[int, int] = {}
         moving = {self.grid.dimension_of(field) for field in drawn}
         for field, text in fix.items():
             self.check_field("--fix", field)
             dimension = self.grid.dimension_of(field)
             if dimension in moving:
                 raise ValueError(f"--fix: {field!r} is drawn, so it is not fixed")
-            place = index_of("--fix", field, self.grid.points(field), text)
-            if places.setdefault(dimension, place) != place:
+            index = index_of("--fix", field, self.grid.points(field), text)
+            if held.setdefault(dimension, index) != index:
                 raise ValueError(f"--fix: {field!r} moves with a field fixed elsewhere")
         for dimension, fields in enumerate(self.grid.dimensions):
-            if dimension in moving or dimension in places:
+            if dimension in moving or dimension in held:
                 continue
             points = self.grid.points(fields[0])
-            places[dimension] = 0 if points.dtype.kind == "U" else points.size // 2
+            held[dimension] = 0 if points.dtype.kind == "U" else points.size // 2
         values = {
-            field: self.grid.points(field)[place]
-            for dimension, place in sorted(places.items())
+            field: self.grid.points(field)[index]
+            for dimension, index in sorted(held.items())
             for field in self.grid.dimensions[dimension]
         }
-        return places, values
+        return held, values
 
     def check_field(self, option: str, field: str) -> None:
         """Refuses what is no axis, with the nearest name."""
@@ -133,16 +128,10 @@ def evenly_spaced(size: int, most: int) -> np.ndarray:
 
 
 def index_of(option: str, field: str, points: np.ndarray, text: str) -> int:
-    """Returns where some values have the one written as ``text``.
+    """Returns the index of the value written as ``text`` among the points of a field.
 
-    Args:
-      option: that gives it, for errors.
-      field: whose values they are, likewise.
-      points: (K,) numbers or words.
-      text: a word, or a number as precise as a person reads it from a table.
-
-    Raises:
-      ValueError: they do not have it; numbers that are close are named.
+    A number need be no more precise than a person reads it from a table. The option
+    that gives it is for errors, which name the numbers that are closest.
     """
     if points.dtype.kind == "U":
         _validation.choice(f"{option} {field}", text, points.tolist())

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
-from jaxdp_episodic.files.columns import column_places
-from jaxdp_episodic.files.csv_file import csv_lines
+from jaxdp_episodic.files.csv_file import column_places, csv_lines
 from jaxdp_episodic.files.json_file import json_lines, parse_json
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.files.table_file import check_suffix, writing

@@ -36,9 +36,10 @@ from jaxdp_episodic.files.archive import (
 from jaxdp_episodic.files.atomic import atomic_path, write_atomically
 from jaxdp_episodic.files.json_file import read_json
 
-MANIFEST, PROGRESS = "manifest.json", "import.json"
-_VERSION = 1
-_MAX_MANIFEST_BYTES = 2**20
+MANIFEST = "manifest.json"
+PROGRESS = "import.json"  # of an import that is not finished
+_VERSION = 1  # of the manifest
+_MAX_MANIFEST_BYTES = 2**20  # a few hundred for each column
 _SPLIT = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
 _NAME = re.compile(r"features|targets|level[1-9][0-9]?\.(counts|ids)", re.ASCII)
 _SUM = re.compile(r"[0-9a-f]{64}", re.ASCII)

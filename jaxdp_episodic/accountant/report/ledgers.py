@@ -111,7 +111,7 @@ class LedgersContent(NamedTuple):
     @property
     def num_shared_epochs(self) -> int:
         """How many epochs were released, in part or whole, by several copies."""
-        return sum(looks > 1 for _, looks in self._shared_epochs().values())
+        return sum(times > 1 for _, times in self._shared_epochs().values())
 
     def _uses(self) -> Iterator[tuple[GaussianStep, int]]:
         """Steps and how many of them, all ledgers together."""
@@ -127,37 +127,40 @@ class LedgersContent(NamedTuple):
                 yield step, left
 
     def _shared_epochs(self) -> dict[tuple[int, int, int], tuple[int, int]]:
-        """Epochs within which ledgers part: the steps owed, and looks at one at most.
+        """Epochs that a ledger shares with the copy that it goes on from, in part.
 
-        Each by the ledger that begins it, the group and the epoch's number.
+        The key is the ledger that begins the epoch, the group and the epoch's number;
+        the value the steps owed of it, and how often one of them was released at most.
         """
         indices: dict[tuple[int, int, int], list[int]] = {}
         for index, content in enumerate(self.contents):
             for group, (step, charged) in enumerate(content.groups):
-                first, length = self._in_common(index, group), _epoch_length(step)
-                if first % length == 0 or charged <= first:
+                own, length = self._in_common(index, group), _epoch_length(step)
+                if own % length == 0 or charged <= own:
                     continue
-                begun, whose = first // length * length, index
-                while self._in_common(whose, group) > begun:
-                    beginning = self.beginnings[whose]
+                start, owner = own // length * length, index
+                while self._in_common(owner, group) > start:
+                    beginning = self.beginnings[owner]
                     assert beginning is not None  # there is something in common
-                    whose = beginning.of
-                key = whose, group, begun // length
-                indices.setdefault(key, [whose]).append(index)
-        return {key: self._looks(key, found) for key, found in indices.items()}
+                    owner = beginning.of
+                key = owner, group, start // length
+                indices.setdefault(key, [owner]).append(index)
+        return {key: self._owed_of(key, found) for key, found in indices.items()}
 
-    def _looks(self, key: tuple[int, int, int], indices: list[int]) -> tuple[int, int]:
+    def _owed_of(
+        self, key: tuple[int, int, int], indices: list[int]
+    ) -> tuple[int, int]:
         """Steps owed of an epoch, and how often one of them was released at most."""
         first, group, epoch = key
         length = _epoch_length(self.contents[first].groups[group][0])
-        begun, owed, taken = epoch * length, 0, []
+        start, owed, released = epoch * length, 0, []
         for index in indices:
             content = self.contents[index]
-            owed = max(owed, content.groups_owed()[group][1] - begun)
-            start = max(self._in_common(index, group), begun)
-            taken.append(range(start, content.groups[group][1]))
-        looks = max(sum(own.start in other for other in taken) for own in taken)
-        return min(owed, length), looks
+            owed = max(owed, content.groups_owed()[group][1] - start)
+            own = max(self._in_common(index, group), start)
+            released.append(range(own, content.groups[group][1]))
+        times = max(sum(own.start in other for other in released) for own in released)
+        return min(owed, length), times
 
     def _in_common(self, index: int, group: int) -> int:
         """Steps of a group that another ledger has, too, by the same processes."""

@@ -41,7 +41,8 @@ from jaxdp_episodic.tools.plan.settings import (
     recommended,
 )
 
-TABLE, CONFIG = "plan.csv", "recommended.toml"
+TABLE = "plan.csv"
+CONFIG = "recommended.toml"
 
 
 class Plan(NamedTuple):

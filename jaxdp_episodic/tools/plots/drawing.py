@@ -79,7 +79,7 @@ def lines(x: np.ndarray, answers: np.ndarray, labels: Labels) -> Any:
     finite = answers[np.isfinite(answers)]
     if finite.size and finite.min() > 0 and finite.max() > 10 * finite.min():
         axes.set_yscale("log")
-        _plain_ticks(axes.yaxis, finite.min(), finite.max())
+        plain_ticks(axes.yaxis, finite.min(), finite.max())
     elif finite.size and finite.min() >= 0:
         axes.set_ylim(bottom=0)
     plain(axes)
@@ -203,10 +203,10 @@ def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> 
     axis = getattr(axes, f"{which}axis")
     if is_logarithmic(points):
         getattr(axes, f"set_{which}scale")("log")
-        _plain_ticks(axis, points.min(), points.max(), crowd)
+        plain_ticks(axis, points.min(), points.max(), crowd)
 
 
-def _plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
+def plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
     """Plain numbers on a logarithmic axis, at 1, 2, 5 unless it is long."""
     ticker = matplotlib("matplotlib.ticker")
     # Panels are narrower than a picture of one, but not as much as they are many.

@@ -9,7 +9,7 @@ from jaxdp_episodic.files.atomic import atomic_path, owner_only
 from jaxdp_episodic.files.optional import require
 
 SUFFIXES = (".png", ".svg")
-_DPI = 150
+_DPI = 150  # of pictures for a page
 # Colours that differ in lightness too (Okabe and Ito), so that grey print keeps them.
 BLUE = "#0072b2"
 VERMILION = "#d55e00"

@@ -10,6 +10,7 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.tools.plan.designs import EPOCHS, FIXED, INDEPENDENT, POISSON
 from jaxdp_episodic.tools.plan.plan import Plan
+from jaxdp_episodic.tools.plots.drawing import plain_ticks
 from jaxdp_episodic.tools.plots.figures import (
     BLUE,
     DOTTED,
@@ -66,8 +67,6 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
     right.set_title("What more computing buys", fontsize=11)
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):  # powers of ten are laid out as TeX
-            axis.set_major_formatter("{x:,g}")
     plain(left, right)
     # Designs that achieve next to nothing would squeeze the others together.
     top = plan.effective_steps.max()
@@ -75,6 +74,8 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
     right.set_ylim(bottom, top * 1.6)
     shown = plan.total_episodes[plan.effective_steps >= bottom]
     right.set_xlim(shown.min() / 1.4, shown.max() * 1.4)
+    for axis in (left.xaxis, left.yaxis, right.xaxis, right.yaxis):
+        plain_ticks(axis, *axis.get_view_interval())
     place = {"loc": "outside lower center", "ncols": 2}
     figure.legend(handles=lines, frameon=False, fontsize=9, **place)
     if title:

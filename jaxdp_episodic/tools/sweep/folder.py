@@ -41,11 +41,11 @@ INFO = ("error", "is_certified_bound")
 
 Calibrated values have no error of their own (NaN)."""
 
-_VERSION = 1
+_VERSION = 1  # of the manifest
 # A shard: this, the sweep's hash and the chunk's number, the SHA-256 of the
 # answers, the answers as little-endian float64, row after row.
 _MAGIC = b"jaxdp-episodic sweep shard 1\n"
-_DIGEST_BYTES = 32
+_DIGEST_BYTES = 32  # of SHA-256
 _MAX_MANIFEST_BYTES = 2**30  # its axes may list ten million values each
 _MAX_CHUNK = 2**30  # settings, far more than any sweep makes
 

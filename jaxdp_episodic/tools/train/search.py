@@ -32,7 +32,7 @@ from jaxdp_episodic.trainer.run.report import STATEMENT
 STATE = "search.json"
 RUNS = "runs"
 CHOSEN = "hyperparameters.json"
-_VERSION = 1
+_VERSION = 1  # of search.json
 _TOLERANCE = 1e-3  # relative, of the search for a run's epsilon, from below
 _SMALLEST_SHARE = 1e-4  # of the whole epsilon that is tried for a run
 

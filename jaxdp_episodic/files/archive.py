@@ -97,7 +97,7 @@ def _opened(
     except OSError as error:
         if error.filename is not None:
             raise
-        # Of a place in the file that there is not.
+        # It was told to read at an offset that the file does not have.
         raise ValueError(f"{path} must be an npz file: {error}") from error
     except _BROKEN as error:
         why = str(error) or "it is cut off"  # as EOFError says nothing
@@ -289,7 +289,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(member) as stream:
         shape, kind, is_fortran = _array_header(stream, member)
         claimed = math.prod(shape) * kind.itemsize
-        # Room is made for what comes, not for what is claimed.
+        # Memory grows with what is read, not with what the header claims.
         content = bytearray()
         while part := stream.read(min(2**20, claimed + 1 - len(content))):
             content += part

@@ -55,7 +55,7 @@ def read_json(path: Path, *, max_bytes: int) -> Any:
     """
     check_plain_file(path)
     with path.open("rb") as file:
-        # No more than is wanted, nor room for more than is there.
+        # At most max_bytes + 1, and no buffer that is larger than the file.
         data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > max_bytes:
         raise ValueError(f"more than {max_bytes} bytes")

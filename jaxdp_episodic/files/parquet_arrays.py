@@ -77,7 +77,7 @@ def parquet_lists(
     Raises:
       As `parquet_kind`; ValueError too for a list of another length.
     """
-    # Of all that a file may claim, before anything of that size is made.
+    # Checked before anything of the claimed size is made.
     for column in column_items(path):
         if column.path.split(".")[0] == name:
             if column.num_items != column.num_rows * length:

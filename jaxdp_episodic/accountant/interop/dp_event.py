@@ -149,7 +149,7 @@ def steps_of(
         if population_is_exact and isinstance(step, GaussianStep):
             step = _of_exact_population(step)
         if step is not None:
-            # An event that is a whole epoch is as many steps; nobody else's are read.
+            # The event of a whole epoch counts as its steps.
             is_epoch = kind(part) == "RandomAllocationDpEvent"
             steps = whole(part, "num_steps", minimum=1) if is_epoch else 1
             yield part, step, count * steps

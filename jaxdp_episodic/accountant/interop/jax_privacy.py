@@ -126,7 +126,7 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
         plan = plan.make()
     elif hasattr(plan, "plan"):  # version 2.0
         made_for = RELATIONS[plan.accountant.neighboring_relation]
-        # Its noise is a multiple of the sensitivity, that of the events of the norm.
+        # Its noise is relative to the sensitivity, that of events to the clip norm.
         norms = 2.0 if made_for == _REPLACE_ONE else 1.0
         plan = plan.plan
     try:
@@ -163,7 +163,7 @@ def _noise_and_size(event: Any, strategy: Any) -> tuple[float, int | None]:
     inner = getattr(event, "event", event)
     size = getattr(inner, "source_dataset_size", None)
     if isinstance(inner, _events.TruncatedSubsampledGaussianDpEvent):
-        # Of one group, all of which are alike: the rest is never drawn.
+        # It is of one of the equal groups; the remainder is never drawn.
         size = inner.dataset_size * strategy.cycle_length
     leaf = getattr(inner, "event", inner)
     if not hasattr(leaf, "noise_multiplier"):

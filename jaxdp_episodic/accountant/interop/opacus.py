@@ -181,7 +181,7 @@ class StepAccountant(_HistoryAccountant):
 
     def __init__(self, loader: Any, method: str = "exact") -> None:
         super().__init__(method)
-        # The history has the noise.
+        # The noise of every step is in the history.
         step = dataclasses.replace(loader.batch_sampler.step, noise_multiplier=1.0)
         self.sampling_step: GaussianStep = step
         self._told_rate = 1 / len(loader)

@@ -177,7 +177,7 @@ def truncated(event: Any, relation: str) -> OneStep | None:
         noise,
         sampling_probability=rate,
         batch_size=size,
-        # The larger neighbour of nothing is one.
+        # The larger of two neighbours has at least one record.
         population=max(population, 1),
         neighboring_relation=relation,
     )

@@ -38,8 +38,7 @@ _QUANTILES = {
     "95%": 0.95,
     "max": 1.0,
 }
-# Different paths whose epsilons are computed; of more, rates are rounded up. By "rdp" a
-# second or two.
+# Different paths whose epsilons are computed; of more, rates are rounded up.
 _MAX_PATHS = 8192
 _MAX_EXACT_PATHS = 512  # by "exact" or "pld", which take milliseconds for each
 

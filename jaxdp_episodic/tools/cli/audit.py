@@ -40,8 +40,8 @@ VIOLATED = 3  # exit code
 DOCUMENT = "audit.json"
 TABLE = "audit.md"
 PICTURE = "audit.png"
-_MECHANISM_DRAWS = 10**8  # a minute or two on two cores
-_STEP_DRAWS = 2_000  # steps with the canary, and as many without; minutes
+_MECHANISM_DRAWS = 10**8  # as many as docs/trust.md has
+_STEP_DRAWS = 2_000  # steps with the canary, and as many without
 
 Kind = Literal["mechanism", "step", "gradient", "input"]
 
@@ -211,7 +211,7 @@ def _verdict(row: AuditRow) -> str:
     if row.is_violated:
         return "  VIOLATED"
     if row.is_above:
-        # As one in twenty of exact claims that hold, at the usual confidence.
+        # At 95% confidence one in twenty exact claims that hold is above, too.
         return "  above the claim, but not with 99.99%: repeat it with more draws"
     return ""
 

@@ -53,7 +53,7 @@ TARGETS = (1.0, 2.0, 4.0, 8.0)
 SMALLEST_TARGET = 1e-6
 """Nats; below it a search takes seconds, for a digit that nobody wants."""
 
-_POINTS_OF_A_RUN = 24  # each an exact epsilon: a tenth of a second together
+_POINTS_OF_A_RUN = 24  # number of steps at which epsilon is shown
 _POINTS_OF_A_CURVE = 81  # one call for all of them
 _DIGITS = 5  # of what is shown
 _FIELD = re.compile(r"request((?:\.\w+|\[\d+\])*): (?:(\w+)\b)?")

@@ -29,7 +29,7 @@ _PAGES = {
     "chart.js": ("chart.js", "text/javascript"),
 }
 _HEADERS = {
-    # Nothing from elsewhere, neither shown nor asked.
+    # Nothing is loaded from another site, or sent to one.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src "
     "'self'; connect-src 'self'; img-src blob: data:; base-uri 'none'; form-action "
     "'none'; frame-ancestors 'none'",
@@ -38,7 +38,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_MAX_QUESTION_BYTES = 2**22  # a request of tens of thousands of units
+_MAX_QUESTION_BYTES = 2**22  # of JSON, sizes of a population included
 
 
 def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) -> None:

@@ -260,15 +260,8 @@ def training_config(
 
 def write_table(path: Path, plan: Plan) -> None:
     """Writes all candidates as CSV; whole or not at all."""
-    numbers = (
-        "episodes_per_step",
-        "num_steps",
-        "noise_multiplier",
-        "signal_to_noise",
-        "total_episodes",
-        "effective_steps",
-        "is_on_front",
-    )
+    first, last = map(Plan._fields.index, ("episodes_per_step", "is_on_front"))
+    numbers = Plan._fields[first : last + 1]
     names = ("design", "clip_unit", "examples", *numbers, "is_recommended")
     columns = [np.asarray(getattr(plan, name)).tolist() for name in numbers]
     rows = []

@@ -107,7 +107,7 @@ def _draw_scores(
     if names:
         axes.legend(frameon=False, loc="best")
     if names and without_noise and len(scores) > 2:
-        # Close to the other run: the score of nothing learned is beyond the axis.
+        # The axis shows both runs' scores closely; that before learning lies beyond.
         parts = [part for _, part in scores[1:]]
         ends = [
             s[end] for part in parts for s in part.values() for end in ("low", "high")

@@ -32,7 +32,7 @@ _ID = "id"
 _VERSION = "version"
 # What a row may cause; anything else is a defect of the library and is not hidden.
 _ROW_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, OSError)
-_MAX_DEPTH = 32  # levels of a row; a request has at most 7
+_MAX_DEPTH = 32  # levels of a row; the deepest field of a request is at level 8
 _MAX_INTEGER = 2**63 - 1  # NumPy's largest
 
 KeyPath = tuple[str, ...]
@@ -281,7 +281,7 @@ def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
         if len(below) == len(whole) == 1:
             table[key] = whole[0]
             continue
-        # Columns may lie in a table that another one holds.
+        # A column may be a table, to which the others add keys.
         if not all(isinstance(leaf, Mapping) for leaf in whole):
             raise ValueError(f"{_named(here)!r} is both a value and a table")
         parts = [((name,), value) for leaf in whole for name, value in leaf.items()]

@@ -18,11 +18,11 @@ from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.files.table_file import check_suffix, writing
 from jaxdp_episodic.tools.requests.batch import Answer, KeyPath, answer_requests, nested
 
-_ROWS_AT_ONCE = 20_000  # answered by one call: compiled kernels pay from thousands on
+_ROWS_AT_ONCE = 20_000  # answered by one call
 _BYTES_AT_ONCE = 2**25  # of text, of which Python makes up to twenty times as much
 _TYPES = ("string", "string", "float64", "string", "string")
 _COLUMNS = {"row": "int64"} | dict(zip(Answer._fields, _TYPES, strict=True))
-_MAX_PARTS = 32  # of a dotted name; a request has at most 7
+_MAX_PARTS = 32  # of a dotted name; the deepest field of a request has 8
 # Never numbers, whatever they look like.
 _TEXTS = frozenset(
     "type name id method calibrate level clip_unit privacy_unit neighboring_relation "

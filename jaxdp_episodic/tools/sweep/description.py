@@ -40,8 +40,7 @@ _TARGETS = ("num_steps", "delta", "epsilon")
 _NOISE = "noise_multiplier"
 # Settings a chunk of calibrations, and of answers: a few seconds' work on two cores.
 _CHUNKS = {"rdp": (4096, 16384), "exact": (128, 1024), "pld": (32, 256)}
-# Bytes of one path of one setting, with all that the kernels make of it; measured in
-# tests/tools/sweep/test_memory.py.
+# Bytes of one path of one setting, with all that the kernels make of it: an estimate.
 _BYTES_A_ROW = 2048
 
 

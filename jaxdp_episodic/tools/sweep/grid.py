@@ -25,7 +25,7 @@ WORD_FIELDS = (METHOD, QUANTITY)
 
 _MAX_SETTINGS = 2**53  # an index and the products that it is made of are exact
 _MAX_VALUES = 10_000_000  # of an axis: these alone of a grid are in memory
-_MAX_AXES = 12  # beyond it the corners alone, 2**12, would be too many to check
+_MAX_AXES = 12  # whose corners, 2**12 at most, are all checked
 _MAX_LETTERS = 100  # of a word; the longest that means something has 16
 
 

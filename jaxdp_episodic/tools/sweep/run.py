@@ -73,10 +73,10 @@ def run_sweep(
     """
     first, step = _checked_part(part)
     folder = SweepFolder.opened(Path(path), sweep)
-    begun = time.monotonic()
+    size, begun = (folder.size, folder.num_chunks), time.monotonic()
     if folder.table is not None:
         folder.remove_shards()  # a kill may have come just before
-        return Outcome(folder.size, folder.num_chunks, 0, 0.0, folder.table, ())
+        return Outcome(*size, 0, 0.0, folder.table, ())
     numbers = range(first, folder.num_chunks, step)
     todo = folder.missing(numbers)
     evaluated, warned = 0, ()
@@ -87,9 +87,7 @@ def run_sweep(
     if part is None:
         table = write_table(folder)
         folder.remove_shards()
-    return Outcome(
-        folder.size, folder.num_chunks, evaluated, seconds, table, tuple(warned)
-    )
+    return Outcome(*size, evaluated, seconds, table, warned)
 
 
 def collect(sweep: Sweep, path: str | Path) -> Outcome:

@@ -290,7 +290,7 @@ def _total(
     curve = np.zeros(DEFAULT_ORDERS.size)
     is_public = True
     configs = [search.config(values, run_epsilon) for values in search.variants()]
-    # Values that another one makes pointless leave equal runs.
+    # Values that have no effect beside others leave equal configs: once each.
     different = {json.dumps(config.to_dict()): config for config in configs}
     for config in different.values():
         budget = plan(config, data)

@@ -24,8 +24,7 @@ from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
 
-# Combinations of values that change what a run costs: each is calibrated by itself,
-# which takes seconds.
+# Combinations of values that change what a run costs: each is calibrated by itself.
 _MAX_VARIANTS = 64
 # Fields of a run that the search sets, or that would break its guarantee.
 _FIXED = ("epsilon", "delta", "data", "evaluation", "seed", "version", "type")

@@ -13,6 +13,8 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from collections.abc import Callable
+from typing import Any
 
 TRAINER = ("flax", "optax", "orbax", "tensorstore", "randomgen", "rich", "tyro")
 # Each is for another library, and says so where that one is missing.
@@ -42,8 +44,9 @@ def main() -> None:
         noise_multiplier=2.0,
         clip_unit="task",
     )
-    run = {"num_steps": NUM_STEPS}
-    target = {"epsilon": 1.0, "delta": DELTA}
+    run: dict[str, Any] = {"num_steps": NUM_STEPS}
+    target: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA}
+    epsilon = np.inf
     for method in ("rdp", "pld", "exact"):
         epsilon = jde.epsilon(step, delta=DELTA, method=method, **run)
         print(f"epsilon by {method}", epsilon)
@@ -59,7 +62,7 @@ def main() -> None:
     rate = jde.calibrate_rate(step, level="example", **target, **run)
     print("calibrated noise, steps, rate", noise, steps, rate)
     # Balle and Wang (2018), arXiv:1805.06530, Theorem 8, at epsilon 0: 2 Phi(1/2) - 1.
-    profile = jde.privacy_profile(release, [0.0, 1.0, 2.0])
+    profile = np.asarray(jde.privacy_profile(release, [0.0, 1.0, 2.0]))
     assert abs(profile[0] - 0.38292492254802624) < 1e-12, profile
     assert abs(jde.advantage(release, num_steps=1) - profile[0]) < 1e-9
     assert abs(jde.gdp_mu(release, num_steps=1) - 1) < 1e-6
@@ -77,7 +80,7 @@ def main() -> None:
         bound = jde.epsilon(step, delta=DELTA, method="rdp", **run)
         assert np.allclose(on_jax, bound, rtol=1e-9), on_jax
         # Of one step: the derivative of several takes minutes to compile.
-        ask = {"num_steps": 1, "delta": DELTA}
+        ask: dict[str, Any] = {"num_steps": 1, "delta": DELTA}
         value, slopes = jde.epsilon_and_gradient(release, **ask)
         assert value == jde.epsilon(release, **ask), value
         assert slopes["noise_multiplier"] < 0, slopes
@@ -110,7 +113,9 @@ def _bridge(name: str) -> None:
     importlib.import_module(f"jaxdp_episodic.accountant.interop.{name}")
 
 
-def _refused(ask, *arguments, says: str, **options) -> None:
+def _refused(
+    ask: Callable[..., Any], *arguments: Any, says: str, **options: Any
+) -> None:
     """Asserts that a question is refused for want of a package, in these words."""
     try:
         ask(*arguments, **options)

@@ -293,10 +293,9 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         content = bytearray()
         while part := stream.read(min(2**20, claimed + 1 - len(content))):
             content += part
-            if len(content) > claimed:
-                raise ValueError(f"{member.filename} holds more than it says")
-    if len(content) < claimed:
-        raise ValueError(f"{member.filename} is cut off")
+    if len(content) != claimed:
+        how = "is cut off" if len(content) < claimed else "holds more than it says"
+        raise ValueError(f"{member.filename} {how}")
     data = np.frombuffer(content, np.uint8)
     check_items(data, kind, member.filename)
     return data.view(kind).reshape(shape, order="F" if is_fortran else "C")

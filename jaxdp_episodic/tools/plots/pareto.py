@@ -9,11 +9,7 @@ import numpy as np
 
 from jaxdp_episodic.tools.plots.drawing import scale_axis
 from jaxdp_episodic.tools.plots.figures import new_figure, plain
-from jaxdp_episodic.tools.plots.labels import (
-    answer_label,
-    axis_label,
-    smaller_is_better,
-)
+from jaxdp_episodic.tools.plots.labels import ANSWERS, axis_label
 from jaxdp_episodic.tools.plots.selection import SweepTable, evenly_spaced
 from jaxdp_episodic.tools.sweep.grid import QUANTITY
 from jaxdp_episodic.tools.sweep.table import read_columns
@@ -103,7 +99,8 @@ def _kept(table: SweepTable, fix: Mapping[str, str]) -> dict[str, np.ndarray]:
 def _sign(table: SweepTable, field: str) -> float:
     """1 if little of a column is good, else -1."""
     asked = table.description[QUANTITY] if field == table.value else field
-    return 1.0 if smaller_is_better(asked) else -1.0
+    is_cost = asked.rpartition(".")[2] in ("epsilon", "delta", "noise_multiplier")
+    return 1.0 if is_cost else -1.0
 
 
 def _figure(
@@ -132,7 +129,7 @@ def _figure(
     )
     for which, field, values, sign in zip("xy", fields, dots.T, signs, strict=True):
         answer = field == table.value
-        label = answer_label(table.quantity(held)) if answer else axis_label(field)
+        label = ANSWERS[table.quantity(held)] if answer else axis_label(field)
         better = "← better" if sign > 0 else "better →"
         getattr(axes, f"set_{which}label")(f"{label}   {better}")
         scale_axis(axes, which, np.unique(values[np.isfinite(values)]))

@@ -12,12 +12,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.tools.plots import drawing
 from jaxdp_episodic.tools.plots.figures import SUFFIXES, matplotlib, save
-from jaxdp_episodic.tools.plots.labels import (
-    answer_label,
-    axis_label,
-    number,
-    short_label,
-)
+from jaxdp_episodic.tools.plots.labels import ANSWERS, axis_label, number, short_label
 from jaxdp_episodic.tools.plots.pareto import draw_pareto
 from jaxdp_episodic.tools.plots.selection import (
     SweepTable,
@@ -161,7 +156,7 @@ def _of_axes(
     labels = drawing.Labels(
         x=_axis_label(grid, x, across.size),
         y="" if y is None else _axis_label(grid, y, upward.size),
-        value=answer_label(table.quantity(values)),
+        value=ANSWERS[table.quantity(values)],
         by="" if by is None else _axis_label(grid, by, series.size),
         names=names,
         title=table.facts(values, drawn),

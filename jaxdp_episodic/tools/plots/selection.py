@@ -13,7 +13,7 @@ from jaxdp_episodic.tools.plots.labels import number, short_label
 from jaxdp_episodic.tools.sweep.description import QUANTITIES, described_grid
 from jaxdp_episodic.tools.sweep.folder import SweepFolder, read_manifest
 from jaxdp_episodic.tools.sweep.grid import METHOD, QUANTITY, Grid
-from jaxdp_episodic.tools.sweep.table import read_columns, value_name
+from jaxdp_episodic.tools.sweep.table import read_columns
 
 
 class SweepTable:
@@ -30,14 +30,13 @@ class SweepTable:
     """
 
     def __init__(self, folder: Path) -> None:
-        manifest = read_manifest(folder)
-        found = SweepFolder(folder, manifest).table
-        if found is None:
+        sweep = SweepFolder(folder, read_manifest(folder))
+        if sweep.table is None:
             raise ValueError("the sweep is not finished: it has no table yet")
-        self.path = found
-        self.description: dict[str, Any] = manifest["sweep"]
+        self.path = sweep.table
+        self.description: dict[str, Any] = sweep.manifest["sweep"]
         self.grid: Grid = described_grid(self.description)
-        self.value = value_name(self.description)
+        self.value = sweep.columns[0]
 
     def answers(self, index: np.ndarray) -> np.ndarray:
         """Returns the answers of settings, in the shape of ``index``."""

@@ -35,8 +35,27 @@ _SOUGHT = (NOISE, NUM_STEPS, RATE)
 _WHOLE = functools.partial(_validation.integer_array, minimum=0)
 
 
+class _Request(Spec):
+    """What both kinds of request have."""
+
+    step: Any
+
+    @property
+    def _step_shape(self) -> tuple[int, ...]:
+        return self.step.shape
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of the numeric fields that matter: that of the answer."""
+        fields = {n: getattr(self, n) for n in ("num_steps", "delta", "epsilon")}
+        return _validation.broadcast_shape(
+            step=np.empty(self._step_shape, np.uint8),
+            **{name: value for name, value in fields.items() if value is not None},
+        )
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EpsilonRequest(Spec):
+class EpsilonRequest(_Request):
     """What does a run cost: epsilon at a delta, or delta at an epsilon?
 
     As every spec it has a dictionary form, which is what a request file holds:
@@ -85,11 +104,6 @@ class EpsilonRequest(Spec):
         _ = self.shape  # refuses fields that do not broadcast
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields: that of the answer."""
-        return _shape(self)
-
-    @property
     def quantity(self) -> str:
         """What is asked for: "epsilon" or "delta"."""
         return "epsilon" if self.epsilon is None else "delta"
@@ -125,7 +139,7 @@ class EpsilonRequest(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CalibrationRequest(Spec):
+class CalibrationRequest(_Request):
     """Which noise, number of steps or rate keeps a run within a target epsilon?
 
     What is sought need not be given: ``num_steps`` must then be left out, and the
@@ -177,9 +191,10 @@ class CalibrationRequest(Spec):
         return super().from_dict(mapping, where=where)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the numeric fields that matter: that of the answer."""
-        return _shape(self)
+    def _step_shape(self) -> tuple[int, ...]:
+        # The noise of the step is replaced where it is sought.
+        sought = self.calibrate == NOISE
+        return self.step.design.shape if sought else self.step.shape
 
     @property
     def quantity(self) -> str:
@@ -236,20 +251,6 @@ def caveats_on(request: Request) -> list[str]:
             if np.any(clipped)
         ]
     return list(dict.fromkeys(caveats))
-
-
-def _shape(request: Request) -> tuple[int, ...]:
-    """Broadcast shape of a request's step and targets."""
-    shape = request.step.shape
-    if isinstance(request, CalibrationRequest) and request.calibrate == NOISE:
-        shape = request.step.design.shape  # the noise there is replaced
-    fields = {
-        name: getattr(request, name) for name in ("num_steps", "delta", "epsilon")
-    }
-    return _validation.broadcast_shape(
-        step=np.empty(shape, np.uint8),
-        **{name: value for name, value in fields.items() if value is not None},
-    )
 
 
 def _check_given(

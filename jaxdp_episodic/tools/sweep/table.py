@@ -11,7 +11,6 @@ import importlib.util
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,17 +19,12 @@ from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.files.optional import require_pyarrow
 from jaxdp_episodic.files.parquet_arrays import record_batches
 from jaxdp_episodic.tools.sweep.description import described_grid
-from jaxdp_episodic.tools.sweep.folder import NPZ, PARQUET, SweepFolder, answer_columns
+from jaxdp_episodic.tools.sweep.folder import NPZ, PARQUET, SweepFolder
 from jaxdp_episodic.tools.sweep.grid import WORD_FIELDS, Grid
 
 # NumPy's kinds of columns of numbers, and of words: its own, or Arrow's as objects.
 _KINDS_OF = ("iufb", "UO")
 _BLOCK = 1 << 20  # settings in memory at a time, and a row group of the Parquet file
-
-
-def value_name(description: dict[str, Any]) -> str:
-    """Returns the name of the answers' column: the quantity, if there is just one."""
-    return answer_columns(description)[0]
 
 
 def write_table(folder: SweepFolder) -> Path:

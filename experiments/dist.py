@@ -3,7 +3,9 @@
 For each of Python 3.11 to 3.13, in an environment that was empty: installs the wheel,
 asks one question, answers a config of the sdist with the program, and imports the
 modules of each extra, which without the extra have to say its name. Then the same with
-the extras of ``--extras`` installed. Needs Python and a package index, nothing else.
+the extras of ``--extras`` installed. In another environment the accountant is alone:
+every small question with NumPy and SciPy, then every question with JAX besides. Needs
+Python and a package index, nothing else.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ MODULES = {
     "opacus": ("opacus", "jaxdp_episodic.accountant.interop.opacus"),
 }
 CONFIG = "configs/omniglot.toml"
+ALONE = ROOT / "experiments/accountant_alone.py"
 # Gaussian noise 1 at delta 1e-5: Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
 QUESTION = """
 import sys
@@ -85,6 +88,7 @@ def main() -> None:
         for version, python in pythons.items():
             print(f"Python {version}", flush=True)
             attempt(python, wheel, config, Path(folder) / version, arguments.extras)
+            attempt_alone(python, wheel, Path(folder) / f"{version}-alone")
     missing = [v for v in VERSIONS if v not in pythons]
     print(f"works under {', '.join(pythons)}", end="")
     print(f"; not found: {', '.join(missing)}" if missing else "")
@@ -161,6 +165,17 @@ def attempt(
         print(f"  extras {', '.join(installed) or 'none'}")
         names = json.dumps([MODULES, installed])
         print(run(own, "-c", IMPORTS, names, cwd=folder).rstrip(), flush=True)
+
+
+def attempt_alone(python: str, wheel: Path, folder: Path) -> None:
+    """Installs what the accountant needs and nothing else, and asks it everything."""
+    own = environment(python, folder)
+    install = (own, "-m", "pip", "install", "--quiet", "--no-compile")
+    run(*install, "--no-deps", wheel)
+    for packages in (["numpy", "scipy"], ["jax", "jaxlib"]):
+        run(*install, "-c", ROOT / "constraints.txt", *packages)
+        said = run(own, "-W", "error", ALONE, cwd=folder).splitlines()[-1]
+        print(f"  accountant with {', '.join(packages)}: {said}", flush=True)
 
 
 def environment(python: str, folder: Path) -> Path:

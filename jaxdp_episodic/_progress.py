@@ -8,7 +8,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal, such as in a log
 
 
 class ProgressBar:
@@ -39,11 +39,11 @@ class ProgressBar:
         self._task = self._bar.add_task(what, total=total, completed=done, text="")
 
     def advance(self, number: int) -> None:
-        """Counts so many more as done."""
+        """Counts ``number`` more as done."""
         self.show(self._done + number)
 
     def show(self, done: int, text: str = "") -> None:
-        """Says how many are done, and what else there is to say."""
+        """Shows how many are done, and a text beside it."""
         self._done, now = min(done, self._total), time.monotonic()
         begun, before = self._first = self._first or (now, self._done)
         rate = (self._done - before) / (now - begun) if now > begun else 0.0

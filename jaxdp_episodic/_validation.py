@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-# What a hint is looked for among.
-_LONGEST_WORD, _MOST_WORDS = 100, 1000
-# Beyond these a product of two numbers leaves float32's range, and noise that
+# Words among which a hint is looked for, and their letters: an untrusted file may have
+# millions of them, each as long as a book.
+_MAX_HINT_LETTERS = 100
+_MAX_HINT_WORDS = 1000
+# Products of two numbers between these stay within float32's range: noise that
 # underflows to zero is no noise.
-_SMALLEST_SETTING, _LARGEST_SETTING = 1e-18, 1e18
+_SMALLEST_SETTING = 1e-18
+_LARGEST_SETTING = 1e18
+_MAX_SHOWN = 60  # letters of a value in a message
 
 
 def real_array(name: str, value: Any) -> np.ndarray:
@@ -44,10 +48,10 @@ def integer_array(name: str, value: Any, *, minimum: int) -> np.ndarray:
         with np.errstate(over="ignore"):
             array = array.astype(np.float64)
     allowed = f"{name} must be a whole number >= {minimum} and at most 2**53"
-    if array.dtype.kind == "f" and not np.all(
-        np.isfinite(array) & (array == np.floor(array))
-    ):
-        raise ValueError(f"{allowed}, got {_first_bad(value, _not_whole(array))}")
+    if array.dtype.kind == "f":
+        bad = ~(np.isfinite(array) & (array == np.floor(array)))
+        if bad.any():
+            raise ValueError(f"{allowed}, got {_first_bad(value, bad)}")
     bad = (array < minimum) | (array > 2**53)
     if bad.any():
         raise ValueError(f"{allowed}, got {_first_bad(value, bad)}")
@@ -56,41 +60,34 @@ def integer_array(name: str, value: Any, *, minimum: int) -> np.ndarray:
 
 def probability_array(name: str, value: Any) -> np.ndarray:
     """Returns ``value`` as a float64 array with every element in [0, 1]."""
-    array = real_array(name, value)
-    return _in_range(name, value, array, (array >= 0) & (array <= 1), "lie in [0, 1]")
+    return _real(name, value, lambda a: (a >= 0) & (a <= 1), "lie in [0, 1]")
 
 
 def nonnegative_array(name: str, value: Any) -> np.ndarray:
     """Returns ``value`` as a float64 array, every element >= 0 (``inf`` allowed)."""
-    array = real_array(name, value)
-    return _in_range(name, value, array, array >= 0, "be >= 0")
+    return _real(name, value, lambda a: a >= 0, "be >= 0")
 
 
 def positive_array(name: str, value: Any) -> np.ndarray:
     """Returns ``value`` as a float64 array with every element > 0 and finite."""
-    array = real_array(name, value)
-    good = (array > 0) & np.isfinite(array)
-    return _in_range(name, value, array, good, "be > 0 and finite")
+    rule = "be > 0 and finite"
+    return _real(name, value, lambda a: (a > 0) & np.isfinite(a), rule)
 
 
 def open_unit_array(name: str, value: Any) -> np.ndarray:
     """Returns ``value`` as a float64 array with every element in (0, 1)."""
-    array = real_array(name, value)
-    return _in_range(name, value, array, (array > 0) & (array < 1), "lie in (0, 1)")
+    return _real(name, value, lambda a: (a > 0) & (a < 1), "lie in (0, 1)")
 
 
 def positive_share_array(name: str, value: Any) -> np.ndarray:
     """Returns ``value`` as a float64 array with every element in (0, 1]."""
-    array = real_array(name, value)
-    return _in_range(name, value, array, (array > 0) & (array <= 1), "lie in (0, 1]")
+    return _real(name, value, lambda a: (a > 0) & (a <= 1), "lie in (0, 1]")
 
 
 def order_array(name: str, value: Any, *, infinite: bool = False) -> np.ndarray:
     """Returns Rényi orders as a float64 array, each > 1, and finite unless allowed."""
-    array = real_array(name, value)
-    good = (array > 1) & (np.isfinite(array) | infinite)
     rule = "be > 1" if infinite else "be > 1 and finite"
-    return _in_range(name, value, array, good, rule)
+    return _real(name, value, lambda a: (a > 1) & (np.isfinite(a) | infinite), rule)
 
 
 def single(name: str, array: np.ndarray) -> Any:
@@ -108,13 +105,10 @@ def float32_number(name: str, value: Any, *, zero: bool = False) -> float:
       ValueError: not one number, or one outside [1e-18, 1e18] (``zero``: or 0).
     """
     number = real_array(name, value)
-    allowed = f"[{_SMALLEST_SETTING:g}, {_LARGEST_SETTING:g}]" + (
-        " or be 0" if zero else ""
-    )
-    fits = number.ndim == 0 and (
+    allowed = f"[{_SMALLEST_SETTING:g}, {_LARGEST_SETTING:g}]{' or be 0' * zero}"
+    if number.ndim or not (
         _SMALLEST_SETTING <= number <= _LARGEST_SETTING or (zero and number == 0)
-    )
-    if not fits:
+    ):
         raise ValueError(f"{name} must be a number in {allowed}, got {value!r}")
     return float(number)
 
@@ -149,9 +143,8 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
 
 def nearest(word: str, options: Iterable[str]) -> str:
     """Returns "; did you mean 'x'?" for the option closest to ``word``, or ""."""
-    # Of an untrusted file there may be millions, each as long as a book.
-    short = [option for option in options if len(option) <= _LONGEST_WORD]
-    if len(word) > _LONGEST_WORD or len(short) > _MOST_WORDS:
+    short = [option for option in options if len(option) <= _MAX_HINT_LETTERS]
+    if len(word) > _MAX_HINT_LETTERS or len(short) > _MAX_HINT_WORDS:
         return ""
     close = difflib.get_close_matches(word, short, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
@@ -164,7 +157,7 @@ def shown(value: Any) -> str:
     # Nested deeper than Python recurses, or an integer of thousands of digits.
     except (RecursionError, ValueError):
         return f"a {type(value).__name__} too large to be shown"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
 def broadcast_shape(**arrays: Any) -> tuple[int, ...]:
@@ -226,17 +219,15 @@ def _are_numbers(array: np.ndarray) -> bool:
     return array.size > 0 and all(type(item) in (int, float) for item in array.flat)
 
 
-def _in_range(
-    name: str, value: Any, array: np.ndarray, good: np.ndarray, rule: str
+def _real(
+    name: str, value: Any, is_good: Callable[[np.ndarray], np.ndarray], rule: str
 ) -> np.ndarray:
+    """Returns ``value`` as a float64 array whose elements are all good."""
+    array = real_array(name, value)
+    good = is_good(array)
     if not good.all():
         raise ValueError(f"{name} must {rule}, got {_first_bad(value, ~good)}")
     return array
-
-
-def _not_whole(array: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        return ~(np.isfinite(array) & (array == np.floor(array)))
 
 
 def _first_bad(value: Any, bad: np.ndarray) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import os
 import sys
 import threading
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
+from jaxdp_episodic.files.optional import require
 
 ENGINES = ("auto", "numpy", "jax")
 VARIABLE = "JAXDP_EPISODIC_ENGINE"
@@ -74,9 +76,12 @@ def using_engine(name: str) -> Iterator[None]:
 
     Raises:
       ValueError: no such engine.
+      ImportError: "jax" where JAX is not installed.
     """
     if name not in ENGINES:
         raise ValueError(f"engine must be one of {ENGINES}, got {name[:60]!r}")
+    if name == "jax" and not _has_jax():
+        require("jax", purpose="the engine 'jax'", extra=None)
     token = _chosen.set(name)
     try:
         yield
@@ -96,7 +101,8 @@ if hasattr(os, "register_at_fork"):
 def choose_engine(settings: int, break_even: int) -> str:
     """Returns the engine that was asked for, or for "auto" the faster.
 
-    Behind ``os.fork()`` JAX may wait for ever for its threads: there it is NumPy.
+    Without JAX it is NumPy, and behind ``os.fork()``, where JAX may wait for ever for
+    its threads.
 
     Args:
       settings: number to be evaluated.
@@ -105,7 +111,13 @@ def choose_engine(settings: int, break_even: int) -> str:
     name = engine_name()
     if name != "auto":
         return name
-    return "jax" if settings >= break_even and not _is_fork_of_jax else "numpy"
+    may_compile = settings >= break_even and not _is_fork_of_jax and _has_jax()
+    return "jax" if may_compile else "numpy"
+
+
+@functools.cache
+def _has_jax() -> bool:
+    return importlib.util.find_spec("jax") is not None
 
 
 def float64_boundary(

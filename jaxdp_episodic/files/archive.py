@@ -1,7 +1,7 @@
 """Untrusted archives of NumPy arrays (npz): no pickle, no surprise in memory.
 
 Everything an archive claims is checked before anything of that size is read: the
-listing, the members' sizes, and the header of each array, which is taken apart here
+directory, the members' sizes, and the header of each array, which is taken apart here
 instead of being evaluated. Nothing is ever unpacked to the disk.
 """
 
@@ -24,10 +24,10 @@ import numpy as np
 
 from jaxdp_episodic.files.atomic import atomic_path, owner_only
 
-# Of the listing at the end of an archive; each of its entries costs ten times as much.
-_MOST_LISTING = 2**20
-_MOST_ARRAYS = 4096
-_LONGEST_HEADER = 2**14
+# Bytes of the directory at an archive's end; zipfile makes ten times as much of it.
+_MAX_DIRECTORY_BYTES = 2**20
+_MAX_ARRAYS = 4096  # each costs a look at its header
+_MAX_HEADER_BYTES = 2**14  # of one array; NumPy itself reads 10,000 unasked
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MAGIC = b"\x93NUMPY"
 _ENTRY = r"\s*'(descr|fortran_order|shape)'\s*:\s*('[^']*'|True|False|\([0-9,\s]*\))\s*"
@@ -86,10 +86,10 @@ def write_arrays(
 def _opened(
     path: Path, max_bytes: int = 2**63
 ) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    """An archive with a listing of a sane size, and its arrays, headers checked."""
+    """An archive with a directory of bounded size, and its arrays, headers checked."""
     check_plain_file(path)
     try:
-        with _Listed(io.FileIO(path)) as file:
+        with _BoundedReader(io.FileIO(path)) as file:
             archive = zipfile.ZipFile(file)
             file.is_listed = True
             with archive:
@@ -97,7 +97,7 @@ def _opened(
     except OSError as error:
         if error.filename is not None:
             raise
-        # Of a place in the file that there is not.
+        # It was told to read at an offset that the file does not have.
         raise ValueError(f"{path} must be an npz file: {error}") from error
     except _BROKEN as error:
         why = str(error) or "it is cut off"  # as EOFError says nothing
@@ -195,7 +195,7 @@ def npy_header(
         raise ValueError(f"{name} must be an array of NumPy")
     form = sizes[start[6], start[7]]
     (length,) = struct.unpack(form, stream.read(struct.calcsize(form)))
-    if length > _LONGEST_HEADER:
+    if length > _MAX_HEADER_BYTES:
         raise ValueError(f"{name} has a header of {length} bytes")
     shape, kind, is_fortran = _parsed(stream.read(length).decode("latin-1"), name)
     claimed = math.prod(shape) * kind.itemsize
@@ -213,20 +213,20 @@ def write_npy_header(file: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None
     np.lib.format.write_array_header_1_0(file, header)
 
 
-class _Listed(io.BufferedReader):
-    """A file that does not give out more than a sane listing before it is known."""
+class _BoundedReader(io.BufferedReader):
+    """A file of which no more is read in one go until its directory is known."""
 
     is_listed = False
 
     def read(self, size: int | None = -1, /) -> bytes:
         if self.is_listed:
             return super().read(size)
-        most = _MOST_LISTING + 1
+        most = _MAX_DIRECTORY_BYTES + 1
         if size is not None and size >= 0:
             most = min(size, most)
         data = super().read(most)
-        if len(data) > _MOST_LISTING:
-            raise ValueError(f"a listing of more than {_MOST_LISTING} bytes")
+        if len(data) > _MAX_DIRECTORY_BYTES:
+            raise ValueError(f"a listing of more than {_MAX_DIRECTORY_BYTES} bytes")
         return data
 
 
@@ -236,8 +236,8 @@ def _checked_members(
     """The members by the arrays' names, found harmless one and all."""
     members: dict[str, zipfile.ZipInfo] = {}
     total = 0
-    if len(archive.infolist()) > _MOST_ARRAYS:
-        raise ValueError(f"more than {_MOST_ARRAYS} arrays")
+    if len(archive.infolist()) > _MAX_ARRAYS:
+        raise ValueError(f"more than {_MAX_ARRAYS} arrays")
     for member in archive.infolist():
         if _UNSAFE.match(member.filename) or not member.filename.isprintable():
             raise ValueError(f"{member.filename!r} must not name a place elsewhere")
@@ -289,14 +289,13 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(member) as stream:
         shape, kind, is_fortran = _array_header(stream, member)
         claimed = math.prod(shape) * kind.itemsize
-        # Room is made for what comes, not for what is claimed.
+        # Memory grows with what is read, not with what the header claims.
         content = bytearray()
         while part := stream.read(min(2**20, claimed + 1 - len(content))):
             content += part
-            if len(content) > claimed:
-                raise ValueError(f"{member.filename} holds more than it says")
-    if len(content) < claimed:
-        raise ValueError(f"{member.filename} is cut off")
+    if len(content) != claimed:
+        how = "is cut off" if len(content) < claimed else "holds more than it says"
+        raise ValueError(f"{member.filename} {how}")
     data = np.frombuffer(content, np.uint8)
     check_items(data, kind, member.filename)
     return data.view(kind).reshape(shape, order="F" if is_fortran else "C")

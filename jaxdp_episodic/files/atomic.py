@@ -15,7 +15,7 @@ try:
 except ImportError:  # Windows: nothing there locks a file for as long as we live
     fcntl = None
 
-# Between a file's name and a random word, in the name of what is not finished.
+# In the name of an unfinished file, between the name it will have and a random word.
 TEMPORARY = ".tmp-"
 LOCK = ".lock"
 _BINARY = getattr(os, "O_BINARY", 0)

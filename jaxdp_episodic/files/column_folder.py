@@ -20,7 +20,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,14 @@ from jaxdp_episodic.files.archive import (
 from jaxdp_episodic.files.atomic import atomic_path, write_atomically
 from jaxdp_episodic.files.json_file import read_json
 
-MANIFEST, PROGRESS = "manifest.json", "import.json"
-_VERSION = 1
-_MOST_MANIFEST = 2**20  # bytes
+MANIFEST = "manifest.json"
+PROGRESS = "import.json"  # of an import that is not finished
+_VERSION = 1  # of the manifest
+_MAX_MANIFEST_BYTES = 2**20  # a few hundred for each column
 _SPLIT = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
 _NAME = re.compile(r"features|targets|level[1-9][0-9]?\.(counts|ids)", re.ASCII)
 _SUM = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_PART = 2**22  # bytes that are read in one go where all of a file is
+_HASHED_AT_ONCE = 2**22  # bytes, between two calls of on_progress
 
 
 class StoredColumn:
@@ -68,7 +69,7 @@ class StoredColumn:
         self._row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
         weakref.finalize(self, self._file.close)
-        self._lock = threading.Lock()  # there is one place in a file for all threads
+        self._lock = threading.Lock()  # all threads share the position in the file
 
     def rows(self, first: int, last: int) -> np.ndarray:
         """Returns rows ``first`` to ``last``, (last - first, ...)."""
@@ -134,7 +135,7 @@ def open_split(folder: Path, choose: Callable[[list[str]], str]) -> StoredSplit:
     """Returns one split of a folder, after a look at every file of all splits.
 
     Types, shapes and sizes are compared with the manifest, and of all columns but the
-    features the checksums as well; `check_sums` compares those too.
+    features of the chosen split the checksums as well; `check_sums` compares all.
 
     Args:
       folder: with a manifest.
@@ -154,8 +155,8 @@ def open_split(folder: Path, choose: Callable[[list[str]], str]) -> StoredSplit:
             column = _opened(folder / split / f"{name}.npy", entry)
             if split == chosen:
                 opened[name] = column
-                if name != "features":
-                    check_sum(column)
+    small = {c.path: c.sha256 for name, c in opened.items() if name != "features"}
+    _check_sums(small)
     found = splits[chosen]
     made_from = manifest.get("made_from")
     return StoredSplit(opened, tuple(found["levels"]), found["encoding"], made_from)
@@ -173,19 +174,14 @@ def check_sums(
     Raises:
       As `open_split`.
     """
-    splits = _manifest(folder)["splits"]
-    columns = [
-        _opened(folder / split / f"{name}.npy", entry)
-        for split, described in splits.items()
+    columns = {
+        column.path: column.sha256
+        for split, described in _manifest(folder)["splits"].items()
         for name, entry in described["columns"].items()
-    ]
-    total = sum(os.stat(column.path).st_size for column in columns)
-    done = 0
-    for column in columns:
-        before = done
-        check_sum(column, lambda read, at=before: on_progress(at + read, total))
-        done += os.stat(column.path).st_size
-    return done
+        for column in [_opened(folder / split / f"{name}.npy", entry)]
+    }
+    _check_sums(columns, on_progress)
+    return sum(os.stat(path).st_size for path in columns)
 
 
 def create_column(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> int:
@@ -227,31 +223,26 @@ def write_manifest(
       The manifest.
     """
     files = {split: sorted((folder / split).glob("*.npy")) for split in splits}
-    total = sum(os.stat(p).st_size for paths in files.values() for p in paths)
-    done, described = 0, {}
-    for split, (levels, encoding) in splits.items():
-        columns = {}
-        for path in files[split]:
-            before = done
-            shape, dtype, _ = _header(path)
-            columns[path.stem] = {
-                "dtype": dtype.str,
-                "shape": list(shape),
-                "bytes": os.stat(path).st_size,
-                "sha256": _sum_of(
-                    path, lambda n, at=before: on_progress(at + n, total)
-                ),
-            }
-            done += columns[path.stem]["bytes"]
-        described[split] = {
+    sums = dict(_sums_of([p for paths in files.values() for p in paths], on_progress))
+    described = {
+        split: {
             "levels": list(levels),
             "encoding": encoding,
-            "columns": columns,
+            "columns": {path.stem: _entry(path, sums[path]) for path in files[split]},
         }
+        for split, (levels, encoding) in splits.items()
+    }
     manifest = {"version": _VERSION, "made_from": dict(made_from), "splits": described}
     text = json.dumps(manifest, indent=2) + "\n"
     write_atomically(folder / MANIFEST, text)
     return manifest
+
+
+def _entry(path: Path, sha256: str) -> dict[str, Any]:
+    """What the manifest says of a column."""
+    shape, dtype, _ = _header(path)
+    size = os.stat(path).st_size
+    return {"dtype": dtype.str, "shape": list(shape), "bytes": size, "sha256": sha256}
 
 
 def _header(path: Path) -> tuple[tuple[int, ...], np.dtype, int]:
@@ -285,31 +276,32 @@ def _opened(path: Path, entry: Mapping[str, Any]) -> StoredColumn:
     return StoredColumn(path, dtype, shape, entry["sha256"], offset)
 
 
-def check_sum(
-    column: StoredColumn, on_progress: Callable[[int], None] = lambda read: None
+def _check_sums(
+    columns: Mapping[Path, str],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Compares every byte of a column with the manifest.
-
-    Raises:
-      OSError: it cannot be read.
-      ValueError: it has changed; the message has the path.
-    """
-    found = _sum_of(column.path, on_progress)
-    if found != column.sha256:
-        raise ValueError(
-            f"{column.path} has changed: its SHA-256 is {found}, that of the manifest "
-            f"{column.sha256}"
-        )
+    """Compares every byte of some columns with their checksums in the manifest."""
+    for path, found in _sums_of(list(columns), on_progress):
+        if found != columns[path]:
+            raise ValueError(
+                f"{path} has changed: its SHA-256 is {found}, that of the manifest "
+                f"{columns[path]}"
+            )
 
 
-def _sum_of(path: Path, on_progress: Callable[[int], None]) -> str:
-    digest, done = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
-        while part := file.read(_PART):
-            digest.update(part)
-            done += len(part)
-            on_progress(done)
-    return digest.hexdigest()
+def _sums_of(
+    paths: Sequence[Path], on_progress: Callable[[int, int], None]
+) -> Iterator[tuple[Path, str]]:
+    """The SHA-256 of each file."""
+    total, done = sum(os.stat(path).st_size for path in paths), 0
+    for path in paths:
+        digest = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            while part := file.read(_HASHED_AT_ONCE):
+                digest.update(part)
+                done += len(part)
+                on_progress(done, total)
+        yield path, digest.hexdigest()
 
 
 def whole(column: StoredColumn) -> np.ndarray:
@@ -333,7 +325,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
             f"no {MANIFEST}"
         )
     try:
-        found = read_json(path, max_bytes=_MOST_MANIFEST)
+        found = read_json(path, max_bytes=_MAX_MANIFEST_BYTES)
         if not isinstance(found, dict) or found.get("version") != _VERSION:
             raise ValueError(f"version must be {_VERSION}")
         splits = found.get("splits")

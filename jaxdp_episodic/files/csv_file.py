@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import check_plain_file
-from jaxdp_episodic.files.columns import column_places
-from jaxdp_episodic.files.json_file import LONGEST_LINE, TOO_LONG
+from jaxdp_episodic.files.json_file import MAX_LINE_BYTES, TOO_LONG, repeated
 
 
 def csv_lines(
@@ -70,18 +70,36 @@ def read_csv_columns(
     columns: list[list[str]] = [[] for _ in names]
     lines = csv_lines(path)
     try:
-        places = None
+        indices = None
         for _, cells in lines:
             if isinstance(cells, ValueError):
                 raise cells
-            if places is None:
-                places = column_places(cells, names)
+            if indices is None:
+                indices = column_places(cells, names)
                 continue
-            for column, place in zip(columns, places, strict=True):
-                column.append(cells[place])
+            for column, index in zip(columns, indices, strict=True):
+                column.append(cells[index])
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 text: {error.reason}") from None
     return dict(zip(names, columns, strict=True))
+
+
+def column_places(names: Sequence[str], wanted: Iterable[str]) -> list[int]:
+    """Returns where the wanted columns are among those of a file.
+
+    Raises:
+      ValueError: two columns of one name, or none of a wanted name; the message names
+        the nearest.
+    """
+    if (twice := repeated(names)) is not None:
+        raise ValueError(f"two columns {twice!r}")
+    indices = {name: index for index, name in enumerate(names)}
+    for name in wanted:
+        if name not in indices:
+            there = f"; the columns are {_validation.shown(list(names))}"
+            hint = _validation.nearest(name, names) or there
+            raise ValueError(f"no column {name!r}{hint}")
+    return [indices[name] for name in wanted]
 
 
 class _Lines:
@@ -98,12 +116,12 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._file.readline(LONGEST_LINE + 1)
+        line = self._file.readline(MAX_LINE_BYTES + 1)
         if not line:
             raise StopIteration
         self.number += 1
-        if len(line) > LONGEST_LINE:
+        if len(line) > MAX_LINE_BYTES:
             while line and not line.endswith(("\n", "\r")):
-                line = self._file.readline(LONGEST_LINE)
+                line = self._file.readline(MAX_LINE_BYTES)
             raise csv.Error(TOO_LONG)
         return line

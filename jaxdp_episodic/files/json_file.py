@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxdp_episodic.files.archive import check_plain_file
-from jaxdp_episodic.files.columns import repeated
 
-LONGEST_LINE = 2**24
+MAX_LINE_BYTES = 2**24  # of JSON lines and CSV: far more than a row of either needs
 TOO_LONG = "longer than 16 MiB"
 
 
@@ -56,7 +55,7 @@ def read_json(path: Path, *, max_bytes: int) -> Any:
     """
     check_plain_file(path)
     with path.open("rb") as file:
-        # No more than is wanted, nor room for more than is there.
+        # At most max_bytes + 1, and no buffer that is larger than the file.
         data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > max_bytes:
         raise ValueError(f"more than {max_bytes} bytes")
@@ -79,11 +78,11 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
     check_plain_file(path)
     with path.open("rb") as file:
         number = 0
-        while line := file.readline(LONGEST_LINE + 1):
+        while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
-            if len(line) > LONGEST_LINE:
+            if len(line) > MAX_LINE_BYTES:
                 while line and not line.endswith(b"\n"):
-                    line = file.readline(LONGEST_LINE)
+                    line = file.readline(MAX_LINE_BYTES)
                 yield number, ValueError(f"line {number}: {TOO_LONG}"), 0
             elif not line.isspace():
                 yield number, _object(number, line), len(line)
@@ -147,6 +146,16 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         raise ValueError(f"the key {repeated(k for k, _ in pairs)!r} is there twice")
     return table
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """Returns the first name that is there again, cut short; None if all differ."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name[:60]
+        seen.add(name)
+    return None
 
 
 def _refused(name: str) -> Any:

@@ -7,13 +7,13 @@ import importlib
 from typing import Any
 
 
-def require(module: str, *, purpose: str, extra: str = "data") -> Any:
+def require(module: str, *, purpose: str, extra: str | None = "data") -> Any:
     """Returns an optional module.
 
     Args:
       module: its import name.
       purpose: what needs it, for the message.
-      extra: that brings it, for the message.
+      extra: that brings it, for the message; None: it is installed by its own name.
 
     Raises:
       ImportError: it is not installed; the message names the extra.
@@ -21,9 +21,11 @@ def require(module: str, *, purpose: str, extra: str = "data") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        name = module.partition(".")[0]
+        source = name if extra is None else f"'jaxdp-episodic[{extra}]'"
         raise ImportError(
-            f"{purpose} needs {module.partition('.')[0]}, which is not installed or "
-            f"does not work; pip install 'jaxdp-episodic[{extra}]' brings it"
+            f"{purpose} needs {name}, which is not installed or does not work; pip "
+            f"install {source} brings it"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Columns of Parquet files as arrays: numbers, lists of as many, and files of bytes.
+"""Columns of Parquet files as arrays: numbers, lists of one length, files of bytes.
 
 Nothing becomes an object of Python but files of bytes, so a column of images is read as
 fast as the disk gives it.
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.files.archive import check_plain_file
-from jaxdp_episodic.files.columns import column_places
+from jaxdp_episodic.files.csv_file import column_places
 from jaxdp_episodic.files.optional import require_pyarrow
 from jaxdp_episodic.files.parquet_file import column_items
 
-_BUFFER = 2**20  # bytes
+_BUFFER_BYTES = 2**20  # with a buffer a row group is read bit by bit, not whole
 
 BYTES = "bytes"
 """Of a struct as Hugging Face's data sets hold images: the field with the file."""
@@ -65,7 +65,7 @@ def parquet_numbers(
     """
     for batch in record_batches(path, names, rows, first):
         yield np.stack(
-            [_plain(batch.column(name), name, path) for name in names], axis=1
+            [_numbers(batch.column(name), name, path) for name in names], axis=1
         ).astype(np.float64)
 
 
@@ -77,7 +77,7 @@ def parquet_lists(
     Raises:
       As `parquet_kind`; ValueError too for a list of another length.
     """
-    # Of all that a file may claim, before anything of that size is made.
+    # Checked before anything of the claimed size is made.
     for column in column_items(path):
         if column.path.split(".")[0] == name:
             if column.num_items != column.num_rows * length:
@@ -99,7 +99,7 @@ def parquet_lists(
                 )
             sizes = sizes[:1] * lengths[:1]
             values = inner
-        flat = _plain(values, name, path)
+        flat = _numbers(values, name, path)
         if flat.size != number * length:
             raise ValueError(
                 f"column {name[:60]!r} of {path} must have {length} numbers a row"
@@ -131,8 +131,7 @@ def _opened(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, Any]]:
     arrow, parquet = require_pyarrow(purpose="reading Parquet")
     check_plain_file(path)
     try:
-        # With a buffer a row group is read bit by bit, not whole.
-        file = parquet.ParquetFile(path, buffer_size=_BUFFER)
+        file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES)
         column_places(file.schema_arrow.names, names)
     except Exception as error:
         raise ValueError(f"{path} must be a Parquet file: {error}") from None
@@ -178,7 +177,7 @@ def _is_list(types: Any, kind: Any) -> bool:
     )
 
 
-def _plain(values: Any, name: str, path: Path) -> np.ndarray:
+def _numbers(values: Any, name: str, path: Path) -> np.ndarray:
     if values.null_count:
         raise ValueError(f"column {name[:60]!r} of {path} has a missing number")
     array = np.asarray(values.to_numpy(zero_copy_only=False))

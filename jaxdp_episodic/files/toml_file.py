@@ -15,9 +15,9 @@ from typing import Any
 
 from jaxdp_episodic.files.archive import check_plain_file
 
-MAX_BYTES = 2**24
-# Of brackets, and of the parts of a dotted key: far more than any schema here has.
-# The standard library's parser recurses for the former, is quadratic in the latter.
+MAX_BYTES = 2**24  # the sizes of a million units fit in
+# Levels of brackets, and parts of a dotted key: far more than any schema here has. The
+# standard library's parser recurses for the former and is quadratic in the latter.
 _MAX_DEPTH = 64
 # Strings and comments whole, so that what they hold is not counted. A string that is
 # not closed reaches as far as it can: the parser refuses it at its beginning.
@@ -60,7 +60,7 @@ def read_toml(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
         return tomllib.loads(text)
     except ValueError as error:  # also an integer of thousands of digits
         raise ValueError(f"not valid TOML: {error}") from None
-    except RecursionError:  # of a caller who is deep down already
+    except RecursionError:  # the caller has used up most of Python's stack
         raise ValueError("not valid TOML: nested too deeply") from None
 
 
@@ -107,8 +107,8 @@ def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     ]
     for key, value in table.items():
         if isinstance(value, Mapping):
-            place = (*path, key)
-            lines += ["", f"[{'.'.join(map(_key, place))}]", *_lines(value, place)]
+            below = (*path, key)
+            lines += ["", f"[{'.'.join(map(_key, below))}]", *_lines(value, below)]
     return lines
 
 

@@ -2,7 +2,6 @@
 
 import base64
 
-import numpy as np
 import pytest
 
 from jaxdp_episodic.files import parquet_file
@@ -43,14 +42,6 @@ def test_items_are_those_that_arrow_reads(tmp_path, version, rows):
     assert [tuple(item) for item in column_items(path)] == expected
 
 
-def test_many_columns_and_row_groups(tmp_path):
-    """Lists of more than 14 items have a longer head."""
-    table = pa.table({f"column{i}": np.arange(40) for i in range(200)})
-    pq.write_table(table, tmp_path / "x.parquet", row_group_size=2)
-    items = column_items(tmp_path / "x.parquet")
-    assert len(items) == 200 * 20 and {item.num_items for item in items} == {2}
-
-
 def test_no_rows(tmp_path):
     pq.write_table(pa.table({"a": pa.array([], "int64")}), tmp_path / "x.parquet")
     assert all(item.num_items == 0 for item in column_items(tmp_path / "x.parquet"))
@@ -61,37 +52,27 @@ def whole_file(footer):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"", "too short"),
-        (b"PAR1" * 3, "no footer at its end"),
-        (b"PAR1" + b"\xff" * 8 + b"PAR1", "no footer at its end"),
-        (whole_file(b""), "ends too early"),
-        (whole_file(b"\x15" + b"\xff" * 11), "more than 64 bits"),
-        (whole_file(b"\x49\xfc\xff\xff\xff\x0f"), "ends too early"),
-        (whole_file(b"\x49\x15\x00\x00"), "list of structs was expected"),
-        (whole_file(b"\x45\x02\x00"), "a list was expected"),
-        (whole_file(b"\x1e"), "type 14"),
-        (whole_file(b"\x1c" * 40), "deeper than 32 levels"),
+        b"",
+        b"PAR1" + b"\xff" * 8 + b"PAR1",
+        whole_file(b"\x1c" * 40),
         # A row group with a column chunk that says nothing.
-        (whole_file(b"\x49\x1c\x19\x1c\x00\x00\x00"), "without a description"),
-        (
-            whole_file(b"\x49\x1c\x19\x1c\x3c\x00\x00\x00\x00"),
-            "without a number of items",
-        ),
+        whole_file(b"\x49\x1c\x19\x1c\x3c\x00\x00\x00\x00"),
     ],
 )
-def test_damaged_footers(tmp_path, content, message):
+def test_damaged_footers(tmp_path, content):
     path = tmp_path / "x.parquet"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="must be a Parquet file: damaged footer"):
         column_items(path)
 
 
-def test_a_footer_of_many_megabytes_is_refused(tmp_path):
+def test_a_footer_at_which_arrow_ends_its_process_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_file, "_PRINT_ITEMS", "import os; os.abort()")
     path = tmp_path / "x.parquet"
-    path.write_bytes(whole_file(bytes(2**24 + 1)))
-    with pytest.raises(ValueError, match="at most 16777216 bytes"):
+    pq.write_table(pa.table({"a": [[1], [2]]}), path)
+    with pytest.raises(ValueError, match="must be a Parquet file: damaged footer"):
         column_items(path)
 
 
@@ -100,27 +81,23 @@ def rows_of(path):
     return [columns for _, columns in batches]
 
 
-def test_lists_of_too_many_items_are_refused(tmp_path, monkeypatch):
-    """Flat columns are not counted, however many rows there are."""
+@pytest.mark.parametrize("column", [[[1, 2], [3]], [{"a": 1}, {"a": 2}]])
+def test_nested_columns_are_refused(tmp_path, column):
     path = tmp_path / "x.parquet"
-    monkeypatch.setattr(parquet_file, "_MOST_ITEMS", 5)
-    pq.write_table(pa.table({"a": np.arange(40), "text": ["x"] * 40}), path)
-    assert rows_of(path)
-    pq.write_table(pa.table({"a": [[1, 2, 3], [4, 5]]}), path)
-    assert rows_of(path)
-    pq.write_table(pa.table({"a": [[1, 2, 3], [4, 5, 6]]}), path)
-    with pytest.raises(ValueError, match="'a.list.element' must have at most 5 items"):
+    pq.write_table(pa.table({"a": [1, 2], "text": ["x"] * 2}), path)
+    assert rows_of(path)[1] == [[1, 2], ["x", "x"]]
+    pq.write_table(pa.table({"a": column}), path)
+    with pytest.raises(ValueError, match="'a' must hold numbers or text, holds"):
         rows_of(path)
 
 
-def test_lists_are_found_behind_other_types(tmp_path, monkeypatch):
+def test_lists_are_found_behind_other_types(tmp_path):
     """Arrow's schema, which a file may bring along, can call a list a dictionary."""
     path = tmp_path / "x.parquet"
-    monkeypatch.setattr(parquet_file, "_MOST_ITEMS", 5)
     dressed = pa.schema([("a", pa.dictionary(pa.int32(), pa.list_(pa.int64())))])
     note = base64.b64encode(dressed.serialize().to_pybytes())
     table = pa.table({"a": [[1, 2, 3], [4, 5, 6]]})
     table = table.replace_schema_metadata({"ARROW:schema": note})
     pq.write_table(table, path, store_schema=False)
-    with pytest.raises(ValueError, match="must have at most 5 items"):
+    with pytest.raises(ValueError, match="must hold numbers or text, holds"):
         rows_of(path)

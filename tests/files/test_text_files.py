@@ -51,7 +51,7 @@ def test_columns_of_csv(tmp_path, content, expected):
     ],
 )
 def test_csv_that_is_refused(tmp_path, monkeypatch, content, message):
-    monkeypatch.setattr(csv_file, "LONGEST_LINE", 40)
+    monkeypatch.setattr(csv_file, "MAX_LINE_BYTES", 40)
     with pytest.raises(ValueError, match=message):
         columns(written(tmp_path, content))
 
@@ -64,7 +64,7 @@ def test_only_plain_files_are_read(tmp_path):
 
 
 def test_a_bad_line_costs_the_others_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_file, "LONGEST_LINE", 10)
+    monkeypatch.setattr(csv_file, "MAX_LINE_BYTES", 10)
     path = written(tmp_path, b"a\n1\n" + b"2" * 30 + b'\n\n3,4\n"5" 6\n\xff\n7\n')
     found = list(csv_lines(path, errors="surrogateescape"))
     said = [
@@ -99,7 +99,7 @@ def test_infinity_is_json_where_it_is_allowed():
 
 
 def test_lines_of_json(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_file, "LONGEST_LINE", 20)
+    monkeypatch.setattr(json_file, "MAX_LINE_BYTES", 20)
     lines = [b'\xef\xbb\xbf{"a": 1}', b" ", b"[1]", b"2" * 70, b"{", b'{"b": 2}']
     path = written(tmp_path, b"\n".join(lines))
     found = list(json_lines(path))

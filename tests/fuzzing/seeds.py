@@ -244,7 +244,9 @@ PARQUET_TABLE = {
 PARQUET_ROWS = {
     "num_steps": [100, 200],
     "delta": [1e-5, 1e-6],
-    "step": [{"type": "GaussianStep", "noise_multiplier": 1.0}] * 2,
-    "step.sampling": [{"type": "Poisson", "name": "u", "sampling_probability": 0.1}]
-    * 2,
+    "step.type": ["GaussianStep"] * 2,
+    "step.noise_multiplier": [1.0, 2.0],
+    "step.sampling.type": ["Poisson"] * 2,
+    "step.sampling.name": ["u"] * 2,
+    "step.sampling.sampling_probability": [0.1, 0.2],
 }

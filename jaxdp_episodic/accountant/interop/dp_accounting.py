@@ -39,7 +39,8 @@ RELATIONS = {
 
 Read = list[tuple[Any, OneStep, int]]
 
-# Rényi divergences grow with the order: at order 1 the value of this one is a bound.
+# Used in place of order 1: Rényi divergences grow with the order, so this one's is a
+# bound there.
 _LEAST_ORDER = 1 + 1e-8
 
 

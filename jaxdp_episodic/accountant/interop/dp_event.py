@@ -54,8 +54,8 @@ from jaxdp_episodic.accountant.questions.trial_counts import (
 from jaxdp_episodic.accountant.questions.tuning import run_rdp, tuned_rdp
 from jaxdp_episodic.files.optional import check_version
 
-# Orders at which a repeated run is known: a chord between two of the middle ones is
-# within 3e-4 of the curve.
+# Rényi orders at which a repeated run is known. Between two of the middle ones the
+# chord, by which the divergence is bounded, is within 3e-4 of the curve.
 _ORDERS = 1 + np.concatenate(
     [
         np.geomspace(1e-6, 1e-2, 40, endpoint=False),
@@ -64,8 +64,7 @@ _ORDERS = 1 + np.concatenate(
     ]
 )
 
-
-# Known to be (epsilon, delta)-DP, and no more.
+# Events known to be (epsilon, delta)-DP, and no more.
 _CLAIMS = {
     "EpsilonDeltaDpEvent",
     "ExponentialMechanismDpEvent",
@@ -150,7 +149,7 @@ def steps_of(
         if population_is_exact and isinstance(step, GaussianStep):
             step = _of_exact_population(step)
         if step is not None:
-            # An event that is a whole epoch is as many steps; nobody else's are read.
+            # The event of a whole epoch counts as its steps.
             is_epoch = kind(part) == "RandomAllocationDpEvent"
             steps = whole(part, "num_steps", minimum=1) if is_epoch else 1
             yield part, step, count * steps
@@ -233,7 +232,7 @@ def _poisson(event: Any, relation: str) -> OneStep:
 
 @reads("SampledWithReplacementDpEvent", "SampledWithoutReplacementDpEvent")
 def _fixed_size(event: Any, relation: str) -> OneStep | None:
-    """So many draws without replacement, or each an episode of one record."""
+    """Records drawn without replacement; or each draw an episode of one record."""
     parts = _gaussian_parts(event, relation)
     size = whole(event, "sample_size", minimum=0)
     population = whole(event, "source_dataset_size", minimum=1)
@@ -257,7 +256,7 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
 
 @reads("RandomAllocationDpEvent")
 def _random_allocation(event: Any, relation: str) -> OneStep | None:
-    """An epoch: each record in so many of the steps, a uniform subset of its own.
+    """An epoch: each record in ``num_selected`` steps, a uniform subset of its own.
 
     Of a random partition into blocks one step each: at most what the blocks lose, see
     docs/proofs.md, "Random allocation", `times`.

@@ -12,7 +12,7 @@ from jaxdp_episodic import _validation
 
 Parts = list[tuple[Any, int]]
 VERSIONS = ("0.6",)
-"""Versions of dp_accounting, and what came after them, whose events were read here."""
+"""Versions of dp_accounting whose events were read here."""
 
 FIELDS = {
     "NoOpDpEvent": "",
@@ -41,10 +41,10 @@ FIELDS = {
 }
 """Events that are read and the fields of each: one more may change what is released."""
 
-# Named tuples say so of what they describe.
+# Fields of the named-tuple form that say which class it describes.
 _OF_NAMED_TUPLES = "module_name class_name"
-# By which what is put together errs to the safe side, relative.
 ROUNDING_MARGIN = 1e-13
+"""Relative; more than the rounding of what is put together, added on the safe side."""
 
 
 class EventNotCovered(NotImplementedError):

@@ -29,7 +29,7 @@ _REPLACE_ONE = "replace_one"
 # Versions whose strategies and plans were read here; of 2.1 there was no release.
 _VERSIONS = ("2.0", "2.2", "2.3")
 _DISTRIBUTION = "jax-privacy"
-_PLAN = (
+_PLAN_FIELDS = (
     "clipped_grad batch_selection_strategy noise_addition_transform dp_event "
     "neighboring_relation"
 )
@@ -126,7 +126,7 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
         plan = plan.make()
     elif hasattr(plan, "plan"):  # version 2.0
         made_for = RELATIONS[plan.accountant.neighboring_relation]
-        # Its noise is a multiple of the sensitivity, that of the events of the norm.
+        # Its noise is relative to the sensitivity, that of events to the clip norm.
         norms = 2.0 if made_for == _REPLACE_ONE else 1.0
         plan = plan.plan
     try:
@@ -136,7 +136,7 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
             "plan must be an execution plan, a config of one or a batch selection "
             f"strategy, got {_validation.shown(plan)}"
         ) from None
-    _refuse_unknown(plan, _PLAN)
+    _refuse_unknown(plan, _PLAN_FIELDS)
     if hasattr(plan, "neighboring_relation"):
         made_for = RELATIONS[plan.neighboring_relation]
     if relation is None and made_for is None:
@@ -163,7 +163,7 @@ def _noise_and_size(event: Any, strategy: Any) -> tuple[float, int | None]:
     inner = getattr(event, "event", event)
     size = getattr(inner, "source_dataset_size", None)
     if isinstance(inner, _events.TruncatedSubsampledGaussianDpEvent):
-        # Of one group, all of which are alike: the rest is never drawn.
+        # It is of one of the equal groups; the remainder is never drawn.
         size = inner.dataset_size * strategy.cycle_length
     leaf = getattr(inner, "event", inner)
     if not hasattr(leaf, "noise_multiplier"):
@@ -219,7 +219,7 @@ def _cyclic_poisson(
         )
     else:
         step = _events.TruncatedSubsampledGaussianDpEvent(
-            dataset_size=_known("truncated_batch_size", size) // cycle,
+            dataset_size=_required("truncated_batch_size", size) // cycle,
             sampling_probability=strategy.sampling_prob,
             truncated_batch_size=most,
             noise_multiplier=noise,
@@ -237,14 +237,13 @@ def _fixed_batch(
         else _events.SampledWithoutReplacementDpEvent
     )
     gaussian = _events.GaussianDpEvent(noise)
-    step = sampled(_known("FixedBatchSampling", size), strategy.batch_size, gaussian)
+    step = sampled(_required("FixedBatchSampling", size), strategy.batch_size, gaussian)
     return _events.SelfComposedDpEvent(step, strategy.iterations)
 
 
 def _balls_in_bins(
     strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
 ) -> Any:
-    del size
     _check_is_independent(strategy, num_bands)
     cycles = math.ceil(strategy.iterations / strategy.cycle_length)
     return _allocated(noise, 1, strategy.cycle_length, cycles, relation)
@@ -253,7 +252,6 @@ def _balls_in_bins(
 def _random_allocation(
     strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
 ) -> Any:
-    del size
     _check_is_independent(strategy, num_bands)
     selected, steps, cycles = strategy.total_participations, strategy.iterations, 1
     cycle = getattr(strategy, "cycle_length", None)
@@ -307,13 +305,13 @@ def _check_is_independent(strategy: Any, num_bands: int) -> None:
         )
 
 
-def _known(what: str, size: int | None) -> int:
+def _required(what: str, size: int | None) -> int:
     if size is None:
         raise ValueError(f"num_examples must be given with {what}, got None")
     return size
 
 
-# What reads each, and its fields.
+# Strategies that are covered: what makes the event of each, and its fields.
 _STRATEGIES = {
     "BallsInBinsSampling": (_balls_in_bins, "iterations cycle_length"),
     "CyclicPoissonSampling": (

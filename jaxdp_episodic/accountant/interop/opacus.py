@@ -40,8 +40,8 @@ _OPTIMIZERS = (
 )
 
 NAME = "episodic"
-# opacus' loader tosses a coin by a float32 of 24 random bits.
-_COINS = 2.0**24
+# Equally likely values of torch.rand, by which opacus' loader decides on each example.
+_RANDOM_VALUES = 2.0**24
 
 
 class _HistoryAccountant(_accountants.IAccountant):
@@ -72,7 +72,7 @@ class _HistoryAccountant(_accountants.IAccountant):
             self.history.append((*new, 1))
 
     def get_epsilon(self, delta: float, **unused: Any) -> float:
-        """Returns epsilon of all steps recorded so far; 0.0 of none.
+        """Returns epsilon of all steps that are recorded; 0.0 of none.
 
         Args:
           delta: in [0, 1].
@@ -181,7 +181,7 @@ class StepAccountant(_HistoryAccountant):
 
     def __init__(self, loader: Any, method: str = "exact") -> None:
         super().__init__(method)
-        # The history has the noise.
+        # The noise of every step is in the history.
         step = dataclasses.replace(loader.batch_sampler.step, noise_multiplier=1.0)
         self.sampling_step: GaussianStep = step
         self._told_rate = 1 / len(loader)
@@ -239,7 +239,7 @@ def drawn_rate(sample_rate: float) -> float:
     float32: true of that many of the 2**24 multiples.
     """
     single = float(np.float32(sample_rate))
-    return min(1.0, max(sample_rate, np.ceil(single * _COINS) / _COINS))
+    return min(1.0, max(sample_rate, np.ceil(single * _RANDOM_VALUES) / _RANDOM_VALUES))
 
 
 def _noise_and_rate(noise_multiplier: Any, sample_rate: Any) -> tuple[float, float]:

@@ -19,9 +19,7 @@ from jaxdp_episodic.accountant.describe.releases import (
     LaplaceRelease,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.accountant.describe.schemes import (
-    Poisson,
-)
+from jaxdp_episodic.accountant.describe.schemes import Poisson
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep
 from jaxdp_episodic.accountant.interop.event_tree import (
     ROUNDING_MARGIN,
@@ -152,7 +150,7 @@ def discrete_gaussian(event: Any, relation: str) -> OneStep:
 
 @reads("MixtureOfGaussiansDpEvent")
 def gaussian_mixture(event: Any, relation: str, rate: float = 1.0) -> OneStep:
-    """A sum that moves by one of several distances."""
+    """A sum that one record changes by one of several distances."""
     if relation == "replace_one":
         raise wrong_relation(event, relation, "'add_remove' or 'zero_out'")
     return GaussianMixtureRelease(
@@ -179,7 +177,7 @@ def truncated(event: Any, relation: str) -> OneStep | None:
         noise,
         sampling_probability=rate,
         batch_size=size,
-        # The larger neighbour of nothing is one.
+        # The larger of two neighbours has at least one record.
         population=max(population, 1),
         neighboring_relation=relation,
     )

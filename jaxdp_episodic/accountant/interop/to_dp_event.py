@@ -137,7 +137,8 @@ def _gaussian(step: GaussianStep) -> Any:
                     )
                 if top.population_is_exact and top.size >= top.population:
                     return event
-            # Of several times a subset of the steps, not one of each block.
+            # With more times their event draws a subset of all steps, ours one step
+            # of each block.
             if kind is RandomAllocation and top.times == 1:
                 if hasattr(dp_event, "RandomAllocationDpEvent"):
                     return dp_event.RandomAllocationDpEvent(

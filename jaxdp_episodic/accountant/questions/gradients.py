@@ -36,6 +36,7 @@ from jaxdp_episodic.accountant.questions.gradient_kernels import (
     gradient_of_rows,
 )
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
+from jaxdp_episodic.files.optional import require
 
 # Names of the fields that every step has.
 NOISE = "noise_multiplier"
@@ -110,6 +111,7 @@ def epsilon_and_gradient(
       ValueError: ``num_steps`` given twice or not at all, or a
         name that the step does not have.
       NotImplementedError: steps in epochs, and another name than "noise_multiplier".
+      ImportError: JAX is not installed, and the derivative is not by differences.
     """
     gaussian_parts(step, "epsilon_and_gradient")  # refuses others
     _validation.open_unit_array("delta", delta)
@@ -123,6 +125,7 @@ def epsilon_and_gradient(
         return value, {
             name: _by_differences(name, step, delta, num_steps) for name in names
         }
+    require("jax", purpose="epsilon_and_gradient", extra=None)
     paths = undominated_paths(accounted)
     counts = None if num_steps is None else np.asarray(num_steps, np.float64)
     tangents = [_tangent(name, step, counts).take_paths(paths) for name in names]

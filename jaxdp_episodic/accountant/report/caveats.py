@@ -8,10 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.designs import (
-    GroupedClasses,
-    epoch_scheme,
-)
+from jaxdp_episodic.accountant.describe.designs import GroupedClasses, epoch_scheme
 from jaxdp_episodic.accountant.describe.schemes import (
     Poisson,
     RandomAllocation,
@@ -38,12 +35,17 @@ def caveats_of(
       epsilon_by_level: level name to epsilon, or to why it has none; top to bottom.
       delta: the delta of the report.
     """
-    found = [*_missing_noise(run), *_everybody_drawn(level_runs)]
-    found += _large_delta(level_runs, delta)
-    found += _unprotected_levels(run, epsilon_by_level)
-    found += _private_sizes(run)
-    found += _shuffled_epochs(run, delta)
-    return tuple(found)
+    found = []
+    if any(part.noise_multiplier == 0 for part in run.gaussian_steps):
+        found.append("noise_multiplier is 0: the sum is released as it is")
+    return (
+        *found,
+        *_everybody_drawn(level_runs),
+        *_large_delta(level_runs, delta),
+        *_unprotected_levels(run, epsilon_by_level),
+        *_private_sizes(run),
+        *_shuffled_epochs(run, delta),
+    )
 
 
 def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
@@ -118,11 +120,9 @@ def _fresh_draws(run: ComposedSteps) -> str:
 
 
 def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
-    """What independent bins, or coins, would cost in place of shuffling."""
+    """What random allocation, or Poisson sampling, would cost in place of shuffling."""
     found = []
-    for part, count in zip(run.steps, run.counts, strict=True):
-        if not isinstance(part, GaussianStep):
-            continue
+    for part, count in zip(run.gaussian_steps, run.counts, strict=True):
         scheme = epoch_scheme(part.design)
         if not isinstance(scheme, ShuffledEpochs):
             continue
@@ -136,8 +136,7 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
         costs = []
         for name, other in others.items():
             same = dataclasses.replace(part, sampling=part.design.with_scheme(other))
-            number = np.asarray(count)
-            value = float(epsilon(same, num_steps=number, delta=delta))
+            value = float(epsilon(same, num_steps=count, delta=delta))
             costs.append(f"{value:.4g} by {name}")
         found.append(
             f"level {scheme.name!r}: no amplification is known for shuffled epochs and "
@@ -149,13 +148,6 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
 def _epoch_schemes(run: ComposedSteps) -> list[Scheme]:
     found = [epoch_scheme(part.design) for part in run.gaussian_steps]
     return [scheme for scheme in found if scheme is not None]
-
-
-def _missing_noise(run: ComposedSteps) -> list[str]:
-    bare = [part for part in run.gaussian_steps if part.noise_multiplier == 0]
-    if not bare:
-        return []
-    return ["noise_multiplier is 0: the sum is released as it is"]
 
 
 def _everybody_drawn(level_runs: Mapping[str, ComposedSteps]) -> list[str]:

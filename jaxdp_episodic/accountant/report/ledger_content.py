@@ -86,7 +86,7 @@ class LedgerContent(NamedTuple):
 
     def groups_owed(self) -> list[tuple[GaussianStep, int]]:
         """Returns ``groups``, those to account for in place of those charged."""
-        # The plan is for all of them: the last ones' number is what the others leave.
+        # The plan counts all groups: what the earlier ones leave is the last one's.
         left = (self.planned or 0) - sum(count for _, count in self.groups[:-1])
         planned = [0] * (len(self.groups) - 1) + [max(left, 0)]
         return [

@@ -47,14 +47,17 @@ from jaxdp_episodic.accountant.report.ledger_content import (
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.json_file import parse_json
 
-FORMAT, VERSION = "jaxdp-episodic ledger", 1
+FORMAT = "jaxdp-episodic ledger"
+VERSION = 1
 CHARGE = b"1\n"
-# Descriptions of steps and machines together: tens of millions of units.
+PROCESS = "process"
 MOST_DESCRIBED = 2**26
-_HASH_KEY, _HASH_END = b',"hash":"', b'"}\n'
+"""Bytes of all steps and machines that are described: tens of millions of units."""
+
+_HASH_KEY = b',"hash":"'
+_HASH_END = b'"}\n'
 _HASH_BYTES = len(_HASH_KEY) + 64 + len(_HASH_END)
 _PLANNED = "planned"
-PROCESS = "process"
 _HEADER_KEYS = {"format", "version", "run", "epsilon", "delta", "seeded"}
 
 
@@ -66,7 +69,7 @@ class Chain:
     """The running hash of a ledger: what its next line must contain.
 
     Attributes:
-      num_bytes: bytes so far.
+      num_bytes: bytes of the lines that were added.
     """
 
     def __init__(self) -> None:
@@ -78,13 +81,13 @@ class Chain:
         self.num_bytes += len(data)
 
     def sha256(self, more: bytes = b"") -> str:
-        """Returns the hash of all so far, and of ``more`` after it."""
+        """Returns the hash of all that was added, and of ``more`` after it."""
         digest = self._digest.copy()
         digest.update(more)
         return digest.hexdigest()
 
     def line(self, record: Mapping[str, Any]) -> bytes:
-        """Returns the line of a record, with its hash, after all so far."""
+        """Returns the line of a record, with its hash, after all that was added."""
         text = json.dumps(record, separators=(",", ":"), allow_nan=False)
         body = text[:-1].encode()
         return body + _HASH_KEY + self.sha256(body).encode() + _HASH_END
@@ -232,7 +235,7 @@ class _Reader:
             )
 
     def check_reached(self, mark: LedgerMark) -> None:
-        """Refuses a ledger that ends before the mark."""
+        """Refuses a ledger that is shorter than the mark says."""
         if self.chain.num_bytes < mark.num_bytes:
             raise LedgerError(
                 f"it was cut or rolled back: it ends with {self._charged:,} steps "

@@ -27,7 +27,7 @@ class Beginning(NamedTuple):
     """What a ledger has in common with another one of its run.
 
     Attributes:
-      of: place of the other one.
+      of: index of the other one.
       charged: of each group, as far as it was described by then, the steps that the
         same processes charged in both.
       is_all: False if more lines are alike, whose processes have no names: two copies
@@ -111,57 +111,60 @@ class LedgersContent(NamedTuple):
     @property
     def num_shared_epochs(self) -> int:
         """How many epochs were released, in part or whole, by several copies."""
-        return sum(looks > 1 for _, looks in self._shared_epochs().values())
+        return sum(times > 1 for _, times in self._shared_epochs().values())
 
     def _uses(self) -> Iterator[tuple[GaussianStep, int]]:
         """Steps and how many of them, all ledgers together."""
         shared = self._shared_epochs()
-        for place, content in enumerate(self.contents):
+        for index, content in enumerate(self.contents):
             for group, (step, owed) in enumerate(content.groups_owed()):
-                first, length = self._in_common(place, group), _epoch_length(step)
-                # From the first epoch on that is its own.
+                first, length = self._in_common(index, group), _epoch_length(step)
+                # From the first epoch on that no other ledger has.
                 left = max(owed - -(-first // length) * length, 0)
-                for key in (key for key in shared if key[:2] == (place, group)):
+                for key in (key for key in shared if key[:2] == (index, group)):
                     left -= min(owed - key[2] * length, length)
                     yield shared_epoch(step, *shared[key])
                 yield step, left
 
     def _shared_epochs(self) -> dict[tuple[int, int, int], tuple[int, int]]:
-        """Epochs within which ledgers part: the steps owed, and looks at one at most.
+        """Epochs that a ledger shares with the copy that it goes on from, in part.
 
-        Each by the ledger that begins it, the group and the epoch's number.
+        The key is the ledger that begins the epoch, the group and the epoch's number;
+        the value the steps owed of it, and how often one of them was released at most.
         """
-        places: dict[tuple[int, int, int], list[int]] = {}
-        for place, content in enumerate(self.contents):
+        indices: dict[tuple[int, int, int], list[int]] = {}
+        for index, content in enumerate(self.contents):
             for group, (step, charged) in enumerate(content.groups):
-                first, length = self._in_common(place, group), _epoch_length(step)
-                if first % length == 0 or charged <= first:
+                own, length = self._in_common(index, group), _epoch_length(step)
+                if own % length == 0 or charged <= own:
                     continue
-                begun, whose = first // length * length, place
-                while self._in_common(whose, group) > begun:
-                    beginning = self.beginnings[whose]
+                start, owner = own // length * length, index
+                while self._in_common(owner, group) > start:
+                    beginning = self.beginnings[owner]
                     assert beginning is not None  # there is something in common
-                    whose = beginning.of
-                key = whose, group, begun // length
-                places.setdefault(key, [whose]).append(place)
-        return {key: self._looks(key, found) for key, found in places.items()}
+                    owner = beginning.of
+                key = owner, group, start // length
+                indices.setdefault(key, [owner]).append(index)
+        return {key: self._owed_of(key, found) for key, found in indices.items()}
 
-    def _looks(self, key: tuple[int, int, int], places: list[int]) -> tuple[int, int]:
+    def _owed_of(
+        self, key: tuple[int, int, int], indices: list[int]
+    ) -> tuple[int, int]:
         """Steps owed of an epoch, and how often one of them was released at most."""
         first, group, epoch = key
         length = _epoch_length(self.contents[first].groups[group][0])
-        begun, owed, taken = epoch * length, 0, []
-        for place in places:
-            content = self.contents[place]
-            owed = max(owed, content.groups_owed()[group][1] - begun)
-            start = max(self._in_common(place, group), begun)
-            taken.append(range(start, content.groups[group][1]))
-        looks = max(sum(own.start in other for other in taken) for own in taken)
-        return min(owed, length), looks
+        start, owed, released = epoch * length, 0, []
+        for index in indices:
+            content = self.contents[index]
+            owed = max(owed, content.groups_owed()[group][1] - start)
+            own = max(self._in_common(index, group), start)
+            released.append(range(own, content.groups[group][1]))
+        times = max(sum(own.start in other for other in released) for own in released)
+        return min(owed, length), times
 
-    def _in_common(self, place: int, group: int) -> int:
+    def _in_common(self, index: int, group: int) -> int:
         """Steps of a group that another ledger has, too, by the same processes."""
-        beginning = self.beginnings[place]
+        beginning = self.beginnings[index]
         if beginning is None:
             return 0
         return (*beginning.charged, *[0] * (group + 1))[group]
@@ -207,27 +210,27 @@ def read_ledgers(paths: Sequence[Path]) -> LedgersContent:
     found.sort(key=lambda one: -one[0].end.num_bytes)
     contents = tuple(content for content, _ in found)
     beginnings: list[Beginning | None] = []
-    for place, (content, path) in enumerate(found):
+    for index, (content, path) in enumerate(found):
         common = [
             _common(path, content.end.num_bytes, found[other][1], other)
-            for other in range(place)
+            for other in range(index)
             if contents[other].end.run == content.end.run
         ]
         beginnings.append(None)
         if common:
             is_all = all(beginning.is_all for _, beginning in common)
             _, most = max(common, key=lambda one: one[0])  # the first of the longest
-            beginnings[place] = most._replace(is_all=is_all)
+            beginnings[index] = most._replace(is_all=is_all)
     names = tuple(str(path) for _, path in found)
     return LedgersContent(names, contents, tuple(beginnings))
 
 
 def _common(
-    path: Path, num_bytes: int, other: Path, place: int
+    path: Path, num_bytes: int, other: Path, index: int
 ) -> tuple[int, Beginning]:
     """What the same processes wrote at the beginning of two ledgers: bytes, and what.
 
-    Of the first ledger at most so many bytes; the place is that of the other.
+    Of the first ledger at most ``num_bytes``; the index is that of the other.
     """
     charged: list[int] = []
     size, is_named = 0, False
@@ -239,7 +242,7 @@ def _common(
             if "opened" in record:
                 is_named = PROCESS in record["opened"]
             if not is_named and (line == CHARGE or "opened" in record):
-                return size, Beginning(place, tuple(charged), is_all=False)
+                return size, Beginning(index, tuple(charged), is_all=False)
             size += len(line)
             if line == CHARGE:
                 charged[-1] += 1
@@ -249,7 +252,7 @@ def _common(
             f"{path} and {other} have one run's name and begin differently: one of "
             "them was written anew"
         )
-    return size, Beginning(place, tuple(charged), is_all=True)
+    return size, Beginning(index, tuple(charged), is_all=True)
 
 
 def _epoch_length(step: GaussianStep) -> int:

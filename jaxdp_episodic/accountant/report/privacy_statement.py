@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context
 from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.json_file import plain
 
-_WIDTH = 88
 SCHEMA_VERSION = 1
+_WIDTH = 88  # letters a line
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +21,7 @@ class WorstPath:
     """The path through the tree that decides epsilon.
 
     Attributes:
-      units: level name to id (or place) of the units on one such path, top to bottom.
+      units: level name to id (or index) of the units on one such path, top to bottom.
         It ends above the protected level if nobody is there now: a unit without
         children, which somebody may join. None without a `Population`.
       sizes: level name to the number of units drawn from there; levels that have no
@@ -46,7 +45,7 @@ class UnitDistribution:
     """Chance to take part and epsilon over the protected units of a `Population`.
 
     Units that may join where nobody is now are not counted, except as paths. A
-    quantile is the smallest value that at least so many of the units do not exceed;
+    quantile is the smallest value that at least this share of them do not exceed;
     its names are "min", "5%", "25%", "50%", "75%", "95%" and "max".
 
     Attributes:
@@ -136,6 +135,10 @@ class PrivacyReport:
             *_listed("Must be true, unchecked", self.preconditions),
         ]
         return "\n".join(lines)
+
+
+def _upward(value: float) -> str:
+    return upward(value, 5, zeros=True)
 
 
 def _headline(report: PrivacyReport) -> list[str]:
@@ -228,10 +231,3 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
             )
         )
     return lines
-
-
-def _upward(value: float) -> str:
-    """Five digits, rounded up: an epsilon that is printed is a bound as well."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    return f"{Context(prec=5, rounding=ROUND_CEILING).create_decimal(value):g}"

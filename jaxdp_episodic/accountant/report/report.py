@@ -38,10 +38,9 @@ _QUANTILES = {
     "95%": 0.95,
     "max": 1.0,
 }
-# Beyond so many different pairs, rates of the single units are rounded up.
-_MOST_PAIRS = 8192
-# Paths that are evaluated by a method that takes milliseconds for each.
-_MOST_EXACT = 512
+# Different paths whose epsilons are computed; of more, rates are rounded up.
+_MAX_PATHS = 8192
+_MAX_EXACT_PATHS = 512  # by "exact" or "pld", which take milliseconds for each
 
 
 def privacy_report(
@@ -145,7 +144,7 @@ def _path_epsilons(run: Run, delta: np.ndarray, method: str) -> np.ndarray:
     asked = np.zeros(shape, bool)
     while True:
         order = np.argsort(-values, kind="stable")
-        next_ = order[~asked[order]][:_MOST_EXACT]
+        next_ = order[~asked[order]][:_MAX_EXACT_PATHS]
         if next_.size == 0 or values[next_[0]] <= values[asked].max(initial=-np.inf):
             return values
         some = paths.map(lambda f, next_=next_: f if len(f) == 1 else f[next_])
@@ -163,38 +162,40 @@ def _worst_path(
     front = path_rows.undominated_paths(accounted)
     epsilons = _path_epsilons(accounted.take_paths(front), delta, method)
     step = _tree_step(run)
-    multiplicity = np.ones(1, np.int64) if step is None else _units(step)
+    multiplicity = (
+        np.ones(1, np.int64) if step is None else step.path_rates.multiplicity
+    )
     equal = path_rows.equal_paths(accounted, int(front[np.argmax(epsilons)]))
-    place = int(equal[np.argmax(multiplicity[equal])])
+    index = int(equal[np.argmax(multiplicity[equal])])
     sizes: dict[str, int] = {}
     for part in run.gaussian_steps:
         groups = part.path_rates.group_sizes
         for name, group in zip(part.level_names_used, groups, strict=True):
             if group is not None:
-                sizes.setdefault(name, int(_at(group, place)))
+                sizes.setdefault(name, int(_at(group, index)))
     return WorstPath(
-        units=None if step is None else _named_units(step, place),
+        units=None if step is None else _named_units(step, index),
         sizes=sizes,
-        rates=tuple(_named_rates(part, place) for part in run.gaussian_steps),
-        inclusion_rate=float(_at(_inclusion_rates(run), place)),
+        rates=tuple(_named_rates(part, index) for part in run.gaussian_steps),
+        inclusion_rate=float(_at(_inclusion_rates(run), index)),
         epsilon=float(epsilons.max()),
-        num_units=None if step is None else int(multiplicity[place]),
+        num_units=None if step is None else int(multiplicity[index]),
     )
 
 
-def _named_rates(step: GaussianStep, place: int) -> dict[str, float]:
+def _named_rates(step: GaussianStep, index: int) -> dict[str, float]:
     names, rates = step.level_names_used, step.path_rates.rates
-    return {n: float(_at(rate, place)) for n, rate in zip(names, rates, strict=True)}
+    return {n: float(_at(rate, index)) for n, rate in zip(names, rates, strict=True)}
 
 
-def _named_units(step: GaussianStep, place: int) -> dict[str, Any]:
+def _named_units(step: GaussianStep, index: int) -> dict[str, Any]:
     """The units on the way to the witness of one path, by the sampling's names."""
     tree, paths = step.population, step.path_rates.paths
     assert tree is not None and paths is not None  # both or none
-    level = int(paths.witness_level[place])
+    level = int(paths.witness_level[index])
     if level == 0:
         return {}
-    units = tree.describe_path(level, int(paths.witness_index[place]))
+    units = tree.describe_path(level, int(paths.witness_index[index]))
     return dict(zip(_tree_levels(step), units.values(), strict=False))
 
 
@@ -209,13 +210,11 @@ def _by_level(
             values[level], runs[level] = worst, run
             continue
         try:
-            runs[level] = ComposedSteps(
-                tuple(
-                    dataclasses.replace(s, privacy_unit=level)
-                    for s in run.gaussian_steps
-                ),
-                run.counts,
-            )
+            steps = [
+                dataclasses.replace(step, privacy_unit=level)
+                for step in run.gaussian_steps
+            ]
+            runs[level] = ComposedSteps(tuple(steps), run.counts)
             accounted = run_of(runs[level], None)
         except (ValueError, NotImplementedError) as error:
             values[level] = str(error)
@@ -237,11 +236,11 @@ def _distribution(
     step = _tree_step(run)
     if step is None:
         return None
-    fewer, place, rounding = path_rows.rounded_up(accounted, _MOST_PAIRS)
+    fewer, index, rounding = path_rows.rounded_up(accounted, _MAX_PATHS)
     # The worst path's epsilon bounds every path's, also where rounding went above it.
-    epsilons = _path_epsilons(fewer, delta, method)[place]
+    epsilons = _path_epsilons(fewer, delta, method)[index]
     epsilons = np.minimum(epsilons, worst.epsilon)
-    units = _units(step)
+    units = step.path_rates.multiplicity
     inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)
     return UnitDistribution(
         num_units=int(units.sum()),
@@ -254,7 +253,7 @@ def _distribution(
 
 
 def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
-    """For each share, the least value that so many of the units do not exceed."""
+    """For each share, the least value that this share of the units does not exceed."""
     order = np.argsort(values)
     cumulative = np.cumsum(weights[order])
     if cumulative[-1] == 0:
@@ -267,15 +266,7 @@ def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
 
 
 def _unit_values(step: GaussianStep, values: np.ndarray) -> np.ndarray:
-    """Spreads values of the distinct paths over the units that lie on them.
-
-    Args:
-      step: a step with a population.
-      values: one for each distinct path to the protected units.
-
-    Returns:
-      (U,) values of the protected units, in the order of the population.
-    """
+    """(U,) values of the protected units, of (P,) values of their distinct paths."""
     tree, paths = step.population, step.path_rates.paths
     assert tree is not None and paths is not None  # both or none
     sizes = paths.sizes
@@ -286,10 +277,10 @@ def _unit_values(step: GaussianStep, values: np.ndarray) -> np.ndarray:
         rows = np.column_stack([np.repeat(rows, above, axis=0), count])
     has_children = counts[-1] > 0
     rows = rows[has_children]
-    # Every row is one of `sizes`, which are sorted and different: their own places in
+    # Every row is one of `sizes`, which are sorted and different: their own indices in
     # the sorted union are 0, 1, ..., P - 1.
-    place = np.unique(np.concatenate([sizes, rows]), axis=0, return_inverse=True)[1]
-    parents = place.reshape(-1)[len(sizes) :]
+    index = np.unique(np.concatenate([sizes, rows]), axis=0, return_inverse=True)[1]
+    parents = index.reshape(-1)[len(sizes) :]
     return np.repeat(values[parents], counts[-1][has_children])
 
 
@@ -309,11 +300,6 @@ def _tree_step(run: ComposedSteps) -> GaussianStep | None:
     )
 
 
-def _units(step: GaussianStep) -> np.ndarray:
-    """(P,) protected units on each distinct path."""
-    return step.path_rates.multiplicity
-
-
 def _tree_levels(step: GaussianStep) -> tuple[str, ...]:
     """Names of the levels that somebody owns: an episode is drawn, not owned."""
     names = step.design.level_names
@@ -322,6 +308,6 @@ def _tree_levels(step: GaussianStep) -> tuple[str, ...]:
     return tuple(name for name in names if name != EPISODE)
 
 
-def _at(array: np.ndarray, place: int) -> Any:
+def _at(array: np.ndarray, index: int) -> Any:
     """One path's entry of a (P,) or (1,) array."""
-    return array[..., place if array.shape[-1] > 1 else 0]
+    return array[..., index if array.shape[-1] > 1 else 0]

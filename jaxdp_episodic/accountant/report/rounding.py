@@ -6,18 +6,24 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 
-def upward(value: float, digits: int = 4) -> str:
-    """Returns a claim with so many digits, rounded up: it is still an upper bound."""
-    return _rounded(value, digits, ROUND_CEILING)
+def upward(value: float, digits: int = 4, *, zeros: bool = False) -> str:
+    """Returns a claim with some digits, rounded up: it is still an upper bound.
+
+    Args:
+      value: the claim.
+      digits: significant ones.
+      zeros: keep those at the end, as in a column.
+    """
+    return _rounded(value, digits, ROUND_CEILING, zeros)
 
 
-def downward(value: float, digits: int = 4) -> str:
-    """Returns a finding with so many digits, rounded down."""
-    return _rounded(value, digits, ROUND_FLOOR)
+def downward(value: float, digits: int = 4, *, zeros: bool = False) -> str:
+    """Returns a finding, or a value that must not be exceeded, rounded down."""
+    return _rounded(value, digits, ROUND_FLOOR, zeros)
 
 
-def _rounded(value: float, digits: int, how: str) -> str:
+def _rounded(value: float, digits: int, how: str, zeros: bool) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    rounding = Context(prec=digits, rounding=how)
-    return f"{float(rounding.create_decimal(value)):.{digits}g}"
+    rounded = Context(prec=digits, rounding=how).create_decimal(float(value))
+    return f"{rounded:g}" if zeros else f"{float(rounded):.{digits}g}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,14 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.serialization import spec_fields
 from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps
+from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.tools.cli.messages import aligned
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
-    EpsilonRequest,
     Request,
     steps_of,
 )
-
-_DIGITS = 5
 
 
 def answer_document(
@@ -68,7 +65,7 @@ def _facts(request: Request, answer: Any) -> list[str]:
     clipped = dict.fromkeys(str(step.clip_unit) for step in steps_of(request))
     facts = {}
     if answer is not None:
-        facts[_label(request)] = f"{_rounded(request, answer)}   ({_nature(request)})"
+        facts[_label(request)] = f"{_rounded(request, answer)}   ({request.nature})"
     for name in ("epsilon", "delta", "num_steps"):
         value = getattr(request, name)
         if value is not None and np.ndim(value) == 0:
@@ -104,18 +101,18 @@ def _grid(request: Request, answer: np.ndarray, varying: dict[str, Any]) -> list
     return aligned([tuple(columns), rules, *zip(*columns.values(), strict=True)])
 
 
-def _numbers(value: Any, name: str = "", place: str = "") -> list[tuple[str, Any]]:
+def _numbers(value: Any, name: str = "", prefix: str = "") -> list[tuple[str, Any]]:
     """All numeric fields of a request, named as in its file: "school.size"."""
     if isinstance(value, Population) or value is None or isinstance(value, str | bool):
         return []
     if isinstance(value, Spec):
         level = getattr(value, "name", None)
-        place += f"{level}." if level else f"{name}." if name.endswith("]") else ""
-        parts = [_numbers(getattr(value, n), n, place) for n in spec_fields(value)]
+        prefix += f"{level}." if level else f"{name}." if name.endswith("]") else ""
+        parts = [_numbers(getattr(value, n), n, prefix) for n in spec_fields(value)]
     elif isinstance(value, tuple):
-        parts = [_numbers(v, f"{name}[{i}]", place) for i, v in enumerate(value)]
+        parts = [_numbers(v, f"{name}[{i}]", prefix) for i, v in enumerate(value)]
     else:
-        return [(place + name, value)]
+        return [(prefix + name, value)]
     return [found for part in parts for found in part]
 
 
@@ -125,24 +122,13 @@ def _label(request: Request) -> str:
     return request.quantity.replace("_", " ")
 
 
-def _nature(request: Request) -> str:
-    """Which side of the truth the answer is on."""
-    if isinstance(request, EpsilonRequest):
-        natures = {"exact": "exact, rounded up", "pld": "certified upper bound"}
-        return natures.get(request.method, "upper bound")
-    smallest = request.quantity == "noise_multiplier"
-    return "smallest that meets the target" if smallest else "largest within the target"
-
-
 def _shown(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _rounded(request: Request, value: float) -> str:
     """A few digits of the answer, rounded to the private side."""
-    if isinstance(value, int | np.integer) or not np.isfinite(value):
+    if isinstance(value, int | np.integer):
         return f"{value:,}"
-    down = isinstance(request, CalibrationRequest) and request.quantity == "rate"
-    rounding = ROUND_FLOOR if down else ROUND_CEILING
-    digits = Context(prec=_DIGITS, rounding=rounding).create_decimal(float(value))
-    return f"{digits:g}" if digits else "0"
+    rounded = downward if request.quantity == "rate" else upward
+    return rounded(value, 5, zeros=True)

@@ -17,10 +17,7 @@ from jaxdp_episodic.accountant.report.ledgers import LedgersContent, read_ledger
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.table_file import check_suffix
-from jaxdp_episodic.tools.cli.answer_text import (
-    answer_document,
-    answer_table,
-)
+from jaxdp_episodic.tools.cli.answer_text import answer_document, answer_table
 from jaxdp_episodic.tools.cli.messages import (
     USER_ERROR,
     File,
@@ -47,8 +44,10 @@ from jaxdp_episodic.tools.requests.request import (
 )
 from jaxdp_episodic.tools.requests.request_file import read_request
 
-# Relative: what a calibrated run that took all its steps may be below its target.
-_OF_PLAN = 1e-3
+# Relative, above the tolerance of calibration: a run whose epsilon is further below its
+# target than that has not taken all its steps.
+_CALIBRATION_SLACK = 1e-3
+_NOTHING = "; nothing was written"
 
 
 @dataclass(frozen=True)
@@ -114,11 +113,11 @@ class Epsilon:
 
         def notes(answer: Any) -> list[str]:
             (ledgers,) = found
-            # Where another delta is asked for, the plan is no less by its own.
-            taken = answer if self.delta is None else None
+            # At another delta the answer says nothing of how much of the plan is spent.
+            spent = answer if self.delta is None else None
             return [
                 *_caveats_on_ledgers(ledgers),
-                *_caveats_on_plans(ledgers, taken, self.method or "exact"),
+                *_caveats_on_plans(ledgers, spent, self.method or "exact"),
             ]
 
         def planned() -> dict[str, Any]:
@@ -179,7 +178,7 @@ def _run_batch(source: Path, out: Path, *, method: str) -> int:
     """
 
     def answered() -> list[str]:
-        _make_place(out)
+        _prepare(out)
         with waiting("answering") as say:
             result = answer_file(
                 source,
@@ -192,7 +191,7 @@ def _run_batch(source: Path, out: Path, *, method: str) -> int:
             lines.append(f"the first: {result.first_error}")
         return [*lines, f"written: {out}"]
 
-    return reported(source, answered, interrupted=_nothing, says_warnings=True)
+    return reported(source, answered, interrupted=_NOTHING, says_warnings=True)
 
 
 def _run_per_unit(file: Path, out: Path) -> int:
@@ -202,7 +201,7 @@ def _run_per_unit(file: Path, out: Path) -> int:
         request = read_request(file, EpsilonRequest)
         if request.delta is None:
             raise ValueError("--per-unit gives epsilons, so the request needs a delta")
-        _make_place(out)
+        _prepare(out)
         budgets = unit_budgets(
             request.step,
             num_steps=request.num_steps,
@@ -219,14 +218,10 @@ def _run_per_unit(file: Path, out: Path) -> int:
             lines.append("private: under add_remove the table discloses sizes")
         return [*lines, f"written: {out}"]
 
-    return reported(file, answered, interrupted=_nothing, says_warnings=True)
+    return reported(file, answered, interrupted=_NOTHING, says_warnings=True)
 
 
-def _nothing() -> str:
-    return "; nothing was written"
-
-
-def _make_place(out: Path) -> None:
+def _prepare(out: Path) -> None:
     """Refuses a name, or makes its folder, before the work rather than after it."""
     check_suffix(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -260,18 +255,18 @@ def _caveats_on_ledgers(ledgers: LedgersContent) -> list[str]:
 
 
 def _caveats_on_plans(
-    ledgers: LedgersContent, taken: Any | None, method: str
+    ledgers: LedgersContent, of_all: Any | None, method: str
 ) -> list[str]:
-    """What runs owe that chose their ends, if any ended before its plan did."""
+    """What runs owe that chose when to stop, if any stopped before its plan did."""
     early = []
     for name, content in zip(ledgers.names, ledgers.contents, strict=True):
-        spent = taken
+        spent = of_all
         if spent is None or len(ledgers.contents) > 1:
             step, num_steps = content.run_charged()
             spent = epsilon(
                 step, num_steps=num_steps, delta=content.delta, method=method
             )
-        if float(spent) < content.target_epsilon * (1 - _OF_PLAN):
+        if float(spent) < content.target_epsilon * (1 - _CALIBRATION_SLACK):
             target = f"{content.target_epsilon:g} at delta {content.delta:g}"
             early.append(
                 f"{name}: {content.charged:,} steps are charged, epsilon "
@@ -319,15 +314,7 @@ def _print_answer(
     notes: Callable[[Any], list[str]] = lambda answer: [],
     facts: Callable[[], dict[str, Any]] = dict,
 ) -> int:
-    """Prints what a request asks for, with notes on the answer.
-
-    Args:
-      file: for errors.
-      read: returns the request.
-      as_json: print a document, with these facts in it.
-      notes: returns further caveats on the answer.
-      facts: see there.
-    """
+    """Prints what a request asks for, with notes on the answer; as JSON with facts."""
 
     def answered() -> list[str]:
         with warnings.catch_warnings(record=True, action="always") as caught:

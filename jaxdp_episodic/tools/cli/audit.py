@@ -36,9 +36,12 @@ from jaxdp_episodic.trainer.audit.report import (
 )
 from jaxdp_episodic.trainer.config.training_config import read_config
 
-VIOLATED = 3
-DOCUMENT, TABLE, PICTURE = "audit.json", "audit.md", "audit.png"
-_MECHANISM_DRAWS, _STEP_DRAWS = 10**8, 2_000
+VIOLATED = 3  # exit code
+DOCUMENT = "audit.json"
+TABLE = "audit.md"
+PICTURE = "audit.png"
+_MECHANISM_DRAWS = 10**8  # as many as docs/trust.md has
+_STEP_DRAWS = 2_000  # steps with the canary, and as many without
 
 Kind = Literal["mechanism", "step", "gradient", "input"]
 
@@ -82,7 +85,7 @@ class Audit:
             return self._lines(rows)
 
         left = "; nothing is kept of an audit that did not end"
-        code = reported(self.file, audited, interrupted=lambda: left)
+        code = reported(self.file, audited, interrupted=left)
         return code or (VIOLATED if any(row.is_violated for row in rows) else 0)
 
     def _mechanism(self, console: Console) -> list[AuditRow]:
@@ -104,9 +107,8 @@ class Audit:
                 "step must be one setting for an audit, its fields numbers and no "
                 f"lists, got shape {request.step.shape}"
             )
-        with ProgressBar(
-            console, "draws", total_draws(request.step, draws)
-        ) as progress:
+        total = total_draws(request.step, draws)
+        with ProgressBar(console, "draws", total) as progress:
             audit = audit_mechanism(
                 request.step,
                 delta=float(np.asarray(request.delta)),
@@ -137,9 +139,8 @@ class Audit:
         chosen: dict[str, Any] = {"confidence": self.confidence, "seed": self.seed}
         if self.kind == "step":
             if self.num_steps is not None:
-                raise ValueError(
-                    "--num-steps does not go with --kind step: give --draws"
-                )
+                text = "--num-steps does not go with --kind step: give --draws"
+                raise ValueError(text)
             draws = _STEP_DRAWS if self.draws is None else self.draws
             rows = []
             if training.start is not None:
@@ -202,17 +203,15 @@ class Audit:
                 f"{downward(row.audited)}, claimed {upward(row.claimed_exact)}{rdp}"
                 + _verdict(row)
             )
-        lines.append(
-            f"{100 * self.confidence:.10g}% confidence each; written: {self.out}"
-        )
-        return lines
+        sure = f"{100 * self.confidence:.10g}% confidence each"
+        return [*lines, f"{sure}; written: {self.out}"]
 
 
 def _verdict(row: AuditRow) -> str:
     if row.is_violated:
         return "  VIOLATED"
     if row.is_above:
-        # As one in twenty of exact claims that hold, at the usual confidence.
+        # At 95% confidence one in twenty exact claims that hold is above, too.
         return "  above the claim, but not with 99.99%: repeat it with more draws"
     return ""
 

@@ -30,9 +30,12 @@ from jaxdp_episodic.trainer.data.import_sources import (
 from jaxdp_episodic.trainer.data.sources import refuse_same_path
 from jaxdp_episodic.trainer.data.stored import HELD_OUT, TRAIN, Progress, Records, store
 
-CLASSES, OMNIGLOT, MINI_IMAGENET = "class-folders", "omniglot", "mini-imagenet"
-NPZ, PARQUET = "npz", "parquet"
-_Place = tyro.conf.Positional[Path]
+CLASSES = "class-folders"
+OMNIGLOT = "omniglot"
+MINI_IMAGENET = "mini-imagenet"
+NPZ = "npz"
+PARQUET = "parquet"
+_Argument = tyro.conf.Positional[Path]
 _Names = tuple[str, ...]
 
 
@@ -44,9 +47,9 @@ class Import:
     `type = "Stored"` and `path = "FOLDER"` in its table [data].
     """
 
-    source: Annotated[_Place, option("SOURCE")]
+    source: Annotated[_Argument, option("SOURCE")]
     """A folder of images, an .npz or a .parquet file."""
-    folder: Annotated[_Place, option("FOLDER")]
+    folder: Annotated[_Argument, option("FOLDER")]
     """The folder to make."""
     layout: Literal[
         "auto", "class-folders", "omniglot", "mini-imagenet", "npz", "parquet"
@@ -75,11 +78,8 @@ class Import:
 
     def run(self) -> int:
         """Imports what is missing; returns the exit code."""
-        return reported(
-            self.source,
-            self._imported,
-            interrupted=lambda: "; the same command goes on where it was",
-        )
+        left = "; the same command goes on where it was"
+        return reported(self.source, self._imported, interrupted=left)
 
     def _imported(self) -> list[str]:
         layout = self._layout()
@@ -99,8 +99,8 @@ class Import:
         for split, records in splits.items():
             table = records.numbers
             units = [
-                f"{table.population.num_units(place):,} {name}"
-                for place, name in enumerate(table.level_names, 1)
+                f"{table.population.num_units(index):,} {name}"
+                for index, name in enumerate(table.level_names, 1)
             ]
             kind = f"{records.dtype} {'x'.join(map(str, records.shape))}"
             lines.append(f"{split:<11}{' / '.join(units)}, {kind} each")
@@ -179,7 +179,7 @@ _OF_LAYOUT: dict[str, tuple[str, ...]] = {
 class Check:
     """Compare every byte of a folder with the checksums of its manifest."""
 
-    folder: Annotated[_Place, option("FOLDER")]
+    folder: Annotated[_Argument, option("FOLDER")]
     """Made by `data import`."""
 
     def run(self) -> int:

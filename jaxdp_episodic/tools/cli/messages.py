@@ -13,9 +13,12 @@ import tyro
 
 from jaxdp_episodic.tools.cli.process import PROGRAM, Terminated
 
-USER_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
-# Letters of an error, and of one word in it.
-_LONGEST, _LONGEST_WORD = 2000, 300
+# Exit codes: the last two are 128 and the signal's number, as shells have it.
+USER_ERROR = 2
+INTERRUPTED = 130
+TERMINATED = 143
+_MAX_MESSAGE = 2000  # letters of an error, so that it fits a screen
+_MAX_WORD = 300  # letters of one word of it, which a file may have made
 USER_ERRORS = (
     OSError,
     TypeError,
@@ -47,7 +50,7 @@ def reported(
     file: Path,
     act: Callable[[], list[str]],
     *,
-    interrupted: Callable[[], str] | None = None,
+    interrupted: Callable[[], str] | str | None = None,
     says_warnings: bool = False,
 ) -> int:
     """Runs a command's work, and says what came of it or went wrong.
@@ -72,7 +75,8 @@ def reported(
         if interrupted is None:
             raise
         terminated = isinstance(end, Terminated)
-        complain(f"{'terminated' if terminated else 'interrupted'}{interrupted()}")
+        left = interrupted if isinstance(interrupted, str) else interrupted()
+        complain(f"{'terminated' if terminated else 'interrupted'}{left}")
         return TERMINATED if terminated else INTERRUPTED
     lines += [f"warning: {text}" for text in warnings_of(caught or [])]
     if lines:
@@ -83,13 +87,13 @@ def reported(
 def complain(message: str) -> None:
     """Prints an error on standard error, in one line that fits a screen."""
     # An untrusted file may be quoted: a long name must not hide what is said of it.
-    half = _LONGEST_WORD // 2
+    half = _MAX_WORD // 2
     message = " ".join(
-        word if len(word) <= _LONGEST_WORD else f"{word[:half]}...{word[-half:]}"
+        word if len(word) <= _MAX_WORD else f"{word[:half]}...{word[-half:]}"
         for word in message.split(" ")
     )
-    if len(message) > _LONGEST:
-        message = message[: _LONGEST - 3] + "..."
+    if len(message) > _MAX_MESSAGE:
+        message = message[: _MAX_MESSAGE - 3] + "..."
     print(f"{PROGRAM}: error: {printable(message)}", file=sys.stderr)
 
 
@@ -107,14 +111,12 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
+    text, console = TextColumn("{task.description}", markup=False), Console(stderr=True)
     with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        *(SpinnerColumn(), text, TimeElapsedColumn()),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task(what, total=None)
         yield lambda text: bar.update(task, description=text)

@@ -130,11 +130,11 @@ def _table(plan: Candidates) -> list[str]:
     rows = [
         ("", "design", "episodes", "steps", "noise", "signal/noise", "effective steps")
     ]
-    for place, design in enumerate(plan.designs):
-        if not (plan.design == place).any():
+    for index, design in enumerate(plan.designs):
+        if not (plan.design == index).any():
             continue
-        best = plan.best_of(place)
-        is_best = int(plan.design[plan.recommended]) == place
+        best = plan.best_of(index)
+        is_best = int(plan.design[plan.recommended]) == index
         rows.append(
             (
                 "*" if is_best else "",

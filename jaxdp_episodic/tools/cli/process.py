@@ -16,8 +16,10 @@ from jaxdp_episodic.accountant._engine import CACHE_VARIABLE, kernel_folder
 
 PROGRAM = "jaxdp-episodic"
 
-# After so many seconds a signal that nobody heard comes again.
-_AGAIN_S = 0.05
+_RESEND_S = 0.05  # until a signal that was lost in a callback is sent again
+_JOIN_S = 300  # until a process that nobody joins gives up: clusters start slowly
+_HEARTBEAT_S = 30  # until a process that is gone is noticed
+_SHUTDOWN_S = 60  # for the others to end in order
 _ADDRESS = re.compile(r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.%]+\]:\d{1,5}")
 
 
@@ -30,9 +32,9 @@ def ended_by_sigterm() -> Iterator[None]:
     """Makes SIGTERM end the body as Ctrl-C does, with `Terminated`.
 
     The first one counts; those that come while the body winds up are ignored. One that
-    is raised where exceptions are not heard comes again, and so does Ctrl-C; what the
-    body swallows is raised at its end. Outside of the main thread, where Python hears
-    no signals, nothing changes.
+    is raised in a callback, whose exceptions are lost, is sent again, and so is Ctrl-C;
+    what the body swallows is raised at its end. Outside of the main thread, where
+    Python handles no signals, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -59,13 +61,13 @@ def ended_by_sigterm() -> Iterator[None]:
             return
         if args.exc_type is Terminated:
             signal.signal(signal.SIGTERM, end)
-        timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), again[args.exc_type]))
+        timer = threading.Timer(_RESEND_S, os.kill, (os.getpid(), again[args.exc_type]))
         timer.daemon = True
         timers.append(timer)
         timer.start()
 
     before, hook = signal.signal(signal.SIGTERM, end), sys.unraisablehook
-    # Whoever ignores Ctrl-C, or hears it otherwise, goes on to.
+    # Whoever ignores Ctrl-C, or handles it otherwise, goes on to.
     hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if hears:
         signal.signal(signal.SIGINT, interrupt)
@@ -103,9 +105,6 @@ def keep_our_sigterm() -> None:
     os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
 
 
-_JOIN_S, _HEARTBEATS_S, _SHUTDOWN_S = 300, 30, 60
-
-
 @contextlib.contextmanager
 def one_of_several(
     coordinator: str | None, number: int | None, index: int | None
@@ -119,10 +118,6 @@ def one_of_several(
         two.
       number: of processes.
       index: of this one.
-
-    Raises:
-      ValueError: no cluster was found, or values that cannot be.
-      ConnectionError: the others could not be reached.
     """
     given = coordinator, number, index
     if coordinator is not None and not _ADDRESS.fullmatch(coordinator):
@@ -142,7 +137,7 @@ def one_of_several(
             *given,
             cluster_detection_method=None if None in given else "deactivate",
             initialization_timeout=_JOIN_S,
-            heartbeat_timeout_seconds=_HEARTBEATS_S,
+            heartbeat_timeout_seconds=_HEARTBEAT_S,
             shutdown_timeout_seconds=_SHUTDOWN_S,
         )
     except ValueError as error:

@@ -141,4 +141,4 @@ class Tune:
             return [f"epsilon     {epsilon}", *lines, f"secret      {secret}"]
 
         how = f"; go on with --resume --out {out}"
-        return reported(self.file, searched, interrupted=lambda: how)
+        return reported(self.file, searched, interrupted=how)

@@ -47,14 +47,16 @@ from jaxdp_episodic.tools.requests.request import (
 )
 from jaxdp_episodic.tools.requests.request_file import read_request
 
-TARGETS = (1.0, 2.0, 4.0, 8.0)  # beside the one that the page asks for
-# Nats. Below it a search takes seconds, for a digit that nobody wants.
+TARGETS = (1.0, 2.0, 4.0, 8.0)
+"""Epsilons, nats, whose noise is shown beside that of the page's own target."""
+
 SMALLEST_TARGET = 1e-6
-_POINTS_OF_A_RUN, _POINTS_OF_A_CURVE = 24, 81
-_DIGITS = 5
-_NATURES = {"exact": "exact, rounded up", "pld": "certified upper bound"}
-_ARRAYS = " or an array of numbers"
-_PLACE = re.compile(r"request((?:\.\w+|\[\d+\])*): (?:(\w+)\b)?")
+"""Nats; below it a search takes seconds, for a digit that nobody wants."""
+
+_POINTS_OF_A_RUN = 24  # number of steps at which epsilon is shown
+_POINTS_OF_A_CURVE = 81  # one call for all of them
+_DIGITS = 5  # of what is shown
+_FIELD = re.compile(r"request((?:\.\w+|\[\d+\])*): (?:(\w+)\b)?")
 
 
 def start(path: Path | None) -> dict[str, Any]:
@@ -62,11 +64,6 @@ def start(path: Path | None) -> dict[str, Any]:
 
     Args:
       path: of a request; None: the README's design.
-
-    Raises:
-      OSError: a file that cannot be read.
-      TypeError, ValueError, NotImplementedError: see `read_request`; and a request
-        that is not for epsilon of one setting of one `GaussianStep`.
     """
     request = EpsilonRequest(step=_EXAMPLES[0], num_steps=300, delta=1e-5)
     if path is not None:
@@ -141,12 +138,13 @@ def _checked(request: EpsilonRequest) -> EpsilonRequest:
 def _error(error: Exception) -> dict[str, str]:
     """What went wrong, and the field that it is about as far as the message says."""
     text = " ".join(str(error).split()) or type(error).__name__
-    text = text.replace(_ARRAYS, "")  # which the library takes, and no box on the page
-    found = _PLACE.match(text)
+    # The library takes arrays, no box on the page does.
+    text = text.replace(" or an array of numbers", "")
+    found = _FIELD.match(text)
     if found is None:
         return {"place": "", "message": text}
-    place = ".".join(filter(None, (found[1].removeprefix("."), found[2])))
-    return {"place": place, "message": text[text.index(": ") + 2 :]}
+    field = ".".join(filter(None, (found[1].removeprefix("."), found[2])))
+    return {"place": field, "message": text[text.index(": ") + 2 :]}
 
 
 # What follows takes requests that are checked, whose fields are single numbers.
@@ -155,9 +153,7 @@ def _error(error: Exception) -> dict[str, str]:
 def _epsilon(request: Any, _: Any) -> dict[str, Any]:
     """Epsilon by the request's method."""
     value, info = request.answer_with_info()
-    nature = _NATURES.get(request.method, "upper bound")
-    if info.is_certified_bound:
-        nature = _NATURES["pld"]
+    nature = "certified upper bound" if info.is_certified_bound else request.nature
     return {"epsilon": value, "text": upward(float(value), _DIGITS), "nature": nature}
 
 

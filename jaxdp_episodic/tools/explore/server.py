@@ -17,8 +17,8 @@ from typing import Any
 
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.files.optional import require
-from jaxdp_episodic.tools.explore.lane import Lane
 from jaxdp_episodic.tools.explore.questions import PARTS
+from jaxdp_episodic.tools.explore.worker import Worker
 
 _ADDRESS = "127.0.0.1"
 _PAGES = {
@@ -29,7 +29,7 @@ _PAGES = {
     "chart.js": ("chart.js", "text/javascript"),
 }
 _HEADERS = {
-    # Nothing from elsewhere, neither shown nor asked.
+    # Nothing is loaded from another site, or sent to one.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src "
     "'self'; connect-src 'self'; img-src blob: data:; base-uri 'none'; form-action "
     "'none'; frame-ancestors 'none'",
@@ -38,7 +38,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_LONGEST_QUESTION = 2**22  # bytes
+_MAX_QUESTION_BYTES = 2**22  # of JSON, sizes of a population included
 
 
 def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) -> None:
@@ -57,7 +57,7 @@ def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) 
     uvicorn = _need("uvicorn")
     secret = secrets.token_urlsafe(16)
     config = uvicorn.Config(
-        lambda: application(start, secret, lambda: Lane(lambda: server.should_exit)),
+        lambda: application(start, secret, lambda: Worker(lambda: server.should_exit)),
         factory=True,
         http="h11",
         ws="none",
@@ -76,7 +76,7 @@ def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) 
 
 
 def application(
-    start: dict[str, Any], secret: str, new_lane: Callable[[], Lane]
+    start: dict[str, Any], secret: str, new_worker: Callable[[], Worker]
 ) -> Any:
     """Returns the ASGI application whose addresses all begin with ``/secret/``."""
     routing = _need("starlette.routing")
@@ -100,8 +100,8 @@ def application(
     async def starting(request: Any) -> Any:
         return send(json.dumps(start), "application/json")
 
-    # A number never waits for a picture: it has a lane of its own.
-    number, pictures = new_lane(), new_lane()
+    # A number never waits for a picture: it has a process of its own.
+    number, pictures = new_worker(), new_worker()
 
     async def answered(request: Any) -> Any:
         part = request.path_params["part"]
@@ -111,12 +111,12 @@ def application(
             line = json.dumps([part, await _question(request)]).encode() + b"\n"
         except ValueError as error:
             return send(str(error), "text/plain", 400)
-        lane = number if part in ("epsilon", "toml") else pictures
-        found = await lane.ask(line, request.is_disconnected)
+        worker = number if part in ("epsilon", "toml") else pictures
+        found = await worker.ask(line, request.is_disconnected)
         return send(found or b"", "application/json", 200 if found else 204)
 
     @contextlib.asynccontextmanager
-    async def lanes_open(app: Any) -> AsyncIterator[None]:
+    async def workers_open(app: Any) -> AsyncIterator[None]:
         await asyncio.gather(number.start(), pictures.start())
         yield
         await asyncio.gather(number.end(), pictures.end())
@@ -131,7 +131,7 @@ def application(
     return applications.Starlette(
         routes=[routing.Mount(f"/{secret}", routes=routes)],
         middleware=[hosts],
-        lifespan=lanes_open,
+        lifespan=workers_open,
     )
 
 
@@ -150,6 +150,8 @@ async def _question(request: Any) -> Any:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > _LONGEST_QUESTION:
-            raise ValueError(f"a question must have at most {_LONGEST_QUESTION} bytes")
+        if len(body) > _MAX_QUESTION_BYTES:
+            raise ValueError(
+                f"a question must have at most {_MAX_QUESTION_BYTES} bytes"
+            )
     return parse_json(bytes(body), allow_infinity=False)

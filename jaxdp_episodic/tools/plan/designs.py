@@ -23,8 +23,12 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import EPISODE, STEP, Sampling
 
-SCHEMES = ("poisson", "epochs", "without replacement", "independent")
-POISSON, EPOCHS, FIXED, INDEPENDENT = SCHEMES
+POISSON = "poisson"
+EPOCHS = "epochs"
+FIXED = "without replacement"
+INDEPENDENT = "independent"
+SCHEMES = (POISSON, EPOCHS, FIXED, INDEPENDENT)
+_MAX_INDEPENDENT = 10**6  # episodes a step, which no pool of classes bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,141 +58,106 @@ class Design:
         return np.ones_like(episodes) if self.clip_unit == STEP else episodes
 
     def is_rival_of(self, other: Design) -> bool:
-        """Whether this draws by coins what the other one draws and clips too."""
+        """Whether this is Poisson sampling of what the other design draws and clips."""
         ours, theirs = (
             (d.clip_unit, d.examples, d.is_multistage) for d in (self, other)
         )
         return self.scheme == POISSON and ours == theirs
 
 
-def class_designs(
+def possible_designs(
     population: Population,
     *,
-    ways: int,
+    ways: int | None,
     sizes: tuple[int, ...],
     stated_size: int | None,
 ) -> list[Design]:
-    """Returns the designs of N-way episodes from one pool of classes.
+    """Returns the designs of N-way episodes from a pool of classes, or of tasks.
 
     Args:
-      population: two levels, classes and examples.
-      ways: classes an episode.
-      sizes: numbers of examples drawn of each class, support and query.
-      stated_size: public lower bound of a class's examples, or None.
+      population: two levels: classes, or named tasks such as schools; and examples.
+      ways: classes an episode; None: an episode is a task of the tree.
+      sizes: numbers of examples drawn of each class or task, support and query.
+      stated_size: public lower bound of its number of examples, or None.
     """
-    num_classes = population.num_units(1)
-    possible = num_classes // ways
-    designs = []
-    for size, is_multistage in _sizes(population, sizes, stated_size):
-        examples = WithoutReplacement(EXAMPLE, size=size, population=stated_size)
-
-        def grouped(scheme: Any, examples: Any = examples) -> GroupedClasses:
-            return GroupedClasses(
-                num_classes=num_classes, ways=ways, episodes=scheme, examples=examples
-            )
-
-        def independent(number: Any, examples: Any = examples) -> Sampling:
-            classes = WithoutReplacement(CLASS, size=ways, population=num_classes)
-            return IndependentEpisodes(
-                MultistageSampling(classes, examples), num_episodes=_whole(number)
-            )
-
-        def poisson(number: Any, grouped: Any = grouped) -> Sampling:
-            rate = np.minimum(np.asarray(number) / possible, 1.0)[()]
-            return grouped(Poisson(EPISODE, sampling_probability=rate))
-
-        def epochs(number: Any, grouped: Any = grouped) -> Sampling:
-            length = _epoch_length(possible, number)
-            return grouped(RandomAllocation(EPISODE, steps_per_epoch=length))
-
-        def fixed(number: Any, grouped: Any = grouped) -> Sampling:
-            return grouped(WithoutReplacement(EPISODE, size=_whole(number)))
-
-        for name, scheme, most, make in (
-            ("grouped classes, Poisson episodes", POISSON, possible, poisson),
-            ("grouped classes, epochs", EPOCHS, possible, epochs),
-            ("grouped classes, fixed number", FIXED, possible, fixed),
-            ("independent episodes", INDEPENDENT, 10**6, independent),
-        ):
-            title = _title(name, size, is_multistage, len(sizes))
-            designs.append(
-                Design(title, scheme, is_multistage, EPISODE, size, most, make)
-            )
-    return designs
-
-
-def task_designs(
-    population: Population, *, sizes: tuple[int, ...], stated_size: int | None
-) -> list[Design]:
-    """Returns the designs of tasks that are units of the tree, such as schools.
-
-    Args:
-      population: two named levels, tasks and examples.
-      sizes: numbers of examples drawn of each task, support and query.
-      stated_size: public lower bound of a task's examples, or None.
-
-    Raises:
-      NotImplementedError: a tree of more than two levels.
-    """
-    task, example = task_levels(population)
-    num_tasks = population.num_units(1)
+    unit, example = _levels(population, ways)
+    num_units = population.num_units(1)
+    level, poisson_name = EPISODE, "Poisson episodes"
+    prefix, suffix = "grouped classes, ", ""
+    if ways is None:
+        level, poisson_name = unit, "Poisson"
+        prefix, suffix = "", f", each {unit} clipped"
+    most = num_units // (ways or 1)
     designs = []
     for size, is_multistage in _sizes(population, sizes, stated_size):
         examples = WithoutReplacement(example, size=size, population=stated_size)
 
-        def poisson(number: Any, examples: Any = examples) -> Sampling:
-            rate = np.minimum(np.asarray(number) / num_tasks, 1.0)[()]
-            return MultistageSampling(
-                Poisson(task, sampling_probability=rate), examples
+        def drawn(scheme: Any, examples: Any = examples) -> Sampling:
+            if ways is None:
+                return MultistageSampling(scheme, examples)
+            return GroupedClasses(
+                num_classes=num_units, ways=ways, episodes=scheme, examples=examples
             )
 
-        def epochs(number: Any, examples: Any = examples) -> Sampling:
-            length = _epoch_length(num_tasks, number)
-            tasks = RandomAllocation(task, steps_per_epoch=length)
-            return MultistageSampling(tasks, examples)
+        def poisson(number: Any, drawn: Any = drawn) -> Sampling:
+            rate = np.minimum(np.asarray(number) / most, 1.0)[()]
+            return drawn(Poisson(level, sampling_probability=rate))
 
-        def fixed(number: Any, examples: Any = examples) -> Sampling:
-            size = _whole(number)
-            tasks = WithoutReplacement(task, size=size, population=num_tasks)
-            return MultistageSampling(tasks, examples)
+        def epochs(number: Any, drawn: Any = drawn) -> Sampling:
+            length = _whole(most / np.asarray(number, np.float64))
+            return drawn(RandomAllocation(level, steps_per_epoch=length))
+
+        def fixed(number: Any, drawn: Any = drawn) -> Sampling:
+            everyone = num_units if ways is None else None
+            return drawn(
+                WithoutReplacement(level, size=_whole(number), population=everyone)
+            )
 
         def independent(number: Any, examples: Any = examples) -> Sampling:
-            one = WithoutReplacement(task, size=1, population=num_tasks)
+            units = WithoutReplacement(unit, size=ways or 1, population=num_units)
             return IndependentEpisodes(
-                MultistageSampling(one, examples), num_episodes=_whole(number)
+                MultistageSampling(units, examples), num_episodes=_whole(number)
             )
 
-        for name, scheme, clip, most, make in (
-            (f"Poisson, each {task} clipped", POISSON, task, num_tasks, poisson),
-            ("Poisson, whole step clipped", POISSON, STEP, num_tasks, poisson),
-            (f"epochs, each {task} clipped", EPOCHS, task, num_tasks, epochs),
-            (f"fixed number, each {task} clipped", FIXED, task, num_tasks, fixed),
-            ("independent episodes", INDEPENDENT, EPISODE, 10**6, independent),
+        for name, scheme, clip, make in (
+            (f"{prefix}{poisson_name}{suffix}", POISSON, level, poisson),
+            ("Poisson, whole step clipped", POISSON, STEP, poisson),
+            (f"{prefix}epochs{suffix}", EPOCHS, level, epochs),
+            (f"{prefix}fixed number{suffix}", FIXED, level, fixed),
+            ("independent episodes", INDEPENDENT, EPISODE, independent),
         ):
+            if clip == STEP and ways is not None:
+                continue
             title = _title(name, size, is_multistage, len(sizes))
-            designs.append(Design(title, scheme, is_multistage, clip, size, most, make))
+            limit = _MAX_INDEPENDENT if scheme == INDEPENDENT else most
+            designs.append(
+                Design(title, scheme, is_multistage, clip, size, limit, make)
+            )
     return designs
 
 
-def task_levels(population: Population) -> tuple[str, str]:
-    """Returns the names of the two levels of a tree of tasks.
-
-    Raises:
-      NotImplementedError: a tree of more than two levels.
-      ValueError: levels without names.
-    """
+def _levels(population: Any, ways: int | None) -> tuple[str, str]:
+    """Names of the two levels of a tree that designs are known of."""
+    if not isinstance(population, Population):
+        raise TypeError(f"population must be a Population, got {population!r}")
     if population.num_levels != 2:
         raise NotImplementedError(
-            "plans are for trees of two levels (classes or tasks, and examples), got "
-            f"{population.num_levels} levels; leave out the upper ones"
+            "population must have two levels (classes or tasks, and examples), "
+            f"got {population.num_levels}; leave out the upper ones"
         )
-    if len(population.level_names) == 1:
-        return population.level_names[0], EXAMPLE
-    if len(population.level_names) != 2:
+    if ways is not None:
+        if ways > population.num_units(1):
+            raise ValueError(
+                f"ways must be at most the {population.num_units(1)} classes, "
+                f"got {ways}"
+            )
+        return CLASS, EXAMPLE
+    if not population.level_names:
         raise ValueError(
             "population must name its levels, for example levels = ['school', 'pupil']"
         )
-    return population.level_names[0], population.level_names[1]
+    task, example = (*population.level_names, EXAMPLE)[:2]
+    return task, example
 
 
 def _sizes(
@@ -204,11 +173,6 @@ def _sizes(
 
 def _whole(number: Any) -> Any:
     return np.rint(number).astype(np.int64)[()]
-
-
-def _epoch_length(everyone: int, number: Any) -> Any:
-    """Steps of an epoch in which as many take part in a step, on average."""
-    return _whole(everyone / np.asarray(number, np.float64))
 
 
 def _title(name: str, size: int, is_multistage: bool, num_sizes: int) -> str:

@@ -35,11 +35,9 @@ from jaxdp_episodic.trainer.config.training_start import (
     statistics_steps,
 )
 
-# Ratio from which on statistics help the steps that follow; of a mixed model, the
-# smallest at which it was measured.
-STANDS_OUT, MEASURED = 0.15, 20.0
-# Steps with which everything was measured.
-_STEPS = 300
+MIN_RATIO = 0.15  # above it statistics helped the steps that follow, docs/plan.md
+MIN_MIXED_RATIO = 20.0  # the smallest at which a mixed model was measured, docs/plan.md
+_MEASURED_STEPS = 300  # of the runs that the two were read from
 
 
 class Pipeline(NamedTuple):
@@ -116,26 +114,30 @@ def recommended_pipeline(description: PlanDescription) -> Pipeline | None:
             "price (on the glyphs 0.69 at epsilon 1, where features have 0.97)",
         )
     ratio = _ratio(description, PLDA, number)
-    if ratio < STANDS_OUT:
+    if ratio < MIN_RATIO:
         return Pipeline(
             "steps",
             f"covariances of {number} features would drown in their noise: ratio "
-            f"{ratio:.2g}, and statistics help from {STANDS_OUT:g} on; only the mean "
+            f"{ratio:.2g}, and statistics help from {MIN_RATIO:g} on; only the mean "
             "is taken off",
             {"kind": MEAN},
             ratio=ratio,
         )
     why = f"covariances of {number} features stand out: ratio {ratio:.2g}, of at least "
-    if min(request.compute.most_steps, request.compute.total_episodes) < _STEPS:
+    if (
+        min(request.compute.most_steps, request.compute.total_episodes)
+        < _MEASURED_STEPS
+    ):
         return Pipeline(
             "statistics",
-            f"{why}{STANDS_OUT:g}; fewer than {_STEPS} steps are within the budget",
+            f"{why}{MIN_RATIO:g}; fewer than {_MEASURED_STEPS} steps are within the "
+            "budget",
             {"kind": PLDA},
             PLDA,
             ratio,
         )
     return Pipeline(
-        "statistics, then steps", f"{why}{STANDS_OUT:g}", {"kind": PLDA}, ratio=ratio
+        "statistics, then steps", f"{why}{MIN_RATIO:g}", {"kind": PLDA}, ratio=ratio
     )
 
 
@@ -149,17 +151,18 @@ def _of_numbers(description: PlanDescription, number: int) -> Pipeline:
         _ratio(description, MIXED, entries),
         _ratio(description, MIXED, line, of_pairs=False),
     )
-    if ratio < MEASURED:
+    if ratio < MIN_MIXED_RATIO:
         return Pipeline(
             "steps",
             "the moments of a mixed model would not stand out of their noise as where "
-            f"it was measured: ratio {ratio:.3g}, of at least {MEASURED:g}",
+            f"it was measured: ratio {ratio:.3g}, of at least {MIN_MIXED_RATIO:g}",
             ratio=ratio,
         )
     return Pipeline(
         "mixed model",
         f"the moments of a mixed model stand out: ratio {ratio:.3g}, of at least "
-        f"{MEASURED:g}; if targets are about lines in the features and their powers",
+        f"{MIN_MIXED_RATIO:g}; if targets are about lines in the features and their "
+        "powers",
         {"kind": MIXED, "slopes": own - 1},
         MIXED,
         ratio,
@@ -186,8 +189,8 @@ def _ratio(
         if request.neighboring_relation == "zero_out":
             slots = np.full_like(sizes, request.episode.population or sizes.max())
         number = float(np.sum(sizes * (sizes - 1) / (2 * np.maximum(slots - 1, 1))))
-    place = 1 if of_pairs else 0
-    step = _steps(request, population.level_names, config)[place]
+    index = 1 if of_pairs else 0
+    step = _steps(request, population.level_names, config)[index]
     shares = config.shares(kind == MIXED)
     share = max(shares[1:]) if of_pairs else shares[0]
     noise = _noise(step, request) * contribution_norm(step) / math.sqrt(share)

@@ -27,14 +27,8 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.serialization import spec_to_dict
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.table_file import writing
-from jaxdp_episodic.tools.plan.designs import (
-    EPOCHS,
-    Design,
-    class_designs,
-    task_designs,
-)
+from jaxdp_episodic.tools.plan.designs import EPOCHS, Design, possible_designs
 from jaxdp_episodic.tools.plan.question import (
-    EpisodeShape,
     PlanDescription,
     PlanRequest,
     learning_rate,
@@ -47,7 +41,8 @@ from jaxdp_episodic.tools.plan.settings import (
     recommended,
 )
 
-TABLE, CONFIG = "plan.csv", "recommended.toml"
+TABLE = "plan.csv"
+CONFIG = "recommended.toml"
 
 
 class Plan(NamedTuple):
@@ -55,7 +50,7 @@ class Plan(NamedTuple):
 
     Attributes:
       designs: the designs that were compared.
-      design: place of the candidate's design among them.
+      design: index of the candidate's design among them.
       episodes_per_step: on average.
       num_steps: of the run.
       noise_multiplier: the smallest that keeps the run within the target, or up to
@@ -65,7 +60,7 @@ class Plan(NamedTuple):
       effective_steps: an *estimate*; see `effective_steps`.
       is_on_front: no other candidate is at least as good in everything and better in
         something.
-      recommended: place of the recommended candidate.
+      recommended: index of the recommended candidate.
       left_out: why designs were left out, by name.
       gains: what epochs gain on coins, by the name of the design.
     """
@@ -84,7 +79,7 @@ class Plan(NamedTuple):
     gains: dict[str, str]
 
     def best_of(self, design: int) -> int:
-        """Returns the place of a design's candidate that is recommended within it."""
+        """Returns the index of a design's candidate that is recommended within it."""
         return recommended(
             np.where(self.design == design, self.effective_steps, -np.inf),
             self.total_episodes,
@@ -97,17 +92,16 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
     Args:
       request: the question.
       population: the tree of classes or tasks and their examples, two levels.
-
-    Raises:
-      TypeError: a population of the wrong type.
-      NotImplementedError: a tree of more than two levels.
-      ValueError: more ways than classes, or no design is possible; the message has the
-        reasons.
     """
-    compute, learning = request.compute, request.learning
+    compute, learning, episode = request.compute, request.learning, request.episode
     designs = [
         design
-        for design in _designs(request.episode, population)
+        for design in possible_designs(
+            population,
+            ways=episode.ways,
+            sizes=episode.examples,
+            stated_size=episode.population,
+        )
         if design.scheme in request.schemes
     ]
     unit = min(design.examples for design in designs)
@@ -231,9 +225,9 @@ def training_config(
     if train is None or data is None:
         return None
     request = description.request
-    place = plan.recommended if candidate is None else candidate
-    design = plan.designs[int(plan.design[place])]
-    episodes = float(plan.episodes_per_step[place])
+    index = plan.recommended if candidate is None else candidate
+    design = plan.designs[int(plan.design[index])]
+    episodes = float(plan.episodes_per_step[index])
     sampling = spec_to_dict(design.sampling(episodes))
     sampling.pop("version")
     learner = train.get("learner", {})
@@ -241,7 +235,7 @@ def training_config(
         "version": 1,
         "epsilon": request.epsilon,
         "delta": request.delta,
-        "num_steps": int(plan.num_steps[place]),
+        "num_steps": int(plan.num_steps[index]),
         **{k: v for k, v in train.items() if k != "learner"},
         "data": data,
         "step": {
@@ -254,7 +248,7 @@ def training_config(
     }
     meant_for, rate = request.learning.learning_rate_steps, learning_rate(train)
     if meant_for is not None and rate is not None:
-        scaled = rate * math.sqrt(meant_for / int(plan.num_steps[place]))
+        scaled = rate * math.sqrt(meant_for / int(plan.num_steps[index]))
         rounded = float(f"{scaled:.4g}")
         config["optimizer"] = {**train["optimizer"], "learning_rate": rounded}
     if design.clip_unit == request.privacy_unit and "normalizer" not in config:
@@ -265,50 +259,19 @@ def training_config(
 
 
 def write_table(path: Path, plan: Plan) -> None:
-    """Writes all candidates as CSV; whole or not at all.
-
-    Raises:
-      OSError: a file that cannot be written.
-    """
-    numbers = (
-        "episodes_per_step",
-        "num_steps",
-        "noise_multiplier",
-        "signal_to_noise",
-        "total_episodes",
-        "effective_steps",
-        "is_on_front",
-    )
+    """Writes all candidates as CSV; whole or not at all."""
+    first, last = map(Plan._fields.index, ("episodes_per_step", "is_on_front"))
+    numbers = Plan._fields[first : last + 1]
     names = ("design", "clip_unit", "examples", *numbers, "is_recommended")
     columns = [np.asarray(getattr(plan, name)).tolist() for name in numbers]
     rows = []
-    for place, cells in enumerate(zip(*columns, strict=True)):
-        design = plan.designs[int(plan.design[place])]
+    for index, cells in enumerate(zip(*columns, strict=True)):
+        design = plan.designs[int(plan.design[index])]
         what = (design.name, design.clip_unit, design.examples)
-        row = (*what, *cells, place == plan.recommended)
+        row = (*what, *cells, index == plan.recommended)
         rows.append(dict(zip(names, row, strict=True)))
     with writing(path, dict.fromkeys(names, "string")) as write:
         write(rows)
-
-
-def _designs(episode: EpisodeShape, population: Population) -> list[Design]:
-    """What may be compared of such a tree."""
-    if not isinstance(population, Population):
-        raise TypeError(f"population must be a Population, got {population!r}")
-    if population.num_levels != 2:
-        raise NotImplementedError(
-            "population must have two levels (classes or tasks, and examples), "
-            f"got {population.num_levels}"
-        )
-    sizes, stated = episode.examples, episode.population
-    if episode.ways is None:
-        return task_designs(population, sizes=sizes, stated_size=stated)
-    if episode.ways > population.num_units(1):
-        raise ValueError(
-            f"ways must be at most the {population.num_units(1)} classes, "
-            f"got {episode.ways}"
-        )
-    return class_designs(population, ways=episode.ways, sizes=sizes, stated_size=stated)
 
 
 def _front(costs: np.ndarray) -> np.ndarray:
@@ -316,9 +279,9 @@ def _front(costs: np.ndarray) -> np.ndarray:
     order = np.lexsort(costs[::-1])
     is_on_front = np.zeros(costs.shape[1], bool)
     front = np.zeros((costs.shape[0], 0))
-    for place in order.tolist():
-        point = costs[:, place : place + 1]
+    for index in order.tolist():
+        point = costs[:, index : index + 1]
         if not np.any(np.all(front <= point, axis=0)):
-            is_on_front[place] = True
+            is_on_front[index] = True
             front = np.concatenate([front, point], axis=1)
     return is_on_front

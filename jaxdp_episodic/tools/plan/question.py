@@ -25,9 +25,9 @@ from jaxdp_episodic.tools.plan.designs import SCHEMES
 from jaxdp_episodic.tools.requests.request_file import read_population
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource
 
-_MOST_SIZES = 100
-_TRAIN, _POPULATION = "train", "population"
-_CHOSEN = ("epsilon", "delta", "num_steps", "step", "data")
+_MAX_SIZES = 100  # numbers of examples to try; each is a search of its own
+# Of a training config; the table ``train`` must leave them out.
+_SET_BY_PLAN = ("epsilon", "delta", "num_steps", "step", "data")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,10 +42,6 @@ class EpisodeShape(Spec):
       population: a public lower bound of the number of examples of a class or task: the
         plan then rests on it alone. None: on the sizes of the data, which under
         ``add_remove`` are private, and so is the plan.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
     """
 
     shots: int
@@ -60,8 +56,8 @@ class EpisodeShape(Spec):
         if sizes.ndim != 1 or not sizes.size:
             shown = _validation.shown(self.examples)
             raise ValueError(f"examples must be some numbers, got {shown}")
-        if sizes.size > _MOST_SIZES:
-            raise ValueError(f"examples must be at most {_MOST_SIZES} numbers")
+        if sizes.size > _MAX_SIZES:
+            raise ValueError(f"examples must be at most {_MAX_SIZES} numbers")
         if sizes.min() <= self.shots:
             raise ValueError(
                 "examples must exceed shots (a query is needed), got "
@@ -79,10 +75,6 @@ class Compute(Spec):
       total_episodes: the most that the run may have.
       fewest_steps: of the run.
       most_steps: of the run.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
     """
 
     episodes_per_step: int
@@ -118,10 +110,6 @@ class Learning(Spec):
         chosen for. A recommended config of another length gets it times
         ``sqrt(learning_rate_steps / num_steps)``: what noise adds up to grows with the
         root of the number of steps. None: the learning rate is taken as it is.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
     """
 
     effective_dimension: int = 1_000
@@ -153,10 +141,6 @@ class PlanRequest(Spec):
         allocation, where it costs less than coins do at their best), "without
         replacement" and "independent", whose calibration takes longest by far.
       method: of the calibration.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -223,18 +207,18 @@ def read_plan(path: Path) -> PlanDescription:
       ValueError: not TOML, an unknown or missing key, a value out of range.
     """
     mapping = read_toml(path)
-    train = mapping.pop(_TRAIN, None)
+    train = mapping.pop("train", None)
     if train is not None and not isinstance(train, dict):
         shown = _validation.shown(train)
         raise TypeError(f"train must be a table of keys, got {shown}")
-    for name in _CHOSEN:
+    for name in _SET_BY_PLAN:
         if train is not None and name in train:
             raise ValueError(f"train.{name}: the plan says this, leave it out")
-    table = mapping.pop(_POPULATION, None)
-    for name, kind in (("episode", EpisodeShape), ("compute", Compute)):
-        mapping[name] = _typed(mapping.get(name), kind)
-    if "learning" in mapping:
-        mapping["learning"] = _typed(mapping["learning"], Learning)
+    table = mapping.pop("population", None)
+    kinds = {"episode": EpisodeShape, "compute": Compute, "learning": Learning}
+    for name, kind in kinds.items():  # each table has the type that it can only have
+        if isinstance(mapping.get(name), dict):
+            mapping[name] = {"type": kind.__name__, **mapping[name]}
     table_of_plan = {"type": PlanRequest.__name__, **mapping}
     request = spec_from_dict(PlanRequest, table_of_plan, where="plan")
     if (
@@ -260,11 +244,6 @@ def learning_rate(train: Mapping[str, Any] | None) -> float | None:
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         return None
     return float(rate) if abs(rate) <= sys.float_info.max else None
-
-
-def _typed(table: Any, kind: type) -> Any:
-    """The table with the type that it can only have."""
-    return {"type": kind.__name__, **table} if isinstance(table, dict) else table
 
 
 def _population(table: Any) -> Population:

@@ -13,14 +13,16 @@ from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_mult
 from jaxdp_episodic.tools.plan.designs import EPOCHS, INDEPENDENT, Design
 from jaxdp_episodic.tools.plan.question import Compute, PlanRequest
 
-# Points of the grids; independent episodes cost a sum over their number, and every
-# length of an epoch has a distribution of its own.
-_GRID, _COARSE_GRID = (18, 18), (6, 5)
+# Independent episodes cost a sum over their number, and every length of an epoch has a
+# distribution of its own: seconds for a few points.
 _SLOW = (INDEPENDENT, EPOCHS)
-# Of a candidate's noise, from above: what is trained is calibrated on its own, and
-# candidates are told apart by _NEARLY_BEST.
-_TOLERANCE = 1e-3
-# Of candidates within this share of the best, the one that computes least is chosen.
+_GRID = (18, 18)  # numbers of episodes a step, and of steps, that are tried
+_COARSE_GRID = (6, 5)  # the same of slow schemes
+# Relative, of a candidate's noise, from above: a twentieth of what _NEARLY_BEST tells
+# apart. What is trained is calibrated on its own.
+_NOISE_TOLERANCE = 1e-3
+# Of candidates whose effective steps are at least this share of the best one's, the one
+# with the fewest episodes is recommended: the estimate is no better than that.
 _NEARLY_BEST = 0.98
 
 
@@ -71,13 +73,13 @@ def calibrated_noise(
             delta=request.delta,
             num_steps=steps,
             method=request.method,
-            tolerance=_TOLERANCE,
+            tolerance=_NOISE_TOLERANCE,
         )
     )
 
 
 def recommended(worth: np.ndarray, total: np.ndarray) -> int:
-    """Returns the place of the cheapest of those that are nearly the best."""
+    """Returns the index of the cheapest of those that are nearly the best."""
     near = np.flatnonzero(worth >= _NEARLY_BEST * worth.max())
     return int(near[np.lexsort((-worth[near], total[near]))[0]])
 
@@ -118,8 +120,8 @@ def in_epochs(
     step = _step(request, population, design, first[0], noise)
     asked = {"delta": request.delta, "method": request.method}
     spent = float(np.asarray(epsilon_of(step, num_steps=first[1], **asked))[0])
-    place = f"{first[0][0]:,.4g} episodes, {steps[0]:,} steps and noise {noise[0]:.4g}"
-    compared = f"at {place} epochs cost epsilon {spent:.4g}, coins {request.epsilon:g}"
+    where = f"{first[0][0]:,.4g} episodes, {steps[0]:,} steps and noise {noise[0]:.4g}"
+    compared = f"at {where} epochs cost epsilon {spent:.4g}, coins {request.epsilon:g}"
     if not spent < request.epsilon:
         raise ValueError(compared)
     return episodes, steps, compared

@@ -9,33 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.tools.plots.figures import check_suffix, new_figure, plain, save
+from jaxdp_episodic.tools.plots.figures import (
+    BLUE,
+    VERMILION,
+    check_suffix,
+    new_figure,
+    plain,
+    save,
+)
 
-# matplotlib's triangle whose tip, not its middle, is at the value.
-_TIP_RIGHT = 5
-_EXACT, _RDP, _AUDITED, _GREY = "#000000", "#d55e00", "#0072b2", "#bbbbbb"
+_TIP_RIGHT = 5  # matplotlib's triangle whose tip, not its middle, is at the value
 
 
 def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> None:
-    """Draws claimed and audited epsilons, a line a row.
-
-    Args:
-      rows: at least one `AuditRow`.
-      path: of the picture, .png or .svg.
-      title: above it.
-
-    Raises:
-      ImportError: matplotlib, of the extra [plot], is not installed.
-      ValueError: no row, or another suffix.
-    """
+    """Draws claimed and audited epsilons, a line a row: at least one `AuditRow`."""
     path = check_suffix(path)
     if not rows:
         raise ValueError("rows must not be empty")
     figure = new_figure(9.0, 1.7 + 0.42 * len(rows))
     axes = figure.add_subplot()
-    places = np.arange(len(rows))[::-1]
-    _draw(axes, rows, places)
-    axes.set_yticks(places, [_label(row) for row in rows], fontsize=8)
+    heights = np.arange(len(rows))[::-1]
+    _draw(axes, rows, heights)
+    axes.set_yticks(heights, [_label(row) for row in rows], fontsize=8)
     axes.set_xlabel("epsilon (nats)")
     # A little room for the marks of audits that showed nothing.
     axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
@@ -43,34 +38,24 @@ def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> Non
     plain(axes, grid="x")
     if title:
         axes.set_title(title, fontsize=11, loc="left", pad=26)  # above the legend
-    axes.legend(
-        frameon=False,
-        fontsize=8,
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=3,
-    )
+    where: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
+    axes.legend(frameon=False, fontsize=8, ncols=3, **where)
     save(figure, path)
 
 
-def _draw(axes: Any, rows: Sequence[Any], places: np.ndarray) -> None:
+def _draw(axes: Any, rows: Sequence[Any], heights: np.ndarray) -> None:
     """Marks of each row; told apart without colour by their shapes."""
     exact = np.asarray([row.claimed_exact for row in rows])
     rdp = [math.nan if row.claimed_rdp is None else row.claimed_rdp for row in rows]
     audited = np.asarray([row.audited for row in rows])
-    axes.hlines(places, audited, exact, color=_GREY, lw=2, zorder=1)
-    axes.plot(
-        audited,
-        places,
-        marker=_TIP_RIGHT,
-        ls="",
-        color=_AUDITED,
-        ms=7,
-        label="audited (lower bound)",
-    )
-    axes.plot(exact, places, "|", color=_EXACT, ms=13, mew=2, label="claimed, exact")
+    axes.hlines(heights, audited, exact, color="#bbbbbb", lw=2, zorder=1)
+    style: dict[str, Any] = {"marker": _TIP_RIGHT, "ls": "", "color": BLUE, "ms": 7}
+    axes.plot(audited, heights, label="audited (lower bound)", **style)
+    axes.plot(exact, heights, "|", color="black", ms=13, mew=2, label="claimed, exact")
     if not np.isnan(rdp).all():
-        axes.plot(rdp, places, "x", color=_RDP, ms=6, mew=1.6, label="claimed, RDP")
+        axes.plot(
+            rdp, heights, "x", color=VERMILION, ms=6, mew=1.6, label="claimed, RDP"
+        )
 
 
 def _label(row: Any) -> str:

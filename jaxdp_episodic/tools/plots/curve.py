@@ -23,6 +23,9 @@ from jaxdp_episodic.accountant.questions.attacker import (
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files import json_file
 from jaxdp_episodic.tools.plots.figures import (
+    BLUE,
+    DOTTED,
+    VERMILION,
     check_suffix,
     new_figure,
     note,
@@ -32,17 +35,17 @@ from jaxdp_episodic.tools.plots.figures import (
 
 # The curve is drawn down to this delta; mu speaks of the same part of it.
 SMALLEST_DELTA = 1e-12
+# Denser towards both ends, where the two axes are read.
 _FALSE_POSITIVE_RATES = np.concatenate(
     [np.geomspace(1e-6, 0.1, 101), 1 - 0.9 * np.geomspace(1, 1e-3, 61)[1:], [1.0]]
 )
-_NUM_EPSILONS = 51
+_NUM_EPSILONS = 51  # points of each curve
 # Told apart without colour: by the dashes, and by the lightness of the colour.
 _STYLES: dict[str, dict[str, Any]] = {
     "exact": {"color": "#000000", "ls": "-", "lw": 1.8},
     "pld": {"color": "#56b4e9", "ls": (0, (6, 2)), "lw": 1.6},
-    "rdp": {"color": "#d55e00", "ls": (0, (4, 1.5, 1, 1.5)), "lw": 1.6},
+    "rdp": {"color": VERMILION, "ls": (0, (4, 1.5, 1, 1.5)), "lw": 1.6},
 }
-_GREY = "#777777"
 
 
 class PrivacyCurve(NamedTuple):
@@ -85,19 +88,11 @@ def plot_curve(
 
     Args:
       step: the step, or a run made by `compose`; every field a scalar.
-      path: of the picture, ending in ".png" or ".svg"; replaced if it is there. Its
-        folder is made if it is missing.
+      path: of the picture, ending in ".png" or ".svg".
       num_steps: whole number >= 0; None for a composed run.
-      method: of the attacker's rates, the advantage and mu. Delta is drawn for every
-        method.
+      method: of the attacker's rates, the advantage and mu; delta is drawn by all.
       on_part: called before each part of the work with its name, its number, from 1
-        on, and how many there are. New kinds of steps compile for a minute or two.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, a field that is an array, an unknown suffix.
-      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
-      OSError: a file that cannot be written.
+        on, and how many there are.
     """
     path = check_suffix(path)
     figure = new_figure(10.0, 4.4)
@@ -124,10 +119,7 @@ def privacy_curve(
     methods: Sequence[str] = METHODS,
     on_part: Callable[[str, int, int], None] | None = None,
 ) -> PrivacyCurve:
-    """Returns the numbers of the picture, delta by these ``methods``.
-
-    The other arguments and the errors are those of `plot_curve`.
-    """
+    """Returns the numbers of `plot_curve`, delta by these ``methods``."""
     run: dict[str, Any] = {"num_steps": num_steps}
     numbers = itertools.count(1)
 
@@ -212,11 +204,11 @@ def _draw_rates(axes: Any, curve: PrivacyCurve) -> None:
             alpha,
             _gaussian_rates(alpha, curve.gdp_mu),
             label=f"Gaussian of mu = {upward(curve.gdp_mu, 3)}",
-            color="#0072b2",
+            color=BLUE,
             ls=(0, (6, 2)),
             lw=1.3,
         )
-    axes.plot(alpha, alpha, color=_GREY, ls=(0, (1, 1.5)), lw=1.5, label="guessing")
+    axes.plot(alpha, alpha, color="#777777", ls=DOTTED, lw=1.5, label="guessing")
     axes.set(xscale="log", yscale="log", xlim=(1e-6, 1.0), ylim=(1e-6, 1.3))
     axes.set_xlabel("false positive rate of the attacker")
     axes.set_ylabel("true positive rate of the attacker")

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.tools.plots.figures import matplotlib, new_figure, note, plain
+from jaxdp_episodic.tools.plots.figures import STAR, matplotlib, new_figure, note, plain
 from jaxdp_episodic.tools.plots.labels import is_logarithmic, number, round_levels
 
 _MAP = "viridis"
-# Six styles that no two share in dashes or marker.
+# Of the lines: no two share their dashes or their marker.
 _STYLES = (
     ("-", "o"),
     ((0, (5, 1.5)), "s"),
@@ -26,16 +26,8 @@ _STYLES = (
     ((0, (8, 2)), "v"),
     ((0, (3, 1, 1, 1, 1, 1)), "P"),
 )
-_MARKERS_A_LINE = 8
-_GREY = "#e4e4e4"
-_STAR = {
-    "marker": "*",
-    "ms": 16,
-    "color": "white",
-    "mec": "black",
-    "ls": "",
-    "zorder": 5,
-}
+_MARKERS_A_LINE = 8  # about; more would hide the dashes
+_LIGHTEST = 0.82  # share of the map from dark to light that is seen on white
 
 
 @dataclass(frozen=True)
@@ -60,13 +52,7 @@ class Labels:
 
 
 def lines(x: np.ndarray, answers: np.ndarray, labels: Labels) -> Any:
-    """Returns a figure of lines.
-
-    Args:
-      x: (n,) ascending.
-      answers: (lines, n).
-      labels: the words.
-    """
+    """Returns a figure of lines: ``answers`` (lines, n) over ``x`` (n,), ascending."""
     figure = new_figure(7.6, 4.6)
     axes = figure.subplots()
     shades = _colours(len(answers))
@@ -81,7 +67,7 @@ def lines(x: np.ndarray, answers: np.ndarray, labels: Labels) -> Any:
             lw=1.7,
             marker=marker,
             ms=5,
-            # Not all at the same places, where lines may lie upon each other.
+            # Not all at the same points, where lines may lie upon each other.
             markevery=(min(row * every // len(answers), x.size - 1), every),
             label=name.rpartition(" = ")[2],
         )
@@ -93,7 +79,7 @@ def lines(x: np.ndarray, answers: np.ndarray, labels: Labels) -> Any:
     finite = answers[np.isfinite(answers)]
     if finite.size and finite.min() > 0 and finite.max() > 10 * finite.min():
         axes.set_yscale("log")
-        _plain_ticks(axes.yaxis, finite.min(), finite.max())
+        plain_ticks(axes.yaxis, finite.min(), finite.max())
     elif finite.size and finite.min() >= 0:
         axes.set_ylim(bottom=0)
     plain(axes)
@@ -142,9 +128,6 @@ def maps(
       levels: of the iso-lines, ascending; None: round numbers. Those that no answer
         reaches are left out.
       marks: panel, x and y of stars.
-
-    Raises:
-      ValueError: no answer is finite and positive.
     """
     finite = answers[np.isfinite(answers) & (answers > 0)]
     if not finite.size:
@@ -160,7 +143,7 @@ def maps(
     levels = [level for level in levels if low < level < high]
     drawn = None
     for axes, panel, name in zip(all_axes, answers, labels.names, strict=True):
-        axes.set_facecolor(_GREY)
+        axes.set_facecolor("#e4e4e4")
         known = np.ma.masked_invalid(np.where(panel > 0, panel, low))
         if iso_lines and levels:
             bands = [low, *levels, high * 1.0000001]
@@ -179,7 +162,7 @@ def maps(
         if panels > 1:
             axes.set_title(name, fontsize=10)
     for panel, across, up in marks:
-        all_axes[panel].plot(across, up, **_STAR)
+        all_axes[panel].plot(across, up, color="white", **STAR)
     all_axes[0].set_ylabel(labels.y)
     bar = figure.colorbar(drawn, ax=all_axes, label=labels.value, pad=0.02)
     if levels:
@@ -201,35 +184,29 @@ def _iso_lines(
     found = axes.contour(
         x, y, known, levels, colors="black", linewidths=1.1, linestyles=dashes
     )
-    texts = axes.clabel(
-        found, fmt={level: number(level) for level in levels}, fontsize=9
-    )
-    for text in texts:
+    named = {level: number(level) for level in levels}
+    for text in axes.clabel(found, fmt=named, fontsize=9):
         text.set_path_effects([effects.withStroke(linewidth=3, foreground="white")])
 
 
 def _colours(number_of: int) -> list[Any]:
     """Shades of the map from dark to light, without the lightest, on white."""
     colour_map = matplotlib("matplotlib").colormaps[_MAP]
-    return [colour_map(v) for v in np.linspace(0.0, 0.82, max(number_of, 1))]
+    return [colour_map(v) for v in np.linspace(0.0, _LIGHTEST, max(number_of, 1))]
 
 
 def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> None:
-    """Makes the axis "x" or "y" logarithmic where that suits the points.
+    """Makes the axis "x" or "y" logarithmic where that suits the points along it.
 
-    Args:
-      axes: matplotlib's.
-      which: "x" or "y".
-      points: the values along it.
-      crowd: how many such axes share the room, which makes numbers fewer.
+    Where ``crowd`` such axes share the room there are fewer numbers.
     """
     axis = getattr(axes, f"{which}axis")
     if is_logarithmic(points):
         getattr(axes, f"set_{which}scale")("log")
-        _plain_ticks(axis, points.min(), points.max(), crowd)
+        plain_ticks(axis, points.min(), points.max(), crowd)
 
 
-def _plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
+def plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
     """Plain numbers on a logarithmic axis, at 1, 2, 5 unless it is long."""
     ticker = matplotlib("matplotlib.ticker")
     # Panels are narrower than a picture of one, but not as much as they are many.

@@ -9,7 +9,12 @@ from jaxdp_episodic.files.atomic import atomic_path, owner_only
 from jaxdp_episodic.files.optional import require
 
 SUFFIXES = (".png", ".svg")
-_DPI = 150
+_DPI = 150  # of pictures for a page
+# Colours that differ in lightness too (Okabe and Ito), so that grey print keeps them.
+BLUE = "#0072b2"
+VERMILION = "#d55e00"
+DOTTED = (0, (1, 1.5))
+STAR = {"marker": "*", "ms": 16, "ls": "", "mec": "black", "zorder": 5}
 
 
 def matplotlib(module: str = "matplotlib.figure") -> Any:
@@ -35,8 +40,8 @@ def plain(*panels: Any, grid: str = "both") -> None:
 
 def note(axes: Any, text: str, *, inset: float = 0.02, size: float = 9) -> None:
     """Writes a few words in the upper left corner."""
-    place = {"transform": axes.transAxes, "ha": "left", "va": "top"}
-    axes.text(inset, 1 - inset, text, fontsize=size, **place)
+    where = {"transform": axes.transAxes, "ha": "left", "va": "top"}
+    axes.text(inset, 1 - inset, text, fontsize=size, **where)
 
 
 def check_suffix(path: str | Path) -> Path:
@@ -52,16 +57,7 @@ def check_suffix(path: str | Path) -> Path:
 
 
 def save(figure: Any, path: Path, *, is_private: bool = False) -> None:
-    """Writes a figure, whole or not at all, as its suffix says; without a date.
-
-    Args:
-      figure: of matplotlib.
-      path: of the file.
-      is_private: nobody but its owner may read it.
-
-    Raises:
-      OSError: a file that cannot be written.
-    """
+    """Writes a figure, whole or not at all; for its owner alone if private."""
     figure.dpi = _DPI
     # By itself `savefig` draws everything once more to lay it out, for each file.
     if layout := figure.get_layout_engine():

@@ -20,14 +20,13 @@ _OF_A_LEVEL = {
     "size": "{}: drawn of each group (number)",
     "population": "{}: units in a group (number)",
 }
-_ANSWERS = {
+ANSWERS = {
     "epsilon": "epsilon (nats), upper bound",
     "delta": "delta (probability), upper bound",
     "noise_multiplier": "smallest noise multiplier (clip norms)",
     "num_steps": "largest number of steps",
 }
-# What one wants little of; of everything else more is better.
-_SMALLER_IS_BETTER = ("epsilon", "delta", "noise_multiplier")
+"""Labels of the answers, which say on which side of the truth they are."""
 
 
 def axis_label(field: str) -> str:
@@ -46,16 +45,6 @@ def axis_label(field: str) -> str:
 def short_label(field: str) -> str:
     """Returns the label of an axis without its unit."""
     return axis_label(field).partition(" (")[0]
-
-
-def answer_label(quantity: str) -> str:
-    """Returns the label of the answers, and which side of the truth they are on."""
-    return _ANSWERS[quantity]
-
-
-def smaller_is_better(field: str) -> bool:
-    """Returns which direction of a column is the good one."""
-    return field.rpartition(".")[2] in _SMALLER_IS_BETTER
 
 
 def number(value: object) -> str:
@@ -81,7 +70,7 @@ def is_logarithmic(points: np.ndarray) -> bool:
     if points.size == 2:
         return True
     ratios, steps = np.diff(np.log(ordered)), np.diff(ordered)
-    return bool(_spread(ratios) < _spread(steps))
+    return bool(_variation(ratios) < _variation(steps))
 
 
 def round_levels(low: float, high: float, most: int = 9) -> list[float]:
@@ -108,5 +97,6 @@ def round_levels(low: float, high: float, most: int = 9) -> list[float]:
     return [float(f"{level:.12g}") for level in even if low < level < high]
 
 
-def _spread(gaps: np.ndarray) -> float:
+def _variation(gaps: np.ndarray) -> float:
+    """The coefficient of variation."""
     return float(np.std(gaps) / np.mean(gaps)) if np.mean(gaps) > 0 else 0.0

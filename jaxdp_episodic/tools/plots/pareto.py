@@ -9,31 +9,21 @@ import numpy as np
 
 from jaxdp_episodic.tools.plots.drawing import scale_axis
 from jaxdp_episodic.tools.plots.figures import new_figure, plain
-from jaxdp_episodic.tools.plots.labels import (
-    answer_label,
-    axis_label,
-    smaller_is_better,
-)
-from jaxdp_episodic.tools.plots.selection import SweepTable, spread_out
+from jaxdp_episodic.tools.plots.labels import ANSWERS, axis_label
+from jaxdp_episodic.tools.plots.selection import SweepTable, evenly_spaced
 from jaxdp_episodic.tools.sweep.grid import QUANTITY
 from jaxdp_episodic.tools.sweep.table import read_columns
 
-# Settings that are drawn beside the front, evenly picked.
-_MOST_DOTS = 20_000
-# Of a longer front so many points are kept, evenly picked: what is drawn may then lie
-# behind it by as much as the next of them.
-_LONGEST_FRONT = 100_000
+_MAX_DOTS = 20_000  # settings drawn beside the front, evenly picked
+# Points of the front that are kept, evenly picked: where it has more, what is drawn may
+# lie behind it by as much as the next point.
+_MAX_FRONT = 100_000
 
 
 def front_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns which points no other point beats, where smaller is better in both.
+    """Returns the points (n,) that no other one beats, where smaller is better in both.
 
-    Args:
-      x: (n,).
-      y: (n,).
-
-    Returns:
-      Places of the front, by ascending ``x``; of equal points the first.
+    Their indices, by ascending ``x``; of equal points the first.
     """
     order = np.lexsort((y, x))
     best = np.minimum.accumulate(y[order])
@@ -49,18 +39,11 @@ def draw_pareto(
 ) -> Any:
     """Returns a figure of the front, and of the settings behind it.
 
-    Args:
-      table: the sweep.
-      x: a numeric column; None: the noise multiplier if it is an axis, else the first.
-      y: a numeric column; None: what was asked for.
-      fix: only settings with these values; all others are compared.
-
-    Raises:
-      ValueError: an unknown column, words, twice the same, or no finite settings.
+    Across is the noise multiplier, or else the first axis, upwards what was asked for.
     """
     x, y = _columns(table, x, y)
     kept, signs = _kept(table, fix), (_sign(table, x), _sign(table, y))
-    every = max(1, table.grid.size // _MOST_DOTS)
+    every = max(1, table.grid.size // _MAX_DOTS)
     front, dots, is_thinned = np.empty((0, 2)), [], False
     start = 0
     names, size = [*table.grid.names, table.value], table.grid.size
@@ -71,8 +54,8 @@ def draw_pareto(
         dots.append(points[(good + start) % every == 0])
         both = np.concatenate([front, points])
         front = both[front_of(both[:, 0] * signs[0], both[:, 1] * signs[1])]
-        is_thinned |= len(front) > _LONGEST_FRONT
-        front = front[spread_out(len(front), _LONGEST_FRONT)]
+        is_thinned |= len(front) > _MAX_FRONT
+        front = front[evenly_spaced(len(front), _MAX_FRONT)]
         start += block[x].size
     if not front.size:
         raise ValueError("no setting is finite in both columns")
@@ -116,7 +99,8 @@ def _kept(table: SweepTable, fix: Mapping[str, str]) -> dict[str, np.ndarray]:
 def _sign(table: SweepTable, field: str) -> float:
     """1 if little of a column is good, else -1."""
     asked = table.description[QUANTITY] if field == table.value else field
-    return 1.0 if smaller_is_better(asked) else -1.0
+    is_cost = asked.rpartition(".")[2] in ("epsilon", "delta", "noise_multiplier")
+    return 1.0 if is_cost else -1.0
 
 
 def _figure(
@@ -145,7 +129,7 @@ def _figure(
     )
     for which, field, values, sign in zip("xy", fields, dots.T, signs, strict=True):
         answer = field == table.value
-        label = answer_label(table.quantity(held)) if answer else axis_label(field)
+        label = ANSWERS[table.quantity(held)] if answer else axis_label(field)
         better = "← better" if sign > 0 else "better →"
         getattr(axes, f"set_{which}label")(f"{label}   {better}")
         scale_axis(axes, which, np.unique(values[np.isfinite(values)]))

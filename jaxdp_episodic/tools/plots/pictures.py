@@ -12,28 +12,23 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.tools.plots import drawing
 from jaxdp_episodic.tools.plots.figures import SUFFIXES, matplotlib, save
-from jaxdp_episodic.tools.plots.labels import (
-    answer_label,
-    axis_label,
-    number,
-    short_label,
-)
+from jaxdp_episodic.tools.plots.labels import ANSWERS, axis_label, number, short_label
 from jaxdp_episodic.tools.plots.pareto import draw_pareto
 from jaxdp_episodic.tools.plots.selection import (
     SweepTable,
+    evenly_spaced,
+    index_of,
     number_of,
-    place_of,
-    spread_out,
     with_quantity,
 )
 from jaxdp_episodic.tools.sweep.grid import QUANTITY, Grid
 
 KINDS = ("contours", "heatmap", "lines", "pareto")
-# An axis with fewer values makes lines rather than a map.
-_FEWEST_FOR_A_MAP = 6
-_MOST_LINES, _MOST_PANELS = 6, 3
-# More points than that along an axis are not seen, and more are not put in order.
-_MOST_POINTS, _MOST_SORTED = 800, 100_000
+_MIN_MAP_VALUES = 6  # an axis with fewer values makes lines rather than a map
+_MAX_LINES = 6  # as many as `drawing` has styles
+_MAX_PANELS = 3  # as many as a page is wide
+_MAX_POINTS = 800  # drawn along an axis: about its pixels
+_MAX_SORTED = 100_000  # values of an axis that are put in order, evenly picked
 
 
 def draw(
@@ -49,30 +44,10 @@ def draw(
     mark: Mapping[str, str] | None = None,
     out: Path | None = None,
 ) -> tuple[Path, Path]:
-    """Draws a picture of a finished sweep, as PNG and as SVG.
+    """Draws a picture of a finished sweep, as PNG and as SVG; returns the two files.
 
-    Args:
-      folder: the sweep's.
-      kind: "contours" (iso-lines), "heatmap", "lines" or "pareto"; None: what suits
-        the axes.
-      x: the field across; None: the numeric axis with the most values.
-      y: the field upwards; of a Pareto front also "epsilon", or what was asked for.
-      value: the quantity, where several were asked for.
-      by: one coloured line, or one panel, for each of some values of this field.
-      fix: values of other fields, as text; fields left out are at their middle value.
-      levels: of the iso-lines; None: round numbers.
-      mark: a star in the contours or the heat map: values of the fields across and
-        upwards, as text, and of ``by`` unless it belongs in every panel.
-      out: of the pictures, its suffix replaced; None: in the folder, named by kind.
-
-    Returns:
-      The two files.
-
-    Raises:
-      OSError: a file that cannot be read or written.
-      ValueError: a sweep that is not finished, an unknown field, a picture that cannot
-        be drawn of these axes.
-      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
+    The arguments are the options of the command ``plot``, see `cli.pictures.Plot`; of
+    ``fix`` and ``mark`` fields and their values, as text.
     """
     if kind is not None:
         _validation.choice("--kind", kind, KINDS)
@@ -123,7 +98,7 @@ def _chosen(
     wants_map = kind in ("contours", "heatmap")
     if kind is None and numeric:
         lengths = [table.grid.points(f).size for f in (x, numeric[0])]
-        wants_map = min(lengths) >= _FEWEST_FOR_A_MAP
+        wants_map = min(lengths) >= _MIN_MAP_VALUES
     if y is None and wants_map:
         if not numeric:
             raise ValueError(f"--kind {kind} needs two axes of numbers")
@@ -164,10 +139,10 @@ def _of_axes(
     grid = table.grid
     drawn = [field for field in (x, y, by) if field is not None]
     held, values = table.held(drawn, fixed)
-    most = _MOST_LINES if y is None else _MOST_PANELS
+    most = _MAX_LINES if y is None else _MAX_PANELS
     series = np.zeros(1, int)
     if by is not None:
-        series = spread_out(grid.points(by).size, most)
+        series = evenly_spaced(grid.points(by).size, most)
         series = series[np.argsort(grid.points(by)[series], kind="stable")]
     across, points = _ordered(grid.points(x))
     upward, y_points = (across, points) if y is None else _ordered(grid.points(y))
@@ -181,7 +156,7 @@ def _of_axes(
     labels = drawing.Labels(
         x=_axis_label(grid, x, across.size),
         y="" if y is None else _axis_label(grid, y, upward.size),
-        value=answer_label(table.quantity(values)),
+        value=ANSWERS[table.quantity(values)],
         by="" if by is None else _axis_label(grid, by, series.size),
         names=names,
         title=table.facts(values, drawn),
@@ -240,7 +215,7 @@ def _marks(
     across, up = (number_of("--mark", field, mark[field]) for field in axes)
     chosen = range(panels.size)
     if by is not None and by in mark:
-        chosen = [place_of("--mark", by, panels, mark[by])]
+        chosen = [index_of("--mark", by, panels, mark[by])]
     return [(panel, across, up) for panel in chosen]
 
 
@@ -257,11 +232,11 @@ def _axis_label(grid: Grid, field: str, num_drawn: int) -> str:
 
 
 def _ordered(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places with different values, ascending, and the values."""
-    some = spread_out(points.size, _MOST_SORTED)
-    places = some[np.unique(points[some], return_index=True)[1]]
-    places = places[spread_out(places.size, _MOST_POINTS)]
-    return places, points[places].astype(float)
+    """Indices of different values, ascending, and the values."""
+    some = evenly_spaced(points.size, _MAX_SORTED)
+    index = some[np.unique(points[some], return_index=True)[1]]
+    index = index[evenly_spaced(index.size, _MAX_POINTS)]
+    return index, points[index].astype(float)
 
 
 def _saved(figure: Any, out: Path) -> tuple[Path, Path]:

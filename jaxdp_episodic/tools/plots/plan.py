@@ -10,17 +10,21 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.tools.plan.designs import EPOCHS, FIXED, INDEPENDENT, POISSON
 from jaxdp_episodic.tools.plan.plan import Plan
-from jaxdp_episodic.tools.plots.figures import new_figure, plain, save
+from jaxdp_episodic.tools.plots.drawing import plain_ticks
+from jaxdp_episodic.tools.plots.figures import (
+    BLUE,
+    DOTTED,
+    STAR,
+    VERMILION,
+    new_figure,
+    plain,
+    save,
+)
+from jaxdp_episodic.tools.plots.pareto import front_of
 
-# Colours that differ in lightness too (Okabe and Ito), so that grey print keeps them.
-_COLORS = {
-    POISSON: "#0072b2",
-    EPOCHS: "#009e73",
-    FIXED: "#d55e00",
-    INDEPENDENT: "#7f7f7f",
-}
+_COLORS = {POISSON: BLUE, EPOCHS: "#009e73", FIXED: VERMILION, INDEPENDENT: "#7f7f7f"}
 _MARKERS = {POISSON: "o", EPOCHS: "v", FIXED: "s", INDEPENDENT: "^"}
-_DASHED, _DOTTED = (0, (5, 2)), (0, (1, 1.5))
+_DASHED = (0, (5, 2))
 
 
 def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
@@ -28,49 +32,29 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
 
     Left, the most signal to noise a step that each design has for a number of steps;
     right, the effective steps that each design reaches within a number of episodes.
-
-    Args:
-      plan: the candidates.
-      path: ``.png`` or ``.svg``; replaced when it is finished.
-      title: a line above.
-
-    Raises:
-      OSError: a file that cannot be written.
-      ImportError: without matplotlib, of the extra ``[plot]``.
     """
     figure = new_figure(10.4, 5.6)
     left, right = figure.subplots(1, 2)
     lines = []
-    for place, design in enumerate(plan.designs):
+    for index, design in enumerate(plan.designs):
         whole = design.clip_unit == STEP
         style: dict[str, Any] = {
             "color": _COLORS[design.scheme],
-            "ls": _DOTTED if whole else "-" if design.is_multistage else _DASHED,
+            "ls": DOTTED if whole else "-" if design.is_multistage else _DASHED,
             "marker": "D" if whole else _MARKERS[design.scheme],
             "ms": 4,
             "mfc": None if design.is_multistage else "white",
             "lw": 1.6,
         }
-        mine = plan.design == place
-        lines += left.plot(
-            *_largest_of_each(plan.num_steps[mine], plan.signal_to_noise[mine]),
-            label=design.name,
-            **style,
-        )
-        right.plot(
-            *_rising(plan.total_episodes[mine], plan.effective_steps[mine]),
-            drawstyle="steps-post",
-            **style,
-        )
+        mine = np.flatnonzero(plan.design == index)
+        front = mine[front_of(-plan.num_steps[mine], -plan.signal_to_noise[mine])]
+        x, y = plan.num_steps[front[::-1]], plan.signal_to_noise[front[::-1]]
+        lines += left.plot(x, y, label=design.name, **style)
+        front = mine[front_of(plan.total_episodes[mine], -plan.effective_steps[mine])]
+        x, y = plan.total_episodes[front], plan.effective_steps[front]
+        right.plot(x, y, drawstyle="steps-post", **style)
     best = plan.recommended
-    star: dict[str, Any] = {
-        "marker": "*",
-        "ms": 17,
-        "ls": "",
-        "color": "#f0c000",
-        "mec": "black",
-        "zorder": 5,
-    }
+    star: dict[str, Any] = STAR | {"color": "#f0c000"}
     lines += left.plot(
         plan.num_steps[best], plan.signal_to_noise[best], label="recommended", **star
     )
@@ -83,8 +67,6 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
     right.set_title("What more computing buys", fontsize=11)
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):  # powers of ten are laid out as TeX
-            axis.set_major_formatter("{x:,g}")
     plain(left, right)
     # Designs that achieve next to nothing would squeeze the others together.
     top = plan.effective_steps.max()
@@ -92,27 +74,10 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
     right.set_ylim(bottom, top * 1.6)
     shown = plan.total_episodes[plan.effective_steps >= bottom]
     right.set_xlim(shown.min() / 1.4, shown.max() * 1.4)
-    figure.legend(
-        handles=lines,
-        loc="outside lower center",
-        ncols=2,
-        frameon=False,
-        fontsize=9,
-    )
+    for axis in (left.xaxis, left.yaxis, right.xaxis, right.yaxis):
+        plain_ticks(axis, *axis.get_view_interval())
+    place = {"loc": "outside lower center", "ncols": 2}
+    figure.legend(handles=lines, frameon=False, fontsize=9, **place)
     if title:
         figure.suptitle(title, fontsize=12)
     save(figure, path)
-
-
-def _largest_of_each(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The x, rising, at which more x must be paid for with y: the front of the two."""
-    falling, best = _rising(-x, y)
-    return -falling[::-1], best[::-1]
-
-
-def _rising(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best y within each x."""
-    order = np.lexsort((-y, x))
-    best = np.maximum.accumulate(y[order])
-    keep = np.concatenate([[True], best[1:] > best[:-1]])
-    return x[order][keep], y[order][keep]

@@ -10,7 +10,9 @@ import numpy as np
 
 from jaxdp_episodic.tools.plots.figures import new_figure, plain, save
 
-_INK, _BLUE, _ORANGE = "#333333", "#2a6fbb", "#c8641b"
+_BLACK = "#333333"
+_BLUE = "#2a6fbb"
+_ORANGE = "#c8641b"
 
 
 def draw_run(
@@ -35,10 +37,6 @@ def draw_run(
       target_epsilon: inf for a run without noise.
       without_noise: last scores of the same run without noise, which is not private.
       meaning: a sentence or two below, of what the protection means.
-
-    Raises:
-      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
-      OSError: a file that cannot be written.
     """
     figure = new_figure(7.2, 7.4)
     panels = list(figure.subplots(3 if losses else 2, sharex=True))
@@ -48,19 +46,13 @@ def draw_run(
         top.set_ylabel("training loss\n(private)")
     _draw_scores(middle, scores, without_noise or {})
     if np.isfinite(target_epsilon):
-        bottom.plot(*zip(*epsilons, strict=True), color=_INK, label="spent")
+        bottom.plot(*zip(*epsilons, strict=True), color=_BLACK, label="spent")
         bottom.axhline(target_epsilon, color=_ORANGE, ls="--", label="target")
         bottom.set_ylim(0, 1.12 * target_epsilon)
         bottom.legend(frameon=False, loc="lower right")
     else:
-        bottom.text(
-            0.5,
-            0.5,
-            "no noise: epsilon is infinite",
-            ha="center",
-            va="center",
-            transform=bottom.transAxes,
-        )
+        where = {"ha": "center", "va": "center", "transform": bottom.transAxes}
+        bottom.text(0.5, 0.5, "no noise: epsilon is infinite", **where)
         bottom.set_yticks([])
     bottom.set_ylabel("epsilon (nats)")
     bottom.set_xlabel("step" + ("\n\n" + meaning if meaning else ""))
@@ -76,7 +68,7 @@ def _draw_losses(axes: Any, losses: np.ndarray) -> None:
     if len(values) >= 2 * width:
         smooth = np.convolve(values, np.ones(width) / width, "valid")
         axes.plot(
-            steps[width - 1 :], smooth, color=_INK, label=f"mean of {width} steps"
+            steps[width - 1 :], smooth, color=_BLACK, label=f"mean of {width} steps"
         )
         axes.legend(frameon=False)
 
@@ -90,7 +82,7 @@ def _draw_scores(
 
     Beside it, dashed, what it would be without noise.
     """
-    styles = zip((_BLUE, _ORANGE, _INK), "osD", strict=True)
+    styles = zip((_BLUE, _ORANGE, _BLACK), "osD", strict=True)
     names = list(dict.fromkeys(name for _, parts in scores for name in parts))
     for name, (color, marker) in zip(names, styles, strict=False):
         rows = [(step, parts[name]) for step, parts in scores if name in parts]
@@ -115,7 +107,7 @@ def _draw_scores(
     if names:
         axes.legend(frameon=False, loc="best")
     if names and without_noise and len(scores) > 2:
-        # Close to the other run: the score of nothing learned is beyond the axis.
+        # The axis shows both runs' scores closely; that before learning lies beyond.
         parts = [part for _, part in scores[1:]]
         ends = [
             s[end] for part in parts for s in part.values() for end in ("low", "high")

@@ -13,7 +13,7 @@ from jaxdp_episodic.tools.plots.labels import number, short_label
 from jaxdp_episodic.tools.sweep.description import QUANTITIES, described_grid
 from jaxdp_episodic.tools.sweep.folder import SweepFolder, read_manifest
 from jaxdp_episodic.tools.sweep.grid import METHOD, QUANTITY, Grid
-from jaxdp_episodic.tools.sweep.table import read_columns, value_name
+from jaxdp_episodic.tools.sweep.table import read_columns
 
 
 class SweepTable:
@@ -27,21 +27,16 @@ class SweepTable:
       grid: the settings.
       description: of the sweep.
       value: name of the answers' column.
-
-    Raises:
-      OSError: it cannot be read.
-      ValueError: it holds no sweep, or one that is not finished.
     """
 
     def __init__(self, folder: Path) -> None:
-        manifest = read_manifest(folder)
-        found = SweepFolder(folder, manifest).table
-        if found is None:
+        sweep = SweepFolder(folder, read_manifest(folder))
+        if sweep.table is None:
             raise ValueError("the sweep is not finished: it has no table yet")
-        self.path = found
-        self.description: dict[str, Any] = manifest["sweep"]
+        self.path = sweep.table
+        self.description: dict[str, Any] = sweep.manifest["sweep"]
         self.grid: Grid = described_grid(self.description)
-        self.value = value_name(self.description)
+        self.value = sweep.columns[0]
 
     def answers(self, index: np.ndarray) -> np.ndarray:
         """Returns the answers of settings, in the shape of ``index``."""
@@ -60,40 +55,32 @@ class SweepTable:
     def held(
         self, drawn: Sequence[str], fix: Mapping[str, str]
     ) -> tuple[dict[int, int], dict[str, Any]]:
-        """Returns where the axes that are not drawn are held.
+        """Returns where the axes that are not drawn are held, by ``fix`` or by default.
 
-        Args:
-          drawn: fields that the picture shows.
-          fix: values of other fields, as text.
-
-        Returns:
-          For each dimension that is not drawn its place, and for each field there its
-          value. Numbers not fixed are at their middle, words at their first.
-
-        Raises:
-          ValueError: an unknown field, one that is drawn, or a value that it has not.
+        For each such dimension the index along it, and for each field there its value:
+        of numbers the middle one, of words the first.
         """
-        places: dict[int, int] = {}
+        held: dict[int, int] = {}
         moving = {self.grid.dimension_of(field) for field in drawn}
         for field, text in fix.items():
             self.check_field("--fix", field)
             dimension = self.grid.dimension_of(field)
             if dimension in moving:
                 raise ValueError(f"--fix: {field!r} is drawn, so it is not fixed")
-            place = place_of("--fix", field, self.grid.points(field), text)
-            if places.setdefault(dimension, place) != place:
+            index = index_of("--fix", field, self.grid.points(field), text)
+            if held.setdefault(dimension, index) != index:
                 raise ValueError(f"--fix: {field!r} moves with a field fixed elsewhere")
         for dimension, fields in enumerate(self.grid.dimensions):
-            if dimension in moving or dimension in places:
+            if dimension in moving or dimension in held:
                 continue
             points = self.grid.points(fields[0])
-            places[dimension] = 0 if points.dtype.kind == "U" else points.size // 2
+            held[dimension] = 0 if points.dtype.kind == "U" else points.size // 2
         values = {
-            field: self.grid.points(field)[place]
-            for dimension, place in sorted(places.items())
+            field: self.grid.points(field)[index]
+            for dimension, index in sorted(held.items())
             for field in self.grid.dimensions[dimension]
         }
-        return places, values
+        return held, values
 
     def check_field(self, option: str, field: str) -> None:
         """Refuses what is no axis, with the nearest name."""
@@ -123,11 +110,7 @@ class SweepTable:
 def with_quantity(
     table: SweepTable, value: str | None, fix: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns ``fix`` with the quantity that is to be drawn.
-
-    Raises:
-      ValueError: a quantity that was not asked for.
-    """
+    """Returns ``fix`` with the quantity that is to be drawn."""
     if value is None:
         return dict(fix)
     if QUANTITY in table.grid.names:
@@ -138,22 +121,16 @@ def with_quantity(
     return dict(fix)
 
 
-def spread_out(size: int, most: int) -> np.ndarray:
-    """Returns at most so many places, evenly over ``size``, both ends included."""
+def evenly_spaced(size: int, most: int) -> np.ndarray:
+    """Returns at most ``most`` indices, evenly over ``size``, both ends included."""
     return np.unique(np.rint(np.linspace(0, size - 1, min(size, most))).astype(int))
 
 
-def place_of(option: str, field: str, points: np.ndarray, text: str) -> int:
-    """Returns where some values have the one written as ``text``.
+def index_of(option: str, field: str, points: np.ndarray, text: str) -> int:
+    """Returns the index of the value written as ``text`` among the points of a field.
 
-    Args:
-      option: that gives it, for errors.
-      field: whose values they are, likewise.
-      points: (K,) numbers or words.
-      text: a word, or a number as precise as a person reads it from a table.
-
-    Raises:
-      ValueError: they do not have it; numbers that are close are named.
+    A number need be no more precise than a person reads it from a table. The option
+    that gives it is for errors, which name the numbers that are closest.
     """
     if points.dtype.kind == "U":
         _validation.choice(f"{option} {field}", text, points.tolist())

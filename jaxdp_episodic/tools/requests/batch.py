@@ -28,11 +28,12 @@ from jaxdp_episodic.tools.requests.request import (
 
 POPULATION = "population"
 EPISODES = ("step", "sampling", "num_episodes")
-_ID, _VERSION, _METHOD = "id", "version", "method"
+_ID = "id"
+_VERSION = "version"
 # What a row may cause; anything else is a defect of the library and is not hidden.
 _ROW_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, OSError)
-_MAX_DEPTH = 32
-_MAX_INTEGER = 2**63 - 1
+_MAX_DEPTH = 32  # levels of a row; the deepest field of a request is at level 8
+_MAX_INTEGER = 2**63 - 1  # NumPy's largest
 
 KeyPath = tuple[str, ...]
 
@@ -137,7 +138,7 @@ def _sort_in(
     key = (tuple(paths), tuple((path, _key(leaf)) for path, leaf in fixed))
     group = groups.get(key)
     if group is None:
-        template = {(_VERSION,): 1, (_METHOD,): method, **dict(fixed)}
+        template = {(_VERSION,): 1, ("method",): method, **dict(fixed)}
         tree = None
         if (POPULATION,) in template:
             tree = request_file.read_population(template.pop((POPULATION,)), base)
@@ -173,8 +174,8 @@ def _flatten(path: KeyPath, value: Any, leaves: list[tuple[KeyPath, Any]]) -> No
     elif isinstance(value, list | tuple) and (
         path == ("step", "counts") or any(isinstance(item, Mapping) for item in value)
     ):
-        for place, item in enumerate(value):
-            _flatten((*path, str(place)), item, leaves)
+        for index, item in enumerate(value):
+            _flatten((*path, str(index)), item, leaves)
     else:
         raise TypeError(
             f"{_named(path)} must be a number or a string (a row is one setting), got "
@@ -196,15 +197,15 @@ def _answer_group(group: _Group, answers: list[Answer]) -> None:
             dominating_pair(one)
 
     def fail(row: int, error: Exception) -> None:
-        place = group.rows[row]
-        answers[place] = _failure(answers[place], error)
+        index = group.rows[row]
+        answers[index] = _failure(answers[index], error)
 
     def fill(part: np.ndarray) -> None:
         request = _request(group, columns[part])
         values = np.broadcast_to(np.asarray(request.answer(), np.float64), part.shape)
         for row, value in zip(part.tolist(), values.tolist(), strict=True):
-            place = group.rows[row]
-            answers[place] = answers[place]._replace(
+            index = group.rows[row]
+            answers[index] = answers[index]._replace(
                 quantity=request.quantity, value=value, method=request.method
             )
 
@@ -260,7 +261,7 @@ def _request(group: _Group, columns: np.ndarray) -> Request:
 def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
     """Returns the table in which values lie where their paths say.
 
-    A table with a key "0", and no keys but whole numbers, is a list; places of it that
+    A table with a key "0", and no keys but whole numbers, is a list; items of it that
     are left out are None, and refused where something is expected.
 
     Args:
@@ -280,7 +281,7 @@ def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
         if len(below) == len(whole) == 1:
             table[key] = whole[0]
             continue
-        # Columns may lie in a table that another one holds.
+        # A column may be a table, to which the others add keys.
         if not all(isinstance(leaf, Mapping) for leaf in whole):
             raise ValueError(f"{_named(here)!r} is both a value and a table")
         parts = [((name,), value) for leaf in whole for name, value in leaf.items()]
@@ -288,7 +289,7 @@ def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
     if "0" in table and all(key.isdecimal() for key in table):
         last = max(map(int, table))
         if last < 2 * len(table):  # else one name would make a list of any length
-            return [table.get(str(place)) for place in range(last + 1)]
+            return [table.get(str(index)) for index in range(last + 1)]
     return table
 
 

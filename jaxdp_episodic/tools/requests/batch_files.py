@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
-from jaxdp_episodic.files.columns import column_places
-from jaxdp_episodic.files.csv_file import csv_lines
+from jaxdp_episodic.files.csv_file import column_places, csv_lines
 from jaxdp_episodic.files.json_file import json_lines, parse_json
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.files.table_file import check_suffix, writing
 from jaxdp_episodic.tools.requests.batch import Answer, KeyPath, answer_requests, nested
 
-_ROWS_AT_ONCE = 20_000
-# Of text; what Python makes of it takes up to twenty times as much.
-_BYTES_AT_ONCE = 2**25
-_COLUMNS = ("row", *Answer._fields)
-_TYPES = ("int64", "string", "string", "float64", "string", "string")
-_DEEPEST = 32  # of dotted names
+_ROWS_AT_ONCE = 20_000  # answered by one call
+_BYTES_AT_ONCE = 2**25  # of text, of which Python makes up to twenty times as much
+_TYPES = ("string", "string", "float64", "string", "string")
+_COLUMNS = {"row": "int64"} | dict(zip(Answer._fields, _TYPES, strict=True))
+_MAX_PARTS = 32  # of a dotted name; the deepest field of a request has 8
 # Never numbers, whatever they look like.
 _TEXTS = frozenset(
     "type name id method calibrate level clip_unit privacy_unit neighboring_relation "
@@ -61,9 +59,8 @@ def answer_file(
     The kinds of file are told by their suffixes, ``.jsonl``, ``.csv`` and ``.parquet``
     (pyarrow, of the extra ``[sweep]``), and may differ. JSON lines hold the nested keys
     of a request file; columns of the others have dotted names, ``step.sampling.type``,
-    places of a list among the parts, ``step.sampling.levels.0.name``. Cells that are
+    indices of a list among the parts, ``step.sampling.levels.0.name``. Cells that are
     empty or null are left out; those of CSV that begin with ``[`` or ``{`` are JSON.
-    In Parquet nested columns will do too.
 
     An answer is a row with ``row`` (from 1, the line for JSON lines), ``id``,
     ``quantity``, ``value``, ``method`` and ``error``, of which either the last or the
@@ -73,7 +70,7 @@ def answer_file(
       source: the requests.
       out: the answers; replaced when all of them are there, else left as it was.
       method: of rows that do not name one.
-      on_rows: called with the number of rows answered so far.
+      on_rows: called with the number of rows that are answered.
 
     Raises:
       OSError: a file that cannot be read or written.
@@ -85,15 +82,14 @@ def answer_file(
     if out.exists() and source.exists() and out.samefile(source):
         raise ValueError(f"out must be another file than the requests, got {out}")
     number, failed, first = 0, 0, None
-    with writing(out, dict(zip(_COLUMNS, _TYPES, strict=True))) as write:
+    with writing(out, _COLUMNS) as write:
         for block in _blocks(rows):
             tables = [row for _, row, _ in block]
             answers = answer_requests(tables, method=method, base=source.parent)
-            placed = [
-                (place, a) for (place, _, _), a in zip(block, answers, strict=True)
-            ]
-            write([{"row": place, **answer._asdict()} for place, answer in placed])
-            errors = [f"row {place}: {a.error}" for place, a in placed if a.error]
+            numbers = [number for number, _, _ in block]
+            numbered = list(zip(numbers, answers, strict=True))
+            write([{"row": n, **answer._asdict()} for n, answer in numbered])
+            errors = [f"row {n}: {a.error}" for n, a in numbered if a.error]
             number += len(block)
             failed += len(errors)
             first = first or next(iter(errors), None)
@@ -103,13 +99,7 @@ def answer_file(
 
 
 def read_rows(path: Path) -> Iterator[Numbered]:
-    """Returns the rows of a file of requests, one after another.
-
-    Raises:
-      ValueError: a suffix that is none of the three; while they are read, a table
-        without columns or with two of one name.
-      OSError: while they are read, a file that cannot be.
-    """
+    """Returns the rows of a file of requests, one after another."""
     check_suffix(path)
     readers = {".jsonl": json_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
     return readers[path.suffix](path)
@@ -145,8 +135,8 @@ def _csv_rows(path: Path) -> Iterator[Numbered]:
         row: Mapping[str, Any] | Exception
         try:
             values = [
-                (place, _cell(place[-1], cell))
-                for place, cell in zip(paths, cells, strict=True)
+                (path_, _cell(path_[-1], cell))
+                for path_, cell in zip(paths, cells, strict=True)
                 if cell
             ]
             row = nested(values)
@@ -180,8 +170,8 @@ def _paths(names: list[str]) -> list[KeyPath]:
         raise ValueError("no columns")
     column_places(names, ())
     for name in names:
-        if name.count(".") >= _DEEPEST:
-            raise ValueError(f"column {name[:60]!r} has more than {_DEEPEST} parts")
+        if name.count(".") >= _MAX_PARTS:
+            raise ValueError(f"column {name[:60]!r} has more than {_MAX_PARTS} parts")
     return [tuple(name.split(".")) for name in names]
 
 

@@ -13,8 +13,8 @@ from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.files.table_file import writing
 from jaxdp_episodic.trainer.data.table import unit_labels
 
-_ROWS_AT_ONCE = 20_000
-_MOST_UNITS = 10**8
+_ROWS_AT_ONCE = 20_000  # made into Python's objects and written
+_MAX_UNITS = 10**8  # rows of a table: a file of a few GB
 
 
 class UnitBudgets(NamedTuple):
@@ -22,7 +22,7 @@ class UnitBudgets(NamedTuple):
 
     Attributes:
       units: level name to (U,) ids of the units on the way to each protected unit, the
-        levels top to bottom; the place in its level where a level has no ids.
+        levels top to bottom; the index in its level where a level has no ids.
       epsilon: (U,) nats, *upper bounds*.
       rate_rounding: rates were rounded up by at most this share; 0 if not at all.
     """
@@ -49,18 +49,13 @@ def unit_budgets(
       delta: in (0, 1), one number.
       num_steps: whole number >= 0; None for a composed run.
       method: as of `privacy_report`.
-
-    Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, or a step without a `Population`, or
-        with one of more than 10^8 protected units.
     """
     steps = gaussian_parts(step, "epsilon_per_unit")
     # An untrusted file may name 2**53 units in one number.
     number = max(one.num_protected_units or 0 for one in steps)
-    if number > _MOST_UNITS:
+    if number > _MAX_UNITS:
         raise ValueError(
-            f"population must have at most {_MOST_UNITS:,} protected units to list "
+            f"population must have at most {_MAX_UNITS:,} protected units to list "
             f"them, has {number:,}"
         )
     report = privacy_report(
@@ -80,13 +75,7 @@ def unit_budgets(
 
 
 def write_unit_budgets(path: Path, budgets: UnitBudgets) -> None:
-    """Writes the table as ``.jsonl``, ``.csv`` or ``.parquet``; whole or not at all.
-
-    Raises:
-      OSError: a file that cannot be written.
-      ValueError: another suffix, or a level named "epsilon".
-      ImportError: Parquet without pyarrow.
-    """
+    """Writes the table as ``.jsonl``, ``.csv`` or ``.parquet``; whole or not at all."""
     if "epsilon" in budgets.units:
         raise ValueError("a level named 'epsilon' has no place beside the column")
     types = {

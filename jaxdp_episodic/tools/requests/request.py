@@ -28,12 +28,34 @@ from jaxdp_episodic.accountant.questions.calibration import (
     calibrate_rate,
 )
 
-NOISE, NUM_STEPS, RATE = _SOUGHT = ("noise_multiplier", "num_steps", "rate")
+NOISE = "noise_multiplier"
+NUM_STEPS = "num_steps"
+RATE = "rate"
+_SOUGHT = (NOISE, NUM_STEPS, RATE)
 _WHOLE = functools.partial(_validation.integer_array, minimum=0)
 
 
+class _Request(Spec):
+    """What both kinds of request have."""
+
+    step: Any
+
+    @property
+    def _step_shape(self) -> tuple[int, ...]:
+        return self.step.shape
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of the numeric fields that matter: that of the answer."""
+        fields = {n: getattr(self, n) for n in ("num_steps", "delta", "epsilon")}
+        return _validation.broadcast_shape(
+            step=np.empty(self._step_shape, np.uint8),
+            **{name: value for name, value in fields.items() if value is not None},
+        )
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EpsilonRequest(Spec):
+class EpsilonRequest(_Request):
     """What does a run cost: epsilon at a delta, or delta at an epsilon?
 
     As every spec it has a dictionary form, which is what a request file holds:
@@ -46,10 +68,6 @@ class EpsilonRequest(Spec):
       delta: in (0, 1), to get epsilon.
       epsilon: >= 0 and finite, to get delta. Exactly one of the two is given.
       method: how the answer is computed; see `jaxdp_episodic.epsilon`.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, or both or neither of delta and epsilon.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -86,14 +104,15 @@ class EpsilonRequest(Spec):
         _ = self.shape  # refuses fields that do not broadcast
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields: that of the answer."""
-        return _shape(self)
-
-    @property
     def quantity(self) -> str:
         """What is asked for: "epsilon" or "delta"."""
         return "epsilon" if self.epsilon is None else "delta"
+
+    @property
+    def nature(self) -> str:
+        """On which side of the truth the answer is, in words."""
+        natures = {"exact": "exact, rounded up", "pld": "certified upper bound"}
+        return natures.get(self.method, "upper bound")
 
     def answer(self) -> np.ndarray | np.float64:
         """Returns the epsilon or delta asked for, of the request's shape.
@@ -120,7 +139,7 @@ class EpsilonRequest(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CalibrationRequest(Spec):
+class CalibrationRequest(_Request):
     """Which noise, number of steps or rate keeps a run within a target epsilon?
 
     What is sought need not be given: ``num_steps`` must then be left out, and the
@@ -136,11 +155,6 @@ class CalibrationRequest(Spec):
       num_steps: whole number >= 0; None where it is sought.
       level: the level whose rate is sought; None elsewhere.
       method: how epsilon is computed; see `jaxdp_episodic.epsilon`.
-
-    Raises:
-      TypeError: a field of the wrong type.
-      ValueError: a value out of range, an unknown level, a field that is missing or
-        superfluous for what is sought.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"step": (GaussianStep,)}
@@ -177,14 +191,22 @@ class CalibrationRequest(Spec):
         return super().from_dict(mapping, where=where)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the numeric fields that matter: that of the answer."""
-        return _shape(self)
+    def _step_shape(self) -> tuple[int, ...]:
+        # The noise of the step is replaced where it is sought.
+        sought = self.calibrate == NOISE
+        return self.step.design.shape if sought else self.step.shape
 
     @property
     def quantity(self) -> str:
         """What is sought: "noise_multiplier", "num_steps" or "rate"."""
         return self.calibrate
+
+    @property
+    def nature(self) -> str:
+        """What the answer is among all values that would do, in words."""
+        if self.quantity == NOISE:
+            return "smallest that meets the target"
+        return "largest within the target"
 
     def answer(self) -> np.ndarray | np.float64 | np.int64:
         """Returns what was sought, of the request's shape.
@@ -229,20 +251,6 @@ def caveats_on(request: Request) -> list[str]:
             if np.any(clipped)
         ]
     return list(dict.fromkeys(caveats))
-
-
-def _shape(request: Request) -> tuple[int, ...]:
-    """Broadcast shape of a request's step and targets."""
-    shape = request.step.shape
-    if isinstance(request, CalibrationRequest) and request.calibrate == NOISE:
-        shape = request.step.design.shape  # the noise there is replaced
-    fields = {
-        name: getattr(request, name) for name in ("num_steps", "delta", "epsilon")
-    }
-    return _validation.broadcast_shape(
-        step=np.empty(shape, np.uint8),
-        **{name: value for name, value in fields.items() if value is not None},
-    )
 
 
 def _check_given(

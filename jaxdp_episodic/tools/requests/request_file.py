@@ -22,8 +22,7 @@ from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.trainer.data.table import check_text_size
 
-# Of a table of records; of npz uncompressed.
-_MAX_BYTES = 2**30
+_MAX_BYTES = 2**30  # of a table of records; of npz uncompressed
 _RELEASE_NAMES = tuple(kind.__name__ for kind in RELEASES)
 _POPULATION_KEYS = ("sizes", "file", "levels", "row_level")
 
@@ -131,26 +130,17 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     """The named columns of a table of records."""
-    readers = {".csv": _csv_columns, ".npz": _npz_columns}
-    if path.suffix not in readers:
-        raise ValueError(
-            f"population.file must end in {' or '.join(readers)}, got {path.name!r}"
-        )
     try:
-        return readers[path.suffix](path, names)
+        if path.suffix == ".npz":
+            return read_arrays(path, max_bytes=_MAX_BYTES, names=names)
+        if path.suffix == ".csv":
+            columns = read_csv_columns(path, names, max_bytes=_MAX_BYTES)
+            for name, column in columns.items():
+                check_text_size(name, column)
+            return {name: np.array(cells, str) for name, cells in columns.items()}
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
-
-
-def _csv_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    columns = read_csv_columns(path, names, max_bytes=_MAX_BYTES)
-    for name, column in columns.items():
-        check_text_size(name, column)
-    return {name: np.array(column, dtype=str) for name, column in columns.items()}
-
-
-def _npz_columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    return read_arrays(path, max_bytes=_MAX_BYTES, names=names)
+    raise ValueError(f"population.file must end in .csv or .npz, got {path.name!r}")
 
 
 def _names(where: str, value: Any) -> list[str]:

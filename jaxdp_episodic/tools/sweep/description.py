@@ -28,7 +28,7 @@ from jaxdp_episodic.tools.requests.request_file import read_request
 from jaxdp_episodic.tools.sweep import fields
 from jaxdp_episodic.tools.sweep.grid import AXIS_WAYS, METHOD, QUANTITY, Axis, Grid
 
-# What may be asked for, and which fields of the request each answer needs.
+# What may be asked for, and the fields of the request that each answer needs.
 _NEEDS = {
     "epsilon": ("num_steps", "delta"),
     "delta": ("num_steps", "epsilon"),
@@ -38,11 +38,10 @@ _NEEDS = {
 QUANTITIES = tuple(_NEEDS)
 _TARGETS = ("num_steps", "delta", "epsilon")
 _NOISE = "noise_multiplier"
-# Settings a chunk for (calibrations, answers), a few seconds' work on two cores.
+# Settings a chunk of calibrations, and of answers: a few seconds' work on two cores.
 _CHUNKS = {"rdp": (4096, 16384), "exact": (128, 1024), "pld": (32, 256)}
-# Of one path of one setting, with all that is made of it on the way.
+# Bytes of one path of one setting, with all that the kernels make of it: an estimate.
 _BYTES_A_ROW = 2048
-_DEFAULT_METHOD = EpsilonRequest.method
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,12 +63,6 @@ class Sweep(Spec):
       epsilon: >= 0 and finite.
       method: see `jaxdp_episodic.epsilon`; None: the library's default.
       memory_mib: of the arrays of one chunk, at most. It sets the size of chunks.
-
-    Raises:
-      TypeError: something of the wrong type.
-      ValueError: an unknown field or one that nothing asks for, a value out of range;
-        the axis is named.
-      NotImplementedError: a combination that no theorem covers.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -88,10 +81,8 @@ class Sweep(Spec):
 
     def __post_init__(self) -> None:
         if self.method is None:
-            object.__setattr__(self, METHOD, _DEFAULT_METHOD)
-        memory = _validation.integer_array("memory_mib", self.memory_mib, minimum=1)
-        if memory.ndim:
-            raise ValueError(f"memory_mib must be a number, got {self.memory_mib!r}")
+            object.__setattr__(self, METHOD, EpsilonRequest.method)
+        _validation.whole_number("memory_mib", self.memory_mib)
         if self.step.shape:
             raise ValueError(
                 "the numbers of the step must not be lists, as axes say what varies; "
@@ -112,7 +103,7 @@ class Sweep(Spec):
 
         The axes' types may be left out, and fields of the step that axes give.
         """
-        # Here already: what fills in names below follows the nesting.
+        # Before names are filled in below, which recurses as deep as the nesting.
         refuse_hostile(where or cls.__name__, mapping)
         if isinstance(mapping, Mapping):
             mapping = dict(mapping)
@@ -218,14 +209,14 @@ class Sweep(Spec):
         """Refuses axes of fields that there are not, or that nothing needs."""
         if not self.axes:
             raise ValueError("axes must be at least one table ([[axes]]), got none")
-        for place, axis in enumerate(self.axes):
-            _check_field(place, axis.field, self.paths)
+        for index, axis in enumerate(self.axes):
+            _check_field(index, axis.field, self.paths)
             for quantity in self.quantities:
                 targets = _NEEDS[quantity]
                 unused = axis.field in _TARGETS and axis.field not in targets
                 if unused or axis.field.rpartition(".")[2] == _NOISE == quantity:
                     raise ValueError(
-                        f"axes[{place}]: {axis.field!r} cannot be an axis with "
+                        f"axes[{index}]: {axis.field!r} cannot be an axis with "
                         f"quantity={quantity!r}, which does not depend on it"
                     )
         for name in _TARGETS:
@@ -294,12 +285,7 @@ def read_sweep(path: str | Path) -> Sweep:
 
 
 def described_grid(description: Mapping[str, Any]) -> Grid:
-    """Returns the grid of a `Sweep.description`, which may come from an untrusted file.
-
-    Raises:
-      TypeError: something of the wrong type.
-      ValueError: no description, or one that is out of range.
-    """
+    """Returns the grid of a `Sweep.description`, which anybody may have written."""
     axes = description.get("axes")
     if not isinstance(axes, list):
         raise TypeError(f"axes must be a list, got {_validation.shown(axes)}")
@@ -323,24 +309,24 @@ def description_hash(description: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _check_field(place: int, field: str, paths: Mapping[str, Any]) -> None:
+def _check_field(index: int, field: str, paths: Mapping[str, Any]) -> None:
     """Refuses the field of an axis that there is not, and names the nearest."""
     known = (*paths, *_TARGETS, METHOD, QUANTITY)
     if field not in known:
         hint = _validation.nearest(field, known) or f"; the fields are {known}"
-        raise ValueError(f"axes[{place}]: unknown field {field!r}{hint}")
+        raise ValueError(f"axes[{index}]: unknown field {field!r}{hint}")
 
 
 def _check_known(mapping: Mapping[str, Any]) -> None:
     """The same for a dictionary of which no sweep could be made."""
     paths = fields.numeric_fields(mapping.get("step"))
-    for place, axis in enumerate(mapping.get("axes", ()) if paths else ()):
+    for index, axis in enumerate(mapping.get("axes", ()) if paths else ()):
         if isinstance(axis, Mapping) and isinstance(axis.get("field"), str):
-            _check_field(place, axis["field"], paths)
+            _check_field(index, axis["field"], paths)
 
 
 def _with_names(axes: list[Any] | tuple[Any, ...], step: Any) -> list[Any]:
-    """The axes with their type, and fields given as places in the file by name."""
+    """The axes with their type, and fields given as paths in the file by name."""
     names = {}
     for table in (step, fields.wrapped(step)):
         found = fields.numeric_fields(table)
@@ -360,10 +346,10 @@ def _with_names(axes: list[Any] | tuple[Any, ...], step: Any) -> list[Any]:
 def _with_first_values(mapping: Mapping[str, Any]) -> Any:
     """The step's table, where fields left out have the first value of their axis."""
     step = fields.wrapped(mapping.get("step"))
-    places = fields.numeric_fields(step)
+    paths = fields.numeric_fields(step)
     axes = mapping.get("axes")
     for axis in axes if isinstance(axes, list | tuple) else ():
-        if not isinstance(axis, Mapping) or axis.get("field") not in places:
+        if not isinstance(axis, Mapping) or axis.get("field") not in paths:
             continue
         check = fields.check_of(axis["field"])
         if check is None:
@@ -373,10 +359,10 @@ def _with_first_values(mapping: Mapping[str, Any]) -> Any:
             name = axis["field"]
             numbers = given if "values" in axis else given[:2]
             check(f"axis {name!r}", list(numbers))
-            step = fields.filled(step, places[name], given[0])
+            step = fields.filled(step, paths[name], given[0])
     sought = mapping.get(QUANTITY) == _NOISE
-    if sought and _NOISE in places:
-        step = fields.filled(step, places[_NOISE], 1.0)
+    if sought and _NOISE in paths:
+        step = fields.filled(step, paths[_NOISE], 1.0)
     return step
 
 

@@ -11,6 +11,7 @@ no other with it. Closing the iterator stops the engine.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import queue
 import threading
@@ -30,9 +31,8 @@ from jaxdp_episodic.tools.sweep.description import Sweep
 from jaxdp_episodic.tools.sweep.folder import INFO, chunk_range, have_info
 from jaxdp_episodic.tools.sweep.grid import METHOD, QUANTITY
 
-# While one chunk's answers are put together, the device works on the next.
-_CHUNKS_A_DEVICE = 2
-# The same words for every chunk, so that they are said once.
+_CHUNKS_A_DEVICE = 2  # while one's answers are put together it works on the next
+# The same words for every chunk, so that they are printed once.
 _CERTIFIED = (
     "some answers could not be computed exactly and are certified upper bounds: those "
     "with is_certified_bound in the table"
@@ -192,23 +192,14 @@ class RayEngine:
         _validation.integer_array("max_retries", self.max_retries, minimum=0)
 
     def __call__(self, sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
-        """Yields one result a chunk.
-
-        Raises:
-          ImportError: Ray, of the extra ``[ray]``, is not installed.
-          ConnectionError: there is no cluster at the address.
-        """
+        """Yields one result a chunk."""
         ray = _ray()
         started = not ray.is_initialized()
         if started:
             local = {"include_dashboard": False} if self.address == "local" else {}
             try:
-                ray.init(
-                    address=self.address,
-                    log_to_driver=False,
-                    logging_level="error",
-                    **local,
-                )
+                quiet = {"log_to_driver": False, "logging_level": "error"}
+                ray.init(address=self.address, **quiet, **local)
             except (ConnectionError, ValueError):
                 raise
             # Ray has no type of its own for a node that does not come up.
@@ -225,30 +216,24 @@ class RayEngine:
         self, ray: Any, sweep: Sweep, numbers: Sequence[int]
     ) -> Iterator[ChunkResult]:
         """Keeps a few tasks for every slot of the cluster in flight."""
-        task = ray.remote(
-            num_cpus=self.num_cpus,
-            num_gpus=self.num_gpus,
-            max_retries=self.max_retries,
-        )(attempt)
+        asked = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
+        task = ray.remote(**asked, max_retries=self.max_retries)(attempt)
         shared = ray.put(sweep)
         window = 2 * max(2, int(ray.cluster_resources().get("CPU", 1)))
         waiting = iter(numbers)
         flying: dict[Any, int] = {}
         while True:
-            for number in waiting:
+            for number in itertools.islice(waiting, window - len(flying)):
                 flying[task.remote(shared, number)] = number
-                if len(flying) >= window:
-                    break
             if not flying:
                 return
-            done, _ = ray.wait(list(flying), num_returns=1)
-            for reference in done:
-                number = flying.pop(reference)
-                try:
-                    yield ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    reason = " ".join(str(error).split())
-                    yield ChunkResult(number, None, [], reason)
+            (reference,), _ = ray.wait(list(flying), num_returns=1)
+            number = flying.pop(reference)
+            try:
+                yield ray.get(reference)
+            except ray.exceptions.RayError as error:
+                reason = " ".join(str(error).split())
+                yield ChunkResult(number, None, [], reason)
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from jaxdp_episodic.accountant.describe.schemes import MultistageSampling, Schem
 from jaxdp_episodic.accountant.describe.spec import Check, Spec
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 
-# Where a field is: keys of tables and places in lists, from the step down.
 Path = tuple[str | int, ...]
+"""Where a field is: keys of tables and indices of lists, from the step down."""
 
 
 def _specs(spec: type[Spec]) -> Iterator[type[Spec]]:
@@ -33,9 +33,9 @@ _CHECKS = {name: check for spec in _NUMERIC.values() for name, check in spec.ite
 def is_whole(field: str) -> bool:
     """True if a field takes whole numbers only."""
     name = field.rpartition(".")[2]
-    check = getattr(_CHECKS.get(name), "func", None)
-    is_number_of_steps = name == "num_steps" or name.startswith("counts[")
-    return is_number_of_steps or check is _validation.integer_array
+    if name == "num_steps" or name.startswith("counts["):
+        return True
+    return getattr(_CHECKS.get(name), "func", None) is _validation.integer_array
 
 
 def check_of(field: str) -> Check | None:
@@ -54,7 +54,7 @@ _PARTS = ("sampling", "levels", "episodes", "classes", "examples", "steps")
 def wrapped(step: Any) -> Any:
     """Returns a step's table with every single scheme made a list of one level.
 
-    So that places in the table are places in the step that is made of it.
+    A path in the table is then the path of the same field in the step made of it.
     """
     if not isinstance(step, Mapping):
         return step
@@ -65,10 +65,8 @@ def wrapped(step: Any) -> Any:
     if isinstance(drawn, Mapping):
         table["sampling"] = wrapped(drawn)
         if drawn.get("type") in _SCHEMES:
-            table["sampling"] = {
-                "type": MultistageSampling.__name__,
-                "levels": [drawn],
-            }
+            name = MultistageSampling.__name__
+            table["sampling"] = {"type": name, "levels": [drawn]}
     return table
 
 
@@ -84,12 +82,12 @@ def _found(node: Any, path: Path, prefix: str) -> Iterator[tuple[str, Path]]:
     if not isinstance(node, Mapping):
         return
     kind, name = node.get("type"), node.get("name")
-    place = f"{prefix}{name}." if isinstance(name, str) else prefix
+    named = f"{prefix}{name}." if isinstance(name, str) else prefix
     if kind == ComposedSteps.__name__ and isinstance(node.get("counts"), list):
         for i in range(len(node["counts"])):
             yield f"counts[{i}]", (*path, "counts", i)
     for field in _NUMERIC.get(str(kind), ()):
-        yield place + field, (*path, field)
+        yield named + field, (*path, field)
     for part in _PARTS:
         value = node.get(part)
         if isinstance(value, list):

@@ -29,21 +29,25 @@ from jaxdp_episodic.tools.sweep.description import (
 )
 from jaxdp_episodic.tools.sweep.grid import METHOD, QUANTITY
 
-MANIFEST, SHARDS = "manifest.json", "shards"
-TABLES = ("table.parquet", "table.npz")
-# The answers' column where several quantities are asked for.
+MANIFEST = "manifest.json"
+SHARDS = "shards"
+PARQUET = "table.parquet"
+NPZ = "table.npz"
 VALUE = "value"
-# How well an epsilon or a delta is known, where that is more than "a bound": the fields
-# of `PrivacyInfo`. Calibrated values have no error of their own (NaN).
+"""The answers' column where several quantities are asked for."""
+
 INFO = ("error", "is_certified_bound")
-_VERSION = 1
+"""Columns where an answer is known to be more than a bound: fields of `PrivacyInfo`.
+
+Calibrated values have no error of their own (NaN)."""
+
+_VERSION = 1  # of the manifest
 # A shard: this, the sweep's hash and the chunk's number, the SHA-256 of the
 # answers, the answers as little-endian float64, row after row.
 _MAGIC = b"jaxdp-episodic sweep shard 1\n"
-_DIGEST = 32
-# Of a manifest: its axes may list ten million values each.
-_MOST_BYTES = 2**30
-_LARGEST_CHUNK = 2**30
+_DIGEST_BYTES = 32  # of SHA-256
+_MAX_MANIFEST_BYTES = 2**30  # its axes may list ten million values each
+_MAX_CHUNK = 2**30  # settings, far more than any sweep makes
 
 
 def answer_columns(description: Mapping[str, Any]) -> tuple[str, ...]:
@@ -91,12 +95,7 @@ class SweepFolder:
 
     @classmethod
     def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
-        """Returns the folder for a sweep, made if missing.
-
-        Raises:
-          ValueError: it belongs to another sweep, or to other versions.
-          OSError: it cannot be made or written, or is no folder.
-        """
+        """Returns the folder for a sweep, made if missing."""
         wanted = _manifest(sweep)
         file = path / MANIFEST
         if file.exists():
@@ -114,8 +113,8 @@ class SweepFolder:
     @property
     def table(self) -> Path | None:
         """The finished table, or None."""
-        found = [self.path / name for name in TABLES if (self.path / name).exists()]
-        return found[0] if found else None
+        tables = (self.path / name for name in (PARQUET, NPZ))
+        return next((path for path in tables if path.exists()), None)
 
     def shard(self, number: int) -> Path:
         """Returns the path of one chunk's shard."""
@@ -126,11 +125,7 @@ class SweepFolder:
         return chunk_range(number, self.size, self.chunk_size)
 
     def save(self, number: int, answers: np.ndarray) -> None:
-        """Saves the answers (n, k) of one chunk, all or nothing.
-
-        Raises:
-          OSError: the disk is full, or the folder cannot be written.
-        """
+        """Saves the answers (n, k) of one chunk, all or nothing."""
         payload = np.ascontiguousarray(answers, "<f8").tobytes()
         header = self._header(number) + hashlib.sha256(payload).digest()
         try:
@@ -142,24 +137,20 @@ class SweepFolder:
 
     def load(self, number: int) -> np.ndarray | None:
         """Returns the answers (n, k) of a chunk, or None if they are not whole."""
-        header = self._header(number)
+        header, shard = self._header(number), self.shard(number)
         start, stop = self.range_of(number)
         width = len(self.columns)
-        whole = len(header) + _DIGEST + 8 * width * (stop - start)
+        begin = len(header) + _DIGEST_BYTES
         try:
-            with self.shard(number).open("rb") as file:
-                # No more than is wanted, nor room for more than is there.
-                data = file.read(min(whole, os.fstat(file.fileno()).st_size) + 1)
+            if shard.stat().st_size != begin + 8 * width * (stop - start):
+                return None
+            data = shard.read_bytes()
         except FileNotFoundError:
             return None
-        digest = data[len(header) : len(header) + _DIGEST]
-        payload = data[len(header) + _DIGEST :]
-        good = (
-            data.startswith(header)
-            and len(payload) == 8 * width * (stop - start)
-            and hashlib.sha256(payload).digest() == digest
-        )
-        return np.frombuffer(payload, "<f8").reshape(-1, width) if good else None
+        payload = data[begin:]
+        if data[:begin] != header + hashlib.sha256(payload).digest():
+            return None
+        return np.frombuffer(payload, "<f8").reshape(-1, width)
 
     def missing(self, numbers: range) -> list[int]:
         """Returns which of some chunks are not there whole; the others are checked."""
@@ -181,7 +172,7 @@ class SweepFolder:
         for folder in (shards, self.path):
             for file in folder.iterdir() if folder.is_dir() else ():
                 is_shard = folder == shards and file.name.isdecimal()
-                if is_shard or _is_left_over(file.name):
+                if is_shard or TEMPORARY in file.name:
                     file.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             if not any(shards.iterdir()):
@@ -200,7 +191,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     try:
-        manifest = read_json(file, max_bytes=_MOST_BYTES)
+        manifest = read_json(file, max_bytes=_MAX_MANIFEST_BYTES)
         _check_manifest(manifest)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{file} is not the manifest of a sweep: {error}") from None
@@ -222,7 +213,7 @@ def _check_manifest(manifest: Any) -> None:
     if manifest.get("hash") != description_hash(identity):
         raise ValueError("its hash is not that of what it says: it was edited")
     chunk = manifest["chunk_size"]
-    if type(chunk) is not int or not 1 <= chunk <= _LARGEST_CHUNK:
+    if type(chunk) is not int or not 1 <= chunk <= _MAX_CHUNK:
         raise ValueError(f"chunk_size must be a whole number, got {chunk!r}")
     size = described_grid(manifest["sweep"]).size
     if manifest.get("num_settings") != size:
@@ -284,14 +275,9 @@ def _refuse_foreign(path: Path) -> None:
         return
     if not path.is_dir():
         raise NotADirectoryError(f"{path} is not a folder")
-    others = [f.name for f in path.iterdir() if not _is_left_over(f.name)]
+    others = [f.name for f in path.iterdir() if TEMPORARY not in f.name]
     if others:
         raise FileExistsError(
             f"{path} is not empty and holds no sweep; name another folder "
             f"(there is {others[0]!r})"
         )
-
-
-def _is_left_over(name: str) -> bool:
-    """True for what a killed writer left."""
-    return TEMPORARY in name

@@ -18,15 +18,15 @@ from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.tools.sweep.fields import is_whole
 
 AXIS_WAYS = ("values", "linspace", "geomspace")
-# Fields whose axis is a list of words.
-METHOD, QUANTITY = "method", "quantity"
+METHOD = "method"
+QUANTITY = "quantity"
 WORD_FIELDS = (METHOD, QUANTITY)
-# An index and the products that it is made of must be exact.
-MOST_SETTINGS = 2**53
-# The values of an axis are the only part of a grid that is in memory.
-_LONGEST_AXIS = 10_000_000
-_MOST_AXES = 12
-_LONGEST_WORD = 100
+"""Fields whose axis is a list of words."""
+
+_MAX_SETTINGS = 2**53  # an index and the products that it is made of are exact
+_MAX_VALUES = 10_000_000  # of an axis: these alone of a grid are in memory
+_MAX_AXES = 12  # whose corners, 2**12 at most, are all checked
+_MAX_LETTERS = 100  # of a word; the longest that means something has 16
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,10 +41,6 @@ class Axis(Spec):
         whole numbers both are rounded to the nearest, and what then comes twice is
         kept once.
       zip: axes of the same name here move together; None: a product with the others.
-
-    Raises:
-      TypeError: something of the wrong type.
-      ValueError: not exactly one way, no value, or ends that make no axis.
     """
 
     field: str
@@ -106,7 +102,7 @@ class Axis(Spec):
 
     def _check_whole(self, points: np.ndarray) -> None:
         """Refuses numbers that would not survive as integers."""
-        if np.any(np.abs(points.astype(float)) > MOST_SETTINGS):
+        if np.any(np.abs(points.astype(float)) > _MAX_SETTINGS):
             raise ValueError(f"axis {self.field!r} must hold numbers up to 2**53")
 
     def _checked_values(self) -> tuple[Any, ...]:
@@ -119,15 +115,15 @@ class Axis(Spec):
                 raise TypeError(
                     f"values must be words, got {_validation.shown(values)}"
                 )
-            if max(map(len, values)) > _LONGEST_WORD:
-                raise ValueError(f"values must have at most {_LONGEST_WORD} letters")
+            if max(map(len, values)) > _MAX_LETTERS:
+                raise ValueError(f"values must have at most {_MAX_LETTERS} letters")
             return tuple(values)
         array = _validation.real_array("values", values)
         if array.ndim != 1:
             raise ValueError(f"values must be a flat list, got shape {array.shape}")
-        if array.size > _LONGEST_AXIS:
+        if array.size > _MAX_VALUES:
             raise ValueError(
-                f"values must be at most {_LONGEST_AXIS:,}, got {array.size:,}"
+                f"values must be at most {_MAX_VALUES:,}, got {array.size:,}"
             )
         return tuple(np.asarray(values).tolist())
 
@@ -141,17 +137,13 @@ class Grid:
     Attributes:
       names: the fields, in the order of the axes.
       size: how many settings there are.
-
-    Raises:
-      ValueError: no axis or too many, a field twice, zipped axes of different length,
-        or more than 2**53 settings.
     """
 
     def __init__(self, axes: tuple[Axis, ...]) -> None:
         if not axes:
             raise ValueError("a sweep needs at least one axis, got none")
-        if len(axes) > _MOST_AXES:
-            raise ValueError(f"a sweep has at most {_MOST_AXES} axes, got {len(axes)}")
+        if len(axes) > _MAX_AXES:
+            raise ValueError(f"a sweep has at most {_MAX_AXES} axes, got {len(axes)}")
         self.axes = axes
         self.names = tuple(axis.field for axis in axes)
         for name in self.names:
@@ -166,7 +158,7 @@ class Grid:
         self.dimensions = tuple(tuple(fields) for fields in dimensions.values())
         self.shape = tuple(self._length(fields) for fields in self.dimensions)
         self.size = math.prod(self.shape)
-        if self.size > MOST_SETTINGS:
+        if self.size > _MAX_SETTINGS:
             raise ValueError(f"a sweep has at most 2**53 settings, got {self.size:,}")
 
     def points(self, field: str) -> np.ndarray:
@@ -186,25 +178,25 @@ class Grid:
         Returns:
           For each field, in the order of the axes, (n,).
         """
-        places = np.unravel_index(index, self.shape)
+        along = np.unravel_index(index, self.shape)
         return {
-            name: self._points[name][places[self.dimension_of(name)]]
+            name: self._points[name][along[self.dimension_of(name)]]
             for name in self.names
         }
 
-    def index(self, places: dict[int, Any]) -> np.ndarray:
-        """Returns the settings at places along the dimensions; these broadcast.
+    def index(self, along: dict[int, Any]) -> np.ndarray:
+        """Returns the settings at indices along the dimensions; these broadcast.
 
         Args:
-          places: for each dimension, whole numbers along it.
+          along: for each dimension, whole numbers.
         """
-        arrays = np.broadcast_arrays(*(places[i] for i in range(len(self.shape))))
+        arrays = np.broadcast_arrays(*(along[i] for i in range(len(self.shape))))
         return np.ravel_multi_index(arrays, self.shape)
 
     def corners(self) -> dict[str, np.ndarray]:
         """Returns the settings where every field is at its smallest or largest.
 
-        What fields demand of each other (at most so many ways as classes) is monotone
+        What fields demand of each other (at most as many ways as classes) is monotone
         in each, so it holds everywhere if it holds there. Of words all are taken.
         """
         ends = []
@@ -215,8 +207,8 @@ class Grid:
             else:
                 extremes = [(np.argmin(c), np.argmax(c)) for c in columns]
                 ends.append(np.unique(extremes))
-        places = np.meshgrid(*ends, indexing="ij")
-        return self.values(self.index(dict(enumerate(p.ravel() for p in places))))
+        corners = np.meshgrid(*ends, indexing="ij")
+        return self.values(self.index(dict(enumerate(c.ravel() for c in corners))))
 
     def _length(self, fields: list[str] | tuple[str, ...]) -> int:
         lengths = {name: self._points[name].size for name in fields}
@@ -238,8 +230,8 @@ def _checked_ends(name: str, ends: Any) -> tuple[float, float, int]:
             raise ValueError(f"{name} must be three finite numbers, got {ends!r}")
     if name == "geomspace" and not (first > 0 and last > 0):
         raise ValueError(f"the ends of geomspace must be > 0, got {ends!r}")
-    if number > _LONGEST_AXIS:
+    if number > _MAX_VALUES:
         raise ValueError(
-            f"{name}: how_many must be at most {_LONGEST_AXIS:,}, got {ends[2]:,}"
+            f"{name}: how_many must be at most {_MAX_VALUES:,}, got {ends[2]:,}"
         )
     return float(first), float(last), int(number)

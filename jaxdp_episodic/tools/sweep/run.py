@@ -16,9 +16,8 @@ from jaxdp_episodic.tools.sweep.engines import ChunkResult, Engine, on_devices
 from jaxdp_episodic.tools.sweep.folder import SweepFolder
 from jaxdp_episodic.tools.sweep.table import write_table
 
-# If so many chunks fail before one succeeds, so will the rest.
-_HOPELESS = 8
-_SHOWN = 6
+_MAX_FIRST_FAILURES = 8  # chunks that fail before one succeeds: so will the rest
+_MAX_RANGES = 6  # of chunks' numbers in a message
 
 
 class SweepError(ValueError):
@@ -74,10 +73,10 @@ def run_sweep(
     """
     first, step = _checked_part(part)
     folder = SweepFolder.opened(Path(path), sweep)
-    begun = time.monotonic()
+    size, begun = (folder.size, folder.num_chunks), time.monotonic()
     if folder.table is not None:
         folder.remove_shards()  # a kill may have come just before
-        return Outcome(folder.size, folder.num_chunks, 0, 0.0, folder.table, ())
+        return Outcome(*size, 0, 0.0, folder.table, ())
     numbers = range(first, folder.num_chunks, step)
     todo = folder.missing(numbers)
     evaluated, warned = 0, ()
@@ -88,19 +87,11 @@ def run_sweep(
     if part is None:
         table = write_table(folder)
         folder.remove_shards()
-    return Outcome(
-        folder.size, folder.num_chunks, evaluated, seconds, table, tuple(warned)
-    )
+    return Outcome(*size, evaluated, seconds, table, warned)
 
 
 def collect(sweep: Sweep, path: str | Path) -> Outcome:
-    """Makes the table of what a job array has evaluated.
-
-    Raises:
-      ValueError: a folder of another sweep; chunks that are missing, with their
-        numbers.
-      OSError: the disk is full, or the folder cannot be read or written.
-    """
+    """Makes the table of what a job array has evaluated."""
     folder = SweepFolder.opened(Path(path), sweep)
     if folder.table is None:
         missing = folder.missing(range(folder.num_chunks))
@@ -124,8 +115,10 @@ def _evaluate(
     console: Console | None,
 ) -> tuple[int, tuple[str, ...]]:
     """Evaluates and saves chunks; returns how many settings, and warnings."""
-    asked = {number: _num_settings(folder, number) for number in numbers}
-    total, left = sum(asked.values()), sum(asked[number] for number in todo)
+    total, left = (
+        sum(stop - start for start, stop in map(folder.range_of, some))
+        for some in (numbers, todo)
+    )
     failed: list[ChunkResult] = []
     evaluated, warned = 0, dict[str, None]()
     console = console or Console(quiet=True)
@@ -136,7 +129,7 @@ def _evaluate(
         for result in results:
             if result.answers is None:
                 failed.append(result)
-                if len(failed) >= _HOPELESS and not evaluated:
+                if len(failed) >= _MAX_FIRST_FAILURES and not evaluated:
                     break
                 continue
             folder.save(result.number, result.answers)
@@ -146,11 +139,6 @@ def _evaluate(
     if failed:
         raise SweepError(_failure(folder, failed, len(todo)))
     return evaluated, tuple(warned)
-
-
-def _num_settings(folder: SweepFolder, number: int) -> int:
-    start, stop = folder.range_of(number)
-    return stop - start
 
 
 def _failure(folder: SweepFolder, failed: list[ChunkResult], tried: int) -> str:
@@ -173,8 +161,8 @@ def _ranges(numbers: Sequence[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in ranges[:_SHOWN]]
-    return ", ".join(shown) + ", ..." * (len(ranges) > _SHOWN)
+    shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in ranges[:_MAX_RANGES]]
+    return ", ".join(shown) + ", ..." * (len(ranges) > _MAX_RANGES)
 
 
 def _checked_part(part: tuple[int, int] | None) -> tuple[int, int]:

@@ -11,7 +11,6 @@ import importlib.util
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,28 +19,16 @@ from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.files.optional import require_pyarrow
 from jaxdp_episodic.files.parquet_arrays import record_batches
 from jaxdp_episodic.tools.sweep.description import described_grid
-from jaxdp_episodic.tools.sweep.folder import TABLES, SweepFolder, answer_columns
+from jaxdp_episodic.tools.sweep.folder import NPZ, PARQUET, SweepFolder
 from jaxdp_episodic.tools.sweep.grid import WORD_FIELDS, Grid
 
-PARQUET, NPZ = TABLES
-# Of columns of numbers, and of words: NumPy's, or Arrow's as objects.
+# NumPy's kinds of columns of numbers, and of words: its own, or Arrow's as objects.
 _KINDS_OF = ("iufb", "UO")
-# Settings a block: what is in memory at a time, and a row group of the Parquet file.
-_BLOCK = 1 << 20
-
-
-def value_name(description: dict[str, Any]) -> str:
-    """Returns the name of the answers' column: the quantity, if there is just one."""
-    return answer_columns(description)[0]
+_BLOCK = 1 << 20  # settings in memory at a time, and a row group of the Parquet file
 
 
 def write_table(folder: SweepFolder) -> Path:
-    """Makes the table of all shards, which must be there; returns its path.
-
-    Raises:
-      ValueError: a shard that is missing or damaged.
-      OSError: the disk is full, or the folder cannot be written.
-    """
+    """Makes the table of all shards, which must be there; returns its path."""
     has_pyarrow = importlib.util.find_spec("pyarrow") is not None
     path = folder.path / (PARQUET if has_pyarrow else NPZ)
     try:

@@ -36,18 +36,15 @@ from jaxdp_episodic.trainer.run.report import (
     privacy_statement,
     released_facts,
 )
-from jaxdp_episodic.trainer.run.run_files import (
-    HELD_OUT,
-    PRIVATE,
-    read_log,
-)
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, read_log
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
-REPORT, PICTURE, RELEASE = "report.md", "report.png", "release"
-FEATURES = "features"
+REPORT = "report.md"
+PICTURE = "report.png"
+RELEASE = "release"
 _SEEDED = "draws and noise come from a fixed seed"
-_FALSE_ALARMS = 0.01
-_EVERYTHING = 2**40  # more examples than any unit has
+_FALSE_ALARMS = 0.01  # false positive rate at which an attack is described
+_ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are drawn
 
 
 class Result(NamedTuple):
@@ -229,13 +226,15 @@ def _scores_without_noise(
 ) -> dict[str, dict[str, Any]]:
     """The last scores of a run without noise, of which nothing else is kept."""
     trainer, evaluations, _ = assembled(_bare(config, budget), tables)
-    place = folder / "without-noise"
-    shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
+    temporary = folder / "without-noise"
+    shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
     try:
-        often = trainer.budget.num_steps
-        records = trainer.train(place, evaluations=evaluations, checkpoint_every=often)
+        last = trainer.budget.num_steps
+        records = trainer.train(
+            temporary, evaluations=evaluations, checkpoint_every=last
+        )
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return records[-1][HELD_OUT]
 
 
@@ -359,8 +358,8 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
     """
     step, last = budget.step, budget.step.design.schemes[-1]
     if isinstance(last, WithoutReplacement):
-        last = dataclasses.replace(last, size=_EVERYTHING, population_is_exact=False)
-    else:  # by coins, or by epochs
+        last = dataclasses.replace(last, size=_ALL_EXAMPLES, population_is_exact=False)
+    else:  # Poisson, or epochs
         last = Poisson(last.name, sampling_probability=1.0, population=last.population)
     step = dataclasses.replace(
         step, sampling=step.design.with_scheme(last), small_units="keep"

@@ -29,8 +29,12 @@ from jaxdp_episodic.trainer.run.assemble import plan
 from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.report import STATEMENT
 
-STATE, RUNS, CHOSEN = "search.json", "runs", "hyperparameters.json"
-_VERSION = 1
+STATE = "search.json"
+RUNS = "runs"
+CHOSEN = "hyperparameters.json"
+_VERSION = 1  # of search.json
+_TOLERANCE = 1e-3  # relative, of the search for a run's epsilon, from below
+_SMALLEST_SHARE = 1e-4  # of the whole epsilon that is tried for a run
 
 
 class SearchResult(NamedTuple):
@@ -40,7 +44,7 @@ class SearchResult(NamedTuple):
       epsilon: of the whole search, *upper bound*; nats.
       run_epsilon: of each run.
       num_runs: how many runs there were.
-      chosen: place of the best run; None if there was no run.
+      chosen: index of the best run; None if there was no run.
       hyperparameters: of the best run.
       score: of the best run.
       folder: where everything is.
@@ -106,16 +110,16 @@ def run_search(
             f"{len(state['runs'])} runs (secret)",
             highlight=False,
         )
-        for place, run in enumerate(state["runs"]):
+        for index, run in enumerate(state["runs"]):
             if run["score"] is not None:
                 continue
-            console.rule(f"run {place + 1} of {len(state['runs'])}")
-            target = folder / RUNS / f"{place:04d}"
+            console.rule(f"run {index + 1} of {len(state['runs'])}")
+            target = folder / RUNS / f"{index:04d}"
             result = run_training(
                 search.config(run["values"], budget.run_epsilon),
                 target,
                 resume=bool(run_files.files_of_a_run(target)),
-                title=f"Run {place + 1}",
+                title=f"Run {index + 1}",
                 base=base,
                 console=console,
             )
@@ -181,30 +185,23 @@ def _finish(
 ) -> SearchResult:
     """Chooses, and writes what may be published."""
     scores = [float(run["score"]) for run in state["runs"]]
-    count = len(scores)
+    costs = budget.epsilon, budget.run_epsilon
     if not scores:
-        return SearchResult(
-            budget.epsilon, budget.run_epsilon, 0, None, {}, -math.inf, folder
-        )
+        return SearchResult(*costs, 0, None, {}, -math.inf, folder)
     best = int(np.argmax(scores))  # the first of equal ones
     values = state["runs"][best]["values"]
     temporary, release = folder / f"{RELEASE}.tmp", folder / RELEASE
     shutil.rmtree(temporary, ignore_errors=True)
     # Without times: they say how many runs came after the best one.
-    shutil.copytree(
-        folder / RUNS / f"{best:04d}" / RELEASE,
-        temporary,
-        copy_function=shutil.copyfile,
-    )
+    chosen = folder / RUNS / f"{best:04d}" / RELEASE
+    shutil.copytree(chosen, temporary, copy_function=shutil.copyfile)
     statement = temporary / STATEMENT
     single = statement.read_text(encoding="utf-8")
     statement.write_text(_statement(search, budget) + single, encoding="utf-8")
     (temporary / CHOSEN).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
     shutil.rmtree(release, ignore_errors=True)
     temporary.rename(release)
-    return SearchResult(
-        budget.epsilon, budget.run_epsilon, count, best, values, scores[best], folder
-    )
+    return SearchResult(*costs, len(scores), best, values, scores[best], folder)
 
 
 def _statement(search: Search, budget: SearchBudget) -> str:
@@ -228,11 +225,6 @@ def _statement(search: Search, budget: SearchBudget) -> str:
         "another run, nor how long the search took may be published. What follows is "
         "about this run alone and does not count the choice.\n\n"
     )
-
-
-_WIDTH = 1e-3  # relative, of the search for a run's epsilon
-# The smallest share of the whole epsilon that is tried for a run.
-_SMALLEST_SHARE = 1e-4
 
 
 class SearchBudget(NamedTuple):
@@ -287,7 +279,7 @@ def search_budget(search: Search, base: Path | None = None) -> SearchBudget:
     if excess(np.array([high]), np.zeros(1, int)) <= 0:  # one run, for example
         return SearchBudget(high, totals[high], is_public)
     ends = np.array([low]), np.array([high])
-    found = float(largest_within(excess, *ends, tolerance=_WIDTH)[0])
+    found = float(largest_within(excess, *ends, tolerance=_TOLERANCE)[0])
     return SearchBudget(found, totals[found], is_public)
 
 
@@ -298,7 +290,7 @@ def _total(
     curve = np.zeros(DEFAULT_ORDERS.size)
     is_public = True
     configs = [search.config(values, run_epsilon) for values in search.variants()]
-    # Values that another one makes pointless leave equal runs.
+    # Values that have no effect beside others leave equal configs: once each.
     different = {json.dumps(config.to_dict()): config for config in configs}
     for config in different.values():
         budget = plan(config, data)
@@ -307,6 +299,5 @@ def _total(
         is_public &= public_budget(budget) is not None
     settings = search.settings
     tuned = tuned_rdp(settings.trials, DEFAULT_ORDERS, curve)
-    return float(curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=settings.delta)), (
-        is_public
-    )
+    total = curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=settings.delta)
+    return float(total), is_public

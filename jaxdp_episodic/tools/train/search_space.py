@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
 
-# Combinations of values that change what a run costs; each is calibrated by itself.
-_MOST_VARIANTS = 64
+# Combinations of values that change what a run costs: each is calibrated by itself.
+_MAX_VARIANTS = 64
 # Fields of a run that the search sets, or that would break its guarantee.
 _FIXED = ("epsilon", "delta", "data", "evaluation", "seed", "version", "type")
 # What private statistics alone have no use for, of the run and of its start.
@@ -84,7 +84,12 @@ class Uniform(Spec):
     high: float
 
     def __post_init__(self) -> None:
-        _check_interval(self)
+        for name in ("low", "high"):
+            value = _validation.real_array(name, getattr(self, name))
+            if value.ndim or not np.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {self!r}")
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, got {self.low!r}, {self.high!r}")
 
     def draw(self, generator: np.random.Generator) -> float:
         """Returns one value."""
@@ -92,14 +97,11 @@ class Uniform(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LogUniform(Spec):
+class LogUniform(Uniform):
     """A number between ``low`` and ``high``, both > 0, whose logarithm is uniform."""
 
-    low: float
-    high: float
-
     def __post_init__(self) -> None:
-        _check_interval(self)
+        super().__post_init__()
         if not self.low > 0:
             raise ValueError(f"low must be > 0, got {self.low!r}")
 
@@ -110,7 +112,6 @@ class LogUniform(Spec):
 
 
 Distribution = Choice | Integers | Uniform | LogUniform
-_DISTRIBUTIONS = (Choice, Integers, Uniform, LogUniform)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -190,10 +191,10 @@ class Search:
                     f"hyperparameters.{name}: what changes a run's privacy must be "
                     f"Choice or Integers, got {type(dist).__name__}"
                 )
-        if math.prod(len(dist.values) for dist in priced.values()) > _MOST_VARIANTS:  # pyright: ignore[reportAttributeAccessIssue]: Choice or Integers
+        if math.prod(len(dist.values) for dist in priced.values()) > _MAX_VARIANTS:  # pyright: ignore[reportAttributeAccessIssue]: Choice or Integers
             raise ValueError(
                 f"hyperparameters {sorted(priced)} change a run's privacy: at most "
-                f"{_MOST_VARIANTS} combinations of them are possible"
+                f"{_MAX_VARIANTS} combinations of them are possible"
             )
 
     def draw(self, generator: np.random.Generator) -> dict[str, Any]:
@@ -211,12 +212,7 @@ class Search:
             yield dict(zip(priced, values, strict=True))
 
     def config(self, values: Mapping[str, Any], epsilon: float) -> TrainingConfig:
-        """Returns the run with these hyperparameters, fully validated.
-
-        Raises:
-          TypeError: a hyperparameter of the wrong type.
-          ValueError: one out of range or of an unknown name.
-        """
+        """Returns the run with these hyperparameters, fully validated."""
         table = copy.deepcopy(dict(self.run))
         table |= {"epsilon": epsilon, "delta": self.settings.delta, "version": 1}
         for name, value in values.items():
@@ -250,11 +246,8 @@ def is_priced(name: str) -> bool:
     Rényi-DP curve, by which a search is charged.
     """
     first = name.split(".")[0]
-    return first in ("step", "start") or name in (
-        "num_steps",
-        "learner",
-        "learner.kind",
-    )
+    priced = ("num_steps", "learner", "learner.kind")
+    return first in ("step", "start") or name in priced
 
 
 def read_search(path: Path) -> Search:
@@ -276,14 +269,17 @@ def read_search(path: Path) -> Search:
         tables[name] = mapping.pop(name, None)
         if not isinstance(tables[name], dict):
             raise ValueError(f"missing table {name!r}")
-    distributions = {
-        name: spec_from_dict(
-            _DISTRIBUTIONS,
-            {"version": 1, **_table(name, dist)},
-            where=f"hyperparameters.{name}",
-        )
-        for name, dist in tables["hyperparameters"].items()
-    }
+    distributions = {}
+    for name, table in tables["hyperparameters"].items():
+        where = f"hyperparameters.{name}"
+        if not isinstance(table, dict) or "type" not in table:
+            raise TypeError(
+                f"{where} must be a table with a type (names with dots need quotes in "
+                f"TOML), got {_validation.shown(table)}"
+            )
+        table = {"version": 1, **table}
+        kinds = get_args(Distribution)
+        distributions[name] = spec_from_dict(kinds, table, where=where)
     settings = spec_from_dict(
         SearchSettings, {"type": "SearchSettings", **mapping}, where="search"
     )
@@ -306,35 +302,17 @@ def _leave_out_steps(table: dict[str, Any]) -> None:
         table["start"]["kind"] = learner["kind"]
 
 
-def _table(name: str, dist: Any) -> dict[str, Any]:
-    if not isinstance(dist, dict) or "type" not in dist:
-        raise TypeError(
-            f"hyperparameters.{name} must be a table with a type (names with dots need "
-            f"quotes in TOML), got {_validation.shown(dist)}"
-        )
-    return dist
-
-
 def _set(table: dict[str, Any], name: str, value: Any) -> None:
-    """Sets the field of a dotted name; places of lists are numbers."""
+    """Sets the field of a dotted name; indices of lists are numbers."""
     *above, last = name.split(".")
-    place: Any = table
+    inner: Any = table
     for part in above:
-        if isinstance(place, list) and part.isdecimal() and int(part) < len(place):
-            place = place[int(part)]
-        elif isinstance(place, dict):
-            place = place.setdefault(part, {})
+        if isinstance(inner, list) and part.isdecimal() and int(part) < len(inner):
+            inner = inner[int(part)]
+        elif isinstance(inner, dict):
+            inner = inner.setdefault(part, {})
         else:
             raise ValueError(f"hyperparameters.{name}: there is no {part!r} in the run")
-    if not isinstance(place, dict):
+    if not isinstance(inner, dict):
         raise ValueError(f"hyperparameters.{name}: names no field of the run")
-    place[last] = value
-
-
-def _check_interval(dist: Any) -> None:
-    for name in ("low", "high"):
-        value = _validation.real_array(name, getattr(dist, name))
-        if value.ndim or not np.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {dist!r}")
-    if not dist.low < dist.high:
-        raise ValueError(f"low must be below high, got {dist.low!r}, {dist.high!r}")
+    inner[last] = value

@@ -264,7 +264,7 @@ def test_rounded_rates_err_upwards_and_not_far(bushy_tree, clip_unit, monkeypatc
     step = school_step(clip_unit, population=bushy_tree)
     ask = {"num_steps": 100, "delta": 1e-9, "per_unit": True}
     exact = rdp_report(step, **ask)
-    monkeypatch.setattr(report_module, "_MOST_PAIRS", 60)
+    monkeypatch.setattr(report_module, "_MAX_PATHS", 60)
     rounded = rdp_report(step, **ask)
     assert rounded.epsilon == exact.epsilon
     share = over_units(rounded).rate_rounding

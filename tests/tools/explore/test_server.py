@@ -18,7 +18,7 @@ from jaxdp_episodic.tools.explore import questions
 pytest.importorskip("starlette", reason="the extra [explore] is not installed")
 pytest.importorskip("uvicorn", reason="the extra [explore] is not installed")
 
-from jaxdp_episodic.tools.explore import lane, server
+from jaxdp_episodic.tools.explore import server, worker
 
 START = questions.start(None)
 JSON = {"content-type": "application/json"}
@@ -26,14 +26,14 @@ QUESTION = {"request": {**START["request"], "method": "rdp"}, "epsilon": 2}
 
 
 class Here:
-    """A lane without a process."""
+    """A worker without a process."""
 
     async def ask(self, question, is_given_up):
         return json.dumps(questions.reply(question), allow_nan=False).encode()
 
 
 def call(
-    path, *, body=None, headers=None, host="127.0.0.1:8000", gone=False, new_lane=Here
+    path, *, body=None, headers=None, host="127.0.0.1:8000", gone=False, new_worker=Here
 ):
     """One call of the application, as a server makes it: (status, headers, body)."""
     sent, chunks = [], [b"" if body is None else body]
@@ -62,7 +62,7 @@ def call(
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
     }
-    asyncio.run(server.application(START, "secret", new_lane)(scope, receive, send))
+    asyncio.run(server.application(START, "secret", new_worker)(scope, receive, send))
     found = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
     return sent[0]["status"], found, b"".join(m.get("body", b"") for m in sent)
 
@@ -148,7 +148,7 @@ def test_an_unknown_part_is_refused():
     assert post("answer", QUESTION)[0] == 404
 
 
-# --- Lanes: the process is another program here, which says how long it takes ---
+# --- Workers: the process is another program here, which says how long it takes ---
 
 SLEEPER = """
 import sys, time
@@ -160,14 +160,14 @@ for line in sys.stdin:
 
 @pytest.fixture
 def ask(monkeypatch):
-    """Asks a lane one question after the other; returns the answers."""
-    monkeypatch.setattr(lane, "_PROGRAM", (sys.executable, "-S", "-c", SLEEPER))
-    monkeypatch.setattr(lane, "_PATIENCE", 0.2)
-    monkeypatch.setattr(lane, "_LOOK", 0.02)
+    """Asks a worker one question after the other; returns the answers."""
+    monkeypatch.setattr(worker, "_PROGRAM", (sys.executable, "-S", "-c", SLEEPER))
+    monkeypatch.setattr(worker, "_GRACE_S", 0.2)
+    monkeypatch.setattr(worker, "_POLL_S", 0.02)
 
     def asked(*seconds, waits=lambda place: True, is_over=lambda: False):
         async def go():
-            one = lane.Lane(is_over)
+            one = worker.Worker(is_over)
             answers = []
             for place, line in enumerate(seconds):
 
@@ -202,7 +202,7 @@ def test_a_long_one_that_is_given_up_is_ended(ask):
 
 
 def test_what_takes_too_long_says_so(ask, monkeypatch):
-    monkeypatch.setattr(lane, "_LONGEST", 0.1)
+    monkeypatch.setattr(worker, "_TIMEOUT_S", 0.1)
     late, next_one = ask(3600, 0)
     assert "not answered within 60 seconds" in json.loads(late)["error"]["message"]
     assert next_one == b"0\n"
@@ -223,7 +223,7 @@ def test_the_program_of_a_lane_answers():
     line = json.dumps(["epsilon", QUESTION]).encode() + b"\n"
 
     async def go():
-        one = lane.Lane(lambda: False)
+        one = worker.Worker(lambda: False)
         try:
             return await one.ask(line, lambda: asyncio.sleep(0, False))
         finally:
@@ -239,8 +239,8 @@ def test_nobody_is_answered_204():
         async def ask(self, question, is_given_up):
             return b"1" if not await is_given_up() else None
 
-    assert post("epsilon", QUESTION, gone=True, new_lane=GivenUp)[0] == 204
-    assert post("epsilon", QUESTION, new_lane=GivenUp)[0] == 200
+    assert post("epsilon", QUESTION, gone=True, new_worker=GivenUp)[0] == 204
+    assert post("epsilon", QUESTION, new_worker=GivenUp)[0] == 200
 
 
 def test_errors_of_the_command_are_one_line(capsys, tmp_path):

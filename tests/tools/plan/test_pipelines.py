@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.tools.plan.pipelines import STANDS_OUT, recommended_pipeline
+from jaxdp_episodic.tools.plan.pipelines import MIN_RATIO, recommended_pipeline
 from jaxdp_episodic.tools.plan.question import (
     Compute,
     EpisodeShape,
@@ -83,7 +83,7 @@ def test_the_ratio_is_that_of_its_definition():
     zeroed = recommended_pipeline(asked())
     assert paired.ratio == pytest.approx(zeroed.ratio / math.sqrt(2), rel=1e-6)
     many = [recommended_pipeline(asked(classes=c)).ratio for c in (100, 200)]
-    assert many[1] == pytest.approx(2 * many[0]) and many[0] < STANDS_OUT
+    assert many[1] == pytest.approx(2 * many[0]) and many[0] < MIN_RATIO
 
 
 def test_steps_are_planned_with_the_epsilon_that_is_left():

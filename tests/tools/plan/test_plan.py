@@ -10,7 +10,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.cli import plan as plan_command
 from jaxdp_episodic.tools.cli.plan import Plan as PlanCommand
-from jaxdp_episodic.tools.plan.designs import task_designs
+from jaxdp_episodic.tools.plan.designs import possible_designs
 from jaxdp_episodic.tools.plan.plan import (
     _front,
     effective_steps,
@@ -154,7 +154,7 @@ def test_epochs_are_compared_at_the_setting_that_is_best_of_coins(number, is_che
     request = PlanRequest(
         episode=EpisodeShape(shots=1, examples=(20,)), privacy_unit="class", **SMALL
     )
-    designs = task_designs(tree, sizes=(20,), stated_size=None)
+    designs = possible_designs(tree, ways=None, sizes=(20,), stated_size=None)
     coins, epochs = designs[0], designs[2]
     assert coins.is_rival_of(epochs) and not designs[1].is_rival_of(epochs)
     one = [np.array([x]) for x in (1.0 * number, 60, 1.0, 60.0, 1.0)]

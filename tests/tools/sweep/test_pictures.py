@@ -173,11 +173,11 @@ def test_what_is_drawn_is_what_the_table_has(folder):
 
 
 def test_a_picture_says_how_much_it_shows(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "_MOST_POINTS", 5)
-    monkeypatch.setattr(pictures, "_MOST_SORTED", 10)
-    monkeypatch.setattr(pictures, "_MOST_PANELS", 2)
-    monkeypatch.setattr(pareto, "_MOST_DOTS", 100)
-    monkeypatch.setattr(pareto, "_LONGEST_FRONT", 4)
+    monkeypatch.setattr(pictures, "_MAX_POINTS", 5)
+    monkeypatch.setattr(pictures, "_MAX_SORTED", 10)
+    monkeypatch.setattr(pictures, "_MAX_PANELS", 2)
+    monkeypatch.setattr(pareto, "_MAX_DOTS", 100)
+    monkeypatch.setattr(pareto, "_MAX_FRONT", 4)
     found = words(pictures.draw(folder, kind="contours")[1])
     assert "noise multiplier (clip norms); 5 of 12 values" in found
     assert "sampling probability of each example; 5 of 9 values" in found

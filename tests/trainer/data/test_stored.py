@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxdp_episodic.files import column_folder, parquet_file
+from jaxdp_episodic.files import column_folder
 from jaxdp_episodic.files.atomic import locked
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.data import stored as store_module
@@ -133,9 +133,7 @@ def test_npz(name, tmp_path):
     assert column.dtype == np.dtype(kinds.get(name, "f4"))
 
 
-def test_parquet_columns_lists_and_files(tmp_path, monkeypatch):
-    """Also where lists have more items than are ever made into Python's objects."""
-    monkeypatch.setattr(parquet_file, "_MOST_ITEMS", 3)
+def test_parquet_columns_lists_and_files(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

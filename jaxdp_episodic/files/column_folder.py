@@ -156,7 +156,7 @@ def open_split(folder: Path, choose: Callable[[list[str]], str]) -> StoredSplit:
             if split == chosen:
                 opened[name] = column
     small = {c.path: c.sha256 for name, c in opened.items() if name != "features"}
-    _check_sums(small)
+    compare_sums(small)
     found = splits[chosen]
     made_from = manifest.get("made_from")
     return StoredSplit(opened, tuple(found["levels"]), found["encoding"], made_from)
@@ -180,7 +180,7 @@ def check_sums(
         for name, entry in described["columns"].items()
         for column in [_opened(folder / split / f"{name}.npy", entry)]
     }
-    _check_sums(columns, on_progress)
+    compare_sums(columns, on_progress)
     return sum(os.stat(path).st_size for path in columns)
 
 
@@ -276,7 +276,7 @@ def _opened(path: Path, entry: Mapping[str, Any]) -> StoredColumn:
     return StoredColumn(path, dtype, shape, entry["sha256"], offset)
 
 
-def _check_sums(
+def compare_sums(
     columns: Mapping[Path, str],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:

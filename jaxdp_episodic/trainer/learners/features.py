@@ -25,7 +25,7 @@ from jaxdp_episodic.files.atomic import LOCK, locked
 from jaxdp_episodic.files.column_folder import (
     MANIFEST,
     StoredColumn,
-    check_sum,
+    compare_sums,
     create_column,
     is_complete,
     open_split,
@@ -246,7 +246,7 @@ def _opened(column: StoredColumn, data: ExampleTable) -> np.ndarray | StoredFeat
     features = StoredFeatures(column)
     if isinstance(data.features, StoredFeatures):
         return features
-    check_sum(column)
+    compare_sums({column.path: column.sha256})
     return features[:]
 
 

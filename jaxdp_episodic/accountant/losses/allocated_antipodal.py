@@ -38,7 +38,8 @@ from jaxdp_episodic.accountant.losses.allocation_tables import (
 )
 from jaxdp_episodic.accountant.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Tails
+from jaxdp_episodic.accountant.losses.privacy_loss import Tails
+from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, on_host
 
 _PROBES = 400
@@ -51,7 +52,7 @@ _MASS_ERROR = 1e-5
 
 
 @dataclass(frozen=True)
-class AllocatedAntipodalLoss(AllocatedLoss):
+class AllocatedAntipodalLoss(AllocatedLoss, Tabulated, Nodes):
     """``r D_t(1 + (g - 1)/r)`` in both directions.
 
     Attributes:
@@ -66,10 +67,9 @@ class AllocatedAntipodalLoss(AllocatedLoss):
     shift: Array
     bins: Array
     taken: Array
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "inner_rate")
     has_slopes: ClassVar[bool] = False
 
-    def certified(self, *, up: bool) -> PrivacyLoss:
+    def certified(self, *, up: bool) -> Profile:
         """The finite pair of a convex function above or below the profile."""
         return self.bounding_pair(AllocatedAntipodalBoundingLoss, up=up)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from jaxdp_episodic.accountant.losses.excess import (
     LOG_SQRT_2PI,
@@ -23,6 +22,7 @@ from jaxdp_episodic.accountant.losses.excess import (
 )
 from jaxdp_episodic.accountant.losses.gaussian import (
     LARGEST,
+    GaussianLoss,
     drawn_tails,
     inner_exponent,
     positive,
@@ -37,14 +37,14 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     path_points,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.moves import Moves
 from jaxdp_episodic.accountant.losses.paths import Pair, half_line
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
     Hints,
+    MixturePair,
     MomentRule,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
     settle,
@@ -78,7 +78,7 @@ _LARGEST_EXPONENT = 100.0
 
 
 @dataclass(frozen=True)
-class AntipodalGaussianLoss(GaussianLoss):
+class AntipodalGaussianLoss(GaussianLoss, Nodes):
     """``(1-p) N(0) + p (1-r) N(-s) + p r N(s)`` against ``(1-p) N(0) + p N(-s)``.
 
     Attributes:
@@ -91,7 +91,6 @@ class AntipodalGaussianLoss(GaussianLoss):
     rate: Array
     inner_rate: Array
     shift: Array
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate", "inner_rate")
 
     def hints(self) -> Hints:
         """P/Q grows like ``r p / (1-p) e^{sx}``."""
@@ -130,11 +129,11 @@ class AntipodalGaussianLoss(GaussianLoss):
         tails = scaled(drawn_tails((profile, tail), u, inner), outer, p, r, s)
         return tails, tails
 
-    def moves(self) -> Moves:
+    def mixture(self) -> MixturePair:
         """See `PrivacyLoss`: not drawn; drawn and not reached; reached."""
         p, r, s = float(self.rate), float(self.inner_rate), float(self.shift)
         chances = 1 - p, p * (1 - r), p * r
-        return Moves(chances, (0.0, -s, s), (0.0, -s, -s), turn=0.0)
+        return MixturePair(chances, (0.0, -s, s), (0.0, -s, -s), threshold=0.0)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error."""

@@ -26,15 +26,15 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
     Rate,
+    atoms,
     real_log_mixture,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
-    PrivacyLoss,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.randomized_response import atoms
+from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Moments, Nodes
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     logsumexp,
@@ -54,7 +54,7 @@ _MOVE = 4e-16
 
 
 @dataclass(frozen=True)
-class FiniteLoss(PrivacyLoss):
+class FiniteLoss(FiniteValues, Moments, Nodes):
     """Losses and the logarithms of their probabilities with the unit.
 
     Attributes:
@@ -113,7 +113,7 @@ class FiniteLoss(PrivacyLoss):
         return losses[occurs], log_masses[occurs]
 
     @property
-    def num_values(self) -> float:
+    def num_values(self) -> int:
         """As many as there are fields for."""
         return len(self.losses)
 

@@ -40,19 +40,20 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
     Rate,
-    log_spike,
     on_path,
     path_points,
     real_log_mixture,
+    undrawn_loss,
 )
 from jaxdp_episodic.accountant.losses.paths import Pair, whole_line
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
-    PrivacyLoss,
+    NoisyLoss,
     Quadrature,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Moments, Nodes, Profile
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
@@ -81,8 +82,6 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_saturating_tail,
 )
 
-# As in `NoisyLoss`.
-_SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-20, 1e70
 # Newton's method on a convex function, from its right: one step for each kink at most,
 # and a few more for the digits.
 _MOST_STEPS = 60
@@ -91,7 +90,7 @@ _MOST_TURNS = 30
 
 
 @dataclass(frozen=True)
-class GaussianMixtureLoss(PrivacyLoss):
+class GaussianMixtureLoss(Profile, Moments, Nodes):
     """``(1-p) N(0) + p sum_i w_i N(shift_i)`` against ``N(0)``.
 
     Attributes:
@@ -106,7 +105,6 @@ class GaussianMixtureLoss(PrivacyLoss):
     log_weights: tuple[Array, ...]
     is_symmetric: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = False
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
     padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
 
     @property
@@ -117,11 +115,14 @@ class GaussianMixtureLoss(PrivacyLoss):
     @property
     def is_unprotected(self) -> Array:
         """Where there is (nearly) no noise."""
-        return ~self.loses_nothing & (self._largest() > _LARGEST_SHIFT)
+        return ~self.loses_nothing & (self._largest() > NoisyLoss.LARGEST_SHIFT)
 
     def kept_in_range(self) -> Self:
         """Returns rates and shifts that kernels can compute with."""
-        shifts = tuple(np.clip(s, _SMALLEST_SHIFT, _LARGEST_SHIFT) for s in self.shifts)
+        shifts = tuple(
+            np.clip(s, NoisyLoss.SMALLEST_SHIFT, NoisyLoss.LARGEST_SHIFT)
+            for s in self.shifts
+        )
         return dataclasses.replace(super().kept_in_range(), shifts=shifts)
 
     def hints(self) -> Hints:
@@ -224,9 +225,9 @@ class GaussianMixtureLoss(PrivacyLoss):
 
         return map_first(finish, x, element, y)
 
-    def spike(self) -> Array:
+    def bulk_loss(self) -> Array:
         """The loss of not being drawn, where that is the rule."""
-        return log_spike(self.outer_rate, self.rate)
+        return undrawn_loss(self.outer_rate, self.rate)
 
     def _stacked(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Shifts, ascending, and log-weights, with a first axis for the components."""

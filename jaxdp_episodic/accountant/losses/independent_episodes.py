@@ -20,7 +20,12 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses import episode_terms
 from jaxdp_episodic.accountant.losses.episode_terms import MOST_TERMS, needed_terms
-from jaxdp_episodic.accountant.losses.gaussian import SMALLEST, positive, scaled
+from jaxdp_episodic.accountant.losses.gaussian import (
+    SMALLEST,
+    GaussianLoss,
+    positive,
+    scaled,
+)
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
@@ -32,14 +37,14 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     real_log_mixture,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.moves import Moves, one_move
 from jaxdp_episodic.accountant.losses.paths import Pair, half_line
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
     Hints,
+    MixturePair,
     MomentRule,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
@@ -71,7 +76,7 @@ _LOG_ZERO = -1e30
 
 
 @dataclass(frozen=True)
-class IndependentEpisodesLoss(GaussianLoss):
+class IndependentEpisodesLoss(GaussianLoss, Nodes):
     """Swaps of J contributions, J the number of episodes with the unit.
 
     Attributes:
@@ -88,7 +93,6 @@ class IndependentEpisodesLoss(GaussianLoss):
     shift: Array
     num_episodes: Array
     kept: Array = np.inf  # pyright: ignore[reportAssignmentType]: broadcasts
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
 
     def hints(self) -> Hints:
         """One move; of several, as many as are expected and some more."""
@@ -98,11 +102,11 @@ class IndependentEpisodesLoss(GaussianLoss):
         draws = xp.minimum(self.num_episodes, draws)
         return Hints(self.rate, self.rate, self.shift, self.shift * draws)
 
-    def moves(self) -> Moves:
+    def mixture(self) -> MixturePair:
         """See `PrivacyLoss`: a swap in each episode that holds the unit."""
         number, rate = int(self.num_episodes), float(self.rate)
         any_rate = 1.0 if rate >= 1 else -math.expm1(number * math.log1p(-rate))
-        return one_move(any_rate, float(self.shift), (number, rate))
+        return MixturePair.sampled(any_rate, float(self.shift), (number, rate))
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `PrivacyLoss`, with derivatives in forward mode only."""
@@ -313,7 +317,7 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
         parts = one.nodes(NodeRule(*cuts, num_nodes))
         return map_first(_mixed, parts, weight, used)
 
-    def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
+    def _one(self, any_rate: Array, shift: Array) -> ZeroedGaussianLoss:
         one = namespace(any_rate, shift).ones_like(any_rate)
         return ZeroedGaussianLoss(one, one, any_rate, shift)
 

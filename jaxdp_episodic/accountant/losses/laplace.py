@@ -46,6 +46,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     NoisyLoss,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Moments, Nodes, Profile
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import (
@@ -78,7 +79,7 @@ _TOP, _SLOPE = 1.2, 2.0
 
 
 @dataclass(frozen=True)
-class LaplaceLoss(NoisyLoss):
+class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
     """``(1-p) Lap(0) + p Lap(shift)`` against ``Lap(0)``.
 
     Attributes:
@@ -90,7 +91,6 @@ class LaplaceLoss(NoisyLoss):
     rate: Array
     shift: Array
     is_symmetric: ClassVar[bool] = False
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
 
     def hints(self) -> Hints:
         """The Gaussian whose losses have about the same variance, or mean."""
@@ -131,7 +131,7 @@ class LaplaceLoss(NoisyLoss):
         """Where the losses end, a rounding decides on which side of an atom u lies."""
         xp = namespace(u, *self.fields)
         share = self.rate - (1 - self.rate) * xp.expm1(-u)
-        moved = _MOVE * xp.minimum(self.shift, self._LARGEST_SHIFT) * share
+        moved = _MOVE * xp.minimum(self.shift, self.LARGEST_SHIFT) * share
         return moved + 2 * sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:

@@ -105,6 +105,22 @@ def collected(
     return LossNodes(loss, weight, mass, size, right, left, *ends, xp.zeros_like(mass))
 
 
+def atoms(loss: Array, weight: Array) -> LossNodes:
+    """The nodes of atoms alone, real (V, J, n) losses and weights; nothing is cut."""
+
+    def one(loss: Array, weight: Array) -> LossNodes:
+        xp = namespace(loss, weight)
+        nothing = xp.zeros_like(loss[:2])
+        return collected(
+            (loss, xp.zeros_like(loss)),
+            (weight, xp.zeros_like(weight)),
+            nothing - xp.inf,
+            nothing,
+        )
+
+    return map_first(one, loss, weight)
+
+
 def mirrored(
     y: Pair, density: Pair, element: Pair, end_log_density: Array, end_loss: Array
 ) -> LossNodes:
@@ -183,7 +199,7 @@ def on_path(
     return collected((sign * y[0], y[1]), weights, end_log_weight, sign * end_loss)
 
 
-def log_spike(outer_rate: Array, rate: Array) -> Array:
+def undrawn_loss(outer_rate: Array, rate: Array) -> Array:
     """The loss of not being drawn, ``log(1 - p)``, where that is the rule; else 0."""
     xp = namespace(outer_rate, rate)
     spiked = (outer_rate >= 1) & (rate < _LARGEST_SPIKE_RATE)

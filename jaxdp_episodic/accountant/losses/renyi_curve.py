@@ -13,14 +13,15 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import excess_of
-from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, PrivacyLoss
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule
+from jaxdp_episodic.accountant.losses.protocols import Moments
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
 _SMALLEST_MOMENT = 1e-100
 
 
 @dataclass(frozen=True)
-class RenyiCurveLoss(PrivacyLoss):
+class RenyiCurveLoss(Moments):
     """The chords through ``(t, L(t))``, ``t = 0`` among them: an upper bound.
 
     Attributes:
@@ -33,7 +34,6 @@ class RenyiCurveLoss(PrivacyLoss):
     most: Array
     t: tuple[Array, ...]
     log_moments: tuple[Array, ...]
-    methods: ClassVar[tuple[str, ...]] = ("rdp",)
     # Curves of fewer orders are padded by an infinite moment at order inf: no bound.
     padding: ClassVar[dict[str, float]] = {"t": np.inf, "log_moments": np.inf}
 

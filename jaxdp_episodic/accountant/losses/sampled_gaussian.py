@@ -23,7 +23,11 @@ from jaxdp_episodic.accountant.losses.excess import (
     log_integral,
     unless_gaussian,
 )
-from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails, scaled
+from jaxdp_episodic.accountant.losses.gaussian import (
+    GaussianLoss,
+    gaussian_tails,
+    scaled,
+)
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
     LossNodes,
@@ -31,19 +35,19 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     Rate,
     gaussian_loss,
     log_mixture,
-    log_spike,
     on_path,
     path_points,
     real_log_mixture,
     sampled_ends,
+    undrawn_loss,
 )
-from jaxdp_episodic.accountant.losses.moves import Moves, one_move
 from jaxdp_episodic.accountant.losses.paths import Pair, whole_line
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
+    MixturePair,
     MomentRule,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
@@ -61,7 +65,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
 
 
 @dataclass(frozen=True)
-class SampledGaussianLoss(GaussianLoss):
+class SampledGaussianLoss(GaussianLoss, Nodes):
     """``(1-p) N(0, 1) + p N(shift, 1)`` against ``N(0, 1)``.
 
     Attributes:
@@ -73,7 +77,6 @@ class SampledGaussianLoss(GaussianLoss):
     rate: Array
     shift: Array
     is_symmetric: ClassVar[bool] = False
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The density with the unit is at least ``1 - p`` of that without."""
@@ -95,9 +98,9 @@ class SampledGaussianLoss(GaussianLoss):
         """See `PrivacyLoss`."""
         return sampled_displacement(u, self.rate)
 
-    def moves(self) -> Moves:
+    def mixture(self) -> MixturePair:
         """See `PrivacyLoss`."""
-        return one_move(float(self.rate), float(self.shift))
+        return MixturePair.sampled(float(self.rate), float(self.shift))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error."""
@@ -131,11 +134,11 @@ class SampledGaussianLoss(GaussianLoss):
 
         return map_first(finish, x, element, y)
 
-    def spike(self) -> Array:
+    def bulk_loss(self) -> Array:
         """The loss of not being drawn, where that is the rule."""
-        return log_spike(self.outer_rate, self.rate)
+        return undrawn_loss(self.outer_rate, self.rate)
 
-    def spread(self) -> Array:
+    def bulk_width(self) -> Array:
         """Below an outer rate, losses of not being drawn are at two places."""
         xp = namespace(*self.fields)
         return xp.where(self.outer_rate < 1, self.outer_rate * self.rate, 0.0)

@@ -10,9 +10,9 @@ Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from jaxdp_episodic.accountant.losses.gaussian import (
+    GaussianLoss,
     drawn_tails,
     gaussian_tails,
     inner_exponent,
@@ -31,19 +31,19 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     real_log_mixture,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.moves import Moves, one_move
 from jaxdp_episodic.accountant.losses.paths import Pair, half_line
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
+    MixturePair,
     MomentRule,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
 from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace
 
 
 @dataclass(frozen=True)
-class SwappedGaussianLoss(GaussianLoss):
+class SwappedGaussianLoss(GaussianLoss, Nodes):
     """Both profiles ``eta D(shift, 1 + (g-1)/eta)``.
 
     Attributes:
@@ -54,7 +54,6 @@ class SwappedGaussianLoss(GaussianLoss):
 
     rate: Array
     shift: Array
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `PrivacyLoss`; two equal pairs."""
@@ -65,9 +64,9 @@ class SwappedGaussianLoss(GaussianLoss):
         tails = scaled(drawn_tails(inner, u, rate), outer, eta, s)
         return tails, tails
 
-    def moves(self) -> Moves:
+    def mixture(self) -> MixturePair:
         """See `PrivacyLoss`."""
-        return one_move(float(self.rate), float(self.shift))
+        return MixturePair.sampled(float(self.rate), float(self.shift))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error."""

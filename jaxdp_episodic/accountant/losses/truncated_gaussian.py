@@ -17,12 +17,13 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
     Hints,
     MomentRule,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Bounds
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
@@ -34,7 +35,7 @@ _RAISED = 2e-10
 
 
 @dataclass(frozen=True)
-class TruncatedGaussianLoss(GaussianLoss):
+class TruncatedGaussianLoss(GaussianLoss, Bounds):
     """``whole`` of a Poisson step's pair and ``cut`` of a swap's, under add_remove.
 
     Attributes:
@@ -55,8 +56,6 @@ class TruncatedGaussianLoss(GaussianLoss):
     shift: Array
     sure: Array
     is_symmetric: ClassVar[bool] = False
-    has_nodes: ClassVar[bool] = False
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate", "cut_rate")
 
     @property
     def chance(self) -> Array:

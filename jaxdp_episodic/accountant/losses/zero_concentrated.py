@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import excess_of
-from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, PrivacyLoss
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule
+from jaxdp_episodic.accountant.losses.protocols import Moments
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
 _SMALLEST_RHO, _LARGEST_RHO = 1e-40, 1e140
 
 
 @dataclass(frozen=True)
-class ZeroConcentratedLoss(PrivacyLoss):
+class ZeroConcentratedLoss(Moments):
     """``log E_Q[(P/Q)^{1+t}] = t (xi + rho (1 + t))``: an upper bound, not a pair.
 
     Attributes:
@@ -31,7 +32,6 @@ class ZeroConcentratedLoss(PrivacyLoss):
 
     rho: Array
     xi: Array
-    methods: ClassVar[tuple[str, ...]] = ("rdp",)
 
     @property
     def loses_nothing(self) -> Array:

@@ -33,6 +33,7 @@ from jaxdp_episodic.accountant.losses.excess import (
 )
 from jaxdp_episodic.accountant.losses.gaussian import (
     LARGEST,
+    GaussianLoss,
     gaussian_tails,
     inner_exponent,
     positive,
@@ -48,11 +49,11 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
 )
 from jaxdp_episodic.accountant.losses.paths import Pair, half_line
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
     Hints,
     MomentRule,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.zeroed_densities import (
     LOG_ZERO,
     ZeroedLogs,
@@ -88,7 +89,7 @@ _LEAST_LOG_SHARE = -700.0
 
 
 @dataclass(frozen=True)
-class ZeroedGaussianLoss(GaussianLoss):
+class ZeroedGaussianLoss(GaussianLoss, Nodes):
     """A clip unit's contribution, drawn at random, that is 0 where a null is reached.
 
     Attributes:
@@ -102,7 +103,6 @@ class ZeroedGaussianLoss(GaussianLoss):
     inner_rate: Array
     shift: Array
     is_symmetric: ClassVar[bool] = False
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate", "inner_rate")
 
     def hints(self) -> Hints:
         """P/Q grows like ``p r / (1 - p + p r) e^{sx}`` in the end."""

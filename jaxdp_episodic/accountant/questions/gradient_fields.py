@@ -134,7 +134,7 @@ def _products(step: GaussianStep, position: int) -> list[str]:
     after = _pair_at(step, {position: 0.25})
     return [
         field
-        for field in before.rate_fields
+        for field in before.rates
         if np.any(getattr(before, field) != getattr(after, field))
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
     gaussian_parts,
 )
+from jaxdp_episodic.accountant.losses.protocols import Profile, Tabulated
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
@@ -116,7 +117,8 @@ def epsilon_and_gradient(
     value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
     log_delta = np.log(np.asarray(delta, np.float64))
     accounted, shape = api.checked_run(step, num_steps, delta=log_delta)
-    if not all(loss.has_slopes for loss in accounted.losses):
+    tables = [loss for loss in accounted.losses if isinstance(loss, Tabulated)]
+    if not all(loss.has_slopes for loss in tables):
         return value, {
             name: _by_differences(name, step, delta, num_steps) for name in names
         }
@@ -227,11 +229,11 @@ def _gradient(
 
 def _of_rows(epsilon: np.ndarray, rows: _Problem) -> np.ndarray:
     """(names, n) derivatives where epsilon is positive and finite."""
+    tables = [loss for loss in rows.run.losses if isinstance(loss, Tabulated)]
     with using_engine("jax"):
-        for loss in rows.run.losses:
+        for loss in tables:
             loss.prepare(slopes=True)
-    of_tables = any(loss.is_estimate for loss in rows.run.losses)
-    largest = _LARGEST_OF_TABLES if of_tables else _LARGEST_ERROR
+    largest = _LARGEST_OF_TABLES if tables else _LARGEST_ERROR
     result = np.full((len(rows.moved), epsilon.size), np.nan)
     single = rows.run.num_steps == 1
     by_count = [i for i, along in enumerate(rows.moved) if np.any(along.counts)]
@@ -290,8 +292,10 @@ def _by_profile(epsilon: np.ndarray, rows: _Problem) -> Slopes:
         def take(field: np.ndarray, taken: np.ndarray = taken) -> np.ndarray:
             return field[taken]
 
-        moved = [along.losses[i].map(take) for along in rows.moved]
-        slopes = single_step_slopes(epsilon[taken], loss.map(take), moved)
+        moved: Any = [along.losses[i].map(take) for along in rows.moved]
+        slopes = single_step_slopes(
+            epsilon[taken], cast(Profile, loss.map(take)), moved
+        )
         value[taken], error[taken] = slopes.log_delta, slopes.error
         slope[taken], along[:, taken] = slopes.slope, slopes.along
     return Slopes(value, error, slope, along)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.losses.protocols import BoundingPair, FiniteValues
 from jaxdp_episodic.accountant.methods.certified import atoms, window
 from jaxdp_episodic.accountant.methods.certified import grid as loss_grid
 from jaxdp_episodic.accountant.methods.certified import lattice as loss_lattice
@@ -123,8 +124,12 @@ def lay_grids(settings: list[Setting]) -> None:
             for plan in s.plans
             if not plan.only_bound
         )
-        grain = max(float(step.loss.grain()) for step in s.steps)
-        least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing, grain)
+        finest = [
+            float(step.loss.least_spacing())
+            for step in s.steps
+            if isinstance(step.loss, BoundingPair)
+        ]
+        least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing, *finest)
         s.last_attempt = s.spacing <= least
         s.spacing = max(s.spacing, least, 1e-12 * max(abs(c) for c in medians))
     _center_spikes(settings)
@@ -139,7 +144,7 @@ def lay_grids(settings: list[Setting]) -> None:
     able = [s for s in settings if not s.out_of_memory]
     points = [
         [
-            np.empty(0) if step.loss.values() else p
+            np.empty(0) if isinstance(step.loss, FiniteValues) else p
             for step, p in zip(s.steps, s.points, strict=True)
         ]
         for s in able
@@ -221,7 +226,7 @@ def _center_spikes(settings: list[Setting]) -> None:
             for k, (grid, (own, other)) in enumerate(zip(grids, tails, strict=True)):
                 bins = loss_lattice.bin_masses(grid, own, other)
                 mass, loss = loss_lattice.merged_losses(grid, bins)
-                if s.steps[k].loss.values():
+                if isinstance(s.steps[k].loss, FiniteValues):
                     continue  # an atom is its center
                 if mass[0] > 1e-3 and grid[0] < loss[0] < grid[1]:
                     s.centers[k] = float(loss[0])

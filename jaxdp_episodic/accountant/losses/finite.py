@@ -47,10 +47,7 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
     scaled_power_excess_derivatives,
 )
 
-_LARGEST_LOSS = 1e70
 _LARGEST_EXPONENT = 600.0
-# Rounding of the losses, relative to the largest.
-_MOVE = 4e-16
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
     @property
     def is_unprotected(self) -> Array:
         """Where a loss leaves the range of the kernels."""
-        return np.greater(self._most(), _LARGEST_LOSS)
+        return np.greater(self._most(), self.LARGEST_LOSS)
 
     def hints(self) -> Hints:
         """The Gaussian whose losses have about the same variance, or mean."""
@@ -116,11 +113,6 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
     def num_values(self) -> int:
         """As many as there are fields for."""
         return len(self.losses)
-
-    def tail_displacement(self, u: Array) -> Array:
-        """The losses are as far off as they are rounded."""
-        xp = namespace(u, *self.fields)
-        return _MOVE * self._most() + xp.zeros_like(u)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`: a sum. Forward the larger direction's."""

@@ -49,7 +49,6 @@ from jaxdp_episodic.accountant.losses.paths import Pair, whole_line
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
-    NoisyLoss,
     Quadrature,
     Tails,
 )
@@ -115,14 +114,12 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
     @property
     def is_unprotected(self) -> Array:
         """Where there is (nearly) no noise."""
-        return ~self.loses_nothing & (self._largest() > NoisyLoss.LARGEST_SHIFT)
+        return ~self.loses_nothing & (self._largest() > self.LARGEST_LOSS)
 
     def kept_in_range(self) -> Self:
         """Returns rates and shifts that kernels can compute with."""
-        shifts = tuple(
-            np.clip(s, NoisyLoss.SMALLEST_SHIFT, NoisyLoss.LARGEST_SHIFT)
-            for s in self.shifts
-        )
+        least, most = self.SMALLEST_LOSS, self.LARGEST_LOSS
+        shifts = tuple(np.clip(s, least, most) for s in self.shifts)
         return dataclasses.replace(super().kept_in_range(), shifts=shifts)
 
     def hints(self) -> Hints:

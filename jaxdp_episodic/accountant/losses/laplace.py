@@ -131,7 +131,7 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
         """Where the losses end, a rounding decides on which side of an atom u lies."""
         xp = namespace(u, *self.fields)
         share = self.rate - (1 - self.rate) * xp.expm1(-u)
-        moved = _MOVE * xp.minimum(self.shift, self.LARGEST_SHIFT) * share
+        moved = _MOVE * xp.minimum(self.shift, self.LARGEST_LOSS) * share
         return moved + 2 * sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:

@@ -77,6 +77,12 @@ class Hints(NamedTuple):
     shift: Array
     furthest: Array
 
+    @classmethod
+    def unsampled(cls, shift: Array) -> Self:
+        """The Gaussian mechanism itself."""
+        one = namespace(shift).ones_like(shift)
+        return cls(one, one, shift, shift)
+
 
 class MixturePair(NamedTuple):
     """P and Q as mixtures of unit Gaussians with common weights, to draw from.
@@ -122,6 +128,11 @@ class PrivacyLoss(abc.ABC):
     """
 
     outer_rate: Array
+    # Range of losses, and of shifts that make them, in which squares of exponents
+    # neither vanish nor overflow. Larger ones answer inf; smaller ones are raised.
+    SMALLEST_LOSS: ClassVar[float] = 1e-20
+    LARGEST_LOSS: ClassVar[float] = 1e70
+
     is_symmetric: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {}
 
@@ -208,7 +219,6 @@ class PrivacyLoss(abc.ABC):
 
     def largest_loss(self, *, backward: bool) -> Array:
         """Upper bound of the loss of one direction; inf where there is none."""
-        del backward
         return np.full(self.shape, np.inf)
 
     def log_kept(self) -> Array:
@@ -231,11 +241,6 @@ class NoisyLoss(PrivacyLoss):
     the noise (standard deviations of a Gaussian): 0 is infinite noise, inf is none.
     """
 
-    # Range of shifts in which squares of exponents neither vanish nor overflow. Larger
-    # ones answer inf, as without noise; smaller ones are raised.
-    SMALLEST_SHIFT: ClassVar[float] = 1e-20
-    LARGEST_SHIFT: ClassVar[float] = 1e70
-
     @property
     def loses_nothing(self) -> Array:
         """Where nothing is drawn, or the noise is infinite."""
@@ -244,11 +249,11 @@ class NoisyLoss(PrivacyLoss):
     @property
     def is_unprotected(self) -> Array:
         """Where there is (nearly) no noise."""
-        return ~self.loses_nothing & (self._shift > self.LARGEST_SHIFT)
+        return ~self.loses_nothing & (self._shift > self.LARGEST_LOSS)
 
     def kept_in_range(self) -> Self:
         """Returns rates and shifts that kernels can compute with."""
-        shift = np.clip(self._shift, self.SMALLEST_SHIFT, self.LARGEST_SHIFT)
+        shift = np.clip(self._shift, self.SMALLEST_LOSS, self.LARGEST_LOSS)
         return dataclasses.replace(super().kept_in_range(), shift=shift)
 
     def scaled(self, factor: Array) -> Self:

@@ -17,18 +17,10 @@ from typing import Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule, atoms
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    Hints,
-    MomentRule,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Moments, Nodes
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
-
-# Range of losses that kernels compute with, nats; beyond it there is no protection.
-_SMALLEST_LOSS = 1e-20
-_LARGEST_LOSS = 1e70
 
 
 @dataclass(frozen=True)
@@ -53,23 +45,20 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
     @property
     def is_unprotected(self) -> Array:
         """Where every answer is true."""
-        return np.greater(self.epsilon, _LARGEST_LOSS) | np.zeros(self.shape, bool)
+        return np.greater(self.epsilon, self.LARGEST_LOSS) | np.zeros(self.shape, bool)
 
     def kept_in_range(self) -> Self:
         """Returns an epsilon that kernels can compute with."""
-        epsilon = np.clip(self.epsilon, _SMALLEST_LOSS, _LARGEST_LOSS)
+        epsilon = np.clip(self.epsilon, self.SMALLEST_LOSS, self.LARGEST_LOSS)
         return dataclasses.replace(super().kept_in_range(), epsilon=epsilon)
 
     def hints(self) -> Hints:
         """The Gaussian whose losses have about the same variance, or mean."""
         xp = namespace(*self.fields)
-        move = xp.minimum(self.epsilon, xp.sqrt(2 * self.epsilon))
-        one = xp.ones_like(move)
-        return Hints(one, one, move, move)
+        return Hints.unsampled(xp.minimum(self.epsilon, xp.sqrt(2 * self.epsilon)))
 
     def largest_loss(self, *, backward: bool) -> Array:
         """Epsilon, in both directions."""
-        del backward
         return self.epsilon + np.zeros(self.shape)
 
     def log_kept(self) -> Array:
@@ -84,47 +73,32 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
         inside = u < epsilon
         gap = xp.where(inside, u - epsilon, -1.0)
         log_truth = -xp.log1p(xp.exp(-epsilon))
-        tails = (
-            xp.where(inside, xp.log(-xp.expm1(gap)) + log_truth, -xp.inf),
-            xp.where(inside, gap + log_truth, -xp.inf),
-        )
+        profile = xp.where(inside, xp.log(-xp.expm1(gap)) + log_truth, -xp.inf)
+        tails = profile, xp.where(inside, gap + log_truth, -xp.inf)
         return tails, tails
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `PrivacyLoss`: the truth and the lie."""
+        """See `FiniteValues`: the truth and the lie."""
         losses = np.array([self.epsilon, -self.epsilon], np.float64)
         return losses, np.minimum(losses, 0.0) - np.log1p(np.exp(-self.epsilon))
-
-    @property
-    def num_values(self) -> int:
-        """Two: the truth and the lie."""
-        return 2
-
-    def tail_displacement(self, u: Array) -> Array:
-        """The loss is as far off as it is rounded."""
-        xp = namespace(u, *self.fields)
-        return 4e-16 * self.epsilon + xp.zeros_like(u)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """``(e^{t eps} - 1) (1 - e^{-(1+t) eps}) / (1 + e^{-eps})``; closed form."""
         xp = namespace(t, *self.fields)
         t, epsilon = xp.broadcast_arrays(t, self.epsilon)
         rise, fall = t * epsilon, (1 + t) * epsilon
-        log_excess = (
-            log_expm1(rise) + xp.log(-xp.expm1(-fall)) - xp.log1p(xp.exp(-epsilon))
-        )
+        excess = log_expm1(rise) + xp.log(-xp.expm1(-fall)) - xp.log1p(xp.exp(-epsilon))
         if not rule.with_derivatives:
-            return (log_excess,)
+            return (excess,)
         share = xp.expm1(-rise) * xp.expm1(-fall)
         both = xp.exp(-rise - fall)
         first = epsilon * (1 - both) / share
-        return log_excess, first, epsilon * epsilon * (1 + both) / share
+        return excess, first, epsilon * epsilon * (1 + both) / share
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: two atoms, on the real line."""
+        """See `Nodes`: two atoms, on the real line."""
         xp = namespace(*self.fields, rule.log_cut)
         epsilon = xp.broadcast_to(self.epsilon, rule.log_cut.shape)
         truth = 1 / (1 + xp.exp(-epsilon))
-        loss = xp.stack([epsilon, -epsilon], axis=1)
         weight = xp.stack([truth, truth * xp.exp(-epsilon)], axis=1)
-        return atoms(loss, weight)
+        return atoms(xp.stack([epsilon, -epsilon], axis=1), weight)

@@ -54,16 +54,14 @@ class RenyiCurveLoss(Moments):
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The divergence of order inf."""
-        del backward
         return self.most
 
     def hints(self) -> Hints:
         """The Gaussian with about the same smallest divergence."""
         xp = namespace(*self.fields)
         first, order = self.log_moments[0], self.t[0]
-        move = xp.sqrt(xp.minimum(2 * first / (order * (1 + order)), 1e6))
-        one = xp.ones_like(move)
-        return Hints(one, one, move, move)
+        square = xp.minimum(2 * first / (order * (1 + order)), 1e6)
+        return Hints.unsampled(xp.sqrt(square))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`: the chord."""

@@ -51,15 +51,12 @@ class ZeroConcentratedLoss(Moments):
 
     def largest_loss(self, *, backward: bool) -> Array:
         """Xi where rho is 0."""
-        del backward
         return np.where(np.equal(self.rho, 0), self.xi, np.inf)
 
     def hints(self) -> Hints:
         """The Gaussian with about the same divergences."""
         xp = namespace(*self.fields)
-        move = xp.sqrt(2 * (self.rho + self.xi))
-        one = xp.ones_like(move)
-        return Hints(one, one, move, move)
+        return Hints.unsampled(xp.sqrt(2 * (self.rho + self.xi)))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; closed form."""

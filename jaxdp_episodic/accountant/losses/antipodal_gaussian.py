@@ -45,6 +45,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.losses.protocols import Nodes
+from jaxdp_episodic.accountant.losses.sampled import LARGEST_EXPONENT
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
     settle,
@@ -71,10 +72,6 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_normal_tail,
     log_saturating_tail,
 )
-
-# Largest argument of exp: the third power of the result, which derivatives need, does
-# not overflow.
-_LARGEST_EXPONENT = 100.0
 
 
 @dataclass(frozen=True)
@@ -222,7 +219,7 @@ def _turning_angle(v: Array, p: Array, s: Array) -> Array:
     """``asinh((1-p)/p e^{s²/2} sinh(v/2))`` without overflow."""
     xp = namespace(v, p, s)
     exponent = 0.5 * v + 0.5 * s * s - xp.log(p)
-    moderate = exponent <= _LARGEST_EXPONENT
+    moderate = exponent <= LARGEST_EXPONENT
     half_v, half_square = (xp.where(moderate, 0.5 * a, 0.0) for a in (v, s * s))
     a = (1 - p) / xp.where(moderate, p, 1.0) * xp.exp(half_square) * xp.sinh(half_v)
     # The same quantity in logarithms; 0 at p = 1 and at v = 0.
@@ -230,7 +227,7 @@ def _turning_angle(v: Array, p: Array, s: Array) -> Array:
     log_a = xp.where(huge, exponent, 0.0) - math.log(2.0)
     log_a += xp.log1p(-xp.where(huge, p, 0.5))
     log_a += xp.log(-xp.expm1(-xp.where(huge, v, 1.0)))
-    beyond = log_a > _LARGEST_EXPONENT
+    beyond = log_a > LARGEST_EXPONENT
     power = xp.exp(xp.where(huge & ~beyond, log_a, 0.0))
     a = xp.where(moderate, a, xp.where(huge, power, 0.0))
     angle = xp.log1p(a + a * a / (1 + xp.sqrt(1 + a * a)))

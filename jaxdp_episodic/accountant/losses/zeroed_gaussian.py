@@ -54,6 +54,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.losses.protocols import Nodes
+from jaxdp_episodic.accountant.losses.sampled import CANCELLATION, weight_left
 from jaxdp_episodic.accountant.losses.zeroed_densities import (
     LOG_ZERO,
     ZeroedLogs,
@@ -79,13 +80,8 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_saturating_tail,
 )
 
-# As in `sampled_gaussian`: largest exponent that is exponentiated, rounding of a
-# difference times expm1, and how far a backward loss moves where k cancels.
-_LARGEST_EXPONENT = 100.0
-_DIFFERENCE_ERROR = 4.0
-_MOVE = 2e-15
-# Smaller shares are 0.
-_LEAST_LOG_SHARE = -700.0
+# Logarithm of kappa in `_log_ratio_terms` below which it is 0: e^-745 underflows.
+_LEAST_LOG_KAPPA = -700.0
 
 
 @dataclass(frozen=True)
@@ -136,8 +132,8 @@ class ZeroedGaussianLoss(GaussianLoss, Nodes):
         xp = namespace(u, *self.fields)
         rate = self.rate * self.inner_rate
         largest = rate / xp.maximum(1 - self.rate + rate, 1e-300)
-        moved = _MOVE * xp.minimum(-xp.expm1(-u), largest)
-        return xp.where(self.rate < 1, moved, 0.0)
+        displaced = CANCELLATION * xp.minimum(-xp.expm1(-u), largest)
+        return xp.where(self.rate < 1, displaced, 0.0)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error: two half-lines."""
@@ -180,78 +176,49 @@ class ZeroedGaussianLoss(GaussianLoss, Nodes):
         reach = xp.sqrt(-2 * log_cut)
         seen = xp.sqrt(2 * xp.maximum(logs.reached - log_cut, 1.0))
         high = xp.maximum(xp.maximum(reach, s + seen), floor + 2.0)
-        # Lower losses are negligible.
+        # Beyond it Q2 has a mass of 1e-19: losses below are negligible.
         most = floor - FURTHEST_LEFT
         ends = (
             xp.where(backward > 0, xp.minimum(high, most), high),
             xp.where(backward > 0, s + reach, xp.minimum(s + reach, s - FURTHEST_LEFT)),
         )
 
-        def laid(
+        def path(
             end: Array, turns: tuple[Array, ...], rise: Array
         ) -> tuple[Pair, Pair]:
-            def place(end: Array) -> Pair:
-                return half_line(floor, end, turns, s, num_nodes)
+            line = map_first(lambda e: half_line(floor, e, turns, s, num_nodes), end)
+            return path_points(line, floor, rise, s, height)
 
-            return path_points(map_first(place, end), floor, rise, s, height)
-
-        above, above_element = laid(ends[0], upper_turns, xp.maximum(*upper_turns))
-        below, below_element = laid(ends[1], lower_turns, lower_rise)
+        above, above_element = path(ends[0], upper_turns, xp.maximum(*upper_turns))
+        below, below_element = path(ends[1], lower_turns, lower_rise)
         # x = s - w on the mirror image of the path, which is run through backwards.
         below = (s - below[0], below[1])
         below_element = (below_element[0], -below_element[1])
-        above_y, above_base = map_first(logs.upper_complex, above)
-        below_y, below_base = map_first(logs.lower_complex, below)
+        upper = (above, above_element, *map_first(logs.upper_complex, above))
+        lower = (below, below_element, *map_first(logs.lower_complex, below))
         sign, forward = 1 - 2 * backward, 1 - backward
 
-        def finish(
-            above: Pair,
-            above_element: Pair,
-            above_y: Pair,
-            above_base: Pair,
-            below: Pair,
-            below_element: Pair,
-            below_y: Pair,
-            below_base: Pair,
-        ) -> LossNodes:
-            def weighted(x: Pair, element: Pair, y: Pair, base: Pair) -> Pair:
-                normal = log_normal(x)
-                return times(
-                    polar(
-                        normal[0] + base[0] + forward * y[0],
-                        sign * (normal[1] + base[1]) + forward * y[1],
-                    ),
-                    (element[0], sign * element[1]),
-                )
-
-            halves = (
-                weighted(above, above_element, above_y, above_base),
-                weighted(below, below_element, below_y, below_base),
+        def weighted(x: Pair, element: Pair, y: Pair, base: Pair) -> Pair:
+            normal = log_normal(x)
+            density = polar(
+                normal[0] + base[0] + forward * y[0],
+                sign * (normal[1] + base[1]) + forward * y[1],
             )
-            weight = tuple(xp.concatenate(pair) for pair in zip(*halves, strict=True))
+            return times(density, (element[0], sign * element[1]))
+
+        def finish(upper: tuple[Pair, ...], lower: tuple[Pair, ...]) -> LossNodes:
+            halves = zip(weighted(*upper), weighted(*lower), strict=True)
+            re, im = (xp.concatenate(pair) for pair in halves)
+            (above, _, above_y, _), (below, _, below_y, _) = upper, lower
             loss = (
                 sign * xp.concatenate([above_y[0], below_y[0]]),
                 xp.concatenate([above_y[1], below_y[1]]),
             )
-            x = xp.stack([above[0][-1], below[0][-1]])
-            (one, base1), (two, base2) = (
-                logs.upper(x[0]),
-                logs.lower(s - x[1]),
-            )
-            y, base = xp.stack([one, two]), xp.stack([base1, base2])
-            return collected(loss, (weight[0], weight[1]), base + forward * y, sign * y)
+            ends = logs.upper(above[0][-1]), logs.lower(s - below[0][-1])
+            y, base = (xp.stack(pair) for pair in zip(*ends, strict=True))
+            return collected(loss, (re, im), base + forward * y, sign * y)
 
-        return map_first(
-            finish,
-            above,
-            above_element,
-            above_y,
-            above_base,
-            below,
-            below_element,
-            below_y,
-            below_base,
-        )
+        return map_first(finish, upper, lower)
 
     def gaussian_shift(self) -> Array:
         """The shift, where the unit is always reached."""
@@ -279,7 +246,7 @@ def _forward(u: Array, p: Array, r: Array, s: Array) -> Tails:
     (the densities of P1 and of g Q1 are the same at t): every term is positive.
     """
     xp = namespace(u, p, r, s)
-    a1, a2, log_share = _angles(u, p, r, s)
+    a1, a2, log_share = _log_ratio_terms(u, p, r, s)
     x = xp.minimum((a1 + a2) / s - 0.5 * s, LARGEST)  # t - s
     t = xp.maximum(x + s, 0.5 * s)
     log_p, log_r = xp.log(p), xp.log(r)
@@ -296,7 +263,9 @@ def _forward(u: Array, p: Array, r: Array, s: Array) -> Tails:
     return profile, xp.logaddexp(tail, kept)
 
 
-def _angles(u: Array, p: Array, r: Array, s: Array) -> tuple[Array, Array, Array]:
+def _log_ratio_terms(
+    u: Array, p: Array, r: Array, s: Array
+) -> tuple[Array, Array, Array]:
     """A1, A2 and ``log(1 - e^{-A2})``, for p and r in (0, 1]."""
     xp = namespace(u, p, r, s)
     a1 = inner_exponent(u, p * r / ((1 - p) + p * r))
@@ -306,7 +275,7 @@ def _angles(u: Array, p: Array, r: Array, s: Array) -> tuple[Array, Array, Array
     log_g1 = xp.minimum(log_g1 + xp.log(-xp.expm1(-log_g1)), LARGEST)
     log_odds = xp.log1p(-xp.where(some, r, 0.5)) - xp.log(r)
     log_kappa = math.log(4.0) + log_g1 + log_odds - s * s - 2 * a1
-    some = some & (log_kappa > _LEAST_LOG_SHARE)
+    some = some & (log_kappa > _LEAST_LOG_KAPPA)
     kappa = xp.exp(xp.where(some, log_kappa, 0.0))
     rise = kappa / (2 * (1 + xp.sqrt(1 + kappa)))  # e^{A2} - 1
     rise = xp.where(some, rise, 1.0)
@@ -323,8 +292,7 @@ def _backward(u: Array, p: Array, r: Array, s: Array) -> Tails:
         h = k D,   -dh/du = g (1-p) (D + G) + k g / (g-1+r) G.
     """
     xp = namespace(u, p, r, s)
-    taken = (1 - p) * xp.expm1(xp.minimum(u, _LARGEST_EXPONENT))
-    k = p * r - taken * (1 - _DIFFERENCE_ERROR * xp.finfo(u.dtype).eps)
+    k = weight_left(u, p * r, 1 - p)
     alive = k > 0
     k = xp.where(alive, k, 1.0)
     # 1 + (g-1)/k = p (g - 1 + r) / k

@@ -180,16 +180,16 @@ class AntipodalGaussianLoss(GaussianLoss, Nodes):
         xp = namespace(*self.fields, log_cut, height)
         s, r = self.shift, self.inner_rate
         p, log_r = Rate.of(self.rate), xp.log(r)
-        turns = _turns(p.log, xp.log1p(-self.rate), log_r, s)
-        turns = tuple(xp.clip(t, 0.0, 1e9) for t in turns)
+        kinks = _kinks(p.log, xp.log1p(-self.rate), log_r, s)
+        kinks = tuple(xp.clip(t, 0.0, 1e9) for t in kinks)
         floor = xp.zeros_like(s)
         _, high, _ = sampled_ends(p, s, log_cut)
 
         def place(high: Array) -> Pair:
-            return half_line(floor, high, turns, s, num_nodes)
+            return half_line(floor, high, kinks, s, num_nodes)
 
         line = map_first(place, high)
-        x, element = path_points(line, floor, xp.maximum(*turns), s, height)
+        x, element = path_points(line, floor, xp.maximum(*kinks), s, height)
 
         def ratio(x: Pair) -> tuple[Pair, Pair]:
             base = log_add_complex(
@@ -234,18 +234,18 @@ def _turning_angle(v: Array, p: Array, s: Array) -> Array:
     return xp.where(huge & beyond, log_a + math.log(2.0), angle)
 
 
-def _turns(log_p: Array, log_q: Array, log_r: Array, s: Array) -> tuple[Array, Array]:
+def _kinks(log_p: Array, log_q: Array, log_r: Array, s: Array) -> tuple[Array, Array]:
     """Where Q's density changes its bump, and where P/Q starts to rise."""
     xp = namespace(log_p, log_q, log_r, s)
     # Q's density leaves N(-s) for N(0) where p e^{-sx-s²/2} = 1 - p.
-    base_turn = xp.clip((log_p - log_q) / s - 0.5 * s, -1e300, 1e300)
+    base_kink = xp.clip((log_p - log_q) / s - 0.5 * s, -1e300, 1e300)
     # r w = 1, a quadratic in e^{sx - s²/2} once e^{-2sx} is neglected
     log_a = log_p + log_r
     root = xp.logaddexp(
         log_q, 0.5 * xp.logaddexp(2 * log_q, math.log(4.0) + log_a + log_p - s * s)
     )
-    turn = (root - math.log(2.0) - log_a) / s + 0.5 * s
-    return base_turn, turn
+    kink = (root - math.log(2.0) - log_a) / s + 0.5 * s
+    return base_kink, kink
 
 
 def _mixed(
@@ -276,14 +276,14 @@ def _windows(
     xp = namespace(t, log_p, log_q, log_r, s)
     alpha = 1 + t
     zero = xp.zeros_like(s)
-    base_turn, turn = _turns(log_p, log_q, log_r, s)
-    knee = xp.maximum(turn - xp.log(alpha) / s, 0.0)
+    base_kink, kink = _kinks(log_p, log_q, log_r, s)
+    knee = xp.maximum(kink - xp.log(alpha) / s, 0.0)
 
     log_stay = xp.log1p(-xp.exp(log_r))  # log(1 - r)
 
     def slope(x: Array) -> tuple[Array, Array]:
         """Slope of log(Q (P/Q)^alpha) plus x, and its derivative."""
-        base_weight = sigmoid(s * (base_turn - x))
+        base_weight = sigmoid(s * (base_kink - x))
         terms = xp.stack(
             [
                 log_q + 0 * x,
@@ -302,14 +302,14 @@ def _windows(
     top_slope = (2 * alpha - 1) * s
     centers = [
         zero,
-        xp.clip(base_turn, 2 * s, 3 * s),
+        xp.clip(base_kink, 2 * s, 3 * s),
         xp.clip(knee, s, 3 * s),
         top_slope,
     ]
     starts = xp.stack([top_slope, alpha * s, zero])
     return windows_around(
         centers,
-        transitions(knee, turn, s),
-        transitions(base_turn, base_turn, s),
+        transitions(knee, kink, s),
+        transitions(base_kink, base_kink, s),
         between=lambda: settle(slope, starts, zero, top_slope),
     )

@@ -14,7 +14,7 @@ sums of positive terms, exact at the loss that x really has. Sampling is that of
 `losses.sampled`.
 
 In the plane P / Q has no zero below a height of pi / max c_i, where all its terms lie
-in one half-plane, nor right of the *turn*, from where on the largest shift's term
+in one half-plane, nor right of the *kink*, from where on the largest shift's term
 outweighs all others together: there the path of `nodes` may rise.
 
 Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526, Corollary
@@ -84,8 +84,8 @@ from jaxdp_episodic.accountant.numerics.special import (
 # Newton's method on a convex function, from its right: one step for each kink at most,
 # and a few more for the digits.
 _MOST_STEPS = 60
-# The same for the turn.
-_MOST_TURNS = 30
+# The same for the kink.
+_MOST_KINK_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -199,21 +199,21 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
         xp = namespace(*self.fields, backward, log_cut, height)
         shift, log_weight = self._stacked(self.shape)
         rate = Rate.of(self.rate + xp.zeros(self.shape))
-        largest, turn = shift[-1], _turn(shift, log_weight, rate)
+        largest, kink = shift[-1], _kink(shift, log_weight, rate)
         reach = xp.sqrt(-2 * log_cut)
         above = xp.maximum(rate.log + log_weight - log_cut[:, None], 1.0)
         high = xp.maximum(reach, xp.max(shift + xp.sqrt(2 * above), axis=1))
         low = xp.where(backward > 0, -reach, xp.maximum(-reach, FURTHEST_LEFT))
 
         def place(low: Array, high: Array) -> Pair:
-            return whole_line(low, high, turn, largest, num_nodes)
+            return whole_line(low, high, kink, largest, num_nodes)
 
         nowhere = xp.full_like(largest, -xp.inf)
         x, element = path_points(
-            map_first(place, low, high), nowhere, turn, largest, height
+            map_first(place, low, high), nowhere, kink, largest, height
         )
         columns = shift[:, None], log_weight[:, None]
-        y = map_first(lambda x: _complex_loss(x, *columns, rate, turn), x)
+        y = map_first(lambda x: _complex_loss(x, *columns, rate, kink), x)
 
         def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
             ends = xp.stack([x[0][0], x[0][-1]])
@@ -255,7 +255,7 @@ def _loss(x: Array, shift: Array, log_weight: Array) -> Array:
     return xp.where(small, xp.log1p(near), logsumexp(log_weight + tilt))
 
 
-def _turn(shift: Array, log_weight: Array, rate: Rate) -> Array:
+def _kink(shift: Array, log_weight: Array, rate: Rate) -> Array:
     """From where on the largest shift has half of P's density or more; (n,)."""
     xp = namespace(shift)
     every = xp.concatenate([xp.zeros_like(shift[:1]), shift])
@@ -275,11 +275,11 @@ def _turn(shift: Array, log_weight: Array, rate: Rate) -> Array:
         mean = xp.sum(xp.exp(others - total) * every, axis=0)
         return xp.minimum(x + (total - top - largest * x) / (largest - mean), 1e9)
 
-    return xp.maximum(fori_loop(xp, 0, _MOST_TURNS, improve, start), -20.0)
+    return xp.maximum(fori_loop(xp, 0, _MOST_KINK_STEPS, improve, start), -20.0)
 
 
 def _complex_loss(
-    x: Pair, shift: Array, log_weight: Array, rate: Rate, turn: Array
+    x: Pair, shift: Array, log_weight: Array, rate: Rate, kink: Array
 ) -> Pair:
     """``log(1 - p + p sum_i w_i e^{c_i x - c_i²/2})`` on a path; x is (J, n)."""
     xp = namespace(x[0], shift)
@@ -290,10 +290,10 @@ def _complex_loss(
     near = tuple(xp.sum(xp.exp(log_share) * part, axis=0) for part in gained)
     is_near = (xp.max(tilt, axis=0) < 1.0) & (near[0] ** 2 + near[1] ** 2 < 0.25)
     near = log1p_complex(*(xp.where(is_near, part, 0.0) for part in near))
-    # ... elsewhere by the largest term, behind the turn with its angle.
+    # ... elsewhere by the largest term, behind the kink with its angle.
     terms = log_share + tilt
     most = xp.maximum(xp.max(terms, axis=0), rate.log_rest)
-    common = xp.where(x[0] > turn, shift[-1] * x[1], 0.0)
+    common = xp.where(x[0] > kink, shift[-1] * x[1], 0.0)
     re, im = polar(rate.log_rest - most, -common)
     parts = polar(terms - most, angle - common)
     re, im = log_complex(re + xp.sum(parts[0], axis=0), im + xp.sum(parts[1], axis=0))
@@ -382,9 +382,9 @@ def _windows(
     for i in range(len(every) - 1):
         gap = xp.maximum(every[i + 1] - every[i], 1e-6 * largest)
         height = 0.5 * (every[i + 1] ** 2 - every[i] ** 2)
-        turn = (
+        kink = (
             xp.maximum(weight[i], -1e6) - xp.maximum(weight[i + 1], -1e6) + height
         ) / gap
-        turn = xp.clip(turn, -1e12, 1e12)
-        kinks.append(transitions(turn - xp.log(alpha) / gap, turn, gap))
+        kink = xp.clip(kink, -1e12, 1e12)
+        kinks.append(transitions(kink - xp.log(alpha) / gap, kink, gap))
     return windows_around(centers, *kinks)

@@ -116,15 +116,15 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         num_nodes = 3 * num_nodes // 4
         xp = namespace(*self.fields, backward, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)
-        low, high, turn = sampled_ends(p, s, log_cut)
+        low, high, kink = sampled_ends(p, s, log_cut)
         # There P/Q is near 1 - p, and lower losses are negligible.
         low = xp.where(backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
 
         def place(low: Array, high: Array) -> Pair:
-            return whole_line(low, high, turn, s, num_nodes)
+            return whole_line(low, high, kink, s, num_nodes)
 
         nowhere = xp.full_like(s, -xp.inf)
-        x, element = path_points(map_first(place, low, high), nowhere, turn, s, height)
+        x, element = path_points(map_first(place, low, high), nowhere, kink, s, height)
         y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
 
         def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
@@ -170,8 +170,8 @@ def mixture_excess(
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
     rate = Rate.of(p)
     log_odds = rate.log_rest - rate.log  # hardly any at p = 1
-    turn = xp.maximum(0.5 * s + log_odds / s, -1e300)
-    windows, bumps = _windows(t, turn, s, rule.direction)
+    kink = xp.maximum(0.5 * s + log_odds / s, -1e300)
+    windows, bumps = _windows(t, kink, s, rule.direction)
     floor = 0.5 * s if rule.direction == "symmetric" else xp.full_like(s, -xp.inf)
 
     def log_parts(x: Array) -> tuple[Array, Array]:
@@ -191,37 +191,37 @@ def mixture_excess(
     return unless_gaussian(p >= 1, rate.log, 0.5 * s * s, t, excess, rounds=rounds)
 
 
-def _windows(t: Array, turn: Array, s: Array, direction: str) -> tuple[Windows, Array]:
+def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:
     """Where the integrand of the sampled pair has weight.
 
-    ``turn`` is where p e^l = 1 - p. The logarithm of (1+v)^alpha has slope 0 left of
+    ``kink`` is where p e^l = 1 - p. The logarithm of (1+v)^alpha has slope 0 left of
     it and alpha·s right of it; v² (small v) has slope 2s; v (P's own bump) slope s.
     A Gaussian with slope m peaks at m, and a bump between two slopes sits between.
     """
-    xp = namespace(t, turn, s)
+    xp = namespace(t, kink, s)
     alpha = 1 + t
     zero = xp.zeros_like(s)
-    knee = turn - xp.log(alpha) / s  # alpha v = 1
+    knee = kink - xp.log(alpha) / s  # alpha v = 1
     centers = [zero]
     between: Callable[[], Array] | None = None
     if direction != "backward":
         steepest = alpha * s
 
         def rise(x: Array) -> tuple[Array, Array]:
-            share = sigmoid(s * (x - turn))
+            share = sigmoid(s * (x - kink))
             slope = steepest * share
             return slope, s * slope * (1 - share)
 
         starts = xp.stack([steepest, zero])
         between = functools.partial(settle, rise, starts, zero, steepest)
         low, high = xp.minimum(alpha, 2) * s, xp.maximum(alpha, 2) * s
-        centers += [steepest, xp.clip(turn, low, high), 2 * s]
+        centers += [steepest, xp.clip(kink, low, high), 2 * s]
     if direction != "forward":
         centers += [xp.clip(knee, s, 2 * s)]
     if direction == "backward":
 
         def fall(x: Array) -> Array:
-            return -t * s * sigmoid(s * (x - turn))
+            return -t * s * sigmoid(s * (x - kink))
 
         centers += [only_root(fall, -t * s, zero)]
-    return windows_around(centers, transitions(knee, turn, s), between=between)
+    return windows_around(centers, transitions(knee, kink, s), between=between)

@@ -79,13 +79,13 @@ class SwappedGaussianLoss(GaussianLoss, Nodes):
         xp = namespace(*self.fields, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)
         floor = 0.5 * s
-        _, high, turn = sampled_ends(p, s, log_cut)
-        turn = xp.maximum(turn, floor)
+        _, high, kink = sampled_ends(p, s, log_cut)
+        kink = xp.maximum(kink, floor)
 
         def place(high: Array) -> Pair:
-            return half_line(floor, high, (turn,), s, num_nodes)
+            return half_line(floor, high, (kink,), s, num_nodes)
 
-        x, element = path_points(map_first(place, high), floor, turn, s, height)
+        x, element = path_points(map_first(place, high), floor, kink, s, height)
         y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
 
         def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:

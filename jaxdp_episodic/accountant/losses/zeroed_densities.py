@@ -124,7 +124,7 @@ class ZeroedLogs:
         return y, base
 
 
-def _first_turn(logs: ZeroedLogs, s: Array) -> Array:
+def _first_kink(logs: ZeroedLogs, s: Array) -> Array:
     """Where about ``P1/Q1 = 2``: ``p r (l² - l) = null l + kept e^{-s²}``."""
     xp = namespace(logs.null, s)
     root = xp.logaddexp(
@@ -135,13 +135,13 @@ def _first_turn(logs: ZeroedLogs, s: Array) -> Array:
     return xp.clip((root - math.log(2.0) - logs.reached) / s + 0.5 * s, 0.0, 1e300)
 
 
-def _base_turn(logs: ZeroedLogs, s: Array) -> Array:
+def _base_kink(logs: ZeroedLogs, s: Array) -> Array:
     """Where Q1's density leaves N(-s) for N(0)."""
     xp = namespace(logs.null, s)
     return xp.clip((logs.kept - logs.null) / s - 0.5 * s, -1e300, 1e300)
 
 
-def _lower_turns(logs: ZeroedLogs, s: Array) -> tuple[Array, Array]:
+def _lower_kinks(logs: ZeroedLogs, s: Array) -> tuple[Array, Array]:
     """Where P2's and Q2's densities leave N(s) for N(0), as places w."""
     xp = namespace(logs.null, s)
     return tuple(
@@ -153,22 +153,22 @@ def _lower_turns(logs: ZeroedLogs, s: Array) -> tuple[Array, Array]:
     )
 
 
-def path_turns(
+def path_kinks(
     logs: ZeroedLogs, s: Array
 ) -> tuple[tuple[Array, Array], tuple[Array, Array], Array]:
     """Turns of the two paths, and where the lower one may rise.
 
-    That is nowhere where the losses end: beyond the turn they are ``e^{-sw}`` from
+    That is nowhere where the losses end: beyond the kink they are ``e^{-sw}`` from
     there, and their imaginary part must not change its sign.
     """
     xp = namespace(logs.null, s)
-    upper = (_first_turn(logs, s), _base_turn(logs, s))
-    top, bottom = _lower_turns(logs, s)
-    endless = logs.absent <= 0.5 * LOG_ZERO  # p = 1: P2 has no turn
+    upper = (_first_kink(logs, s), _base_kink(logs, s))
+    top, bottom = _lower_kinks(logs, s)
+    endless = logs.absent <= 0.5 * LOG_ZERO  # p = 1: P2 has no kink
     top = xp.where(endless, bottom, top)
 
-    def kept(turn: Array) -> Array:
-        return xp.clip(turn, 0.5 * s, 0.5 * s + 1e9)
+    def kept(kink: Array) -> Array:
+        return xp.clip(kink, 0.5 * s, 0.5 * s + 1e9)
 
     lower = (kept(top), kept(bottom))
     rise = xp.where(endless, lower[1], 1e9)
@@ -185,14 +185,19 @@ def upper_windows(
     xp = namespace(t, s)
     alpha = 1 + t
     zero = xp.zeros_like(s)
-    turn, base_turn = _first_turn(logs, s), _base_turn(logs, s)
-    knee = xp.maximum(turn - xp.log(alpha) / s, 0.5 * s)
-    centers = [0.5 * s, s, xp.clip(base_turn, 2 * s, 3 * s), xp.clip(knee, s, 3 * s)]
+    kink, base_kink = _first_kink(logs, s), _base_kink(logs, s)
+    knee = xp.maximum(kink - xp.log(alpha) / s, 0.5 * s)
+    centers = [
+        0.5 * s,
+        s,
+        xp.clip(base_kink, 2 * s, 3 * s),
+        xp.clip(knee, s, 3 * s),
+    ]
     if direction == "forward":
 
         def slope(x: Array) -> tuple[Array, Array]:
             """Slope of log(Q1 (P1/Q1)^alpha) plus x, and its derivative."""
-            base_weight = sigmoid(s * (base_turn - x))
+            base_weight = sigmoid(s * (base_kink - x))
             terms = xp.stack(
                 [
                     logs.absent + 0 * x,
@@ -210,12 +215,12 @@ def upper_windows(
 
         top = (2 * alpha - 1) * s
         starts = xp.stack([top, alpha * s, zero])
-        middle = xp.clip(base_turn, alpha * s, top)
+        middle = xp.clip(base_kink, alpha * s, top)
         centers += [top, alpha * s, middle, *settle(slope, starts, zero, top)]
     return windows_around(
         centers,
-        transitions(knee, turn, s),
-        transitions(base_turn, base_turn, s),
+        transitions(knee, kink, s),
+        transitions(base_kink, base_kink, s),
     )
 
 
@@ -225,16 +230,20 @@ def lower_windows(
     """Where the integrand has weight at ``x = s - w < s/2``, as places w.
 
     For small v it is ``v² Q2``, whose slope is that of 1, or of ``e^{-sx}`` between
-    Q2's turn and s/2; else ``v Q2``, like N(0). Backward ``(Q2/P2)^t Q2`` has a bump
-    at ``x = -t s`` between the turns of P2 and Q2.
+    Q2's kink and s/2; else ``v Q2``, like N(0). Backward ``(Q2/P2)^t Q2`` has a bump
+    at ``x = -t s`` between the kinks of P2 and Q2.
     """
     xp = namespace(t, s)
     zero = xp.zeros_like(s)
-    top, bottom = _lower_turns(logs, s)
+    top, bottom = _lower_kinks(logs, s)
     # alpha |v| = 1
     knee = 0.5 * s - (xp.log1p(t) + logs.reached - logs.kept) / s
     knee = xp.clip(knee, 0.5 * s, xp.maximum(bottom, 0.5 * s))
-    centers = [0.5 * s, s, *(xp.clip(turn, s, 2 * s) for turn in (bottom, knee))]
+    centers = [
+        0.5 * s,
+        s,
+        *(xp.clip(kink, s, 2 * s) for kink in (bottom, knee)),
+    ]
     if direction == "backward":
         far = (1 + t) * s  # where x = -t s
 

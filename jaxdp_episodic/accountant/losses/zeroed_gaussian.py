@@ -60,7 +60,7 @@ from jaxdp_episodic.accountant.losses.zeroed_densities import (
     ZeroedLogs,
     log_rest,
     lower_windows,
-    path_turns,
+    path_kinks,
     upper_windows,
 )
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
@@ -171,7 +171,7 @@ class ZeroedGaussianLoss(GaussianLoss, Nodes):
         xp = namespace(*self.fields, backward, log_cut, height)
         s = self.shift
         logs = ZeroedLogs.of(self.rate, self.inner_rate, s)
-        upper_turns, lower_turns, lower_rise = path_turns(logs, s)
+        upper_kinks, lower_kinks, lower_rise = path_kinks(logs, s)
         floor = 0.5 * s
         reach = xp.sqrt(-2 * log_cut)
         seen = xp.sqrt(2 * xp.maximum(logs.reached - log_cut, 1.0))
@@ -184,13 +184,13 @@ class ZeroedGaussianLoss(GaussianLoss, Nodes):
         )
 
         def path(
-            end: Array, turns: tuple[Array, ...], rise: Array
+            end: Array, kinks: tuple[Array, ...], rise: Array
         ) -> tuple[Pair, Pair]:
-            line = map_first(lambda e: half_line(floor, e, turns, s, num_nodes), end)
+            line = map_first(lambda e: half_line(floor, e, kinks, s, num_nodes), end)
             return path_points(line, floor, rise, s, height)
 
-        above, above_element = path(ends[0], upper_turns, xp.maximum(*upper_turns))
-        below, below_element = path(ends[1], lower_turns, lower_rise)
+        above, above_element = path(ends[0], upper_kinks, xp.maximum(*upper_kinks))
+        below, below_element = path(ends[1], lower_kinks, lower_rise)
         # x = s - w on the mirror image of the path, which is run through backwards.
         below = (s - below[0], below[1])
         below_element = (below_element[0], -below_element[1])

@@ -95,7 +95,7 @@ class PiecewiseLinearPair(NamedTuple):
       loss: (n,) u = log g of the corners, from 0.
       profile: at the corners; 0 at the last.
       scaled: ``g Q(L >= u)`` there.
-      infinite: the profile beyond the last corner, which is taken off.
+      infinite: the profile beyond the last corner, which is subtracted.
     """
 
     loss: np.ndarray
@@ -303,8 +303,8 @@ def _below_chords(
     size = len(g)
     g, low = _mirrored(g, low)
     high = _mirrored(g[size - 1 :], high)[1]
-    # D rises from each place on no slower than it does on the way there, and no faster
-    # than on the way to a later one.
+    # D is convex: its slope at each g is at least that of any chord ending there, and
+    # at most that of any chord starting there.
     slope, back = np.full(len(g), -np.inf), np.full(len(g), np.inf)
     for base in (base for base in _BASES if base < len(g)):
         run = g[base:] - g[:-base]

@@ -16,7 +16,6 @@ import math
 from dataclasses import dataclass
 
 from jaxdp_episodic.accountant.losses.excess import (
-    LOG_SQRT_2PI,
     log_integral,
     unless_gaussian,
 )
@@ -29,6 +28,7 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     scaled,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import (
+    LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
     Rate,

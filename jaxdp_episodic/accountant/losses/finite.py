@@ -21,7 +21,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import ROUNDING, with_rounding
+from jaxdp_episodic.accountant.losses.excess import (
+    LARGEST_EXPONENT,
+    ROUNDING,
+    with_rounding,
+)
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
@@ -46,8 +50,6 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
     scaled_power_excess,
     scaled_power_excess_derivatives,
 )
-
-_LARGEST_EXPONENT = 600.0
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def log_excess_of_atoms(
     sums = {}
     for one in ("forward", "backward") if direction == "forward" else (direction,):
         power = -t if one == "backward" else 1 + t
-        peak = xp.max(base + power * loss, axis=0) - _LARGEST_EXPONENT
+        peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT
         peak = stop_gradient(xp, xp.maximum(peak, 0.0))
         value = xp.sum(scaled_power_excess(loss, base - peak, t, one), axis=0)
         # Masses of the other distribution are rounded as losses are. Where these are
@@ -181,7 +183,7 @@ def log_excess_of_atoms(
         excess = xp.maximum(excess, sums["backward"])
     if not rule.with_derivatives:
         return (excess,)
-    peak = xp.max(base + (1 + t) * loss, axis=0) - _LARGEST_EXPONENT
+    peak = xp.max(base + (1 + t) * loss, axis=0) - LARGEST_EXPONENT
     peak = xp.maximum(peak, 0.0)
     parts = scaled_power_excess_derivatives(loss, base - peak, t, "forward")
     total, first, second = (xp.sum(part, axis=0) for part in parts)

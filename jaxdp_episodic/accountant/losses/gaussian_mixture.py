@@ -30,13 +30,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import (
-    LOG_SQRT_2PI,
     log_integral,
     unless_gaussian,
 )
 from jaxdp_episodic.accountant.losses.gaussian import scaled
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
+    LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
     Rate,
@@ -81,11 +81,11 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_saturating_tail,
 )
 
-# Newton's method on a convex function, from its right: one step for each kink at most,
-# and a few more for the digits.
-_MOST_STEPS = 60
-# The same for the kink.
-_MOST_KINK_STEPS = 30
+# Most steps of Newton's method for the x of a loss, on a convex function: one for each
+# kink at most, and a few more for the digits.
+_NEWTON_STEPS = 60
+# The same for the position of the kink.
+_KINK_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
         return dataclasses.replace(super().kept_in_range(), shifts=shifts)
 
     def hints(self) -> Hints:
-        """The largest move."""
+        """The largest shift."""
         largest = self._largest()
         return Hints(self.rate, self.rate, largest, largest)
 
@@ -142,13 +142,13 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
         safe = xp.where(p > 0, p, 1.0)
 
         def forward(u: Array) -> Tails:
-            x = _place(u, shift, log_weight)
+            x = _position(u, shift, log_weight)
             near = log_weight + log_saturating_tail(x - shift, shift)
             density = logsumexp(log_weight + log_normal_density(x - shift))
             return logsumexp(near), density + log_mills(x)
 
         def backward(u: Array) -> Tails:
-            x = _place(-u, shift, log_weight)
+            x = _position(-u, shift, log_weight)
             tilted = log_weight + shift * (x - 0.5 * shift)
             share = tilted - logsumexp(tilted)
             beyond = log_normal_density(x) + log_mills(shift - x)
@@ -275,7 +275,7 @@ def _kink(shift: Array, log_weight: Array, rate: Rate) -> Array:
         mean = xp.sum(xp.exp(others - total) * every, axis=0)
         return xp.minimum(x + (total - top - largest * x) / (largest - mean), 1e9)
 
-    return xp.maximum(fori_loop(xp, 0, _MOST_KINK_STEPS, improve, start), -20.0)
+    return xp.maximum(fori_loop(xp, 0, _KINK_STEPS, improve, start), -20.0)
 
 
 def _complex_loss(
@@ -303,8 +303,8 @@ def _complex_loss(
     )
 
 
-def _place(loss: Array, shift: Array, log_weight: Array) -> Array:
-    """Where the loss is what is given."""
+def _position(loss: Array, shift: Array, log_weight: Array) -> Array:
+    """The x at which the loss is what is given."""
     xp = namespace(loss, shift)
     # Every component alone is a lower bound, the largest an upper one.
     alone = (loss + 0.5 * shift * shift - xp.maximum(log_weight, -1e300)) / shift
@@ -325,7 +325,7 @@ def _place(loss: Array, shift: Array, log_weight: Array) -> Array:
         return bool(np.all(moved <= 4e-16 * np.abs(x)))
 
     start = (xp.maximum(high, low), xp.full_like(loss, xp.inf))
-    return fori_loop(xp, 0, _MOST_STEPS, improve, start, settled)[0]
+    return fori_loop(xp, 0, _NEWTON_STEPS, improve, start, settled)[0]
 
 
 def _lost(t: Array, width: Array) -> Array:

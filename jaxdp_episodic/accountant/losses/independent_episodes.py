@@ -62,16 +62,16 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 
 # Terms are left out up to this share of delta, which is then added to it.
-_CUT_SHARE = 1e-9
+_TRUNCATED_SHARE = 1e-9
 # Terms times settings that NumPy computes at once.
 _AT_ONCE = 512
-# Distributions are truncated where the density is e^-18 of its peak, or less.
+# Largest log-density, relative to its peak, at which a distribution is truncated, nats.
 _LEAST_CUT = -18.0
 # Relative increase of the number of nodes for every factor e in the number of terms.
-_MORE_NODES = 0.4
-# Largest imaginary part of their path, in deviations: there distributions end.
+_NODES_PER_LOG_TERM = 0.4
+# Largest imaginary part of their path, in standard deviations of the narrowest term.
 _MOST_HEIGHT = 3.4
-# Stands for log 0 where -inf would poison a gradient: e^{-1e30} = 0.
+# Stands for log 0 where the gradient at -inf would be NaN: e^{-1e30} = 0.
 _LOG_ZERO = -1e30
 
 
@@ -95,7 +95,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
     kept: Array = np.inf  # pyright: ignore[reportAssignmentType]: broadcasts
 
     def hints(self) -> Hints:
-        """One move; of several, as many as are expected and some more."""
+        """One swap; at most as many as are expected, and 8 standard deviations."""
         xp = namespace(*self.fields)
         expected = self.num_episodes * self.rate
         draws = expected + 8 * xp.sqrt(expected) + 3
@@ -151,8 +151,8 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
         if xp is np:
 
-            def excess_of_one(place: Array, any_rate: Array, shift: Array) -> Any:
-                return self._one(any_rate, shift).log_excess(t[place], rule)
+            def excess_of_one(index: Array, any_rate: Array, shift: Array) -> Any:
+                return self._one(any_rate, shift).log_excess(t[index], rule)
 
             return episode_terms.log_excess(
                 excess_of_one,
@@ -205,7 +205,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         self, log_goal: np.ndarray, count: np.ndarray
     ) -> tuple[Self, np.ndarray, np.ndarray]:
         """Cuts the sum where its rest adds a billionth of ``e^log_goal`` at most."""
-        least = log_goal + np.log(_CUT_SHARE) - np.log(np.maximum(count, 1.0))
+        least = log_goal + np.log(_TRUNCATED_SHARE) - np.log(np.maximum(count, 1.0))
         terms, log_tail = needed_terms(self.num_episodes, self.rate, least)
         with np.errstate(divide="ignore"):
             log_added = np.log(count) + log_tail
@@ -238,7 +238,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         steep = s * xp.sqrt(1 + (kink / scale) ** 2)
         end, kink = (xp.arcsinh(x / scale) * scale for x in (end, kink))
         floor = xp.zeros_like(s)
-        size = int(num_nodes * (1 + _MORE_NODES * math.log(num_terms)))
+        size = int(num_nodes * (1 + _NODES_PER_LOG_TERM * math.log(num_terms)))
         line = map_first(lambda end: half_line(floor, end, (kink,), steep, size), end)
         v, element = path_points(line, floor, kink, steep, height, _MOST_HEIGHT)
         re, im = v[0] / scale, v[1] / scale

@@ -17,6 +17,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule
 from jaxdp_episodic.accountant.losses.protocols import Moments
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
+# Moments are raised to it, so that their logarithms are finite.
 _SMALLEST_MOMENT = 1e-100
 
 
@@ -68,11 +69,10 @@ class RenyiCurveLoss(Moments):
         xp = namespace(t, *self.fields)
         ends = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.t)])
         values = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.log_moments)])
-        place = xp.sum(ends < t, axis=0)[None]  # of the end above t
-        last = ends.shape[0] - 1
-        left, low = (xp.take_along_axis(a, place - 1, 0)[0] for a in (ends, values))
-        place = xp.minimum(place, last)
-        right, high = (xp.take_along_axis(a, place, 0)[0] for a in (ends, values))
+        index = xp.sum(ends < t, axis=0)[None]  # of the end above t
+        left, low = (xp.take_along_axis(a, index - 1, 0)[0] for a in (ends, values))
+        index = xp.minimum(index, ends.shape[0] - 1)
+        right, high = (xp.take_along_axis(a, index, 0)[0] for a in (ends, values))
         known = (t <= right) & xp.isfinite(right) & xp.isfinite(high)
         width = xp.where(known, right - left, 1.0)
         rise = xp.where(known, high - low, 0.0) / width

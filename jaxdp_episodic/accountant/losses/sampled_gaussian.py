@@ -19,7 +19,6 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import (
-    LOG_SQRT_2PI,
     log_integral,
     unless_gaussian,
 )
@@ -30,6 +29,7 @@ from jaxdp_episodic.accountant.losses.gaussian import (
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
+    LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
     Rate,

@@ -30,7 +30,7 @@ from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
-# Binomial tails are good to 1e-10; the weights are raised by twice that.
+# Relative increase of the weights: twice the error of binomial tails, 1e-10.
 _RAISED = 2e-10
 
 
@@ -82,7 +82,7 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         return dataclasses.replace(self, **less)
 
     def hints(self) -> Hints:
-        """The unit in the batch; a swap is the largest move."""
+        """The unit in the batch; a swap is the largest shift."""
         xp = namespace(*self.fields)
         swap = xp.where(self.cut > 0, 2 * self.shift, self.shift)
         return Hints(self.chance, self.chance, self.shift, swap)

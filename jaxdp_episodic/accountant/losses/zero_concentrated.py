@@ -18,7 +18,9 @@ from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule
 from jaxdp_episodic.accountant.losses.protocols import Moments
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
-_SMALLEST_RHO, _LARGEST_RHO = 1e-40, 1e140
+# Range of rho in which its squares neither vanish nor overflow; above it, no bound.
+_SMALLEST_RHO = 1e-40
+_LARGEST_RHO = 1e140
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jaxdp_episodic.accountant.losses.excess import LOG_SQRT_2PI
+from jaxdp_episodic.accountant.losses.loss_nodes import LOG_SQRT_2PI
 from jaxdp_episodic.accountant.losses.paths import Pair
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,

@@ -15,10 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jaxdp_episodic.accountant.losses.excess import (
-    log_integral,
-    unless_gaussian,
-)
+from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
 from jaxdp_episodic.accountant.losses.gaussian import (
     LARGEST,
     GaussianLoss,

@@ -33,11 +33,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     atoms,
     real_log_mixture,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    Hints,
-    MomentRule,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Moments, Nodes
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,

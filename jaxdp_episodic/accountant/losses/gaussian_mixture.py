@@ -29,10 +29,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import (
-    log_integral,
-    unless_gaussian,
-)
+from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
 from jaxdp_episodic.accountant.losses.gaussian import scaled
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,

@@ -71,7 +71,7 @@ _LOG_2 = math.log(2.0)
 _LOG_4 = math.log(4.0)
 # Rounding error of u, relative to the largest loss: nine units in the last place.
 _LOSS_ROUNDING = 2e-15
-# Panels from an end of the losses inwards are equally long in this weight times the loss
+# Panels from an end of the losses inwards are equally long in this times the loss
 # plus the exponent, nats: the integrand falls off by half the loss at least, and by the
 # exponent.
 _NATS_PER_UNIT = 2.0

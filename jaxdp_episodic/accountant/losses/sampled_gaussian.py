@@ -18,10 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import (
-    log_integral,
-    unless_gaussian,
-)
+from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
 from jaxdp_episodic.accountant.losses.gaussian import (
     GaussianLoss,
     gaussian_tails,
@@ -42,11 +39,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     undrawn_loss,
 )
 from jaxdp_episodic.accountant.losses.paths import Pair, whole_line
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    MixturePair,
-    MomentRule,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.privacy_loss import MixturePair, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.losses.windows import (

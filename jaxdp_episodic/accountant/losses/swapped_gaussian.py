@@ -32,11 +32,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     sampled_ends,
 )
 from jaxdp_episodic.accountant.losses.paths import Pair, half_line
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    MixturePair,
-    MomentRule,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.privacy_loss import MixturePair, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
 from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace

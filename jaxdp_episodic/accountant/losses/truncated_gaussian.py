@@ -18,11 +18,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    Hints,
-    MomentRule,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Bounds
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss

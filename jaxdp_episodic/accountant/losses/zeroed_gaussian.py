@@ -27,10 +27,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import (
-    log_integral,
-    unless_gaussian,
-)
+from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
 from jaxdp_episodic.accountant.losses.gaussian import (
     LARGEST,
     GaussianLoss,
@@ -48,11 +45,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     path_points,
 )
 from jaxdp_episodic.accountant.losses.paths import Pair, half_line
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    Hints,
-    MomentRule,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import CANCELLATION, weight_left
 from jaxdp_episodic.accountant.losses.zeroed_densities import (
@@ -63,15 +56,8 @@ from jaxdp_episodic.accountant.losses.zeroed_densities import (
     path_kinks,
     upper_windows,
 )
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    polar,
-    times,
-)
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    map_first,
-    namespace,
-)
+from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
+from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace
 from jaxdp_episodic.accountant.numerics.special import (
     log_mills,
     log_mills_difference,

@@ -31,10 +31,9 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     Rate,
     log_normal,
     mirrored,
-    path_points,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line
+from jaxdp_episodic.accountant.losses.paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MixturePair,
@@ -45,7 +44,9 @@ from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import LARGEST_EXPONENT
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
+    rising_kink,
     settle,
+    three_bumps,
     transitions,
     windows_around,
 )
@@ -58,8 +59,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     map_first,
     namespace,
-    sigmoid,
-    softmax,
 )
 from jaxdp_episodic.accountant.numerics.special import (
     log_add,
@@ -134,36 +133,24 @@ class AntipodalGaussianLoss(GaussianLoss, Nodes):
         xp = namespace(t, *self.fields)
         t, p, r, s = xp.broadcast_arrays(t, self.rate, self.inner_rate, self.shift)
         log_p, log_q, log_r = xp.log(p), xp.log1p(-p), xp.log(r)
-        windows, bumps = _windows(t, log_p, log_q, log_r, s)
+        windows = _windows(t, log_p, log_q, log_r, s)
 
         def log_parts(x: Array) -> tuple[Array, Array]:
             """Log-ratio of P to Q and log-density of Q at x > 0."""
             # log of Q's density over that of N(0, 1)
             log_base = log_add(log_q, log_p - s * (x + 0.5 * s))
             # P/Q - 1 = r p (e^{sx} - e^{-sx}) e^{-s²/2} / base
-            log_excess_ratio = (
-                log_p
-                + log_r
-                + s * (x - 0.5 * s)
-                + xp.log(-xp.expm1(-2 * s * x))
-                - log_base
-            )
-            log_ratio = log_add(0.0, log_excess_ratio)
-            return log_ratio, log_base - 0.5 * x * x - LOG_SQRT_2PI
+            gained = log_p + log_r + s * (x - 0.5 * s) + xp.log(-xp.expm1(-2 * s * x))
+            return log_add(
+                0.0, gained - log_base
+            ), log_base - 0.5 * x * x - LOG_SQRT_2PI
 
-        excess = log_integral(
-            log_parts,
-            windows,
-            bumps,
-            xp.zeros_like(s),
-            t,
-            rule._replace(direction="symmetric"),
-        )
+        symmetric, floor = rule._replace(direction="symmetric"), xp.zeros_like(s)
+        excess = log_integral(log_parts, *windows, floor, t, symmetric)
         whole = (p >= 1) & (r >= 1)
         weight, scale = _mixed(t, log_p, log_q, log_r, s)
-        return unless_gaussian(
-            whole, weight, scale, t, excess, rounds=2 * s * s / scale
-        )
+        rounds = 2 * s * s / scale
+        return unless_gaussian(whole, weight, scale, t, excess, rounds=rounds)
 
     def gaussian_shift(self) -> Array:
         """Twice the shift, where the unit always is on either side."""
@@ -182,11 +169,8 @@ class AntipodalGaussianLoss(GaussianLoss, Nodes):
         floor = xp.zeros_like(s)
         _, high, _ = sampled_ends(p, s, log_cut)
 
-        def place(high: Array) -> Pair:
-            return half_line(floor, high, kinks, s, num_nodes)
-
-        line = map_first(place, high)
-        x, element = path_points(line, floor, xp.maximum(*kinks), s, height)
+        rise = xp.maximum(*kinks)
+        x, element = half_line_points(floor, high, kinks, rise, s, height, num_nodes)
 
         def ratio(x: Pair) -> tuple[Pair, Pair]:
             base = log_add_complex(
@@ -236,12 +220,7 @@ def _kinks(log_p: Array, log_q: Array, log_r: Array, s: Array) -> tuple[Array, A
     xp = namespace(log_p, log_q, log_r, s)
     # Q's density leaves N(-s) for N(0) where p e^{-sx-s²/2} = 1 - p.
     base_kink = xp.clip((log_p - log_q) / s - 0.5 * s, -1e300, 1e300)
-    # r w = 1, a quadratic in e^{sx - s²/2} once e^{-2sx} is neglected
-    log_a = log_p + log_r
-    root = xp.logaddexp(
-        log_q, 0.5 * xp.logaddexp(2 * log_q, math.log(4.0) + log_a + log_p - s * s)
-    )
-    kink = (root - math.log(2.0) - log_a) / s + 0.5 * s
+    kink = rising_kink(log_q, log_p + log_r, log_p, s)
     return base_kink, kink
 
 
@@ -275,34 +254,11 @@ def _windows(
     zero = xp.zeros_like(s)
     base_kink, kink = _kinks(log_p, log_q, log_r, s)
     knee = xp.maximum(kink - xp.log(alpha) / s, 0.0)
-
-    log_stay = xp.log1p(-xp.exp(log_r))  # log(1 - r)
-
-    def slope(x: Array) -> tuple[Array, Array]:
-        """Slope of log(Q (P/Q)^alpha) plus x, and its derivative."""
-        base_weight = sigmoid(s * (base_kink - x))
-        terms = xp.stack(
-            [
-                log_q + 0 * x,
-                log_stay + log_p - s * (x + 0.5 * s),
-                log_r + log_p + s * (x - 0.5 * s),
-            ]
-        )
-        _, down, up = softmax(xp.maximum(terms, -1e300))
-        tilt = up - down
-        return (
-            s * (t * base_weight + alpha * tilt),
-            s * s * (alpha * (up + down - tilt * tilt))
-            - s * s * (t * base_weight * (1 - base_weight)),
-        )
-
+    kept = xp.log1p(-xp.exp(log_r)) + log_p
+    slope = three_bumps(log_q, kept, log_r + log_p, base_kink, t, s)
     top_slope = (2 * alpha - 1) * s
-    centers = [
-        zero,
-        xp.clip(base_kink, 2 * s, 3 * s),
-        xp.clip(knee, s, 3 * s),
-        top_slope,
-    ]
+    middle = xp.clip(base_kink, 2 * s, 3 * s), xp.clip(knee, s, 3 * s)
+    centers = [zero, *middle, top_slope]
     starts = xp.stack([top_slope, alpha * s, zero])
     return windows_around(
         centers,

@@ -173,6 +173,20 @@ def with_rounding(
     )
 
 
+def sum_of(first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Logarithm of the sum of two excesses, and its derivatives over it."""
+    xp = namespace(first[0], second[0])
+    total = xp.logaddexp(first[0], second[0])
+    finite = xp.where(xp.isfinite(total), total, 0.0)
+    shares = xp.exp(first[0] - finite), xp.exp(second[0] - finite)
+
+    def mean(values: tuple[Array, Array]) -> Array:
+        pairs = zip(shares, values, strict=True)
+        return sum(xp.where(share > 0, share * x, 0.0) for share, x in pairs)
+
+    return total, *(mean(pair) for pair in zip(first[1:], second[1:], strict=True))
+
+
 def excess_of(
     log_moment: Array, slope: Array, bend: Array | float, with_derivatives: bool
 ) -> tuple[Array, ...]:

@@ -98,7 +98,7 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
         """``E[(1 - e^{u - L})_+]``, and ``E[e^{u - L}; L > u]``."""
         xp = namespace(u, *self.fields)
         u = xp.broadcast_to(u, np.broadcast_shapes(np.shape(u), self.shape))
-        loss, mass = self._stacked(u.shape)
+        loss, mass = self._atoms(u.shape)
         return tails_of_values(u, loss, mass), tails_of_values(u, -loss, mass - loss)
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
@@ -114,13 +114,13 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`: a sum. Forward the larger direction's."""
-        return log_excess_of_atoms(*self._stacked(t.shape), t, rule)
+        return log_excess_of_atoms(*self._atoms(t.shape), t, rule)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: the atoms, on the real line."""
         backward, log_cut, *_ = rule
         xp = namespace(*self.fields, log_cut)
-        loss, mass = self._stacked(backward.shape)
+        loss, mass = self._atoms(backward.shape)
         mass = mass - xp.where(backward > 0, loss, 0.0)
         weight = xp.where(loss == 0, 0.0, xp.exp(mass))
         shape = (log_cut.shape[0], *loss.shape)
@@ -129,14 +129,9 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
             xp.broadcast_to(weight, shape),
         )
 
-    def _stacked(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """Losses and masses with a first axis for the atoms."""
-        xp = namespace(*self.fields)
-
-        def stack(columns: tuple[Array, ...]) -> Array:
-            return xp.stack([xp.broadcast_to(column, shape) for column in columns])
-
-        return stack(self.losses), stack(self.log_masses)
+    def _atoms(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Losses and log-masses with a first axis for the atoms."""
+        return self.stacked(self.losses, shape), self.stacked(self.log_masses, shape)
 
     def _most(self) -> Array:
         """The largest size of a loss that occurs."""

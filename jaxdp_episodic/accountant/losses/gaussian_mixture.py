@@ -37,12 +37,11 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
     Rate,
-    on_path,
-    path_points,
+    nodes_on_line,
     real_log_mixture,
     undrawn_loss,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, whole_line
+from jaxdp_episodic.accountant.losses.paths import Pair
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
@@ -68,7 +67,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
     logsumexp,
-    map_first,
     namespace,
 )
 from jaxdp_episodic.accountant.numerics.special import (
@@ -134,7 +132,7 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
         """See the module's docstring."""
         xp = namespace(u, *self.fields)
         u = xp.broadcast_to(u, np.broadcast_shapes(np.shape(u), self.shape))
-        shift, log_weight = self._stacked(u.shape)
+        shift, log_weight = self._components(u.shape)
         outer, p = (xp.broadcast_to(a, u.shape) for a in (self.outer_rate, self.rate))
         safe = xp.where(p > 0, p, 1.0)
 
@@ -162,7 +160,7 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`; exact up to quadrature error. Forward the larger one's."""
         xp = namespace(t, *self.fields)
-        shift, log_weight = self._stacked(t.shape)
+        shift, log_weight = self._components(t.shape)
         rate = Rate.of(xp.broadcast_to(self.rate, t.shape))
         panels = rule.quadrature.num_panels * (2 + len(self.shifts))
         finer = Quadrature(panels, rule.quadrature.nodes_per_panel)
@@ -192,45 +190,36 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`; as of the sampled Gaussian."""
-        backward, log_cut, height, num_nodes, _ = rule
-        xp = namespace(*self.fields, backward, log_cut, height)
-        shift, log_weight = self._stacked(self.shape)
+        xp = namespace(*self.fields, rule.backward, rule.log_cut)
+        shift, log_weight = self._components(self.shape)
         rate = Rate.of(self.rate + xp.zeros(self.shape))
-        largest, kink = shift[-1], _kink(shift, log_weight, rate)
-        reach = xp.sqrt(-2 * log_cut)
-        above = xp.maximum(rate.log + log_weight - log_cut[:, None], 1.0)
-        high = xp.maximum(reach, xp.max(shift + xp.sqrt(2 * above), axis=1))
-        low = xp.where(backward > 0, -reach, xp.maximum(-reach, FURTHEST_LEFT))
-
-        def place(low: Array, high: Array) -> Pair:
-            return whole_line(low, high, kink, largest, num_nodes)
-
-        nowhere = xp.full_like(largest, -xp.inf)
-        x, element = path_points(
-            map_first(place, low, high), nowhere, kink, largest, height
+        kink, columns = (
+            _kink(shift, log_weight, rate),
+            (shift[:, None], log_weight[:, None]),
         )
-        columns = shift[:, None], log_weight[:, None]
-        y = map_first(lambda x: _complex_loss(x, *columns, rate, kink), x)
-
-        def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
-            ends = xp.stack([x[0][0], x[0][-1]])
-            end_loss = real_log_mixture(_loss(ends, *columns), rate)
-            return on_path(x, element, y, backward, end_loss)
-
-        return map_first(finish, x, element, y)
+        reach = xp.sqrt(-2 * rule.log_cut)
+        above = xp.maximum(rate.log + log_weight - rule.log_cut[:, None], 1.0)
+        high = xp.maximum(reach, xp.max(shift + xp.sqrt(2 * above), axis=1))
+        low = xp.where(rule.backward > 0, -reach, xp.maximum(-reach, FURTHEST_LEFT))
+        return nodes_on_line(
+            (low, high),
+            kink,
+            shift[-1],
+            rule,
+            lambda x: _complex_loss(x, *columns, rate, kink),
+            lambda x: real_log_mixture(_loss(x, *columns), rate),
+        )
 
     def bulk_loss(self) -> Array:
         """The loss of not being drawn, where that is the rule."""
         return undrawn_loss(self.outer_rate, self.rate)
 
-    def _stacked(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    def _components(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Shifts, ascending, and log-weights, with a first axis for the components."""
         xp = namespace(*self.fields)
-
-        def stack(columns: tuple[Array, ...]) -> Array:
-            return xp.stack([xp.broadcast_to(column, shape) for column in columns])
-
-        shift, log_weight = stack(self.shifts), stack(self.log_weights)
+        shift, log_weight = (
+            self.stacked(a, shape) for a in (self.shifts, self.log_weights)
+        )
         # Padding components equal the last one.
         largest = xp.max(xp.where(log_weight > -xp.inf, shift, 0.0), axis=0)
         return xp.where(log_weight > -xp.inf, shift, largest), log_weight

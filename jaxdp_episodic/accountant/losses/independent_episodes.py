@@ -33,11 +33,10 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     log_mixture,
     log_normal,
     mirrored,
-    path_points,
     real_log_mixture,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line
+from jaxdp_episodic.accountant.losses.paths import Pair, half_line, path_points
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MixturePair,

@@ -18,9 +18,10 @@ the real axis at the saddle point of the losses that do occur. The nodes are tho
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxdp_episodic.accountant.losses.paths import Pair, Path, points
+from jaxdp_episodic.accountant.losses.paths import Pair, path_points, whole_line
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     log1p_complex,
     polar,
@@ -159,44 +160,45 @@ def sampled_ends(p: Rate, s: Array, log_cut: Array) -> tuple[Array, Array, Array
     return -reach, high, kink
 
 
-def path_points(
-    line: Pair,
-    floor: Array,
+def nodes_on_line(
+    ends: tuple[Array, Array],
     kink: Array,
     s: Array,
-    height: Array,
-    most: float = 1e30,
-) -> tuple[Pair, Pair]:
-    """Points above the (V, J, n) nodes of a line, and dx."""
-
-    def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
-        return points(Path(node, weight, floor, kink, s, height, most))
-
-    return map_first(lift, *line, height)
-
-
-def on_path(
-    x: Pair, element: Pair, y: Pair, backward: Array, end_loss: Array
+    rule: NodeRule,
+    complex_loss: Callable[[Pair], Pair],
+    real_loss: Callable[[Array], Array],
 ) -> LossNodes:
-    """Nodes of losses y at x under P, or -y under Q = N(0, 1); Q's path is conjugate.
+    """Nodes of losses ``log(P/Q)`` at x, Q = N(0, 1), on a path above the real line.
 
     Args:
-      x: (J, n) points.
-      element: (J, n) dx with the weights of the rule.
-      y: (J, n) ``log(P/Q)``.
-      backward: (n,) 1 or 0.
-      end_loss: (2, n) ``log(P/Q)`` at the two ends, on the real line.
+      ends: (V, n) each, between which the line lies.
+      kink: of the log-ratio.
+      s: shift of the exponential beyond it.
+      rule: which nodes are asked for.
+      complex_loss: ``log(P/Q)`` at (J, n) points of the plane.
+      real_loss: the same on the real line.
     """
-    xp = namespace(x[0], y[0], backward)
+    backward, num_nodes = rule.backward, rule.num_nodes
+    xp = namespace(*ends, s, backward)
+    line = map_first(lambda a, b: whole_line(a, b, kink, s, num_nodes), *ends)
+    nowhere = xp.full_like(s, -xp.inf)
+    x, element = path_points(line, nowhere, kink, s, rule.height)
+    y = map_first(complex_loss, x)
+    # Backward the losses change their sign, and Q's path is the conjugate one.
     sign, forward = 1 - 2 * backward, 1 - backward
-    normal = log_normal(x)
-    weights = times(
-        polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
-        (element[0], sign * element[1]),
-    )
-    ends = xp.stack([x[0][0], x[0][-1]])
-    end_log_weight = -0.5 * ends * ends + forward * end_loss
-    return collected((sign * y[0], y[1]), weights, end_log_weight, sign * end_loss)
+
+    def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
+        normal = log_normal(x)
+        weights = times(
+            polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
+            (element[0], sign * element[1]),
+        )
+        ends = xp.stack([x[0][0], x[0][-1]])
+        end_loss = real_loss(ends)
+        end_log_weight = -0.5 * ends * ends + forward * end_loss
+        return collected((sign * y[0], y[1]), weights, end_log_weight, sign * end_loss)
+
+    return map_first(finish, x, element, y)
 
 
 def undrawn_loss(outer_rate: Array, rate: Array) -> Array:

@@ -11,11 +11,10 @@ pi/shift, from which the path must stay away; beyond the kink it may rise.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
+    map_first,
     namespace,
     stop_gradient,
 )
@@ -44,27 +43,6 @@ _CROWDING_SHIFT = 1.5
 _CROWDING_WIDTH = 3.0
 # Steps of the fixed-point iteration for the inverse of a change of variables.
 _FIXED_POINT_STEPS = 6
-
-
-class Path(NamedTuple):
-    """Real nodes (J, n) with their weights, and the parameters of a path over them.
-
-    Attributes:
-      node, weight: of the trapezoidal rule on the real line.
-      floor: where the domain begins; -inf without an end.
-      kink: of the likelihood ratio.
-      shift: of the log-ratio's exponential beyond it.
-      height: factor on the imaginary part.
-      most: largest imaginary part, about, in the scale of the nodes.
-    """
-
-    node: Array
-    weight: Array
-    floor: Array
-    kink: Array
-    shift: Array
-    height: Array
-    most: float = 1e30
 
 
 def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -> Pair:
@@ -165,38 +143,74 @@ def _softplus(x: Array) -> tuple[Array, Array]:
     return xp.maximum(x, 0.0) + xp.log1p(small), rise
 
 
-def points(path: Path) -> tuple[Pair, Pair]:
-    """Nodes on the path, and ``dx`` with the weights."""
-    xp = namespace(path.node)
-    height, slope = stop_gradient(xp, _imaginary_parts(path))
-    return (path.node, height), (path.weight, path.weight * slope)
+def path_points(
+    line: Pair,
+    floor: Array,
+    kink: Array,
+    s: Array,
+    height: Array,
+    most: float = 1e30,
+) -> tuple[Pair, Pair]:
+    """Points on paths above the (V, J, n) nodes of a line, and dx with the weights.
+
+    Args:
+      line: nodes and weights of the trapezoidal rule.
+      floor: where the domain begins, and with it the path; -inf without an end.
+      kink: of the log-ratio, from where on the path may rise.
+      s: shift of the exponential beyond it.
+      height: (V, n) factor on the imaginary part.
+      most: largest imaginary part, about, in the scale of the nodes.
+    """
+    xp = namespace(line[0])
+
+    def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
+        imaginary, slope = _imaginary_part(node, floor, kink, s, most)
+        imaginary, slope = stop_gradient(xp, (height * imaginary, height * slope))
+        return (node, imaginary), (weight, weight * slope)
+
+    return map_first(lift, *line, height)
 
 
-def _imaginary_parts(path: Path) -> tuple[Array, Array]:
+def half_line_points(
+    floor: Array,
+    high: Array,
+    kinks: tuple[Array, ...],
+    rise: Array,
+    s: Array,
+    height: Array,
+    num_nodes: int,
+) -> tuple[Pair, Pair]:
+    """`path_points` above `half_line` to (V, n) ends; they may rise from ``rise``."""
+    line = map_first(lambda high: half_line(floor, high, kinks, s, num_nodes), high)
+    return path_points(line, floor, rise, s, height)
+
+
+def _imaginary_part(
+    node: Array, floor: Array, kink: Array, s: Array, most: float
+) -> Pair:
     """Imaginary part of the path at its real nodes, and its slope."""
-    xp = namespace(path.node)
-    node = path.node
-    at_kink = xp.minimum(_TOP, _KINK_ANGLE / path.shift)
-    starts = xp.isfinite(path.floor)
-    along = xp.where(starts, node - xp.where(starts, path.floor, 0.0), 0.0)
+    xp = namespace(node)
+    at_kink = xp.minimum(_TOP, _KINK_ANGLE / s)
+    starts = xp.isfinite(floor)
+    along = xp.where(starts, node - xp.where(starts, floor, 0.0), 0.0)
     bent = xp.tanh(_SLOPE_AT_FLOOR * along / at_kink)
     height = xp.where(starts, at_kink * bent, at_kink)
     slope = xp.where(starts, _SLOPE_AT_FLOOR * (1 - bent * bent), 0.0)
-    begin = path.kink + 1.0
+    begin = kink + 1.0
     stop = begin + (_TOP - at_kink) / _SLOPE_BEHIND_KINK
     # A path that starts on the real line must start there exactly.
-    origin = xp.where(starts, path.floor, -1e30)
+    origin = xp.where(starts, floor, -1e30)
     for corner, rise in (
         (begin, _SLOPE_BEHIND_KINK),
         (stop, -_SLOPE_BEHIND_KINK),
         (xp.maximum(stop, 2.0), _SLOPE_AT_END),
-        (xp.maximum(stop, 2.0) + (path.most - _TOP) / _SLOPE_AT_END, -_SLOPE_AT_END),
+        (xp.maximum(stop, 2.0) + (most - _TOP) / _SLOPE_AT_END, -_SLOPE_AT_END),
     ):
         before, _ = _bend(origin - corner)
-        behind, turned = _bend(node - corner)
+        behind, steeper = _bend(node - corner)
         height = height + rise * (behind - before)
-        slope = slope + rise * turned
-    return path.height * height, path.height * slope
+        slope = slope + rise * steeper
+    return height, slope
 
 
 def _bend(x: Array) -> tuple[Array, Array]:

@@ -32,13 +32,11 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     Rate,
     gaussian_loss,
     log_mixture,
-    on_path,
-    path_points,
+    nodes_on_line,
     real_log_mixture,
     sampled_ends,
     undrawn_loss,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, whole_line
 from jaxdp_episodic.accountant.losses.privacy_loss import MixturePair, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
@@ -51,7 +49,6 @@ from jaxdp_episodic.accountant.losses.windows import (
 )
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
-    map_first,
     namespace,
     sigmoid,
 )
@@ -105,27 +102,19 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         3/4 of the nodes will do, as no two distributions meet at a loss of 0: 120 give
         1e-8 of M up to shifts of 4.
         """
-        backward, log_cut, height, num_nodes, _ = rule
-        num_nodes = 3 * num_nodes // 4
-        xp = namespace(*self.fields, backward, log_cut, height)
+        xp = namespace(*self.fields, rule.backward, rule.log_cut)
         s, p = self.shift, Rate.of(self.rate)
-        low, high, kink = sampled_ends(p, s, log_cut)
+        low, high, kink = sampled_ends(p, s, rule.log_cut)
         # There P/Q is near 1 - p, and lower losses are negligible.
-        low = xp.where(backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
-
-        def place(low: Array, high: Array) -> Pair:
-            return whole_line(low, high, kink, s, num_nodes)
-
-        nowhere = xp.full_like(s, -xp.inf)
-        x, element = path_points(map_first(place, low, high), nowhere, kink, s, height)
-        y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
-
-        def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
-            ends = xp.stack([x[0][0], x[0][-1]])
-            end_loss = real_log_mixture(s * (ends - 0.5 * s), p)
-            return on_path(x, element, y, backward, end_loss)
-
-        return map_first(finish, x, element, y)
+        low = xp.where(rule.backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
+        return nodes_on_line(
+            (low, high),
+            kink,
+            s,
+            rule._replace(num_nodes=3 * rule.num_nodes // 4),
+            lambda x: log_mixture(gaussian_loss(x, s), p),
+            lambda x: real_log_mixture(s * (x - 0.5 * s), p),
+        )
 
     def bulk_loss(self) -> Array:
         """The loss of not being drawn, where that is the rule."""
@@ -164,7 +153,7 @@ def mixture_excess(
     rate = Rate.of(p)
     log_odds = rate.log_rest - rate.log  # hardly any at p = 1
     kink = xp.maximum(0.5 * s + log_odds / s, -1e300)
-    windows, bumps = _windows(t, kink, s, rule.direction)
+    windows = _windows(t, kink, s, rule.direction)
     floor = 0.5 * s if rule.direction == "symmetric" else xp.full_like(s, -xp.inf)
 
     def log_parts(x: Array) -> tuple[Array, Array]:
@@ -172,14 +161,7 @@ def mixture_excess(
         log_ratio = real_log_mixture(s * (x - 0.5 * s), rate)
         return log_ratio, -0.5 * x * x - LOG_SQRT_2PI
 
-    excess = log_integral(
-        log_parts,
-        windows,
-        bumps,
-        floor,
-        t,
-        rule,
-    )
+    excess = log_integral(log_parts, *windows, floor, t, rule)
     rounds = float(rule.direction != "backward")
     return unless_gaussian(p >= 1, rate.log, 0.5 * s * s, t, excess, rounds=rounds)
 

@@ -27,11 +27,10 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     log_mixture,
     log_normal,
     mirrored,
-    path_points,
     real_log_mixture,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line
+from jaxdp_episodic.accountant.losses.paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.privacy_loss import MixturePair, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
@@ -78,10 +77,7 @@ class SwappedGaussianLoss(GaussianLoss, Nodes):
         _, high, kink = sampled_ends(p, s, log_cut)
         kink = xp.maximum(kink, floor)
 
-        def place(high: Array) -> Pair:
-            return half_line(floor, high, (kink,), s, num_nodes)
-
-        x, element = path_points(map_first(place, high), floor, kink, s, height)
+        x, element = half_line_points(floor, high, (kink,), kink, s, height, num_nodes)
         y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
 
         def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:

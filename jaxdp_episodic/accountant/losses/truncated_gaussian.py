@@ -17,6 +17,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.excess import sum_of
 from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Bounds
@@ -118,17 +119,7 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
             part.log_excess(t, rule) for part in self.parts()
         )
         whole, cut = xp.log(self.whole) + whole, xp.log(self.cut) + cut
-        total = xp.logaddexp(whole, cut)
-        finite = xp.where(xp.isfinite(total), total, 0.0)
-        shares = xp.exp(whole - finite), xp.exp(cut - finite)
-
-        def mean(a: Array, b: Array) -> Array:
-            used = (
-                xp.where(s > 0, s * x, 0.0) for s, x in zip(shares, (a, b), strict=True)
-            )
-            return sum(used)
-
-        return total, *(mean(a, b) for a, b in zip(first, second, strict=True))
+        return sum_of((whole, *first), (cut, *second))
 
 
 @dataclass(frozen=True)

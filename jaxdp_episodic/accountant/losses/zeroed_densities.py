@@ -7,7 +7,6 @@ moments have their weight; see `zeroed_gaussian`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from jaxdp_episodic.accountant.losses.loss_nodes import LOG_SQRT_2PI
@@ -15,7 +14,9 @@ from jaxdp_episodic.accountant.losses.paths import Pair
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
     only_root,
+    rising_kink,
     settle,
+    three_bumps,
     transitions,
     windows_around,
 )
@@ -27,7 +28,7 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     polar,
     times,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid, softmax
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid
 from jaxdp_episodic.accountant.numerics.special import log_add
 
 # Stands for log 0 where -inf would poison a gradient.
@@ -125,14 +126,9 @@ class ZeroedLogs:
 
 
 def _first_kink(logs: ZeroedLogs, s: Array) -> Array:
-    """Where about ``P1/Q1 = 2``: ``p r (l² - l) = null l + kept e^{-s²}``."""
-    xp = namespace(logs.null, s)
-    root = xp.logaddexp(
-        logs.null,
-        0.5
-        * xp.logaddexp(2 * logs.null, math.log(4.0) + logs.reached + logs.kept - s * s),
-    )
-    return xp.clip((root - math.log(2.0) - logs.reached) / s + 0.5 * s, 0.0, 1e300)
+    """Where about ``P1/Q1 = 2``."""
+    kink = rising_kink(logs.null, logs.reached, logs.kept, s)
+    return namespace(kink).clip(kink, 0.0, 1e300)
 
 
 def _base_kink(logs: ZeroedLogs, s: Array) -> Array:
@@ -194,25 +190,7 @@ def upper_windows(
         xp.clip(knee, s, 3 * s),
     ]
     if direction == "forward":
-
-        def slope(x: Array) -> tuple[Array, Array]:
-            """Slope of log(Q1 (P1/Q1)^alpha) plus x, and its derivative."""
-            base_weight = sigmoid(s * (base_kink - x))
-            terms = xp.stack(
-                [
-                    logs.absent + 0 * x,
-                    logs.kept - s * (x + 0.5 * s),
-                    logs.reached + s * (x - 0.5 * s),
-                ]
-            )
-            _, down, up = softmax(xp.maximum(terms, -1e300))
-            tilt = up - down
-            return (
-                s * (t * base_weight + alpha * tilt),
-                s * s * (alpha * (up + down - tilt * tilt))
-                - s * s * (t * base_weight * (1 - base_weight)),
-            )
-
+        slope = three_bumps(logs.absent, logs.kept, logs.reached, base_kink, t, s)
         top = (2 * alpha - 1) * s
         starts = xp.stack([top, alpha * s, zero])
         middle = xp.clip(base_kink, alpha * s, top)

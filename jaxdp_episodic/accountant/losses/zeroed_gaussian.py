@@ -27,7 +27,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
+from jaxdp_episodic.accountant.losses.excess import (
+    log_integral,
+    sum_of,
+    unless_gaussian,
+)
 from jaxdp_episodic.accountant.losses.gaussian import (
     LARGEST,
     GaussianLoss,
@@ -42,9 +46,8 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     NodeRule,
     collected,
     log_normal,
-    path_points,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line
+from jaxdp_episodic.accountant.losses.paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import CANCELLATION, weight_left
@@ -126,30 +129,20 @@ class ZeroedGaussianLoss(GaussianLoss, Nodes):
         xp = namespace(t, *self.fields)
         t, p, r, s = xp.broadcast_arrays(t, self.rate, self.inner_rate, self.shift)
         logs = ZeroedLogs.of(p, r, s)
-        pieces = (
-            (logs.upper, upper_windows(t, logs, s, rule.direction)),
-            (logs.lower, lower_windows(t, logs, s, rule.direction)),
-        )
         upper, lower = (
             log_integral(
-                log_parts,
-                *windows,
-                0.5 * s,
-                t,
-                rule,
+                log_parts, *windows(t, logs, s, rule.direction), 0.5 * s, t, rule
             )
-            for log_parts, windows in pieces
+            for log_parts, windows in (
+                (logs.upper, upper_windows),
+                (logs.lower, lower_windows),
+            )
         )
-        total = xp.logaddexp(upper[0], lower[0])
-        shares = xp.exp(upper[0] - total), xp.exp(lower[0] - total)
-        ratios = (
-            shares[0] * a + shares[1] * b
-            for a, b in zip(upper[1:], lower[1:], strict=True)
-        )
+        excess = sum_of(upper, lower)
         whole = (p >= 1) & (r >= 1)
         rounds = xp.where(p < 1, 0.0, 1.0) if rule.direction == "backward" else 1.0
         weight, scale = logs.reached, 0.5 * s * s
-        return unless_gaussian(whole, weight, scale, t, (total, *ratios), rounds=rounds)
+        return unless_gaussian(whole, weight, scale, t, excess, rounds=rounds)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`; two half-lines."""
@@ -169,14 +162,11 @@ class ZeroedGaussianLoss(GaussianLoss, Nodes):
             xp.where(backward > 0, s + reach, xp.minimum(s + reach, s - FURTHEST_LEFT)),
         )
 
-        def path(
-            end: Array, kinks: tuple[Array, ...], rise: Array
-        ) -> tuple[Pair, Pair]:
-            line = map_first(lambda e: half_line(floor, e, kinks, s, num_nodes), end)
-            return path_points(line, floor, rise, s, height)
+        def points(end: Array, kinks: tuple[Array, ...], rise: Array) -> tuple:
+            return half_line_points(floor, end, kinks, rise, s, height, num_nodes)
 
-        above, above_element = path(ends[0], upper_kinks, xp.maximum(*upper_kinks))
-        below, below_element = path(ends[1], lower_kinks, lower_rise)
+        above, above_element = points(ends[0], upper_kinks, xp.maximum(*upper_kinks))
+        below, below_element = points(ends[1], lower_kinks, lower_rise)
         # x = s - w on the mirror image of the path, which is run through backwards.
         below = (s - below[0], below[1])
         below_element = (below_element[0], -below_element[1])

@@ -81,7 +81,7 @@ class AllocatedLoss(GaussianLoss, Bounds):
         return Hints(rate * xp.sqrt(self._taken), rate, self._shift, self._shift)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`.
+        """See `Moments`.
 
         *Upper bound* up to quadrature error: see `losses.allocated_moments`.
         """

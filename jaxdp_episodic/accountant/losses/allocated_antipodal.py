@@ -89,7 +89,7 @@ class AllocatedAntipodalLoss(AllocatedLoss, Tabulated, Nodes):
         return tails_from(xp.stack([profile, tail, profile, tail]))
 
     def profile_error(self) -> Array:
-        """See `PrivacyLoss`; as the tables estimate it."""
+        """See `Tabulated`; as the tables estimate it."""
 
         def error(_: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
             return np.full((1, len(_)), antipodal_table(round(t), round(j), s).error)
@@ -111,7 +111,7 @@ class AllocatedAntipodalLoss(AllocatedLoss, Tabulated, Nodes):
         return np.maximum(super().profile_error_at(u), further)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: Gauss–Legendre panels from the atom at 0."""
+        """See `Nodes`: Gauss–Legendre panels from the atom at 0."""
         fields = (self.inner_rate, self.shift, self.bins, self.taken)
         return nodes_from(_node_rows, rule, *fields)
 

@@ -71,11 +71,11 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         return np.where(self._above > 0, _GRAIN[1], _GRAIN[0]) * self._facts()[1]
 
     def certified_error(self) -> tuple[Array, Array]:
-        """See `PrivacyLoss`."""
+        """See `BoundingPair`."""
         return tuple(self._facts()[3:])
 
     def profile_error(self) -> Array:
-        """See `PrivacyLoss`."""
+        """See `Profile`."""
         return np.full(self.shape, self._rounding)
 
     def tail_displacement(self, u: Array) -> Array:

@@ -92,7 +92,7 @@ class AllocatedGaussianLoss(AllocatedLoss, Tabulated, Nodes):
         return tails_from(on_host(rows, u.shape, u, s, t, j, **how))
 
     def profile_error(self) -> Array:
-        """See `PrivacyLoss`; as the tables estimate it."""
+        """See `Profile`; as the tables estimate it."""
 
         def error(_: np.ndarray, s: float, j: float) -> np.ndarray:
             tables = sum_tables(round(j), s)
@@ -119,7 +119,7 @@ class AllocatedGaussianLoss(AllocatedLoss, Tabulated, Nodes):
         return np.maximum(super().profile_error_at(u), further)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: along the logarithm of the sum."""
+        """See `Nodes`: along the logarithm of the sum."""
         fields = (self.shift, self.bins, self.taken)
         return nodes_from(_node_rows, rule, *fields, by_first=_node_slopes)
 

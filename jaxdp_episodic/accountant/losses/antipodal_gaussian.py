@@ -129,7 +129,7 @@ class AntipodalGaussianLoss(GaussianLoss, Nodes):
         return MixturePair(chances, (0.0, -s, s), (0.0, -s, -s), threshold=0.0)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; exact up to quadrature error."""
+        """See `Moments`; exact up to quadrature error."""
         xp = namespace(t, *self.fields)
         t, p, r, s = xp.broadcast_arrays(t, self.rate, self.inner_rate, self.shift)
         log_p, log_q, log_r = xp.log(p), xp.log1p(-p), xp.log(r)
@@ -159,7 +159,7 @@ class AntipodalGaussianLoss(GaussianLoss, Nodes):
         return xp.where(always, 2 * self.shift, 0.0)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`."""
+        """See `Nodes`."""
         _, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, log_cut, height)
         s, r = self.shift, self.inner_rate

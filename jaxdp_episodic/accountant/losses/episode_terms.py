@@ -122,7 +122,7 @@ def log_excess(
     terms: Terms,
     rule: MomentRule,
 ) -> tuple[np.ndarray, ...]:
-    """`PrivacyLoss.log_excess` of a mixture; an *upper bound*, exact to 1e-13.
+    """`Moments.log_excess` of a mixture; an *upper bound*, exact to 1e-13.
 
     With few nodes, as for a search, its error is about 1e-7.
 

@@ -102,7 +102,7 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
         return tails_of_values(u, loss, mass), tails_of_values(u, -loss, mass - loss)
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `PrivacyLoss`: those that occur."""
+        """See `FiniteValues`: those that occur."""
         losses, log_masses = np.array(self.losses), np.array(self.log_masses)
         occurs = log_masses > -np.inf
         return losses[occurs], log_masses[occurs]
@@ -113,11 +113,11 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
         return len(self.losses)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: a sum. Forward the larger direction's."""
+        """See `Moments`: a sum. Forward the larger direction's."""
         return log_excess_of_atoms(*self._atoms(t.shape), t, rule)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: the atoms, on the real line."""
+        """See `Nodes`: the atoms, on the real line."""
         backward, log_cut, *_ = rule
         xp = namespace(*self.fields, log_cut)
         loss, mass = self._atoms(backward.shape)
@@ -145,7 +145,7 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
 def log_excess_of_atoms(
     loss: Array, log_mass: Array, t: Array, rule: MomentRule
 ) -> tuple[Array, ...]:
-    """`PrivacyLoss.log_excess` of losses and their log-masses, (J, n), at (n,) orders.
+    """`Moments.log_excess` of losses and their log-masses, (J, n), at (n,) orders.
 
     Forward the larger direction's; *upper bounds*, exact up to rounding.
     """

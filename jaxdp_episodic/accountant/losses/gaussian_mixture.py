@@ -154,11 +154,11 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
         return first, second
 
     def tail_displacement(self, u: Array) -> Array:
-        """See `PrivacyLoss`."""
+        """See `Profile`."""
         return sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; exact up to quadrature error. Forward the larger one's."""
+        """See `Moments`; exact up to quadrature error. Forward the larger one's."""
         xp = namespace(t, *self.fields)
         shift, log_weight = self._components(t.shape)
         rate = Rate.of(xp.broadcast_to(self.rate, t.shape))
@@ -189,7 +189,7 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
         return excess, *derivatives
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`; as of the sampled Gaussian."""
+        """See `Nodes`; as of the sampled Gaussian."""
         xp = namespace(*self.fields, rule.backward, rule.log_cut)
         shift, log_weight = self._components(self.shape)
         rate = Rate.of(self.rate + xp.zeros(self.shape))

@@ -108,7 +108,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         return MixturePair.sampled(any_rate, float(self.shift), (number, rate))
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `PrivacyLoss`, with derivatives in forward mode only."""
+        """See `Profile`, with derivatives in forward mode only."""
         xp = namespace(u, *self.fields)
         u, outer, eta, s, episodes, kept = xp.broadcast_arrays(u, *self.fields)
         episodes = stop_gradient(xp, episodes)
@@ -145,7 +145,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         return forward, scaled((sums[2], sums[3]), outer, eta, s)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: linear in the profiles, so a mixture like them."""
+        """See `Moments`: linear in the profiles, so a mixture like them."""
         xp = namespace(t, *self.fields)
         t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
         if xp is np:
@@ -216,7 +216,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         )
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: one path for all terms, as they have one log-ratio.
+        """See `Nodes`: one path for all terms, as they have one log-ratio.
 
         The loss is ``log(1 - e1 + e1 e^l)``, with l distributed as
         ``N(-k² s²/2, k² s²)`` under Q. In the deviations of the narrowest distribution
@@ -299,7 +299,7 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
     is_symmetric: ClassVar[bool] = False
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: the mixture of the nodes of all terms."""
+        """See `Nodes`: the mixture of the nodes of all terms."""
         backward, log_cut, height, num_nodes, num_terms = rule
         xp = namespace(*self.fields, log_cut, height)
         k, log_weight, used, any_rate = self._weighted_terms(log_cut, num_terms)

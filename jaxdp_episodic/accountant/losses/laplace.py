@@ -144,7 +144,7 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
         return rounding + 2 * sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: two atoms and an integral; closed form at p = 1."""
+        """See `Moments`: two atoms and an integral; closed form at p = 1."""
         xp = namespace(t, *self.fields)
         t, _, p, s = xp.broadcast_arrays(t, *self.fields)
         rate = Rate.of(p)
@@ -157,7 +157,7 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
         return xp.where(p >= 1, _always_excess(t, s), excess), *derivatives
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: two atoms and a path between them; nothing is cut."""
+        """See `Nodes`: two atoms and a path between them; nothing is cut."""
         backward, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, backward, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)

@@ -41,7 +41,7 @@ NUM_NODES = 384
 
 
 class NodeRule(NamedTuple):
-    """How `PrivacyLoss.nodes` are asked for, of fields (m,).
+    """How `Nodes.nodes` are asked for, of fields (m,).
 
     Attributes:
       backward: (m,) 1 for the direction with P and Q exchanged, else 0.

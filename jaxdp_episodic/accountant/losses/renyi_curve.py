@@ -65,7 +65,7 @@ class RenyiCurveLoss(Moments):
         return Hints.unsampled(xp.sqrt(square))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: the chord."""
+        """See `Moments`: the chord."""
         xp = namespace(t, *self.fields)
         ends = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.t)])
         values = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.log_moments)])

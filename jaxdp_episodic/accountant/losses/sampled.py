@@ -47,7 +47,7 @@ def sampled_tails(
       rate: (...,) p in [0, 1]; what is returned where it is 0 means nothing.
 
     Returns:
-      Both directions' tails, as `PrivacyLoss.log_tails`.
+      Both directions' tails, as `Profile.log_tails`.
     """
     xp = namespace(u, rate)
     p = positive(rate, 1.0)

@@ -85,7 +85,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         return forward, backward
 
     def tail_displacement(self, u: Array) -> Array:
-        """See `PrivacyLoss`."""
+        """See `Profile`."""
         return sampled_displacement(u, self.rate)
 
     def mixture(self) -> MixturePair:
@@ -93,11 +93,11 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         return MixturePair.sampled(float(self.rate), float(self.shift))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; exact up to quadrature error."""
+        """See `Moments`; exact up to quadrature error."""
         return mixture_excess(t, self.rate, self.shift, rule)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`.
+        """See `Nodes`.
 
         3/4 of the nodes will do, as no two distributions meet at a loss of 0: 120 give
         1e-8 of M up to shifts of 4.

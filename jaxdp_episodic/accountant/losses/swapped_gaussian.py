@@ -51,7 +51,7 @@ class SwappedGaussianLoss(GaussianLoss, Nodes):
     shift: Array
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `PrivacyLoss`; two equal pairs."""
+        """See `Profile`; two equal pairs."""
         xp = namespace(u, *self.fields)
         u, outer, eta, s = xp.broadcast_arrays(u, *self.fields)
         rate = positive(eta, 1.0)
@@ -64,12 +64,12 @@ class SwappedGaussianLoss(GaussianLoss, Nodes):
         return MixturePair.sampled(float(self.rate), float(self.shift))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; exact up to quadrature error."""
+        """See `Moments`; exact up to quadrature error."""
         symmetric = rule._replace(direction="symmetric")
         return mixture_excess(t, self.rate, self.shift, symmetric)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: losses above 0 on one path, below on its mirror image."""
+        """See `Nodes`: losses above 0 on one path, below on its mirror image."""
         _, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)

@@ -68,7 +68,7 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         )
 
     def certified(self, *, up: bool) -> Self:
-        """See `PrivacyLoss`: its fields are upper bounds; below with the lower ones.
+        """See `Bounds`: its fields are upper bounds; below with the lower ones.
 
         What lacks to 1 loses nothing.
         """
@@ -93,7 +93,7 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         return np.asarray(most)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `PrivacyLoss`: weighted means."""
+        """See `Profile`: weighted means."""
         xp = namespace(u, *self.fields)
         whole, cut = (part.log_tails(u) for part in self.parts())
         log_whole, log_cut = xp.log(self.whole), xp.log(self.cut)
@@ -113,7 +113,7 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         return namespace(u, *self.fields).maximum(whole, cut)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: linear in the profiles, so a mean like them."""
+        """See `Moments`: linear in the profiles, so a mean like them."""
         xp = namespace(t, *self.fields)
         (whole, *first), (cut, *second) = (
             part.log_excess(t, rule) for part in self.parts()

@@ -61,7 +61,7 @@ class ZeroConcentratedLoss(Moments):
         return Hints.unsampled(xp.sqrt(2 * (self.rho + self.xi)))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; closed form."""
+        """See `Moments`; closed form."""
         xp = namespace(t, *self.fields)
         t, rho, xi = xp.broadcast_arrays(t, self.rho, self.xi)
         slope = xi + rho * (1 + 2 * t)

@@ -117,7 +117,7 @@ class ZeroedGaussianLoss(GaussianLoss, Nodes):
         return scaled(forward, outer, p, r, s), scaled(backward, outer, p, r, s)
 
     def tail_displacement(self, u: Array) -> Array:
-        """See `PrivacyLoss`; as of the sampled pair."""
+        """See `Profile`; as of the sampled pair."""
         xp = namespace(u, *self.fields)
         rate = self.rate * self.inner_rate
         largest = rate / xp.maximum(1 - self.rate + rate, 1e-300)
@@ -125,7 +125,7 @@ class ZeroedGaussianLoss(GaussianLoss, Nodes):
         return xp.where(self.rate < 1, displaced, 0.0)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; exact up to quadrature error: two half-lines."""
+        """See `Moments`; exact up to quadrature error: two half-lines."""
         xp = namespace(t, *self.fields)
         t, p, r, s = xp.broadcast_arrays(t, self.rate, self.inner_rate, self.shift)
         logs = ZeroedLogs.of(p, r, s)
@@ -145,7 +145,7 @@ class ZeroedGaussianLoss(GaussianLoss, Nodes):
         return unless_gaussian(whole, weight, scale, t, excess, rounds=rounds)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`; two half-lines."""
+        """See `Nodes`; two half-lines."""
         backward, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, backward, log_cut, height)
         s = self.shift

@@ -67,12 +67,12 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
     @property
     def loses_nothing(self) -> Array:
         """Where 0 is the only loss."""
-        return np.equal(self._most(), 0)
+        return np.equal(self.largest_size, 0)
 
     @property
     def is_unprotected(self) -> Array:
         """Where a loss leaves the range of the kernels."""
-        return np.greater(self._most(), self.LARGEST_LOSS)
+        return np.greater(self.largest_size, self.LARGEST_LOSS)
 
     def hints(self) -> Hints:
         """The Gaussian whose losses have about the same variance, or mean."""
@@ -84,8 +84,8 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
         deviation = xp.sqrt(xp.maximum(variance, 1e-120))
         one = xp.ones_like(deviation)
         furthest = xp.minimum(largest, xp.sqrt(2 * largest))
-        move = xp.minimum(xp.minimum(deviation, xp.sqrt(2 * deviation)), furthest)
-        return Hints(one, one, move, furthest)
+        shift = xp.minimum(xp.minimum(deviation, xp.sqrt(2 * deviation)), furthest)
+        return Hints(one, one, shift, furthest)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The largest, or minus the smallest."""
@@ -132,14 +132,6 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
     def _atoms(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Losses and log-masses with a first axis for the atoms."""
         return self.stacked(self.losses, shape), self.stacked(self.log_masses, shape)
-
-    def _most(self) -> Array:
-        """The largest size of a loss that occurs."""
-        xp = namespace(*self.fields)
-        most = xp.zeros(())
-        for loss, mass in zip(self.losses, self.log_masses, strict=True):
-            most = xp.maximum(most, xp.where(mass > -xp.inf, xp.abs(loss), 0.0))
-        return most
 
 
 def log_excess_of_atoms(

@@ -125,7 +125,7 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
     def largest_loss(self, *, backward: bool) -> Array:
         """The density with the unit is at least ``1 - p`` of that without."""
         rate = self.rate + np.zeros(self.shape)
-        bounded = rate < 1 if backward else np.zeros(rate.shape, bool)
+        bounded = (rate < 1) & backward
         return np.where(bounded, -np.log1p(-np.where(bounded, rate, 0.0)), np.inf)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
@@ -193,10 +193,8 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
         xp = namespace(*self.fields, rule.backward, rule.log_cut)
         shift, log_weight = self._components(self.shape)
         rate = Rate.of(self.rate + xp.zeros(self.shape))
-        kink, columns = (
-            _kink(shift, log_weight, rate),
-            (shift[:, None], log_weight[:, None]),
-        )
+        kink = _kink(shift, log_weight, rate)
+        columns = shift[:, None], log_weight[:, None]
         reach = xp.sqrt(-2 * rule.log_cut)
         above = xp.maximum(rate.log + log_weight - rule.log_cut[:, None], 1.0)
         high = xp.maximum(reach, xp.max(shift + xp.sqrt(2 * above), axis=1))

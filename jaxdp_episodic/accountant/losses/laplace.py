@@ -104,8 +104,8 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
     def hints(self) -> Hints:
         """The Gaussian whose losses have about the same variance, or mean."""
         xp = namespace(*self.fields)
-        move = xp.minimum(self.shift, xp.sqrt(2 * self.shift))
-        return Hints(self.rate, self.rate, move, move)
+        shift = xp.minimum(self.shift, xp.sqrt(2 * self.shift))
+        return Hints(self.rate, self.rate, shift, shift)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """``log(1 - p + p e^s)``, or minus that of -s."""
@@ -223,12 +223,7 @@ def _power(x: Array, k: int) -> Array:
     return result
 
 
-def _excess(
-    t: Array,
-    p: Rate,
-    s: Array,
-    rule: MomentRule,
-) -> tuple[Array, ...]:
+def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
     """The excess by its atoms and Gauss–Legendre panels from either end to 0."""
     xp = namespace(t, p.rate, s)
     direction, quadrature, with_derivatives = rule

@@ -70,10 +70,14 @@ class FiniteValues(Profile):
         """How many losses `values` lists, at most."""
         return len(self.values()[0])
 
+    @property
+    def largest_size(self) -> np.ndarray:
+        """The largest absolute value of a loss."""
+        return np.maximum(*(self.largest_loss(backward=b) for b in (False, True)))
+
     def tail_displacement(self, u: Array) -> Array:
-        """The losses are as far off as they are rounded."""
-        largest = (self.largest_loss(backward=backward) for backward in (False, True))
-        return 4e-16 * np.maximum(*largest) + np.zeros_like(u)
+        """The rounding error of the losses: two units in the last place."""
+        return 4e-16 * self.largest_size + np.zeros_like(u)
 
 
 class Tabulated(Profile):

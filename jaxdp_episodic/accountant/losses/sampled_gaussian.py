@@ -70,7 +70,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The density with the unit is at least ``1 - p`` of that without."""
-        bounded = self.rate < 1 if backward else np.zeros(np.shape(self.rate), bool)
+        bounded = (self.rate < 1) & backward
         return np.where(bounded, -np.log1p(-np.where(bounded, self.rate, 0.0)), np.inf)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:

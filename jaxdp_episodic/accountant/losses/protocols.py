@@ -5,7 +5,8 @@ a mechanism that lacks the one it asks for:
 
 * `Profile`: hockey-stick divergences, for the certified method and single steps;
   `FiniteValues` where the losses are finitely many;
-* `Moments`: Rényi moments, for "rdp", and for the first guess of every other method;
+* `Moments`: Rényi moments, for "rdp", and for the bound with which the other methods
+  begin;
 * `Nodes`: the loss distribution as weighted nodes, for "exact" answers of several
   steps. Without them "exact" answers several steps by the certified upper end;
 * `Bounds`: other pairs from which the certified ends are computed; such a pair is a

@@ -20,8 +20,12 @@ from jaxdp_episodic.accountant.losses.protocols import (
 )
 from jaxdp_episodic.accountant.numerics.loops import Array
 
-# What a method asks of every mechanism.
-_PROTOCOLS = {"rdp": Moments, "exact": Profile, "pld": Profile}
+# What a method asks of every mechanism; searches begin with the bound by moments.
+_PROTOCOLS = {
+    "rdp": (Moments,),
+    "exact": (Profile, Moments),
+    "pld": (Profile, Moments),
+}
 
 
 class Group(NamedTuple):
@@ -176,15 +180,24 @@ class Run:
           NotImplementedError: naming the mechanism.
         """
         for loss in self.losses:
-            if not isinstance(loss, _PROTOCOLS[method]):
-                name = type(loss).__name__.removesuffix("Loss")
-                known = [m for m, one in _PROTOCOLS.items() if isinstance(loss, one)]
-                covered = " or ".join(map(repr, known))
-                why = "Rényi divergence" if "rdp" in known else "privacy profile"
+            lacking = [
+                p.__name__ for p in _PROTOCOLS[method] if not isinstance(loss, p)
+            ]
+            if not lacking:
+                continue
+            name = type(loss).__name__.removesuffix("Loss")
+            covered = [
+                m for m, asked in _PROTOCOLS.items() if isinstance(loss, asked[0])
+            ]
+            if covered == ["rdp"]:
                 raise NotImplementedError(
-                    f"{name} is known by its {why} alone, which method={method!r} "
-                    f"cannot answer; method={covered} covers it"
+                    f"{name} is known by its Rényi divergence alone, which method="
+                    f"{method!r} cannot answer; method='rdp' covers it"
                 )
+            what = " and ".join(lacking)
+            raise NotImplementedError(
+                f"{name} lacks {what}, which method={method!r} asks for"
+            )
 
     def certified(self, *, up: bool) -> Self:
         """Returns the run that its upper, or lower, certified ends are computed of."""

@@ -55,11 +55,7 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     log_add_complex,
     log_complex,
 )
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    map_first,
-    namespace,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace
 from jaxdp_episodic.accountant.numerics.special import (
     log_add,
     log_mills,

@@ -118,9 +118,7 @@ class Terms(NamedTuple):
 
 
 def log_excess(
-    excess_of_one: Callable[..., tuple[np.ndarray, ...]],
-    terms: Terms,
-    rule: MomentRule,
+    excess_of_one: Callable[..., tuple[np.ndarray, ...]], terms: Terms, rule: MomentRule
 ) -> tuple[np.ndarray, ...]:
     """`Moments.log_excess` of a mixture; an *upper bound*, exact to 1e-13.
 

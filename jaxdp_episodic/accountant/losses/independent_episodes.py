@@ -154,9 +154,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
                 return self._one(any_rate, shift).log_excess(t[index], rule)
 
             return episode_terms.log_excess(
-                excess_of_one,
-                episode_terms.Terms.of(t, eta, s, episodes),
-                rule,
+                excess_of_one, episode_terms.Terms.of(t, eta, s, episodes), rule
             )
         log_absent = xp.log1p(-eta)  # -inf at eta = 1
         any_rate = -xp.expm1(episodes * log_absent)
@@ -209,11 +207,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         with np.errstate(divide="ignore"):
             log_added = np.log(count) + log_tail
         kept = np.minimum(terms, MOST_TERMS)
-        return (
-            dataclasses.replace(self, kept=kept),
-            log_added,
-            terms > MOST_TERMS,
-        )
+        return dataclasses.replace(self, kept=kept), log_added, terms > MOST_TERMS
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`: one path for all terms, as they have one log-ratio.

@@ -144,12 +144,7 @@ def _softplus(x: Array) -> tuple[Array, Array]:
 
 
 def path_points(
-    line: Pair,
-    floor: Array,
-    kink: Array,
-    s: Array,
-    height: Array,
-    most: float = 1e30,
+    line: Pair, floor: Array, kink: Array, s: Array, height: Array, most: float = 1e30
 ) -> tuple[Pair, Pair]:
     """Points on paths above the (V, J, n) nodes of a line, and dx with the weights.
 

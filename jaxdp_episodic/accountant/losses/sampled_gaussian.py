@@ -47,11 +47,7 @@ from jaxdp_episodic.accountant.losses.windows import (
     transitions,
     windows_around,
 )
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    namespace,
-    sigmoid,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid
 
 
 @dataclass(frozen=True)
@@ -132,10 +128,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
 
 
 def mixture_excess(
-    t: Array,
-    sampling_probability: Array,
-    shift: Array,
-    rule: MomentRule,
+    t: Array, sampling_probability: Array, shift: Array, rule: MomentRule
 ) -> tuple[Array, ...]:
     """Log-excess of the sampled pair; "symmetric" if both profiles are the forward one.
 

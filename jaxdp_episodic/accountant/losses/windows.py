@@ -48,9 +48,7 @@ _NARROW_BRACKET = 1e-2
 
 
 def windows_around(
-    centers: list[Array],
-    *others: Windows,
-    between: Callable[[], Array] | None = None,
+    centers: list[Array], *others: Windows, between: Callable[[], Array] | None = None
 ) -> tuple[Windows, Array]:
     """Windows (low, high, density), each (J, n), and the centers (K, n).
 

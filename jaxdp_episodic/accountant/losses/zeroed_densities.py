@@ -142,10 +142,7 @@ def _lower_kinks(logs: ZeroedLogs, s: Array) -> tuple[Array, Array]:
     xp = namespace(logs.null, s)
     return tuple(
         xp.clip(0.5 * s - (log_rest - log_drawn) / s, -1e300, 1e300)
-        for log_rest, log_drawn in (
-            (logs.absent, logs.drawn),
-            (logs.null, logs.kept),
-        )
+        for log_rest, log_drawn in ((logs.absent, logs.drawn), (logs.null, logs.kept))
     )
 
 
@@ -183,12 +180,7 @@ def upper_windows(
     zero = xp.zeros_like(s)
     kink, base_kink = _first_kink(logs, s), _base_kink(logs, s)
     knee = xp.maximum(kink - xp.log(alpha) / s, 0.5 * s)
-    centers = [
-        0.5 * s,
-        s,
-        xp.clip(base_kink, 2 * s, 3 * s),
-        xp.clip(knee, s, 3 * s),
-    ]
+    centers = [0.5 * s, s, xp.clip(base_kink, 2 * s, 3 * s), xp.clip(knee, s, 3 * s)]
     if direction == "forward":
         slope = three_bumps(logs.absent, logs.kept, logs.reached, base_kink, t, s)
         top = (2 * alpha - 1) * s
@@ -196,9 +188,7 @@ def upper_windows(
         middle = xp.clip(base_kink, alpha * s, top)
         centers += [top, alpha * s, middle, *settle(slope, starts, zero, top)]
     return windows_around(
-        centers,
-        transitions(knee, kink, s),
-        transitions(base_kink, base_kink, s),
+        centers, transitions(knee, kink, s), transitions(base_kink, base_kink, s)
     )
 
 
@@ -217,11 +207,7 @@ def lower_windows(
     # alpha |v| = 1
     knee = 0.5 * s - (xp.log1p(t) + logs.reached - logs.kept) / s
     knee = xp.clip(knee, 0.5 * s, xp.maximum(bottom, 0.5 * s))
-    centers = [
-        0.5 * s,
-        s,
-        *(xp.clip(kink, s, 2 * s) for kink in (bottom, knee)),
-    ]
+    centers = [0.5 * s, s, *(xp.clip(kink, s, 2 * s) for kink in (bottom, knee))]
     if direction == "backward":
         far = (1 + t) * s  # where x = -t s
 
@@ -244,7 +230,5 @@ def lower_windows(
             *settle(slope, starts, zero, far),
         ]
     return windows_around(
-        centers,
-        transitions(knee, bottom, s),
-        transitions(top, top, s),
+        centers, transitions(knee, bottom, s), transitions(top, top, s)
     )

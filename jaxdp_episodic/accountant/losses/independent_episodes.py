@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses import episode_terms
 from jaxdp_episodic.accountant.losses.episode_terms import MOST_TERMS, needed_terms
+from jaxdp_episodic.accountant.losses.excess import sum_of
 from jaxdp_episodic.accountant.losses.gaussian import (
     SMALLEST,
     GaussianLoss,
@@ -156,37 +157,17 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
             return episode_terms.log_excess(
                 excess_of_one, episode_terms.Terms.of(t, eta, s, episodes), rule
             )
-        log_absent = xp.log1p(-eta)  # -inf at eta = 1
-        any_rate = -xp.expm1(episodes * log_absent)
 
-        def add_terms(index: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-            """The term k = index, (1, n), added to what there is."""
-            count = xp.minimum(index, episodes)
-            log_weight = log_binomial(episodes, count) + count * xp.log(eta)
-            rest = episodes - count
-            log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
+        def add_term(k: Array, total: tuple[Array, ...]) -> tuple[Array, ...]:
+            count = xp.minimum(k.astype(s.dtype), episodes)
+            log_weight, any_rate = _log_weight(episodes, count, eta)
+            excess, *slopes = self._one(any_rate, count * s).log_excess(t, rule)
+            term = xp.where(k <= episodes, log_weight + excess, -xp.inf)
+            return sum_of(total, (term, *slopes))
 
-            def flat(a: Array) -> Array:
-                return xp.broadcast_to(a, log_weight.shape).reshape(-1)
-
-            one = self._one(flat(any_rate), flat(count * s))
-            excess, *derivatives = (
-                part.reshape(log_weight.shape) for part in one.log_excess(flat(t), rule)
-            )
-            total, *sums = totals
-            terms = xp.where(index <= episodes, log_weight + excess, -xp.inf)
-            larger = xp.logaddexp(total, terms[0])
-            finite = xp.where(xp.isfinite(larger), larger, 0.0)
-            old, new = xp.exp(total - finite), xp.exp(terms - finite)
-            means = (
-                old * a + xp.sum(xp.where(new > 0, new * b, 0.0), axis=0)
-                for a, b in zip(sums, derivatives, strict=True)
-            )
-            return larger, *means
-
-        last = xp.max(episodes).astype(int)
         zeros = (xp.zeros_like(s),) * (2 * rule.with_derivatives)
-        return _sum_terms(add_terms, last, (xp.full_like(s, -xp.inf), *zeros), s)
+        last = xp.max(episodes).astype(int)
+        return fori_loop(xp, 1, last + 1, add_term, (xp.full_like(s, -xp.inf), *zeros))
 
     def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
         """What k episodes with the unit do, with the chance that there are any."""
@@ -269,11 +250,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
         kept = xp.minimum(self.kept, self.num_episodes)
         k = xp.minimum(terms, kept)
-        log_absent = xp.log1p(-self.rate)
-        any_rate = -xp.expm1(self.num_episodes * log_absent)
-        rest = self.num_episodes - k
-        log_weight = log_binomial(self.num_episodes, k) + k * xp.log(self.rate)
-        log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
+        log_weight, any_rate = _log_weight(self.num_episodes, k, self.rate)
         # Terms rarer than the truncated mass are left out.
         used = (terms <= kept) & (log_weight > log_cut[:, None])
         return k, log_weight, used, any_rate
@@ -313,6 +290,17 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
     def _one(self, any_rate: Array, shift: Array) -> ZeroedGaussianLoss:
         one = namespace(any_rate, shift).ones_like(any_rate)
         return ZeroedGaussianLoss(one, one, any_rate, shift)
+
+
+def _log_weight(episodes: Array, k: Array, rate: Array) -> tuple[Array, Array]:
+    """``log(P(J = k) / P(J >= 1))`` of J ~ Binomial(episodes, rate), and P(J >= 1)."""
+    xp = namespace(episodes, k, rate)
+    log_absent = xp.log1p(-rate)  # -inf at rate 1
+    any_rate = -xp.expm1(episodes * log_absent)
+    rest = episodes - k
+    log_weight = log_binomial(episodes, k) + k * xp.log(rate)
+    log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
+    return log_weight, any_rate
 
 
 def _added(total: Pair, terms: Array) -> Pair:

@@ -334,6 +334,39 @@ def test_no_file_is_longer_than_400_lines():
     assert {name: n for name, n in lengths.items() if n > 400} == {}
 
 
+def test_the_mechanism_to_copy_is_short_and_whole():
+    """CONTRIBUTING.md, "Adding a mechanism": 60 lines of code, and what it has."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    chapter = page.split("## Adding a mechanism")[1].split("\n## ")[0]
+    assert "in at most 60 lines of code: begin with a copy" in " ".join(chapter.split())
+    path = PACKAGE / "accountant" / "losses" / "randomized_response.py"
+    assert f"`losses/{path.name}` is a whole mechanism" in chapter
+    source = path.read_text()
+    body, nodes = _parsed(source)
+    texts = [n for n in nodes if isinstance(n, ast.Expr) and _is_text(n)]
+    docs = {line for n in texts for line in range(n.lineno, (n.end_lineno or 0) + 1)}
+    code = [
+        line
+        for number, line in enumerate(source.splitlines(), 1)
+        if line.strip() and not line.strip().startswith("#") and number not in docs
+    ]
+    assert len(code) <= 60
+    (mechanism,) = (node for node in body if isinstance(node, ast.ClassDef))
+    bases = [getattr(base, "id", "") for base in mechanism.bases]
+    written = {
+        node.name for node in mechanism.body if isinstance(node, ast.FunctionDef)
+    }
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)`", chapter, re.MULTILINE))
+    # A `FiniteValues` is a `Profile`.
+    assert [*rows] == ["Profile", "Moments", "Nodes", "FiniteValues", "Bounds"]
+    assert bases == ["FiniteValues", "Moments", "Nodes"]
+    assert written >= {rows[name] for name in ("Profile", *bases)}
+
+
+def _is_text(node: ast.Expr) -> bool:
+    return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
 def test_third_party_imports_are_declared():
     """At the top of a module a dependency; elsewhere, and in interop, also an extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

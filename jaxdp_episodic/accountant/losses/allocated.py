@@ -11,14 +11,14 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.allocation_tables import by_setting
+from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule, collected
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
     Hints,
     MomentRule,
-    PrivacyLoss,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Bounds, Profile
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     map_first,
@@ -33,22 +33,12 @@ _GROWING = 40
 
 
 @dataclass(frozen=True)
-class AllocatedLoss(GaussianLoss):
+class AllocatedLoss(GaussianLoss, Bounds):
     """Base: a unit in one of ``bins`` steps, of which ``taken`` >= 2 are taken."""
 
-    # Errors of its tables are estimates: certified ends use finite pairs instead.
-    is_estimate: ClassVar[bool] = True
     # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
-
-    def profile_error_at(self, u: Array) -> Array:
-        """Infinite beyond the end of a table, where its last value stands."""
-        (here, _), (other, _) = self.log_tails(u)
-        (further, _), (another, _) = self.log_tails(u * (1 + 1e-6) + 1e-9)
-        falls = np.maximum(further, another) < np.maximum(here, other)
-        falls |= np.maximum(here, other) == -np.inf
-        return np.where(falls, self.profile_error(), np.inf)
 
     @property
     def _bins(self) -> Array:
@@ -58,10 +48,8 @@ class AllocatedLoss(GaussianLoss):
     def _taken(self) -> Array:
         return self.__dict__["taken"]
 
-    def bounding_pair(
-        self, bounding: Callable[..., PrivacyLoss], *, up: bool
-    ) -> PrivacyLoss:
-        """`PrivacyLoss.certified`, of a class with these fields and ``above``."""
+    def bounding_pair(self, bounding: Callable[..., Profile], *, up: bool) -> Profile:
+        """`Bounds.certified`, of a class with these fields and ``above``."""
         kept = self.kept_in_range()
         # Shifts that are too small (much noise): up to the smallest, down to 0.
         raised = np.where(self._shift > 0, np.maximum(self._shift, kept._shift), 0.0)
@@ -93,7 +81,7 @@ class AllocatedLoss(GaussianLoss):
         return Hints(rate * xp.sqrt(self._taken), rate, self._shift, self._shift)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`.
+        """See `Moments`.
 
         *Upper bound* up to quadrature error: see `losses.allocated_moments`.
         """

@@ -38,7 +38,8 @@ from jaxdp_episodic.accountant.losses.allocation_tables import (
 )
 from jaxdp_episodic.accountant.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Tails
+from jaxdp_episodic.accountant.losses.privacy_loss import Tails
+from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, on_host
 
 _PROBES = 400
@@ -51,7 +52,7 @@ _MASS_ERROR = 1e-5
 
 
 @dataclass(frozen=True)
-class AllocatedAntipodalLoss(AllocatedLoss):
+class AllocatedAntipodalLoss(AllocatedLoss, Tabulated, Nodes):
     """``r D_t(1 + (g - 1)/r)`` in both directions.
 
     Attributes:
@@ -66,10 +67,9 @@ class AllocatedAntipodalLoss(AllocatedLoss):
     shift: Array
     bins: Array
     taken: Array
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "inner_rate")
     has_slopes: ClassVar[bool] = False
 
-    def certified(self, *, up: bool) -> PrivacyLoss:
+    def certified(self, *, up: bool) -> Profile:
         """The finite pair of a convex function above or below the profile."""
         return self.bounding_pair(AllocatedAntipodalBoundingLoss, up=up)
 
@@ -89,7 +89,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         return tails_from(xp.stack([profile, tail, profile, tail]))
 
     def profile_error(self) -> Array:
-        """See `PrivacyLoss`; as the tables estimate it."""
+        """See `Tabulated`; as the tables estimate it."""
 
         def error(_: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
             return np.full((1, len(_)), antipodal_table(round(t), round(j), s).error)
@@ -111,7 +111,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         return np.maximum(super().profile_error_at(u), further)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: Gauss–Legendre panels from the atom at 0."""
+        """See `Nodes`: Gauss–Legendre panels from the atom at 0."""
         fields = (self.inner_rate, self.shift, self.bins, self.taken)
         return nodes_from(_node_rows, rule, *fields)
 

@@ -44,7 +44,6 @@ class AllocatedAntipodalBoundingLoss(BoundingLoss):
     bins: Array
     taken: Array
     above: Array
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "inner_rate")
     _rounding: ClassVar[float] = 8e-15
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:

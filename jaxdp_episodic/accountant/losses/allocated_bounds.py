@@ -25,6 +25,7 @@ from jaxdp_episodic.accountant.losses.allocated import AllocatedLoss
 from jaxdp_episodic.accountant.losses.allocation_tables import by_setting
 from jaxdp_episodic.accountant.losses.finite import log_excess_of_atoms
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature, Tails
+from jaxdp_episodic.accountant.losses.protocols import BoundingPair
 from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, on_host
 
@@ -41,13 +42,10 @@ _GRAIN = (3.2, 0.5)
 _FEW = 512
 
 
-class BoundingLoss(AllocatedLoss):
+class BoundingLoss(AllocatedLoss, BoundingPair):
     """Base: ``above`` is 1 if it dominates, 0 if dominated; `taken` >= 2."""
 
-    is_estimate: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = True
-    has_nodes: ClassVar[bool] = False
-    methods: ClassVar[tuple[str, ...]] = ("rdp", "pld")
     # Map the fields of one setting to the losses and their masses under P, forward, and
     # to `_facts`.
     _atoms: ClassVar[Callable[..., tuple[np.ndarray, np.ndarray]]]
@@ -56,7 +54,7 @@ class BoundingLoss(AllocatedLoss):
     _rounding: ClassVar[float]
 
     def certified(self, *, up: bool) -> Self:
-        """See `PrivacyLoss`."""
+        """See `Bounds`."""
         above = np.full(self.shape, 1.0 * up)
         return dataclasses.replace(self, **{"above": above})
 
@@ -68,16 +66,16 @@ class BoundingLoss(AllocatedLoss):
         """Of the mass that is truncated and charged as an infinite loss."""
         return self._facts()[0]
 
-    def grain(self) -> Array:
+    def least_spacing(self) -> Array:
         """In proportion to the mean gap between neighbouring losses."""
         return np.where(self._above > 0, _GRAIN[1], _GRAIN[0]) * self._facts()[1]
 
     def certified_error(self) -> tuple[Array, Array]:
-        """See `PrivacyLoss`."""
+        """See `BoundingPair`."""
         return tuple(self._facts()[3:])
 
     def profile_error(self) -> Array:
-        """See `PrivacyLoss`."""
+        """See `Profile`."""
         return np.full(self.shape, self._rounding)
 
     def tail_displacement(self, u: Array) -> Array:
@@ -160,7 +158,7 @@ class EpochDistribution(NamedTuple):
         distribution's mass of it and all larger ones; backward the losses' signs and
         order are turned.
       log_kept: see `PrivacyLoss.log_kept`.
-      mass_error, place_error: see `PrivacyLoss.certified_error`.
+      mass_error, place_error: see `BoundingPair.certified_error`.
     """
 
     loss: np.ndarray

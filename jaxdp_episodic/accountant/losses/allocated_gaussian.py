@@ -37,7 +37,8 @@ from jaxdp_episodic.accountant.losses.allocation_tables import (
     sum_tables,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Tails
+from jaxdp_episodic.accountant.losses.privacy_loss import Tails
+from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, on_host
 
 # Number of places at which the range of a distribution is searched for.
@@ -47,7 +48,7 @@ _OF_WIDTH = 0.2
 
 
 @dataclass(frozen=True)
-class AllocatedGaussianLoss(AllocatedLoss):
+class AllocatedGaussianLoss(AllocatedLoss, Tabulated, Nodes):
     """``W = ((bins - taken) + A_1 + ... + A_taken) / bins``.
 
     Attributes:
@@ -62,7 +63,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
     taken: Array
     is_symmetric: ClassVar[bool] = False
 
-    def certified(self, *, up: bool) -> PrivacyLoss:
+    def certified(self, *, up: bool) -> Profile:
         """A finite pair that dominates this one, or is dominated, by convex order."""
         return self.bounding_pair(AllocatedBoundingLoss, up=up)
 
@@ -91,7 +92,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
         return tails_from(on_host(rows, u.shape, u, s, t, j, **how))
 
     def profile_error(self) -> Array:
-        """See `PrivacyLoss`; as the tables estimate it."""
+        """See `Profile`; as the tables estimate it."""
 
         def error(_: np.ndarray, s: float, j: float) -> np.ndarray:
             tables = sum_tables(round(j), s)
@@ -118,7 +119,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
         return np.maximum(super().profile_error_at(u), further)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: along the logarithm of the sum."""
+        """See `Nodes`: along the logarithm of the sum."""
         fields = (self.shift, self.bins, self.taken)
         return nodes_from(_node_rows, rule, *fields, by_first=_node_slopes)
 

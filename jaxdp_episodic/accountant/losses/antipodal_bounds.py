@@ -32,36 +32,60 @@ from jaxdp_episodic.accountant.losses.antipodal_cells import (
 )
 from jaxdp_episodic.accountant.numerics.signed_sums import sinh_sum
 
-# Distance of the nodes in deviations of ``z_1 + ... + z_j``; relative error allowed to
-# a chord between them where log D is above `_USUAL`; by how many times more at
-# `_LEAST`, beyond which there are no nodes; and the largest number of nodes.
-_APART, _CHORD, _LOOSEST, _USUAL, _LEAST, _MOST = 0.28, 1e-5, 1e3, -9.0, -42.0, 400
+# Distance of nodes, in standard deviations of ``z_1 + ... + z_j``, at which the
+# polynomial through eight of them is off by `_CHORD_ERROR`, relative.
+_NODE_DISTANCE = 0.28
+# Relative error allowed to a chord between nodes where log D is above `_USUAL_LOG_D`,
+# and by how many times more at `_LEAST_LOG_D`.
+_CHORD_ERROR = 1e-5
+_LOOSEST_CHORD = 1e3
+_USUAL_LOG_D = -9.0
+_LEAST_LOG_D = -42.0  # no nodes where log D is below it
+_MOST_NODES = 400
 # Relative error allowed to D at nodes where log D is above each of the levels, and
-# below; by how many times more below the first where D falls steeply, at nodes and
-# between them; by how many times more between them, above the first and below, and than
-# at both nodes; how often cells are halved for it.
-_WITHIN, _LEVELS = (1.5e-5, 2.5e-5, 2e-4, 1e-3), (-7.0, -30.0, -37.0)
-_STEEP, _BETWEEN, _OVER_NODES, _HALVINGS = (8.0, 14.0), (6.0, 3.5), 1.7, 2
-# Of the cells of the sums there, those that are enough for what is allowed in between.
-_IN_BETWEEN = 0.55
-# Where bounds are no longer trusted to fall; and the number of cells of the sums: at
-# first, least and largest.
-_TAIL = -30.0
-_CELLS, _FEWEST, _MOST_CELLS = 640, 256, 1024
-# Where hinges move along (`antipodal_cells.aligned_bounds`): by how many times nodes
-# must be further apart for it; how much their distance grows at once, and how far log D
-# falls; a chord's error and the sums', over what is allowed; and the number of cells.
-_FURTHER, _GROWTH, _MOST_FALL = 2.5, 1.6, 6.0
-_ALONG, _SUMS, _MOST_ALONG = 0.1, 0.7, 1280
-# Losses in each cell between two nodes: at least, at most, and the fall of log D from
-# one to the next, over the root of the error allowed. Over how many of them lines
-# below D are drawn.
-_FINE, _FINEST, _FALL = 128, 1024, 0.25
+# below the last.
+_LEVELS = (-7.0, -30.0, -37.0)
+_ERROR_AT_NODES = (1.5e-5, 2.5e-5, 2e-4, 1e-3)
+# The same between nodes, over that at nodes, above the first level and below it.
+_BETWEEN_ABOVE = 6.0
+_BETWEEN_BELOW = 3.5
+# By how many times more at most, below the first level, where D falls steeply.
+_STEEP_AT_NODES = 8.0
+_STEEP_BETWEEN = 14.0
+# A cell is halved where its bounds are further apart than that, and than this times
+# what they are at both of its nodes; and how often.
+_OVER_NODES = 1.7
+_HALVINGS = 2
+_CELLS_IN_BETWEEN = 0.55  # of the sums at a node in the middle, over those at its ends
+# Below this log D bounds that rise again are due to what the sums truncate.
+_TRUNCATION_LOG_D = -30.0
+# Number of cells of the sums: at first, least and largest.
+_CELLS = 640
+_FEWEST_CELLS = 256
+_MOST_CELLS = 1024
+# Where the threshold moves with g (`antipodal_cells.aligned_bounds`): by how many times
+# nodes must be further apart for it; by how much their distance grows from one to the
+# next, and how far log D falls.
+_WORTH_ALIGNING = 2.5
+_GROWTH = 1.6
+_MOST_FALL = 6.0
+# There: a chord's error, and that of the sums, over what is allowed; largest number of
+# cells of the sums.
+_ALIGNED_CHORD = 0.1
+_ALIGNED_SUMS = 0.7
+_MOST_ALIGNED_CELLS = 1280
+# Losses between two nodes: least and largest number; and the fall of log D from one to
+# the next, over the root of the error allowed.
+_FEWEST_LOSSES = 128
+_MOST_LOSSES = 1024
+_FALL = 0.25
+# Over how many losses lines below D are drawn.
 _BASES = (1, 2, 4, 8, 16, 32)
-# Where the last of them is 0 at the latest, over the last ratio; rates above 0.
-_FURTHEST, _TINY = 1e3, 1e-300
-_CACHED = 256
-_BOTH = (False, True)
+_LAST_RATIO = (
+    1e3  # of the g at which lower bounds are 0, at the latest, to the last one
+)
+_LEAST_SLOPE = 1e-300  # of lower bounds, positive
+_CACHED = 256  # settings
 
 
 class PiecewiseLinearPair(NamedTuple):
@@ -71,7 +95,7 @@ class PiecewiseLinearPair(NamedTuple):
       loss: (n,) u = log g of the corners, from 0.
       profile: at the corners; 0 at the last.
       scaled: ``g Q(L >= u)`` there.
-      infinite: the profile beyond the last corner, which is taken off.
+      infinite: the profile beyond the last corner, which is subtracted.
     """
 
     loss: np.ndarray
@@ -82,10 +106,10 @@ class PiecewiseLinearPair(NamedTuple):
 
 @functools.lru_cache(_CACHED)
 def antipodal_bounding_pair(
-    bins: int, count: int, shift: float, *, above: bool
+    steps: int, count: int, shift: float, *, above: bool
 ) -> PiecewiseLinearPair:
     """The pair whose profile bounds that of one setting, from above or from below."""
-    u, low, high, coarse = profile_bounds(bins, count, shift)
+    u, low, high, coarse = profile_bounds(steps, count, shift)
     # D falls from 1; what is not a number is no bound.
     g, low, high = np.exp(u), np.fmax(low, 0.0), np.fmin(high, 1.0)
     high = np.minimum.accumulate(high)
@@ -107,10 +131,10 @@ def _mirrored(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 @functools.lru_cache(_CACHED)
 def profile_bounds(
-    bins: int, count: int, shift: float
+    steps: int, count: int, shift: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Losses u, (n,) from 0, bounds of D there, and which u are nodes."""
-    epoch = Epoch(bins, count, shift)
+    """Losses u, (n,) from 0, bounds of D there, and the indices of the nodes."""
+    epoch = Epoch(steps, count, shift)
     nodes = _nodes(epoch)
     rows, coarse = [], [0]
     for i, (a, b) in enumerate(itertools.pairwise(nodes)):
@@ -118,7 +142,7 @@ def profile_bounds(
         fall = max(a.log_d - b.log_d, 0.0)
         within = _allowed(b.u, a.log_d, fall / (b.u - a.u)).at_node
         number = math.ceil(fall / (_FALL * math.sqrt(within)))
-        number = min(max(number, _FINE), _FINEST)
+        number = min(max(number, _FEWEST_LOSSES), _MOST_LOSSES)
         u = np.linspace(nodes[i].u, nodes[i + 1].u, number + 1)[: number + end]
         rows.append((u, *cell_bounds(nodes, i, u, epoch)))
         coarse.append(coarse[-1] + number)
@@ -138,68 +162,83 @@ def _allowed(u: float, log_d: float, slope: float) -> _Allowed:
 
     But that of many epochs by the error itself.
     """
-    within = _WITHIN[sum(log_d < level for level in _LEVELS)]
+    within = _ERROR_AT_NODES[sum(log_d < level for level in _LEVELS)]
     if log_d >= _LEVELS[0]:
-        return _Allowed(within, _BETWEEN[0] * within)
+        return _Allowed(within, _BETWEEN_ABOVE * within)
     steep = max(1.0, u * slope)
-    near, far = _STEEP
-    return _Allowed(within * min(steep, near), _BETWEEN[1] * within * min(steep, far))
+    return _Allowed(
+        within * min(steep, _STEEP_AT_NODES),
+        _BETWEEN_BELOW * within * min(steep, _STEEP_BETWEEN),
+    )
 
 
 def _node_at(u: float, epoch: Epoch, cells: int, *, is_whole: bool) -> Node:
-    """Bounds of D at u by sums, of so many cells."""
-    hinge = float(epoch.hinge(u))
-    setting = epoch.count, epoch.shift, 0.5 * u / epoch.shift, hinge
+    """Bounds of D at u by sums, computed with that many cells."""
+    threshold = float(epoch.threshold(u))
+    setting = epoch.count, epoch.shift, 0.5 * u / epoch.shift, threshold
     below, above = (
         sinh_sum(*setting, above=up, cells=cells, at_threshold=not is_whole)
-        for up in _BOTH
+        for up in (False, True)
     )
-    gain = float(above.gain(np.array([hinge]), above=True)[0])
+    gain = float(above.gain(np.array([threshold]), above=True)[0])
     log_d = math.log(gain) + math.log(float(epoch.scale(u)))
     return Node(u, below, above, is_whole, log_d)
 
 
 def _nodes(epoch: Epoch) -> list[Node]:
     """Nodes as far apart as bounds between them allow, until D is negligible."""
-    bins, count, shift = epoch
+    steps, count, shift = epoch
     nodes: list[Node] = []
     every: list[int] = []
     u, last, step, cells = 0.0, 0.0, 0.0, _CELLS
     # Standard deviation of the loss at much noise.
-    core = 2 * shift * math.sqrt(count) / bins
-    near = 2 * shift * _APART / math.sqrt(count)
-    is_along = aligned_step(epoch, 1 / core, _ALONG * _WITHIN[0]) > _FURTHER * near
+    deviation = 2 * shift * math.sqrt(count) / steps
+    near = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
+    is_aligned = (
+        aligned_step(epoch, 1 / deviation, _ALIGNED_CHORD * _ERROR_AT_NODES[0])
+        > _WORTH_ALIGNING * near
+    )
     while True:
-        # Where no step is idle the hinge is always 0.
-        node = _node_at(u, epoch, cells, is_whole=is_along or epoch.idle > 0)
+        # Where no step is idle the threshold is always 0.
+        node = _node_at(u, epoch, cells, is_whole=is_aligned or epoch.idle > 0)
         log_d = node.log_d
         nodes.append(node)
         every.append(cells)
         # D falls: bounds that rise again are due to what the sums truncate.
-        is_lost = last < _TAIL and log_d >= last
-        if log_d < _LEAST or is_lost or len(nodes) >= _MOST:
+        is_lost = last < _TRUNCATION_LOG_D and log_d >= last
+        if log_d < _LEAST_LOG_D or is_lost or len(nodes) >= _MOST_NODES:
             return _refined(nodes, every, epoch)
         # D falls by half of what it is below 1, in g, at 1.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)
         within = _allowed(u, log_d, slope).at_node
-        hinge = np.array([float(epoch.hinge(u))])
-        least = node.below.gain(hinge, above=False) / node.above.gain(hinge, above=True)
-        most, asked = (_MOST_ALONG, _SUMS) if is_along else (_MOST_CELLS, 1.0)
+        threshold = np.array([float(epoch.threshold(u))])
+        least = node.below.gain(threshold, above=False) / node.above.gain(
+            threshold, above=True
+        )
+        most, asked = (
+            (_MOST_ALIGNED_CELLS, _ALIGNED_SUMS) if is_aligned else (_MOST_CELLS, 1.0)
+        )
         cells *= math.sqrt(max((1 - float(least[0])) / (asked * within), 1e-3))
-        cells = int(min(max(cells, _FEWEST), most))
-        share = min(max((log_d - _USUAL) / (_LEAST - _USUAL), 0.0), 1.0)
-        chord = max(_CHORD * _LOOSEST**share, 0.5 * within)
+        cells = int(min(max(cells, _FEWEST_CELLS), most))
+        share = min(
+            max((log_d - _USUAL_LOG_D) / (_LEAST_LOG_D - _USUAL_LOG_D), 0.0), 1.0
+        )
+        chord = max(_CHORD_ERROR * _LOOSEST_CHORD**share, 0.5 * within)
         near = max(
             # the error of eight nodes' polynomial is of the eighth order
-            2 * shift * _APART / math.sqrt(count) * (chord / _CHORD) ** 0.125,
+            2
+            * shift
+            * _NODE_DISTANCE
+            / math.sqrt(count)
+            * (chord / _CHORD_ERROR) ** 0.125,
             math.sqrt(8 * chord / (slope * (1 + slope))),
         )
-        # With few taken steps among many D falls sooner.
-        near = near if not epoch.idle else min(near, max(core, 0.5 * u))
-        far = aligned_step(epoch, slope, _ALONG * within)
-        is_along = far > _FURTHER * near
-        if is_along:
+        # With few steps of the unit among many D falls sooner.
+        near = near if not epoch.idle else min(near, max(deviation, 0.5 * u))
+        far = aligned_step(epoch, slope, _ALIGNED_CHORD * within)
+        is_aligned = far > _WORTH_ALIGNING * near
+        if is_aligned:
             near = max(near, min(far, _GROWTH * max(step, near), _MOST_FALL / slope))
         step = near
         u, last = u + step, log_d
@@ -215,15 +254,18 @@ def _refined(nodes: list[Node], cells: list[int], epoch: Epoch) -> list[Node]:
             low, high = cell_bounds(nodes, i, np.array([a.u, middle, b.u]), epoch)
             slope = max(a.log_d - b.log_d, 0.0) / (b.u - a.u)
             allowed = _allowed(middle, 0.5 * (a.log_d + b.log_d), slope).between
-            # What the sums are off by themselves is none the less for another node.
+            # Another node does not reduce the error of the sums themselves.
             with np.errstate(divide="ignore", invalid="ignore"):
                 off = high / low - 1
             limit = max(allowed, _OVER_NODES * float(np.fmax(off[0], off[2])))
-            if max(b.log_d - _LEAST, a.log_d - _TAIL) > 0 and not off[1] <= limit:
-                new = max(int(_IN_BETWEEN * max(of_a, of_b)), _FEWEST)
+            if (
+                max(b.log_d - _LEAST_LOG_D, a.log_d - _TRUNCATION_LOG_D) > 0
+                and not off[1] <= limit
+            ):
+                new = max(int(_CELLS_IN_BETWEEN * max(of_a, of_b)), _FEWEST_CELLS)
                 is_whole = a.is_whole and b.is_whole
                 more.append((_node_at(middle, epoch, new, is_whole=is_whole), new))
-        if not more or len(nodes) >= _MOST:
+        if not more or len(nodes) >= _MOST_NODES:
             break
         both = sorted(
             [*zip(nodes, cells, strict=True), *more], key=lambda one: one[0].u
@@ -261,8 +303,8 @@ def _below_chords(
     size = len(g)
     g, low = _mirrored(g, low)
     high = _mirrored(g[size - 1 :], high)[1]
-    # D rises from each place on no slower than it does on the way there, and no faster
-    # than on the way to a later one.
+    # D is convex: its slope at each g is at least that of any chord ending there, and
+    # at most that of any chord starting there.
     slope, back = np.full(len(g), -np.inf), np.full(len(g), np.inf)
     for base in (base for base in _BASES if base < len(g)):
         run = g[base:] - g[:-base]
@@ -278,7 +320,9 @@ def _below_chords(
     x = np.where(bend > 0, np.clip(x, left, right), right)
     y = np.maximum(start + from_left * (x - left), end + from_right * (x - right))
     # In the last cell, and beyond it, a single line down to 0; a steeper one is lower.
-    steepest = max(-float(slope[-2]), float(low[-2] / (_FURTHEST * g[-1])), _TINY)
+    steepest = max(
+        -float(slope[-2]), float(low[-2] / (_LAST_RATIO * g[-1])), _LEAST_SLOPE
+    )
     last = g[-2] + low[-2] / steepest
     places = np.concatenate([g[first:-1], x, [last]])
     values = np.concatenate([low[first:-1], np.maximum(y, 0.0), [0.0]])

@@ -3,12 +3,12 @@
 At a node ``u = log g`` measures above and below the distribution of ``V_g = X - g Y``
 are known, X and Y sums of ``count`` terms A and B. Two bounds hold between nodes:
 
-* `polynomial_bounds`, of the mean as one of exponentials in u at a fixed hinge
+* `polynomial_bounds`, of the mean as one of exponentials in u at a fixed threshold
   (`numerics.exponential_means`), for nodes a part of a deviation of the sum apart;
 * `aligned_bounds`: ``T(g, c) = E(X - g Y - c)_+`` is convex in g and c together. With
-  the hinge moved along as most of Y moves V, hardly any curvature is left on the way
-  from node to node: where one large term makes up the loss, or there are many terms,
-  these may be many deviations apart.
+  a threshold c that follows g as most of Y does, T has hardly any curvature from node
+  to node: where one large term makes up the loss, or there are many terms, these may be
+  many deviations apart.
 
 Reference: docs/proofs.md, "Random allocation".
 """
@@ -24,22 +24,26 @@ import numpy as np
 from jaxdp_episodic.accountant.numerics.exponential_means import bounds_between
 from jaxdp_episodic.accountant.numerics.signed_sums import SignedSumBound
 
-# How many nodes on either side polynomials use, and the largest exponent they see.
-_AROUND, _LARGEST = 3, 250.0
-# Relative rounding error of what is computed from a mean of `signed_sums`; and of one
-# operation.
-ROUNDING, _UNIT = 1e-11, 1.2e-16
-# Most of a term B, in the mean, and halvings of that range, for the hinges' way.
-_MOST_OF_Y, _HALVINGS = 3.0, 40
+# Nodes on either side of a cell that polynomials go through.
+_AROUND = 3
+# Largest exponent, nats, that scales the means they go through.
+_LARGEST_EXPONENT = 250.0
+# Relative rounding error of what is computed from a mean of `signed_sums`.
+ROUNDING = 1e-11
+# Relative rounding error of one operation in float64: 2^-53.
+_UNIT_ROUNDOFF = 1.2e-16
+# Steepest slope of the threshold in g, in means of Y, and halvings of that range.
+_STEEPEST = 3.0
+_HALVINGS = 40
 
 
 class Node(NamedTuple):
     """A loss u at which D is bounded from both sides.
 
     Attributes:
-      u: of it.
-      below, above: of S.
-      is_whole: whether they are known at every hinge.
+      u: ``log g``.
+      below, above: bounds of the distribution of S.
+      is_whole: whether they bound its means at every threshold, not only at y.
       log_d: upper bound of log D.
     """
 
@@ -53,29 +57,29 @@ class Node(NamedTuple):
 class Epoch(NamedTuple):
     """The setting of `antipodal_bounds`."""
 
-    bins: int
+    steps: int
     count: int
     shift: float
 
     @property
     def idle(self) -> int:
-        """Steps that are not taken."""
-        return self.bins - self.count
+        """Steps of an epoch in which the unit cannot take part."""
+        return self.steps - self.count
 
     def scale(self, u: np.ndarray | float):
-        """What a mean of S is multiplied with, for D."""
-        return np.exp(0.5 * (u - self.shift * self.shift)) / self.bins
+        """D over the mean of ``(S - y)_+``."""
+        return np.exp(0.5 * (u - self.shift * self.shift)) / self.steps
 
-    def hinge(self, u: np.ndarray | float):
-        """Of S."""
+    def threshold(self, u: np.ndarray | float):
+        """y, of S."""
         return 2 * np.sinh(0.5 * u) * math.exp(0.5 * self.shift**2) * self.idle
 
     def rounding(self, u: float) -> float:
-        """Bound of the relative rounding error of `scale` and `hinge`, and a few more.
+        """Bound of the relative rounding error of `scale` and `threshold`.
 
-        An exponential is off by the rounding error of its exponent.
+        An exponential has the relative error that its exponent has in nats.
         """
-        return _UNIT * (16 + self.shift**2 + 2 * u)
+        return _UNIT_ROUNDOFF * (16 + self.shift**2 + 2 * u)
 
 
 def cell_bounds(
@@ -94,8 +98,8 @@ def polynomial_bounds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """By polynomials through means of exponentials."""
     count, shift = epoch.count, epoch.shift
-    hinge = epoch.hinge(u)
-    rounded = epoch.rounding(float(u[-1])) * hinge
+    threshold = epoch.threshold(u)
+    rounded = epoch.rounding(float(u[-1])) * threshold
     tilt = 0.5 * u / shift
     middle = 0.5 * float(tilt[0] + tilt[-1])
     # Nodes below 0 are the mirror images of those above.
@@ -107,15 +111,15 @@ def polynomial_bounds(
         place = 0.5 * node.u / shift
         sign = 1 if i >= 0 else -1
         bounds = [
-            sums.gain(sign * hinge - toward * rounded, above=up)
+            sums.gain(sign * threshold - toward * rounded, above=up)
             for sums, up, toward in ((node.below, False, -1), (node.above, True, 1))
         ]
         if i < 0:
             # E(-S - y)_+ = E(S + y)_+ - E S - y
             mean = -2 * count * math.exp(0.5 * shift**2) * math.sinh(shift * place)
-            slack = ROUNDING * (abs(mean) + hinge)
+            slack = ROUNDING * (abs(mean) + threshold)
             bounds = [
-                np.maximum(bound - mean - hinge + s * slack, 0.0)
+                np.maximum(bound - mean - threshold + s * slack, 0.0)
                 for bound, s in zip(bounds, (-1, 1), strict=True)
             ]
         places.append(sign * place)
@@ -132,8 +136,8 @@ def polynomial_bounds(
     def exponent(away: np.ndarray) -> np.ndarray:
         return away * (count * middle + 0.5 * count * away + center)
 
-    # Others are out of float64's range then, and no bounds.
-    usable = np.abs(exponent(away)) < _LARGEST
+    # Beyond that range means over- or underflow, and are no bounds.
+    usable = np.abs(exponent(away)) < _LARGEST_EXPONENT
     if not np.all(usable[one : one + 2]):
         return np.zeros_like(u), np.full_like(u, np.inf)
     first = one - int(np.argmin(np.append(usable[one::-1], False))) + 1
@@ -151,14 +155,14 @@ def polynomial_bounds(
     return found[0] * back, found[1] * back
 
 
-# --- Along the hinges' way ---
+# --- With thresholds that follow g ---
 
 
 def aligned_step(epoch: Epoch, slope: float, error: float) -> float:
     """Distance of nodes at which the chord of `aligned_bounds` is off by ``error``.
 
-    An *estimate*: T changes with Y's deviation from its mean where V is at the hinge;
-    terms of Y are no larger there than what D falls over.
+    An *estimate*: T changes with Y's deviation from its mean where V is at the
+    threshold; terms of Y are no larger there than the range over which D falls.
 
     Args:
       epoch: of the nodes.
@@ -166,24 +170,24 @@ def aligned_step(epoch: Epoch, slope: float, error: float) -> float:
       error: relative.
     """
     square = epoch.shift**2
-    largest = math.log(2 * epoch.bins / slope)
+    largest = math.log(2 * epoch.steps / slope)
     seen = NormalDist().cdf((largest - 1.5 * square) / epoch.shift)
     # V tells of Y what is not due to the noise that raises both.
     apart = -math.expm1(-2 * square)
     variance = epoch.count * math.expm1(min(square, 600.0)) * apart * seen
-    step = math.sqrt(8 * error / max(variance, 1e-300)) * epoch.bins / slope
+    step = math.sqrt(8 * error / max(variance, 1e-300)) * epoch.steps / slope
     return math.log1p(min(step, 1e3))
 
 
 def aligned_bounds(
     nodes: list[Node], cell: int, u: np.ndarray, epoch: Epoch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """By chords, and lines beyond two nodes, in g and the hinge together."""
+    """By chords, and lines beyond two nodes, in g and the threshold together."""
     g, c = np.exp(u), np.expm1(u) * epoch.idle
-    way = _way(nodes[cell], nodes[cell + 1], epoch)
+    slope = _threshold_slope(nodes[cell], nodes[cell + 1], epoch)
 
     def bound(i: int, *, up: bool) -> np.ndarray:
-        return _bound_at(nodes, i, g, c, way, epoch, up=up)
+        return _bound_at(nodes, i, g, c, slope, epoch, up=up)
 
     def share(begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Where g is from one node to the other, and a bound of its rounding error."""
@@ -214,46 +218,46 @@ def _bound_at(
     i: int,
     g: np.ndarray,
     c: np.ndarray,
-    way: float,
+    slope: float,
     epoch: Epoch,
     *,
     up: bool,
 ) -> np.ndarray:
-    """Bound of ``T(g_i, c + way (g_i - g)) / bins``."""
+    """Bound of ``T(g_i, c + slope (g_i - g)) / steps``."""
     node, at = nodes[abs(i)], _ratio(nodes, i)
     sums, sign = (node.above, 1) if up else (node.below, -1)
     scale = float(epoch.scale(node.u))
-    moved = c + way * (at - g)
-    slack = sign * epoch.rounding(nodes[-1].u) * (np.abs(c) + abs(way) * (at + g))
+    moved = c + slope * (at - g)
+    slack = sign * epoch.rounding(nodes[-1].u) * (np.abs(c) + abs(slope) * (at + g))
     if i >= 0:
-        hinge = (moved - slack) / (scale * epoch.bins)
-        return scale * sums.gain(hinge, above=up)
+        threshold = (moved - slack) / (scale * epoch.steps)
+        return scale * sums.gain(threshold, above=up)
     # E(X - Y / w - c)_+ = (E(V_w + w c)_+ - E V_w - w c) / w, exchanging X and Y.
     w = math.exp(node.u)
     moved = w * (moved - slack)
     mean = epoch.count * -math.expm1(node.u)
-    gain = scale * epoch.bins * sums.gain(-moved / (scale * epoch.bins), above=up)
+    gain = scale * epoch.steps * sums.gain(-moved / (scale * epoch.steps), above=up)
     rest = gain - mean - moved
     rest = rest + sign * ROUNDING * (gain + abs(mean) + np.abs(moved))
-    return np.maximum(rest, 0.0) / (w * epoch.bins)
+    return np.maximum(rest, 0.0) / (w * epoch.steps)
 
 
-def _way(a: Node, b: Node, epoch: Epoch) -> float:
-    """By how much the hinge moves with g, so that V is above it as often at both."""
+def _threshold_slope(a: Node, b: Node, epoch: Epoch) -> float:
+    """Slope in g of a threshold that V exceeds with the same probability at both."""
     g = 0.5 * (math.exp(a.u) + math.exp(b.u))
     c = (g - 1) * epoch.idle
 
-    def beyond(node: Node, way: float) -> float:
-        scale = float(epoch.scale(node.u)) * epoch.bins
-        hinge = (c + way * (math.exp(node.u) - g)) / scale
+    def beyond(node: Node, slope: float) -> float:
+        scale = float(epoch.scale(node.u)) * epoch.steps
+        threshold = (c + slope * (math.exp(node.u) - g)) / scale
         sums = node.above
-        return float(sums.beyond[np.searchsorted(sums.values, hinge)])
+        return float(sums.beyond[np.searchsorted(sums.values, threshold)])
 
-    low, high = -_MOST_OF_Y * epoch.count, 0.0
+    low, high = -_STEEPEST * epoch.count, 0.0
     for _ in range(_HALVINGS):
-        way = 0.5 * (low + high)
-        if beyond(a, way) > beyond(b, way):
-            high = way
+        slope = 0.5 * (low + high)
+        if beyond(a, slope) > beyond(b, slope):
+            high = slope
         else:
-            low = way
+            low = slope
     return 0.5 * (low + high)

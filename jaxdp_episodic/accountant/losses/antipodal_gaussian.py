@@ -14,40 +14,39 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
-from jaxdp_episodic.accountant.losses.excess import (
-    LOG_SQRT_2PI,
-    log_integral,
-    unless_gaussian,
-)
+from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
 from jaxdp_episodic.accountant.losses.gaussian import (
     LARGEST,
+    GaussianLoss,
     drawn_tails,
     inner_exponent,
     positive,
     scaled,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import (
+    LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
     Rate,
     log_normal,
     mirrored,
-    path_points,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.moves import Moves
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line
+from jaxdp_episodic.accountant.losses.paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
     Hints,
+    MixturePair,
     MomentRule,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Nodes
+from jaxdp_episodic.accountant.losses.sampled import LARGEST_EXPONENT
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
+    rising_kink,
     settle,
+    three_bumps,
     transitions,
     windows_around,
 )
@@ -56,13 +55,7 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     log_add_complex,
     log_complex,
 )
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    map_first,
-    namespace,
-    sigmoid,
-    softmax,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace
 from jaxdp_episodic.accountant.numerics.special import (
     log_add,
     log_mills,
@@ -72,13 +65,9 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_saturating_tail,
 )
 
-# Largest argument of exp: the third power of the result, which derivatives need, does
-# not overflow.
-_LARGEST_EXPONENT = 100.0
-
 
 @dataclass(frozen=True)
-class AntipodalGaussianLoss(GaussianLoss):
+class AntipodalGaussianLoss(GaussianLoss, Nodes):
     """``(1-p) N(0) + p (1-r) N(-s) + p r N(s)`` against ``(1-p) N(0) + p N(-s)``.
 
     Attributes:
@@ -91,7 +80,6 @@ class AntipodalGaussianLoss(GaussianLoss):
     rate: Array
     inner_rate: Array
     shift: Array
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate", "inner_rate")
 
     def hints(self) -> Hints:
         """P/Q grows like ``r p / (1-p) e^{sx}``."""
@@ -130,47 +118,35 @@ class AntipodalGaussianLoss(GaussianLoss):
         tails = scaled(drawn_tails((profile, tail), u, inner), outer, p, r, s)
         return tails, tails
 
-    def moves(self) -> Moves:
+    def mixture(self) -> MixturePair:
         """See `PrivacyLoss`: not drawn; drawn and not reached; reached."""
         p, r, s = float(self.rate), float(self.inner_rate), float(self.shift)
         chances = 1 - p, p * (1 - r), p * r
-        return Moves(chances, (0.0, -s, s), (0.0, -s, -s), turn=0.0)
+        return MixturePair(chances, (0.0, -s, s), (0.0, -s, -s), threshold=0.0)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; exact up to quadrature error."""
+        """See `Moments`; exact up to quadrature error."""
         xp = namespace(t, *self.fields)
         t, p, r, s = xp.broadcast_arrays(t, self.rate, self.inner_rate, self.shift)
         log_p, log_q, log_r = xp.log(p), xp.log1p(-p), xp.log(r)
-        windows, bumps = _windows(t, log_p, log_q, log_r, s)
+        windows = _windows(t, log_p, log_q, log_r, s)
 
         def log_parts(x: Array) -> tuple[Array, Array]:
             """Log-ratio of P to Q and log-density of Q at x > 0."""
             # log of Q's density over that of N(0, 1)
             log_base = log_add(log_q, log_p - s * (x + 0.5 * s))
             # P/Q - 1 = r p (e^{sx} - e^{-sx}) e^{-s²/2} / base
-            log_excess_ratio = (
-                log_p
-                + log_r
-                + s * (x - 0.5 * s)
-                + xp.log(-xp.expm1(-2 * s * x))
-                - log_base
-            )
-            log_ratio = log_add(0.0, log_excess_ratio)
-            return log_ratio, log_base - 0.5 * x * x - LOG_SQRT_2PI
+            gained = log_p + log_r + s * (x - 0.5 * s) + xp.log(-xp.expm1(-2 * s * x))
+            return log_add(
+                0.0, gained - log_base
+            ), log_base - 0.5 * x * x - LOG_SQRT_2PI
 
-        excess = log_integral(
-            log_parts,
-            windows,
-            bumps,
-            xp.zeros_like(s),
-            t,
-            rule._replace(direction="symmetric"),
-        )
+        symmetric, floor = rule._replace(direction="symmetric"), xp.zeros_like(s)
+        excess = log_integral(log_parts, *windows, floor, t, symmetric)
         whole = (p >= 1) & (r >= 1)
         weight, scale = _mixed(t, log_p, log_q, log_r, s)
-        return unless_gaussian(
-            whole, weight, scale, t, excess, rounds=2 * s * s / scale
-        )
+        rounds = 2 * s * s / scale
+        return unless_gaussian(whole, weight, scale, t, excess, rounds=rounds)
 
     def gaussian_shift(self) -> Array:
         """Twice the shift, where the unit always is on either side."""
@@ -179,21 +155,18 @@ class AntipodalGaussianLoss(GaussianLoss):
         return xp.where(always, 2 * self.shift, 0.0)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`."""
+        """See `Nodes`."""
         _, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, log_cut, height)
         s, r = self.shift, self.inner_rate
         p, log_r = Rate.of(self.rate), xp.log(r)
-        turns = _turns(p.log, xp.log1p(-self.rate), log_r, s)
-        turns = tuple(xp.clip(t, 0.0, 1e9) for t in turns)
+        kinks = _kinks(p.log, xp.log1p(-self.rate), log_r, s)
+        kinks = tuple(xp.clip(t, 0.0, 1e9) for t in kinks)
         floor = xp.zeros_like(s)
         _, high, _ = sampled_ends(p, s, log_cut)
 
-        def place(high: Array) -> Pair:
-            return half_line(floor, high, turns, s, num_nodes)
-
-        line = map_first(place, high)
-        x, element = path_points(line, floor, xp.maximum(*turns), s, height)
+        rise = xp.maximum(*kinks)
+        x, element = half_line_points(floor, high, kinks, rise, s, height, num_nodes)
 
         def ratio(x: Pair) -> tuple[Pair, Pair]:
             base = log_add_complex(
@@ -223,7 +196,7 @@ def _turning_angle(v: Array, p: Array, s: Array) -> Array:
     """``asinh((1-p)/p e^{s²/2} sinh(v/2))`` without overflow."""
     xp = namespace(v, p, s)
     exponent = 0.5 * v + 0.5 * s * s - xp.log(p)
-    moderate = exponent <= _LARGEST_EXPONENT
+    moderate = exponent <= LARGEST_EXPONENT
     half_v, half_square = (xp.where(moderate, 0.5 * a, 0.0) for a in (v, s * s))
     a = (1 - p) / xp.where(moderate, p, 1.0) * xp.exp(half_square) * xp.sinh(half_v)
     # The same quantity in logarithms; 0 at p = 1 and at v = 0.
@@ -231,25 +204,20 @@ def _turning_angle(v: Array, p: Array, s: Array) -> Array:
     log_a = xp.where(huge, exponent, 0.0) - math.log(2.0)
     log_a += xp.log1p(-xp.where(huge, p, 0.5))
     log_a += xp.log(-xp.expm1(-xp.where(huge, v, 1.0)))
-    beyond = log_a > _LARGEST_EXPONENT
+    beyond = log_a > LARGEST_EXPONENT
     power = xp.exp(xp.where(huge & ~beyond, log_a, 0.0))
     a = xp.where(moderate, a, xp.where(huge, power, 0.0))
     angle = xp.log1p(a + a * a / (1 + xp.sqrt(1 + a * a)))
     return xp.where(huge & beyond, log_a + math.log(2.0), angle)
 
 
-def _turns(log_p: Array, log_q: Array, log_r: Array, s: Array) -> tuple[Array, Array]:
+def _kinks(log_p: Array, log_q: Array, log_r: Array, s: Array) -> tuple[Array, Array]:
     """Where Q's density changes its bump, and where P/Q starts to rise."""
     xp = namespace(log_p, log_q, log_r, s)
     # Q's density leaves N(-s) for N(0) where p e^{-sx-s²/2} = 1 - p.
-    base_turn = xp.clip((log_p - log_q) / s - 0.5 * s, -1e300, 1e300)
-    # r w = 1, a quadratic in e^{sx - s²/2} once e^{-2sx} is neglected
-    log_a = log_p + log_r
-    root = xp.logaddexp(
-        log_q, 0.5 * xp.logaddexp(2 * log_q, math.log(4.0) + log_a + log_p - s * s)
-    )
-    turn = (root - math.log(2.0) - log_a) / s + 0.5 * s
-    return base_turn, turn
+    base_kink = xp.clip((log_p - log_q) / s - 0.5 * s, -1e300, 1e300)
+    kink = rising_kink(log_q, log_p + log_r, log_p, s)
+    return base_kink, kink
 
 
 def _mixed(
@@ -280,40 +248,17 @@ def _windows(
     xp = namespace(t, log_p, log_q, log_r, s)
     alpha = 1 + t
     zero = xp.zeros_like(s)
-    base_turn, turn = _turns(log_p, log_q, log_r, s)
-    knee = xp.maximum(turn - xp.log(alpha) / s, 0.0)
-
-    log_stay = xp.log1p(-xp.exp(log_r))  # log(1 - r)
-
-    def slope(x: Array) -> tuple[Array, Array]:
-        """Slope of log(Q (P/Q)^alpha) plus x, and its derivative."""
-        base_weight = sigmoid(s * (base_turn - x))
-        terms = xp.stack(
-            [
-                log_q + 0 * x,
-                log_stay + log_p - s * (x + 0.5 * s),
-                log_r + log_p + s * (x - 0.5 * s),
-            ]
-        )
-        _, down, up = softmax(xp.maximum(terms, -1e300))
-        tilt = up - down
-        return (
-            s * (t * base_weight + alpha * tilt),
-            s * s * (alpha * (up + down - tilt * tilt))
-            - s * s * (t * base_weight * (1 - base_weight)),
-        )
-
+    base_kink, kink = _kinks(log_p, log_q, log_r, s)
+    knee = xp.maximum(kink - xp.log(alpha) / s, 0.0)
+    kept = xp.log1p(-xp.exp(log_r)) + log_p
+    slope = three_bumps(log_q, kept, log_r + log_p, base_kink, t, s)
     top_slope = (2 * alpha - 1) * s
-    centers = [
-        zero,
-        xp.clip(base_turn, 2 * s, 3 * s),
-        xp.clip(knee, s, 3 * s),
-        top_slope,
-    ]
+    middle = xp.clip(base_kink, 2 * s, 3 * s), xp.clip(knee, s, 3 * s)
+    centers = [zero, *middle, top_slope]
     starts = xp.stack([top_slope, alpha * s, zero])
     return windows_around(
         centers,
-        transitions(knee, turn, s),
-        transitions(base_turn, base_turn, s),
+        transitions(knee, kink, s),
+        transitions(base_kink, base_kink, s),
         between=lambda: settle(slope, starts, zero, top_slope),
     )

@@ -20,21 +20,24 @@ from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
-# Most terms of a loss distribution; settings that need more have no exact answer.
+# Largest number of terms of a loss distribution; settings that need more have no exact
+# answer.
 MOST_TERMS = 200
-# Terms so many nats below the sum are left out: hundreds of them are 1e-13 of it.
-_NATS = 36.0
-# The same in the search for the best order, and the quadratures used there.
-_NATS_OF_SEARCH, _NODES_OF_ANSWER = 18.0, 12
+# Terms that many nats below the sum are left out: hundreds of them are 1e-13 of it.
+_NEGLIGIBLE_NATS = 36.0
+# The same in the search for the best order, which needs about 1e-7.
+_NEGLIGIBLE_IN_SEARCH = 18.0
+# Fewest nodes per panel of the quadrature of an answer; with fewer it is a search.
+_NODES_OF_ANSWER = 12
 
 
 class Terms(NamedTuple):
     """All terms of all settings, setting by setting; (m,) arrays but the first ones.
 
     Attributes:
-      start: (n,) places of each setting's first term.
+      start: (n,) index of each setting's first term.
       number: (n,) how many it has.
-      setting: which one it belongs to.
+      setting: index of the setting.
       count: k, the number of episodes with the unit.
       shift: of them together.
       any_rate: e1 of the setting.
@@ -96,13 +99,13 @@ class Terms(NamedTuple):
         return np.add.reduceat(values, self.start)
 
     def strided(self) -> tuple[np.ndarray, np.ndarray]:
-        """Some terms that stand for all that count, and for how many each does; (m,).
+        """Which terms stand for all that count, and for how many each does; (m,).
 
-        One for each standard deviation: of what falls off like a Gaussian the sum over
-        every d-th is 1 part in 10^8 off. Not where it is cut off at its peak.
+        One for each standard deviation: so the trapezoidal rule sums a Gaussian to
+        1e-8. All of them where the terms end before they fall off.
         """
         peak = self.largest(self.size)[self.setting]
-        near = self.size > peak - _NATS_OF_SEARCH
+        near = self.size > peak - _NEGLIGIBLE_IN_SEARCH
         share = np.where(near, np.exp(self.size - peak), 0.0)
         mass = self.sum(share)
         mean = self.sum(share * self.count) / mass
@@ -115,11 +118,9 @@ class Terms(NamedTuple):
 
 
 def log_excess(
-    excess_of_one: Callable[..., tuple[np.ndarray, ...]],
-    terms: Terms,
-    rule: MomentRule,
+    excess_of_one: Callable[..., tuple[np.ndarray, ...]], terms: Terms, rule: MomentRule
 ) -> tuple[np.ndarray, ...]:
-    """`PrivacyLoss.log_excess` of a mixture; an *upper bound*, exact to 1e-13.
+    """`Moments.log_excess` of a mixture; an *upper bound*, exact to 1e-13.
 
     With few nodes, as for a search, its error is about 1e-7.
 
@@ -145,10 +146,10 @@ def log_excess(
         parts[0] = parts[0] + np.log(stride)
     else:
         peak = terms.largest(terms.size)
-        used = terms.size > peak[terms.setting] - _NATS
+        used = terms.size > peak[terms.setting] - _NEGLIGIBLE_NATS
         evaluate(used)
         # Terms that turn out not to be negligible.
-        least = terms.largest(parts[0])[terms.setting] - _NATS
+        least = terms.largest(parts[0])[terms.setting] - _NEGLIGIBLE_NATS
         missed = ~used & (terms.upper > least)
         if np.any(missed):
             evaluate(missed)

@@ -23,7 +23,6 @@ against mpmath and against much finer rules in the tests).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -43,17 +42,20 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
 )
 from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels, lay_panels
 
-LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-_LARGEST_EXPONENT = 600.0
-# Beyond it float64 cannot place nodes within a bump.
+# Largest logarithm of a term of a sum, nats; larger ones are scaled down: e^709
+# overflows.
+LARGEST_EXPONENT = 600.0
+# Largest position of a bump, in standard deviations: beyond it float64 cannot resolve
+# the bump's width.
 _FARTHEST_BUMP = 1e9
-# Rounding error of a log-density, relative to the largest term it is the sum of: half a
-# unit for each operation, in all 1.25 units near the bump and 3 at high orders.
+# Rounding error of a log-density, relative to the largest of its terms: half a unit in
+# the last place for each operation, 1.25 in all near the bump and 3 at high orders.
 ROUNDING = 4 * float(np.finfo(np.float64).eps)
-# Below it moments are right to 1e-10 without it (tested), in nats: near 0 and at high
-# orders their weight is not where the terms are largest.
+# Largest size of a loss, nats, at which moments are right to 1e-10 without adding
+# `ROUNDING` (tested): near 0 and at high orders, terms are small where the weight is.
 LARGE_LOSS = 128.0
-# Nats by which it may move terms of a sum that is used: by far more, all may be 0.
+# Largest rounding error, nats, of the terms of a sum that is used: with a far larger
+# one all of them may be 0.
 _MOST_ROUNDING = 1.0
 
 
@@ -81,7 +83,7 @@ def log_integral(
     # Large moments are scaled down by their size at the bumps. Were a bump missed by
     # far the sum would overflow to inf, which is the safe side.
     peak = xp.max(xp.concatenate(exponents), axis=0)
-    peak = stop_gradient(xp, xp.maximum(peak - _LARGEST_EXPONENT, 0.0))
+    peak = stop_gradient(xp, xp.maximum(peak - LARGEST_EXPONENT, 0.0))
 
     def integrand(x: Array) -> tuple[Array, ...]:
         y, b = log_parts(x)
@@ -108,8 +110,8 @@ def unless_gaussian(
     """The integral and its rounding error, or a sum of Gaussians where that is less.
 
     Where losses are large the density of P is a difference of numbers of their size,
-    whose rounding moves the integral as a factor. There hardly any order above 1 is
-    asked for, and next to nothing is lost by the sum: with P and Q mixtures of the same
+    whose rounding is a factor on the integral. There hardly any order above 1 is asked
+    for, and the sum is hardly any larger: with P and Q mixtures of the same
     weights w, moments are convex in the pair, and
 
         E_Q[f_alpha(v) + f_{1-alpha}(v); v > 0] <= sum w (M - 1 + t),
@@ -120,10 +122,10 @@ def unless_gaussian(
     Args:
       is_gaussian: (n,) where the pair is Gaussian, of that scale.
       log_weight: (n,), or (J, n) of several.
-      scale: as many; half of the squared move.
+      scale: as many; half of the squared shift.
       t: (n,) order minus one.
       excess: the integral and its derivatives over it.
-      rounds: its rounding, in the usual one's: 0 of losses that are bounded.
+      rounds: its rounding error over the usual one; 0 where losses are bounded.
     """
     xp = namespace(is_gaussian, scale, t, excess[0])
     log_weight, scale = xp.atleast_2d(log_weight), xp.atleast_2d(scale)
@@ -169,6 +171,20 @@ def with_rounding(
         xp.where(used, one, other)
         for one, other in zip((raised, *excess[1:]), bound, strict=True)
     )
+
+
+def sum_of(first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Logarithm of the sum of two excesses, and its derivatives over it."""
+    xp = namespace(first[0], second[0])
+    total = xp.logaddexp(first[0], second[0])
+    finite = xp.where(xp.isfinite(total), total, 0.0)
+    shares = xp.exp(first[0] - finite), xp.exp(second[0] - finite)
+
+    def mean(values: tuple[Array, Array]) -> Array:
+        pairs = zip(shares, values, strict=True)
+        return sum(xp.where(share > 0, share * x, 0.0) for share, x in pairs)
+
+    return total, *(mean(pair) for pair in zip(first[1:], second[1:], strict=True))
 
 
 def excess_of(

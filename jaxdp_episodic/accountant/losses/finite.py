@@ -21,20 +21,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import ROUNDING, with_rounding
+from jaxdp_episodic.accountant.losses.excess import (
+    LARGEST_EXPONENT,
+    ROUNDING,
+    with_rounding,
+)
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
     Rate,
+    atoms,
     real_log_mixture,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    Hints,
-    MomentRule,
-    PrivacyLoss,
-    Tails,
-)
-from jaxdp_episodic.accountant.losses.randomized_response import atoms
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
+from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Moments, Nodes
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     logsumexp,
@@ -47,14 +47,9 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
     scaled_power_excess_derivatives,
 )
 
-_LARGEST_LOSS = 1e70
-_LARGEST_EXPONENT = 600.0
-# Rounding of the losses, relative to the largest.
-_MOVE = 4e-16
-
 
 @dataclass(frozen=True)
-class FiniteLoss(PrivacyLoss):
+class FiniteLoss(FiniteValues, Moments, Nodes):
     """Losses and the logarithms of their probabilities with the unit.
 
     Attributes:
@@ -72,12 +67,12 @@ class FiniteLoss(PrivacyLoss):
     @property
     def loses_nothing(self) -> Array:
         """Where 0 is the only loss."""
-        return np.equal(self._most(), 0)
+        return np.equal(self.largest_size, 0)
 
     @property
     def is_unprotected(self) -> Array:
         """Where a loss leaves the range of the kernels."""
-        return np.greater(self._most(), _LARGEST_LOSS)
+        return np.greater(self.largest_size, self.LARGEST_LOSS)
 
     def hints(self) -> Hints:
         """The Gaussian whose losses have about the same variance, or mean."""
@@ -89,8 +84,8 @@ class FiniteLoss(PrivacyLoss):
         deviation = xp.sqrt(xp.maximum(variance, 1e-120))
         one = xp.ones_like(deviation)
         furthest = xp.minimum(largest, xp.sqrt(2 * largest))
-        move = xp.minimum(xp.minimum(deviation, xp.sqrt(2 * deviation)), furthest)
-        return Hints(one, one, move, furthest)
+        shift = xp.minimum(xp.minimum(deviation, xp.sqrt(2 * deviation)), furthest)
+        return Hints(one, one, shift, furthest)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The largest, or minus the smallest."""
@@ -103,34 +98,29 @@ class FiniteLoss(PrivacyLoss):
         """``E[(1 - e^{u - L})_+]``, and ``E[e^{u - L}; L > u]``."""
         xp = namespace(u, *self.fields)
         u = xp.broadcast_to(u, np.broadcast_shapes(np.shape(u), self.shape))
-        loss, mass = self._stacked(u.shape)
+        loss, mass = self._atoms(u.shape)
         return tails_of_values(u, loss, mass), tails_of_values(u, -loss, mass - loss)
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `PrivacyLoss`: those that occur."""
+        """See `FiniteValues`: those that occur."""
         losses, log_masses = np.array(self.losses), np.array(self.log_masses)
         occurs = log_masses > -np.inf
         return losses[occurs], log_masses[occurs]
 
     @property
-    def num_values(self) -> float:
+    def num_values(self) -> int:
         """As many as there are fields for."""
         return len(self.losses)
 
-    def tail_displacement(self, u: Array) -> Array:
-        """The losses are as far off as they are rounded."""
-        xp = namespace(u, *self.fields)
-        return _MOVE * self._most() + xp.zeros_like(u)
-
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: a sum. Forward the larger direction's."""
-        return log_excess_of_atoms(*self._stacked(t.shape), t, rule)
+        """See `Moments`: a sum. Forward the larger direction's."""
+        return log_excess_of_atoms(*self._atoms(t.shape), t, rule)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: the atoms, on the real line."""
+        """See `Nodes`: the atoms, on the real line."""
         backward, log_cut, *_ = rule
         xp = namespace(*self.fields, log_cut)
-        loss, mass = self._stacked(backward.shape)
+        loss, mass = self._atoms(backward.shape)
         mass = mass - xp.where(backward > 0, loss, 0.0)
         weight = xp.where(loss == 0, 0.0, xp.exp(mass))
         shape = (log_cut.shape[0], *loss.shape)
@@ -139,28 +129,15 @@ class FiniteLoss(PrivacyLoss):
             xp.broadcast_to(weight, shape),
         )
 
-    def _stacked(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """Losses and masses with a first axis for the atoms."""
-        xp = namespace(*self.fields)
-
-        def stack(columns: tuple[Array, ...]) -> Array:
-            return xp.stack([xp.broadcast_to(column, shape) for column in columns])
-
-        return stack(self.losses), stack(self.log_masses)
-
-    def _most(self) -> Array:
-        """The largest size of a loss that occurs."""
-        xp = namespace(*self.fields)
-        most = xp.zeros(())
-        for loss, mass in zip(self.losses, self.log_masses, strict=True):
-            most = xp.maximum(most, xp.where(mass > -xp.inf, xp.abs(loss), 0.0))
-        return most
+    def _atoms(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Losses and log-masses with a first axis for the atoms."""
+        return self.stacked(self.losses, shape), self.stacked(self.log_masses, shape)
 
 
 def log_excess_of_atoms(
     loss: Array, log_mass: Array, t: Array, rule: MomentRule
 ) -> tuple[Array, ...]:
-    """`PrivacyLoss.log_excess` of losses and their log-masses, (J, n), at (n,) orders.
+    """`Moments.log_excess` of losses and their log-masses, (J, n), at (n,) orders.
 
     Forward the larger direction's; *upper bounds*, exact up to rounding.
     """
@@ -171,7 +148,7 @@ def log_excess_of_atoms(
     sums = {}
     for one in ("forward", "backward") if direction == "forward" else (direction,):
         power = -t if one == "backward" else 1 + t
-        peak = xp.max(base + power * loss, axis=0) - _LARGEST_EXPONENT
+        peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT
         peak = stop_gradient(xp, xp.maximum(peak, 0.0))
         value = xp.sum(scaled_power_excess(loss, base - peak, t, one), axis=0)
         # Masses of the other distribution are rounded as losses are. Where these are
@@ -189,7 +166,7 @@ def log_excess_of_atoms(
         excess = xp.maximum(excess, sums["backward"])
     if not rule.with_derivatives:
         return (excess,)
-    peak = xp.max(base + (1 + t) * loss, axis=0) - _LARGEST_EXPONENT
+    peak = xp.max(base + (1 + t) * loss, axis=0) - LARGEST_EXPONENT
     peak = xp.maximum(peak, 0.0)
     parts = scaled_power_excess_derivatives(loss, base - peak, t, "forward")
     total, first, second = (xp.sum(part, axis=0) for part in parts)

@@ -1,4 +1,4 @@
-"""Tails of the Gaussian mechanism, and what the profiles of its mixtures share.
+"""The base of mechanisms with Gaussian noise, and the tails that they share.
 
 Kernels are written in ``u = log g``, because g overflows at u = 709, and for noise of
 unit variance. All arguments broadcast. A rate or shift of 0 gives ``-inf`` (no leak),
@@ -10,7 +10,10 @@ Reference: Balle and Wang (2018), arXiv:1805.06530, Theorem 8, for the Gaussian 
 
 from __future__ import annotations
 
-from jaxdp_episodic.accountant.losses.privacy_loss import Tails
+from typing import ClassVar
+
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, NoisyLoss, Tails
+from jaxdp_episodic.accountant.losses.protocols import Moments, Profile
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 from jaxdp_episodic.accountant.numerics.special import (
     log_mills,
@@ -18,10 +21,21 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_saturating_tail,
 )
 
-# Shifts, rates and positions are clipped to a range in which neither they nor their
-# derivatives overflow. Clipping never lowers a profile.
+# Range of shifts, rates and thresholds in which neither they nor their derivatives
+# overflow. Clipping to it never lowers a profile.
 SMALLEST = 1e-60
 LARGEST = 1e100
+
+
+class GaussianLoss(NoisyLoss, Profile, Moments):
+    """Base of the mechanisms with Gaussian noise."""
+
+    may_have_atoms: ClassVar[bool] = False
+
+    def hints(self) -> Hints:
+        """The rates' product and the shift."""
+        rate = self._inner_rate
+        return Hints(rate, rate, self._shift, self._shift)
 
 
 def gaussian_tails(shift: Array, u: Array) -> Tails:

@@ -14,7 +14,7 @@ sums of positive terms, exact at the loss that x really has. Sampling is that of
 `losses.sampled`.
 
 In the plane P / Q has no zero below a height of pi / max c_i, where all its terms lie
-in one half-plane, nor right of the *turn*, from where on the largest shift's term
+in one half-plane, nor right of the *kink*, from where on the largest shift's term
 outweighs all others together: there the path of `nodes` may rise.
 
 Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526, Corollary
@@ -29,30 +29,26 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import (
-    LOG_SQRT_2PI,
-    log_integral,
-    unless_gaussian,
-)
+from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
 from jaxdp_episodic.accountant.losses.gaussian import scaled
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
+    LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
     Rate,
-    log_spike,
-    on_path,
-    path_points,
+    nodes_on_line,
     real_log_mixture,
+    undrawn_loss,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, whole_line
+from jaxdp_episodic.accountant.losses.paths import Pair
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
-    PrivacyLoss,
     Quadrature,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Moments, Nodes, Profile
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
@@ -71,7 +67,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
     logsumexp,
-    map_first,
     namespace,
 )
 from jaxdp_episodic.accountant.numerics.special import (
@@ -81,17 +76,15 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_saturating_tail,
 )
 
-# As in `NoisyLoss`.
-_SMALLEST_SHIFT, _LARGEST_SHIFT = 1e-20, 1e70
-# Newton's method on a convex function, from its right: one step for each kink at most,
-# and a few more for the digits.
-_MOST_STEPS = 60
-# The same for the turn.
-_MOST_TURNS = 30
+# Most steps of Newton's method for the x of a loss, on a convex function: one for each
+# kink at most, and a few more for the digits.
+_NEWTON_STEPS = 60
+# The same for the position of the kink.
+_KINK_STEPS = 30
 
 
 @dataclass(frozen=True)
-class GaussianMixtureLoss(PrivacyLoss):
+class GaussianMixtureLoss(Profile, Moments, Nodes):
     """``(1-p) N(0) + p sum_i w_i N(shift_i)`` against ``N(0)``.
 
     Attributes:
@@ -106,7 +99,6 @@ class GaussianMixtureLoss(PrivacyLoss):
     log_weights: tuple[Array, ...]
     is_symmetric: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = False
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
     padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
 
     @property
@@ -117,40 +109,41 @@ class GaussianMixtureLoss(PrivacyLoss):
     @property
     def is_unprotected(self) -> Array:
         """Where there is (nearly) no noise."""
-        return ~self.loses_nothing & (self._largest() > _LARGEST_SHIFT)
+        return ~self.loses_nothing & (self._largest() > self.LARGEST_LOSS)
 
     def kept_in_range(self) -> Self:
         """Returns rates and shifts that kernels can compute with."""
-        shifts = tuple(np.clip(s, _SMALLEST_SHIFT, _LARGEST_SHIFT) for s in self.shifts)
+        least, most = self.SMALLEST_LOSS, self.LARGEST_LOSS
+        shifts = tuple(np.clip(s, least, most) for s in self.shifts)
         return dataclasses.replace(super().kept_in_range(), shifts=shifts)
 
     def hints(self) -> Hints:
-        """The largest move."""
+        """The largest shift."""
         largest = self._largest()
         return Hints(self.rate, self.rate, largest, largest)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The density with the unit is at least ``1 - p`` of that without."""
         rate = self.rate + np.zeros(self.shape)
-        bounded = rate < 1 if backward else np.zeros(rate.shape, bool)
+        bounded = (rate < 1) & backward
         return np.where(bounded, -np.log1p(-np.where(bounded, rate, 0.0)), np.inf)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See the module's docstring."""
         xp = namespace(u, *self.fields)
         u = xp.broadcast_to(u, np.broadcast_shapes(np.shape(u), self.shape))
-        shift, log_weight = self._stacked(u.shape)
+        shift, log_weight = self._components(u.shape)
         outer, p = (xp.broadcast_to(a, u.shape) for a in (self.outer_rate, self.rate))
         safe = xp.where(p > 0, p, 1.0)
 
         def forward(u: Array) -> Tails:
-            x = _place(u, shift, log_weight)
+            x = _position(u, shift, log_weight)
             near = log_weight + log_saturating_tail(x - shift, shift)
             density = logsumexp(log_weight + log_normal_density(x - shift))
             return logsumexp(near), density + log_mills(x)
 
         def backward(u: Array) -> Tails:
-            x = _place(-u, shift, log_weight)
+            x = _position(-u, shift, log_weight)
             tilted = log_weight + shift * (x - 0.5 * shift)
             share = tilted - logsumexp(tilted)
             beyond = log_normal_density(x) + log_mills(shift - x)
@@ -161,13 +154,13 @@ class GaussianMixtureLoss(PrivacyLoss):
         return first, second
 
     def tail_displacement(self, u: Array) -> Array:
-        """See `PrivacyLoss`."""
+        """See `Profile`."""
         return sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; exact up to quadrature error. Forward the larger one's."""
+        """See `Moments`; exact up to quadrature error. Forward the larger one's."""
         xp = namespace(t, *self.fields)
-        shift, log_weight = self._stacked(t.shape)
+        shift, log_weight = self._components(t.shape)
         rate = Rate.of(xp.broadcast_to(self.rate, t.shape))
         panels = rule.quadrature.num_panels * (2 + len(self.shifts))
         finer = Quadrature(panels, rule.quadrature.nodes_per_panel)
@@ -196,46 +189,35 @@ class GaussianMixtureLoss(PrivacyLoss):
         return excess, *derivatives
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`; as of the sampled Gaussian."""
-        backward, log_cut, height, num_nodes, _ = rule
-        xp = namespace(*self.fields, backward, log_cut, height)
-        shift, log_weight = self._stacked(self.shape)
+        """See `Nodes`; as of the sampled Gaussian."""
+        xp = namespace(*self.fields, rule.backward, rule.log_cut)
+        shift, log_weight = self._components(self.shape)
         rate = Rate.of(self.rate + xp.zeros(self.shape))
-        largest, turn = shift[-1], _turn(shift, log_weight, rate)
-        reach = xp.sqrt(-2 * log_cut)
-        above = xp.maximum(rate.log + log_weight - log_cut[:, None], 1.0)
-        high = xp.maximum(reach, xp.max(shift + xp.sqrt(2 * above), axis=1))
-        low = xp.where(backward > 0, -reach, xp.maximum(-reach, FURTHEST_LEFT))
-
-        def place(low: Array, high: Array) -> Pair:
-            return whole_line(low, high, turn, largest, num_nodes)
-
-        nowhere = xp.full_like(largest, -xp.inf)
-        x, element = path_points(
-            map_first(place, low, high), nowhere, turn, largest, height
-        )
+        kink = _kink(shift, log_weight, rate)
         columns = shift[:, None], log_weight[:, None]
-        y = map_first(lambda x: _complex_loss(x, *columns, rate, turn), x)
+        reach = xp.sqrt(-2 * rule.log_cut)
+        above = xp.maximum(rate.log + log_weight - rule.log_cut[:, None], 1.0)
+        high = xp.maximum(reach, xp.max(shift + xp.sqrt(2 * above), axis=1))
+        low = xp.where(rule.backward > 0, -reach, xp.maximum(-reach, FURTHEST_LEFT))
+        return nodes_on_line(
+            (low, high),
+            kink,
+            shift[-1],
+            rule,
+            lambda x: _complex_loss(x, *columns, rate, kink),
+            lambda x: real_log_mixture(_loss(x, *columns), rate),
+        )
 
-        def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
-            ends = xp.stack([x[0][0], x[0][-1]])
-            end_loss = real_log_mixture(_loss(ends, *columns), rate)
-            return on_path(x, element, y, backward, end_loss)
-
-        return map_first(finish, x, element, y)
-
-    def spike(self) -> Array:
+    def bulk_loss(self) -> Array:
         """The loss of not being drawn, where that is the rule."""
-        return log_spike(self.outer_rate, self.rate)
+        return undrawn_loss(self.outer_rate, self.rate)
 
-    def _stacked(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    def _components(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Shifts, ascending, and log-weights, with a first axis for the components."""
         xp = namespace(*self.fields)
-
-        def stack(columns: tuple[Array, ...]) -> Array:
-            return xp.stack([xp.broadcast_to(column, shape) for column in columns])
-
-        shift, log_weight = stack(self.shifts), stack(self.log_weights)
+        shift, log_weight = (
+            self.stacked(a, shape) for a in (self.shifts, self.log_weights)
+        )
         # Padding components equal the last one.
         largest = xp.max(xp.where(log_weight > -xp.inf, shift, 0.0), axis=0)
         return xp.where(log_weight > -xp.inf, shift, largest), log_weight
@@ -257,7 +239,7 @@ def _loss(x: Array, shift: Array, log_weight: Array) -> Array:
     return xp.where(small, xp.log1p(near), logsumexp(log_weight + tilt))
 
 
-def _turn(shift: Array, log_weight: Array, rate: Rate) -> Array:
+def _kink(shift: Array, log_weight: Array, rate: Rate) -> Array:
     """From where on the largest shift has half of P's density or more; (n,)."""
     xp = namespace(shift)
     every = xp.concatenate([xp.zeros_like(shift[:1]), shift])
@@ -277,11 +259,11 @@ def _turn(shift: Array, log_weight: Array, rate: Rate) -> Array:
         mean = xp.sum(xp.exp(others - total) * every, axis=0)
         return xp.minimum(x + (total - top - largest * x) / (largest - mean), 1e9)
 
-    return xp.maximum(fori_loop(xp, 0, _MOST_TURNS, improve, start), -20.0)
+    return xp.maximum(fori_loop(xp, 0, _KINK_STEPS, improve, start), -20.0)
 
 
 def _complex_loss(
-    x: Pair, shift: Array, log_weight: Array, rate: Rate, turn: Array
+    x: Pair, shift: Array, log_weight: Array, rate: Rate, kink: Array
 ) -> Pair:
     """``log(1 - p + p sum_i w_i e^{c_i x - c_i²/2})`` on a path; x is (J, n)."""
     xp = namespace(x[0], shift)
@@ -292,10 +274,10 @@ def _complex_loss(
     near = tuple(xp.sum(xp.exp(log_share) * part, axis=0) for part in gained)
     is_near = (xp.max(tilt, axis=0) < 1.0) & (near[0] ** 2 + near[1] ** 2 < 0.25)
     near = log1p_complex(*(xp.where(is_near, part, 0.0) for part in near))
-    # ... elsewhere by the largest term, behind the turn with its angle.
+    # ... elsewhere by the largest term, behind the kink with its angle.
     terms = log_share + tilt
     most = xp.maximum(xp.max(terms, axis=0), rate.log_rest)
-    common = xp.where(x[0] > turn, shift[-1] * x[1], 0.0)
+    common = xp.where(x[0] > kink, shift[-1] * x[1], 0.0)
     re, im = polar(rate.log_rest - most, -common)
     parts = polar(terms - most, angle - common)
     re, im = log_complex(re + xp.sum(parts[0], axis=0), im + xp.sum(parts[1], axis=0))
@@ -305,8 +287,8 @@ def _complex_loss(
     )
 
 
-def _place(loss: Array, shift: Array, log_weight: Array) -> Array:
-    """Where the loss is what is given."""
+def _position(loss: Array, shift: Array, log_weight: Array) -> Array:
+    """The x at which the loss is what is given."""
     xp = namespace(loss, shift)
     # Every component alone is a lower bound, the largest an upper one.
     alone = (loss + 0.5 * shift * shift - xp.maximum(log_weight, -1e300)) / shift
@@ -327,7 +309,7 @@ def _place(loss: Array, shift: Array, log_weight: Array) -> Array:
         return bool(np.all(moved <= 4e-16 * np.abs(x)))
 
     start = (xp.maximum(high, low), xp.full_like(loss, xp.inf))
-    return fori_loop(xp, 0, _MOST_STEPS, improve, start, settled)[0]
+    return fori_loop(xp, 0, _NEWTON_STEPS, improve, start, settled)[0]
 
 
 def _lost(t: Array, width: Array) -> Array:
@@ -384,9 +366,9 @@ def _windows(
     for i in range(len(every) - 1):
         gap = xp.maximum(every[i + 1] - every[i], 1e-6 * largest)
         height = 0.5 * (every[i + 1] ** 2 - every[i] ** 2)
-        turn = (
+        kink = (
             xp.maximum(weight[i], -1e6) - xp.maximum(weight[i + 1], -1e6) + height
         ) / gap
-        turn = xp.clip(turn, -1e12, 1e12)
-        kinks.append(transitions(turn - xp.log(alpha) / gap, turn, gap))
+        kink = xp.clip(kink, -1e12, 1e12)
+        kinks.append(transitions(kink - xp.log(alpha) / gap, kink, gap))
     return windows_around(centers, *kinks)

@@ -20,7 +20,13 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses import episode_terms
 from jaxdp_episodic.accountant.losses.episode_terms import MOST_TERMS, needed_terms
-from jaxdp_episodic.accountant.losses.gaussian import SMALLEST, positive, scaled
+from jaxdp_episodic.accountant.losses.excess import sum_of
+from jaxdp_episodic.accountant.losses.gaussian import (
+    SMALLEST,
+    GaussianLoss,
+    positive,
+    scaled,
+)
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
@@ -28,18 +34,17 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     log_mixture,
     log_normal,
     mirrored,
-    path_points,
     real_log_mixture,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.moves import Moves, one_move
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line
+from jaxdp_episodic.accountant.losses.paths import Pair, half_line, path_points
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
     Hints,
+    MixturePair,
     MomentRule,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
@@ -57,21 +62,21 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 
 # Terms are left out up to this share of delta, which is then added to it.
-_CUT_SHARE = 1e-9
+_TRUNCATED_SHARE = 1e-9
 # Terms times settings that NumPy computes at once.
 _AT_ONCE = 512
-# Distributions are truncated where the density is e^-18 of its peak, or less.
+# Largest log-density, relative to its peak, at which a distribution is truncated, nats.
 _LEAST_CUT = -18.0
 # Relative increase of the number of nodes for every factor e in the number of terms.
-_MORE_NODES = 0.4
-# Largest imaginary part of their path, in deviations: there distributions end.
+_NODES_PER_LOG_TERM = 0.4
+# Largest imaginary part of their path, in standard deviations of the narrowest term.
 _MOST_HEIGHT = 3.4
-# Stands for log 0 where -inf would poison a gradient: e^{-1e30} = 0.
+# Stands for log 0 where the gradient at -inf would be NaN: e^{-1e30} = 0.
 _LOG_ZERO = -1e30
 
 
 @dataclass(frozen=True)
-class IndependentEpisodesLoss(GaussianLoss):
+class IndependentEpisodesLoss(GaussianLoss, Nodes):
     """Swaps of J contributions, J the number of episodes with the unit.
 
     Attributes:
@@ -88,24 +93,23 @@ class IndependentEpisodesLoss(GaussianLoss):
     shift: Array
     num_episodes: Array
     kept: Array = np.inf  # pyright: ignore[reportAssignmentType]: broadcasts
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
 
     def hints(self) -> Hints:
-        """One move; of several, as many as are expected and some more."""
+        """One swap; at most as many as are expected, and 8 standard deviations."""
         xp = namespace(*self.fields)
         expected = self.num_episodes * self.rate
         draws = expected + 8 * xp.sqrt(expected) + 3
         draws = xp.minimum(self.num_episodes, draws)
         return Hints(self.rate, self.rate, self.shift, self.shift * draws)
 
-    def moves(self) -> Moves:
+    def mixture(self) -> MixturePair:
         """See `PrivacyLoss`: a swap in each episode that holds the unit."""
         number, rate = int(self.num_episodes), float(self.rate)
         any_rate = 1.0 if rate >= 1 else -math.expm1(number * math.log1p(-rate))
-        return one_move(any_rate, float(self.shift), (number, rate))
+        return MixturePair.sampled(any_rate, float(self.shift), (number, rate))
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `PrivacyLoss`, with derivatives in forward mode only."""
+        """See `Profile`, with derivatives in forward mode only."""
         xp = namespace(u, *self.fields)
         u, outer, eta, s, episodes, kept = xp.broadcast_arrays(u, *self.fields)
         episodes = stop_gradient(xp, episodes)
@@ -142,50 +146,28 @@ class IndependentEpisodesLoss(GaussianLoss):
         return forward, scaled((sums[2], sums[3]), outer, eta, s)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: linear in the profiles, so a mixture like them."""
+        """See `Moments`: linear in the profiles, so a mixture like them."""
         xp = namespace(t, *self.fields)
         t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
         if xp is np:
 
-            def excess_of_one(place: Array, any_rate: Array, shift: Array) -> Any:
-                return self._one(any_rate, shift).log_excess(t[place], rule)
+            def excess_of_one(index: Array, any_rate: Array, shift: Array) -> Any:
+                return self._one(any_rate, shift).log_excess(t[index], rule)
 
             return episode_terms.log_excess(
-                excess_of_one,
-                episode_terms.Terms.of(t, eta, s, episodes),
-                rule,
+                excess_of_one, episode_terms.Terms.of(t, eta, s, episodes), rule
             )
-        log_absent = xp.log1p(-eta)  # -inf at eta = 1
-        any_rate = -xp.expm1(episodes * log_absent)
 
-        def add_terms(index: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-            """The term k = index, (1, n), added to what there is."""
-            count = xp.minimum(index, episodes)
-            log_weight = log_binomial(episodes, count) + count * xp.log(eta)
-            rest = episodes - count
-            log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
+        def add_term(k: Array, total: tuple[Array, ...]) -> tuple[Array, ...]:
+            count = xp.minimum(k.astype(s.dtype), episodes)
+            log_weight, any_rate = _log_weight(episodes, count, eta)
+            excess, *slopes = self._one(any_rate, count * s).log_excess(t, rule)
+            term = xp.where(k <= episodes, log_weight + excess, -xp.inf)
+            return sum_of(total, (term, *slopes))
 
-            def flat(a: Array) -> Array:
-                return xp.broadcast_to(a, log_weight.shape).reshape(-1)
-
-            one = self._one(flat(any_rate), flat(count * s))
-            excess, *derivatives = (
-                part.reshape(log_weight.shape) for part in one.log_excess(flat(t), rule)
-            )
-            total, *sums = totals
-            terms = xp.where(index <= episodes, log_weight + excess, -xp.inf)
-            larger = xp.logaddexp(total, terms[0])
-            finite = xp.where(xp.isfinite(larger), larger, 0.0)
-            old, new = xp.exp(total - finite), xp.exp(terms - finite)
-            means = (
-                old * a + xp.sum(xp.where(new > 0, new * b, 0.0), axis=0)
-                for a, b in zip(sums, derivatives, strict=True)
-            )
-            return larger, *means
-
-        last = xp.max(episodes).astype(int)
         zeros = (xp.zeros_like(s),) * (2 * rule.with_derivatives)
-        return _sum_terms(add_terms, last, (xp.full_like(s, -xp.inf), *zeros), s)
+        last = xp.max(episodes).astype(int)
+        return fori_loop(xp, 1, last + 1, add_term, (xp.full_like(s, -xp.inf), *zeros))
 
     def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
         """What k episodes with the unit do, with the chance that there are any."""
@@ -201,19 +183,15 @@ class IndependentEpisodesLoss(GaussianLoss):
         self, log_goal: np.ndarray, count: np.ndarray
     ) -> tuple[Self, np.ndarray, np.ndarray]:
         """Cuts the sum where its rest adds a billionth of ``e^log_goal`` at most."""
-        least = log_goal + np.log(_CUT_SHARE) - np.log(np.maximum(count, 1.0))
+        least = log_goal + np.log(_TRUNCATED_SHARE) - np.log(np.maximum(count, 1.0))
         terms, log_tail = needed_terms(self.num_episodes, self.rate, least)
         with np.errstate(divide="ignore"):
             log_added = np.log(count) + log_tail
         kept = np.minimum(terms, MOST_TERMS)
-        return (
-            dataclasses.replace(self, kept=kept),
-            log_added,
-            terms > MOST_TERMS,
-        )
+        return dataclasses.replace(self, kept=kept), log_added, terms > MOST_TERMS
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: one path for all terms, as they have one log-ratio.
+        """See `Nodes`: one path for all terms, as they have one log-ratio.
 
         The loss is ``log(1 - e1 + e1 e^l)``, with l distributed as
         ``N(-k² s²/2, k² s²)`` under Q. In the deviations of the narrowest distribution
@@ -230,13 +208,13 @@ class IndependentEpisodesLoss(GaussianLoss):
         _, high, _ = sampled_ends(p, width * s, cut)
         own = xp.where(used, high - 0.5 * width * s, 0.0)
         scale, end = xp.max(own, axis=(0, 1)), xp.max(width * own, axis=1)
-        turn = xp.clip((p.log_rest - p.log) / s, 0.0, xp.max(end, axis=0))
-        steep = s * xp.sqrt(1 + (turn / scale) ** 2)
-        end, turn = (xp.arcsinh(x / scale) * scale for x in (end, turn))
+        kink = xp.clip((p.log_rest - p.log) / s, 0.0, xp.max(end, axis=0))
+        steep = s * xp.sqrt(1 + (kink / scale) ** 2)
+        end, kink = (xp.arcsinh(x / scale) * scale for x in (end, kink))
         floor = xp.zeros_like(s)
-        size = int(num_nodes * (1 + _MORE_NODES * math.log(num_terms)))
-        line = map_first(lambda end: half_line(floor, end, (turn,), steep, size), end)
-        v, element = path_points(line, floor, turn, steep, height, _MOST_HEIGHT)
+        size = int(num_nodes * (1 + _NODES_PER_LOG_TERM * math.log(num_terms)))
+        line = map_first(lambda end: half_line(floor, end, (kink,), steep, size), end)
+        v, element = path_points(line, floor, kink, steep, height, _MOST_HEIGHT)
         re, im = v[0] / scale, v[1] / scale
         grown, rise = xp.sinh(re), xp.cosh(re)
         cos, sin = xp.cos(im), xp.sin(im)
@@ -272,11 +250,7 @@ class IndependentEpisodesLoss(GaussianLoss):
         terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
         kept = xp.minimum(self.kept, self.num_episodes)
         k = xp.minimum(terms, kept)
-        log_absent = xp.log1p(-self.rate)
-        any_rate = -xp.expm1(self.num_episodes * log_absent)
-        rest = self.num_episodes - k
-        log_weight = log_binomial(self.num_episodes, k) + k * xp.log(self.rate)
-        log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
+        log_weight, any_rate = _log_weight(self.num_episodes, k, self.rate)
         # Terms rarer than the truncated mass are left out.
         used = (terms <= kept) & (log_weight > log_cut[:, None])
         return k, log_weight, used, any_rate
@@ -296,7 +270,7 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
     is_symmetric: ClassVar[bool] = False
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: the mixture of the nodes of all terms."""
+        """See `Nodes`: the mixture of the nodes of all terms."""
         backward, log_cut, height, num_nodes, num_terms = rule
         xp = namespace(*self.fields, log_cut, height)
         k, log_weight, used, any_rate = self._weighted_terms(log_cut, num_terms)
@@ -313,9 +287,20 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
         parts = one.nodes(NodeRule(*cuts, num_nodes))
         return map_first(_mixed, parts, weight, used)
 
-    def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
+    def _one(self, any_rate: Array, shift: Array) -> ZeroedGaussianLoss:
         one = namespace(any_rate, shift).ones_like(any_rate)
         return ZeroedGaussianLoss(one, one, any_rate, shift)
+
+
+def _log_weight(episodes: Array, k: Array, rate: Array) -> tuple[Array, Array]:
+    """``log(P(J = k) / P(J >= 1))`` of J ~ Binomial(episodes, rate), and P(J >= 1)."""
+    xp = namespace(episodes, k, rate)
+    log_absent = xp.log1p(-rate)  # -inf at rate 1
+    any_rate = -xp.expm1(episodes * log_absent)
+    rest = episodes - k
+    log_weight = log_binomial(episodes, k) + k * xp.log(rate)
+    log_weight += xp.where(rest > 0, rest * log_absent, 0.0) - xp.log(any_rate)
+    return log_weight, any_rate
 
 
 def _added(total: Pair, terms: Array) -> Pair:

@@ -30,7 +30,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import excess_of, with_rounding
+from jaxdp_episodic.accountant.losses.excess import (
+    LARGEST_EXPONENT,
+    excess_of,
+    with_rounding,
+)
 from jaxdp_episodic.accountant.losses.gaussian import scaled
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
@@ -46,6 +50,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     NoisyLoss,
     Tails,
 )
+from jaxdp_episodic.accountant.losses.protocols import Moments, Nodes, Profile
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import (
@@ -62,23 +67,28 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
 )
 from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels
 
-_LOG_2, _LOG_4 = math.log(2.0), math.log(4.0)
-# Rounding error of u, relative to the largest loss.
-_MOVE = 2e-15
-# Panels from an end of the losses inwards: so many for each unit of the loss, and as
-# many as the exponent has nats over this. The integrand falls off by half a nat a unit
-# at least, and by as many as the exponent, so that so many panels reach to e^-35 of it.
-_UNIT_SHARE, _REACH = 2.0, 210.0
-_LARGEST_EXPONENT = 600.0
+_LOG_2 = math.log(2.0)
+_LOG_4 = math.log(4.0)
+# Rounding error of u, relative to the largest loss: nine units in the last place.
+_LOSS_ROUNDING = 2e-15
+# Panels from an end of the losses inwards are equally long in this times the loss
+# plus the exponent, nats: the integrand falls off by half the loss at least, and by the
+# exponent.
+_NATS_PER_UNIT = 2.0
+# Length of all panels by that measure: there the integrand is e^-35 of that at the end.
+_LAST_EDGE = 210.0
+# Bisections for an edge: it need not be accurate.
 _EDGE_BISECTIONS = 14
-# Nodes of the middle part are e^-u from an end, down to this u; and the height of their
-# path, below the pi at which the logarithm has a branch point.
+# First and last node of the middle part are e^-17 from an end of the losses.
 _DEEPEST_LAYER = 17.0
-_TOP, _SLOPE = 1.2, 2.0
+# Largest imaginary part of their path: at pi the logarithm has a branch point.
+_TOP = 1.2
+# Slope of the path at both ends.
+_SLOPE = 2.0
 
 
 @dataclass(frozen=True)
-class LaplaceLoss(NoisyLoss):
+class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
     """``(1-p) Lap(0) + p Lap(shift)`` against ``Lap(0)``.
 
     Attributes:
@@ -90,13 +100,12 @@ class LaplaceLoss(NoisyLoss):
     rate: Array
     shift: Array
     is_symmetric: ClassVar[bool] = False
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
 
     def hints(self) -> Hints:
         """The Gaussian whose losses have about the same variance, or mean."""
         xp = namespace(*self.fields)
-        move = xp.minimum(self.shift, xp.sqrt(2 * self.shift))
-        return Hints(self.rate, self.rate, move, move)
+        shift = xp.minimum(self.shift, xp.sqrt(2 * self.shift))
+        return Hints(self.rate, self.rate, shift, shift)
 
     def largest_loss(self, *, backward: bool) -> Array:
         """``log(1 - p + p e^s)``, or minus that of -s."""
@@ -128,14 +137,14 @@ class LaplaceLoss(NoisyLoss):
         return forward, backward
 
     def tail_displacement(self, u: Array) -> Array:
-        """Where the losses end, a rounding decides on which side of an atom u lies."""
+        """At the largest loss, rounding decides on which side of an atom u lies."""
         xp = namespace(u, *self.fields)
         share = self.rate - (1 - self.rate) * xp.expm1(-u)
-        moved = _MOVE * xp.minimum(self.shift, self._LARGEST_SHIFT) * share
-        return moved + 2 * sampled_displacement(u, self.rate)
+        rounding = _LOSS_ROUNDING * xp.minimum(self.shift, self.LARGEST_LOSS) * share
+        return rounding + 2 * sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: two atoms and an integral; closed form at p = 1."""
+        """See `Moments`: two atoms and an integral; closed form at p = 1."""
         xp = namespace(t, *self.fields)
         t, _, p, s = xp.broadcast_arrays(t, *self.fields)
         rate = Rate.of(p)
@@ -148,7 +157,7 @@ class LaplaceLoss(NoisyLoss):
         return xp.where(p >= 1, _always_excess(t, s), excess), *derivatives
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: two atoms and a path between them; nothing is cut."""
+        """See `Nodes`: two atoms and a path between them; nothing is cut."""
         backward, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, backward, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)
@@ -158,11 +167,11 @@ class LaplaceLoss(NoisyLoss):
         atom = xp.exp(log_mass + forward * ends)
 
         def between(height: Array) -> LossNodes:
-            place, element = _path(s, height, num_nodes - 2)
-            y = log_mixture(place, p)
+            point, element = _path(s, height, num_nodes - 2)
+            y = log_mixture(point, p)
             exponent = (
-                forward * y[0] - 0.5 * (place[0] + s) - _LOG_4,
-                sign * (forward * y[1] - 0.5 * place[1]),
+                forward * y[0] - 0.5 * (point[0] + s) - _LOG_4,
+                sign * (forward * y[1] - 0.5 * point[1]),
             )
             weight = times(polar(*exponent), (element[0], sign * element[1]))
             nothing = xp.zeros_like(ends)
@@ -214,25 +223,20 @@ def _power(x: Array, k: int) -> Array:
     return result
 
 
-def _excess(
-    t: Array,
-    p: Rate,
-    s: Array,
-    rule: MomentRule,
-) -> tuple[Array, ...]:
+def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
     """The excess by its atoms and Gauss–Legendre panels from either end to 0."""
     xp = namespace(t, p.rate, s)
     direction, quadrature, with_derivatives = rule
 
-    def log_parts(place: Array) -> tuple[Array, Array]:
+    def log_parts(loss: Array) -> tuple[Array, Array]:
         """Log-ratio of P to Q, and log-density of Q, at a loss l."""
-        return real_log_mixture(place, p), -0.5 * (place + s) - _LOG_4
+        return real_log_mixture(loss, p), -0.5 * (loss + s) - _LOG_4
 
     ends = xp.stack([-s, s])
     y = real_log_mixture(ends, p)
     b = xp.stack([xp.full_like(s, -_LOG_2), -s - _LOG_2])
     power = -t if direction == "backward" else 1 + t
-    peak = xp.maximum(xp.max(b + power * y, axis=0) - _LARGEST_EXPONENT, 0.0)
+    peak = xp.maximum(xp.max(b + power * y, axis=0) - LARGEST_EXPONENT, 0.0)
     peak = stop_gradient(xp, peak)
 
     def values(y: Array, b: Array) -> tuple[Array, ...]:
@@ -259,8 +263,8 @@ def _excess(
 def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Array]:
     """Edges (num_panels + 1, n) of panels: distances from the ends s and -s, up to s.
 
-    Equally spaced in ``2 d + alpha |y(end) - y(end -+ d)|``, up to `_REACH`. They need
-    not be placed well, only be the same for neighbours.
+    Equally spaced in ``2 d + alpha |y(end) - y(end -+ d)|``, up to `_LAST_EDGE`. They
+    need not be accurate, only the same for neighbouring panels.
     """
     xp = namespace(alpha, p.rate, s)
 
@@ -269,13 +273,13 @@ def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Arr
 
         def spent(d: Array) -> Array:
             y = real_log_mixture(sign * (s - d), p)
-            return _UNIT_SHARE * d + alpha * xp.abs(end - y)
+            return _NATS_PER_UNIT * d + alpha * xp.abs(end - y)
 
-        most = xp.minimum(spent(s), _REACH)
+        most = xp.minimum(spent(s), _LAST_EDGE)
         shares = xp.arange(1, num_panels + 1, dtype=s.dtype)[:, None] / num_panels
         goal = most * shares
-        # Between the distances at the steepest and without the second term.
-        start = (xp.log(goal / (_UNIT_SHARE + alpha)), xp.log(goal / _UNIT_SHARE))
+        # Bracket: the distances with the steepest second term, and with none.
+        start = (xp.log(goal / (_NATS_PER_UNIT + alpha)), xp.log(goal / _NATS_PER_UNIT))
 
         def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bracket
@@ -285,8 +289,8 @@ def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Arr
 
         low, _ = fori_loop(xp, 0, _EDGE_BISECTIONS, halve, start)
         edge = xp.minimum(xp.exp(low), s)
-        # The last one is the middle, if that is within reach.
-        last = xp.where(spent(s) <= _REACH, s, edge[-1])
+        # The last one is the middle, if that is not too far.
+        last = xp.where(spent(s) <= _LAST_EDGE, s, edge[-1])
         return xp.concatenate([0 * edge[:1], edge[:-1], last[None]])
 
     return from_end(1.0), from_end(-1.0)
@@ -305,7 +309,7 @@ def _path(s: Array, height: Array, num_nodes: int) -> tuple[tuple, tuple]:
     near = small / (1 + small)  # of 2 s, to the nearer end
     depth = 2 * s * near
     weight = 2 * s * near * (1 - near) * spacing
-    # The outermost ones stand for all those beyond them, geometric series.
+    # The outermost nodes stand for all those beyond them: geometric series.
     edge = xp.arange(num_nodes)[:, None] % (num_nodes - 1) == 0
     weight = weight * xp.where(edge, 1 / -xp.expm1(-xp.asarray(spacing)), 1.0)
     real = xp.where(u < 0, depth - s, s - depth)
@@ -314,7 +318,5 @@ def _path(s: Array, height: Array, num_nodes: int) -> tuple[tuple, tuple]:
     bent = xp.tanh(_SLOPE * inner / _TOP)
     slope = _SLOPE * (1 - bent * bent) * (1 - 2 * near) * xp.where(u < 0, 1.0, -1.0)
     imaginary = height * _TOP * bent
-    place, element = stop_gradient(
-        xp, ((real, imaginary), (weight, weight * height * slope))
-    )
-    return place, element
+    element = weight, weight * height * slope
+    return stop_gradient(xp, ((real, imaginary), element))

@@ -10,17 +10,18 @@ Several distributions of the same steps are made at once (V, the leading axis): 
 differ in path and cut, and so check one another.
 
 They are *truncated* where the Gaussian density has fallen below a level that the caller
-chooses. Without what is beyond it, M has no far bump that would grow like
-``e^{c² s²/2}``: the contour may cross the real axis where it is best for the losses
-that do occur. The nodes are those of `paths`.
+chooses. Without that tail, M does not grow like ``e^{c² s²/2}``: the contour may cross
+the real axis at the saddle point of the losses that do occur. The nodes are those of
+`paths`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxdp_episodic.accountant.losses.paths import Pair, Path, points
+from jaxdp_episodic.accountant.losses.paths import Pair, path_points, whole_line
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     log1p_complex,
     polar,
@@ -30,17 +31,17 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
 from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace
 from jaxdp_episodic.accountant.numerics.special import log1p_bounded
 
-_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-# Q = N(0, 1) has a mass of 1e-19 left of it.
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+# Standard deviations left of which Q = N(0, 1) has a negligible mass: 1e-19.
 FURTHEST_LEFT = -9.0
-# Above this rate the loss of not being drawn is no spike.
-_LARGEST_SPIKE_RATE = 0.99
-# Nodes of a distribution, unless the caller takes fewer.
+# Sampling rate above which losses do not concentrate at that of not being drawn.
+_LARGEST_BULK_RATE = 0.99
+# Number of nodes of a distribution, unless the caller asks for fewer.
 NUM_NODES = 384
 
 
 class NodeRule(NamedTuple):
-    """How `PrivacyLoss.nodes` are asked for, of fields (m,).
+    """How `Nodes.nodes` are asked for, of fields (m,).
 
     Attributes:
       backward: (m,) 1 for the direction with P and Q exchanged, else 0.
@@ -68,7 +69,7 @@ class LossNodes(NamedTuple):
       mass: (n,) sum of the weights: the probability of the losses that are not 0.
       size: (n,) sum of ``|weight loss|``, by which rounding errors are measured.
       right: (n,) smallest ``Im L / Re L`` of the nodes with Re L > 0: on lines of z
-        that lean to the right less than that, the nodes' terms fall off.
+        that lean to the right by less, the terms of the nodes fall off.
       left: (n,) smallest ``Im L / -Re L`` of the others, for lines to the left.
       end_log_weight, end_loss: (2, n) logarithm of the density, and the loss, at the
         cuts.
@@ -105,6 +106,22 @@ def collected(
     return LossNodes(loss, weight, mass, size, right, left, *ends, xp.zeros_like(mass))
 
 
+def atoms(loss: Array, weight: Array) -> LossNodes:
+    """The nodes of atoms alone, real (V, J, n) losses and weights; nothing is cut."""
+
+    def one(loss: Array, weight: Array) -> LossNodes:
+        xp = namespace(loss, weight)
+        nothing = xp.zeros_like(loss[:2])
+        return collected(
+            (loss, xp.zeros_like(loss)),
+            (weight, xp.zeros_like(weight)),
+            nothing - xp.inf,
+            nothing,
+        )
+
+    return map_first(one, loss, weight)
+
+
 def mirrored(
     y: Pair, density: Pair, element: Pair, end_log_density: Array, end_loss: Array
 ) -> LossNodes:
@@ -135,59 +152,60 @@ class Rate(NamedTuple):
 
 
 def sampled_ends(p: Rate, s: Array, log_cut: Array) -> tuple[Array, Array, Array]:
-    """Where the sampled pair's densities are cut, and where the log-ratio turns."""
+    """Where the sampled pair's densities are cut, and the kink of their ratio."""
     xp = namespace(p.rate, s, log_cut)
     reach = xp.sqrt(-2 * log_cut)
     high = xp.maximum(reach, s + xp.sqrt(2 * xp.maximum(p.log - log_cut, 1.0)))
-    turn = xp.clip(0.5 * s + (p.log_rest - p.log) / s, -20.0, 1e9)
-    return -reach, high, turn
+    kink = xp.clip(0.5 * s + (p.log_rest - p.log) / s, -20.0, 1e9)
+    return -reach, high, kink
 
 
-def path_points(
-    line: Pair,
-    floor: Array,
-    turn: Array,
+def nodes_on_line(
+    ends: tuple[Array, Array],
+    kink: Array,
     s: Array,
-    height: Array,
-    most: float = 1e30,
-) -> tuple[Pair, Pair]:
-    """Points above the (V, J, n) nodes of a line, and dx."""
-
-    def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
-        return points(Path(node, weight, floor, turn, s, height, most))
-
-    return map_first(lift, *line, height)
-
-
-def on_path(
-    x: Pair, element: Pair, y: Pair, backward: Array, end_loss: Array
+    rule: NodeRule,
+    complex_loss: Callable[[Pair], Pair],
+    real_loss: Callable[[Array], Array],
 ) -> LossNodes:
-    """Nodes of losses y at x under P, or -y under Q = N(0, 1); Q's path is conjugate.
+    """Nodes of losses ``log(P/Q)`` at x, Q = N(0, 1), on a path above the real line.
 
     Args:
-      x: (J, n) points.
-      element: (J, n) dx with the weights of the rule.
-      y: (J, n) ``log(P/Q)``.
-      backward: (n,) 1 or 0.
-      end_loss: (2, n) ``log(P/Q)`` at the two ends, on the real line.
+      ends: (V, n) each, between which the line lies.
+      kink: of the log-ratio.
+      s: shift of the exponential beyond it.
+      rule: which nodes are asked for.
+      complex_loss: ``log(P/Q)`` at (J, n) points of the plane.
+      real_loss: the same on the real line.
     """
-    xp = namespace(x[0], y[0], backward)
+    backward, num_nodes = rule.backward, rule.num_nodes
+    xp = namespace(*ends, s, backward)
+    line = map_first(lambda a, b: whole_line(a, b, kink, s, num_nodes), *ends)
+    nowhere = xp.full_like(s, -xp.inf)
+    x, element = path_points(line, nowhere, kink, s, rule.height)
+    y = map_first(complex_loss, x)
+    # Backward the losses change their sign, and Q's path is the conjugate one.
     sign, forward = 1 - 2 * backward, 1 - backward
-    normal = log_normal(x)
-    weights = times(
-        polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
-        (element[0], sign * element[1]),
-    )
-    ends = xp.stack([x[0][0], x[0][-1]])
-    end_log_weight = -0.5 * ends * ends + forward * end_loss
-    return collected((sign * y[0], y[1]), weights, end_log_weight, sign * end_loss)
+
+    def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
+        normal = log_normal(x)
+        weights = times(
+            polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
+            (element[0], sign * element[1]),
+        )
+        ends = xp.stack([x[0][0], x[0][-1]])
+        end_loss = real_loss(ends)
+        end_log_weight = -0.5 * ends * ends + forward * end_loss
+        return collected((sign * y[0], y[1]), weights, end_log_weight, sign * end_loss)
+
+    return map_first(finish, x, element, y)
 
 
-def log_spike(outer_rate: Array, rate: Array) -> Array:
+def undrawn_loss(outer_rate: Array, rate: Array) -> Array:
     """The loss of not being drawn, ``log(1 - p)``, where that is the rule; else 0."""
     xp = namespace(outer_rate, rate)
-    spiked = (outer_rate >= 1) & (rate < _LARGEST_SPIKE_RATE)
-    return xp.log1p(-xp.where(spiked, rate, 0.0))
+    concentrated = (outer_rate >= 1) & (rate < _LARGEST_BULK_RATE)
+    return xp.log1p(-xp.where(concentrated, rate, 0.0))
 
 
 def gaussian_loss(x: Pair, s: Array) -> Pair:
@@ -196,7 +214,7 @@ def gaussian_loss(x: Pair, s: Array) -> Pair:
 
 
 def log_mixture(exponent: Pair, p: Rate) -> Pair:
-    """``log(1 - p + p e^l)``, continued past the turn."""
+    """``log(1 - p + p e^l)``, continued past the kink."""
     xp = namespace(exponent[0], p.rate)
     low = xp.minimum(exponent[0], 700.0)
     versine, sine = versine_sine(exponent[1])
@@ -231,4 +249,4 @@ def real_log_mixture(exponent: Array, p: Rate) -> Array:
 
 def log_normal(x: Pair) -> Pair:
     """``log phi(x)`` for complex x."""
-    return 0.5 * (x[1] * x[1] - x[0] * x[0]) - _LOG_SQRT_2PI, -x[0] * x[1]
+    return 0.5 * (x[1] * x[1] - x[0] * x[0]) - LOG_SQRT_2PI, -x[0] * x[1]

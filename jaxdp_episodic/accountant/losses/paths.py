@@ -4,17 +4,17 @@ The rule is the trapezoidal one after a change of variables: on analytic integra
 fall off at both ends it converges exponentially (Trefethen and Weideman 2014, SIAM
 Review 56(3)), with a third of the nodes that Gauss-Legendre panels take.
 
-The path must stay away from the zeros of the likelihood ratio, which have an imaginary
-part of pi/shift, above its turning points; beyond those it may rise.
+The likelihood ratio is a constant plus exponentials; the *kink* of its logarithm is
+where two of these terms are equal. There the ratio has zeros, with an imaginary part of
+pi/shift, from which the path must stay away; beyond the kink it may rise.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
+    map_first,
     namespace,
     stop_gradient,
 )
@@ -22,55 +22,47 @@ from jaxdp_episodic.accountant.numerics.loops import (
 Pair = tuple[Array, Array]
 """Real and imaginary part, or nodes and weights."""
 
-# Imaginary part ("height") of the path, in standard deviations: e^{1.8²/2} = 5 is the
-# factor by which it may amplify rounding errors at real z.
+# Largest imaginary part ("height") of the path, in standard deviations: it amplifies
+# rounding errors at real z by e^{1.8²/2} = 5 at most.
 _TOP = 1.8
-# Imaginary part times shift where the log-ratio turns; its singularities are at pi.
-_TURN_ANGLE = 1.2
-# Slopes of the path: from the end of the domain (steep, so that e^{zL} falls off
-# faster than it oscillates), behind the turn, further out.
-_RISE_AT_FLOOR, _RISE_BEHIND_TURN, _RISE_AT_END = 2.0, 0.4, 0.3
-# Where a domain begins, e^{zL} has a boundary layer of width 1/|z|: nodes there are
-# e^{-u} from the end, down to this u, below which e^{zL} - 1 is linear but for 1e-17.
+# Height times shift at the kink: the log-ratio is singular at pi.
+_KINK_ANGLE = 1.2
+# Slope of the path at the end of a domain: steep, so that e^{zL} falls off faster than
+# it oscillates.
+_SLOPE_AT_FLOOR = 2.0
+# Slope behind the kink, up to `_TOP`.
+_SLOPE_BEHIND_KINK = 0.4
+# Slope beyond that.
+_SLOPE_AT_END = 0.3
+# First node of a half-line: e^-13 from its end, where e^{zL} has a boundary layer of
+# width 1/|z|; below it e^{zL} - 1 is linear but for 1e-17.
 _DEEPEST_LAYER = 13.0
-# At a turn nodes are closer than elsewhere by shift over this, in so many 1 / shift.
-_TURN_SHIFT, _TURN_WIDTH = 1.5, 3.0
-_FIXED_POINTS = 6
+# Nodes at a kink are closer where the shift exceeds this, in proportion to it.
+_CROWDING_SHIFT = 1.5
+# Width of the stretch where they are closer, in units of 1 / shift.
+_CROWDING_WIDTH = 3.0
+# Steps of the fixed-point iteration for the inverse of a change of variables.
+_FIXED_POINT_STEPS = 6
 
 
-class Path(NamedTuple):
-    """Real nodes (J, n) with their weights, and what shapes a path through them.
+def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -> Pair:
+    """Nodes from about ``low`` to ``high`` and weights, (J, n): closer at the kink.
 
-    Its imaginary part is at most about ``most``, in the scale of the nodes.
+    ``x(u) = u - share width tanh((u - kink) / width)``.
     """
-
-    node: Array
-    weight: Array
-    floor: Array
-    turn: Array
-    shift: Array
-    height: Array
-    most: float = 1e30
-
-
-def whole_line(low: Array, high: Array, turn: Array, s: Array, num_nodes: int) -> Pair:
-    """Nodes from about ``low`` to ``high`` and weights, (J, n): closer at the turn.
-
-    ``x(u) = u - share width tanh((u - turn) / width)``.
-    """
-    xp = namespace(low, high, turn, s)
+    xp = namespace(low, high, kink, s)
     share, width = _crowding(s)
 
-    def place(x: Array) -> Array:
+    def inverse(x: Array) -> Array:
         u = x
-        for _ in range(_FIXED_POINTS):
-            u = x + share * width * xp.tanh((u - turn) / width)
+        for _ in range(_FIXED_POINT_STEPS):
+            u = x + share * width * xp.tanh((u - kink) / width)
         return u
 
-    begin, end = place(low), place(high)
+    begin, end = inverse(low), inverse(high)
     spacing = (end - begin) / (num_nodes - 1)
     u = begin + spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None]
-    bent = xp.tanh((u - turn) / width)
+    bent = xp.tanh((u - kink) / width)
     # An integral does not depend on its path: derivatives are taken with it held.
     return stop_gradient(
         xp, (u - share * width * bent, spacing * (1 - share * (1 - bent * bent)))
@@ -78,69 +70,69 @@ def whole_line(low: Array, high: Array, turn: Array, s: Array, num_nodes: int) -
 
 
 def half_line(
-    floor: Array, high: Array, turns: tuple[Array, ...], s: Array, num_nodes: int
+    floor: Array, high: Array, kinks: tuple[Array, ...], s: Array, num_nodes: int
 ) -> Pair:
-    """Nodes from ``floor`` to about ``high`` and weights; closer at the turns.
+    """Nodes from ``floor`` to about ``high`` and weights; closer at the kinks.
 
-    ``x = floor + v - sum of share width tanh((v - turn) / width)`` (0 at v = 0) with
+    ``x = floor + v - sum of share width tanh((v - kink) / width)`` (0 at v = 0) with
     ``v = log(1 + e^u)``; 6/7 of as many as on a whole line.
     """
-    xp = namespace(floor, high, turns[0], s)
+    xp = namespace(floor, high, kinks[0], s)
     num_nodes = 6 * num_nodes // 7
     share, width = _crowding(s)
-    if len(turns) == 2:
-        # Where both turns coincide the share is that of one.
-        apart = xp.abs(turns[0] - turns[1]) / width
+    if len(kinks) == 2:
+        # Where both kinks coincide the share is that of one.
+        apart = xp.abs(kinks[0] - kinks[1]) / width
         share = share / (1 + 1 / xp.cosh(xp.minimum(apart, 300.0)) ** 2)
 
-    def bends(v: Array, places: tuple[Array, ...]) -> tuple[Array, Array]:
+    def crowding(v: Array, centers: tuple[Array, ...]) -> tuple[Array, Array]:
         shift, slope = xp.zeros_like(v), xp.zeros_like(v)
-        for place in places:
-            bent = xp.tanh((v - place) / width)
-            shift = shift + share * width * (bent + xp.tanh(place / width))
+        for center in centers:
+            bent = xp.tanh((v - center) / width)
+            shift = shift + share * width * (bent + xp.tanh(center / width))
             slope = slope + share * (1 - bent * bent)
         return shift, slope
 
-    goals = tuple(turn - floor for turn in turns)
+    goals = tuple(kink - floor for kink in kinks)
 
-    def better_places(_: Array, places: tuple[Array, ...]) -> tuple[Array, ...]:
+    def inverse(_: Array, centers: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(
-            goal + bends(place, places)[0]
-            for goal, place in zip(goals, places, strict=True)
+            goal + crowding(center, centers)[0]
+            for goal, center in zip(goals, centers, strict=True)
         )
 
-    # Unrolled, twelve of them in a row are more than XLA's simplifier gets through.
-    places = fori_loop(xp, 0, _FIXED_POINTS, better_places, goals)
+    # A loop: XLA's simplifier does not get through twelve unrolled steps.
+    centers = fori_loop(xp, 0, _FIXED_POINT_STEPS, inverse, goals)
     end = fori_loop(
         xp,
         0,
-        _FIXED_POINTS,
-        lambda _, end: high - floor + bends(end, places)[0],
+        _FIXED_POINT_STEPS,
+        lambda _, end: high - floor + crowding(end, centers)[0],
         high - floor,
     )
     spacing = (end + _DEEPEST_LAYER) / (num_nodes - 1)
     u = spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None] - _DEEPEST_LAYER
     v, rise = _softplus(u)
-    shift, slope = bends(v, places)
+    shift, slope = crowding(v, centers)
     weight = spacing * rise * (1 - slope)
-    # The first one stands for all those before it, geometric series: of the weights,
-    # which bend a little, and of what is linear in the nodes.
+    # The first node stands for all those before it: geometric series of the weights,
+    # to second order, and of what is linear in the nodes.
     node, ratio = v - shift, xp.exp(-spacing)
     bent = (ratio * weight[1] - weight[0]) * ratio * ratio / (1 - ratio**2)
     first = (weight[:1] - bent) / (1 - ratio)
     weight = xp.concatenate([first, weight[1:]])
     node = xp.concatenate([node[:1] / (1 + ratio), node[1:]])
     node, weight = stop_gradient(xp, (node, weight))
-    # The path moves along with the end of the domain, where it must start.
+    # The path starts at the end of the domain, and is differentiated along with it.
     return floor + node, weight
 
 
 def _crowding(s: Array) -> tuple[Array, Array]:
-    """Share of the spacing that is taken away at a turn, and the width of that."""
+    """Share by which the spacing is less at a kink, and the width of that."""
     xp = namespace(s)
-    share = xp.maximum(1 - _TURN_SHIFT / s, 0.0)
-    # In x the width is that of the place where x(u) is steep again.
-    return share, _TURN_WIDTH / s / (1 - 0.76 * share)
+    share = xp.maximum(1 - _CROWDING_SHIFT / s, 0.0)
+    # So that the width in x, not in u, is `_CROWDING_WIDTH` / s.
+    return share, _CROWDING_WIDTH / s / (1 - 0.76 * share)
 
 
 def _softplus(x: Array) -> tuple[Array, Array]:
@@ -151,38 +143,69 @@ def _softplus(x: Array) -> tuple[Array, Array]:
     return xp.maximum(x, 0.0) + xp.log1p(small), rise
 
 
-def points(path: Path) -> tuple[Pair, Pair]:
-    """Nodes on the path, and ``dx`` with the weights."""
-    xp = namespace(path.node)
-    height, slope = stop_gradient(xp, _imaginary_parts(path))
-    return (path.node, height), (path.weight, path.weight * slope)
+def path_points(
+    line: Pair, floor: Array, kink: Array, s: Array, height: Array, most: float = 1e30
+) -> tuple[Pair, Pair]:
+    """Points on paths above the (V, J, n) nodes of a line, and dx with the weights.
+
+    Args:
+      line: nodes and weights of the trapezoidal rule.
+      floor: where the domain begins, and with it the path; -inf without an end.
+      kink: of the log-ratio, from where on the path may rise.
+      s: shift of the exponential beyond it.
+      height: (V, n) factor on the imaginary part.
+      most: largest imaginary part, about, in the scale of the nodes.
+    """
+    xp = namespace(line[0])
+
+    def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
+        imaginary, slope = _imaginary_part(node, floor, kink, s, most)
+        imaginary, slope = stop_gradient(xp, (height * imaginary, height * slope))
+        return (node, imaginary), (weight, weight * slope)
+
+    return map_first(lift, *line, height)
 
 
-def _imaginary_parts(path: Path) -> tuple[Array, Array]:
+def half_line_points(
+    floor: Array,
+    high: Array,
+    kinks: tuple[Array, ...],
+    rise: Array,
+    s: Array,
+    height: Array,
+    num_nodes: int,
+) -> tuple[Pair, Pair]:
+    """`path_points` above `half_line` to (V, n) ends; they may rise from ``rise``."""
+    line = map_first(lambda high: half_line(floor, high, kinks, s, num_nodes), high)
+    return path_points(line, floor, rise, s, height)
+
+
+def _imaginary_part(
+    node: Array, floor: Array, kink: Array, s: Array, most: float
+) -> Pair:
     """Imaginary part of the path at its real nodes, and its slope."""
-    xp = namespace(path.node)
-    node = path.node
-    at_turn = xp.minimum(_TOP, _TURN_ANGLE / path.shift)
-    starts = xp.isfinite(path.floor)
-    along = xp.where(starts, node - xp.where(starts, path.floor, 0.0), 0.0)
-    bent = xp.tanh(_RISE_AT_FLOOR * along / at_turn)
-    height = xp.where(starts, at_turn * bent, at_turn)
-    slope = xp.where(starts, _RISE_AT_FLOOR * (1 - bent * bent), 0.0)
-    begin = path.turn + 1.0
-    stop = begin + (_TOP - at_turn) / _RISE_BEHIND_TURN
+    xp = namespace(node)
+    at_kink = xp.minimum(_TOP, _KINK_ANGLE / s)
+    starts = xp.isfinite(floor)
+    along = xp.where(starts, node - xp.where(starts, floor, 0.0), 0.0)
+    bent = xp.tanh(_SLOPE_AT_FLOOR * along / at_kink)
+    height = xp.where(starts, at_kink * bent, at_kink)
+    slope = xp.where(starts, _SLOPE_AT_FLOOR * (1 - bent * bent), 0.0)
+    begin = kink + 1.0
+    stop = begin + (_TOP - at_kink) / _SLOPE_BEHIND_KINK
     # A path that starts on the real line must start there exactly.
-    origin = xp.where(starts, path.floor, -1e30)
+    origin = xp.where(starts, floor, -1e30)
     for corner, rise in (
-        (begin, _RISE_BEHIND_TURN),
-        (stop, -_RISE_BEHIND_TURN),
-        (xp.maximum(stop, 2.0), _RISE_AT_END),
-        (xp.maximum(stop, 2.0) + (path.most - _TOP) / _RISE_AT_END, -_RISE_AT_END),
+        (begin, _SLOPE_BEHIND_KINK),
+        (stop, -_SLOPE_BEHIND_KINK),
+        (xp.maximum(stop, 2.0), _SLOPE_AT_END),
+        (xp.maximum(stop, 2.0) + (most - _TOP) / _SLOPE_AT_END, -_SLOPE_AT_END),
     ):
         before, _ = _bend(origin - corner)
-        behind, turned = _bend(node - corner)
+        behind, steeper = _bend(node - corner)
         height = height + rise * (behind - before)
-        slope = slope + rise * turned
-    return path.height * height, path.height * slope
+        slope = slope + rise * steeper
+    return height, slope
 
 
 def _bend(x: Array) -> tuple[Array, Array]:

@@ -13,14 +13,16 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import excess_of
-from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, PrivacyLoss
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule
+from jaxdp_episodic.accountant.losses.protocols import Moments
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
+# Moments are raised to it, so that their logarithms are finite.
 _SMALLEST_MOMENT = 1e-100
 
 
 @dataclass(frozen=True)
-class RenyiCurveLoss(PrivacyLoss):
+class RenyiCurveLoss(Moments):
     """The chords through ``(t, L(t))``, ``t = 0`` among them: an upper bound.
 
     Attributes:
@@ -33,7 +35,6 @@ class RenyiCurveLoss(PrivacyLoss):
     most: Array
     t: tuple[Array, ...]
     log_moments: tuple[Array, ...]
-    methods: ClassVar[tuple[str, ...]] = ("rdp",)
     # Curves of fewer orders are padded by an infinite moment at order inf: no bound.
     padding: ClassVar[dict[str, float]] = {"t": np.inf, "log_moments": np.inf}
 
@@ -54,27 +55,24 @@ class RenyiCurveLoss(PrivacyLoss):
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The divergence of order inf."""
-        del backward
         return self.most
 
     def hints(self) -> Hints:
         """The Gaussian with about the same smallest divergence."""
         xp = namespace(*self.fields)
         first, order = self.log_moments[0], self.t[0]
-        move = xp.sqrt(xp.minimum(2 * first / (order * (1 + order)), 1e6))
-        one = xp.ones_like(move)
-        return Hints(one, one, move, move)
+        square = xp.minimum(2 * first / (order * (1 + order)), 1e6)
+        return Hints.unsampled(xp.sqrt(square))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: the chord."""
+        """See `Moments`: the chord."""
         xp = namespace(t, *self.fields)
         ends = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.t)])
         values = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.log_moments)])
-        place = xp.sum(ends < t, axis=0)[None]  # of the end above t
-        last = ends.shape[0] - 1
-        left, low = (xp.take_along_axis(a, place - 1, 0)[0] for a in (ends, values))
-        place = xp.minimum(place, last)
-        right, high = (xp.take_along_axis(a, place, 0)[0] for a in (ends, values))
+        index = xp.sum(ends < t, axis=0)[None]  # of the end above t
+        left, low = (xp.take_along_axis(a, index - 1, 0)[0] for a in (ends, values))
+        index = xp.minimum(index, ends.shape[0] - 1)
+        right, high = (xp.take_along_axis(a, index, 0)[0] for a in (ends, values))
         known = (t <= right) & xp.isfinite(right) & xp.isfinite(high)
         width = xp.where(known, right - left, 1.0)
         rise = xp.where(known, high - low, 0.0) / width

@@ -21,15 +21,15 @@ from jaxdp_episodic.accountant.losses.gaussian import (
 from jaxdp_episodic.accountant.losses.privacy_loss import Tails
 from jaxdp_episodic.accountant.numerics.loops import Array, at, namespace
 
-# Largest argument of exp: the third power of the result, which derivatives need, does
-# not overflow.
-_LARGEST_EXPONENT = 100.0
-# Bound of the rounding of a difference times expm1 (XLA's is good to two of these).
+# Largest argument of exp, nats: e^300, which derivatives need, does not overflow.
+LARGEST_EXPONENT = 100.0
+# Relative rounding error of a difference times expm1, in units of the float64 epsilon
+# (XLA's expm1 is good to two of these).
 _DIFFERENCE_ERROR = 4.0
-# How far a loss moves in the backward profile for each unit of ``1 - 1/g``, at most
-# the rate: ``1 - g (1 - p)`` cancels where the loss is the largest, and the profile
-# that is computed is the one at a point nearby.
-_MOVE = 2e-15
+# Displacement of backward losses, nats, over ``min(1 - 1/g, rate)``: where the loss is
+# the largest, ``1 - g (1 - p)`` cancels, and the profile that is computed is the one at
+# a loss nearby. Nine units of the float64 epsilon.
+CANCELLATION = 2e-15
 
 
 def sampled_tails(
@@ -47,15 +47,12 @@ def sampled_tails(
       rate: (...,) p in [0, 1]; what is returned where it is 0 means nothing.
 
     Returns:
-      Both directions' tails, as `PrivacyLoss.log_tails`.
+      Both directions' tails, as `Profile.log_tails`.
     """
     xp = namespace(u, rate)
     p = positive(rate, 1.0)
     drawn = inner_exponent(u, p)
-    # k = 1 - g (1 - p), as a difference of small numbers when p is small; it
-    # cancels where the backward losses end, and must not come out too small there
-    taken = (1 - p) * xp.expm1(xp.minimum(u, _LARGEST_EXPONENT))
-    k = p - taken * (1 - _DIFFERENCE_ERROR * xp.finfo(u.dtype).eps)
+    k = weight_left(u, p, 1 - p)
     alive = k > 0
     k = xp.where(alive, k, 1.0)
     # log(g p / k) = log(1 + (g - 1) / k)
@@ -71,16 +68,23 @@ def sampled_tails(
     forward = drawn_tails(tails, u, p)
     # -dh/du = g (1-p) D + G: both parts are positive
     log_rest = xp.log1p(-xp.where(p < 1, p, 0.0))
-    moved = xp.where(p < 1, xp.minimum(u, 700.0) + log_rest + profile, -xp.inf)
+    lost = xp.where(p < 1, xp.minimum(u, 700.0) + log_rest + profile, -xp.inf)
     backward = (
         xp.where(alive, xp.log(k) + profile, -xp.inf),
-        xp.where(alive, xp.logaddexp(moved, tail), -xp.inf),
+        xp.where(alive, xp.logaddexp(lost, tail), -xp.inf),
     )
     return forward, backward
 
 
+def weight_left(u: Array, rate: Array, rest: Array) -> Array:
+    """``rate - (e^u - 1) rest``, an upper bound: it cancels where the losses end."""
+    xp = namespace(u, rate, rest)
+    lost = rest * xp.expm1(xp.minimum(u, LARGEST_EXPONENT))
+    return rate - lost * (1 - _DIFFERENCE_ERROR * xp.finfo(u.dtype).eps)
+
+
 def sampled_displacement(u: Array, rate: Array) -> Array:
-    """Bound of how far off a loss the backward tails of `sampled_tails` are read."""
+    """Bound, nats, of the displacement of the backward tails of `sampled_tails`."""
     xp = namespace(u, rate)
-    moved = _MOVE * xp.minimum(-xp.expm1(-u), rate)
-    return xp.where(rate < 1, moved, 0.0)
+    displaced = CANCELLATION * xp.minimum(-xp.expm1(-u), rate)
+    return xp.where(rate < 1, displaced, 0.0)

@@ -18,32 +18,27 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import (
-    LOG_SQRT_2PI,
-    log_integral,
-    unless_gaussian,
+from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
+from jaxdp_episodic.accountant.losses.gaussian import (
+    GaussianLoss,
+    gaussian_tails,
+    scaled,
 )
-from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails, scaled
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
+    LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
     Rate,
     gaussian_loss,
     log_mixture,
-    log_spike,
-    on_path,
-    path_points,
+    nodes_on_line,
     real_log_mixture,
     sampled_ends,
+    undrawn_loss,
 )
-from jaxdp_episodic.accountant.losses.moves import Moves, one_move
-from jaxdp_episodic.accountant.losses.paths import Pair, whole_line
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
-    MomentRule,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.privacy_loss import MixturePair, MomentRule, Tails
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
@@ -52,16 +47,11 @@ from jaxdp_episodic.accountant.losses.windows import (
     transitions,
     windows_around,
 )
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    map_first,
-    namespace,
-    sigmoid,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid
 
 
 @dataclass(frozen=True)
-class SampledGaussianLoss(GaussianLoss):
+class SampledGaussianLoss(GaussianLoss, Nodes):
     """``(1-p) N(0, 1) + p N(shift, 1)`` against ``N(0, 1)``.
 
     Attributes:
@@ -73,11 +63,10 @@ class SampledGaussianLoss(GaussianLoss):
     rate: Array
     shift: Array
     is_symmetric: ClassVar[bool] = False
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The density with the unit is at least ``1 - p`` of that without."""
-        bounded = self.rate < 1 if backward else np.zeros(np.shape(self.rate), bool)
+        bounded = (self.rate < 1) & backward
         return np.where(bounded, -np.log1p(-np.where(bounded, self.rate, 0.0)), np.inf)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
@@ -92,50 +81,42 @@ class SampledGaussianLoss(GaussianLoss):
         return forward, backward
 
     def tail_displacement(self, u: Array) -> Array:
-        """See `PrivacyLoss`."""
+        """See `Profile`."""
         return sampled_displacement(u, self.rate)
 
-    def moves(self) -> Moves:
+    def mixture(self) -> MixturePair:
         """See `PrivacyLoss`."""
-        return one_move(float(self.rate), float(self.shift))
+        return MixturePair.sampled(float(self.rate), float(self.shift))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; exact up to quadrature error."""
+        """See `Moments`; exact up to quadrature error."""
         return mixture_excess(t, self.rate, self.shift, rule)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`.
+        """See `Nodes`.
 
         3/4 of the nodes will do, as no two distributions meet at a loss of 0: 120 give
         1e-8 of M up to shifts of 4.
         """
-        backward, log_cut, height, num_nodes, _ = rule
-        num_nodes = 3 * num_nodes // 4
-        xp = namespace(*self.fields, backward, log_cut, height)
+        xp = namespace(*self.fields, rule.backward, rule.log_cut)
         s, p = self.shift, Rate.of(self.rate)
-        low, high, turn = sampled_ends(p, s, log_cut)
+        low, high, kink = sampled_ends(p, s, rule.log_cut)
         # There P/Q is near 1 - p, and lower losses are negligible.
-        low = xp.where(backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
+        low = xp.where(rule.backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
+        return nodes_on_line(
+            (low, high),
+            kink,
+            s,
+            rule._replace(num_nodes=3 * rule.num_nodes // 4),
+            lambda x: log_mixture(gaussian_loss(x, s), p),
+            lambda x: real_log_mixture(s * (x - 0.5 * s), p),
+        )
 
-        def place(low: Array, high: Array) -> Pair:
-            return whole_line(low, high, turn, s, num_nodes)
-
-        nowhere = xp.full_like(s, -xp.inf)
-        x, element = path_points(map_first(place, low, high), nowhere, turn, s, height)
-        y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
-
-        def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
-            ends = xp.stack([x[0][0], x[0][-1]])
-            end_loss = real_log_mixture(s * (ends - 0.5 * s), p)
-            return on_path(x, element, y, backward, end_loss)
-
-        return map_first(finish, x, element, y)
-
-    def spike(self) -> Array:
+    def bulk_loss(self) -> Array:
         """The loss of not being drawn, where that is the rule."""
-        return log_spike(self.outer_rate, self.rate)
+        return undrawn_loss(self.outer_rate, self.rate)
 
-    def spread(self) -> Array:
+    def bulk_width(self) -> Array:
         """Below an outer rate, losses of not being drawn are at two places."""
         xp = namespace(*self.fields)
         return xp.where(self.outer_rate < 1, self.outer_rate * self.rate, 0.0)
@@ -147,10 +128,7 @@ class SampledGaussianLoss(GaussianLoss):
 
 
 def mixture_excess(
-    t: Array,
-    sampling_probability: Array,
-    shift: Array,
-    rule: MomentRule,
+    t: Array, sampling_probability: Array, shift: Array, rule: MomentRule
 ) -> tuple[Array, ...]:
     """Log-excess of the sampled pair; "symmetric" if both profiles are the forward one.
 
@@ -167,8 +145,8 @@ def mixture_excess(
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
     rate = Rate.of(p)
     log_odds = rate.log_rest - rate.log  # hardly any at p = 1
-    turn = xp.maximum(0.5 * s + log_odds / s, -1e300)
-    windows, bumps = _windows(t, turn, s, rule.direction)
+    kink = xp.maximum(0.5 * s + log_odds / s, -1e300)
+    windows = _windows(t, kink, s, rule.direction)
     floor = 0.5 * s if rule.direction == "symmetric" else xp.full_like(s, -xp.inf)
 
     def log_parts(x: Array) -> tuple[Array, Array]:
@@ -176,49 +154,42 @@ def mixture_excess(
         log_ratio = real_log_mixture(s * (x - 0.5 * s), rate)
         return log_ratio, -0.5 * x * x - LOG_SQRT_2PI
 
-    excess = log_integral(
-        log_parts,
-        windows,
-        bumps,
-        floor,
-        t,
-        rule,
-    )
+    excess = log_integral(log_parts, *windows, floor, t, rule)
     rounds = float(rule.direction != "backward")
     return unless_gaussian(p >= 1, rate.log, 0.5 * s * s, t, excess, rounds=rounds)
 
 
-def _windows(t: Array, turn: Array, s: Array, direction: str) -> tuple[Windows, Array]:
+def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:
     """Where the integrand of the sampled pair has weight.
 
-    ``turn`` is where p e^l = 1 - p. The logarithm of (1+v)^alpha has slope 0 left of
+    ``kink`` is where p e^l = 1 - p. The logarithm of (1+v)^alpha has slope 0 left of
     it and alpha·s right of it; v² (small v) has slope 2s; v (P's own bump) slope s.
     A Gaussian with slope m peaks at m, and a bump between two slopes sits between.
     """
-    xp = namespace(t, turn, s)
+    xp = namespace(t, kink, s)
     alpha = 1 + t
     zero = xp.zeros_like(s)
-    knee = turn - xp.log(alpha) / s  # alpha v = 1
+    knee = kink - xp.log(alpha) / s  # alpha v = 1
     centers = [zero]
     between: Callable[[], Array] | None = None
     if direction != "backward":
         steepest = alpha * s
 
         def rise(x: Array) -> tuple[Array, Array]:
-            share = sigmoid(s * (x - turn))
+            share = sigmoid(s * (x - kink))
             slope = steepest * share
             return slope, s * slope * (1 - share)
 
         starts = xp.stack([steepest, zero])
         between = functools.partial(settle, rise, starts, zero, steepest)
         low, high = xp.minimum(alpha, 2) * s, xp.maximum(alpha, 2) * s
-        centers += [steepest, xp.clip(turn, low, high), 2 * s]
+        centers += [steepest, xp.clip(kink, low, high), 2 * s]
     if direction != "forward":
         centers += [xp.clip(knee, s, 2 * s)]
     if direction == "backward":
 
         def fall(x: Array) -> Array:
-            return -t * s * sigmoid(s * (x - turn))
+            return -t * s * sigmoid(s * (x - kink))
 
         centers += [only_root(fall, -t * s, zero)]
-    return windows_around(centers, transitions(knee, turn, s), between=between)
+    return windows_around(centers, transitions(knee, kink, s), between=between)

@@ -10,9 +10,9 @@ Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from jaxdp_episodic.accountant.losses.gaussian import (
+    GaussianLoss,
     drawn_tails,
     gaussian_tails,
     inner_exponent,
@@ -27,23 +27,18 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     log_mixture,
     log_normal,
     mirrored,
-    path_points,
     real_log_mixture,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.moves import Moves, one_move
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
-    MomentRule,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.paths import Pair, half_line_points
+from jaxdp_episodic.accountant.losses.privacy_loss import MixturePair, MomentRule, Tails
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
 from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace
 
 
 @dataclass(frozen=True)
-class SwappedGaussianLoss(GaussianLoss):
+class SwappedGaussianLoss(GaussianLoss, Nodes):
     """Both profiles ``eta D(shift, 1 + (g-1)/eta)``.
 
     Attributes:
@@ -54,10 +49,9 @@ class SwappedGaussianLoss(GaussianLoss):
 
     rate: Array
     shift: Array
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate")
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `PrivacyLoss`; two equal pairs."""
+        """See `Profile`; two equal pairs."""
         xp = namespace(u, *self.fields)
         u, outer, eta, s = xp.broadcast_arrays(u, *self.fields)
         rate = positive(eta, 1.0)
@@ -65,28 +59,25 @@ class SwappedGaussianLoss(GaussianLoss):
         tails = scaled(drawn_tails(inner, u, rate), outer, eta, s)
         return tails, tails
 
-    def moves(self) -> Moves:
+    def mixture(self) -> MixturePair:
         """See `PrivacyLoss`."""
-        return one_move(float(self.rate), float(self.shift))
+        return MixturePair.sampled(float(self.rate), float(self.shift))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; exact up to quadrature error."""
+        """See `Moments`; exact up to quadrature error."""
         symmetric = rule._replace(direction="symmetric")
         return mixture_excess(t, self.rate, self.shift, symmetric)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`: losses above 0 on one path, below on its mirror image."""
+        """See `Nodes`: losses above 0 on one path, below on its mirror image."""
         _, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)
         floor = 0.5 * s
-        _, high, turn = sampled_ends(p, s, log_cut)
-        turn = xp.maximum(turn, floor)
+        _, high, kink = sampled_ends(p, s, log_cut)
+        kink = xp.maximum(kink, floor)
 
-        def place(high: Array) -> Pair:
-            return half_line(floor, high, (turn,), s, num_nodes)
-
-        x, element = path_points(map_first(place, high), floor, turn, s, height)
+        x, element = half_line_points(floor, high, (kink,), kink, s, height, num_nodes)
         y = map_first(lambda x: log_mixture(gaussian_loss(x, s), p), x)
 
         def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:

@@ -17,24 +17,22 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
-    Hints,
-    MomentRule,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.excess import sum_of
+from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
+from jaxdp_episodic.accountant.losses.protocols import Bounds
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
-# Binomial tails are good to 1e-10; the weights are raised by twice that.
+# Relative increase of the weights: twice the error of binomial tails, 1e-10.
 _RAISED = 2e-10
 
 
 @dataclass(frozen=True)
-class TruncatedGaussianLoss(GaussianLoss):
+class TruncatedGaussianLoss(GaussianLoss, Bounds):
     """``whole`` of a Poisson step's pair and ``cut`` of a swap's, under add_remove.
 
     Attributes:
@@ -55,8 +53,6 @@ class TruncatedGaussianLoss(GaussianLoss):
     shift: Array
     sure: Array
     is_symmetric: ClassVar[bool] = False
-    has_nodes: ClassVar[bool] = False
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate", "cut_rate")
 
     @property
     def chance(self) -> Array:
@@ -72,7 +68,7 @@ class TruncatedGaussianLoss(GaussianLoss):
         )
 
     def certified(self, *, up: bool) -> Self:
-        """See `PrivacyLoss`: its fields are upper bounds; below with the lower ones.
+        """See `Bounds`: its fields are upper bounds; below with the lower ones.
 
         What lacks to 1 loses nothing.
         """
@@ -83,7 +79,7 @@ class TruncatedGaussianLoss(GaussianLoss):
         return dataclasses.replace(self, **less)
 
     def hints(self) -> Hints:
-        """The unit in the batch; a swap is the largest move."""
+        """The unit in the batch; a swap is the largest shift."""
         xp = namespace(*self.fields)
         swap = xp.where(self.cut > 0, 2 * self.shift, self.shift)
         return Hints(self.chance, self.chance, self.shift, swap)
@@ -97,7 +93,7 @@ class TruncatedGaussianLoss(GaussianLoss):
         return np.asarray(most)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `PrivacyLoss`: weighted means."""
+        """See `Profile`: weighted means."""
         xp = namespace(u, *self.fields)
         whole, cut = (part.log_tails(u) for part in self.parts())
         log_whole, log_cut = xp.log(self.whole), xp.log(self.cut)
@@ -117,23 +113,13 @@ class TruncatedGaussianLoss(GaussianLoss):
         return namespace(u, *self.fields).maximum(whole, cut)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`: linear in the profiles, so a mean like them."""
+        """See `Moments`: linear in the profiles, so a mean like them."""
         xp = namespace(t, *self.fields)
         (whole, *first), (cut, *second) = (
             part.log_excess(t, rule) for part in self.parts()
         )
         whole, cut = xp.log(self.whole) + whole, xp.log(self.cut) + cut
-        total = xp.logaddexp(whole, cut)
-        finite = xp.where(xp.isfinite(total), total, 0.0)
-        shares = xp.exp(whole - finite), xp.exp(cut - finite)
-
-        def mean(a: Array, b: Array) -> Array:
-            used = (
-                xp.where(s > 0, s * x, 0.0) for s, x in zip(shares, (a, b), strict=True)
-            )
-            return sum(used)
-
-        return total, *(mean(a, b) for a, b in zip(first, second, strict=True))
+        return sum_of((whole, *first), (cut, *second))
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,54 @@
-"""Windows around the places where the integrands of the moments are large.
+"""Windows in which the integrands of the moments are large.
 
 A moment of order ``alpha`` of a privacy loss is an integral over a handful of Gaussian
-bumps and of transitions of the log-ratio, whose places are known in closed form or as
-the root of a slope. The functions here return windows ``(low, high, density)`` around
-them, for `numerics.quadrature.lay_panels`, and the centers of the bumps.
+bumps and of transitions of the log-ratio, whose positions are known in closed form or
+as the root of a slope. The functions here return windows ``(low, high, density)``
+around them, for `numerics.quadrature.lay_panels`, and the centers of the bumps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.loops import Array, fori_loop, namespace
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    fori_loop,
+    namespace,
+    sigmoid,
+    softmax,
+)
 
 Windows = tuple[Array, Array, Array]
 """Low end, high end and density of panels of J windows, each (J, n)."""
 
-# Half-width, in standard deviations, of the window around a Gaussian bump, and the
-# panels per standard deviation there: 16 nodes resolve 4 deviations to 1e-13.
+# Half-width of the window around a Gaussian bump, in standard deviations.
 _BUMP_HALF_WIDTH = 9.2
+# Panels per standard deviation there: 16 nodes resolve 4 deviations to 1e-13.
 _BUMP_DENSITY = 0.25
+# Longest stretch of bumps, in standard deviations, that is one window.
 _LONGEST_STRETCH = 500.0
-# Within so short a stretch the integrand is at most e^60 larger than at its bumps.
+# Longest stretch on which that window has the bumps' own density of panels.
+_DENSE_STRETCH = 60.0
+# The same over that density on a longer stretch.
+_SPARSE_SHARE = 0.3
+# Stretch within which the integrand is at most e^60 larger than at its known bumps.
 _SHORT_STRETCH = 40.0
-# Half-widths and densities of panels around a transition of the log-ratio, in units
-# of 1/shift. Its singularities lie at a distance of pi.
-_TRANSITION = np.array([[[6.0], [16.0], [50.0]], [[0.4], [0.15], [0.05]]])
+# Half-widths of the windows around a transition of the log-ratio, in units of 1/shift.
+_TRANSITION_HALF_WIDTHS = np.array([[6.0], [16.0], [50.0]])
+# Panels there, per 1/shift: the singularities of the log-ratio lie at a distance of pi.
+_TRANSITION_DENSITIES = np.array([[0.4], [0.15], [0.05]])
+# Most steps of `settle`.
+_SETTLING_STEPS = 14
+# Most bisections of `only_root`, and the bracket that is narrow enough, in deviations.
+_BISECTIONS = 40
+_NARROW_BRACKET = 1e-2
 
 
 def windows_around(
-    centers: list[Array],
-    *others: Windows,
-    between: Callable[[], Array] | None = None,
+    centers: list[Array], *others: Windows, between: Callable[[], Array] | None = None
 ) -> tuple[Windows, Array]:
     """Windows (low, high, density), each (J, n), and the centers (K, n).
 
@@ -48,11 +64,11 @@ def windows_around(
     bumps = xp.stack(centers)
     bottom = xp.min(bumps, axis=0) - _BUMP_HALF_WIDTH
     top = xp.max(bumps, axis=0) + _BUMP_HALF_WIDTH
-    # Two bumps that are about to merge leave weight between them, spread over many
-    # deviations: where they are not far apart the whole stretch is one window.
+    # Two bumps that nearly merge leave weight between them, over many deviations:
+    # where they are not far apart the whole stretch is one window.
     span = top - bottom
     end = xp.where(span < _LONGEST_STRETCH, top, bottom)
-    near = xp.where(span < 60.0, _BUMP_DENSITY, 0.3 * _BUMP_DENSITY)
+    near = _BUMP_DENSITY * xp.where(span < _DENSE_STRETCH, 1.0, _SPARSE_SHARE)
     windows = [(bottom[None], end[None], near[None]), *others]
     if xp is not np or not np.all(span < _SHORT_STRETCH):
         if between is not None:
@@ -66,9 +82,45 @@ def windows_around(
 
 def transitions(first: Array, last: Array, s: Array) -> Windows:
     """Graded windows around the stretch from ``first`` to ``last``."""
-    half, density = _TRANSITION
-    half = half / s
-    return first - half, last + half, density * s
+    half = _TRANSITION_HALF_WIDTHS / s
+    return first - half, last + half, _TRANSITION_DENSITIES * s
+
+
+def rising_kink(base: Array, reached: Array, other: Array, s: Array) -> Array:
+    """The x from which P/Q rises: about where it is 2, so that ``P - Q`` equals Q.
+
+    With ``l = e^{s x - s²/2}``, ``reached l² = base l + other e^{-s²}``: what N(s) adds
+    to P against Q's parts at 0 and at -s. All but s are logarithms of weights.
+    """
+    xp = namespace(base, reached, other, s)
+    square = math.log(4.0) + reached + other - s * s
+    root = xp.logaddexp(base, 0.5 * xp.logaddexp(2 * base, square))
+    return (root - math.log(2.0) - reached) / s + 0.5 * s
+
+
+def three_bumps(
+    absent: Array, kept: Array, reached: Array, base_kink: Array, t: Array, s: Array
+) -> Callable[[Array], tuple[Array, Array]]:
+    """Slope of log(Q (P/Q)^{1+t}) plus x at x, and its derivative.
+
+    P has the logarithms of weights ``absent`` at 0, ``kept`` at -s and ``reached`` at
+    s; Q's density leaves N(-s) for N(0) at ``base_kink``.
+    """
+    xp = namespace(absent, kept, reached, base_kink, t, s)
+    alpha = 1 + t
+
+    def slope(x: Array) -> tuple[Array, Array]:
+        base_weight = sigmoid(s * (base_kink - x))
+        bumps = absent + 0 * x, kept - s * (x + 0.5 * s), reached + s * (x - 0.5 * s)
+        _, down, up = softmax(xp.maximum(xp.stack(bumps), -1e300))
+        tilt = up - down
+        return (
+            s * (t * base_weight + alpha * tilt),
+            s * s * (alpha * (up + down - tilt * tilt))
+            - s * s * (t * base_weight * (1 - base_weight)),
+        )
+
+    return slope
 
 
 def settle(slope, start: Array, low: Array, high: Array) -> Array:
@@ -77,12 +129,12 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
     The exponent is ``integral(slope) - x²/2``. A Newton step where it is more concave
     than a unit Gaussian, the plain fixed-point step elsewhere, and the middle of the
     bracket where those leave it or do not halve the step: across a kink of the slope
-    they would jump to and fro for ever.
+    they would alternate for ever.
     """
     xp = namespace(start, low, high)
 
     def near(x: Array) -> Array:
-        """The places of windows, 18 deviations long, need few digits."""
+        """Centers of windows, which are 18 deviations long, need few digits."""
         return 1e-2 + 1e-4 * xp.abs(x)
 
     def follow(_: int, state: tuple[Array, Array, Array, Array]):
@@ -102,7 +154,9 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
     if xp is not np:  # whose loop keeps its shapes
         low, high = (xp.broadcast_to(end, start.shape) for end in (low, high))
     state = (start, low, high, 4 * (high - low))
-    x, *_ = fori_loop(xp, 0, 14, follow, state, lambda s: (s[3] <= near(s[0])).all())
+    x, *_ = fori_loop(
+        xp, 0, _SETTLING_STEPS, follow, state, lambda s: (s[3] <= near(s[0])).all()
+    )
     return x
 
 
@@ -116,7 +170,8 @@ def only_root(slope, low: Array, high: Array) -> Array:
         above = slope(middle) >= middle
         return xp.where(above, middle, low), xp.where(above, high, middle)
 
-    low, high = fori_loop(
-        xp, 0, 40, halve, (low, high), lambda s: (s[1] - s[0] <= 1e-2).all()
-    )
+    def is_narrow(bracket: tuple[Array, Array]) -> bool:
+        return (bracket[1] - bracket[0] <= _NARROW_BRACKET).all()
+
+    low, high = fori_loop(xp, 0, _BISECTIONS, halve, (low, high), is_narrow)
     return 0.5 * (low + high)

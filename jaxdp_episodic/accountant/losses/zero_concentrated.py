@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import excess_of
-from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, PrivacyLoss
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule
+from jaxdp_episodic.accountant.losses.protocols import Moments
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
-_SMALLEST_RHO, _LARGEST_RHO = 1e-40, 1e140
+# Range of rho in which its squares neither vanish nor overflow; above it, no bound.
+_SMALLEST_RHO = 1e-40
+_LARGEST_RHO = 1e140
 
 
 @dataclass(frozen=True)
-class ZeroConcentratedLoss(PrivacyLoss):
+class ZeroConcentratedLoss(Moments):
     """``log E_Q[(P/Q)^{1+t}] = t (xi + rho (1 + t))``: an upper bound, not a pair.
 
     Attributes:
@@ -31,7 +34,6 @@ class ZeroConcentratedLoss(PrivacyLoss):
 
     rho: Array
     xi: Array
-    methods: ClassVar[tuple[str, ...]] = ("rdp",)
 
     @property
     def loses_nothing(self) -> Array:
@@ -51,18 +53,15 @@ class ZeroConcentratedLoss(PrivacyLoss):
 
     def largest_loss(self, *, backward: bool) -> Array:
         """Xi where rho is 0."""
-        del backward
         return np.where(np.equal(self.rho, 0), self.xi, np.inf)
 
     def hints(self) -> Hints:
         """The Gaussian with about the same divergences."""
         xp = namespace(*self.fields)
-        move = xp.sqrt(2 * (self.rho + self.xi))
-        one = xp.ones_like(move)
-        return Hints(one, one, move, move)
+        return Hints.unsampled(xp.sqrt(2 * (self.rho + self.xi)))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; closed form."""
+        """See `Moments`; closed form."""
         xp = namespace(t, *self.fields)
         t, rho, xi = xp.broadcast_arrays(t, self.rho, self.xi)
         slope = xi + rho * (1 + 2 * t)

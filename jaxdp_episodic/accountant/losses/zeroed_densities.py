@@ -7,15 +7,16 @@ moments have their weight; see `zeroed_gaussian`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from jaxdp_episodic.accountant.losses.excess import LOG_SQRT_2PI
+from jaxdp_episodic.accountant.losses.loss_nodes import LOG_SQRT_2PI
 from jaxdp_episodic.accountant.losses.paths import Pair
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
     only_root,
+    rising_kink,
     settle,
+    three_bumps,
     transitions,
     windows_around,
 )
@@ -27,7 +28,7 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     polar,
     times,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid, softmax
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid
 from jaxdp_episodic.accountant.numerics.special import log_add
 
 # Stands for log 0 where -inf would poison a gradient.
@@ -124,51 +125,43 @@ class ZeroedLogs:
         return y, base
 
 
-def _first_turn(logs: ZeroedLogs, s: Array) -> Array:
-    """Where about ``P1/Q1 = 2``: ``p r (l² - l) = null l + kept e^{-s²}``."""
-    xp = namespace(logs.null, s)
-    root = xp.logaddexp(
-        logs.null,
-        0.5
-        * xp.logaddexp(2 * logs.null, math.log(4.0) + logs.reached + logs.kept - s * s),
-    )
-    return xp.clip((root - math.log(2.0) - logs.reached) / s + 0.5 * s, 0.0, 1e300)
+def _first_kink(logs: ZeroedLogs, s: Array) -> Array:
+    """Where about ``P1/Q1 = 2``."""
+    kink = rising_kink(logs.null, logs.reached, logs.kept, s)
+    return namespace(kink).clip(kink, 0.0, 1e300)
 
 
-def _base_turn(logs: ZeroedLogs, s: Array) -> Array:
+def _base_kink(logs: ZeroedLogs, s: Array) -> Array:
     """Where Q1's density leaves N(-s) for N(0)."""
     xp = namespace(logs.null, s)
     return xp.clip((logs.kept - logs.null) / s - 0.5 * s, -1e300, 1e300)
 
 
-def _lower_turns(logs: ZeroedLogs, s: Array) -> tuple[Array, Array]:
+def _lower_kinks(logs: ZeroedLogs, s: Array) -> tuple[Array, Array]:
     """Where P2's and Q2's densities leave N(s) for N(0), as places w."""
     xp = namespace(logs.null, s)
     return tuple(
         xp.clip(0.5 * s - (log_rest - log_drawn) / s, -1e300, 1e300)
-        for log_rest, log_drawn in (
-            (logs.absent, logs.drawn),
-            (logs.null, logs.kept),
-        )
+        for log_rest, log_drawn in ((logs.absent, logs.drawn), (logs.null, logs.kept))
     )
 
 
-def path_turns(
+def path_kinks(
     logs: ZeroedLogs, s: Array
 ) -> tuple[tuple[Array, Array], tuple[Array, Array], Array]:
     """Turns of the two paths, and where the lower one may rise.
 
-    That is nowhere where the losses end: beyond the turn they are ``e^{-sw}`` from
+    That is nowhere where the losses end: beyond the kink they are ``e^{-sw}`` from
     there, and their imaginary part must not change its sign.
     """
     xp = namespace(logs.null, s)
-    upper = (_first_turn(logs, s), _base_turn(logs, s))
-    top, bottom = _lower_turns(logs, s)
-    endless = logs.absent <= 0.5 * LOG_ZERO  # p = 1: P2 has no turn
+    upper = (_first_kink(logs, s), _base_kink(logs, s))
+    top, bottom = _lower_kinks(logs, s)
+    endless = logs.absent <= 0.5 * LOG_ZERO  # p = 1: P2 has no kink
     top = xp.where(endless, bottom, top)
 
-    def kept(turn: Array) -> Array:
-        return xp.clip(turn, 0.5 * s, 0.5 * s + 1e9)
+    def kept(kink: Array) -> Array:
+        return xp.clip(kink, 0.5 * s, 0.5 * s + 1e9)
 
     lower = (kept(top), kept(bottom))
     rise = xp.where(endless, lower[1], 1e9)
@@ -185,37 +178,17 @@ def upper_windows(
     xp = namespace(t, s)
     alpha = 1 + t
     zero = xp.zeros_like(s)
-    turn, base_turn = _first_turn(logs, s), _base_turn(logs, s)
-    knee = xp.maximum(turn - xp.log(alpha) / s, 0.5 * s)
-    centers = [0.5 * s, s, xp.clip(base_turn, 2 * s, 3 * s), xp.clip(knee, s, 3 * s)]
+    kink, base_kink = _first_kink(logs, s), _base_kink(logs, s)
+    knee = xp.maximum(kink - xp.log(alpha) / s, 0.5 * s)
+    centers = [0.5 * s, s, xp.clip(base_kink, 2 * s, 3 * s), xp.clip(knee, s, 3 * s)]
     if direction == "forward":
-
-        def slope(x: Array) -> tuple[Array, Array]:
-            """Slope of log(Q1 (P1/Q1)^alpha) plus x, and its derivative."""
-            base_weight = sigmoid(s * (base_turn - x))
-            terms = xp.stack(
-                [
-                    logs.absent + 0 * x,
-                    logs.kept - s * (x + 0.5 * s),
-                    logs.reached + s * (x - 0.5 * s),
-                ]
-            )
-            _, down, up = softmax(xp.maximum(terms, -1e300))
-            tilt = up - down
-            return (
-                s * (t * base_weight + alpha * tilt),
-                s * s * (alpha * (up + down - tilt * tilt))
-                - s * s * (t * base_weight * (1 - base_weight)),
-            )
-
+        slope = three_bumps(logs.absent, logs.kept, logs.reached, base_kink, t, s)
         top = (2 * alpha - 1) * s
         starts = xp.stack([top, alpha * s, zero])
-        middle = xp.clip(base_turn, alpha * s, top)
+        middle = xp.clip(base_kink, alpha * s, top)
         centers += [top, alpha * s, middle, *settle(slope, starts, zero, top)]
     return windows_around(
-        centers,
-        transitions(knee, turn, s),
-        transitions(base_turn, base_turn, s),
+        centers, transitions(knee, kink, s), transitions(base_kink, base_kink, s)
     )
 
 
@@ -225,16 +198,16 @@ def lower_windows(
     """Where the integrand has weight at ``x = s - w < s/2``, as places w.
 
     For small v it is ``v² Q2``, whose slope is that of 1, or of ``e^{-sx}`` between
-    Q2's turn and s/2; else ``v Q2``, like N(0). Backward ``(Q2/P2)^t Q2`` has a bump
-    at ``x = -t s`` between the turns of P2 and Q2.
+    Q2's kink and s/2; else ``v Q2``, like N(0). Backward ``(Q2/P2)^t Q2`` has a bump
+    at ``x = -t s`` between the kinks of P2 and Q2.
     """
     xp = namespace(t, s)
     zero = xp.zeros_like(s)
-    top, bottom = _lower_turns(logs, s)
+    top, bottom = _lower_kinks(logs, s)
     # alpha |v| = 1
     knee = 0.5 * s - (xp.log1p(t) + logs.reached - logs.kept) / s
     knee = xp.clip(knee, 0.5 * s, xp.maximum(bottom, 0.5 * s))
-    centers = [0.5 * s, s, *(xp.clip(turn, s, 2 * s) for turn in (bottom, knee))]
+    centers = [0.5 * s, s, *(xp.clip(kink, s, 2 * s) for kink in (bottom, knee))]
     if direction == "backward":
         far = (1 + t) * s  # where x = -t s
 
@@ -257,7 +230,5 @@ def lower_windows(
             *settle(slope, starts, zero, far),
         ]
     return windows_around(
-        centers,
-        transitions(knee, bottom, s),
-        transitions(top, top, s),
+        centers, transitions(knee, bottom, s), transitions(top, top, s)
     )

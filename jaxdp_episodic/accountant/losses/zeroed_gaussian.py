@@ -29,10 +29,12 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import (
     log_integral,
+    sum_of,
     unless_gaussian,
 )
 from jaxdp_episodic.accountant.losses.gaussian import (
     LARGEST,
+    GaussianLoss,
     gaussian_tails,
     inner_exponent,
     positive,
@@ -44,32 +46,21 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     NodeRule,
     collected,
     log_normal,
-    path_points,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    GaussianLoss,
-    Hints,
-    MomentRule,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.paths import Pair, half_line_points
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
+from jaxdp_episodic.accountant.losses.protocols import Nodes
+from jaxdp_episodic.accountant.losses.sampled import CANCELLATION, weight_left
 from jaxdp_episodic.accountant.losses.zeroed_densities import (
     LOG_ZERO,
     ZeroedLogs,
     log_rest,
     lower_windows,
-    path_turns,
+    path_kinks,
     upper_windows,
 )
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    polar,
-    times,
-)
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    map_first,
-    namespace,
-)
+from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
+from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace
 from jaxdp_episodic.accountant.numerics.special import (
     log_mills,
     log_mills_difference,
@@ -78,17 +69,12 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_saturating_tail,
 )
 
-# As in `sampled_gaussian`: largest exponent that is exponentiated, rounding of a
-# difference times expm1, and how far a backward loss moves where k cancels.
-_LARGEST_EXPONENT = 100.0
-_DIFFERENCE_ERROR = 4.0
-_MOVE = 2e-15
-# Smaller shares are 0.
-_LEAST_LOG_SHARE = -700.0
+# Logarithm of kappa in `_log_ratio_terms` below which it is 0: e^-745 underflows.
+_LEAST_LOG_KAPPA = -700.0
 
 
 @dataclass(frozen=True)
-class ZeroedGaussianLoss(GaussianLoss):
+class ZeroedGaussianLoss(GaussianLoss, Nodes):
     """A clip unit's contribution, drawn at random, that is 0 where a null is reached.
 
     Attributes:
@@ -102,7 +88,6 @@ class ZeroedGaussianLoss(GaussianLoss):
     inner_rate: Array
     shift: Array
     is_symmetric: ClassVar[bool] = False
-    rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "rate", "inner_rate")
 
     def hints(self) -> Hints:
         """P/Q grows like ``p r / (1 - p + p r) e^{sx}`` in the end."""
@@ -132,126 +117,84 @@ class ZeroedGaussianLoss(GaussianLoss):
         return scaled(forward, outer, p, r, s), scaled(backward, outer, p, r, s)
 
     def tail_displacement(self, u: Array) -> Array:
-        """See `PrivacyLoss`; as of the sampled pair."""
+        """See `Profile`; as of the sampled pair."""
         xp = namespace(u, *self.fields)
         rate = self.rate * self.inner_rate
         largest = rate / xp.maximum(1 - self.rate + rate, 1e-300)
-        moved = _MOVE * xp.minimum(-xp.expm1(-u), largest)
-        return xp.where(self.rate < 1, moved, 0.0)
+        displaced = CANCELLATION * xp.minimum(-xp.expm1(-u), largest)
+        return xp.where(self.rate < 1, displaced, 0.0)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`; exact up to quadrature error: two half-lines."""
+        """See `Moments`; exact up to quadrature error: two half-lines."""
         xp = namespace(t, *self.fields)
         t, p, r, s = xp.broadcast_arrays(t, self.rate, self.inner_rate, self.shift)
         logs = ZeroedLogs.of(p, r, s)
-        pieces = (
-            (logs.upper, upper_windows(t, logs, s, rule.direction)),
-            (logs.lower, lower_windows(t, logs, s, rule.direction)),
-        )
         upper, lower = (
             log_integral(
-                log_parts,
-                *windows,
-                0.5 * s,
-                t,
-                rule,
+                log_parts, *windows(t, logs, s, rule.direction), 0.5 * s, t, rule
             )
-            for log_parts, windows in pieces
+            for log_parts, windows in (
+                (logs.upper, upper_windows),
+                (logs.lower, lower_windows),
+            )
         )
-        total = xp.logaddexp(upper[0], lower[0])
-        shares = xp.exp(upper[0] - total), xp.exp(lower[0] - total)
-        ratios = (
-            shares[0] * a + shares[1] * b
-            for a, b in zip(upper[1:], lower[1:], strict=True)
-        )
+        excess = sum_of(upper, lower)
         whole = (p >= 1) & (r >= 1)
         rounds = xp.where(p < 1, 0.0, 1.0) if rule.direction == "backward" else 1.0
         weight, scale = logs.reached, 0.5 * s * s
-        return unless_gaussian(whole, weight, scale, t, (total, *ratios), rounds=rounds)
+        return unless_gaussian(whole, weight, scale, t, excess, rounds=rounds)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `PrivacyLoss`; two half-lines."""
+        """See `Nodes`; two half-lines."""
         backward, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, backward, log_cut, height)
         s = self.shift
         logs = ZeroedLogs.of(self.rate, self.inner_rate, s)
-        upper_turns, lower_turns, lower_rise = path_turns(logs, s)
+        upper_kinks, lower_kinks, lower_rise = path_kinks(logs, s)
         floor = 0.5 * s
         reach = xp.sqrt(-2 * log_cut)
         seen = xp.sqrt(2 * xp.maximum(logs.reached - log_cut, 1.0))
         high = xp.maximum(xp.maximum(reach, s + seen), floor + 2.0)
-        # Lower losses are negligible.
+        # Beyond it Q2 has a mass of 1e-19: losses below are negligible.
         most = floor - FURTHEST_LEFT
         ends = (
             xp.where(backward > 0, xp.minimum(high, most), high),
             xp.where(backward > 0, s + reach, xp.minimum(s + reach, s - FURTHEST_LEFT)),
         )
 
-        def laid(
-            end: Array, turns: tuple[Array, ...], rise: Array
-        ) -> tuple[Pair, Pair]:
-            def place(end: Array) -> Pair:
-                return half_line(floor, end, turns, s, num_nodes)
+        def points(end: Array, kinks: tuple[Array, ...], rise: Array) -> tuple:
+            return half_line_points(floor, end, kinks, rise, s, height, num_nodes)
 
-            return path_points(map_first(place, end), floor, rise, s, height)
-
-        above, above_element = laid(ends[0], upper_turns, xp.maximum(*upper_turns))
-        below, below_element = laid(ends[1], lower_turns, lower_rise)
+        above, above_element = points(ends[0], upper_kinks, xp.maximum(*upper_kinks))
+        below, below_element = points(ends[1], lower_kinks, lower_rise)
         # x = s - w on the mirror image of the path, which is run through backwards.
         below = (s - below[0], below[1])
         below_element = (below_element[0], -below_element[1])
-        above_y, above_base = map_first(logs.upper_complex, above)
-        below_y, below_base = map_first(logs.lower_complex, below)
+        upper = (above, above_element, *map_first(logs.upper_complex, above))
+        lower = (below, below_element, *map_first(logs.lower_complex, below))
         sign, forward = 1 - 2 * backward, 1 - backward
 
-        def finish(
-            above: Pair,
-            above_element: Pair,
-            above_y: Pair,
-            above_base: Pair,
-            below: Pair,
-            below_element: Pair,
-            below_y: Pair,
-            below_base: Pair,
-        ) -> LossNodes:
-            def weighted(x: Pair, element: Pair, y: Pair, base: Pair) -> Pair:
-                normal = log_normal(x)
-                return times(
-                    polar(
-                        normal[0] + base[0] + forward * y[0],
-                        sign * (normal[1] + base[1]) + forward * y[1],
-                    ),
-                    (element[0], sign * element[1]),
-                )
-
-            halves = (
-                weighted(above, above_element, above_y, above_base),
-                weighted(below, below_element, below_y, below_base),
+        def weighted(x: Pair, element: Pair, y: Pair, base: Pair) -> Pair:
+            normal = log_normal(x)
+            density = polar(
+                normal[0] + base[0] + forward * y[0],
+                sign * (normal[1] + base[1]) + forward * y[1],
             )
-            weight = tuple(xp.concatenate(pair) for pair in zip(*halves, strict=True))
+            return times(density, (element[0], sign * element[1]))
+
+        def finish(upper: tuple[Pair, ...], lower: tuple[Pair, ...]) -> LossNodes:
+            halves = zip(weighted(*upper), weighted(*lower), strict=True)
+            re, im = (xp.concatenate(pair) for pair in halves)
+            (above, _, above_y, _), (below, _, below_y, _) = upper, lower
             loss = (
                 sign * xp.concatenate([above_y[0], below_y[0]]),
                 xp.concatenate([above_y[1], below_y[1]]),
             )
-            x = xp.stack([above[0][-1], below[0][-1]])
-            (one, base1), (two, base2) = (
-                logs.upper(x[0]),
-                logs.lower(s - x[1]),
-            )
-            y, base = xp.stack([one, two]), xp.stack([base1, base2])
-            return collected(loss, (weight[0], weight[1]), base + forward * y, sign * y)
+            ends = logs.upper(above[0][-1]), logs.lower(s - below[0][-1])
+            y, base = (xp.stack(pair) for pair in zip(*ends, strict=True))
+            return collected(loss, (re, im), base + forward * y, sign * y)
 
-        return map_first(
-            finish,
-            above,
-            above_element,
-            above_y,
-            above_base,
-            below,
-            below_element,
-            below_y,
-            below_base,
-        )
+        return map_first(finish, upper, lower)
 
     def gaussian_shift(self) -> Array:
         """The shift, where the unit is always reached."""
@@ -279,7 +222,7 @@ def _forward(u: Array, p: Array, r: Array, s: Array) -> Tails:
     (the densities of P1 and of g Q1 are the same at t): every term is positive.
     """
     xp = namespace(u, p, r, s)
-    a1, a2, log_share = _angles(u, p, r, s)
+    a1, a2, log_share = _log_ratio_terms(u, p, r, s)
     x = xp.minimum((a1 + a2) / s - 0.5 * s, LARGEST)  # t - s
     t = xp.maximum(x + s, 0.5 * s)
     log_p, log_r = xp.log(p), xp.log(r)
@@ -296,7 +239,9 @@ def _forward(u: Array, p: Array, r: Array, s: Array) -> Tails:
     return profile, xp.logaddexp(tail, kept)
 
 
-def _angles(u: Array, p: Array, r: Array, s: Array) -> tuple[Array, Array, Array]:
+def _log_ratio_terms(
+    u: Array, p: Array, r: Array, s: Array
+) -> tuple[Array, Array, Array]:
     """A1, A2 and ``log(1 - e^{-A2})``, for p and r in (0, 1]."""
     xp = namespace(u, p, r, s)
     a1 = inner_exponent(u, p * r / ((1 - p) + p * r))
@@ -306,7 +251,7 @@ def _angles(u: Array, p: Array, r: Array, s: Array) -> tuple[Array, Array, Array
     log_g1 = xp.minimum(log_g1 + xp.log(-xp.expm1(-log_g1)), LARGEST)
     log_odds = xp.log1p(-xp.where(some, r, 0.5)) - xp.log(r)
     log_kappa = math.log(4.0) + log_g1 + log_odds - s * s - 2 * a1
-    some = some & (log_kappa > _LEAST_LOG_SHARE)
+    some = some & (log_kappa > _LEAST_LOG_KAPPA)
     kappa = xp.exp(xp.where(some, log_kappa, 0.0))
     rise = kappa / (2 * (1 + xp.sqrt(1 + kappa)))  # e^{A2} - 1
     rise = xp.where(some, rise, 1.0)
@@ -323,8 +268,7 @@ def _backward(u: Array, p: Array, r: Array, s: Array) -> Tails:
         h = k D,   -dh/du = g (1-p) (D + G) + k g / (g-1+r) G.
     """
     xp = namespace(u, p, r, s)
-    taken = (1 - p) * xp.expm1(xp.minimum(u, _LARGEST_EXPONENT))
-    k = p * r - taken * (1 - _DIFFERENCE_ERROR * xp.finfo(u.dtype).eps)
+    k = weight_left(u, p * r, 1 - p)
     alive = k > 0
     k = xp.where(alive, k, 1.0)
     # 1 + (g-1)/k = p (g - 1 + r) / k

@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.finite import tails_of_values
+from jaxdp_episodic.accountant.losses.protocols import FiniteValues
+from jaxdp_episodic.accountant.losses.randomized_response import (
+    RandomizedResponseLoss,
+)
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.run import Run
@@ -22,6 +26,8 @@ Taken = list[tuple[Any, float]]
 _SHIFT_ROUNDING = 4e-16
 # Largest number of losses of a whole run that are listed: 1 to 2 ms.
 _MOST_LOSSES = 4096
+# Largest number of randomized responses over which their closed form sums.
+_MOST_RESPONSES = 1_000_000
 # Rounding of a loss, or of the logarithm of a mass, relative to 1 and its size.
 _ROUNDING = 1e-15
 
@@ -32,21 +38,15 @@ def have_closed_form(run: Run) -> np.ndarray:
 
 
 def _are_alike(run: Run) -> np.ndarray:
-    """Where all steps are of one mechanism that has a closed form of several."""
+    """Where all steps are randomized responses of one epsilon."""
     shape = run.shape  # of all losses: a run of thousands would ask for it as often
-    alike = np.ones(shape, bool)
-    # The first step that is taken, and what the others must agree with.
-    kind, key = np.full(shape, -1), np.full(shape, np.nan)
-    kinds = list(dict.fromkeys(type(loss) for loss in run.losses))
+    alike, epsilon = np.ones(shape, bool), np.full(shape, np.nan)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
-        form = loss.composes_by
-        own = np.full(shape, np.nan) if form is None else form
-        number = kinds.index(type(loss))
-        first = taken & (kind < 0)
-        kind, key = np.where(first, number, kind), np.where(first, own, key)
-        alike &= ~taken | ((kind == number) & (key == own))
-    return alike & (kind >= 0)
+        own = loss.epsilon if isinstance(loss, RandomizedResponseLoss) else np.nan
+        epsilon = np.where(taken & np.isnan(epsilon), own, epsilon)
+        alike &= ~taken | (epsilon == own)
+    return alike & ~np.isnan(epsilon)
 
 
 def _have_few_losses(run: Run) -> np.ndarray:
@@ -55,9 +55,9 @@ def _have_few_losses(run: Run) -> np.ndarray:
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
         ways = np.inf
-        if np.isfinite(loss.num_values):
+        if isinstance(loss, FiniteValues):
             ways = 1.0  # (count + size - 1)! / (count! (size - 1)!)
-            for i in range(1, int(loss.num_values)):
+            for i in range(1, loss.num_values):
                 ways = ways * (count + i) / i
                 ways = np.minimum(ways, 1e9)
         number = np.where(taken, number * ways, number)
@@ -65,8 +65,8 @@ def _have_few_losses(run: Run) -> np.ndarray:
 
 
 def composed(question: Question, run: Run) -> tuple[float, float]:
-    """One setting by a closed form, and a bound of the error, as of `PrivacyLoss`."""
-    taken = [
+    """One setting by a closed form, and a bound of its error in nats; NaN: too long."""
+    taken: Taken = [
         (loss.kept_in_range(), float(count))
         for loss, count in zip(run.losses, run.counts, strict=True)
         if count > 0 and not loss.loses_nothing
@@ -75,15 +75,73 @@ def composed(question: Question, run: Run) -> tuple[float, float]:
     with np.errstate(all="ignore"):
         if _are_alike(run):
             count = sum(count for _, count in taken)
-            return taken[0][0].composed(target, count, of_epsilon=question.is_epsilon)
+            epsilon = float(taken[0][0].epsilon)
+            return _of_responses(target, epsilon, count, of_epsilon=question.is_epsilon)
         return _of_few_losses(target, taken, of_epsilon=question.is_epsilon)
+
+
+def _of_responses(
+    target: float, epsilon: float, count: float, *, of_epsilon: bool
+) -> tuple[float, float]:
+    """Randomized responses of one epsilon: a binomial sum.
+
+    Of T answers j are true with probability ``p_j``, and lose ``L_j = (2j - T)
+    epsilon``. With the tails ``A_j`` of p and ``S_j = E[(1 - e^{L_{j-1} - L})_+]``,
+    delta at ``L_j - d``, ``0 < d <= 2 epsilon``, is ``S_{j+1} + (1 - e^{-d}) (A_j -
+    S_{j+1})``, all terms positive.
+
+    Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
+    """
+    if count > _MOST_RESPONSES:
+        return np.nan, np.inf
+    index = np.arange(int(count) + 1, dtype=np.float64)
+    width = 2 * epsilon
+    # p_j = C(T, j) e^{-(T-j) epsilon} / (1 + e^{-epsilon})^T
+    log_mass = log_binomial(np.float64(count), index) - (count - index) * epsilon
+    log_mass = log_mass - count * np.log1p(np.exp(-epsilon))
+    log_tail = np.logaddexp.accumulate(log_mass[::-1])[::-1]
+    log_step = np.log(-np.expm1(-width))
+    summed = np.logaddexp.accumulate((log_tail - index * width)[::-1])[::-1]
+    log_knot = np.append(log_step + index * width + summed, -np.inf)
+    losses = (2 * index - count) * epsilon
+    if of_epsilon:
+        # The last breakpoint above the target: delta falls from S_j at L_{j-1}.
+        j = int(np.searchsorted(-log_knot[:-1], -target, side="right")) - 1
+        if j < 0:
+            return 0.0, 0.0
+    else:
+        j = int(np.searchsorted(losses, target, side="right"))
+        if j > count:
+            return -np.inf, 0.0
+    log_above, log_low = log_tail[j], log_knot[j + 1]
+    # Below 0 by rounding: the upper end of the interval.
+    whole = max(-np.expm1(log_low - log_above), 0.0)
+    if of_epsilon:
+        share = np.exp(target - log_above) - np.exp(log_low - log_above)
+        share = share / whole if whole > 0 else 0.0
+        share = min(max(share, 0.0), 1.0 - 1e-16)
+        value = losses[j] + np.log1p(-share)
+    else:
+        share = -np.expm1(target - losses[j])
+        value = float(np.logaddexp(log_low, np.log(share * whole) + log_above))
+    # Of the sums, and of the losses between which delta is interpolated.
+    log_delta = target if of_epsilon else value
+    slope = (1 - share) * whole * np.exp(log_above - log_delta)
+    error = _ROUNDING * (count + np.abs(log_mass).max() + count * width)
+    displaced = _ROUNDING * (abs(losses[j]) + abs(0 if of_epsilon else target))
+    if of_epsilon:
+        error = (error / slope if slope > 0 else np.inf) + displaced
+        return max(float(value), 0.0), float(error)
+    return value, float(error + slope * displaced)
 
 
 def _of_few_losses(
     target: float, taken: Taken, *, of_epsilon: bool
 ) -> tuple[float, float]:
     """Sums over all the losses of a run, in both directions."""
-    if not of_epsilon and all(loss.states_largest for loss, _ in taken):
+    if not of_epsilon and all(
+        isinstance(loss, RandomizedResponseLoss) for loss, _ in taken
+    ):
         # Of an (epsilon, delta) claim, and so of several.
         largest = [float(loss.largest_loss(backward=False)) for loss, _ in taken]
         counts = [int(count) for _, count in taken]

@@ -6,18 +6,32 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.protocols import (
+    BoundingPair,
+    Bounds,
+    Moments,
+    Nodes,
+    Profile,
+)
 from jaxdp_episodic.accountant.numerics.loops import Array
+
+# What a method asks of every mechanism; searches begin with the bound by moments.
+_PROTOCOLS = {
+    "rdp": (Moments,),
+    "exact": (Profile, Moments),
+    "pld": (Profile, Moments),
+}
 
 
 class Group(NamedTuple):
     """K steps of one mechanism in each of n settings; arrays (K, n)."""
 
-    loss: PrivacyLoss
+    loss: Any  # of the protocol that the method asks for
     count: Array
 
 
@@ -134,7 +148,8 @@ class Run:
         square, are_gaussian = np.zeros(self.shape), np.ones(self.shape, bool)
         for loss, count in zip(self.losses, self.counts, strict=True):
             kept = loss.kept_in_range()
-            shift = np.where(loss.outer_rate >= 1, kept.gaussian_shift(), 0.0)
+            known = kept.gaussian_shift() if isinstance(kept, Nodes) else 0.0
+            shift = np.where(loss.outer_rate >= 1, known, 0.0)
             taken = (count > 0) & ~loss.loses_nothing
             are_gaussian &= ~taken | (shift > 0)
             square = square + np.where(taken, count * shift * shift, 0.0)
@@ -165,25 +180,40 @@ class Run:
           NotImplementedError: naming the mechanism.
         """
         for loss in self.losses:
-            if method not in loss.methods:
-                name = type(loss).__name__.removesuffix("Loss")
-                covered = " or ".join(repr(one) for one in loss.methods)
-                why = "Rényi divergence alone" if covered == "'rdp'" else "estimates"
+            lacking = [
+                p.__name__ for p in _PROTOCOLS[method] if not isinstance(loss, p)
+            ]
+            if not lacking:
+                continue
+            name = type(loss).__name__.removesuffix("Loss")
+            covered = [
+                m for m, asked in _PROTOCOLS.items() if isinstance(loss, asked[0])
+            ]
+            if covered == ["rdp"]:
                 raise NotImplementedError(
-                    f"{name} is known by its {why}, which method={method!r} cannot "
-                    f"answer; method={covered} covers it"
+                    f"{name} is known by its Rényi divergence alone, which method="
+                    f"{method!r} cannot answer; method='rdp' covers it"
                 )
+            what = " and ".join(lacking)
+            raise NotImplementedError(
+                f"{name} lacks {what}, which method={method!r} asks for"
+            )
 
     def certified(self, *, up: bool) -> Self:
         """Returns the run that its upper, or lower, certified ends are computed of."""
-        return self.with_losses(tuple(one.certified(up=up) for one in self.losses))
+        losses = (
+            one.certified(up=up) if isinstance(one, Bounds) else one
+            for one in self.losses
+        )
+        return self.with_losses(tuple(losses))
 
     def certified_error(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `PrivacyLoss.certified_error`: of all steps."""
+        """See `BoundingPair.certified_error`: of all steps."""
         of_mass, of_loss = np.zeros(self.shape), np.zeros(self.shape)
         for loss, count in zip(self.losses, self.counts, strict=True):
-            mass, place = loss.certified_error()
-            of_mass, of_loss = of_mass + count * mass, of_loss + count * place
+            if isinstance(loss, BoundingPair):
+                mass, place = loss.certified_error()
+                of_mass, of_loss = of_mass + count * mass, of_loss + count * place
         return of_mass * (1 + 1e-12), of_loss * (1 + 1e-12)
 
     def log_kept(self) -> np.ndarray:

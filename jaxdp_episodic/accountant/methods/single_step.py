@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.question import EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
@@ -56,13 +56,13 @@ def error_in_nats(
     return np.where(inside, np.where(private, 0.0, nats), error)
 
 
-def _log_delta(epsilon: Array, loss: PrivacyLoss) -> Array:
+def _log_delta(epsilon: Array, loss: Profile) -> Array:
     xp = namespace(epsilon, loss.outer_rate)
     (forward, _), (backward, _) = loss.log_tails(epsilon)
     return xp.minimum(xp.maximum(forward, backward), 0.0)
 
 
-def _epsilon(log_delta: Array, loss: PrivacyLoss) -> Array:
+def _epsilon(log_delta: Array, loss: Profile) -> Array:
     """Where the profile falls to delta, an end at which it was seen to be enough."""
     xp = namespace(log_delta, loss.outer_rate)
 
@@ -74,7 +74,7 @@ def _epsilon(log_delta: Array, loss: PrivacyLoss) -> Array:
     return xp.where(at_zero, 0.0, found)
 
 
-def _slope(epsilon: Array, loss: PrivacyLoss) -> tuple[Array, Array]:
+def _slope(epsilon: Array, loss: Profile) -> tuple[Array, Array]:
     """``log(delta)`` and minus its derivative, of the larger direction.
 
     Of two alike, as they are at 0, the one that falls more slowly is larger further on.

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import compiled, jitted, on_jax, using_engine
 from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact import contour as contours
 from jaxdp_episodic.accountant.methods.exact import integral
@@ -91,11 +91,11 @@ class Slopes(NamedTuple):
 
 def gradient_of_rows(epsilon: np.ndarray, rows: Problem) -> np.ndarray:
     """(names, n) derivatives where epsilon is positive and finite."""
+    tables = [loss for loss in rows.run.losses if isinstance(loss, Tabulated)]
     with using_engine("jax"):
-        for loss in rows.run.losses:
+        for loss in tables:
             loss.prepare(slopes=True)
-    of_tables = any(loss.is_estimate for loss in rows.run.losses)
-    largest = _LARGEST_OF_TABLES if of_tables else _LARGEST_ERROR
+    largest = _LARGEST_OF_TABLES if tables else _LARGEST_ERROR
     result = np.full((len(rows.tangents), epsilon.size), np.nan)
     single = rows.run.num_steps == 1
     by_count = [i for i, along in enumerate(rows.tangents) if np.any(along.counts)]
@@ -174,11 +174,11 @@ def _profile_slopes(*arrays: Any) -> tuple[np.ndarray, ...]:
 
 
 def _profile_derivative(
-    epsilon: Any, loss: PrivacyLoss, epsilon_moved: Any, loss_moved: PrivacyLoss
+    epsilon: Any, loss: Profile, epsilon_moved: Any, loss_moved: Profile
 ) -> Any:
     import jax
 
-    def worst(epsilon: Any, loss: PrivacyLoss) -> Any:
+    def worst(epsilon: Any, loss: Profile) -> Any:
         (forward, _), (backward, _) = loss.log_tails(epsilon)
         return jax.numpy.maximum(forward, backward)
 
@@ -205,7 +205,7 @@ def composed_slopes(
     too_many = np.zeros(epsilon.shape, bool)
     losses = []
     for loss, count in zip(run.losses, run.counts, strict=True):
-        kept, _, many = loss.truncated(log_delta, count)
+        kept, _, many = cast(Nodes, loss).truncated(log_delta, count)
         losses.append(kept)
         too_many |= many
     problem = (epsilon, log_delta, run.with_losses(tuple(losses)), tangents)
@@ -287,8 +287,8 @@ def _inside(group: Group) -> Group:
     loss = group.loss
     if loss.is_symmetric:
         below = {
-            name: np.minimum(getattr(loss, name), 1 - _NEAREST_RATE)
-            for name in loss.rate_fields
+            name: np.minimum(rate, 1 - _NEAREST_RATE)
+            for name, rate in loss.rates.items()
             if name == "rate"
         }
         loss = dataclasses.replace(loss, **below)

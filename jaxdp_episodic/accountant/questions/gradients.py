@@ -24,6 +24,7 @@ from jaxdp_episodic.accountant.describe.step import (
     gaussian_parts,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.protocols import Tabulated
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
@@ -121,7 +122,8 @@ def epsilon_and_gradient(
     value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
     log_delta = np.log(np.asarray(delta, np.float64))
     accounted, shape = api.checked_run(step, num_steps, delta=log_delta)
-    if not all(loss.has_slopes for loss in accounted.losses):
+    tables = [loss for loss in accounted.losses if isinstance(loss, Tabulated)]
+    if not all(loss.has_slopes for loss in tables):
         return value, {
             name: _by_differences(name, step, delta, num_steps) for name in names
         }
@@ -314,7 +316,7 @@ def _by_rate(step: GaussianStep, position: int) -> dict[str, np.ndarray]:
     relative = slope / np.where(smooth & (rate > 0), rate, 1.0)
     return {
         field: np.where(smooth, getattr(loss, field) * relative, np.nan)
-        for field in before.rate_fields
+        for field in before.rates
         if np.any(getattr(before, field) != getattr(after, field))
     }
 

@@ -141,5 +141,5 @@ def _rounded(loss: PrivacyLoss, spacing: float) -> PrivacyLoss:
         raised = np.minimum(np.exp(power) * (1 + _ROUNDING_MARGIN), 1.0)
         return np.maximum(raised, rate)
 
-    rates = {name: up(getattr(loss, name)) for name in loss.rate_fields}
+    rates = {name: up(rate) for name, rate in loss.rates.items()}
     return dataclasses.replace(loss, **rates)

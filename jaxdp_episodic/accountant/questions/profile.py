@@ -9,7 +9,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.describe.step import OneStep
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.question import Answer, DeltaAt
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import Array
@@ -77,7 +77,7 @@ def privacy_profile(
     return np.float64(worst) if worst.ndim == 0 else np.array(worst)
 
 
-def _profiles_kernel(u: Array, loss: PrivacyLoss) -> tuple[Array, Array]:
+def _profiles_kernel(u: Array, loss: Profile) -> tuple[Array, Array]:
     (forward, _), (backward, _) = loss.log_tails(u)
     return forward, backward
 

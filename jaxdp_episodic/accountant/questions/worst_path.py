@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import choose_engine, using_engine
+from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
 from jaxdp_episodic.accountant.methods.question import Answer, Question
@@ -137,7 +138,7 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
         with np.errstate(all="ignore"):
             u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
         inside = np.isfinite(u) & (u > 0) & (count > 0) & ~loss.loses_nothing
-        if "exact" not in loss.methods or not np.any(inside):
+        if not isinstance(loss, Profile) or not np.any(inside):
             continue  # no tails, or all of them
         with np.errstate(all="ignore"):
             tails = loss.kept_in_range().log_tails(np.where(inside, u, 1.0))

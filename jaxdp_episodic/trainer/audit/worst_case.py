@@ -116,12 +116,12 @@ def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
     if step.neighboring_relation == "zero_out" or is_allocated:
         return worst_case(step, path)
     loss = dominating_pair(step).map(lambda field: np.float64(_at(field, path)))
-    moves = loss.moves()
+    pair = loss.mixture()
     table = _table(
-        float(loss.outer_rate), moves.weight, moves.with_unit, moves.without_unit
-    )._replace(mirror=moves.turn, is_mirrored=loss.is_symmetric)
-    if moves.draws is not None:
-        number, weight = _binomial(*moves.draws)
+        float(loss.outer_rate), pair.weight, pair.with_unit, pair.without_unit
+    )._replace(mirror=pair.threshold, is_mirrored=loss.is_symmetric)
+    if pair.draws is not None:
+        number, weight = _binomial(*pair.draws)
         number, weight = number[number > 0], weight[number > 0]
         if len(number):
             weight = weight / weight.sum()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses
 
 # Spacings from the center beyond which numbers of points are not told apart.
@@ -18,46 +18,43 @@ _FURTHEST = 2.0**40
 _SPLIT_ERROR = 4e-15
 
 
-def best_center(loss: PrivacyLoss, tilt: float, sign: int) -> float | None:
+def best_center(loss: Profile, tilt: float, sign: int) -> float | None:
     """The forward loss of the heaviest atom of one direction, tilted; or None.
 
     It is put on the lattice, where the upper and lower distribution are exact.
     """
-    found = loss.values()
-    if found is None:
+    if not isinstance(loss, FiniteValues):
         return None
-    losses, log_masses = found
+    losses, log_masses = loss.values()
     # backward the masses are those of the other distribution, and losses change their
     # sign
     weight = log_masses + (tilt if sign > 0 else -1 - tilt) * losses
     return float(losses[int(np.argmax(weight))])
 
 
-def grid_beside(loss: PrivacyLoss, center: float, spacing: float) -> np.ndarray | None:
+def grid_beside(loss: Profile, center: float, spacing: float) -> np.ndarray | None:
     """Numbers j of the grid points ``center + j spacing`` on either side of every atom.
 
     None where the losses are not finitely many, none where they are too far away.
     """
-    found = loss.values()
-    if found is None:
+    if not isinstance(loss, FiniteValues):
         return None
-    below = np.floor((found[0] - center) / spacing)
+    below = np.floor((loss.values()[0] - center) / spacing)
     if np.abs(below).max() > _FURTHEST:
         return np.empty(0)
     return np.unique(np.concatenate([below, below + 1, [-1.0, 0.0, 1.0]]))
 
 
 def bin_masses_of_atoms(
-    points: np.ndarray, loss: PrivacyLoss, sign: int
+    points: np.ndarray, loss: Profile, sign: int
 ) -> BinMasses | None:
     """`lattice.bin_masses` of one direction; None where losses are not finitely many.
 
     An atom at a point is in the bin that begins there.
     """
-    found = loss.values()
-    if found is None:
+    if not isinstance(loss, FiniteValues):
         return None
-    losses, log_masses = found
+    losses, log_masses = loss.values()
     if sign < 0:
         losses, log_masses = -losses, log_masses - losses
     mass = np.exp(log_masses)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.certified.coarse import CoarseLoss
 from jaxdp_episodic.accountant.methods.certified.lattice import Tails
 from jaxdp_episodic.accountant.methods.certified.window import (
@@ -24,7 +24,7 @@ FIRST_SCALE = 1.2
 class Step(NamedTuple):
     """One step of one setting, with scalar fields, and how often it is taken."""
 
-    loss: PrivacyLoss
+    loss: Profile
     count: float
 
 

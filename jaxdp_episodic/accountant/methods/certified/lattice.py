@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.numerics.loops import Array
 
@@ -39,7 +39,7 @@ _ARITHMETIC_ERROR = 2e-15
 # Rounding of the point where a loss is reached, relative to it: two units of 2^-52 for
 # each of some four operations.
 _LOSS_ROUNDING = 2e-15
-# Nats up to which `PrivacyLoss.profile_error` covers that rounding.
+# Nats up to which `Profile.profile_error` covers that rounding.
 _LARGE_LOSS = 128.0
 # Logarithms of a profile, and of G, below which they count as 0: `bin_masses` has
 # differences and quotients of them, which would leave the range of float64.
@@ -111,7 +111,7 @@ class BinMasses(NamedTuple):
 
 
 def evaluate_tails(
-    losses: Sequence[PrivacyLoss], points: Sequence[np.ndarray]
+    losses: Sequence[Profile], points: Sequence[np.ndarray]
 ) -> list[tuple[Tails, Tails]]:
     """Evaluates the profiles of many steps of one mechanism, each at its own losses.
 
@@ -125,7 +125,7 @@ def evaluate_tails(
     lengths = [len(p) for p in points]
     flat = np.abs(np.concatenate(points))
     every = type(losses[0]).stack(list(losses)).map(lambda f: np.repeat(f, lengths))
-    least = every.smallest_loss()
+    least = _least_loss(every)
     displaced = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
     displaced = displaced + loss_rounding(flat)
     u = np.maximum(flat, least)
@@ -144,7 +144,7 @@ def evaluate_tails(
     ]
 
 
-def displacement(loss: PrivacyLoss) -> float:
+def displacement(loss: Profile) -> float:
     """Bound of how far computed losses are from the true ones, in nats.
 
     But for `loss_rounding`. A distribution whose losses in ``(-least, least)`` are put
@@ -152,7 +152,13 @@ def displacement(loss: PrivacyLoss) -> float:
     those of points nearby.
     """
     furthest = loss.tail_displacement(np.float64(np.inf))
-    return float(2 * loss.smallest_loss() + furthest)
+    return float(2 * _least_loss(loss) + furthest)
+
+
+def _least_loss(loss: Profile) -> np.ndarray:
+    """Losses below it, in size, are taken for 0."""
+    hints = loss.hints()
+    return 1e-14 * np.maximum(hints.rate * np.minimum(hints.shift, 1.0), 1e-60)
 
 
 def loss_rounding(u: np.ndarray | float) -> np.ndarray:
@@ -185,7 +191,7 @@ def displacement_error(displaced: np.ndarray) -> np.ndarray:
     return 2 * np.expm1(np.minimum(displaced, 700.0))
 
 
-def _tails_kernel(u: Array, loss: PrivacyLoss) -> tuple[Array, Array, Array, Array]:
+def _tails_kernel(u: Array, loss: Profile) -> tuple[Array, Array, Array, Array]:
     forward, backward = loss.log_tails(u)
     return *forward, *backward
 

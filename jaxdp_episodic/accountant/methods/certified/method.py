@@ -237,7 +237,7 @@ def _steps_of(run: Run) -> list[tuple[Step, ...]]:
         if np.any(count != np.rint(count)):
             raise ValueError("counts must be whole numbers")
         for i in np.flatnonzero(~loss.loses_nothing & (count > 0)).tolist():
-            one = loss.map(lambda field, i=i: field[i])
+            one: Any = loss.map(lambda field, i=i: field[i])
             which = type(one), *(float(field) for field in one.fields)
             before = rows[i][which].count if which in rows[i] else 0.0
             rows[i][which] = Step(one, before + float(count[i]))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.losses.protocols import BoundingPair, FiniteValues
 from jaxdp_episodic.accountant.methods.certified import atoms, lower, window
 from jaxdp_episodic.accountant.methods.certified import grid as loss_grid
 from jaxdp_episodic.accountant.methods.certified import lattice as loss_lattice
@@ -119,8 +120,12 @@ def lay_grids(settings: list[Setting]) -> None:
             for plan in s.plans
             if not plan.only_bound
         )
-        grain = max(float(step.loss.grain()) for step in s.steps)
-        least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing, grain)
+        finest = [
+            float(step.loss.least_spacing())
+            for step in s.steps
+            if isinstance(step.loss, BoundingPair)
+        ]
+        least = max(least * 1.001 / (s.most_cells - 16), s.least_spacing, *finest)
         s.last_attempt = s.spacing <= least
         s.spacing = max(s.spacing, least, 1e-12 * max(abs(c) for c in s.centers))
     _center_peaks(settings)
@@ -135,7 +140,7 @@ def lay_grids(settings: list[Setting]) -> None:
     able = [s for s in settings if not s.out_of_memory]
     points = [
         [
-            np.empty(0) if step.loss.values() else p
+            np.empty(0) if isinstance(step.loss, FiniteValues) else p
             for step, p in zip(s.steps, s.points, strict=True)
         ]
         for s in able
@@ -210,7 +215,7 @@ def _center_peaks(settings: list[Setting]) -> None:
         evaluated = _evaluate(settings, points)
         for s, grids, tails in zip(settings, points, evaluated, strict=True):
             for k, (grid, (own, other)) in enumerate(zip(grids, tails, strict=True)):
-                if s.steps[k].loss.values():
+                if isinstance(s.steps[k].loss, FiniteValues):
                     continue  # an atom is its center
                 bins = loss_lattice.bin_masses(grid, own, other)
                 mass, loss = loss_lattice.merged_losses(grid, bins)

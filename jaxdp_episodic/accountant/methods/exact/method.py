@@ -7,10 +7,13 @@ profile, the hockey-stick divergence as a function of epsilon, is the answer.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import choose_engine, using_engine
 from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS, ROUNDING
+from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
 from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.closed_form import (
@@ -69,7 +72,8 @@ def _answer(question: Question, run: Run, certify: bool) -> Answer:
     engine = choose_engine(question.target.size, BREAK_EVEN)
     with using_engine(engine):
         for loss in run.losses:
-            loss.prepare()
+            if isinstance(loss, Tabulated):
+                loss.prepare()
     no_loss = run.loses_nothing
     value = np.where(no_loss, question.nothing, question.everything)
     # Where there is some noise, but too little to compute with, inf is a bound.
@@ -185,7 +189,7 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
 
 
 def _has_certified_ends(run: Run) -> bool:
-    return all("pld" in loss.methods for loss in run.losses)
+    return all(isinstance(loss, Profile) for loss in run.losses)
 
 
 def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
@@ -195,7 +199,7 @@ def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
     """
     largest = np.zeros(run.num_steps.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        if loss.is_estimate:
+        if isinstance(loss, Tabulated):
             error = loss.profile_error()
             if epsilon is not None:
                 here = np.where(np.isfinite(epsilon), epsilon, 1.0)
@@ -242,7 +246,7 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
     total = np.zeros(epsilon.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         # Of a density only large losses are rounded by more than the profile is.
-        moved = loss_rounding(epsilon)
+        loss, moved = cast(Profile, loss), loss_rounding(epsilon)
         counts = (moved > 0) | loss.may_have_atoms
         here = np.flatnonzero((count > 0) & counts)
         if not here.size:
@@ -257,7 +261,7 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
 
 
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
-    """The run without terms of negligible delta; see `PrivacyLoss.truncated`.
+    """The run without terms of negligible delta; see `Nodes.truncated`.
 
     And without mechanisms that have no nodes: where such a step is taken there are too
     many terms, and elsewhere, as on another path, it must not be asked for any.
@@ -266,11 +270,13 @@ def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]
     too_many = np.zeros(goal.shape, bool)
     losses, counts = [], []
     for loss, count in zip(run.losses, run.counts, strict=True):
+        if not isinstance(loss, Nodes):
+            too_many |= count > 0
+            continue
         kept, added, many = loss.truncated(goal, count)
         log_added, too_many = np.logaddexp(log_added, added), too_many | many
-        if loss.has_nodes:
-            losses.append(kept)
-            counts.append(count)
+        losses.append(kept)
+        counts.append(count)
     return Run(tuple(losses), tuple(counts)), log_added, too_many
 
 

@@ -97,9 +97,9 @@ def steps_of(
         at(both, 1),
         group.count,
         group.loss.outer_rate,
-        sign * group.loss.spike(),
+        sign * group.loss.bulk_loss(),
         group.loss.gaussian_shift(),
-        group.loss.spread(),
+        group.loss.bulk_width(),
         atoms,
     )
 

@@ -6,9 +6,12 @@ costs next to nothing.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import engine_name
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.methods.run import Run
 
 # Nats of log(delta) between the epsilon that a contour is laid for and the answer above
@@ -82,7 +85,7 @@ def shared_lengths(
     """
     terms = np.ones(index.shape)
     for loss in run.losses:
-        number = loss.num_terms
+        number = cast(Nodes, loss).num_terms
         one = number.size == 1
         number = np.broadcast_to(number, index.shape) if one else number[index]
         terms = np.maximum(terms, number)

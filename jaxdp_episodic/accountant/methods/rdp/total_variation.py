@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxdp_episodic.accountant.losses.protocols import BoundingPair, Profile
 from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.single_step import delta_of_profile
@@ -61,7 +62,7 @@ def _log_total_variation(run: Run) -> np.ndarray:
     log_same = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         one = np.zeros(run.shape)
-        if "exact" in loss.methods:
+        if isinstance(loss, Profile) and not isinstance(loss, BoundingPair):
             one = delta_of_profile(np.zeros(run.shape), loss.kept_in_range())
         taken = (count > 0) & ~loss.loses_nothing
         with np.errstate(divide="ignore"):

@@ -21,15 +21,15 @@ LOSSES = {
 }
 
 
-def stick(moves, g, factor=1.0):
+def stick(pair, g, factor=1.0):
     """``H_g`` of the table, all means multiplied; a sum on a fine grid."""
     x = np.linspace(-12.0, 18.0, 300_001)
 
     def density(means):
-        parts = zip(moves.weight, means, strict=True)
+        parts = zip(pair.weight, means, strict=True)
         return sum(w * stats.norm.pdf(x, factor * m) for w, m in parts)
 
-    excess = density(moves.with_unit) - g * density(moves.without_unit)
+    excess = density(pair.with_unit) - g * density(pair.without_unit)
     return np.trapezoid(np.maximum(excess, 0.0), x)
 
 
@@ -37,15 +37,15 @@ def stick(moves, g, factor=1.0):
 @pytest.mark.parametrize("name", LOSSES)
 def test_tables_have_the_profiles(name, u):
     loss = LOSSES[name].map(np.float64)
-    moves = loss.moves()
-    assert sum(moves.weight) == pytest.approx(1.0, abs=1e-15)
+    pair = loss.mixture()
+    assert sum(pair.weight) == pytest.approx(1.0, abs=1e-15)
     sums = {1: 1.0}
-    if moves.draws is not None:
-        number, rate = moves.draws
+    if pair.draws is not None:
+        number, rate = pair.draws
         several = np.arange(1, number + 1)
         chance = stats.binom.pmf(several, number, rate)
         sums = dict(zip(several, chance / chance.sum(), strict=True))
-    found = sum(w * stick(moves, np.exp(u), k) for k, w in sums.items())
+    found = sum(w * stick(pair, np.exp(u), k) for k, w in sums.items())
     with np.errstate(all="ignore"):
         (profile, _), _ = loss.log_tails(np.float64(u))
     # The grid's spacing is 1e-4, and where the excess ends it has a kink.
@@ -56,4 +56,4 @@ def test_what_has_no_table_says_so():
     with pytest.raises(
         NotImplementedError, match="LaplaceLoss has no table to draw from"
     ):
-        LaplaceLoss(1.0, 1.0, 1.0).moves()
+        LaplaceLoss(1.0, 1.0, 1.0).mixture()

@@ -1,0 +1,94 @@
+"""A method answers a mechanism that has what it asks for, and refuses others."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints
+from jaxdp_episodic.accountant.losses.protocols import Moments, Nodes, Profile
+from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
+from jaxdp_episodic.accountant.methods.exact.method import exact_answer
+from jaxdp_episodic.accountant.methods.question import EpsilonAt
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.methods.run import Run
+
+METHODS = ("rdp", "exact", "pld")
+
+
+@dataclass(frozen=True)
+class ProfileAlone(Profile):
+    """The Gaussian mechanism, by its profile."""
+
+    shift: np.ndarray
+
+    def hints(self):
+        return Hints.unsampled(self.shift)
+
+    def log_tails(self, u):
+        tails = gaussian_tails(self.shift, u)
+        return tails, tails
+
+
+@dataclass(frozen=True)
+class MomentsAlone(Moments):
+    """The same, by its moments."""
+
+    shift: np.ndarray
+
+    def hints(self):
+        return Hints.unsampled(self.shift)
+
+    def log_excess(self, t, rule):
+        one = np.ones_like(t)
+        return SampledGaussianLoss(one, one, self.shift + 0 * t).log_excess(t, rule)
+
+
+class Both(ProfileAlone, MomentsAlone):
+    """Both, but no nodes."""
+
+
+def run_of(kind, *, steps=1.0):
+    return Run((kind(np.ones(1), np.ones(1)),), (np.full(1, steps),))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_lacks_moments_is_refused_by_name(method):
+    with pytest.raises(
+        NotImplementedError, match=f"ProfileAlone lacks Moments.*{method}"
+    ):
+        run_of(ProfileAlone).refuse(method)
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_what_has_moments_alone_is_refused_by_name(method):
+    run_of(MomentsAlone).refuse("rdp")
+    with pytest.raises(NotImplementedError, match="MomentsAlone is known by its Rényi"):
+        run_of(MomentsAlone).refuse(method)
+
+
+@pytest.mark.parametrize("lacking", [Profile, Moments, Nodes])
+def test_a_protocol_without_its_method_is_no_mechanism(lacking):
+    with pytest.raises(TypeError, match="abstract"):
+        lacking(np.ones(1))
+
+
+def test_profile_and_moments_are_enough():
+    """Several steps without nodes are answered by the certified upper end."""
+    question = EpsilonAt(np.full(1, np.log(1e-6)))
+    run, known = run_of(Both, steps=5.0), run_of(_always_sampled, steps=5.0)
+    for method in METHODS:
+        run.refuse(method)
+    exact = exact_answer(question, known)
+    found = exact_answer(question, run)
+    assert not exact.is_certified.any() and found.is_certified.all()
+    low, high = pld_bounds(question, run)
+    assert low <= exact.value <= high == found.value
+    assert high - low < 1.1e-4 * high  # what is aimed for is 1e-4
+    assert rdp_bound(question, run)[0] == rdp_bound(question, known)[0]
+
+
+def _always_sampled(rate, shift):
+    return SampledGaussianLoss(rate, np.ones(1), shift)

@@ -21,12 +21,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from provenance import provenance
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.exact.solver import ContourSolver
 from jaxdp_episodic.accountant.methods.question import DeltaAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
@@ -170,7 +171,7 @@ def _backward(step: jde.GaussianStep, case: Case, epsilon: float) -> float:
     """Exact delta of the direction that is never the larger one here."""
     run = run_of(step, np.asarray(case.num_steps)).flattened((1,))
     if len(case.epochs) == 1:
-        loss = run.losses[0].map(lambda field: field[0])
+        loss = cast(Profile, run.losses[0].map(lambda field: field[0]))
         return float(np.exp(loss.log_tails(np.asarray([epsilon]))[1][0][0]))
     question = DeltaAt(np.asarray([epsilon]))
     bound, order = rdp_bound(question, run)

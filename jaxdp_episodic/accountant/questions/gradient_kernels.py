@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant._engine import compiled, jitted, on_jax, using_engine
 from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES
-from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile
+from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact import contour as contours
 from jaxdp_episodic.accountant.methods.exact import integral

@@ -39,30 +39,25 @@ _MOST_ROWS = 256
 _UNIT = 2.0**-24
 
 
-def on_grid(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array]:
-    """Returns a clipped contribution in whole grid steps, if its norm is <= `GRID`.
+def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
+    """Returns a clipped contribution in whole grid steps, of an l2-norm <= `GRID`.
 
-    Rounding to the nearest may lengthen a vector by half the diagonal of a cell, so it
-    is shortened by as much before. One that is too long all the same, which clipping
-    rules out, is not to be added: the bound holds for the whole numbers, whatever
-    float32 did to the contribution.
+    Rounding to the nearest may lengthen a vector by half the diagonal of a cell, and
+    clipping leave it longer than the clip norm by the rounding of its norm: it is
+    shortened by as much before. So the bound needs no look at the whole numbers, if
+    clipping saw the very numbers that are rounded here.
 
     Args:
-      contribution: pytree of float32, or float64, of norm <= C.
-      l2_clip_norm: C > 0, scalar.
+      contribution: pytree of float32, or float64, of `clip_by_norm`.
+      l2_clip_norm: C in [1e-18, 1e18], as it was clipped to.
 
     Returns:
-      ``(whole, fits)``: pytree of the same type, whole numbers where ``fits``, a bool:
-      whether they are, and the l2-norm of them all is at most `GRID`.
+      Pytree of the same type, whole numbers.
     """
-    leaves, structure = jax.tree.flatten(contribution)
-    sizes = [leaf.size for leaf in leaves]
+    sizes = [leaf.size for leaf in jax.tree.leaves(contribution)]
     # In the range of float32, as the clip norm is not near its ends.
     scale = steps_in_norm(*sizes) / l2_clip_norm
-    whole = [jnp.round(leaf * scale) for leaf in leaves]
-    # False for NaN too: nothing is cast that has no integer.
-    fits = sum_of_squares(whole) <= GRID**2 * _shortened(sizes)
-    return jax.tree.unflatten(structure, whole), fits
+    return jax.tree.map(lambda leaf: jnp.round(leaf * scale), contribution)
 
 
 def sum_of_squares(leaves: Sequence[Array]) -> Array:
@@ -106,8 +101,8 @@ def steps_in_norm(*sizes: int) -> float:
     Raises:
       ValueError: so many entries that rounding takes half of the clip norm.
     """
-    # Half the diagonal of a cell, and a little for float32.
-    steps = GRID * _shortened(sizes) - 0.51 * math.sqrt(sum(sizes))
+    # A norm is off by half as much as its square; then half the diagonal of a cell.
+    steps = GRID * math.sqrt(_shortened(sizes)) - 0.5 * math.sqrt(sum(sizes))
     if steps < GRID / 2:
         raise ValueError(
             f"noise='discrete' takes up to about 10^9 parameters, got {sum(sizes):,}"

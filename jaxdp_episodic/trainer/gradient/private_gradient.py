@@ -259,7 +259,7 @@ def _summer(
     def share(params: Any, totals: Totals, block: Any, clip: Array) -> Totals:
         """What one device adds: its rows of the block."""
         # Each device's own copy, or gradients would be summed over devices unclipped.
-        params = jax.lax.pcast(params, _AXIS, to="varying")
+        params, clip = jax.lax.pcast((params, clip), _AXIS, to="varying")
         rows = len(block.unit_mask)
         at_once = min(units_at_once, rows)
         sum_dtype = jnp.int32 if is_discrete else training_dtype(params)

@@ -1,11 +1,10 @@
 """The hardened noise: contributions on an integer grid, discrete Gaussian noise.
 
-A clipped contribution is rounded to whole grid steps, `GRID` of them to the clip norm.
-The norm of what is then added is checked, by more than the check may be rounded; the
-sum is one of whole numbers, and the noise is exactly discrete Gaussian: nothing that is
-released depends on how floating-point numbers were rounded, and there is no number that
-only one of two neighbours can give. What it costs is that of Gaussian noise of the same
-multiplier, by `covering_variance`.
+A clipped contribution is rounded to whole grid steps, `GRID` of them to the clip norm,
+and shortened before by as much as all roundings may lengthen it. The sum is one of
+whole numbers, and the noise is exactly discrete Gaussian: no contribution depends on how
+others were rounded, and there is no number that only one of two neighbours can give.
+What it costs is that of Gaussian noise of the same multiplier, by `covering_variance`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def on_grid(contribution: Any, l2_clip_norm: Array) -> Any:
     Rounding to the nearest may lengthen a vector by half the diagonal of a cell, and
     clipping leave it longer than the clip norm by the rounding of its norm: it is
     shortened by as much before. So the bound needs no look at the whole numbers, if
-    clipping saw the very numbers that are rounded here.
+    clipping saw the very numbers that are rounded here: docs/proofs.md.
 
     Args:
       contribution: pytree of float32, or float64, of `clip_by_norm`.
@@ -126,12 +125,11 @@ def _rows(flat: Array, longest: int) -> list[Array]:
 
 
 def _shortened(sizes: Sequence[int]) -> float:
-    """Factor of norms that allows for the rounding of a sum of squares.
+    """Factor that a sum of squares is within, up or down, of the exact one.
 
     In whatever order, a number passes as many additions as there are numbers beside
     it in its row, at most; then one for each time that the rows' sums are halved. Each,
-    and its square, is off by one unit, up or down: so the sum is within this factor,
-    and what is shortened by it is not taken for too long.
+    and its square, is off by one unit, up or down: so the sum is within this factor.
     """
     longest = _longest_row(sizes)
     # Rows are no shorter than a quarter, but for two of each leaf.

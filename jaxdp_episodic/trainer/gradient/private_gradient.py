@@ -259,7 +259,7 @@ def _summer(
     def share(params: Any, totals: Totals, block: Any, clip: Array) -> Totals:
         """What one device adds: its rows of the block."""
         # Each device's own copy, or gradients would be summed over devices unclipped.
-        params, clip = jax.lax.pcast((params, clip), _AXIS, to="varying")
+        params, bound = jax.lax.pcast((params, clip), _AXIS, to="varying")
         rows = len(block.unit_mask)
         at_once = min(units_at_once, rows)
         sum_dtype = jnp.int32 if is_discrete else training_dtype(params)
@@ -271,7 +271,7 @@ def _summer(
         def add(i: Array, sums: Totals) -> Totals:
             if at_once == 1:
                 unit = jax.tree.map(lambda a: a[i], block)
-                return with_unit(params, sums, unit, clip)
+                return with_unit(params, sums, unit, bound)
             # The last slice is moved back to fit; what it repeats is masked.
             first = jnp.minimum(i * at_once, rows - at_once)
             units = jax.tree.map(
@@ -283,7 +283,7 @@ def _summer(
             mask = jnp.where(fresh, mask, jnp.zeros_like(mask))
             units = units._replace(unit_mask=mask)
             each = jax.vmap(with_unit, in_axes=(None, None, 0, None))
-            new = each(params, start, units, clip)
+            new = each(params, start, units, bound)
             return jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), sums, new)
 
         # A dynamic number of trips: rows behind the last unit cost nothing.

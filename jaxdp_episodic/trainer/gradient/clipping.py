@@ -12,7 +12,7 @@ from jaxdp_episodic.trainer.gradient.discrete_noise import sum_of_squares
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 
 # Float32 sums of squares over 10^8 numbers are good to about 1e-6, and what is made of
-# them to 3e-6 (46 units at worst: docs/proofs.md): contributions are clipped to a little
+# them to 3e-6 (46 units at worst: docs/proofs.md): contributions are clipped to a bit
 # less than the clip norm, so that rounding cannot exceed it. For the worst that a sum
 # may be rounded discrete noise has room of its own.
 _MARGIN = 1e-5

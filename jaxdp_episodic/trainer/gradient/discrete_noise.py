@@ -2,9 +2,10 @@
 
 A clipped contribution is rounded to whole grid steps, `GRID` of them to the clip norm,
 and shortened before by as much as all roundings may lengthen it. The sum is one of
-whole numbers, and the noise is exactly discrete Gaussian: no contribution depends on how
-others were rounded, and there is no number that only one of two neighbours can give.
-What it costs is that of Gaussian noise of the same multiplier, by `covering_variance`.
+whole numbers, and the noise is exactly discrete Gaussian: no contribution depends
+on how others were rounded, and there is no number that only one of two
+neighbours can give. What it costs is that of Gaussian noise of the same
+multiplier, by `covering_variance`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ _UNCLIPPED = Edit(
     "_summer",
     _CLIP,
     "_, norm, finite = clip_by_norm(contribution, clip)\n"
-    "        clipped = contribution",
+    "            clipped = contribution",
 )
 _ADDED = "return jax.tree.map(jnp.add, totals, added)"
 _CLIPPED_SUM = Edit(

@@ -11,8 +11,10 @@ from jax import Array
 from jaxdp_episodic.trainer.gradient.discrete_noise import sum_of_squares
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 
-# Float32 sums of squares over 10^8 numbers are good to about 1e-6: contributions are
-# clipped to a little less than the clip norm, so that rounding cannot exceed it.
+# Float32 sums of squares over 10^8 numbers are good to about 1e-6, and what is made of
+# them to 3e-6 (46 units at worst: docs/proofs.md): contributions are clipped to a bit
+# less than the clip norm, so that rounding cannot exceed it. For the worst that a sum
+# may be rounded discrete noise has room of its own.
 _MARGIN = 1e-5
 # Least and largest scale of a contribution's numbers: normal ones of its type, as are
 # their reciprocals.
@@ -58,10 +60,10 @@ def _measured(leaves: list[Array]) -> tuple[Array, Array, Array]:
         # the largest first. The scale and its reciprocal must be normal numbers:
         # processors may take subnormal ones for zero.
         each = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]
-        largest = jnp.max(jnp.stack(each))  # NaN if there is one
+        largest = jnp.max(jnp.stack(each))
         scale = jnp.clip(largest, *_SCALES[squares.dtype.name])
-        relative = sum_of_squares([x / scale for x in leaves])
-        return scale, jnp.sqrt(relative), jnp.isfinite(largest)
+        root = jnp.sqrt(sum_of_squares([x / scale for x in leaves]))
+        return scale, root, jnp.isfinite(root)
 
     # Rarely scaled, which takes two more passes over all numbers.
     is_plain = (squares > _SMALL[squares.dtype.name]) & jnp.isfinite(squares)

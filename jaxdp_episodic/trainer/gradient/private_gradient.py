@@ -231,68 +231,61 @@ def _summer(
 ) -> Callable[..., Totals]:
     """Adds the clipped contributions of a block to the totals."""
 
-    def one_unit(params: Any, unit: Any, clip: Array) -> tuple[Array, Totals]:
-        """Whether a contribution is to be added, and what is."""
+    def with_unit(params: Any, sums: Totals, unit: Any, clip: Array) -> Totals:
+        """The sums with what a unit adds: nothing where it was not drawn."""
         dtype = training_dtype(params)
         unit = as_trained(unit, dtype)
         value, contribution = jax.value_and_grad(loss)(params, unit)
-        clipped, norm, finite = clip_by_norm(contribution, clip)
-        counts = drawn = unit.unit_mask > 0
-        if is_discrete:
-            clipped, fits = discrete_noise.on_grid(clipped, clip)
-            counts = drawn & fits
-        used = drawn.astype(dtype)
-        return counts, Totals(
-            clipped,
-            jnp.where(drawn & jnp.isfinite(value), value, 0.0).astype(dtype),
-            norm * used,
-            jnp.where(norm > clip, used, 0.0),
-            jnp.where(finite, 0.0, used),
-            used,
-        )
 
-    def masked(params: Any, unit: Any, clip: Array) -> Totals:
-        counts, new = one_unit(params, unit, clip)
-        gradient = jax.tree.map(lambda x: jnp.where(counts, x, 0.0), new.gradient)
-        return new._replace(gradient=gradient)
+        def added(sums: Totals, contribution: Any) -> Totals:
+            clipped, norm, finite = clip_by_norm(contribution, clip)
+            if is_discrete:
+                clipped = discrete_noise.on_grid(clipped, clip)
+            new = Totals(
+                clipped,
+                jnp.where(jnp.isfinite(value), value, 0.0),
+                norm,
+                norm > clip,
+                ~finite,
+                jnp.ones((), dtype),
+            )
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, new)
 
-    def several(params: Any, units: Any, clip: Array) -> Totals:
-        each = jax.vmap(masked, in_axes=(None, 0, None))(params, units, clip)
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), each)
+        # A branch has its operands in memory: the norm is that of the numbers that are
+        # added, which are not computed again, perhaps with other roundings.
+        drawn = unit.unit_mask > 0
+        return jax.lax.cond(drawn, added, lambda sums, _: sums, sums, contribution)
 
     def share(params: Any, totals: Totals, block: Any, clip: Array) -> Totals:
         """What one device adds: its rows of the block."""
         # Each device's own copy, or gradients would be summed over devices unclipped.
-        params = jax.lax.pcast(params, _AXIS, to="varying")
+        params, bound = jax.lax.pcast((params, clip), _AXIS, to="varying")
         rows = len(block.unit_mask)
         at_once = min(units_at_once, rows)
         sum_dtype = jnp.int32 if is_discrete else training_dtype(params)
         places = jnp.arange(1, rows + 1, dtype=jnp.int32)
         last = jnp.max(jnp.where(block.unit_mask > 0, places, 0))
 
+        start = jax.lax.pcast(_nothing(params, sum_dtype, jnp), _AXIS, to="varying")
+
         def add(i: Array, sums: Totals) -> Totals:
             if at_once == 1:
                 unit = jax.tree.map(lambda a: a[i], block)
-                counts, new = one_unit(params, unit, clip)
-                # A branch has its numbers in memory: what is added is what was checked,
-                # and not computed again, perhaps with other roundings.
-                gradient = jax.lax.cond(
-                    counts, _plus, lambda sums, _: sums, sums.gradient, new.gradient
-                )
-                return _plus(sums, new)._replace(gradient=gradient)
+                return with_unit(params, sums, unit, bound)
             # The last slice is moved back to fit; what it repeats is masked.
-            start = jnp.minimum(i * at_once, rows - at_once)
+            first = jnp.minimum(i * at_once, rows - at_once)
             units = jax.tree.map(
-                lambda a: jax.lax.dynamic_slice_in_dim(a, start, at_once), block
+                lambda a: jax.lax.dynamic_slice_in_dim(a, first, at_once), block
             )
             slots = jnp.arange(at_once, dtype=jnp.int32)
-            fresh = start + slots >= i * at_once
+            fresh = first + slots >= i * at_once
             mask = units.unit_mask
             mask = jnp.where(fresh, mask, jnp.zeros_like(mask))
             units = units._replace(unit_mask=mask)
-            return _plus(sums, several(params, units, clip))
+            each = jax.vmap(with_unit, in_axes=(None, None, 0, None))
+            new = each(params, start, units, bound)
+            return jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), sums, new)
 
-        start = jax.lax.pcast(_nothing(params, sum_dtype, jnp), _AXIS, to="varying")
         # A dynamic number of trips: rows behind the last unit cost nothing.
         mine = jax.lax.fori_loop(0, -(-last // at_once), add, start)
         added = jax.lax.psum(mine, _AXIS)
@@ -307,11 +300,6 @@ def _summer(
         in_specs=(everywhere, everywhere, by_row, everywhere),
         out_specs=everywhere,
     )
-
-
-def _plus(sums: Any, new: Any) -> Any:
-    """The sums in their type with what is added, whole numbers perhaps."""
-    return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, new)
 
 
 def _no_totals(params: Any, is_discrete: bool) -> Totals:

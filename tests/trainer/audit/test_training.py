@@ -187,7 +187,7 @@ def test_steps_with_discrete_noise_of_one_clip_norm_are_found_out(monkeypatch):
 def test_steps_of_a_faulty_trainer_are_found_out(training, fault, monkeypatch):
     noise = 1.5 if training is few_shot else 1.0
     faulty = training(noise=noise, make_trainer=fault(monkeypatch))
-    # What is too long for the grid of discrete noise would be zero.
+    # Without clipping, whole numbers may be too large for their 32 bits.
     faulty = dataclasses.replace(faulty, noise="gaussian")
     # Half of the noise of few-shot episodes takes more steps to be sure of.
     number = 4_000 if training is few_shot else 1_500

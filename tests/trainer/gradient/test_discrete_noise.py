@@ -17,26 +17,19 @@ from jaxdp_episodic.accountant.numerics.discrete_gaussian import (
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.draw.generators import generator
-from jaxdp_episodic.trainer.gradient import discrete_noise
+from jaxdp_episodic.trainer.gradient import clipping, discrete_noise, private_gradient
 from jaxdp_episodic.trainer.gradient.discrete_noise import (
     GRID,
     MOST_ROWS,
     MOST_UNITS,
-    on_grid,
     steps_in_norm,
 )
+from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.run.description import RunMismatchError
 from training_runs import KEY, assert_same, noised, plain_trainer, trainer
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@jax.jit
-def added(contribution, clip):
-    """What a step adds to its sum."""
-    numbers, fits = on_grid(contribution, clip)
-    return jax.tree.map(lambda x: jnp.where(fits, x, 0.0).astype(jnp.int32), numbers)
 
 
 class Rows(NamedTuple):
@@ -53,9 +46,24 @@ def rows(data):
     return Rows(np.asarray(data, np.float32), np.ones(len(data), np.float32))
 
 
-def whole(tree):
-    leaves = [np.asarray(leaf, np.int64) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate([leaf.ravel() for leaf in leaves])
+def leaves_loss(params, unit):
+    """Its gradient is the row itself, here of several arrays."""
+    return jnp.sum(jnp.stack(list(map(jnp.vdot, params, unit.data))))
+
+
+def added(contribution, clip=1.0, loss=leaves_loss):
+    """What a compiled step adds to its sum: whole numbers, int64."""
+    block = Rows([leaf[None] for leaf in contribution], np.ones(1, np.float32))
+    params = [np.zeros(leaf.shape, leaf.dtype) for leaf in contribution]
+    clip = np.asarray(clip, training_dtype(params))
+    total = PrivateGradient(loss)._sum(params, [block], clip).gradient
+    return np.concatenate(discrete_noise.whole_sum(total))
+
+
+def squares(numbers):
+    """The sum of their squares, in whole numbers of Python."""
+    values, counts = np.unique(numbers, return_counts=True)
+    return sum(int(v) ** 2 * int(n) for v, n in zip(values, counts, strict=True))
 
 
 def released(blocks, *, entries, key=KEY, noise=1.0, clip=1.0, normalizer=1.0):
@@ -80,49 +88,163 @@ def test_contributions_are_on_the_grid_and_within_it(entries, clip):
     rng = np.random.default_rng(entries)
     vector = rng.normal(size=entries)
     vector = (vector / np.linalg.norm(vector)).astype(np.float32)
-    numbers = whole(added([vector * np.float32(clip)], jnp.float32(clip)))
-    assert 0 < (numbers**2).sum() <= GRID**2
+    numbers = added([vector * np.float32(clip)], clip)
+    assert 0 < squares(numbers) <= GRID**2
     back = numbers / steps_in_norm(entries)
-    assert np.abs(back - vector).max() <= 0.51 / steps_in_norm(entries)
+    clipped = vector * (1 - clipping._MARGIN)
+    assert np.abs(back - clipped).max() <= 0.51 / steps_in_norm(entries)
 
 
-def test_rounding_all_entries_up_stays_within_the_grid():
-    """Every entry is just above a half, the worst case for the norm."""
-    entries = 1_000_000
+def rounded_up(entries, steps, dtype: Any = np.float32):
+    """As long as is not clipped, each entry just above a half step: the worst case."""
+    mean_square = (steps * (1 - 1.1 * clipping._MARGIN)) ** 2 / entries
+    half = 0.5 + 4e-3  # float32 has no more digits of the one that is alone
+    low = math.floor(math.sqrt(mean_square) - half) + half
+    share = (mean_square - low**2) / ((low + 1) ** 2 - low**2)
+    vector = np.full(entries, low)
+    vector[: int(share * entries)] += 1
+    return [(vector / steps).astype(dtype)]
+
+
+SIZES = [1, 2, 4_096, 4_097, 1_000_000]
+
+
+@pytest.mark.parametrize("entries", SIZES)
+def test_rounding_all_entries_up_stays_within_the_grid(entries):
+    """And comes so near to it that no more could be allowed."""
     steps = steps_in_norm(entries)
-    entry = (math.floor(steps / 1_000 - 0.502) + 0.502) / steps
-    vector = [np.full(entries, entry, np.float32)]
-    numbers = whole(added(vector, jnp.float32(1.0)))
-    assert len(set(numbers)) == 1 and numbers[0] == math.ceil(entry * steps)
-    assert (numbers**2).sum() <= GRID**2
+    vector = rounded_up(entries, steps)
+    numbers = added(vector)
+    np.testing.assert_array_less(vector[0] * steps + 0.49, numbers)
+    # Less what the rounding of float32 is allowed, and what the last entry left.
+    assert (0.99975 * GRID - 1) ** 2 < squares(numbers) <= GRID**2
 
 
-@pytest.mark.parametrize(
-    "vector", [[1.1, 0.0], [0.8, 0.8], [np.nan, 0.0], [np.inf, 0.0], [3e38, 3e38]]
-)
-def test_what_is_longer_than_the_clip_norm_becomes_zero(vector):
-    """Clipping rules it out; the bound does not rest on it."""
-    numbers = whole(added([np.array(vector, np.float32)], jnp.float32(1.0)))
-    np.testing.assert_array_equal(numbers, 0)
+def adversarial(entries, dtype: Any = np.float32):
+    """Directions, of norm 1: one entry, all alike, random ones, of many magnitudes."""
+    rng = np.random.default_rng(entries)
+    one = np.zeros(entries)
+    one[entries // 2] = -1.0
+    normal = rng.normal(size=entries)
+    wide = normal * 10.0 ** rng.uniform(-30, 0, size=entries)
+    for vector in (one, np.ones(entries), normal, wide):
+        # The largest first: what is small may vanish where it is squared.
+        scaled = vector / np.abs(vector).max()
+        yield (scaled / np.linalg.norm(scaled)).astype(dtype)
+
+
+@pytest.mark.parametrize("entries", SIZES)
+@pytest.mark.parametrize("clip", [1e-18, 0.3, 1e18])
+def test_nothing_beyond_the_grid_is_added(entries, clip):
+    for direction in adversarial(entries):
+        for norm in (1e-30, clip * (1 - 1e-7), clip, clip * (1 + 1e-7), 1e30, 3e38):
+            numbers = added([direction * np.float32(norm)], clip)
+            assert squares(numbers) <= GRID**2
+            # Nor is what is clipped lost.
+            assert norm < clip * (1 - 1e-7) or squares(numbers) > (0.98 * GRID) ** 2
+    subnormal = np.full(entries, 1e-45, np.float32)
+    assert squares(added([subnormal], clip)) == 0
+
+
+@pytest.mark.parametrize("entries", SIZES)
+@pytest.mark.parametrize("clip", [1e-18, 1.0, 1e18])
+def test_nothing_beyond_the_grid_is_added_in_float64(entries, clip):
+    with jax.enable_x64(True):
+        steps = steps_in_norm(entries)
+        assert squares(added(rounded_up(entries, steps, np.float64))) <= GRID**2
+        for direction in adversarial(entries, np.float64):
+            for norm in (1e-300, clip * (1 + 1e-7), 1e300):
+                numbers = added([direction * norm], clip)
+                assert squares(numbers) <= GRID**2
+                assert norm < clip or squares(numbers) > (0.98 * GRID) ** 2
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("sizes", [(1,), (2, 4_097)])
+def test_what_is_not_finite_becomes_zero(bad, sizes):
+    for rest in (0.0, 0.3, 3e38):
+        vector = [np.full(size, rest, np.float32) for size in sizes]
+        vector[0][-1] = bad
+        np.testing.assert_array_equal(added(vector), 0)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (40_000,), (2**15 * 3 + 7, 5, 70_000)])
-def test_no_vector_beyond_the_grid_is_added(sizes):
-    """On both sides of the limit, by whole numbers of Python; in several leaves."""
+def test_vectors_about_as_long_as_the_clip_norm_are_added_whole(sizes):
+    """On both sides of the limit; in several leaves."""
     rng, entries = np.random.default_rng(sum(sizes)), sum(sizes)
-    steps, kept = steps_in_norm(*sizes), []
     for length in np.linspace(0.99, 1.02, 61):
         vector = rng.normal(size=entries)
-        # In grid steps; the clip norm is not known to be one.
-        vector *= length * GRID / np.linalg.norm(vector) / steps
+        vector *= length / np.linalg.norm(vector)
         parts = np.split(vector.astype(np.float32), np.cumsum(sizes)[:-1])
-        numbers = [int(x) for x in whole(added(parts, jnp.float32(1.0)))]
-        squares = sum(x * x for x in numbers)
-        assert squares <= GRID**2
-        if length * GRID <= steps:
-            assert squares > 0.97 * GRID**2  # nothing that is short enough is lost
-        kept.append(squares > 0)
-    assert any(kept) and not all(kept)
+        assert (0.97 * GRID) ** 2 < squares(added(parts)) <= GRID**2
+
+
+def test_numbers_are_rounded_to_the_nearest():
+    """Halves to the even one, as `numpy.round` does; next to halves, too."""
+    halves = np.arange(-3_000, 3_000, dtype=np.float32) / 2
+    ends = np.array([2**22 - 0.5, 2**22 - 1, 60_000.496], np.float32)
+    for numbers in (halves, ends, -ends):
+        for near in (-np.inf, np.inf):
+            for x in (numbers, np.nextafter(numbers, np.float32(near))):
+                found = jax.jit(discrete_noise._nearest)(x)
+                assert found.dtype == np.int32
+                np.testing.assert_array_equal(found, np.round(x))
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Plants a fault in what is compiled, and keeps nothing of it."""
+    uncached = private_gradient._compiled_sum.__wrapped__
+    monkeypatch.setattr(private_gradient, "_compiled_sum", uncached)
+    return monkeypatch.setattr
+
+
+def test_no_room_for_the_rounding_is_noticed(planted):
+    planted(discrete_noise, "steps_in_norm", lambda *_: GRID)
+    assert squares(added(rounded_up(4_097, GRID))) > GRID**2
+
+
+def test_the_norm_of_other_numbers_is_noticed(planted):
+    """Here of the same with fewer digits."""
+    summed = clipping.sum_of_squares
+
+    def rounded(leaves):
+        return summed([jnp.floor(1024 * leaf) / 1024 for leaf in leaves])
+
+    planted(clipping, "sum_of_squares", rounded)
+    assert squares(added([np.array([1.0007], np.float32)])) > GRID**2
+
+
+def floors_loss(params, unit):
+    """Its gradient ends with an operation that is cheap and easy to find."""
+    return jnp.vdot(params[0], jnp.floor(unit.data[0]))
+
+
+def kernels_with(*operations):
+    """Of a compiled step, those that do one of them each: their text."""
+    params, clip = [np.zeros(8_000, np.float32)], np.float32(1.0)
+    block = Rows([np.ones((2, 8_000), np.float32)], np.ones(2, np.float32))
+    gradient = PrivateGradient(floors_loss)
+    totals = private_gradient._no_totals(params, True)
+    text = gradient._add.lower(params, totals, block, clip).compile().as_text()
+    parts = text.split("\n\n")
+    return [[part for part in parts if f" {name}(" in part] for name in operations]
+
+
+def test_both_passes_read_a_contribution_that_is_computed_once():
+    """Fused with what it is made of, it might be rounded otherwise in each."""
+    (floor,), (rounding,) = kernels_with("floor", "bitcast-convert")
+    assert floor != rounding
+    assert " s32[8000]" in rounding and " add(" in rounding  # all in one pass
+
+
+def test_a_contribution_that_is_computed_twice_is_noticed(planted):
+    def without_branch(drawn, added, otherwise, *operands):
+        return added(*operands)
+
+    planted(jax.lax, "cond", without_branch)
+    floors, (rounding,) = kernels_with("floor", "bitcast-convert")
+    assert len(floors) > 1 or rounding in floors
 
 
 @pytest.mark.parametrize(
@@ -220,7 +342,7 @@ def test_order_and_blocks_change_no_bit():
 
 def test_sums_of_very_many_units_do_not_overflow():
     """Of full blocks, and the halves of a full step's, every unit the same one."""
-    one = int(whole(added([np.array([1.0], np.float32)], jnp.float32(1.0)))[0])
+    one = int(added([np.array([1.0], np.float32)])[0])
     full, blocks = one * MOST_ROWS, MOST_UNITS // MOST_ROWS
     assert one > 0.999 * GRID and full < 2**31
     for sign in (1, -1):

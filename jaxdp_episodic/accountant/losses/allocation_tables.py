@@ -233,7 +233,7 @@ def _checked_together(
 
 def _made(terms: Sums, *, slopes: bool) -> list[Table]:
     """Tables of sums, those that rise first, before anything vouches for them."""
-    count, shift, up = terms.count, terms.shift, terms.rising > 0
+    count, shift, up = terms.count, terms.shift, terms.upper > 0
     axis = axis_of(terms)
     core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
     top = shift * (shift + _REACH) - 0.5 * shift * shift

@@ -30,20 +30,20 @@ from jaxdp_episodic.accountant.numerics.chebyshev_tables import (
 from jaxdp_episodic.accountant.numerics.lognormal_sums import Axis, axis_of, contours
 from jaxdp_episodic.accountant.numerics.lognormal_terms import Sums
 from jaxdp_episodic.accountant.numerics.ratio_means import (
-    Powers,
-    powers_of_means,
-    powers_of_ratio,
+    Moments,
+    moments_of_means,
+    moments_of_ratio,
 )
 from jaxdp_episodic.accountant.numerics.skewed_starts import starts_for
 from jaxdp_episodic.accountant.numerics.skewed_sums import contours as skewed_contours
 from jaxdp_episodic.accountant.numerics.skewed_terms import Terms
 from jaxdp_episodic.accountant.numerics.table_checks import (
-    Places,
+    Nodes,
     distances_agree,
-    fitting,
+    moments_agree,
+    nodes_of,
     num_nodes,
-    places_of,
-    powers_agree,
+    panels_agree,
     side_of,
     transforms_agree,
 )
@@ -78,15 +78,15 @@ def _checked(table: Table, off: float) -> Table:
 
 def _fitted(
     tables: list[Table], scale: np.ndarray, sign: float, number: int | None = None
-) -> tuple[list[Table], Places]:
+) -> tuple[list[Table], Nodes]:
     """Tables up to where rows at ``scale e^±place`` do not fit, and their nodes.
 
     So many of each panel, or as many as the longest one asks for.
     """
     core, edges, values = side_by_side(tables)
     number = number or int(num_nodes(core, edges).max())
-    nodes = places_of(core, edges, values, number)
-    fits = fitting(values, nodes, scale[:, None] * np.exp(sign * nodes.place))
+    nodes = nodes_of(core, edges, values, number)
+    fits = panels_agree(values, nodes, scale[:, None] * np.exp(sign * nodes.place))
     is_cut = ~np.all(fits, axis=1) & ~np.isnan(values[0, :, 0, 0])
     if not np.any(is_cut):
         return tables, nodes
@@ -222,7 +222,7 @@ def _checked_together(
         high, low = sides
         core = np.array([table.core for table in rising])
         agree = np.isfinite(mass) & transforms_agree(low, high, count, shift)
-        agree &= powers_agree(low, high, core, powers_of_means(count, shift, core))
+        agree &= moments_agree(low, high, core, moments_of_means(count, shift, core))
     worst = np.max([np.abs(mass - 1), np.abs(mean - 1), *off], axis=0)
     worst = np.where(agree, worst, np.inf).tolist()
     return [
@@ -334,9 +334,9 @@ def _checked_antipodal(table: Table, bins: int, count: int, shift: float) -> Tab
         high = side_of(nodes, 1.0, np.array([bins]), table.error)
         # E(wY - X)_+ is w times that of 1/w.
         low = high._replace(log_w=-high.log_w, log_gain=high.log_gain - high.log_w)
-        exact = powers_of_ratio(bins, count, shift, table.core)
-        exact = Powers(*(field[None] for field in exact))
-        agree = powers_agree(low, high, np.array([table.core]), exact)
+        exact = moments_of_ratio(bins, count, shift, table.core)
+        exact = Moments(*(field[None] for field in exact))
+        agree = moments_agree(low, high, np.array([table.core]), exact)
         agree &= distances_agree(low, high, bins, count, shift)
     agrees = math.isfinite(mass) and agree.item()
     return _checked(table, off if agrees else math.inf)

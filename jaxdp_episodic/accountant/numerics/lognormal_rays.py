@@ -120,7 +120,7 @@ class Path(NamedTuple):
     is_whole: np.ndarray
 
     def points(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """y and dy/dt, (..., K)."""
+        """Y and dy/dt, (..., K)."""
         coarser = 1 - 1 / self.refinement
         u = t - coarser * np.logaddexp(0.0, t) + self.refined_from
         du = 1 - coarser * sigmoid(t)

@@ -311,7 +311,9 @@ def _rays(line: _Line, end: np.ndarray, fine: np.ndarray, slopes: bool) -> Rays:
     number = np.where(terms.is_light & is_few, 2, 1) * _NODES * finer
     number = _BLOCK * np.rint(number / _BLOCK).astype(int)
     # Along a ray log K is smooth, but for few terms of a light shift.
-    known = np.array(_KNOWN)[np.where(upper, 0, np.where(terms.shift < _SOFT_SHIFT, 1, 2))]
+    known = np.array(_KNOWN)[
+        np.where(upper, 0, np.where(terms.shift < _SOFT_SHIFT, 1, 2))
+    ]
     known = np.where(is_few & (terms.is_light | ~upper), number, known)
     points, _ = side_by_side(known, _chebyshev_rule)
     nodes, weight = side_by_side(number, _ray_rule)

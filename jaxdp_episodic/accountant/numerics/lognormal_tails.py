@@ -147,9 +147,9 @@ class Contours(NamedTuple):
     def log_tails(
         self, which: np.ndarray, log_ratio: np.ndarray, *, finer: bool = False
     ) -> np.ndarray:
-        """``log E(X - x)_+``, ``log P(X > x)`` and log-density at ``x = n e^log_ratio``.
+        """``log E(X - x)_+``, ``log P(X > x)``, log-density at ``x = n e^log_ratio``.
 
-        Of lower tails ``log E(x - X)_+``, ``log P(X < x)`` and it at ``n e^-log_ratio``.
+        Of lower tails ``log E(x - X)_+``, ``log P(X < x)``, it at ``n e^-log_ratio``.
 
         Args:
           which: (m,) index of the sum.

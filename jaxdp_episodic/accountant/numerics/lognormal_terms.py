@@ -173,9 +173,7 @@ def log_near(whole: np.ndarray, excess: np.ndarray) -> np.ndarray:
     return np.where(near, close, complex_of(np, *log_complex(whole.real, whole.imag)))
 
 
-def similar_rows(
-    num_nodes: np.ndarray, each: int
-) -> Iterator[tuple[np.ndarray, int]]:
+def similar_rows(num_nodes: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:
     """Batches of rows that fit the cache, and the most nodes that one of them has.
 
     Args:

@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     PrivacyLoss,
     Tails,
 )
+from jaxdp_episodic.accountant.numerics.chebyshev_tables import Table
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     map_first,
@@ -26,9 +27,14 @@ from jaxdp_episodic.accountant.numerics.loops import (
     on_host,
 )
 
-# Nodes for each that is asked for: on the real line more are needed than on a path.
+# Shifts that tables are made for: noise of 1e4 and of 0.1 clip norms. Less noise counts
+# as none, more as 1e4.
+SMALLEST_SHIFT = 1e-4
+LARGEST_SHIFT = 10.0
+# Nodes for each that a rule asks for: the real line needs more than a complex path.
+# Half as many moved epsilons by 1.5e-11 at most.
 _NODES_EACH = 4
-# Number of nodes over which their distance grows, where they are closer in the middle.
+# Number of nodes on either side over which their distance grows from the middle.
 _GROWING = 40
 
 
@@ -41,14 +47,8 @@ class AllocatedLoss(GaussianLoss):
     # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
-
-    def profile_error_at(self, u: Array) -> Array:
-        """Infinite beyond the end of a table, where its last value stands."""
-        (here, _), (other, _) = self.log_tails(u)
-        (further, _), (another, _) = self.log_tails(u * (1 + 1e-6) + 1e-9)
-        falls = np.maximum(further, another) < np.maximum(here, other)
-        falls |= np.maximum(here, other) == -np.inf
-        return np.where(falls, self.profile_error(), np.inf)
+    # Maps shift, bins and taken to the tables.
+    _tables: ClassVar[Callable[[float, float, float], list[Table]]]
 
     @property
     def _bins(self) -> Array:
@@ -58,12 +58,34 @@ class AllocatedLoss(GaussianLoss):
     def _taken(self) -> Array:
         return self.__dict__["taken"]
 
+    def profile_error(self) -> Array:
+        """See `PrivacyLoss`; as the tables estimate it."""
+
+        def error(u: np.ndarray, *setting: float) -> np.ndarray:
+            largest = max(table.error for table in self._tables(*setting))
+            return np.full((1, len(u)), largest)
+
+        return self._by_setting(error, np.zeros(self.shape))
+
+    def profile_error_at(self, u: Array) -> Array:
+        """Infinite beyond the end of a table, where its last value stands."""
+        (here, _), (other, _) = self.log_tails(u)
+        (further, _), (another, _) = self.log_tails(u * (1 + 1e-6) + 1e-9)
+        falls = np.maximum(further, another) < np.maximum(here, other)
+        falls |= np.maximum(here, other) == -np.inf
+        return np.where(falls, self.profile_error(), np.inf)
+
+    def _by_setting(self, function: Callable[..., np.ndarray], u: Array) -> Array:
+        """``function(u, shift, bins, taken)``, one row, of fields kept in range."""
+        kept = self.kept_in_range()  # some may take no step
+        return by_setting(function, u, kept._shift, kept._bins, kept._taken)[0]
+
     def bounding_pair(
         self, bounding: Callable[..., PrivacyLoss], *, up: bool
     ) -> PrivacyLoss:
         """`PrivacyLoss.certified`, of a class with these fields and ``above``."""
         kept = self.kept_in_range()
-        # Shifts that are too small (much noise): up to the smallest, down to 0.
+        # Shifts that are too small: up to the smallest, down to 0.
         raised = np.where(self._shift > 0, np.maximum(self._shift, kept._shift), 0.0)
         shift = raised if up else np.where(raised > self._shift, 0.0, self._shift)
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -83,7 +105,7 @@ class AllocatedLoss(GaussianLoss):
 
     @property
     def is_unprotected(self) -> Array:
-        """Where there is (nearly) no noise: more than tables are made for."""
+        """Where there is (nearly) no noise: less than tables are made for."""
         return ~self.loses_nothing & (self._shift > LARGEST_SHIFT)
 
     def hints(self) -> Hints:
@@ -99,30 +121,15 @@ class AllocatedLoss(GaussianLoss):
         """
         xp = namespace(t, *self.fields)
         order, *setting = xp.broadcast_arrays(t, *self.fields[1:])
-
-        def rows(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(functools.partial(self._excess, rule.direction), *arrays)
-
+        rows = functools.partial(
+            by_setting, functools.partial(self._excess, rule.direction)
+        )
         found = on_host(rows, order.shape, order, *setting, number=3)
         return tuple(found[: 3 if rule.with_derivatives else 1])
 
 
-# Noise of 1e4 and 0.1 clip norms. Less noise counts as none, more as 1e4.
-SMALLEST_SHIFT, LARGEST_SHIFT = 1e-4, 10.0
-
-
-# The mass beyond a table must be delta e^-14 at most: 36 nats above `log_cut` of the
-# nodes, which is 50 nats below log(delta).
-_BEYOND = 36.0
-
-
-def reaches(log_beyond: float, log_cut: float) -> bool:
-    """Whether the mass beyond a table is negligible to a delta cut at ``log_cut``."""
-    return log_beyond < log_cut + _BEYOND
-
-
 def tails_from(rows: Array) -> tuple[Tails, Tails]:
-    """The four rows of a table as tails of both directions; no NaN but 1."""
+    """The four rows of a table as tails of both directions; 1 for NaN."""
     xp = namespace(rows)
     rows = xp.where(xp.isnan(rows), 0.0, rows)
     return (rows[0], rows[1]), (rows[2], rows[3])
@@ -133,8 +140,8 @@ def crowded(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of a trapezoidal rule, at most ``gap`` apart about the middle.
 
-    They are equally spaced, and only where that is too far apart further from each
-    other on the sides: ``u - k tanh(u)``, stretched. Others lie ``between`` them.
+    Equally spaced, unless that is too far apart: then at distances that grow from the
+    middle, ``u - k tanh(u)``, stretched. Other nodes lie ``between`` these.
     """
     low, high = ends
     even = (high - low) / (number - 1)
@@ -145,17 +152,16 @@ def crowded(
     def moved(u: np.ndarray | float) -> np.ndarray:
         return u - less * _GROWING * np.tanh(u / _GROWING)
 
-    u = np.arange(number) + 0.5 * between
-    u = u * ((number - 1) / number if between else 1.0)
+    share = (number - 1) / number if between else 1.0
+    u = (np.arange(number) + 0.5 * between) * share
     # The index of the middle such that the first and last node meet both ends.
     first = np.linspace(0, number - 1, 4 * number)
     left, right = moved(first), moved(number - 1 - first)
-    share = left / (left + right)
-    center = float(np.interp((middle - low) / (high - low), share, first))
+    center = np.interp((middle - low) / (high - low), left / (left + right), first)
     scale = (high - low) / float(moved(center) + moved(number - 1 - center))
-    place = low + scale * (moved(u - center) + moved(center))
+    nodes = low + scale * (moved(u - center) + moved(center))
     width = scale * (1 - less / np.cosh((u - center) / _GROWING) ** 2)
-    return place, width * ((number - 1) / number if between else 1.0)
+    return nodes, width * share
 
 
 def nodes_from(
@@ -175,8 +181,8 @@ def nodes_from(
       *fields: (m,) each.
       by_first: the rows' derivatives by the first field, if they are known.
     """
-    backward, log_cut, height, num_nodes, _ = rule
-    size = _NODES_EACH * num_nodes
+    size = _NODES_EACH * rule.num_nodes
+    number = 2 * size + 5
 
     def rows(
         evaluate: Callable[..., np.ndarray],
@@ -185,18 +191,17 @@ def nodes_from(
         height: np.ndarray,
         *fields: np.ndarray,
     ) -> np.ndarray:
-        result = np.empty((2 * size + 5, *cut.shape))
+        result = np.empty((number, *cut.shape))
         for i in np.ndindex(cut.shape):
-            one = (field[i[-1]] for field in fields)
             which = size, bool(backward[i[-1]]), float(cut[i]), bool(height[i] < 1)
-            result[(slice(None), *i)] = evaluate(*which, *map(float, one))
+            setting = (float(field[i[-1]]) for field in fields)
+            result[(slice(None), *i)] = evaluate(*which, *setting)
         return result
 
-    number = 2 * size + 5
     every = on_host(
         functools.partial(rows, evaluate),
-        log_cut.shape,
-        *(backward, log_cut, height, *fields),
+        rule.log_cut.shape,
+        *(rule.backward, rule.log_cut, rule.height, *fields),
         number=number,
         slopes=None if by_first is None else functools.partial(rows, by_first),
         by=(3,),

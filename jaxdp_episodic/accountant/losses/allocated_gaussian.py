@@ -15,6 +15,7 @@ Feldman and Shenfeld (2025), arXiv:2502.08202, for the pair.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,25 +26,30 @@ from jaxdp_episodic.accountant.losses.allocated import (
     AllocatedLoss,
     crowded,
     nodes_from,
-    reaches,
     tails_from,
 )
 from jaxdp_episodic.accountant.losses.allocated_bounds import AllocatedBoundingLoss
 from jaxdp_episodic.accountant.losses.allocated_moments import sum_excess
 from jaxdp_episodic.accountant.losses.allocation_tables import (
     by_setting,
-    each_once,
     prepare_sums,
     sum_tables,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Tails
+from jaxdp_episodic.accountant.numerics.chebyshev_tables import Table
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, on_host
 
-# Number of places at which the range of a distribution is searched for.
-_PROBES = 600
-# Distance of nodes near the mode of W, in deviations of a Gaussian of the same peak.
+# Number of losses at which the range of a distribution is looked for.
+_TRIED = 600
+# Distance of nodes near the mode of log W, in standard deviations of a Gaussian of the
+# same peak: 5 a deviation, so that the trapezoidal rule has all digits.
 _OF_WIDTH = 0.2
+# Relative correction of masses above which a distribution is not used.
+_LARGEST_CORRECTION = 1e-5
+# The mass beyond a table must be delta e^-14 at most: 36 nats above the nodes' cut,
+# which is 50 nats below log(delta).
+_BEYOND_CUT = 36.0
 
 
 @dataclass(frozen=True)
@@ -80,42 +86,25 @@ class AllocatedGaussianLoss(AllocatedLoss):
         u, s, t, j = xp.broadcast_arrays(u, self.shift, self.bins, self.taken)
         j = xp.maximum(j, 2.0)  # where none is taken nothing is asked
         t = xp.maximum(t, j)
-
-        def rows(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(_tails, *arrays)
-
-        def slopes(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(_tail_slopes, *arrays)
-
+        rows, slopes = (
+            functools.partial(by_setting, f) for f in (_tails, _tail_slopes)
+        )
         how = {"number": 4, "slopes": slopes, "by": (0, 1)}
         return tails_from(on_host(rows, u.shape, u, s, t, j, **how))
-
-    def profile_error(self) -> Array:
-        """See `PrivacyLoss`; as the tables estimate it."""
-
-        def error(_: np.ndarray, s: float, j: float) -> np.ndarray:
-            tables = sum_tables(round(j), s)
-            return np.full((1, len(_)), max(table.error for table in tables))
-
-        nothing = np.zeros(self.shape)
-        kept = self.kept_in_range()  # some may take no step
-        return by_setting(error, nothing, kept._shift, kept._taken)[0]
 
     def profile_error_at(self, u: Array) -> Array:
         """Larger at large u: sums of a few terms of little weight lose digits there."""
 
-        def off(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
-            above, below, _ = _places(u, t, j)
-            rising, falling = sum_tables(round(j), s)
+        def error(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
+            above, below, _ = _log_ratios(u, t, j)
+            upper, lower = sum_tables(round(j), s)
             gain, _, loss, _ = _tails(u, s, t, j)
             # The error of each direction counts in proportion to its share of delta.
             share = np.exp([gain, loss] - np.maximum(gain, loss))
-            errors = [rising.further_error(above), falling.further_error(below)]
+            errors = [upper.further_error(above), lower.further_error(below)]
             return np.max(share * errors, axis=0)[None]
 
-        kept = self.kept_in_range()
-        further = by_setting(off, u, kept._shift, kept._bins, kept._taken)[0]
-        return np.maximum(super().profile_error_at(u), further)
+        return np.maximum(super().profile_error_at(u), self._by_setting(error, u))
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: along the logarithm of the sum."""
@@ -125,17 +114,22 @@ class AllocatedGaussianLoss(AllocatedLoss):
     def prepare(self, *, slopes: bool = False) -> None:
         """Makes the tables."""
         kept = self.kept_in_range()
-        asked = each_once(kept._taken, kept._shift)
-        prepare_sums([(round(j), s) for j, s in asked], slopes=slopes)
+        fields = np.broadcast_arrays(kept._taken, kept._shift)
+        asked = zip(*(field.ravel().tolist() for field in fields), strict=True)
+        prepare_sums(((round(j), s) for j, s in asked), slopes=slopes)
 
     _excess = staticmethod(sum_excess)
 
+    @staticmethod
+    def _tables(s: float, _: float, j: float) -> list[Table]:
+        return list(sum_tables(round(j), s))
 
-def _places(
+
+def _log_ratios(
     u: np.ndarray, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tables' arguments of each direction; whether backward losses reach u."""
-    if t == j:  # any digit of e^-u would be one of the place, far out
+    """``|log(x / j)|`` of each direction; whether backward losses reach u."""
+    if t == j:  # far out e^-u has too few digits
         return u, u, np.ones(u.shape, bool)
     ratio = np.expm1(-u) * (t / j)
     reached = ratio > -1
@@ -146,11 +140,11 @@ def _places(
 def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     """The four rows of `log_tails` at u >= 0."""
     with np.errstate(all="ignore"):
-        above, below, reached = _places(u, t, j)
-        rising, falling = sum_tables(round(j), s)
-        high, low = rising.at(above), falling.at(below)
+        above, below, reached = _log_ratios(u, t, j)
+        upper, lower = sum_tables(round(j), s)
+        high, low = upper.at(above), lower.at(below)
         # Beyond the table's end its last value is an upper bound of the profile.
-        end = falling.end
+        end = lower.end
         end = end if t == j else -np.log1p(np.expm1(-end) * (j / t))
         loss = low[0] + np.minimum(u, end) - math.log(t)
         # Q(W < 1/g) less the profile.
@@ -167,11 +161,11 @@ def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
 
 def _tail_slopes(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     """Derivatives of `_tails` by u, and by s; (8, m)."""
-    rising, falling = sum_tables(round(j), s, slopes=True)
+    upper, lower = sum_tables(round(j), s, slopes=True)
     gain, tail, loss, rest = _tails(u, s, t, j)
     with np.errstate(all="ignore"):
-        above, below, reached = _places(u, t, j)
-        high, low = rising.at(above), falling.at(below)
+        above, below, reached = _log_ratios(u, t, j)
+        high, low = upper.at(above), lower.at(below)
         # Sums below are e^low; minus their density times the derivative of the place.
         below, fall = np.exp(low[1]), np.exp(low[2]) * t * np.exp(-u)
         by_loss = 1 - np.exp(low[1] - low[0]) * t * np.exp(-u)
@@ -190,50 +184,47 @@ def _tail_slopes(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
 
 
 def _log_density(
-    place: np.ndarray, s: float, t: float, j: float
+    y: np.ndarray, s: float, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``log W`` at ``log(X / j) = place``, and Q's log-density of the place."""
-    count = round(j)
-    rising, falling = sum_tables(count, s)
-    high, low = rising.at(place)[2], falling.at(-place)[2]
-    density = np.where(place >= 0, high, low) + place + math.log(j)
-    return np.log1p(np.expm1(place) * (j / t)), density
+    """``log W`` at ``y = log(X / j)``, and Q's log-density of y."""
+    upper, lower = sum_tables(round(j), s)
+    high, low = upper.at(y)[2], lower.at(-y)[2]
+    density = np.where(y >= 0, high, low) + y + math.log(j)
+    return np.log1p(np.expm1(y) * (j / t)), density
 
 
 def _loss_distribution(
     size: int, log_cut: float, checking: bool, s: float, t: float, j: float
 ) -> tuple[np.ndarray, ...]:
-    """Losses ``log W``, Q-masses, widths of the places they stand for, and these."""
-    rising, falling = sum_tables(round(j), s)
-    first, last = (math.asinh(p / rising.core) for p in (-falling.end, rising.end))
-    probes = rising.core * np.sinh(np.linspace(first, last, _PROBES))
-    loss, density = _log_density(probes, s, t, j)
+    """Losses ``log W``, Q-masses, and widths and values of ``y = log(X / j)``."""
+    upper, lower = sum_tables(round(j), s)
+    first, last = (math.asinh(y / upper.core) for y in (-lower.end, upper.end))
+    tried = upper.core * np.sinh(np.linspace(first, last, _TRIED))
+    loss, density = _log_density(tried, s, t, j)
     kept = np.flatnonzero(np.maximum(density, density + loss) > log_cut - 10)
     if not len(kept):
         nothing = np.full(size, np.nan)
         return nothing, nothing, nothing, nothing
-    low = float(probes[max(kept[0] - 1, 0)])
-    high = float(probes[min(kept[-1] + 1, _PROBES - 1)])
-    # Nodes are closer near the mode; how close follows from the density there.
-    peak = np.argmax(density)
-    gap = _OF_WIDTH * math.exp(-density[peak]) / math.sqrt(2 * math.pi)
-    place, width = crowded(
-        size, (low, high), float(probes[peak]), gap, between=checking
+    ends = (
+        float(tried[max(kept[0] - 1, 0)]),
+        float(tried[min(kept[-1] + 1, _TRIED - 1)]),
     )
-    loss, density = _log_density(place, s, t, j)
+    # Nodes are closer near the mode; how close follows from the density there.
+    mode = np.argmax(density)
+    gap = _OF_WIDTH * math.exp(-density[mode]) / math.sqrt(2 * math.pi)
+    y, width = crowded(size, ends, float(tried[mode]), gap, between=checking)
+    loss, density = _log_density(y, s, t, j)
     mass = np.exp(density) * width
     if checking:
-        off = np.where(place >= 0, rising.off_at(place), -falling.off_at(-place))
-        mass = mass * (1 + off)
-    # P and Q have mass 1: what is missing to that is rounding, and is put
-    # right.
-    change = _missing(loss, mass, mass, 1.0)
-    if not np.all(np.abs(change) < 1e-5):
+        mass = mass * (1 + np.where(y >= 0, upper.off_at(y), -lower.off_at(-y)))
+    # P and Q have mass 1: what is missing is rounding error.
+    change = _correction(loss, mass, mass, 1.0)
+    if not np.all(np.abs(change) < _LARGEST_CORRECTION):
         mass = mass * np.nan
-    return loss, mass * (1 + change), width, place
+    return loss, mass * (1 + change), width, y
 
 
-def _missing(
+def _correction(
     loss: np.ndarray, mass: np.ndarray, sums: np.ndarray, whole: float
 ) -> np.ndarray:
     """Relative changes of the masses after which both P and Q sum to the whole."""
@@ -254,17 +245,15 @@ def _node_rows(
 ) -> np.ndarray:
     """The rows of `nodes_from`."""
     loss, mass, width, _ = _loss_distribution(size, log_cut, checking, s, t, j)
-    rising, falling = sum_tables(round(j), s)
-    table = falling if backward else rising
-    rows = table.at(np.array([table.end]))[:, 0]
+    table = sum_tables(round(j), s)[backward]
+    profile, tail, _ = table.at(np.array([table.end]))[:3, 0]
     # Of the direction's second distribution the mass counts g times.
-    gain = rows[0] - np.log(t) if not backward else rows[0]
-    beyond = np.logaddexp(gain, rows[1] + (0.0 if backward else table.end))
-    if not (checking or reaches(float(beyond), log_cut)):
+    gain, scale = (profile, table.end) if backward else (profile - np.log(t), 0.0)
+    log_beyond = np.logaddexp(gain, tail + scale)
+    if not (checking or log_beyond < log_cut + _BEYOND_CUT):
         mass = mass * np.nan
     weight = mass if backward else mass * np.exp(loss)
-    sign = -1.0 if backward else 1.0
-    order = [0, -1] if backward else [-1, 0]
+    sign, order = (-1.0, [0, -1]) if backward else (1.0, [-1, 0])
     with np.errstate(divide="ignore"):
         ends = np.log(weight[order] / width[order])
     return np.concatenate(
@@ -281,11 +270,11 @@ def _node_slopes(
     t: float,
     j: float,
 ) -> np.ndarray:
-    """Derivatives of `_node_rows` by s, at places that stay where they are."""
-    loss, mass, _, place = _loss_distribution(size, log_cut, checking, s, t, j)
-    rising, falling = sum_tables(round(j), s, slopes=True)
-    moved = np.where(place >= 0, rising.at(place)[5], falling.at(-place)[5])
-    moved = moved + _missing(loss, mass, mass * moved, 0.0)
+    """Derivatives of `_node_rows` by s, at losses that stay where they are."""
+    loss, mass, _, y = _loss_distribution(size, log_cut, checking, s, t, j)
+    upper, lower = sum_tables(round(j), s, slopes=True)
+    moved = np.where(y >= 0, upper.at(y)[5], lower.at(-y)[5])
+    moved = moved + _correction(loss, mass, mass * moved, 0.0)
     weight = mass if backward else mass * np.exp(loss)
     order = [0, -1] if backward else [-1, 0]
     nothing = np.zeros_like(loss)

@@ -1,9 +1,9 @@
-"""What random allocation loses in an epoch, as tables that are made once a setting.
+"""Tables of what an epoch of random allocation loses, made once for each setting.
 
 One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
-milliseconds each. They are smooth: logarithms of them are interpolated, and a table
+milliseconds each. They are smooth: their logarithms are interpolated, and a table
 serves every loss, order and number of epochs of a setting. Those of add_remove are made
-side by side, and know their derivatives by the shift. All are made by NumPy, before
+side by side, and hold their derivatives by the shift. All are made by NumPy, before
 threads or kernels on JAX ask the host for them (`numerics.loops.on_host`).
 """
 
@@ -49,27 +49,33 @@ from jaxdp_episodic.accountant.numerics.table_checks import (
 )
 from jaxdp_episodic.accountant.numerics.two_terms import log_tails_of_two
 
-# Jumps up to so many deviations beyond the mean of one that is there are in the table;
-# what is rarer has a probability of e^-84.
+# Where tables end, in standard deviations beyond the mean of a term that is large: jumps
+# beyond have a probability below e^-84.
 _REACH = 13.0
-# Halvings of a panel where losses crowd at 0: those of few terms where the rest idles.
-_MOST_OF_CROWDED = 24
-# So many nats a tail is below its bound, at least.
-_ABOVE = 4.0
-# Tables that are kept, of either kind; how many sums' are made side by side, and at
-# least in threads: of fewer each takes longer.
-_MOST, _SIDE_BY_SIDE, _FEW_SUMS, _THREADS = 4096, 64, 32, 2
-_CHECKED_TOGETHER = 16  # settings: what fits the cache
-_FEW = 8
+# Halvings of a panel where losses crowd at 0: of two terms, or where some steps idle.
+_MOST_HALVINGS_OF_CROWDED = 24
+# Nats that a tail is below Chernoff's bound, at least.
+_BELOW_CHERNOFF = 4.0
+# Tables that are kept, of either kind.
+_CAPACITY = 4096
+# Sums whose tables are made side by side, at most; and by one thread, at least, as
+# fewer take longer each (measured).
+_SIDE_BY_SIDE = 64
+_FEWEST_OF_THREAD = 32
+_THREADS = 2
+# Settings that are checked together: what fits the cache (measured).
+_CHECKED_TOGETHER = 16
+# Terms up to which one large A and small B of all others reach beyond the usual end.
+_FEW_TERMS = 8
 
 
 def _core(count: float, shift: float) -> float:
-    """Scale of the logarithm of the mean of the terms."""
+    """Standard deviation of the logarithm of the terms' mean, if they are many."""
     return math.sqrt(np.log1p(np.expm1(min(shift * shift, 700.0)) / count))
 
 
 def _checked(table: Table, off: float) -> Table:
-    """The table, without its values where integrals of its parts do not agree."""
+    """The table, with the error of its integrals; without values if that is large."""
     if off <= MOST_OFF:
         error = max(table.error, off)
         return table._replace(error=error, off=np.maximum(table.off, off))
@@ -79,9 +85,9 @@ def _checked(table: Table, off: float) -> Table:
 def _fitted(
     tables: list[Table], scale: np.ndarray, sign: float, number: int | None = None
 ) -> tuple[list[Table], Nodes]:
-    """Tables up to where rows at ``scale e^±place`` do not fit, and their nodes.
+    """Tables up to where rows at ``scale e^±place`` disagree, and their nodes.
 
-    So many of each panel, or as many as the longest one asks for.
+    ``number`` for each panel, or as many as the longest one needs.
     """
     core, edges, values = side_by_side(tables)
     number = number or int(num_nodes(core, edges).max())
@@ -97,14 +103,14 @@ def _fitted(
 
 
 class _Kept(dict):
-    """Tables by what they are of, as many as there is room for; threads make some."""
+    """Tables by setting, up to a capacity; threads may add some."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most, self._keeping = most, threading.Lock()
 
     def keep(self, asked: Iterable[Any], made: Iterable[Any]) -> None:
-        """The last ones; for them the first are forgotten."""
+        """Adds tables; the oldest make room for them."""
         with self._keeping:
             for one, tables in zip(asked, made, strict=True):
                 while len(self) >= self._most:
@@ -112,8 +118,10 @@ class _Kept(dict):
                 self[one] = tables
 
 
-# By count, shift, and whether with slopes; and by bins, count and shift.
-_kept, _antipodal = _Kept(_MOST), _Kept(_MOST)
+# By count, shift, and whether with slopes.
+_kept = _Kept(_CAPACITY)
+# By bins, count and shift.
+_antipodal = _Kept(_CAPACITY)
 
 
 def sum_tables(
@@ -122,11 +130,11 @@ def sum_tables(
     """Tails of the sum X of lognormal terms of mean 1, by ``|log(X / count)|``.
 
     ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^place``
-    (rising), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-place``;
-    their derivatives by the shift, at x, as well.
+    (upper), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-place``
+    (lower); with their derivatives by the shift, at fixed x, if asked for.
 
-    Their densities must have mass 1, mean 1, and give the first tails at the mean;
-    these must have the transforms and powers that `numerics.table_checks` knows.
+    A table has no values unless its density has mass 1, mean 1 and the profile at the
+    mean, and that the transforms and moments that `numerics.table_checks` knows.
     """
     found = _kept.get((count, shift, slopes))
     return found or make_sum_tables([(count, shift)], slopes=slopes)[0]
@@ -140,12 +148,12 @@ def make_sum_tables(
 
     def pairs(part: list[tuple[int, float]]) -> list[tuple[Table, Table]]:
         count, shift = np.array(part, np.float64).T
-        up = np.repeat([1.0, 0.0], len(part))
-        terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
+        upper = np.repeat([1.0, 0.0], len(part))
+        terms = Sums(np.tile(count, 2), np.tile(shift, 2), upper)
         made = _made(terms, slopes=slopes)
         return _checked_tables(made[: len(part)], made[len(part) :], count, shift)
 
-    size = min(max(-(-len(asked) // _THREADS), _FEW_SUMS), _SIDE_BY_SIDE)
+    size = min(max(-(-len(asked) // _THREADS), _FEWEST_OF_THREAD), _SIDE_BY_SIDE)
     parts = [asked[i : i + size] for i in range(0, len(asked), size)]
     if len(parts) < 2:
         made = map(pairs, parts)
@@ -157,7 +165,7 @@ def make_sum_tables(
 
 
 def forget_tables() -> None:
-    """They are made again when they are asked for."""
+    """Empties both caches."""
     _kept.clear()
     _antipodal.clear()
 
@@ -166,49 +174,46 @@ def prepare_sums(
     settings: Iterable[tuple[int, float]], *, slopes: bool = False
 ) -> None:
     """Makes the `sum_tables` that there are not, of as many as are kept."""
-    new = [one for one in settings if (*one, slopes) not in _kept]
-    make_sum_tables(new[:_MOST], slopes=slopes)
+    new = sorted(one for one in {*settings} if (*one, slopes) not in _kept)
+    make_sum_tables(new[:_CAPACITY], slopes=slopes)
 
 
 def prepare_antipodal(settings: Iterable[tuple[int, int, float]]) -> None:
     """Makes each `antipodal_table` that there is not, of as many as are kept."""
-    new = [one for one in settings if one not in _antipodal]
-    make_antipodal_tables(new[:_MOST])
+    make_antipodal_tables(sorted({*settings} - _antipodal.keys())[:_CAPACITY])
 
 
 def _checked_tables(
-    rising: list[Table], falling: list[Table], count: np.ndarray, shift: np.ndarray
+    upper: list[Table], lower: list[Table], count: np.ndarray, shift: np.ndarray
 ) -> list[tuple[Table, Table]]:
-    """Tables as far as all that is known of them agrees; see `table_checks`."""
+    """Tables as far as they pass all of `table_checks`."""
     result: list = [None] * len(count)
-    core, edges, _ = side_by_side([*rising, *falling])
-    number = num_nodes(core, edges).reshape(2, -1).max(axis=0)
-    # Some together, of as many nodes a panel, and about as many panels.
-    panels = [table.values.shape[1] for table in rising]
-    order = np.lexsort((shift, panels, number))
-    ends = np.flatnonzero(np.diff(number[order], append=0)) + 1
-    for begin, end in itertools.pairwise([0, *ends.tolist()]):
-        for first in range(begin, end, _CHECKED_TOGETHER):
-            rows = order[first : min(first + _CHECKED_TOGETHER, end)]
-            up, down = ([two[i] for i in rows.tolist()] for two in (rising, falling))
-            asked = count[rows], shift[rows], int(number[rows[0]])
-            pairs = _checked_together(up, down, *asked)
-            for i, pair in zip(rows.tolist(), pairs, strict=True):
-                result[i] = pair
+    core, edges, _ = side_by_side([*upper, *lower])
+    number = num_nodes(core, edges).reshape(2, -1).max(axis=0).tolist()
+    # Together those with as many nodes a panel, and about as many panels.
+    order = np.lexsort((shift, [table.values.shape[1] for table in upper], number))
+    for nodes, group in itertools.groupby(order.tolist(), number.__getitem__):
+        rows = list(group)
+        for i in range(0, len(rows), _CHECKED_TOGETHER):
+            part = rows[i : i + _CHECKED_TOGETHER]
+            tables = ([side[k] for k in part] for side in (upper, lower))
+            pairs = _checked_together(*tables, count[part], shift[part], nodes)
+            for k, pair in zip(part, pairs, strict=True):
+                result[k] = pair
     return result
 
 
 def _checked_together(
-    rising: list[Table],
-    falling: list[Table],
+    upper: list[Table],
+    lower: list[Table],
     count: np.ndarray,
     shift: np.ndarray,
     number: int,
 ) -> list[tuple[Table, Table]]:
-    """`_checked_tables`, with so many nodes of each panel."""
+    """`_checked_tables`, with ``number`` nodes for each panel."""
     mass, mean, off, found, sides = 0.0, 0.0, [], [], []
     with np.errstate(all="ignore"):
-        for tables, sign in ((rising, 1.0), (falling, -1.0)):
+        for tables, sign in ((upper, 1.0), (lower, -1.0)):
             tables, nodes = _fitted(tables, count, sign, number)
             ratio = np.exp(sign * nodes.place)
             share = np.exp(nodes.rows[2]) * nodes.weight * ratio * count[:, None]
@@ -220,7 +225,7 @@ def _checked_together(
             error = np.array([table.error for table in tables])
             sides.append(side_of(nodes, sign, count, error))
         high, low = sides
-        core = np.array([table.core for table in rising])
+        core = np.array([table.core for table in upper])
         agree = np.isfinite(mass) & transforms_agree(low, high, count, shift)
         agree &= moments_agree(low, high, core, moments_of_means(count, shift, core))
     worst = np.max([np.abs(mass - 1), np.abs(mean - 1), *off], axis=0)
@@ -232,29 +237,29 @@ def _checked_together(
 
 
 def _made(terms: Sums, *, slopes: bool) -> list[Table]:
-    """Tables of sums, those that rise first, before anything vouches for them."""
-    count, shift, up = terms.count, terms.shift, terms.upper > 0
+    """Tables of sums, upper tails first, unchecked."""
+    count, shift, upper = terms.count, terms.shift, terms.upper > 0
     axis = axis_of(terms)
     core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
     top = shift * (shift + _REACH) - 0.5 * shift * shift
-    spread = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
+    deviation = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
     end = np.where(
-        up,
+        upper,
         np.maximum(_REACH * core, np.logaddexp(0.0, top - np.log(count))),
-        _REACH * spread + 0.5 * shift * shift,
+        _REACH * deviation + 0.5 * shift * shift,
     )
-    down = np.flatnonzero(~up)
-    # As far as what no tail is above is not too small.
-    end[down] = np.minimum(end[down], _last_places(axis.take(down), LEAST + _ABOVE))
-
+    lower = np.flatnonzero(~upper)
+    # As far as Chernoff's bound is not too small.
+    last = _chernoff_ends(axis.take(lower), LEAST + _BELOW_CHERNOFF)
+    end[lower] = np.minimum(end[lower], last)
     along = contours(axis, end, slopes=slopes)
     return tabulated(core, end, along.log_tails)
 
 
-def _last_places(axis: Axis, least: float) -> np.ndarray:
-    """Beyond which ``log E(n e^-place - X)_+`` is below ``least``, (S,): Chernoff's."""
+def _chernoff_ends(axis: Axis, least: float) -> np.ndarray:
+    """Place beyond which ``log E(n e^-place - X)_+ < least``, (S,), by Chernoff."""
     with np.errstate(all="ignore"):
-        # T_+ is at most e^{p T - 1} / p.
+        # T_+ <= e^{p T - 1} / p.
         constant = (least + 1 + axis.log_p - axis.power) / np.exp(axis.log_p)
         constant = np.where(np.isfinite(constant), constant, -np.inf).max(axis=1)
         share = constant / axis.terms.count
@@ -265,8 +270,8 @@ def _last_places(axis: Axis, least: float) -> np.ndarray:
 def antipodal_table(bins: int, count: int, shift: float) -> Table:
     """Of ``sum A - g sum B + (1 - g)(bins - count)`` at ``g = e^place``.
 
-    Its density must have mass 1, mean 1, and give the first tail at the mean; this must
-    have the powers and distances that `numerics.table_checks` knows.
+    It has no values unless its density has mass 1, mean 1 and the profile at the mean,
+    and that the moments and distances that `numerics.table_checks` knows.
     """
     found = _antipodal.get((bins, count, shift))
     return found or make_antipodal_tables([(bins, count, shift)])[0]
@@ -275,7 +280,7 @@ def antipodal_table(bins: int, count: int, shift: float) -> Table:
 def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Table]:
     """`antipodal_table` of many settings; they are kept.
 
-    Neither side by side, as sums, nor in threads they take less time.
+    One after the other: side by side, or in threads, they take no less time.
     """
     asked = list(settings)
     result = [_made_antipodal(one) for one in asked]
@@ -284,7 +289,7 @@ def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Ta
 
 
 def _made_antipodal(setting: tuple[int, int, float]) -> Table:
-    """`antipodal_table`, which is not kept."""
+    """`antipodal_table`, not kept."""
     bins, count, shift = setting
     terms = Terms(count, shift, float(bins - count))
     core = 2 * _core(count, shift) * count / bins
@@ -301,29 +306,29 @@ def _made_antipodal(setting: tuple[int, int, float]) -> Table:
         return along(finer).log_tails(place)
 
     ends = np.array([core]), np.array([end])
-    most = _MOST_OF_CROWDED if terms.idle or count == 2 else MOST_HALVINGS
+    most = _MOST_HALVINGS_OF_CROWDED if terms.idle or count == 2 else MOST_HALVINGS
     (table,) = tabulated(*ends, evaluate, most=most)
     return _checked_antipodal(table, *setting)
 
 
 def _antipodal_end(terms: Terms, core: float) -> float:
-    """Where a table of these ends, at the latest."""
+    """Place at which their table ends, at the latest."""
     count, shift, idle = terms
     top = shift * (shift + _REACH) - 0.5 * shift * shift
     end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(count + idle))))
-    if 1 < count <= _FEW:
+    if 1 < count <= _FEW_TERMS:
         # One A is large, and the others' B are all small.
         end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
     end = min(end, 2 * shift * (_REACH + shift))
     if idle:
-        # Its best moment bounds E(sum A - (g - 1) idle)_+: beyond it is below LEAST.
+        # By the best moment E(sum A - (g - 1) idle)_+ is below LEAST beyond it.
         rare = shift * math.sqrt(2 * (math.log(count) - LEAST)) + 0.5 * shift * shift
         end = min(end, math.log1p(count / idle * math.exp(min(rare, 700.0))))
     return end
 
 
 def _checked_antipodal(table: Table, bins: int, count: int, shift: float) -> Table:
-    """The table as far as all that is known of it agrees; see `table_checks`."""
+    """The table as far as it passes all of `table_checks`."""
     with np.errstate(all="ignore"):
         (table,), nodes = _fitted([table], np.ones(1), 1.0)
         (place,), (weight,) = nodes.place, nodes.weight
@@ -342,12 +347,6 @@ def _checked_antipodal(table: Table, bins: int, count: int, shift: float) -> Tab
     return _checked(table, off if agrees else math.inf)
 
 
-def each_once(*fields: np.ndarray) -> list[list[float]]:
-    """The settings that there are in fields, which are broadcast."""
-    rows = np.stack(np.broadcast_arrays(*fields)).reshape(len(fields), -1)
-    return np.unique(rows, axis=1).T.tolist()
-
-
 def by_setting(
     function: Callable[..., np.ndarray], place: np.ndarray, *fields: np.ndarray
 ) -> np.ndarray:
@@ -364,19 +363,16 @@ def by_setting(
     arrays = np.broadcast_arrays(place, *fields)
     flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
     rows = np.stack(flat[1:])
-    # Most often those of a setting are neighbours: one of each stretch is looked at.
+    # Elements of a setting are mostly neighbours: one of each run is looked at.
     changes = np.any(rows[:, 1:] != rows[:, :-1], axis=0)
     begins = np.append(0, np.flatnonzero(changes) + 1)
     settings, inverse = np.unique(rows[:, begins], axis=1, return_inverse=True)
     which = np.repeat(inverse.reshape(-1), np.diff(np.append(begins, rows.shape[1])))
-    result: np.ndarray | None = None
-    for i, setting in enumerate(settings.T.tolist()):
-        chosen = slice(None)
-        if settings.shape[1] > 1:
-            chosen = np.flatnonzero(which == i)
-        part = function(flat[0][chosen], *setting)
-        if result is None:
-            result = np.empty((len(part), flat[0].size))
-        result[:, chosen] = part
-    assert result is not None  # there is a setting
+    chosen = [np.flatnonzero(which == i) for i in range(settings.shape[1])]
+    parts = [
+        function(flat[0][rows], *setting)
+        for rows, setting in zip(chosen, settings.T.tolist(), strict=True)
+    ]
+    result = np.concatenate(parts, axis=1)
+    result[:, np.concatenate(chosen)] = result.copy()
     return result.reshape(-1, *arrays[0].shape)

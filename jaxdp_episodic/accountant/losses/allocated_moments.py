@@ -34,8 +34,8 @@ _MOST = 128
 _MOST_TILTED = 64
 # and next to a power in between.
 _MOST_BETWEEN = 32
-# Numbers of moments of a ratio that are made at once; the last is the highest order that
-# is bounded.
+# Numbers of moments of a ratio that are made at once; the last one is the highest order
+# that is bounded.
 _SIZES = (64, 256, 1024, 4096)
 # Added to a moment that is an integral, as a share of it: a hundred times its error.
 _ERROR = 1e-12
@@ -97,7 +97,7 @@ def antipodal_excess(
 def _with_slopes(
     function: Callable[[np.ndarray], np.ndarray], z: np.ndarray
 ) -> np.ndarray:
-    """By differences of the log-excess: it, and two derivatives of the excess over it."""
+    """The log-excess and, by differences, the excess' two derivatives over it."""
     h = _STEP * np.minimum(z, 1.0)
     low, value, high = function(np.concatenate([z - h, z, z + h])).reshape(3, -1)
     with np.errstate(invalid="ignore"):
@@ -216,7 +216,10 @@ def _drawn_moments(
     bounds = logs[orders]
     if r < 1:
         distance = float(log_distances(t, j, s, np.array([0.5]))[0]) + _ERROR
-        drawn = [_drawn(n, r, logs, distance) for n in orders.tolist()]
+        q = _QUARTER_POWERS
+        # R of `_drawn`.
+        peak = math.sqrt(2) * np.max((q + 1 / q) / (1 + r * (q**4 - 1))) * (1 + 1e-3)
+        drawn = [_drawn(n, r, logs, distance, peak) for n in orders.tolist()]
         cap = math.log(r) + log_expm1(2 * s * s * orders * (orders - 1.0))
         bounds = np.minimum(drawn, np.logaddexp(0.0, cap))
     # Log-moments are convex in the order: so chords between their bounds are bounds.
@@ -241,7 +244,7 @@ def _bends_down(*points: tuple[float, float]) -> bool:
     return (at_b - at_a) * (c - b) >= (at_c - at_b) * (b - a)
 
 
-def _drawn(n: int, r: float, logs: np.ndarray, distance: float) -> float:
+def _drawn(n: int, r: float, logs: np.ndarray, distance: float, peak: float) -> float:
     """Log-moment n, with ``V = 1 + r (w - 1)``, w the ratio of P_s to P_-s, r < 1.
 
     ``E V^n - 1`` is a binomial mean of the moments of w, whose logarithms are given.
@@ -250,8 +253,8 @@ def _drawn(n: int, r: float, logs: np.ndarray, distance: float) -> float:
     ``C = n (n-1) r² / 2``, of which the mean over w > 1 is at most ``1 - r`` times each
     of ``C R sqrt(c (d - c))``, ``sqrt(C) c``, ``sqrt(c / 2)``, where
 
-        2 c = E (w-1)²/sqrt(w),   2 d = E (w-1)²,
-        R = max sqrt(2) (q + 1/q) / (1 + r (q⁴ - 1)) over q = w^{1/4}.
+        2 c = E (w-1)²/sqrt(w) = e^distance,   2 d = E (w-1)²,
+        R = peak = max sqrt(2) (q + 1/q) / (1 + r (q⁴ - 1)) over q = w^{1/4}.
     """
     k = np.arange(2.0, n + 1)
     with np.errstate(over="ignore"):
@@ -263,8 +266,6 @@ def _drawn(n: int, r: float, logs: np.ndarray, distance: float) -> float:
     log_d = float(log_expm1(logs[2])) - math.log(2.0)
     log_rest = log_d + math.log(max(-math.expm1(log_c - log_d), _ERROR))
     log_rest = np.logaddexp(log_rest, math.log(_ERROR))
-    q = _QUARTER_POWERS
-    peak = math.sqrt(2) * np.max((q + 1 / q) / (1 + r * (q**4 - 1))) * (1 + 1e-3)
     log_size = math.log(0.5 * n * (n - 1) * r * r)
     gap = min(
         log_size + math.log(peak) + 0.5 * (log_c + log_rest),

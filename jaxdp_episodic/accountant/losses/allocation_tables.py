@@ -49,8 +49,8 @@ from jaxdp_episodic.accountant.numerics.table_checks import (
 )
 from jaxdp_episodic.accountant.numerics.two_terms import log_tails_of_two
 
-# Where tables end, in standard deviations beyond the mean of a term that is large: jumps
-# beyond have a probability below e^-84.
+# Where tables end, in standard deviations beyond the mean of a term that is large: what
+# is beyond has a probability below e^-84.
 _REACH = 13.0
 # Halvings of a panel where losses crowd at 0: of two terms, or where some steps idle.
 _MOST_HALVINGS_OF_CROWDED = 24

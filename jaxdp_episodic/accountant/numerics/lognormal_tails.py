@@ -232,41 +232,25 @@ def jumps_of(
     start, fine, line = start[: len(which)], fine[: len(which)], upper.take(which)
     s, end = line.shift, line.last_saddle
     first = larger_saddle(np.log(start), s)
-    are_rare = first >= end
+    is_rare = first >= end
     first = np.minimum(first, end - 1)
     panels = np.array(_PANELS)[(s > 2).astype(int), fine]
     panels = np.ceil(panels * (1 + s)).astype(int)
     # Nodes of all contours, one after the other.
-    count = np.where(are_rare, 0, _PANEL_NODES * panels)
+    count = np.where(is_rare, 0, _PANEL_NODES * panels)
     mine, rank, node, weight = in_turn(count, _panel_rule)
     s, line, length = s[mine], line.take(mine), (end - first)[mine]
     x = first[mine] + length * node
     p = np.exp(place_of(x, s))
-
     # One transform for all contours of a sum, of which the coarse use fewer nodes.
     low, high = np.full(len(upper.count), np.inf), upper.last_saddle - 1e-9
     np.minimum.at(low, which, first)
-    points = 0.5 * (chebyshev_points(_CHEBYSHEV[1]) + 1)
-    nodes = low[:, None] + (high - low)[:, None] * points
-    every = upper.take(np.repeat(np.arange(len(low)), len(points)))
-    at_p = np.exp(place_of(nodes.reshape(-1), every.shift))
-    how = {"rules": _AXIS_RULES, "jumps": True, "slopes": slopes}
-    found = AxisTransform(*by_rows(transform_on_axis, every, at_p, **how))
-    # Logarithms that are smooth where they are tiny, too; arg K < pi/4.
-    scale = np.where(every.mean > 0, at_p * at_p, at_p)
-    real = log_near(found.whole.real, found.excess.real).real
-    rows = [np.log(found.whole.imag) - real, real / scale]
-    if slopes:
-        moved = found.slope.real / found.whole.real
-        rows += [found.slope.imag / found.whole.imag - moved, moved / scale]
-    values = np.zeros((len(rows), 2, *nodes.shape))
-    values[:, 1] = np.reshape(rows, (len(rows), *nodes.shape))
-    values[:, 0, :, : _CHEBYSHEV[0]] = in_blocks(values[:, 1], _fewer(*_CHEBYSHEV))
+    values = _along_axis(upper, low, high, slopes)
     row, number = which[mine], np.repeat(_CHEBYSHEV, len(low))
-    away = np.clip(2 * (x - low[row]) / (high - low)[row] - 1, -1.0, 1.0)
-    row = row + len(low) * fine[mine]
-    values = values.reshape(len(rows), len(number), -1)
-    log_tangent, real, *moved = through_columns(values, number, away, row)
+    at = np.clip(2 * (x - low[row]) / (high - low)[row] - 1, -1.0, 1.0)
+    values = values.reshape(len(values), len(number), -1)
+    found = through_columns(values, number, at, row + len(low) * fine[mine])
+    log_tangent, real, *moved = found
     tangent, power = np.exp(log_tangent), np.where(line.mean > 0, p * p, p)
     size = line.count * (real * power + 0.5 * np.log1p(tangent * tangent))
     size += np.log(p * (s - 1 / x) * length * weight / math.pi)  # -dp = p (s - 1/x) dx
@@ -284,6 +268,32 @@ def jumps_of(
         factors.append(dense(grown * np.sin(angle) + turned * np.cos(angle)))
     parts = np.stack([dense(p), dense(size, ABSENT)], axis=1)
     return Jumps(np.maximum(count, 1), parts, powers(dense(start[mine] / p), *factors))
+
+
+def _along_axis(
+    terms: Sums, low: np.ndarray, high: np.ndarray, slopes: bool
+) -> np.ndarray:
+    """Logarithms of tan(arg K) and of Re K over p, or p², and their slopes; smooth.
+
+    At Chebyshev points from low to high, (S,), in x, for coarse and for finer contours:
+    (R, 2, S, N). Re K > 0, as arg K < pi/4.
+    """
+    points = 0.5 * (chebyshev_points(_CHEBYSHEV[1]) + 1)
+    nodes = low[:, None] + (high - low)[:, None] * points
+    terms = terms.take(np.repeat(np.arange(len(low)), len(points)))
+    p = np.exp(place_of(nodes.reshape(-1), terms.shift))
+    how = {"rules": _AXIS_RULES, "jumps": True, "slopes": slopes}
+    found = AxisTransform(*by_rows(transform_on_axis, terms, p, **how))
+    scale = np.where(terms.mean > 0, p * p, p)
+    real = log_near(found.whole.real, found.excess.real).real
+    rows = [np.log(found.whole.imag) - real, real / scale]
+    if slopes:
+        moved = found.slope.real / found.whole.real
+        rows += [found.slope.imag / found.whole.imag - moved, moved / scale]
+    values = np.zeros((len(rows), 2, *nodes.shape))
+    values[:, 1] = np.reshape(rows, (len(rows), *nodes.shape))
+    values[:, 0, :, : _CHEBYSHEV[0]] = in_blocks(values[:, 1], _fewer(*_CHEBYSHEV))
+    return values
 
 
 def _panel_rule(nodes: int) -> tuple[np.ndarray, np.ndarray]:

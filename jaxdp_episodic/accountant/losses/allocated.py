@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -164,6 +164,23 @@ def crowded(
     return nodes, width * share
 
 
+class Asked(NamedTuple):
+    """Nodes that are asked for of one distribution.
+
+    Attributes:
+      size: their number.
+      backward: direction.
+      log_cut: log-density at which it is cut.
+      checking: whether they check others: then they lie elsewhere, and use tables moved
+        by their estimated error, so that the difference of the two includes it.
+    """
+
+    size: int
+    backward: bool
+    log_cut: float
+    checking: bool
+
+
 def nodes_from(
     evaluate: Callable[..., np.ndarray],
     rule: NodeRule,
@@ -173,10 +190,8 @@ def nodes_from(
     """Nodes on the real line, made on the host.
 
     Args:
-      evaluate: maps number of nodes, direction, cut, whether the nodes are to check
-        others, and the fields of one distribution to rows: losses, weights, and five of
-        the ends and the spacing. Nodes that check lie elsewhere, and use tables moved
-        by their estimated error, so that the difference of the two includes it.
+      evaluate: maps what is `Asked` and the fields of one distribution to rows: losses,
+        weights, and five of the ends and the spacing.
       rule: which nodes are asked for; those that check have a height below 1.
       *fields: (m,) each.
       by_first: the rows' derivatives by the first field, if they are known.
@@ -193,9 +208,9 @@ def nodes_from(
     ) -> np.ndarray:
         result = np.empty((number, *cut.shape))
         for i in np.ndindex(cut.shape):
-            which = size, bool(backward[i[-1]]), float(cut[i]), bool(height[i] < 1)
+            asked = size, bool(backward[i[-1]]), float(cut[i]), bool(height[i] < 1)
             setting = (float(field[i[-1]]) for field in fields)
-            result[(slice(None), *i)] = evaluate(*which, *setting)
+            result[(slice(None), *i)] = evaluate(Asked(*asked), *setting)
         return result
 
     every = on_host(

@@ -28,6 +28,7 @@ from jaxdp_episodic.accountant.losses.allocated import (
     LARGEST_SHIFT,
     SMALLEST_SHIFT,
     AllocatedLoss,
+    Asked,
     nodes_from,
     tails_from,
 )
@@ -144,7 +145,7 @@ def _tails(v: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
 
 
 def _loss_distribution(
-    size: int, log_cut: float, checking: bool, s: float, t: float, j: float
+    asked: Asked, s: float, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Losses v > 0 at r = 1, Q-masses, the end, and the log-density of P there."""
     table = antipodal_table(round(t), round(j), s)
@@ -158,16 +159,16 @@ def _loss_distribution(
         return table.at(last)[2] + last - math.log(t) + slope * (v - last)
 
     tried = np.linspace(0.0, table.end, _TRIED)
-    left = log_density(tried) + tried - (log_cut - 10)
+    left = log_density(tried) + tried - (asked.log_cut - 10)
     kept = np.flatnonzero(left > 0)
     end = tried[min(kept.max(initial=0) + 1, _TRIED - 1)]
     if left[-1] > 0:
         end += left[-1] / (-1 - slope) if slope < -1 else np.nan
-    number = _CHECKING_PANEL_NODES if checking else _PANEL_NODES
-    node, weight = gauss(number, size // number)
+    number = _CHECKING_PANEL_NODES if asked.checking else _PANEL_NODES
+    node, weight = gauss(number, asked.size // number)
     v = end * node
     mass = np.exp(log_density(v) + np.log(weight * end))
-    if checking:
+    if asked.checking:
         mass = np.where(v < table.end, mass * (1 + table.off_at(v)), 0.0)
     # At r = 1 both P and Q have mass 1: what is missing is rounding error.
     whole = np.sum(mass * (1 + np.exp(v)))
@@ -176,20 +177,10 @@ def _loss_distribution(
     return v, mass / whole, end, float(log_density(np.array([end]))[0] + end)
 
 
-def _node_rows(
-    size: int,
-    backward: bool,
-    log_cut: float,
-    checking: bool,
-    r: float,
-    s: float,
-    t: float,
-    j: float,
-) -> np.ndarray:
+def _node_rows(asked: Asked, r: float, s: float, t: float, j: float) -> np.ndarray:
     """The rows of `nodes_from`: losses above 0 with P's mass, below with Q's."""
-    del backward
-    half = size // 2
-    v, mass, end, end_density = _loss_distribution(half, log_cut, checking, s, t, j)
+    half = asked.size // 2
+    v, mass, end, end_density = _loss_distribution(asked._replace(size=half), s, t, j)
     # Q has the mass of the pair at r = 1; the loss is log(1 + r (e^v - 1)).
     loss = np.log1p(r * np.expm1(v))
     far = math.log1p(r * math.expm1(end))

@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.allocated import (
     AllocatedLoss,
+    Asked,
     crowded,
     nodes_from,
     tails_from,
@@ -194,16 +195,16 @@ def _log_density(
 
 
 def _loss_distribution(
-    size: int, log_cut: float, checking: bool, s: float, t: float, j: float
+    asked: Asked, s: float, t: float, j: float
 ) -> tuple[np.ndarray, ...]:
     """Losses ``log W``, Q-masses, and widths and values of ``y = log(X / j)``."""
     upper, lower = sum_tables(round(j), s)
     first, last = (math.asinh(y / upper.core) for y in (-lower.end, upper.end))
     tried = upper.core * np.sinh(np.linspace(first, last, _TRIED))
     loss, density = _log_density(tried, s, t, j)
-    kept = np.flatnonzero(np.maximum(density, density + loss) > log_cut - 10)
+    kept = np.flatnonzero(np.maximum(density, density + loss) > asked.log_cut - 10)
     if not len(kept):
-        nothing = np.full(size, np.nan)
+        nothing = np.full(asked.size, np.nan)
         return nothing, nothing, nothing, nothing
     ends = (
         float(tried[max(kept[0] - 1, 0)]),
@@ -212,10 +213,12 @@ def _loss_distribution(
     # Nodes are closer near the mode; how close follows from the density there.
     mode = np.argmax(density)
     gap = _OF_WIDTH * math.exp(-density[mode]) / math.sqrt(2 * math.pi)
-    y, width = crowded(size, ends, float(tried[mode]), gap, between=checking)
+    y, width = crowded(
+        asked.size, ends, float(tried[mode]), gap, between=asked.checking
+    )
     loss, density = _log_density(y, s, t, j)
     mass = np.exp(density) * width
-    if checking:
+    if asked.checking:
         mass = mass * (1 + np.where(y >= 0, upper.off_at(y), -lower.off_at(-y)))
     # P and Q have mass 1: what is missing is rounding error.
     change = _correction(loss, mass, mass, 1.0)
@@ -234,26 +237,18 @@ def _correction(
     return fix[0] + fix[1] * tilt
 
 
-def _node_rows(
-    size: int,
-    backward: bool,
-    log_cut: float,
-    checking: bool,
-    s: float,
-    t: float,
-    j: float,
-) -> np.ndarray:
+def _node_rows(asked: Asked, s: float, t: float, j: float) -> np.ndarray:
     """The rows of `nodes_from`."""
-    loss, mass, width, _ = _loss_distribution(size, log_cut, checking, s, t, j)
-    table = sum_tables(round(j), s)[backward]
+    loss, mass, width, _ = _loss_distribution(asked, s, t, j)
+    table = sum_tables(round(j), s)[asked.backward]
     profile, tail, _ = table.at(np.array([table.end]))[:3, 0]
     # Of the direction's second distribution the mass counts g times.
-    gain, scale = (profile, table.end) if backward else (profile - np.log(t), 0.0)
+    gain, scale = (profile, table.end) if asked.backward else (profile - np.log(t), 0.0)
     log_beyond = np.logaddexp(gain, tail + scale)
-    if not (checking or log_beyond < log_cut + _BEYOND_CUT):
+    if not (asked.checking or log_beyond < asked.log_cut + _BEYOND_CUT):
         mass = mass * np.nan
-    weight = mass if backward else mass * np.exp(loss)
-    sign, order = (-1.0, [0, -1]) if backward else (1.0, [-1, 0])
+    weight = mass if asked.backward else mass * np.exp(loss)
+    sign, order = (-1.0, [0, -1]) if asked.backward else (1.0, [-1, 0])
     with np.errstate(divide="ignore"):
         ends = np.log(weight[order] / width[order])
     return np.concatenate(
@@ -261,21 +256,13 @@ def _node_rows(
     )
 
 
-def _node_slopes(
-    size: int,
-    backward: bool,
-    log_cut: float,
-    checking: bool,
-    s: float,
-    t: float,
-    j: float,
-) -> np.ndarray:
+def _node_slopes(asked: Asked, s: float, t: float, j: float) -> np.ndarray:
     """Derivatives of `_node_rows` by s, at losses that stay where they are."""
-    loss, mass, _, y = _loss_distribution(size, log_cut, checking, s, t, j)
+    loss, mass, _, y = _loss_distribution(asked, s, t, j)
     upper, lower = sum_tables(round(j), s, slopes=True)
     moved = np.where(y >= 0, upper.at(y)[5], lower.at(-y)[5])
     moved = moved + _correction(loss, mass, mass * moved, 0.0)
-    weight = mass if backward else mass * np.exp(loss)
-    order = [0, -1] if backward else [-1, 0]
+    weight = mass if asked.backward else mass * np.exp(loss)
+    order = [0, -1] if asked.backward else [-1, 0]
     nothing = np.zeros_like(loss)
     return np.concatenate([nothing, weight * moved, moved[order], nothing[:3]])

@@ -40,23 +40,25 @@ _GROWING = 40
 
 @dataclass(frozen=True)
 class AllocatedLoss(GaussianLoss):
-    """Base: a unit in one of ``bins`` steps, of which ``taken`` >= 2 are taken."""
+    """Base: a unit in one secret slot of ``slots``, of which ``steps`` >= 2 are run."""
 
     # Errors of its tables are estimates: certified ends use finite pairs instead.
     is_estimate: ClassVar[bool] = True
     # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
-    # Maps shift, bins and taken to the tables.
+    # Maps shift, slots and steps of one setting to its tables.
     _tables: ClassVar[Callable[[float, float, float], list[Table]]]
+    # Makes those of many settings: slots, steps and shift; with slopes or without.
+    _prepare: ClassVar[Callable[[list[tuple[int, int, float]], bool], None]]
 
     @property
-    def _bins(self) -> Array:
-        return self.__dict__["bins"]
+    def _slots(self) -> Array:
+        return self.__dict__["slots"]
 
     @property
-    def _taken(self) -> Array:
-        return self.__dict__["taken"]
+    def _steps(self) -> Array:
+        return self.__dict__["steps"]
 
     def profile_error(self) -> Array:
         """See `PrivacyLoss`; as the tables estimate it."""
@@ -76,9 +78,18 @@ class AllocatedLoss(GaussianLoss):
         return np.where(falls, self.profile_error(), np.inf)
 
     def _by_setting(self, function: Callable[..., np.ndarray], u: Array) -> Array:
-        """``function(u, shift, bins, taken)``, one row, of fields kept in range."""
-        kept = self.kept_in_range()  # some may take no step
-        return by_setting(function, u, kept._shift, kept._bins, kept._taken)[0]
+        """``function(u, shift, slots, steps)``, one row, of fields kept in range."""
+        kept = self.kept_in_range()  # of some no step may be run
+        return by_setting(function, u, kept._shift, kept._slots, kept._steps)[0]
+
+    def prepare(self, *, slopes: bool = False) -> None:
+        """Makes the tables, of settings in which something is lost, but not all."""
+        kept = self.kept_in_range()
+        is_asked = ~np.asarray(self.loses_nothing | self.is_unprotected)
+        fields = (kept._slots, kept._steps, kept._shift)
+        fields = (np.broadcast_to(f, self.shape)[is_asked].tolist() for f in fields)
+        settings = [(round(t), round(j), s) for t, j, s in zip(*fields, strict=True)]
+        self._prepare(settings, slopes)
 
     def bounding_pair(
         self, bounding: Callable[..., PrivacyLoss], *, up: bool
@@ -89,18 +100,18 @@ class AllocatedLoss(GaussianLoss):
         raised = np.where(self._shift > 0, np.maximum(self._shift, kept._shift), 0.0)
         shift = raised if up else np.where(raised > self._shift, 0.0, self._shift)
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        fields |= {"shift": shift, "bins": kept._bins, "taken": kept._taken}
+        fields |= {"shift": shift, "slots": kept._slots, "steps": kept._steps}
         return bounding(**fields, above=np.full(self.shape, 1.0 * up))
 
     def kept_in_range(self) -> Self:
         """Returns numbers that tables can be made of, none of less privacy loss."""
-        taken = np.maximum(self._taken, 2.0)
+        steps = np.maximum(self._steps, 2.0)
         return dataclasses.replace(
             super().kept_in_range(),
             # Beyond the largest the step is unprotected, and nothing is computed.
             shift=np.clip(self._shift, SMALLEST_SHIFT, LARGEST_SHIFT),
-            taken=taken,
-            bins=np.maximum(self._bins, taken),
+            steps=steps,
+            slots=np.maximum(self._slots, steps),
         )
 
     @property
@@ -109,10 +120,10 @@ class AllocatedLoss(GaussianLoss):
         return ~self.loses_nothing & (self._shift > LARGEST_SHIFT)
 
     def hints(self) -> Hints:
-        """As many Poisson draws at rate 1 / bins."""
+        """As many Poisson draws at rate 1 / slots."""
         xp = namespace(*self.fields)
-        rate = self._inner_rate / self._bins
-        return Hints(rate * xp.sqrt(self._taken), rate, self._shift, self._shift)
+        rate = self._inner_rate / self._slots
+        return Hints(rate * xp.sqrt(self._steps), rate, self._shift, self._shift)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`.

@@ -73,14 +73,14 @@ class AllocatedAntipodalLoss(AllocatedLoss):
       outer_rate: see `PrivacyLoss`; always 1.
       inner_rate: r in [0, 1], below the level that is allocated.
       shift: s >= 0, the clip norm over the noise.
-      bins: t, whole number.
-      taken: j, whole number, 2 <= j <= t.
+      slots: t, whole number, the steps of an epoch.
+      steps: j, whole number, 2 <= j <= t, those that are run.
     """
 
     inner_rate: Array
     shift: Array
-    bins: Array
-    taken: Array
+    slots: Array
+    steps: Array
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "inner_rate")
     has_slopes: ClassVar[bool] = False
 
@@ -92,7 +92,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         """By tables; their relative error is `profile_error`, an estimate."""
         xp = namespace(u, *self.fields)
         u, r, s, t, j = xp.broadcast_arrays(u, *self.fields[1:])
-        j = xp.maximum(j, 2.0)  # where none is taken nothing is asked
+        j = xp.maximum(j, 2.0)  # where no step is run nothing is asked
         t = xp.maximum(t, j)
         profile, tail = _drawn_tails(_tails, u, r, s, t, j)
         return tails_from(xp.stack([profile, tail, profile, tail]))
@@ -108,20 +108,14 @@ class AllocatedAntipodalLoss(AllocatedLoss):
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: Gauss–Legendre panels from the atom at 0."""
-        fields = (self.inner_rate, self.shift, self.bins, self.taken)
+        fields = (self.inner_rate, self.shift, self.slots, self.steps)
         return nodes_from(_node_rows, rule, *fields)
 
-    def prepare(self, *, slopes: bool = False) -> None:
-        """Makes the tables; they have no slopes."""
-        del slopes
-        kept = self.kept_in_range()
-        is_asked = ~np.asarray(self.loses_nothing | self.is_unprotected)
-        fields = (kept._bins, kept._taken, kept._shift)
-        fields = (np.broadcast_to(f, self.shape)[is_asked].tolist() for f in fields)
-        asked = zip(*fields, strict=True)
-        prepare_antipodal((round(t), round(j), s) for t, j, s in asked)
-
     _excess = staticmethod(antipodal_excess)
+
+    @staticmethod
+    def _prepare(settings: list[tuple[int, int, float]], slopes: bool) -> None:
+        prepare_antipodal(settings)  # they have no slopes
 
     @staticmethod
     def _tables(s: float, t: float, j: float) -> list[Table]:
@@ -161,9 +155,9 @@ def _loss_distribution(
     tried = np.linspace(0.0, table.end, _TRIED)
     left = log_density(tried) + tried - (asked.log_cut - 10)
     kept = np.flatnonzero(left > 0)
-    end = tried[min(kept.max(initial=0) + 1, _TRIED - 1)]
+    end = float(tried[min(kept.max(initial=0) + 1, _TRIED - 1)])
     if left[-1] > 0:
-        end += left[-1] / (-1 - slope) if slope < -1 else np.nan
+        end += float(left[-1]) / (-1 - slope) if slope < -1 else np.nan
     number = _CHECKING_PANEL_NODES if asked.checking else _PANEL_NODES
     node, weight = gauss(number, asked.size // number)
     v = end * node
@@ -195,15 +189,15 @@ class AllocatedAntipodalBoundingLoss(BoundingLoss):
     """``r D(1 + (g - 1)/r)`` in both directions, D of `antipodal_bounding_pair`.
 
     Attributes:
-      outer_rate, inner_rate, bins, taken: see `AllocatedAntipodalLoss`.
+      outer_rate, inner_rate, slots, steps: see `AllocatedAntipodalLoss`.
       shift: s > 0.
       above: see `BoundingLoss`.
     """
 
     inner_rate: Array
     shift: Array
-    bins: Array
-    taken: Array
+    slots: Array
+    steps: Array
     above: Array
     rate_fields: ClassVar[tuple[str, ...]] = ("outer_rate", "inner_rate")
     _rounding: ClassVar[float] = 8e-15
@@ -250,8 +244,10 @@ def _unsampled_excess(z: np.ndarray, rate: float, shift: float) -> np.ndarray:
     return np.stack([excess, slope * share, (2 * growth + slope**2) * share])
 
 
-def _pair(shift: float, bins: float, taken: float, above: float) -> PiecewiseLinearPair:
-    return antipodal_bounding_pair(round(bins), round(taken), shift, above=above > 0)
+def _pair(
+    shift: float, slots: float, steps: float, above: float
+) -> PiecewiseLinearPair:
+    return antipodal_bounding_pair(round(slots), round(steps), shift, above=above > 0)
 
 
 def _pair_tails(u: np.ndarray, *setting: float) -> np.ndarray:

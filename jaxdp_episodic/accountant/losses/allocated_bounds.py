@@ -3,7 +3,7 @@
 Certified ends are computed from a pair with finitely many losses that dominates the
 epoch's pair, or is dominated by it.
 
-``W = ((bins - taken) + X) / bins`` with X of `numerics.convex_sums`. ``(W - g)_+`` and
+``W = ((slots - steps) + X) / slots``, X of `numerics.convex_sums`. ``(W - g)_+`` and
 ``(1 - g W)_+`` are convex in the W of each epoch, so a distribution of X that is above
 in convex order gives an upper bound of both directions' profiles, of any number of
 epochs and among any other steps, and one that is below a lower bound.
@@ -59,6 +59,9 @@ class BoundingLoss(AllocatedLoss):
     _facts_of_setting: ClassVar[Callable[..., tuple[float, ...]]]
     # Relative rounding error of the profiles.
     _rounding: ClassVar[float]
+
+    def prepare(self, *, slopes: bool = False) -> None:
+        """There are no tables."""
 
     def certified(self, *, up: bool) -> Self:
         """See `PrivacyLoss`."""
@@ -121,14 +124,14 @@ class AllocatedBoundingLoss(BoundingLoss):
     Attributes:
       outer_rate: see `PrivacyLoss`; always 1.
       shift: s > 0.
-      bins: t, whole number.
-      taken: j, whole number, 2 <= j <= t.
+      slots: t, whole number, the steps of an epoch.
+      steps: j, whole number, 2 <= j <= t, those that are run.
       above: see `BoundingLoss`.
     """
 
     shift: Array
-    bins: Array
-    taken: Array
+    slots: Array
+    steps: Array
     above: Array
     is_symmetric: ClassVar[bool] = False
     _rounding: ClassVar[float] = _ROUNDING + _SUM_ERROR
@@ -178,14 +181,14 @@ class EpochDistribution(NamedTuple):
 
 @functools.lru_cache(_CACHED)
 def epoch_distribution(
-    shift: float, bins: float, taken: float, above: float
+    shift: float, slots: float, steps: float, above: float
 ) -> EpochDistribution:
     """W of one setting as finitely many atoms, above or below in convex order."""
-    found = lognormal_sum(round(taken), shift, above=above > 0)
-    idle = bins - taken
-    ratio, masses = (idle + found.values) / bins, found.masses
-    # Mass truncated of P or Q is taken off both, and charged as an infinite loss.
-    lost = max(found.lost, (found.infinite + idle * found.lost) / bins)
+    found = lognormal_sum(round(steps), shift, above=above > 0)
+    idle = slots - steps
+    ratio, masses = (idle + found.values) / slots, found.masses
+    # Mass truncated of P or Q is subtracted from both, and charged as an infinite loss.
+    lost = max(found.lost, (found.infinite + idle * found.lost) / slots)
     whole = float(masses.sum())
     masses = masses / whole
     mean = float(np.sum(ratio * masses))

@@ -1,6 +1,6 @@
 """Random allocation, add/remove: a unit takes part in one secret step of an epoch.
 
-With t steps in the epoch, of which j are taken, the pair is ``P = sum_{i<=j} N(s e_i)/t
+With t steps in the epoch, of which j are run, the pair is ``P = sum_{i<=j} N(s e_i)/t
 + (1 - j/t) N(0)`` against ``Q = N(0)`` on R^j; its likelihood ratio is
 
     W = ((t - j) + A_1 + ... + A_j) / t,   A_i = e^{s x_i - s²/2}, x_i ~ N(0, 1),
@@ -55,18 +55,18 @@ _BEYOND_CUT = 36.0
 
 @dataclass(frozen=True)
 class AllocatedGaussianLoss(AllocatedLoss):
-    """``W = ((bins - taken) + A_1 + ... + A_taken) / bins``.
+    """``W = ((slots - steps) + A_1 + ... + A_steps) / slots``.
 
     Attributes:
       outer_rate: see `PrivacyLoss`; always 1.
       shift: s >= 0.
-      bins: t, whole number.
-      taken: j, whole number, 2 <= j <= t.
+      slots: t, whole number, the steps of an epoch.
+      steps: j, whole number, 2 <= j <= t, those that are run.
     """
 
     shift: Array
-    bins: Array
-    taken: Array
+    slots: Array
+    steps: Array
     is_symmetric: ClassVar[bool] = False
 
     def certified(self, *, up: bool) -> PrivacyLoss:
@@ -74,18 +74,18 @@ class AllocatedGaussianLoss(AllocatedLoss):
         return self.bounding_pair(AllocatedBoundingLoss, up=up)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """For a part of an epoch: W is at least ``(bins - taken) / bins``."""
+        """For a part of an epoch: W is at least ``(slots - steps) / slots``."""
         if not backward:
             return super().largest_loss(backward=backward)
         with np.errstate(divide="ignore"):
-            least = (self.bins - self.taken) / self.bins
+            least = (self.slots - self.steps) / self.slots
             return np.broadcast_to(-np.log(least), self.shape)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """By tables of the sum; its relative error is `profile_error`, an estimate."""
         xp = namespace(u, *self.fields)
-        u, s, t, j = xp.broadcast_arrays(u, self.shift, self.bins, self.taken)
-        j = xp.maximum(j, 2.0)  # where none is taken nothing is asked
+        u, s, t, j = xp.broadcast_arrays(u, self.shift, self.slots, self.steps)
+        j = xp.maximum(j, 2.0)  # where no step is run nothing is asked
         t = xp.maximum(t, j)
         rows, slopes = (
             functools.partial(by_setting, f) for f in (_tails, _tail_slopes)
@@ -109,17 +109,14 @@ class AllocatedGaussianLoss(AllocatedLoss):
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `PrivacyLoss`: along the logarithm of the sum."""
-        fields = (self.shift, self.bins, self.taken)
+        fields = (self.shift, self.slots, self.steps)
         return nodes_from(_node_rows, rule, *fields, by_first=_node_slopes)
 
-    def prepare(self, *, slopes: bool = False) -> None:
-        """Makes the tables."""
-        kept = self.kept_in_range()
-        fields = np.broadcast_arrays(kept._taken, kept._shift)
-        asked = zip(*(field.ravel().tolist() for field in fields), strict=True)
-        prepare_sums(((round(j), s) for j, s in asked), slopes=slopes)
-
     _excess = staticmethod(sum_excess)
+
+    @staticmethod
+    def _prepare(settings: list[tuple[int, int, float]], slopes: bool) -> None:
+        prepare_sums(((j, s) for _, j, s in settings), slopes=slopes)
 
     @staticmethod
     def _tables(s: float, _: float, j: float) -> list[Table]:

@@ -4,7 +4,7 @@
 the chord (van Erven and Harremoës 2014, arXiv:1206.2459, Corollary 2). Bounds at whole
 orders are used with chords; other orders are integrated where that gives less.
 
-Every function is of one setting: shift s, t steps an epoch of which j are taken, and
+Every function is of one setting: shift s, t steps an epoch of which j are run, and
 orders less one z, (m,). Reference: docs/proofs.md, "Moments of random allocation".
 """
 
@@ -74,7 +74,7 @@ def sum_excess(
     """(3, m): ``log(E W^{1+z} - 1)`` and two derivatives; "forward" is of both.
 
     Of "backward" ``log(E W^-z - 1)``. That the former is the larger one is not proved:
-    the larger is taken.
+    the larger one is returned.
     """
 
     def excess(z: np.ndarray) -> np.ndarray:

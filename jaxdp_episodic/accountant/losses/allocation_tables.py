@@ -29,6 +29,7 @@ from jaxdp_episodic.accountant.numerics.chebyshev_tables import (
 )
 from jaxdp_episodic.accountant.numerics.lognormal_sums import Axis, axis_of, contours
 from jaxdp_episodic.accountant.numerics.lognormal_terms import Sums
+from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.numerics.ratio_means import (
     Moments,
     moments_of_means,
@@ -120,7 +121,7 @@ class _Kept(dict):
 
 # By count, shift, and whether with slopes.
 _kept = _Kept(_CAPACITY)
-# By bins, count and shift.
+# By slots, count and shift.
 _antipodal = _Kept(_CAPACITY)
 
 
@@ -196,8 +197,8 @@ def _checked_tables(
         rows = list(group)
         for i in range(0, len(rows), _CHECKED_TOGETHER):
             part = rows[i : i + _CHECKED_TOGETHER]
-            tables = ([side[k] for k in part] for side in (upper, lower))
-            pairs = _checked_together(*tables, count[part], shift[part], nodes)
+            up, low = ([side[k] for k in part] for side in (upper, lower))
+            pairs = _checked_together(up, low, count[part], shift[part], nodes)
             for k, pair in zip(part, pairs, strict=True):
                 result[k] = pair
     return result
@@ -250,7 +251,7 @@ def _made(terms: Sums, *, slopes: bool) -> list[Table]:
     )
     lower = np.flatnonzero(~upper)
     # As far as Chernoff's bound is not too small.
-    last = _chernoff_ends(axis.take(lower), LEAST + _BELOW_CHERNOFF)
+    last = _chernoff_ends(at(axis, lower), LEAST + _BELOW_CHERNOFF)
     end[lower] = np.minimum(end[lower], last)
     along = contours(axis, end, slopes=slopes)
     return tabulated(core, end, along.log_tails)
@@ -267,14 +268,14 @@ def _chernoff_ends(axis: Axis, least: float) -> np.ndarray:
         return np.where(place > 0, place, np.inf)
 
 
-def antipodal_table(bins: int, count: int, shift: float) -> Table:
-    """Of ``sum A - g sum B + (1 - g)(bins - count)`` at ``g = e^place``.
+def antipodal_table(slots: int, count: int, shift: float) -> Table:
+    """Of ``sum A - g sum B + (1 - g)(slots - count)`` at ``g = e^place``.
 
     It has no values unless its density has mass 1, mean 1 and the profile at the mean,
     and that the moments and distances that `numerics.table_checks` knows.
     """
-    found = _antipodal.get((bins, count, shift))
-    return found or make_antipodal_tables([(bins, count, shift)])[0]
+    found = _antipodal.get((slots, count, shift))
+    return found or make_antipodal_tables([(slots, count, shift)])[0]
 
 
 def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Table]:
@@ -290,9 +291,9 @@ def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Ta
 
 def _made_antipodal(setting: tuple[int, int, float]) -> Table:
     """`antipodal_table`, not kept."""
-    bins, count, shift = setting
-    terms = Terms(count, shift, float(bins - count))
-    core = 2 * _core(count, shift) * count / bins
+    slots, count, shift = setting
+    terms = Terms(count, shift, float(slots - count))
+    core = 2 * _core(count, shift) * count / slots
     end = _antipodal_end(terms, core)
     starts = functools.cache(lambda: starts_for(terms, end))
     along = functools.cache(lambda finer: skewed_contours(terms, starts(), finer=finer))
@@ -327,22 +328,22 @@ def _antipodal_end(terms: Terms, core: float) -> float:
     return end
 
 
-def _checked_antipodal(table: Table, bins: int, count: int, shift: float) -> Table:
+def _checked_antipodal(table: Table, slots: int, count: int, shift: float) -> Table:
     """The table as far as it passes all of `table_checks`."""
     with np.errstate(all="ignore"):
         (table,), nodes = _fitted([table], np.ones(1), 1.0)
         (place,), (weight,) = nodes.place, nodes.weight
-        share = np.exp(nodes.rows[2, 0] + place - math.log(bins)) * weight
-        gain = math.exp(table.values[0, 0, 0]) / bins
+        share = np.exp(nodes.rows[2, 0] + place - math.log(slots)) * weight
+        gain = math.exp(table.values[0, 0, 0]) / slots
         mass = abs(share.sum() + share @ np.exp(place) - 1)
         off = float(max(mass, abs(share @ np.expm1(place) / gain - 1)))
-        high = side_of(nodes, 1.0, np.array([bins]), table.error)
+        high = side_of(nodes, 1.0, np.array([slots]), table.error)
         # E(wY - X)_+ is w times that of 1/w.
         low = high._replace(log_w=-high.log_w, log_gain=high.log_gain - high.log_w)
-        exact = moments_of_ratio(bins, count, shift, table.core)
+        exact = moments_of_ratio(slots, count, shift, table.core)
         exact = Moments(*(field[None] for field in exact))
         agree = moments_agree(low, high, np.array([table.core]), exact)
-        agree &= distances_agree(low, high, bins, count, shift)
+        agree &= distances_agree(low, high, slots, count, shift)
     agrees = math.isfinite(mass) and agree.item()
     return _checked(table, off if agrees else math.inf)
 

@@ -32,7 +32,7 @@ from jaxdp_episodic.accountant.numerics.lognormal_terms import (
     log_near,
     similar_rows,
 )
-from jaxdp_episodic.accountant.numerics.loops import complex_of, sigmoid
+from jaxdp_episodic.accountant.numerics.loops import at, complex_of, sigmoid
 from jaxdp_episodic.accountant.numerics.skewed_terms import SQRT_2PI, larger_saddle
 
 # Above this number of terms K - 1 needs all its digits.
@@ -133,7 +133,12 @@ class Path(NamedTuple):
 def _lambert_argument(terms: Sums, p: np.ndarray) -> np.ndarray:
     """``q s² e^{-s²/2}``."""
     s = terms.shift
-    return s * s * np.exp(-0.5 * s * s) * complex_of(np, -terms.sign * p.real, p.imag)
+    return (
+        s
+        * s
+        * np.exp(-0.5 * s * s)
+        * complex_of(np, -terms.sign * np.real(p), np.imag(p))
+    )
 
 
 def paths(terms: Sums, p: np.ndarray, least: np.ndarray, fine: np.ndarray) -> Path:
@@ -147,16 +152,17 @@ def paths(terms: Sums, p: np.ndarray, least: np.ndarray, fine: np.ndarray) -> Pa
     """
     s = terms.shift
     w = lambert(_lambert_argument(terms, p))
-    w.imag = np.maximum(w.imag, 1e-9 * (np.abs(w.real) + w.imag))
+    above = np.maximum(np.imag(w), 1e-9 * (np.abs(np.real(w)) + np.imag(w)))
+    w = complex_of(np, np.real(w), above)
     angle = np.angle(w)
-    whole = angle + w.imag
-    slope = np.tan(0.5 * np.angle(1 + w)) * s * whole / (2 * w.imag * angle)
+    whole = angle + above
+    slope = np.tan(0.5 * np.angle(1 + w)) * s * whole / (2 * above * angle)
     slope = np.minimum(slope, _STEEPEST)
-    bend = np.log(angle / w.imag) / (2 * slope)
+    bend = np.log(angle / above) / (2 * slope)
     # No later than at the other saddle point, where the integrand begins to grow.
     log_p = np.log(np.abs(p))
     is_small = log_p - 0.5 * s * s + 2 * np.log(s) < -1
-    other = np.maximum(larger_saddle(log_p, s) + w.real / s, 0.0)
+    other = np.maximum(larger_saddle(log_p, s) + np.real(w) / s, 0.0)
     bend = np.where(is_small, np.minimum(bend, other), bend)
     refinement = np.maximum(_REFINEMENT * s, 1.0)
     end = np.log(s * s / np.abs(w)) / s - _REFINED_BEFORE / s
@@ -167,15 +173,15 @@ def paths(terms: Sums, p: np.ndarray, least: np.ndarray, fine: np.ndarray) -> Pa
     path = Path(none, none, none, *shape, none, none)
 
     y, _ = path.points(_TRIED)
-    lost = (w * _exponent(s, y)).real
-    normal = -0.5 * (y * y).real
+    lost = np.real(w * _exponent(s, y))
+    normal = -0.5 * np.real(y * y)
     below = normal - np.minimum(lost, np.minimum(least, 1.0) * lost)
     below = np.where(np.isnan(below), -np.inf, below)
-    left, right = y.real < 0, y.real >= 0
+    left, right = np.real(y) < 0, np.real(y) >= 0
     is_out = below < -_DEPTH - _DEPTH_OF_TERMS * np.log(terms.count)
     # Of many terms all of the normal density, where that is not too far.
     covers = (terms.count > _MANY_TERMS) & (s < _COVERED_SHIFT)
-    is_first = left & is_out & (~covers | (y.real < -_NORMAL_REACH))
+    is_first = left & is_out & (~covers | (np.real(y) < -_NORMAL_REACH))
     first = np.max(np.where(is_first, _TRIED, _TRIED[0]), axis=0)
     # Else where it is smallest, before it grows.
     smallest = np.min(np.where(right, below, np.inf), axis=0)
@@ -192,7 +198,7 @@ def paths(terms: Sums, p: np.ndarray, least: np.ndarray, fine: np.ndarray) -> Pa
     spacing = spacing * np.minimum(1.0, _STEEP_OF_SHIFT * s / slope)
     spacing = spacing * np.minimum(1.0, refinement / np.sqrt(np.abs(1 + w))) / fine
     number = 8 * np.ceil((last - first) / spacing / 8)
-    reached = np.where(inside, y.real, 0.0)
+    reached = np.where(inside, np.real(y), 0.0)
     reached = np.minimum(-np.min(reached, axis=0), np.max(reached, axis=0))
     is_bounded = np.max(np.where(inside, normal, -1.0), axis=0) < 1
     is_whole = covers | (reached >= _NORMAL_REACH)
@@ -202,7 +208,7 @@ def paths(terms: Sums, p: np.ndarray, least: np.ndarray, fine: np.ndarray) -> Pa
 
 
 def _expm1(z: np.ndarray) -> np.ndarray:
-    return complex_of(np, *expm1_complex(z.real, z.imag))
+    return complex_of(np, *expm1_complex(np.real(z), np.imag(z)))
 
 
 def _exponent(s: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -230,11 +236,11 @@ def log_transform_on_rays(
     # if the density is all there and nothing cancels.
     near_one = path.is_bounded & (terms.count > _MANY_TERMS)
     total, mass, *moved = _summed(terms, path, -w, near_one, slopes)
-    taken = np.where(near_one, 0.0, np.where(path.is_bounded, mass, 1.0))
+    subtracted = np.where(near_one, 0.0, np.where(path.is_bounded, mass, 1.0))
     # On a steep path the normal density oscillates too fast for these nodes.
     is_one = path.is_whole & (np.abs(mass - 1) < _ROUNDING)
     missing = np.where(path.is_bounded & ~is_one, mass - 1, 0.0)
-    excess = total - taken + missing
+    excess = total - subtracted + missing
     whole = np.where(near_one, excess + 1, total)
     # -(w² + 2w) / (2 s²); and p m more, which is (w / s²) e^{w + s²/2}.
     grown = np.where(terms.mean > 0, _expm1(w + 0.5 * square), -1.0)
@@ -245,7 +251,7 @@ def log_transform_on_rays(
         once, grown = moved
         result.append(w * ((w / s + s) * once - grown) / (whole * square))
     return [
-        terms.count * complex_of(np, part.real, -terms.sign * part.imag)
+        terms.count * complex_of(np, np.real(part), -terms.sign * np.imag(part))
         for part in result
     ]
 
@@ -263,7 +269,7 @@ def _summed(
     masses = np.empty(len(path.num_nodes), complex)
     for rows, most in similar_rows(path.num_nodes, size):
         column, i = rows[:, None], np.arange(most)
-        some, s = Path(*(field[column] for field in path)), terms.shift[column]
+        some, s = at(path, column), terms.shift[column]
         # Nodes behind a row's last one repeat it, without mass.
         t = some.first + some.spacing * np.minimum(i, some.num_nodes - 1)
         y, dy = some.points(t)
@@ -277,7 +283,7 @@ def _summed(
         # As real arrays: products and exponentials are faster than of complex ones.
         columns = np.stack(columns, axis=-1).view(float)
         grown = z[:, rows].T[..., None] * _exponent(s, y)[:, None]
-        grown, many = (grown.real.copy(), grown.imag.copy()), near_one[rows]
+        grown, many = (np.real(grown).copy(), np.imag(grown).copy()), near_one[rows]
         less = None
         if np.any(many):
             less = expm1_complex(*(part[many] for part in grown))

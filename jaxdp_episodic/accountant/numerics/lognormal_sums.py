@@ -46,6 +46,7 @@ from jaxdp_episodic.accountant.numerics.lognormal_terms import (
     log_near,
     transform_on_axis,
 )
+from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.numerics.quadrature import (
     between_equal,
     chebyshev_points,
@@ -115,10 +116,6 @@ class Axis(NamedTuple):
     phase: np.ndarray
     number: np.ndarray
 
-    def take(self, rows: np.ndarray) -> Axis:
-        """Of some sums."""
-        return Axis(self.terms.take(rows), *(field[rows] for field in self[1:]))
-
 
 def axis_of(terms: Sums) -> Axis:
     """Where contours may start, of upper tails, which stand first, and lower ones."""
@@ -145,10 +142,10 @@ def axis_of(terms: Sums) -> Axis:
             if not len(row):
                 continue
             how = {"rules": _COARSE_RULES, "jumps": kind}
-            asked = terms.take(row), np.exp(log_p[row, column])
+            asked = at(terms, row), np.exp(log_p[row, column])
             found = AxisTransform(*by_rows(transform_on_axis, *asked, **how))
             logs = terms.count[row] * log_near(found.whole, found.excess)
-            both[:, row, column] = logs.real, logs.imag
+            both[:, row, column] = np.real(logs), np.imag(logs)
         both = between_equal(both, known, _KNOWN_EVERY)
         power, phase = np.where(is_there, both, np.nan)
     return Axis(terms, log_p, power, phase, number)
@@ -185,14 +182,14 @@ def contours(axis: Axis, end: np.ndarray, *, slopes: bool = False) -> Contours:
         chosen = np.searchsorted(passed.reshape(-1), found) - which * passed.shape[1]
         chosen = np.clip(chosen, first[which], last[which])
         kept = (rank == 0) | (chosen != np.roll(chosen, 1))
-        kind, at = kind[kept], (which[kept], chosen[kept])
-        which, fine = at[0], kind % 2
-        start, base, narrow = p[at], axis.power[at], narrowness[at]
+        kind, chosen = kind[kept], (which[kept], chosen[kept])
+        which, fine = chosen[0], kind % 2
+        start, base, narrow = p[chosen], axis.power[chosen], narrowness[chosen]
         # k of that argument of a contour for which e^{pk} falls last along the ray.
         slope = _padded(slope, number - 1)
         slowest = 2 + 0.5 * terms.sign[which] * _DISTANCES[fine] * narrow
-        slowest = slowest / start - 0.5 * (slope[:, 1:] + slope[:, :-1])[at]
-        line = _Line(terms.take(which), start, base, narrow, slowest)
+        slowest = slowest / start - 0.5 * (slope[:, 1:] + slope[:, :-1])[chosen]
+        line = _Line(at(terms, which), start, base, narrow, slowest)
         rays = _rays(line, _ends(line, which, fine == 0), fine > 0, slopes)
         jumps = jumps_of(terms, which, start, fine, slopes)
     first = np.searchsorted(kind, np.arange(len(steps)))
@@ -243,10 +240,6 @@ class _Line(NamedTuple):
     narrowness: np.ndarray
     slowest: np.ndarray
 
-    def take(self, rows: np.ndarray) -> _Line:
-        """Some rays."""
-        return _Line(self.terms.take(rows), *(field[rows] for field in self[1:]))
-
     @property
     def direction(self) -> np.ndarray:
         """Complex; the integrand is ``start |direction|`` wide at the start."""
@@ -266,16 +259,16 @@ class _Line(NamedTuple):
         each = (self.start[:, None] + away).reshape(-1, _BLOCK).T
         kept = np.flatnonzero(is_there[:, ::_BLOCK])
         mine = kept // (away.shape[1] // _BLOCK)
-        p, terms = each[:, kept], self.terms.take(mine)
+        p, terms = each[:, kept], at(self.terms, mine)
         middle = p[_BLOCK // 2]
         least = np.abs(p).min(axis=0) / np.abs(middle)
         path = Path(*by_rows(paths, terms, middle, least, fine[mine]))
         # Rows with as many nodes together.
         order = np.argsort(path.num_nodes, kind="stable")
-        kept, p, terms = kept[order], p[:, order], terms.take(order)
-        path = Path(*(field[order] for field in path))
+        kept, p, terms = kept[order], p[:, order], at(terms, order)
+        path = at(path, order)
         found = by_rows(log_transform_on_rays, terms, path, p, slopes=slopes)
-        found = [part for logs in found for part in (logs.real, logs.imag)]
+        found = [part for logs in found for part in (np.real(logs), np.imag(logs))]
         result = []
         for part, empty in zip(found, (ABSENT, 0.0, 0.0, 0.0), strict=False):
             whole = np.full(each.T.shape, empty)
@@ -287,16 +280,16 @@ class _Line(NamedTuple):
 
 def _ends(every: _Line, which: np.ndarray, is_coarse: np.ndarray) -> np.ndarray:
     """Lengths of rays as asinh of widths; of finer ones by the others of the sum."""
-    line = every.take(is_coarse)
+    line = at(every, is_coarse)
     away = np.sinh(_TRIED) * (line.start * line.direction)[:, None]
     power = line.power(away, away != 0, np.full(len(away), _ROUGHLY), False)[0]
     above = power + np.real(away) * line.slowest[:, None]
     above += _FALL + 0.5 * np.log(line.terms.count)[:, None]
-    at = np.argmax((above < 0) | (_TRIED == _TRIED[-1]), axis=1)
-    rows = np.arange(len(at))
-    after, before = above[rows, at], above[rows, at - 1]
+    first = np.argmax((above < 0) | (_TRIED == _TRIED[-1]), axis=1)
+    rows = np.arange(len(first))
+    after, before = above[rows, first], above[rows, first - 1]
     share = np.where((after < 0) & (before > 0), after / (after - before), 0.0)
-    end = _TRIED[at] - share * (_TRIED[1] - _TRIED[0])
+    end = _TRIED[first] - share * (_TRIED[1] - _TRIED[0])
     # All sums on one axis; each begins and ends with contours of both kinds.
     position = _FAR * which + np.log(every.start)
     end = np.interp(position, position[is_coarse], end)

@@ -22,6 +22,7 @@ from jaxdp_episodic.accountant.numerics.lognormal_terms import (
     similar_rows,
     transform_on_axis,
 )
+from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.numerics.quadrature import (
     chebyshev_points,
     in_blocks,
@@ -74,12 +75,12 @@ class Rays(NamedTuple):
         """
         result = np.empty((*constant.shape, self.share[0].shape[-1]))
         for rows, most in similar_rows(self.num_nodes[contour], _TOGETHER):
-            at = contour[rows]
+            some = contour[rows]
             each = _with_one(constant[rows])
-            grown = [each @ part[at, :, :most] for part in self.parts]
+            grown = [each @ part[some, :, :most] for part in self.parts]
             exp_in_place(*grown)
             first, second = (
-                part @ share[at, :most]
+                part @ share[some, :most]
                 for part, share in zip(grown, self.share, strict=True)
             )
             result[rows] = np.add(first, second, out=first)
@@ -97,12 +98,12 @@ class Jumps(NamedTuple):
         """As those of rays, over e to the power that is last of all; (R, M, 4 or 7)."""
         result = np.empty((*constant.shape, self.share.shape[-1] + 1))
         for rows, most in similar_rows(self.num_nodes[contour], _TOGETHER):
-            at = contour[rows]
-            grown = _with_one(constant[rows]) @ self.parts[at, :, :most]
+            some = contour[rows]
+            grown = _with_one(constant[rows]) @ self.parts[some, :, :most]
             largest = np.max(grown, axis=-1, keepdims=True)
             grown -= largest
             np.exp(grown, out=grown)
-            result[rows, :, :-1] = grown @ self.share[at, :most]
+            result[rows, :, :-1] = grown @ self.share[some, :most]
             result[rows, :, -1:] = largest
         return result
 
@@ -161,7 +162,7 @@ class Contours(NamedTuple):
           cancels than double precision has.
         """
         with np.errstate(all="ignore"):
-            constant = self.terms.take(which).constant(log_ratio)
+            constant = at(self.terms, which).constant(log_ratio)
             kind = 2 * which + finer
             # The contour on which the integrand is smallest: little cancels.
             size = self.size[kind] + constant[:, None] * self.start[kind]
@@ -202,8 +203,8 @@ def _side_by_side(contour: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     begin = np.repeat(np.cumsum(number) - number, rows)
     end = np.repeat(np.cumsum(number), rows)
     rank = np.arange(len(begin)) - np.repeat(np.cumsum(rows) - rows, rows)
-    at = (begin + rank * _TOGETHER)[:, None] + np.arange(_TOGETHER)
-    return np.repeat(every, rows), order[np.minimum(at, end[:, None] - 1)]
+    index = (begin + rank * _TOGETHER)[:, None] + np.arange(_TOGETHER)
+    return np.repeat(every, rows), order[np.minimum(index, end[:, None] - 1)]
 
 
 def jumps_of(
@@ -225,11 +226,11 @@ def jumps_of(
       fine: (J,) 1 of finer contours, else 0.
       slopes: whether derivatives by the shift are asked for.
     """
-    upper = terms.take(np.flatnonzero(terms.upper > 0))
+    upper = at(terms, np.flatnonzero(terms.upper > 0))
     which = which[: np.searchsorted(which, len(upper.count))]
     if not len(which):
         return Jumps(np.zeros(0, int), np.zeros((0, 2, 0)), np.zeros((0, 0, 3)))
-    start, fine, line = start[: len(which)], fine[: len(which)], upper.take(which)
+    start, fine, line = start[: len(which)], fine[: len(which)], at(upper, which)
     s, end = line.shift, line.last_saddle
     first = larger_saddle(np.log(start), s)
     is_rare = first >= end
@@ -239,7 +240,7 @@ def jumps_of(
     # Nodes of all contours, one after the other.
     count = np.where(is_rare, 0, _PANEL_NODES * panels)
     mine, rank, node, weight = in_turn(count, _panel_rule)
-    s, line, length = s[mine], line.take(mine), (end - first)[mine]
+    s, line, length = s[mine], at(line, mine), (end - first)[mine]
     x = first[mine] + length * node
     p = np.exp(place_of(x, s))
     # One transform for all contours of a sum, of which the coarse use fewer nodes.
@@ -247,9 +248,9 @@ def jumps_of(
     np.minimum.at(low, which, first)
     values = _along_axis(upper, low, high, slopes)
     row, number = which[mine], np.repeat(_CHEBYSHEV, len(low))
-    at = np.clip(2 * (x - low[row]) / (high - low)[row] - 1, -1.0, 1.0)
+    position = np.clip(2 * (x - low[row]) / (high - low)[row] - 1, -1.0, 1.0)
     values = values.reshape(len(values), len(number), -1)
-    found = through_columns(values, number, at, row + len(low) * fine[mine])
+    found = through_columns(values, number, position, row + len(low) * fine[mine])
     log_tangent, real, *moved = found
     tangent, power = np.exp(log_tangent), np.where(line.mean > 0, p * p, p)
     size = line.count * (real * power + 0.5 * np.log1p(tangent * tangent))
@@ -280,16 +281,16 @@ def _along_axis(
     """
     points = 0.5 * (chebyshev_points(_CHEBYSHEV[1]) + 1)
     nodes = low[:, None] + (high - low)[:, None] * points
-    terms = terms.take(np.repeat(np.arange(len(low)), len(points)))
+    terms = at(terms, np.repeat(np.arange(len(low)), len(points)))
     p = np.exp(place_of(nodes.reshape(-1), terms.shift))
     how = {"rules": _AXIS_RULES, "jumps": True, "slopes": slopes}
     found = AxisTransform(*by_rows(transform_on_axis, terms, p, **how))
     scale = np.where(terms.mean > 0, p * p, p)
-    real = log_near(found.whole.real, found.excess.real).real
-    rows = [np.log(found.whole.imag) - real, real / scale]
+    real = np.real(log_near(np.real(found.whole), np.real(found.excess)))
+    rows = [np.log(np.imag(found.whole)) - real, real / scale]
     if slopes:
-        moved = found.slope.real / found.whole.real
-        rows += [found.slope.imag / found.whole.imag - moved, moved / scale]
+        moved = np.real(found.slope) / np.real(found.whole)
+        rows += [np.imag(found.slope) / np.imag(found.whole) - moved, moved / scale]
     values = np.zeros((len(rows), 2, *nodes.shape))
     values[:, 1] = np.reshape(rows, (len(rows), *nodes.shape))
     values[:, 0, :, : _CHEBYSHEV[0]] = in_blocks(values[:, 1], _fewer(*_CHEBYSHEV))

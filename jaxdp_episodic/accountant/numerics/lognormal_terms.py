@@ -61,10 +61,6 @@ class Sums(NamedTuple):
     shift: np.ndarray
     upper: np.ndarray
 
-    def take(self, rows: np.ndarray) -> Sums:
-        """Some rows."""
-        return Sums(*(field[rows] for field in self))
-
     @property
     def sign(self) -> np.ndarray:
         """1 for upper tails, -1 for lower ones."""
@@ -169,8 +165,10 @@ def log_near(whole: np.ndarray, excess: np.ndarray) -> np.ndarray:
     """``log K`` of K and K - 1, without cancellation near 1 or near 0."""
     near = np.abs(excess) < _NEAR_ONE
     small = np.where(near, excess, 0.0)
-    close = complex_of(np, *log1p_complex(small.real, small.imag))
-    return np.where(near, close, complex_of(np, *log_complex(whole.real, whole.imag)))
+    close = complex_of(np, *log1p_complex(np.real(small), np.imag(small)))
+    return np.where(
+        near, close, complex_of(np, *log_complex(np.real(whole), np.imag(whole)))
+    )
 
 
 def similar_rows(num_nodes: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -72,19 +72,19 @@ def _log_jump(most: int, s: float) -> np.ndarray:
     return s * (s * np.arange(most + 1.0) + _NEAR_JUMP) - 0.5 * s * s
 
 
-def moments_of_ratio(bins: int, count: int, shift: float, unit: float) -> Moments:
+def moments_of_ratio(slots: int, count: int, shift: float, unit: float) -> Moments:
     """Of ``W = X / Y`` with density Y: by Mellin transforms, as `Tilted`; (M + 1,)."""
     s = shift
     most = min(_MOST_OF_RATIO, 2 + int(WIDE / s))
-    top = last_log_p(most, 2 * most * s * s, bins, count, s)
-    wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
+    top = last_log_p(most, 2 * most * s * s, slots, count, s)
+    wide = max(2 * s * s + 4 * s - math.log(slots), 0.0)
     log_p, log_weight = log_places(wide, 1.0, top, FINENESS / math.sqrt(max(most, 16)))
     # One term alone is in X and in Y, and is tilted by each.
     far = most * s * (2 if count == 1 else 1)
     x, density = normal_places(s, -far, far, 0.0)
     other = np.exp(-s * x - 0.5 * s * s)
-    away = (np.exp(s * x - 0.5 * s * s) - other) / (bins * unit)
-    share = np.exp(log_p) / bins
+    away = (np.exp(s * x - 0.5 * s * s) - other) / (slots * unit)
+    share = np.exp(log_p) / slots
     rows = scaled_powers(away, density, most)
     one = in_blocks(rows, np.exp(-np.outer(other, share)))
     mass = np.maximum(one[0], 1e-300)
@@ -95,12 +95,14 @@ def moments_of_ratio(bins: int, count: int, shift: float, unit: float) -> Moment
     m = np.arange(most + 1.0)
     scale = np.cumsum(np.log(np.maximum(m - 2, 1.0)))
     logs = (m - 1) * log_p[:, None] - scale
-    logs = logs + (count * log_mass - share * (bins - count) + log_weight)[:, None]
+    logs = logs + (count * log_mass - share * (slots - count) + log_weight)[:, None]
     every, jumps = (
         np.sum(part * np.exp(logs), axis=0)
         for part in (_to_power(one, count), count * one)
     )
-    return Moments(every, jumps, np.logaddexp(0.0, _log_jump(most, s) - math.log(bins)))
+    return Moments(
+        every, jumps, np.logaddexp(0.0, _log_jump(most, s) - math.log(slots))
+    )
 
 
 def scaled_powers(away: np.ndarray, density: np.ndarray, most: int) -> np.ndarray:
@@ -131,7 +133,7 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def log_distances(
-    bins: float,
+    slots: float,
     count: float,
     shift: float,
     part: np.ndarray,
@@ -146,13 +148,13 @@ def log_distances(
     s = shift
     # Largest tilt of one term's x; two terms share it.
     most = 2 * float(np.maximum(part, 1 - part).max()) + 1
-    top = last_log_p(1.0, (most / min(count, 2) + 0.5) * s * s, bins, count, s)
+    top = last_log_p(1.0, (most / min(count, 2) + 0.5) * s * s, slots, count, s)
     nearest = float(np.minimum(part, 1 - part).min())
-    wide = max((most - 0.5) * s * s + 4 * s - math.log(bins), 0.0)
+    wide = max((most - 0.5) * s * s + 4 * s - math.log(slots), 0.0)
     log_p, log_weight = log_places(wide, nearest, top, spacing)
     x, density = normal_places(s, -most * s, most * s, 0.0)
     a, b = np.exp(s * x - 0.5 * s * s), np.exp(-s * x - 0.5 * s * s)
-    share = np.exp(log_p) / bins
+    share = np.exp(log_p) / slots
     one, other = np.exp(-share[:, None] * a), np.exp(-share[:, None] * b)
     with np.errstate(divide="ignore", invalid="ignore"):
         mass, first, second = (
@@ -161,28 +163,28 @@ def log_distances(
         )
         squares = math.log(count) + second - mass
         products = 2 * (first - mass) + math.log(max(count * (count - 1), 1e-300))
-        idle = (share[:, None] + share) * (bins - count)
+        idle = (share[:, None] + share) * (slots - count)
         terms = np.logaddexp(squares, products) + count * mass - idle
         terms += log_weight[:, None] + log_weight
     terms = np.where(np.isnan(terms), -np.inf, terms)
     powers = [((1 - a) * log_p)[:, None] + a * log_p for a in part]
     sums = [log_sum((terms + power).reshape(-1)) for power in powers]
-    return np.array(sums) + np.log(np.sin(math.pi * part) / (math.pi * bins * bins))
+    return np.array(sums) + np.log(np.sin(math.pi * part) / (math.pi * slots * slots))
 
 
-def log_middle_distance(bins: float, count: float, shift: float) -> float:
+def log_middle_distance(slots: float, count: float, shift: float) -> float:
     """``log E (X - Y)² / (X + Y)``, the integral of ``E (X - Y)² e^{-p(X+Y)}``."""
     s = shift
-    top = last_log_p(1.0, 0.5 * s * s, bins, count, s)
-    wide = max(2 * s * s + 4 * s - math.log(bins), 0.0)
+    top = last_log_p(1.0, 0.5 * s * s, slots, count, s)
+    wide = max(2 * s * s + 4 * s - math.log(slots), 0.0)
     log_p, log_weight = log_places(wide, 1.0, top, _SPACING)
     x, density = normal_places(s, -2 * s, 2 * s, 0.0)
     a, b = np.exp(s * x - 0.5 * s * s), np.exp(-s * x - 0.5 * s * s)
-    share = np.exp(log_p) / bins
+    share = np.exp(log_p) / slots
     grown = np.exp(-share[:, None] * (a + b))
     with np.errstate(divide="ignore", invalid="ignore"):
         mass, second = np.log(grown @ density), np.log(grown @ (density * (a - b) ** 2))
-        terms = second + (count - 1) * mass - 2 * share * (bins - count)
+        terms = second + (count - 1) * mass - 2 * share * (slots - count)
     # D of one term times D of another has mean 0, as x and -x are alike.
     terms = np.where(np.isnan(terms), -np.inf, terms + log_p + log_weight)
-    return float(log_sum(terms)) + math.log(count / bins**2)
+    return float(log_sum(terms)) + math.log(count / slots**2)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.numerics.mean_moments import log_excess_transform
 from jaxdp_episodic.accountant.numerics.quadrature import (
     chebyshev_points,
@@ -132,10 +133,6 @@ class Side(NamedTuple):
     error: np.ndarray
     last: np.ndarray
 
-    def take(self, rows: slice) -> Side:
-        """Some tables."""
-        return Side(*(field[rows] for field in self))
-
     def integrals(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Integrals over log w of ``f'' H w``, (S, T, N), and their errors; (S, T).
 
@@ -180,10 +177,10 @@ def moments_agree(
     """
     whole, jumps, log_w = (field[:, 2:] for field in exact)
     signs = (-1.0) ** np.arange(whole.shape[1])
-    found, rest = np.zeros((2, *whole.shape))
+    found, rest = np.zeros(whole.shape), np.zeros(whole.shape)
     for side, sign in ((low, signs), (high, signs**2)):
         for i, (row, scale) in enumerate(zip(whole, core, strict=True)):
-            one = side.take(slice(i, i + 1))
+            one = at(side, slice(i, i + 1))
             most = int(np.max(np.flatnonzero(row != -np.inf), initial=0))
             first = np.exp(one.log_gain + one.log_w)[0] / scale**2
             away = np.abs(np.expm1(one.log_w))[0] / scale
@@ -221,14 +218,14 @@ def transforms_agree(
 
 
 def distances_agree(
-    low: Side, high: Side, bins: int, count: int, shift: float
+    low: Side, high: Side, slots: int, count: int, shift: float
 ) -> np.ndarray:
     """(S,) whether a ratio's have ``E (W - 1)² / (W + 1)`` and ``E (W - 1)² W^{a-1}``.
 
     Under little noise moments are made beyond a table; the first of these never is.
     """
-    middle = log_middle_distance(bins, count, shift)
-    apart = log_distances(bins, count, shift, _PARTS, _SPACING)
+    middle = log_middle_distance(slots, count, shift)
+    apart = log_distances(slots, count, shift, _PARTS, _SPACING)
     exact = np.append(apart, middle)[:, None]
     a = _PARTS[:, None]
     found = []

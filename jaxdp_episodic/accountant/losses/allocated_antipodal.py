@@ -92,7 +92,7 @@ class AllocatedAntipodalLoss(AllocatedLoss):
         """By tables; their relative error is `profile_error`, an estimate."""
         xp = namespace(u, *self.fields)
         u, r, s, t, j = xp.broadcast_arrays(u, *self.fields[1:])
-        j = xp.maximum(j, 2.0)  # where no step is run nothing is asked
+        j = xp.maximum(j, 2.0)  # where none is run nobody asks
         t = xp.maximum(t, j)
         profile, tail = _drawn_tails(_tails, u, r, s, t, j)
         return tails_from(xp.stack([profile, tail, profile, tail]))

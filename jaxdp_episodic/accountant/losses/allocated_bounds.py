@@ -137,7 +137,7 @@ class AllocatedBoundingLoss(BoundingLoss):
     _rounding: ClassVar[float] = _ROUNDING + _SUM_ERROR
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """Of the finite pair as computed; it may be off by `certified_error`."""
+        """Of the finite pair as computed, up to `certified_error`."""
         xp = namespace(u, *self.fields)
         u, *fields = xp.broadcast_arrays(u, *self.fields[1:])
         rows = functools.partial(by_setting, _tails)
@@ -158,7 +158,7 @@ class AllocatedBoundingLoss(BoundingLoss):
 
 
 class EpochDistribution(NamedTuple):
-    """Losses and what tails are read off; (n,) each.
+    """Losses, and the rows that tails are read from; (n,) each.
 
     Attributes:
       loss: increasing.

@@ -85,7 +85,7 @@ class AllocatedGaussianLoss(AllocatedLoss):
         """By tables of the sum; its relative error is `profile_error`, an estimate."""
         xp = namespace(u, *self.fields)
         u, s, t, j = xp.broadcast_arrays(u, self.shift, self.slots, self.steps)
-        j = xp.maximum(j, 2.0)  # where no step is run nothing is asked
+        j = xp.maximum(j, 2.0)  # where none is run nobody asks
         t = xp.maximum(t, j)
         rows, slopes = (
             functools.partial(by_setting, f) for f in (_tails, _tail_slopes)
@@ -164,7 +164,7 @@ def _tail_slopes(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     with np.errstate(all="ignore"):
         above, below, reached = _log_ratios(u, t, j)
         high, low = upper.at(above), lower.at(below)
-        # Sums below are e^low; minus their density times the derivative of the place.
+        # low[1] is log P(X < x); minus its derivative by u is the density times x's.
         below, fall = np.exp(low[1]), np.exp(low[2]) * t * np.exp(-u)
         by_loss = 1 - np.exp(low[1] - low[0]) * t * np.exp(-u)
         rows = [

@@ -59,9 +59,9 @@ _MOST_HALVINGS_OF_CROWDED = 24
 _BELOW_CHERNOFF = 4.0
 # Tables that are kept, of either kind.
 _CAPACITY = 4096
-# Sums whose tables are made side by side, at most; and by one thread, at least, as
-# fewer take longer each (measured).
+# Most sums whose tables are made side by side.
 _SIDE_BY_SIDE = 64
+# Fewest sums of a thread: of fewer each takes longer (measured).
 _FEWEST_OF_THREAD = 32
 _THREADS = 2
 # Settings that are checked together: what fits the cache (measured).
@@ -75,25 +75,25 @@ def _core(count: float, shift: float) -> float:
     return math.sqrt(np.log1p(np.expm1(min(shift * shift, 700.0)) / count))
 
 
-def _checked(table: Table, off: float) -> Table:
+def _checked(table: Table, error: float) -> Table:
     """The table, with the error of its integrals; without values if that is large."""
-    if off <= MOST_OFF:
-        error = max(table.error, off)
-        return table._replace(error=error, off=np.maximum(table.off, off))
+    if error <= MOST_OFF:
+        off = np.maximum(table.off, error)
+        return table._replace(error=max(table.error, error), off=off)
     return table.without()
 
 
 def _fitted(
     tables: list[Table], scale: np.ndarray, sign: float, number: int | None = None
 ) -> tuple[list[Table], Nodes]:
-    """Tables up to where rows at ``scale e^±place`` disagree, and their nodes.
+    """Tables up to where rows at ``scale e^±x`` disagree, and their nodes.
 
     ``number`` for each panel, or as many as the longest one needs.
     """
     core, edges, values = side_by_side(tables)
     number = number or int(num_nodes(core, edges).max())
     nodes = nodes_of(core, edges, values, number)
-    fits = panels_agree(values, nodes, scale[:, None] * np.exp(sign * nodes.place))
+    fits = panels_agree(values, nodes, scale[:, None] * np.exp(sign * nodes.x))
     is_cut = ~np.all(fits, axis=1) & ~np.isnan(values[0, :, 0, 0])
     if not np.any(is_cut):
         return tables, nodes
@@ -128,10 +128,10 @@ _antipodal = _Kept(_CAPACITY)
 def sum_tables(
     count: int, shift: float, *, slopes: bool = False
 ) -> tuple[Table, Table]:
-    """Tails of the sum X of lognormal terms of mean 1, by ``|log(X / count)|``.
+    """Tails of the sum X of lognormal terms of mean 1, by ``y = |log(x / count)|``.
 
-    ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^place``
-    (upper), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-place``
+    ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^y``
+    (upper), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-y``
     (lower); with their derivatives by the shift, at fixed x, if asked for.
 
     A table has no values unless its density has mass 1, mean 1 and the profile at the
@@ -212,16 +212,16 @@ def _checked_together(
     number: int,
 ) -> list[tuple[Table, Table]]:
     """`_checked_tables`, with ``number`` nodes for each panel."""
-    mass, mean, off, found, sides = 0.0, 0.0, [], [], []
+    mass, mean, errors, found, sides = 0.0, 0.0, [], [], []
     with np.errstate(all="ignore"):
         for tables, sign in ((upper, 1.0), (lower, -1.0)):
             tables, nodes = _fitted(tables, count, sign, number)
-            ratio = np.exp(sign * nodes.place)
+            ratio = np.exp(sign * nodes.x)
             share = np.exp(nodes.rows[2]) * nodes.weight * ratio * count[:, None]
             mass, mean = mass + share.sum(axis=1), mean + (share * ratio).sum(axis=1)
             gain = np.exp([table.values[0, 0, 0] for table in tables]) / count
-            away = np.abs(np.expm1(sign * nodes.place))
-            off.append(np.abs((share * away).sum(axis=1) / gain - 1))
+            away = np.abs(np.expm1(sign * nodes.x))
+            errors.append(np.abs((share * away).sum(axis=1) / gain - 1))
             found.append(tables)
             error = np.array([table.error for table in tables])
             sides.append(side_of(nodes, sign, count, error))
@@ -229,7 +229,7 @@ def _checked_together(
         core = np.array([table.core for table in upper])
         agree = np.isfinite(mass) & transforms_agree(low, high, count, shift)
         agree &= moments_agree(low, high, core, moments_of_means(count, shift, core))
-    worst = np.max([np.abs(mass - 1), np.abs(mean - 1), *off], axis=0)
+    worst = np.max([np.abs(mass - 1), np.abs(mean - 1), *errors], axis=0)
     worst = np.where(agree, worst, np.inf).tolist()
     return [
         (_checked(high, one), _checked(low, one))
@@ -258,18 +258,18 @@ def _made(terms: Sums, *, slopes: bool) -> list[Table]:
 
 
 def _chernoff_ends(axis: Axis, least: float) -> np.ndarray:
-    """Place beyond which ``log E(n e^-place - X)_+ < least``, (S,), by Chernoff."""
+    """The y beyond which ``log E(n e^-y - X)_+ < least``, (S,), by Chernoff."""
     with np.errstate(all="ignore"):
         # T_+ <= e^{p T - 1} / p.
         constant = (least + 1 + axis.log_p - axis.power) / np.exp(axis.log_p)
         constant = np.where(np.isfinite(constant), constant, -np.inf).max(axis=1)
         share = constant / axis.terms.count
-        place = -np.where(axis.terms.mean > 0, np.log1p(share), np.log(share))
-        return np.where(place > 0, place, np.inf)
+        y = -np.where(axis.terms.mean > 0, np.log1p(share), np.log(share))
+        return np.where(y > 0, y, np.inf)
 
 
 def antipodal_table(slots: int, count: int, shift: float) -> Table:
-    """Of ``sum A - g sum B + (1 - g)(slots - count)`` at ``g = e^place``.
+    """Of ``sum A - g sum B + (1 - g)(slots - count)`` at ``g = e^log_g``.
 
     It has no values unless its density has mass 1, mean 1 and the profile at the mean,
     and that the moments and distances that `numerics.table_checks` knows.
@@ -299,12 +299,12 @@ def _made_antipodal(setting: tuple[int, int, float]) -> Table:
     along = functools.cache(lambda finer: skewed_contours(terms, starts(), finer=finer))
 
     def evaluate(
-        _: np.ndarray, place: np.ndarray, *, finer: bool = False
+        _: np.ndarray, log_g: np.ndarray, *, finer: bool = False
     ) -> np.ndarray:
         if count == 2:
-            constant = terms.constant(place)
-            return np.stack(log_tails_of_two(constant, shift, place, terms.idle))
-        return along(finer).log_tails(place)
+            constant = terms.constant(log_g)
+            return np.stack(log_tails_of_two(constant, shift, log_g, terms.idle))
+        return along(finer).log_tails(log_g)
 
     ends = np.array([core]), np.array([end])
     most = _MOST_HALVINGS_OF_CROWDED if terms.idle or count == 2 else MOST_HALVINGS
@@ -313,7 +313,7 @@ def _made_antipodal(setting: tuple[int, int, float]) -> Table:
 
 
 def _antipodal_end(terms: Terms, core: float) -> float:
-    """Place at which their table ends, at the latest."""
+    """Log g at which their table ends, at the latest."""
     count, shift, idle = terms
     top = shift * (shift + _REACH) - 0.5 * shift * shift
     end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(count + idle))))
@@ -332,11 +332,11 @@ def _checked_antipodal(table: Table, slots: int, count: int, shift: float) -> Ta
     """The table as far as it passes all of `table_checks`."""
     with np.errstate(all="ignore"):
         (table,), nodes = _fitted([table], np.ones(1), 1.0)
-        (place,), (weight,) = nodes.place, nodes.weight
-        share = np.exp(nodes.rows[2, 0] + place - math.log(slots)) * weight
+        (log_g,), (weight,) = nodes.x, nodes.weight
+        share = np.exp(nodes.rows[2, 0] + log_g - math.log(slots)) * weight
         gain = math.exp(table.values[0, 0, 0]) / slots
-        mass = abs(share.sum() + share @ np.exp(place) - 1)
-        off = float(max(mass, abs(share @ np.expm1(place) / gain - 1)))
+        mass_error = abs(share.sum() + share @ np.exp(log_g) - 1)
+        error = float(max(mass_error, abs(share @ np.expm1(log_g) / gain - 1)))
         high = side_of(nodes, 1.0, np.array([slots]), table.error)
         # E(wY - X)_+ is w times that of 1/w.
         low = high._replace(log_w=-high.log_w, log_gain=high.log_gain - high.log_w)
@@ -344,24 +344,24 @@ def _checked_antipodal(table: Table, slots: int, count: int, shift: float) -> Ta
         exact = Moments(*(field[None] for field in exact))
         agree = moments_agree(low, high, np.array([table.core]), exact)
         agree &= distances_agree(low, high, slots, count, shift)
-    agrees = math.isfinite(mass) and agree.item()
-    return _checked(table, off if agrees else math.inf)
+    agrees = math.isfinite(mass_error) and agree.item()
+    return _checked(table, error if agrees else math.inf)
 
 
 def by_setting(
-    function: Callable[..., np.ndarray], place: np.ndarray, *fields: np.ndarray
+    function: Callable[..., np.ndarray], u: np.ndarray, *fields: np.ndarray
 ) -> np.ndarray:
-    """Applies ``function(place, *setting)`` to the elements of each setting.
+    """Applies ``function(u, *setting)`` to the elements of each setting.
 
     Args:
-      function: maps (m,) places and scalar fields to (k, m).
-      place: (..., n).
+      function: maps (m,) arguments and scalar fields to (k, m).
+      u: (..., n).
       *fields: broadcast with it.
 
     Returns:
       (k, ..., n).
     """
-    arrays = np.broadcast_arrays(place, *fields)
+    arrays = np.broadcast_arrays(u, *fields)
     flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
     rows = np.stack(flat[1:])
     # Elements of a setting are mostly neighbours: one of each run is looked at.

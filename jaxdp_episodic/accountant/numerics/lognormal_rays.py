@@ -45,7 +45,7 @@ _DEPTH = 37.0
 _DEPTH_OF_TERMS = 0.7
 # Nodes are closer on the right by this factor times the shift, if that is above 1;
 _REFINEMENT = 2.0
-# from so many 1/s on before e^{-wE} ends,
+# from this many 1/s before e^{-wE} ends,
 _REFINED_BEFORE = 2.0
 # within these y.
 _REFINED_FROM_LEAST = -3.0
@@ -68,7 +68,7 @@ _NORMAL_REACH = 8.7
 _COVERED_SHIFT = 4.0
 # By how much the masses of the nodes of a path may sum to something else than 1.
 _ROUNDING = 1e-14
-# Winitzki's coefficients, with which his form of W is at most 1% off.
+# Winitzki's coefficients, with which his form of W has an error below 1%.
 _WINITZKI_A = 2.344
 _WINITZKI_B = 0.8842
 _WINITZKI_C = 0.9294
@@ -232,8 +232,8 @@ def log_transform_on_rays(
     """
     s, square = terms.shift, terms.shift**2
     w = lambert(_lambert_argument(terms, p))
-    # K - 1 is the sum of e^{-wE} times masses less the masses' sum, near 1 term by term
-    # if the density is all there and nothing cancels.
+    # K - 1 is the sum of masses times e^{-wE} less that of the masses: term by term
+    # where K is near 1.
     near_one = path.is_bounded & (terms.count > _MANY_TERMS)
     total, mass, *moved = _summed(terms, path, -w, near_one, slopes)
     subtracted = np.where(near_one, 0.0, np.where(path.is_bounded, mass, 1.0))
@@ -270,7 +270,7 @@ def _summed(
     for rows, most in similar_rows(path.num_nodes, size):
         column, i = rows[:, None], np.arange(most)
         some, s = at(path, column), terms.shift[column]
-        # Nodes behind a row's last one repeat it, without mass.
+        # Rows with fewer nodes are padded by their last one, without mass.
         t = some.first + some.spacing * np.minimum(i, some.num_nodes - 1)
         y, dy = some.points(t)
         mass = exp_complex(-0.5 * y * y) * dy * (some.spacing / SQRT_2PI)

@@ -67,7 +67,7 @@ _RAREST = 13.5
 # how much further log p goes, times the shift if that is above 1 (set by trial).
 _BEYOND_RAREST = 2.0
 # Distance of contours in widths of the integrand, and of finer ones, which lie
-# elsewhere: at 4.5 these were off by more than the others under little noise.
+# elsewhere: at 4.5 their error exceeded the others' under little noise.
 _DISTANCES = np.array([3.4, 3.8])
 # How many times as many nodes finer contours have.
 _FINER = 1.25
@@ -87,7 +87,7 @@ _SOFT_SHIFT = 3.0
 # Lengths of rays that are tried, as asinh of widths of the integrand,
 _TRIED = np.linspace(1.2, math.asinh(90), _BLOCK)
 # by this share of the nodes of the transform; and nats by which the integrand must have
-# fallen, for one term: of 3e5 terms densities would be off by 2e-10.
+# fallen, for one term: of 3e5 terms densities had errors of 2e-10.
 _ROUGHLY = 0.45
 _FALL = 37.0
 # How many times as long finer rays are: even of one start their points are others.
@@ -101,7 +101,7 @@ _FAR = 1e4
 
 
 class Axis(NamedTuple):
-    """Where contours of S sums may start; (S, C), NaN behind the last.
+    """Where contours of S sums may start; (S, C), padded by NaN.
 
     Attributes:
       terms: (S,).
@@ -170,7 +170,7 @@ def contours(axis: Axis, end: np.ndarray, *, slopes: bool = False) -> Contours:
         bend = np.diff(slope) / (0.5 * (p[:, 2:] - p[:, :-2])) * p[:, 1:-1] ** 2
         bend = np.clip(np.nan_to_num(_padded(bend, number - 2)), 0.0, 1e6)
         narrowness = np.sqrt(bend + 2)
-        # Widths passed along the axis, of all sums one behind the other.
+        # Widths passed along the axis, of all sums in one row.
         passed = np.cumsum(narrowness, axis=1) * _LOG_P_STEP
         passed += rows[:, None] * (passed.max() + 1)
         begin, length = passed[rows, first], passed[rows, last] - passed[rows, first]
@@ -202,7 +202,7 @@ def contours(axis: Axis, end: np.ndarray, *, slopes: bool = False) -> Contours:
 
 
 def _padded(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """(S, C + 2) with the first again in front, and the last of ``number`` behind."""
+    """Rows padded by their first element, and by the ``number``-th; (S, C + 2)."""
     columns = np.minimum(np.arange(rows.shape[1] + 2), number[:, None])
     return np.take_along_axis(rows, np.maximum(columns - 1, 0), axis=1)
 

@@ -41,8 +41,8 @@ _TOGETHER = 8
 # Logarithm of what is absent: e^ABSENT = 0.
 ABSENT = -1e300
 # Gauss-Legendre rules, nodes and panels, of the transform along the axis and of its
-# jumps. Both contours that are compared share them: by themselves they are off by
-# 1e-12 at most but for tails of two terms under much noise below e^-70.
+# jumps. Both contours that are compared share them: their own errors are below
+# 1e-12 but for tails of two terms under much noise below e^-70.
 _AXIS_RULES = ((24, 4), (40, 1))
 # Chebyshev nodes of the transform along the axis, and of the finer contours.
 _CHEBYSHEV = (64, 88)
@@ -56,7 +56,7 @@ class Rays(NamedTuple):
     """Integrands ``e^{power + k p}`` times powers of ``start / p`` at nodes of rays.
 
     Attributes:
-      num_nodes: (J,); behind them all is absent.
+      num_nodes: (J,); rows are padded by `ABSENT`.
       parts: (J, 2, N) each, real and imaginary, of p from the start, and of the power.
       share: (J, N, 3) each, imaginary and real, of the second, first and zeroth power;
         and (J, N, 6), with those times the power's derivative by the shift.
@@ -76,14 +76,12 @@ class Rays(NamedTuple):
         result = np.empty((*constant.shape, self.share[0].shape[-1]))
         for rows, most in similar_rows(self.num_nodes[contour], _TOGETHER):
             some = contour[rows]
-            each = _with_one(constant[rows])
-            grown = [each @ part[some, :, :most] for part in self.parts]
+            grown = [
+                _exponents(part[some], constant[rows], most) for part in self.parts
+            ]
             exp_in_place(*grown)
-            first, second = (
-                part @ share[some, :most]
-                for part, share in zip(grown, self.share, strict=True)
-            )
-            result[rows] = np.add(first, second, out=first)
+            result[rows] = grown[0] @ self.share[0][some, :most]
+            result[rows] += grown[1] @ self.share[1][some, :most]
         return result
 
 
@@ -99,7 +97,7 @@ class Jumps(NamedTuple):
         result = np.empty((*constant.shape, self.share.shape[-1] + 1))
         for rows, most in similar_rows(self.num_nodes[contour], _TOGETHER):
             some = contour[rows]
-            grown = _with_one(constant[rows]) @ self.parts[some, :, :most]
+            grown = _exponents(self.parts[some], constant[rows], most)
             largest = np.max(grown, axis=-1, keepdims=True)
             grown -= largest
             np.exp(grown, out=grown)
@@ -119,9 +117,10 @@ def powers(over: np.ndarray, *factors: Any) -> np.ndarray:
     return result.reshape(*over.shape, -1)
 
 
-def _with_one(constant: np.ndarray) -> np.ndarray:
-    """Pairs (k, 1), (R, M, 2)."""
-    return np.stack([constant, np.ones_like(constant)], axis=-1)
+def _exponents(parts: np.ndarray, constant: np.ndarray, most: int) -> np.ndarray:
+    """``k p + power`` at the first nodes, (R, M, most)."""
+    p, power = parts[:, None, 0, :most], parts[:, None, 1, :most]
+    return constant[..., None] * p + power
 
 
 class Contours(NamedTuple):
@@ -131,7 +130,7 @@ class Contours(NamedTuple):
       terms: (S,).
       first: (2 S,) index of the first contour of each sum, and of its first finer one.
       start: (2 S, C) where these leave the axis, or cross it.
-      size: (2 S, C) logarithm of ``K^n / p²`` there; inf behind the last.
+      size: (2 S, C) logarithm of ``K^n / p²`` there; padded by inf.
       starts: (2, J) where all contours do, and the logarithm of K^n there.
       rays: of all contours, one after the other.
       jumps: of those of upper tails, which come first.
@@ -195,7 +194,7 @@ def _side_by_side(contour: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       contour: (m,).
 
     Returns:
-      (R,) contours, and (R, M) which arguments; the last again in place of none.
+      (R,) contours, and (R, M) which arguments; padded by the last.
     """
     order = np.argsort(contour, kind="stable")
     every, number = np.unique(contour, return_counts=True)

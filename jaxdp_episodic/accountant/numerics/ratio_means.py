@@ -50,7 +50,7 @@ class Moments(NamedTuple):
 
 
 def moments_of_means(count: np.ndarray, shift: np.ndarray, unit: np.ndarray) -> Moments:
-    """Of means X of terms, (S, M + 1) each; -inf behind the last that is known."""
+    """Of means X of terms, (S, M + 1) each; padded by -inf."""
     most = np.clip(_FURTHEST / shift, 2, _MOST_OF_MEANS).astype(int)
     result = np.full((3, len(most), most.max() + 1), -np.inf)
     settings = np.stack([count, shift, unit]).T.tolist()

@@ -5,8 +5,8 @@ A table holds the profile ``H(w) = E(W - w)_+`` of a ratio W of mean 1. For conv
     E f(W) - f(1) = int f''(w) min(H(w), H(w) - 1 + w) dw,
 
 and for ``f = e^{-pw}``, and powers of w - 1, the left side is known without a contour,
-by `numerics.ratio_means`. The integrand has a peak, which moves with p, or the power,
-from one end of a table to the other: so small errors are seen far out as well as in the
+by `numerics.ratio_means`. The integrand has a peak, whose position depends on p, or the
+power, and is anywhere in a table: so small errors are seen far out as well as in the
 middle, also those that all contours share.
 """
 
@@ -63,9 +63,9 @@ def allowed_off(log_tail: np.ndarray) -> np.ndarray:
 
 
 class Nodes(NamedTuple):
-    """Nodes of a rule over S tables, with weights, (S, N), and values, (R, S, N)."""
+    """Nodes x of a rule over S tables, with weights, (S, N), and values, (R, S, N)."""
 
-    place: np.ndarray
+    x: np.ndarray
     weight: np.ndarray
     rows: np.ndarray
 
@@ -104,16 +104,16 @@ def panels_agree(values: np.ndarray, nodes: Nodes, ratio: np.ndarray) -> np.ndar
     Args:
       values: (3, S, P, nodes) of tables.
       nodes: `nodes_of` them.
-      ratio: (S, N) the sum x, or its like, at these: ``|d log x / d place| = 1``.
+      ratio: (S, N) factor of the next row: ``scale e^±x``.
     """
     step = np.exp(np.minimum(np.diff(nodes.rows, axis=0), 700.0))
     fall = (step * ratio * nodes.weight).reshape(2, *values.shape[1:3], -1).sum(axis=3)
-    off = np.abs(values[:2, ..., -1] - values[:2, ..., 0] + fall).max(axis=0)
-    jump = np.zeros_like(off)
+    error = np.abs(values[:2, ..., -1] - values[:2, ..., 0] + fall).max(axis=0)
+    jump = np.zeros_like(error)
     jump[:, 1:] = np.abs(values[:, :, 1:, 0] - values[:, :, :-1, -1]).max(axis=0)
     top = values[0, :, :1, 0]
     begin, end = (allowed_off(values[0, ..., i] - top) for i in (0, -1))
-    return (off <= end) & (jump <= begin)
+    return (error <= end) & (jump <= begin)
 
 
 class Side(NamedTuple):
@@ -122,7 +122,7 @@ class Side(NamedTuple):
     Attributes:
       log_w: away from 0.
       log_gain: of H, or of H - 1 + w below 1.
-      weight: of the rule, in log w; 0 behind the last node.
+      weight: of the rule, in log w; 0 at padding.
       error: of log_gain, bound.
       last: (S, 2) index of the last two nodes.
     """
@@ -165,7 +165,7 @@ def side_of(
     error = allowed_off(gain - gain[:, :1]) + np.reshape(error, (-1, 1))
     log_gain = gain - np.log(scale)[:, None]
     last = np.sum(nodes.weight > 0, axis=1)[:, None] - np.array([2, 1])
-    return Side(sign * nodes.place, log_gain, nodes.weight, error, last)
+    return Side(sign * nodes.x, log_gain, nodes.weight, error, last)
 
 
 def moments_agree(
@@ -201,9 +201,9 @@ def transforms_agree(
     """(S,) whether they have the Laplace transforms of means of terms, at several p.
 
     At the p of one deviation a distribution of the right mass and mean whose shift is
-    1e-4 too large is off by 2e-4.
+    1e-4 too large has an error of 2e-4.
     """
-    # From where e^{-pw} ends at the last place to where it does at the first.
+    # From the p at which e^{-pw} ends at the last node to that at the first.
     end, slope = low.ends(low.log_w), np.diff(low.ends(low.log_gain))
     last = np.log(slope / np.diff(end)) - end[:, 1:]
     first = -high.ends(high.log_w)[:, 1:]

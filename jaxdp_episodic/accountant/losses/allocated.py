@@ -178,17 +178,13 @@ def crowded(
 class Asked(NamedTuple):
     """Nodes that are asked for of one distribution.
 
-    Attributes:
-      size: their number.
-      backward: direction.
-      log_cut: log-density at which it is cut.
-      checking: whether they check others: then they lie elsewhere, and use tables moved
-        by their estimated error, so that the difference of the two includes it.
+    Nodes that check others lie elsewhere, and use tables moved by their estimated
+    error, so that the difference of the two includes it.
     """
 
     size: int
     backward: bool
-    log_cut: float
+    log_cut: float  # log-density at which the distribution is truncated
     checking: bool
 
 

@@ -160,23 +160,17 @@ class AllocatedBoundingLoss(BoundingLoss):
 class EpochDistribution(NamedTuple):
     """Losses, and the rows that tails are read from; (n,) each.
 
-    Attributes:
-      loss: increasing.
-      with_unit: masses of the losses under P (with the unit).
-      forward, backward: profile at the losses, and ``e^loss`` times the second
-        distribution's mass of it and all larger ones; backward of the negative losses,
-        in increasing order.
-      log_kept: see `PrivacyLoss.log_kept`.
-      mass_error, ratio_error: see `PrivacyLoss.certified_error`.
+    Rows are the profile at the losses, and ``e^loss`` times the second distribution's
+    mass of it and all larger ones; backward of the negative losses, ascending.
     """
 
-    loss: np.ndarray
-    with_unit: np.ndarray
+    loss: np.ndarray  # ascending
+    with_unit: np.ndarray  # masses under P
     forward: tuple[np.ndarray, np.ndarray]
     backward: tuple[np.ndarray, np.ndarray]
-    log_kept: float
-    mass_error: float
-    ratio_error: float
+    log_kept: float  # see `PrivacyLoss.log_kept`
+    mass_error: float  # of the logarithm of profiles; see `certified_error`
+    ratio_error: float  # of log g
 
 
 @functools.lru_cache(_CACHED)

@@ -102,10 +102,6 @@ class Path(NamedTuple):
 
     ``Re y = t - (1 - 1/refinement) log(1 + e^t) + refined_from``, and ``Im y = height
     (sigmoid(2 steepness (Re y - bend)) - sigmoid(-2 steepness bend))``.
-
-    Attributes:
-      is_bounded: whether the normal density is nowhere large on it.
-      is_whole: whether all of the normal density is there.
     """
 
     first: np.ndarray
@@ -116,8 +112,8 @@ class Path(NamedTuple):
     height: np.ndarray
     bend: np.ndarray
     steepness: np.ndarray
-    is_bounded: np.ndarray
-    is_whole: np.ndarray
+    is_bounded: np.ndarray  # whether the normal density is nowhere large on it
+    is_whole: np.ndarray  # whether all of the normal density is there
 
     def points(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Y and dy/dt, (..., K)."""

@@ -101,20 +101,13 @@ _FAR = 1e4
 
 
 class Axis(NamedTuple):
-    """Where contours of S sums may start; (S, C), padded by NaN.
+    """Where contours of S sums may start; (S, C), padded by NaN."""
 
-    Attributes:
-      terms: (S,).
-      log_p: increasing.
-      power, phase: real and imaginary part of ``n log K``.
-      number: (S,) of these points.
-    """
-
-    terms: Sums
-    log_p: np.ndarray
-    power: np.ndarray
-    phase: np.ndarray
-    number: np.ndarray
+    terms: Sums  # (S,)
+    log_p: np.ndarray  # increasing
+    power: np.ndarray  # real part of n log K
+    phase: np.ndarray  # imaginary part
+    number: np.ndarray  # (S,) of these points
 
 
 def axis_of(terms: Sums) -> Axis:
@@ -226,19 +219,13 @@ def _saddle_points(axis: Axis, constant: np.ndarray) -> np.ndarray:
 
 
 class _Line(NamedTuple):
-    """Rays by their starts, (J,).
-
-    Attributes:
-      base: log of ``|K^n|`` at the start.
-      narrowness: start over the integrand's width there.
-      slowest: k of the argument for which e^{pk} falls last.
-    """
+    """Rays, (J,)."""
 
     terms: Sums
-    start: np.ndarray
-    base: np.ndarray
-    narrowness: np.ndarray
-    slowest: np.ndarray
+    start: np.ndarray  # p where it leaves the axis, or crosses it
+    base: np.ndarray  # log |K^n| there
+    narrowness: np.ndarray  # start over the integrand's width there
+    slowest: np.ndarray  # k of the argument for which e^{pk} falls last
 
     @property
     def direction(self) -> np.ndarray:

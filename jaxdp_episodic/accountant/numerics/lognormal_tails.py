@@ -55,16 +55,13 @@ _PANEL_NODES = 22
 class Rays(NamedTuple):
     """Integrands ``e^{power + k p}`` times powers of ``start / p`` at nodes of rays.
 
-    Attributes:
-      num_nodes: (J,); rows are padded by `ABSENT`.
-      parts: (J, 2, N) each, real and imaginary, of p from the start, and of the power.
-      share: (J, N, 3) each, imaginary and real, of the second, first and zeroth power;
-        and (J, N, 6), with those times the power's derivative by the shift.
+    Shares are those of the second, first and zeroth power of ``start / p``, and of
+    these times the derivative of ``power`` by the shift, if that is asked for.
     """
 
-    num_nodes: np.ndarray
-    parts: list[np.ndarray]
-    share: list[np.ndarray]
+    num_nodes: np.ndarray  # (J,); rows are padded by `ABSENT`
+    parts: list[np.ndarray]  # real, imaginary: (J, 2, N) of p from the start, and power
+    share: list[np.ndarray]  # imaginary, real: (J, N, 3), or (J, N, 6)
 
     def sums(self, contour: np.ndarray, constant: np.ndarray) -> np.ndarray:
         """Sums over nodes by second, first, zeroth power, and derivatives; (R, M, ...).
@@ -124,25 +121,15 @@ def _exponents(parts: np.ndarray, constant: np.ndarray, most: int) -> np.ndarray
 
 
 class Contours(NamedTuple):
-    """Contours of S sums, each followed by finer ones; by `lognormal_sums.contours`.
+    """Contours of S sums, each followed by finer ones; by `lognormal_sums.contours`."""
 
-    Attributes:
-      terms: (S,).
-      first: (2 S,) index of the first contour of each sum, and of its first finer one.
-      start: (2 S, C) where these leave the axis, or cross it.
-      size: (2 S, C) logarithm of ``K^n / p²`` there; padded by inf.
-      starts: (2, J) where all contours do, and the logarithm of K^n there.
-      rays: of all contours, one after the other.
-      jumps: of those of upper tails, which come first.
-    """
-
-    terms: Sums
-    first: np.ndarray
-    start: np.ndarray
-    size: np.ndarray
-    starts: np.ndarray
-    rays: Rays
-    jumps: Jumps
+    terms: Sums  # (S,), upper tails first
+    first: np.ndarray  # (2 S,) index of each sum's first contour, and first finer one
+    start: np.ndarray  # (2 S, C) where these leave the axis, or cross it
+    size: np.ndarray  # (2 S, C) log |K^n / p²| there; padded by inf
+    starts: np.ndarray  # (2, J) where all contours do, and log |K^n| there
+    rays: Rays  # of all contours, one after the other
+    jumps: Jumps  # of those of upper tails
 
     def log_tails(
         self, which: np.ndarray, log_ratio: np.ndarray, *, finer: bool = False

@@ -49,17 +49,11 @@ _ROWS = 2048
 
 
 class Sums(NamedTuple):
-    """Sums of terms, and the tail of each that is asked for; (R,) each.
+    """Sums of terms, and the tail of each that is asked for; (R,) each."""
 
-    Attributes:
-      count: n terms.
-      shift: s > 0.
-      upper: 1 for the tail of large sums, 0 for that of small ones.
-    """
-
-    count: np.ndarray
-    shift: np.ndarray
-    upper: np.ndarray
+    count: np.ndarray  # n terms
+    shift: np.ndarray  # s > 0
+    upper: np.ndarray  # 1 for the tail of large sums, 0 for that of small ones
 
     @property
     def sign(self) -> np.ndarray:
@@ -105,16 +99,11 @@ class Sums(NamedTuple):
 
 
 class AxisTransform(NamedTuple):
-    """On the upper side of the real axis, complex; (R,) each.
+    """On the upper side of the real axis, complex; (R,) each."""
 
-    Attributes:
-      whole, excess: K and K - 1, without cancellation each.
-      slope: derivative of K by the shift at fixed p; (0,) if it is not asked for.
-    """
-
-    whole: np.ndarray
-    excess: np.ndarray
-    slope: np.ndarray
+    whole: np.ndarray  # K
+    excess: np.ndarray  # K - 1, without cancellation
+    slope: np.ndarray  # derivative of K by the shift at fixed p; (0,) if not asked for
 
 
 def transform_on_axis(

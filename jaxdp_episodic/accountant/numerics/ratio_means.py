@@ -36,17 +36,11 @@ _SPACING = 0.2
 
 
 class Moments(NamedTuple):
-    """``E((W - 1) / unit)^m / m!`` of a ratio W at m = 0 .. M, (..., M + 1) each.
-
-    Attributes:
-      all: these.
-      jumps: the parts of them that are due to single terms, each alone.
-      log_w: some deviations beyond the jump that is the largest part of them.
-    """
+    """``E((W - 1) / unit)^m / m!`` of a ratio W at m = 0 .. M, (..., M + 1) each."""
 
     all: np.ndarray
-    jumps: np.ndarray
-    log_w: np.ndarray
+    jumps: np.ndarray  # the parts of them that are due to single terms, each alone
+    log_w: np.ndarray  # beyond the jumps that are the largest part of them
 
 
 def moments_of_means(count: np.ndarray, shift: np.ndarray, unit: np.ndarray) -> Moments:

@@ -117,21 +117,13 @@ def panels_agree(values: np.ndarray, nodes: Nodes, ratio: np.ndarray) -> np.ndar
 
 
 class Side(NamedTuple):
-    """Profiles at nodes on one side of w = 1, (S, N) each; see the module.
+    """Profiles at nodes on one side of w = 1, (S, N) each; see the module."""
 
-    Attributes:
-      log_w: away from 0.
-      log_gain: of H, or of H - 1 + w below 1.
-      weight: of the rule, in log w; 0 at padding.
-      error: of log_gain, bound.
-      last: (S, 2) index of the last two nodes.
-    """
-
-    log_w: np.ndarray
-    log_gain: np.ndarray
-    weight: np.ndarray
-    error: np.ndarray
-    last: np.ndarray
+    log_w: np.ndarray  # away from 0
+    log_gain: np.ndarray  # of H, or of H - 1 + w below 1
+    weight: np.ndarray  # of the rule, in log w; 0 at padding
+    error: np.ndarray  # of log_gain, bound
+    last: np.ndarray  # (S, 2) index of the last two nodes
 
     def integrals(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Integrals over log w of ``f'' H w``, (S, T, N), and their errors; (S, T).

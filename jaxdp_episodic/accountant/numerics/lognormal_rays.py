@@ -68,12 +68,6 @@ _NORMAL_REACH = 8.7
 _COVERED_SHIFT = 4.0
 # By how much the masses of the nodes of a path may sum to something else than 1.
 _ROUNDING = 1e-14
-# Winitzki's coefficients, with which his form of W has an error below 1%.
-_WINITZKI_A = 2.344
-_WINITZKI_B = 0.8842
-_WINITZKI_C = 0.9294
-_WINITZKI_D = 0.5106
-_WINITZKI_E = -1.213
 # Below this |z| Padé's z / (1 + z) is nearer to W.
 _SMALL_ARGUMENT = 0.12
 
@@ -82,13 +76,13 @@ def lambert(z: np.ndarray) -> np.ndarray:
     """Lambert's W, ``w e^w = z``, in the upper half plane; relative error 1e-14.
 
     Principal branch, ``0 <= arg z <= pi``; next to -1/e the digits of z do not tell
-    more. By Winitzki's uniform approximation (2003) and Halley's method. SciPy's is as
-    good and as fast, but takes longer to import than an epsilon to compute.
+    more. By Winitzki's uniform approximation (2003), with an error below 1 %, and by
+    Halley's method. SciPy's takes longer to import than an epsilon to compute.
     """
     root = np.sqrt(2 * math.e * z + 2)
-    log_b, log_d = np.log(1 + _WINITZKI_B * root), np.log(1 + _WINITZKI_D * root)
-    w = 2 * log_b - np.log(1 + _WINITZKI_C * log_d) + _WINITZKI_E
-    w /= 1 + 1 / (2 * log_b + 2 * _WINITZKI_A)
+    log_b, log_d = np.log(1 + 0.8842 * root), np.log(1 + 0.5106 * root)
+    w = 2 * log_b - np.log(1 + 0.9294 * log_d) - 1.213
+    w /= 1 + 1 / (2 * log_b + 2 * 2.344)
     w = np.where(np.abs(z) < _SMALL_ARGUMENT, z / (1 + z), w)
     for _ in range(4):
         grown = exp_complex(w)
@@ -116,7 +110,7 @@ class Path(NamedTuple):
     is_whole: np.ndarray  # whether all of the normal density is there
 
     def points(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Y and dy/dt, (..., K)."""
+        """The points y, and dy/dt; (..., K)."""
         coarser = 1 - 1 / self.refinement
         u = t - coarser * np.logaddexp(0.0, t) + self.refined_from
         du = 1 - coarser * sigmoid(t)
@@ -128,13 +122,8 @@ class Path(NamedTuple):
 
 def _lambert_argument(terms: Sums, p: np.ndarray) -> np.ndarray:
     """``q s² e^{-s²/2}``."""
-    s = terms.shift
-    return (
-        s
-        * s
-        * np.exp(-0.5 * s * s)
-        * complex_of(np, -terms.sign * np.real(p), np.imag(p))
-    )
+    square, q = terms.shift**2, complex_of(np, -terms.sign * np.real(p), np.imag(p))
+    return square * np.exp(-0.5 * square) * q
 
 
 def paths(terms: Sums, p: np.ndarray, least: np.ndarray, fine: np.ndarray) -> Path:

@@ -42,15 +42,9 @@ _GROWING = 40
 class AllocatedLoss(GaussianLoss):
     """Base: a unit in one secret slot of ``slots``, of which ``steps`` >= 2 are run."""
 
-    # Errors of its tables are estimates: certified ends use finite pairs instead.
-    is_estimate: ClassVar[bool] = True
     # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
-    # Maps shift, slots and steps of one setting to its tables.
-    _tables: ClassVar[Callable[[float, float, float], list[Table]]]
-    # Makes those of many settings: slots, steps and shift; with slopes or without.
-    _prepare: ClassVar[Callable[[list[tuple[int, int, float]], bool], None]]
 
     @property
     def _slots(self) -> Array:
@@ -59,37 +53,6 @@ class AllocatedLoss(GaussianLoss):
     @property
     def _steps(self) -> Array:
         return self.__dict__["steps"]
-
-    def profile_error(self) -> Array:
-        """See `PrivacyLoss`; as the tables estimate it."""
-
-        def error(u: np.ndarray, *setting: float) -> np.ndarray:
-            largest = max(table.error for table in self._tables(*setting))
-            return np.full((1, len(u)), largest)
-
-        return self._by_setting(error, np.zeros(self.shape))
-
-    def profile_error_at(self, u: Array) -> Array:
-        """Infinite beyond the end of a table, where its last value stands."""
-        (here, _), (other, _) = self.log_tails(u)
-        (further, _), (another, _) = self.log_tails(u * (1 + 1e-6) + 1e-9)
-        falls = np.maximum(further, another) < np.maximum(here, other)
-        falls |= np.maximum(here, other) == -np.inf
-        return np.where(falls, self.profile_error(), np.inf)
-
-    def _by_setting(self, function: Callable[..., np.ndarray], u: Array) -> Array:
-        """``function(u, shift, slots, steps)``, one row, of fields kept in range."""
-        kept = self.kept_in_range()  # of some no step may be run
-        return by_setting(function, u, kept._shift, kept._slots, kept._steps)[0]
-
-    def prepare(self, *, slopes: bool = False) -> None:
-        """Makes the tables, of settings in which something is lost, but not all."""
-        kept = self.kept_in_range()
-        is_asked = ~np.asarray(self.loses_nothing | self.is_unprotected)
-        fields = (kept._slots, kept._steps, kept._shift)
-        fields = (np.broadcast_to(f, self.shape)[is_asked].tolist() for f in fields)
-        settings = [(round(t), round(j), s) for t, j, s in zip(*fields, strict=True)]
-        self._prepare(settings, slopes)
 
     def bounding_pair(
         self, bounding: Callable[..., PrivacyLoss], *, up: bool
@@ -137,6 +100,50 @@ class AllocatedLoss(GaussianLoss):
         )
         found = on_host(rows, order.shape, order, *setting, number=3)
         return tuple(found[: 3 if rule.with_derivatives else 1])
+
+
+class TabulatedAllocation(AllocatedLoss):
+    """Base of those by tables, whose errors are estimates.
+
+    Certified ends use finite pairs instead.
+    """
+
+    is_estimate: ClassVar[bool] = True
+    # Maps shift, slots and steps of one setting to its tables.
+    _tables: ClassVar[Callable[[float, float, float], list[Table]]]
+    # Makes those of many settings: slots, steps and shift; with slopes or without.
+    _prepare: ClassVar[Callable[[list[tuple[int, int, float]], bool], None]]
+
+    def profile_error(self) -> Array:
+        """See `PrivacyLoss`; as the tables estimate it."""
+
+        def error(u: np.ndarray, *setting: float) -> np.ndarray:
+            largest = max(table.error for table in self._tables(*setting))
+            return np.full((1, len(u)), largest)
+
+        return self._by_setting(error, np.zeros(self.shape))
+
+    def profile_error_at(self, u: Array) -> Array:
+        """Infinite beyond the end of a table, where its last value stands."""
+        (here, _), (other, _) = self.log_tails(u)
+        (further, _), (another, _) = self.log_tails(u * (1 + 1e-6) + 1e-9)
+        falls = np.maximum(further, another) < np.maximum(here, other)
+        falls |= np.maximum(here, other) == -np.inf
+        return np.where(falls, self.profile_error(), np.inf)
+
+    def _by_setting(self, function: Callable[..., np.ndarray], u: Array) -> Array:
+        """``function(u, shift, slots, steps)``, one row, of fields kept in range."""
+        kept = self.kept_in_range()  # of some no step may be run
+        return by_setting(function, u, kept._shift, kept._slots, kept._steps)[0]
+
+    def prepare(self, *, slopes: bool = False) -> None:
+        """Makes the tables, of settings in which something is lost, but not all."""
+        kept = self.kept_in_range()
+        is_asked = ~np.asarray(self.loses_nothing | self.is_unprotected)
+        fields = (kept._slots, kept._steps, kept._shift)
+        fields = (np.broadcast_to(f, self.shape)[is_asked].tolist() for f in fields)
+        settings = [(round(t), round(j), s) for t, j, s in zip(*fields, strict=True)]
+        self._prepare(settings, slopes)
 
 
 def tails_from(rows: Array) -> tuple[Tails, Tails]:

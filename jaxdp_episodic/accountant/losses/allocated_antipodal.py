@@ -27,8 +27,8 @@ import numpy as np
 from jaxdp_episodic.accountant.losses.allocated import (
     LARGEST_SHIFT,
     SMALLEST_SHIFT,
-    AllocatedLoss,
     Asked,
+    TabulatedAllocation,
     nodes_from,
     tails_from,
 )
@@ -66,7 +66,7 @@ _MASS_ERROR = 1e-5
 
 
 @dataclass(frozen=True)
-class AllocatedAntipodalLoss(AllocatedLoss):
+class AllocatedAntipodalLoss(TabulatedAllocation):
     """``r D_t(1 + (g - 1)/r)`` in both directions.
 
     Attributes:

@@ -49,7 +49,6 @@ _FEW_LOSSES = 512
 class BoundingLoss(AllocatedLoss):
     """Base: ``above`` is 1 where it dominates, 0 where it is dominated."""
 
-    is_estimate: ClassVar[bool] = False
     may_have_atoms: ClassVar[bool] = True
     has_nodes: ClassVar[bool] = False
     methods: ClassVar[tuple[str, ...]] = ("rdp", "pld")
@@ -59,9 +58,6 @@ class BoundingLoss(AllocatedLoss):
     _facts_of_setting: ClassVar[Callable[..., tuple[float, ...]]]
     # Relative rounding error of the profiles.
     _rounding: ClassVar[float]
-
-    def prepare(self, *, slopes: bool = False) -> None:
-        """There are no tables."""
 
     def certified(self, *, up: bool) -> Self:
         """See `PrivacyLoss`."""

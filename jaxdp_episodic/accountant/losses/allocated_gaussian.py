@@ -23,8 +23,8 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.allocated import (
-    AllocatedLoss,
     Asked,
+    TabulatedAllocation,
     crowded,
     nodes_from,
     tails_from,
@@ -54,7 +54,7 @@ _BEYOND_CUT = 36.0
 
 
 @dataclass(frozen=True)
-class AllocatedGaussianLoss(AllocatedLoss):
+class AllocatedGaussianLoss(TabulatedAllocation):
     """``W = ((slots - steps) + A_1 + ... + A_steps) / slots``.
 
     Attributes:

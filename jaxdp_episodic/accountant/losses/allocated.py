@@ -143,7 +143,7 @@ class TabulatedAllocation(AllocatedLoss):
         fields = (kept._slots, kept._steps, kept._shift)
         fields = (np.broadcast_to(f, self.shape)[is_asked].tolist() for f in fields)
         settings = [(round(t), round(j), s) for t, j, s in zip(*fields, strict=True)]
-        self._prepare(settings, slopes)
+        type(self)._prepare(settings, slopes)
 
 
 def tails_from(rows: Array) -> tuple[Tails, Tails]:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -18,7 +18,13 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     MomentRule,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.protocols import Bounds, Profile
+from jaxdp_episodic.accountant.losses.protocols import (
+    Bounds,
+    Nodes,
+    Profile,
+    Tabulated,
+)
+from jaxdp_episodic.accountant.numerics.chebyshev_tables import Table
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     map_first,
@@ -26,91 +32,113 @@ from jaxdp_episodic.accountant.numerics.loops import (
     on_host,
 )
 
-# Nodes for each that is asked for: on the real line more are needed than on a path.
+# Shifts that tables are made for: noise of 1e4 and of 0.1 clip norms. Less noise counts
+# as none, more as 1e4.
+SMALLEST_SHIFT = 1e-4
+LARGEST_SHIFT = 10.0
+# Nodes for each that a rule asks for: the real line needs more than a complex path.
+# Half as many moved epsilons by 1.5e-11 at most.
 _NODES_EACH = 4
-# Number of nodes over which their distance grows, where they are closer in the middle.
+# Number of nodes on either side over which their distance grows from the middle.
 _GROWING = 40
 
 
 @dataclass(frozen=True)
 class AllocatedLoss(GaussianLoss, Bounds):
-    """Base: a unit in one of ``bins`` steps, of which ``taken`` >= 2 are taken."""
+    """Base: a unit in one secret slot of ``slots``, of which ``steps`` >= 2 are run."""
 
     # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
 
     @property
-    def _bins(self) -> Array:
-        return self.__dict__["bins"]
+    def _slots(self) -> Array:
+        return self.__dict__["slots"]
 
     @property
-    def _taken(self) -> Array:
-        return self.__dict__["taken"]
+    def _steps(self) -> Array:
+        return self.__dict__["steps"]
 
     def bounding_pair(self, bounding: Callable[..., Profile], *, up: bool) -> Profile:
         """`Bounds.certified`, of a class with these fields and ``above``."""
         kept = self.kept_in_range()
-        # Shifts that are too small (much noise): up to the smallest, down to 0.
+        # Shifts that are too small: up to the smallest, down to 0.
         raised = np.where(self._shift > 0, np.maximum(self._shift, kept._shift), 0.0)
         shift = raised if up else np.where(raised > self._shift, 0.0, self._shift)
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        fields |= {"shift": shift, "bins": kept._bins, "taken": kept._taken}
+        fields |= {"shift": shift, "slots": kept._slots, "steps": kept._steps}
         return bounding(**fields, above=np.full(self.shape, 1.0 * up))
 
     def kept_in_range(self) -> Self:
         """Returns numbers that tables can be made of, none of less privacy loss."""
-        taken = np.maximum(self._taken, 2.0)
+        steps = np.maximum(self._steps, 2.0)
         return dataclasses.replace(
             super().kept_in_range(),
             # Beyond the largest the step is unprotected, and nothing is computed.
             shift=np.clip(self._shift, SMALLEST_SHIFT, LARGEST_SHIFT),
-            taken=taken,
-            bins=np.maximum(self._bins, taken),
+            steps=steps,
+            slots=np.maximum(self._slots, steps),
         )
 
     @property
     def is_unprotected(self) -> Array:
-        """Where there is (nearly) no noise: more than tables are made for."""
+        """Where there is (nearly) no noise: less than tables are made for."""
         return ~self.loses_nothing & (self._shift > LARGEST_SHIFT)
 
     def hints(self) -> Hints:
-        """As many Poisson draws at rate 1 / bins."""
+        """As many Poisson draws at rate 1 / slots."""
         xp = namespace(*self.fields)
-        rate = self._inner_rate / self._bins
-        return Hints(rate * xp.sqrt(self._taken), rate, self._shift, self._shift)
+        rate = self._inner_rate / self._slots
+        return Hints(rate * xp.sqrt(self._steps), rate, self._shift, self._shift)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`.
+        """See `PrivacyLoss`.
 
         *Upper bound* up to quadrature error: see `losses.allocated_moments`.
         """
         xp = namespace(t, *self.fields)
         order, *setting = xp.broadcast_arrays(t, *self.fields[1:])
-
-        def rows(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(functools.partial(self._excess, rule.direction), *arrays)
-
+        rows = functools.partial(
+            by_setting, functools.partial(self._excess, rule.direction)
+        )
         found = on_host(rows, order.shape, order, *setting, number=3)
         return tuple(found[: 3 if rule.with_derivatives else 1])
 
 
-# Noise of 1e4 and 0.1 clip norms. Less noise counts as none, more as 1e4.
-SMALLEST_SHIFT, LARGEST_SHIFT = 1e-4, 10.0
+class TabulatedAllocation(AllocatedLoss, Tabulated, Nodes):
+    """Base of those by tables."""
 
+    # Maps shift, slots and steps of one setting to its tables.
+    _tables: ClassVar[Callable[[float, float, float], list[Table]]]
+    # Makes those of many settings: slots, steps and shift; with slopes or without.
+    _prepare: ClassVar[Callable[[list[tuple[int, int, float]], bool], None]]
 
-# The mass beyond a table must be delta e^-14 at most: 36 nats above `log_cut` of the
-# nodes, which is 50 nats below log(delta).
-_BEYOND = 36.0
+    def profile_error(self) -> Array:
+        """See `Profile`; as the tables estimate it."""
 
+        def error(u: np.ndarray, *setting: float) -> np.ndarray:
+            largest = max(table.error for table in self._tables(*setting))
+            return np.full((1, len(u)), largest)
 
-def reaches(log_beyond: float, log_cut: float) -> bool:
-    """Whether the mass beyond a table is negligible to a delta cut at ``log_cut``."""
-    return log_beyond < log_cut + _BEYOND
+        return self._by_setting(error, np.zeros(self.shape))
+
+    def _by_setting(self, function: Callable[..., np.ndarray], u: Array) -> Array:
+        """``function(u, shift, slots, steps)``, one row, of fields kept in range."""
+        kept = self.kept_in_range()  # of some no step may be run
+        return by_setting(function, u, kept._shift, kept._slots, kept._steps)[0]
+
+    def prepare(self, *, slopes: bool = False) -> None:
+        """Makes the tables, of settings in which something is lost, but not all."""
+        kept = self.kept_in_range()
+        is_asked = ~np.asarray(self.loses_nothing | self.is_unprotected)
+        fields = (kept._slots, kept._steps, kept._shift)
+        fields = (np.broadcast_to(f, self.shape)[is_asked].tolist() for f in fields)
+        settings = [(round(t), round(j), s) for t, j, s in zip(*fields, strict=True)]
+        type(self)._prepare(settings, slopes)
 
 
 def tails_from(rows: Array) -> tuple[Tails, Tails]:
-    """The four rows of a table as tails of both directions; no NaN but 1."""
+    """The four rows of a table as tails of both directions; 1 for NaN."""
     xp = namespace(rows)
     rows = xp.where(xp.isnan(rows), 0.0, rows)
     return (rows[0], rows[1]), (rows[2], rows[3])
@@ -121,8 +149,8 @@ def crowded(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of a trapezoidal rule, at most ``gap`` apart about the middle.
 
-    They are equally spaced, and only where that is too far apart further from each
-    other on the sides: ``u - k tanh(u)``, stretched. Others lie ``between`` them.
+    Equally spaced, unless that is too far apart: then at distances that grow from the
+    middle, ``u - k tanh(u)``, stretched. Other nodes lie ``between`` these.
     """
     low, high = ends
     even = (high - low) / (number - 1)
@@ -133,17 +161,29 @@ def crowded(
     def moved(u: np.ndarray | float) -> np.ndarray:
         return u - less * _GROWING * np.tanh(u / _GROWING)
 
-    u = np.arange(number) + 0.5 * between
-    u = u * ((number - 1) / number if between else 1.0)
+    share = (number - 1) / number if between else 1.0
+    u = (np.arange(number) + 0.5 * between) * share
     # The index of the middle such that the first and last node meet both ends.
     first = np.linspace(0, number - 1, 4 * number)
     left, right = moved(first), moved(number - 1 - first)
-    share = left / (left + right)
-    center = float(np.interp((middle - low) / (high - low), share, first))
+    center = np.interp((middle - low) / (high - low), left / (left + right), first)
     scale = (high - low) / float(moved(center) + moved(number - 1 - center))
-    place = low + scale * (moved(u - center) + moved(center))
+    nodes = low + scale * (moved(u - center) + moved(center))
     width = scale * (1 - less / np.cosh((u - center) / _GROWING) ** 2)
-    return place, width * ((number - 1) / number if between else 1.0)
+    return nodes, width * share
+
+
+class Asked(NamedTuple):
+    """Nodes that are asked for of one distribution.
+
+    Nodes that check others lie elsewhere, and use tables moved by their estimated
+    error, so that the difference of the two includes it.
+    """
+
+    size: int
+    backward: bool
+    log_cut: float  # log-density at which the distribution is truncated
+    checking: bool
 
 
 def nodes_from(
@@ -155,16 +195,14 @@ def nodes_from(
     """Nodes on the real line, made on the host.
 
     Args:
-      evaluate: maps number of nodes, direction, cut, whether the nodes are to check
-        others, and the fields of one distribution to rows: losses, weights, and five of
-        the ends and the spacing. Nodes that check lie elsewhere, and use tables moved
-        by their estimated error, so that the difference of the two includes it.
+      evaluate: maps what is `Asked` and the fields of one distribution to rows: losses,
+        weights, and five of the ends and the spacing.
       rule: which nodes are asked for; those that check have a height below 1.
       *fields: (m,) each.
       by_first: the rows' derivatives by the first field, if they are known.
     """
-    backward, log_cut, height, num_nodes, _ = rule
-    size = _NODES_EACH * num_nodes
+    size = _NODES_EACH * rule.num_nodes
+    number = 2 * size + 5
 
     def rows(
         evaluate: Callable[..., np.ndarray],
@@ -173,18 +211,17 @@ def nodes_from(
         height: np.ndarray,
         *fields: np.ndarray,
     ) -> np.ndarray:
-        result = np.empty((2 * size + 5, *cut.shape))
+        result = np.empty((number, *cut.shape))
         for i in np.ndindex(cut.shape):
-            one = (field[i[-1]] for field in fields)
-            which = size, bool(backward[i[-1]]), float(cut[i]), bool(height[i] < 1)
-            result[(slice(None), *i)] = evaluate(*which, *map(float, one))
+            asked = size, bool(backward[i[-1]]), float(cut[i]), bool(height[i] < 1)
+            setting = (float(field[i[-1]]) for field in fields)
+            result[(slice(None), *i)] = evaluate(Asked(*asked), *setting)
         return result
 
-    number = 2 * size + 5
     every = on_host(
         functools.partial(rows, evaluate),
-        log_cut.shape,
-        *(backward, log_cut, height, *fields),
+        rule.log_cut.shape,
+        *(rule.backward, rule.log_cut, rule.height, *fields),
         number=number,
         slopes=None if by_first is None else functools.partial(rows, by_first),
         by=(3,),

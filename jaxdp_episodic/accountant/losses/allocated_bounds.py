@@ -1,9 +1,9 @@
 """One epoch of random allocation, add/remove, bounded by finite pairs from both sides.
 
-The certified ends are those of a pair of distributions with finitely many losses that
-dominates the epoch's pair, or is dominated by it.
+Certified ends are computed from a pair with finitely many losses that dominates the
+epoch's pair, or is dominated by it.
 
-``W = ((bins - taken) + X) / bins`` with X of `numerics.convex_sums`. ``(W - g)_+`` and
+``W = ((slots - steps) + X) / slots``, X of `numerics.convex_sums`. ``(W - g)_+`` and
 ``(1 - g W)_+`` are convex in the W of each epoch, so a distribution of X that is above
 in convex order gives an upper bound of both directions' profiles, of any number of
 epochs and among any other steps, and one that is below a lower bound.
@@ -29,21 +29,26 @@ from jaxdp_episodic.accountant.losses.protocols import BoundingPair
 from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, on_host
 
+# Distributions that are kept.
 _CACHED = 256
-# Sums are formed in blocks of so many, in extended precision. Bounds of the relative
-# error of sums of up to 2^16 losses, and of rounding the result and its logarithm.
+# Summands of a block: sums are formed block by block, in extended precision.
 _BLOCK = 256
+# Bound of the relative error of such sums of up to 2^16 masses.
 _SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
-_ROUNDING, _MOVE = 4e-15, 4e-16
-# Spacing of the finest useful lattice over the mean gap between losses, for lower and
-# upper bounds: in the lower distribution bins with hardly a loss waste mass.
-_GRAIN = (3.2, 0.5)
+# Bound of that of rounding a sum and its logarithm: 18 units in the last place.
+_ROUNDING = 4e-15
+# Bound of the error of a loss over 1 + its size: a logarithm of a rounded ratio.
+_LOSS_ERROR = 4e-16
+# Spacing of the finest useful lattice over the mean gap between losses, of lower
+# bounds, where cells with hardly a loss waste mass; and of upper ones.
+_SPACING_BELOW = 3.2
+_SPACING_ABOVE = 0.5
 # Number of losses from which moments are computed.
-_FEW = 512
+_FEW_LOSSES = 512
 
 
 class BoundingLoss(AllocatedLoss, BoundingPair):
-    """Base: ``above`` is 1 if it dominates, 0 if dominated; `taken` >= 2."""
+    """Base: ``above`` is 1 where it dominates, 0 where it is dominated."""
 
     may_have_atoms: ClassVar[bool] = True
     # Map the fields of one setting to the losses and their masses under P, forward, and
@@ -68,7 +73,9 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
 
     def least_spacing(self) -> Array:
         """In proportion to the mean gap between neighbouring losses."""
-        return np.where(self._above > 0, _GRAIN[1], _GRAIN[0]) * self._facts()[1]
+        return (
+            np.where(self._above > 0, _SPACING_ABOVE, _SPACING_BELOW) * self._facts()[1]
+        )
 
     def certified_error(self) -> tuple[Array, Array]:
         """See `BoundingPair`."""
@@ -80,7 +87,7 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
 
     def tail_displacement(self, u: Array) -> Array:
         """The losses are logarithms, rounded, and so are inverse ratios."""
-        return namespace(u).zeros_like(u) + _MOVE * (1 + self._facts()[2])
+        return namespace(u).zeros_like(u) + _LOSS_ERROR * (1 + self._facts()[2])
 
     @classmethod
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
@@ -112,26 +119,23 @@ class AllocatedBoundingLoss(BoundingLoss):
     Attributes:
       outer_rate: see `PrivacyLoss`; always 1.
       shift: s > 0.
-      bins: t, whole number.
-      taken: j, whole number, 2 <= j <= t.
+      slots: t, whole number, the steps of an epoch.
+      steps: j, whole number, 2 <= j <= t, those that are run.
       above: see `BoundingLoss`.
     """
 
     shift: Array
-    bins: Array
-    taken: Array
+    slots: Array
+    steps: Array
     above: Array
     is_symmetric: ClassVar[bool] = False
     _rounding: ClassVar[float] = _ROUNDING + _SUM_ERROR
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """Of the finite pair as computed; it may be off by `certified_error`."""
+        """Of the finite pair as computed, up to `certified_error`."""
         xp = namespace(u, *self.fields)
         u, *fields = xp.broadcast_arrays(u, *self.fields[1:])
-
-        def rows(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(_tails, *arrays)
-
+        rows = functools.partial(by_setting, _tails)
         found = on_host(rows, u.shape, u, *fields, number=4)
         return (found[0], found[1]), (found[2], found[3])
 
@@ -145,42 +149,35 @@ class AllocatedBoundingLoss(BoundingLoss):
         dist = epoch_distribution(*setting)
         gap = float(np.sum(np.diff(dist.loss) * dist.with_unit[1:]))
         largest = float(np.abs(dist.loss[[0, -1]]).max())
-        return dist.log_kept, gap, largest, dist.mass_error, dist.place_error
+        return dist.log_kept, gap, largest, dist.mass_error, dist.ratio_error
 
 
 class EpochDistribution(NamedTuple):
-    """Losses and what tails are read off; (n,) each.
+    """Losses, and the rows that tails are read from; (n,) each.
 
-    Attributes:
-      loss: increasing.
-      with_unit: masses of the losses under P (with the unit).
-      forward, backward: profile at the losses, and ``e^loss`` times the second
-        distribution's mass of it and all larger ones; backward the losses' signs and
-        order are turned.
-      log_kept: see `PrivacyLoss.log_kept`.
-      mass_error, place_error: see `BoundingPair.certified_error`.
+    Rows are the profile at the losses, and ``e^loss`` times the second distribution's
+    mass of it and all larger ones; backward of the negative losses, ascending.
     """
 
-    loss: np.ndarray
-    with_unit: np.ndarray
+    loss: np.ndarray  # ascending
+    with_unit: np.ndarray  # masses under P
     forward: tuple[np.ndarray, np.ndarray]
     backward: tuple[np.ndarray, np.ndarray]
-    log_kept: float
-    mass_error: float
-    place_error: float
+    log_kept: float  # see `PrivacyLoss.log_kept`
+    mass_error: float  # of the logarithm of profiles; see `certified_error`
+    ratio_error: float  # of log g
 
 
 @functools.lru_cache(_CACHED)
 def epoch_distribution(
-    shift: float, bins: float, taken: float, above: float
+    shift: float, slots: float, steps: float, above: float
 ) -> EpochDistribution:
     """W of one setting as finitely many atoms, above or below in convex order."""
-    found = lognormal_sum(round(taken), shift, above=above > 0)
-    idle = bins - taken
-    ratio, masses = (idle + found.values) / bins, found.masses
-    # Mass truncated of one of P and Q is taken off both, and charged as an infinite
-    # loss.
-    lost = max(found.lost, (found.infinite + idle * found.lost) / bins)
+    found = lognormal_sum(round(steps), shift, above=above > 0)
+    idle = slots - steps
+    ratio, masses = (idle + found.values) / slots, found.masses
+    # Mass truncated of P or Q is subtracted from both, and charged as an infinite loss.
+    lost = max(found.lost, (found.infinite + idle * found.lost) / slots)
     whole = float(masses.sum())
     masses = masses / whole
     mean = float(np.sum(ratio * masses))
@@ -200,18 +197,19 @@ def epoch_distribution(
 
 
 def coarse(loss: np.ndarray, with_unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A few of the losses, and masses under P; others are split to the neighbours."""
-    chosen = np.linspace(0, len(loss) - 1, min(_FEW, len(loss))).round()
-    places = np.exp(loss[chosen.astype(np.intp)])
-    ratio = np.exp(loss)
-    cell = np.searchsorted(places, ratio, side="right") - 1
-    cell = np.clip(cell, 0, len(places) - 2)
-    share = np.clip((ratio - places[cell]) / np.diff(places)[cell], 0.0, 1.0)
+    """A dominating pair of few losses, with masses under P.
+
+    Masses of other losses are split between the neighbours, with the same mean ratio.
+    """
+    chosen = np.linspace(0, len(loss) - 1, min(_FEW_LOSSES, len(loss))).round()
+    few, ratio = np.exp(loss[chosen.astype(np.intp)]), np.exp(loss)
+    cell = np.clip(np.searchsorted(few, ratio, side="right") - 1, 0, len(few) - 2)
+    share = np.clip((ratio - few[cell]) / np.diff(few)[cell], 0.0, 1.0)
     mass = with_unit / ratio
-    spread = np.bincount(cell, mass * (1 - share), len(places))
-    spread += np.bincount(cell + 1, mass * share, len(places))
-    kept = spread > 0
-    return np.log(places[kept]), (spread * places)[kept]
+    masses = np.bincount(cell, mass * (1 - share), len(few))
+    masses += np.bincount(cell + 1, mass * share, len(few))
+    kept = masses > 0
+    return np.log(few[kept]), (masses * few)[kept]
 
 
 def _profile(ratio: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -222,7 +220,7 @@ def _profile(ratio: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _summed_from(array: np.ndarray) -> np.ndarray:
-    """Sums of all from each one on."""
+    """``sum(array[i:])`` at every i."""
     size = len(array)
     padded = np.pad(array[::-1], (0, -size % _BLOCK))
     blocks = padded.astype(np.longdouble).reshape(-1, _BLOCK)
@@ -242,7 +240,7 @@ def _tails(u: np.ndarray, *setting: float) -> np.ndarray:
 def tails_between(
     u: np.ndarray, loss: np.ndarray, profile: np.ndarray, scaled: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tails at u: between two losses profiles are linear in e^u, beyond them 0.
+    """Tails at u: profiles are linear in e^u between losses, and 0 beyond the last.
 
     Args:
       u: (m,).
@@ -250,11 +248,11 @@ def tails_between(
       profile: (n,) of them.
       scaled: (n,) ``e^loss Q(L >= loss)``.
     """
-    place = np.searchsorted(loss, u, side="right")
-    beyond = place == len(loss)
-    place = np.minimum(place, len(loss) - 1)
-    gap = np.minimum(u - loss[place], 0.0)
+    above = np.searchsorted(loss, u, side="right")
+    beyond = above == len(loss)
+    above = np.minimum(above, len(loss) - 1)
+    gap = np.minimum(u - loss[above], 0.0)
     with np.errstate(divide="ignore"):
-        value = np.log(profile[place] - scaled[place] * np.expm1(gap))
-        tail = np.log(scaled[place]) + gap
+        value = np.log(profile[above] - scaled[above] * np.expm1(gap))
+        tail = np.log(scaled[above]) + gap
     return np.where(beyond, -np.inf, value), np.where(beyond, -np.inf, tail)

@@ -1,6 +1,6 @@
 """Random allocation, add/remove: a unit takes part in one secret step of an epoch.
 
-With t steps in the epoch, of which j are taken, the pair is ``P = sum_{i<=j} N(s e_i)/t
+With t steps in the epoch, of which j are run, the pair is ``P = sum_{i<=j} N(s e_i)/t
 + (1 - j/t) N(0)`` against ``Q = N(0)`` on R^j; its likelihood ratio is
 
     W = ((t - j) + A_1 + ... + A_j) / t,   A_i = e^{s x_i - s²/2}, x_i ~ N(0, 1),
@@ -15,6 +15,7 @@ Feldman and Shenfeld (2025), arXiv:2502.08202, for the pair.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,45 +23,51 @@ from typing import ClassVar
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.allocated import (
-    AllocatedLoss,
+    Asked,
+    TabulatedAllocation,
     crowded,
     nodes_from,
-    reaches,
     tails_from,
 )
 from jaxdp_episodic.accountant.losses.allocated_bounds import AllocatedBoundingLoss
 from jaxdp_episodic.accountant.losses.allocated_moments import sum_excess
 from jaxdp_episodic.accountant.losses.allocation_tables import (
     by_setting,
-    each_once,
     prepare_sums,
     sum_tables,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.losses.privacy_loss import Tails
-from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
+from jaxdp_episodic.accountant.losses.protocols import Profile
+from jaxdp_episodic.accountant.numerics.chebyshev_tables import Table
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, on_host
 
-# Number of places at which the range of a distribution is searched for.
-_PROBES = 600
-# Distance of nodes near the mode of W, in deviations of a Gaussian of the same peak.
+# Number of losses at which the range of a distribution is looked for.
+_TRIED = 600
+# Distance of nodes near the mode of log W, in standard deviations of a Gaussian of the
+# same peak: 5 a deviation, so that the trapezoidal rule has all digits.
 _OF_WIDTH = 0.2
+# Relative correction of masses above which a distribution is not used.
+_LARGEST_CORRECTION = 1e-5
+# The mass beyond a table must be delta e^-14 at most: 36 nats above the nodes' cut,
+# which is 50 nats below log(delta).
+_BEYOND_CUT = 36.0
 
 
 @dataclass(frozen=True)
-class AllocatedGaussianLoss(AllocatedLoss, Tabulated, Nodes):
-    """``W = ((bins - taken) + A_1 + ... + A_taken) / bins``.
+class AllocatedGaussianLoss(TabulatedAllocation):
+    """``W = ((slots - steps) + A_1 + ... + A_steps) / slots``.
 
     Attributes:
       outer_rate: see `PrivacyLoss`; always 1.
       shift: s >= 0.
-      bins: t, whole number.
-      taken: j, whole number, 2 <= j <= t.
+      slots: t, whole number, the steps of an epoch.
+      steps: j, whole number, 2 <= j <= t, those that are run.
     """
 
     shift: Array
-    bins: Array
-    taken: Array
+    slots: Array
+    steps: Array
     is_symmetric: ClassVar[bool] = False
 
     def certified(self, *, up: bool) -> Profile:
@@ -68,75 +75,60 @@ class AllocatedGaussianLoss(AllocatedLoss, Tabulated, Nodes):
         return self.bounding_pair(AllocatedBoundingLoss, up=up)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """For a part of an epoch: W is at least ``(bins - taken) / bins``."""
+        """For a part of an epoch: W is at least ``(slots - steps) / slots``."""
         if not backward:
             return super().largest_loss(backward=backward)
         with np.errstate(divide="ignore"):
-            least = (self.bins - self.taken) / self.bins
+            least = (self.slots - self.steps) / self.slots
             return np.broadcast_to(-np.log(least), self.shape)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """By tables of the sum; its relative error is `profile_error`, an estimate."""
         xp = namespace(u, *self.fields)
-        u, s, t, j = xp.broadcast_arrays(u, self.shift, self.bins, self.taken)
-        j = xp.maximum(j, 2.0)  # where none is taken nothing is asked
+        u, s, t, j = xp.broadcast_arrays(u, self.shift, self.slots, self.steps)
+        j = xp.maximum(j, 2.0)  # where none is run nobody asks
         t = xp.maximum(t, j)
-
-        def rows(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(_tails, *arrays)
-
-        def slopes(*arrays: np.ndarray) -> np.ndarray:
-            return by_setting(_tail_slopes, *arrays)
-
+        rows, slopes = (
+            functools.partial(by_setting, f) for f in (_tails, _tail_slopes)
+        )
         how = {"number": 4, "slopes": slopes, "by": (0, 1)}
         return tails_from(on_host(rows, u.shape, u, s, t, j, **how))
-
-    def profile_error(self) -> Array:
-        """See `Profile`; as the tables estimate it."""
-
-        def error(_: np.ndarray, s: float, j: float) -> np.ndarray:
-            tables = sum_tables(round(j), s)
-            return np.full((1, len(_)), max(table.error for table in tables))
-
-        nothing = np.zeros(self.shape)
-        kept = self.kept_in_range()  # some may take no step
-        return by_setting(error, nothing, kept._shift, kept._taken)[0]
 
     def profile_error_at(self, u: Array) -> Array:
         """Larger at large u: sums of a few terms of little weight lose digits there."""
 
-        def off(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
-            above, below, _ = _places(u, t, j)
-            rising, falling = sum_tables(round(j), s)
+        def error(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
+            above, below, _ = _log_ratios(u, t, j)
+            upper, lower = sum_tables(round(j), s)
             gain, _, loss, _ = _tails(u, s, t, j)
             # The error of each direction counts in proportion to its share of delta.
             share = np.exp([gain, loss] - np.maximum(gain, loss))
-            errors = [rising.further_error(above), falling.further_error(below)]
+            errors = [upper.further_error(above), lower.further_error(below)]
             return np.max(share * errors, axis=0)[None]
 
-        kept = self.kept_in_range()
-        further = by_setting(off, u, kept._shift, kept._bins, kept._taken)[0]
-        return np.maximum(super().profile_error_at(u), further)
+        return np.maximum(super().profile_error_at(u), self._by_setting(error, u))
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`: along the logarithm of the sum."""
-        fields = (self.shift, self.bins, self.taken)
+        fields = (self.shift, self.slots, self.steps)
         return nodes_from(_node_rows, rule, *fields, by_first=_node_slopes)
-
-    def prepare(self, *, slopes: bool = False) -> None:
-        """Makes the tables."""
-        kept = self.kept_in_range()
-        asked = each_once(kept._taken, kept._shift)
-        prepare_sums([(round(j), s) for j, s in asked], slopes=slopes)
 
     _excess = staticmethod(sum_excess)
 
+    @staticmethod
+    def _prepare(settings: list[tuple[int, int, float]], slopes: bool) -> None:
+        prepare_sums(((j, s) for _, j, s in settings), slopes=slopes)
 
-def _places(
+    @staticmethod
+    def _tables(s: float, _: float, j: float) -> list[Table]:
+        return list(sum_tables(round(j), s))
+
+
+def _log_ratios(
     u: np.ndarray, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tables' arguments of each direction; whether backward losses reach u."""
-    if t == j:  # any digit of e^-u would be one of the place, far out
+    """``|log(x / j)|`` of each direction; whether backward losses reach u."""
+    if t == j:  # far out e^-u has too few digits
         return u, u, np.ones(u.shape, bool)
     ratio = np.expm1(-u) * (t / j)
     reached = ratio > -1
@@ -147,11 +139,11 @@ def _places(
 def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     """The four rows of `log_tails` at u >= 0."""
     with np.errstate(all="ignore"):
-        above, below, reached = _places(u, t, j)
-        rising, falling = sum_tables(round(j), s)
-        high, low = rising.at(above), falling.at(below)
+        above, below, reached = _log_ratios(u, t, j)
+        upper, lower = sum_tables(round(j), s)
+        high, low = upper.at(above), lower.at(below)
         # Beyond the table's end its last value is an upper bound of the profile.
-        end = falling.end
+        end = lower.end
         end = end if t == j else -np.log1p(np.expm1(-end) * (j / t))
         loss = low[0] + np.minimum(u, end) - math.log(t)
         # Q(W < 1/g) less the profile.
@@ -168,12 +160,12 @@ def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
 
 def _tail_slopes(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     """Derivatives of `_tails` by u, and by s; (8, m)."""
-    rising, falling = sum_tables(round(j), s, slopes=True)
+    upper, lower = sum_tables(round(j), s, slopes=True)
     gain, tail, loss, rest = _tails(u, s, t, j)
     with np.errstate(all="ignore"):
-        above, below, reached = _places(u, t, j)
-        high, low = rising.at(above), falling.at(below)
-        # Sums below are e^low; minus their density times the derivative of the place.
+        above, below, reached = _log_ratios(u, t, j)
+        high, low = upper.at(above), lower.at(below)
+        # low[1] is log P(X < x); minus its derivative by u is the density times x's.
         below, fall = np.exp(low[1]), np.exp(low[2]) * t * np.exp(-u)
         by_loss = 1 - np.exp(low[1] - low[0]) * t * np.exp(-u)
         rows = [
@@ -191,50 +183,49 @@ def _tail_slopes(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
 
 
 def _log_density(
-    place: np.ndarray, s: float, t: float, j: float
+    y: np.ndarray, s: float, t: float, j: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``log W`` at ``log(X / j) = place``, and Q's log-density of the place."""
-    count = round(j)
-    rising, falling = sum_tables(count, s)
-    high, low = rising.at(place)[2], falling.at(-place)[2]
-    density = np.where(place >= 0, high, low) + place + math.log(j)
-    return np.log1p(np.expm1(place) * (j / t)), density
+    """``log W`` at ``y = log(X / j)``, and Q's log-density of y."""
+    upper, lower = sum_tables(round(j), s)
+    high, low = upper.at(y)[2], lower.at(-y)[2]
+    density = np.where(y >= 0, high, low) + y + math.log(j)
+    return np.log1p(np.expm1(y) * (j / t)), density
 
 
 def _loss_distribution(
-    size: int, log_cut: float, checking: bool, s: float, t: float, j: float
+    asked: Asked, s: float, t: float, j: float
 ) -> tuple[np.ndarray, ...]:
-    """Losses ``log W``, Q-masses, widths of the places they stand for, and these."""
-    rising, falling = sum_tables(round(j), s)
-    first, last = (math.asinh(p / rising.core) for p in (-falling.end, rising.end))
-    probes = rising.core * np.sinh(np.linspace(first, last, _PROBES))
-    loss, density = _log_density(probes, s, t, j)
-    kept = np.flatnonzero(np.maximum(density, density + loss) > log_cut - 10)
+    """Losses ``log W``, Q-masses, and widths and values of ``y = log(X / j)``."""
+    upper, lower = sum_tables(round(j), s)
+    first, last = (math.asinh(y / upper.core) for y in (-lower.end, upper.end))
+    tried = upper.core * np.sinh(np.linspace(first, last, _TRIED))
+    loss, density = _log_density(tried, s, t, j)
+    kept = np.flatnonzero(np.maximum(density, density + loss) > asked.log_cut - 10)
     if not len(kept):
-        nothing = np.full(size, np.nan)
+        nothing = np.full(asked.size, np.nan)
         return nothing, nothing, nothing, nothing
-    low = float(probes[max(kept[0] - 1, 0)])
-    high = float(probes[min(kept[-1] + 1, _PROBES - 1)])
-    # Nodes are closer near the mode; how close follows from the density there.
-    peak = np.argmax(density)
-    gap = _OF_WIDTH * math.exp(-density[peak]) / math.sqrt(2 * math.pi)
-    place, width = crowded(
-        size, (low, high), float(probes[peak]), gap, between=checking
+    ends = (
+        float(tried[max(kept[0] - 1, 0)]),
+        float(tried[min(kept[-1] + 1, _TRIED - 1)]),
     )
-    loss, density = _log_density(place, s, t, j)
+    # Nodes are closer near the mode; how close follows from the density there.
+    mode = np.argmax(density)
+    gap = _OF_WIDTH * math.exp(-density[mode]) / math.sqrt(2 * math.pi)
+    y, width = crowded(
+        asked.size, ends, float(tried[mode]), gap, between=asked.checking
+    )
+    loss, density = _log_density(y, s, t, j)
     mass = np.exp(density) * width
-    if checking:
-        off = np.where(place >= 0, rising.off_at(place), -falling.off_at(-place))
-        mass = mass * (1 + off)
-    # P and Q have mass 1: what is missing to that is rounding, and is put
-    # right.
-    change = _missing(loss, mass, mass, 1.0)
-    if not np.all(np.abs(change) < 1e-5):
+    if asked.checking:
+        mass = mass * (1 + np.where(y >= 0, upper.off_at(y), -lower.off_at(-y)))
+    # P and Q have mass 1: what is missing is rounding error.
+    change = _correction(loss, mass, mass, 1.0)
+    if not np.all(np.abs(change) < _LARGEST_CORRECTION):
         mass = mass * np.nan
-    return loss, mass * (1 + change), width, place
+    return loss, mass * (1 + change), width, y
 
 
-def _missing(
+def _correction(
     loss: np.ndarray, mass: np.ndarray, sums: np.ndarray, whole: float
 ) -> np.ndarray:
     """Relative changes of the masses after which both P and Q sum to the whole."""
@@ -244,28 +235,18 @@ def _missing(
     return fix[0] + fix[1] * tilt
 
 
-def _node_rows(
-    size: int,
-    backward: bool,
-    log_cut: float,
-    checking: bool,
-    s: float,
-    t: float,
-    j: float,
-) -> np.ndarray:
+def _node_rows(asked: Asked, s: float, t: float, j: float) -> np.ndarray:
     """The rows of `nodes_from`."""
-    loss, mass, width, _ = _loss_distribution(size, log_cut, checking, s, t, j)
-    rising, falling = sum_tables(round(j), s)
-    table = falling if backward else rising
-    rows = table.at(np.array([table.end]))[:, 0]
+    loss, mass, width, _ = _loss_distribution(asked, s, t, j)
+    table = sum_tables(round(j), s)[asked.backward]
+    profile, tail, _ = table.at(np.array([table.end]))[:3, 0]
     # Of the direction's second distribution the mass counts g times.
-    gain = rows[0] - np.log(t) if not backward else rows[0]
-    beyond = np.logaddexp(gain, rows[1] + (0.0 if backward else table.end))
-    if not (checking or reaches(float(beyond), log_cut)):
+    gain, scale = (profile, table.end) if asked.backward else (profile - np.log(t), 0.0)
+    log_beyond = np.logaddexp(gain, tail + scale)
+    if not (asked.checking or log_beyond < asked.log_cut + _BEYOND_CUT):
         mass = mass * np.nan
-    weight = mass if backward else mass * np.exp(loss)
-    sign = -1.0 if backward else 1.0
-    order = [0, -1] if backward else [-1, 0]
+    weight = mass if asked.backward else mass * np.exp(loss)
+    sign, order = (-1.0, [0, -1]) if asked.backward else (1.0, [-1, 0])
     with np.errstate(divide="ignore"):
         ends = np.log(weight[order] / width[order])
     return np.concatenate(
@@ -273,21 +254,13 @@ def _node_rows(
     )
 
 
-def _node_slopes(
-    size: int,
-    backward: bool,
-    log_cut: float,
-    checking: bool,
-    s: float,
-    t: float,
-    j: float,
-) -> np.ndarray:
-    """Derivatives of `_node_rows` by s, at places that stay where they are."""
-    loss, mass, _, place = _loss_distribution(size, log_cut, checking, s, t, j)
-    rising, falling = sum_tables(round(j), s, slopes=True)
-    moved = np.where(place >= 0, rising.at(place)[5], falling.at(-place)[5])
-    moved = moved + _missing(loss, mass, mass * moved, 0.0)
-    weight = mass if backward else mass * np.exp(loss)
-    order = [0, -1] if backward else [-1, 0]
+def _node_slopes(asked: Asked, s: float, t: float, j: float) -> np.ndarray:
+    """Derivatives of `_node_rows` by s, at losses that stay where they are."""
+    loss, mass, _, y = _loss_distribution(asked, s, t, j)
+    upper, lower = sum_tables(round(j), s, slopes=True)
+    moved = np.where(y >= 0, upper.at(y)[5], lower.at(-y)[5])
+    moved = moved + _correction(loss, mass, mass * moved, 0.0)
+    weight = mass if asked.backward else mass * np.exp(loss)
+    order = [0, -1] if asked.backward else [-1, 0]
     nothing = np.zeros_like(loss)
     return np.concatenate([nothing, weight * moved, moved[order], nothing[:3]])

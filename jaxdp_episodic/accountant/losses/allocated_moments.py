@@ -4,7 +4,7 @@
 the chord (van Erven and Harremoës 2014, arXiv:1206.2459, Corollary 2). Bounds at whole
 orders are used with chords; other orders are integrated where that gives less.
 
-Every function is of one setting: shift s, t steps an epoch of which j are taken, and
+Every function is of one setting: shift s, t steps an epoch of which j are run, and
 orders less one z, (m,). Reference: docs/proofs.md, "Moments of random allocation".
 """
 
@@ -28,24 +28,44 @@ from jaxdp_episodic.accountant.numerics.mean_moments import (
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 from jaxdp_episodic.accountant.numerics.ratio_means import log_distances
 
-# Largest whole orders: of one sum, of two sums, and next to a power in between.
-_MOST, _MOST_TILTED, _MOST_BETWEEN = 128, 64, 32
-# Numbers of moments of a ratio; the last is the highest order that is bounded.
-_SIZES = 64, 256, 1024, 4096
-# Added to a moment that is an integral, of its size: a hundred times its error. And to
-# each answer, of the excess.
-_ERROR, _ROUNDING = 1e-12, 1e-11
-# How near to 2 a power below it is integrated; the largest power -z, and of many.
-_NEAREST, _LARGEST_POWER, _LARGEST_OF_MANY = 0.01, 2.0**14, 2.0**12
-_FARTHEST = 80.0
+# Largest whole order that is summed: of one sum;
+_MOST = 128
+# of the ratio of two;
+_MOST_TILTED = 64
+# and next to a power in between.
+_MOST_BETWEEN = 32
+# Numbers of moments of a ratio that are made at once; the last one is the highest order
+# that is bounded.
+_SIZES = (64, 256, 1024, 4096)
+# Added to a moment that is an integral, as a share of it: a hundred times its error.
+_ERROR = 1e-12
+# Added to each log-excess.
+_ROUNDING = 1e-11
+# How near to 2 a power below it is integrated.
+_NEAREST = 0.01
+# Largest power -z that is integrated; and where it is one of many.
+_LARGEST_POWER = 2.0**14
+_LARGEST_OF_MANY = 2.0**12
+# Tilt z s² / t, in nats, up to which negative powers are integrated: beyond, the
+# bound by the geometric mean is near.
+_LARGEST_TILT = 80.0
 # Orders, over the one asked for, that Hölder's inequality is tried with.
 _TRIED = (1.03, 1.1, 1.4, 2.0, 4.0)
-# Moments of w with a larger logarithm are not used.
+# Logarithm above which a moment of w is not used.
 _USELESS = 3000.0
+# Quadrature of the moments of Poisson draws.
 _POISSON = MomentRule("forward", Quadrature(32, 16))
-_STEP, _CACHED = 1e-4, 128
-# Places, less 1, at which the maximum R is searched for.
-_QUARTERS = np.append(0.0, np.geomspace(1e-2, 1e9, 2000))
+# Step of differences by the order, over it, if that is below 1.
+_STEP = 1e-4
+# Settings whose moments are kept, of each kind.
+_CACHED = 128
+# w^{1/4} at which the maximum R of `_drawn` is searched for.
+_QUARTER_POWERS = 1 + np.append(0.0, np.geomspace(1e-2, 1e9, 2000))
+
+
+_laplace = functools.lru_cache(_CACHED)(Laplace)
+_tilted = functools.lru_cache(_CACHED)(Tilted)
+_sums = functools.lru_cache(_CACHED)(whole_orders)
 
 
 def sum_excess(
@@ -54,9 +74,16 @@ def sum_excess(
     """(3, m): ``log(E W^{1+z} - 1)`` and two derivatives; "forward" is of both.
 
     Of "backward" ``log(E W^-z - 1)``. That the former is the larger one is not proved:
-    the larger is taken.
+    the larger one is returned.
     """
-    return _with_slopes(lambda z: _sum_excess(z, direction, s, t, j), order)
+
+    def excess(z: np.ndarray) -> np.ndarray:
+        found = _excess_below(z, s, t, j)
+        if direction != "backward":
+            found = np.maximum(found, _excess_above(z, s, t, j))
+        return found + _ROUNDING
+
+    return _with_slopes(excess, order)
 
 
 def antipodal_excess(
@@ -70,22 +97,13 @@ def antipodal_excess(
 def _with_slopes(
     function: Callable[[np.ndarray], np.ndarray], z: np.ndarray
 ) -> np.ndarray:
-    """By differences; the excess' derivatives, over it: those of its logarithm."""
+    """The log-excess and, by differences, the excess' two derivatives over it."""
     h = _STEP * np.minimum(z, 1.0)
     low, value, high = function(np.concatenate([z - h, z, z + h])).reshape(3, -1)
     with np.errstate(invalid="ignore"):
         slope = (high - low) / (2 * h)
         bend = (high - 2 * value + low) / (h * h)
     return np.stack([value, slope, np.maximum(bend + slope**2, 0.0)])
-
-
-def _sum_excess(
-    z: np.ndarray, direction: str, s: float, t: float, j: float
-) -> np.ndarray:
-    found = _excess_below(z, s, t, j)
-    if direction != "backward":
-        found = np.maximum(found, _excess_above(z, s, t, j))
-    return found + _ROUNDING
 
 
 def _excess_below(
@@ -96,11 +114,10 @@ def _excess_below(
     Also ``W >= (A_1 ... A_j)^{1/t}``, so ``E W^-z <= e^{(z + z²/t) j s² / (2t)}``.
     """
     result = log_expm1((z + z * z / t) * (j * s * s / (2 * t)))
-    # Where all terms are moved so far, the bound is near.
-    known = np.flatnonzero((z > 0) & (z <= most) & (z * s * s / t <= _FARTHEST))
+    known = np.flatnonzero((z > 0) & (z <= most) & (z * s * s / t <= _LARGEST_TILT))
     if known.size:
         largest = 2.0 ** max(math.ceil(math.log2(z[known].max())), 3)
-        found = _laplace(s, t, j, largest).log_excess_below(z[known])
+        found = _laplace(t, j, s, largest, _NEAREST).log_excess_below(z[known])
         result[known] = np.minimum(found, result[known])
     return result
 
@@ -113,9 +130,9 @@ def _excess_above(z: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
 
     result = np.empty(z.shape)
     below = z <= 1 - _NEAREST
-    least = _laplace(s, t, j, 8.0)
+    least = _laplace(t, j, s, 8.0, _NEAREST)
     result[below] = least.log_excess_between(1 + z[below])
-    # Just below 2 the chord to there.
+    # Just below 2 the chord to 2.
     near = (z > 1 - _NEAREST) & (z < 1)
     left = math.log1p(math.exp(least.log_excess_between(np.array([2 - _NEAREST]))[0]))
     share = (1 - z[near]) / _NEAREST
@@ -151,7 +168,7 @@ def _whole_excess(n: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     multinomially are negatively associated.
     """
     most = most_orders(s, _MOST, tilted=False)
-    table = _sums(s, t, j, most)
+    table = _sums(t, j, s, most)
     result = table[np.minimum(n, most).astype(int)]
     far = n > most
     if np.any(far):
@@ -170,14 +187,15 @@ def _log_moment_between(alpha: float, s: float, t: float, j: float) -> float:
     n = math.ceil(alpha) + 1
     if most < n:
         return math.inf
-    (value,) = _tilted(s, t, j, most, False).log_moments_of([n], [n - alpha])
+    tilted = _tilted(t, j, s, most, of_other=False)
+    (value,) = tilted.log_moments_of([n], [n - alpha])
     return value + _ERROR
 
 
 def _antipodal_excess(
     z: np.ndarray, r: float, s: float, t: float, j: float
 ) -> np.ndarray:
-    """Chords of the bounds at whole orders; at most ``r (M - 1)`` of a shift of 2s."""
+    """Chords of bounds at whole orders; at most ``r (M - 1)``, M of a shift of 2s."""
     found = np.full(z.shape, np.inf)
     known = z <= _SIZES[-1] - 1
     if np.any(known):
@@ -197,7 +215,11 @@ def _drawn_moments(
     logs, orders = _antipodal_moments(s, t, j, size), _orders(size)
     bounds = logs[orders]
     if r < 1:
-        drawn = [_drawn(n, r, logs, _distance(s, t, j)) for n in orders.tolist()]
+        distance = float(log_distances(t, j, s, np.array([0.5]))[0]) + _ERROR
+        q = _QUARTER_POWERS
+        # R of `_drawn`.
+        peak = math.sqrt(2) * np.max((q + 1 / q) / (1 + r * (q**4 - 1))) * (1 + 1e-3)
+        drawn = [_drawn(n, r, logs, distance, peak) for n in orders.tolist()]
         cap = math.log(r) + log_expm1(2 * s * s * orders * (orders - 1.0))
         bounds = np.minimum(drawn, np.logaddexp(0.0, cap))
     # Log-moments are convex in the order: so chords between their bounds are bounds.
@@ -206,8 +228,8 @@ def _drawn_moments(
         while len(kept) > 1 and _bends_down(*kept[-2:], (z, value)):
             kept.pop()
         kept.append((float(z), value))
-    places, values = np.array(kept).T
-    return places, values
+    points, values = np.array(kept).T
+    return points, values
 
 
 def _orders(size: int) -> np.ndarray:
@@ -222,17 +244,17 @@ def _bends_down(*points: tuple[float, float]) -> bool:
     return (at_b - at_a) * (c - b) >= (at_c - at_b) * (b - a)
 
 
-def _drawn(n: int, r: float, logs: np.ndarray, distance: float) -> float:
+def _drawn(n: int, r: float, logs: np.ndarray, distance: float, peak: float) -> float:
     """Log-moment n, with ``V = 1 + r (w - 1)``, w the ratio of P_s to P_-s, r < 1.
 
     ``E V^n - 1`` is a binomial mean of the moments of w, whose logarithms are given.
-    The profile costs that with, for the half w < 1, the mirror image of the other. The
-    difference is a Jensen's gap, at most ``(1 - r) min(C (w-1)³ / (w V), w - 1)`` with
+    The profile's moment has in place of the half w < 1 the other's mirror image. The
+    difference is a Jensen gap, at most ``(1 - r) min(C (w-1)³ / (w V), w - 1)`` with
     ``C = n (n-1) r² / 2``, of which the mean over w > 1 is at most ``1 - r`` times each
     of ``C R sqrt(c (d - c))``, ``sqrt(C) c``, ``sqrt(c / 2)``, where
 
-        2 c = E (w-1)²/sqrt(w),   2 d = E (w-1)²,
-        R = max sqrt(2) (q + 1/q) / (1 + r (q⁴ - 1)) over q = w^{1/4}.
+        2 c = E (w-1)²/sqrt(w) = e^distance,   2 d = E (w-1)²,
+        R = peak = max sqrt(2) (q + 1/q) / (1 + r (q⁴ - 1)) over q = w^{1/4}.
     """
     k = np.arange(2.0, n + 1)
     with np.errstate(over="ignore"):
@@ -244,8 +266,6 @@ def _drawn(n: int, r: float, logs: np.ndarray, distance: float) -> float:
     log_d = float(log_expm1(logs[2])) - math.log(2.0)
     log_rest = log_d + math.log(max(-math.expm1(log_c - log_d), _ERROR))
     log_rest = np.logaddexp(log_rest, math.log(_ERROR))
-    q = 1 + _QUARTERS
-    peak = math.sqrt(2) * np.max((q + 1 / q) / (1 + r * (q**4 - 1))) * (1 + 1e-3)
     log_size = math.log(0.5 * n * (n - 1) * r * r)
     gap = min(
         log_size + math.log(peak) + 0.5 * (log_c + log_rest),
@@ -255,11 +275,6 @@ def _drawn(n: int, r: float, logs: np.ndarray, distance: float) -> float:
     )
     terms = np.append(chance + excess, math.log1p(-r) + gap)
     return float(np.logaddexp.reduce(np.append(terms, 0.0)))
-
-
-@functools.lru_cache(_CACHED)
-def _distance(s: float, t: float, j: float) -> float:
-    return float(log_distances(t, j, s, np.array([0.5]))[0]) + _ERROR
 
 
 @functools.lru_cache(_CACHED)
@@ -279,9 +294,10 @@ def _antipodal_moments(s: float, t: float, j: float, size: int) -> np.ndarray:
     else:
         known = min(most_orders(s, _MOST_TILTED, tilted=True), size)
         k = np.arange(2, known + 1)
-        summed = _tilted(s, t, j, known, True).log_moments_of(k, k - 1.0)
+        tilted = _tilted(t, j, s, known, of_other=True)
+        summed = tilted.log_moments_of(k, k - 1.0)
         logs[k - 2] = np.minimum(logs[k - 2], summed + _ERROR)
-    # By one term alone: less than log E w^n.
+    # One term alone makes less than log E w^n.
     least = 0.5 * s * s * n * (n - 1) - (n - 1) * math.log(t)
     chosen = np.flatnonzero((n > known) & (least < _USELESS))
     asked = n[chosen]
@@ -293,18 +309,3 @@ def _antipodal_moments(s: float, t: float, j: float, size: int) -> np.ndarray:
         bound = (asked * above + (a - asked) * below) / a
         logs[chosen] = np.minimum(logs[chosen], bound * (1 + 1e-13))
     return np.interp(np.arange(size + 1.0), [1.0, *n], [0.0, *logs])
-
-
-@functools.lru_cache(_CACHED)
-def _laplace(s: float, t: float, j: float, largest: float) -> Laplace:
-    return Laplace(t, j, s, largest, _NEAREST)
-
-
-@functools.lru_cache(_CACHED)
-def _tilted(s: float, t: float, j: float, most: int, of_other: bool) -> Tilted:
-    return Tilted(t, j, s, most, of_other=of_other)
-
-
-@functools.lru_cache(_CACHED)
-def _sums(s: float, t: float, j: float, most: int) -> np.ndarray:
-    return whole_orders(t, j, s, most)

@@ -1,9 +1,9 @@
-"""What random allocation loses in an epoch, as tables that are made once a setting.
+"""Tables of what an epoch of random allocation loses, made once for each setting.
 
 One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
-milliseconds each. They are smooth: logarithms of them are interpolated, and a table
+milliseconds each. They are smooth: their logarithms are interpolated, and a table
 serves every loss, order and number of epochs of a setting. Those of add_remove are made
-side by side, and know their derivatives by the shift. All are made by NumPy, before
+side by side, and hold their derivatives by the shift. All are made by NumPy, before
 threads or kernels on JAX ask the host for them (`numerics.loops.on_host`).
 """
 
@@ -29,64 +29,71 @@ from jaxdp_episodic.accountant.numerics.chebyshev_tables import (
 )
 from jaxdp_episodic.accountant.numerics.lognormal_sums import Axis, axis_of, contours
 from jaxdp_episodic.accountant.numerics.lognormal_terms import Sums
+from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.numerics.ratio_means import (
-    Powers,
-    powers_of_means,
-    powers_of_ratio,
+    Moments,
+    moments_of_means,
+    moments_of_ratio,
 )
 from jaxdp_episodic.accountant.numerics.skewed_starts import starts_for
 from jaxdp_episodic.accountant.numerics.skewed_sums import contours as skewed_contours
 from jaxdp_episodic.accountant.numerics.skewed_terms import Terms
 from jaxdp_episodic.accountant.numerics.table_checks import (
-    Places,
+    Nodes,
     distances_agree,
-    fitting,
+    moments_agree,
+    nodes_of,
     num_nodes,
-    places_of,
-    powers_agree,
+    panels_agree,
     side_of,
     transforms_agree,
 )
 from jaxdp_episodic.accountant.numerics.two_terms import log_tails_of_two
 
-# Jumps up to so many deviations beyond the mean of one that is there are in the table;
-# what is rarer has a probability of e^-84.
+# Where tables end, in standard deviations beyond the mean of a term that is large: what
+# is beyond has a probability below e^-84.
 _REACH = 13.0
-# Halvings of a panel where losses crowd at 0: those of few terms where the rest idles.
-_MOST_OF_CROWDED = 24
-# So many nats a tail is below its bound, at least.
-_ABOVE = 4.0
-# Tables that are kept, of either kind; how many sums' are made side by side, and at
-# least in threads: of fewer each takes longer.
-_MOST, _SIDE_BY_SIDE, _FEW_SUMS, _THREADS = 4096, 64, 32, 2
-_CHECKED_TOGETHER = 16  # settings: what fits the cache
-_FEW = 8
+# Halvings of a panel where losses crowd at 0: of two terms, or where some steps idle.
+_MOST_HALVINGS_OF_CROWDED = 24
+# Nats that a tail is below Chernoff's bound, at least.
+_BELOW_CHERNOFF = 4.0
+# Tables that are kept, of either kind.
+_CAPACITY = 4096
+# Most sums whose tables are made side by side.
+_SIDE_BY_SIDE = 64
+# Fewest sums of a thread: of fewer each takes longer (measured).
+_FEWEST_OF_THREAD = 32
+_THREADS = 2
+# Settings that are checked together: what fits the cache (measured).
+_CHECKED_TOGETHER = 16
+# Terms up to which one large A and small B of all others reach beyond the usual end.
+_FEW_TERMS = 8
 
 
 def _core(count: float, shift: float) -> float:
-    """Scale of the logarithm of the mean of the terms."""
+    """Standard deviation of the logarithm of the terms' mean, if they are many."""
     return math.sqrt(np.log1p(np.expm1(min(shift * shift, 700.0)) / count))
 
 
-def _checked(table: Table, off: float) -> Table:
-    """The table, without its values where integrals of its parts do not agree."""
-    if off <= MOST_OFF:
-        error = max(table.error, off)
-        return table._replace(error=error, off=np.maximum(table.off, off))
+def _checked(table: Table, error: float) -> Table:
+    """The table, with the error of its integrals; without values if that is large."""
+    if error <= MOST_OFF:
+        off = np.maximum(table.off, error)
+        return table._replace(error=max(table.error, error), off=off)
     return table.without()
 
 
 def _fitted(
     tables: list[Table], scale: np.ndarray, sign: float, number: int | None = None
-) -> tuple[list[Table], Places]:
-    """Tables up to where rows at ``scale e^±place`` do not fit, and their nodes.
+) -> tuple[list[Table], Nodes]:
+    """Tables up to where rows at ``scale e^±x`` disagree, and their nodes.
 
-    So many of each panel, or as many as the longest one asks for.
+    ``number`` for each panel, or as many as the longest one needs.
     """
     core, edges, values = side_by_side(tables)
     number = number or int(num_nodes(core, edges).max())
-    nodes = places_of(core, edges, values, number)
-    fits = fitting(values, nodes, scale[:, None] * np.exp(sign * nodes.place))
+    nodes = nodes_of(core, edges, values, number)
+    fits = panels_agree(values, nodes, scale[:, None] * np.exp(sign * nodes.x))
     is_cut = ~np.all(fits, axis=1) & ~np.isnan(values[0, :, 0, 0])
     if not np.any(is_cut):
         return tables, nodes
@@ -97,14 +104,14 @@ def _fitted(
 
 
 class _Kept(dict):
-    """Tables by what they are of, as many as there is room for; threads make some."""
+    """Tables by setting, up to a capacity; threads may add some."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most, self._keeping = most, threading.Lock()
 
     def keep(self, asked: Iterable[Any], made: Iterable[Any]) -> None:
-        """The last ones; for them the first are forgotten."""
+        """Adds tables; the oldest make room for them."""
         with self._keeping:
             for one, tables in zip(asked, made, strict=True):
                 while len(self) >= self._most:
@@ -112,21 +119,23 @@ class _Kept(dict):
                 self[one] = tables
 
 
-# By count, shift, and whether with slopes; and by bins, count and shift.
-_kept, _antipodal = _Kept(_MOST), _Kept(_MOST)
+# By count, shift, and whether with slopes.
+_kept = _Kept(_CAPACITY)
+# By slots, count and shift.
+_antipodal = _Kept(_CAPACITY)
 
 
 def sum_tables(
     count: int, shift: float, *, slopes: bool = False
 ) -> tuple[Table, Table]:
-    """Tails of the sum X of lognormal terms of mean 1, by ``|log(X / count)|``.
+    """Tails of the sum X of lognormal terms of mean 1, by ``y = |log(x / count)|``.
 
-    ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^place``
-    (rising), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-place``;
-    their derivatives by the shift, at x, as well.
+    ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^y``
+    (upper), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-y``
+    (lower); with their derivatives by the shift, at fixed x, if asked for.
 
-    Their densities must have mass 1, mean 1, and give the first tails at the mean;
-    these must have the transforms and powers that `numerics.table_checks` knows.
+    A table has no values unless its density has mass 1, mean 1 and the profile at the
+    mean, and that the transforms and moments that `numerics.table_checks` knows.
     """
     found = _kept.get((count, shift, slopes))
     return found or make_sum_tables([(count, shift)], slopes=slopes)[0]
@@ -140,12 +149,12 @@ def make_sum_tables(
 
     def pairs(part: list[tuple[int, float]]) -> list[tuple[Table, Table]]:
         count, shift = np.array(part, np.float64).T
-        up = np.repeat([1.0, 0.0], len(part))
-        terms = Sums(np.tile(count, 2), np.tile(shift, 2), up)
+        upper = np.repeat([1.0, 0.0], len(part))
+        terms = Sums(np.tile(count, 2), np.tile(shift, 2), upper)
         made = _made(terms, slopes=slopes)
         return _checked_tables(made[: len(part)], made[len(part) :], count, shift)
 
-    size = min(max(-(-len(asked) // _THREADS), _FEW_SUMS), _SIDE_BY_SIDE)
+    size = min(max(-(-len(asked) // _THREADS), _FEWEST_OF_THREAD), _SIDE_BY_SIDE)
     parts = [asked[i : i + size] for i in range(0, len(asked), size)]
     if len(parts) < 2:
         made = map(pairs, parts)
@@ -157,7 +166,7 @@ def make_sum_tables(
 
 
 def forget_tables() -> None:
-    """They are made again when they are asked for."""
+    """Empties both caches."""
     _kept.clear()
     _antipodal.clear()
 
@@ -166,64 +175,61 @@ def prepare_sums(
     settings: Iterable[tuple[int, float]], *, slopes: bool = False
 ) -> None:
     """Makes the `sum_tables` that there are not, of as many as are kept."""
-    new = [one for one in settings if (*one, slopes) not in _kept]
-    make_sum_tables(new[:_MOST], slopes=slopes)
+    new = sorted(one for one in {*settings} if (*one, slopes) not in _kept)
+    make_sum_tables(new[:_CAPACITY], slopes=slopes)
 
 
 def prepare_antipodal(settings: Iterable[tuple[int, int, float]]) -> None:
     """Makes each `antipodal_table` that there is not, of as many as are kept."""
-    new = [one for one in settings if one not in _antipodal]
-    make_antipodal_tables(new[:_MOST])
+    make_antipodal_tables(sorted({*settings} - _antipodal.keys())[:_CAPACITY])
 
 
 def _checked_tables(
-    rising: list[Table], falling: list[Table], count: np.ndarray, shift: np.ndarray
+    upper: list[Table], lower: list[Table], count: np.ndarray, shift: np.ndarray
 ) -> list[tuple[Table, Table]]:
-    """Tables as far as all that is known of them agrees; see `table_checks`."""
+    """Tables as far as they pass all of `table_checks`."""
     result: list = [None] * len(count)
-    core, edges, _ = side_by_side([*rising, *falling])
-    number = num_nodes(core, edges).reshape(2, -1).max(axis=0)
-    # Some together, of as many nodes a panel, and about as many panels.
-    panels = [table.values.shape[1] for table in rising]
-    order = np.lexsort((shift, panels, number))
-    ends = np.flatnonzero(np.diff(number[order], append=0)) + 1
-    for begin, end in itertools.pairwise([0, *ends.tolist()]):
-        for first in range(begin, end, _CHECKED_TOGETHER):
-            rows = order[first : min(first + _CHECKED_TOGETHER, end)]
-            up, down = ([two[i] for i in rows.tolist()] for two in (rising, falling))
-            asked = count[rows], shift[rows], int(number[rows[0]])
-            pairs = _checked_together(up, down, *asked)
-            for i, pair in zip(rows.tolist(), pairs, strict=True):
-                result[i] = pair
+    core, edges, _ = side_by_side([*upper, *lower])
+    number = num_nodes(core, edges).reshape(2, -1).max(axis=0).tolist()
+    # Together those with as many nodes a panel, and about as many panels.
+    order = np.lexsort((shift, [table.values.shape[1] for table in upper], number))
+    for nodes, group in itertools.groupby(order.tolist(), number.__getitem__):
+        rows = list(group)
+        for i in range(0, len(rows), _CHECKED_TOGETHER):
+            part = rows[i : i + _CHECKED_TOGETHER]
+            up, low = ([side[k] for k in part] for side in (upper, lower))
+            pairs = _checked_together(up, low, count[part], shift[part], nodes)
+            for k, pair in zip(part, pairs, strict=True):
+                result[k] = pair
     return result
 
 
 def _checked_together(
-    rising: list[Table],
-    falling: list[Table],
+    upper: list[Table],
+    lower: list[Table],
     count: np.ndarray,
     shift: np.ndarray,
     number: int,
 ) -> list[tuple[Table, Table]]:
-    """`_checked_tables`, with so many nodes of each panel."""
-    mass, mean, off, found, sides = 0.0, 0.0, [], [], []
+    """`_checked_tables`, with ``number`` nodes for each panel."""
+    mass, mean, errors, found, sides = 0.0, 0.0, [], [], []
     with np.errstate(all="ignore"):
-        for tables, sign in ((rising, 1.0), (falling, -1.0)):
+        for tables, sign in ((upper, 1.0), (lower, -1.0)):
             tables, nodes = _fitted(tables, count, sign, number)
-            ratio = np.exp(sign * nodes.place)
+            ratio = np.exp(sign * nodes.x)
             share = np.exp(nodes.rows[2]) * nodes.weight * ratio * count[:, None]
             mass, mean = mass + share.sum(axis=1), mean + (share * ratio).sum(axis=1)
             gain = np.exp([table.values[0, 0, 0] for table in tables]) / count
-            away = np.abs(np.expm1(sign * nodes.place))
-            off.append(np.abs((share * away).sum(axis=1) / gain - 1))
+            away = np.abs(np.expm1(sign * nodes.x))
+            errors.append(np.abs((share * away).sum(axis=1) / gain - 1))
             found.append(tables)
             error = np.array([table.error for table in tables])
             sides.append(side_of(nodes, sign, count, error))
         high, low = sides
-        core = np.array([table.core for table in rising])
+        core = np.array([table.core for table in upper])
         agree = np.isfinite(mass) & transforms_agree(low, high, count, shift)
-        agree &= powers_agree(low, high, core, powers_of_means(count, shift, core))
-    worst = np.max([np.abs(mass - 1), np.abs(mean - 1), *off], axis=0)
+        agree &= moments_agree(low, high, core, moments_of_means(count, shift, core))
+    worst = np.max([np.abs(mass - 1), np.abs(mean - 1), *errors], axis=0)
     worst = np.where(agree, worst, np.inf).tolist()
     return [
         (_checked(high, one), _checked(low, one))
@@ -232,50 +238,50 @@ def _checked_together(
 
 
 def _made(terms: Sums, *, slopes: bool) -> list[Table]:
-    """Tables of sums, those that rise first, before anything vouches for them."""
-    count, shift, up = terms.count, terms.shift, terms.rising > 0
+    """Tables of sums, upper tails first, unchecked."""
+    count, shift, upper = terms.count, terms.shift, terms.upper > 0
     axis = axis_of(terms)
     core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
     top = shift * (shift + _REACH) - 0.5 * shift * shift
-    spread = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
+    deviation = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
     end = np.where(
-        up,
+        upper,
         np.maximum(_REACH * core, np.logaddexp(0.0, top - np.log(count))),
-        _REACH * spread + 0.5 * shift * shift,
+        _REACH * deviation + 0.5 * shift * shift,
     )
-    down = np.flatnonzero(~up)
-    # As far as what no tail is above is not too small.
-    end[down] = np.minimum(end[down], _last_places(axis.take(down), LEAST + _ABOVE))
-
+    lower = np.flatnonzero(~upper)
+    # As far as Chernoff's bound is not too small.
+    last = _chernoff_ends(at(axis, lower), LEAST + _BELOW_CHERNOFF)
+    end[lower] = np.minimum(end[lower], last)
     along = contours(axis, end, slopes=slopes)
     return tabulated(core, end, along.log_tails)
 
 
-def _last_places(axis: Axis, least: float) -> np.ndarray:
-    """Beyond which ``log E(n e^-place - X)_+`` is below ``least``, (S,): Chernoff's."""
+def _chernoff_ends(axis: Axis, least: float) -> np.ndarray:
+    """The y beyond which ``log E(n e^-y - X)_+ < least``, (S,), by Chernoff."""
     with np.errstate(all="ignore"):
-        # T_+ is at most e^{p T - 1} / p.
+        # T_+ <= e^{p T - 1} / p.
         constant = (least + 1 + axis.log_p - axis.power) / np.exp(axis.log_p)
         constant = np.where(np.isfinite(constant), constant, -np.inf).max(axis=1)
         share = constant / axis.terms.count
-        place = -np.where(axis.terms.mean > 0, np.log1p(share), np.log(share))
-        return np.where(place > 0, place, np.inf)
+        y = -np.where(axis.terms.mean > 0, np.log1p(share), np.log(share))
+        return np.where(y > 0, y, np.inf)
 
 
-def antipodal_table(bins: int, count: int, shift: float) -> Table:
-    """Of ``sum A - g sum B + (1 - g)(bins - count)`` at ``g = e^place``.
+def antipodal_table(slots: int, count: int, shift: float) -> Table:
+    """Of ``sum A - g sum B + (1 - g)(slots - count)`` at ``g = e^log_g``.
 
-    Its density must have mass 1, mean 1, and give the first tail at the mean; this must
-    have the powers and distances that `numerics.table_checks` knows.
+    It has no values unless its density has mass 1, mean 1 and the profile at the mean,
+    and that the moments and distances that `numerics.table_checks` knows.
     """
-    found = _antipodal.get((bins, count, shift))
-    return found or make_antipodal_tables([(bins, count, shift)])[0]
+    found = _antipodal.get((slots, count, shift))
+    return found or make_antipodal_tables([(slots, count, shift)])[0]
 
 
 def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Table]:
     """`antipodal_table` of many settings; they are kept.
 
-    Neither side by side, as sums, nor in threads they take less time.
+    One after the other: side by side, or in threads, they take no less time.
     """
     asked = list(settings)
     result = [_made_antipodal(one) for one in asked]
@@ -284,99 +290,90 @@ def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Ta
 
 
 def _made_antipodal(setting: tuple[int, int, float]) -> Table:
-    """`antipodal_table`, which is not kept."""
-    bins, count, shift = setting
-    terms = Terms(count, shift, float(bins - count))
-    core = 2 * _core(count, shift) * count / bins
+    """`antipodal_table`, not kept."""
+    slots, count, shift = setting
+    terms = Terms(count, shift, float(slots - count))
+    core = 2 * _core(count, shift) * count / slots
     end = _antipodal_end(terms, core)
     starts = functools.cache(lambda: starts_for(terms, end))
     along = functools.cache(lambda finer: skewed_contours(terms, starts(), finer=finer))
 
     def evaluate(
-        _: np.ndarray, place: np.ndarray, *, finer: bool = False
+        _: np.ndarray, log_g: np.ndarray, *, finer: bool = False
     ) -> np.ndarray:
         if count == 2:
-            constant = terms.constant(place)
-            return np.stack(log_tails_of_two(constant, shift, place, terms.idle))
-        return along(finer).log_tails(place)
+            constant = terms.constant(log_g)
+            return np.stack(log_tails_of_two(constant, shift, log_g, terms.idle))
+        return along(finer).log_tails(log_g)
 
     ends = np.array([core]), np.array([end])
-    most = _MOST_OF_CROWDED if terms.idle or count == 2 else MOST_HALVINGS
+    most = _MOST_HALVINGS_OF_CROWDED if terms.idle or count == 2 else MOST_HALVINGS
     (table,) = tabulated(*ends, evaluate, most=most)
     return _checked_antipodal(table, *setting)
 
 
 def _antipodal_end(terms: Terms, core: float) -> float:
-    """Where a table of these ends, at the latest."""
+    """Log g at which their table ends, at the latest."""
     count, shift, idle = terms
     top = shift * (shift + _REACH) - 0.5 * shift * shift
     end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(count + idle))))
-    if 1 < count <= _FEW:
+    if 1 < count <= _FEW_TERMS:
         # One A is large, and the others' B are all small.
         end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
     end = min(end, 2 * shift * (_REACH + shift))
     if idle:
-        # Its best moment bounds E(sum A - (g - 1) idle)_+: beyond it is below LEAST.
+        # By the best moment E(sum A - (g - 1) idle)_+ is below LEAST beyond it.
         rare = shift * math.sqrt(2 * (math.log(count) - LEAST)) + 0.5 * shift * shift
         end = min(end, math.log1p(count / idle * math.exp(min(rare, 700.0))))
     return end
 
 
-def _checked_antipodal(table: Table, bins: int, count: int, shift: float) -> Table:
-    """The table as far as all that is known of it agrees; see `table_checks`."""
+def _checked_antipodal(table: Table, slots: int, count: int, shift: float) -> Table:
+    """The table as far as it passes all of `table_checks`."""
     with np.errstate(all="ignore"):
         (table,), nodes = _fitted([table], np.ones(1), 1.0)
-        (place,), (weight,) = nodes.place, nodes.weight
-        share = np.exp(nodes.rows[2, 0] + place - math.log(bins)) * weight
-        gain = math.exp(table.values[0, 0, 0]) / bins
-        mass = abs(share.sum() + share @ np.exp(place) - 1)
-        off = float(max(mass, abs(share @ np.expm1(place) / gain - 1)))
-        high = side_of(nodes, 1.0, np.array([bins]), table.error)
+        (log_g,), (weight,) = nodes.x, nodes.weight
+        share = np.exp(nodes.rows[2, 0] + log_g - math.log(slots)) * weight
+        gain = math.exp(table.values[0, 0, 0]) / slots
+        mass_error = abs(share.sum() + share @ np.exp(log_g) - 1)
+        error = float(max(mass_error, abs(share @ np.expm1(log_g) / gain - 1)))
+        high = side_of(nodes, 1.0, np.array([slots]), table.error)
         # E(wY - X)_+ is w times that of 1/w.
         low = high._replace(log_w=-high.log_w, log_gain=high.log_gain - high.log_w)
-        exact = powers_of_ratio(bins, count, shift, table.core)
-        exact = Powers(*(field[None] for field in exact))
-        agree = powers_agree(low, high, np.array([table.core]), exact)
-        agree &= distances_agree(low, high, bins, count, shift)
-    agrees = math.isfinite(mass) and agree.item()
-    return _checked(table, off if agrees else math.inf)
-
-
-def each_once(*fields: np.ndarray) -> list[list[float]]:
-    """The settings that there are in fields, which are broadcast."""
-    rows = np.stack(np.broadcast_arrays(*fields)).reshape(len(fields), -1)
-    return np.unique(rows, axis=1).T.tolist()
+        exact = moments_of_ratio(slots, count, shift, table.core)
+        exact = Moments(*(field[None] for field in exact))
+        agree = moments_agree(low, high, np.array([table.core]), exact)
+        agree &= distances_agree(low, high, slots, count, shift)
+    agrees = math.isfinite(mass_error) and agree.item()
+    return _checked(table, error if agrees else math.inf)
 
 
 def by_setting(
-    function: Callable[..., np.ndarray], place: np.ndarray, *fields: np.ndarray
+    function: Callable[..., np.ndarray], u: np.ndarray, *fields: np.ndarray
 ) -> np.ndarray:
-    """Applies ``function(place, *setting)`` to the elements of each setting.
+    """Applies ``function(u, *setting)`` to the elements of each setting.
 
     Args:
-      function: maps (m,) places and scalar fields to (k, m).
-      place: (..., n).
+      function: maps (m,) arguments and scalar fields to (k, m).
+      u: (..., n).
       *fields: broadcast with it.
 
     Returns:
       (k, ..., n).
     """
-    arrays = np.broadcast_arrays(place, *fields)
+    arrays = np.broadcast_arrays(u, *fields)
     flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
     rows = np.stack(flat[1:])
-    # Most often those of a setting are neighbours: one of each stretch is looked at.
+    # Elements of a setting are mostly neighbours: one of each run is looked at.
     changes = np.any(rows[:, 1:] != rows[:, :-1], axis=0)
     begins = np.append(0, np.flatnonzero(changes) + 1)
     settings, inverse = np.unique(rows[:, begins], axis=1, return_inverse=True)
     which = np.repeat(inverse.reshape(-1), np.diff(np.append(begins, rows.shape[1])))
-    result: np.ndarray | None = None
-    for i, setting in enumerate(settings.T.tolist()):
-        chosen = slice(None)
-        if settings.shape[1] > 1:
-            chosen = np.flatnonzero(which == i)
-        part = function(flat[0][chosen], *setting)
-        if result is None:
-            result = np.empty((len(part), flat[0].size))
-        result[:, chosen] = part
-    assert result is not None  # there is a setting
+    chosen = [np.flatnonzero(which == i) for i in range(settings.shape[1])]
+    parts = [
+        function(flat[0][rows], *setting)
+        for rows, setting in zip(chosen, settings.T.tolist(), strict=True)
+    ]
+    result = np.concatenate(parts, axis=1)
+    result[:, np.concatenate(chosen)] = result.copy()
     return result.reshape(-1, *arrays[0].shape)

@@ -1,294 +1,286 @@
-"""``K(p) = E e^{±p (A - m)}`` of one lognormal term on rays away from the axis.
+"""``K(p) = E e^{±p (A - m)}`` of one lognormal term, on rays away from the real axis.
 
-Of small sums p is as it is, of large ones -p, on the sheet that is met through the
-upper half plane: ``K(p) = E e^{-pA}`` for ``0 <= arg p <= pi``, the large ones' being
-its conjugate. With ``w e^w = p s² e^{-s²/2}``, Lambert's function, the exponent ``-pA -
-x²/2`` has its saddle at ``x = -w/s``, and about it, ``x = y - w/s``,
+Of lower tails K(p) is ``E e^{-qA}`` at q = p, of upper ones the conjugate of that at
+``q = -conj(p)``, continued through the upper half plane: ``0 <= arg q <= pi``. With W
+Lambert's function and ``w = W(q s² e^{-s²/2})``, the exponent ``-qA - x²/2`` has its
+saddle point at ``x = -w/s``; about it, ``x = y - w/s``,
 
-    K(p) = e^{-(w² + 2w) / (2 s²)} G(w),
+    E e^{-qA} = e^{-(w² + 2w) / (2 s²)} G(w),
     G(w) = E e^{-w E(y)},   E(y) = (e^{sy} - 1 - s y) / s²,
 
-y standard normal. The path of y follows the steepest one: through 0 in its direction,
-``-arg(1 + w)/2``, to where ``w e^{sy}`` is positive on the right and ``y - w/s`` real
-on the left. Nodes are closer where ``e^{-wE}`` ends, on the right.
+y standard normal. The path of y follows that of steepest descent: through 0 in its
+direction, ``-arg(1 + w)/2``, to where ``w e^{sy}`` is positive on the right and ``y -
+w/s`` real on the left. Nodes are closer on the right, where ``e^{-wE}`` ends.
+
+Constants without a derivation are set by trial against `tests/accountant/numerics`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    Pair,
-    divided,
+    exp_complex,
     exp_in_place,
     expm1_complex,
-    polar,
-    times,
 )
-from jaxdp_episodic.accountant.numerics.lambert import lambert, lambert_near
-from jaxdp_episodic.accountant.numerics.lognormal_terms import Sums, alike, log_near
+from jaxdp_episodic.accountant.numerics.lognormal_terms import (
+    Sums,
+    log_near,
+    similar_rows,
+)
+from jaxdp_episodic.accountant.numerics.loops import at, complex_of, sigmoid
 from jaxdp_episodic.accountant.numerics.skewed_terms import SQRT_2PI, larger_saddle
 
-# From so many terms on K - 1 needs all its digits.
-_MANY = 3e4
-# Where a path's end is looked for, and nats below the top there, and besides for terms.
-_PROBES, _DEPTH, _OF_TERMS = np.arange(-15.0, 26.0, 1.2)[:, None], 37.0, 0.7
-# By how much the spacing shrinks to the right, over the shift, from so many 1/s before
-# the end of e^{-wE} on, between these.
-_SHRINKS, _BEFORE, _FIRST, _LAST = 2.0, 2.0, -3.0, 6.0
-# Spacing where the normal density alone decides, of shifts below one, and elsewhere, of
-# those above another; less of heavy ones.
-_WIDE, _CLOSE, _LIGHT, _HEAVY = 0.62, 0.38, (0.3, 0.45), 2.0
-# Steepness of a bend, over the shift, from which on it decides; and the steepest.
-_STEEP, _STEEPEST = 0.4, 2.5
-# Deviations within which all of the normal density is; it is needed below a shift.
-_WHOLE, _FAR = 8.7, 4.0
-# Of the sum of a path's masses.
+# Above this number of terms K - 1 needs all its digits.
+_MANY_TERMS = 3e4
+# Values of t at which the end of a path is looked for.
+_TRIED = np.arange(-15.0, 26.0, 1.2)[:, None]
+# Nats below its largest value at which the integrand counts no longer: 1e-16 of it;
+_DEPTH = 37.0
+# and more of them for each e-fold of terms, as K is raised to their number.
+_DEPTH_OF_TERMS = 0.7
+# Nodes are closer on the right by this factor times the shift, if that is above 1;
+_REFINEMENT = 2.0
+# from this many 1/s before e^{-wE} ends,
+_REFINED_BEFORE = 2.0
+# within these y.
+_REFINED_FROM_LEAST = -3.0
+_REFINED_FROM_MOST = 6.0
+# Spacing of nodes in t where the normal density alone decides, at shifts up to
+# `_LIGHT_SHIFT`; and at those from `_MODERATE_SHIFT` on; between them it is linear.
+_WIDE_SPACING = 0.62
+_CLOSE_SPACING = 0.38
+_LIGHT_SHIFT = 0.3
+_MODERATE_SHIFT = 0.45
+# Above this shift the spacing falls like the shift's fourth root.
+_HEAVY_SHIFT = 2.0
+# Largest steepness of a path's bend, and that over the shift above which it decides the
+# spacing.
+_STEEPEST = 2.5
+_STEEP_OF_SHIFT = 0.4
+# Range of y that holds all of the normal density, to 3e-18; and the shift below which
+# the paths of many terms cover it.
+_NORMAL_REACH = 8.7
+_COVERED_SHIFT = 4.0
+# By how much the masses of the nodes of a path may sum to something else than 1.
 _ROUNDING = 1e-14
+# Below this |z| Padé's z / (1 + z) is nearer to W.
+_SMALL_ARGUMENT = 0.12
+
+
+def lambert(z: np.ndarray) -> np.ndarray:
+    """Lambert's W, ``w e^w = z``, in the upper half plane; relative error 1e-14.
+
+    Principal branch, ``0 <= arg z <= pi``; next to -1/e the digits of z do not tell
+    more. By Winitzki's uniform approximation (2003), with an error below 1 %, and by
+    Halley's method. SciPy's takes longer to import than an epsilon to compute.
+    """
+    root = np.sqrt(2 * math.e * z + 2)
+    log_b, log_d = np.log(1 + 0.8842 * root), np.log(1 + 0.5106 * root)
+    w = 2 * log_b - np.log(1 + 0.9294 * log_d) - 1.213
+    w /= 1 + 1 / (2 * log_b + 2 * 2.344)
+    w = np.where(np.abs(z) < _SMALL_ARGUMENT, z / (1 + z), w)
+    for _ in range(4):
+        grown = exp_complex(w)
+        f, slope = w * grown - z, (1 + w) * grown
+        w = w - f / (slope - f * (2 + w) / (2 + 2 * w))
+    return w
 
 
 class Path(NamedTuple):
-    """Of each row, ``y = u + i (height/(1 + e^{-2 slope (u - turn)}) - offset)``; (K,).
+    """Paths of y, of rows (K,), along t at ``first + spacing i``.
 
-    With ``u = t - (1 - 1/shrinks) log(1 + e^t) + middle`` at t = first + spacing i.
+    ``Re y = t - (1 - 1/refinement) log(1 + e^t) + refined_from``, and ``Im y = height
+    (sigmoid(2 steepness (Re y - bend)) - sigmoid(-2 steepness bend))``.
     """
 
     first: np.ndarray
     spacing: np.ndarray
-    number: np.ndarray
-    shrinks: np.ndarray
-    middle: np.ndarray
+    num_nodes: np.ndarray
+    refinement: np.ndarray
+    refined_from: np.ndarray
     height: np.ndarray
-    turn: np.ndarray
-    slope: np.ndarray
-    offset: np.ndarray
-    is_tame: np.ndarray  # whether the normal density is nowhere large on it
-    is_whole: np.ndarray  # whether all of it is there
-    real: np.ndarray  # of w, where the path was made for it
-    imaginary: np.ndarray
+    bend: np.ndarray
+    steepness: np.ndarray
+    is_bounded: np.ndarray  # whether the normal density is nowhere large on it
+    is_whole: np.ndarray  # whether all of the normal density is there
+
+    def points(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The points y, and dy/dt; (..., K)."""
+        coarser = 1 - 1 / self.refinement
+        u = t - coarser * np.logaddexp(0.0, t) + self.refined_from
+        du = 1 - coarser * sigmoid(t)
+        step = sigmoid(2 * self.steepness * (u - self.bend))
+        v = self.height * (step - sigmoid(-2 * self.steepness * self.bend))
+        dv = du * 2 * self.steepness * self.height * step * (1 - step)
+        return complex_of(np, u, v), complex_of(np, du, dv)
 
 
-def _argument(terms: Sums, real: np.ndarray, imaginary: np.ndarray) -> Pair:
-    """``w e^w``; the large ones' is conjugate."""
-    s = terms.shift
-    scale = s * s * np.exp(-0.5 * s * s)
-    return -terms.sign * scale * real, scale * imaginary
+def _lambert_argument(terms: Sums, p: np.ndarray) -> np.ndarray:
+    """``q s² e^{-s²/2}``."""
+    square, q = terms.shift**2, complex_of(np, -terms.sign * np.real(p), np.imag(p))
+    return square * np.exp(-0.5 * square) * q
 
 
-def paths(
-    terms: Sums,
-    real: np.ndarray,
-    imaginary: np.ndarray,
-    least: np.ndarray,
-    fine: np.ndarray,
-) -> Path:
+def paths(terms: Sums, p: np.ndarray, least: np.ndarray, fine: np.ndarray) -> Path:
     """Paths for rows of neighbouring p, made for one of them.
 
     Args:
       terms: (K,).
-      real: part of p, (K,).
-      imaginary: the other.
+      p: complex, (K,).
       least: size of the smallest of the neighbours, over that of p.
       fine: how many times as many nodes, (K,).
     """
     s = terms.shift
-    z = _argument(terms, real, imaginary)
-    w = lambert(z)
-    w = w[0], np.maximum(w[1], 1e-9 * (np.abs(w[0]) + w[1]))
-    size = np.sqrt(w[0] * w[0] + w[1] * w[1])
-    angle = np.arctan2(w[1], w[0])
-    whole = angle + w[1]
-    turned = 0.5 * np.arctan2(w[1], 1 + w[0])
-    slope = np.tan(turned) * s * whole / (2 * w[1] * angle)
+    w = lambert(_lambert_argument(terms, p))
+    above = np.maximum(np.imag(w), 1e-9 * (np.abs(np.real(w)) + np.imag(w)))
+    w = complex_of(np, np.real(w), above)
+    angle = np.angle(w)
+    whole = angle + above
+    slope = np.tan(0.5 * np.angle(1 + w)) * s * whole / (2 * above * angle)
     slope = np.minimum(slope, _STEEPEST)
-    turn = np.log(angle / w[1]) / (2 * slope)
-    # No later than at the other saddle, where the integrand begins to grow.
-    log_p = np.log(np.hypot(real, imaginary))
-    log_z = log_p - 0.5 * s * s + 2 * np.log(s)
-    other = larger_saddle(log_p, s) + w[0] / s
-    turn = np.where(log_z < -1, np.minimum(turn, np.maximum(other, 0.0)), turn)
-    height = -whole / s
-    end = np.log(s * s / size) / s
-    shrinks = np.maximum(_SHRINKS * s, 1.0)
+    bend = np.log(angle / above) / (2 * slope)
+    # No later than at the other saddle point, where the integrand begins to grow.
+    log_p = np.log(np.abs(p))
+    is_small = log_p - 0.5 * s * s + 2 * np.log(s) < -1
+    other = np.maximum(larger_saddle(log_p, s) + np.real(w) / s, 0.0)
+    bend = np.where(is_small, np.minimum(bend, other), bend)
+    refinement = np.maximum(_REFINEMENT * s, 1.0)
+    end = np.log(s * s / np.abs(w)) / s - _REFINED_BEFORE / s
+    begin = np.clip(end, _REFINED_FROM_LEAST, _REFINED_FROM_MOST)
+    begin = np.where(refinement > 1, begin, 0.0)
+    shape = refinement, begin, -whole / s, bend, slope
     none = np.zeros_like(s)
-    path = Path(
-        none,
-        none,
-        none,
-        shrinks,
-        np.where(shrinks > 1, np.clip(end - _BEFORE / s, _FIRST, _LAST), 0.0),
-        height,
-        turn,
-        slope,
-        height / (1 + np.exp(2 * slope * turn)),
-        none,
-        none,
-        *w,
-    )
-    y, _ = _places(path, _PROBES)
-    lost = times(w, _exponent(s, y))
-    normal = 0.5 * (y[1] * y[1] - y[0] * y[0])
-    below = normal - np.minimum(lost[0], np.minimum(least, 1.0) * lost[0])
+    path = Path(none, none, none, *shape, none, none)
+
+    y, _ = path.points(_TRIED)
+    lost = np.real(w * _exponent(s, y))
+    normal = -0.5 * np.real(y * y)
+    below = normal - np.minimum(lost, np.minimum(least, 1.0) * lost)
     below = np.where(np.isnan(below), -np.inf, below)
-    depth = _DEPTH + _OF_TERMS * np.log(terms.count)
-    left, right = y[0] < 0, y[0] >= 0
-    is_out = below < -depth
+    left, right = np.real(y) < 0, np.real(y) >= 0
+    is_out = below < -_DEPTH - _DEPTH_OF_TERMS * np.log(terms.count)
     # Of many terms all of the normal density, where that is not too far.
-    is_far = (terms.count > _MANY) & (s < _FAR)
-    is_first = left & is_out & (~is_far | (y[0] < -_WHOLE))
-    first = np.max(np.where(is_first, _PROBES, _PROBES[0]), axis=0)
-    # Else where there is least, before it grows.
-    least = np.min(np.where(right, below, np.inf), axis=0)
-    is_out = right & (is_out | (below <= least))
-    last = np.min(np.where(is_out, _PROBES, _PROBES[-1]), axis=0)
-    end = (_WHOLE + 0.1 - path.middle) * shrinks
-    last = np.where(is_far, np.maximum(last, end), last)
-    inside = (first <= _PROBES) & (_PROBES <= last)
-    light, heavy = _LIGHT
-    close = np.clip((heavy - s) / (heavy - light), 0.0, 1.0)
-    spacing = _CLOSE + (_WIDE - _CLOSE) * close
-    spacing = spacing * np.minimum(1.0, _HEAVY / s) ** 0.25
-    spacing = spacing * np.minimum(1.0, _STEEP * s / slope)
-    narrow = np.sqrt(np.hypot(1 + w[0], w[1]))
-    spacing = spacing * np.minimum(1.0, shrinks / narrow) / fine
+    covers = (terms.count > _MANY_TERMS) & (s < _COVERED_SHIFT)
+    is_first = left & is_out & (~covers | (np.real(y) < -_NORMAL_REACH))
+    first = np.max(np.where(is_first, _TRIED, _TRIED[0]), axis=0)
+    # Else where it is smallest, before it grows.
+    smallest = np.min(np.where(right, below, np.inf), axis=0)
+    is_last = right & (is_out | (below <= smallest))
+    last = np.min(np.where(is_last, _TRIED, _TRIED[-1]), axis=0)
+    end = (_NORMAL_REACH + 0.1 - begin) * refinement
+    last = np.where(covers, np.maximum(last, end), last)
+    inside = (first <= _TRIED) & (_TRIED <= last)
+
+    share = (_MODERATE_SHIFT - s) / (_MODERATE_SHIFT - _LIGHT_SHIFT)
+    spacing = np.clip(share, 0.0, 1.0) * (_WIDE_SPACING - _CLOSE_SPACING)
+    spacing = spacing + _CLOSE_SPACING
+    spacing = spacing * np.minimum(1.0, _HEAVY_SHIFT / s) ** 0.25
+    spacing = spacing * np.minimum(1.0, _STEEP_OF_SHIFT * s / slope)
+    spacing = spacing * np.minimum(1.0, refinement / np.sqrt(np.abs(1 + w))) / fine
     number = 8 * np.ceil((last - first) / spacing / 8)
-    reached = np.where(inside, y[0], 0.0)
+    reached = np.where(inside, np.real(y), 0.0)
     reached = np.minimum(-np.min(reached, axis=0), np.max(reached, axis=0))
-    return path._replace(
-        first=first,
-        spacing=(last - first) / (number - 1),
-        number=number,
-        is_tame=np.max(np.where(inside, normal, -1.0), axis=0) < 1,
-        is_whole=is_far | (reached >= _WHOLE),
+    is_bounded = np.max(np.where(inside, normal, -1.0), axis=0) < 1
+    is_whole = covers | (reached >= _NORMAL_REACH)
+    return Path(
+        first, (last - first) / (number - 1), number, *shape, is_bounded, is_whole
     )
 
 
-def _places(path: Path, t: np.ndarray) -> tuple[Pair, Pair]:
-    """Places y and their derivative along t; (..., K)."""
-    less = 1 - 1 / path.shrinks
-    small = np.exp(-np.abs(t))
-    softly = np.maximum(t, 0.0) + np.log1p(small)
-    share = np.where(t > 0, 1.0, small) / (1 + small)
-    u, du = t - less * softly + path.middle, 1 - less * share
-    bent = 1 / (1 + np.exp(-2 * path.slope * (u - path.turn)))
-    v = path.height * bent - path.offset
-    return (u, v), (du, du * 2 * path.slope * path.height * bent * (1 - bent))
+def _expm1(z: np.ndarray) -> np.ndarray:
+    return complex_of(np, *expm1_complex(np.real(z), np.imag(z)))
 
 
-def _exponent(s: np.ndarray, y: Pair) -> Pair:
+def _exponent(s: np.ndarray, y: np.ndarray) -> np.ndarray:
     """E(y)."""
-    grown = expm1_complex(s * y[0], s * y[1])
-    return (grown[0] - s * y[0]) / (s * s), (grown[1] - s * y[1]) / (s * s)
+    return (_expm1(s * y) - s * y) / (s * s)
 
 
 def log_transform_on_rays(
-    terms: Sums,
-    path: Path,
-    real: np.ndarray,
-    imaginary: np.ndarray,
-    *,
-    slopes: bool = False,
-) -> tuple[np.ndarray, ...]:
+    terms: Sums, path: Path, p: np.ndarray, *, slopes: bool = False
+) -> list[np.ndarray]:
     """``n log K`` at complex p, (B, K), where each of K rows has a path of its own.
 
     Args:
       terms: (K,).
       path: by `paths`.
-      real: part of p.
-      imaginary: the other.
+      p: complex.
       slopes: whether to append derivatives by the shift at fixed p.
 
     Returns:
-      Real and imaginary parts, (B, K) each.
+      Complex, (B, K).
     """
     s, square = terms.shift, terms.shift**2
-    w = lambert_near(_argument(terms, real, imaginary), (path.real, path.imaginary))
-    is_tame = path.is_tame > 0
-    # Near 1 the mass of the density is taken off term by term, or their sum, if all of
-    # it is there and nothing cancels.
-    near_one = is_tame & (terms.count > _MANY)
-    total, mass, *moved = _summed(terms, path, (-w[0], -w[1]), near_one, slopes)
-    taken = np.where(near_one, 0.0, np.where(is_tame, mass[0], 1.0))
-    taken = taken, np.where(near_one | ~is_tame, 0.0, mass[1])
-    # On a steep path the normal density turns too fast for nodes that do for the rest.
-    is_known = np.hypot(mass[0] - 1, mass[1]) < _ROUNDING
-    is_missing = is_tame & ~(is_known & (path.is_whole > 0))
-    missing = np.where(is_missing, mass[0] - 1, 0.0), np.where(is_missing, mass[1], 0.0)
-    excess = tuple(
-        a - less + rest for a, less, rest in zip(total, taken, missing, strict=True)
-    )
-    whole = np.where(near_one, excess[0] + 1, total[0])
-    whole = whole, np.where(near_one, excess[1], total[1])
-    re, im = log_near(whole, excess)
-    # -(w² + 2w) / (2 s²), and p m more: (e^{w + s²/2} - 1) w / s² of these.
-    grown = expm1_complex(w[0] + 0.5 * square, w[1])
-    less = times(w, (-1 - 0.5 * w[0], -0.5 * w[1]))
-    more = times(w, (grown[0] - 0.5 * w[0], grown[1] - 0.5 * w[1]))
-    centred = terms.mean > 0
-    re = re + np.where(centred, more[0], less[0]) / square
-    im = im + np.where(centred, more[1], less[1]) / square
-    result = terms.count * re, -terms.sign * terms.count * im
-    if not slopes:
-        return result
-    # p A and x - s, in the mean of the distribution that e^{-pA} tilts.
-    once, grown = moved
-    away = times((w[0] / s + s, w[1] / s), once)
-    moved = times(w, (away[0] - grown[0], away[1] - grown[1]))
-    moved = divided(moved, (whole[0] * square, whole[1] * square))
-    return (*result, terms.count * moved[0], -terms.sign * terms.count * moved[1])
-
-
-def _node(terms: Sums, path: Path, i: np.ndarray, *, slopes: bool) -> list[Pair]:
-    """Of node i its mass, E, and ``e^{sy}`` and times y; of the shape of all."""
-    s = terms.shift
-    y, slope = _places(path, path.first + path.spacing * i)
-    part = path.spacing / SQRT_2PI
-    mass = 0.5 * (y[1] * y[1] - y[0] * y[0]), -y[0] * y[1]
-    exp_in_place(*mass)
-    mass = times(mass, (part * slope[0], part * slope[1]))
-    nodes = [mass, _exponent(s, y)]
+    w = lambert(_lambert_argument(terms, p))
+    # K - 1 is the sum of masses times e^{-wE} less that of the masses: term by term
+    # where K is near 1.
+    near_one = path.is_bounded & (terms.count > _MANY_TERMS)
+    total, mass, *moved = _summed(terms, path, -w, near_one, slopes)
+    subtracted = np.where(near_one, 0.0, np.where(path.is_bounded, mass, 1.0))
+    # On a steep path the normal density oscillates too fast for these nodes.
+    is_one = path.is_whole & (np.abs(mass - 1) < _ROUNDING)
+    missing = np.where(path.is_bounded & ~is_one, mass - 1, 0.0)
+    excess = total - subtracted + missing
+    whole = np.where(near_one, excess + 1, total)
+    # -(w² + 2w) / (2 s²); and p m more, which is (w / s²) e^{w + s²/2}.
+    grown = np.where(terms.mean > 0, _expm1(w + 0.5 * square), -1.0)
+    logs = log_near(whole, excess) + w * (grown - 0.5 * w) / square
+    result = [logs]
     if slopes:
-        once = polar(s * y[0], s * y[1])
-        nodes += [once, times(once, y)]
-    return nodes
+        # The mean of p A (x - s) under the distribution that e^{-pA} tilts.
+        once, grown = moved
+        result.append(w * ((w / s + s) * once - grown) / (whole * square))
+    return [
+        terms.count * complex_of(np, np.real(part), -terms.sign * np.imag(part))
+        for part in result
+    ]
 
 
 def _summed(
-    terms: Sums, path: Path, p: Pair, near_one: np.ndarray, slopes: bool
-) -> list[Pair]:
-    """Sums of ``e^{pE}``, less 1 where ``near_one``, times masses; (B, K).
+    terms: Sums, path: Path, z: np.ndarray, near_one: np.ndarray, slopes: bool
+) -> list[np.ndarray]:
+    """Sums over nodes of mass times ``e^{zE}``, less 1 where ``near_one``, (B, K).
 
-    The masses' sum, and those with ``e^{sy}`` and ``y e^{sy}``, if asked for: of rows
-    of about as many nodes by matrices times the masses.
+    Then the masses' sum, (K,), and the sums of mass times ``e^{zE} e^{sy}`` and ``y
+    e^{zE} e^{sy}``, if asked for.
     """
-    size = len(p[0])
-    sums = np.empty((2 + 4 * slopes, size, len(path.number)))
-    whole = np.empty((2, len(path.number)))
-    for rows, most in alike(path.number, size):
-        column = rows[:, None]
-        ways, every = Path(*(field[column] for field in path)), np.arange(most)
-        # Behind its last one a row has that again, without mass.
-        is_there = every < ways.number
-        every = np.minimum(every, ways.number - 1)
-        mass, above, *moved = _node(terms.take(column), ways, every, slopes=slopes)
-        mass = np.where(is_there, mass[0], 0.0), np.where(is_there, mass[1], 0.0)
-        whole[:, rows] = [part.sum(axis=1) for part in mass]
-        # What real and imaginary parts of exponentials are multiplied with.
-        columns = [mass, *(times(mass, part) for part in moved)]
-        columns = [[(re, im), (-im, re)] for re, im in columns]
-        columns = np.moveaxis(np.array(columns), (1, 0, 2), (0, -2, -1))
-        columns = columns.reshape(2, len(rows), most, -1)
-        each = np.stack([part[:, rows].T for part in p], axis=-1)
-        (re, im), many = above, near_one[rows]
-        grown = each @ np.array([[re, -im], [im, re]]).transpose(0, 2, 1, 3)
-        less = expm1_complex(*grown[:, many]) if np.any(many) else None
+    size = len(z)
+    sums = np.empty((1 + 2 * slopes, size, len(path.num_nodes)), complex)
+    masses = np.empty(len(path.num_nodes), complex)
+    for rows, most in similar_rows(path.num_nodes, size):
+        column, i = rows[:, None], np.arange(most)
+        some, s = at(path, column), terms.shift[column]
+        # Rows with fewer nodes are padded by their last one, without mass.
+        t = some.first + some.spacing * np.minimum(i, some.num_nodes - 1)
+        y, dy = some.points(t)
+        mass = exp_complex(-0.5 * y * y) * dy * (some.spacing / SQRT_2PI)
+        mass = np.where(i < some.num_nodes, mass, 0.0)
+        masses[rows] = mass.sum(axis=1)
+        columns = [mass]
+        if slopes:
+            once = mass * exp_complex(s * y)
+            columns += [once, once * y]
+        # As real arrays: products and exponentials are faster than of complex ones.
+        columns = np.stack(columns, axis=-1).view(float)
+        grown = z[:, rows].T[..., None] * _exponent(s, y)[:, None]
+        grown, many = (np.real(grown).copy(), np.imag(grown).copy()), near_one[rows]
+        less = None
+        if np.any(many):
+            less = expm1_complex(*(part[many] for part in grown))
         exp_in_place(*grown)
-        added = np.sum(grown @ columns, axis=0)
+        added = _product(grown, columns)
         if less is not None:
-            added[many, :, :2] = np.sum(less @ columns[:, many, :, :2], axis=0)
+            added[many, :, :1] = _product(less, columns[many, :, :2])
         sums[:, :, rows] = added.transpose(2, 1, 0)
-    return [(sums[0], sums[1]), (whole[0], whole[1])] + [
-        (sums[i], sums[i + 1]) for i in range(2, len(sums), 2)
-    ]
+    return [sums[0], masses, *sums[1:]]
+
+
+def _product(pair: tuple, columns: np.ndarray) -> np.ndarray:
+    """Complex (..., B, N) by (..., N, C), whose real and imaginary parts alternate."""
+    real, imaginary = (part @ columns for part in pair)
+    return real.view(complex) + 1j * imaginary.view(complex)

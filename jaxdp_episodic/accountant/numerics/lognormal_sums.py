@@ -1,21 +1,22 @@
 """Tails of a sum X of independent lognormal terms of mean 1.
 
-With ``A = e^{s x - s²/2}``, x standard normal, and T = X - x, or x - X, of n terms,
+With ``A = e^{s x - s²/2}``, x standard normal, and ``T = X - x`` (upper tails) or
+``T = x - X`` (lower tails) of n terms,
 
     E[T_+] = (1/2 pi i) int K(p)^n e^{p k} / p² dp,   K(p) = E e^{±p (A - m)},
 
 k = ±(n m - x) for any m; P(T > 0) is the same with 1/p and the density of T at 0 with 1
-in place of 1/p². For X - x the contour follows the positive axis up to c as in
-`numerics.skewed_sums`, and leaves it there on a ray into the upper half plane; for
-x - X, where K is entire, it crosses the axis at c.
+in place of 1/p². For upper tails the contour follows the positive axis up to a start c,
+as in `numerics.skewed_sums`, and leaves it there on a ray into the upper half plane;
+for lower tails, where K is entire, it crosses the axis at c.
 
-K does not know of x, so a contour serves all places whose best c is some widths of the
-integrand away: a few contours are enough for a table, and what a place costs besides is
-one exponential a node.
+K does not depend on x, so a contour serves all x whose best c is less than a few widths
+of the integrand away: a few contours are enough for a table, and what an x costs
+besides is one exponential a node.
 
-Where contours run is decided here, for many sums side by side. What costs time are
-kernels whose rows are independent: of K on the axis and on rays
-(`numerics.lognormal_terms`, `lognormal_rays`).
+This module chooses the contours, for many sums side by side. The kernels, whose rows
+are independent, are K on the axis and on rays (`numerics.lognormal_terms`,
+`lognormal_rays`), and the tails from these (`lognormal_tails`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.lognormal_jumps import jumps_of
 from jaxdp_episodic.accountant.numerics.lognormal_rays import (
     Path,
     log_transform_on_rays,
@@ -36,16 +36,17 @@ from jaxdp_episodic.accountant.numerics.lognormal_tails import (
     ABSENT,
     Contours,
     Rays,
+    jumps_of,
     powers,
 )
 from jaxdp_episodic.accountant.numerics.lognormal_terms import (
     AxisTransform,
     Sums,
     by_rows,
-    log_axis_transform,
+    log_near,
     transform_on_axis,
 )
-from jaxdp_episodic.accountant.numerics.loops import complex_of
+from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.numerics.quadrature import (
     between_equal,
     chebyshev_points,
@@ -53,94 +54,98 @@ from jaxdp_episodic.accountant.numerics.quadrature import (
     side_by_side,
     through_points,
 )
-from jaxdp_episodic.accountant.numerics.skewed_terms import (
-    gauss,
-    log_last,
-)
+from jaxdp_episodic.accountant.numerics.skewed_terms import gauss, log_last
 
-# Where a contour may start: logarithms of p so far apart, of which one in some is
-# computed; and Gauss-Legendre rules of the transform there.
-_STEP, _SOME, _COARSE = 0.125, 3, ((24, 3), (24, 1))
-# Deviations of sums that are as rare as tables go; and how much further the axis does,
-# over the shift if that is above 1.
-_RAREST, _BEYOND = 13.5, 2.0
-# Contours are so many widths of the integrand apart; finer ones, that have so many
-# times the nodes, lie elsewhere: with 4.5 they are off by more under little noise.
-_APART, _FINER = (3.4, 3.8), 1.25
-# Places, in parts of the range, for whose starts contours are chosen.
-_PLACES = np.linspace(0, 1, 16) ** 2
-# Of rays: slope against the vertical, nodes, twice as many of fewer terms with a light
-# shift, and how many of them have one path for the transform of one term.
-_LEAN, _NODES, _FEW, _BLOCK = 0.4, 64, 16, 8
-# Places of a ray at which the transform of large sums is known, and of small ones with
-# a shift below this, and of others.
-_KNOWN, _SOFT = (24, 32, 48), 3.0
-# Where the end of a ray is looked for, in asinh of widths, by how many nodes of the
-# transform; so many nats down, of one term (of 3e5 terms densities were off by 2e-10).
-# Finer rays are so many times as long: even on the same one they are known elsewhere.
-_PROBES, _COARSELY, _FALL = np.linspace(1.2, math.asinh(90), _BLOCK), 0.45, 37.0
+# Spacing of log p at which contours may start; of these points one in `_KNOWN_EVERY` is
+# computed, the others are interpolated.
+_LOG_P_STEP = 0.125
+_KNOWN_EVERY = 3
+# Gauss-Legendre rules, nodes and panels, of the transform there and of its jumps.
+_COARSE_RULES = ((24, 3), (24, 1))
+# Rarest lower tails, in standard deviations of the sum: a probability below e^-91;
+_RAREST = 13.5
+# how much further log p goes, times the shift if that is above 1 (set by trial).
+_BEYOND_RAREST = 2.0
+# Distance of contours in widths of the integrand, and of finer ones, which lie
+# elsewhere: at 4.5 their error exceeded the others' under little noise.
+_DISTANCES = np.array([3.4, 3.8])
+# How many times as many nodes finer contours have.
+_FINER = 1.25
+# Arguments, over the last, for whose starts contours are chosen.
+_ARGUMENTS = np.linspace(0, 1, 16) ** 2
+# Slope of rays against the vertical.
+_LEAN = 0.4
+# Nodes of a ray; twice as many of fewer terms than `_FEW_TERMS` with a light shift.
+_NODES = 64
+_FEW_TERMS = 16
+# Nodes of a ray for which the transform of one term has one path.
+_BLOCK = 8
+# Points of a ray at which the transform is known and then interpolated: of upper tails,
+# of lower tails of shifts below `_SOFT_SHIFT`, and of others.
+_KNOWN = (24, 32, 48)
+_SOFT_SHIFT = 3.0
+# Lengths of rays that are tried, as asinh of widths of the integrand,
+_TRIED = np.linspace(1.2, math.asinh(90), _BLOCK)
+# by this share of the nodes of the transform; and nats by which the integrand must have
+# fallen, for one term: of 3e5 terms densities had errors of 2e-10.
+_ROUGHLY = 0.45
+_FALL = 37.0
+# How many times as long finer rays are: even of one start their points are others.
 _FURTHER = 1.05
-# On the axis the rest does not count, or it is the ray that turns.
-_NOTHING, _LARGEST_PHASE = -200.0, 6.0
-# Between the logarithms of the starts of one sum and the next.
+# Nats of the integrand on the axis below which the rest is negligible.
+_NEGLIGIBLE = -200.0
+# Largest phase of K^n, in radians, on the axis up to where a contour starts.
+_LARGEST_PHASE = 6.0
+# Between log p of one sum and the next, where all stand on one axis.
 _FAR = 1e4
 
 
 class Axis(NamedTuple):
-    """Where contours may start: of S sums (S, C), NaN behind the last.
+    """Where contours of S sums may start; (S, C), padded by NaN."""
 
-    Attributes:
-      terms: what is added up.
-      log_p: rising.
-      power, phase: real and imaginary part of ``n log K``.
-      number: (S,) how many there are.
-    """
-
-    terms: Sums
-    log_p: np.ndarray
-    power: np.ndarray
-    phase: np.ndarray
-    number: np.ndarray
-
-    def take(self, rows: np.ndarray) -> Axis:
-        """Of some sums."""
-        return Axis(self.terms.take(rows), *(field[rows] for field in self[1:]))
+    terms: Sums  # (S,)
+    log_p: np.ndarray  # increasing
+    power: np.ndarray  # real part of n log K
+    phase: np.ndarray  # imaginary part
+    number: np.ndarray  # (S,) of these points
 
 
 def axis_of(terms: Sums) -> Axis:
-    """Where contours of sums may start; those that rise stand before the others."""
-    s, up = terms.shift, terms.rising > 0
+    """Where contours may start, of upper tails, which stand first, and lower ones."""
+    s, upper = terms.shift, terms.upper > 0
     with np.errstate(all="ignore"):
         low = -0.5 * np.log(terms.count * np.expm1(s * s)) - 0.5
         high = log_last(s) - 0.02
-        # All terms low together are as rare as a table goes at this p, in logarithms.
+        # The saddle point p of the rarest lower tail: all terms are low together.
         each = _RAREST * s / np.sqrt(terms.count)
         rarest = np.log(each) + each + 0.5 * s * s - 2 * np.log(s)
-        length = np.minimum(rarest - low + _BEYOND * np.maximum(s, 1.0), 20 + 12 * s)
-        length = np.where(up, high - low, length)
-        known = np.maximum(np.ceil(length / _STEP / _SOME).astype(int), 7)
-        number = _SOME * known + 1
-        low = np.where(up, high - _STEP * (number - 1), low)
-        log_p = low[:, None] + _STEP * np.arange(number.max())
+        length = rarest - low + _BEYOND_RAREST * np.maximum(s, 1.0)
+        length = np.where(upper, high - low, np.minimum(length, 20 + 12 * s))
+        known = np.ceil(length / _LOG_P_STEP / _KNOWN_EVERY).astype(int)
+        known = np.maximum(known, 7)
+        number = _KNOWN_EVERY * known + 1
+        low = np.where(upper, high - _LOG_P_STEP * (number - 1), low)
+        log_p = low[:, None] + _LOG_P_STEP * np.arange(number.max())
         is_there = np.arange(number.max()) < number[:, None]
         both = np.full((2, *log_p.shape), np.nan)
         for kind in (True, False):
-            row, column = np.nonzero((is_there & (up == kind)[:, None])[:, ::_SOME])
-            column *= _SOME
+            some = is_there & (upper == kind)[:, None]
+            row, column = np.nonzero(some[:, ::_KNOWN_EVERY])
+            column *= _KNOWN_EVERY
             if not len(row):
                 continue
-            p = np.exp(log_p[row, column])
-            transform = by_rows(
-                transform_on_axis, terms.take(row), p, rules=_COARSE, jumps=kind
-            )
-            found = np.array(log_axis_transform(AxisTransform(*transform)))
-            both[:, row, column] = terms.count[row] * found
-        power, phase = np.where(is_there, between_equal(both, known, _SOME), np.nan)
+            how = {"rules": _COARSE_RULES, "jumps": kind}
+            asked = at(terms, row), np.exp(log_p[row, column])
+            found = AxisTransform(*by_rows(transform_on_axis, *asked, **how))
+            logs = terms.count[row] * log_near(found.whole, found.excess)
+            both[:, row, column] = np.real(logs), np.imag(logs)
+        both = between_equal(both, known, _KNOWN_EVERY)
+        power, phase = np.where(is_there, both, np.nan)
     return Axis(terms, log_p, power, phase, number)
 
 
 def contours(axis: Axis, end: np.ndarray, *, slopes: bool = False) -> Contours:
-    """Contours for places from 0 to ``end``, of each sum, and others to compare with.
+    """Contours for ``|log(x / n)|`` from 0 to ``end``, and finer ones to compare with.
 
     Args:
       axis: by `axis_of`.
@@ -149,34 +154,35 @@ def contours(axis: Axis, end: np.ndarray, *, slopes: bool = False) -> Contours:
     """
     terms, number, rows = axis.terms, axis.number, np.arange(len(end))
     with np.errstate(all="ignore"):
-        best = _crossing(axis, terms.constant(_PLACES[:, None] * end).T)
+        best = _saddle_points(axis, terms.constant(_ARGUMENTS[:, None] * end).T)
         first, last = best[:, 0], best.max(axis=1)
-        # The integrand is as wide as the tilted sum's variance makes it.
+        # One over the integrand's width in log p: the root of p² times the tilted
+        # variance, which is the second derivative of n log K, and 2 of 1/p².
         p = np.exp(axis.log_p)
         slope = np.diff(axis.power) / np.diff(p)
         bend = np.diff(slope) / (0.5 * (p[:, 2:] - p[:, :-2])) * p[:, 1:-1] ** 2
         bend = np.clip(np.nan_to_num(_padded(bend, number - 2)), 0.0, 1e6)
         narrowness = np.sqrt(bend + 2)
-        passed = np.cumsum(narrowness, axis=1) * _STEP
-        # All in a row, one behind the other.
+        # Widths passed along the axis, of all sums in one row.
+        passed = np.cumsum(narrowness, axis=1) * _LOG_P_STEP
         passed += rows[:, None] * (passed.max() + 1)
         begin, length = passed[rows, first], passed[rows, last] - passed[rows, first]
-        # Finer ones stand behind the others of a sum.
-        steps = 1 + (length[:, None] / _APART).astype(int).reshape(-1)
+        # Of each sum the contours, then the finer ones.
+        steps = 1 + (length[:, None] / _DISTANCES).astype(int).reshape(-1)
         kind = np.repeat(np.arange(len(steps)), steps + 1)
         rank, which = np.arange(len(kind)) - np.searchsorted(kind, kind), kind // 2
         found = begin[which] + length[which] * rank / steps[kind]
         chosen = np.searchsorted(passed.reshape(-1), found) - which * passed.shape[1]
         chosen = np.clip(chosen, first[which], last[which])
         kept = (rank == 0) | (chosen != np.roll(chosen, 1))
-        kind, place = kind[kept], (which[kept], chosen[kept])
-        which, fine = place[0], kind % 2
-        start, base, narrow = p[place], axis.power[place], narrowness[place]
-        # Of the places of a contour the one whose e^{pk} falls last.
+        kind, chosen = kind[kept], (which[kept], chosen[kept])
+        which, fine = chosen[0], kind % 2
+        start, base, narrow = p[chosen], axis.power[chosen], narrowness[chosen]
+        # k of that argument of a contour for which e^{pk} falls last along the ray.
         slope = _padded(slope, number - 1)
-        slowest = 2 + 0.5 * terms.sign[which] * np.array(_APART)[fine] * narrow
-        slowest = slowest / start - 0.5 * (slope[:, 1:] + slope[:, :-1])[place]
-        line = _Line(terms.take(which), start, base, narrow, slowest)
+        slowest = 2 + 0.5 * terms.sign[which] * _DISTANCES[fine] * narrow
+        slowest = slowest / start - 0.5 * (slope[:, 1:] + slope[:, :-1])[chosen]
+        line = _Line(at(terms, which), start, base, narrow, slowest)
         rays = _rays(line, _ends(line, which, fine == 0), fine > 0, slopes)
         jumps = jumps_of(terms, which, start, fine, slopes)
     first = np.searchsorted(kind, np.arange(len(steps)))
@@ -184,72 +190,72 @@ def contours(axis: Axis, end: np.ndarray, *, slopes: bool = False) -> Contours:
     starts = np.zeros((len(steps), column.max() + 1))
     sizes = np.full_like(starts, np.inf)
     starts[kind, column], sizes[kind, column] = start, base - 2 * np.log(start)
-    ends = np.stack([start, base])
-    return Contours(terms, first, starts, sizes, ends, rays, jumps)
+    both = np.stack([start, base])
+    return Contours(terms, first, starts, sizes, both, rays, jumps)
 
 
 def _padded(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """(S, C + 2) with the first again in front, and the last of ``number`` behind."""
+    """Rows padded by their first element, and by the ``number``-th; (S, C + 2)."""
     columns = np.minimum(np.arange(rows.shape[1] + 2), number[:, None])
     return np.take_along_axis(rows, np.maximum(columns - 1, 0), axis=1)
 
 
-def _crossing(axis: Axis, constant: np.ndarray) -> np.ndarray:
-    """The first minimum of ``|K(p)^n e^{pk}| / p²`` on the axis, as a number, (S, m).
+def _saddle_points(axis: Axis, constant: np.ndarray) -> np.ndarray:
+    """Index of the first minimum of ``|K(p)^n e^{pk}| / p²`` on the axis, (S, m).
 
-    Or where that is so small that the rest does not count, or K^n begins to oscillate.
+    Or where that is negligible, or where K^n begins to oscillate, if that is before.
     """
-    p, up = np.exp(axis.log_p), (axis.terms.rising > 0)[:, None]
-    # It rises where the constant is larger, and is nothing where that is smaller.
-    rises = -np.diff(axis.power - 2 * axis.log_p) / np.diff(p)
-    stops = up & (np.abs(axis.phase[:, 1:]) > _LARGEST_PHASE)
-    rises = np.where(stops | np.isnan(axis.power[:, 1:]), -np.inf, rises)
-    small = np.where(up, (_NOTHING - axis.power) / p, -np.inf)
-    # Behind the last one it stops.
-    rises = np.append(rises, np.full_like(rises[:, :1], -np.inf), axis=1)
-    stop = constant[..., None] > rises[:, None]
-    stop |= constant[..., None] < small[:, None]
+    p, upper = np.exp(axis.log_p), (axis.terms.upper > 0)[:, None]
+    # It increases where k is above the one, and is negligible where k is below another.
+    increasing = -np.diff(axis.power - 2 * axis.log_p) / np.diff(p)
+    stops = upper & (np.abs(axis.phase[:, 1:]) > _LARGEST_PHASE)
+    increasing = np.where(stops | np.isnan(axis.power[:, 1:]), -np.inf, increasing)
+    negligible = np.where(upper, (_NEGLIGIBLE - axis.power) / p, -np.inf)
+    # At the last one it stops.
+    increasing = np.append(increasing, np.full((len(p), 1), -np.inf), axis=1)
+    stop = constant[..., None] > increasing[:, None]
+    stop |= constant[..., None] < negligible[:, None]
     return np.argmax(stop, axis=2)
 
 
 class _Line(NamedTuple):
-    """Of each contour, (J,)."""
+    """Rays, (J,)."""
 
     terms: Sums
-    start: np.ndarray
-    base: np.ndarray
-    narrowness: np.ndarray
-    slowest: np.ndarray
+    start: np.ndarray  # p where it leaves the axis, or crosses it
+    base: np.ndarray  # log |K^n| there
+    narrowness: np.ndarray  # start over the integrand's width there
+    slowest: np.ndarray  # k of the argument for which e^{pk} falls last
 
-    def take(self, rows: np.ndarray) -> _Line:
-        """Some contours."""
-        return _Line(self.terms.take(rows), *(field[rows] for field in self[1:]))
+    @property
+    def direction(self) -> np.ndarray:
+        """Complex; the integrand is ``start |direction|`` wide at the start."""
+        # The wider it is the less K^n falls, and the more e^{pk} has to: by leaning.
+        lean = _LEAN * (1 + 4 / self.narrowness**4)
+        lean = self.terms.sign * np.where(self.terms.is_light, 0.0, lean)
+        return (1j + lean) / self.narrowness
 
     def power(
-        self,
-        away: np.ndarray,
-        is_there: np.ndarray,
-        fine: np.ndarray,
-        slopes: bool,
+        self, away: np.ndarray, is_there: np.ndarray, fine: np.ndarray, slopes: bool
     ) -> list[np.ndarray]:
-        """Parts of ``n log K - base`` at (J, N) distances from the start.
+        """Real and imaginary part of ``n log K - base`` at (J, N) from the start.
 
-        And derivatives by the shift. Paths have ``fine`` times as many nodes, (J,).
+        And of their derivatives by the shift. Paths have ``fine`` times as many nodes,
+        (J,).
         """
         each = (self.start[:, None] + away).reshape(-1, _BLOCK).T
         kept = np.flatnonzero(is_there[:, ::_BLOCK])
         mine = kept // (away.shape[1] // _BLOCK)
-        p, terms = each[:, kept], self.terms.take(mine)
+        p, terms = each[:, kept], at(self.terms, mine)
         middle = p[_BLOCK // 2]
         least = np.abs(p).min(axis=0) / np.abs(middle)
-        which = np.real(middle), np.imag(middle), least, fine[mine]
-        path = Path(*by_rows(paths, terms, *which))
+        path = Path(*by_rows(paths, terms, middle, least, fine[mine]))
         # Rows with as many nodes together.
-        order = np.argsort(path.number, kind="stable")
-        kept, p, terms = kept[order], p[:, order], terms.take(order)
-        path = Path(*(field[order] for field in path))
-        p = np.real(p), np.imag(p)
-        found = by_rows(log_transform_on_rays, terms, path, *p, slopes=slopes)
+        order = np.argsort(path.num_nodes, kind="stable")
+        kept, p, terms = kept[order], p[:, order], at(terms, order)
+        path = at(path, order)
+        found = by_rows(log_transform_on_rays, terms, path, p, slopes=slopes)
+        found = [part for logs in found for part in (np.real(logs), np.imag(logs))]
         result = []
         for part, empty in zip(found, (ABSENT, 0.0, 0.0, 0.0), strict=False):
             whole = np.full(each.T.shape, empty)
@@ -259,59 +265,53 @@ class _Line(NamedTuple):
         return result
 
 
-def _turn(line: _Line) -> np.ndarray:
-    """Direction of each ray, where the integrand is ``start / narrowness`` wide."""
-    # The more lean, the less K^n falls: then it is for e^{pk} to do.
-    lean = np.where(line.terms.is_light, 0.0, _LEAN * (1 + 4 / line.narrowness**4))
-    return (1j + line.terms.sign * lean) / line.narrowness
-
-
-def _ends(every: _Line, which: np.ndarray, is_rough: np.ndarray) -> np.ndarray:
-    """Where rays end, in asinh of widths: finer ones by the others of the sum."""
-    line = every.take(is_rough)
-    away = np.sinh(_PROBES) * (line.start * _turn(line))[:, None]
-    fine = np.full(len(away), _COARSELY)
-    power = line.power(away, away != 0, fine, False)[0]
+def _ends(every: _Line, which: np.ndarray, is_coarse: np.ndarray) -> np.ndarray:
+    """Lengths of rays as asinh of widths; of finer ones by the others of the sum."""
+    line = at(every, is_coarse)
+    away = np.sinh(_TRIED) * (line.start * line.direction)[:, None]
+    power = line.power(away, away != 0, np.full(len(away), _ROUGHLY), False)[0]
     above = power + np.real(away) * line.slowest[:, None]
     above += _FALL + 0.5 * np.log(line.terms.count)[:, None]
-    at = np.argmax((above < 0) | (_PROBES == _PROBES[-1]), axis=1)
-    rows = np.arange(len(at))
-    after, before = above[rows, at], above[rows, at - 1]
+    first = np.argmax((above < 0) | (_TRIED == _TRIED[-1]), axis=1)
+    rows = np.arange(len(first))
+    after, before = above[rows, first], above[rows, first - 1]
     share = np.where((after < 0) & (before > 0), after / (after - before), 0.0)
-    end = _PROBES[at] - share * (_PROBES[1] - _PROBES[0])
-    # Sums one behind the other; all begin and end with the same contours.
-    place = _FAR * which + np.log(every.start)
-    end = np.interp(place, place[is_rough], end)
-    return np.where(is_rough, end, _FURTHER * end)
+    end = _TRIED[first] - share * (_TRIED[1] - _TRIED[0])
+    # All sums on one axis; each begins and ends with contours of both kinds.
+    position = _FAR * which + np.log(every.start)
+    end = np.interp(position, position[is_coarse], end)
+    return np.where(is_coarse, end, _FURTHER * end)
 
 
 def _rays(line: _Line, end: np.ndarray, fine: np.ndarray, slopes: bool) -> Rays:
-    """Of rays from the starts to the ends."""
-    terms, turn, end = line.terms, _turn(line), end[:, None]
-    unit, finer = (line.start * turn)[:, None], np.where(fine, _FINER, 1.0)
-    up, is_few = terms.rising > 0, terms.count < _FEW
+    """Nodes of rays from the starts to the ends, finer ones where ``fine``; (J,)."""
+    terms, direction, end = line.terms, line.direction, end[:, None]
+    unit, finer = (line.start * direction)[:, None], np.where(fine, _FINER, 1.0)
+    upper, is_few = terms.upper > 0, terms.count < _FEW_TERMS
     number = np.where(terms.is_light & is_few, 2, 1) * _NODES * finer
-    # Along a ray log K is smooth, but for few terms of a light shift.
-    kind = np.where(up, 0, np.where(terms.shift < _SOFT, 1, 2))
-    known = np.array(_KNOWN)[kind]
     number = _BLOCK * np.rint(number / _BLOCK).astype(int)
-    known = np.where(is_few & (terms.is_light | ~up), number, known)
-    place, _ = side_by_side(known, _smooth_rule)
+    # Along a ray log K is smooth, but for few terms of a light shift.
+    known = np.array(_KNOWN)[
+        np.where(upper, 0, np.where(terms.shift < _SOFT_SHIFT, 1, 2))
+    ]
+    known = np.where(is_few & (terms.is_light | ~upper), number, known)
+    points, _ = side_by_side(known, _chebyshev_rule)
     nodes, weight = side_by_side(number, _ray_rule)
-    place = np.where((known == number)[:, None], nodes[:, : place.shape[1]], place)
-    is_there = np.arange(place.shape[1]) < known[:, None]
-    found = line.power(np.sinh(place * end) * unit, is_there, finer, slopes)
-    round_ = (2 * math.pi * terms.count)[:, None]
-    found[1][:, 1:] -= round_ * np.cumsum(np.rint(np.diff(found[1]) / round_), axis=1)
-    power, phase, *slope = _between(found, known, number)
+    points = np.where((known == number)[:, None], nodes[:, : points.shape[1]], points)
+    is_there = np.arange(points.shape[1]) < known[:, None]
+    found = line.power(np.sinh(points * end) * unit, is_there, finer, slopes)
+    # n arg K is known modulo 2 pi n: made continuous along the ray.
+    period = (2 * math.pi * terms.count)[:, None]
+    found[1][:, 1:] -= period * np.cumsum(np.rint(np.diff(found[1]) / period), axis=1)
+    power, phase, *slope = _interpolated(found, known, number)
     along = np.sinh(nodes * end)
-    # The step's logarithm: of its size, and the angle of the ray.
+    # |dp| / pi, and its angle.
     size = np.sqrt(1 + along * along) * weight * (np.abs(unit) * end / math.pi)
     power = np.where(weight > 0, power + np.log(size), ABSENT)
-    over = np.where(weight > 0, 1 / (1 + along * turn[:, None]), 0.0)
+    over = np.where(weight > 0, 1 / (1 + along * direction[:, None]), 0.0)
     real = np.stack([along * np.real(unit), power], axis=1)
     imaginary = np.stack([along * np.imag(unit), phase + np.angle(unit)], axis=1)
-    share = powers(over, *([1.0, complex_of(np, *slope)] if slopes else [1.0]))
+    share = powers(over, 1.0, *([slope[0] + 1j * slope[1]] if slopes else []))
     share = [np.ascontiguousarray(part) for part in (np.imag(share), np.real(share))]
     return Rays(number, [real, imaginary], share)
 
@@ -320,27 +320,27 @@ _ray_rule = functools.partial(gauss, panels=1)
 
 
 @functools.cache
-def _smooth_rule(nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    place = 0.5 * (chebyshev_points(nodes) + 1)
-    return place, place
+def _chebyshev_rule(nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    points = 0.5 * (chebyshev_points(nodes) + 1)
+    return points, points  # weights nobody asks for
 
 
-def _between(
+def _interpolated(
     rows: list[np.ndarray], known: np.ndarray, number: np.ndarray
 ) -> list[np.ndarray]:
-    """Rows (J, N) at ``number`` nodes, from those at fewer ``known`` places."""
+    """Rows (J, N) at ``number`` nodes, from those at the ``known`` points."""
     result = np.zeros((len(rows), len(number), number.max()))
     for few, many in set(zip(known.tolist(), number.tolist(), strict=True)):
         mine = np.flatnonzero((known == few) & (number == many))
         values = np.stack([row[mine, :few] for row in rows])
         if few < many:
-            values = in_blocks(values, _through(few, many))
+            values = in_blocks(values, _to_nodes(few, many))
         result[:, mine, :many] = values
     return list(result)
 
 
 @functools.lru_cache
-def _through(few: int, many: int) -> np.ndarray:
-    """(few, many): values at nodes of a ray, of a polynomial's at `_smooth_rule`."""
-    place = 2 * _ray_rule(many)[0] - 1
-    return through_points(chebyshev_points(few), np.eye(few), place)
+def _to_nodes(few: int, many: int) -> np.ndarray:
+    """(few, many): values at nodes of a ray from those at Chebyshev points."""
+    nodes = 2 * _ray_rule(many)[0] - 1
+    return through_points(chebyshev_points(few), np.eye(few), nodes)

@@ -100,7 +100,7 @@ def test_epochs_and_blocks_are_counted():
     # Seven steps, one of each of two blocks (4 and 3): 17 steps are two epochs and 3.
     run = run_of(step(7, 1.0, times=2), np.asarray(17))
     found = {
-        (float(loss.bins[0]), float(loss.taken[0])): float(count[0])
+        (float(loss.slots[0]), float(loss.steps[0])): float(count[0])
         for loss, count in zip(run.losses, run.counts, strict=True)
     }
     assert found == {(3.0, 3.0): 2, (4.0, 4.0): 2, (4.0, 3.0): 1}

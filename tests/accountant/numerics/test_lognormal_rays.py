@@ -3,8 +3,10 @@
 import mpmath as mp
 import numpy as np
 import pytest
+from scipy.special import lambertw
 
 from jaxdp_episodic.accountant.numerics.lognormal_rays import (
+    lambert,
     log_transform_on_rays,
     paths,
 )
@@ -27,25 +29,21 @@ def integral(p, angle, shift):
     return mp.fsum(value(k) for k in range(-ends, ends)) * spacing / mp.sqrt(2 * mp.pi)
 
 
-@pytest.mark.parametrize("rising", [True, False])
+@pytest.mark.parametrize("upper", [True, False])
 @pytest.mark.parametrize(
     "shift", [0.6, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.15, 3.0))]
 )
-def test_against_integrals(shift, rising):
+def test_against_integrals(shift, upper):
     size, angle = (a.reshape(-1) for a in np.meshgrid(SIZES, ANGLES))
     last = np.exp(0.5 * shift**2 - 1) / shift**2
     p = size * last * np.exp(1j * angle)
-    given = -p.conj() if rising else p
+    given = -p.conj() if upper else p
     # A neighbour shares the path, on a ray.
     both = np.stack([0.7 * given, given])
-    terms = Sums(*(np.full(len(p), value) for value in (1.0, shift, float(rising))))
-    path = paths(
-        terms, np.real(given), np.imag(given), np.full(len(p), 0.7), np.ones(len(p))
-    )
-    re, im, *slope = log_transform_on_rays(
-        terms, path, both.real, both.imag, slopes=True
-    )
-    found, slope = np.exp(re + 1j * im), slope[0] + 1j * slope[1]
+    terms = Sums(*(np.full(len(p), value) for value in (1.0, shift, float(upper))))
+    path = paths(terms, given, np.full(len(p), 0.7), np.ones(len(p)))
+    found, slope = log_transform_on_rays(terms, path, both, slopes=True)
+    found = np.exp(found)
     with mp.workdps(70):
         for i in range(0, len(p), 7):
             for j, share in enumerate((0.7, 1.0)):
@@ -55,7 +53,17 @@ def test_against_integrals(shift, rising):
                 more = integral(z, angle[i], shift + step) / true
                 moved = complex(mp.log(more) / step)
                 true = complex(true)
-                if rising:
+                if upper:
                     true, moved = true.conjugate(), moved.conjugate()
                 assert found[j, i] == pytest.approx(true, rel=2e-12)
                 assert slope[j, i] == pytest.approx(moved, rel=1e-7)
+
+
+def test_lambert_in_the_upper_half_plane():
+    size = np.exp(np.linspace(-60.02, 60, 240))[:, None]  # none is -1/e
+    z = size * np.exp(1j * np.append(np.linspace(0, 3.1415, 40), np.pi))
+    z = np.real(z) + 1j * np.abs(np.imag(z))
+    true = lambertw(z)
+    # Next to -1/e the digits of z do not tell more.
+    lost = 1e-15 / np.abs(1 + true) ** 2
+    assert np.all(np.abs(lambert(z) - true) < (1e-14 + lost) * np.abs(true))

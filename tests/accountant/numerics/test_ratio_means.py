@@ -9,8 +9,8 @@ from mpmath import binomial, exp, factorial, log, mp, mpf
 from jaxdp_episodic.accountant.numerics.ratio_means import (
     log_distances,
     log_middle_distance,
-    powers_of_means,
-    powers_of_ratio,
+    moments_of_means,
+    moments_of_ratio,
 )
 
 
@@ -22,7 +22,7 @@ def of_one(shift, i, j):
 def test_as_many_powers_of_the_smallest_shifts():
     """30 over the shift is beyond all 64-bit integers."""
     one = np.array([7.0])
-    found = powers_of_means(one, np.array([1e-18]), one)
+    found = moments_of_means(one, np.array([1e-18]), one)
     assert found.all.shape == (1, 101)
 
 
@@ -30,7 +30,7 @@ def test_as_many_powers_of_the_smallest_shifts():
 def test_powers_of_the_mean_are_those_of_raw_moments(count, shift):
     most = 12
     asked = np.array([count, 9]), np.array([shift, 0.2]), np.array([0.5, 1.0])
-    (found, _) = powers_of_means(*asked).all
+    (found, _) = moments_of_means(*asked).all
     found = found[np.isfinite(found)]
     with mp.workdps(60):
         one = [of_one(shift, k, 0) / factorial(k) for k in range(most + 1)]
@@ -49,7 +49,7 @@ def test_powers_of_the_mean_are_those_of_raw_moments(count, shift):
 
 @pytest.mark.parametrize("shift", [0.1, 0.7, 2.0])
 def test_powers_of_one_ratio_have_a_closed_form(shift):
-    found = powers_of_ratio(1, 1, shift, 1.0).all
+    found = moments_of_ratio(1, 1, shift, 1.0).all
     with mp.workdps(60):
         for m in range(2, min(10, len(found))):
             parts = (
@@ -96,7 +96,7 @@ def test_ratios_of_two_terms_are_those_on_a_grid(bins, shift):
     for part, value in zip((0.5, 0.75), found.tolist(), strict=True):
         truth = mean(distance * x ** (part - 1) * y**-part)
         assert value == pytest.approx(truth, rel=1e-11)
-    powers = powers_of_ratio(bins, 2, shift, 1.0).all
+    powers = moments_of_ratio(bins, 2, shift, 1.0).all
     for m in (2, 3):
         truth = mean((x - y) ** m * y ** (1.0 - m)) / math.factorial(m)
         assert m >= len(powers) or powers[m] == pytest.approx(truth, rel=1e-9)

@@ -67,6 +67,7 @@ class AllocatedAntipodalLoss(AllocatedLoss, Tabulated, Nodes):
     shift: Array
     bins: Array
     taken: Array
+    is_symmetric: ClassVar[bool] = True
     has_slopes: ClassVar[bool] = False
 
     def certified(self, *, up: bool) -> Profile:

@@ -44,6 +44,7 @@ class AllocatedAntipodalBoundingLoss(BoundingLoss):
     bins: Array
     taken: Array
     above: Array
+    is_symmetric: ClassVar[bool] = True
     _rounding: ClassVar[float] = 8e-15
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:

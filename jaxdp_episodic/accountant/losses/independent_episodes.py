@@ -93,6 +93,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
     shift: Array
     num_episodes: Array
     kept: Array = np.inf  # pyright: ignore[reportAssignmentType]: broadcasts
+    is_symmetric: ClassVar[bool] = True
 
     def hints(self) -> Hints:
         """One swap; at most as many as are expected, and 8 standard deviations."""

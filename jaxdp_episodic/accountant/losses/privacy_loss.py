@@ -122,7 +122,6 @@ class PrivacyLoss(abc.ABC):
     Attributes:
       outer_rate: probability that the step sees anything of the unit's surroundings;
         a factor on both profiles, and so on ``M - 1``.
-      is_symmetric: class constant; whether both directions are that of ``P || Q``.
       padding: class constant; names of the fields that are tuples of arrays, as many as
         the mechanism has parts, and what stands for a part that is not there.
     """
@@ -133,7 +132,6 @@ class PrivacyLoss(abc.ABC):
     SMALLEST_LOSS: ClassVar[float] = 1e-20
     LARGEST_LOSS: ClassVar[float] = 1e70
 
-    is_symmetric: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {}
 
     # --- Arrays ---
@@ -177,6 +175,15 @@ class PrivacyLoss(abc.ABC):
         return xp.stack([xp.broadcast_to(column, shape) for column in columns])
 
     # --- Facts ---
+
+    @property
+    @abc.abstractmethod
+    def is_symmetric(self) -> bool:
+        """Class constant: whether both directions' profiles are the same function.
+
+        Without a default: where it is wrongly true, only the smaller direction may be
+        asked, and epsilon is too small.
+        """
 
     @property
     def rates(self) -> dict[str, Array]:

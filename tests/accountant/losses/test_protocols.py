@@ -1,4 +1,7 @@
-"""A method answers a mechanism that has what it asks for, and refuses others."""
+"""A method answers a mechanism that has what it asks for, and refuses others.
+
+And what mechanisms say of their two directions is so.
+"""
 
 from dataclasses import dataclass
 
@@ -7,13 +10,19 @@ import pytest
 
 from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints
-from jaxdp_episodic.accountant.losses.protocols import Moments, Nodes, Profile
+from jaxdp_episodic.accountant.losses.protocols import (
+    Moments,
+    Nodes,
+    Profile,
+    Tabulated,
+)
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
+from oracles.mechanisms import SHIPPED, concrete_kinds
 
 METHODS = ("rdp", "exact", "pld")
 
@@ -23,6 +32,7 @@ class ProfileAlone(Profile):
     """The Gaussian mechanism, by its profile."""
 
     shift: np.ndarray
+    is_symmetric = True
 
     def hints(self):
         return Hints.unsampled(self.shift)
@@ -37,6 +47,7 @@ class MomentsAlone(Moments):
     """The same, by its moments."""
 
     shift: np.ndarray
+    is_symmetric = True
 
     def hints(self):
         return Hints.unsampled(self.shift)
@@ -92,3 +103,43 @@ def test_profile_and_moments_are_enough():
 
 def _always_sampled(rate, shift):
     return SampledGaussianLoss(rate, np.ones(1), shift)
+
+
+def test_a_mechanism_must_say_whether_it_is_symmetric():
+    """A default would be an epsilon that is too small wherever it is wrong."""
+
+    @dataclass(frozen=True)
+    class Silent(Moments):
+        def hints(self):
+            return Hints.unsampled(self.outer_rate)
+
+        def log_excess(self, t, rule):
+            return (t,)
+
+    with pytest.raises(TypeError, match="is_symmetric"):
+        Silent(np.ones(1))
+
+
+def test_every_mechanism_is_listed_and_says_so_itself():
+    """Each by itself: an inherited word may be about other profiles."""
+    kinds = concrete_kinds()
+    assert kinds == set(SHIPPED)
+    assert all(isinstance(vars(kind).get("is_symmetric"), bool) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in SHIPPED if issubclass(kind, Profile)],
+    ids=lambda kind: kind.__name__,
+)
+def test_symmetric_is_what_has_equal_profiles(kind):
+    loss, thresholds = SHIPPED[kind], np.array([1e-6, 1e-3, 0.03, 0.3, 1.0, 4.0])
+    if isinstance(loss, Tabulated):
+        loss.prepare()
+    with np.errstate(all="ignore"):  # as the engine has it
+        tails = [loss.log_tails(np.full(loss.shape, u)) for u in thresholds]
+    forward, backward = (np.stack(one) for one in zip(*tails, strict=True))
+    if loss.is_symmetric:
+        np.testing.assert_array_equal(forward, backward)
+    else:
+        assert not np.allclose(np.exp(forward), np.exp(backward), rtol=1e-6, atol=0)

@@ -45,12 +45,12 @@ _RNG = np.random.default_rng(20)
 _ONE = np.ones(SIZE)
 _OUTER, _RATE, _INNER = 10 ** _RNG.uniform(-3, 0, (3, SIZE))
 _RATE[:2], _INNER[1:3] = 1.0, 1.0
-_SHIFT = 10 ** _RNG.uniform(-1.5, 0.7, SIZE)
-_EPISODES = np.ceil(10 ** _RNG.uniform(0, 1, SIZE))
+_SHIFT = 10 ** _RNG.uniform(-1.5, 0.4, SIZE)
+_EPISODES = np.resize([1.0, 2.0, 4.0], SIZE)
 # Few lengths of epochs, because each makes tables of its own.
 _EPOCH = {"shift": np.resize([0.4, 2.0], SIZE), "bins": 5.0 * _ONE, "taken": 3.0 * _ONE}
 _ABOVE = _EPOCH | {"above": _ONE}
-_SHIFTS = tuple(np.sort(10 ** _RNG.uniform(-1.5, 0.7, (3, SIZE)), axis=0))
+_SHIFTS = tuple(np.sort(10 ** _RNG.uniform(-1.5, 0.4, (3, SIZE)), axis=0))
 _WEIGHTS = tuple(np.log(_RNG.dirichlet(np.ones(3), SIZE).T))
 _CUT = (100 * _ONE, 10 * _ONE, np.minimum(_RATE, 0.5))
 _TRUNCATED = (_ONE, *cut_weights(*_CUT)[:2], _CUT[2], cut_weights(*_CUT)[2], _SHIFT)
@@ -80,8 +80,8 @@ SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
         SwappedGaussianLoss(_OUTER, _RATE, _SHIFT),
         AntipodalGaussianLoss(_OUTER, _RATE, _INNER, _SHIFT),
         ZeroedGaussianLoss(_OUTER, _RATE, _INNER, _SHIFT),
-        IndependentEpisodesLoss(_ONE, _RATE, _SHIFT, _EPISODES),
-        ZeroedEpisodesLoss(_ONE, _RATE, _SHIFT, _EPISODES),
+        IndependentEpisodesLoss(_ONE, _RATE, _SHIFT / 3, _EPISODES),
+        ZeroedEpisodesLoss(_ONE, _RATE, _SHIFT / 3, _EPISODES),
         TruncatedGaussianLoss(*_TRUNCATED, _ONE),
         ReplacedTruncatedLoss(*_TRUNCATED, _ONE),
         ZeroedTruncatedLoss(*_TRUNCATED, _ONE),

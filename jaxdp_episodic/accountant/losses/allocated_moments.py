@@ -51,10 +51,9 @@ _QUARTERS = np.append(0.0, np.geomspace(1e-2, 1e9, 2000))
 def sum_excess(
     direction: str, order: np.ndarray, s: float, t: float, j: float
 ) -> np.ndarray:
-    """(3, m): ``log(E W^{1+z} - 1)`` and two derivatives; "forward" is of both.
+    """(3, m): ``log(E W^{1+z} - 1)``, backward ``log(E W^-z - 1)``, two derivatives.
 
-    Of "backward" ``log(E W^-z - 1)``. That the former is the larger one is not proved:
-    the larger is taken.
+    That the former is the larger one is not proved.
     """
     return _with_slopes(lambda z: _sum_excess(z, direction, s, t, j), order)
 
@@ -82,10 +81,8 @@ def _with_slopes(
 def _sum_excess(
     z: np.ndarray, direction: str, s: float, t: float, j: float
 ) -> np.ndarray:
-    found = _excess_below(z, s, t, j)
-    if direction != "backward":
-        found = np.maximum(found, _excess_above(z, s, t, j))
-    return found + _ROUNDING
+    one = _excess_below if direction == "backward" else _excess_above
+    return one(z, s, t, j) + _ROUNDING
 
 
 def _excess_below(

@@ -48,8 +48,9 @@ class MomentRule(NamedTuple):
     """How `Moments.log_excess` is asked for.
 
     Attributes:
-      direction: "forward", or "backward" with P and Q exchanged; of mixtures
-        "symmetric" as well, where both profiles are the forward one.
+      direction: "forward", or "backward" with P and Q exchanged, never the larger of
+        both: see `Moments.forward_is_larger`. Of mixtures "symmetric" as well, where
+        both profiles are the forward one.
       quadrature: its size.
       with_derivatives: append the first two derivatives of the excess in t, each
         divided by the excess, good enough for a search.

@@ -82,6 +82,7 @@ class AllocatedAntipodalLoss(TabulatedAllocation):
     shift: Array
     slots: Array
     steps: Array
+    is_symmetric: ClassVar[bool] = True
     has_slopes: ClassVar[bool] = False
 
     def certified(self, *, up: bool) -> Profile:
@@ -199,6 +200,7 @@ class AllocatedAntipodalBoundingLoss(BoundingLoss):
     slots: Array
     steps: Array
     above: Array
+    is_symmetric: ClassVar[bool] = True
     _rounding: ClassVar[float] = 8e-15
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:

@@ -91,7 +91,7 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
 
     @classmethod
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
-        """Of a dominating pair with fewer losses; "forward" of both directions."""
+        """Of a dominating pair with fewer losses."""
         loss, mass = coarse(*cls._atoms(*setting))
         rule = MomentRule(direction, Quadrature(0, 0), with_derivatives=True)
         given = loss[:, None], np.log(mass)[:, None], order

@@ -71,17 +71,14 @@ _sums = functools.lru_cache(_CACHED)(whole_orders)
 def sum_excess(
     direction: str, order: np.ndarray, s: float, t: float, j: float
 ) -> np.ndarray:
-    """(3, m): ``log(E W^{1+z} - 1)`` and two derivatives; "forward" is of both.
+    """(3, m): ``log(E W^{1+z} - 1)``, backward ``log(E W^-z - 1)``, two derivatives.
 
-    Of "backward" ``log(E W^-z - 1)``. That the former is the larger one is not proved:
-    the larger one is returned.
+    That the former is the larger one is not proved.
     """
 
     def excess(z: np.ndarray) -> np.ndarray:
-        found = _excess_below(z, s, t, j)
-        if direction != "backward":
-            found = np.maximum(found, _excess_above(z, s, t, j))
-        return found + _ROUNDING
+        one = _excess_below if direction == "backward" else _excess_above
+        return one(z, s, t, j) + _ROUNDING
 
     return _with_slopes(excess, order)
 

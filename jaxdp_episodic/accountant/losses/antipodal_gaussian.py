@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
 from jaxdp_episodic.accountant.losses.gaussian import (
@@ -80,6 +81,7 @@ class AntipodalGaussianLoss(GaussianLoss, Nodes):
     rate: Array
     inner_rate: Array
     shift: Array
+    is_symmetric: ClassVar[bool] = True
 
     def hints(self) -> Hints:
         """P/Q grows like ``r p / (1-p) e^{sx}``."""

@@ -113,7 +113,7 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
         return len(self.losses)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`: a sum. Forward the larger direction's."""
+        """See `Moments`: a sum."""
         return log_excess_of_atoms(*self._atoms(t.shape), t, rule)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
@@ -139,36 +139,29 @@ def log_excess_of_atoms(
 ) -> tuple[Array, ...]:
     """`Moments.log_excess` of losses and their log-masses, (J, n), at (n,) orders.
 
-    Forward the larger direction's; *upper bounds*, exact up to rounding.
+    *Upper bounds*, exact up to rounding.
     """
     xp = namespace(loss, log_mass, t)
     base = log_mass - loss  # of the distribution without the unit
     direction = rule.direction
     largest = xp.max(xp.where(log_mass > -xp.inf, xp.abs(loss), 0.0), axis=0)
-    sums = {}
-    for one in ("forward", "backward") if direction == "forward" else (direction,):
-        power = -t if one == "backward" else 1 + t
-        peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT
-        peak = stop_gradient(xp, xp.maximum(peak, 0.0))
-        value = xp.sum(scaled_power_excess(loss, base - peak, t, one), axis=0)
-        # Masses of the other distribution are rounded as losses are. Where these are
-        # large ``M - 1 <= E[e^(t L) - 1; L > 0]``, with masses of at most 1.
-        gain, mass = loss, log_mass
-        if one == "backward":
-            gain, mass = -loss, xp.minimum(base + ROUNDING * largest, 0.0)
-        above = gain > 0
-        part = mass + log_expm1(t * xp.where(above, gain, 1.0))
-        most = logsumexp(xp.where(above, part, -xp.inf))
-        found = (xp.log(value) + peak,), (1 + t) * largest, (most,)
-        (sums[one],) = with_rounding(*found)
-    excess = sums[direction]
-    if direction == "forward":
-        excess = xp.maximum(excess, sums["backward"])
+    power = -t if direction == "backward" else 1 + t
+    peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT
+    peak = stop_gradient(xp, xp.maximum(peak, 0.0))
+    value = xp.sum(scaled_power_excess(loss, base - peak, t, direction), axis=0)
+    # Masses of the other distribution are rounded as losses are. Where these are large
+    # ``M - 1 <= E[e^(t L) - 1; L > 0]``, with masses of at most 1.
+    gain, mass = loss, log_mass
+    if direction == "backward":
+        gain, mass = -loss, xp.minimum(base + ROUNDING * largest, 0.0)
+    above = gain > 0
+    part = mass + log_expm1(t * xp.where(above, gain, 1.0))
+    most = logsumexp(xp.where(above, part, -xp.inf))
+    found = (xp.log(value) + peak,), (1 + t) * largest, (most,)
+    (excess,) = with_rounding(*found)
     if not rule.with_derivatives:
         return (excess,)
-    peak = xp.max(base + (1 + t) * loss, axis=0) - LARGEST_EXPONENT
-    peak = xp.maximum(peak, 0.0)
-    parts = scaled_power_excess_derivatives(loss, base - peak, t, "forward")
+    parts = scaled_power_excess_derivatives(loss, base - peak, t, direction)
     total, first, second = (xp.sum(part, axis=0) for part in parts)
     return excess, first / total, second / total
 

@@ -158,7 +158,7 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
         return sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`; exact up to quadrature error. Forward the larger one's."""
+        """See `Moments`; exact up to quadrature error."""
         xp = namespace(t, *self.fields)
         shift, log_weight = self._components(t.shape)
         rate = Rate.of(xp.broadcast_to(self.rate, t.shape))
@@ -171,22 +171,16 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
             loss = _loss(x, shift.reshape(spread), log_weight.reshape(spread))
             return real_log_mixture(loss, rate), -0.5 * x * x - LOG_SQRT_2PI
 
-        def integral(direction: str, with_derivatives: bool) -> tuple[Array, ...]:
-            windows, bumps = _windows(t, shift, log_weight, rate, direction)
-            own = MomentRule(direction, finer, with_derivatives)
-            floor = xp.full_like(t, -xp.inf)
-            excess = log_integral(log_parts, windows, bumps, floor, t, own)
-            weight, never = rate.log + log_weight, xp.zeros_like(t) > 0
-            bounded = (rate.rate < 1) & (direction == "backward")
-            rounds = xp.where(bounded, 0.0, 1.0)
-            return unless_gaussian(
-                never, weight, 0.5 * shift * shift, t, excess, rounds=rounds
-            )
-
-        excess, *derivatives = integral(rule.direction, rule.with_derivatives)
-        if rule.direction == "forward" and not rule.with_derivatives:
-            excess = xp.maximum(excess, integral("backward", False)[0])
-        return excess, *derivatives
+        windows, bumps = _windows(t, shift, log_weight, rate, rule.direction)
+        floor = xp.full_like(t, -xp.inf)
+        own = rule._replace(quadrature=finer)
+        excess = log_integral(log_parts, windows, bumps, floor, t, own)
+        weight, never = rate.log + log_weight, xp.zeros_like(t) > 0
+        bounded = (rate.rate < 1) & (rule.direction == "backward")
+        rounds = xp.where(bounded, 0.0, 1.0)
+        return unless_gaussian(
+            never, weight, 0.5 * shift * shift, t, excess, rounds=rounds
+        )
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`; as of the sampled Gaussian."""

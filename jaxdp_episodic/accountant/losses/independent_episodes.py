@@ -93,6 +93,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
     shift: Array
     num_episodes: Array
     kept: Array = np.inf  # pyright: ignore[reportAssignmentType]: broadcasts
+    is_symmetric: ClassVar[bool] = True
 
     def hints(self) -> Hints:
         """One swap; at most as many as are expected, and 8 standard deviations."""
@@ -260,7 +261,8 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
 class ZeroedEpisodesLoss(IndependentEpisodesLoss):
     """The same under zero_out: episodes with the unit contribute 0 where it is null.
 
-    ``sum_k P(J = k)/e1`` of the zeroed profiles with ``p = 1``, ``r = e1`` and ``k s``.
+    ``sum_k P(J = k)/e1`` of the zeroed profiles with ``p = 1``, ``r = e1`` and ``k s``;
+    like those the larger ones forward.
 
     Attributes:
       outer_rate, rate, num_episodes, kept: as there.
@@ -268,6 +270,7 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
     """
 
     is_symmetric: ClassVar[bool] = False
+    forward_is_larger: ClassVar[bool] = True
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`: the mixture of the nodes of all terms."""

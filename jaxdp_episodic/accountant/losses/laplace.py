@@ -18,8 +18,8 @@ than that because ``c <= a`` where the right side is positive.
 Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 3, for the
 profile and Theorem 8 for sampling; Zhu, Dong, Wang (2022), arXiv:2106.08567, Theorem
 11; Mironov (2017), arXiv:1702.07476, Proposition 6, for the moments at p = 1, and
-Mironov, Talwar, Zhang (2019), arXiv:1908.10530, Theorem 5, that the forward ones are
-the larger.
+Mironov, Talwar, Zhang (2019), arXiv:1908.10530, Theorem 5, and docs/proofs.md,
+"Moments", that the forward ones are the larger.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
     rate: Array
     shift: Array
     is_symmetric: ClassVar[bool] = False
+    forward_is_larger: ClassVar[bool] = True
 
     def hints(self) -> Hints:
         """The Gaussian whose losses have about the same variance, or mean."""

@@ -48,8 +48,9 @@ class MomentRule(NamedTuple):
     """How `Moments.log_excess` is asked for.
 
     Attributes:
-      direction: "forward", or "backward" with P and Q exchanged; of mixtures
-        "symmetric" as well, where both profiles are the forward one.
+      direction: "forward", or "backward" with P and Q exchanged, never the larger of
+        both: see `Moments.forward_is_larger`. Of mixtures "symmetric" as well, where
+        both profiles are the forward one.
       quadrature: its size.
       with_derivatives: append the first two derivatives of the excess in t, each
         divided by the excess, good enough for a search.
@@ -122,7 +123,6 @@ class PrivacyLoss(abc.ABC):
     Attributes:
       outer_rate: probability that the step sees anything of the unit's surroundings;
         a factor on both profiles, and so on ``M - 1``.
-      is_symmetric: class constant; whether both directions are that of ``P || Q``.
       padding: class constant; names of the fields that are tuples of arrays, as many as
         the mechanism has parts, and what stands for a part that is not there.
     """
@@ -133,7 +133,6 @@ class PrivacyLoss(abc.ABC):
     SMALLEST_LOSS: ClassVar[float] = 1e-20
     LARGEST_LOSS: ClassVar[float] = 1e70
 
-    is_symmetric: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {}
 
     # --- Arrays ---
@@ -177,6 +176,15 @@ class PrivacyLoss(abc.ABC):
         return xp.stack([xp.broadcast_to(column, shape) for column in columns])
 
     # --- Facts ---
+
+    @property
+    @abc.abstractmethod
+    def is_symmetric(self) -> bool:
+        """Class constant: whether both directions' profiles are the same function.
+
+        Without a default: where it is wrongly true, only the smaller direction may be
+        asked, and epsilon is too small.
+        """
 
     @property
     def rates(self) -> dict[str, Array]:

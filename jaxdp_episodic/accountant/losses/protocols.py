@@ -113,11 +113,22 @@ class Tabulated(Profile):
 
 
 class Moments(PrivacyLoss):
-    """Mechanisms whose Rényi moments are known."""
+    """Mechanisms whose Rényi moments are known.
+
+    Attributes:
+      forward_is_larger: class constant; whether it is *proven* that the forward moment
+        is at least the backward one, at every order. It is where the profiles are so
+        at every g >= 1 (docs/proofs.md, "Moments"), and needs no saying where they are
+        the same. Methods evaluate both directions of all others.
+    """
+
+    forward_is_larger: ClassVar[bool] = False
 
     @abc.abstractmethod
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """``log(E_Q[(P/Q)^{1+t}] - 1)`` at t > 0, but for the outer rate.
+
+        Of the direction that the rule names, and of no other; an *upper bound*.
 
         Args:
           t: (n,) order minus one; the fields are (n,).

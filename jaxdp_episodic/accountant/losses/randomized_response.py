@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
 
     epsilon: Array
     failure: Array
+    is_symmetric: ClassVar[bool] = True
 
     @property
     def loses_nothing(self) -> Array:
@@ -85,8 +86,7 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """``(e^{t eps} - 1) (1 - e^{-(1+t) eps}) / (1 + e^{-eps})``; closed form."""
         xp = namespace(t, *self.fields)
-        t, epsilon = xp.broadcast_arrays(t, self.epsilon)
-        rise, fall = t * epsilon, (1 + t) * epsilon
+        epsilon, rise, fall = self.epsilon, t * self.epsilon, (1 + t) * self.epsilon
         excess = log_expm1(rise) + xp.log(-xp.expm1(-fall)) - xp.log1p(xp.exp(-epsilon))
         if not rule.with_derivatives:
             return (excess,)

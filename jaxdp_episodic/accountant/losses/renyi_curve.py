@@ -35,6 +35,7 @@ class RenyiCurveLoss(Moments):
     most: Array
     t: tuple[Array, ...]
     log_moments: tuple[Array, ...]
+    is_symmetric: ClassVar[bool] = True
     # Curves of fewer orders are padded by an infinite moment at order inf: no bound.
     padding: ClassVar[dict[str, float]] = {"t": np.inf, "log_moments": np.inf}
 

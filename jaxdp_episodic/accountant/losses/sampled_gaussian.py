@@ -6,7 +6,8 @@ s the clip norm over the noise, without replacement with twice that; at p = 1 it
 the Gaussian mechanism itself.
 
 Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2, 8 and 9;
-Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for its Rényi divergence.
+Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for its Rényi divergence, and Theorem 5
+there and docs/proofs.md, "Moments", that the forward one is the larger.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
     rate: Array
     shift: Array
     is_symmetric: ClassVar[bool] = False
+    forward_is_larger: ClassVar[bool] = True
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The density with the unit is at least ``1 - p`` of that without."""

@@ -10,6 +10,7 @@ Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxdp_episodic.accountant.losses.gaussian import (
     GaussianLoss,
@@ -49,6 +50,7 @@ class SwappedGaussianLoss(GaussianLoss, Nodes):
 
     rate: Array
     shift: Array
+    is_symmetric: ClassVar[bool] = True
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `Profile`; two equal pairs."""

@@ -35,6 +35,8 @@ _RAISED = 2e-10
 class TruncatedGaussianLoss(GaussianLoss, Bounds):
     """``whole`` of a Poisson step's pair and ``cut`` of a swap's, under add_remove.
 
+    The forward profile is the larger one, as of all its parts.
+
     Attributes:
       outer_rate: see `PrivacyLoss`; always 1.
       whole, cut: probabilities that the others do not fill the batch, and that they do.
@@ -53,6 +55,7 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
     shift: Array
     sure: Array
     is_symmetric: ClassVar[bool] = False
+    forward_is_larger: ClassVar[bool] = True
 
     @property
     def chance(self) -> Array:
@@ -140,6 +143,8 @@ class ReplacedTruncatedLoss(TruncatedGaussianLoss):
 @dataclass(frozen=True)
 class ZeroedTruncatedLoss(TruncatedGaussianLoss):
     """The same under zero_out."""
+
+    is_symmetric: ClassVar[bool] = False
 
     def parts(self) -> tuple[GaussianLoss, GaussianLoss]:
         """The sampled pair and, drawn in somebody's place, the zeroed one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class ZeroConcentratedLoss(Moments):
 
     rho: Array
     xi: Array
+    is_symmetric: ClassVar[bool] = True
 
     @property
     def loses_nothing(self) -> Array:

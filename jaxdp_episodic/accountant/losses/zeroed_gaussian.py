@@ -11,6 +11,7 @@ one with probability r, the two profiles are those of two *different* pairs,
 
 forward the contributions without the protected unit pull the other way, backward the
 same way. ``r = 1`` is the sampled pair; ``p = 1`` is what holds without replacement.
+The forward profile is the larger one (docs/proofs.md, "Moments").
 
 Both likelihood ratios are 1 at ``x = s/2`` and grow. One joint distribution has both
 profiles:
@@ -88,6 +89,7 @@ class ZeroedGaussianLoss(GaussianLoss, Nodes):
     inner_rate: Array
     shift: Array
     is_symmetric: ClassVar[bool] = False
+    forward_is_larger: ClassVar[bool] = True
 
     def hints(self) -> Hints:
         """P/Q grows like ``p r / (1 - p + p r) e^{sx}`` in the end."""

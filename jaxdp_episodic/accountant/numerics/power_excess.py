@@ -56,27 +56,29 @@ def scaled_power_excess_derivatives(
     """``e^b f(e^y - 1)`` and its first two derivatives in t, at half the cost.
 
     For searches: relative error 1e-7 where ``|t y|`` is moderate, and a little more
-    for tiny y. Arguments as `scaled_power_excess`, direction "forward" or "symmetric".
+    for tiny y. Arguments as `scaled_power_excess`.
     """
     xp = namespace(y, b, t)
     x = t * y
     base, tilted = xp.exp(b), xp.exp(y + b)
     tiny = xp.abs(y) < 0.03
     square = base * (y * y)
-    # (1+v) y - v, the slope of f_alpha at t = 0
-    slope = xp.where(
-        tiny,
-        square * (1 / 2 + y * (1 / 3 + y * (1 / 8 + y / 30))),
-        tilted * y - (tilted - base),
-    )
-    power = xp.exp(x + y + b)
-    # (1+v) (e^x - 1 - x)
-    rest = xp.where(
-        xp.abs(x) < 0.03, tilted * _exp_remainder(x), power - tilted * (1 + x)
-    )
-    value, first = rest + t * slope, y * (rest + tilted * x) + slope
-    second = y * y * power
-    if direction == "symmetric":
+    value = first = second = xp.zeros_like(square)
+    if direction != "backward":
+        # (1+v) y - v, the slope of f_alpha at t = 0
+        slope = xp.where(
+            tiny,
+            square * (1 / 2 + y * (1 / 3 + y * (1 / 8 + y / 30))),
+            tilted * y - (tilted - base),
+        )
+        power = xp.exp(x + y + b)
+        # (1+v) (e^x - 1 - x)
+        rest = xp.where(
+            xp.abs(x) < 0.03, tilted * _exp_remainder(x), power - tilted * (1 + x)
+        )
+        value, first = rest + t * slope, y * (rest + tilted * x) + slope
+        second = y * y * power
+    if direction != "forward":
         # v - y, the slope of f_{-t} at t = 0
         slope = xp.where(
             tiny,
@@ -87,9 +89,9 @@ def scaled_power_excess_derivatives(
         rest = xp.where(
             xp.abs(x) < 0.03, base * _exp_remainder(-x), power - base * (1 - x)
         )
-        value += rest + t * slope
-        first += slope - y * (rest - base * x)
-        second += y * y * power
+        value = value + rest + t * slope
+        first = first + slope - y * (rest - base * x)
+        second = second + y * y * power
     return value, first, second
 
 

@@ -1,19 +1,35 @@
-"""A method answers a mechanism that has what it asks for, and refuses others."""
+"""A method answers a mechanism that has what it asks for, and refuses others.
+
+And what mechanisms say of their two directions is so.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
+from jaxdp_episodic.accountant.losses.allocated import AllocatedLoss
+from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
-from jaxdp_episodic.accountant.losses.privacy_loss import Hints
-from jaxdp_episodic.accountant.losses.protocols import Moments, Nodes, Profile
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    Hints,
+    MomentRule,
+    Quadrature,
+)
+from jaxdp_episodic.accountant.losses.protocols import (
+    Moments,
+    Nodes,
+    Profile,
+    Tabulated,
+)
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.rdp.moments import LARGER, log_moment
+from jaxdp_episodic.accountant.methods.run import Group, Run
+from oracles.mechanisms import SHIPPED, SIZE, concrete_kinds
 
 METHODS = ("rdp", "exact", "pld")
 
@@ -23,6 +39,7 @@ class ProfileAlone(Profile):
     """The Gaussian mechanism, by its profile."""
 
     shift: np.ndarray
+    is_symmetric = True
 
     def hints(self):
         return Hints.unsampled(self.shift)
@@ -37,6 +54,7 @@ class MomentsAlone(Moments):
     """The same, by its moments."""
 
     shift: np.ndarray
+    is_symmetric = True
 
     def hints(self):
         return Hints.unsampled(self.shift)
@@ -92,3 +110,123 @@ def test_profile_and_moments_are_enough():
 
 def _always_sampled(rate, shift):
     return SampledGaussianLoss(rate, np.ones(1), shift)
+
+
+def test_a_mechanism_must_say_whether_it_is_symmetric():
+    """A default would be an epsilon that is too small wherever it is wrong."""
+
+    @dataclass(frozen=True)
+    class Silent(Moments):
+        def hints(self):
+            return Hints.unsampled(self.outer_rate)
+
+        def log_excess(self, t, rule):
+            return (t,)
+
+    with pytest.raises(TypeError, match="is_symmetric"):
+        Silent(np.ones(1))
+
+
+def test_every_mechanism_is_listed_and_says_so_itself():
+    """Each by itself: an inherited word may be about other profiles."""
+    kinds = concrete_kinds()
+    assert kinds == set(SHIPPED)
+    assert all(isinstance(vars(kind).get("is_symmetric"), bool) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in SHIPPED if issubclass(kind, Profile)],
+    ids=lambda kind: kind.__name__,
+)
+def test_symmetric_is_what_has_equal_profiles(kind):
+    loss, thresholds = SHIPPED[kind], np.array([1e-6, 1e-3, 0.03, 0.3, 1.0, 4.0])
+    if isinstance(loss, Tabulated):
+        loss.prepare()
+    with np.errstate(all="ignore"):  # as the engine has it
+        tails = [loss.log_tails(np.full(loss.shape, u)) for u in thresholds]
+    forward, backward = (np.stack(one) for one in zip(*tails, strict=True))
+    if loss.is_symmetric:
+        np.testing.assert_array_equal(forward, backward)
+    else:
+        assert not np.allclose(np.exp(forward), np.exp(backward), rtol=1e-6, atol=0)
+
+
+ORDERS = np.array([1.01, 1.1, 1.5, 2.0, 3.5, 8.0, 32.0, 200.0, 1000.0])
+QUADRATURE = Quadrature(32, 16)
+
+
+def excess(loss, t, direction):
+    rule = MomentRule(direction, QUADRATURE)
+    with np.errstate(all="ignore"):
+        return loss.log_excess(np.full(loss.shape, t), rule)[0]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in SHIPPED if issubclass(kind, Moments)],
+    ids=lambda kind: kind.__name__,
+)
+def test_forward_is_the_larger_moment_where_a_mechanism_says_so(kind):
+    """The rdp method asks nothing else of these: else epsilon would be too small."""
+    loss = SHIPPED[kind]
+    for t in ORDERS - 1:
+        forward, backward = (excess(loss, t, d) for d in ("forward", "backward"))
+        group = Group(
+            loss.map(lambda a: np.broadcast_to(a, (1, SIZE))), np.ones((1, SIZE))
+        )
+        rule = MomentRule(LARGER, QUADRATURE)
+        with np.errstate(all="ignore"):
+            (least,) = log_moment(np.full(SIZE, t), (group,), rule)
+        rounding = 2e-10 + 1e-12 * np.abs(forward)  # of quadratures, in logarithms
+        if loss.is_symmetric:
+            # the same numbers, added up in another order
+            np.testing.assert_allclose(forward, backward, rtol=1e-13, atol=1e-13)
+        elif loss.forward_is_larger:
+            assert np.all(forward >= backward - rounding)
+        for one in (forward, backward):
+            expected = np.logaddexp(0, one + np.log(loss.outer_rate))
+            assert np.all(least >= expected * (1 - 2e-10))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind in SHIPPED
+        if issubclass(kind, Moments)
+        and issubclass(kind, Profile)
+        and not issubclass(kind, AllocatedLoss)
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_moments_are_those_of_the_profiles_in_either_direction(kind):
+    """Formula (1) of docs/theory.md, by a trapezoidal rule that is right to 1e-3."""
+    loss = SHIPPED[kind]
+    near, far = np.geomspace(1e-11, 1, 2500), np.arange(1, 60, 0.03)[1:]
+    u = np.concatenate([[0.0], near, far])
+    many = loss.map(lambda a: np.tile(np.broadcast_to(a, (SIZE,)), u.size))
+    with np.errstate(all="ignore"):
+        (one, _), (other, _) = many.log_tails(np.repeat(u, SIZE))
+    profiles = [a.reshape(-1, SIZE) - np.log(loss.outer_rate) for a in (one, other)]
+    for t in (0.3, 2.0):
+        for direction, (h, k) in (("forward", profiles), ("backward", profiles[::-1])):
+            terms = np.exp(t * u[:, None] + h) + np.exp(-(1 + t) * u[:, None] + k)
+            expected = t * (1 + t) * np.trapezoid(terms, u, axis=0)
+            found = np.exp(excess(loss, t, direction))
+            np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def test_a_pair_and_the_pair_exchanged_have_the_same_epsilon():
+    """The best order is that of the larger direction, whichever it is."""
+    loss = SHIPPED[FiniteLoss]
+    masses = [m - y for y, m in zip(loss.losses, loss.log_masses, strict=True)]
+    exchanged = FiniteLoss(
+        loss.outer_rate, tuple(-y for y in loss.losses), tuple(masses)
+    )
+    question = EpsilonAt(np.log(np.geomspace(1e-9, 1e-2, SIZE)))
+    found, same = (
+        rdp_bound(question, Run((one,), (np.full(SIZE, 30.0),)))[0]
+        for one in (loss, exchanged)
+    )
+    np.testing.assert_allclose(found, same, rtol=1e-9, atol=1e-12)

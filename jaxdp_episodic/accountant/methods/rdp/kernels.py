@@ -25,19 +25,19 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
+from jaxdp_episodic.accountant.methods.rdp.moments import LARGER, log_moment
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     by_blocks,
     map_arrays,
     namespace,
-    sigmoid,
     while_each,
 )
 
 # Quadrature of the answer: 1e-10 relative in rdp.
 FINE = Quadrature(32, 16)
-_ANSWER = MomentRule("forward", FINE)
+_ANSWER = MomentRule(LARGER, FINE)
 # Quadrature of the search for the order: it resolves the phase transition of the
 # sampled Gaussian, a cliff of L(t) at whose foot the best order lies.
 COARSE = Quadrature(12, 8)
@@ -73,33 +73,6 @@ _LOOSE = 1e-2
 _LOG_T_RANGE = (-90.0, 90.0)
 # Shift beyond which there is no order whose moment is that of small losses.
 _LARGE_SHIFT = 1e3
-
-
-def log_moment(
-    t: Array, groups: tuple[Group, ...], rule: MomentRule
-) -> tuple[Array, ...]:
-    """``L(t)`` of the whole run, (n,) >= 0; upper bound, exact up to quadrature.
-
-    With derivatives ``(L, L', L'')``, else ``(L,)``.
-    """
-    xp = namespace(t, groups[0].count)
-    totals: list[Array] = [xp.zeros_like(t)] * (3 if rule.with_derivatives else 1)
-    for group in groups:
-        shape = group.count.shape
-        loss = group.loss.map(lambda a: a.reshape(-1))
-        orders = xp.broadcast_to(t, shape).reshape(-1)
-        excess, *ratios = loss.log_excess(orders, rule)
-        log_odds = excess + xp.log(loss.outer_rate)
-        parts = [xp.logaddexp(0.0, log_odds)]
-        if rule.with_derivatives:
-            # M = 1 + r E: M'/M = E'/E (1 - 1/M), and so on
-            first, second = ratios
-            slope = sigmoid(log_odds) * first
-            curvature = sigmoid(log_odds) * second - slope * slope
-            parts += [slope, xp.maximum(curvature, 0.0)]
-        for i, part in enumerate(parts):
-            totals[i] = totals[i] + xp.sum(group.count * part.reshape(shape), axis=0)
-    return tuple(totals)
 
 
 def rdp(
@@ -220,7 +193,7 @@ def _search(
         target, groups = given
         log_t, low, high = state.log_t, state.low, state.high
         t = xp.exp(log_t)
-        moment = log_moment(t, groups, MomentRule("forward", rule.quadrature, True))
+        moment = log_moment(t, groups, MomentRule(LARGER, rule.quadrature, True))
         cost = objective(target, t, moment[0])
         value, slope = residual(target, t, *moment)
         better = cost < state.best
@@ -298,7 +271,7 @@ def _probed(
     def evaluate(x: np.ndarray, rule: Quadrature) -> tuple[np.ndarray, ...]:
         """The root, the orders about it, whether there is one, its squared error."""
         t = np.exp(x)
-        moment = log_moment(t.reshape(-1), many, MomentRule("forward", rule, True))
+        moment = log_moment(t.reshape(-1), many, MomentRule(LARGER, rule, True))
         parts = (part.reshape(x.shape) for part in moment)
         value, slope = residual(target, t, *parts)
         below = np.logical_and.accumulate(value <= 0)

@@ -21,6 +21,7 @@ from jaxdp_episodic.accountant.methods.engine import (
 )
 from jaxdp_episodic.accountant.methods.question import Answer, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.rdp import kernels
+from jaxdp_episodic.accountant.methods.rdp.moments import LARGER
 from jaxdp_episodic.accountant.methods.rdp.total_variation import (
     at_most_total_variation,
 )
@@ -75,6 +76,7 @@ def rdp_bound(
 def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:
     """``D_alpha`` of one direction of the composed pair, nats; broadcasts.
 
+    Or of the larger one of each step, `LARGER`, an *upper bound* of both.
     Of the pair given that not everything is lost at once (see `PrivacyLoss.log_kept`):
     where that may happen the divergence itself is infinite.
     """
@@ -157,7 +159,7 @@ def answer_at_orders(
     """
     endless, log_kept = np.isinf(orders), run.log_kept()
     target = question.given_kept(log_kept).target[..., None]
-    curve = rdp_curve(np.where(endless, 2.0, orders), run.with_axis(), "forward")
+    curve = rdp_curve(np.where(endless, 2.0, orders), run.with_axis(), LARGER)
     curve = np.where(endless, run.most_lost[..., None], curve)
     if question.is_epsilon:
         values = epsilons_at_orders(curve, orders, target)

@@ -1,0 +1,115 @@
+"""Every mechanism that is shipped, at a few random settings."""
+
+import importlib
+import inspect
+import pkgutil
+
+import numpy as np
+from jaxdp_episodic.accountant.losses.allocated_antipodal_bounds import (
+    AllocatedAntipodalBoundingLoss,
+)
+
+from jaxdp_episodic.accountant import losses
+from jaxdp_episodic.accountant.losses.allocated_antipodal import AllocatedAntipodalLoss
+from jaxdp_episodic.accountant.losses.allocated_bounds import AllocatedBoundingLoss
+from jaxdp_episodic.accountant.losses.allocated_gaussian import AllocatedGaussianLoss
+from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.finite import (
+    FiniteLoss,
+    discrete_laplace_atoms,
+    randomized_response_atoms,
+    sampled_atoms,
+)
+from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.independent_episodes import (
+    IndependentEpisodesLoss,
+    ZeroedEpisodesLoss,
+)
+from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
+from jaxdp_episodic.accountant.losses.renyi_curve import RenyiCurveLoss
+from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.accountant.losses.truncated_gaussian import (
+    ReplacedTruncatedLoss,
+    TruncatedGaussianLoss,
+    ZeroedTruncatedLoss,
+    cut_weights,
+)
+from jaxdp_episodic.accountant.losses.zero_concentrated import ZeroConcentratedLoss
+from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
+
+SIZE = 12
+_RNG = np.random.default_rng(20)
+_ONE = np.ones(SIZE)
+_OUTER, _RATE, _INNER = 10 ** _RNG.uniform(-3, 0, (3, SIZE))
+_RATE[:2], _INNER[1:3] = 1.0, 1.0
+_SHIFT = 10 ** _RNG.uniform(-1.5, 0.4, SIZE)
+_EPISODES = np.resize([1.0, 2.0, 4.0], SIZE)
+# Few lengths of epochs, because each makes tables of its own.
+_EPOCH = {"shift": np.resize([0.4, 2.0], SIZE), "bins": 5.0 * _ONE, "taken": 3.0 * _ONE}
+_ABOVE = _EPOCH | {"above": _ONE}
+_SHIFTS = tuple(np.sort(10 ** _RNG.uniform(-1.5, 0.4, (3, SIZE)), axis=0))
+_WEIGHTS = tuple(np.log(_RNG.dirichlet(np.ones(3), SIZE).T))
+_CUT = (100 * _ONE, 10 * _ONE, np.minimum(_RATE, 0.5))
+_TRUNCATED = (_ONE, *cut_weights(*_CUT)[:2], _CUT[2], cut_weights(*_CUT)[2], _SHIFT)
+
+
+def _finite() -> FiniteLoss:
+    """Samples of discrete Laplace noise, of answers, and the pairs exchanged."""
+    found = []
+    for a, p in zip(_INNER[: SIZE // 4], _RATE, strict=False):
+        for atoms in (
+            discrete_laplace_atoms(a, 2),
+            randomized_response_atoms(a, 4, against_uniform=True),
+        ):
+            loss, log_mass = sampled_atoms(atoms, p)
+            found += [(loss, log_mass), (-loss, log_mass - loss)]
+    columns = np.full((2, 3, SIZE), 0.0)
+    columns[1] = -np.inf
+    for i, both in enumerate(found):
+        columns[:, : len(both[0]), i] = both
+    return FiniteLoss(_ONE, tuple(columns[0]), tuple(columns[1]))
+
+
+SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
+    type(loss): loss
+    for loss in (
+        SampledGaussianLoss(_OUTER, _RATE, _SHIFT),
+        SwappedGaussianLoss(_OUTER, _RATE, _SHIFT),
+        AntipodalGaussianLoss(_OUTER, _RATE, _INNER, _SHIFT),
+        ZeroedGaussianLoss(_OUTER, _RATE, _INNER, _SHIFT),
+        IndependentEpisodesLoss(_ONE, _RATE, _SHIFT / 3, _EPISODES),
+        ZeroedEpisodesLoss(_ONE, _RATE, _SHIFT / 3, _EPISODES),
+        TruncatedGaussianLoss(*_TRUNCATED, _ONE),
+        ReplacedTruncatedLoss(*_TRUNCATED, _ONE),
+        ZeroedTruncatedLoss(*_TRUNCATED, _ONE),
+        GaussianMixtureLoss(_ONE, _RATE, _SHIFTS, _WEIGHTS),
+        AllocatedGaussianLoss(_ONE, **_EPOCH),
+        AllocatedBoundingLoss(_ONE, **_ABOVE),
+        AllocatedAntipodalLoss(_ONE, np.resize([1.0, 0.3, 0.3], SIZE), **_EPOCH),
+        AllocatedAntipodalBoundingLoss(_ONE, 0.3 * _ONE, **_ABOVE),
+        LaplaceLoss(_ONE, _RATE, _SHIFT),
+        _finite(),
+        RandomizedResponseLoss(_ONE, _SHIFT, 0 * _ONE),
+        ZeroConcentratedLoss(_ONE, _SHIFT, 0 * _ONE),
+        RenyiCurveLoss(_ONE, np.inf * _ONE, (_ONE, 9 * _ONE), (_RATE, 9 * _RATE)),
+    )
+}
+
+
+def concrete_kinds() -> set[type[PrivacyLoss]]:
+    """Every class of the package that is a mechanism and can be made."""
+    for module in pkgutil.iter_modules(losses.__path__, f"{losses.__name__}."):
+        importlib.import_module(module.name)
+
+    def below(kind: type) -> set[type]:
+        return {kind}.union(*(below(sub) for sub in kind.__subclasses__()))
+
+    return {
+        kind
+        for kind in below(PrivacyLoss)
+        if kind.__module__.startswith("jaxdp_episodic.")
+        and not inspect.isabstract(kind)
+    }

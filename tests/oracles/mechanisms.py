@@ -5,12 +5,12 @@ import inspect
 import pkgutil
 
 import numpy as np
-from jaxdp_episodic.accountant.losses.allocated_antipodal_bounds import (
-    AllocatedAntipodalBoundingLoss,
-)
 
 from jaxdp_episodic.accountant import losses
-from jaxdp_episodic.accountant.losses.allocated_antipodal import AllocatedAntipodalLoss
+from jaxdp_episodic.accountant.losses.allocated_antipodal import (
+    AllocatedAntipodalBoundingLoss,
+    AllocatedAntipodalLoss,
+)
 from jaxdp_episodic.accountant.losses.allocated_bounds import AllocatedBoundingLoss
 from jaxdp_episodic.accountant.losses.allocated_gaussian import AllocatedGaussianLoss
 from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
@@ -48,7 +48,11 @@ _RATE[:2], _INNER[1:3] = 1.0, 1.0
 _SHIFT = 10 ** _RNG.uniform(-1.5, 0.4, SIZE)
 _EPISODES = np.resize([1.0, 2.0, 4.0], SIZE)
 # Few lengths of epochs, because each makes tables of its own.
-_EPOCH = {"shift": np.resize([0.4, 2.0], SIZE), "bins": 5.0 * _ONE, "taken": 3.0 * _ONE}
+_EPOCH = {
+    "shift": np.resize([0.4, 2.0], SIZE),
+    "slots": 5.0 * _ONE,
+    "steps": 3.0 * _ONE,
+}
 _ABOVE = _EPOCH | {"above": _ONE}
 _SHIFTS = tuple(np.sort(10 ** _RNG.uniform(-1.5, 0.4, (3, SIZE)), axis=0))
 _WEIGHTS = tuple(np.log(_RNG.dirichlet(np.ones(3), SIZE).T))

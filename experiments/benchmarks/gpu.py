@@ -44,7 +44,10 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 class Sizes(NamedTuple):
     """How much is measured."""
 
-    tests: tuple[str, ...] = ("tests/accounting", "tests/losses", "tests/bounds")
+    tests: tuple[str, ...] = tuple(
+        f"tests/accountant/{room}"
+        for room in ("methods", "questions", "losses", "bounds")
+    )
     rdp: Grid = Grid(10, 1_000, 1_000)
     exact: Grid = Grid(10, 400, 250)
     rdp_chunks: tuple[int, ...] = (16_384, 65_536, 131_072, 524_288)

@@ -1,6 +1,6 @@
 """The page's server: this machine's own browser, under a secret address, and no files.
 
-Four texts of the package are served, and answers to questions; nothing is read from
+Five texts of the package are served, and answers to questions; nothing is read from
 the disk once it has started.
 """
 

@@ -199,8 +199,9 @@ def _read(file: Any, length: int) -> bytes:
 
 def _damaged(path: Path, place: int) -> JournalError:
     return JournalError(
-        f"journal {path}: the record at byte {place:,} is damaged; without the file "
-        "the run goes on behind all that was charged"
+        f"journal {path}: the record at byte {place:,} is damaged, or of another "
+        "version of this package, which can go on with it; without the file the run "
+        "goes on behind all that was charged"
     )
 
 

@@ -43,7 +43,7 @@ class Mechanism(ByValue):
     """
 
     swaps_neighbours: ClassVar[bool] = False
-    # A kernel of either engine: orders (K,), parameters (..., trailing) to RDP (..., K).
+    # For either engine: orders (K,) and parameters (..., trailing) to RDP (..., K).
     rdp_kernel: ClassVar[Callable[..., Array]]
     # The same: epsilon and parameters to delta, elementwise; None if not known.
     delta_kernel: ClassVar[Callable[..., Array] | None] = None

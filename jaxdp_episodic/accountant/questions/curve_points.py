@@ -106,8 +106,8 @@ def _parts(
     gap = before / total * after * width / 4
     caught = deltas[:-1] + g[:-1] * fall
     missed = np.maximum(1 - caught, 1e-12)
-    # caught - fall is what is gained over guessing. Errors are relative to it where it is
-    # little.
+    # caught - fall is what is gained over guessing. Errors are relative to it where it
+    # is little.
     scale = np.minimum(caught - fall, missed)
     scale = np.where(deltas[1:] > floor, scale, np.minimum(scale, floor))
     allowed = np.minimum(_ABSOLUTE, _RELATIVE * np.maximum(scale, floor))

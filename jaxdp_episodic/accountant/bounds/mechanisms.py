@@ -43,9 +43,9 @@ class Mechanism(ByValue):
     """
 
     swaps_neighbours: ClassVar[bool] = False
-    # Pure JAX: orders (K,) and parameters (..., trailing) to RDP (..., K).
+    # For either engine: orders (K,) and parameters (..., trailing) to RDP (..., K).
     rdp_kernel: ClassVar[Callable[..., Array]]
-    # Pure JAX: epsilon and parameters to delta, elementwise; None if not known.
+    # The same: epsilon and parameters to delta, elementwise; None if not known.
     delta_kernel: ClassVar[Callable[..., Array] | None] = None
 
     @property
@@ -291,6 +291,13 @@ class RdpCurve(Mechanism):
                 f"curve must be callable, got {_validation.shown(self.curve)}"
             )
         set_checked(self, _validation.nonnegative_array, "limit")
+
+    @property
+    def parameters(self) -> tuple[np.ndarray, ...]:
+        """None as numbers: see `up_to`."""
+        raise NotImplementedError(
+            "RdpCurve has a function in place of parameters; covered: up_to(max_order)"
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -137,8 +137,10 @@ class ZeroConcentratedDP(Release):
     def of_gaussian(cls, noise_multiplier: Any) -> Self:
         """Returns the Gaussian mechanism of this noise, in units of the sensitivity.
 
+        Noise of 0 is no protection, ``rho = inf``, and infinite noise loses nothing.
+
         Raises:
-          ValueError: not above 0.
+          ValueError: negative noise, or NaN.
         """
         noise = _validation.nonnegative_array("noise_multiplier", noise_multiplier)
         with np.errstate(divide="ignore", over="ignore"):

@@ -9,17 +9,17 @@ import numpy as np
 # First grid of epsilons: 0 and 12 points a decade. Below the first of them delta
 # changes by less than 1e-8; beyond the last e^epsilon would overflow.
 _FIRST_POINTS = np.concatenate([[0.0], np.geomspace(1e-8, 700.0, 131)])
-# Error of the attacker's rates up to which points are added, absolute.
+# Aim for the absolute error of the attacker's rates: above it points are added.
 _ABSOLUTE = 8e-7
-# The same, relative.
+# The same, relative to what there is to gain or to miss.
 _RELATIVE = 2e-4
-# Times that points are added.
+# Rounds of adding points, at most.
 _REFINEMENTS = 3
-# Parts of an interval each time, at most.
+# Parts of an interval in each round, at most.
 _MOST_PARTS = 32
-# Points of the first grid for each one that is used where few rates are asked for.
+# Where few rates are asked for, one of so many points of the first grid is used ...
 _COARSER = 4
-# Further refinements there.
+# ... and there may be so many more rounds.
 _MORE_REFINEMENTS = 2
 
 
@@ -33,17 +33,18 @@ def curve_points(
     """Returns points of privacy curves, close together where an attacker's rates bend.
 
     At false positive rate ``a`` a point allows the true positive rate ``delta +
-    e^epsilon a``; the smallest over the points is the bound. All points together leave
-    it within 8e-7, or two ten-thousandths of what there is to gain or to miss, of that
-    from the whole curve, as far as delta is above ``floor``. Takes a few calls, of all
-    settings at once; ``floor`` decides where points are added, not what is true.
+    e^epsilon a``; the smallest over the points is the bound, an *upper bound* whatever
+    the points are. Points are added until the bound is estimated to be within 8e-7, or
+    2e-4 of what there is to gain or to miss, of that from the whole curve. That is an
+    aim: after three rounds, or five where a few rates are asked for, no more are added.
+    Each round is a call for all settings at once.
 
     Args:
       delta: maps epsilons (K, num_settings) to upper bounds of delta, same shape.
       num_settings: number of curves.
-      floor: below this delta no points are added.
-      rates: (R,) false positive rates, a few, the only ones for which the bound is to
-        be that near; None: all are.
+      floor: below this delta no points are added. It does not change what is true.
+      rates: (R,) a few false positive rates. The bound is aimed to be near at these
+        alone; None: at all.
 
     Returns:
       epsilons and deltas, (K, num_settings) each: epsilons from 0 to 700 in increasing
@@ -88,10 +89,10 @@ def _parts(
 ) -> np.ndarray:
     """Into how many parts each interval should be cut, (K - 1, settings).
 
-    In ``g = e^epsilon`` the curve is convex: over an interval it lies between its chord
-    and the neighbouring chords prolonged. A quarter of the height of that triangle is
-    what an attacker's rates may still move (all of a parabola's), and falls with the
-    square of the number of parts.
+    In ``g = e^epsilon`` the curve is convex. Over an interval it therefore lies below
+    its chord and above the neighbouring chords, prolonged: in a triangle. An attacker's
+    rates are taken to move by a quarter of that triangle's height, which is right for a
+    parabola. This falls with the square of the number of parts.
     """
     g = np.exp(epsilons)
     width = np.diff(g, axis=0)
@@ -105,7 +106,8 @@ def _parts(
     gap = before / total * after * width / 4
     caught = deltas[:-1] + g[:-1] * fall
     missed = np.maximum(1 - caught, 1e-12)
-    # caught - fall is the gain over guessing: the scale of the error of a small mu.
+    # caught - fall is what is gained over guessing. Errors are relative to it where it
+    # is little.
     scale = np.minimum(caught - fall, missed)
     scale = np.where(deltas[1:] > floor, scale, np.minimum(scale, floor))
     allowed = np.minimum(_ABSOLUTE, _RELATIVE * np.maximum(scale, floor))
@@ -125,8 +127,8 @@ def _may_be_best(
 ) -> np.ndarray:
     """Whether an interval may hold a lower true positive rate at one of the rates.
 
-    Within an interval it is at most ``height`` below its lower end's: the convex curve
-    is no further below its chord, nor is the mirrored one.
+    Neither the curve nor its mirror image is more than ``height`` below its chord. So
+    within an interval the rate is at least that of the lower end, less ``height``.
     """
     caught = deltas + g * rates[:, None, None]
     mirrored = 1 - (1 - deltas - rates[:, None, None]) / g

@@ -181,12 +181,14 @@ class Level:
         unit of the level above.
       starts: index of the first of these children among all units of this level.
       filled: number of them that exist; what is drawn beyond them is null.
+      has_slots: whether ``counts`` are a public number of slots, not the children.
     """
 
     scheme: Scheme
     counts: np.ndarray
     starts: np.ndarray
     filled: np.ndarray
+    has_slots: bool
 
     @property
     def width(self) -> int:
@@ -247,7 +249,7 @@ def make_level(
     """
     starts = np.cumsum(counts) - counts
     if scheme.name != slots_of:
-        return Level(scheme, counts, starts, counts)
+        return Level(scheme, counts, starts, counts, has_slots=False)
     if scheme.population is None:
         raise ValueError(
             f"level {scheme.name!r}: population must be given under zero_out, the "
@@ -259,7 +261,8 @@ def make_level(
             f"level {scheme.name!r}: population must be at least the children of "
             f"every unit under zero_out (slots), up to {most} here, got {slots}"
         )
-    return Level(scheme, np.full(counts.shape, slots, np.int64), starts, counts)
+    public = np.full(counts.shape, slots, np.int64)
+    return Level(scheme, public, starts, counts, has_slots=True)
 
 
 def make_levels(
@@ -323,12 +326,14 @@ def fill_slots(
 
 def expected_total(levels: Sequence[Level]) -> float:
     """Returns the mean number of units drawn at the last level; 1 without levels."""
-    total, chances = 1.0, np.ones(1)  # of the units of one level to be drawn
-    for level in levels:
-        total = float(np.sum(chances * level.expected))
+    if not levels:
+        return 1.0
+    chances = np.ones(1)  # of the units of one level to be drawn
+    # Not of the last one's: there may be many more of these than of all others.
+    for level in levels[:-1]:
         share = level.expected / np.maximum(level.counts, 1)
         chances = np.repeat(chances * share, level.filled)
-    return total
+    return float(np.sum(chances * levels[-1].expected))
 
 
 def largest_total(levels: Sequence[Level]) -> int:
@@ -352,7 +357,7 @@ def check_public_sizes(level: Level) -> None:
     scheme = level.scheme
     if scheme.population is None or not level.counts.size:
         return
-    if level.counts is not level.filled:  # slots, see `make_level`
+    if level.has_slots:  # see `make_level`
         return
     claimed = int(np.asarray(scheme.population))
     # Somebody may join an empty unit, who is then its only child.

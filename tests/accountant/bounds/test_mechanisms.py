@@ -334,3 +334,9 @@ def test_reflection_is_claimed_only_where_it_is_shown():
 def test_no_noise_whatever_its_sign(zero):
     assert Gaussian(zero).rdp(2.0) == np.inf
     assert Laplace(zero).rdp(2.0) == np.inf
+
+
+def test_a_curve_has_no_parameters():
+    """A function among numbers would reach kernels as an array of objects."""
+    with pytest.raises(NotImplementedError, match="up_to"):
+        _ = RdpCurve(lambda a: a / 18).parameters

@@ -124,3 +124,11 @@ def test_the_trade_off_takes_them():
     run = jde.compose((GAUSSIAN, 100), (jde.LaplaceRelease(5.0), 2))
     missed = jde.trade_off(run, false_positive_rate=0.1)
     assert 0 < missed < 0.9
+
+
+def test_gaussian_noise_of_zero_and_infinity():
+    of_gaussian = jde.ZeroConcentratedDP.of_gaussian
+    np.testing.assert_array_equal(of_gaussian([0.0, np.inf]).rho, [np.inf, 0.0])
+    for noise in (-1.0, np.nan):
+        with pytest.raises(ValueError, match="noise_multiplier"):
+            of_gaussian(noise)

@@ -8,6 +8,7 @@ sum of few, or one that a single large loss makes up, is transformed back to its
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,6 +21,12 @@ from jaxdp_episodic.accountant.methods.certified.hockey_stick import (
     Row,
 )
 from jaxdp_episodic.accountant.methods.certified.low_frequencies import LowFrequencies
+from jaxdp_episodic.accountant.methods.certified.powers import (
+    MOST_TOGETHER,
+    UNDERFLOW,
+    power_from_terms,
+    power_from_transform,
+)
 from jaxdp_episodic.accountant.numerics import fourier
 
 # Rows of a transform, at most; it is padded to a power of two.
@@ -28,8 +35,6 @@ _LARGEST_BATCH = 8
 _CELLS_OF_BATCH = 2**20
 # Cells of the largest lattice: 32 MiB for an array, about 20 of them live.
 LARGEST_LATTICE = 2**22
-# Number of distributions whose logarithms and phases are added up at a time.
-_MOST_TOGETHER = 16
 # Mass from which on an atom is split off before the transform.
 _ATOM = 0.6
 # log(1 / a^T) above which the power of that atom's mass a is negligible.
@@ -49,11 +54,32 @@ _LOW_SHARE = 1 / 32
 _MOST_TERMS = 2.0
 # Errors above this many tolerances ask for a more exact kernel.
 _MOST_TOLERANCES = 100
-# Rounding error of a sum of n terms, over n and its size.
-_SUM_ERROR = 1.2e-16
-# Relative rounding error of one such term.
-_TERM_ERROR = 2e-15
+# The next four choose a kernel, each of which bounds its own errors. Largest square of
+# a distance from the heaviest loss, in cells, that counts in the variance: rare far
+# losses do not make the power negligible.
+_FARTHEST_SQUARED = 100.0
+# Frequency from which on the power is negligible, times the sum's standard deviation.
+_DEVIATIONS = 6.0
+# Largest modulus of ``w^k - 1``.
+_HIGHEST_FREQUENCY = 2.0
+# Least variance, in squares of cells, so that it can be divided by.
+_LEAST_VARIANCE = 1e-30
+
+# --- Allowances for rounding; all are part of certified ends ---
+
+# Distance of 1 from the next larger float64; an operation is off by half of it.
 _MACHINE = float(np.finfo(np.float64).eps)
+# Absolute error of ``e^{2 pi i x}`` and of a product with it, over its size, 2e-15: an
+# angle up to 2 pi of two operations (x is exact), a unit in the last place of cosine
+# and sine, and a complex product.
+_TURN_ERROR = 4e-15
+# Largest logarithm, either way, whose exponential neither over- nor underflows, nats.
+_LARGEST_EXPONENT = 745.0
+# Logarithm of a modulus that has been computed by up to nine operations, absolute.
+_LOG_MODULUS_ERROR = 1e-15
+# A sum over blocks of frequencies, relative: one operation for each term of the largest
+# lattice's half (2.4e-10), and 30 for a term and its weight.
+_BLOCK_SUM_ERROR = 2.5e-10
 
 
 _low_frequencies = float64_boundary(fourier.low_frequencies, static=("kept",))
@@ -71,19 +97,25 @@ def transformed(
     rows: Sequence[Row],
 ) -> list[LowFrequencies | CertifiedDistribution | None]:
     """The distribution of each row's sum; None where it does not fit in memory."""
-    result: list[LowFrequencies | CertifiedDistribution | None]
-    result = [*low_frequencies_of(rows)]
-    fits = [row.size <= LARGEST_LATTICE for row in rows]
-    left = [i for i, low in enumerate(result) if low is None and fits[i]]
-    powers = convolution_powers([rows[i] for i in left])
-    for i, certified in zip(left, powers, strict=True):
-        result[i] = certified
-    return result
+    found = low_frequencies_of(rows)
+    left = [x for x in found if isinstance(x, Row) and x.size <= LARGEST_LATTICE]
+    powers = iter(convolution_powers(left))
+    return [
+        x
+        if isinstance(x, LowFrequencies)
+        else next(powers)
+        if x.size <= LARGEST_LATTICE
+        else None
+        for x in found
+    ]
 
 
-def low_frequencies_of(rows: Sequence[Row]) -> list[LowFrequencies | None]:
-    """Low frequencies of the rows, None for those that need others as well."""
-    result: list[LowFrequencies | None] = [None] * len(rows)
+def low_frequencies_of(rows: Sequence[Row]) -> list[LowFrequencies | Row]:
+    """Low frequencies of the rows; of those that need others as well the row.
+
+    Its `small_rounding` is false then where the plain kernel's errors would matter.
+    """
+    result: list[LowFrequencies | Row] = [*rows]
     groups: dict[tuple[int, int], list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault((row.size, len(row.masses)), []).append(i)
@@ -125,34 +157,36 @@ def _lowest_of(
     low: tuple[np.ndarray, np.ndarray],
     blocks: tuple[np.ndarray, np.ndarray],
     first: int,
-) -> LowFrequencies | None:
+) -> LowFrequencies | Row:
     """The lowest frequencies of one row's power, as many as matter."""
     edges, rest = blocks
     dist = row.certified
-    # both signs of the frequencies; powers and their sums, rounded
-    rest = rest * (2 / row.size * math.exp(1e-9 + 1e-15 * sum(row.counts)))
+    rounded = _BLOCK_SUM_ERROR + _LOG_MODULUS_ERROR * sum(row.counts)
+    rounded += (2 + len(row.counts)) * _MACHINE * _LARGEST_EXPONENT
+    # both signs of the frequencies
+    rest = rest * (2 / row.size * math.exp(rounded)) + UNDERFLOW
     beyond = dist.start + row.size * dist.spacing - row.initial_epsilon
     cost = -math.expm1(-dist.spacing) + 2 * math.exp(-dist.tilt * max(beyond, 0.0))
     # the first block is kept in any case
     enough = cost * rest <= row.tolerance
     enough &= (edges > 0) & (edges <= _most_frequencies(row.size))
     if not np.any(enough):
-        return None
+        return row
     i = int(np.argmax(enough))
     number = int(edges[i])
-    power, errors = _from_transform(low[0][:, :number], low[1], row.counts)
+    power, errors = power_from_transform(low[0][:, :number], low[1], row.counts)
     if (
         not row.small_rounding
         or _rounding(row, errors) > _MOST_TOLERANCES * row.tolerance
     ):
-        row.small_rounding = False
+        row = dataclasses.replace(row, small_rounding=False)
         if number * sum(len(m) for _, m in row.masses) <= _MOST_TERMS * row.size:
-            power, errors = _from_terms(row, number)
+            power, errors = power_from_terms(row, number)
         elif _kernel_name(row) != PLAIN and row.size <= LARGEST_LATTICE:
-            return None  # the cells by another kernel are more exact
+            return row  # the cells by another kernel are more exact
     angle = np.mod(np.arange(number) * float(first), row.size) / row.size
     power = power * np.exp(2j * math.pi * angle)
-    errors = errors + 4e-15 * np.abs(power)
+    errors = errors + _TURN_ERROR * np.abs(power)
     return LowFrequencies(
         dist,
         row.size,
@@ -174,81 +208,6 @@ def _rounding(row: Row, errors: np.ndarray) -> float:
     return -math.expm1(-dist.spacing) * float(weights @ errors)
 
 
-def _from_transform(
-    low: np.ndarray, error: np.ndarray, counts: Sequence[float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Powers of transformed coefficients (steps, K), with bounds of their errors."""
-    modulus = np.abs(low)
-    growth = np.log(np.maximum(modulus, 1e-300))
-    rounded = np.full(modulus.shape, fourier.POWER_ERROR * _MACHINE)
-    relative = error / np.maximum(modulus, 1e-300)
-    return _power(growth, np.angle(low), relative, rounded, counts)
-
-
-def _from_terms(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same by sums over the masses, as differences from the heaviest one.
-
-    Their rounding errors are in proportion to how far the losses are from it, at these
-    frequencies: those of a narrow distribution, or of one with an atom, are small.
-    """
-    frequency = np.arange(float(number))[:, None]
-    parts = []
-    for index, mass in row.masses:
-        away = np.mod(index - index[np.argmax(mass)], row.size)
-        cycles = np.mod(frequency * away, row.size)
-        # centred before it is divided, so that small angles keep their digits
-        cycles = np.where(cycles > 0.5 * row.size, cycles - row.size, cycles)
-        angle = 2 * math.pi * (cycles / row.size)
-        versine, sine = 2 * np.sin(0.5 * angle) ** 2, np.sin(angle)
-        total = math.fsum(mass)
-        share = mass / total
-        real, imaginary = -versine @ share, -sine @ share
-        size = (versine + np.abs(sine)) @ share
-        square = np.maximum(real * (2 + real) + imaginary * imaginary, -1 + 1e-15)
-        error = (_SUM_ERROR * len(mass) + _TERM_ERROR) * size
-        # near 1 logarithm and phase are as small as the difference, and so are
-        # their errors
-        rounded = fourier.POWER_ERROR * _MACHINE * np.minimum(1.0, 4 * size)
-        parts.append(
-            (
-                0.5 * np.log1p(square) + math.log(total),
-                np.arctan2(imaginary, 1 + real),
-                error / np.maximum(np.hypot(1 + real, imaginary), 1e-300),
-                rounded,
-            )
-        )
-    growth, angle, error, rounded = (np.array(p) for p in zip(*parts, strict=True))
-    return _power(growth, angle, error, rounded, row.counts)
-
-
-def _power(
-    growth: np.ndarray,
-    angle: np.ndarray,
-    error: np.ndarray,
-    rounded: np.ndarray,
-    counts: Sequence[float],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Products of powers of ``exp(growth + i angle)``, and bounds of their errors.
-
-    All (steps, K): ``error`` is that of the base, over its modulus, ``rounded`` that
-    of its logarithm. With ``b`` a modulus and ``e`` its error, that of the power is at
-    most ``T e (b + e)^(T - 1)``.
-    """
-    times = np.asarray(counts)[:, None]
-    cycles = times * (angle / (2 * math.pi))  # the phase modulo 1
-    cycles -= np.round(cycles)
-    rounding = 2 * len(times) * fourier.sum_error(min(len(times), _MOST_TOGETHER))
-    while len(cycles) > 1:
-        cycles = np.add.reduceat(cycles, np.arange(0, len(cycles), _MOST_TOGETHER), 0)
-        cycles -= np.round(cycles)
-    phase = 2 * math.pi * cycles[0]
-    length = np.exp(np.sum(times * growth, 0))
-    largest = np.exp(np.sum(times * (growth + np.log1p(error)), 0))
-    relative = np.sum(times * (error / (1 + error) + rounded), 0)
-    relative += 8 * _MACHINE + rounding
-    return length * np.exp(1j * phase), largest * np.minimum(relative, 2.0) * (1 + 1e-9)
-
-
 def _circles(
     rows: Sequence[Row], members: Sequence[int]
 ) -> Iterator[tuple[list[int], Iterator[tuple[np.ndarray, np.ndarray]], list[int]]]:
@@ -263,7 +222,7 @@ def _circles(
     batch = max(min(_LARGEST_BATCH, _CELLS_OF_BATCH // (size * steps)), 1)
     # a power of two, as few shapes are to be compiled
     most = max(_CELLS_OF_BATCH // (size * batch), 1)
-    together = min(steps, 1 << (most.bit_length() - 1), _MOST_TOGETHER)
+    together = min(steps, 1 << (most.bit_length() - 1), MOST_TOGETHER)
 
     def parts(chosen: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for start in range(0, steps, together):
@@ -312,9 +271,10 @@ def _kernel_name(row: Row) -> str:
             away = index - index[np.argmax(mass)]
             mean = max(mean, float(mass @ np.abs(away)))
             away = away - float(mass @ away)
-            variance += count * float(mass @ np.minimum(away**2, 100.0))
+            variance += count * float(mass @ np.minimum(away**2, _FARTHEST_SQUARED))
     # Beyond this frequency the power is negligible.
-    highest = min(6 / math.sqrt(max(variance, 1e-30)), 2.0)
+    highest = _DEVIATIONS / math.sqrt(max(variance, _LEAST_VARIANCE))
+    highest = min(highest, _HIGHEST_FREQUENCY)
     return DIFFERENCES if mean * highest < _SMALL_ANGLE else PLAIN
 
 

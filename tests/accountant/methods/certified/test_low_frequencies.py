@@ -13,6 +13,7 @@ import pytest
 from jaxdp_episodic.accountant.methods.certified import (
     hockey_stick,
     low_frequencies,
+    powers,
     transform,
 )
 from jaxdp_episodic.accountant.methods.certified.lattice import LatticeDistribution
@@ -94,7 +95,9 @@ def test_both_ends_hold_the_exact_delta(seed, epsilon, tilt, small_rounding):
     given = row(one, tilt, epsilon)
     given.small_rounding = small_rounding
     (few,) = transform.low_frequencies_of([given])
-    assert few is not None and len(few.coefficients) <= 64
+    assert (
+        isinstance(few, low_frequencies.LowFrequencies) and len(few.coefficients) <= 64
+    )
     truth = exact_log_delta(one, epsilon)
     (low, _), (high, _) = low_frequencies.certified_ends(
         [few] * 2, [epsilon] * 2, [False, True], of_epsilon=False
@@ -128,7 +131,10 @@ def test_what_is_left_out_is_added():
     given = row(one, tilt, epsilon)
     given.tolerance = 1.0
     (coarse,) = transform.low_frequencies_of([given])
-    assert coarse is not None and len(coarse.coefficients) == 8
+    assert (
+        isinstance(coarse, low_frequencies.LowFrequencies)
+        and len(coarse.coefficients) == 8
+    )
     (low, _), (high, _) = low_frequencies.certified_ends(
         [coarse] * 2, [epsilon] * 2, [False, True], of_epsilon=False
     )
@@ -151,7 +157,7 @@ def test_what_is_left_out_is_added():
 def test_masses_outside_the_window_and_infinite_ones_are_added():
     one, epsilon, tilt = random_steps(0), 0.5, 1.0
     (few,) = transform.low_frequencies_of([row(one, tilt, epsilon)])
-    assert few is not None
+    assert isinstance(few, low_frequencies.LowFrequencies)
 
     def ends(certified):
         lows = [few._replace(certified=certified)] * 2
@@ -185,10 +191,11 @@ def test_laws_are_added_up_a_few_at_a_time(kernel, monkeypatch):
     monkeypatch.setattr(transform, "_kernel_name", lambda row: kernel)
     found = []
     for together in (16, 2):
-        monkeypatch.setattr(transform, "_MOST_TOGETHER", together)
+        for module in (transform, powers):
+            monkeypatch.setattr(module, "MOST_TOGETHER", together)
         if kernel == "low":
             (low,) = transform.low_frequencies_of([given])
-            assert low is not None
+            assert isinstance(low, low_frequencies.LowFrequencies)
             found.append((low.coefficients, low.rest))
         else:
             (certified,) = transform.convolution_powers([given])

@@ -1,0 +1,122 @@
+"""Low Fourier coefficients of a power, with bounds of their rounding errors.
+
+By transforms of the distributions on a circle, or by sums over their masses. The bounds
+are part of certified ends: each allowance below says which operations it is for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxdp_episodic.accountant.methods.certified.hockey_stick import Row
+from jaxdp_episodic.accountant.numerics import fourier
+
+# Number of distributions whose logarithms and phases are added up at a time.
+MOST_TOGETHER = 16
+# Distance of 1 from the next larger float64; an operation is off by half of it.
+_MACHINE = float(np.finfo(np.float64).eps)
+# Rounding error of a sum of n terms, over n and its size: half of that, and its powers.
+_SUM_ERROR = 1.2e-16
+# Relative rounding error of one such term, 1.3e-15: an angle by two operations, the
+# sine of its half by one and a unit in the last place, squared and doubled; the share
+# of the mass by two, and their product.
+_TERM_ERROR = 2e-15
+# Of ``e^{i x}`` and of a product with it, relative, 1.5e-15: an angle up to pi of two
+# operations, a unit in the last place of cosine and sine, and a complex product.
+_PHASE_ERROR = 8 * _MACHINE
+# More than all that underflows adds up to.
+UNDERFLOW = 1e-280
+# Smallest modulus that is divided by: the error that is divided is above 1e-16.
+_LEAST_MODULUS = 1e-300
+# Deviation from 1 up to which ``|1 + z|`` is taken from ``|1 + z|^2 - 1``: beyond, that
+# cancels.
+_MOST_DEVIATION = 0.5
+# Of a bound itself, relative: it takes some 30 operations, and of K distributions sums
+# of as many positive terms; K is below a million.
+_BOUND_ERROR = 1e-9
+
+
+def power_from_transform(
+    low: np.ndarray, error: np.ndarray, counts: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Powers of transformed coefficients (steps, K), with bounds of their errors."""
+    modulus = np.abs(low)
+    growth = np.log(np.maximum(modulus, _LEAST_MODULUS))
+    rounded = np.full(modulus.shape, fourier.POWER_ERROR * _MACHINE)
+    relative = error / np.maximum(modulus, _LEAST_MODULUS)
+    return _power(growth, np.angle(low), relative, rounded, counts)
+
+
+def power_from_terms(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same by sums over the masses, as differences from the heaviest one.
+
+    Their rounding errors are in proportion to how far the losses are from it, at these
+    frequencies: those of a narrow distribution, or of one with an atom, are small.
+    """
+    frequency = np.arange(float(number))[:, None]
+    parts = []
+    for index, mass in row.masses:
+        away = np.mod(index - index[np.argmax(mass)], row.size)
+        cycles = np.mod(frequency * away, row.size)
+        # centred before it is divided, so that small angles keep their digits
+        cycles = np.where(cycles > 0.5 * row.size, cycles - row.size, cycles)
+        angle = 2 * math.pi * (cycles / row.size)
+        versine, sine = 2 * np.sin(0.5 * angle) ** 2, np.sin(angle)
+        # less 1, so that its logarithm keeps the digits that count T times
+        surplus = math.fsum(np.append(mass, -1.0))
+        share = mass / (1 + surplus)
+        real, imaginary = -versine @ share, -sine @ share
+        size = (versine + np.abs(sine)) @ share
+        is_near = np.hypot(real, imaginary) < _MOST_DEVIATION
+        square = np.where(is_near, real * (2 + real) + imaginary * imaginary, 0.0)
+        modulus = np.maximum(np.hypot(1 + real, imaginary), _LEAST_MODULUS)
+        growth = np.where(is_near, 0.5 * np.log1p(square), np.log(modulus))
+        error = (_SUM_ERROR * len(mass) + _TERM_ERROR) * size
+        # near 1 logarithm and phase are as small as the difference, and so are
+        # their errors
+        rounded = fourier.POWER_ERROR * _MACHINE * np.minimum(1.0, 4 * size)
+        parts.append(
+            (
+                growth + math.log1p(surplus),
+                np.arctan2(imaginary, 1 + real),
+                error / modulus,
+                rounded,
+            )
+        )
+    growth, angle, error, rounded = (np.array(p) for p in zip(*parts, strict=True))
+    return _power(growth, angle, error, rounded, row.counts)
+
+
+def _power(
+    growth: np.ndarray,
+    angle: np.ndarray,
+    error: np.ndarray,
+    rounded: np.ndarray,
+    counts: Sequence[float],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Products of powers of ``exp(growth + i angle)``, and bounds of their errors.
+
+    All (steps, K): ``error`` is that of the base, over its modulus, ``rounded`` that
+    of its logarithm. With ``b`` a modulus and ``e`` its error, that of the power is at
+    most ``T e (b + e)^(T - 1)``, and never more than twice ``(b + e)^T``.
+    """
+    times = np.asarray(counts)[:, None]
+    cycles = times * (angle / (2 * math.pi))  # the phase modulo 1
+    cycles -= np.round(cycles)
+    rounding = 2 * len(times) * fourier.sum_error(min(len(times), MOST_TOGETHER))
+    while len(cycles) > 1:
+        cycles = np.add.reduceat(cycles, np.arange(0, len(cycles), MOST_TOGETHER), 0)
+        cycles -= np.round(cycles)
+    phase = 2 * math.pi * cycles[0]
+    length = np.exp(np.sum(times * growth, 0))
+    # Of a logarithm times a count a unit in the last place and one operation are lost,
+    # and one for each of them that is added.
+    in_exponent = (2 + len(times)) * _MACHINE * np.sum(times * np.abs(growth), 0)
+    largest = np.sum(times * (growth + np.log1p(error) + rounded), 0) + in_exponent
+    relative = np.sum(times * (error / (1 + error) + rounded), 0)
+    relative += _PHASE_ERROR + in_exponent + rounding
+    errors = np.exp(largest) * np.minimum(relative, 2.0) * (1 + _BOUND_ERROR)
+    return length * np.exp(1j * phase), errors + UNDERFLOW

@@ -29,8 +29,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 
 _AXIS = "process"
+# Prefix of this package's keys at the coordinator.
 _KEYS = "jaxdp-episodic"
-_WEEK, _FIVE_SECONDS = 7 * 86_400_000, 5_000  # in ms
+# Wait for processes that compute, in milliseconds: as good as without an end.
+_WEEK = 7 * 86_400_000
+# Wait for the others to see why this process ends, in milliseconds.
+_FIVE_SECONDS = 5_000
+# Most characters of an error that is told to the other processes.
 _LONGEST = 1_000
 
 

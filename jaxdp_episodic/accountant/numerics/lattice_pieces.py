@@ -24,7 +24,8 @@ _GAP = 64
 UNIT = 1.2e-16
 SQRT_2PI = math.sqrt(2 * math.pi)
 # Gauss-Legendre rule on [0, 1], as columns, for the normal density over each cell.
-NODES, WEIGHTS = (a[:, None] for a in gauss_legendre(6))
+NODES = gauss_legendre(6)[0][:, None]
+WEIGHTS = gauss_legendre(6)[1][:, None]
 
 
 class Piece(NamedTuple):

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.trainer.data.table import MAX_BYTES, ExampleTable
+from jaxdp_episodic.trainer.data.ids import MAX_BYTES
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import scaled_images
 
 

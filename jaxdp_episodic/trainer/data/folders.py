@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.optional import require
-from jaxdp_episodic.trainer.data.table import MAX_BYTES, ExampleTable
+from jaxdp_episodic.trainer.data.ids import MAX_BYTES
+from jaxdp_episodic.trainer.data.table import ExampleTable
 
 _MAX_PIXELS = 2**26  # of one image, before it is resized: 200 MB decoded
 

@@ -14,7 +14,8 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.parquet_file import parquet_batches
-from jaxdp_episodic.trainer.data.table import MAX_BYTES, ExampleTable, id_array
+from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
+from jaxdp_episodic.trainer.data.table import ExampleTable
 
 _PARQUET_ROWS = 2**16  # that are read at a time: the lists of one batch fit in memory
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jaxdp_episodic.accountant.questions import dominating_pair
-from jaxdp_episodic.trainer.draw import epochs, generators, sampler
+from jaxdp_episodic.trainer.draw import epochs, generators, rows, sampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import draws, ledger, run_state, trainer
@@ -78,7 +78,7 @@ _CLIPPED_SUM = Edit(
 )
 _DONE = "self._now = (state._replace(params=params), number)"
 _SHUFFLED = Edit(
-    sampler.TreeRows,
+    rows.TreeRows,
     "draw",
     "draw_units(self.levels, generator)",
     "batch_of_an_epoch(self, generator)",
@@ -191,7 +191,7 @@ FAULTS = (
         "dropped Poisson tasks",
         (
             Edit(
-                sampler.TreeRows,
+                rows.TreeRows,
                 "draw",
                 "draw_units(self.levels, generator)",
                 "draw_units(self.levels, generator)[: int(1.2 * self.expected)]",

@@ -100,7 +100,7 @@ class PeopleLoss(GaussianLoss):
     def _components(
         self, u: Array, shape: tuple[int, ...]
     ) -> tuple[Array, Array, Components]:
-        """u and e of a shape, and the components."""
+        """U and e of a shape, and the components."""
         xp = namespace(u, *self.fields)
         u, q, e, s = (
             xp.broadcast_to(a, shape)

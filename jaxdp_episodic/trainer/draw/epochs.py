@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, block_lengths
@@ -18,8 +20,9 @@ class EpochRows:
     Args:
       scheme: assigns steps to units.
       level: what is drawn from; its scheme is not used.
-      design: of which the level's units are the episodes, or None.
-      num_filled: classes of the design that exist; the others are null.
+      partition: draws a fresh one, a row of ``width`` for each of the level's units,
+        its episodes; None: they are no episodes.
+      width: classes, or people, of an episode.
 
     Attributes are those of the sampler's other kinds of rows.
     """
@@ -28,15 +31,13 @@ class EpochRows:
         self,
         scheme: EpochScheme,
         level: Level,
-        design: GroupedClasses | None = None,
-        num_filled: int = 0,
+        partition: Callable[[np.random.Generator], np.ndarray] | None = None,
+        width: int = 0,
     ) -> None:
-        self._scheme, self._design, self._num_filled = scheme, design, num_filled
+        self._scheme, self._partition = scheme, partition
         self._number = int(level.counts.sum())
         lengths = block_lengths(scheme)
-        self.inner_shape: tuple[int, ...] = ()
-        if design is not None:
-            self.inner_shape = (int(np.asarray(design.ways)),)
+        self.inner_shape: tuple[int, ...] = () if partition is None else (width,)
         self.levels = (level,)
         steps = self.steps_per_epoch = int(lengths.sum())
         self.expected = self._number * len(lengths) / steps
@@ -49,14 +50,14 @@ class EpochRows:
             epoch = allocated(self._number, block_lengths(self._scheme), generator)
         else:
             epoch = shuffled(self._number, self.steps_per_epoch, generator)
-        if self._design is None:
+        if self._partition is None:
             return epoch
-        groups = random_groups(self._design, self._num_filled, generator)
+        groups = self._partition(generator)
         return [groups[rows] for rows in epoch]
 
     def draw(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows of a step, and the (J,) clip units."""
-        by_unit = self._design is None
+        by_unit = self._partition is None
         return rows, rows.copy() if by_unit else np.full(len(rows), NO_UNIT)
 
 

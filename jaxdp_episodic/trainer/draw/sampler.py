@@ -5,7 +5,7 @@ On the host, in NumPy: a draw decides shapes, and takes well under a millisecond
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
-    GroupedClasses,
     IndependentEpisodes,
     Sampling,
     checked_sampling,
@@ -23,25 +22,22 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     RESERVED_LEVEL_NAME,
     MultistageSampling,
-    Poisson,
     Scheme,
     ShuffledEpochs,
-    WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.units import check_clip_unit
+from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.draw.blocks import BlockExamples, BlockRows, random_blocks
 from jaxdp_episodic.trainer.draw.epochs import Epoch, EpochRows, random_groups
+from jaxdp_episodic.trainer.draw.rows import FixedRows, GroupedRows, TreeRows
 from jaxdp_episodic.trainer.draw.tree_draw import (
-    NO_UNIT,
-    NULL,
     Level,
     check_levels,
     check_public_sizes,
-    draw_units,
-    expected_total,
     fill_slots,
-    largest_total,
     make_level,
     make_levels,
 )
@@ -52,14 +48,16 @@ def rows_and_levels(
     population: Population,
     clip_unit: str,
     slots_of: str | None = None,
-) -> tuple[TreeRows | FixedRows | GroupedRows | EpochRows, Sequence[Level]]:
+    num_people: int = 0,
+) -> tuple[TreeRows | FixedRows | GroupedRows | BlockRows | EpochRows, Sequence[Level]]:
     """Returns what forms the rows of a draw, and the levels drawn below them.
 
-    With the level that has slots, some of which may be null; see `EpisodeSampler`.
+    With the level that has slots, some of which may be null, see `EpisodeSampler`, and
+    how many people are in the data.
 
     Raises:
       ValueError: a population whose levels or number of classes do not fit.
-      NotImplementedError: slots in shuffled epochs, or blocks of people.
+      NotImplementedError: slots in shuffled epochs.
     """
     epochs = epoch_scheme(sampling)
     if isinstance(sampling, MultistageSampling):
@@ -82,10 +80,12 @@ def rows_and_levels(
         levels = make_levels(sampling.sampling.levels, population, slots_of)
         return FixedRows(int(np.asarray(sampling.num_episodes))), levels
     if isinstance(sampling, PeopleBlocks):
-        raise NotImplementedError(
-            "PeopleBlocks is accounted, not drawn; drawn are MultistageSampling, "
-            "GroupedClasses and IndependentEpisodes"
-        )
+        if epochs is None:
+            return BlockRows(sampling, num_people), ()
+        pool = make_level(epochs, np.array([int(sampling.num_possible_episodes)]))
+        blocks = functools.partial(random_blocks, sampling, num_people)
+        width = int(np.asarray(sampling.people_per_block))
+        return EpochRows(epochs, pool, blocks, width), ()
     check_levels(sampling.level_names[1:], population)
     classes, slots = population.num_units(1), int(np.asarray(sampling.num_classes))
     if classes > slots or (classes < slots and slots_of != CLASS):
@@ -96,99 +96,10 @@ def rows_and_levels(
     examples = make_level(sampling.examples, population.children_counts[1], slots_of)
     if epochs is not None:
         pool = make_level(epochs, np.array([int(sampling.num_possible_episodes)]))
-        return EpochRows(epochs, pool, sampling, classes), (examples,)
+        groups = functools.partial(random_groups, sampling, classes)
+        width = int(np.asarray(sampling.ways))
+        return EpochRows(epochs, pool, groups, width), (examples,)
     return GroupedRows(sampling, classes), (examples,)
-
-
-class TreeRows:
-    """The drawn units of one level of the tree; of no level: the step, once.
-
-    All kinds of rows have these attributes and a method `draw`; those of epochs draw
-    at the start of one.
-
-    Attributes:
-      inner_shape: axes of a row that the design forms, before those of the levels
-        that are drawn below.
-      expected: mean number of rows.
-      largest: largest possible number of rows.
-      levels: those that are drawn to form the rows.
-    """
-
-    def __init__(self, levels: Sequence[Level]) -> None:
-        self.inner_shape: tuple[int, ...] = ()
-        self.levels = levels
-        self.expected = expected_total(levels)
-        self.largest = largest_total(levels)
-
-    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (J, *inner_shape) units to draw below, and the (J,) clip units.
-
-        They are the same; the root once where no level is drawn.
-        """
-        units = draw_units(self.levels, generator)
-        return units, units.copy() if self.levels else np.full(1, NO_UNIT)
-
-
-class FixedRows:
-    """A public number of episodes, each of which starts at the root."""
-
-    def __init__(self, number: int) -> None:
-        self.inner_shape: tuple[int, ...] = ()
-        self.levels: Sequence[Level] = ()
-        self.expected, self.largest = float(number), number
-
-    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the root once for each episode."""
-        return np.zeros(self.largest, np.int64), np.full(self.largest, NO_UNIT)
-
-
-class GroupedRows:
-    """Groups of ``ways`` classes, each class in at most one."""
-
-    def __init__(self, design: GroupedClasses, num_filled: int) -> None:
-        self._design, self._num_filled = design, num_filled
-        ways = int(np.asarray(design.ways))
-        self._by_episode = design.episodes is not None
-        self.inner_shape: tuple[int, ...] = (ways,)
-        scheme: Any = design.episodes if self._by_episode else design.classes
-        pool = design.num_possible_episodes if self._by_episode else design.num_classes
-        pool = int(np.asarray(pool))
-        self.levels: Sequence[Level] = (make_level(scheme, np.array([pool])),)
-        self.expected = expected_total(self.levels)
-        self.largest = largest_total(self.levels)
-        if not self._by_episode:
-            self.expected = _mean_groups(scheme, pool, ways)
-            self.largest //= ways
-
-    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the (J, ways) classes of the drawn episodes."""
-        ways = self.inner_shape[0]
-        drawn = draw_units(self.levels, generator)
-        if self._by_episode:
-            groups = random_groups(self._design, self._num_filled, generator)[drawn]
-        else:  # drawn in uniformly random order, so that neighbours are a random group
-            groups = drawn[: len(drawn) // ways * ways].reshape(-1, ways)
-            groups = np.where(groups < self._num_filled, groups, NULL)
-        return groups, np.full(len(groups), NO_UNIT)
-
-
-def _mean_groups(scheme: Scheme, pool: int, ways: int) -> float:
-    """Mean of ``floor(K / ways)``, K the number of drawn classes."""
-    if isinstance(scheme, WithoutReplacement):
-        return float(min(int(np.asarray(scheme.size)), pool) // ways)
-    assert isinstance(scheme, Poisson)  # epochs have rows of their own
-    rate = float(np.asarray(scheme.sampling_probability))
-    if rate in (0.0, 1.0):
-        return float(int(pool * rate) // ways)
-    # The binomial weights up to a factor, from 40 standard deviations around the mean.
-    reach = 40.0 * math.sqrt(pool * rate * (1.0 - rate)) + 40.0
-    low = max(0, math.floor(pool * rate - reach))
-    high = min(pool, math.ceil(pool * rate + reach))
-    number = np.arange(low, high + 1)
-    ratios = (pool - number[:-1]) / (number[1:]) * (rate / (1.0 - rate))
-    logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
-    weights = np.exp(logs - logs.max())
-    return float(np.sum(weights * (number // ways)) / np.sum(weights))
 
 
 class Draw(NamedTuple):
@@ -236,11 +147,17 @@ class EpisodeSampler:
       population_is_accounted: True says that the step is given this `Population`, whose
         sizes then replace those of the spec, which need not fit.
       privacy_unit: the level of the protected unit. Sizes below it, and below the clip
-        unit, change nothing that is accounted and need not fit. None: all must.
+        unit, change nothing that is accounted and need not fit. None, "person": all
+        must.
       slots_of: under zero_out the protected level. The ``population`` of its scheme (or
         the ``num_classes`` of grouped classes) is then the number of slots that every
         unit one level up has; all are drawn alike, filled or not, see
         `Draw.holds_null`.
+      owners: of the examples, for `PeopleBlocks`.
+      among_slots: of `PeopleBlocks`, whether an episode draws classes and examples
+        among public slots, filled or not; else among the classes that have enough
+        examples in its block, as is sound where every episode is taken to hold the
+        person, and not under zero_out.
 
     Attributes:
       sampling: as given, a single scheme wrapped.
@@ -268,6 +185,8 @@ class EpisodeSampler:
         population_is_accounted: bool = False,
         privacy_unit: str | None = None,
         slots_of: str | None = None,
+        owners: Owners | None = None,
+        among_slots: bool = True,
     ) -> None:
         sampling = checked_sampling(sampling)
         if not isinstance(population, Population):
@@ -280,11 +199,13 @@ class EpisodeSampler:
         _refuse_arrays(sampling)
         if slots_of is not None:
             _validation.choice("slots_of", slots_of, sampling.level_names)
+        self._blocks = _blocks(sampling, population, owners, among_slots, slots_of)
+        num_people = 0 if owners is None else len(owners.names)
         self._rows, self._below = rows_and_levels(
-            sampling, population, clip_unit, slots_of
+            sampling, population, clip_unit, slots_of, num_people
         )
         names = (RESERVED_LEVEL_NAME, *sampling.level_names)
-        unit = names[-1] if privacy_unit is None else privacy_unit
+        unit = names[-1] if privacy_unit in (None, PERSON) else str(privacy_unit)
         _validation.choice("privacy_unit", unit, names[1:])
         counted = names[: max(names.index(unit), names.index(clip_unit)) + 1]
         if not population_is_accounted:
@@ -293,6 +214,8 @@ class EpisodeSampler:
                     check_public_sizes(level)
         widths = tuple(level.width for level in self._below)
         self.slot_shape: tuple[int, ...] = (*self._rows.inner_shape, *widths)
+        if self._blocks is not None:
+            self.slot_shape = self._blocks.widths
         self.expected_units: float = self._rows.expected
         self.max_units: int = self._rows.largest
 
@@ -340,8 +263,37 @@ class EpisodeSampler:
             raise ValueError("members must be None where every step draws anew")
         else:
             starts, units = self._rows.draw(generator)
-        examples, mask, null = fill_slots(starts, self._below, generator)
+        if self._blocks is not None:
+            examples, mask, null = self._blocks.fill(starts, generator)
+        else:
+            examples, mask, null = fill_slots(starts, self._below, generator)
         return Draw(examples, mask, units, null)
+
+
+def _blocks(
+    sampling: Sampling,
+    population: Population,
+    owners: Owners | None,
+    among_slots: bool,
+    slots_of: str | None,
+) -> BlockExamples | None:
+    """What episodes of `PeopleBlocks` draw; None of other designs."""
+    if not isinstance(sampling, PeopleBlocks):
+        return None
+    if owners is None:
+        raise ValueError("owners must be given for PeopleBlocks: whose examples are")
+    if slots_of is not None and not among_slots:
+        raise ValueError(
+            "among_slots must be True under zero_out: which classes have enough "
+            "examples in a block depends on who is there"
+        )
+    return BlockExamples.of(
+        sampling,
+        population,
+        owners,
+        among_slots=among_slots,
+        leaves_null=slots_of is not None,
+    )
 
 
 def _check_generator(generator: object) -> None:
@@ -353,9 +305,7 @@ def _check_generator(generator: object) -> None:
 
 def _refuse_arrays(sampling: Sampling) -> None:
     """A spec with arrays is many settings, and a run has one."""
-    numbers: dict[str, Any] = {}
-    for name in ("num_classes", "ways", "num_episodes"):
-        numbers[name] = getattr(sampling, name, 0)
+    numbers: dict[str, Any] = dict(sampling.numbers)
     for scheme in sampling.schemes:
         for field, value in scheme.numbers.items():
             numbers[f"{field} of level {scheme.name!r}"] = value

@@ -1,0 +1,282 @@
+"""Draws episodes within blocks of people: who shares a block, then what it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import WithoutReplacement
+from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.draw.tree_draw import (
+    NO_UNIT,
+    NULL,
+    check_levels,
+    draw_units,
+    expected_total,
+    largest_total,
+    make_level,
+    rank_within,
+    without_replacement,
+)
+
+
+def random_blocks(
+    design: PeopleBlocks, num_known: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Returns a fresh partition of the list of people, one row for each episode.
+
+    Args:
+      design: its fields scalars.
+      num_known: people who are in the data; they stand first on the list.
+      generator: source of randomness.
+
+    Returns:
+      (episodes, people a block) int64 places on the list, -1 for somebody who is not in
+      the data; the episodes of one block are neighbours. A remainder of people is in no
+      block.
+    """
+    size, number = int(np.asarray(design.people_per_block)), _number(design)
+    order = generator.permutation(int(np.asarray(design.num_people)))
+    blocks = order[: number * size].reshape(-1, size)
+    blocks = np.where(blocks < num_known, blocks, NULL)
+    return np.repeat(blocks, int(np.asarray(design.episodes_per_block)), axis=0)
+
+
+def _number(design: PeopleBlocks) -> int:
+    return int(np.asarray(design.num_people)) // int(
+        np.asarray(design.people_per_block)
+    )
+
+
+class BlockRows:
+    """The drawn episodes of a fresh partition; attributes as of `TreeRows`."""
+
+    def __init__(self, design: PeopleBlocks, num_known: int) -> None:
+        self._design, self._num_known = design, num_known
+        pool = np.array([int(design.num_possible_episodes)])
+        self.inner_shape = (int(np.asarray(design.people_per_block)),)
+        self.levels = (make_level(design.episodes, pool),)
+        self.expected = expected_total(self.levels)
+        self.largest = largest_total(self.levels)
+
+    def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the (J, people a block) people of the drawn episodes."""
+        drawn = draw_units(self.levels, generator)
+        people = random_blocks(self._design, self._num_known, generator)[drawn]
+        return people, np.full(len(people), NO_UNIT)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockExamples:
+    """What an episode shows of its block: classes, and examples of each.
+
+    Attributes:
+      slots: public number of slots for examples of a class in a block, among which are
+        drawn, filled or not; None: an episode draws among the classes that have enough
+        examples in its block.
+      ways: classes an episode.
+      size: examples of each of its classes.
+      num_classes: of all.
+      leaves_null: whether an episode with an unfilled slot has to contribute zero.
+      starts: (P * C + 1,) int64, first place in ``order`` of each person's examples of
+        each class.
+      order: (R,) the examples, person by person, class by class.
+      classes: (R,) the class of each of these.
+    """
+
+    slots: int | None
+    ways: int
+    size: int
+    num_classes: int
+    leaves_null: bool
+    starts: np.ndarray
+    order: np.ndarray
+    classes: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        design: PeopleBlocks,
+        population: Population,
+        owners: Owners,
+        *,
+        among_slots: bool,
+        leaves_null: bool,
+    ) -> BlockExamples:
+        """Checks the design against the data, and sorts these by their owners.
+
+        Raises:
+          ValueError: levels or sizes that do not fit, more people than are listed.
+          NotImplementedError: anything but a draw of classes and then of examples, both
+            without replacement.
+        """
+        levels = () if design.sampling is None else design.sampling.levels
+        if len(levels) != 2 or not all(
+            isinstance(level, WithoutReplacement) for level in levels
+        ):
+            raise NotImplementedError(
+                "PeopleBlocks is drawn where its sampling is WithoutReplacement of "
+                "classes and then of examples, and accounted elsewhere too; got "
+                f"{design.sampling!r}"
+            )
+        check_levels([level.name for level in levels], population)
+        listed = int(np.asarray(design.num_people))
+        if len(owners.names) > listed:
+            raise ValueError(
+                "num_people must be at least the people in the data, "
+                f"{len(owners.names)}, got {listed}"
+            )
+        of_classes, of_examples = levels
+        sizes = population.children_counts[1]
+        number = len(sizes)
+        ways = int(np.asarray(of_classes.size))
+        if ways > number:
+            raise ValueError(
+                f"level {of_classes.name!r}: size must be at most the {number} classes "
+                f"of the data, got {ways}"
+            )
+        class_of = np.repeat(np.arange(number), sizes)
+        order = np.lexsort((class_of, owners.codes))
+        key = owners.codes[order] * number + class_of[order]
+        counts = np.bincount(key, minlength=len(owners.names) * number)
+        slots = None
+        if among_slots:
+            _check_classes(of_classes, number)
+            slots = _checked_slots(
+                of_examples, counts.reshape(-1, number), design, owners
+            )
+        return cls(
+            slots,
+            ways,
+            int(np.asarray(of_examples.size)),
+            number,
+            leaves_null,
+            np.append(0, np.cumsum(counts)),
+            order,
+            class_of[order],
+        )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Axes of an episode: its classes, and the examples of each."""
+        return self.ways, self.size
+
+    def fill(
+        self, people: np.ndarray, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns examples, mask and who drew a null, as `fill_slots` does.
+
+        Args:
+          people: (J, people a block) places on the list, -1 for somebody without data.
+          generator: source of randomness.
+        """
+        shape = len(people), *self.widths
+        if self.slots is None:
+            drawn = self._among_filled(people, generator)
+        else:
+            drawn = self._among_slots(people, generator)
+        drawn = drawn.reshape(shape)
+        # Those that are there first; they are in random order already.
+        order = np.argsort(drawn < 0, axis=-1, kind="stable")
+        drawn = np.take_along_axis(drawn, order, axis=-1)
+        mask = drawn >= 0
+        is_null = ~mask.all(axis=(1, 2)) & self.leaves_null
+        return np.maximum(drawn, 0), mask, is_null
+
+    def _among_slots(
+        self, people: np.ndarray, generator: np.random.Generator
+    ) -> np.ndarray:
+        """(J * ways, size) examples, -1 where a slot is not filled."""
+        number = len(people)
+        counts = np.full(number, self.num_classes)
+        classes = without_replacement(counts, self.ways, generator).child
+        people = np.repeat(people, self.ways, axis=0)  # (J * ways, b)
+        first, count = self._ranges(people, classes[:, None])
+        assert self.slots is not None
+        public = np.full(len(people), self.slots)
+        slot = without_replacement(public, self.size, generator).child
+        slot = slot.reshape(len(people), self.size)
+        ends = np.cumsum(count, axis=1)
+        # The slots are filled by one person of the block after the other.
+        owner = np.sum(slot[:, :, None] >= ends[:, None, :], axis=2)
+        filled = slot < ends[:, -1:]
+        owner = np.where(filled, owner, 0)
+        begins = np.take_along_axis(first - ends + count, owner, axis=1)
+        place = np.where(filled, begins + slot, 0)
+        return np.where(filled, self.order[place], NULL)
+
+    def _among_filled(
+        self, people: np.ndarray, generator: np.random.Generator
+    ) -> np.ndarray:
+        """(J * ways, size) examples of classes with enough of them, -1 where none."""
+        number, classes = len(people), np.arange(self.num_classes)
+        first, _ = self._ranges(people, classes[:1])
+        last, rest = self._ranges(people, classes[-1:])
+        lengths = last + rest - first
+        row = np.repeat(np.arange(number), lengths.sum(axis=1))
+        offset = np.arange(len(row)) - np.repeat(
+            np.cumsum(lengths) - lengths.ravel(), lengths.ravel()
+        )
+        place = np.repeat(first.ravel(), lengths.ravel()) + offset
+        key = row * self.num_classes + self.classes[place]
+        shuffled = np.lexsort((generator.random(len(key)), key))
+        place, key = place[shuffled], key[shuffled]
+        groups, begins, counts = np.unique(key, return_index=True, return_counts=True)
+        enough = counts >= self.size
+        groups, begins = groups[enough], begins[enough]
+        of_row = groups // self.num_classes
+        chosen = np.lexsort((generator.random(len(groups)), of_row))
+        rank = rank_within(of_row[chosen], number)
+        kept, rank = chosen[rank < self.ways], rank[rank < self.ways]
+        drawn = np.full((number * self.ways, self.size), NULL)
+        drawn[of_row[kept] * self.ways + rank] = self.order[
+            place[begins[kept][:, None] + np.arange(self.size)]
+        ]
+        return drawn
+
+    def _ranges(
+        self, people: np.ndarray, classes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """First places in ``order``, and how many there are, of people in classes."""
+        key = np.where(people < 0, 0, people) * self.num_classes + classes
+        first = self.starts[key]
+        count = np.where(people < 0, 0, self.starts[key + 1] - first)
+        return first, count
+
+
+def _check_classes(scheme: WithoutReplacement, number: int) -> None:
+    """Refuses another list of classes than the one that is accounted."""
+    if scheme.population is not None and int(np.asarray(scheme.population)) != number:
+        raise ValueError(
+            f"level {scheme.name!r}: population must be the {number} classes of the "
+            f"data, from which episodes draw, got {scheme.population!r}"
+        )
+
+
+def _checked_slots(
+    scheme: WithoutReplacement, counts: np.ndarray, design: PeopleBlocks, owners: Owners
+) -> int:
+    """The slots for a class in a block, which must hold what any block may have."""
+    size = int(np.asarray(design.people_per_block))
+    largest = -np.sort(-counts, axis=0)[:size].sum(axis=0)
+    most = int(largest.max(initial=0))
+    if scheme.population is None:
+        raise ValueError(
+            f"level {scheme.name!r}: population must be given, the public number of "
+            "slots for examples of one class in a block; got None"
+        )
+    slots = int(np.asarray(scheme.population))
+    if slots < most:
+        raise ValueError(
+            f"level {scheme.name!r}: population must be at least the examples of one "
+            f"class that {size} of the {len(owners.names)} people can have, {most}, "
+            f"got {slots}"
+        )
+    _validation.whole_number(
+        "size", int(np.asarray(scheme.size)), minimum=1, maximum=slots
+    )
+    return slots

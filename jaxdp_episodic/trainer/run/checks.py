@@ -10,11 +10,8 @@ import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import (
-    GroupedClasses,
-    IndependentEpisodes,
-    epoch_scheme,
-)
+from jaxdp_episodic.accountant.describe.designs import epoch_scheme
+from jaxdp_episodic.accountant.describe.schemes import PERSON, MultistageSampling
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -88,7 +85,43 @@ def level_of_slots(step: GaussianStep) -> str | None:
             "population must be None under zero_out, which trains with public numbers "
             f"of slots: give the level {step.privacy_unit!r} a population"
         )
+    if step.privacy_unit == PERSON:
+        return step.design.level_names[-1]  # where a person's slots are
     return str(step.privacy_unit)
+
+
+def draws_among_slots(step: GaussianStep) -> bool:
+    """Whether episodes in blocks of people must not look at what is in the slots.
+
+    A chance below 1 to be in an episode, which bounds of a person say, rests on it.
+    """
+    return step.people is not None or step.neighboring_relation == "zero_out"
+
+
+def check_owners(step: GaussianStep, data: ExampleTable) -> None:
+    """Refuses data whose owners are not known, or beyond the public bounds of a step.
+
+    Raises:
+      ValueError: such data, where people are protected.
+    """
+    if step.privacy_unit != PERSON:
+        return
+    if data.owners is None:
+        raise ValueError(
+            f"data must say whose each example is for privacy_unit={PERSON!r}: give "
+            "owner= where they are loaded, or owners= of ExampleTable.from_records"
+        )
+    if step.people is None:
+        return
+    found = data.people
+    for name, bound in step.people.numbers.items():
+        most = getattr(found, f"most_{name}")
+        if most is not None and most > int(np.asarray(bound)):
+            raise ValueError(
+                f"people.{name} must be at least what anybody in the data has, {most}, "
+                f"got {int(np.asarray(bound))}: bounds that are public are kept before "
+                "training; truncate the data to them, or take larger ones"
+            )
 
 
 def check_features(data: ExampleTable) -> None:
@@ -178,9 +211,12 @@ def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> No
     does not warn while it calibrates; the data tell in every case.
     """
     names = data.level_names
-    if step.privacy_unit not in names:
+    if step.privacy_unit == PERSON:
+        units = 0 if data.owners is None else len(data.owners.names)
+    elif step.privacy_unit in names:
+        units = data.population.num_units(names.index(str(step.privacy_unit)) + 1)
+    else:
         return
-    units = data.population.num_units(names.index(str(step.privacy_unit)) + 1)
     if delta * units >= 1:
         warnings.warn(
             f"delta={delta:g} times {units} protected units is at least 1: publishing "
@@ -198,9 +234,11 @@ def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
     if step.neighboring_relation == "replace_one":
         return True
     names, clip = step.design.level_names, step.clip_unit
-    if clip == STEP or isinstance(step.design, GroupedClasses | IndependentEpisodes):
+    if clip == STEP or not isinstance(step.design, MultistageSampling):
         return True
-    first_private = names.index(str(step.privacy_unit if level is None else level))
+    private = str(step.privacy_unit if level is None else level)
+    # A person's examples are at the last level; the units above are public lists.
+    first_private = names.index(names[-1] if private == PERSON else private)
     if step.neighboring_relation == "zero_out" and epoch_scheme(step.design) is None:
         first_private += 1  # slots are public, their content is not; epochs have none
     return names.index(str(clip)) < first_private

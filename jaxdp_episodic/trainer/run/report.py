@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
@@ -107,6 +108,8 @@ def _without_finer_levels(report: PrivacyReport) -> PrivacyReport:
     Their units have no slots: one that is null would change the rates.
     """
     names = list(report.epsilon_by_level)
+    if report.privacy_unit == PERSON:
+        return report  # the slots are those of the last level
     finer = names[names.index(report.privacy_unit) + 1 :]
     reason = f"only slots of the level {report.privacy_unit!r} were drawn"
     levels = dict(report.epsilon_by_level) | dict.fromkeys(finer, reason)
@@ -189,6 +192,12 @@ def _in_words(
         "replace_one": f"the content of one `{unit}` replaced",
         "zero_out": f"one more of the public slots for a `{unit}` empty, or filled,",
     }[report.neighboring_relation]
+    if unit == PERSON:
+        changed = {
+            "add_remove": "one person, with all of her examples, more or less",
+            "replace_one": "the content of all examples of one person replaced",
+            "zero_out": "all of one person's slots empty, or filled,",
+        }[report.neighboring_relation]
     return [
         f"Whoever sees everything that this run released can hardly tell it from the "
         f"run with {changed} in the training data: the two are "

@@ -105,6 +105,7 @@ class Trainer(RunState):
     ) -> None:
         step = budget.step
         checks.check_population(step, data)
+        checks.check_owners(step, data)
         checks.check_features(data)
         checks.check_targets(learner, data, step)
         self.learner, self.data = learner, data
@@ -122,6 +123,8 @@ class Trainer(RunState):
             population_is_accounted=step.population is not None,
             privacy_unit=step.privacy_unit,
             slots_of=checks.level_of_slots(step),
+            owners=data.owners,
+            among_slots=checks.draws_among_slots(step),
         )
         loss = episode.contribution_loss(learner, self.sampler.slot_shape, shots=shots)
         if start is None:  # else the model sees what the statistics project

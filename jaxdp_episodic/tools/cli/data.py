@@ -74,7 +74,7 @@ class Import:
     """Of Omniglot: keep the alphabets as the top level."""
     owner: Annotated[Name, option("NAME")] = None
     """Whose an example is: a column (Parquet), an array (npz), or of files' names a
-    regular expression with one group; `drawer` for Omniglot's. Default: not known."""
+    regular expression with one group, or "drawer" for Omniglot's; default: unknown."""
     groups: Annotated[_Names, option("NAME ...")] = ()
     """Of Parquet: columns of unit ids, top level first."""
     features: Annotated[_Names, option("NAME ...")] = ()

@@ -18,6 +18,9 @@ from jaxdp_episodic.trainer.data.ids import id_array
 _NOBODY = frozenset(("", "-1", "<na>", "n/a", "na", "nan", "nat", "none", "null"))
 # What holds several ids.
 _SEVERAL = (list, tuple, set, frozenset, dict, np.ndarray)
+DRAWER = "drawer"
+"""Whose a drawing of Omniglot is, by the name of its file: ``0001_12.png`` is 12's."""
+_NAMED = {DRAWER: r"^\d+_(\d+)\."}
 # Of a pattern, which a config from anybody may hold: letters, and repetitions, as the
 # time of a search may grow by a power of the name's length for each.
 _MOST_LETTERS = 100
@@ -184,6 +187,7 @@ def owner_of_name(pattern: str) -> Callable[[str], str | None]:
       pattern: a regular expression with one group, the owner's id, searched for in the
         name of the file. At most 3 repetitions (``*``, ``+``, ``?``, ``{}``), none of
         a group, and at most 100 letters: what anybody writes into a config ends soon.
+        Or "drawer", Omniglot's.
 
     Raises:
       TypeError, ValueError: no such expression.
@@ -192,6 +196,7 @@ def owner_of_name(pattern: str) -> Callable[[str], str | None]:
         raise TypeError(
             f"owner must be a regular expression, got {_validation.shown(pattern)}"
         )
+    pattern = _NAMED.get(pattern, pattern)
     rule = (
         "owner must be a regular expression with one group, such as '^(\\d+)_', of at "
         f"most {_MOST_LETTERS} letters and {_MOST_REPETITIONS} repetitions, none of "

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
 )
+from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.schemes import (
@@ -68,7 +70,8 @@ class StepConfig(Spec):
       sampling: as of `GaussianStep`.
       noise_multiplier: None where it is calibrated.
       clip_unit: as of `GaussianStep`.
-      privacy_unit: as of `GaussianStep`.
+      privacy_unit: as of `GaussianStep`. "person" takes its bounds from the config's
+        ``people``.
       neighboring_relation: as of `GaussianStep`. Under "zero_out" the protected level
         states its ``population``, the number of slots that are drawn, filled or not.
       small_units: as of `GaussianStep`.
@@ -95,23 +98,34 @@ class StepConfig(Spec):
             )
             object.__setattr__(self, "noise_multiplier", noise)
 
-    def step(self, population: Population) -> GaussianStep:
-        """Returns the step on real data; without a noise multiplier, with one of 1."""
+    def step(
+        self, population: Population, people: PersonBounds | None = None
+    ) -> GaussianStep:
+        """Returns the step on real data; without a noise multiplier, with one of 1.
+
+        Args:
+          population: of the data.
+          people: bounds of what one person owns, where people are protected.
+        """
         if self.neighboring_relation == "zero_out":
-            return self._with(None)  # slots, not what fills them
+            return self._with(None, people)  # slots, not what fills them
+        if isinstance(self.sampling, PeopleBlocks):
+            return self._with(None, people)  # its sizes are those within a block
         if self.neighboring_relation != "add_remove":
             is_public = _states_its_sizes(self.sampling)
-            return self._with(None if is_public else population)
+            return self._with(None if is_public else population, people)
         # Sizes below the protected units cost nothing, stated or not: what the config
         # states is enough if the accountant can answer from it.
         try:
-            step = self._with(None)
+            step = self._with(None, people)
             step_epsilon(step, num_steps=1, delta=1e-5)
         except (ValueError, NotImplementedError):
-            return self._with(population)
+            return self._with(population, people)
         return step
 
-    def _with(self, population: Population | None) -> GaussianStep:
+    def _with(
+        self, population: Population | None, people: PersonBounds | None
+    ) -> GaussianStep:
         noise = self.noise_multiplier
         return GaussianStep(
             self.sampling,
@@ -121,6 +135,7 @@ class StepConfig(Spec):
             neighboring_relation=self.neighboring_relation,
             small_units=self.small_units,
             population=population,
+            people=people,
         )
 
 
@@ -292,18 +307,25 @@ class TrainingConfig(Spec):
 
     def _check_people(self) -> None:
         """Refuses bounds of people whom nothing protects, or nobody knows."""
-        if self.people is None:
+        in_blocks = isinstance(self.step.sampling, PeopleBlocks)
+        protects_people = self.step.privacy_unit == PERSON or in_blocks
+        if not protects_people:
+            if self.people is not None:
+                raise ValueError(
+                    f"people is for step.privacy_unit={PERSON!r}, got "
+                    f"{self.step.privacy_unit!r}"
+                )
             return
-        if self.step.privacy_unit != PERSON:
+        if self.people is None and not in_blocks:
             raise ValueError(
-                f"people is for step.privacy_unit={PERSON!r}, got "
-                f"{self.step.privacy_unit!r}"
+                f"people must be given with step.privacy_unit={PERSON!r}: public "
+                "bounds of what one person owns"
             )
         is_known = isinstance(self.data, Stored) or getattr(self.data, "owner", None)
         if not is_known:
             raise ValueError(
-                "data.owner must be given with people: it says whose an example is; "
-                f"got data of type {type(self.data).__name__!r} without"
+                f"data.owner must be given with step.privacy_unit={PERSON!r}: it says "
+                f"whose an example is; got data of type {type(self.data).__name__!r} without"
             )
 
     def _check_statistics_alone(self, kind: str) -> None:

@@ -227,7 +227,8 @@ def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
 
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     """Returns the budget of a config: its steps with the data's sizes, calibrated."""
-    step = config.step.step(data.population)
+    people = None if config.people is None else config.people.bounds
+    step = config.step.step(data.population, people)
     before = ()
     if config.start is not None:
         steps = statistics_steps(

@@ -66,6 +66,8 @@ def test_units_that_lose_all_stay_and_keep_their_names():
     cut = table.take(np.array([0, 3]))
     assert cut.population.children_counts[1].tolist() == [1, 0, 1]
     assert cut.unit_column("class").tolist() == ["a", "c"]
+    with pytest.raises(ValueError, match="ascending"):
+        table.take(np.array([3, 0]))
     assert owned_by(cut) == [1, 3] and cut.owners.names.tolist() == [1, 2, 3]
 
 
@@ -112,6 +114,7 @@ COMPOSED = unicodedata.normalize("NFC", "é")
         ([True, False, True, True], TypeError, "integer or string ids"),
         ([b"a", b"b", b"a", b"a"], TypeError, "integer or string ids"),
         ([1, 2, 3], ValueError, "equally long"),
+        ("user", TypeError, "one id an example, got 'user'"),
     ],
 )
 def test_owners_that_would_merge_or_split_people_are_refused(owners, error, message):

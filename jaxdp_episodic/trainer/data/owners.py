@@ -86,6 +86,10 @@ class Owners:
             like) or with several; ids that differ in blanks at an end or in how
             Unicode composes a letter.
         """
+        if isinstance(ids, str | bytes) or not hasattr(ids, "__iter__"):
+            raise TypeError(
+                f"{name} must be one id an example, got {_validation.shown(ids)}"
+            )
         is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iufU"
         if is_array and ids.ndim == 1:
             values, codes = np.unique(ids, return_inverse=True)

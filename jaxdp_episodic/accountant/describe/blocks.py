@@ -50,11 +50,11 @@ class PeopleBlocks(Spec):
     * *Locality.* An episode takes its examples, and makes all its choices, from its
       block's data and public facts. An example with several owners has all of them in
       its block, or is left out, and goes when any one of them goes.
-    * *With* ``sampling``, which makes the chance to be in an episode smaller than 1:
-      classes and examples are drawn among public slots, filled or not, without a look
-      at what is in them, for each of a block's episodes afresh. Where an episode's
-      choices look at the data (classes with enough drawings in this block), or where
-      two episodes of a block share out classes or examples, leave it out.
+    * *With bounds* (``people=`` of the step), which make the chance to be in an episode
+      smaller than 1: classes and examples are drawn among public slots, filled or not,
+      without a look at what is in them, for each of a block's episodes afresh. Where an
+      episode's choices look at the data (classes with enough drawings in this block),
+      or where two episodes of a block share out classes or examples, give no bounds.
 
     Attributes:
       num_people: length of the public list of people, whole number >= 1.
@@ -64,7 +64,7 @@ class PeopleBlocks(Spec):
       sampling: how an episode draws from its block, a `MultistageSampling` or a scheme;
         its populations are those *within a block*. Bounds of how many classes and
         examples a person has (`PersonBounds`) then say how likely an episode holds
-        her. None: every episode may hold her.
+        her. Without bounds, or without it, every episode may hold her.
       episodes_per_block: whole number >= 1.
 
     Raises:

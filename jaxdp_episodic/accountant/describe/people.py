@@ -122,6 +122,8 @@ def check_people(
     schemes = levels_of_people(sampling)
     needed = BOUNDS[: len(schemes)]
     given = () if people is None else tuple(people.numbers)
+    if isinstance(sampling, PeopleBlocks) and people is None:
+        return  # any episode of her block may hold her
     missing = tuple(name for name in needed if name not in given)
     if missing:
         raise ValueError(

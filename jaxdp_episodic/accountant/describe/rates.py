@@ -335,8 +335,8 @@ def _block_rates(design: PeopleBlocks, used: int) -> PathRates:
     """The levels of `PeopleBlocks`, down to level ``used``."""
     episodes = np.asarray(design.num_possible_episodes, np.int64)[..., None]
     inside = () if design.sampling is None else design.sampling.levels
-    levels = [_level_rates(design.episodes, episodes), *map(_level_rates, inside)]
-    return _joined(levels[:used], None)
+    below = [_level_rates(scheme) for scheme in inside[: used - 1]]
+    return _joined([_level_rates(design.episodes, episodes), *below], None)
 
 
 def _joined(levels: list[_LevelRates], paths: DistinctPaths | None) -> PathRates:

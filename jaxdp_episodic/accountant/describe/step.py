@@ -174,6 +174,8 @@ class GaussianStep(Spec):
         used = len(levels)
         if self.privacy_unit != PERSON:
             used = levels.index(str(self.privacy_unit)) + 1
+        elif isinstance(drawn, PeopleBlocks) and self.people is None:
+            used = 1  # nothing rests on how a block's episode draws
         if isinstance(drawn, IndependentEpisodes):
             return path_rates(drawn.sampling, self.population, used - 1)
         return path_rates(drawn, self.population, used)

@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.describe.designs import (
 from jaxdp_episodic.accountant.describe.mechanisms import TruncatedPoissonRelease
 from jaxdp_episodic.accountant.describe.rates import max_contributions
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -76,6 +77,8 @@ def dominating_pair(step: OneStep) -> PrivacyLoss:
     """
     if not isinstance(step, GaussianStep):
         return pair_of_release(step)
+    if step.privacy_unit == PERSON:
+        raise NotImplementedError("privacy_unit='person' is not accounted yet")
     if isinstance(step.design, IndependentEpisodes):
         return _independent_episodes(step, step.design)
     scheme = epoch_scheme(step.design)

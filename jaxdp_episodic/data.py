@@ -14,12 +14,17 @@ from jaxdp_episodic.trainer.data.folders import (
     load_mini_imagenet,
     load_omniglot,
 )
+from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds, truncated
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
 
 __all__ = [
     "ExampleTable",
+    "Owners",
+    "Truncation",
+    "fitting_bounds",
     "from_huggingface",
     "from_tfds",
     "load_class_folders",
@@ -31,4 +36,5 @@ __all__ = [
     "load_stored",
     "load_table",
     "make_sinusoids",
+    "truncated",
 ]

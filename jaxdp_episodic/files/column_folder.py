@@ -3,6 +3,8 @@
     manifest.json            what every column is: type, shape, bytes, SHA-256
     train/features.npy       (R, ...), rows in the order of the tree of units
     train/targets.npy        (R,) float32, if there are any
+    train/owners.npy         (R,) index of each example's owner, if they are known
+    train/people.npy         ids of the owners
     train/level1.counts.npy  children of each unit of the level above, from the root on
     train/level1.ids.npy     ids of the units of the level, if they have some
 
@@ -41,7 +43,9 @@ PROGRESS = "import.json"  # of an import that is not finished
 _VERSION = 1  # of the manifest
 _MAX_MANIFEST_BYTES = 2**20  # a few hundred for each column
 _SPLIT = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
-_NAME = re.compile(r"features|targets|level[1-9][0-9]?\.(counts|ids)", re.ASCII)
+_NAME = re.compile(
+    r"features|targets|owners|people|level[1-9][0-9]?\.(counts|ids)", re.ASCII
+)
 _SUM = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HASHED_AT_ONCE = 2**22  # bytes, between two calls of on_progress
 

@@ -28,7 +28,16 @@ from jaxdp_episodic.trainer.data.import_sources import (
     parquet_records,
 )
 from jaxdp_episodic.trainer.data.sources import refuse_same_path
-from jaxdp_episodic.trainer.data.stored import HELD_OUT, TRAIN, Progress, Records, store
+from jaxdp_episodic.trainer.data.stored import (
+    HELD_OUT,
+    TRAIN,
+    Progress,
+    Records,
+    load_stored,
+    store,
+    stored_splits,
+)
+from jaxdp_episodic.trainer.data.table import ExampleTable
 
 CLASSES = "class-folders"
 OMNIGLOT = "omniglot"
@@ -63,6 +72,9 @@ class Import:
     """One channel in place of three."""
     alphabets: bool = False
     """Of Omniglot: keep the alphabets as the top level."""
+    owner: Annotated[Name, option("NAME")] = None
+    """Whose an example is: a column (Parquet), an array (npz), or of files' names a
+    regular expression with one group, or "drawer" for Omniglot's; default: unknown."""
     groups: Annotated[_Names, option("NAME ...")] = ()
     """Of Parquet: columns of unit ids, top level first."""
     features: Annotated[_Names, option("NAME ...")] = ()
@@ -104,6 +116,7 @@ class Import:
             ]
             kind = f"{records.dtype} {'x'.join(map(str, records.shape))}"
             lines.append(f"{split:<11}{' / '.join(units)}, {kind} each")
+            lines += _of_people(table)
         if found:
             lines.append(
                 f"found      {found:,} records of an import that was broken off"
@@ -140,7 +153,7 @@ class Import:
 
     def _records(self, layout: str, path: Path, *, is_train: bool = True) -> Records:
         if layout == NPZ:
-            return npz_records(path)
+            return npz_records(path, owner=self.owner)
         if layout == PARQUET:
             return parquet_records(
                 path,
@@ -149,28 +162,31 @@ class Import:
                 images=self.images,
                 target=self.target,
                 public_units=self.public_units if is_train else (),
+                owner=self.owner,
                 shape=self.shape,
                 size=self.size,
                 grey=self.grey,
             )
         if layout == OMNIGLOT:
             size = 28 if self.size is None else self.size
-            return image_records(
-                listed_omniglot(path, size=size, alphabets=self.alphabets)
+            found = listed_omniglot(
+                path, size=size, alphabets=self.alphabets, owner=self.owner
             )
-        size = 84 if self.size is None and layout == MINI_IMAGENET else self.size
-        return image_records(listed_classes(path, size=size, grey=self.grey))
+        else:
+            size = 84 if self.size is None and layout == MINI_IMAGENET else self.size
+            found = listed_classes(path, size=size, grey=self.grey, owner=self.owner)
+        return image_records(found)
 
 
 # The options that a layout has, beside the held-out source.
 _OF_LAYOUT: dict[str, tuple[str, ...]] = {
-    CLASSES: ("held_out", "size", "grey"),
-    OMNIGLOT: ("held_out", "size", "alphabets"),
-    MINI_IMAGENET: ("size",),
-    NPZ: ("held_out",),
+    CLASSES: ("held_out", "size", "grey", "owner"),
+    OMNIGLOT: ("held_out", "size", "alphabets", "owner"),
+    MINI_IMAGENET: ("size", "owner"),
+    NPZ: ("held_out", "owner"),
     PARQUET: (
         *("held_out", "size", "grey", "groups", "features", "images"),
-        *("shape", "target", "public_units"),
+        *("shape", "target", "public_units", "owner"),
     ),
 }
 
@@ -190,7 +206,11 @@ class Check:
                 size = check_sums(
                     self.folder, lambda done, of: progress(done, of, "bytes")
                 )
-            return [f"as it was made: {size:,} bytes"]
+            lines = [f"as it was made: {size:,} bytes"]
+            for split in stored_splits(self.folder):
+                people = _of_people(load_stored(self.folder, split))
+                lines += [f"{split:<11}{line.lstrip()}" for line in people]
+            return lines
 
         return reported(self.folder, checked)
 
@@ -227,6 +247,11 @@ def _recognized(source: Path) -> str:
     first = next(filter(Path.is_dir, inside), source)
     found = (p for p in first.iterdir() if not is_ignored(p.name))
     return OMNIGLOT if any(map(Path.is_dir, found)) else CLASSES
+
+
+def _of_people(table: ExampleTable) -> list[str]:
+    """What is said of the people who own the examples, if these are known."""
+    return [] if table.people is None else [f"{'':<11}{table.people}"]
 
 
 @contextmanager

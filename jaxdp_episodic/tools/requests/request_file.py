@@ -20,7 +20,7 @@ from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.trainer.data.table import check_text_size
+from jaxdp_episodic.trainer.data.ids import check_text_size
 
 _MAX_BYTES = 2**30  # of a table of records; of npz uncompressed
 _RELEASE_NAMES = tuple(kind.__name__ for kind in RELEASES)

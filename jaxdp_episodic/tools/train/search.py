@@ -255,7 +255,7 @@ def search_budget(search: Search, base: Path | None = None) -> SearchBudget:
     Raises:
       ValueError: no run however private keeps the search within its target.
     """
-    data = search.config({}, 1.0).data.load("train", base)
+    data, _ = search.config({}, 1.0).training_data(base)
     settings = search.settings
     if settings.run_epsilon is not None:
         total, is_public = _total(search, settings.run_epsilon, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     RandomAllocation,
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep
-from jaxdp_episodic.trainer.data.table import ExampleTable, unit_labels
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import Episode
 
@@ -54,16 +55,16 @@ class Canaries(NamedTuple):
         if self.substitutes is not None:
             features = self.table.features.copy()
             features[self.rows[out]] = self.substitutes[out]
-            return ExampleTable(features, self.table.targets, self.table.population)
+            return self.table.with_features(features)
         kept = np.ones(self.table.num_examples, bool)
         kept[self.rows[out]] = False
-        table = _table(self.table, np.flatnonzero(kept))
+        table = self.table.take(np.flatnonzero(kept))
         if not self.leaves_null:
             return table
         (_, sizes), names = table.population.children_counts, table.level_names
         sizes = sizes[sizes > 0]
         tree = Population((np.array([len(sizes)]), sizes), names)
-        return ExampleTable(table.features, table.targets, tree)
+        return dataclasses.replace(table, population=tree)
 
 
 def gradient_canaries(
@@ -101,8 +102,7 @@ def gradient_canaries(
     if step.neighboring_relation == "replace_one":
         substitutes = marked[chosen.rows]
         substitutes[:, -1] *= -1
-    table = ExampleTable(marked, table.targets, table.population)
-    return chosen._replace(table=table, substitutes=substitutes)
+    return chosen._replace(table=table.with_features(marked), substitutes=substitutes)
 
 
 def input_canaries(
@@ -131,7 +131,7 @@ def input_canaries(
         mean = targets.mean()
         targets[rows] = mean - 3 * (targets[rows] - mean)
     replaces = step.neighboring_relation == "replace_one"
-    table = ExampleTable(features, targets, table.population)
+    table = table.with_features(features, targets)
     return chosen._replace(table=table, substitutes=before if replaces else None)
 
 
@@ -159,7 +159,7 @@ def _chosen(
     if step.clip_unit in names:  # else it is formed in the draw
         host = min(host, names.index(str(step.clip_unit)))
     host = max(host, 0)
-    unit_of = _units_of_rows(data.population)
+    unit_of = _units_of_rows(data)
     hosts = np.unique(unit_of[host])
     if number > len(hosts):
         raise ValueError(
@@ -170,7 +170,7 @@ def _chosen(
     firsts = [generator.choice(np.flatnonzero(unit_of[host] == h)) for h in hosts]
     if is_example and step.neighboring_relation == "add_remove":
         data, added = _with_copies(data, np.asarray(firsts))
-        unit_of = _units_of_rows(data.population)
+        unit_of = _units_of_rows(data)
         groups = [np.asarray([row]) for row in added]
     else:
         groups = [np.flatnonzero(unit_of[unit] == unit_of[unit][f]) for f in firsts]
@@ -198,11 +198,9 @@ def _is_independent(step: GaussianStep) -> bool:
     return isinstance(scheme, Poisson | RandomAllocation)
 
 
-def _units_of_rows(population: Population) -> list[np.ndarray]:
+def _units_of_rows(data: ExampleTable) -> list[np.ndarray]:
     """For each level, (R,) the index of the unit that each row lies in."""
-    last = population.num_levels
-    tree = Population(population.children_counts, population.level_names)  # no ids
-    return [unit_labels(tree, level, last) for level in range(1, last + 1)]
+    return [data.places(level) for level in range(1, len(data.level_names) + 1)]
 
 
 def _with_copies(
@@ -211,17 +209,8 @@ def _with_copies(
     """The table with a copy of each of these rows behind it, and the copies' rows."""
     times = np.ones(data.num_examples, np.int64)
     times[rows] += 1
-    table = _table(data, np.repeat(np.arange(data.num_examples), times))
+    table = data.take(np.repeat(np.arange(data.num_examples), times))
     return table, np.cumsum(times)[rows] - 1
-
-
-def _table(data: ExampleTable, rows: np.ndarray) -> ExampleTable:
-    """Rows in the order of the tree as a table; units without any stay, empty."""
-    *above, last = data.population.children_counts
-    sizes = np.bincount(data.class_places[rows], minlength=len(last))
-    tree = Population((*above, sizes), data.population.level_names)
-    targets = None if data.targets is None else data.targets[rows]
-    return ExampleTable(data.features[rows], targets, tree)
 
 
 # Entries of the parameters.

@@ -138,8 +138,7 @@ class MarkedStatistics:
         self, make: Callable[[ExampleTable], PrivateStatistics], data: ExampleTable
     ) -> None:
         self.data = data
-        bare = ExampleTable(data.features[:, :-1], data.targets, data.population)
-        self._inner = make(bare)
+        self._inner = make(data.with_features(data.features[:, :-1]))
         self.dimensions = self._inner.dimensions + 1
         self._made: tuple[Any, ExampleTable] | None = None
 
@@ -151,7 +150,7 @@ class MarkedStatistics:
         seen = self._inner.table(state)
         if self._made is None or self._made[0] is not seen:
             rows = np.concatenate([seen.features, self.data.features[:, -1:]], axis=1)
-            self._made = seen, ExampleTable(rows, seen.targets, seen.population)
+            self._made = seen, seen.with_features(rows)
         return self._made[1]
 
 

@@ -200,7 +200,7 @@ def _without_start(training: Training) -> Training:
     size = training.start(data).dimensions
     features = np.zeros((data.num_examples, size), np.float32)
     features[:, 0] = 1.0
-    table = ExampleTable(features, data.targets, data.population)
+    table = data.with_features(features)
     budget = dataclasses.replace(training.budget, before=())
     return dataclasses.replace(training, data=table, budget=budget, start=None)
 

@@ -14,7 +14,11 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.accountant.describe.schemes import Scheme, WithoutReplacement
+from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
+    Scheme,
+    WithoutReplacement,
+)
 from jaxdp_episodic.accountant.describe.spec import (
     Spec,
     check_flags,
@@ -33,9 +37,13 @@ from jaxdp_episodic.trainer.config.training_parts import (
     LearnerConfig,
     ModelConfig,
     OptimizerConfig,
+    PeopleConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import StartConfig
-from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource
+from jaxdp_episodic.trainer.data.people import Truncation, truncated
+from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource, Stored
+from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.data.table import ExampleTable
 
 DISCRETE = "discrete"
 GAUSSIAN = "gaussian"
@@ -181,6 +189,8 @@ class TrainingConfig(Spec):
       delta: the target, in (0, 1).
       num_steps: steps of the run; the noise is calibrated for them. None: the run takes
         as many as the step's own noise permits.
+      people: bounds of what one person owns, where people are protected; None: there
+        are none.
       learner: what an episode teaches, and how.
       model: the network; none with private statistics alone, like the next two.
       features: fixed features in place of the examples' own.
@@ -198,6 +208,7 @@ class TrainingConfig(Spec):
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "data": SOURCES,
         "step": (StepConfig,),
+        "people": (PeopleConfig,),
         "learner": (LearnerConfig,),
         "model": (ModelConfig,),
         "features": (FeaturesConfig,),
@@ -214,6 +225,7 @@ class TrainingConfig(Spec):
     model: ModelConfig | None = None
     l2_clip_norm: float | None = None
     start: StartConfig | None = None
+    people: PeopleConfig | None = None
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     num_steps: int | None = None
@@ -239,6 +251,7 @@ class TrainingConfig(Spec):
         if not _validation.single("epsilon", target) > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon!r}")
         self._check_parts()
+        self._check_people()
         kind = self.learner.kind
         ways = None if self.evaluation is None else self.evaluation.ways
         if ways is not None and kind not in ("protonet", PLDA):
@@ -259,6 +272,39 @@ class TrainingConfig(Spec):
         if self.start is None:
             return ()
         return self.start.shares(self.learner.kind in CLOSED_FORM)
+
+    def training_data(
+        self, base: Path | None = None
+    ) -> tuple[ExampleTable, Truncation | None]:
+        """Returns what is trained on, and what bounding people has left out of it.
+
+        Args:
+          base: folder that paths are relative to.
+
+        Raises:
+          OSError, TypeError, ValueError: data that cannot be read, as of the loaders;
+            people beyond their bounds, or not known.
+        """
+        data = self.data.load(TRAIN, base)
+        if self.people is None:
+            return data, None
+        return truncated(data, self.people.bounds, truncate=self.people.truncate)
+
+    def _check_people(self) -> None:
+        """Refuses bounds of people whom nothing protects, or nobody knows."""
+        if self.people is None:
+            return
+        if self.step.privacy_unit != PERSON:
+            raise ValueError(
+                f"people is for step.privacy_unit={PERSON!r}, got "
+                f"{self.step.privacy_unit!r}"
+            )
+        is_known = isinstance(self.data, Stored) or getattr(self.data, "owner", None)
+        if not is_known:
+            raise ValueError(
+                "data.owner must be given with people: it says whose an example is; "
+                f"got data of type {type(self.data).__name__!r} without"
+            )
 
     def _check_statistics_alone(self, kind: str) -> None:
         """Refuses what a run of private statistics has no use for."""
@@ -296,7 +342,7 @@ class TrainingConfig(Spec):
         """Refuses a part of the run that is none of its specs, such as a list."""
         for name, classes in self.nested_specs.items():
             part = getattr(self, name)
-            if part is None and name in ("evaluation", "start", "model"):
+            if part is None and name in ("evaluation", "start", "model", "people"):
                 continue
             if not isinstance(part, classes):
                 names = " or ".join(cls.__name__ for cls in classes)

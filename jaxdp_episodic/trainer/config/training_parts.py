@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.spec import (
     Spec,
     check_flags,
@@ -49,6 +50,35 @@ _LARGEST_SEED = 2**31 - 1  # of NNX
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _SCHEDULES = ("constant", "cosine")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PeopleConfig(Spec):
+    """Public bounds of what one person owns, and what becomes of more.
+
+    Attributes:
+      examples: as of `PersonBounds`, like the next two.
+      classes: of a person.
+      tasks: of a person.
+      truncate: leave out what people own beyond the bounds; false: it is an error.
+    """
+
+    examples: int | None = None
+    classes: int | None = None
+    tasks: int | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        check_flags(self, "truncate")
+        for name in BOUNDS:
+            if getattr(self, name) is not None:
+                set_whole_numbers(self, name)
+        _ = self.bounds  # refuses none at all
+
+    @property
+    def bounds(self) -> PersonBounds:
+        """The bounds, for a step and for `truncated`."""
+        return PersonBounds(**{name: getattr(self, name) for name in BOUNDS})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

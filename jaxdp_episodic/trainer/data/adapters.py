@@ -6,12 +6,14 @@ Neither is imported: the caller has the data set in hand already.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.trainer.data.table import MAX_BYTES, ExampleTable
+from jaxdp_episodic.trainer.data.ids import MAX_BYTES
+from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import scaled_images
 
 
@@ -21,6 +23,7 @@ def from_huggingface(
     features: str,
     label: str,
     target: str | None = None,
+    owner: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns the table of a Hugging Face data set, read to the end.
@@ -30,6 +33,7 @@ def from_huggingface(
       features: name of the column of inputs: images, or numbers of one shape.
       label: name of the column of class ids; named ones go by their name.
       target: name of the column of numbers to predict; None: the class.
+      owner: name of the column of owners, ids of people; None: not known.
       max_bytes: most bytes of all inputs.
 
     Returns:
@@ -38,13 +42,14 @@ def from_huggingface(
     Raises:
       TypeError: several splits at once, or values that are no numbers.
       ValueError: an unknown column, no record, too much data, a class id without a
-        name (-1: not known), or inputs of different shapes.
+        name (-1: not known), inputs of different shapes, or a record without one owner.
     """
     if isinstance(dataset, Mapping):
         raise TypeError(f"dataset must be one split, got all of {list(dataset)}")
     kinds = getattr(dataset, "features", None) or {}
     names = getattr(kinds.get(label), "names", None)
-    return _from_rows(dataset, features, label, target, names, max_bytes)
+    keys = _Keys(features, label, target, owner)
+    return _from_rows(dataset, keys, names, max_bytes)
 
 
 def from_tfds(
@@ -53,6 +58,7 @@ def from_tfds(
     features: str = "image",
     label: str = "label",
     target: str | None = None,
+    owner: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns the table of a TFDS data set, read to the end.
@@ -63,6 +69,7 @@ def from_tfds(
       features: key of the inputs.
       label: key of the class ids.
       target: key of the numbers to predict; None: the class.
+      owner: key of the owners, ids of people; None: not known.
       max_bytes: most bytes of all inputs.
 
     Returns:
@@ -70,33 +77,38 @@ def from_tfds(
 
     Raises:
       TypeError: records that are no dictionaries, or values that are no numbers.
-      ValueError: an unknown key, no record, too much data, or inputs of different
-        shapes.
+      ValueError: an unknown key, no record, too much data, inputs of different
+        shapes, or a record without one owner.
     """
     read = getattr(dataset, "as_numpy_iterator", None)
-    return _from_rows(
-        dataset if read is None else read(), features, label, target, None, max_bytes
-    )
+    keys = _Keys(features, label, target, owner)
+    return _from_rows(dataset if read is None else read(), keys, None, max_bytes)
+
+
+class _Keys(NamedTuple):
+    """What a record has, by the names of the loaders' arguments."""
+
+    features: str
+    label: str
+    target: str | None
+    owner: str | None
 
 
 def _from_rows(
-    rows: Iterable[Any],
-    features: str,
-    label: str,
-    target: str | None,
-    names: list[str] | None,
-    max_bytes: int,
+    rows: Iterable[Any], keys: _Keys, names: list[str] | None, max_bytes: int
 ) -> ExampleTable:
     """The table of dictionaries."""
+    features, label, target, owner = keys
     inputs: list[np.ndarray] = []
+    owners: list[Any] = []
     labels: list[Any] = []
     targets: list[float] = []
     total = 0
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise TypeError(f"records must be dictionaries, got {type(row).__name__}")
-        for key in (features, label, *([] if target is None else [target])):
-            if key not in row:
+        for key in keys:
+            if key is not None and key not in row:
                 raise ValueError(f"records must have {key!r}, have {list(row)}")
         inputs.append(_numbers(row[features], features, number))
         if inputs[-1].shape != inputs[0].shape:
@@ -105,6 +117,8 @@ def _from_rows(
                 f"{number} and {inputs[0].shape} in record 0; resize them first"
             )
         labels.append(_id(row[label], names, number))
+        if owner is not None:
+            owners.append(_id(row[owner], None, number))
         if target is not None:
             value = _numbers(row[target], target, number)
             if value.size != 1:
@@ -125,6 +139,7 @@ def _from_rows(
         values,
         None if target is None else np.array(targets),
         units={"class": labels},
+        owners=None if owner is None else Owners.from_ids(owners, name=repr(owner)),
     )
 
 
@@ -151,7 +166,7 @@ def _id(value: Any, names: list[str] | None, number: int) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             raise ValueError(
-                f"class ids must be UTF-8, got {value[:60]!r} in record {number}"
+                f"ids must be UTF-8, got {value[:60]!r} in record {number}"
             ) from None
     if names is None:
         return value

@@ -9,6 +9,7 @@ come from the extra ``[data]``.
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 SPLITS = ("train", "validation", "test")
+TYPEFACE = "typeface"  # whose the glyphs can be
 # Classes of each split, in the order of a hash of their syllable.
 _GLYPHS = {"train": 1_800, "validation": 200, "test": 350}
 _SMALL_GLYPHS = {"train": 40, "validation": 8, "test": 16}
@@ -37,35 +40,42 @@ _MOST_POINTS = 10**7  # of sinusoids, which an untrusted config may ask for
 
 
 def load_glyphs(
-    split: str = "train", *, size: int = 28, small: bool = False
+    split: str = "train",
+    *,
+    size: int = 28,
+    small: bool = False,
+    owner: str | None = None,
 ) -> ExampleTable:
     """Returns the glyphs of a split; levels "class" and "example".
 
     The split is fixed: classes in the order of a hash of their syllable; 1,800 train,
-    200 validation, 350 test.
+    200 validation, 350 test. Of 41 typefaces a class has those 20 that differ most.
 
     Args:
       split: "train", "validation", "test" or "all".
       size: side of the images: 28, or 14 (means of 2 x 2 pixels).
       small: 64 classes at 14 x 14 in place of all, for tests: 40 / 8 / 16.
+      owner: "typeface": as if each typeface were a person; None: nobody's.
 
     Returns:
       Features (R, size, size, 1) float32 in [0, 1], ink 1.
 
     Raises:
-      ValueError: an unknown split or size.
+      ValueError: an unknown split, size or owner.
     """
     _validation.choice("split", split, (*SPLITS, "all"))
     if size not in ((14,) if small else (14, 28)):
         allowed = "14 with small=True" if small else "14 or 28"
         raise ValueError(f"size must be {allowed}, got {size!r}")
+    if owner is not None:
+        _validation.choice("owner", owner, (TYPEFACE,))
     name = "glyphs_small.npz" if small else "glyphs.npz"
     with np.load(Path(__file__).with_name(name), allow_pickle=False) as stored:
         bits, side = stored["bits"], int(stored["side"])
-        names = stored["syllables"]
+        names, faces = stored["syllables"], stored["typefaces"]
     if split != "all":
         chosen = _in_split(names, split, _SMALL_GLYPHS if small else _GLYPHS)
-        bits, names = bits[chosen], names[chosen]
+        bits, names, faces = bits[chosen], names[chosen], faces[chosen]
     images = np.unpackbits(bits, axis=-1, count=side * side)
     images = images.reshape(*bits.shape[:2], side, side)
     block = side // size
@@ -76,7 +86,14 @@ def load_glyphs(
     return ExampleTable.from_records(
         images.reshape(-1, size, size, 1),
         units={"class": np.repeat(names, images.shape[1])},
+        owners=None if owner is None else Owners(faces.reshape(-1), _typefaces()),
     )
+
+
+def _typefaces() -> np.ndarray:
+    """Names of all typefaces, in the order of their numbers."""
+    text = Path(__file__).with_name("glyphs.toml").read_text(encoding="utf-8")
+    return np.array([face["name"] for face in tomllib.loads(text)["typefaces"]])
 
 
 def _in_split(names: np.ndarray, split: str, sizes: dict[str, int]) -> np.ndarray:

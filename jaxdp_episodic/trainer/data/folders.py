@@ -12,7 +12,9 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.optional import require
-from jaxdp_episodic.trainer.data.table import MAX_BYTES, ExampleTable
+from jaxdp_episodic.trainer.data.ids import MAX_BYTES
+from jaxdp_episodic.trainer.data.owners import Owners, owner_of_name
+from jaxdp_episodic.trainer.data.table import ExampleTable
 
 _MAX_PIXELS = 2**26  # of one image, before it is resized: 200 MB decoded
 
@@ -27,6 +29,7 @@ _LITTER = ("__macosx", "desktop.ini", "thumbs.db")
 FOLDER_OF_SPLIT = {"train": "train", "validation": "val", "test": "test"}
 
 Entry = tuple[str, Path]  # a unit's id, and its folder or file
+Owner = str | Callable[[str], Any]  # of an image, by its path: see `load_class_folders`
 
 
 def load_class_folders(
@@ -34,6 +37,7 @@ def load_class_folders(
     *,
     size: int | None = None,
     grey: bool = False,
+    owner: Owner | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns the table of a folder that has one folder of images a class.
@@ -50,6 +54,9 @@ def load_class_folders(
       path: the folder; those in it are the classes, their names the ids.
       size: side to which images are brought, whatever their shape; None: all are alike.
       grey: one channel in place of three.
+      owner: whose an image is: a regular expression with one group, searched for in
+        the file's name (`owner_of_name`), or a function from "class/file" to an id;
+        None: not known.
       max_bytes: most bytes that the features may take.
 
     Returns:
@@ -60,9 +67,10 @@ def load_class_folders(
       ImportError: without the extra ``[data]``.
       FileNotFoundError, NotADirectoryError: no such folder.
       ValueError: a link, a file that is no readable image or an animation, images of
-        different shapes, or too many; the message has the path.
+        different shapes, too many, or one without an owner; the message has the path.
     """
-    return _loaded(listed_classes(Path(path), size=size, grey=grey), max_bytes)
+    found = listed_classes(Path(path), size=size, grey=grey, owner=owner)
+    return _loaded(found, max_bytes)
 
 
 def load_omniglot(
@@ -70,6 +78,7 @@ def load_omniglot(
     *,
     size: int = 28,
     alphabets: bool = False,
+    owner: Owner | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns the table of ``alphabet/character/CCCC_DD.png``; ink is 1.
@@ -78,6 +87,8 @@ def load_omniglot(
       path: the folder of the alphabets, such as ``images_background``.
       size: side to which images are brought.
       alphabets: keep the alphabets as the top level.
+      owner: "drawer", who DD is; or as of `load_class_folders`, the function's argument
+        "alphabet/character/file".
       max_bytes: most bytes that the features may take.
 
     Returns:
@@ -87,7 +98,7 @@ def load_omniglot(
     Raises:
       As `load_class_folders`; ValueError too for an alphabet without characters.
     """
-    found = listed_omniglot(Path(path), size=size, alphabets=alphabets)
+    found = listed_omniglot(Path(path), size=size, alphabets=alphabets, owner=owner)
     return _loaded(found, max_bytes)
 
 
@@ -96,6 +107,7 @@ def load_mini_imagenet(
     split: str = "train",
     *,
     size: int = 84,
+    owner: Owner | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns one split of ``train|val|test/<class>/*.jpg``.
@@ -104,6 +116,7 @@ def load_mini_imagenet(
       path: the folder that holds the three.
       split: "train", "validation" (the folder ``val``) or "test".
       size: side to which images are brought.
+      owner: as of `load_class_folders`.
       max_bytes: most bytes that the features may take.
 
     Returns:
@@ -113,7 +126,8 @@ def load_mini_imagenet(
       As `load_class_folders`.
     """
     folder = FOLDER_OF_SPLIT[_validation.choice("split", split, FOLDER_OF_SPLIT)]
-    return load_class_folders(Path(path) / folder, size=size, max_bytes=max_bytes)
+    path = Path(path) / folder
+    return load_class_folders(path, size=size, owner=owner, max_bytes=max_bytes)
 
 
 class Images(NamedTuple):
@@ -126,6 +140,7 @@ class Images(NamedTuple):
       size: side to which images are brought; None: they are all alike.
       grey: one channel in place of three.
       invert: ink, not paper, is 1.
+      owners: whose they are; None: not known.
     """
 
     paths: list[Path]
@@ -134,11 +149,15 @@ class Images(NamedTuple):
     size: int | None
     grey: bool
     invert: bool
+    owners: Owners | None = None
 
     def table(self, features: Any) -> ExampleTable:
         """Returns the table of what there is for each image."""
         return ExampleTable.from_records(
-            features, units=self.units, public_units=self.public_units
+            features,
+            units=self.units,
+            public_units=self.public_units,
+            owners=self.owners,
         )
 
     def pixels_of(self, path: Path) -> np.ndarray:
@@ -147,13 +166,19 @@ class Images(NamedTuple):
 
 
 def listed_classes(
-    path: Path, *, size: int | None = None, grey: bool = False
+    path: Path,
+    *,
+    size: int | None = None,
+    grey: bool = False,
+    owner: Owner | None = None,
 ) -> Images:
     """Returns the images of `load_class_folders`."""
-    return _images(_folders(path), None, size, grey, False)
+    return _images(_folders(path), None, size, grey, False, owner)
 
 
-def listed_omniglot(path: Path, *, size: int = 28, alphabets: bool = False) -> Images:
+def listed_omniglot(
+    path: Path, *, size: int = 28, alphabets: bool = False, owner: Owner | None = None
+) -> Images:
     """Returns the images of `load_omniglot`."""
     classes: list[Entry] = []
     parents: list[str] = []
@@ -166,7 +191,7 @@ def listed_omniglot(path: Path, *, size: int = 28, alphabets: bool = False) -> I
             )
         classes += [(f"{alphabet}/{name}", inside) for name, inside in characters]
         parents += [alphabet] * len(characters)
-    return _images(classes, parents if alphabets else None, size, True, True)
+    return _images(classes, parents if alphabets else None, size, True, True, owner)
 
 
 def _images(
@@ -175,6 +200,7 @@ def _images(
     size: int | None,
     grey: bool,
     invert: bool,
+    owner: Owner | None,
 ) -> Images:
     """All images of the classes."""
     if size is not None:
@@ -188,6 +214,7 @@ def _images(
     counts = [len(inside) for inside in files]
     names = [name for name, _ in classes]
     units = {"class": np.repeat(names, counts)}
+    owners = _owners(paths, units["class"], owner)
     if above is not None:
         if 0 in counts:
             raise NotImplementedError(
@@ -195,7 +222,21 @@ def _images(
                 "classes without a level above them"
             )
         units = {"alphabet": np.repeat(above, counts), **units}
-    return Images(paths, units, names if above is None else None, size, grey, invert)
+    public = names if above is None else None
+    return Images(paths, units, public, size, grey, invert, owners)
+
+
+def _owners(
+    paths: Sequence[Path], classes: np.ndarray, owner: Owner | None
+) -> Owners | None:
+    """Whose images are, by their paths below the folder of all."""
+    if owner is None:
+        return None
+    owner_of = owner if callable(owner) else owner_of_name(owner)
+    below = map("/".join, zip(classes.tolist(), (p.name for p in paths), strict=True))
+    return Owners.from_ids(
+        [owner_of(path) for path in below], where=lambda place: str(paths[place])
+    )
 
 
 def _folders(path: Path) -> list[Entry]:

@@ -28,6 +28,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import (
     arranged,
     ids_of,
+    owners_of,
     parquet_columns,
     scaled_images,
 )
@@ -59,7 +60,7 @@ def image_records(found: Images) -> Records:
     return Records(numbers, _BYTE, first.shape, encoding, batches, digest.hexdigest())
 
 
-def npz_records(path: Path) -> Records:
+def npz_records(path: Path, *, owner: str | None = None) -> Records:
     """Returns the records of an npz file; see `load_npz`.
 
     Raises:
@@ -77,7 +78,7 @@ def npz_records(path: Path) -> Records:
         arrays[name] = rows.reshape(*rows.shape, *(1,) * (len(shape) - axes))
     if len(given) == 1:  # row numbers are no pixels, whatever the array holds
         arrays["features"] = arrays.pop(given[0])
-    numbers = arranged(arrays, path)
+    numbers = arranged(arrays, path, owner=owner)
     shape, kind = headers[given[0]]
     empty = np.empty((0, *shape[axes:]), kind)
     is_images = given[0] == "images"
@@ -105,6 +106,7 @@ def parquet_records(
     images: str | None = None,
     target: str | None = None,
     public_units: Sequence[str] = (),
+    owner: str | None = None,
     shape: Sequence[int] = (),
     size: int | None = None,
     grey: bool = False,
@@ -119,6 +121,7 @@ def parquet_records(
         lists of as many numbers, of 8 bits where they are pixels.
       target: column of numbers; None: the last group is the class.
       public_units: public list of ids of the only group.
+      owner: column of owners, ids of people; None: not known.
       shape: of an image that is a list.
       size: side to which image files are brought; None: they are all alike.
       grey: one channel in place of three, of image files.
@@ -132,7 +135,7 @@ def parquet_records(
             "a Parquet file needs the names of columns of features, or of one of "
             f"images, got features={list(features)} and images={images!r}"
         )
-    columns = [*groups, *([] if target is None else [target])]
+    columns = [*groups, *(name for name in (target, owner) if name is not None)]
     if not groups or len(set([*columns, *features])) < len(columns) + len(features):
         raise ValueError(f"groups must be columns, each used once, got {list(groups)}")
     found = parquet_columns(path, columns)
@@ -148,7 +151,11 @@ def parquet_records(
         parts = parquet_numbers(path, [target], rows=_BATCH_ROWS)
         targets = np.concatenate(list(parts))[:, 0]
     numbers = ExampleTable.from_records(
-        np.arange(number), targets, units=units, public_units=public
+        np.arange(number),
+        targets,
+        units=units,
+        public_units=public,
+        owners=None if owner is None else owners_of(found[owner], owner, path),
     )
     item, dtype, encoding, batches = (
         _number_columns(path, features)

@@ -17,6 +17,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.trainer.data.built_in import (
     SPLITS,
+    TYPEFACE,
     load_glyphs,
     load_schools,
     make_sinusoids,
@@ -26,9 +27,13 @@ from jaxdp_episodic.trainer.data.folders import (
     load_mini_imagenet,
     load_omniglot,
 )
+from jaxdp_episodic.trainer.data.owners import owner_of_name
 from jaxdp_episodic.trainer.data.stored import TRAIN, load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
+
+FileOwner = str  # a regular expression, or a name for one: see `owner_of_name`
+GlyphOwner = str  # what `load_glyphs` takes
 
 
 class _Source(Spec):
@@ -48,10 +53,11 @@ class Glyphs(_Source):
 
     size: int = 14
     small: bool = False
+    owner: GlyphOwner | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        return load_glyphs(split, size=self.size, small=self.small)
+        return load_glyphs(split, size=self.size, small=self.small, owner=self.owner)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,14 +92,16 @@ class Npz(_Source):
     Attributes:
       path: file of the training data.
       held_out: file of the held-out data; every other split is this one.
+      owner: name of the array of owners; None: not known.
     """
 
     path: str
     held_out: str | None = None
+    owner: str | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        return load_npz(_path(self, split, base))
+        return load_npz(_path(self, split, base), owner=self.owner)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -105,17 +113,21 @@ class ClassFolders(_Source):
       held_out: folder of the held-out classes.
       size: side to which images are brought; None: they must all be alike.
       grey: convert to grey.
+      owner: how a file's name says whose it is; None: not known.
     """
 
     path: str
     held_out: str | None = None
     size: int | None = None
     grey: bool = False
+    owner: FileOwner | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
         path = _path(self, split, base)
-        return load_class_folders(path, size=self.size, grey=self.grey)
+        return load_class_folders(
+            path, size=self.size, grey=self.grey, owner=self.owner
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -127,17 +139,21 @@ class Omniglot(_Source):
       held_out: folder of the held-out ones, ``images_evaluation``.
       size: side to which images are brought.
       alphabets: keep the alphabets as the top level.
+      owner: "drawer", or as of `ClassFolders`; None: not known.
     """
 
     path: str
     held_out: str | None = None
     size: int = 28
     alphabets: bool = False
+    owner: FileOwner | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
         path = _path(self, split, base)
-        return load_omniglot(path, size=self.size, alphabets=self.alphabets)
+        return load_omniglot(
+            path, size=self.size, alphabets=self.alphabets, owner=self.owner
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -146,10 +162,12 @@ class MiniImageNet(_Source):
 
     path: str
     size: int = 84
+    owner: FileOwner | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split; "validation" is the folder ``val``."""
-        return load_mini_imagenet((base or Path()) / self.path, split, size=self.size)
+        path = (base or Path()) / self.path
+        return load_mini_imagenet(path, split, size=self.size, owner=self.owner)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -164,6 +182,7 @@ class Table(_Source):
       held_out: file of the held-out records.
       public_units: public list of ids of the only group of the training data; those
         without a record are empty units. None: every unit has one.
+      owner: column of owners; None: not known.
     """
 
     path: str
@@ -172,6 +191,7 @@ class Table(_Source):
     target: str | None = None
     held_out: str | None = None
     public_units: tuple[str | int, ...] | None = None
+    owner: str | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
@@ -181,6 +201,7 @@ class Table(_Source):
             features=self.features,
             target=self.target,
             public_units=self.public_units if split == TRAIN else None,
+            owner=self.owner,
         )
 
 
@@ -189,7 +210,8 @@ class Stored(_Source):
     """A folder made by `jaxdp-episodic data import`, which stays on the disk.
 
     Attributes:
-      path: the folder; its splits are those that were imported. See `load_stored`.
+      path: the folder; its splits, and whose the examples are, are as imported. See
+        `load_stored`.
     """
 
     path: str
@@ -270,8 +292,19 @@ def _ids(name: str, value: Any) -> tuple[Any, ...]:
     return _names(name, value, kinds=(str, int))
 
 
+def _file_owner(name: str, value: Any) -> str:
+    owner_of_name(_text(name, value))
+    return value
+
+
+def _glyph_owner(name: str, value: Any) -> str:
+    return _validation.choice(name, value, (TYPEFACE,))
+
+
 # By how a field is declared, apart from None.
 _CHECKS = {
+    "FileOwner": _file_owner,
+    "GlyphOwner": _glyph_owner,
     "bool": _validation.flag,
     "int": _validation.whole_number,
     "str": _text,

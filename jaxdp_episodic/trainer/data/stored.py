@@ -25,6 +25,7 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.files.atomic import LOCK, locked, write_atomically
 from jaxdp_episodic.files.column_folder import (
     PROGRESS,
+    StoredColumn,
     create_column,
     is_complete,
     open_split,
@@ -33,6 +34,7 @@ from jaxdp_episodic.files.column_folder import (
     write_manifest,
 )
 from jaxdp_episodic.files.json_file import parse_json
+from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
@@ -102,6 +104,7 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
     columns = dict(found.columns)
     features = StoredFeatures(columns.pop("features"), found.encoding)
     targets = columns.pop("targets", None)
+    owners = _owners(folder, columns.pop("owners", None), columns.pop("people", None))
     names = [f"level{j}" for j in range(1, len(columns) + 1)]
     counts, ids = (
         tuple(whole(columns[name + part]) for name in names if name + part in columns)
@@ -111,7 +114,34 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
     if values is not None:
         if values.dtype != np.float32 or not np.isfinite(values).all():
             raise ValueError(f"targets in {folder} must be finite float32")
-    return ExampleTable(features, values, Population(counts, found.level_names, ids))
+    tree = Population(counts, found.level_names, ids)
+    return ExampleTable(features, values, tree, owners)
+
+
+def _owners(
+    folder: Path, codes: StoredColumn | None, names: StoredColumn | None
+) -> Owners | None:
+    """Whose the examples are, if the folder says so."""
+    if codes is None and names is None:
+        return None
+    if codes is None or names is None:
+        raise ValueError(f"{folder} must have owners and people, has one of the two")
+    try:
+        return Owners(whole(codes), whole(names))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{folder}: {error}") from None
+
+
+def stored_splits(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the splits that a folder has; errors as `load_stored`."""
+    found: list[str] = []
+
+    def chosen(splits: list[str]) -> str:
+        found.extend(splits)
+        return splits[0]
+
+    open_split(folder, chosen)
+    return tuple(found)
 
 
 def store(
@@ -272,5 +302,7 @@ def _write_tree(folder: Path, table: ExampleTable) -> None:
     columns |= {f"level{j}.ids": i for j, i in enumerate(tree.unit_ids or (), 1)}
     if table.targets is not None:
         columns["targets"] = table.targets
+    if table.owners is not None:
+        columns |= {"owners": table.owners.codes, "people": table.owners.names}
     for name, values in columns.items():
         write_column(folder / f"{name}.npy", values)

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.trainer.data.ids import id_array
+from jaxdp_episodic.trainer.data.owners import Owners, PeopleStatistics
 from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
-
-# Of all that one file from outside makes in memory, uncompressed, unless a call says
-# otherwise: inputs of a table, or the ids of one level.
-MAX_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +27,13 @@ class ExampleTable:
       features: (R, ...) float32 or integers, finite; in memory, or on the disk.
       targets: (R,) float32, or None where the class is the target.
       population: the tree; its last level are the R examples.
+      owners: whose they are, one person each; None: not known.
     """
 
     features: np.ndarray | StoredFeatures
     targets: np.ndarray | None
     population: Population
+    owners: Owners | None = None
 
     def __post_init__(self) -> None:
         number = self.population.num_units(self.population.num_levels)
@@ -45,6 +45,10 @@ class ExampleTable:
         if self.targets is not None and self.targets.shape != (number,):
             raise ValueError(
                 f"targets must have shape ({number},), got {self.targets.shape}"
+            )
+        if self.owners is not None and len(self.owners) != number:
+            raise ValueError(
+                f"owners must be those of the {number} examples, got {len(self.owners)}"
             )
         if isinstance(self.features, np.ndarray):
             self.features.setflags(write=False)
@@ -60,6 +64,7 @@ class ExampleTable:
         units: Mapping[str, Any],
         example_level: str = "example",
         public_units: Sequence[Any] | None = None,
+        owners: Any = None,
     ) -> ExampleTable:
         """Returns the table of records, put into the order of the tree.
 
@@ -71,11 +76,14 @@ class ExampleTable:
           example_level: name of that level.
           public_units: the public list of ids of the only level in ``units``; those
             without a record become empty units. None: all units have records.
+          owners: (R,) ids of people, see `Owners.from_ids`, or `Owners`; None: whose
+            the records are is not known.
 
         Raises:
           TypeError: features or targets that are no numbers, ids of another type.
           ValueError: lengths that differ, a value that is not finite, a record of a
-            unit that is not on the list, an id under two parents.
+            unit that is not on the list, an id under two parents, a record without an
+            owner, or with several, where owners are given.
         """
         inputs = _numbers("features", features)
         values = None if targets is None else _numbers("targets", targets)
@@ -91,6 +99,10 @@ class ExampleTable:
         lengths["features"] = len(inputs)
         if values is not None:
             lengths["targets"] = len(values)
+        if owners is not None:
+            if not isinstance(owners, Owners):
+                owners = Owners.from_ids(owners)
+            lengths["owners"] = len(owners)
         if len(set(lengths.values())) > 1 or not len(inputs):
             raise ValueError(
                 f"all columns must be equally long and not empty, got {lengths}"
@@ -106,7 +118,8 @@ class ExampleTable:
             tree = _with_empty_units(tree, public_units)
         if values is not None:
             values = values[order].astype(np.float32)
-        return cls(inputs[order], values, tree)
+        owned = None if owners is None else owners.take(order)
+        return cls(inputs[order], values, tree, owned)
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -120,7 +133,7 @@ class ExampleTable:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything: values, shapes, types, units and level names.
+        """SHA-256 of everything: values, shapes, types, units, level names, owners.
 
         Of features on the disk it takes the checksum that their manifest has.
         """
@@ -129,6 +142,8 @@ class ExampleTable:
         if self.targets is not None:
             arrays.append(self.targets)
         arrays += [ids.astype(str) for ids in self.population.unit_ids or ()]
+        if self.owners is not None:
+            arrays += [self.owners.codes, self.owners.names]
         for array in arrays:
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             is_stored = isinstance(array, StoredFeatures)
@@ -141,6 +156,47 @@ class ExampleTable:
         """(R,) int64: index of the unit above each example, among all such units."""
         sizes = self.population.children_counts[-1]
         return np.repeat(np.arange(len(sizes)), sizes)
+
+    def with_features(self, features: Any, targets: Any = None) -> ExampleTable:
+        """Returns the table with other features, and perhaps targets, of the same."""
+        targets = self.targets if targets is None else targets
+        return ExampleTable(features, targets, self.population, self.owners)
+
+    def take(self, rows: np.ndarray) -> ExampleTable:
+        """Returns the table of some examples; units that lose all of theirs stay.
+
+        Args:
+          rows: (n,) integers in [0, R), in ascending order; one may be there twice.
+        """
+        tree = self.population
+        *above, last = tree.children_counts
+        sizes = np.bincount(self.class_places[rows], minlength=len(last))
+        ids = None if tree.unit_ids is None else tree.unit_ids[: len(above)]
+        return ExampleTable(
+            self.features[rows],
+            None if self.targets is None else self.targets[rows],
+            Population((*above, sizes), tree.level_names, ids),
+            None if self.owners is None else self.owners.take(rows),
+        )
+
+    @functools.cached_property
+    def people(self) -> PeopleStatistics | None:
+        """How many own examples, and of how many classes; None without owners."""
+        if self.owners is None:
+            return None
+        above, classes = len(self.level_names) - 1, None
+        tasks = None if above < 2 else self.places(above - 1)
+        if above:
+            classes = self.class_places
+        return self.owners.statistics(classes, tasks)
+
+    def places(self, level: int) -> np.ndarray:
+        """Returns (R,) int64: the unit of a level that each example lies in.
+
+        An index among all units of that level, which is counted from 1 at the top.
+        """
+        tree = self.population
+        return unit_labels(Population(tree.children_counts), level, tree.num_levels)
 
     def unit_column(self, level: str) -> np.ndarray:
         """Returns (R,) the id, at this level, of the unit that each example lies in."""
@@ -184,6 +240,7 @@ class ExampleTable:
             None if self.targets is None else self.targets[kept],
             units={name: ids[kept] for name, ids in columns.items()},
             example_level=self.level_names[-1],
+            owners=None if self.owners is None else self.owners.take(kept),
         )
 
     @property
@@ -211,43 +268,6 @@ def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
     for below in tree.children_counts[level:bottom]:
         labels = np.repeat(labels, below)
     return np.asarray(labels)
-
-
-def id_array(name: str, ids: Any) -> np.ndarray:
-    """Returns ids as an array that keeps apart what differs.
-
-    Raises:
-      ValueError: a string that ends in a NUL, which NumPy would drop; or strings beside
-        numbers, which NumPy would turn into strings.
-    """
-    if isinstance(ids, list | tuple):
-        check_text_size(name, ids)
-    try:
-        array = np.asarray(ids)
-    except (ValueError, OverflowError) as error:  # ragged
-        raise TypeError(f"{name} must be integer or string ids: {error}") from None
-    if array is not ids and array.dtype.kind == "U":
-        for record, one in enumerate(ids, start=1):
-            if not isinstance(one, str) or one.endswith("\0"):
-                raise ValueError(
-                    f"{name} must be ids of one type, strings not ending in a NUL, got "
-                    f"{one!r} in record {record}"
-                )
-    return array
-
-
-def check_text_size(name: str, ids: Sequence[Any]) -> None:
-    """Refuses ids whose array, in which each has the length of the longest, is large.
-
-    Raises:
-      ValueError: more than 4 GiB.
-    """
-    longest = max((len(one) for one in ids if isinstance(one, str)), default=0)
-    if 4 * longest * len(ids) > MAX_BYTES:
-        raise ValueError(
-            f"{name} must be ids that take at most {MAX_BYTES} bytes, got "
-            f"{len(ids)}, the longest of {longest} characters"
-        )
 
 
 def _tree_order(tree: Population, columns: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -14,7 +14,9 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.parquet_file import parquet_batches
-from jaxdp_episodic.trainer.data.table import MAX_BYTES, ExampleTable, id_array
+from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
+from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.data.table import ExampleTable
 
 _PARQUET_ROWS = 2**16  # that are read at a time: the lists of one batch fit in memory
 
@@ -24,6 +26,7 @@ def load_npz(
     *,
     levels: Sequence[str] = (),
     split: str | None = None,
+    owner: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns the table of an npz file of arrays; pickles are refused.
@@ -39,12 +42,13 @@ def load_npz(
       record are empty classes, and stay when the last record of one is taken away.
 
     ``targets`` is optional, one number a record. Further arrays, with one entry a
-    record or (first layout) a class, may name coarser levels or the split.
+    record or (first layout) a class, may name coarser levels, owners or the split.
 
     Args:
       path: the file.
       levels: names of arrays that are levels above the class, top first.
       split: keep only entries whose ``split`` array says so; None: all.
+      owner: name of the array of owners, ids of people; None: not known.
       max_bytes: most bytes that the arrays may take uncompressed.
 
     Returns:
@@ -55,7 +59,8 @@ def load_npz(
       ValueError: a file that is no npz, holds pickles or too much, or arrays that do
         not fit together.
     """
-    return arranged(read_arrays(Path(path), max_bytes=max_bytes), path, levels, split)
+    arrays = read_arrays(Path(path), max_bytes=max_bytes)
+    return arranged(arrays, path, levels, split, owner)
 
 
 def arranged(
@@ -63,6 +68,7 @@ def arranged(
     path: Any,
     levels: Sequence[str] = (),
     split: str | None = None,
+    owner: str | None = None,
 ) -> ExampleTable:
     """Returns the table of an npz file's arrays; see `load_npz`."""
     given = [name for name in ("images", "features") if name in arrays]
@@ -93,12 +99,16 @@ def arranged(
         values = values.reshape(-1, *values.shape[2:])
     if given[0] == "images":
         values = scaled_images(values)
-    for name in (*levels, *([] if split is None else ["split"])):
-        if name not in arrays:
+    wanted = (*levels, None if split is None else "split", owner)
+    for name in wanted:
+        if name is not None and name not in arrays:
             raise ValueError(f"{path} must hold {name}, has {list(arrays)}")
     columns = {name: _one_a_record(name, arrays[name], grid, path) for name in levels}
     columns["class"] = _one_a_record("labels or classes", labels, grid, path)
-    targets = None
+    owners = targets = None
+    if owner is not None:
+        ids = _one_a_record(owner, arrays[owner], grid, path)
+        owners = Owners.from_ids(ids, name=f"{owner} in {path}")
     if "targets" in arrays:
         targets = _one_a_record("targets", arrays["targets"], grid, path)
     if split is not None:
@@ -108,11 +118,13 @@ def arranged(
         values = values[kept]
         columns = {name: column[kept] for name, column in columns.items()}
         targets = None if targets is None else targets[kept]
+        owners = None if owners is None else owners.take(kept)
     return ExampleTable.from_records(
         values,
         targets,
         units=columns,
         public_units=None if public is None else public.reshape(-1).tolist(),
+        owners=owners,
     )
 
 
@@ -123,6 +135,7 @@ def load_table(
     features: Sequence[str],
     target: str | None = None,
     public_units: Sequence[Any] | None = None,
+    owner: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns the table of a file's records, one a row.
@@ -135,6 +148,7 @@ def load_table(
       target: column of numbers; None: the last group is the class.
       public_units: the public list of ids of the only group; those without a record
         are empty units, which stay when somebody's last record is taken away.
+      owner: column of owners, ids of people; None: not known.
       max_bytes: most bytes of the file (CSV) or of its columns (Parquet).
 
     Returns:
@@ -143,8 +157,8 @@ def load_table(
     Raises:
       ImportError: a Parquet file without pyarrow, of the extra ``[data]``.
       TypeError: one name where a list of names is meant.
-      ValueError: another kind of file, an unknown column, a missing id, a cell that is
-        no finite number, a file that is too large; the message says where.
+      ValueError: another kind of file, an unknown column, a missing id or owner, a
+        cell that is no finite number, a file that is too large; the message says where.
     """
     file = Path(path)
     for name, columns in (("groups", groups), ("features", features)):
@@ -157,7 +171,11 @@ def load_table(
             "groups must not name a column 'example', which is the level of the "
             f"records themselves, got {list(groups)}; rename the column"
         )
-    wanted = [*groups, *features, *([] if target is None else [target])]
+    wanted = [
+        *groups,
+        *features,
+        *(name for name in (target, owner) if name is not None),
+    ]
     if len(set(wanted)) < len(wanted):
         raise ValueError(f"columns must be used once each, got {wanted}")
     # A CSV file's first record is in its second line.
@@ -174,13 +192,14 @@ def load_table(
         raise ValueError(f"{file} must have at least one record, has none")
     numbers = {
         name: _numbers(columns[name], name, file, first)
-        for name in wanted[len(groups) :]
+        for name in (*features, *([] if target is None else [target]))
     }
     return ExampleTable.from_records(
         np.stack([numbers[name] for name in features], axis=1),
         None if target is None else numbers[target],
         units={name: ids_of(columns[name], name, file, first) for name in groups},
         public_units=public_units,
+        owners=None if owner is None else owners_of(columns[owner], owner, file, first),
     )
 
 
@@ -265,5 +284,21 @@ def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.nd
             )
     try:
         return id_array(name, cells)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error} (of {file})") from None
+
+
+def owners_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> Owners:
+    """Returns the owners in a column; ``first`` is the row of the first record.
+
+    Raises:
+      TypeError, ValueError: as `Owners.from_ids`.
+    """
+    try:
+        return Owners.from_ids(
+            cells,
+            name=repr(name),
+            where=lambda place: f"record {place + 1} (row {place + first})",
+        )
     except (TypeError, ValueError) as error:
         raise type(error)(f"{error} (of {file})") from None

@@ -103,7 +103,7 @@ class FixedFeatures:
         """Returns the table with features in place of the examples' own.
 
         Args:
-          data: the table; its units and targets stay.
+          data: the table; its units, targets and owners stay.
           cache: a folder that holds them after the first call, open to its owner only:
             the features of private data are private. One that is damaged, or was made
             of other data or by other settings, is made anew, with a warning. Of data
@@ -119,7 +119,7 @@ class FixedFeatures:
             made = np.concatenate(list(self._made(data.features)))
         else:
             made = self._cached(Path(cache), data)
-        return ExampleTable(made, data.targets, data.population)
+        return data.with_features(made)
 
     def _made(self, examples: Any) -> Iterator[np.ndarray]:
         """The features, some rows at a time."""

@@ -24,6 +24,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
     LearnerConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
+from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.stored import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
@@ -50,6 +51,11 @@ class Tables:
         they are then not kept.
       features: in place of the config's.
       keeps_features: False writes no cache, and reads none.
+
+    Attributes:
+      features: those of every split; None: the examples' own.
+      truncation: what bounding people has left out of the training data, once they are
+        loaded; None: there are no bounds.
     """
 
     def __init__(
@@ -61,8 +67,9 @@ class Tables:
         features: FixedFeatures | None = None,
         keeps_features: bool = True,
     ) -> None:
-        self._source, self._base = config.data, base
+        self._config, self._base = config, base
         self._loaded: dict[str, ExampleTable] = {}
+        self.truncation: Truncation | None = None
         self.features = (
             FixedFeatures.of(config.features) if features is None else features
         )
@@ -78,13 +85,16 @@ class Tables:
           ValueError: what is held out is what is trained on.
         """
         if split not in self._loaded:
-            data = self._source.load(split, self._base)
+            if split == TRAIN:
+                data, self.truncation = self._config.training_data(self._base)
+            else:
+                data = self._config.data.load(split, self._base)
             if self.features is not None:
                 cache = None if self._cache is None else self._cache / split
                 data = self.features.table(data, cache=cache)
             self._loaded[split] = data
             # The parts of the package's own sets are other classes by construction.
-            if split != TRAIN and hasattr(self._source, "path"):
+            if split != TRAIN and hasattr(self._config.data, "path"):
                 check_held_out(split, data, self.load(TRAIN))
         return self._loaded[split]
 

@@ -273,8 +273,7 @@ class PrivateStatistics:
                 ).astype(np.float32)
                 for start in range(0, max(data.num_examples, 1), _ROWS)
             ]
-            table = ExampleTable(np.concatenate(parts), data.targets, data.population)
-            self._made = (state, table)
+            self._made = (state, data.with_features(np.concatenate(parts)))
         return self._made[1]
 
     def _kind(self, index: int) -> str:

@@ -1,0 +1,273 @@
+"""Whose an example is: the person that a guarantee for people speaks of."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.trainer.data.ids import id_array
+
+# What programs write where nobody is named, in lower case. Taken for a name, it would
+# hide that somebody's examples may be among them.
+_NOBODY = frozenset(("", "-1", "<na>", "n/a", "na", "nan", "nat", "none", "null"))
+# What holds several ids.
+_SEVERAL = (list, tuple, set, frozenset, dict, np.ndarray)
+DRAWER = "drawer"
+"""Whose a drawing of Omniglot is, by the name of its file: ``0001_12.png`` is 12's."""
+_NAMED = {DRAWER: r"^\d+_(\d+)\."}
+# Of a pattern, which a config from anybody may hold: letters, and repetitions, as the
+# time of a search may grow by a power of the name's length for each.
+_MOST_LETTERS = 100
+_MOST_REPETITIONS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Owners:
+    """The owner of each example; make it of ids with `from_ids`.
+
+    Attributes:
+      codes: (R,) int64, index into ``names`` of each example's owner.
+      names: (P,) integers or strings, each once: the list of people. Somebody on it
+        may own nothing.
+    """
+
+    codes: np.ndarray
+    names: np.ndarray
+
+    def __post_init__(self) -> None:
+        names = np.array(self.names)
+        if names.ndim != 1 or names.dtype.kind not in "iuU":
+            raise TypeError(
+                "names of owners must be a list of integers or strings, got "
+                f"{names.dtype} of shape {names.shape}"
+            )
+        if len(np.unique(names)) < len(names):
+            raise ValueError("names of owners must be different")
+        codes = np.array(self.codes)
+        if codes.ndim != 1 or codes.dtype.kind not in "iu":
+            raise TypeError(
+                "codes of owners must be integers, one an example, got "
+                f"{codes.dtype} of shape {codes.shape}"
+            )
+        if codes.size and not 0 <= int(codes.min()) <= int(codes.max()) < len(names):
+            raise ValueError(
+                f"codes of owners must lie in 0 .. {len(names) - 1}, got "
+                f"{int(codes.min())} .. {int(codes.max())}"
+            )
+        for field, array in (("codes", codes.astype(np.int64)), ("names", names)):
+            array.setflags(write=False)
+            object.__setattr__(self, field, array)
+
+    @classmethod
+    def from_ids(
+        cls,
+        ids: Any,
+        *,
+        name: str = "owner",
+        where: Callable[[int], str] = lambda place: f"record {place + 1}",
+    ) -> Owners:
+        """Returns the owners that have these ids, sorted.
+
+        Args:
+          ids: (R,) integers or strings, one an example. Equal ids are one person,
+            different ids are different people: nothing else tells them apart.
+          name: what errors call them.
+          where: what they call the example at a place, from 0.
+
+        Raises:
+          TypeError: ids that are neither integers nor strings.
+          ValueError: an example without an owner (None, NaN, -1, "", "NA" and the
+            like) or with several; ids that differ in blanks at an end or in how
+            Unicode composes a letter.
+        """
+        is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iufU"
+        if is_array and ids.ndim == 1:
+            values, codes = np.unique(ids, return_inverse=True)
+            nobody = np.isin(codes, _nobodies(values.tolist()))
+            _refuse_missing(name, np.flatnonzero(nobody), len(ids), where)
+        else:
+            cells = list(ids)
+            for place, cell in enumerate(cells):
+                if isinstance(cell, _SEVERAL):
+                    raise ValueError(
+                        f"{name} must be one id an example, got "
+                        f"{_validation.shown(cell)} in {where(place)}: examples of "
+                        "several people can be accounted for, but not trained on, as "
+                        "what one of them keeps would depend on the others"
+                    )
+            _refuse_missing(name, _nobodies(cells), len(cells), where)
+            values, codes = np.unique(id_array(name, cells), return_inverse=True)
+        if values.dtype.kind not in "iuU":
+            raise TypeError(
+                f"{name} must be integer or string ids, got an array of {values.dtype}"
+            )
+        if values.dtype.kind == "U":
+            _refuse_variants(name, values.tolist())
+        return cls(codes, values)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, rows: Any) -> Owners:
+        """Returns the owners of some examples; the list of people stays."""
+        return Owners(self.codes[rows], self.names)
+
+    def statistics(
+        self, classes: np.ndarray | None, tasks: np.ndarray | None = None
+    ) -> PeopleStatistics:
+        """Returns how many examples, classes and tasks people are in.
+
+        Args:
+          classes: (R,) index of each example's class; None: there are none.
+          tasks: (R,) that of the unit above the class; None: there are none.
+        """
+        person = np.unique(self.codes, return_inverse=True)[1].reshape(-1)
+        number = int(person.max(initial=-1)) + 1
+        classes = np.zeros_like(person) if classes is None else classes
+        pairs, examples = _pairs(person, classes)
+        in_all = np.bincount(pairs[0], minlength=number)
+        most, most_tasks = in_all.max(initial=0), None
+        if tasks is not None:
+            task_of = np.zeros(int(classes.max(initial=-1)) + 1, np.int64)
+            task_of[classes] = tasks
+            (owner, _), within = _pairs(pairs[0], task_of[pairs[1]])
+            most = within.max(initial=0)
+            most_tasks = int(np.bincount(owner).max(initial=0))
+        return PeopleStatistics(
+            number,
+            int(examples.max(initial=0)),
+            int(most),
+            float(in_all.mean()) if number else 0.0,
+            most_tasks,
+        )
+
+
+class PeopleStatistics(NamedTuple):
+    """How many people there are, and where their examples lie.
+
+    They are the data's, and as private as these: no bounds that are public.
+
+    Attributes:
+      people: who own an example.
+      most_examples: of one person in one class.
+      most_classes: with an example of one person; where there are tasks, within one.
+      mean_classes: of all people, in all tasks.
+      most_tasks: with an example of one person; None: there is no such level.
+    """
+
+    people: int
+    most_examples: int
+    most_classes: int
+    mean_classes: float
+    most_tasks: int | None = None
+
+    def __str__(self) -> str:
+        tasks = "" if self.most_tasks is None else f"{_many(self.most_tasks, 'task')}, "
+        of_one = "" if self.most_tasks is None else " of one"
+        people = "1 person" if self.people == 1 else f"{self.people:,} people, each"
+        return (
+            f"{people} in at most {tasks}{_many(self.most_classes, 'class', 'classes')}"
+            f"{of_one} ({self.mean_classes:,.1f} in the mean), at most "
+            f"{_many(self.most_examples, 'example')} in one"
+        )
+
+
+def owner_of_name(pattern: str) -> Callable[[str], str | None]:
+    r"""Returns the function from a path to the owner that its last part names.
+
+    ``"^(\d+)_"`` finds "17" in "cats/17_3.png". Where nothing is found it is None.
+
+    Args:
+      pattern: a regular expression with one group, the owner's id, searched for in the
+        name of the file. At most 3 repetitions (``*``, ``+``, ``?``, ``{}``), none of
+        a group, and at most 100 letters: what anybody writes into a config ends soon.
+        Or "drawer", Omniglot's.
+
+    Raises:
+      TypeError, ValueError: no such expression.
+    """
+    if not isinstance(pattern, str):
+        raise TypeError(
+            f"owner must be a regular expression, got {_validation.shown(pattern)}"
+        )
+    pattern = _NAMED.get(pattern, pattern)
+    rule = (
+        "owner must be a regular expression with one group, such as '^(\\d+)_', of at "
+        f"most {_MOST_LETTERS} letters and {_MOST_REPETITIONS} repetitions, none of "
+        f"them of a group or a reference; got {_validation.shown(pattern)}"
+    )
+    # Without what is escaped, what stands for itself in brackets, groups' marks.
+    bare = re.sub(r"\[\^?\]?[^\]]*\]", "x", re.sub(r"\\[^\d]", "x", pattern))
+    bare = bare.replace("(?:", "(")
+    repetitions = re.findall(r"(?:[*+?]|\{[^}]*\})[?+]?", bare)
+    if (
+        len(pattern) > _MOST_LETTERS
+        or len(repetitions) > _MOST_REPETITIONS
+        or re.search(r"\)[*+{?]|\(\?|\\\d", bare)
+    ):
+        raise ValueError(rule)
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        compiled = None
+    if compiled is None or compiled.groups != 1:
+        raise ValueError(rule)
+
+    def owner(path: str) -> str | None:
+        found = compiled.search(path.rpartition("/")[2])
+        return None if found is None else found[1]
+
+    return owner
+
+
+def _many(number: int, one: str, several: str = "") -> str:
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def _pairs(
+    first: np.ndarray, second: np.ndarray
+) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """The different pairs of whole numbers, sorted, and how often each is there."""
+    width = int(second.max(initial=0)) + 1
+    keys, counts = np.unique(first * width + second, return_counts=True)
+    return divmod(keys, width), counts
+
+
+def _nobodies(cells: Sequence[Any]) -> np.ndarray:
+    """Places of the cells that name nobody."""
+    return np.array(
+        [
+            place
+            for place, cell in enumerate(cells)
+            if str(cell).strip().lower() in _NOBODY
+        ],
+        np.int64,
+    )
+
+
+def _refuse_missing(
+    name: str, places: np.ndarray, number: int, where: Callable[[int], str]
+) -> None:
+    if len(places):
+        raise ValueError(
+            f"{name} must be given for every example, {len(places):,} of {number:,} "
+            f"have none, the first is {where(int(places[0]))}"
+        )
+
+
+def _refuse_variants(name: str, ids: Sequence[str]) -> None:
+    """Refuses two spellings of what may be one person, who would count as two."""
+    seen: dict[str, str] = {}
+    for one in ids:
+        plain = unicodedata.normalize("NFC", one).strip()
+        if (other := seen.setdefault(plain, one)) != one:
+            raise ValueError(
+                f"{name} must be spelled alike wherever a person is meant, got "
+                f"{_validation.shown(other)} and {_validation.shown(one)}"
+            )

@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from jaxdp_episodic.accountant.losses import people_moments
 from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss, positive, scaled
 from jaxdp_episodic.accountant.losses.people_components import Components
 from jaxdp_episodic.accountant.losses.people_tails import backward_tails, forward_tails
@@ -94,13 +95,14 @@ class PeopleLoss(GaussianLoss):
         return sampled_displacement(u, 1.0 - 1e-16 + 0 * self.inner_rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`."""
-        raise NotImplementedError
+        """See `Moments`; exact up to quadrature error."""
+        t, e, parts = self._components(t, np.broadcast_shapes(np.shape(t), self.shape))
+        return people_moments.log_excess(t, parts, e, rule, replaced=self.is_symmetric)
 
     def _components(
         self, u: Array, shape: tuple[int, ...]
     ) -> tuple[Array, Array, Components]:
-        """u and e of a shape, and the components."""
+        """U and e of a shape, and the components."""
         xp = namespace(u, *self.fields)
         u, q, e, s = (
             xp.broadcast_to(a, shape)

@@ -115,7 +115,7 @@ class Terms(NamedTuple):
 
     @property
     def numbers(self) -> Array:
-        """j as a column; NumPy only."""
+        """J as a column; NumPy only."""
         rows = np.arange(1.0, len(self.log_shares) + 1)
         return rows.reshape(-1, *(1,) * (self.log_shares.ndim - 1))
 
@@ -152,7 +152,7 @@ class Terms(NamedTuple):
         )
 
     def row(self, k: Array) -> tuple[Array, Array]:
-        """j with all axes, and its log-shares; JAX only."""
+        """J with all axes, and its log-shares; JAX only."""
         j = k.astype(self.shift.dtype).reshape((1,) * (self.shift.ndim + 2))
         return j, self.of(j)
 

@@ -189,6 +189,12 @@ def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
     return profile + xp.log(cover), tail
 
 
+def root_at_zero(parts: Components, terms: Terms) -> Array:
+    """Where ``B^+`` crosses N(0): the root of ``M^+ = 1``."""
+    zero = namespace(*parts).zeros_like(parts.log_some)
+    return _root(_Sides(lambda _: zero, None, zero, zero), terms)[0]
+
+
 def _root(sides: _Sides, terms: Terms) -> tuple[Array, Terms]:
     """Where both sides of the equation are the same, and the terms that count there."""
     s, last = terms.shift, terms.last

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.tools.cli.messages import (
     File,
     Name,

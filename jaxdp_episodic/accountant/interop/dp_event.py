@@ -70,6 +70,8 @@ _CLAIMS = {
     "ExponentialMechanismDpEvent",
     "PermuteAndFlipDpEvent",
 }
+# What is joined to a mixture about one sample.
+_MIXED = {"GaussianDpEvent", "MixtureOfGaussiansDpEvent"}
 
 
 def from_dp_event(
@@ -227,6 +229,8 @@ def _poisson(event: Any, relation: str) -> OneStep:
         return release.discrete_laplace(one, relation, rate)
     if kinds == {"MixtureOfGaussiansDpEvent"} and one is not None:
         return release.gaussian_mixture(one, relation, rate)
+    if "MixtureOfGaussiansDpEvent" in kinds and kinds <= _MIXED:
+        return release.joint_mixture(event, parts, relation, rate)
     raise _unsampled(event, parts, relation)
 
 

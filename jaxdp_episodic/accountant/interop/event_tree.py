@@ -102,7 +102,14 @@ def _inside(event: Any) -> tuple[list[Any], dict[int, Parts]]:
 
 
 def _is_composed(event: Any) -> bool:
-    return kind(event) in ("SelfComposedDpEvent", "ComposedDpEvent", "NoOpDpEvent")
+    composed = ("SelfComposedDpEvent", "ComposedDpEvent", "NoOpDpEvent")
+    return kind(event) in composed or _draws_everybody(event)
+
+
+def _draws_everybody(event: Any) -> bool:
+    """Whether an event is a sample of everybody, and so what is released about it."""
+    sampled = kind(event) == "PoissonSampledDpEvent"
+    return sampled and bool(number(event, "sampling_probability") == 1)
 
 
 def _parts(event: Any) -> Parts:
@@ -119,7 +126,7 @@ def _parts(event: Any) -> Parts:
             shown = _validation.shown(events)
             raise TypeError(f"events must be a list of events, got {shown}")
         return [(inner, 1) for inner in events]
-    return []
+    return [(field(event, "event"), 1)] if _draws_everybody(event) else []
 
 
 def field(event: Any, name: str) -> Any:

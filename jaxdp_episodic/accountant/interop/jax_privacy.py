@@ -19,7 +19,13 @@ from jaxdp_episodic.accountant.interop.dp_accounting import (
     EpisodicAccountant,
 )
 from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
-from jaxdp_episodic.accountant.interop.event_tree import joint, unknown_fields
+from jaxdp_episodic.accountant.interop.event_tree import joint
+from jaxdp_episodic.accountant.interop.user_strategies import (
+    USERS,
+    base_strategy,
+    drawn_by,
+    refuse_unknown,
+)
 from jaxdp_episodic.files.optional import check_version, require
 
 _events = require(
@@ -74,8 +80,16 @@ def from_execution_plan(
     * ``RandomAllocationSampling`` (version 2.3), with independent noise; with a
       ``cycle_length`` the same secret steps of every cycle, as balls in bins.
 
-    Others (``BMinSepSampling``, users by ``UserSelectionStrategy``), and fields and
-    versions that are not known here, are refused by name.
+    ``UserSelectionStrategy`` of one of these draws *users*, who are then what is
+    clipped and protected, all examples of each of them: the level of the run is "user".
+    Examples come out of a user's own cycle, so what one gives depends on when it was
+    drawn before. Where users are drawn independently of one another that stays within
+    the user (docs/proofs.md, "What a unit gives may depend on its own draws"). In a
+    batch of fixed or cut size it shows who else was drawn: these are refused.
+
+    Others (``BMinSepSampling``, ``MultiOwnerMinSepSampling``, whose batches are public
+    and chosen by who owns what), and fields and versions that are not known here, are
+    refused by name.
 
     Args:
       plan: a ``BandMFConfig`` or ``BandMFExecutionPlanConfig``, a ``DPExecutionPlan``,
@@ -115,8 +129,11 @@ def from_execution_plan(
     noise = _validation.nonnegative_array("noise_multiplier", noise_multiplier)
     noise = float(_validation.single("noise_multiplier", noise))
     bands = _validation.whole_number("num_bands", num_bands)
-    event = _event(plan, noise, neighboring_relation, num_examples, bands)
-    return from_dp_event(event, neighboring_relation=neighboring_relation)
+    event = _event(
+        base_strategy(plan), noise, neighboring_relation, num_examples, bands
+    )
+    run = from_dp_event(event, neighboring_relation=neighboring_relation)
+    return drawn_by(plan, run)
 
 
 def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
@@ -136,7 +153,7 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
             "plan must be an execution plan, a config of one or a batch selection "
             f"strategy, got {_validation.shown(plan)}"
         ) from None
-    _refuse_unknown(plan, _PLAN_FIELDS)
+    refuse_unknown(plan, _PLAN_FIELDS)
     if hasattr(plan, "neighboring_relation"):
         made_for = RELATIONS[plan.neighboring_relation]
     if relation is None and made_for is None:
@@ -147,15 +164,16 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
     relation = str(made_for if relation is None else relation)
     if isinstance(event, _events.NonPrivateDpEvent):
         return from_dp_event(event, neighboring_relation=relation)
-    noise, num_examples = _noise_and_size(event, strategy)
-    described = _event(strategy, noise, relation, num_examples)
+    drawn = base_strategy(strategy)
+    noise, num_examples = _noise_and_size(event, drawn)
+    described = _event(drawn, noise, relation, num_examples)
     if described != event:
         raise ValueError(
             "dp_event must describe what batch_selection_strategy draws, "
             f"{described!r}, got {event!r}"
         )
-    drawn = _event(strategy, norms * noise, relation, num_examples)
-    return from_dp_event(drawn, neighboring_relation=relation)
+    event = _event(drawn, norms * noise, relation, num_examples)
+    return drawn_by(strategy, from_dp_event(event, neighboring_relation=relation))
 
 
 def _noise_and_size(event: Any, strategy: Any) -> tuple[float, int | None]:
@@ -181,10 +199,11 @@ def _event(
     name = type(strategy).__name__
     if name not in _STRATEGIES:
         raise NotImplementedError(
-            f"{name} is not covered; covered: {', '.join(_STRATEGIES)}"
+            f"{name} is not covered; covered: {', '.join(_STRATEGIES)}, and {USERS} of "
+            "those that draw users independently"
         )
     reader, known = _STRATEGIES[name]
-    _refuse_unknown(strategy, known)
+    refuse_unknown(strategy, known)
     size = num_examples
     if size is not None:
         size = _validation.whole_number("num_examples", num_examples, minimum=0)
@@ -286,15 +305,6 @@ def _allocated(
         )
     gaussian = _events.GaussianDpEvent(joint([(noise, cycles)]))
     return RandomAllocationDpEvent(gaussian, selected, steps)
-
-
-def _refuse_unknown(thing: Any, known: str) -> None:
-    unknown = unknown_fields(thing, known)
-    if unknown:
-        raise NotImplementedError(
-            f"{type(thing).__name__} is not covered with {unknown}; known fields: "
-            f"{known.replace(' ', ', ')}"
-        )
 
 
 def _check_is_independent(strategy: Any, num_bands: int) -> None:

@@ -24,8 +24,10 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep
 from jaxdp_episodic.accountant.interop.event_tree import (
     ROUNDING_MARGIN,
     EventNotCovered,
+    Parts,
     field,
     joint,
+    kind,
     nonnegative,
     number,
     whole,
@@ -33,6 +35,15 @@ from jaxdp_episodic.accountant.interop.event_tree import (
 
 LEVEL = "example"
 """The one level that events have."""
+
+# Most different norms of what is joined: the loss sums as many terms, each of which
+# needs nodes of its own (60 take 2 s, 200 a minute).
+_MOST_NORMS = 256
+# Squared norms this close, relative, are taken for equal: the larger one.
+_EQUAL_SQUARES = 1e-12
+
+Law = tuple[np.ndarray, np.ndarray]
+"""Values, ascending, and their probabilities."""
 
 R = TypeVar("R", bound=Callable[..., OneStep | None])
 
@@ -160,6 +171,77 @@ def gaussian_mixture(event: Any, relation: str, rate: float = 1.0) -> OneStep:
         sampling_probability=rate,
         neighboring_relation=relation,
     )
+
+
+def joint_mixture(sampled: Any, parts: Parts, relation: str, rate: float) -> OneStep:
+    """Mixtures and Gaussians released about one sample: a mixture of their joint norms.
+
+    Whoever is drawn moves each release by a size of its own: a mixture of vectors, in
+    deviations of each noise, dominated by that of their norms (Choquette-Choo, Ganesh,
+    Steinke, Thakurta 2023, arXiv:2310.15526, Corollary 4.7). It may react to earlier
+    releases: from the last one back, the mean of a convex function of a sum of
+    exponentials grows with each correlation among them (Kahane's inequality). An upper
+    bound where more than one of the sizes is random.
+    """
+    if relation == "replace_one":
+        raise wrong_relation(sampled, relation, "'add_remove' or 'zero_out'")
+    law: Law = np.zeros(1), np.ones(1)
+    for part, count in parts:
+        law = _plus(law, _times(_squares(part), count, sampled), sampled)
+    squares, chance = law
+    bare = np.isinf(squares).any()  # a size without any noise shows whoever has one
+    norms = 1.0 * (squares > 0) if bare else np.sqrt(squares) * (1 + ROUNDING_MARGIN)
+    return GaussianMixtureRelease(
+        norms,
+        chance / chance.sum(),
+        standard_deviation=0.0 if bare else 1.0,
+        sampling_probability=rate,
+        neighboring_relation=relation,
+    )
+
+
+def _squares(event: Any) -> Law:
+    """The squared sizes of what one release is moved by, in deviations of its noise."""
+    if kind(event) == "GaussianDpEvent":
+        noise = nonnegative(event, "noise_multiplier")
+        sizes, chance = np.ones(1), np.ones(1)
+    else:
+        one: Any = gaussian_mixture(event, "add_remove")
+        noise = one.standard_deviation
+        sizes, chance = np.asarray(one.sensitivities), np.asarray(one.probabilities)
+    with np.errstate(divide="ignore", over="ignore"):
+        squares = np.square(sizes / (noise or np.where(sizes > 0, 0.0, 1.0)))
+    return squares, chance / chance.sum()
+
+
+def _times(law: Law, count: int, event: Any) -> Law:
+    """The sum of so many independent values, by doubling."""
+    total: Law = np.zeros(1), np.ones(1)
+    while count:
+        if count % 2:
+            total = _plus(total, law, event)
+        count //= 2
+        law = _plus(law, law, event) if count else law
+    return total
+
+
+def _plus(a: Law, b: Law, event: Any) -> Law:
+    """The sum of two independent values, equal ones together."""
+    values = np.add.outer(a[0], b[0]).ravel()
+    chance = np.multiply.outer(a[1], b[1]).ravel()
+    values, chance = values[chance > 0], chance[chance > 0]
+    order = np.argsort(values, kind="stable")
+    values, chance = values[order], chance[order]
+    starts = [0]
+    for i, value in enumerate(values):
+        if value > values[starts[-1]] * (1 + _EQUAL_SQUARES):
+            starts.append(i)
+    if len(starts) > _MOST_NORMS:
+        raise EventNotCovered(
+            event, f"its releases have more than {_MOST_NORMS} different joint norms"
+        )
+    ends = [*starts[1:], len(values)]
+    return values[np.array(ends) - 1], np.add.reduceat(chance, starts)
 
 
 @reads("TruncatedSubsampledGaussianDpEvent")

@@ -64,7 +64,9 @@ def gained(w: Points, slope: Array, offset: Array | float = 0.0) -> Factor:
     tilt = slope * w[0] - offset
     exponent = xp.maximum(tilt, 0.0)
     if w[1] is None:
-        return Factor(exponent, xp.where(tilt > 0, -xp.expm1(-exponent), xp.expm1(tilt)))
+        return Factor(
+            exponent, xp.where(tilt > 0, -xp.expm1(-exponent), xp.expm1(tilt))
+        )
     angle = slope * w[1]
     low = xp.minimum(tilt, 1.0)
     less = xp.exp(-exponent)
@@ -113,7 +115,9 @@ def log_products(
       Real part, and the imaginary one of complex factors: the principal angle.
     """
     if terms.log_shares is not None:
-        return _logs(*_as_product(part(terms.numbers, terms.log_shares), node(terms.numbers)))
+        return _logs(
+            *_as_product(part(terms.numbers, terms.log_shares), node(terms.numbers))
+        )
     xp = namespace(terms.shift)
 
     def term(k: Array) -> tuple[Array, Array, Array]:

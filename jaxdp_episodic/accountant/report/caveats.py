@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, epoch_scheme
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     Poisson,
     RandomAllocation,
     Scheme,
@@ -18,6 +20,8 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon
+from jaxdp_episodic.accountant.report.protected import protected_unit
+from jaxdp_episodic.accountant.report.rounding import upward
 
 
 def caveats_of(
@@ -42,7 +46,7 @@ def caveats_of(
         *found,
         *_everybody_drawn(level_runs),
         *_large_delta(level_runs, delta),
-        *_unprotected_levels(run, epsilon_by_level),
+        *_unprotected_levels(run, level_runs, epsilon_by_level),
         *_private_sizes(run),
         *_shuffled_epochs(run, delta),
     )
@@ -50,7 +54,7 @@ def caveats_of(
 
 def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
     """Returns what must be true for the guarantee and cannot be checked."""
-    unit = run.gaussian_steps[0].privacy_unit
+    first = run.gaussian_steps[0]
     clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
     clipped = " or ".join("step" if clip == STEP else f"{clip!r}" for clip in clips)
     found = [
@@ -58,9 +62,7 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
         "what was drawn of it, the current model, public data and fresh randomness. "
         "Where examples interact (support and query, a softmax over classes, batch "
         "statistics), they do so within one clip unit.",
-        f"Public lists: the units above the level {unit!r} are public. One that is "
-        "emptied stays listed, is drawn at the same rate and contributes zero.",
-        f"One path: every {unit!r} lies under exactly one path of the tree.",
+        *_who_is_where(first),
         "Fixed in advance: rates, noise and the number of steps do not react to "
         "anything that was released.",
         _fresh_draws(run),
@@ -83,14 +85,19 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
             "Grouping: the partition of classes into episodes is drawn afresh in every "
             f"{how_often} and does not look at the data."
         )
-    if run.gaussian_steps[0].neighboring_relation == "replace_one":
+    unit = first.privacy_unit
+    if first.neighboring_relation == "replace_one":
         found.append(
             f"Replacement: one {unit!r} changes its content in place; a move to "
             "another group is a removal and an addition, and not covered."
         )
-    elif run.steps[0].neighboring_relation == "zero_out":
+    elif first.neighboring_relation == "zero_out":
+        is_block = isinstance(first.design, PeopleBlocks)
+        slots = (
+            first.design.level_names[-1] if unit == PERSON and not is_block else unit
+        )
         found.append(
-            f"Slots: how many slots for {unit!r} there are is public, draws are made "
+            f"Slots: how many slots for {slots!r} there are is public, draws are made "
             "among all of them, filled or not, and a contribution whose drawn content "
             "holds a null one is 0 as a whole. Masking the null is not enough. An "
             "epsilon at another level supposes the same of its slots."
@@ -102,6 +109,35 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
             "no unit is left out for its size."
         )
     return tuple(found)
+
+
+def _who_is_where(step: GaussianStep) -> list[str]:
+    """What must be true of where a protected unit's data are."""
+    unit, last = step.privacy_unit, step.design.level_names[-1]
+    if isinstance(step.design, PeopleBlocks):
+        return [
+            "Blocks: the partition of people into blocks looks at nobody's data, and "
+            "nobody's leaving moves another one. An episode takes its data, and makes "
+            "all its choices, from its own block and public facts."
+        ]
+    above = last if unit == PERSON else unit
+    lists = (
+        f"Public lists: the units above the level {above!r} are public. One that is "
+        "emptied stays listed, is drawn at the same rate and contributes zero."
+    )
+    if unit != PERSON:
+        return [
+            lists,
+            f"One path: every {unit!r} lies under exactly one path of the tree.",
+        ]
+    looks = "data" if step.neighboring_relation == "add_remove" else "slots"
+    return [
+        lists,
+        f"Bounds of people: every {last!r} has one owner, and nobody owns more than "
+        "the bounds allow. They are public, not read from the data, and enforced "
+        f"before training by a rule that looks at one person's {looks} alone. Whoever "
+        "is beyond them is not protected by this epsilon.",
+    ]
 
 
 def _fresh_draws(run: ComposedSteps) -> str:
@@ -195,7 +231,9 @@ def _large_delta(level_runs: Mapping[str, ComposedSteps], delta: float) -> list[
 
 
 def _unprotected_levels(
-    run: ComposedSteps, epsilon_by_level: Mapping[str, float | str]
+    run: ComposedSteps,
+    level_runs: Mapping[str, ComposedSteps],
+    epsilon_by_level: Mapping[str, float | str],
 ) -> list[str]:
     """Infinite epsilons, and coarser levels that the headline says nothing about."""
     unit = str(run.gaussian_steps[0].privacy_unit)
@@ -205,13 +243,28 @@ def _unprotected_levels(
         if not isinstance(value, str) and math.isinf(value)
     ]
     levels = list(epsilon_by_level)
-    coarser = [repr(level) for level in levels[: levels.index(unit)]]
-    if coarser:
+    coarser = [repr(level) for level in levels[: levels.index(unit)] if level != PERSON]
+    if unit != PERSON and PERSON in levels:
+        found.append(_of_a_person(unit, level_runs, epsilon_by_level[PERSON]))
+    if coarser and unit != PERSON:
         found.append(
             f"epsilon protects a single {unit!r}; for a whole {' or '.join(coarser)} "
             "see the epsilon at that level"
         )
     return found
+
+
+def _of_a_person(
+    unit: str, level_runs: Mapping[str, ComposedSteps], value: float | str
+) -> str:
+    """What the run costs somebody with all that the bounds allow."""
+    if isinstance(value, str):
+        return f"epsilon protects a single {unit!r}; of a person none is known: {value}"
+    who = protected_unit(level_runs[PERSON].gaussian_steps[0])
+    return (
+        f"epsilon protects a single {unit!r}; that of {who}, is "
+        f"{upward(value, 5, zeros=True)}, if nobody owns more"
+    )
 
 
 def _private_sizes(run: ComposedSteps) -> list[str]:

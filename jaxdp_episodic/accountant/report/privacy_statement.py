@@ -76,7 +76,8 @@ class PrivacyReport:
     for exact sizes, else upper bounds. Made by `privacy_report`.
 
     Attributes:
-      privacy_unit: level of the protected unit.
+      privacy_unit: level of the protected unit, or "person".
+      protected: the same in words; of a person also what of hers.
       clip_units: level (or "step") whose contributions are clipped, for each step.
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
       method: how epsilon is computed.
@@ -85,14 +86,15 @@ class PrivacyReport:
       noise_multipliers: of each step.
       epsilon: at the privacy unit: that of the worst path.
       epsilon_by_level: level name to epsilon with that level as the privacy unit, or to
-        the reason why it has none.
-      worst_path: the path that decides epsilon.
+        the reason why it has none; "person" first, where bounds of people are known.
+      worst_path: the path that decides epsilon; None of a person, who may be on many.
       warnings: what the numbers do not show at first sight.
       preconditions: what must be true and the library cannot check.
       distribution: rates and epsilons over the units; None without a `Population`.
     """
 
     privacy_unit: str
+    protected: str
     clip_units: tuple[str, ...]
     neighboring_relation: str
     method: str
@@ -101,7 +103,7 @@ class PrivacyReport:
     noise_multipliers: tuple[float, ...]
     epsilon: float
     epsilon_by_level: Mapping[str, float | str]
-    worst_path: WorstPath
+    worst_path: WorstPath | None
     warnings: tuple[str, ...]
     preconditions: tuple[str, ...]
     distribution: UnitDistribution | None
@@ -114,9 +116,9 @@ class PrivacyReport:
         has either an "epsilon" or a "not_covered" with the reason.
         """
         fields = dict(vars(self))
-        fields["worst_path"] = vars(self.worst_path)
-        if self.distribution is not None:
-            fields["distribution"] = vars(self.distribution)
+        for name in ("worst_path", "distribution"):
+            if fields[name] is not None:
+                fields[name] = vars(fields[name])
         fields["epsilon_by_level"] = {
             level: {"not_covered" if isinstance(value, str) else "epsilon": value}
             for level, value in self.epsilon_by_level.items()
@@ -129,7 +131,6 @@ class PrivacyReport:
             "",
             *_levels(self),
             *_distribution(self),
-            "",
             *_worst(self),
             *_listed("Warnings", self.warnings),
             *_listed("Must be true, unchecked", self.preconditions),
@@ -144,7 +145,7 @@ def _upward(value: float) -> str:
 def _headline(report: PrivacyReport) -> list[str]:
     """Epsilon, delta, who is protected, and the run."""
     rows = [
-        ("protected", f"one {report.privacy_unit} ({report.neighboring_relation})"),
+        ("protected", f"{report.protected} ({report.neighboring_relation})"),
         ("epsilon", f"{_upward(report.epsilon)} at delta {report.delta:g}"),
         ("method", f"{report.method} (upper bound)"),
     ]
@@ -188,6 +189,8 @@ def _distribution(report: PrivacyReport) -> list[str]:
 def _worst(report: PrivacyReport) -> list[str]:
     """The worst path, named."""
     worst = report.worst_path
+    if worst is None:
+        return []
     rows = []
     if worst.units is not None:
         names = ", ".join(f"{k} {v!r}" for k, v in worst.units.items()) or "the root"
@@ -201,7 +204,7 @@ def _worst(report: PrivacyReport) -> list[str]:
         rows.append(("rates", text))
     rows.append(("inclusion rate", f"{worst.inclusion_rate:.5g}"))
     rows.append(("epsilon", _upward(worst.epsilon)))
-    return ["Worst path", *_aligned(rows)]
+    return ["", "Worst path", *_aligned(rows)]
 
 
 def _listed(title: str, texts: tuple[str, ...]) -> list[str]:

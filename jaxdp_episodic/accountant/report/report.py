@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.rates import inclusion_along
-from jaxdp_episodic.accountant.describe.schemes import EPISODE, MultistageSampling
+from jaxdp_episodic.accountant.describe.schemes import (
+    EPISODE,
+    PERSON,
+    MultistageSampling,
+)
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,
@@ -20,6 +25,7 @@ from jaxdp_episodic.accountant.describe.step import (
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import paths as path_rows
 from jaxdp_episodic.accountant.questions.api import check_method, worst_epsilon
+from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.dominating_pair import run_of
 from jaxdp_episodic.accountant.report.caveats import caveats_of, preconditions_of
 from jaxdp_episodic.accountant.report.privacy_statement import (
@@ -27,6 +33,7 @@ from jaxdp_episodic.accountant.report.privacy_statement import (
     UnitDistribution,
     WorstPath,
 )
+from jaxdp_episodic.accountant.report.protected import protected_unit
 
 _QUANTILES = {
     "min": 0.0,
@@ -49,6 +56,7 @@ def privacy_report(
     num_steps: Any = None,
     method: str = "exact",
     per_unit: bool = False,
+    people: PersonBounds | None = None,
 ) -> PrivacyReport:
     """Returns what a run costs at every level, over all units, and what it rests on.
 
@@ -67,12 +75,16 @@ def privacy_report(
       method: how epsilon is computed; see `epsilon`. With more than
         ``512`` distinct paths those that are not the worst are bounded by "rdp".
       per_unit: also give the epsilon of each protected unit; needs a `Population`.
+      people: public bounds of what one person may own, single numbers: the report of a
+        run that protects less than a person then says what it costs one, with all of
+        her examples. Of a run that protects people they are the run's own.
 
     Raises:
       TypeError: an argument of the wrong type.
       ValueError: a value out of range, a field that is an array, ``num_steps`` given
-        twice or not at all, ``per_unit`` without a `Population`, or a privacy unit
-        whose contributions have no public bound.
+        twice or not at all, ``per_unit`` without units of a `Population`, ``people``
+        for a run that has its own, or a privacy unit whose contributions have no public
+        bound.
     """
     check_method(method)
     run = _single_run(step, num_steps)
@@ -81,13 +93,23 @@ def privacy_report(
         raise ValueError(f"delta must be one number, got {delta!r}")
     _validation.flag("per_unit", per_unit)
     if per_unit and _tree_step(run) is None:
-        raise ValueError("per_unit=True needs a step with a Population, got none")
-    accounted = run_of(run, None)
-    worst = _worst_path(run, accounted, target, method)
-    by_level, level_runs = _by_level(run, target, worst.epsilon, method)
+        raise ValueError(
+            "per_unit=True needs a step that protects units of a Population, got none"
+        )
     first = run.gaussian_steps[0]
+    _check_people(people, first)
+    worst = distribution = None
+    if first.privacy_unit == PERSON:
+        spent = float(epsilon_of(run, delta=target, method=method))
+    else:
+        accounted = run_of(run, None)
+        worst = _worst_path(run, accounted, target, method)
+        spent = worst.epsilon
+        distribution = _distribution(run, accounted, target, worst, per_unit, method)
+    by_level, level_runs = _by_level(run, target, spent, method, people)
     return PrivacyReport(
         privacy_unit=str(first.privacy_unit),
+        protected=protected_unit(first),
         clip_units=tuple(str(part.clip_unit) for part in run.gaussian_steps),
         neighboring_relation=first.neighboring_relation,
         method=method,
@@ -96,13 +118,27 @@ def privacy_report(
         noise_multipliers=tuple(
             float(part.noise_multiplier) for part in run.gaussian_steps
         ),
-        epsilon=worst.epsilon,
+        epsilon=spent,
         epsilon_by_level=by_level,
         worst_path=worst,
         warnings=caveats_of(run, level_runs, by_level, float(target)),
         preconditions=preconditions_of(run),
-        distribution=_distribution(run, accounted, target, worst, per_unit, method),
+        distribution=distribution,
     )
+
+
+def _check_people(people: Any, step: GaussianStep) -> None:
+    if people is None:
+        return
+    if not isinstance(people, PersonBounds):
+        raise TypeError(f"people must be a PersonBounds or None, got {people!r}")
+    if step.privacy_unit == PERSON:
+        raise ValueError(
+            f"people must be None where privacy_unit is {PERSON!r}: the step has its "
+            f"own, got {people!r}"
+        )
+    if people.shape:
+        raise ValueError(f"people must be bounds of one setting, got {people!r}")
 
 
 def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
@@ -199,28 +235,45 @@ def _named_units(step: GaussianStep, index: int) -> dict[str, Any]:
 
 
 def _by_level(
-    run: ComposedSteps, delta: np.ndarray, worst: float, method: str
+    run: ComposedSteps,
+    delta: np.ndarray,
+    spent: float,
+    method: str,
+    people: PersonBounds | None,
 ) -> tuple[dict[str, float | str], dict[str, ComposedSteps]]:
-    """Epsilon with each level as the privacy unit, or why there is none."""
+    """Epsilon with each level as the privacy unit, or why there is none.
+
+    A person comes first, of whom all other units may be parts.
+    """
     values: dict[str, float | str] = {}
     runs: dict[str, ComposedSteps] = {}
-    for level in _tree_levels(run.gaussian_steps[0]):
-        if level == run.gaussian_steps[0].privacy_unit:
-            values[level], runs[level] = worst, run
+    unit = run.gaussian_steps[0].privacy_unit
+    persons = (PERSON,) if people is not None or unit == PERSON else ()
+    for level in (*persons, *_tree_levels(run.gaussian_steps[0])):
+        if level == unit:
+            values[level], runs[level] = spent, run
             continue
+        bounds = people if level == PERSON else None
         try:
             steps = [
-                dataclasses.replace(step, privacy_unit=level)
+                dataclasses.replace(step, privacy_unit=level, people=bounds)
                 for step in run.gaussian_steps
             ]
-            runs[level] = ComposedSteps(tuple(steps), run.counts)
-            accounted = run_of(runs[level], None)
+            same = ComposedSteps(tuple(steps), run.counts)
+            values[level] = _worst_epsilon(same, delta, method)
+            runs[level] = same
         except (ValueError, NotImplementedError) as error:
             values[level] = str(error)
-            continue
-        front = accounted.take_paths(path_rows.undominated_paths(accounted))
-        values[level] = float(_path_epsilons(front, delta, method).max())
     return values, runs
+
+
+def _worst_epsilon(run: ComposedSteps, delta: np.ndarray, method: str) -> float:
+    """Epsilon of the privacy unit, of the paths that can be the worst."""
+    if run.gaussian_steps[0].privacy_unit == PERSON:
+        return float(epsilon_of(run, delta=delta, method=method))
+    accounted = run_of(run, None)
+    front = accounted.take_paths(path_rows.undominated_paths(accounted))
+    return float(_path_epsilons(front, delta, method).max())
 
 
 def _distribution(
@@ -293,9 +346,14 @@ def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
 
 
 def _tree_step(run: ComposedSteps) -> GaussianStep | None:
-    """The first step with a population; all that have one have the same."""
+    """The first step that protects units of a population; all have the same."""
     return next(
-        (part for part in run.gaussian_steps if part.population is not None), None
+        (
+            part
+            for part in run.gaussian_steps
+            if part.population is not None and part.privacy_unit != PERSON
+        ),
+        None,
     )
 
 

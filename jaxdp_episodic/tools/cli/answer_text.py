@@ -10,6 +10,7 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.serialization import spec_fields
 from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps
+from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.tools.cli.messages import aligned
@@ -78,8 +79,8 @@ def _facts(request: Request, answer: Any) -> list[str]:
     if first is not None and alone:
         noise = first.noise_multiplier
         facts |= {"noise multiplier": f"{noise:g}"} if np.ndim(noise) == 0 else {}
-    unit = "unit" if first is None else first.privacy_unit
-    facts["protected"] = f"one {unit} ({_relation(request) or 'as claimed'})"
+    unit = "one unit" if first is None else protected_unit(first)
+    facts["protected"] = f"{unit} ({_relation(request) or 'as claimed'})"
     units = ["the whole step" if c == STEP else f"each {c}" for c in clipped]
     if units:
         facts["clipped"] = ", then ".join(units)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.tools.cli.messages import (
     File,
     Name,
@@ -61,7 +62,7 @@ class Curve:
             warnings.warn(caveat, stacklevel=2)
         first = steps_of(request)[0]
         facts = summary(curve) | {
-            "protected": f"one {first.privacy_unit} ({first.neighboring_relation})",
+            "protected": f"{protected_unit(first)} ({first.neighboring_relation})",
             "written": f"{self.out}, {self.out.with_suffix('.json')}",
         }
         return [f"{name:<23}  {value}" for name, value in facts.items()]

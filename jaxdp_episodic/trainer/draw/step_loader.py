@@ -18,6 +18,8 @@ from jaxdp_episodic.accountant.describe.designs import MultistageSampling
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.data.people import Truncation, truncated
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import step_generator
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
@@ -32,6 +34,8 @@ def step_loader(
     *,
     num_steps: int,
     units: Mapping[str, Any] | None = None,
+    owners: Any = None,
+    truncate: bool = False,
     entropy: int | None = None,
     first_step: int = 0,
     **options: Any,
@@ -56,6 +60,11 @@ def step_loader(
       num_steps: batches in a pass, >= 1.
       units: level name -> (R,) ids of the examples, top level first; global, as in
         `Population.from_ids`. None: the step draws examples, without a level above.
+      owners: (R,) ids of the people who own the examples, one each; needed where the
+        step protects a "person". Nobody is beyond the step's `PersonBounds`:
+      truncate: False: somebody beyond them is an error. True: of what a person has too
+        much, as in `truncated`, the rest is never drawn; ``loader.batch_sampler``'s
+        ``truncation`` says how much that is.
       entropy: secret seed of the draws, whole number >= 0; None: of the operating
         system.
       first_step: where a resumed run goes on: ``loader.batch_sampler.next_step``.
@@ -63,7 +72,7 @@ def step_loader(
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: units or sizes that do not fit the step.
+      ValueError: units or sizes that do not fit the step, a person beyond the bounds.
       NotImplementedError: another design, a `Population`, zero_out.
     """
     draws = StepDraws(
@@ -71,6 +80,8 @@ def step_loader(
         len(dataset),
         num_steps,
         units=units,
+        owners=owners,
+        truncate=truncate,
         entropy=entropy,
         first_step=first_step,
     )
@@ -85,6 +96,7 @@ class StepDraws:
       step: as given; what `StepAccountant` accounts.
       sampler: what draws; ``sampler.expected_units`` is the mean number of rows.
       next_step: number of the next draw; none is ever made twice.
+      truncation: the `Truncation` to the bounds of a person; None: there are none.
     """
 
     def __init__(
@@ -94,6 +106,8 @@ class StepDraws:
         num_steps: int,
         *,
         units: Mapping[str, Any] | None = None,
+        owners: Any = None,
+        truncate: bool = False,
         entropy: int | None = None,
         first_step: int = 0,
     ) -> None:
@@ -113,9 +127,13 @@ class StepDraws:
         noise = np.asarray(step.noise_multiplier)
         _validation.single("noise_multiplier", noise)  # a run has one setting
         self.step = step
-        self._order, population = _tree(step, num_examples, units)
+        table = _tree(step, num_examples, units, owners)
+        self.truncation: Truncation | None = None
+        if step.people is not None:
+            table, self.truncation = truncated(table, step.people, truncate=truncate)
+        self._order = np.asarray(table.features)
         self.sampler = EpisodeSampler(
-            step.design, population, clip_unit=str(step.clip_unit)
+            step.design, table.population, clip_unit=str(step.clip_unit)
         )
         self._num_steps = _validation.whole_number("num_steps", num_steps)
         self._entropy = secrets.randbits(128) if entropy is None else entropy
@@ -137,15 +155,18 @@ class StepDraws:
 
 
 def _tree(
-    step: GaussianStep, num_examples: int, units: Mapping[str, Any] | None
-) -> tuple[np.ndarray, Population]:
-    """The examples in the order of their tree, and the tree."""
+    step: GaussianStep, num_examples: int, units: Mapping[str, Any] | None, owners: Any
+) -> ExampleTable:
+    """The numbers of the examples, in the order of their tree."""
     examples = np.arange(num_examples)
-    if not units:
-        return examples, Population.from_sizes(num_examples)
     level = step.design.level_names[-1]
-    table = ExampleTable.from_records(examples, units=units, example_level=level)
-    return np.asarray(table.features), table.population
+    if units:
+        return ExampleTable.from_records(
+            examples, units=units, example_level=level, owners=owners
+        )
+    alone = Population.from_sizes(num_examples, level_names=(level,))
+    owned = None if owners is None else Owners.from_ids(owners)
+    return ExampleTable(examples, None, alone, owned)
 
 
 class _Rows:

@@ -292,12 +292,6 @@ BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
             "2 cycles of cycle_length=4",
         ),
         (batch_selection.BMinSepSampling(0.1, 8, 2), {}, NotImplementedError, "BMin"),
-        (
-            batch_selection.UserSelectionStrategy(cyclic()),
-            {},
-            NotImplementedError,
-            "UserSelection",
-        ),
         (cyclic(cycle_length=2), {"num_bands": 3}, NotImplementedError, "num_bands=3"),
         (
             cyclic(cycle_length=2),

@@ -498,3 +498,77 @@ def test_bins_are_sums_and_epochs_fresh():
     found = [text.partition(":")[0] for text in caveats.preconditions_of(run)]
     assert {"Fresh epochs", "Sums of bins"} <= set(found)
     assert "Fresh draws" not in found
+
+
+# --- People ---
+
+
+def people_step(relation="zero_out", **options):
+    """A person with an example in each of 12 classes; a class is clipped."""
+    design = jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=0.1),
+        jde.WithoutReplacement("example", size=2, population=20),
+    )
+    options = {"noise_multiplier": 4.0, "clip_unit": "class", **options}
+    return jde.GaussianStep(design, neighboring_relation=relation, **options)
+
+
+PEOPLE = jde.PersonBounds(classes=12, examples=1)
+
+
+def test_a_report_of_examples_says_what_the_run_costs_a_person():
+    asked = {"num_steps": 30, "delta": 1e-5, "method": "rdp"}
+    report = jde.privacy_report(people_step(), people=PEOPLE, **asked)
+    whole = jde.privacy_report(
+        people_step(privacy_unit="person", people=PEOPLE), **asked
+    )
+    assert list(report.epsilon_by_level) == ["person", "class", "example"]
+    assert report.epsilon == report.epsilon_by_level["example"]
+    person = report.epsilon_by_level["person"]
+    assert report.epsilon < report.epsilon_by_level["class"] < person
+    assert person == whole.epsilon == whole.epsilon_by_level["person"]
+    assert whole.epsilon_by_level == report.epsilon_by_level
+    (told,) = [text for text in report.warnings if "person" in text]
+    assert "all examples, in at most 12 classes, at most 1 in each" in told
+    assert not any("a single" in text for text in whole.warnings)
+    assert whole.worst_path is None and whole.distribution is None
+    assert "one person, all examples, in at most 12 classes" in str(whole)
+    assert whole.to_dict()["worst_path"] is None
+    for text, of in (("Bounds of people", whole), ("One path", report)):
+        assert sum(text in one for one in of.preconditions) == 1
+        other = report if of is whole else whole
+        assert not any(text in one for one in other.preconditions)
+
+
+def test_a_report_of_blocks_needs_no_bounds():
+    blocks = jde.PeopleBlocks(
+        num_people=20,
+        people_per_block=2,
+        episodes=jde.Poisson("episode", sampling_probability=0.8),
+    )
+    step = jde.GaussianStep(blocks, noise_multiplier=9.0)
+    report = jde.privacy_report(step, num_steps=30, delta=1e-5, method="rdp")
+    assert report.epsilon_by_level == {"person": report.epsilon}
+    assert any(text.startswith("Blocks:") for text in report.preconditions)
+
+
+@pytest.mark.parametrize(
+    ("step", "people", "error", "message"),
+    [
+        (people_step(privacy_unit="person", people=PEOPLE), PEOPLE, ValueError, "own"),
+        (people_step(), {"classes": 3}, TypeError, "PersonBounds"),
+        (people_step(), jde.PersonBounds(classes=[1, 2]), ValueError, "one setting"),
+    ],
+)
+def test_people_that_do_not_fit_are_refused(step, people, error, message):
+    with pytest.raises(error, match=message):
+        jde.privacy_report(step, num_steps=1, delta=1e-5, people=people)
+
+
+def test_bounds_that_do_not_suit_the_draw_are_said_not_to_be_covered():
+    few = jde.PersonBounds(examples=3)
+    report = jde.privacy_report(
+        people_step(), num_steps=1, delta=1e-5, method="rdp", people=few
+    )
+    assert "bound of classes" in str(report.epsilon_by_level["person"])
+    assert any("of a person none is known" in text for text in report.warnings)

@@ -1,0 +1,37 @@
+"""Who a guarantee protects, in words."""
+
+from __future__ import annotations
+
+from jaxdp_episodic.accountant.describe.people import PersonBounds
+from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+
+
+def protected_unit(step: GaussianStep) -> str:
+    """Returns "one example"; of people also what of a person's is protected."""
+    if step.privacy_unit != PERSON:
+        return f"one {step.privacy_unit}"
+    return f"one person, {bounds_in_words(step.people)}"
+
+
+def bounds_in_words(people: PersonBounds | None) -> str:
+    """Returns how much of the data may be a person's; of many settings not in numbers.
+
+    "all examples, in at most 964 classes, at most 1 in each".
+    """
+    if people is None:
+        return "all examples"
+    if people.shape:
+        return "all examples within bounds that vary"
+    words = {"tasks": ("task", "tasks"), "classes": ("class", "classes")}
+    found = []
+    for name, (one, several) in words.items():
+        if name in people.numbers:
+            number = int(people.numbers[name])
+            where = " of each" if found else ""
+            found.append(f"at most {number:,} {one if number == 1 else several}{where}")
+    where = [f"in {', '.join(found)}"] if found else []
+    if "examples" in people.numbers:
+        inside = " in each" if found else ""
+        where.append(f"at most {int(people.numbers['examples']):,}{inside}")
+    return ", ".join(["all examples", *where])

@@ -18,13 +18,19 @@ from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._engine import keeping_kernels
-from jaxdp_episodic.accountant.describe.schemes import Poisson, WithoutReplacement
+from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
+from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
+    Poisson,
+    WithoutReplacement,
+)
 from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.tools.plots.run import draw_run
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import run_files
@@ -267,13 +273,15 @@ def _finish(
         "is_seeded": trainer.is_seeded,
         "has_default_normalizer": trainer.has_default_normalizer,
         "noise": trainer.noise,
+        "truncation": trainer.truncation,
+        "people": _people(trainer),
     }
     statement = privacy_statement(budget, taken, **how)
     uncounted = epsilon_without_last_stage(budget, taken)
     facts: dict[str, Any] = {
         "steps": taken,
         "epsilon spent": spent,
-        "epsilon without counting the draw of examples": uncounted,
+        **_uncounted(budget, uncounted),
         "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
         "noise": trainer.noise,
         "protected": f"one {budget.step.privacy_unit} "
@@ -331,6 +339,21 @@ def _finish(
         {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
     )
     return Result(trainer, spent, uncounted, scores, folder, bare)
+
+
+def _uncounted(budget: PrivacyBudget, value: float) -> dict[str, float]:
+    """What others would charge, who do not count the draw of an example."""
+    if budget.step.privacy_unit == PERSON:
+        return {}
+    return {"epsilon without counting the draw of examples": value}
+
+
+def _people(trainer: Trainer) -> PersonBounds | None:
+    """What people own where less than a person is protected, and owners are known."""
+    data, unit = trainer.data, trainer.budget.step.privacy_unit
+    if data.owners is None or unit == PERSON or len(data.level_names) > len(BOUNDS):
+        return None
+    return fitting_bounds(data)
 
 
 def _meaning(trainer: Trainer) -> str:

@@ -156,6 +156,7 @@ def assembled(
     parts = run_parts(config, data)
     trainer = Trainer(
         data=data,
+        truncation=tables.truncation,
         seed=config.seed,
         settings={
             "model": "none" if config.model is None else config.model.to_dict(),

@@ -16,6 +16,7 @@ import jax
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.files.json_file import differences
+from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import Processes
 
@@ -136,6 +137,10 @@ def described_versions() -> dict[str, str]:
     }
 
 
-def described_opening(versions: Mapping[str, str]) -> dict[str, str]:
+def described_opening(
+    versions: Mapping[str, str], truncation: Truncation | None
+) -> dict[str, str]:
     """Returns what a ledger says of a process that begins to charge."""
-    return {"machine": f"{platform.system()} {platform.machine()}", **versions}
+    people = {} if truncation is None else {"people": str(truncation)}
+    machine = f"{platform.system()} {platform.machine()}"
+    return {"machine": machine, **versions, **people}

@@ -108,7 +108,9 @@ def _opened(
         if ledger.charged < charged:  # of steps taken elsewhere
             run.keep_epoch(folder, name, charged)
         with (
-            run.ledger.writing_to(ledger, described_opening(run.versions)),
+            run.ledger.writing_to(
+                ledger, described_opening(run.versions, run.truncation)
+            ),
             Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
             run.journaling(folder, name) as journal,
         ):

@@ -16,16 +16,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
+from jaxdp_episodic.accountant.report.protected import bounds_in_words
 from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.archive import read_arrays, write_arrays
 from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.trainer.config.training_config import DISCRETE
 from jaxdp_episodic.trainer.config.training_start import contribution_norm
+from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.run_files import (
     HELD_OUT,
@@ -42,6 +45,8 @@ def privacy_statement(
     has_default_normalizer: bool = False,
     for_release: bool = False,
     noise: str = DISCRETE,
+    people: PersonBounds | None = None,
+    truncation: Truncation | None = None,
 ) -> str:
     """Returns what is protected, how well, why, and under which conditions.
 
@@ -54,6 +59,9 @@ def privacy_statement(
         levels where that is private no epsilon is given.
       for_release: leave out whatever was computed from private sizes.
       noise: "discrete" or "gaussian"; see `Trainer`.
+      people: what the people in the data own, where that is known and less than a
+        person is protected. It is private.
+      truncation: what bounding people has left out.
 
     Returns:
       Markdown. Epsilon in it is an *upper bound*.
@@ -83,13 +91,51 @@ def privacy_statement(
             f"and is charged for {owed:,}: the end may depend on what was released.",
             "",
         ]
-    report = privacy_report(_run(budget, owed), delta=budget.delta)
+    shown = None if for_release else people
+    report = privacy_report(_run(budget, owed), delta=budget.delta, people=shown)
     if budget.step.neighboring_relation == "zero_out":
         report = _without_finer_levels(report)
     if has_default_normalizer:
         report = _without_private_divisor(report, budget.step)
     words = _in_words(report, budget, num_steps, noise)
+    if people is not None:
+        words += ["", _of_a_person(report, people, for_release=for_release)]
+    if truncation is not None:
+        words += ["", _bounded(truncation, for_release=for_release)]
     return "\n".join([*lines, *words, "", "```", str(report), "```"]) + "\n"
+
+
+def _of_a_person(
+    report: PrivacyReport, people: PersonBounds, *, for_release: bool
+) -> str:
+    """What a run that protects less than a person means for one."""
+    unit = report.privacy_unit
+    less = f"Protected is one `{unit}`, not a person: somebody who has several "
+    if for_release:
+        return f"{less}is protected less, by as much as they are."
+    found = report.epsilon_by_level.get(PERSON)
+    if isinstance(found, float):
+        own = f"epsilon {upward(found)}"
+    else:
+        own = f"no epsilon is known ({found})"
+    return (
+        f"{less}is protected less. For somebody who owns as much as anybody does here, "
+        f"{_where(people)}: {own}."
+    )
+
+
+def _where(people: PersonBounds) -> str:
+    """Bounds without the words "all examples, "."""
+    return bounds_in_words(people).partition(", ")[2]
+
+
+def _bounded(truncation: Truncation, *, for_release: bool) -> str:
+    """How people were bounded; numbers of the data are not for release."""
+    words = (
+        f"Before training everybody's examples were bounded, {_where(truncation.bounds)}"
+        ", by a rule that looks at one person alone and at nothing in an example."
+    )
+    return words if for_release else f"{words} Here: {truncation}."
 
 
 def _run(budget: PrivacyBudget, num_steps: int) -> ComposedSteps:

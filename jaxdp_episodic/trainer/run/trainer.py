@@ -14,6 +14,7 @@ import optax
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
+from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys, generator
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
@@ -78,6 +79,7 @@ class Trainer(RunState):
         optimizer; `resume` warns where they have changed.
       start: private statistics of ``data`` to release first, the budget's ``before``;
         learner and model then see the features that they project.
+      truncation: what bounding people has left out of ``data``, for the ledger.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -102,13 +104,14 @@ class Trainer(RunState):
         seed: int | None = None,
         settings: Mapping[str, Any] | None = None,
         start: PrivateStatistics | None = None,
+        truncation: Truncation | None = None,
     ) -> None:
         step = budget.step
         checks.check_population(step, data)
         checks.check_owners(step, data)
         checks.check_features(data)
         checks.check_targets(learner, data, step)
-        self.learner, self.data = learner, data
+        self.learner, self.data, self.truncation = learner, data, truncation
         self.l2_clip_norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
         _validation.choice("noise", noise, NOISES)
         checked_noise(step.noise_multiplier, noise)

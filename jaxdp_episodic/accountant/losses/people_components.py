@@ -137,6 +137,18 @@ class Terms(NamedTuple):
         near = xp.log1p(self.plain_sum(gained))
         return xp.where(small, near, value), mean
 
+    def least(self, of: Callable[[Array, Array], Array]) -> Array:
+        """The least of ``of(j, log_share)`` over j."""
+        if self.log_shares is not None:
+            return np.min(of(self.numbers, self.log_shares), axis=0)
+        xp = namespace(self.shift)
+
+        def lower(k: Array, least: Array) -> Array:
+            return xp.minimum(least, of(*self.row(k))[0])
+
+        first = of(*self.row(xp.ones(())))[0]
+        return fori_loop(xp, 2, self.last + 1, lower, first)
+
     def plain_sum(self, term: Callable[[Array, Array], Array]) -> Array:
         """The sum of ``term(j, log_share)`` over j."""
         if self.log_shares is not None:

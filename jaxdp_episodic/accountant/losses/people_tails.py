@@ -78,12 +78,7 @@ def forward_tails(
     odds = parts.log_none - parts.log_some
     if replaced:
         v = xp.minimum(inner_exponent(u, cover), LARGEST)
-        gain = log_gain - log_e
-
-        def right(m: Array) -> Array:
-            return m + log_add(0.0, gain + log_add(0.0, odds - m))
-
-        sides = _Sides(right, v + 0 * odds, gain + odds, right(xp.zeros_like(odds)))
+        sides = _mirrored_sides(v, log_gain - log_e, odds)
     else:
         log_c = xp.maximum(log_gain + log_uncovered - log_e, LOG_ZERO)
         own = log_gain + log_add(-parts.log_some, log_uncovered - log_e + odds)
@@ -189,6 +184,23 @@ def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
     return profile + xp.log(cover), tail
 
 
+def _mirrored_sides(v: Array, log_gain: Array, odds: Array) -> _Sides:
+    """Of ``B^+ = e^v B^-``, of the logarithms of ``e^v - 1`` and of b_0 over the rest."""
+    xp = namespace(v, odds)
+
+    def right(m: Array) -> Array:
+        return m + log_add(0.0, log_gain + log_add(0.0, odds - m))
+
+    return _Sides(right, v + 0 * odds, log_gain + odds, right(xp.zeros_like(odds)))
+
+
+def root_of_ratio(v: Array, parts: Components, terms: Terms) -> Array:
+    """Where ``B^+`` is ``e^v B^-``, v >= 0."""
+    log_gain = namespace(v).maximum(log_expm1(v), LOG_ZERO)
+    sides = _mirrored_sides(v, log_gain, parts.log_none - parts.log_some)
+    return _root(sides, terms)[0]
+
+
 def root_at_zero(parts: Components, terms: Terms) -> Array:
     """Where ``B^+`` crosses N(0): the root of ``M^+ = 1``."""
     zero = namespace(*parts).zeros_like(parts.log_some)
@@ -201,18 +213,9 @@ def _root(sides: _Sides, terms: Terms) -> tuple[Array, Terms]:
     xp = namespace(s, sides.least)
     nothing = 1e300 + 0 * sides.least
 
-    def lowest(of: Callable[[Array, Array], Array]) -> Array:
-        """The least over j of what is given."""
-        if terms.log_shares is not None:
-            return np.min(of(terms.numbers, terms.log_shares), axis=0)
-        row = terms.row
-        return fori_loop(
-            xp, 1, last + 1, lambda k, least: xp.minimum(least, of(*row(k))[0]), nothing
-        )
-
     # Each term alone is a lower bound of the sum, the largest of all an upper one.
-    high = lowest(lambda j, share: (sides.most - share) / (j * s))
-    low = lowest(lambda j, share: sides.least / (j * s) + 0.5 * j * s)
+    high = terms.least(lambda j, share: (sides.most - share) / (j * s))
+    low = terms.least(lambda j, share: sides.least / (j * s) + 0.5 * j * s)
     if sides.log_mirrored is not None:
         low = xp.maximum(low, 0.0)
     high = xp.maximum(high, low)

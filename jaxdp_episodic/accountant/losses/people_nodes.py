@@ -131,10 +131,11 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
                 for a, b in zip(end, last, strict=True)
             )
         )
-        # Run through backwards on the mirror image of the path: dx = -dw twice.
+        # The mirror image of the path, which is run through backwards.
+        lower = ratios.lower((w[0], -w[1]))
         pieces = [
             _Piece(upper, element, nothing, backward),
-            _Piece(ratios.lower(w), (re, im), nothing, backward),
+            _Piece(lower, (re, -im), nothing, backward),
         ]
         return _gathered(pieces, ends, ratios, cut)
 

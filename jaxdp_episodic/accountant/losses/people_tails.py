@@ -127,26 +127,27 @@ def _beyond(
             log_p - u, gained + log_add(0.0, log_q - xp.log(cover) + mirrored)
         )
     base = log_p + log_density - share
-    near, _ = terms.log_sum(
-        lambda j, share: (
-            share + 0.5 * (j * s) ** 2 + log_saturating_tail(t - j * s, j * s)
-        )
+    below = lambda j, share: share - j * s * t  # noqa: E731
+
+    def tail(js: Array, t: Array) -> Array:
+        return -0.5 * xp.maximum(t - js, 0.0) ** 2
+
+    near = terms.log_sum_of(
+        lambda j, share: share + 0.5 * (j * s) ** 2 + tail(j * s, t),
+        lambda js, t: log_saturating_tail(t - js, js) - tail(js, t),
+        t,
     )
-    far, _ = terms.log_sum(
-        lambda j, share: share - j * s * t + log_mills_difference(t + 0 * j, j * s)
-    )
-    beyond, _ = terms.log_sum(lambda j, share: share - j * s * t + log_mills(t + j * s))
+    far = terms.log_sum_of(below, lambda js, t: log_mills_difference(t, js), t)
+    beyond = terms.log_sum_of(below, lambda js, t: log_mills(t + js), t)
     profile = log_p + log_add(near, base + log_c + far)
     middle = log_mills(t)
-    tail = log_add(log_none + middle, log_p + beyond)
+    lost = log_add(log_none + middle, log_p + beyond)
     if not replaced:
-        tail = log_add(log_q + tail, xp.log(cover) + middle)
-    tail = base + tail
-    both = (logsumexp(parts.log_weight + a) for a in (profile, tail))
-    profile, tail = both
+        lost = log_add(log_q + lost, xp.log(cover) + middle)
+    profile, lost = (logsumexp(parts.log_weight + a) for a in (profile, base + lost))
     if replaced:
-        tail = tail - xp.log1p((1 - cover) / cover * -xp.expm1(-u))
-    return profile + xp.log(cover), tail
+        lost = lost - xp.log1p((1 - cover) / cover * -xp.expm1(-u))
+    return profile + xp.log(cover), lost
 
 
 def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
@@ -167,12 +168,9 @@ def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
     x, terms = _root(sides, terms)
     s = parts.shift
     total, _ = terms.log_sum(lambda j, share: share + j * s * x)
-    inside, _ = terms.log_sum(
-        lambda j, share: share + j * s * x - total + log_lost(-x + 0 * j, j * s)
-    )
-    beyond, _ = terms.log_sum(
-        lambda j, share: share + j * s * x - total + log_mills(j * s - x)
-    )
+    share = lambda j, share: share + j * s * x - total  # noqa: E731
+    inside = terms.log_sum_of(share, lambda js, x: log_lost(-x, js), x)
+    beyond = terms.log_sum_of(share, lambda js, x: log_mills(js - x), x)
     beyond = beyond + log_normal_density(x)
     lost = xp.where(
         log_none > LOG_ZERO, xp.minimum(v, 700.0) + log_none + inside, -xp.inf

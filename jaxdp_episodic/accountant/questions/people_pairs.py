@@ -101,8 +101,8 @@ def units_of_epoch(step: GaussianStep) -> tuple[np.ndarray, np.ndarray]:
         settings = Settings(step, _stages(step))
         number = column(people.numbers[BOUNDS[len(settings.stages) - 1]])
         return number, settings.each(lambda stages: chance_of_holding(stages[1:]))
-    settings = Settings(step, _stages(step), design.ways, bound)
     bound = people.numbers["classes"]
+    settings = Settings(step, _stages(step), design.ways, bound)
     number = np.minimum(bound, design.num_possible_episodes)
     return column(number), settings.each(
         lambda stages, ways, bound: chance_of_any(

@@ -3,100 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._engine import keeping_kernels
-from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
-from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
-    Poisson,
-    WithoutReplacement,
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.tools.train.result import (
+    SEEDED,
+    Result,
+    epsilon_without_last_stage,
+    finished,
 )
-from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
-from jaxdp_episodic.files.atomic import write_atomically
-from jaxdp_episodic.files.json_file import plain
-from jaxdp_episodic.tools.plots.run import draw_run
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
-from jaxdp_episodic.trainer.run.evaluation import Score
-from jaxdp_episodic.trainer.run.report import (
-    export_run,
-    markdown_report,
-    privacy_statement,
-    released_facts,
-)
-from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, read_log
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT
 from jaxdp_episodic.trainer.run.trainer import Trainer
-
-REPORT = "report.md"
-PICTURE = "report.png"
-RELEASE = "release"
-_SEEDED = "draws and noise come from a fixed seed"
-_FALSE_ALARMS = 0.01  # false positive rate at which an attack is described
-_ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are drawn
-
-
-class Result(NamedTuple):
-    """What a run came to.
-
-    Attributes:
-      trainer: with the final parameters in ``trainer.params``.
-      epsilon: spent, nats; *upper bound*.
-      epsilon_without_last_stage: what the same noise and steps would cost if the draw
-        of the examples were not counted.
-      scores: last score on every held-out part; in the first process alone.
-      folder: where everything is.
-      without_noise: as ``scores``, of the same run without noise, if it was asked for.
-    """
-
-    trainer: Trainer
-    epsilon: float
-    epsilon_without_last_stage: float
-    scores: Mapping[str, Score]
-    folder: Path
-    without_noise: Mapping[str, Score] = MappingProxyType({})
-
-    def __str__(self) -> str:
-        budget, lines = self.trainer.budget, []
-        for name, score in self.scores.items():
-            lines.append(f"{name:<12}{score}")
-            if name in self.without_noise:
-                bare = self.without_noise[name].mean
-                lines.append(f"{'':<12}{bare:.4f} without noise, not private")
-        spent = f"{self.epsilon:.5g}" if budget.is_private else "inf (not private)"
-        if self.trainer.is_seeded and budget.is_private:
-            spent += f" were it not seeded; not private: {_SEEDED}"
-        lines.append(
-            f"{'epsilon':<12}{spent}   (target {budget.epsilon:g}, delta "
-            f"{budget.delta:g}, one {budget.step.privacy_unit})"
-        )
-        if self.epsilon_without_last_stage > 1.001 * self.epsilon:
-            lines.append(
-                f"{'':<12}{self.epsilon_without_last_stage:.5g} for the same noise if "
-                "the draw of the examples were not counted"
-            )
-        lines += [
-            f"{'report':<12}{self.folder / REPORT}",
-            f"{'to release':<12}{self.folder / RELEASE}",
-        ]
-        return "\n".join(lines)
 
 
 def run_training(
@@ -194,7 +126,7 @@ def _run(
         if config.evaluation is not None and config.evaluation.without_noise:
             console.print("once more without noise, to compare (not private)")
             without = _scores_without_noise(config, trainer.budget, tables, folder)
-        return _finish(trainer, folder, title, console, without)
+        return finished(trainer, folder, title, console, without)
 
 
 def _helped(
@@ -258,139 +190,6 @@ def _bare(config: TrainingConfig, budget: PrivacyBudget) -> TrainingConfig:
     )
 
 
-def _finish(
-    trainer: Trainer,
-    folder: Path,
-    title: str,
-    console: Console,
-    without_noise: Mapping[str, Mapping[str, Any]],
-) -> Result:
-    """Report, picture and release of a run that took all its steps."""
-    budget, taken = trainer.budget, trainer.num_steps_charged
-    spent = float(budget.spent(taken))
-    records = read_log(folder / run_files.LOG)
-    how = {
-        "is_seeded": trainer.is_seeded,
-        "has_default_normalizer": trainer.has_default_normalizer,
-        "noise": trainer.noise,
-        "truncation": trainer.truncation,
-        "people": _people(trainer),
-    }
-    statement = privacy_statement(budget, taken, **how)
-    uncounted = epsilon_without_last_stage(budget, taken)
-    facts: dict[str, Any] = {
-        "steps": taken,
-        "epsilon spent": spent,
-        **_uncounted(budget, uncounted),
-        "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
-        "noise": trainer.noise,
-        "protected": f"one {budget.step.privacy_unit} "
-        f"({budget.step.neighboring_relation})",
-    }
-    if budget.before:
-        noises = [float(step.noise_multiplier) for step in budget.before]
-        facts["noise multipliers of statistics"] = noises
-    if budget.num_steps > len(budget.before):
-        facts |= {
-            "noise multiplier": budget.step.noise_multiplier,
-            "clip norm": trainer.l2_clip_norm,
-            "clipped": f"each {budget.step.clip_unit}",
-            "mean units a step": trainer.sampler.expected_units,
-        }
-    if trainer.is_seeded or not budget.is_private:
-        facts["not private"] = _SEEDED if budget.is_private else "there is no noise"
-    facts = plain(facts)
-    private_facts = facts
-    for split, score in without_noise.items():
-        value = f"{score['name']} {score['mean']:.4f}, not private"
-        private_facts = {**private_facts, f"{split} without noise": value}
-    picture = None
-    if importlib.util.find_spec("matplotlib") is None:
-        console.print("no picture: matplotlib, of the extra [plot], is not installed")
-    else:
-        picture = PICTURE
-        draw_run(
-            folder / PICTURE,
-            epsilons=[(r["step"], float(r["epsilon"])) for r in records],
-            losses=[
-                (r["step"], r[PRIVATE]["mean_loss"])
-                for r in records
-                if "mean_loss" in r.get(PRIVATE, {})
-            ],
-            scores=[(r["step"], r[HELD_OUT]) for r in records if HELD_OUT in r],
-            target_epsilon=budget.epsilon,
-            without_noise=without_noise,
-            meaning=_meaning(trainer),
-        )
-    page = markdown_report(
-        records, title=title, facts=private_facts, statement=statement, picture=picture
-    )
-    write_atomically(folder / REPORT, page, is_private=True)
-    export_run(
-        folder / RELEASE,
-        params=trainer.params,
-        statement=privacy_statement(budget, taken, for_release=True, **how),
-        log=folder / run_files.LOG,
-        facts=released_facts(facts, budget),
-        has_public_epsilon=public_budget(budget) is not None,
-    )
-    last = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
-    scores, bare = (
-        {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
-    )
-    return Result(trainer, spent, uncounted, scores, folder, bare)
-
-
-def _uncounted(budget: PrivacyBudget, value: float) -> dict[str, float]:
-    """What others would charge, who do not count the draw of an example."""
-    if budget.step.privacy_unit == PERSON:
-        return {}
-    return {"epsilon without counting the draw of examples": value}
-
-
-def _people(trainer: Trainer) -> PersonBounds | None:
-    """What people own where less than a person is protected, and owners are known."""
-    data, unit = trainer.data, trainer.budget.step.privacy_unit
-    if data.owners is None or unit == PERSON or len(data.level_names) > len(BOUNDS):
-        return None
-    return fitting_bounds(data)
-
-
-def _meaning(trainer: Trainer) -> str:
-    """What the protection means for one unit, in a sentence."""
-    budget, taken = trainer.budget, trainer.num_steps_charged
-    unit = budget.step.privacy_unit
-    if not budget.is_private or trainer.is_seeded:
-        return "not private"
-    found = true_positive_rate(budget.run(taken), false_positive_rate=_FALSE_ALARMS)
-    rate = np.ceil(1000 * float(found)) / 10
-    return (
-        f"Protected is every single {unit} ({budget.step.neighboring_relation}). "
-        "Whoever sees all releases,\nand knows all the rest, detects that it was there "
-        f"with probability at most {rate:.1f} %,\nif false alarms are to come in "
-        f"{100 * _FALSE_ALARMS:g} % of the cases (by guessing: "
-        f"{100 * _FALSE_ALARMS:g} %)."
-    )
-
-
-def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
-    """Returns epsilon of the same noise if all examples of a drawn unit took part.
-
-    What the last stage of the draw is worth: the same steps, the last level drawn
-    whole. *Upper bound*, as `PrivacyBudget.spent`.
-    """
-    step, last = budget.step, budget.step.design.schemes[-1]
-    if isinstance(last, WithoutReplacement):
-        last = dataclasses.replace(last, size=_ALL_EXAMPLES, population_is_exact=False)
-    else:  # Poisson, or epochs
-        last = Poisson(last.name, sampling_probability=1.0, population=last.population)
-    step = dataclasses.replace(
-        step, sampling=step.design.with_scheme(last), small_units="keep"
-    )
-    owed = budget.owed(num_steps)
-    return float(dataclasses.replace(budget, step=step).spent(owed))
-
-
 def _announce(console: Console, trainer: Trainer, size: int) -> None:
     budget, step = trainer.budget, trainer.budget.step
     first = len(budget.before)
@@ -419,4 +218,4 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
             "a run that ends within an epoch, other than by this plan, owes all of it"
         )
     if trainer.is_seeded:
-        console.print(f"[bold]not private[/bold]: {_SEEDED}")
+        console.print(f"[bold]not private[/bold]: {SEEDED}")

@@ -20,7 +20,8 @@ from jaxdp_episodic.accountant.questions.tuning import (
     tuned_rdp,
 )
 from jaxdp_episodic.files.atomic import write_atomically
-from jaxdp_episodic.tools.train.run import RELEASE, run_training
+from jaxdp_episodic.tools.train.result import RELEASE
+from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.tools.train.search_space import Search
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import all_processes

@@ -9,25 +9,14 @@ from typing import Any, ClassVar, Self
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import (
-    GroupedClasses,
-    IndependentEpisodes,
-)
-from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,
-    Scheme,
-    WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.spec import (
     Spec,
     check_flags,
     set_whole_numbers,
 )
-from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling
-from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_parts import (
     CLOSED_FORM,
@@ -42,6 +31,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
     PeopleConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import StartConfig
+from jaxdp_episodic.trainer.config.training_step import StepConfig
 from jaxdp_episodic.trainer.data.people import Truncation, truncated
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource, Stored
 from jaxdp_episodic.trainer.data.stored import TRAIN
@@ -54,103 +44,6 @@ NOISES = (DISCRETE, GAUSSIAN)
 """
 
 _MOST_EPISODES = 10**7  # that an untrusted config may ask of an evaluation
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StepConfig(Spec):
-    """A `GaussianStep` without its sizes, which are public bounds or the data's own.
-
-    Where every draw without replacement down to the protected unit states its
-    ``population``, a public lower bound, the guarantee rests on these alone (and data
-    that contradict them are refused). Else it rests on the sizes of the data: under
-    ``add_remove`` the noise then depends on private sizes, and what is released leaves
-    out all that was computed from them.
-
-    Attributes:
-      sampling: as of `GaussianStep`.
-      noise_multiplier: None where it is calibrated.
-      clip_unit: as of `GaussianStep`.
-      privacy_unit: as of `GaussianStep`. "person" takes its bounds from the config's
-        ``people``.
-      neighboring_relation: as of `GaussianStep`. Under "zero_out" the protected level
-        states its ``population``, the number of slots that are drawn, filled or not.
-      small_units: as of `GaussianStep`.
-    """
-
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "sampling": GaussianStep.nested_specs["sampling"]
-    }
-
-    sampling: Sampling | Scheme
-    noise_multiplier: float | None = None
-    clip_unit: str | None = None
-    privacy_unit: str | None = None
-    neighboring_relation: str = "add_remove"
-    small_units: str | None = None
-
-    def __post_init__(self) -> None:
-        _validation.choice(
-            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
-        )
-        if self.noise_multiplier is not None:
-            noise = _validation.float32_number(
-                "noise_multiplier", self.noise_multiplier, zero=True
-            )
-            object.__setattr__(self, "noise_multiplier", noise)
-
-    def step(
-        self, population: Population, people: PersonBounds | None = None
-    ) -> GaussianStep:
-        """Returns the step on real data; without a noise multiplier, with one of 1.
-
-        Args:
-          population: of the data.
-          people: bounds of what one person owns, where people are protected.
-        """
-        if self.neighboring_relation == "zero_out":
-            return self._with(None, people)  # slots, not what fills them
-        if isinstance(self.sampling, PeopleBlocks):
-            return self._with(None, people)  # its sizes are those within a block
-        if self.neighboring_relation != "add_remove":
-            is_public = _states_its_sizes(self.sampling)
-            return self._with(None if is_public else population, people)
-        # Sizes below the protected units cost nothing, stated or not: what the config
-        # states is enough if the accountant can answer from it.
-        try:
-            step = self._with(None, people)
-            step_epsilon(step, num_steps=1, delta=1e-5)
-        except (ValueError, NotImplementedError):
-            return self._with(population, people)
-        return step
-
-    def _with(
-        self, population: Population | None, people: PersonBounds | None
-    ) -> GaussianStep:
-        noise = self.noise_multiplier
-        return GaussianStep(
-            self.sampling,
-            noise_multiplier=1.0 if noise is None else noise,
-            clip_unit=self.clip_unit,
-            privacy_unit=self.privacy_unit,
-            neighboring_relation=self.neighboring_relation,
-            small_units=self.small_units,
-            population=population,
-            people=people,
-        )
-
-
-def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
-    """True if every draw without replacement of the data has a public population."""
-    if isinstance(sampling, GroupedClasses):
-        return sampling.examples.population is not None
-    if isinstance(sampling, IndependentEpisodes):
-        sampling = sampling.sampling
-    levels = getattr(sampling, "levels", (sampling,))
-    return all(
-        scheme.population is not None
-        for scheme in levels
-        if isinstance(scheme, WithoutReplacement)
-    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -325,7 +218,8 @@ class TrainingConfig(Spec):
         if not is_known:
             raise ValueError(
                 f"data.owner must be given with step.privacy_unit={PERSON!r}: it says "
-                f"whose an example is; got data of type {type(self.data).__name__!r} without"
+                "whose an example is; got data of type "
+                f"{type(self.data).__name__!r} without"
             )
 
     def _check_statistics_alone(self, kind: str) -> None:

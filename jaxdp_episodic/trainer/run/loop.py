@@ -105,12 +105,11 @@ def _opened(
     """
     with LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger:
         name, charged = ledger.mark.run, run.ledger.charged
+        opening = described_opening(run.versions, run.truncation)
         if ledger.charged < charged:  # of steps taken elsewhere
             run.keep_epoch(folder, name, charged)
         with (
-            run.ledger.writing_to(
-                ledger, described_opening(run.versions, run.truncation)
-            ),
+            run.ledger.writing_to(ledger, opening),
             Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
             run.journaling(folder, name) as journal,
         ):

@@ -67,8 +67,9 @@ def released(tmp_path, text):
 def _undrawn():
     """Pictures are private; one is drawn in `test_run`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxdp_episodic.tools.train.run.draw_run", lambda *_, **__: None)
-        patch.setattr("jaxdp_episodic.tools.train.run._meaning", lambda _: "")
+        result = "jaxdp_episodic.tools.train.result"
+        patch.setattr(f"{result}.draw_run", lambda *_, **__: None)
+        patch.setattr(f"{result}._meaning", lambda _: "")
         yield
 
 

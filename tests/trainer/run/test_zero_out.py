@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.trainer.config.training_config import StepConfig
+from jaxdp_episodic.trainer.config.training_step import StepConfig
 from jaxdp_episodic.trainer.run.report import _without_finer_levels
 from training_runs import GROUPED, classes, trainer
 

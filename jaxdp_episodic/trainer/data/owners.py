@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -217,8 +218,10 @@ def owner_of_name(pattern: str) -> Callable[[str], str | None]:
     ):
         raise ValueError(rule)
     try:
-        compiled = re.compile(pattern)
-    except (re.error, OverflowError, RecursionError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what may mean something else one day
+            compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError, Warning):
         compiled = None
     if compiled is None or compiled.groups != 1:
         raise ValueError(rule)

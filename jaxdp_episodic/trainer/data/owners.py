@@ -32,6 +32,10 @@ _MOST_REPETITIONS = 3
 class Owners:
     """The owner of each example; make it of ids with `from_ids`.
 
+    A code says who is the same as whom, and nothing else: where ``names`` are those who
+    are there, a code moves when somebody joins. What must stay when others come and go
+    (which block a person is in) is made of names, or of a public list.
+
     Attributes:
       codes: (R,) int64, index into ``names`` of each example's owner.
       names: (P,) integers or strings, each once: the list of people. Somebody on it

@@ -32,7 +32,7 @@ from jaxdp_episodic.accountant.losses.people_products import (
     shrunk,
     turned,
 )
-from jaxdp_episodic.accountant.losses.people_tails import root_at_zero
+from jaxdp_episodic.accountant.losses.people_tails import root_at_zero, root_of_ratio
 from jaxdp_episodic.accountant.numerics.complex_exponentials import log_add_complex
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 from jaxdp_episodic.accountant.numerics.special import log_add
@@ -100,7 +100,7 @@ class Ratios:
     def upper(self, w: Points) -> Ratio:
         """At ``floor + w``, Re w >= 0, (K, n)."""
         s, log_e = self.parts.shift, namespace(self.cover).log(self.cover)
-        x = self.floor[:, None] + w[0], w[1]
+        x = self._at(w)
         if self.replaced:
             rise = self._sum(0.0, turned, w)
             base = self._mixture(0.0, -1.0, w)
@@ -113,7 +113,7 @@ class Ratios:
         """At ``floor - w``, Re w >= 0, (K, n)."""
         s = self.parts.shift
         xp = namespace(s)
-        x = self.floor[:, None] - w[0], None if w[1] is None else -w[1]
+        x = self._at((-w[0], None if w[1] is None else -w[1]))
         fall = self._sum(self.floor * s, shrunk, w)
         own = self._mixture(self.floor * s, -1.0, w)
         base = self._base(own)
@@ -146,6 +146,37 @@ class Ratios:
         loss = tuple(xp.where(small, a, b) for a, b in zip(one, far, strict=True))
         wide = x[0] + zero, None if x[1] is None else x[1] + zero
         return Ratio((loss[0], loss[1]), (zero, zero), wide)
+
+    def mean_at(self, x: Array) -> Array:
+        """The mean of j under ``B^+`` at real x, (C, n)."""
+        xp = namespace(x)
+        value, mean = self.terms.log_ratio(x + xp.zeros_like(self.floor))
+        gap = self.parts.log_none - self.parts.log_some - value
+        return mean / (1 + xp.exp(xp.minimum(gap, 700.0)))
+
+    def turning_point(self) -> tuple[Array, Array]:
+        """The distance up to which paths must be low, and the shift that says how low.
+
+        With a cover, densities are sums of mixtures of both signs, which are equal
+        where ``e B^+ = (1-e) B^-``: zeros lie where their angles are pi apart, each the
+        height times s and its mean of j.
+        """
+        xp = namespace(self.cover)
+        s = self.parts.shift
+        if not self.covers:
+            return xp.zeros_like(s), s
+        odds = log_complement(self.cover) - xp.log(self.cover)
+        some = odds > 0
+        kink = root_of_ratio(xp.where(some, odds, 0.0), self.parts, self.terms)
+        kink = xp.maximum(xp.where(some, kink, 0.0), self.floor)
+        mean = 0.5 * xp.max(self.mean_at(kink) + self.mean_at(-self.floor), axis=0)
+        turn = xp.where(self.cover < 1, xp.maximum(mean, 1.0), 1.0)
+        return xp.max(kink - self.floor, axis=0), turn * s
+
+    def _at(self, w: Points) -> Points:
+        """The points at distances w from the floors, (C, K, n)."""
+        floor = self.floor[:, None]
+        return floor + w[0], None if w[1] is None else 0 * floor + w[1]
 
     def _sum(self, tilt: Array | float, factor, w: Points) -> Points:
         """``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""

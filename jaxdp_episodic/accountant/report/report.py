@@ -94,7 +94,8 @@ def privacy_report(
     _validation.flag("per_unit", per_unit)
     if per_unit and _tree_step(run) is None:
         raise ValueError(
-            "per_unit=True needs a step that protects units of a Population, got none"
+            "per_unit=True needs a step with a Population whose units are protected, "
+            "got none"
         )
     first = run.gaussian_steps[0]
     _check_people(people, first)

@@ -150,7 +150,10 @@ class Terms(NamedTuple):
         return fori_loop(xp, 2, self.last + 1, lower, first)
 
     def log_sum_of(
-        self, weight: Callable[[Array, Array], Array], factor: Callable[..., Array], *at: Array
+        self,
+        weight: Callable[[Array, Array], Array],
+        factor: Callable[..., Array],
+        *at: Array,
     ) -> Array:
         """Logarithm of the sum over j of ``e^weight(j, log_share)`` times factors.
 
@@ -162,7 +165,9 @@ class Terms(NamedTuple):
         """
         s = self.shift
         if self.log_shares is None:
-            return self.log_sum(lambda j, share: weight(j, share) + factor(j * s, *at))[0]
+            return self.log_sum(lambda j, share: weight(j, share) + factor(j * s, *at))[
+                0
+            ]
         bound = weight(self.numbers, self.log_shares)
         used = bound > np.max(bound, axis=0) - NEGLIGIBLE
         slope = self.numbers * s

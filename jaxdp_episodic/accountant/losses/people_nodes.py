@@ -112,7 +112,9 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
     if not ratios.replaced:
         below = points(left + xp.max(floor, axis=0), zero)
 
-    def one(above: tuple[Pair, Pair], below: tuple[Pair, Pair], cut: Array) -> LossNodes:
+    def one(
+        above: tuple[Pair, Pair], below: tuple[Pair, Pair], cut: Array
+    ) -> LossNodes:
         (w, element), nothing = above, xp.zeros_like(floor)
         end = ratios.upper((w[0][-1:], xp.zeros_like(w[0][:1])))
         upper = ratios.upper(w)

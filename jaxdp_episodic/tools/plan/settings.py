@@ -10,7 +10,7 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
-from jaxdp_episodic.tools.plan.designs import EPOCHS, INDEPENDENT, Design
+from jaxdp_episodic.tools.plan.designs import BLOCKS, EPOCHS, INDEPENDENT, Design
 from jaxdp_episodic.tools.plan.question import Compute, PlanRequest
 
 # Independent episodes cost a sum over their number, and every length of an epoch has a
@@ -134,12 +134,15 @@ def _step(
     episodes: np.ndarray,
     noise: np.ndarray | float,
 ) -> GaussianStep:
+    in_blocks = design.scheme == BLOCKS
+    rests_on_sizes = request.episode.population is None and not in_blocks
     return GaussianStep(
         design.sampling(episodes),
         noise_multiplier=noise,
         clip_unit=design.clip_unit,
         privacy_unit=request.privacy_unit,
+        people=None if in_blocks else request.people,
         neighboring_relation=request.neighboring_relation,
         small_units="keep",
-        population=population if request.episode.population is None else None,
+        population=population if rests_on_sizes else None,
     )

@@ -119,9 +119,9 @@ def _where_units_are(run: ComposedSteps) -> str:
             "an episode is made of its own block's data and public facts alone."
         )
     assert first.people is not None  # checked
-    bounds = (f"{n} {name}" for name, n in first.people.numbers.items())
+    bounds = (f"{name} at most {n}" for name, n in first.people.numbers.items())
     return (
-        f"Bounds of a person: at most {', '.join(bounds)}, for everybody, enforced "
+        f"Bounds of a person: {', '.join(bounds)}, for everybody, enforced "
         "before training by a rule that looks at that person alone; every example has "
         "one owner."
     )

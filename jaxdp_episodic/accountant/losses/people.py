@@ -90,11 +90,12 @@ class PeopleLoss(GaussianLoss, Nodes):
         shape = np.broadcast_shapes(np.shape(u), self.shape)
         u, e, parts = self._components(u, shape)
         forward = forward_tails(u, parts, e, replaced=self.is_symmetric)
-        some = xp.broadcast_to(~self.loses_nothing, shape)
-        forward = self._scaled(forward, some)
+        factors = self.outer_rate, self.chance, self.shift, self._largest_count()
+        outer, *factors = (xp.broadcast_to(factor, shape) for factor in factors)
+        forward = scaled(forward, outer, *factors)
         if self.is_symmetric:
             return forward, forward
-        return forward, self._scaled(backward_tails(u, parts, e), some)
+        return forward, scaled(backward_tails(u, parts, e), outer, *factors)
 
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`; as of the sampled pair."""
@@ -149,10 +150,6 @@ class PeopleLoss(GaussianLoss, Nodes):
         q, e = positive(q, 1.0), positive(e, 1.0)
         s = xp.clip(xp.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
         return u, e, Components.of(count, weight - xp.log(e), q, s)
-
-    def _scaled(self, tails: Tails, some: Array) -> Tails:
-        xp = namespace(*tails)
-        return scaled(tails, xp.broadcast_to(self.outer_rate, some.shape), some)
 
     def _largest_count(self) -> Array:
         xp = namespace(*self.fields)

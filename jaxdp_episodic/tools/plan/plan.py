@@ -115,7 +115,8 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
     left_out, gains = {}, {}
     for design in designs:
         weight = design.examples / unit
-        episodes, steps = budgeted(compute, design, weight)
+        of_people = request.people is not None
+        episodes, steps = budgeted(compute, design, weight, of_people=of_people)
         if not episodes.size:
             left_out[design.name] = (
                 f"{compute.fewest_steps} steps of one episode exceed total_episodes"

@@ -38,15 +38,19 @@ class Candidates(NamedTuple):
 
 
 def budgeted(
-    compute: Compute, design: Design, weight: float
+    compute: Compute, design: Design, weight: float, *, of_people: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of episodes a step and steps within the budget, with its edges."""
+    """Returns pairs of episodes a step and steps within the budget, with its edges.
+
+    Fewer of what takes long to calibrate, as people do who are in many episodes.
+    """
     budget = compute.total_episodes / weight
     most = min(compute.episodes_per_step, design.most_episodes)
     largest = int(min(most, budget / compute.fewest_steps))
     if largest < 1:
         return np.zeros(0), np.zeros(0)
-    sizes = _COARSE_GRID if design.scheme in _SLOW else _GRID
+    is_slow = design.scheme in _SLOW or (of_people and design.scheme != BLOCKS)
+    sizes = _COARSE_GRID if is_slow else _GRID
     episodes = np.unique(np.rint(np.geomspace(1, largest, sizes[0])))
     grid = np.geomspace(compute.fewest_steps, compute.most_steps, sizes[1])
     pairs = set()

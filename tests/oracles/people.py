@@ -12,7 +12,7 @@ of drawn units that do, R = the set of units that would if drawn, e = P(R not em
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +22,8 @@ from scipy.stats import binom, hypergeom
 from oracles import mixtures
 from oracles.mixtures import Mixture
 
-Profile = Callable[[np.ndarray], np.ndarray]
-"""H_g for every g >= 1."""
+# Parts of less weight are left out: an absolute error.
+_NEGLIGIBLE = 1e-17
 
 
 class Part(NamedTuple):
@@ -50,7 +50,7 @@ def profiles(claim: Claim, s: float, g: np.ndarray) -> tuple[np.ndarray, np.ndar
 def _profile(parts: list[Part], s: float, g: np.ndarray) -> np.ndarray:
     total = np.zeros_like(g)
     for weight, top, bottom in parts:
-        if weight > 0:
+        if weight > _NEGLIGIBLE:
             total += weight * mixtures.hockey_stick(top, bottom, s, g)
     return total
 
@@ -62,6 +62,15 @@ def smallest(claims: Sequence[Claim], s: float, g: np.ndarray):
 
 
 # --- Claims ---
+
+
+def scaled(*parts: tuple[float, Claim]) -> Claim:
+    """Claims of what is visible, with their chances."""
+    ways: tuple[list[Part], list[Part]] = ([], [])
+    for weight, claim in parts:
+        for found, side in zip(ways, claim, strict=True):
+            found += [part._replace(weight=weight * part.weight) for part in side]
+    return Claim(*ways)
 
 
 def line(law: Sequence[float], sign: int = 1) -> Mixture:
@@ -155,7 +164,10 @@ def _covered(rows, e: float, relation: str, *, fixed_classes: bool) -> Claim:
     for weight, law in rows:
         up, down = line(law), line(law, -1)
         if relation == "zero_out":
-            top, bottom = _mixed((1 - e, down), (e, up)), _mixed((1 - e, down), (e, nothing))
+            top, bottom = (
+                _mixed((1 - e, down), (e, up)),
+                _mixed((1 - e, down), (e, nothing)),
+            )
             forward.append(Part(weight, top, bottom))
             backward.append(Part(weight, _mixed((1 - e, up), (e, nothing)), up))
             continue
@@ -172,15 +184,15 @@ def removed_examples(law: Sequence[float]) -> Claim:
 
 
 def theorem_ab(m: int, p: float, r: float, share: float) -> Claim:
-    """zero_out by coins: frames of Theorem A, a share of the draws with R empty as cover."""
+    """zero_out by coins: frames of Theorem A, and a share of the cover of Theorem 2."""
     none, seen = (1 - r) ** m, _bin(m, p)
     claim = Claim([], [])
     for shown, weight in enumerate(_bin(m, p * (1 - r))):
         n = m - shown
         inner = _bin(n, p * r / (1 - p + p * r))
         cover = [
-            share * none * seen[shown + j] * comb(shown + j, j) * r**j * (1 - r) ** shown
-            * (1 - (j == 0) * (1 - r) ** n) / (1 - none)
+            share * none * seen[shown + j] * float(binom.pmf(shown, shown + j, 1 - r))
+            / (1 - none) * (1 - (j == 0) * (1 - r) ** n)
             for j in range(n + 1)
         ]  # fmt: skip
         rest = {0.0: weight - share * none * seen[shown]}
@@ -210,7 +222,7 @@ def poisson_binomial(rates: Sequence[float]) -> list[float]:
 def reached(population: int, examples: int, size: int) -> float:
     """One of a person's examples of a class is among those drawn."""
     size = min(size, population)
-    return 1 - comb(population - examples, size) / comb(population, size)
+    return 1 - float(comb(population - examples, size) / comb(population, size))
 
 
 def without_replacement(law: Sequence[float], num_units: int, size: int) -> list[float]:
@@ -235,7 +247,7 @@ def even_groups(num_groups: int, hers: int, rho: float) -> list[float]:
 
 
 def average_groups(num_classes: int, ways: int, hers: int, rho: float) -> list[float]:
-    """Law of |R| over all partitions, as it is drawn afresh: by enumeration of counts."""
+    """Law of |R| over all partitions, drawn afresh, group by group."""
     groups = num_classes // ways
     places = [ways] * groups + [num_classes - ways * groups]
     laws: dict[int, np.ndarray] = {0: np.ones(1)}
@@ -254,40 +266,54 @@ def average_groups(num_classes: int, ways: int, hers: int, rho: float) -> list[f
 
 
 def composed(
-    forward: Profile, backward: Profile, num_steps: int, epsilon, *, spacing: float, reach: float
+    claim: Claim, s: float, num_steps: int, epsilons: np.ndarray, *, forward: bool
 ) -> np.ndarray:
-    """Delta of several steps of the pair with these profiles; slightly too large.
+    """Delta of several steps, at every epsilon; extrapolated in the lattice's spacing.
 
-    On a lattice of losses the profile is replaced by its chords, whose pair loses
-    lattice values only; the sum is a power of a discrete transform. `reach`: losses of
-    a step beyond it are taken for infinite, as are sums that leave the lattice.
+    The error is 1e-4 of it where it is above 1e-9, 1e-3 where losses are few.
     """
-    count = round(reach / spacing)
+    fine, coarse = (
+        chords(_pair(claim, s, spacing, forward=forward), spacing, num_steps, epsilons)
+        for spacing in (0.01, 0.02)
+    )
+    return (4 * fine - coarse) / 3
+
+
+def _pair(claim: Claim, s: float, spacing: float, *, forward: bool) -> np.ndarray:
+    """The profile at e^(k spacing), |k| <= n; below 1 from the other direction."""
+    ratio = np.exp(spacing * np.arange(1 + round(_FARTHEST / spacing)))
+    sides = profiles(claim, s, ratio)
+    high, low = sides if forward else sides[::-1]
+    return np.concatenate([(1 - 1 / ratio + low / ratio)[:0:-1], high])
+
+
+def chords(
+    values: np.ndarray, spacing: float, num_steps: int, epsilons: np.ndarray
+) -> np.ndarray:
+    """Delta of several steps of the pair with this profile on a lattice; from above.
+
+    The profile is replaced by its chords, whose pair loses lattice values only; the
+    sum of the steps is a power of a discrete transform (Doroshenko et al. 2022).
+    """
+    count = len(values) // 2
     losses = spacing * np.arange(-count, count + 1)
     ratio = np.exp(losses)
-    high = forward(ratio[count:])
-    low = 1 - ratio[:count] + ratio[:count] * backward(1 / ratio[:count])
-    values = np.concatenate([low, high])
     # Slopes are minus the mass of Q above; the first chord begins at g = 0.
     slopes = np.diff(values, prepend=1.0) / np.diff(ratio, prepend=0.0)
     masses = np.maximum(np.diff(slopes, append=0.0), 0.0) * ratio
-    infinite = values[-1]
-    width = 1 << int(np.ceil(np.log2(12 * np.sqrt(num_steps) * (2 * count + 1))))
-    total = np.fft.irfft(np.fft.rfft(masses, width) ** num_steps, width)
-    total = np.maximum(total, 0.0)
-    sums = spacing * (np.arange(width) - count * num_steps % width)
-    # The window of sums of the length `width` about the mean, modulo the transform.
-    middle = num_steps * float(masses @ losses)
-    sums += width * spacing * np.round((middle - sums) / (width * spacing))
-    lost = 1 - (1 - infinite) ** num_steps
-    eps = np.atleast_1d(np.asarray(epsilon, dtype=float))
-    excess = np.maximum(-np.expm1(np.minimum(eps[:, None] - sums, 0.0)), 0.0)
-    return lost + excess @ total
+    # Sums within 40 standard deviations are told apart.
+    mean = float(masses @ losses)
+    deviation = np.sqrt(num_steps * float(masses @ (losses - mean) ** 2))
+    width = 1 << int(np.ceil(np.log2(2 * count + 1 + 40 * deviation / spacing)))
+    folded = np.zeros(width)
+    np.add.at(folded, np.arange(len(masses)) % width, masses)
+    total = np.maximum(np.fft.irfft(np.fft.rfft(folded) ** num_steps, width), 0.0)
+    sums = spacing * (np.arange(width) - count * num_steps)
+    window = width * spacing
+    sums += window * np.round((num_steps * mean - sums) / window)
+    excess = np.maximum(-np.expm1(np.minimum(epsilons[:, None] - sums, 0.0)), 0.0)
+    return 1 - (1 - values[-1]) ** num_steps + excess @ total
 
 
-def interpolated(claim: Claim, s: float) -> tuple[Profile, Profile]:
-    """Both profiles as functions of g, for `composed`."""
-    return (
-        lambda g: _profile(claim.forward, s, np.atleast_1d(g)),
-        lambda g: _profile(claim.backward, s, np.atleast_1d(g)),
-    )
+# Losses of a step beyond it are infinite.
+_FARTHEST = 12.0

@@ -20,6 +20,7 @@ Content = tuple[str, frozenset[str]]
 ContentLaw = dict[Content, float]
 Law = dict[tuple[Content, ...], float]
 
+ALL = ("all", 0.0)
 RELATIONS = ("zero_out", "replace_one", "add_remove")
 
 
@@ -37,7 +38,7 @@ def without_person(examples: Iterable[str]) -> tuple[str, ...]:
 
 
 def subsets(items: Sequence, scheme: tuple[str, float]) -> list[tuple[float, tuple]]:
-    """Samples and their chances; a scheme is ("coins", p), ("draw", n) or ("all", 0)."""
+    """Samples and their chances; a scheme is ("coins", p), ("draw", n) or ALL."""
     kind, value = scheme
     if kind == "all":
         return [(1.0, tuple(items))]
@@ -170,7 +171,9 @@ def release(law: Law, relation: str, without: Law | None = None) -> Release:
             tuple((f"{c[0]}'", c[1]) if is_held(c) else c for c in draw): w
             for draw, w in law.items()
         }
-    columns = sorted({c for each in (law, other) for draw in each for c in draw}, key=repr)
+    columns = sorted(
+        {c for each in (law, other) for draw in each for c in draw}, key=repr
+    )
     place = {content: i for i, content in enumerate(columns)}
 
     def counts(each: Law):
@@ -214,7 +217,8 @@ def plane_divergences(step: Release, table: np.ndarray, s: float, g: np.ndarray)
             for mean, weight in zip(means[:, 0], weights * density, strict=True):
                 added(part, float(mean), float(weight))
             slices.append(part)
-        totals += _PLANE_STEP * np.array(mixtures.hockey_sticks(*slices, s, g))
+        both = mixtures.hockey_sticks(slices[0], slices[1], s, g)
+        totals += _PLANE_STEP * np.array(both)
     return totals[0], totals[1]
 
 
@@ -234,6 +238,7 @@ class Lattice(NamedTuple):
 
 
 LINE = Lattice(np.arange(-2, 3)[:, None], np.array([[0.5]]))
+QUARTERS = Lattice(np.arange(-4, 5)[:, None], np.array([[0.25]]))
 # Six directions of norm 1, and 0.
 PLANE = Lattice(
     np.array([[0, 0], [1, 0], [0, 1], [-1, 1], [-1, 0], [0, -1], [1, -1]]),
@@ -298,7 +303,9 @@ def attack(
         for _ in range(4):
             before = value
             for i in rng.permutation(len(table)):
-                moved = integral.counts[:, i, None] * (lattice.moves - table[i])[:, None]
+                moved = (
+                    integral.counts[:, i, None] * (lattice.moves - table[i])[:, None]
+                )
                 values = integral((integral.counts @ table)[None] + moved)
                 k = int(np.argmax(values))
                 if values[k] > value:
@@ -326,15 +333,16 @@ def attained(
     s: float,
     g: np.ndarray,
     *,
-    aims: Sequence[float],
+    aims: Sequence[float] | np.ndarray,
     lattice: Lattice = LINE,
     starts: int = 4,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The largest divergences found, forward and backward, at every g; true ones."""
     found = np.zeros((2, len(g)))
-    measure = divergences if lattice is LINE else plane_divergences
+    on_a_line = lattice.moves.shape[1] == 1
+    measure = divergences if on_a_line else plane_divergences
     for sign, aim in itertools.product((1, -1), aims):
         table = attack(rng, step, lattice, s, aim, sign=sign, starts=starts)
-        table = table[:, 0] if lattice is LINE else table
+        table = table[:, 0] if on_a_line else table
         found = np.maximum(found, measure(step, table, s, g))
     return found[0], found[1]

@@ -129,7 +129,8 @@ def blocks(rng: np.random.Generator, relation: str) -> Built:
         claims = [people.theorem_2([1 - rho, rho], scheme[1], relation)]
     else:
         claims = [people.theorem_1([1 - rho / 2, rho / 2], relation)]
-    return laws[0], laws[1], claims, {"scheme": scheme, "reached": rho, "num_blocks": 2}
+    facts = {"scheme": scheme, "hers": hers, "slots": len(slots), "size": size}
+    return laws[0], laws[1], claims, facts
 
 
 def episodes_of_a_block(rng: np.random.Generator, relation: str) -> Built:

@@ -56,7 +56,7 @@ class _Task(NamedTuple):
     rate: float
 
 
-class _Inner(NamedTuple):
+class Inner(NamedTuple):
     """What is drawn within a task: classes (scheme, number), examples (number, of)."""
 
     ways: tuple[str, float]
@@ -65,15 +65,15 @@ class _Inner(NamedTuple):
     size: int
 
 
-def _inner(rng: np.random.Generator) -> _Inner:
+def _inner(rng: np.random.Generator) -> Inner:
     number, size = int(rng.integers(1, 3)), int(rng.integers(2, 4))
     ways = ALL
     if number > 1 and rng.random() < 0.6:
         ways = ("draw", 1.0) if rng.random() < 0.6 else ("coins", 0.4)
-    return _Inner(ways, number, int(rng.integers(1, size)), size)
+    return Inner(ways, number, int(rng.integers(1, size)), size)
 
 
-def _task(name: str, inner: _Inner, hers: int, each: int) -> _Task:
+def _task(name: str, inner: Inner, hers: int, each: int) -> _Task:
     classes = [
         a_class(f"{name}{i}", each if i < hers else 0, inner.size)
         for i in range(inner.num_classes)
@@ -86,7 +86,7 @@ def _task(name: str, inner: _Inner, hers: int, each: int) -> _Task:
     return _Task(classes, people.chosen_classes(inner.num_classes, hers, ways, rho))
 
 
-def _tasks(rng, inner: _Inner, most: int) -> tuple[list[_Task], dict[str, int]]:
+def _tasks(rng, inner: Inner, most: int) -> tuple[list[_Task], dict[str, int]]:
     """Tasks that can hold the person; her bounds."""
     each = int(rng.integers(1, inner.size + (rng.random() < 0.3)))
     hers = [int(rng.integers(1, inner.num_classes + 1)) for _ in range(most)]
@@ -96,7 +96,7 @@ def _tasks(rng, inner: _Inner, most: int) -> tuple[list[_Task], dict[str, int]]:
     return tasks, {"examples": each, "classes": max(hers), "tasks": most}
 
 
-def _unit_laws(tasks: list[_Task], inner: _Inner, *, gone: bool):
+def _unit_laws(tasks: list[_Task], inner: Inner, *, gone: bool):
     return [
         unit_law(
             str(i),
@@ -185,7 +185,7 @@ def classes_below_tasks(rng: np.random.Generator, relation: str) -> Built:
     return laws[0], laws[1], claims, facts | {"num_tasks": num_tasks}
 
 
-def _classes_drawn(task: _Task, inner: _Inner, within, *, gone: bool) -> Law:
+def _classes_drawn(task: _Task, inner: Inner, within, *, gone: bool) -> Law:
     """The classes of one task as clip units."""
     classes = emptied(task.classes) if gone else task.classes
     shots = ("draw", inner.shots)
@@ -195,7 +195,7 @@ def _classes_drawn(task: _Task, inner: _Inner, within, *, gone: bool) -> Law:
     return drawn_units(units, within)
 
 
-def _claims_below(seen: int, hers: int, rho: float, inner: _Inner, within, relation):
+def _claims_below(seen: int, hers: int, rho: float, inner: Inner, within, relation):
     """Two claims, given how many of the person's tasks are seen to be drawn."""
     if within[0] == "coins":
         fixed = relation == "add_remove"
@@ -209,7 +209,7 @@ def _claims_below(seen: int, hers: int, rho: float, inner: _Inner, within, relat
 
 def independent_episodes(rng: np.random.Generator, relation: str) -> Built:
     """Episodes drawn afresh, from all classes, each for itself."""
-    inner = _Inner(("draw", float(rng.integers(1, 3))), int(rng.integers(2, 4)), 1, 2)
+    inner = Inner(("draw", float(rng.integers(1, 3))), int(rng.integers(2, 4)), 1, 2)
     hers, number = int(rng.integers(1, inner.num_classes + 1)), int(rng.integers(2, 4))
     task = _task("", inner, hers, 1)
     laws = []

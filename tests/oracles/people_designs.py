@@ -202,6 +202,50 @@ def examples_alone(rng: np.random.Generator, relation: str) -> Built:
     )
 
 
+def examples_in_classes(rng: np.random.Generator, relation: str) -> Built:
+    """Classes drawn, which is seen; in each, examples clipped one by one."""
+    num, each, size = 2, int(rng.integers(1, 3)), int(rng.integers(2, 4))
+    hers = int(rng.integers(1, num + 1))
+    above = ("coins", coin(rng)) if rng.random() < 0.5 else ("draw", 1.0)
+    by_coins = bool(rng.random() < 0.5)
+    shots = int(rng.integers(1, size + 1))
+    below = ("coins", coin(rng)) if by_coins else ("draw", float(shots))
+    classes = [a_class(str(i), each if i < hers else 0, size) for i in range(num)]
+    seen = people_draws.subsets(range(num), above)
+    laws = []
+    for pool in (classes, emptied(classes)):
+        units = [
+            people_draws.drawn_units([{(n, frozenset({n})): 1.0} for n in names], below)
+            for names in pool
+        ]
+        laws.append(
+            people_draws.averaged(
+                [(w, people_draws.summed([units[i] for i in d])) for w, d in seen]
+            )
+        )
+    alike = "zero_out" if by_coins and relation == "add_remove" else relation
+    always = [0.0] * each + [1.0]
+    parts = []
+    for weight, drawn in seen:
+        number = sum(i < hers for i in drawn)
+        if not by_coins:
+            law = [1.0]
+            for _ in range(number):
+                one = people.without_replacement(always, size, shots)
+                law = [float(w) for w in np.convolve(law, one)]
+            claim = people.theorem_1(law, relation)
+            if relation == "add_remove":
+                claim = people.removed_examples(law)
+        else:
+            law = people.poisson_binomial([below[1]] * (number * each))
+            claim = people.theorem_m(law, alike)
+        if number:
+            parts.append((weight, claim))
+    facts = {"above": above, "below": below, "num_classes": num, "size": size}
+    bounds = {"examples": each, "classes": hers}
+    return laws[0], laws[1], [people.scaled(*parts)], facts | {"bounds": bounds}
+
+
 FAMILIES: dict[str, Callable[[np.random.Generator, str], Built]] = {
     "coin_tasks": people_tasks.coin_tasks,
     "fixed_size_tasks": people_tasks.fixed_size_tasks,
@@ -211,4 +255,5 @@ FAMILIES: dict[str, Callable[[np.random.Generator, str], Built]] = {
     "blocks": blocks,
     "episodes_of_a_block": episodes_of_a_block,
     "examples_alone": examples_alone,
+    "examples_in_classes": examples_in_classes,
 }

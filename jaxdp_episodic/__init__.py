@@ -1,5 +1,6 @@
 """Differential-privacy accounting for episodic training, in JAX."""
 
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
@@ -10,6 +11,7 @@ from jaxdp_episodic.accountant.describe.mechanisms import (
     RandomizedResponse,
     TruncatedPoissonRelease,
 )
+from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import inclusion_rates
 from jaxdp_episodic.accountant.describe.releases import (
@@ -61,6 +63,8 @@ __all__ = [
     "IndependentEpisodes",
     "LaplaceRelease",
     "MultistageSampling",
+    "PeopleBlocks",
+    "PersonBounds",
     "Poisson",
     "Population",
     "PrivacyReport",

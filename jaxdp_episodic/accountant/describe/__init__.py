@@ -1,5 +1,5 @@
 """What a step draws, clips, noises and protects: descriptions, no computation.
 
-Doors: `designs`, `mechanisms`, `population`, `rates`, `releases`, `schemes`,
-`serialization`, `spec`, `step`, `tree`.
+Doors: `blocks`, `designs`, `mechanisms`, `people`, `population`, `rates`, `releases`,
+`schemes`, `serialization`, `spec`, `step`, `tree`, `units`.
 """

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.schemes import (
-    RESERVED_LEVEL_NAME,
+    EPISODE,
     EpochScheme,
     MultistageSampling,
     Poisson,
@@ -20,7 +21,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
     ShuffledEpochs,
     WithoutReplacement,
-    check_scheme,
+    check_named,
     levels_shape,
     refuse_epochs,
 )
@@ -32,8 +33,7 @@ from jaxdp_episodic.accountant.describe.spec import (
     set_numbers,
 )
 
-# Names of the levels of episodic designs.
-EPISODE = "episode"
+# Names of the levels of episodic designs, below the episode.
 CLASS = "class"
 EXAMPLE = "example"
 
@@ -108,11 +108,11 @@ class GroupedClasses(Spec):
             given = "neither" if self.episodes is None else "both"
             raise ValueError(f"give exactly one of episodes= and classes=, got {given}")
         if self.episodes is not None:
-            _check_named("episodes", self.episodes, EPISODE)
+            check_named("episodes", self.episodes, EPISODE)
         if self.classes is not None:
-            _check_named("classes", self.classes, CLASS)
+            check_named("classes", self.classes, CLASS)
             refuse_epochs("classes", self.classes)
-        _check_named("examples", self.examples, EXAMPLE)
+        check_named("examples", self.examples, EXAMPLE)
         refuse_epochs("examples", self.examples)
         if isinstance(self.examples, Poisson):
             raise NotImplementedError(
@@ -189,7 +189,7 @@ class IndependentEpisodes(Spec):
             sampling = MultistageSampling(sampling)
         if isinstance(sampling, MultistageSampling):
             refuse_epochs("IndependentEpisodes", sampling.levels[0])
-        if isinstance(sampling, GroupedClasses | IndependentEpisodes):
+        if isinstance(sampling, GroupedClasses | IndependentEpisodes | PeopleBlocks):
             raise NotImplementedError(
                 f"IndependentEpisodes of a {type(sampling).__name__} has no theorem "
                 "here; covered: MultistageSampling, Poisson, WithoutReplacement"
@@ -228,7 +228,7 @@ class IndependentEpisodes(Spec):
         return levels_shape(self.sampling.levels, **self.numbers)
 
 
-Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes
+Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlocks
 
 
 def checked_sampling(sampling: Any) -> Sampling:
@@ -238,8 +238,8 @@ def checked_sampling(sampling: Any) -> Sampling:
     if not isinstance(sampling, Sampling):
         raise TypeError(
             "sampling must be a Poisson, WithoutReplacement, RandomAllocation, "
-            "ShuffledEpochs, MultistageSampling, GroupedClasses or "
-            f"IndependentEpisodes, got {_validation.shown(sampling)}"
+            "ShuffledEpochs, MultistageSampling, GroupedClasses, IndependentEpisodes "
+            f"or PeopleBlocks, got {_validation.shown(sampling)}"
         )
     return sampling
 
@@ -302,26 +302,6 @@ def refuse_part_of_epoch(
             f"({count!r} steps, steps_per_epoch={scheme.steps_per_epoch!r}): give one "
             "(step, count) pair for each time it is taken"
         )
-
-
-def check_clip_unit(sampling: Sampling, clip_unit: str) -> None:
-    """Refuses what is no level and not "step"; episodic designs clip episodes only."""
-    names = (RESERVED_LEVEL_NAME, *sampling.level_names)
-    _validation.choice("clip_unit", clip_unit, names)
-    if not isinstance(sampling, MultistageSampling) and clip_unit != EPISODE:
-        raise NotImplementedError(
-            f"clip_unit={clip_unit!r} with {type(sampling).__name__} has no theorem "
-            "here; covered: clip_unit='episode'"
-        )
-    if clip_unit != sampling.level_names[0]:
-        refuse_epochs(f"clip_unit={clip_unit!r}", epoch_scheme(sampling))
-
-
-def _check_named(field: str, scheme: Any, name: str) -> None:
-    """Refuses what is not a scheme, or a scheme of another level."""
-    check_scheme(field, scheme)
-    if scheme.name != name:
-        raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
 
 
 def _check_grouped_populations(design: GroupedClasses) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
@@ -102,7 +103,7 @@ class PathRates:
 
 
 def path_rates(
-    sampling: MultistageSampling | GroupedClasses,
+    sampling: MultistageSampling | GroupedClasses | PeopleBlocks,
     population: Population | None = None,
     num_levels_used: int | None = None,
 ) -> PathRates:
@@ -121,9 +122,9 @@ def path_rates(
       TypeError: a sampling or population of another type.
       ValueError: a level without a size, or a population that does not fit.
     """
-    if not isinstance(sampling, MultistageSampling | GroupedClasses):
+    if not isinstance(sampling, MultistageSampling | GroupedClasses | PeopleBlocks):
         raise TypeError(
-            "sampling must be a MultistageSampling or a GroupedClasses, "
+            "sampling must be a MultistageSampling, a GroupedClasses or PeopleBlocks, "
             f"got {_validation.shown(sampling)}"
         )
     if population is not None and not isinstance(population, Population):
@@ -137,6 +138,8 @@ def path_rates(
         raise ValueError(f"num_levels_used must lie in 1 .. {most}, got {used!r}")
     if isinstance(sampling, GroupedClasses):
         return _grouped_rates(sampling, population, used)
+    if isinstance(sampling, PeopleBlocks):
+        return _block_rates(sampling, used)
     if population is None:
         return _joined([_level_rates(s) for s in sampling.levels[:used]], None)
     _check_fits(sampling.level_names[:used], population)
@@ -149,7 +152,7 @@ def path_rates(
 
 
 def inclusion_rates(
-    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
+    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlocks,
     population: Population | None = None,
 ) -> np.ndarray:
     """Returns the chance that one unit of the last level takes part in a step.
@@ -176,7 +179,7 @@ def inclusion_rates(
 
 def inclusion_along(
     levels: PathRates,
-    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes,
+    sampling: MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlocks,
 ) -> np.ndarray:
     """(..., P) chance that a unit of the last of these levels takes part in a step."""
     inclusion = functools.reduce(np.multiply, levels.rates)
@@ -237,6 +240,31 @@ def max_contributions(
             raise ValueError("the number of contributions of one unit exceeds 2**53")
         bound = np.asarray(bound * children)
     return bound[()]
+
+
+def most_children_drawn(
+    sampling: MultistageSampling,
+    population: Population | None,
+    level: int,
+    neighboring_relation: str,
+) -> np.ndarray:
+    """Returns how many children of one unit of a level can be drawn, at most.
+
+    See `max_contributions`, of which this is one level; int64.
+
+    Args:
+      sampling: the schemes of all levels.
+      population: the real tree, or None.
+      level: of the parents, from 1.
+      neighboring_relation: under "add_remove" only public bounds count.
+    """
+    scheme = sampling.levels[level]
+    if population is None or neighboring_relation == "add_remove":
+        return _most_children_drawn(scheme, population, level)
+    largest = max(int(np.max(population.children_counts[level], initial=0)), 1)
+    if isinstance(scheme, WithoutReplacement):
+        return np.minimum(np.asarray(scheme.size, np.int64), largest)
+    return np.asarray(largest, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,6 +329,14 @@ def _grouped_rates(
     if used == 3:
         levels.append(_level_rates(design.examples, example_sizes))
     return _joined(levels[:used], paths)
+
+
+def _block_rates(design: PeopleBlocks, used: int) -> PathRates:
+    """The levels of `PeopleBlocks`, down to level ``used``."""
+    episodes = np.asarray(design.num_possible_episodes, np.int64)[..., None]
+    inside = () if design.sampling is None else design.sampling.levels
+    levels = [_level_rates(design.episodes, episodes), *map(_level_rates, inside)]
+    return _joined(levels[:used], None)
 
 
 def _joined(levels: list[_LevelRates], paths: DistinctPaths | None) -> PathRates:

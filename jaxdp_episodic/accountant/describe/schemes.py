@@ -19,8 +19,13 @@ from jaxdp_episodic.accountant.describe.spec import (
 
 # The clip unit "step" means the whole step, so no level may be called that.
 RESERVED_LEVEL_NAME = "step"
+# Nor this: a privacy unit that may be in many places of the tree (`PersonBounds`).
+PERSON = "person"
+# Name of the level of episodes.
+EPISODE = "episode"
 # Levels of a sampling, and of a `Population`, at most.
 MAX_LEVELS = 32
+_RESERVED = (RESERVED_LEVEL_NAME, PERSON)
 # Letters of a level's name, at most: every message about it repeats it.
 _LONGEST_NAME = 200
 
@@ -29,11 +34,11 @@ def checked_name(field: str, name: Any) -> str:
     """Returns the name of a level; refuses what is none, or reserved."""
     if not isinstance(name, str):
         raise TypeError(f"{field} must be a string, got {_validation.shown(name)}")
-    if name == RESERVED_LEVEL_NAME or not 1 <= len(name) <= _LONGEST_NAME:
+    if name in _RESERVED or not 1 <= len(name) <= _LONGEST_NAME:
         raise ValueError(
             f"{field} must be a non-empty string of at most {_LONGEST_NAME} letters "
-            f"other than {RESERVED_LEVEL_NAME!r} (which means the whole step), "
-            f"got {_validation.shown(name)}"
+            f"other than {RESERVED_LEVEL_NAME!r} (the whole step) and {PERSON!r} (who "
+            f"may be in many places), got {_validation.shown(name)}"
         )
     return name
 
@@ -220,8 +225,8 @@ Scheme = Poisson | WithoutReplacement | EpochScheme
 
 _EPOCHS_COVERED = (
     "covered: it is the first level of a MultistageSampling, or the episodes= of a "
-    "GroupedClasses, and the level that is clipped; below it, draws that are fresh in "
-    "every step"
+    "GroupedClasses or PeopleBlocks, and the level that is clipped; below it, draws "
+    "that are fresh in every step"
 )
 
 
@@ -324,6 +329,13 @@ def check_scheme(name: str, value: Any) -> None:
             f"{name} must be a Poisson, WithoutReplacement, RandomAllocation or "
             f"ShuffledEpochs, got {_validation.shown(value)}"
         )
+
+
+def check_named(field: str, scheme: Any, name: str) -> None:
+    """Refuses what is not a scheme, or a scheme of another level."""
+    check_scheme(field, scheme)
+    if scheme.name != name:
+        raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
 
 
 def refuse_epochs(where: str, value: Any) -> None:

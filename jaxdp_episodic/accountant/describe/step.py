@@ -10,16 +10,17 @@ from typing import Any, ClassVar, cast, get_args
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe import units
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
-    EPISODE,
     GroupedClasses,
     IndependentEpisodes,
     Sampling,
-    check_clip_unit,
     checked_sampling,
     refuse_part_of_epoch,
 )
 from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
+from jaxdp_episodic.accountant.describe.people import PersonBounds, check_people
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import (
     NEIGHBORING_RELATIONS,
@@ -28,6 +29,7 @@ from jaxdp_episodic.accountant.describe.rates import (
 )
 from jaxdp_episodic.accountant.describe.releases import Release
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     RESERVED_LEVEL_NAME,
     MultistageSampling,
     Scheme,
@@ -39,7 +41,6 @@ from jaxdp_episodic.accountant.describe.spec import (
     set_numbers,
 )
 
-SMALL_UNITS = ("error", "keep")
 STEP = RESERVED_LEVEL_NAME
 
 
@@ -62,13 +63,16 @@ class GaussianStep(Spec):
     * What the docstring of ``sampling`` asks for.
 
     Attributes:
-      sampling: a `MultistageSampling`, `GroupedClasses` or `IndependentEpisodes`; a
-        single scheme is wrapped.
+      sampling: a `MultistageSampling`, `GroupedClasses`, `IndependentEpisodes` or
+        `PeopleBlocks`; a single scheme is wrapped.
       noise_multiplier: standard deviation of the noise in clip norms, >= 0.
       clip_unit: the level whose contributions are clipped, or "step" (the whole step is
-        one contribution). Default: "episode" for the two episodic designs, the only
+        one contribution). Default: "episode" for the episodic designs, the only
         level of a one-level sampling; else it must be named.
-      privacy_unit: the level of the protected unit; default: the last.
+      privacy_unit: the level of the protected unit; default: the last. Or "person":
+        somebody whose examples may be in several units, in at most as many as
+        ``people`` says; the default, and the only one, of `PeopleBlocks`. Where people
+        are units of a level, each in one place, name that level.
       neighboring_relation: "add_remove" (one unit more or less), "replace_one" (its
         content changed in place; a move to another group is not covered) or
         "zero_out" (its data become null). Under zero_out units have *slots*, whose
@@ -83,10 +87,11 @@ class GaussianStep(Spec):
         the default under replace_one) or gives all it has ("keep", the default under
         zero_out, where children are slots, and the only choice under add_remove, where
         refusing data by its size would itself leak).
+      people: the `PersonBounds` of privacy_unit="person".
 
     Raises:
-      ValueError: an unknown level, a level without a size, or a
-        small unit where these are errors.
+      ValueError: an unknown level, a level without a size, bounds of a person that are
+        missing, or a small unit where these are errors.
       NotImplementedError: a combination that no theorem covers.
     """
 
@@ -96,8 +101,10 @@ class GaussianStep(Spec):
             *get_args(Scheme),
             GroupedClasses,
             IndependentEpisodes,
+            PeopleBlocks,
         ),
         "population": (Population,),
+        "people": (PersonBounds,),
     }
 
     numeric: ClassVar[Mapping[str, Check]] = {
@@ -112,6 +119,7 @@ class GaussianStep(Spec):
     neighboring_relation: str = "add_remove"
     population: Population | None = None
     small_units: str | None = None
+    people: PersonBounds | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampling", checked_sampling(self.sampling))
@@ -119,10 +127,25 @@ class GaussianStep(Spec):
         _validation.choice(
             "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
         )
-        object.__setattr__(self, "clip_unit", _checked_clip_unit(self))
-        object.__setattr__(self, "privacy_unit", _checked_privacy_unit(self))
-        object.__setattr__(self, "small_units", _checked_small_units(self))
-        _check_small_units(self)
+        clip_unit = units.checked_clip_unit(self.design, self.clip_unit)
+        privacy_unit = units.checked_privacy_unit(self.design, self.privacy_unit)
+        object.__setattr__(self, "clip_unit", clip_unit)
+        object.__setattr__(self, "privacy_unit", privacy_unit)
+        check_people(
+            self.design,
+            self.people,
+            str(self.privacy_unit),
+            self.population,
+            self.neighboring_relation,
+        )
+        small_units = units.checked_small_units(
+            self.small_units, self.neighboring_relation
+        )
+        object.__setattr__(self, "small_units", small_units)
+        if small_units == "error":
+            names = self.level_names_used
+            units.refuse_small_units(self.path_rates, names, self.population)
+        _ = self.path_rates  # refuses a level without a size
 
     @property
     def design(self) -> Sampling:
@@ -132,16 +155,25 @@ class GaussianStep(Spec):
     @property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
+        parts = {"sampling": self.design.shape}
+        if isinstance(self.people, PersonBounds):
+            parts["people"] = self.people.shape
         return _validation.broadcast_shape(
-            sampling=np.empty(self.design.shape, np.uint8), **self.numbers
+            **{name: np.empty(shape, np.uint8) for name, shape in parts.items()},
+            **self.numbers,
         )
 
     @functools.cached_property
     def path_rates(self) -> PathRates:
-        """Rates at every level down to the privacy unit, along every distinct path."""
+        """Rates at every level down to the privacy unit, along every distinct path.
+
+        Of a person, whose examples may be on many paths: down to the last level.
+        """
         drawn = self.design
         levels = drawn.level_names
-        used = levels.index(str(self.privacy_unit)) + 1
+        used = len(levels)
+        if self.privacy_unit != PERSON:
+            used = levels.index(str(self.privacy_unit)) + 1
         if isinstance(drawn, IndependentEpisodes):
             return path_rates(drawn.sampling, self.population, used - 1)
         return path_rates(drawn, self.population, used)
@@ -157,7 +189,7 @@ class GaussianStep(Spec):
     @functools.cached_property
     def num_protected_units(self) -> int | None:
         """How many units are protected, where a `Population` says so; else None."""
-        if self.population is None:
+        if self.population is None or self.privacy_unit == PERSON:
             return None
         return int(self.path_rates.multiplicity.sum())
 
@@ -294,79 +326,6 @@ def _multiplied(count: Any, times: np.ndarray) -> np.ndarray:
     if np.any(np.asarray(count, np.float64) * times > 2.0**53):
         raise ValueError("counts of a composed run must be at most 2**53 in all")
     return product
-
-
-def _checked_clip_unit(step: GaussianStep) -> str:
-    """The clip unit's level name; episodic designs clip episodes only."""
-    levels = step.design.level_names
-    episodic = not isinstance(step.design, MultistageSampling)
-    default = EPISODE if episodic else levels[0] if len(levels) == 1 else None
-    clip_unit = default if step.clip_unit is None else step.clip_unit
-    if clip_unit is None:
-        raise ValueError(
-            f"clip_unit must be one of {(STEP, *levels)} (whose contribution is "
-            "clipped?), got None"
-        )
-    check_clip_unit(step.design, clip_unit)
-    return clip_unit
-
-
-def _checked_privacy_unit(step: GaussianStep) -> str:
-    levels = step.design.level_names
-    unit = levels[-1] if step.privacy_unit is None else step.privacy_unit
-    _validation.choice("privacy_unit", unit, levels)
-    if not isinstance(step.design, MultistageSampling) and unit == EPISODE:
-        raise NotImplementedError(
-            f"privacy_unit='episode' with {type(step.design).__name__}: an episode "
-            f"is drawn, not owned by anybody; covered: {levels[1:]}"
-        )
-    return unit
-
-
-def _checked_small_units(step: GaussianStep) -> str:
-    add_remove = step.neighboring_relation == "add_remove"
-    if step.small_units is None:
-        return "error" if step.neighboring_relation == "replace_one" else "keep"
-    _validation.choice("small_units", step.small_units, SMALL_UNITS)
-    if add_remove and step.small_units == "error":
-        raise ValueError(
-            "small_units must be 'keep' under add_remove, got 'error': whether a unit "
-            "is refused for its size would depend on who is in it"
-        )
-    return step.small_units
-
-
-def _check_small_units(step: GaussianStep) -> None:
-    """Refuses units smaller than a draw, naming one, where these are errors."""
-    rates = step.path_rates
-    if step.small_units == "keep":
-        return
-    names = step.level_names_used
-    for level, small in enumerate(rates.clipped):
-        if not np.any(small):
-            continue
-        draw, group = rates.draw_sizes[level], rates.group_sizes[level]
-        assert draw is not None and group is not None  # clipped says so
-        draw, group, small = np.broadcast_arrays(draw, group, small)
-        first = np.unravel_index(int(np.argmax(small)), small.shape)
-        raise ValueError(
-            f"level {names[level]!r}: size must be at most the population, got "
-            f"size={draw[first]} of {group[first]}{_where(step, level, first[-1])}; "
-            "small_units='keep', of the step, lets such a unit give all it has"
-        )
-
-
-def _where(step: GaussianStep, level: int, path: np.intp) -> str:
-    """Names the parent of the small group, if there is a tree."""
-    paths = step.path_rates.paths
-    if step.population is None or paths is None or level == 0:
-        return ""
-    witness, index = paths.witness_level[path], paths.witness_index[path]
-    if witness == 0:
-        return ""
-    unit = step.population.describe_path(int(witness), int(index))
-    parent = ", ".join(f"{k} {v!r}" for k, v in list(unit.items())[:level])
-    return f" in {parent}"
 
 
 def _check_composable(steps: tuple[GaussianStep | Release, ...]) -> None:

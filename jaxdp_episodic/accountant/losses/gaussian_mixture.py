@@ -147,7 +147,7 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
             tilted = log_weight + shift * (x - 0.5 * shift)
             share = tilted - logsumexp(tilted)
             beyond = log_normal_density(x) + log_mills(shift - x)
-            return logsumexp(share + _lost(-x, shift)), logsumexp(share + beyond)
+            return logsumexp(share + log_lost(-x, shift)), logsumexp(share + beyond)
 
         both = sampled_tails(forward, u, safe, backward)
         first, second = (scaled(tails, outer, p) for tails in both)
@@ -306,7 +306,7 @@ def _position(loss: Array, shift: Array, log_weight: Array) -> Array:
     return fori_loop(xp, 0, _NEWTON_STEPS, improve, start, settled)[0]
 
 
-def _lost(t: Array, width: Array) -> Array:
+def log_lost(t: Array, width: Array) -> Array:
     """``log(phi(t) (m(t) - m(t + width)))`` for any t and any width > 0."""
     xp = namespace(t, width)
     t, width = xp.broadcast_arrays(t, width)

@@ -9,9 +9,8 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.rates import inclusion_along
-from jaxdp_episodic.accountant.describe.schemes import MultistageSampling
+from jaxdp_episodic.accountant.describe.schemes import EPISODE, MultistageSampling
 from jaxdp_episodic.accountant.describe.step import (
-    EPISODE,
     AnyStep,
     ComposedSteps,
     GaussianStep,

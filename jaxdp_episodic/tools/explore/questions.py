@@ -19,13 +19,13 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
-    EPISODE,
     EXAMPLE,
     GroupedClasses,
     IndependentEpisodes,
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
+    EPISODE,
     MultistageSampling,
     Poisson,
     RandomAllocation,

@@ -16,12 +16,13 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
+    EPISODE,
     MultistageSampling,
     Poisson,
     RandomAllocation,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.step import EPISODE, STEP, Sampling
+from jaxdp_episodic.accountant.describe.step import STEP, Sampling
 
 POISSON = "poisson"
 EPOCHS = "epochs"

@@ -1,7 +1,8 @@
 """The numeric fields of a step, under the names that tables and axes give them.
 
-"noise_multiplier", "school.size", "num_episodes"; of a composed run "counts[0]" and
-"steps[0].school.size". The same names head the columns of ``jaxdp-episodic epsilon``.
+"noise_multiplier", "school.size", "num_episodes", "people.classes"; of a composed run
+"counts[0]" and "steps[0].school.size". The same names head the columns of
+``jaxdp-episodic epsilon``.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def check_of(field: str) -> Check | None:
 
 
 _SCHEMES = tuple(scheme.__name__ for scheme in get_args(Scheme))
-_PARTS = ("sampling", "levels", "episodes", "classes", "examples", "steps")
+_PARTS = ("sampling", "levels", "episodes", "classes", "examples", "steps", "people")
 
 
 def wrapped(step: Any) -> Any:
@@ -95,7 +96,8 @@ def _found(node: Any, path: Path, prefix: str) -> Iterator[tuple[str, Path]]:
                 inner = f"{prefix}steps[{i}]." if part == "steps" else prefix
                 yield from _found(item, (*path, part, i), inner)
         else:
-            yield from _found(value, (*path, part), prefix)
+            inner = f"{prefix}people." if part == "people" else prefix
+            yield from _found(value, (*path, part), inner)
 
 
 def dotted(path: Path) -> str:

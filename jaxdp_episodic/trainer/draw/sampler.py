@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
     GroupedClasses,
     IndependentEpisodes,
     Sampling,
-    check_clip_unit,
     checked_sampling,
     epoch_scheme,
 )
@@ -30,6 +30,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     ShuffledEpochs,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.units import check_clip_unit
 from jaxdp_episodic.trainer.draw.epochs import Epoch, EpochRows, random_groups
 from jaxdp_episodic.trainer.draw.tree_draw import (
     NO_UNIT,
@@ -58,7 +59,7 @@ def rows_and_levels(
 
     Raises:
       ValueError: a population whose levels or number of classes do not fit.
-      NotImplementedError: slots in shuffled epochs.
+      NotImplementedError: slots in shuffled epochs, or blocks of people.
     """
     epochs = epoch_scheme(sampling)
     if isinstance(sampling, MultistageSampling):
@@ -80,6 +81,11 @@ def rows_and_levels(
     if isinstance(sampling, IndependentEpisodes):
         levels = make_levels(sampling.sampling.levels, population, slots_of)
         return FixedRows(int(np.asarray(sampling.num_episodes))), levels
+    if isinstance(sampling, PeopleBlocks):
+        raise NotImplementedError(
+            "PeopleBlocks is accounted, not drawn; drawn are MultistageSampling, "
+            "GroupedClasses and IndependentEpisodes"
+        )
     check_levels(sampling.level_names[1:], population)
     classes, slots = population.num_units(1), int(np.asarray(sampling.num_classes))
     if classes > slots or (classes < slots and slots_of != CLASS):

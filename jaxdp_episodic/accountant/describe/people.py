@@ -1,0 +1,186 @@
+"""People who may be in many places of the tree, and the bounds of how many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    Sampling,
+)
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
+    MultistageSampling,
+    Scheme,
+    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.spec import (
+    AT_LEAST_ONE,
+    Check,
+    Spec,
+    set_numbers,
+)
+
+# The bounds, from the last level of a draw upwards.
+BOUNDS = ("examples", "classes", "tasks")
+
+
+@dataclass(frozen=True, eq=False)
+class PersonBounds(Spec):
+    """Public bounds of where one person's examples can be: ``privacy_unit="person"``.
+
+    A person owns a set of examples, anywhere in the tree: in several classes, in
+    several tasks. Each field is a *public upper bound* that holds for everybody; the
+    numbers themselves may stay private. A person beyond the bounds has no such
+    guarantee, so bounds are enforced before training, never assumed: by a rule that
+    looks at that person alone, every example having one owner. Under "zero_out" and
+    "replace_one" it looks at the person's slots alone, never at their content.
+
+    A draw of one level needs ``examples``; one of two ``examples`` and ``classes``; one
+    of three all bounds; `GroupedClasses` the first two. What a draw has no level for is
+    refused, as the others would then mean something else.
+
+    Attributes:
+      examples: of one person within one unit of the level above examples (a class), or
+        in all where there is none; whole number >= 1 (scalar or array).
+      classes: units of the level above examples that can hold examples of one person,
+        within one unit of the level above them (a task), or in all where there is none.
+      tasks: units of the level above classes that can hold examples of one person.
+
+    Raises:
+      ValueError: no bound at all.
+    """
+
+    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(BOUNDS, AT_LEAST_ONE)
+
+    _: KW_ONLY
+    examples: ArrayLike | None = None
+    classes: ArrayLike | None = None
+    tasks: ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        set_numbers(self)
+        if not self.numbers:
+            raise ValueError(f"give at least one of {BOUNDS}, got none")
+
+
+def levels_of_people(sampling: Sampling) -> tuple[Scheme | None, ...]:
+    """Returns the schemes of the levels that `BOUNDS` are about, the last level first.
+
+    None where a level is not drawn by a scheme of its own (classes put into groups).
+
+    Raises:
+      NotImplementedError: more levels than there are bounds.
+    """
+    if isinstance(sampling, GroupedClasses):
+        return sampling.examples, None
+    multistage = isinstance(sampling, MultistageSampling)
+    drawn = sampling if multistage else sampling.sampling
+    levels = () if drawn is None else drawn.levels
+    if len(levels) > len(BOUNDS):
+        raise NotImplementedError(
+            f"privacy_unit={PERSON!r} with {len(levels)} levels has no theorem here; "
+            f"covered: up to {len(BOUNDS)}, whose last is that of examples"
+        )
+    return levels[::-1]
+
+
+def check_people(
+    sampling: Sampling,
+    people: Any,
+    privacy_unit: str,
+    population: Population | None,
+    neighboring_relation: str,
+) -> None:
+    """Refuses bounds that are missing, that mean nothing, or that contradict a design.
+
+    Raises:
+      TypeError: ``people`` of another type.
+      ValueError: such bounds.
+      NotImplementedError: a design without a theorem for people.
+    """
+    if people is not None and not isinstance(people, PersonBounds):
+        raise TypeError(
+            f"people must be a PersonBounds or None, got {_validation.shown(people)}"
+        )
+    if privacy_unit != PERSON:
+        if people is not None:
+            raise ValueError(
+                f"people must be None unless privacy_unit is {PERSON!r}, "
+                f"got privacy_unit={privacy_unit!r}"
+            )
+        return
+    _refuse_design(sampling, population)
+    schemes = levels_of_people(sampling)
+    needed = BOUNDS[: len(schemes)]
+    given = () if people is None else tuple(people.numbers)
+    missing = tuple(name for name in needed if name not in given)
+    if missing:
+        raise ValueError(
+            f"privacy_unit={PERSON!r} needs people=PersonBounds(...) with a public "
+            f"bound of {' and '.join(missing)}, got {given or None}"
+        )
+    needless = tuple(name for name in given if name not in needed)
+    if needless:
+        raise ValueError(
+            f"people must not bound {' and '.join(needless)}, for which this draw has "
+            f"no level; its bounds are {needed}"
+        )
+    if people is None:
+        return
+    for name, scheme in zip(needed, schemes, strict=True):
+        _refuse_contradiction(name, people.numbers[name], scheme)
+    if isinstance(sampling, GroupedClasses):
+        _refuse_more("classes", people.classes, sampling.num_classes, "num_classes")
+    if population is not None:
+        # An episode is no unit of the tree.
+        above = int(not isinstance(sampling, MultistageSampling))
+        most = _largest_groups(population, len(sampling.level_names) - above)
+        if neighboring_relation == "add_remove":
+            most = {name: n for name, n in most.items() if name != "examples"}
+        for name, number in most.items():
+            _refuse_more(name, people.numbers[name], number, "the Population")
+
+
+def _refuse_design(sampling: Sampling, population: Population | None) -> None:
+    """Refuses designs of which no theorem about people is known."""
+    if isinstance(sampling, GroupedClasses) and sampling.classes is not None:
+        raise NotImplementedError(
+            f"privacy_unit={PERSON!r} with GroupedClasses(classes=...) has no theorem "
+            "here: who is drawn changes how the others are grouped; covered: "
+            "GroupedClasses(episodes=...)"
+        )
+    if isinstance(sampling, PeopleBlocks) and population is not None:
+        raise NotImplementedError(
+            "PeopleBlocks with a Population has no theorem here: sizes are those "
+            "within a block; state them in sampling="
+        )
+
+
+def _refuse_contradiction(name: str, bound: Any, scheme: Scheme | None) -> None:
+    """Refuses a bound above the exact number of children that a scheme states."""
+    if isinstance(scheme, WithoutReplacement) and scheme.population_is_exact:
+        what = f"the exact population of level {scheme.name!r}"
+        _refuse_more(name, bound, scheme.population, what)
+
+
+def _refuse_more(name: str, bound: Any, most: Any, what: str) -> None:
+    if np.any(np.greater(bound, most)):
+        raise ValueError(
+            f"people.{name} must be at most {what} has units, {most!r}, got {bound!r}"
+        )
+
+
+def _largest_groups(population: Population, num_levels: int) -> dict[str, int]:
+    """The most children of any unit, for each of the bounds, the last level first."""
+    counts = population.children_counts[:num_levels]
+    largest = [max(int(np.max(count, initial=0)), 1) for count in counts]
+    return dict(zip(BOUNDS, reversed(largest), strict=False))

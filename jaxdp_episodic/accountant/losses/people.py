@@ -1,0 +1,169 @@
+"""What a step tells of a person who may be in several of its clip units.
+
+Component i, visible, has weight ``w_i`` and the mixtures of Gaussians ``B_i^± = sum_j
+P(Bin(n_i, q) = j) N(±j s)`` of the number j of drawn units that hold the person. With
+``e = sum_i w_i`` the chance that anything holds the person, ``g1 = 1 + (g-1)/e`` and ``c
+= (g-1) (1-e)/e``, the profiles are
+
+    zero_out, forward    sum_i w_i ∫ [B_i^+ - c B_i^- - g N(0)]_+
+              backward   sum_i w_i ∫ [N(0) - g1 B_i^+]_+
+    replaced             sum_i w_i ∫ [B_i^+ - g1 B_i^-]_+, both directions,
+
+those of pairs: with weights ``w_i / e``, ``(1-e) B^- + e B^+`` against ``(1-e) B^- + e
+N(0)`` forward, ``(1-e) B^+ + e N(0)`` against ``B^+`` backward, or ``(1-e) B^- + e
+B^+`` against ``B^-``. Where all of e is reached (``e = 1``) it covers nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses import people_moments, people_nodes
+from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss, positive, scaled
+from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
+from jaxdp_episodic.accountant.losses.people_components import Components
+from jaxdp_episodic.accountant.losses.people_tails import backward_tails, forward_tails
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
+from jaxdp_episodic.accountant.losses.protocols import Nodes
+from jaxdp_episodic.accountant.losses.sampled import sampled_displacement
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace
+
+# Components are left out up to this share of delta, which is then added to it.
+_TRUNCATED_SHARE = 1e-9
+
+
+@dataclass(frozen=True)
+class PeopleLoss(GaussianLoss, Nodes):
+    """Contributions of a person that are 0 where the person's slots are null.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      inner_rate: q in [0, 1], that a unit of a component holds the person.
+      cover_rate: e in [0, 1], the sum of the components' weights; 1 covers nothing.
+      shift: s >= 0 of one contribution, the clip norm over the noise.
+      counts: whole numbers n_i >= 0, as floats; where e is below 1 each >= 1.
+      log_weights: logarithms of the w_i.
+    """
+
+    inner_rate: Array
+    cover_rate: Array
+    shift: Array
+    counts: tuple[Array, ...]
+    log_weights: tuple[Array, ...]
+    is_symmetric: ClassVar[bool] = False
+    padding: ClassVar[dict[str, float]] = {"counts": 1.0, "log_weights": -np.inf}
+
+    @property
+    def loses_nothing(self) -> Array:
+        """Where nothing is drawn, nobody is in it, or the noise is infinite."""
+        return super().loses_nothing | np.equal(self._largest_count(), 0)
+
+    def hints(self) -> Hints:
+        """The mean number of contributions where there are any."""
+        xp = namespace(*self.fields)
+        rate, mean, most = xp.zeros(()), xp.zeros(()), xp.zeros(())
+        for n, log_weight in zip(self.counts, self.log_weights, strict=True):
+            weight, expected = xp.exp(log_weight), n * self.inner_rate
+            some = -xp.expm1(n * xp.log1p(-xp.minimum(self.inner_rate, 1 - 1e-16)))
+            rate, mean = rate + weight * some, mean + weight * expected
+            draws = xp.minimum(n, expected + 8 * xp.sqrt(expected) + 3)
+            most = xp.maximum(most, xp.where(weight > 0, draws, 0.0))
+        rate = xp.minimum(rate, 1.0)
+        number = xp.maximum(mean / xp.maximum(rate, 1e-300), 1.0)
+        return Hints(rate, rate, self.shift * number, self.shift * most)
+
+    def largest_loss(self, *, backward: bool) -> Array:
+        """``(1-e) + e / b_0``, b_0 the chance of no contribution at all."""
+        q, e = np.broadcast_arrays(self.inner_rate, self.cover_rate)
+        bounded = (q < 1) & (backward and not self.is_symmetric)
+        rest = -self._largest_count() * np.log1p(-np.where(bounded, q, 0.0))
+        loss = np.where(rest < 1, np.log1p(e * np.expm1(np.minimum(rest, 1.0))), rest)
+        return np.where(bounded, loss, np.inf)
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """See `people_tails`."""
+        xp = namespace(u, *self.fields)
+        shape = np.broadcast_shapes(np.shape(u), self.shape)
+        u, e, parts = self._components(u, shape)
+        forward = forward_tails(u, parts, e, replaced=self.is_symmetric)
+        some = xp.broadcast_to(~self.loses_nothing, shape)
+        forward = self._scaled(forward, some)
+        if self.is_symmetric:
+            return forward, forward
+        return forward, self._scaled(backward_tails(u, parts, e), some)
+
+    def tail_displacement(self, u: Array) -> Array:
+        """See `Profile`; as of the sampled pair."""
+        return sampled_displacement(u, 1.0 - 1e-16 + 0 * self.inner_rate)
+
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
+        """See `Moments`; exact up to quadrature error."""
+        t, e, parts = self._components(t, np.broadcast_shapes(np.shape(t), self.shape))
+        return people_moments.log_excess(t, parts, e, rule, replaced=self.is_symmetric)
+
+    @property
+    def num_terms(self) -> Array:
+        """One: the components are in the nodes of one path."""
+        return np.ones(self.shape)
+
+    def truncated(
+        self, log_goal: np.ndarray, count: np.ndarray
+    ) -> tuple[Self, np.ndarray, np.ndarray]:
+        """Leaves out components that add a billionth of ``e^log_goal`` at most."""
+        shape = np.broadcast_shapes(self.shape, np.shape(log_goal), np.shape(count))
+        weights = self.stacked(self.log_weights, shape)
+        with np.errstate(divide="ignore"):
+            log_count = np.log(count)
+        least = log_goal + np.log(_TRUNCATED_SHARE) - log_count
+        order = np.argsort(weights, axis=0)
+        lost = np.logaddexp.accumulate(np.take_along_axis(weights, order, axis=0))
+        gone = lost <= least
+        log_added = log_count + np.max(np.where(gone, lost, -np.inf), axis=0)
+        left_out = np.zeros(weights.shape, bool)
+        np.put_along_axis(left_out, order, gone, axis=0)
+        weights = np.where(left_out, -np.inf, weights)
+        kept = dataclasses.replace(self, log_weights=tuple(weights))
+        return kept, log_added, np.zeros(shape, bool)
+
+    def nodes(self, rule: NodeRule) -> LossNodes:
+        """See `Nodes`."""
+        e, parts = self._components(self.shift, self.shape)[1:]
+        return people_nodes.nodes(parts, e, rule, replaced=self.is_symmetric)
+
+    def _components(
+        self, u: Array, shape: tuple[int, ...]
+    ) -> tuple[Array, Array, Components]:
+        """U and e of a shape, and the components."""
+        xp = namespace(u, *self.fields)
+        u, q, e, s = (
+            xp.broadcast_to(a, shape)
+            for a in (u, self.inner_rate, self.cover_rate, self.shift)
+        )
+        count, weight = (
+            self.stacked(a, shape) for a in (self.counts, self.log_weights)
+        )
+        q, e = positive(q, 1.0), positive(e, 1.0)
+        s = xp.clip(xp.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
+        return u, e, Components.of(count, weight - xp.log(e), q, s)
+
+    def _scaled(self, tails: Tails, some: Array) -> Tails:
+        xp = namespace(*tails)
+        return scaled(tails, xp.broadcast_to(self.outer_rate, some.shape), some)
+
+    def _largest_count(self) -> Array:
+        xp = namespace(*self.fields)
+        largest = xp.zeros(())
+        for n, weight in zip(self.counts, self.log_weights, strict=True):
+            largest = xp.maximum(largest, xp.where(weight > -xp.inf, n, 0.0))
+        return largest
+
+
+@dataclass(frozen=True)
+class ReplacedPeopleLoss(PeopleLoss):
+    """The same where the contributions are replaced by others; symmetric."""
+
+    is_symmetric: ClassVar[bool] = True

@@ -13,7 +13,7 @@ from oracles import mixtures, people, people_draws, people_epochs
 
 ROUNDING = 1 + 1e-6
 
-HERS, OTHER, THIRD = (frozenset({name}) for name in ("x", "o", "z"))
+HERS, OTHER, THIRD = ((name,) for name in ("x", "o", "z"))
 
 
 def _unit(label: str, rate: float) -> people_draws.ContentLaw:
@@ -57,9 +57,7 @@ def test_mixture_of_the_number_drawn_where_others_react():
 
 def test_mixture_where_examples_are_exchanged():
     """Of three examples two are drawn: who takes her place shows that she is not."""
-    law = people_draws.drawn_units(
-        [{(n, frozenset({n})): 1.0} for n in "xyz"], ("draw", 2)
-    )
+    law = people_draws.drawn_units([{(n, (n,)): 1.0} for n in "xyz"], ("draw", 2))
     found = _found(law, "zero_out", 1.0, 1.5)
     claim = _claimed(people.theorem_m([1 / 3, 2 / 3], "zero_out"), 1.0, 1.5)
     assert found[0] > 1.5 * claim[0]
@@ -110,7 +108,7 @@ def test_chance_in_blocks_whose_draw_looks_at_content():
     """She is taken with chance 0.1; else the other one that her content names."""
     p, other = 0.5, {}
     law = {(): 1 - p, (("", HERS),): 0.1 * p, (("", OTHER),): 0.9 * p}
-    other = {(): 1 - p, (("", frozenset({"x'"})),): 0.1 * p, (("", THIRD),): 0.9 * p}
+    other = {(): 1 - p, (("", ("x'",)),): 0.1 * p, (("", THIRD),): 0.9 * p}
     found = _found(law, "add_remove", 1.0, 1.0, other)
     planted, sound = (
         people.theorem_2([1 - r, r], p, "replace_one") for r in (0.1, 1.0)

@@ -144,7 +144,7 @@ def episodes_of_a_block(rng: np.random.Generator, relation: str) -> Built:
             rest = [name for name in pool if name != one] if disjoint else pool
             for two in rest:
                 chance = 1 / (len(pool) * len(rest))
-                units = [{("", frozenset({name})): 1.0} for name in (one, two)]
+                units = [{("", (name,)): 1.0} for name in (one, two)]
                 for draw, weight in people_draws.drawn_units(
                     units, ("coins", p)
                 ).items():
@@ -179,9 +179,7 @@ def examples_alone(rng: np.random.Generator, relation: str) -> Built:
         else ("draw", float(rng.integers(1, len(pool) + 1)))
     )
     laws = [
-        people_draws.drawn_units(
-            [{(name, frozenset({name})): 1.0} for name in each], scheme
-        )
+        people_draws.drawn_units([{(name, (name,)): 1.0} for name in each], scheme)
         for each in (pool, people_draws.without_person(pool))
     ]
     law = law_of_j(laws[0])
@@ -215,7 +213,7 @@ def examples_in_classes(rng: np.random.Generator, relation: str) -> Built:
     laws = []
     for pool in (classes, emptied(classes)):
         units = [
-            people_draws.drawn_units([{(n, frozenset({n})): 1.0} for n in names], below)
+            people_draws.drawn_units([{(n, (n,)): 1.0} for n in names], below)
             for names in pool
         ]
         laws.append(

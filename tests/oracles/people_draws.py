@@ -1,9 +1,10 @@
 """Every draw of small designs in which a person is in many units, and the worst data.
 
-A drawn clip unit has a content: its label and the names of the examples drawn in it;
-names that begin with "x" are the person's. A law maps a draw, the tuple of contents of
-its units, to its chance. What a content contributes is free: `attack` looks for the
-contributions that tell most, under all three relations, on a line and in the plane.
+A drawn clip unit has a content: its label and the names of the examples drawn in it,
+in order; names that begin with "x" are the person's. A law maps a draw, the tuple of
+contents of its units, to its chance. What a content contributes is free: `attack` looks
+for the contributions that tell most, under all three relations, on a line and in the
+plane.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from oracles import mixtures
 
-Content = tuple[str, frozenset[str]]
+Content = tuple[str, tuple[str, ...]]
 ContentLaw = dict[Content, float]
 Law = dict[tuple[Content, ...], float]
 
@@ -62,7 +63,7 @@ def joint(laws: Sequence[dict]) -> dict:
     """Independent draws side by side; keys are tuples of the keys."""
     total: dict = {}
     for parts in itertools.product(*(law.items() for law in laws)):
-        key = tuple(sorted((key for key, _ in parts), key=repr))
+        key = tuple(sorted(key for key, _ in parts))
         added(total, key, float(np.prod([w for _, w in parts])))
     return total
 
@@ -75,10 +76,11 @@ def unit_law(
     for weight, drawn in subsets(range(len(classes)), ways):
         choices = [subsets(classes[i], shots) for i in drawn]
         for picked in itertools.product(*choices):
-            names = frozenset(name for _, sample in picked for name in sample)
+            names = [name for _, sample in picked for name in sample]
             # A drawn class shows itself, with or without examples.
-            names |= {f"class{i}" for i in drawn}
-            added(law, (label, names), weight * float(np.prod([w for w, _ in picked])))
+            names += [f"class{i}" for i in drawn]
+            chance = weight * float(np.prod([w for w, _ in picked]))
+            added(law, (label, tuple(sorted(names))), chance)
     return law
 
 
@@ -104,7 +106,7 @@ def summed(laws: Sequence[Law]) -> Law:
     """Independent draws whose units are summed."""
     flat: Law = {}
     for draws, chance in joint(laws).items():
-        units = tuple(sorted((c for draw in draws for c in draw), key=repr))
+        units = tuple(sorted(c for draw in draws for c in draw))
         added(flat, units, chance)
     return flat
 
@@ -124,16 +126,14 @@ def frames(law: Law) -> list[tuple[float, list[float]]]:
     return found
 
 
-def partitions(num_classes: int, ways: int) -> list[list[tuple[int, ...]]]:
+def partitions(num_classes: int, ways: int) -> list[tuple[tuple[int, ...], ...]]:
     """All ways to fill groups; whoever is left over sits out."""
+    starts = range(0, num_classes - ways + 1, ways)
     found = {
-        frozenset(
-            frozenset(order[i * ways : (i + 1) * ways])
-            for i in range(num_classes // ways)
-        )
+        tuple(sorted(tuple(sorted(order[i : i + ways])) for i in starts))
         for order in itertools.permutations(range(num_classes))
     }
-    return [[tuple(sorted(group)) for group in sorted(p, key=sorted)] for p in found]
+    return sorted(found)
 
 
 # --- Releases ---
@@ -171,9 +171,7 @@ def release(law: Law, relation: str, without: Law | None = None) -> Release:
             tuple((f"{c[0]}'", c[1]) if is_held(c) else c for c in draw): w
             for draw, w in law.items()
         }
-    columns = sorted(
-        {c for each in (law, other) for draw in each for c in draw}, key=repr
-    )
+    columns = sorted({c for each in (law, other) for draw in each for c in draw})
     place = {content: i for i, content in enumerate(columns)}
 
     def counts(each: Law):

@@ -59,7 +59,9 @@ def log_excess(
     ratios = Ratios.of(parts, cover, replaced=replaced)
     direction = "symmetric" if replaced else rule.direction
     rule = rule._replace(direction=direction)
-    excess = _integral(ratios.upper, _upper_windows(t, ratios, direction), t, ratios, rule)
+    excess = _integral(
+        ratios.upper, _upper_windows(t, ratios, direction), t, ratios, rule
+    )
     if not replaced:
         below = _integral(
             ratios.lower, _lower_windows(t, ratios, direction), t, ratios, rule
@@ -69,9 +71,7 @@ def log_excess(
     # A component's profile is at most that of a shift of all its contributions.
     shift = parts.count * parts.shift * (2 if replaced else 1)
     weight = parts.log_weight + xp.log(cover)
-    return unless_gaussian(
-        xp.zeros_like(t) > 0, weight, 0.5 * shift * shift, t, excess
-    )
+    return unless_gaussian(xp.zeros_like(t) > 0, weight, 0.5 * shift * shift, t, excess)
 
 
 def _integral(
@@ -85,13 +85,20 @@ def _integral(
     xp = namespace(t, *windows)
     windows = stop_gradient(xp, windows)
     low, high, density = windows
-    number, per_panel = rule.quadrature.num_panels * _PANELS, rule.quadrature.nodes_per_panel
+    number, per_panel = (
+        rule.quadrature.num_panels * _PANELS,
+        rule.quadrature.nodes_per_panel,
+    )
     if xp is np:
         length = np.sum(high - low, axis=0)
         # As dense as the rule's own panels are on bumps.
-        wanted = np.max(np.max(density, axis=0) * length) + np.max(np.sum(high > low, 0))
+        wanted = np.max(np.max(density, axis=0) * length) + np.max(
+            np.sum(high > low, 0)
+        )
         share = rule.quadrature.num_panels * per_panel / 512
-        number = int(np.clip(wanted * 16 / per_panel * max(share, 0.5), 4, _MOST_PANELS))
+        number = int(
+            np.clip(wanted * 16 / per_panel * max(share, 0.5), 4, _MOST_PANELS)
+        )
     weight = ratios.parts.log_weight[:, None]
 
     def densities(w: Array) -> tuple[Array, Array]:
@@ -115,9 +122,7 @@ def _integral(
             found = (scaled_power_excess(y, b - peak, t, direction),)
         return tuple(xp.sum(part, axis=0).reshape(w.shape) for part in found)
 
-    lefts, rights = lay_panels(
-        low, high, density, xp.zeros_like(t), num_panels=number
-    )
+    lefts, rights = lay_panels(low, high, density, xp.zeros_like(t), num_panels=number)
     total, *derivatives = integrate_panels(
         integrand, lefts, rights, nodes_per_panel=per_panel
     )
@@ -141,9 +146,13 @@ def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
     grown = xp.round(xp.exp((index - 1) / max(size - 1, 1) * xp.log(last + 0.0)))
     j = xp.where(last > size, grown, xp.minimum(index, last + 0.0))
     # A bump of N(j s) over N(0), and over N(-j s); and those in between.
-    tops = (2 * alpha - 1) * j * s if ratios.covers or ratios.replaced else alpha * j * s
+    tops = (
+        (2 * alpha - 1) * j * s if ratios.covers or ratios.replaced else alpha * j * s
+    )
     settled = _settled(alpha, ratios)
-    bumps = xp.concatenate([alpha * j * s, tops, xp.max(settled, 1), xp.min(settled, 1)])
+    bumps = xp.concatenate(
+        [alpha * j * s, tops, xp.max(settled, 1), xp.min(settled, 1)]
+    )
     bumps = bumps - 0.5 * (xp.max(floor, axis=0) + xp.min(floor, axis=0))
     found = xp.max(_exponent(ratios.upper, bumps, t, ratios), axis=0)
     base = 0.5 * near[1] * xp.linspace(0.0, 1.0, 5, dtype=s.dtype)[:, None]
@@ -207,9 +216,7 @@ def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
     return _windows(t, ratios, near, (xp.clip(low, 0.0, high), high))
 
 
-def _exponent(
-    ratio: Callable[..., Ratio], w: Array, t: Array, ratios: Ratios
-) -> Array:
+def _exponent(ratio: Callable[..., Ratio], w: Array, t: Array, ratios: Ratios) -> Array:
     """``log(Q (P/Q)^{1+t})``, weighted, at (K, n) distances; (C, K, n)."""
     xp = namespace(w, t)
     found = ratio((xp.maximum(w, 0.0), None))

@@ -106,10 +106,10 @@ def _beyond(
     """Profile and tail beyond the roots t, (C, ...)."""
     xp = namespace(t, u)
     s, log_p, log_none = parts.shift, parts.log_some, parts.log_none
-    log_m, _ = terms.log_sum(lambda j, share: share - j * s * t)
-    log_density, _ = terms.log_sum(
-        lambda j, share: share + 0.5 * (j * s) ** 2 + log_normal_density(t - j * s)
-    )
+    js, log_shares = terms.numbers * s, terms.log_shares
+    mirror, plain = log_shares - js * t, log_shares + 0.5 * js * js
+    log_m, _ = terms.log_sum(mirror)
+    log_density, _ = terms.log_sum(plain + log_normal_density(t - js))
     log_q = log_complement(cover)
     mirrored = log_add(log_none, log_p + log_m)  # of B^- over N(0) at t
     # The density of N(0) at t times g, or g1: of P's there, its share.
@@ -127,18 +127,17 @@ def _beyond(
             log_p - u, gained + log_add(0.0, log_q - xp.log(cover) + mirrored)
         )
     base = log_p + log_density - share
-    below = lambda j, share: share - j * s * t  # noqa: E731
 
     def tail(js: Array, t: Array) -> Array:
         return -0.5 * xp.maximum(t - js, 0.0) ** 2
 
     near = terms.log_sum_of(
-        lambda j, share: share + 0.5 * (j * s) ** 2 + tail(j * s, t),
+        plain + tail(js, t),
         lambda js, t: log_saturating_tail(t - js, js) - tail(js, t),
         t,
     )
-    far = terms.log_sum_of(below, lambda js, t: log_mills_difference(t, js), t)
-    beyond = terms.log_sum_of(below, lambda js, t: log_mills(t + js), t)
+    far = terms.log_sum_of(mirror, lambda js, t: log_mills_difference(t, js), t)
+    beyond = terms.log_sum_of(mirror, lambda js, t: log_mills(t + js), t)
     profile = log_p + log_add(near, base + log_c + far)
     middle = log_mills(t)
     lost = log_add(log_none + middle, log_p + beyond)
@@ -166,9 +165,8 @@ def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
     terms = Terms.all_of(parts)
     sides = _Sides(lambda _: -loss, None, -loss, -loss)
     x, terms = _root(sides, terms)
-    s = parts.shift
-    total, _ = terms.log_sum(lambda j, share: share + j * s * x)
-    share = lambda j, share: share + j * s * x - total  # noqa: E731
+    tilted = terms.log_shares + terms.numbers * parts.shift * x
+    share = tilted - terms.log_sum(tilted)[0]
     inside = terms.log_sum_of(share, lambda js, x: log_lost(-x, js), x)
     beyond = terms.log_sum_of(share, lambda js, x: log_mills(js - x), x)
     beyond = beyond + log_normal_density(x)
@@ -212,8 +210,9 @@ def _root(sides: _Sides, terms: Terms) -> tuple[Array, Terms]:
     nothing = 1e300 + 0 * sides.least
 
     # Each term alone is a lower bound of the sum, the largest of all an upper one.
-    high = terms.least(lambda j, share: (sides.most - share) / (j * s))
-    low = terms.least(lambda j, share: sides.least / (j * s) + 0.5 * j * s)
+    js = terms.numbers * s
+    high = xp.min((sides.most - terms.log_shares) / js, axis=0)
+    low = xp.min(sides.least / js + 0.5 * js, axis=0)
     if sides.log_mirrored is not None:
         low = xp.maximum(low, 0.0)
     high = xp.maximum(high, low)

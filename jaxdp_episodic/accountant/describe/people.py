@@ -82,9 +82,8 @@ def levels_of_people(sampling: Sampling) -> tuple[Scheme | None, ...]:
     """
     if isinstance(sampling, GroupedClasses):
         return sampling.examples, None
-    drawn = sampling
-    if not isinstance(sampling, MultistageSampling):
-        drawn = sampling.sampling
+    multistage = isinstance(sampling, MultistageSampling)
+    drawn = sampling if multistage else sampling.sampling
     levels = () if drawn is None else drawn.levels
     if len(levels) > len(BOUNDS):
         raise NotImplementedError(

@@ -242,6 +242,31 @@ def max_contributions(
     return bound[()]
 
 
+def most_children_drawn(
+    sampling: MultistageSampling,
+    population: Population | None,
+    level: int,
+    neighboring_relation: str,
+) -> np.ndarray:
+    """Returns how many children of one unit of a level can be drawn, at most.
+
+    See `max_contributions`, of which this is one level; int64.
+
+    Args:
+      sampling: the schemes of all levels.
+      population: the real tree, or None.
+      level: of the parents, from 1.
+      neighboring_relation: under "add_remove" only public bounds count.
+    """
+    scheme = sampling.levels[level]
+    if population is None or neighboring_relation == "add_remove":
+        return _most_children_drawn(scheme, population, level)
+    largest = max(int(np.max(population.children_counts[level], initial=0)), 1)
+    if isinstance(scheme, WithoutReplacement):
+        return np.minimum(np.asarray(scheme.size, np.int64), largest)
+    return np.asarray(largest, np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class _LevelRates:
     """One level of `PathRates`."""

@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.describe.releases import (
     ZeroConcentratedDP,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -118,7 +119,9 @@ def _gaussian(step: GaussianStep) -> Any:
     event = dp_event.GaussianDpEvent(step.noise_multiplier)
     design: Any = step.design
     each = design.sampling if isinstance(design, IndependentEpisodes) else design
-    if step.population is None and isinstance(each, MultistageSampling):
+    # A person may be in many places, so that no draw of units is hers.
+    in_tree = isinstance(each, MultistageSampling) and step.privacy_unit != PERSON
+    if step.population is None and in_tree:
         top: Any = each.levels[0]
         kind = type(top)
         if each is not design:

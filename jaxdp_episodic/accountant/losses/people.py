@@ -16,21 +16,28 @@ B^+`` against ``B^-``. Where all of e is reached (``e = 1``) it covers nothing.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
+from jaxdp_episodic.accountant.losses import people_moments, people_nodes
 from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss, positive, scaled
+from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.losses.people_components import Components
 from jaxdp_episodic.accountant.losses.people_tails import backward_tails, forward_tails
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
+# Components are left out up to this share of delta, which is then added to it.
+_TRUNCATED_SHARE = 1e-9
+
 
 @dataclass(frozen=True)
-class PeopleLoss(GaussianLoss):
+class PeopleLoss(GaussianLoss, Nodes):
     """Contributions of a person that are 0 where the person's slots are null.
 
     Attributes:
@@ -94,13 +101,43 @@ class PeopleLoss(GaussianLoss):
         return sampled_displacement(u, 1.0 - 1e-16 + 0 * self.inner_rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`."""
-        raise NotImplementedError
+        """See `Moments`; exact up to quadrature error."""
+        t, e, parts = self._components(t, np.broadcast_shapes(np.shape(t), self.shape))
+        return people_moments.log_excess(t, parts, e, rule, replaced=self.is_symmetric)
+
+    @property
+    def num_terms(self) -> Array:
+        """One: the components are in the nodes of one path."""
+        return np.ones(self.shape)
+
+    def truncated(
+        self, log_goal: np.ndarray, count: np.ndarray
+    ) -> tuple[Self, np.ndarray, np.ndarray]:
+        """Leaves out components that add a billionth of ``e^log_goal`` at most."""
+        shape = np.broadcast_shapes(self.shape, np.shape(log_goal), np.shape(count))
+        weights = self.stacked(self.log_weights, shape)
+        with np.errstate(divide="ignore"):
+            log_count = np.log(count)
+        least = log_goal + np.log(_TRUNCATED_SHARE) - log_count
+        order = np.argsort(weights, axis=0)
+        lost = np.logaddexp.accumulate(np.take_along_axis(weights, order, axis=0))
+        gone = lost <= least
+        log_added = log_count + np.max(np.where(gone, lost, -np.inf), axis=0)
+        left_out = np.zeros(weights.shape, bool)
+        np.put_along_axis(left_out, order, gone, axis=0)
+        weights = np.where(left_out, -np.inf, weights)
+        kept = dataclasses.replace(self, log_weights=tuple(weights))
+        return kept, log_added, np.zeros(shape, bool)
+
+    def nodes(self, rule: NodeRule) -> LossNodes:
+        """See `Nodes`."""
+        e, parts = self._components(self.shift, self.shape)[1:]
+        return people_nodes.nodes(parts, e, rule, replaced=self.is_symmetric)
 
     def _components(
         self, u: Array, shape: tuple[int, ...]
     ) -> tuple[Array, Array, Components]:
-        """u and e of a shape, and the components."""
+        """U and e of a shape, and the components."""
         xp = namespace(u, *self.fields)
         u, q, e, s = (
             xp.broadcast_to(a, shape)

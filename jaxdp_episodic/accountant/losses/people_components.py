@@ -115,7 +115,7 @@ class Terms(NamedTuple):
 
     @property
     def numbers(self) -> Array:
-        """j as a column; NumPy only."""
+        """J as a column; NumPy only."""
         rows = np.arange(1.0, len(self.log_shares) + 1)
         return rows.reshape(-1, *(1,) * (self.log_shares.ndim - 1))
 
@@ -137,6 +137,41 @@ class Terms(NamedTuple):
         near = xp.log1p(self.plain_sum(gained))
         return xp.where(small, near, value), mean
 
+    def least(self, of: Callable[[Array, Array], Array]) -> Array:
+        """The least of ``of(j, log_share)`` over j."""
+        if self.log_shares is not None:
+            return np.min(of(self.numbers, self.log_shares), axis=0)
+        xp = namespace(self.shift)
+
+        def lower(k: Array, least: Array) -> Array:
+            return xp.minimum(least, of(*self.row(k))[0])
+
+        first = of(*self.row(xp.ones(())))[0]
+        return fori_loop(xp, 2, self.last + 1, lower, first)
+
+    def log_sum_of(
+        self, weight: Callable[[Array, Array], Array], factor: Callable[..., Array], *at: Array
+    ) -> Array:
+        """Logarithm of the sum over j of ``e^weight(j, log_share)`` times factors.
+
+        Args:
+          weight: upper bounds of the terms' logarithms; NumPy leaves out what is
+            negligible beside the largest one of all components.
+          factor: maps j s and ``at`` to the logarithms of the factors.
+          *at: (C, ...) arrays.
+        """
+        s = self.shift
+        if self.log_shares is None:
+            return self.log_sum(lambda j, share: weight(j, share) + factor(j * s, *at))[0]
+        bound = weight(self.numbers, self.log_shares)
+        used = bound > np.max(bound, axis=0) - NEGLIGIBLE
+        slope = self.numbers * s
+        chosen = (np.broadcast_to(a, bound.shape)[used] for a in (slope, *at))
+        terms = np.full(bound.shape, -np.inf)
+        terms[used] = bound[used] + factor(*chosen)
+        peak = np.max(terms, axis=0)
+        return peak + np.log(np.sum(np.exp(terms - peak), axis=0))
+
     def plain_sum(self, term: Callable[[Array, Array], Array]) -> Array:
         """The sum of ``term(j, log_share)`` over j."""
         if self.log_shares is not None:
@@ -152,7 +187,7 @@ class Terms(NamedTuple):
         )
 
     def row(self, k: Array) -> tuple[Array, Array]:
-        """j with all axes, and its log-shares; JAX only."""
+        """J with all axes, and its log-shares; JAX only."""
         j = k.astype(self.shift.dtype).reshape((1,) * (self.shift.ndim + 2))
         return j, self.of(j)
 

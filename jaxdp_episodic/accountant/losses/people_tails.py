@@ -78,12 +78,7 @@ def forward_tails(
     odds = parts.log_none - parts.log_some
     if replaced:
         v = xp.minimum(inner_exponent(u, cover), LARGEST)
-        gain = log_gain - log_e
-
-        def right(m: Array) -> Array:
-            return m + log_add(0.0, gain + log_add(0.0, odds - m))
-
-        sides = _Sides(right, v + 0 * odds, gain + odds, right(xp.zeros_like(odds)))
+        sides = _mirrored_sides(v, log_gain - log_e, odds)
     else:
         log_c = xp.maximum(log_gain + log_uncovered - log_e, LOG_ZERO)
         own = log_gain + log_add(-parts.log_some, log_uncovered - log_e + odds)
@@ -132,26 +127,27 @@ def _beyond(
             log_p - u, gained + log_add(0.0, log_q - xp.log(cover) + mirrored)
         )
     base = log_p + log_density - share
-    near, _ = terms.log_sum(
-        lambda j, share: (
-            share + 0.5 * (j * s) ** 2 + log_saturating_tail(t - j * s, j * s)
-        )
+    below = lambda j, share: share - j * s * t  # noqa: E731
+
+    def tail(js: Array, t: Array) -> Array:
+        return -0.5 * xp.maximum(t - js, 0.0) ** 2
+
+    near = terms.log_sum_of(
+        lambda j, share: share + 0.5 * (j * s) ** 2 + tail(j * s, t),
+        lambda js, t: log_saturating_tail(t - js, js) - tail(js, t),
+        t,
     )
-    far, _ = terms.log_sum(
-        lambda j, share: share - j * s * t + log_mills_difference(t + 0 * j, j * s)
-    )
-    beyond, _ = terms.log_sum(lambda j, share: share - j * s * t + log_mills(t + j * s))
+    far = terms.log_sum_of(below, lambda js, t: log_mills_difference(t, js), t)
+    beyond = terms.log_sum_of(below, lambda js, t: log_mills(t + js), t)
     profile = log_p + log_add(near, base + log_c + far)
     middle = log_mills(t)
-    tail = log_add(log_none + middle, log_p + beyond)
+    lost = log_add(log_none + middle, log_p + beyond)
     if not replaced:
-        tail = log_add(log_q + tail, xp.log(cover) + middle)
-    tail = base + tail
-    both = (logsumexp(parts.log_weight + a) for a in (profile, tail))
-    profile, tail = both
+        lost = log_add(log_q + lost, xp.log(cover) + middle)
+    profile, lost = (logsumexp(parts.log_weight + a) for a in (profile, base + lost))
     if replaced:
-        tail = tail - xp.log1p((1 - cover) / cover * -xp.expm1(-u))
-    return profile + xp.log(cover), tail
+        lost = lost - xp.log1p((1 - cover) / cover * -xp.expm1(-u))
+    return profile + xp.log(cover), lost
 
 
 def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
@@ -172,12 +168,9 @@ def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
     x, terms = _root(sides, terms)
     s = parts.shift
     total, _ = terms.log_sum(lambda j, share: share + j * s * x)
-    inside, _ = terms.log_sum(
-        lambda j, share: share + j * s * x - total + log_lost(-x + 0 * j, j * s)
-    )
-    beyond, _ = terms.log_sum(
-        lambda j, share: share + j * s * x - total + log_mills(j * s - x)
-    )
+    share = lambda j, share: share + j * s * x - total  # noqa: E731
+    inside = terms.log_sum_of(share, lambda js, x: log_lost(-x, js), x)
+    beyond = terms.log_sum_of(share, lambda js, x: log_mills(js - x), x)
     beyond = beyond + log_normal_density(x)
     lost = xp.where(
         log_none > LOG_ZERO, xp.minimum(v, 700.0) + log_none + inside, -xp.inf
@@ -189,24 +182,38 @@ def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
     return profile + xp.log(cover), tail
 
 
+def _mirrored_sides(v: Array, log_gain: Array, odds: Array) -> _Sides:
+    """Of ``B^+ = e^v B^-``, of the logarithms of ``e^v - 1`` and of b_0 over the rest."""
+    xp = namespace(v, odds)
+
+    def right(m: Array) -> Array:
+        return m + log_add(0.0, log_gain + log_add(0.0, odds - m))
+
+    return _Sides(right, v + 0 * odds, log_gain + odds, right(xp.zeros_like(odds)))
+
+
+def root_of_ratio(v: Array, parts: Components, terms: Terms) -> Array:
+    """Where ``B^+`` is ``e^v B^-``, v >= 0."""
+    log_gain = namespace(v).maximum(log_expm1(v), LOG_ZERO)
+    sides = _mirrored_sides(v, log_gain, parts.log_none - parts.log_some)
+    return _root(sides, terms)[0]
+
+
+def root_at_zero(parts: Components, terms: Terms) -> Array:
+    """Where ``B^+`` crosses N(0): the root of ``M^+ = 1``."""
+    zero = namespace(*parts).zeros_like(parts.log_some)
+    return _root(_Sides(lambda _: zero, None, zero, zero), terms)[0]
+
+
 def _root(sides: _Sides, terms: Terms) -> tuple[Array, Terms]:
     """Where both sides of the equation are the same, and the terms that count there."""
     s, last = terms.shift, terms.last
     xp = namespace(s, sides.least)
     nothing = 1e300 + 0 * sides.least
 
-    def lowest(of: Callable[[Array, Array], Array]) -> Array:
-        """The least over j of what is given."""
-        if terms.log_shares is not None:
-            return np.min(of(terms.numbers, terms.log_shares), axis=0)
-        row = terms.row
-        return fori_loop(
-            xp, 1, last + 1, lambda k, least: xp.minimum(least, of(*row(k))[0]), nothing
-        )
-
     # Each term alone is a lower bound of the sum, the largest of all an upper one.
-    high = lowest(lambda j, share: (sides.most - share) / (j * s))
-    low = lowest(lambda j, share: sides.least / (j * s) + 0.5 * j * s)
+    high = terms.least(lambda j, share: (sides.most - share) / (j * s))
+    low = terms.least(lambda j, share: sides.least / (j * s) + 0.5 * j * s)
     if sides.log_mirrored is not None:
         low = xp.maximum(low, 0.0)
     high = xp.maximum(high, low)

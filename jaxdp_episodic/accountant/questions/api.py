@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import worst_path
-from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 
 METHODS = tuple(worst_path.METHODS)
 DIRECTIONS = ("forward", "backward", "both")
@@ -106,19 +106,26 @@ def rdp(
     check_step(step)
     orders = _validation.order_array("orders", orders, infinite=True)
     _validation.choice("direction", direction, DIRECTIONS)
-    run = run_of(step, np.asarray(1)).with_axis()
+    curves = [
+        _worst_curve(run.with_axis(), orders.reshape(-1), direction)
+        for run in runs_of(step, np.asarray(1))
+    ]
+    least = np.minimum.reduce(np.broadcast_arrays(*curves))
+    worst = np.broadcast_to(least.max(axis=-2), (*step.shape, orders.size))
+    return _scalar_or_array(worst.reshape(step.shape + orders.shape))
+
+
+def _worst_curve(run: Run, orders: np.ndarray, direction: str) -> np.ndarray:
+    """(..., P, orders) the divergences of a run with one more axis, for the orders."""
     run.refuse("rdp")
-    flat = orders.reshape(-1)
-    finite = np.where(np.isinf(flat), 2.0, flat)
-    values = np.zeros((*step.shape, 1, orders.size))
+    finite = np.where(np.isinf(orders), 2.0, orders)
+    values = np.zeros((1, orders.size))
     for one in ("forward", "backward") if direction == "both" else (direction,):
         curve = rdp_curve(finite, run, one)
         most = run.largest_loss(backward=one == "backward")
         most = np.where(run.is_unprotected, np.inf, most)
-        values = np.maximum(values, np.where(np.isinf(flat), most, curve))
-    values = np.where(run.log_kept() < 0, np.inf, values)
-    worst = values.max(axis=-2).reshape(step.shape + orders.shape)
-    return _scalar_or_array(worst)
+        values = np.maximum(values, np.where(np.isinf(orders), most, curve))
+    return np.where(run.log_kept() < 0, np.inf, values)
 
 
 @on_engine
@@ -176,15 +183,15 @@ def epsilon(
     check_method(method)
     delta = _validation.probability_array("delta", delta)
     _warn_about_delta(step, delta)
-    run, shape = checked_run(step, num_steps, delta=delta)
+    runs, shape = checked_runs(step, num_steps, delta=delta)
     if orders is not None:
         if method != "rdp" or return_info:
             raise ValueError(
                 "orders must be None with another method than 'rdp' and with "
                 f"return_info, got method={method!r}, return_info={return_info!r}"
             )
-        return _epsilon_on_grid(run, delta, orders, shape)
-    answer = worst_path.answer(EpsilonAt(log_of(delta)), run, method)
+        return _epsilon_on_grid(runs, delta, orders, shape)
+    answer = worst_path.answer(EpsilonAt(log_of(delta)), runs, method)
     value, error, certified = (
         _scalar_or_array(np.broadcast_to(field, shape)) for field in answer
     )
@@ -225,8 +232,8 @@ def delta(
     check_step(step)
     check_method(method)
     target = _validation.nonnegative_array("epsilon", epsilon)
-    run, shape = checked_run(step, num_steps, epsilon=target)
-    answer = worst_path.answer(DeltaAt(target), run, method)
+    runs, shape = checked_runs(step, num_steps, epsilon=target)
+    answer = worst_path.answer(DeltaAt(target), runs, method)
     log_delta, error, certified = (np.broadcast_to(a, shape) for a in answer)
     value = delta_of(log_delta, up=True)
     info = PrivacyInfo(_scalar_or_array(error), _scalar_or_array(certified))
@@ -249,10 +256,10 @@ def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
 
 
 def worst_epsilon(
-    run: Run, delta: np.ndarray, shape: tuple[int, ...], *, method: str
+    runs: Sequence[Run], delta: np.ndarray, shape: tuple[int, ...], *, method: str
 ) -> np.ndarray:
     """Epsilon of the worst path: each path composed first, the largest taken last."""
-    value = worst_path.answer(EpsilonAt(np.log(delta)), run, method).value
+    value = worst_path.answer(EpsilonAt(np.log(delta)), runs, method).value
     return np.broadcast_to(value, shape)
 
 
@@ -261,10 +268,10 @@ def check_method(method: str) -> None:
     _validation.choice("method", method, METHODS)
 
 
-def checked_run(
+def checked_runs(
     step: AnyStep, num_steps: Any, **targets: np.ndarray
-) -> tuple[Run, tuple[int, ...]]:
-    """The run of a step, and the shape of the answer."""
+) -> tuple[tuple[Run, ...], tuple[int, ...]]:
+    """The runs of a step, of which the least answer counts, and the answer's shape."""
     named: dict[str, Any] = {"step": np.empty(step.shape, np.uint8), **targets}
     if isinstance(step, ComposedSteps):
         if num_steps is not None:
@@ -278,16 +285,26 @@ def checked_run(
         steps = _validation.integer_array("num_steps", num_steps, minimum=0)
         named["num_steps"] = steps
     shape = _validation.broadcast_shape(**named)
-    return run_of(step, steps), shape
+    return runs_of(step, steps), shape
 
 
 def _epsilon_on_grid(
-    run: Run, delta: np.ndarray, orders: Any, shape: tuple[int, ...]
+    runs: Sequence[Run], delta: np.ndarray, orders: Any, shape: tuple[int, ...]
 ) -> np.ndarray | np.float64:
     """Epsilon with the orders given by the user only."""
     grid = np.unique(order_grid(orders))
-    run.refuse("rdp")
-    result, best = answer_at_orders(EpsilonAt(log_of(delta)[..., None]), run, grid)
+    question = EpsilonAt(log_of(delta)[..., None])
+    found = []
+    for run in runs:
+        run.refuse("rdp")
+        found.append(answer_at_orders(question, run, grid))
+    results, orders_used = (
+        np.stack(np.broadcast_arrays(*field)) for field in zip(*found, strict=True)
+    )
+    index = np.argmin(results, axis=0)[None]
+    result, best = (
+        np.take_along_axis(field, index, axis=0)[0] for field in (results, orders_used)
+    )
     useful = np.isfinite(result) & (result > 0)
     if np.any(useful & ((best == 0) | (best == grid.size - 1))):
         warnings.warn(

@@ -25,7 +25,7 @@ from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import (
     check_method,
     check_step,
-    checked_run,
+    checked_runs,
     delta,
     epsilon,
 )
@@ -184,8 +184,9 @@ def gdp_mu(
         )
     check_step(step)
     check_method(method)
-    run, shape = checked_run(step, num_steps)
-    known = np.broadcast_to(_mu_of_gaussians(run), shape)
+    runs, shape = checked_runs(step, num_steps)
+    known = np.minimum.reduce([_mu_of_gaussians(run) for run in runs])
+    known = np.broadcast_to(known, shape)
     if np.all(np.isfinite(known)):
         return np.array(known)[()]
     depth = min(float(floor), _SMALLEST_DELTA)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -121,9 +122,14 @@ def epsilon_and_gradient(
     names = _checked_names(wrt, step)
     value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
     log_delta = np.log(np.asarray(delta, np.float64))
-    accounted, shape = api.checked_run(step, num_steps, delta=log_delta)
+    runs, shape = api.checked_runs(step, num_steps, delta=log_delta)
+    accounted = runs[0]
     tables = [loss for loss in accounted.losses if isinstance(loss, Tabulated)]
-    if not all(loss.has_slopes for loss in tables):
+    # Of several pairs the least counts; pairs of many parts have no tangent here.
+    mixtures = len(runs) > 1 or any(loss.padding for loss in accounted.losses)
+    if mixtures:
+        _refuse_all_but_noise("several contributions of a unit", names)
+    if mixtures or not all(loss.has_slopes for loss in tables):
         return value, {
             name: _by_differences(name, step, delta, num_steps) for name in names
         }
@@ -138,6 +144,14 @@ def epsilon_and_gradient(
         name: row.reshape(shape)[()] for name, row in zip(names, rows, strict=True)
     }
     return value, gradient
+
+
+def _refuse_all_but_noise(what: str, names: Iterable[str]) -> None:
+    for name in names:
+        if name.partition("[")[0] != NOISE:
+            raise NotImplementedError(
+                f"epsilon_and_gradient with {what} covers {NOISE!r} only, got {name!r}"
+            )
 
 
 def _by_differences(
@@ -236,10 +250,8 @@ def _checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, .
     has_epochs = any(epoch_scheme(part.design) is not None for part in parts)
     for name in wrt:
         _validation.choice("wrt", name, allowed)
-        if has_epochs and name.partition("[")[0] != NOISE:
-            raise NotImplementedError(
-                f"epsilon_and_gradient with epochs covers {NOISE!r} only, got {name!r}"
-            )
+    if has_epochs:
+        _refuse_all_but_noise("epochs", wrt)
     return tuple(wrt)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from jaxdp_episodic.accountant.methods.question import (
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.api import (
     check_step,
-    checked_run,
+    checked_runs,
     delta_of,
     log_of,
     on_engine,
@@ -71,8 +72,8 @@ def epsilon_interval(
         checked = _validation.positive_array("max_width", max_width)
         # Smaller shares of an answer would underflow.
         max_width = max(_validation.single("max_width", checked), 1e-290)
-    run, shape = checked_run(step, num_steps, delta=delta)
-    return _ends(EpsilonAt(log_of(delta)), run, shape, max_width)
+    runs, shape = checked_runs(step, num_steps, delta=delta)
+    return _least_ends(EpsilonAt(log_of(delta)), runs, shape, max_width)
 
 
 @on_engine
@@ -98,18 +99,38 @@ def delta_interval(
     """
     check_step(step)
     target = _validation.nonnegative_array("epsilon", epsilon)
-    run, shape = checked_run(step, num_steps, epsilon=target)
-    lower, upper = _ends(DeltaAt(target), run, shape, None)
+    runs, shape = checked_runs(step, num_steps, epsilon=target)
+    lower, upper = _least_ends(DeltaAt(target), runs, shape, None)
     return delta_of(lower, up=False)[()], delta_of(upper, up=True)[()]
 
 
-def _ends(
-    question: Question, run: Run, shape: tuple[int, ...], width: float | None
+def _least_ends(
+    question: Question,
+    runs: Sequence[Run],
+    shape: tuple[int, ...],
+    width: float | None,
 ) -> tuple[Any, Any]:
-    """Both ends for each path, the largest of each taken last."""
-    run.refuse("pld")
-    run = run.take_paths(undominated_paths(run))
+    """Both ends, the largest over the paths of the least over the runs.
+
+    What is asked for is the largest over the paths of the least over the runs: its ends
+    are those of all of them.
+    """
     question = question.at(np.broadcast_to(question.target, shape)[..., None])
+    both = [_ends(question, run, width, alone=len(runs) == 1) for run in runs]
+    ends = []
+    for each in zip(*both, strict=True):
+        least = np.minimum.reduce(np.broadcast_arrays(*each))
+        ends.append(np.array(np.broadcast_to(least.max(axis=-1), shape))[()])
+    return ends[0], ends[1]
+
+
+def _ends(
+    question: Question, run: Run, width: float | None, *, alone: bool
+) -> list[np.ndarray]:
+    """Both ends for each path; of a run ``alone`` for those that may be the worst."""
+    run.refuse("pld")
+    if alone:
+        run = run.take_paths(undominated_paths(run))
     at_end = question.at_end(run.most_lost)
     inside = question.inside()
     log_kept = run.log_kept()
@@ -131,5 +152,5 @@ def _ends(
             known = ~np.isfinite(limit) | (limit == 0) | (not question.is_epsilon)
             limit = np.where(known | up, limit, 0.0)
             end = np.where(at_end, limit, end)
-        ends.append(np.array(np.broadcast_to(end.max(axis=-1), shape))[()])
-    return ends[0], ends[1]
+        ends.append(end)
+    return ends

@@ -9,12 +9,13 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.describe.step import OneStep
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.question import Answer, DeltaAt
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions.api import DIRECTIONS, on_engine
-from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 
 
 @on_engine
@@ -53,9 +54,18 @@ def privacy_profile(
     shape = _validation.broadcast_shape(
         step=np.empty(step.shape, np.uint8), epsilon=target
     )
-    loss = dominating_pair(step)
+    every = [
+        _worst_profile(target[..., None], loss, direction)
+        for loss in dominating_pairs(step)
+    ]
+    least = np.minimum.reduce(np.broadcast_arrays(*every)).max(axis=-1)
+    worst = np.broadcast_to(np.exp(least), shape)
+    return np.float64(worst) if worst.ndim == 0 else np.array(worst)
+
+
+def _worst_profile(target: np.ndarray, loss: PrivacyLoss, direction: str) -> np.ndarray:
+    """The logarithm of delta of one pair, on each path."""
     Run((loss,), (np.ones(1),)).refuse("exact")
-    target = target[..., None]
     finite = np.where(np.isinf(target), 1e300, target)
     at_end = np.isinf(target) & ~loss.is_unprotected
     log_kept = loss.log_kept()
@@ -68,13 +78,11 @@ def privacy_profile(
             for profile in _log_profiles(finite, loss)
         )
     )
-    chosen = {
+    return {
         "forward": forward,
         "backward": backward,
         "both": np.maximum(forward, backward),
     }[direction]
-    worst = np.broadcast_to(np.exp(chosen).max(axis=-1), shape)
-    return np.float64(worst) if worst.ndim == 0 else np.array(worst)
 
 
 def _profiles_kernel(u: Array, loss: Profile) -> tuple[Array, Array]:

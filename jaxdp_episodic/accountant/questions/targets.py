@@ -15,7 +15,7 @@ from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
-from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
 from jaxdp_episodic.accountant.questions.worst_path import CONTOUR, answer
 
@@ -69,12 +69,13 @@ class Targets:
         self.epsilon, self.delta = flat["epsilon"], flat["delta"]
         self.num_steps = flat["num_steps"]
         self.step, self.method = step, method
-        self.run = run_of(step, targets["num_steps"])
-        self.run.refuse(method)
+        self.runs = runs_of(step, targets["num_steps"])
+        for run in self.runs:
+            run.refuse(method)
         # Where a large target is met by Rényi's bound, which goes on as it began.
         self.by_renyi = np.zeros(self.size, bool)
         # The best order less 1, times the inverse noise at which it was found.
-        self.orders = np.full((self.size, self.run.shape[-1]), np.nan)
+        self.orders = [np.full((self.size, run.shape[-1]), np.nan) for run in self.runs]
 
     def inverse_noise(
         self,
@@ -115,26 +116,33 @@ class Targets:
         num_steps: np.ndarray | None = None,
     ) -> np.ndarray:
         """``log(epsilon / target)`` of some elements, with something changed."""
-        run = self.run
+        runs = self.runs
         if step is not None or num_steps is not None:
             steps = self.num_steps.copy()
             steps[active] = self.num_steps[active] if num_steps is None else num_steps
-            run = run_of(step or self.step, steps.reshape(self.shape))
-        run = self._taken(run, active)
+            runs = runs_of(step or self.step, steps.reshape(self.shape))
+        runs = [self._taken(run, active) for run in runs]
         if inverse_noise is not None:
-            run = run.scaled(inverse_noise[:, None])
+            runs = [run.scaled(inverse_noise[:, None]) for run in runs]
         question = EpsilonAt(np.log(self.delta[active]))
         if inverse_noise is not None and self.follows_orders:
-            value = self._near(question, run, active, inverse_noise[:, None])
+            found = [
+                self._near(question, run, orders, active, inverse_noise[:, None])
+                for run, orders in zip(runs, self.orders, strict=True)
+            ]
+            value = np.minimum.reduce(found).max(axis=-1)
         else:
-            value = self._epsilon(question, run, active)
+            value = self._epsilon(question, runs, active)
         with np.errstate(divide="ignore"):
             return np.log(value) - np.log(self.epsilon[active])
 
-    def _epsilon(self, question: EpsilonAt, run: Run, active: np.ndarray) -> np.ndarray:
+    def _epsilon(
+        self, question: EpsilonAt, runs: list[Run], active: np.ndarray
+    ) -> np.ndarray:
         """Epsilon with its error; of large targets by what is quick, an upper bound."""
         large = (self.epsilon[active] > _LARGE) & (self.method != "rdp")
-        self.by_renyi[active] |= large & _has_little_noise(run)
+        for run in runs:
+            self.by_renyi[active] |= large & _has_little_noise(run)
         by_renyi = self.by_renyi[active]
         quick = large & ~by_renyi & (self.method == "exact")
         value = np.empty(active.size)
@@ -146,8 +154,11 @@ class Targets:
             chosen = np.flatnonzero(where)
             if not chosen.size:
                 continue
-            part = run.map(lambda f, chosen=chosen: f if len(f) == 1 else f[chosen])
-            found = answer(question.take(chosen), part, method)
+            parts = [
+                run.map(lambda f, chosen=chosen: f if len(f) == 1 else f[chosen])
+                for run in runs
+            ]
+            found = answer(question.take(chosen), parts, method)
             value[chosen] = found.value
             if self.method == "exact" and method != "rdp":
                 # The error estimate of an epsilon is added to it.
@@ -162,34 +173,43 @@ class Targets:
         """Whether nothing but orders is sought, from one noise to the next."""
         if self.method != "rdp" or engine_name() == "jax":
             return False
-        never = np.isinf(self.run.most_lost) | self.run.loses_nothing
-        return bool(np.all(never) and not np.any(self.run.log_kept()))
+        return all(
+            np.all(np.isinf(run.most_lost) | run.loses_nothing)
+            and not np.any(run.log_kept())
+            for run in self.runs
+        )
 
     def _near(
         self,
         question: EpsilonAt,
         run: Run,
+        orders: np.ndarray,
         active: np.ndarray,
         inverse_noise: np.ndarray,
     ) -> np.ndarray:
-        """Upper bounds of epsilon by Rényi-DP, at orders near those of other noises."""
-        kept = undominated_paths(run)
+        """Upper bounds of epsilon by Rényi-DP, at orders near those of other noises.
+
+        On the paths of which the worst is one; of several runs on each.
+        """
+        alone = len(self.runs) == 1
+        kept = undominated_paths(run) if alone else np.arange(run.num_paths)
         entries = np.ix_(active, kept)
-        near = 1 + self.orders[entries] / inverse_noise
+        near = 1 + orders[entries] / inverse_noise
         question = question.at(question.target[:, None])
         value, order = rdp_bound(question, run.take_paths(kept), near=near)
-        self.orders[entries] = (order - 1) * inverse_noise
-        return value.max(axis=-1)
+        orders[entries] = (order - 1) * inverse_noise
+        return value
 
     def needs_no_noise(self) -> np.ndarray:
         """Where no noise is needed: nothing is drawn on any path, or no step taken."""
-        nothing = self.run.loses_nothing.all(axis=-1)
+        nothing = [run.loses_nothing.all(axis=-1) for run in self.runs]
+        nothing = np.logical_or.reduce(np.broadcast_arrays(*nothing))
         return np.broadcast_to(nothing, self.shape).reshape(-1)
 
     def initial_noise(self) -> np.ndarray:
         """Initial noise: the Gaussian mechanism with the amplified sensitivity."""
-        square = 0.0
-        for loss, count in zip(self.run.losses, self.run.counts, strict=True):
+        square, first = 0.0, self.runs[0]
+        for loss, count in zip(first.losses, first.counts, strict=True):
             hints = loss.hints()
             square = square + count * np.square(hints.rate * hints.furthest)
         square = np.broadcast_to(np.max(square, axis=-1), self.shape).reshape(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -41,18 +41,41 @@ def engine_for(evaluations: int, method: str) -> AbstractContextManager[None]:
     return using_engine(choose_engine(evaluations, _BREAK_EVEN[method]))
 
 
-def answer(question: Question, run: Run, method: str) -> Answer:
+def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
     """Epsilon or log(delta) of the worst path.
 
     Args:
       question: its target has no path axis.
-      run: its paths are last.
+      runs: their paths are last. Of several, each of which bounds what is asked about,
+        the least answer counts, path by path.
       method: "rdp", "exact", "pld" (its upper end) or `CONTOUR`.
 
     Returns:
       Value, error and whether it is certified only, of the broadcast shape without
       the path axis.
     """
+    if len(runs) == 1:
+        return _of_one(question, runs[0], method)
+    # Paths take the place of settings, so that the least is taken of each of them.
+    each = question.at(np.asarray(question.target, np.float64)[..., None])
+    found = [_of_one(each, run.with_axis(), method) for run in runs]
+    return _largest(least(found))
+
+
+def least(answers: Sequence[Answer]) -> Answer:
+    """The answers of the smallest value, setting by setting."""
+    shape = np.broadcast_shapes(*(found.value.shape for found in answers))
+    fields = (
+        np.stack([np.broadcast_to(part, shape) for part in field])
+        for field in zip(*answers, strict=True)
+    )
+    value, *others = fields
+    index = np.argmin(value, axis=0)[None]
+    return Answer(*(np.take_along_axis(f, index, axis=0)[0] for f in (value, *others)))
+
+
+def _of_one(question: Question, run: Run, method: str) -> Answer:
+    """The answer of one run."""
     run.refuse("exact" if method == CONTOUR else method)
     question = question.at(np.asarray(question.target, np.float64)[..., None])
     if run.num_paths > 1:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, epoch_scheme
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     Poisson,
     RandomAllocation,
     Scheme,
@@ -51,6 +53,7 @@ def caveats_of(
 def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
     """Returns what must be true for the guarantee and cannot be checked."""
     unit = run.gaussian_steps[0].privacy_unit
+    above = run.gaussian_steps[0].design.level_names[-1] if unit == PERSON else unit
     clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
     clipped = " or ".join("step" if clip == STEP else f"{clip!r}" for clip in clips)
     found = [
@@ -58,9 +61,9 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
         "what was drawn of it, the current model, public data and fresh randomness. "
         "Where examples interact (support and query, a softmax over classes, batch "
         "statistics), they do so within one clip unit.",
-        f"Public lists: the units above the level {unit!r} are public. One that is "
+        f"Public lists: the units above the level {above!r} are public. One that is "
         "emptied stays listed, is drawn at the same rate and contributes zero.",
-        f"One path: every {unit!r} lies under exactly one path of the tree.",
+        _where_units_are(run),
         "Fixed in advance: rates, noise and the number of steps do not react to "
         "anything that was released.",
         _fresh_draws(run),
@@ -102,6 +105,26 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
             "no unit is left out for its size."
         )
     return tuple(found)
+
+
+def _where_units_are(run: ComposedSteps) -> str:
+    """How many places a protected unit can be in."""
+    first = run.gaussian_steps[0]
+    if first.privacy_unit != PERSON:
+        unit = first.privacy_unit
+        return f"One path: every {unit!r} lies under exactly one path of the tree."
+    if isinstance(first.design, PeopleBlocks):
+        return (
+            "Blocks: people are put into blocks without a look at anybody's data, and "
+            "an episode is made of its own block's data and public facts alone."
+        )
+    assert first.people is not None  # checked
+    bounds = (f"{name} at most {n}" for name, n in first.people.numbers.items())
+    return (
+        f"Bounds of a person: {', '.join(bounds)}, for everybody, enforced "
+        "before training by a rule that looks at that person alone; every example has "
+        "one owner."
+    )
 
 
 def _fresh_draws(run: ComposedSteps) -> str:

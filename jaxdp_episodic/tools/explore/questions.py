@@ -26,6 +26,7 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
+    PERSON,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -161,14 +162,17 @@ def _levels(request: Any, _: Any) -> dict[str, Any]:
     """Epsilon of every level that may be protected: exact, and between which ends."""
     asked: dict[str, Any] = {"num_steps": request.num_steps, "delta": request.delta}
     rows = []
-    for level in request.step.design.level_names:
+    step = request.step
+    people = (PERSON,) if step.privacy_unit == PERSON else ()
+    for level in (*people, *step.design.level_names):
         row: dict[str, Any] = {"level": level}
         rows.append(row)
         try:
-            step = dataclasses.replace(request.step, privacy_unit=level)
-            value = float(epsilon(step, **asked))
+            bounds = step.people if level == PERSON else None
+            other = dataclasses.replace(step, privacy_unit=level, people=bounds)
+            value = float(epsilon(other, **asked))
             row |= {"epsilon": value, "text": upward(value, _DIGITS)}
-            lower, upper = (float(end) for end in epsilon_interval(step, **asked))
+            lower, upper = (float(end) for end in epsilon_interval(other, **asked))
             ends = f"{downward(lower, _DIGITS)} to {upward(upper, _DIGITS)}"
             row |= {"lower": lower, "upper": upper, "ends": ends}
         except (ValueError, NotImplementedError) as error:

@@ -1,0 +1,265 @@
+"""In how many clip units of a step a person is: laws of whole numbers, one setting.
+
+A law is an array of log-masses of 0, 1, 2, ...; -inf where there is none. Every law
+here grows, in stochastic order, with the bounds of `PersonBounds` and with the rates,
+and what is computed from it grows with it: public upper bounds are enough, and masses
+may be moved upwards.
+
+Where a unit is drawn, each of its children is, by coins, or some of them without
+replacement (`Stage`); an example that is drawn is a person's if it is one of hers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
+from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
+from jaxdp_episodic.accountant.numerics.loops import logsumexp
+
+# Share of the mass of a lower tail that is moved up to the first value kept; so much
+# more, at most, is what is computed.
+_LOWER_TAIL = 1e-17
+# The same of an upper tail, moved up in a few steps; its far values count more.
+_UPPER_TAIL = 1e-30
+# The first of these steps, in widths of what is kept; each next one is twice as long.
+_FIRST_STEP = 1 / 8
+# Share of a peak to which masses that underflow are raised.
+_VANISHED = 1e-300
+# Classes up to which partitions are averaged: 10 s and 1 GB at twice as many.
+MOST_AVERAGED = 10_000
+
+
+class Stage(NamedTuple):
+    """How the children of a drawn unit are drawn, and how many of them may be hers.
+
+    Its fields may be arrays where it is that of many settings.
+
+    Attributes:
+      bound: of a unit's children, at most so many can hold the person.
+      rate: of coins; not used otherwise.
+      size: drawn without replacement, or 0 where each child has a coin.
+      group: children of a unit, or fewer; not used of coins.
+    """
+
+    bound: Any
+    rate: Any
+    size: Any
+    group: Any
+
+    @property
+    def has_coins(self) -> bool:
+        """Whether each child is drawn by a coin of its own."""
+        return self.size == 0
+
+
+def log_drawn(stage: Stage) -> np.ndarray:
+    """Returns the law of how many of her children of one drawn unit are drawn."""
+    if stage.has_coins:
+        return log_binomial_law(stage.bound, stage.rate)
+    # Hypergeometric, by the ratios of successive masses.
+    group, size = stage.group, min(stage.size, stage.group)
+    bound = min(stage.bound, group)
+    rest = group - bound
+    low, high = int(max(0, size - rest)), int(min(bound, size))
+    j = np.arange(low, high, dtype=np.float64)
+    ratio = (bound - j) / (j + 1) * ((size - j) / (rest - size + j + 1))
+    inside = np.concatenate([[0.0], np.cumsum(np.log(ratio))])
+    return np.concatenate([np.full(low, -np.inf), inside - _log_sum(inside)])
+
+
+def log_binomial_law(number: float, rate: float) -> np.ndarray:
+    """Returns the law of Binomial(number, rate)."""
+    return log_binomial_mass(
+        np.arange(int(number) + 1.0), np.asarray(number), np.asarray(rate)
+    )
+
+
+def chance_of_holding(stages: Sequence[Stage]) -> float:
+    """Returns the chance that a drawn unit's content holds the person.
+
+    Args:
+      stages: the draws below the unit, top to bottom; of none the unit is an example.
+
+    Reference: hypergeometric and binomial draws, level by level; of a class of n with k
+    of hers, of which q are drawn, ``1 - C(n-k, q) / C(n, q)``.
+    """
+    chance = 1.0
+    for stage in reversed(stages):
+        if stage.has_coins:
+            chance = chance_of_any(stage.bound, stage.rate * chance)
+            continue
+        law = log_drawn(stage)
+        if chance == 1 and np.isneginf(law[0]):
+            continue  # there are not enough others
+        some = chance_of_any(np.arange(1.0, len(law)), chance)
+        chance = min(float(np.sum(np.exp(law[1:]) * some)), 1.0)
+    return chance
+
+
+def chance_of_any(number: Any, chance: float) -> Any:
+    """Returns ``1 - (1 - chance)^number``."""
+    with np.errstate(divide="ignore"):  # log1p(-1) = -inf is meant
+        return -np.expm1(number * np.log1p(-chance))
+
+
+def log_visible(stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how many of the units that can hold her are drawn, after all stages.
+
+    Returns:
+      Numbers and their log-masses (see `merged`); of no stage 1 for sure.
+    """
+    numbers, masses = np.ones(1), np.zeros(1)
+    for stage in stages:
+        numbers, masses = merged(log_drawn_below(numbers, masses, stage))
+    return numbers, masses
+
+
+def log_drawn_below(
+    numbers: np.ndarray, masses: np.ndarray, stage: Stage
+) -> np.ndarray:
+    """Returns the law of what is drawn below a random number of drawn units."""
+    if stage.has_coins:
+        laws = [log_binomial_law(n * stage.bound, stage.rate) for n in numbers]
+    else:
+        laws = sums_of(log_drawn(stage), numbers)
+    return mixed(laws, masses)
+
+
+def log_held(law: np.ndarray, chance: float) -> np.ndarray:
+    """Returns the law of how many of a random number of units hold her."""
+    if chance >= 1:
+        return law
+    return mixed([log_binomial_law(n, chance) for n in range(len(law))], law)
+
+
+def mixed(laws: Sequence[np.ndarray], masses: np.ndarray) -> np.ndarray:
+    """Returns the mixture of laws with these log-masses."""
+    table = np.full((len(laws), max(map(len, laws))), -np.inf)
+    for row, law, mass in zip(table, laws, masses, strict=True):
+        row[: len(law)] = law + mass
+    return _log_sum(table)
+
+
+def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values that count, and their log-masses: tails are moved upwards.
+
+    An *upper bound* in stochastic order; see `_LOWER_TAIL` and `_UPPER_TAIL`.
+    """
+    values = np.flatnonzero(law > -np.inf)
+    mass = np.exp(law[values] - np.max(law[1:], initial=law[0]))
+    total = mass[values > 0].sum() or mass.sum()
+    first = int(np.searchsorted(np.cumsum(mass), _LOWER_TAIL * total))
+    above = np.cumsum(mass[::-1])[::-1]
+    last = int(np.flatnonzero(above > _UPPER_TAIL * total)[-1])
+    width = max(values[last] - values[first], 1)
+    step = np.maximum((values[last + 1 :] - values[last]) / (_FIRST_STEP * width), 1)
+    # Values beyond the last are moved to the largest of their step.
+    group = np.concatenate(
+        [
+            np.maximum(np.arange(last + 1), first),
+            last + 1 + np.floor(np.log2(step)),
+        ]
+    )
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    ends = np.append(starts[1:], len(values))
+    ranges = zip(starts, ends, strict=True)
+    kept = np.array([_log_sum(law[values[a:b]]) for a, b in ranges])
+    return values[ends - 1].astype(np.float64), kept
+
+
+def log_reached_worst(
+    groups: float, ways: float, bound: float, chance: float
+) -> np.ndarray:
+    """Returns how many groups would hold her, of the partition that is worst for her.
+
+    Her classes are spread evenly: with ``bound = a groups + b``, ``Bin(b, 1 - (1 -
+    chance)^(a+1)) + Bin(groups - b, 1 - (1 - chance)^a)``, no class sitting out. In
+    stochastic order the largest of all partitions.
+
+    Args:
+      groups: of ``ways`` classes each.
+      ways: classes in a group.
+      bound: classes that can hold her.
+      chance: that a class of hers that takes part shows her.
+    """
+    each, more = divmod(int(min(bound, groups * ways)), int(groups))
+    parts = [
+        log_binomial_law(number, chance_of_any(times, chance) if times else 0.0)
+        for number, times in ((more, each + 1), (groups - more, each))
+    ]
+    return _sum_of(*parts)
+
+
+def log_reached_mean(
+    classes: float, ways: float, bound: float, chance: float
+) -> np.ndarray:
+    """Returns the same averaged over random partitions; left-over classes sit out.
+
+    Of M marked classes (those that show her, ``Bin(bound, chance)``) at random places,
+    k full groups are hit with chance ``C(G, k) sum_l C(rest, l) [x^(M-l)] ((1+x)^ways -
+    1)^k / C(classes, M)``.
+
+    Args:
+      classes: all of them.
+      ways: classes in a group.
+      bound: classes that can hold her.
+      chance: that a class of hers that takes part shows her.
+    """
+    groups = int(classes // ways)
+    rest = int(classes - groups * ways)
+    marked = log_binomial_law(bound, chance)
+    marks = np.arange(len(marked), dtype=np.float64)
+    marked = marked - log_binomial(np.full_like(marks, classes), marks)
+    # Summed over the marks that sit out: of t in groups.
+    out = np.arange(rest + 1.0)
+    log_out = log_binomial(np.full_like(out, rest), out)
+    inside = np.arange(int(min(bound, groups * ways)) + 1)
+    shifted = np.full((rest + 1, len(inside)), -np.inf)
+    for number, row in enumerate(shifted):
+        part = marked[number : number + len(inside)]
+        row[: len(part)] = part + log_out[number]
+    weights = _log_sum(shifted)
+    # (1+x)^ways - 1, tilted to where the marks are; each power is scaled by its peak.
+    tilt = math.log(max(bound * chance, 1e-300) / classes)
+    tap = np.arange(1, int(ways) + 1)
+    taps = np.exp(log_binomial(np.full(int(ways), float(ways)), 1.0 * tap) + tap * tilt)
+    power, scale = np.ones(1), 0.0
+    found = np.full(groups + 1, -np.inf)
+    for k in range(min(groups, int(bound)) + 1):
+        if k:
+            power = np.concatenate([[0.0], np.convolve(power, taps)])[: len(inside)]
+            peak = power.max()
+            power, scale = power / peak, scale + math.log(peak)
+        log_power = np.log(np.maximum(power, _VANISHED))
+        terms = log_power + (weights - inside * tilt)[: len(power)]
+        found[k] = _log_sum(terms) + scale
+    number = np.arange(groups + 1.0)
+    return found + log_binomial(np.full(groups + 1, float(groups)), number)
+
+
+def _sum_of(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The law of a sum of independent numbers."""
+    peaks = np.max(one), np.max(other)
+    product = np.convolve(np.exp(one - peaks[0]), np.exp(other - peaks[1]))
+    return np.log(np.maximum(product, _VANISHED)) + sum(peaks)
+
+
+def sums_of(law: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
+    """Returns the laws of sums of so many independent numbers, in ascending order."""
+    found, power, reached = [], np.zeros(1), 0
+    for number in numbers.astype(int):
+        while reached < number:
+            power, reached = _sum_of(power, law), reached + 1
+        found.append(power)
+    return found
+
+
+def _log_sum(x: np.ndarray) -> np.ndarray:
+    """`logsumexp`, -inf of what cannot be."""
+    with np.errstate(divide="ignore"):
+        return logsumexp(x)

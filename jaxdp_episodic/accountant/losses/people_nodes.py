@@ -1,0 +1,224 @@
+"""Loss distributions of a person's visible components, as nodes on common paths.
+
+All components share the nodes' distances from their floors (`people_ratios`), or, where
+nothing is covered and Q is N(0), the nodes themselves. By Laguerre's multipliers ``sum_j
+b_j e^{j s x - j² s²/2}`` has its zeros where Im x is an odd multiple of pi / s; other
+ratios have them where a mixture of both signs turns by pi, which paths stay below.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.loss_nodes import (
+    FURTHEST_LEFT,
+    LossNodes,
+    NodeRule,
+    collected,
+)
+from jaxdp_episodic.accountant.losses.paths import (
+    Pair,
+    half_line,
+    path_points,
+    whole_line,
+)
+from jaxdp_episodic.accountant.losses.people_components import Components
+from jaxdp_episodic.accountant.losses.people_ratios import Ratio, Ratios
+from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
+from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace
+
+# Height of paths times the shift, where zeros are pi away.
+_ANGLE = 1.2
+# Height up to which paths rise at once, in standard deviations.
+_TOP = 1.8
+# Stands for nowhere, of a place where the path rises.
+_NOWHERE = 1e9
+# Shift for which nodes are not closer anywhere; see `paths`.
+_EVEN = 1.0
+
+
+class _Piece(NamedTuple):
+    """What is integrated along a path: ratios, (C, K, n), and dx with weights, (K, n).
+
+    The losses' angle at the first node is about ``angle``, (C, n). Of ``backward``
+    pieces the losses change their sign, and densities are Q's on the conjugate path.
+    """
+
+    ratio: Ratio
+    element: Pair
+    angle: Array
+    backward: Array
+
+
+def nodes(
+    parts: Components, cover: Array, rule: NodeRule, *, replaced: bool
+) -> LossNodes:
+    """See `Nodes.nodes`; of (C, n) components whose weights add up to 1 at most.
+
+    What is missing to 1 has the loss 0.
+    """
+    ratios = Ratios.of(parts, cover, replaced=replaced)
+    is_whole = not ratios.covers and not replaced
+    found = _whole(ratios, rule) if is_whole else _halves(ratios, rule)
+    return _shortened(found) if namespace(cover) is np else found
+
+
+def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
+    """Of mixtures of Gaussians against N(0), on one path along the line."""
+    xp = namespace(rule.log_cut)
+    s = ratios.parts.shift
+    zero = xp.zeros_like(s)
+    reach, high = _ends(ratios, rule.log_cut)
+    low = xp.where(rule.backward > 0, -reach, xp.maximum(-reach, FURTHEST_LEFT))
+    line = map_first(
+        lambda a, b: whole_line(a, b, zero, zero + _EVEN, rule.num_nodes), low, high
+    )
+    most = xp.maximum(_ANGLE / s, _TOP)
+    points = path_points(line, zero - xp.inf, _rise(zero, s), s, rule.height, most)
+
+    def one(x: Pair, element: Pair, log_cut: Array) -> LossNodes:
+        # The angle at the first node, of which only the rest of 2 pi is known.
+        angle = s * x[1][0] * ratios.mean_at(x[0][0] + zero)
+        piece = _Piece(ratios.whole(x), element, angle, rule.backward)
+        ends = xp.stack([x[0][0], x[0][-1]])
+        at_ends = ratios.whole((ends, xp.zeros_like(ends)))
+        return _gathered([piece], at_ends, ratios, log_cut)
+
+    return map_first(one, *points, rule.log_cut)
+
+
+def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
+    """Of two half-lines, or of one and its mirror image."""
+    xp = namespace(rule.log_cut)
+    s, floor, backward = ratios.parts.shift, ratios.floor, rule.backward
+    zero = xp.zeros_like(s)
+    kink, turn = ratios.turning_point()
+    most = xp.maximum(_ANGLE / s, _TOP)
+
+    def points(end: Array, kink: Array) -> tuple[Pair, Pair]:
+        line = map_first(
+            lambda end: half_line(zero, end, (kink,), zero + _EVEN, rule.num_nodes),
+            xp.maximum(end, 2.0),
+        )
+        return path_points(line, zero, _rise(kink, s), turn, rule.height, most)
+
+    reach, high = _ends(ratios, rule.log_cut)
+    left = xp.where(backward > 0, reach, xp.minimum(reach, -FURTHEST_LEFT))
+    above = points(high - xp.min(floor, axis=0), kink)
+    below = above
+    if not ratios.replaced:
+        below = points(left + xp.max(floor, axis=0), zero)
+
+    def one(above: tuple[Pair, Pair], below: tuple[Pair, Pair], cut: Array) -> LossNodes:
+        (w, element), nothing = above, xp.zeros_like(floor)
+        end = ratios.upper((w[0][-1:], xp.zeros_like(w[0][:1])))
+        upper = ratios.upper(w)
+        if ratios.replaced:
+            # Losses y with P's density, and -y with Q's.
+            both = [_Piece(upper, element, nothing, zero + k) for k in range(2)]
+            return _gathered(both, end, ratios, cut)
+        w, (re, im) = below
+        last = ratios.lower((w[0][-1:], xp.zeros_like(w[0][:1])))
+        ends = Ratio(
+            *(
+                (
+                    xp.concatenate([a[0], b[0]], axis=1),
+                    xp.concatenate([a[1], b[1]], axis=1),
+                )
+                for a, b in zip(end, last, strict=True)
+            )
+        )
+        # The mirror image of the path, which is run through backwards.
+        lower = ratios.lower((w[0], -w[1]))
+        pieces = [
+            _Piece(upper, element, nothing, backward),
+            _Piece(lower, (re, -im), nothing, backward),
+        ]
+        return _gathered(pieces, ends, ratios, cut)
+
+    return map_first(one, above, below, rule.log_cut)
+
+
+def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
+    """Where the densities at both sides have fallen to the cuts, (V, n)."""
+    xp = namespace(log_cut)
+    parts, s = ratios.parts, ratios.parts.shift
+    weight = parts.log_weight + parts.log_some
+
+    def one(log_cut: Array) -> Array:
+        def end(j: Array, share: Array) -> Array:
+            """Of the terms j of all components, with the opposite sign."""
+            above = weight + share + 0.5 * (j * s) ** 2 - log_cut
+            return -xp.where(above > 0, j * s + xp.sqrt(2 * xp.abs(above)), 0.0)
+
+        return -xp.min(ratios.terms.least(end), axis=0)
+
+    reach = xp.sqrt(-2 * log_cut)
+    return reach, xp.maximum(reach, map_first(one, log_cut))
+
+
+def _rise(kink: Array, s: Array) -> Array:
+    """Where paths may rise: behind the kink, unless zeros are low everywhere."""
+    return namespace(s).where(_ANGLE / s < _TOP, _NOWHERE, kink)
+
+
+def _gathered(
+    pieces: list[_Piece], ends: Ratio, ratios: Ratios, log_cut: Array
+) -> LossNodes:
+    """The nodes of all components, (K, n); those of no weight come last in NumPy."""
+    xp = namespace(log_cut)
+    log_weight = ratios.parts.log_weight
+    losses, weights = [], []
+    for piece in pieces:
+        loss, weight = _weighted(piece, log_weight, log_cut)
+        losses.append(loss)
+        weights.append(weight)
+    loss, weight = (
+        tuple(xp.concatenate([_flat(pair[i]) for pair in pairs]) for i in range(2))
+        for pairs in (losses, weights)
+    )
+    sign, forward = 1 - 2 * pieces[-1].backward, 1 - pieces[-1].backward
+    if ratios.replaced:
+        sign, forward = 1.0, 1.0
+    density = ends.log_density()[0] + forward * ends.loss[0] + log_weight[:, None]
+    density = xp.maximum(density, log_cut)
+    return collected(loss, weight, _flat(density), _flat(sign * ends.loss[0]))
+
+
+def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, Pair]:
+    """Losses and weights of a piece, (C, K, n); none below the cut."""
+    (re, im), element = piece.ratio.loss, piece.element
+    xp = namespace(re)
+    im = xp.unwrap(im, axis=1)
+    turns = xp.round((piece.angle[:, None] - im[:, :1]) / (2 * math.pi))
+    im = im + 2 * math.pi * turns
+    sign, forward = 1 - 2 * piece.backward, 1 - piece.backward
+    density, angle = piece.ratio.log_density()
+    density = density + log_weight[:, None] + forward * re
+    weight = times(
+        polar(density, sign * angle + forward * im), (element[0], sign * element[1])
+    )
+    counts = density > log_cut
+    loss = xp.where(counts, sign * re, 0.0), xp.where(counts, im, 0.0)
+    return loss, (xp.where(counts, weight[0], 0.0), xp.where(counts, weight[1], 0.0))
+
+
+def _flat(a: Array) -> Array:
+    """(C, K, n) to (C K, n)."""
+    return a.reshape(-1, a.shape[-1])
+
+
+def _shortened(nodes: LossNodes) -> LossNodes:
+    """The (V, K, n) nodes that have a weight, as many as the most of a setting."""
+    used = (nodes.weight[0] != 0) | (nodes.weight[1] != 0)
+    number = int(np.max(np.sum(used, axis=1), initial=1))
+    order = np.argsort(~used, axis=1, kind="stable")[:, :number]
+
+    def taken(pair: Pair) -> Pair:
+        re, im = (np.take_along_axis(part, order, axis=1) for part in pair)
+        return re, im
+
+    return nodes._replace(loss=taken(nodes.loss), weight=taken(nodes.weight))

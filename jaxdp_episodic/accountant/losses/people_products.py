@@ -1,0 +1,196 @@
+"""Sums over numbers of contributions, for all components and nodes at once.
+
+Nodes are the same for all components, so ``sum_j a_ij e^{j s x_k}`` is a product of two
+matrices, with the largest term of each node's sum scaled to 1. In NumPy it is one; what
+underflows there, because components are far apart, is summed one by one. JAX adds term
+after term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.people_components import Terms
+from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+    cos_sin,
+    expm1_complex,
+    times,
+)
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    fori_loop,
+    namespace,
+    stop_gradient,
+)
+
+# Least scaled sum that is exact: terms that underflow are below 1e-100 of it.
+_LEAST_SUM = 1e-200
+# Half the number of products for which BLAS wakes its threads.
+_SINGLE_THREADED = 2**17
+# Sums that are made one by one at once.
+_AT_ONCE = 2**14
+# Smallest factor whose logarithm is taken, for the sake of 0.
+_TINY = 1e-300
+
+
+class Factor(NamedTuple):
+    """``e^exponent (re + i im)``, arrays (..., K, n); of real ones im is None."""
+
+    exponent: Array
+    re: Array
+    im: Array | None = None
+
+
+Points = tuple[Array, Array | None]
+"""Real and imaginary part, (K, n) each; of real ones None."""
+
+
+def power(w: Points, slope: Array) -> Factor:
+    """``e^{slope w}``."""
+    xp = namespace(w[0])
+    angle = None if w[1] is None else slope * w[1]
+    exponent = slope * w[0]
+    if angle is None:
+        return Factor(exponent, xp.ones_like(exponent))
+    return Factor(exponent, *cos_sin(angle))
+
+
+def gained(w: Points, slope: Array, offset: Array | float = 0.0) -> Factor:
+    """``e^{slope w - offset} - 1``, without cancellation near 0."""
+    xp = namespace(w[0])
+    tilt = slope * w[0] - offset
+    exponent = xp.maximum(tilt, 0.0)
+    if w[1] is None:
+        return Factor(exponent, xp.where(tilt > 0, -xp.expm1(-exponent), xp.expm1(tilt)))
+    angle = slope * w[1]
+    low = xp.minimum(tilt, 1.0)
+    less = xp.exp(-exponent)
+    near = expm1_complex(low, angle)
+    cosine, sine = cos_sin(angle)
+    far = tilt > 1
+    return Factor(
+        exponent,
+        xp.where(far, cosine - less, near[0] * less),
+        xp.where(far, sine, near[1] * less),
+    )
+
+
+def shrunk(w: Points, slope: Array) -> Factor:
+    """``1 - e^{-slope w}``, of Re w >= 0."""
+    less = gained(_negative(w), slope)
+    return Factor(less.exponent, -less.re, None if less.im is None else -less.im)
+
+
+def turned(w: Points, slope: Array) -> Factor:
+    """``e^{slope w} - e^{-slope w}``, of Re w >= 0."""
+    less, grown = shrunk(w, 2 * slope), power(w, slope)
+    if less.im is None or grown.im is None:
+        return Factor(grown.exponent, less.re)
+    product = times((less.re, less.im), (grown.re, grown.im))
+    return Factor(grown.exponent, *product)
+
+
+def _negative(w: Points) -> Points:
+    return -w[0], None if w[1] is None else -w[1]
+
+
+def log_products(
+    terms: Terms,
+    part: Callable[[Array, Array], Array],
+    node: Callable[[Array], Factor],
+) -> tuple[Array, Array | None]:
+    """Logarithms of ``sum_j e^part(j, log_share) node(j)``, (C, K, n).
+
+    Args:
+      terms: of (C, n) components.
+      part: maps j, (J, 1, 1), and their log-shares to (J, C, n) exponents.
+      node: maps j to factors (J, K, n).
+
+    Returns:
+      Real part, and the imaginary one of complex factors: the principal angle.
+    """
+    if terms.log_shares is not None:
+        return _logs(*_as_product(part(terms.numbers, terms.log_shares), node(terms.numbers)))
+    xp = namespace(terms.shift)
+
+    def term(k: Array) -> tuple[Array, Array, Array]:
+        j, share = terms.row(k)
+        factor = node(j)
+        exponent = part(j, share)[0][:, None] + factor.exponent[0]
+        im = xp.zeros_like(factor.re[0]) if factor.im is None else factor.im[0]
+        return exponent, factor.re[0], im
+
+    def add(k: Array, state: tuple[Array, Array, Array]) -> tuple[Array, ...]:
+        peak, re, im = state
+        exponent, own_re, own_im = term(k)
+        higher = stop_gradient(xp, xp.maximum(peak, exponent))
+        less, grown = xp.exp(peak - higher), xp.exp(exponent - higher)
+        return higher, re * less + own_re * grown, im * less + own_im * grown
+
+    exponent, re, im = term(xp.ones(()))
+    peak = stop_gradient(xp, exponent)
+    scale = xp.exp(exponent - peak)
+    state = peak, re * scale, im * scale
+    peak, re, im = fori_loop(xp, 2, terms.last + 1, add, state)
+    is_real = node(xp.ones((1, 1, 1))).im is None
+    return _logs(peak, re, None if is_real else im)
+
+
+def _logs(peak: Array, re: Array, im: Array | None) -> tuple[Array, Array | None]:
+    xp = namespace(re)
+    if im is None:
+        return peak + xp.log(xp.maximum(re, _TINY)), None
+    size = xp.maximum(xp.hypot(re, im), _TINY)
+    return peak + xp.log(size), xp.arctan2(im, re)
+
+
+def _as_product(
+    exponent: np.ndarray, factor: Factor
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The sums over what they are scaled by, whose logarithms come first; NumPy."""
+    column = np.max(exponent, axis=1, keepdims=True)
+    left = np.exp(exponent - column).transpose(2, 1, 0)
+    scaled = column + factor.exponent
+    peak = np.max(scaled, axis=0)
+    grown = np.exp(scaled - peak)
+    parts = [part for part in (factor.re, factor.im) if part is not None]
+    found = [_product(left, (grown * part).transpose(2, 0, 1)) for part in parts]
+    size = np.abs(found[0]) if len(found) == 1 else np.hypot(*found)
+    poor = size < _LEAST_SUM
+    peak = np.broadcast_to(peak, found[0].shape)
+    if np.any(poor):
+        peak = peak.copy()
+        _sum_again(np.argwhere(poor), exponent, factor, parts, (peak, *found))
+    return peak, found[0], found[1] if len(found) > 1 else None
+
+
+def _sum_again(
+    where: np.ndarray,
+    exponent: np.ndarray,
+    factor: Factor,
+    parts: list[np.ndarray],
+    results: tuple[np.ndarray, ...],
+) -> None:
+    """Sums one by one, into peaks and parts; ``where`` are (m, 3) indices of them."""
+    for first in range(0, len(where), _AT_ONCE):
+        i, k, n = where[first : first + _AT_ONCE].T
+        exact = exponent[:, i, n] + factor.exponent[:, k, n]
+        top = np.max(exact, axis=0)
+        peak, *values = results
+        peak[i, k, n] = top
+        for part, value in zip(parts, values, strict=True):
+            wide = np.broadcast_to(part, factor.exponent.shape)[:, k, n]
+            value[i, k, n] = np.sum(np.exp(exact - top) * wide, axis=0)
+
+
+def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """(n, C, J) times (n, J, K) as (C, K, n), in blocks that one core computes."""
+    _, size, length = left.shape
+    columns = max(_SINGLE_THREADED // (size * length), 8)
+    blocks = [
+        left @ right[:, :, k : k + columns] for k in range(0, right.shape[2], columns)
+    ]
+    return np.ascontiguousarray(np.concatenate(blocks, axis=2).transpose(1, 2, 0))

@@ -1,0 +1,222 @@
+"""Losses and densities of a person's visible components on the line and above it.
+
+A component's loss is 0 at its ``floor``: where ``B^+`` crosses ``N(0)``, or at 0 where
+the contributions are replaced. Its losses above 0 are those of one pair at ``x = floor
++ w``, those below 0 of another one at ``x = floor - w``, as of the zeroed Gaussian. With
+``a_j = b_j e^{j s floor - j² s² / 2}``, which add up to 1,
+
+    B^+ / N(0) = 1 + sum_j a_j (e^{j s w} - 1)    above, without cancellation,
+
+and all components share the ``e^{j s w}``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.loss_nodes import LOG_SQRT_2PI
+from jaxdp_episodic.accountant.losses.people_components import (
+    Components,
+    Terms,
+    log_complement,
+)
+from jaxdp_episodic.accountant.losses.people_products import (
+    Points,
+    gained,
+    log_products,
+    power,
+    shrunk,
+    turned,
+)
+from jaxdp_episodic.accountant.losses.people_tails import root_at_zero, root_of_ratio
+from jaxdp_episodic.accountant.numerics.complex_exponentials import log_add_complex
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace
+from jaxdp_episodic.accountant.numerics.special import log_add
+
+# Size of P/Q - 1 up to which its logarithm is that of 1 + (P/Q - 1).
+_LARGEST_NEAR = 0.5
+
+
+class Ratio(NamedTuple):
+    """Of Q's density over that of N(0), and of P's over Q's, at (C, K, n) points.
+
+    Attributes:
+      loss: ``log P/Q``, real and imaginary part; of real points the latter is None. In
+        the plane it is known up to multiples of 2 pi i.
+      base: the logarithm of Q's density over that of N(0).
+      x: the points, on the scale of the releases.
+    """
+
+    loss: Points
+    base: Points
+    x: Points
+
+    def log_density(self) -> Points:
+        """Of Q."""
+        (re, im), (base, angle) = self.x, self.base
+        if im is None or angle is None:
+            return base - 0.5 * re * re - LOG_SQRT_2PI, None
+        return (
+            base + 0.5 * (im - re) * (im + re) - LOG_SQRT_2PI,
+            angle - re * im,
+        )
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """The components of n settings.
+
+    Attributes:
+      parts: (C, n) components.
+      terms: the j of their sums.
+      cover: (n,) e.
+      floor: (C, n).
+      replaced: whether Q is ``B^-``.
+      covers: whether any e is below 1.
+    """
+
+    parts: Components
+    terms: Terms
+    cover: Array
+    floor: Array
+    replaced: bool
+    covers: bool
+
+    @classmethod
+    def of(cls, parts: Components, cover: Array, *, replaced: bool) -> Self:
+        """With their floors."""
+        xp = namespace(*parts, cover)
+        terms = Terms.all_of(parts)
+        floor = xp.zeros_like(parts.log_some)
+        if not replaced:
+            floor = root_at_zero(parts, terms)
+        covers = xp is not np or bool(np.any(cover < 1))
+        return cls(parts, terms, cover, floor, replaced, covers)
+
+    def upper(self, w: Points) -> Ratio:
+        """At ``floor + w``, Re w >= 0, (K, n)."""
+        s, log_e = self.parts.shift, namespace(self.cover).log(self.cover)
+        x = self._at(w)
+        if self.replaced:
+            rise = self._sum(0.0, turned, w)
+            base = self._mixture(0.0, -1.0, w)
+        else:
+            rise = self._sum(self.floor * s, gained, w)
+            base = self._base(self._mixture(-self.floor * s, -1.0, w))
+        return Ratio(_log1p_exp(_less(rise, base, -log_e)), base, x)
+
+    def lower(self, w: Points) -> Ratio:
+        """At ``floor - w``, Re w >= 0, (K, n)."""
+        s = self.parts.shift
+        xp = namespace(s)
+        x = self._at((-w[0], None if w[1] is None else -w[1]))
+        fall = self._sum(self.floor * s, shrunk, w)
+        own = self._mixture(self.floor * s, -1.0, w)
+        base = self._base(own)
+        log_v = _less(fall, base, -xp.log(self.cover))
+        far = _less(own, base)
+        small = log_v[0] < math.log(_LARGEST_NEAR)
+        bounded = xp.where(small, log_v[0], -1.0)
+        if log_v[1] is None:
+            near = xp.log1p(-xp.exp(bounded))
+            return Ratio((xp.where(small, near, far[0]), None), base, x)
+        near = log_add_complex(xp.zeros_like(bounded), (bounded, log_v[1] + math.pi))
+        loss = tuple(xp.where(small, a, b) for a, b in zip(near, far, strict=True))
+        return Ratio((loss[0], loss[1]), base, x)
+
+    def whole(self, x: Points) -> Ratio:
+        """At x, (K, n), where nothing is covered and Q is N(0)."""
+        s, log_some = self.parts.shift, self.parts.log_some[:, None]
+        xp = namespace(s)
+        part = lambda j, share: share + 0.5 * (j * s) ** 2  # noqa: E731
+        near = log_products(
+            self.terms, part, lambda j: gained(x, j * s, 0.5 * (j * s) ** 2)
+        )
+        far = self._mixture(0.0, 1.0, x)
+        small = near[0] + log_some < math.log(_LARGEST_NEAR)
+        bounded = xp.where(small, near[0] + log_some, -1.0)
+        zero = xp.zeros_like(bounded)
+        if near[1] is None:
+            raise NotImplementedError
+        one = log_add_complex(zero, (bounded, near[1]))
+        loss = tuple(xp.where(small, a, b) for a, b in zip(one, far, strict=True))
+        wide = x[0] + zero, None if x[1] is None else x[1] + zero
+        return Ratio((loss[0], loss[1]), (zero, zero), wide)
+
+    def mean_at(self, x: Array) -> Array:
+        """The mean of j under ``B^+`` at real x, (C, n)."""
+        xp = namespace(x)
+        value, mean = self.terms.log_ratio(x + xp.zeros_like(self.floor))
+        gap = self.parts.log_none - self.parts.log_some - value
+        return mean / (1 + xp.exp(xp.minimum(gap, 700.0)))
+
+    def turning_point(self) -> tuple[Array, Array]:
+        """The distance up to which paths must be low, and the shift that says how low.
+
+        With a cover, densities are sums of mixtures of both signs, which are equal
+        where ``e B^+ = (1-e) B^-``: zeros lie where their angles are pi apart, each the
+        height times s and its mean of j.
+        """
+        xp = namespace(self.cover)
+        s = self.parts.shift
+        if not self.covers:
+            return xp.zeros_like(s), s
+        odds = log_complement(self.cover) - xp.log(self.cover)
+        some = odds > 0
+        kink = root_of_ratio(xp.where(some, odds, 0.0), self.parts, self.terms)
+        kink = xp.maximum(xp.where(some, kink, 0.0), self.floor)
+        mean = 0.5 * xp.max(self.mean_at(kink) + self.mean_at(-self.floor), axis=0)
+        turn = xp.where(self.cover < 1, xp.maximum(mean, 1.0), 1.0)
+        return xp.max(kink - self.floor, axis=0), turn * s
+
+    def _at(self, w: Points) -> Points:
+        """The points at distances w from the floors, (C, K, n)."""
+        floor = self.floor[:, None]
+        return floor + w[0], None if w[1] is None else 0 * floor + w[1]
+
+    def _sum(self, tilt: Array | float, factor, w: Points) -> Points:
+        """``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""
+        s = self.parts.shift
+        found = log_products(
+            self.terms, lambda j, share: share + j * tilt, lambda j: factor(w, j * s)
+        )
+        return found[0] + self.parts.log_some[:, None], found[1]
+
+    def _mixture(self, tilt: Array | float, sign: float, w: Points) -> Points:
+        """Of ``B^±`` over N(0): the same of ``e^{± j s w}``, and b_0."""
+        return _add(
+            self.parts.log_none[:, None],
+            self._sum(tilt, lambda w, slope: power(w, sign * slope), w),
+        )
+
+    def _base(self, mixture: Points) -> Points:
+        """Of ``e N(0) + (1 - e)`` times the mixture."""
+        if not self.covers:
+            zero = mixture[0] * 0.0
+            return zero, None if mixture[1] is None else zero
+        xp = namespace(self.cover)
+        share = log_complement(self.cover)
+        return _add(xp.log(self.cover), (mixture[0] + share, mixture[1]))
+
+
+def _add(first: Array, second: Points) -> Points:
+    """``log(e^a + e^b)`` of a real a."""
+    if second[1] is None:
+        return log_add(first + 0 * second[0], second[0]), None
+    return log_add_complex(first + 0 * second[0], (second[0], second[1]))
+
+
+def _log1p_exp(log_v: Points) -> Points:
+    return _add(0.0 * log_v[0], log_v)
+
+
+def _less(first: Points, second: Points, more: Array | float = 0.0) -> Points:
+    """The difference of two logarithms, and of one more real number."""
+    im = None
+    if first[1] is not None and second[1] is not None:
+        im = first[1] - second[1]
+    return first[0] - second[0] - more, im

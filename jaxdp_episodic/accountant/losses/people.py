@@ -1,9 +1,9 @@
 """What a step tells of a person who may be in several of its clip units.
 
-Component i, visible, has weight ``w_i`` and the mixtures of Gaussians ``B_i^± = sum_j
-P(Bin(n_i, q) = j) N(±j s)`` of the number j of drawn units that hold the person. With
-``e = sum_i w_i`` the chance that anything holds the person, ``g1 = 1 + (g-1)/e`` and ``c
-= (g-1) (1-e)/e``, the profiles are
+Component i, visible, has weight ``w_i`` and the mixtures of Gaussians
+``B_i^± = sum_j P(Bin(n_i, q) = j) N(±j s)`` of the number j of drawn units that hold
+the person. With ``e = sum_i w_i`` the chance that anything holds the person,
+``g1 = 1 + (g-1)/e`` and ``c = (g-1) (1-e)/e``, the profiles are
 
     zero_out, forward    sum_i w_i ∫ [B_i^+ - c B_i^- - g N(0)]_+
               backward   sum_i w_i ∫ [N(0) - g1 B_i^+]_+
@@ -73,7 +73,7 @@ class PeopleLoss(GaussianLoss, Nodes):
     def kept_in_range(self) -> Self:
         """Returns rates and shifts that kernels can compute with."""
         most = max(float(np.max(n, initial=1.0)) for n in self.counts)
-        powers = (np.array(2.0),) * math.ceil(math.log2(most))
+        powers = (np.array(2.0),) * max(math.ceil(math.log2(most)), 1)
         return dataclasses.replace(super().kept_in_range(), powers=powers)
 
     def hints(self) -> Hints:

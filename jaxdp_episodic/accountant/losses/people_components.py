@@ -106,7 +106,7 @@ class Terms(NamedTuple):
         return cls(j, parts.shift, parts.log_shares(j))
 
     def up_to(self, x: Array) -> Terms:
-        """Those that count at x and to its left; in NumPy, whose arrays may be short."""
+        """Those that count at x and to its left, in NumPy."""
         if namespace(x, self.shift) is not np:
             return self
         term = self.log_shares + self.numbers * self.shift * x

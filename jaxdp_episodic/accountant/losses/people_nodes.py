@@ -1,9 +1,10 @@
 """Loss distributions of a person's visible components, as nodes on common paths.
 
 All components share the nodes' distances from their floors (`people_ratios`), or, where
-nothing is covered and Q is N(0), the nodes themselves. By Laguerre's multipliers ``sum_j
-b_j e^{j s x - j² s²/2}`` has its zeros where Im x is an odd multiple of pi / s; other
-ratios have them where a mixture of both signs turns by pi, which paths stay below.
+nothing is covered and Q is N(0), the nodes themselves. As ``e^{-j² s²/2}`` keeps the
+zeros of polynomials real (Laguerre), those of ``sum_j b_j e^{j s x - j² s²/2}`` lie
+where Im x is an odd multiple of pi / s. Mixtures of both signs have others where their
+angles are pi apart: paths stay below.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Losses and densities of a person's visible components on the line and above it.
 
 A component's loss is 0 at its ``floor``: where ``B^+`` crosses ``N(0)``, or at 0 where
-the contributions are replaced. Its losses above 0 are those of one pair at ``x = floor
-+ w``, those below 0 of another one at ``x = floor - w``, as of the zeroed Gaussian. With
-``a_j = b_j e^{j s floor - j² s² / 2}``, which add up to 1,
+the contributions are replaced. Its losses above 0 are those of one pair at
+``x = floor + w``, those below 0 of another one at ``x = floor - w``, as of the zeroed
+Gaussian. With ``a_j = b_j e^{j s floor - j² s² / 2}``, which add up to 1,
 
     B^+ / N(0) = 1 + sum_j a_j (e^{j s w} - 1)    above, without cancellation,
 

@@ -73,7 +73,7 @@ def forward_tails(
       replaced: which.
     """
     xp = namespace(u, *parts)
-    log_gain = xp.maximum(log_expm1(u), LOG_ZERO)  # log(g - 1)
+    log_gain = _log_gain(u)
     log_e, log_uncovered = xp.log(cover), log_complement(cover)
     odds = parts.log_none - parts.log_some
     if replaced:
@@ -91,6 +91,12 @@ def forward_tails(
     terms = Terms.all_of(parts)
     t, terms = _root(sides, terms)
     return _beyond(t, u, sides, parts, terms, cover, replaced=replaced)
+
+
+def _log_gain(u: Array) -> Array:
+    """``log(e^u - 1)``, finite."""
+    xp = namespace(u)
+    return xp.where(u > 0, log_expm1(xp.where(u > 0, u, 1.0)), LOG_ZERO)
 
 
 def _beyond(
@@ -181,7 +187,7 @@ def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
 
 
 def _mirrored_sides(v: Array, log_gain: Array, odds: Array) -> _Sides:
-    """Of ``B^+ = e^v B^-``, of the logarithms of ``e^v - 1`` and of b_0 over the rest."""
+    """Of ``B^+ = e^v B^-``; of ``log(e^v - 1)`` and the log-odds of b_0."""
     xp = namespace(v, odds)
 
     def right(m: Array) -> Array:
@@ -192,8 +198,7 @@ def _mirrored_sides(v: Array, log_gain: Array, odds: Array) -> _Sides:
 
 def root_of_ratio(v: Array, parts: Components, terms: Terms) -> Array:
     """Where ``B^+`` is ``e^v B^-``, v >= 0."""
-    log_gain = namespace(v).maximum(log_expm1(v), LOG_ZERO)
-    sides = _mirrored_sides(v, log_gain, parts.log_none - parts.log_some)
+    sides = _mirrored_sides(v, _log_gain(v), parts.log_none - parts.log_some)
     return _root(sides, terms)[0]
 
 

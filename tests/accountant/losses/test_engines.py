@@ -29,7 +29,9 @@ LOSSES = {
     "swapped": SwappedGaussianLoss(OUTER, RATE, SHIFT),
     "antipodal": AntipodalGaussianLoss(OUTER, RATE, INNER, SHIFT),
     "episodes": IndependentEpisodesLoss(OUTER, RATE, SHIFT, np.full(SIZE, 3.0)),
-    "people": PeopleLoss(OUTER, RATE, np.full(SIZE, 0.6), SHIFT, *PARTS).kept_in_range(),
+    "people": PeopleLoss(
+        OUTER, RATE, np.full(SIZE, 0.6), SHIFT, *PARTS
+    ).kept_in_range(),
 }
 
 

@@ -70,7 +70,7 @@ class Components(NamedTuple):
         return cls(n, weight, log_some, log_none, rate, shift, most)
 
     def above(self, least: np.ndarray) -> Components:
-        """Those whose weight is above a level in some setting, or the largest; NumPy."""
+        """Those whose weight is above a level somewhere, or the largest; NumPy."""
         used = np.any(self.log_weight > least, axis=1)
         used[np.argmax(np.max(self.log_weight, axis=1))] = True
         return Components(*(part[used] for part in self[:4]), *self[4:])

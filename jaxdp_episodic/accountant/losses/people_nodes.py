@@ -61,7 +61,9 @@ def nodes(
 
     What is missing to 1 has the loss 0.
     """
-    xp = namespace(cover, rule.log_cut)
+    backward, log_cut, height = (a + 0 * cover for a in rule[:3])
+    rule = NodeRule(backward, log_cut, height, rule.num_nodes)
+    xp = namespace(log_cut)
     if xp is np:
         parts = parts.above(np.min(rule.log_cut, axis=0))
     ratios = Ratios.of(parts, cover, replaced=replaced)

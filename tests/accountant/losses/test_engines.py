@@ -57,7 +57,8 @@ def nodes(loss):
     found = loss.nodes(NodeRule(backward, cut, np.ones((1, SIZE)), 96, 3))
     # What is made of them; their order and number are an engine's own.
     weight, place = at((found.weight, found.loss), 0)
-    return sum_expm1(Z, weight, place), found.mass, found.right, found.left
+    z = Z[0] + 0 * found.mass[0], Z[1] + 0 * found.mass[0]
+    return sum_expm1(z, weight, place), found.mass, found.right, found.left
 
 
 # Those of one profile are compiled by the tests of the engine and of derivatives, too.

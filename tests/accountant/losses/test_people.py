@@ -98,7 +98,9 @@ def definition(loss, u, *, backward):
         chance = [mp.binomial(n, j) * q**j * (1 - q) ** (n - j) for j in range(n + 1)]
 
         def log_plus(x, chance=chance):
-            terms = (b * mp.exp(j * s * x - (j * s) ** 2 / 2) for j, b in enumerate(chance))
+            terms = (
+                b * mp.exp(j * s * x - (j * s) ** 2 / 2) for j, b in enumerate(chance)
+            )
             return mp.log(mp.fsum(terms))
 
         far = 20 + (u + 4) / s + 2 * n * s
@@ -154,7 +156,10 @@ ONE_UNIT = [(0.25, 1.0, 0.5), (0.25, 0.4, 0.5), (1.0, 0.3, 1.0), (0.9, 0.6, 3.0)
 @pytest.mark.parametrize("kind, row", [*zip(KINDS, ROWS, strict=True)])
 @pytest.mark.parametrize("p, r, s", ONE_UNIT)
 def test_one_unit_is_the_row_of_an_example(kind, row, p, r, s):
-    loss, same = exchanged(kind, p, [1 - r, r], s), row(*np.array([[1.0], [p], [r], [s]]))
+    loss, same = (
+        exchanged(kind, p, [1 - r, r], s),
+        row(*np.array([[1.0], [p], [r], [s]])),
+    )
     t = np.array([0.1, 1.0, 5.0, 60.0])
 
     def excess(loss, direction):

@@ -223,9 +223,9 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         else:
             value = api.delta(run, epsilon=given, method=self._method)
         if self._method == "rdp":
-            whole = run_of(run, None)
+            whole = run_of(run, None).in_reach()
             kept = question.inside().given_kept(whole.log_kept())
-            order = float(np.max(rdp_bound(kept, whole)[1]))
+            order = float(np.max(rdp_bound(kept, whole.kept())[1]))
         return float(value), order
 
     def _curve(self, orders: np.ndarray) -> np.ndarray:

@@ -41,10 +41,10 @@ _LEAST_LEVEL = -700.0
 _CUT_SHARE = 1e-4
 _UNDERFLOW = 1e-280  # bound of the sum of all tilted masses that underflow
 _SUMS_ERROR = 1e-9  # relative, of sums over up to 2^22 cells: half an ulp of each
-# Error of a logarithm, relative to its terms: a few thousand operations on them.
+# Error of a logarithm, relative to its terms: chosen with a margin, not derived.
 _LOG_ERROR = 1e-12
 _ADDED_ERROR = 1.2e-16  # relative, of one addition: half an ulp is 1.11e-16
-_LOSS_ERROR = 1e-15  # relative, of a loss or a place: nine additions and products
+_LOSS_ERROR = 1e-15  # relative, of a loss or a place: some ulps, not derived
 # First guess of log(Chernoff bound / delta).
 _FIRST_RESERVE = 12.0
 

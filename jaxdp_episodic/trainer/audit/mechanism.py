@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,
@@ -248,6 +249,11 @@ def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep,
     else:
         parts = [(step, _validation.whole_number("num_steps", num_steps))]
     for one, _ in parts:
+        if one.privacy_unit == PERSON:
+            raise NotImplementedError(
+                "an audit with privacy_unit='person' has no worst case to draw from; "
+                f"covered: units of a level, {one.design.level_names}"
+            )
         noise = float(one.noise_multiplier)
         if not 0 < noise < math.inf:
             raise ValueError(

@@ -412,7 +412,7 @@ def test_other_questions_are_answered_or_refused_by_name() -> None:
         "class",
         "example",
     ]
-    assert "classes at most 5" in " ".join(report.preconditions)
+    assert "at most 5 classes" in " ".join(report.preconditions)
 
 
 def test_no_event_says_that_a_person_is_one_example() -> None:

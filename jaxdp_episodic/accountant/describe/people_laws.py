@@ -94,6 +94,8 @@ def chance_of_holding(stages: Sequence[Stage]) -> float:
             chance = chance_of_any(stage.bound, stage.rate * chance)
             continue
         law = log_drawn(stage)
+        if chance == 1 and np.isneginf(law[0]):
+            continue  # there are not enough others
         some = chance_of_any(np.arange(1.0, len(law)), chance)
         chance = min(float(np.sum(np.exp(law[1:]) * some)), 1.0)
     return chance

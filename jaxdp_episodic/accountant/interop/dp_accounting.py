@@ -23,7 +23,7 @@ from jaxdp_episodic.accountant.interop.to_dp_event import to_dp_event
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_bound
 from jaxdp_episodic.accountant.questions import api
-from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.files.optional import require
 
 __all__ = ["RELATIONS", "EpisodicAccountant", "from_dp_event", "to_dp_event"]
@@ -183,7 +183,8 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         """Why the method cannot answer a run with such a step."""
         if step not in self._counts:
             try:
-                run_of(step, np.asarray(1)).refuse(self._method)
+                for run in runs_of(step, np.asarray(1)):
+                    run.refuse(self._method)
             except NotImplementedError as error:
                 return str(error)
         return None
@@ -223,7 +224,8 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         else:
             value = api.delta(run, epsilon=given, method=self._method)
         if self._method == "rdp":
-            whole = run_of(run, None)
+            # Any of several runs is one whose orders bound it: that of the first.
+            whole = runs_of(run, None)[0]
             kept = question.inside().given_kept(whole.log_kept())
             order = float(np.max(rdp_bound(kept, whole)[1]))
         return float(value), order
@@ -235,9 +237,12 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
 
     def _on_grid(self, question: Question) -> tuple[float, float]:
         """The conversion of Canonne, Kamath, Steinke (2020) at the given orders."""
-        run = run_of(self.run, None)
         orders = np.maximum(np.asarray(self._orders), _LEAST_ORDER)
-        answer, best = answer_at_orders(question, run, orders)
+        found = [
+            answer_at_orders(question, run, orders) for run in runs_of(self.run, None)
+        ]
+        # The least of several runs, each at its worst path.
+        answer, best = min(found, key=lambda each: each[0].max())
         worst = int(answer.argmax())
         value = answer.reshape(-1)[worst]
         if not question.is_epsilon:

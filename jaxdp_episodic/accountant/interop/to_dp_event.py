@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,17 @@ from jaxdp_episodic.accountant.describe.releases import (
     ZeroConcentratedDP,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     MultistageSampling,
     Poisson,
     RandomAllocation,
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.people import PeopleLoss
+from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 from jaxdp_episodic.files.optional import require
 
 dp_event = require(
@@ -37,11 +43,15 @@ def to_dp_event(step: AnyStep) -> Any:
 
     Events do not say what neighbours are: an accountant that is given one needs the
     run's relation. `from_dp_event` reads it back as the same run, but for names of
-    levels; of a `ZeroConcentratedDP` that is Gaussian the divergences alone are left.
+    levels; of a `ZeroConcentratedDP` that is Gaussian the divergences alone are left,
+    of a mixture of Gaussians the mixture.
 
     Args:
       step: a step, a release or a run, of one setting each. A `GaussianStep` must draw,
-        clip and protect the units of one level: examples, or whole tasks.
+        clip and protect the units of one level, examples or whole tasks; or protect a
+        person, or a unit above what is clipped, whose number of contributions nobody
+        reacts to: their pair is a ``MixtureOfGaussiansDpEvent``. Where others take a
+        person's place, as in episodes, that event would be too small.
 
     Raises:
       TypeError: not a step.
@@ -118,7 +128,9 @@ def _gaussian(step: GaussianStep) -> Any:
     event = dp_event.GaussianDpEvent(step.noise_multiplier)
     design: Any = step.design
     each = design.sampling if isinstance(design, IndependentEpisodes) else design
-    if step.population is None and isinstance(each, MultistageSampling):
+    # A person may be in many places, so that no draw of units is hers.
+    in_tree = isinstance(each, MultistageSampling) and step.privacy_unit != PERSON
+    if step.population is None and in_tree:
         top: Any = each.levels[0]
         kind = type(top)
         if each is not design:
@@ -144,10 +156,43 @@ def _gaussian(step: GaussianStep) -> Any:
                     return dp_event.RandomAllocationDpEvent(
                         event, 1, int(top.steps_per_epoch)
                     )
+    mixture = _mixture(step)
+    if mixture is not None:
+        return mixture
     raise NotImplementedError(
         f"{design!r} with clip_unit={step.clip_unit!r} and "
         f"privacy_unit={step.privacy_unit!r} has no event in dp_accounting; covered: "
-        "one level that is drawn, clipped and protected, by sizes that the specs say"
+        "one level that is drawn, clipped and protected, by sizes that the specs say, "
+        "and people, or units, whose contributions are drawn by coins of their own and "
+        "clipped one by one, under add_remove or zero_out"
+    )
+
+
+def _mixture(step: GaussianStep) -> Any:
+    """A pair that is a mixture of Gaussians as an event; None of others."""
+    pairs = dominating_pairs(step)
+    if len(pairs) > 1 or math.prod(pairs[0].shape) != 1:
+        return None
+    pair = pairs[0].map(np.ravel)
+    if isinstance(pair, GaussianMixtureLoss):
+        shares = np.exp(np.concatenate(pair.log_weights))
+        numbers = np.concatenate(pair.shifts) * step.noise_multiplier
+        is_whole = bool(pair.outer_rate == 1) and np.all(np.isfinite(numbers))
+        numbers = np.append(0.0, np.rint(numbers))
+        chances = np.append(1 - pair.rate, pair.rate * shares)
+    elif type(pair) is PeopleLoss:
+        weights = np.concatenate(pair.log_weights)
+        count = np.concatenate(pair.counts)[np.argmax(weights)]
+        is_one = np.sum(weights > -np.inf) == 1
+        is_whole = is_one and bool((pair.outer_rate == 1) & (pair.cover_rate == 1))
+        numbers = np.arange(count + 1)
+        chances = np.exp(log_binomial_mass(numbers, count, pair.inner_rate))
+    else:
+        return None
+    if not is_whole:
+        return None
+    return dp_event.MixtureOfGaussiansDpEvent(
+        step.noise_multiplier, numbers.tolist(), chances.tolist()
     )
 
 

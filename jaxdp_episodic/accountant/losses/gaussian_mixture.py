@@ -44,6 +44,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
 from jaxdp_episodic.accountant.losses.paths import Pair
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
+    MixturePair,
     MomentRule,
     Quadrature,
     Tails,
@@ -200,6 +201,17 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
             rule,
             lambda x: _complex_loss(x, *columns, rate, kink),
             lambda x: real_log_mixture(_loss(x, *columns), rate),
+        )
+
+    def mixture(self) -> MixturePair:
+        """See `PrivacyLoss`."""
+        shift, log_weight = self._components(())
+        rate, without = float(self.rate), (0.0,) * (len(shift) + 1)
+        return MixturePair(
+            (1 - rate, *(rate * np.exp(log_weight)).tolist()),
+            (0.0, *shift.tolist()),
+            without,
+            float(_position(np.zeros(()), shift, log_weight)),
         )
 
     def bulk_loss(self) -> Array:

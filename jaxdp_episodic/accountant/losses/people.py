@@ -1,9 +1,9 @@
 """What a step tells of a person who may be in several of its clip units.
 
-Component i, visible, has weight ``w_i`` and the mixtures of Gaussians ``B_i^± = sum_j
-P(Bin(n_i, q) = j) N(±j s)`` of the number j of drawn units that hold the person. With
-``e = sum_i w_i`` the chance that anything holds the person, ``g1 = 1 + (g-1)/e`` and ``c
-= (g-1) (1-e)/e``, the profiles are
+Component i, visible, has weight ``w_i`` and the mixtures of Gaussians
+``B_i^± = sum_j P(Bin(n_i, q) = j) N(±j s)`` of the number j of drawn units that hold
+the person. With ``e = sum_i w_i`` the chance that anything holds the person,
+``g1 = 1 + (g-1)/e`` and ``c = (g-1) (1-e)/e``, the profiles are
 
     zero_out, forward    sum_i w_i ∫ [B_i^+ - c B_i^- - g N(0)]_+
               backward   sum_i w_i ∫ [N(0) - g1 B_i^+]_+
@@ -17,6 +17,7 @@ B^+`` against ``B^-``. Where all of e is reached (``e = 1``) it covers nothing.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -47,6 +48,8 @@ class PeopleLoss(GaussianLoss, Nodes):
       shift: s >= 0 of one contribution, the clip norm over the noise.
       counts: whole numbers n_i >= 0, as floats; where e is below 1 each >= 1.
       log_weights: logarithms of the w_i.
+      powers: filled in by `kept_in_range`: as many as 2 must be multiplied to reach the
+        largest count, which compiled kernels have to know in advance.
     """
 
     inner_rate: Array
@@ -54,13 +57,24 @@ class PeopleLoss(GaussianLoss, Nodes):
     shift: Array
     counts: tuple[Array, ...]
     log_weights: tuple[Array, ...]
+    powers: tuple[Array, ...] = ()
     is_symmetric: ClassVar[bool] = False
-    padding: ClassVar[dict[str, float]] = {"counts": 1.0, "log_weights": -np.inf}
+    padding: ClassVar[dict[str, float]] = {
+        "counts": 1.0,
+        "log_weights": -np.inf,
+        "powers": 2.0,
+    }
 
     @property
     def loses_nothing(self) -> Array:
         """Where nothing is drawn, nobody is in it, or the noise is infinite."""
         return super().loses_nothing | np.equal(self._largest_count(), 0)
+
+    def kept_in_range(self) -> Self:
+        """Returns rates and shifts that kernels can compute with."""
+        most = max(float(np.max(n, initial=1.0)) for n in self.counts)
+        powers = (np.array(2.0),) * max(math.ceil(math.log2(most)), 1)
+        return dataclasses.replace(super().kept_in_range(), powers=powers)
 
     def hints(self) -> Hints:
         """The mean number of contributions where there are any."""
@@ -90,11 +104,12 @@ class PeopleLoss(GaussianLoss, Nodes):
         shape = np.broadcast_shapes(np.shape(u), self.shape)
         u, e, parts = self._components(u, shape)
         forward = forward_tails(u, parts, e, replaced=self.is_symmetric)
-        some = xp.broadcast_to(~self.loses_nothing, shape)
-        forward = self._scaled(forward, some)
+        factors = self.outer_rate, self.chance, self.shift, self._largest_count()
+        outer, *factors = (xp.broadcast_to(factor, shape) for factor in factors)
+        forward = scaled(forward, outer, *factors)
         if self.is_symmetric:
             return forward, forward
-        return forward, self._scaled(backward_tails(u, parts, e), some)
+        return forward, scaled(backward_tails(u, parts, e), outer, *factors)
 
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`; as of the sampled pair."""
@@ -148,11 +163,10 @@ class PeopleLoss(GaussianLoss, Nodes):
         )
         q, e = positive(q, 1.0), positive(e, 1.0)
         s = xp.clip(xp.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
-        return u, e, Components.of(count, weight - xp.log(e), q, s)
-
-    def _scaled(self, tails: Tails, some: Array) -> Tails:
-        xp = namespace(*tails)
-        return scaled(tails, xp.broadcast_to(self.outer_rate, some.shape), some)
+        most = 2 ** len(self.powers)
+        if xp is np:
+            most = int(max(np.max(n, initial=1.0) for n in self.counts))
+        return u, e, Components.of(count, weight - xp.log(e), q, s, most)
 
     def _largest_count(self) -> Array:
         xp = namespace(*self.fields)

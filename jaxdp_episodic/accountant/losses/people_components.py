@@ -18,7 +18,7 @@ import numpy as np
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
-    fori_loop,
+    logsumexp,
     namespace,
     stop_gradient,
 )
@@ -43,6 +43,7 @@ class Components(NamedTuple):
       log_none: ``log(1 - p)``, finite.
       rate: q in (0, 1].
       shift: s > 0.
+      most: the largest count or more; static.
     """
 
     count: Array
@@ -51,10 +52,11 @@ class Components(NamedTuple):
     log_none: Array
     rate: Array
     shift: Array
+    most: int
 
     @classmethod
     def of(
-        cls, count: Array, log_weight: Array, rate: Array, shift: Array
+        cls, count: Array, log_weight: Array, rate: Array, shift: Array, most: int
     ) -> Components:
         """Of counts and log-weights (C, ...), rates and shifts (...)."""
         xp = namespace(count, log_weight, rate, shift)
@@ -65,7 +67,7 @@ class Components(NamedTuple):
         log_none = xp.maximum(n * log_rest, LOG_ZERO)
         log_some = xp.log(-xp.expm1(log_none))
         weight = xp.where(some, log_weight, -xp.inf)
-        return cls(n, weight, log_some, log_none, rate, shift)
+        return cls(n, weight, log_some, log_none, rate, shift, most)
 
     def log_shares(self, j: Array) -> Array:
         """``log(b_j / p) - j² s² / 2``; j has one axis more, in front."""
@@ -80,141 +82,83 @@ class Components(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The j of the components' sums: all rows in NumPy, a function of j in JAX.
+    """The j of the components' sums.
 
     Attributes:
-      last: the largest j.
+      numbers: (J, 1, ...) from 1 on.
       shift: s.
-      log_shares: (J, C, ...) in NumPy; see `Components.log_shares`.
-      of: the same of j.
+      log_shares: (J, C, ...); see `Components.log_shares`.
     """
 
-    last: Array
+    numbers: Array
     shift: Array
-    log_shares: Array | None
-    of: Callable[[Array], Array]
+    log_shares: Array
 
     @classmethod
     def all_of(cls, parts: Components) -> Terms:
-        """Every j >= 1 of the components."""
+        """Every j of the components."""
         xp = namespace(*parts)
-        most = xp.max(parts.count, initial=1.0)
-        if xp is not np:
-            return cls(most.astype(int), parts.shift, None, parts.log_shares)
-        j = np.arange(1.0, most + 1).reshape(-1, *(1,) * parts.count.ndim)
-        return cls(most, parts.shift, parts.log_shares(j), parts.log_shares)
+        most = parts.most
+        if xp is np:
+            most = int(min(most, np.max(parts.count, initial=1.0)))
+        j = xp.arange(1.0, most + 1, dtype=parts.shift.dtype)
+        j = j.reshape(-1, *(1,) * parts.count.ndim)
+        return cls(j, parts.shift, parts.log_shares(j))
 
     def up_to(self, x: Array) -> Terms:
-        """Those that count at x and to its left; NumPy only."""
-        if self.log_shares is None:
+        """Those that count at x and to its left, in NumPy."""
+        if namespace(x, self.shift) is not np:
             return self
         term = self.log_shares + self.numbers * self.shift * x
         counts = term > np.max(term, axis=0) - NEGLIGIBLE
         kept = 1 + int(np.max(np.flatnonzero(np.any(counts, (*range(1, term.ndim),)))))
-        return self._replace(last=kept, log_shares=self.log_shares[:kept])
+        return Terms(self.numbers[:kept], self.shift, self.log_shares[:kept])
 
     @property
-    def numbers(self) -> Array:
-        """J as a column; NumPy only."""
-        rows = np.arange(1.0, len(self.log_shares) + 1)
-        return rows.reshape(-1, *(1,) * (self.log_shares.ndim - 1))
+    def last(self) -> int:
+        """The largest j."""
+        return len(self.numbers)
 
     def log_ratio(self, x: Array) -> tuple[Array, Array]:
         """The log-ratio at x, (C, ...), and the mean of j there."""
-        s = self.shift
+        s, j, share = self.shift, self.numbers, self.log_shares
         xp = namespace(s, x)
-        value, mean = self.log_sum(lambda j, share: share + j * s * x)
+        value, mean = self.log_sum(share + j * s * x)
         reach = self.last * s * (xp.abs(x) + 0.5 * self.last * s)
         small = reach < _SMALL_TILT
         if xp is np and not np.any(small):
             return value, mean
-        safe = xp.where(small, x, 0.0)
+        tilt = xp.where(small, j * s * (xp.where(small, x, 0.0) - 0.5 * j * s), 0.0)
+        near = xp.sum(xp.exp(share + 0.5 * (j * s) ** 2) * xp.expm1(tilt), axis=0)
+        return xp.where(small, xp.log1p(near), value), mean
 
-        def gained(j: Array, share: Array) -> Array:
-            tilt = xp.where(small, j * s * (safe - 0.5 * j * s), 0.0)
-            return xp.exp(share + 0.5 * (j * s) ** 2) * xp.expm1(tilt)
-
-        near = xp.log1p(self.plain_sum(gained))
-        return xp.where(small, near, value), mean
-
-    def least(self, of: Callable[[Array, Array], Array]) -> Array:
-        """The least of ``of(j, log_share)`` over j."""
-        if self.log_shares is not None:
-            return np.min(of(self.numbers, self.log_shares), axis=0)
-        xp = namespace(self.shift)
-
-        def lower(k: Array, least: Array) -> Array:
-            return xp.minimum(least, of(*self.row(k))[0])
-
-        first = of(*self.row(xp.ones(())))[0]
-        return fori_loop(xp, 2, self.last + 1, lower, first)
+    def log_sum(self, terms: Array) -> tuple[Array, Array]:
+        """``log sum_j e^term`` of (J, C, ...) terms, and the mean of j."""
+        xp = namespace(terms)
+        peak = stop_gradient(xp, xp.max(terms, axis=0))
+        grown = xp.exp(terms - peak)
+        total = xp.sum(grown, axis=0)
+        return xp.log(total) + peak, xp.sum(grown * self.numbers, axis=0) / total
 
     def log_sum_of(
-        self, weight: Callable[[Array, Array], Array], factor: Callable[..., Array], *at: Array
+        self, bound: Array, factor: Callable[..., Array], *at: Array
     ) -> Array:
-        """Logarithm of the sum over j of ``e^weight(j, log_share)`` times factors.
+        """Logarithm of the sum over j of ``e^bound`` times factors.
 
         Args:
-          weight: upper bounds of the terms' logarithms; NumPy leaves out what is
-            negligible beside the largest one of all components.
+          bound: (J, C, ...) upper bounds of the terms' logarithms, but for moderate
+            factors; NumPy leaves out what is negligible beside the largest one.
           factor: maps j s and ``at`` to the logarithms of the factors.
           *at: (C, ...) arrays.
         """
-        s = self.shift
-        if self.log_shares is None:
-            return self.log_sum(lambda j, share: weight(j, share) + factor(j * s, *at))[0]
-        bound = weight(self.numbers, self.log_shares)
+        slope = self.numbers * self.shift
+        if namespace(bound) is not np:
+            return logsumexp(bound + factor(slope, *at))
         used = bound > np.max(bound, axis=0) - NEGLIGIBLE
-        slope = self.numbers * s
         chosen = (np.broadcast_to(a, bound.shape)[used] for a in (slope, *at))
         terms = np.full(bound.shape, -np.inf)
         terms[used] = bound[used] + factor(*chosen)
-        peak = np.max(terms, axis=0)
-        return peak + np.log(np.sum(np.exp(terms - peak), axis=0))
-
-    def plain_sum(self, term: Callable[[Array, Array], Array]) -> Array:
-        """The sum of ``term(j, log_share)`` over j."""
-        if self.log_shares is not None:
-            return np.sum(term(self.numbers, self.log_shares), axis=0)
-        xp = namespace(self.shift)
-        start = term(*self.row(xp.ones(())))[0]
-        return fori_loop(
-            xp,
-            2,
-            self.last + 1,
-            lambda k, total: total + term(*self.row(k))[0],
-            start,
-        )
-
-    def row(self, k: Array) -> tuple[Array, Array]:
-        """J with all axes, and its log-shares; JAX only."""
-        j = k.astype(self.shift.dtype).reshape((1,) * (self.shift.ndim + 2))
-        return j, self.of(j)
-
-    def log_sum(self, term: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
-        """Logarithm of the sum of ``e^term(j, log_share)`` over j, and the mean of j."""
-        if self.log_shares is not None:
-            terms = term(self.numbers, self.log_shares)
-            peak = np.max(terms, axis=0)
-            grown = np.exp(terms - peak)
-            total = np.sum(grown, axis=0)
-            return np.log(total) + peak, np.sum(grown * self.numbers, axis=0) / total
-        xp = namespace(self.shift)
-
-        def add(k: Array, state: tuple[Array, Array, Array]) -> tuple[Array, ...]:
-            peak, total, mean = state
-            found = term(*self.row(k))[0]
-            higher = stop_gradient(xp, xp.maximum(peak, found))
-            less, grown = xp.exp(peak - higher), xp.exp(found - higher)
-            return higher, total * less + grown, mean * less + k * grown
-
-        first = term(*self.row(xp.ones(())))[0]
-        start = (
-            stop_gradient(xp, first),
-            *(xp.exp(first - stop_gradient(xp, first)),) * 2,
-        )
-        peak, total, mean = fori_loop(xp, 2, self.last + 1, add, start)
-        return xp.log(total) + peak, mean / total
+        return logsumexp(terms)
 
 
 def log_complement(rate: Array) -> Array:

@@ -1,9 +1,10 @@
 """Loss distributions of a person's visible components, as nodes on common paths.
 
 All components share the nodes' distances from their floors (`people_ratios`), or, where
-nothing is covered and Q is N(0), the nodes themselves. By Laguerre's multipliers ``sum_j
-b_j e^{j s x - j² s²/2}`` has its zeros where Im x is an odd multiple of pi / s; other
-ratios have them where a mixture of both signs turns by pi, which paths stay below.
+nothing is covered and Q is N(0), the nodes themselves. As ``e^{-j² s²/2}`` keeps the
+zeros of polynomials real (Laguerre), those of ``sum_j b_j e^{j s x - j² s²/2}`` lie
+where Im x is an odd multiple of pi / s. Mixtures of both signs have others where their
+angles are pi apart: paths stay below.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
     if not ratios.replaced:
         below = points(left + xp.max(floor, axis=0), zero)
 
-    def one(above: tuple[Pair, Pair], below: tuple[Pair, Pair], cut: Array) -> LossNodes:
+    def one(
+        above: tuple[Pair, Pair], below: tuple[Pair, Pair], cut: Array
+    ) -> LossNodes:
         (w, element), nothing = above, xp.zeros_like(floor)
         end = ratios.upper((w[0][-1:], xp.zeros_like(w[0][:1])))
         upper = ratios.upper(w)
@@ -145,16 +148,14 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
 def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
     """Where the densities at both sides have fallen to the cuts, (V, n)."""
     xp = namespace(log_cut)
-    parts, s = ratios.parts, ratios.parts.shift
-    weight = parts.log_weight + parts.log_some
+    parts, js = ratios.parts, ratios.terms.numbers * ratios.parts.shift
+    weight = parts.log_weight + parts.log_some + ratios.terms.log_shares
+    weight = weight + 0.5 * js * js
 
     def one(log_cut: Array) -> Array:
-        def end(j: Array, share: Array) -> Array:
-            """Of the terms j of all components, with the opposite sign."""
-            above = weight + share + 0.5 * (j * s) ** 2 - log_cut
-            return -xp.where(above > 0, j * s + xp.sqrt(2 * xp.abs(above)), 0.0)
-
-        return -xp.min(ratios.terms.least(end), axis=0)
+        above = weight - log_cut
+        seen = js + xp.sqrt(2 * xp.maximum(above, 0.0))
+        return xp.max(xp.where(above > 0, seen, 0.0), axis=(0, 1))
 
     reach = xp.sqrt(-2 * log_cut)
     return reach, xp.maximum(reach, map_first(one, log_cut))

@@ -2,18 +2,15 @@
 
 Nodes are the same for all components, so ``sum_j a_ij e^{j s x_k}`` is a product of two
 matrices, with the largest term of each node's sum scaled to 1. In NumPy it is one; what
-underflows there, because components are far apart, is summed one by one. JAX adds term
-after term.
+underflows there, because components are far apart, is summed one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.people_components import Terms
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     cos_sin,
     expm1_complex,
@@ -21,7 +18,6 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
 )
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
-    fori_loop,
     namespace,
     stop_gradient,
 )
@@ -99,48 +95,25 @@ def _negative(w: Points) -> Points:
     return -w[0], None if w[1] is None else -w[1]
 
 
-def log_products(
-    terms: Terms,
-    part: Callable[[Array, Array], Array],
-    node: Callable[[Array], Factor],
-) -> tuple[Array, Array | None]:
-    """Logarithms of ``sum_j e^part(j, log_share) node(j)``, (C, K, n).
+def log_products(exponent: Array, factor: Factor) -> tuple[Array, Array | None]:
+    """Logarithms of ``sum_j e^exponent factor``, (C, K, n).
 
     Args:
-      terms: of (C, n) components.
-      part: maps j, (J, 1, 1), and their log-shares to (J, C, n) exponents.
-      node: maps j to factors (J, K, n).
+      exponent: (J, C, n).
+      factor: (J, K, n).
 
     Returns:
       Real part, and the imaginary one of complex factors: the principal angle.
     """
-    if terms.log_shares is not None:
-        return _logs(
-            *_as_product(part(terms.numbers, terms.log_shares), node(terms.numbers))
-        )
-    xp = namespace(terms.shift)
-
-    def term(k: Array) -> tuple[Array, Array, Array]:
-        j, share = terms.row(k)
-        factor = node(j)
-        exponent = part(j, share)[0][:, None] + factor.exponent[0]
-        im = xp.zeros_like(factor.re[0]) if factor.im is None else factor.im[0]
-        return exponent, factor.re[0], im
-
-    def add(k: Array, state: tuple[Array, Array, Array]) -> tuple[Array, ...]:
-        peak, re, im = state
-        exponent, own_re, own_im = term(k)
-        higher = stop_gradient(xp, xp.maximum(peak, exponent))
-        less, grown = xp.exp(peak - higher), xp.exp(exponent - higher)
-        return higher, re * less + own_re * grown, im * less + own_im * grown
-
-    exponent, re, im = term(xp.ones(()))
-    peak = stop_gradient(xp, exponent)
-    scale = xp.exp(exponent - peak)
-    state = peak, re * scale, im * scale
-    peak, re, im = fori_loop(xp, 2, terms.last + 1, add, state)
-    is_real = node(xp.ones((1, 1, 1))).im is None
-    return _logs(peak, re, None if is_real else im)
+    xp = namespace(exponent, factor.exponent)
+    if xp is np:
+        return _logs(*_as_product(exponent, factor))
+    every = exponent[:, :, None] + factor.exponent[:, None]
+    peak = stop_gradient(xp, xp.max(every, axis=0))
+    grown = xp.exp(every - peak)
+    re = xp.sum(grown * factor.re[:, None], axis=0)
+    im = None if factor.im is None else xp.sum(grown * factor.im[:, None], axis=0)
+    return _logs(peak, re, im)
 
 
 def _logs(peak: Array, re: Array, im: Array | None) -> tuple[Array, Array | None]:

@@ -1,9 +1,9 @@
 """Losses and densities of a person's visible components on the line and above it.
 
 A component's loss is 0 at its ``floor``: where ``B^+`` crosses ``N(0)``, or at 0 where
-the contributions are replaced. Its losses above 0 are those of one pair at ``x = floor
-+ w``, those below 0 of another one at ``x = floor - w``, as of the zeroed Gaussian. With
-``a_j = b_j e^{j s floor - j² s² / 2}``, which add up to 1,
+the contributions are replaced. Its losses above 0 are those of one pair at
+``x = floor + w``, those below 0 of another one at ``x = floor - w``, as of the zeroed
+Gaussian. With ``a_j = b_j e^{j s floor - j² s² / 2}``, which add up to 1,
 
     B^+ / N(0) = 1 + sum_j a_j (e^{j s w} - 1)    above, without cancellation,
 
@@ -132,10 +132,9 @@ class Ratios:
         """At x, (K, n), where nothing is covered and Q is N(0)."""
         s, log_some = self.parts.shift, self.parts.log_some[:, None]
         xp = namespace(s)
-        part = lambda j, share: share + 0.5 * (j * s) ** 2  # noqa: E731
-        near = log_products(
-            self.terms, part, lambda j: gained(x, j * s, 0.5 * (j * s) ** 2)
-        )
+        js = self.terms.numbers * s
+        height = 0.5 * js * js
+        near = log_products(self.terms.log_shares + height, gained(x, js, height))
         far = self._mixture(0.0, 1.0, x)
         small = near[0] + log_some < math.log(_LARGEST_NEAR)
         bounded = xp.where(small, near[0] + log_some, -1.0)
@@ -180,10 +179,9 @@ class Ratios:
 
     def _sum(self, tilt: Array | float, factor, w: Points) -> Points:
         """``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""
-        s = self.parts.shift
-        found = log_products(
-            self.terms, lambda j, share: share + j * tilt, lambda j: factor(w, j * s)
-        )
+        j = self.terms.numbers
+        exponent = self.terms.log_shares + j * tilt
+        found = log_products(exponent, factor(w, j * self.parts.shift))
         return found[0] + self.parts.log_some[:, None], found[1]
 
     def _mixture(self, tilt: Array | float, sign: float, w: Points) -> Points:

@@ -73,7 +73,7 @@ def forward_tails(
       replaced: which.
     """
     xp = namespace(u, *parts)
-    log_gain = xp.maximum(log_expm1(u), LOG_ZERO)  # log(g - 1)
+    log_gain = _log_gain(u)
     log_e, log_uncovered = xp.log(cover), log_complement(cover)
     odds = parts.log_none - parts.log_some
     if replaced:
@@ -93,6 +93,12 @@ def forward_tails(
     return _beyond(t, u, sides, parts, terms, cover, replaced=replaced)
 
 
+def _log_gain(u: Array) -> Array:
+    """``log(e^u - 1)``, finite."""
+    xp = namespace(u)
+    return xp.where(u > 0, log_expm1(xp.where(u > 0, u, 1.0)), LOG_ZERO)
+
+
 def _beyond(
     t: Array,
     u: Array,
@@ -106,10 +112,10 @@ def _beyond(
     """Profile and tail beyond the roots t, (C, ...)."""
     xp = namespace(t, u)
     s, log_p, log_none = parts.shift, parts.log_some, parts.log_none
-    log_m, _ = terms.log_sum(lambda j, share: share - j * s * t)
-    log_density, _ = terms.log_sum(
-        lambda j, share: share + 0.5 * (j * s) ** 2 + log_normal_density(t - j * s)
-    )
+    js, log_shares = terms.numbers * s, terms.log_shares
+    mirror, plain = log_shares - js * t, log_shares + 0.5 * js * js
+    log_m, _ = terms.log_sum(mirror)
+    log_density, _ = terms.log_sum(plain + log_normal_density(t - js))
     log_q = log_complement(cover)
     mirrored = log_add(log_none, log_p + log_m)  # of B^- over N(0) at t
     # The density of N(0) at t times g, or g1: of P's there, its share.
@@ -127,18 +133,17 @@ def _beyond(
             log_p - u, gained + log_add(0.0, log_q - xp.log(cover) + mirrored)
         )
     base = log_p + log_density - share
-    below = lambda j, share: share - j * s * t  # noqa: E731
 
     def tail(js: Array, t: Array) -> Array:
         return -0.5 * xp.maximum(t - js, 0.0) ** 2
 
     near = terms.log_sum_of(
-        lambda j, share: share + 0.5 * (j * s) ** 2 + tail(j * s, t),
+        plain + tail(js, t),
         lambda js, t: log_saturating_tail(t - js, js) - tail(js, t),
         t,
     )
-    far = terms.log_sum_of(below, lambda js, t: log_mills_difference(t, js), t)
-    beyond = terms.log_sum_of(below, lambda js, t: log_mills(t + js), t)
+    far = terms.log_sum_of(mirror, lambda js, t: log_mills_difference(t, js), t)
+    beyond = terms.log_sum_of(mirror, lambda js, t: log_mills(t + js), t)
     profile = log_p + log_add(near, base + log_c + far)
     middle = log_mills(t)
     lost = log_add(log_none + middle, log_p + beyond)
@@ -166,9 +171,8 @@ def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
     terms = Terms.all_of(parts)
     sides = _Sides(lambda _: -loss, None, -loss, -loss)
     x, terms = _root(sides, terms)
-    s = parts.shift
-    total, _ = terms.log_sum(lambda j, share: share + j * s * x)
-    share = lambda j, share: share + j * s * x - total  # noqa: E731
+    tilted = terms.log_shares + terms.numbers * parts.shift * x
+    share = tilted - terms.log_sum(tilted)[0]
     inside = terms.log_sum_of(share, lambda js, x: log_lost(-x, js), x)
     beyond = terms.log_sum_of(share, lambda js, x: log_mills(js - x), x)
     beyond = beyond + log_normal_density(x)
@@ -183,7 +187,7 @@ def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
 
 
 def _mirrored_sides(v: Array, log_gain: Array, odds: Array) -> _Sides:
-    """Of ``B^+ = e^v B^-``, of the logarithms of ``e^v - 1`` and of b_0 over the rest."""
+    """Of ``B^+ = e^v B^-``; of ``log(e^v - 1)`` and the log-odds of b_0."""
     xp = namespace(v, odds)
 
     def right(m: Array) -> Array:
@@ -194,8 +198,7 @@ def _mirrored_sides(v: Array, log_gain: Array, odds: Array) -> _Sides:
 
 def root_of_ratio(v: Array, parts: Components, terms: Terms) -> Array:
     """Where ``B^+`` is ``e^v B^-``, v >= 0."""
-    log_gain = namespace(v).maximum(log_expm1(v), LOG_ZERO)
-    sides = _mirrored_sides(v, log_gain, parts.log_none - parts.log_some)
+    sides = _mirrored_sides(v, _log_gain(v), parts.log_none - parts.log_some)
     return _root(sides, terms)[0]
 
 
@@ -212,8 +215,9 @@ def _root(sides: _Sides, terms: Terms) -> tuple[Array, Terms]:
     nothing = 1e300 + 0 * sides.least
 
     # Each term alone is a lower bound of the sum, the largest of all an upper one.
-    high = terms.least(lambda j, share: (sides.most - share) / (j * s))
-    low = terms.least(lambda j, share: sides.least / (j * s) + 0.5 * j * s)
+    js = terms.numbers * s
+    high = xp.min((sides.most - terms.log_shares) / js, axis=0)
+    low = xp.min(sides.least / js + 0.5 * js, axis=0)
     if sides.log_mirrored is not None:
         low = xp.maximum(low, 0.0)
     high = xp.maximum(high, low)

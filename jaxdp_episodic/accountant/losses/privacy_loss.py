@@ -165,7 +165,9 @@ class PrivacyLoss(abc.ABC):
             if field.name not in cls.padding:
                 stacked.append(np.stack(values))
                 continue
-            filler = np.full(np.shape(values[0][0]), cls.padding[field.name])
+            longest = max(values, key=len)
+            shape = np.shape(longest[0]) if longest else ()
+            filler = np.full(shape, cls.padding[field.name])
             columns = itertools.zip_longest(*values, fillvalue=filler)
             stacked.append(tuple(np.stack(column) for column in columns))
         return cls(*stacked)

@@ -45,7 +45,7 @@ from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.contribution_pairs import contribution_pairs
 from jaxdp_episodic.accountant.questions.epoch_pairs import (
     allocated_uses,
-    drawn_pair,
+    drawn_pairs,
     shuffled_epoch,
 )
 from jaxdp_episodic.accountant.questions.pair_numbers import (
@@ -96,7 +96,7 @@ def dominating_pairs(step: OneStep) -> tuple[PrivacyLoss, ...]:
     step = in_one_place(step)
     scheme = epoch_scheme(step.design)
     if isinstance(scheme, RandomAllocation):
-        return (drawn_pair(step, step.path_rates.rates[0]),)
+        return drawn_pairs(step, step.path_rates.rates[0])
     if isinstance(scheme, ShuffledEpochs):
         return (shuffled_epoch(step),)
     if isinstance(step.design, IndependentEpisodes):
@@ -146,7 +146,7 @@ def _uses(
     step = in_one_place(step)
     scheme = epoch_scheme(step.design)
     if isinstance(scheme, RandomAllocation):
-        return [allocated_uses(step, scheme, count)]
+        return allocated_uses(step, scheme, count)
     if isinstance(scheme, ShuffledEpochs):
         # An epoch that was begun costs as much as a finished one.
         count = np.ceil(count / np.asarray(scheme.steps_per_epoch)[..., None])

@@ -49,6 +49,18 @@ class _Units(NamedTuple):
     inner: np.ndarray
 
     @classmethod
+    def all_of(cls, step: GaussianStep) -> list[_Units]:
+        """What holds of a step in epochs; of people under zero_out two things.
+
+        Where slots of theirs are null a unit that holds one is 0, and which do is the
+        same either way: so they may be taken for whole.
+        """
+        units = cls.of(step)
+        if step.privacy_unit != PERSON or units.is_whole or not is_zeroing(step):
+            return [units]
+        return [units, cls(True, units.number, np.ones_like(units.inner))]
+
+    @classmethod
     def of(cls, step: GaussianStep) -> _Units:
         """Those of a step in epochs."""
         grouped = isinstance(step.design, GroupedClasses)
@@ -69,11 +81,25 @@ class _Units(NamedTuple):
 
 def allocated_uses(
     step: GaussianStep, scheme: RandomAllocation, count: np.ndarray
-) -> list[tuple[PrivacyLoss, np.ndarray]]:
+) -> list[list[tuple[PrivacyLoss, np.ndarray]]]:
     """Returns the pairs of steps in random allocation, and how often each is used.
 
-    Whole blocks, and a part of one more; an epoch is ``times`` blocks. Of a block of b
-    steps the first alone is a Poisson draw at rate 1/b.
+    A list for each theorem.
+    """
+    return [_uses(step, units, scheme, count) for units in _Units.all_of(step)]
+
+
+def drawn_pairs(step: GaussianStep, rate: np.ndarray) -> tuple[PrivacyLoss, ...]:
+    """Returns the pairs of a Poisson draw of the clipped units, each by itself."""
+    return tuple(_drawn_pair(step, units, rate) for units in _Units.all_of(step))
+
+
+def _uses(
+    step: GaussianStep, units: _Units, scheme: RandomAllocation, count: np.ndarray
+) -> list[tuple[PrivacyLoss, np.ndarray]]:
+    """Whole blocks, and a part of one more; an epoch is ``times`` blocks.
+
+    Of a block of b steps the first alone is a Poisson draw at rate 1/b.
     """
     steps, times = (
         np.asarray(n, np.float64)[..., None]
@@ -90,7 +116,6 @@ def allocated_uses(
     part = np.where(is_long, rest, rest - whole_short * short)
     part_of = np.where(is_long, short + 1, short)
     uses: list[tuple[PrivacyLoss, np.ndarray]] = []
-    units = _Units.of(step)
     for bins, taken, number in (
         (short, short, epochs * (times - num_long) + whole_short),
         (short + 1, short + 1, epochs * num_long + whole_long),
@@ -100,13 +125,13 @@ def allocated_uses(
         if np.any(many):
             uses += _blocks(step, units, bins, taken, many)
         if np.any(one):
-            uses.append((drawn_pair(step, 1 / bins), one))
-    return uses or [(drawn_pair(step, 1 / steps), count)]
+            uses.append((_drawn_pair(step, units, 1 / bins), one))
+    return uses or [(_drawn_pair(step, units, 1 / steps), count)]
 
 
-def drawn_pair(step: GaussianStep, rate: np.ndarray) -> PrivacyLoss:
-    """Returns the pair of a Poisson draw of the clipped units, each by itself."""
-    units, shift = _Units.of(step), shift_of(step, 1.0)
+def _drawn_pair(step: GaussianStep, units: _Units, rate: np.ndarray) -> PrivacyLoss:
+    """The pair of a Poisson draw of the clipped units, each by itself."""
+    shift = shift_of(step, 1.0)
     if np.any(units.number > 1):
         return coins_pair(step, units.number, rate, units.inner, leaves=units.is_whole)
     if units.is_whole:

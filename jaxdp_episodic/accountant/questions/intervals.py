@@ -127,7 +127,7 @@ def _least_ends(
 def _ends(
     question: Question, run: Run, width: float | None, *, alone: bool
 ) -> list[np.ndarray]:
-    """Both ends for each path; of a run that is ``alone`` of those that may be worst."""
+    """Both ends for each path; of a run ``alone`` for those that may be the worst."""
     run.refuse("pld")
     if alone:
         run = run.take_paths(undominated_paths(run))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import paths as path_rows
 from jaxdp_episodic.accountant.questions.api import check_method, worst_epsilon
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
-from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.report.caveats import caveats_of, preconditions_of
 from jaxdp_episodic.accountant.report.privacy_statement import (
     PrivacyReport,
@@ -94,7 +96,8 @@ def privacy_report(
     _validation.flag("per_unit", per_unit)
     if per_unit and _tree_step(run) is None:
         raise ValueError(
-            "per_unit=True needs a step that protects units of a Population, got none"
+            "per_unit=True needs a step with a Population whose units are protected, "
+            "got none"
         )
     first = run.gaussian_steps[0]
     _check_people(people, first)
@@ -102,7 +105,7 @@ def privacy_report(
     if first.privacy_unit == PERSON:
         spent = float(epsilon_of(run, delta=target, method=method))
     else:
-        accounted = run_of(run, None)
+        accounted = runs_of(run, None)
         worst = _worst_path(run, accounted, target, method)
         spent = worst.epsilon
         distribution = _distribution(run, accounted, target, worst, per_unit, method)
@@ -165,12 +168,15 @@ def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
     return run
 
 
-def _path_epsilons(run: Run, delta: np.ndarray, method: str) -> np.ndarray:
+def _path_epsilons(runs: Sequence[Run], delta: np.ndarray, method: str) -> np.ndarray:
     """(P,) epsilon of each path: paths take the place of settings."""
-    paths = run.with_losses(
-        tuple(loss.map(lambda f: np.reshape(f, (-1, 1))) for loss in run.losses)
-    )
-    shape = (run.num_paths,)
+    paths = [
+        run.with_losses(
+            tuple(loss.map(lambda f: np.reshape(f, (-1, 1))) for loss in run.losses)
+        )
+        for run in runs
+    ]
+    shape = (max(run.num_paths for run in runs),)
     bounds = worst_epsilon(paths, delta, shape, method="rdp")
     if method == "rdp":
         return bounds
@@ -182,25 +188,32 @@ def _path_epsilons(run: Run, delta: np.ndarray, method: str) -> np.ndarray:
         next_ = order[~asked[order]][:_MAX_EXACT_PATHS]
         if next_.size == 0 or values[next_[0]] <= values[asked].max(initial=-np.inf):
             return values
-        some = paths.map(lambda f, next_=next_: f if len(f) == 1 else f[next_])
+        some = [
+            one.map(lambda f, next_=next_: f if len(f) == 1 else f[next_])
+            for one in paths
+        ]
         values[next_] = worst_epsilon(some, delta, next_.shape, method=method)
         asked[next_] = True
 
 
 def _worst_path(
     run: ComposedSteps,
-    accounted: Run,
+    accounted: Sequence[Run],
     delta: np.ndarray,
     method: str,
 ) -> WorstPath:
     """Finds and describes the costliest path; of equal ones, that of most units."""
-    front = path_rows.undominated_paths(accounted)
-    epsilons = _path_epsilons(accounted.take_paths(front), delta, method)
+    front = _front(accounted)
+    fewer = [one.take_paths(front) for one in accounted]
+    epsilons = _path_epsilons(fewer, delta, method)
     step = _tree_step(run)
     multiplicity = (
         np.ones(1, np.int64) if step is None else step.path_rates.multiplicity
     )
-    equal = path_rows.equal_paths(accounted, int(front[np.argmax(epsilons)]))
+    most = int(front[np.argmax(epsilons)])
+    equal = functools.reduce(
+        np.intersect1d, (path_rows.equal_paths(one, most) for one in accounted)
+    )
     index = int(equal[np.argmax(multiplicity[equal])])
     sizes: dict[str, int] = {}
     for part in run.gaussian_steps:
@@ -216,6 +229,13 @@ def _worst_path(
         epsilon=float(epsilons.max()),
         num_units=None if step is None else int(multiplicity[index]),
     )
+
+
+def _front(runs: Sequence[Run]) -> np.ndarray:
+    """Paths of which one is the worst; of several runs the least counts on each."""
+    if len(runs) == 1:
+        return path_rows.undominated_paths(runs[0])
+    return np.arange(max(run.num_paths for run in runs))
 
 
 def _named_rates(step: GaussianStep, index: int) -> dict[str, float]:
@@ -271,14 +291,15 @@ def _worst_epsilon(run: ComposedSteps, delta: np.ndarray, method: str) -> float:
     """Epsilon of the privacy unit, of the paths that can be the worst."""
     if run.gaussian_steps[0].privacy_unit == PERSON:
         return float(epsilon_of(run, delta=delta, method=method))
-    accounted = run_of(run, None)
-    front = accounted.take_paths(path_rows.undominated_paths(accounted))
-    return float(_path_epsilons(front, delta, method).max())
+    accounted = runs_of(run, None)
+    front = _front(accounted)
+    fewer = [one.take_paths(front) for one in accounted]
+    return float(_path_epsilons(fewer, delta, method).max())
 
 
 def _distribution(
     run: ComposedSteps,
-    accounted: Run,
+    accounted: Sequence[Run],
     delta: np.ndarray,
     worst: WorstPath,
     per_unit: bool,
@@ -288,9 +309,10 @@ def _distribution(
     step = _tree_step(run)
     if step is None:
         return None
-    fewer, index, rounding = path_rows.rounded_up(accounted, _MAX_PATHS)
+    # Of several runs each is a bound: the first will do for the other paths.
+    fewer, index, rounding = path_rows.rounded_up(accounted[0], _MAX_PATHS)
     # The worst path's epsilon bounds every path's, also where rounding went above it.
-    epsilons = _path_epsilons(fewer, delta, method)[index]
+    epsilons = _path_epsilons([fewer], delta, method)[index]
     epsilons = np.minimum(epsilons, worst.epsilon)
     units = step.path_rates.multiplicity
     inclusion = np.broadcast_to(_inclusion_rates(run), units.shape)
@@ -346,15 +368,12 @@ def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
 
 
 def _tree_step(run: ComposedSteps) -> GaussianStep | None:
-    """The first step that protects units of a population; all have the same."""
-    return next(
-        (
-            part
-            for part in run.gaussian_steps
-            if part.population is not None and part.privacy_unit != PERSON
-        ),
-        None,
-    )
+    """The first step with a population; all that have one have the same.
+
+    None of people, who are on no one path of it.
+    """
+    parts = (part for part in run.gaussian_steps if part.privacy_unit != PERSON)
+    return next((part for part in parts if part.population is not None), None)
 
 
 def _tree_levels(step: GaussianStep) -> tuple[str, ...]:

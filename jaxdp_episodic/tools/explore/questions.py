@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
     EXAMPLE,
@@ -26,6 +27,7 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
+    PERSON,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -73,6 +75,7 @@ def start(path: Path | None) -> dict[str, Any]:
         "name": "omniglot" if path is None else path.stem,
         "request": plain(request.to_dict()),
         "examples": examples,
+        "people": _PEOPLE,
         "schemes": {type(scheme).__name__: scheme.to_dict() for scheme in _SCHEMES},
     }
 
@@ -161,14 +164,17 @@ def _levels(request: Any, _: Any) -> dict[str, Any]:
     """Epsilon of every level that may be protected: exact, and between which ends."""
     asked: dict[str, Any] = {"num_steps": request.num_steps, "delta": request.delta}
     rows = []
-    for level in request.step.design.level_names:
+    step = request.step
+    people = (PERSON,) if step.privacy_unit == PERSON else ()
+    for level in (*people, *step.design.level_names):
         row: dict[str, Any] = {"level": level}
         rows.append(row)
         try:
-            step = dataclasses.replace(request.step, privacy_unit=level)
-            value = float(epsilon(step, **asked))
+            bounds = step.people if level == PERSON else None
+            other = dataclasses.replace(step, privacy_unit=level, people=bounds)
+            value = float(epsilon(other, **asked))
             row |= {"epsilon": value, "text": upward(value, _DIGITS)}
-            lower, upper = (float(end) for end in epsilon_interval(step, **asked))
+            lower, upper = (float(end) for end in epsilon_interval(other, **asked))
             ends = f"{downward(lower, _DIGITS)} to {upward(upper, _DIGITS)}"
             row |= {"lower": lower, "upper": upper, "ends": ends}
         except (ValueError, NotImplementedError) as error:
@@ -278,7 +284,17 @@ _EXAMPLES = (
         ),
         noise_multiplier=2.0,
     ),
+    GaussianStep(
+        PeopleBlocks(
+            num_people=20_000,
+            people_per_block=20,
+            episodes=Poisson(EPISODE, sampling_probability=0.01),
+        ),
+        noise_multiplier=2.0,
+    ),
 )
+# What bounds of a person begin with, where one is protected.
+_PEOPLE = {"examples": 1, "classes": 100, "tasks": 10}
 _SCHEMES = (
     Poisson("level", sampling_probability=0.1),
     WithoutReplacement("level", size=10, population=100),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
     EXAMPLE,
@@ -28,7 +30,8 @@ POISSON = "poisson"
 EPOCHS = "epochs"
 FIXED = "without replacement"
 INDEPENDENT = "independent"
-SCHEMES = (POISSON, EPOCHS, FIXED, INDEPENDENT)
+BLOCKS = "blocks"
+SCHEMES = (POISSON, EPOCHS, FIXED, INDEPENDENT, BLOCKS)
 _MAX_INDEPENDENT = 10**6  # episodes a step, which no pool of classes bounds
 
 
@@ -72,6 +75,7 @@ def possible_designs(
     ways: int | None,
     sizes: tuple[int, ...],
     stated_size: int | None,
+    num_people: int | None = None,
 ) -> list[Design]:
     """Returns the designs of N-way episodes from a pool of classes, or of tasks.
 
@@ -80,6 +84,7 @@ def possible_designs(
       ways: classes an episode; None: an episode is a task of the tree.
       sizes: numbers of examples drawn of each class or task, support and query.
       stated_size: public lower bound of its number of examples, or None.
+      num_people: length of the public list of people: blocks of them are designs too.
     """
     unit, example = _levels(population, ways)
     num_units = population.num_units(1)
@@ -134,6 +139,37 @@ def possible_designs(
             designs.append(
                 Design(title, scheme, is_multistage, clip, size, limit, make)
             )
+    return designs + _blocks(population, sizes, stated_size, num_people)
+
+
+def _blocks(
+    population: Population,
+    sizes: tuple[int, ...],
+    stated_size: int | None,
+    num_people: int | None,
+) -> list[Design]:
+    """Blocks of as few people as have, on average, what an episode draws.
+
+    As few as there can be: whoever is protected is in one of the more blocks. Nothing
+    is said of how an episode chooses: every one of a person's block may hold her.
+    """
+    fewest = stated_size or int(np.min(population.children_counts[1], initial=2**53))
+    designs: list[Design] = []
+    for size in sorted(set(sizes)) if num_people is not None and fewest else ():
+        people = math.ceil(size * num_people / fewest)
+        most = num_people // people
+
+        def blocks(number: Any, people: int = people, most: int = most) -> Sampling:
+            rate = np.minimum(np.asarray(number) / most, 1.0)[()]
+            return PeopleBlocks(
+                num_people=num_people,
+                people_per_block=people,
+                episodes=Poisson(EPISODE, sampling_probability=rate),
+            )
+
+        if most:
+            name = _title(f"blocks of {people:,} people", size, True, len(sizes) + 1)
+            designs.append(Design(name, BLOCKS, True, EPISODE, size, most, blocks))
     return designs
 
 

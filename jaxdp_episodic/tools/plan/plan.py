@@ -27,7 +27,12 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.serialization import spec_to_dict
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.table_file import writing
-from jaxdp_episodic.tools.plan.designs import EPOCHS, Design, possible_designs
+from jaxdp_episodic.tools.plan.designs import (
+    BLOCKS,
+    EPOCHS,
+    Design,
+    possible_designs,
+)
 from jaxdp_episodic.tools.plan.question import (
     PlanDescription,
     PlanRequest,
@@ -101,6 +106,7 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
             ways=episode.ways,
             sizes=episode.examples,
             stated_size=episode.population,
+            num_people=request.num_people,
         )
         if design.scheme in request.schemes
     ]
@@ -109,7 +115,8 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
     left_out, gains = {}, {}
     for design in designs:
         weight = design.examples / unit
-        episodes, steps = budgeted(compute, design, weight)
+        of_people = request.people is not None
+        episodes, steps = budgeted(compute, design, weight, of_people=of_people)
         if not episodes.size:
             left_out[design.name] = (
                 f"{compute.fewest_steps} steps of one episode exceed total_episodes"
@@ -219,18 +226,22 @@ def training_config(
 ) -> dict[str, Any] | None:
     """Returns a candidate as a training config, the recommended one by default.
 
-    None if the plan's file has no data or no table ``train``.
+    None if the plan's file has no data or no table ``train``, and of episodes in blocks
+    of people, which the trainer does not draw.
     """
     train, data = description.train, description.data
-    if train is None or data is None:
-        return None
     request = description.request
     index = plan.recommended if candidate is None else candidate
     design = plan.designs[int(plan.design[index])]
+    if train is None or data is None or design.scheme == BLOCKS:
+        return None
     episodes = float(plan.episodes_per_step[index])
     sampling = spec_to_dict(design.sampling(episodes))
     sampling.pop("version")
-    learner = train.get("learner", {})
+    learner, people = train.get("learner", {}), {}
+    if request.people is not None:
+        people = {"people": spec_to_dict(request.people)}
+        people["people"].pop("version")
     config = {
         "version": 1,
         "epsilon": request.epsilon,
@@ -243,6 +254,7 @@ def training_config(
             "privacy_unit": request.privacy_unit,
             "neighboring_relation": request.neighboring_relation,
             "sampling": sampling,
+            **people,
         },
         "learner": {"shots": request.episode.shots, **learner},
     }

@@ -11,8 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
+from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
@@ -135,11 +137,15 @@ class PlanRequest(Spec):
       compute: how much may be computed.
       data: where the examples come from; or a table ``population`` in the file.
       learning: guesses that rank designs.
-      privacy_unit: level of the protected unit; None: the last.
+      privacy_unit: level of the protected unit, or "person"; None: the last.
+      people: bounds of what one person may own, where people are protected.
+      num_people: length of the public list of people, where they are: designs in blocks
+        of them, which need no bounds, are compared too.
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
       schemes: which ways to draw are compared: "poisson", "epochs" (random
         allocation, where it costs less than coins do at their best), "without
-        replacement" and "independent", whose calibration takes longest by far.
+        replacement", "independent", whose calibration takes longest by far, and
+        "blocks" of people.
       method: of the calibration.
     """
 
@@ -148,6 +154,7 @@ class PlanRequest(Spec):
         "episode": (EpisodeShape,),
         "compute": (Compute,),
         "learning": (Learning,),
+        "people": (PersonBounds,),
     }
 
     epsilon: float
@@ -157,6 +164,8 @@ class PlanRequest(Spec):
     data: DataSource | None = None
     learning: Learning = field(default_factory=Learning)
     privacy_unit: str | None = None
+    people: PersonBounds | None = None
+    num_people: int | None = None
     neighboring_relation: str = "add_remove"
     schemes: tuple[str, ...] = SCHEMES
     method: str = "rdp"
@@ -173,6 +182,16 @@ class PlanRequest(Spec):
             _validation.choice("schemes", scheme, SCHEMES)
         relation = self.neighboring_relation
         _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
+        set_checked(self, AT_LEAST_ONE, "num_people", one=True, optional=True)
+        knows_people = self.people is not None or self.num_people is not None
+        if knows_people != (self.privacy_unit == PERSON):
+            rule = "be left out" if knows_people else "be given, one of them or both"
+            raise ValueError(
+                f"people and num_people must {rule} with privacy_unit="
+                f"{self.privacy_unit!r}"
+            )
+        if self.people is not None and self.people.shape:
+            raise ValueError(f"people must be of one setting, got {self.people!r}")
 
 
 class PlanDescription(NamedTuple):
@@ -215,7 +234,12 @@ def read_plan(path: Path) -> PlanDescription:
         if train is not None and name in train:
             raise ValueError(f"train.{name}: the plan says this, leave it out")
     table = mapping.pop("population", None)
-    kinds = {"episode": EpisodeShape, "compute": Compute, "learning": Learning}
+    kinds = {
+        "episode": EpisodeShape,
+        "compute": Compute,
+        "learning": Learning,
+        "people": PersonBounds,
+    }
     for name, kind in kinds.items():  # each table has the type that it can only have
         if isinstance(mapping.get(name), dict):
             mapping[name] = {"type": kind.__name__, **mapping[name]}

@@ -10,7 +10,7 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
-from jaxdp_episodic.tools.plan.designs import EPOCHS, INDEPENDENT, Design
+from jaxdp_episodic.tools.plan.designs import BLOCKS, EPOCHS, INDEPENDENT, Design
 from jaxdp_episodic.tools.plan.question import Compute, PlanRequest
 
 # Independent episodes cost a sum over their number, and every length of an epoch has a
@@ -38,15 +38,19 @@ class Candidates(NamedTuple):
 
 
 def budgeted(
-    compute: Compute, design: Design, weight: float
+    compute: Compute, design: Design, weight: float, *, of_people: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of episodes a step and steps within the budget, with its edges."""
+    """Returns pairs of episodes a step and steps within the budget, with its edges.
+
+    Fewer of what takes long to calibrate, as people do who are in many episodes.
+    """
     budget = compute.total_episodes / weight
     most = min(compute.episodes_per_step, design.most_episodes)
     largest = int(min(most, budget / compute.fewest_steps))
     if largest < 1:
         return np.zeros(0), np.zeros(0)
-    sizes = _COARSE_GRID if design.scheme in _SLOW else _GRID
+    is_slow = design.scheme in _SLOW or (of_people and design.scheme != BLOCKS)
+    sizes = _COARSE_GRID if is_slow else _GRID
     episodes = np.unique(np.rint(np.geomspace(1, largest, sizes[0])))
     grid = np.geomspace(compute.fewest_steps, compute.most_steps, sizes[1])
     pairs = set()
@@ -134,12 +138,15 @@ def _step(
     episodes: np.ndarray,
     noise: np.ndarray | float,
 ) -> GaussianStep:
+    in_blocks = design.scheme == BLOCKS
+    rests_on_sizes = request.episode.population is None and not in_blocks
     return GaussianStep(
         design.sampling(episodes),
         noise_multiplier=noise,
         clip_unit=design.clip_unit,
         privacy_unit=request.privacy_unit,
+        people=None if in_blocks else request.people,
         neighboring_relation=request.neighboring_relation,
         small_units="keep",
-        population=population if request.episode.population is None else None,
+        population=population if rests_on_sizes else None,
     )

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.step import STEP
-from jaxdp_episodic.tools.plan.designs import EPOCHS, FIXED, INDEPENDENT, POISSON
+from jaxdp_episodic.tools.plan.designs import (
+    BLOCKS,
+    EPOCHS,
+    FIXED,
+    INDEPENDENT,
+    POISSON,
+)
 from jaxdp_episodic.tools.plan.plan import Plan
 from jaxdp_episodic.tools.plots.drawing import plain_ticks
 from jaxdp_episodic.tools.plots.figures import (
@@ -22,8 +28,14 @@ from jaxdp_episodic.tools.plots.figures import (
 )
 from jaxdp_episodic.tools.plots.pareto import front_of
 
-_COLORS = {POISSON: BLUE, EPOCHS: "#009e73", FIXED: VERMILION, INDEPENDENT: "#7f7f7f"}
-_MARKERS = {POISSON: "o", EPOCHS: "v", FIXED: "s", INDEPENDENT: "^"}
+_COLORS = {
+    POISSON: BLUE,
+    EPOCHS: "#009e73",
+    FIXED: VERMILION,
+    INDEPENDENT: "#7f7f7f",
+    BLOCKS: "#cc79a7",
+}
+_MARKERS = {POISSON: "o", EPOCHS: "v", FIXED: "s", INDEPENDENT: "^", BLOCKS: "P"}
 _DASHED = (0, (5, 2))
 
 

@@ -208,8 +208,11 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
     """Returns epsilon of the same noise if all examples of a drawn unit took part.
 
     What the last stage of the draw is worth: the same steps, the last level drawn
-    whole. *Upper bound*, as `PrivacyBudget.spent`.
+    whole. *Upper bound*, as `PrivacyBudget.spent`; where people are protected that
+    itself, as others count no draw of theirs at all.
     """
+    if budget.step.privacy_unit == PERSON:
+        return float(budget.spent(num_steps))
     step, last = budget.step, budget.step.design.schemes[-1]
     if isinstance(last, WithoutReplacement):
         last = dataclasses.replace(last, size=_ALL_EXAMPLES, population_is_exact=False)

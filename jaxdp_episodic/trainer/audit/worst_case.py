@@ -91,7 +91,8 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
       path: which of the distinct paths of the step's population.
 
     Raises:
-      NotImplementedError: more contributions of one unit than a table can have.
+      NotImplementedError: more contributions of one unit than a table can have, or a
+        person, who may be on many paths.
     """
     shift = 1 / float(step.noise_multiplier)
     if step.privacy_unit == PERSON:
@@ -108,6 +109,7 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
         return _grouped(step.design, rates, shift)
     if step.clip_unit == STEP:
         return _swapped(1.0, math.prod(rates), 2 * shift)
+    assert isinstance(step.design, MultistageSampling)  # blocks are of people
     return _multistage(step, step.design, rates, shift, path)
 
 
@@ -227,6 +229,7 @@ def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
         return _null(1.0, 1.0, float(table.weight[1]), shift)
     if step.clip_unit == STEP:
         return _null(1.0, 1.0, math.prod(rates), shift)
+    assert isinstance(design, MultistageSampling)  # blocks are of people
     clip, number = _clipped(step, design, len(rates))
     outer, rate = math.prod(rates[: clip - 1]), rates[clip - 1]
     if len(number[0]) > 1:

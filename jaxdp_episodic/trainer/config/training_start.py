@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.schemes import MultistageSampling, Poisson
+from jaxdp_episodic.accountant.describe.people import PersonBounds
+from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
+    MultistageSampling,
+    Poisson,
+)
 from jaxdp_episodic.accountant.describe.spec import (
     Spec,
     set_positive,
@@ -18,7 +23,11 @@ from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM, MIXED, PLD
 
 MEAN = "mean"
 KINDS = (MEAN, PLDA, MIXED)
+CLASS = "class"
+PEOPLE = "people"
+PAIRS = (CLASS, PEOPLE)
 PAIR = "pair"  # level of pairs of examples
+_GIVEN = "contribution"  # level of what each person gives
 # Share of the budget where a config states none and gradient steps follow.
 _SHARES = {MEAN: 0.02, PLDA: 0.6}
 MOST_FEATURES = 4096  # a covariance has their square: 128 MB
@@ -39,6 +48,11 @@ class StartConfig(Spec):
       mean: share of the mean among the statistics, like the next two; they sum to 1.
       within: of each stage of the covariance within classes.
       total: of the total covariance.
+      pairs: where people are protected, "class": examples are paired at random within
+        each class, for people of whom few have classes in common; or "people": people
+        are, and give the pairs in all of their common classes as one.
+      num_people: public number of people, or of slots for them; needed under zero_out
+        where people are paired.
       dimensions: most directions that are kept.
       pooled: of "mixed", as the rest: share in (0, 1) of what all tasks have in common;
         the pairs of examples of a task have the rest.
@@ -52,6 +66,8 @@ class StartConfig(Spec):
     mean: float = 0.02
     within: tuple[float, ...] = (0.05, 0.1, 0.2, 0.35)
     total: float = 0.28
+    pairs: str = CLASS
+    num_people: int | None = None
     dimensions: int = 128
     pooled: float = 0.5
     powers: int = 2
@@ -60,6 +76,9 @@ class StartConfig(Spec):
 
     def __post_init__(self) -> None:
         _validation.choice("kind", self.kind, KINDS)
+        _validation.choice("pairs", self.pairs, PAIRS)
+        if self.num_people is not None:
+            set_whole_numbers(self, "num_people")
         if self.share is not None:
             set_positive(self, "share")
             if not self.share < 1:
@@ -122,37 +141,53 @@ def statistics_steps(
 
     Everybody takes part in each. Where examples are protected each is clipped or, in a
     statistic of pairs, each pair, by a level "pair"; where classes are, each class.
+    Where people are, all that one gives is clipped as one, so that a person has one
+    "contribution", and is in one pair: bounds of 1, whatever those of the data.
 
     Args:
       levels: names of the data's levels, the last two of classes and examples.
       config: which statistics.
-      privacy_unit: one of the last two levels.
+      privacy_unit: one of the last two levels, or "person".
       neighboring_relation: as of `GaussianStep`.
 
     Raises:
-      ValueError: another privacy unit, or a level named "pair".
+      ValueError: another privacy unit, or a level named "pair"; or ``config.pairs``
+        that is not for this unit.
     """
     *_, class_level, example_level = levels
-    _validation.choice("privacy_unit", privacy_unit, (class_level, example_level))
+    units = (class_level, example_level, PERSON)
+    _validation.choice("privacy_unit", privacy_unit, units)
     if PAIR in levels:
         raise ValueError(
             f"no level of the data may be named {PAIR!r} with private statistics, got "
             f"{tuple(levels)}"
         )
+    is_person = privacy_unit == PERSON
+    if config.pairs == PEOPLE and not is_person:
+        raise ValueError(
+            f"start.pairs={PEOPLE!r} is for privacy_unit={PERSON!r}, got "
+            f"{privacy_unit!r}"
+        )
 
-    def step(names: Sequence[str], clip_unit: str) -> GaussianStep:
+    def step(*names: str, clip_unit: str) -> GaussianStep:
         everybody = [Poisson(name, sampling_probability=1.0) for name in names]
+        bounds = dict.fromkeys(("examples", "classes")[: len(names)], 1)
         return GaussianStep(
             MultistageSampling(*everybody),
             noise_multiplier=1.0,
             clip_unit=clip_unit,
             privacy_unit=privacy_unit,
             neighboring_relation=neighboring_relation,
+            people=PersonBounds(**bounds) if is_person else None,
         )
 
-    one = pairs = step(levels, privacy_unit)
-    if privacy_unit == example_level:
-        pairs = step((*levels[:-1], PAIR, example_level), PAIR)
+    if is_person:
+        one = step(_GIVEN, clip_unit=_GIVEN)
+        pairs = step(PAIR, _GIVEN, clip_unit=PAIR)
+    else:
+        one = pairs = step(*levels, clip_unit=privacy_unit)
+        if privacy_unit == example_level:
+            pairs = step(*levels[:-1], PAIR, example_level, clip_unit=PAIR)
     if config.kind == PLDA:
         return (one, *[pairs] * len(config.within), one)
     return (one,) if config.kind == MEAN else (one, pairs)
@@ -164,7 +199,7 @@ def contribution_norm(step: GaussianStep) -> float:
     Where one contribution is replaced by another the step counts twice its norm; but
     two are at most sqrt(2) apart, as if each had norm sqrt(1/2). Else it is 1.
     """
-    of_pair = step.clip_unit != step.privacy_unit
+    of_pair = step.clip_unit == PAIR
     relation = step.neighboring_relation
     is_replaced = relation == "replace_one" or (of_pair and relation == "add_remove")
     return math.sqrt(0.5) if is_replaced else 1.0

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     checked_sampling,
@@ -258,10 +259,17 @@ def statistics_of(
     """Returns the private statistics that a run begins with, if any."""
     if config.start is None:
         return None
-    last = step.design.schemes[-1]
-    slots = None if last.population is None else int(np.asarray(last.population))
-    who = _who_is_protected(step)
-    return PrivateStatistics(data, config.start, **who, slots=slots, noise=config.noise)
+    slots = step.design.schemes[-1].population
+    if isinstance(step.design, PeopleBlocks):
+        slots = None  # they are those of a block
+    return PrivateStatistics(
+        data,
+        config.start,
+        **_who_is_protected(step),
+        slots=None if slots is None else int(np.asarray(slots)),
+        people=step.people,
+        noise=config.noise,
+    )
 
 
 def _ways(config: TrainingConfig) -> int | None:

@@ -14,8 +14,10 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic.trainer.gradient.noise import drawn_noise
+from jaxdp_episodic.trainer.statistics.terms import Terms
 from jaxdp_episodic.trainer.statistics.whole_rows import (
     STEPS,
+    as_one,
     on_grid,
     outer_products,
     times,
@@ -100,18 +102,20 @@ def whole_rows(features: np.ndarray) -> np.ndarray:
 
 
 def second_moment(
-    whole: np.ndarray, shares: np.ndarray, whitening: Any, center: Any = None
+    whole: np.ndarray, terms: Terms, whitening: Any, center: Any = None
 ) -> np.ndarray:
-    """Returns the sum of outer products of whitened rows of norm 1, (D, D) int64.
+    """Returns the sum of outer products of whitened rows of norm 1, (k, k) int64.
 
     Args:
       whole: (n, D) of `whole_rows`; or differences of two, then without a center.
-      shares: see `sum_of_rows`.
+      terms: whose each row is.
       whitening: (D, k).
       center: (D,) is subtracted.
     """
     white = whitened_rows(whole, whitening, center)
-    return outer_products(on_grid(white, STEPS**2 // shares))
+    if terms.groups is None:
+        return outer_products(on_grid(white, STEPS**2 // terms.shares))
+    return outer_products(as_one(white, terms.groups))
 
 
 def whitened_rows(whole: np.ndarray, whitening: Any, center: Any = None) -> np.ndarray:
@@ -184,7 +188,7 @@ def weighed_projection(
     exceed them, the leading directions have equal weights.
     """
     number = len(moment)
-    count = max(float(state.count), 1.0)  # 0 where the mean was given up
+    count = max(float(np.trace(moment)), 1.0)  # of weights: a row has trace 1
     values, vectors = np.linalg.eigh(moment / count)
     order = np.argsort(-values)[:dimensions]
     within = _REMAINING / number + noise_edge(number, noise) / count

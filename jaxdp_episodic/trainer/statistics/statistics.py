@@ -18,7 +18,7 @@ Reference: Ioffe (2006), doi:10.1007/11744085_41 (PLDA); Dwork, Talwar, Thakurta
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
 from jaxdp_episodic.trainer.config.training_parts import MIXED, PLDA
 from jaxdp_episodic.trainer.config.training_start import (
@@ -54,6 +55,7 @@ from jaxdp_episodic.trainer.statistics.plda import (
     whole_rows,
     with_mean,
 )
+from jaxdp_episodic.trainer.statistics.terms import Contributors, Terms
 from jaxdp_episodic.trainer.statistics.whole_rows import MOST_EXAMPLES, PRODUCT_STEPS
 
 _ROWS = 4096  # gathered at a time: all may not fit into memory
@@ -68,10 +70,13 @@ class PrivateStatistics:
     Args:
       data: the table; features are flattened, and but for "mixed" scaled to norm 1.
       config: which statistics.
-      privacy_unit: one of the last two levels of the table: an example, or a class.
+      privacy_unit: one of the last two levels of the table, an example or a class; or
+        "person", the owners of examples, which may be in many classes.
       neighboring_relation: as of `GaussianStep`.
-      slots: public number of slots for examples of every class, where under zero_out
-        examples are protected; else None.
+      slots: public number of slots for examples of every class, under zero_out where
+        examples are protected, or people with ``config.pairs`` "class"; else None.
+      people: public bounds of people, to which the table was cut; needed where these
+        are protected under add_remove with ``config.pairs`` "class".
       noise: "discrete" or "gaussian"; see `Trainer`.
 
     Attributes:
@@ -83,7 +88,8 @@ class PrivateStatistics:
 
     Raises:
       ValueError: another privacy unit or noise, too many features or examples, fewer
-        slots than examples; of "mixed" no targets, or fewer features than slopes.
+        slots than there is data for, somebody above the bounds, people to protect and
+        no owners; of "mixed" no targets, or fewer features than slopes.
     """
 
     def __init__(
@@ -94,15 +100,14 @@ class PrivateStatistics:
         privacy_unit: str,
         neighboring_relation: str,
         slots: int | None = None,
+        people: PersonBounds | None = None,
         noise: str = DISCRETE,
     ) -> None:
         self.config, self.data = config, data
         self.noise = _validation.choice("noise", noise, NOISES)
         self._made: tuple[Start, ExampleTable] | None = None
-        self._by_class = privacy_unit == data.level_names[-2]
         number = math.prod(data.features.shape[1:])
         self._features = data.features.reshape(data.num_examples, number)
-        self._sizes = np.asarray(data.population.children_counts[-1], np.int64)
         self._mixed = MixedModel.of(config) if config.kind == MIXED else None
         columns = number if self._mixed is None else number * self._mixed.powers
         if columns > MOST_FEATURES:
@@ -123,20 +128,12 @@ class PrivateStatistics:
         self.dimensions = number
         if config.kind == PLDA:
             self.dimensions = min(config.dimensions, number)
-        self._slots = None
-        if neighboring_relation == "zero_out" and not self._by_class:
-            self._slots = _validation.whole_number("slots", slots)
-            if self._slots < self._sizes.max(initial=0):
-                raise ValueError(
-                    "slots must be at least the examples of every class, got "
-                    f"{slots} slots and a class of {self._sizes.max()}"
-                )
-        self.steps = statistics_steps(
-            data.level_names,
-            config,
-            privacy_unit=privacy_unit,
-            neighboring_relation=neighboring_relation,
-        )
+        who = {
+            "privacy_unit": privacy_unit,
+            "neighboring_relation": neighboring_relation,
+        }
+        self.steps = statistics_steps(data.level_names, config, **who)
+        self._who = Contributors.of(data, config, **who, slots=slots, people=people)
 
     def learner(self, learner: Any) -> Any:
         """Returns a learner on examples, of one on what the statistics make of them."""
@@ -210,53 +207,42 @@ class PrivateStatistics:
         """
         multiplier = checked_noise(noise_multiplier, self.noise)
         deviation = multiplier * contribution_norm(self.steps[index]) * PRODUCT_STEPS
-        kind, pairs, shares = self._kind(index), None, self._shares()
-        if kind == _PAIRS:
-            *pairs, shares = self._pairs(generator)
-        total, stream = self._total(kind, state, shares, pairs), random_generator(key)
+        kind = self._kind(index)
+        total = self._total(kind, state, self._terms(kind, generator))
+        stream = random_generator(key)
         if kind == MEAN:
             noise = drawn_noise(self.noise, deviation, total.size, stream)
         else:
             noise = symmetric_noise(self.noise, deviation, len(total), stream)
         return (total + noise) / PRODUCT_STEPS
 
-    def _total(
-        self,
-        kind: str,
-        state: Any,
-        shares: np.ndarray,
-        pairs: Sequence[np.ndarray] | None = None,
-    ) -> np.ndarray:
-        """A statistic's sum over all rows, or over pairs of them, int64."""
+    def _terms(self, kind: str, generator: np.random.Generator) -> Terms:
+        """What a statistic is summed over."""
+        return self._who.pairs(generator) if kind == _PAIRS else self._who.examples()
+
+    def _total(self, kind: str, state: Any, terms: Terms) -> np.ndarray:
+        """A statistic's sum over its terms, int64."""
         total: Any = 0
-        for start in range(0, max(len(shares), 1), _ROWS):
-            here = slice(start, start + _ROWS)
-            if pairs is None:
-                rows = self._rows(kind, here)
-            else:
-                first, second = (self._rows(kind, side[here]) for side in pairs)
-                if self._mixed is None:
-                    rows = first - second
-                else:
-                    rows = np.concatenate([first, second], axis=1)
-            total = total + self._summed(kind, state, rows, shares[here])
+        for here in _chunks(terms):
+            total = total + self._summed(kind, state, _part(terms, here), here)
         if kind == MEAN:
-            classes = np.count_nonzero(self._sizes)
-            number = classes if self._by_class else self.data.num_examples
-            total = np.append(total, number * COUNTED)
+            total = np.append(total, self._who.number * COUNTED)
         return total
 
-    def _summed(
-        self, kind: str, state: Any, rows: np.ndarray, shares: np.ndarray
-    ) -> np.ndarray:
+    def _summed(self, kind: str, state: Any, terms: Terms, here: slice) -> np.ndarray:
+        """The sum over some terms; without rows of their own those of a slice."""
+        rows, *others = (self._rows(kind, which) for which in terms.rows or (here,))
         if self._mixed is not None:
+            rows = np.concatenate([rows, *others], axis=1)
             if kind == _ALL:
-                return self._mixed.pooled_moment(rows, shares)
-            return self._mixed.pair_moment(rows, shares, state)
+                return self._mixed.pooled_moment(rows, terms.shares)
+            return self._mixed.pair_moment(rows, terms.shares, state)
         if kind == MEAN:
-            return sum_of_rows(rows, shares)
+            return sum_of_rows(rows, terms.shares)
+        for other in others:
+            rows = rows - other
         center = state.mean if kind == _ALL else None
-        return second_moment(rows, shares, state.whitening, center)
+        return second_moment(rows, terms, state.whitening, center)
 
     def table(self, state: Start) -> ExampleTable:
         """Returns the data with projected features; made once for a state.
@@ -291,37 +277,25 @@ class PrivateStatistics:
         assert targets is not None
         return np.concatenate([features, targets[which, None]], axis=1)
 
-    def _shares(self) -> np.ndarray:
-        """(R,) divisor of each example: the size of its class where that is clipped."""
-        if not self._by_class:
-            return np.ones(len(self._features), np.int64)
-        return np.repeat(self._sizes, self._sizes)
 
-    def _pairs(
-        self, generator: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Disjoint random pairs within each class: two rows, and the pair's divisor.
+def _chunks(terms: Terms) -> Iterator[slice]:
+    """Some thousands of terms each; those of a group are in one."""
+    number, start = len(terms.shares), 0
+    ends = np.arange(0)
+    if terms.groups is not None:
+        ends = np.flatnonzero(np.diff(terms.groups)) + 1
+    while start < number or not start:
+        stop = start + _ROWS
+        if terms.groups is not None:
+            stop = int(np.append(ends[ends >= stop][:1], number)[0])
+        yield slice(start, min(stop, number))
+        start = max(stop, 1)
 
-        All slots are put into random order and paired, first with second and so on; a
-        pair with an empty slot is none. Without slots the examples themselves are.
-        """
-        sizes = self._sizes
-        slots = sizes if self._slots is None else np.full(len(sizes), self._slots)
-        owner = np.repeat(np.arange(len(sizes)), slots)  # a class's slots lie together
-        begins = (np.cumsum(slots) - slots)[owner]
-        order = np.lexsort((generator.random(len(owner)), owner)) - begins
-        rank = np.arange(len(owner)) - begins
-        first = np.flatnonzero((rank % 2 == 0) & (rank + 1 < slots[owner]))
-        both = np.stack([order[first], order[first + 1]], axis=1)
-        owner = owner[first]
-        there = (both < sizes[owner, None]).all(axis=1)
-        both, owner = both[there], owner[there]
-        rows = (np.cumsum(sizes) - sizes)[owner, None] + both
-        number = np.bincount(owner, minlength=len(sizes))
-        shares = np.ones(len(rows), np.int64)
-        if self._by_class:
-            shares = np.repeat(number, number)
-        return rows[:, 0], rows[:, 1], shares
+
+def _part(terms: Terms, here: slice) -> Terms:
+    rows = tuple(side[here] for side in terms.rows)
+    groups = None if terms.groups is None else terms.groups[here]
+    return Terms(rows, terms.shares[here], groups)
 
 
 @dataclass(frozen=True)

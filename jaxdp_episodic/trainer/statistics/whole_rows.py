@@ -28,6 +28,15 @@ _EXACT = 2**53  # float64 has all whole numbers up to it
 _NORM_BITS = 20
 # Bits of the two factors of an exact product together.
 _PRODUCT_BITS = 51
+# Rows whose products are summed in float64 at once: as many of norm `STEPS`, and their
+# rounding, stay below 2^53.
+_EXACT_ROWS = 2**16
+# Sum of squares of rows, above which the norm of their outer products' sum is not
+# computed: of up to 2^12 columns it is 2^42 or more then; below, sums stay under 2^62.
+_MOST_SQUARES = 2**48
+# Part of a length by which a group falls short of its bound, for the rounding of rows
+# whose norm was that of shorter ones.
+_SHORTER = 2.0**-10
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -66,6 +75,52 @@ def on_grid(rows: np.ndarray, most: int | np.ndarray) -> np.ndarray:
     return whole
 
 
+def as_one(rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Returns rows of norm <= 1 as whole numbers, each group's as long as may be.
+
+    The sum of a group's outer products has at most the norm ``STEPS**2`` (Frobenius),
+    and nearly that where a row is not zero. It is checked as a whole number; a group
+    that rounding made too long has its rows divided by the root of their number.
+
+    Args:
+      rows: (n, D), finite; D at most 2^12.
+      groups: (n,) codes; equal ones lie together.
+    """
+    whole = on_grid(rows, STEPS**2)  # right for groups of one row
+    begins = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]][: len(rows)])
+    ends = np.append(begins[1:], len(rows))[: len(begins)]
+    several = ends - begins > 1
+    for start, stop in zip(begins[several], ends[several], strict=True):
+        whole[start:stop] = _one_group(rows[start:stop])
+    return whole
+
+
+def _one_group(rows: np.ndarray) -> np.ndarray:
+    most = STEPS**2 // len(rows)
+    safe = on_grid(rows, most)  # their squares sum to at most STEPS**2
+    square = _square_of_moment(safe)
+    if not square:
+        return safe
+    length = math.sqrt(most) - 0.51 * math.sqrt(rows.shape[1])
+    length *= math.sqrt(PRODUCT_STEPS / math.sqrt(square)) * (1 - _SHORTER)
+    longer = np.rint(rows * min(length, STEPS))
+    square = _square_of_moment(longer)
+    return safe if square is None or square > PRODUCT_STEPS**2 else longer
+
+
+def _square_of_moment(whole: np.ndarray) -> int | None:
+    """The squared norm of the sum of outer products, exactly; None: it is too large."""
+    if not squares(whole).sum() <= _MOST_SQUARES:
+        return None
+    # Rows with rows give the same as columns with columns. No sum of some of the terms
+    # of a product is larger than that of the squares, by Cauchy's inequality.
+    is_wide = len(whole) <= whole.shape[1]
+    products = whole @ whole.T if is_wide else whole.T @ whole
+    high, low = divmod(products.astype(np.int64).ravel(), STEPS)
+    parts = high @ high, high @ low, low @ low
+    return sum(int(x) * y for x, y in zip(parts, (STEPS**2, 2 * STEPS, 1), strict=True))
+
+
 def times(whole: np.ndarray, matrix: np.ndarray, longest: float) -> np.ndarray:
     """Returns ``whole @ matrix`` up to a factor, exactly, as whole numbers.
 
@@ -99,14 +154,24 @@ def outer_products(whole: np.ndarray) -> np.ndarray:
     Raises:
       ValueError: sums that would not be exact.
     """
-    _check_sum(len(whole) * squares(whole).max(initial=0.0))
-    return (whole.T @ whole).astype(np.int64)
+    total = np.zeros((whole.shape[1],) * 2, np.int64)
+    for part in _parts(whole):
+        _check_sum(len(part) * squares(part).max(initial=0.0))
+        total += (part.T @ part).astype(np.int64)
+    return total
 
 
 def totals(whole: np.ndarray) -> np.ndarray:
     """Returns the sum of whole rows, (D,) int64, exactly; raises as above."""
-    _check_sum(len(whole) * np.abs(whole).max(initial=0.0))
-    return np.sum(whole, axis=0).astype(np.int64)
+    total = np.zeros(whole.shape[1], np.int64)
+    for part in _parts(whole):
+        _check_sum(len(part) * np.abs(part).max(initial=0.0))
+        total += np.sum(part, axis=0).astype(np.int64)
+    return total
+
+
+def _parts(whole: np.ndarray) -> list[np.ndarray]:
+    return np.array_split(whole, 1 + len(whole) // _EXACT_ROWS)
 
 
 def _check_sum(most: float) -> None:

@@ -66,11 +66,10 @@ def test_what_is_drawn_of_a_person_is_what_is_charged(kind):
     data = TensorDataset(torch.arange(60))
     given = {"units": units, "owners": OWNERS, "entropy": 3}
     held = np.zeros((3_000, 5), int)
-    for row, (places, *mask) in enumerate(
-        step_loader(data, make(), num_steps=len(held), **given)
-    ):
-        drawn = places[mask[0]] if mask else places
-        held[row] = np.bincount(OWNERS[drawn.numpy()], minlength=5)
+    loader = step_loader(data, make(), num_steps=len(held), **given)
+    for number, rows in enumerate(loader.batch_sampler):
+        drawn = np.asarray(rows, int).reshape(-1)
+        held[number] = np.bincount(OWNERS[drawn[drawn >= 0]], minlength=5)
     # One person's number of drawn units has the law that the theorem is about.
     law = stats.binom.pmf(np.arange(13), 12, chance)
     found = np.bincount(held[:, 2], minlength=13)[:5]
@@ -105,10 +104,10 @@ def test_what_is_drawn_of_a_person_is_what_is_charged(kind):
     mixture = dp_event.MixtureOfGaussiansDpEvent(
         4.0, np.arange(13.0), stats.binom.pmf(np.arange(13), 12, chance)
     )
-    theirs = PLDAccountant(value_discretization_interval=1e-3)
+    theirs = PLDAccountant(value_discretization_interval=1e-2)
     alone = theirs.compose(mixture, 20).get_epsilon(DELTA)
     if kind == "examples":  # nobody reacts: that mixture is all there is
-        assert spent <= alone <= spent * (1 + 1e-3)
+        assert spent <= alone <= spent * (1 + 1e-2)
     else:  # who is drawn in the person's place tells of it too; and 2 norms move
         assert 1.5 * alone < spent < 3 * alone
 

@@ -11,20 +11,27 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
+from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
-from jaxdp_episodic.accountant.numerics.loops import map_arrays
+from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
+from jaxdp_episodic.accountant.numerics.loops import at, map_arrays
 
 SIZE = 6
 RNG = np.random.default_rng(6)
 OUTER, RATE, INNER = 10 ** RNG.uniform(-4, 0, (3, SIZE))
 SHIFT = 10 ** RNG.uniform(-1, 0.5, SIZE)
+PARTS = (np.ones(SIZE), np.full(SIZE, 3.0)), (np.log(np.full(SIZE, 0.3)),) * 2
+Z = np.full((3, SIZE), 0.5) * np.array([[1.0], [3.0], [9.0]]), np.full((3, SIZE), 4.0)
 LOSSES = {
     "sampled": SampledGaussianLoss(OUTER, RATE, SHIFT),
     "swapped": SwappedGaussianLoss(OUTER, RATE, SHIFT),
     "antipodal": AntipodalGaussianLoss(OUTER, RATE, INNER, SHIFT),
     "episodes": IndependentEpisodesLoss(OUTER, RATE, SHIFT, np.full(SIZE, 3.0)),
+    "people": PeopleLoss(
+        OUTER, RATE, np.full(SIZE, 0.6), SHIFT, *PARTS
+    ).kept_in_range(),
 }
 
 
@@ -47,7 +54,10 @@ def backward_excess(loss):
 def nodes(loss):
     cut = np.full((1, SIZE), -100.0)
     backward = np.arange(SIZE) % 2.0
-    return loss.nodes(NodeRule(backward, cut, np.ones((1, SIZE)), 96, 3))
+    found = loss.nodes(NodeRule(backward, cut, np.ones((1, SIZE)), 96, 3))
+    # What is made of them; their order and number are an engine's own.
+    weight, place = at((found.weight, found.loss), 0)
+    return sum_expm1(Z, weight, place), found.mass, found.right, found.left
 
 
 # Those of one profile are compiled by the tests of the engine and of derivatives, too.

@@ -229,3 +229,35 @@ def test_warnings_are_remarks():
 def test_a_line_is_a_part_and_its_question():
     line = json.dumps(["epsilon", settings()]).encode()
     assert questions.reply(line) == questions.answer("epsilon", settings())
+
+
+def of_people(step, **bounds):
+    """The step as the page makes it protect a person."""
+    step = copy.deepcopy(step) | {"privacy_unit": "person"}
+    return step | ({"people": {"type": "PersonBounds", **bounds}} if bounds else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds", "levels"),
+    [
+        ("MultistageSampling", {"examples": 1, "classes": 2, "tasks": 2}, 4),
+        ("PeopleBlocks", {}, 2),
+    ],
+)
+def test_people_are_a_level_of_their_own(name, bounds, levels):
+    question = settings(of_people(EXAMPLES[name], **bounds), num_steps=3)
+    step = request_of(question).step
+    rows = questions.answer("levels", question)["levels"]
+    assert len(rows) == levels and rows[0]["level"] == "person"
+    assert rows[0]["epsilon"] == jde.epsilon(step, num_steps=3, delta=1e-5)
+    assert rows[0]["lower"] <= rows[0]["epsilon"] <= rows[0]["upper"]
+    others = [row.get("epsilon", 0.0) for row in rows[1:]]
+    assert max(others) < rows[0]["epsilon"]
+    for row in rows[1:]:
+        assert ("message" in row) == (name == "PeopleBlocks")
+
+
+def test_bounds_of_people_are_refused_in_their_place():
+    people = of_people(EXAMPLES["GroupedClasses"], examples=0, classes=3)
+    found = questions.answer("epsilon", settings(people))["error"]
+    assert found["place"] == "step.people.examples"

@@ -8,13 +8,15 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.audit.release import audit_release, claimed_epsilons
+from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.training import PrivateStatistics, StartConfig
 
 CONFIG = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
+COUPLES = dataclasses.replace(CONFIG, pairs="people", num_people=2)
 MIXED = StartConfig(kind="mixed", powers=1)
-ZERO_OUT, REPLACE_ONE = "zero_out", "replace_one"
+ZERO_OUT, REPLACE_ONE, ADD_REMOVE = "zero_out", "replace_one", "add_remove"
 RELEASES = [
     *(
         (unit, CONFIG, place, relation)
@@ -23,6 +25,10 @@ RELEASES = [
         for relation in (ZERO_OUT, REPLACE_ONE)
     ),
     *(("example", MIXED, place, ZERO_OUT) for place in range(2)),
+    ("person", CONFIG, 0, ADD_REMOVE),
+    ("person", CONFIG, 1, ZERO_OUT),
+    ("person", CONFIG, 2, REPLACE_ONE),
+    ("person", COUPLES, 1, REPLACE_ONE),
 ]
 # In place of the canary's rows, as far from them as contributions can be.
 OTHERS = ((-1, 0, 0), (1, 0, 0.01), (0, 1, 0))
@@ -30,37 +36,45 @@ NOISE = 1.0
 
 
 def made(num_in_last, unit, config, relation, other=None):
-    """Eight classes of two examples, the last with so many, or with other contents."""
+    """Eight classes of two examples, the last with so many, or with other contents.
+
+    Of two people, who have one of each, the second with none, or with others.
+    """
     rng = np.random.default_rng(0)
     features = rng.normal(size=(16, 3)).astype(np.float32)
     # Near each other, so that the mean that a class gives is hardly shorter than 1.
     features[-2:] = (1, 0, 0), (1, 0.01, 0)
     if other is not None:
-        features[-1 if unit == "example" or other == OTHERS[1] else slice(-2, None)] = (
+        features[-1 if unit != "class" or other == OTHERS[1] else slice(-2, None)] = (
             other
         )
-    sizes = np.array([2] * 7 + [num_in_last])
+    sizes, owners = np.array([2] * 7 + [num_in_last]), None
+    if unit == "person":
+        features, number = np.tile(features[-2:], (8, 1)), 2 if num_in_last else 1
+        features = features.reshape(8, 2, 3)[:, :number].reshape(-1, 3)
+        sizes, owners = np.full(8, number), Owners.from_ids([*range(number)] * 8)
     tree = jde.Population((np.array([8]), sizes), ("class", "example"))
     targets = np.ones(16, np.float32)
     if config is MIXED:
         features[-2:] = 0.0  # the canary's sums are then as large as they can be
-    data = ExampleTable(features[: sizes.sum()], targets[: sizes.sum()], tree)
+    data = ExampleTable(features[: sizes.sum()], targets[: sizes.sum()], tree, owners)
     return PrivateStatistics(
         data,
         config,
         privacy_unit=unit,
         neighboring_relation=relation,
         slots=2,
+        people=jde.PersonBounds(classes=8, examples=1),
     )
 
 
 def audited(place, unit, config, relation, noise=NOISE):
     """Audit of one release with this noise, against the claim for `NOISE`.
 
-    The canary is the last example, or the last class.
+    The canary is the last example, the last class, or the second person.
     """
     own = made(2, unit, config, relation)
-    if relation == ZERO_OUT:
+    if relation != REPLACE_ONE:
         without = made(1 if unit == "example" else 0, unit, config, relation)
     else:
         without = made(2, unit, config, relation, OTHERS[place])

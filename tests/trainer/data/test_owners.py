@@ -180,6 +180,7 @@ def test_names_of_files():
         "(" + "a" * 100 + ")",
         "(a",
         "(a{99999999999})",
+        r"[[a](b)",  # Python warns of it
         "",
     ],
 )

@@ -201,10 +201,10 @@ def test_statistics_of_more_rows_than_a_chunk_are_those_of_all_at_once(monkeypat
         data, config, privacy_unit="example", neighboring_relation="add_remove"
     )
     state = own.initial()
-    pairs = own._pairs(np.random.default_rng(0))
-    whole = own._total("pairs", state, pairs[2], pairs[:2])
+    pairs = own._terms("pairs", np.random.default_rng(0))
+    whole = own._total("pairs", state, pairs)
     monkeypatch.setattr(statistics, "_ROWS", 32)
-    parts = own._total("pairs", state, pairs[2], pairs[:2])
+    parts = own._total("pairs", state, pairs)
     np.testing.assert_array_equal(parts, whole)
 
 

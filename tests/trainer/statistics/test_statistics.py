@@ -20,6 +20,7 @@ from jaxdp_episodic.trainer.draw.generators import generator as random_generator
 from jaxdp_episodic.trainer.gradient import noise as noise_module
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
 from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.statistics import statistics as statistics_module
 from jaxdp_episodic.trainer.statistics.plda import (
     COUNTED,
     Start,
@@ -30,6 +31,7 @@ from jaxdp_episodic.trainer.statistics.plda import (
     whole_rows,
 )
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+from jaxdp_episodic.trainer.statistics.terms import Terms
 from jaxdp_episodic.trainer.statistics.whole_rows import PRODUCT_STEPS
 from training_runs import GROUPED, KEY, adam, assert_same
 
@@ -93,7 +95,7 @@ def test_the_sums_are_those_of_their_definitions():
     white = (unit - center) @ whitening
     white /= np.linalg.norm(white, axis=1, keepdims=True)
     expected = sum(np.outer(v, v) / n for n, v in zip(shares, white, strict=True))
-    found = second_moment(whole_rows(rows), shares, whitening, center)
+    found = second_moment(whole_rows(rows), Terms((), shares), whitening, center)
     np.testing.assert_allclose(found / PRODUCT_STEPS, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -112,7 +114,7 @@ def test_whatever_a_row_is_it_gives_at_most_norm_one(row, others):
         assert length(total) <= PRODUCT_STEPS**2
         whole = whole_rows(rows)
         for center in (np.zeros(2), np.array([0.9, 0.0]), np.full(2, 1e30)):
-            moment = second_moment(whole, shares, np.eye(2), center)
+            moment = second_moment(whole, Terms((), shares), np.eye(2), center)
             assert share**2 * length(moment) <= PRODUCT_STEPS**2
 
 
@@ -230,7 +232,7 @@ def test_pairs_are_disjoint_within_classes_and_uniform(relation, sizes, slots):
     generator, counts = np.random.default_rng(0), np.zeros((11, 11))
     classes = np.repeat(np.arange(4), sizes)
     for _ in range(2_000):
-        first, second, weights = own._pairs(generator)
+        (first, second), weights, _ = own._terms("pairs", generator)
         both = np.concatenate([first, second])
         assert len(set(both.tolist())) == len(both)
         np.testing.assert_array_equal(classes[first], classes[second])
@@ -281,15 +283,14 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
     state = own.initial()._replace(mean=np.float32([0.1] * 5))
     for seed in range(5):
         both = own, fewer
-        one, other = (s._total("mean", state, s._shares()) for s in both)
+        one, other = (s._total("mean", state, s._who.examples()) for s in both)
         assert length(one - other) <= PRODUCT_STEPS**2
-        pairs = [s._pairs(np.random.default_rng(seed)) for s in both]
         within = [
-            s._total("pairs", state, p[2], p[:2])
-            for s, p in zip(both, pairs, strict=True)
+            s._total("pairs", state, s._terms("pairs", np.random.default_rng(seed)))
+            for s in both
         ]
         assert length(within[0] - within[1]) <= PRODUCT_STEPS**2
-        total = [s._total("all", state, s._shares()) for s in both]
+        total = [s._total("all", state, s._who.examples()) for s in both]
         moved = length(total[0] - total[1])
         assert PRODUCT_STEPS**2 / 4 < moved <= PRODUCT_STEPS**2
 
@@ -306,10 +307,10 @@ def test_a_replaced_unit_moves_a_sum_by_at_most_the_root_of_two(unit, kind):
 
     def total(features):
         own = statistics(ExampleTable(features, None, tree), unit=unit)
-        shares, pairs = own._shares(), None
+        terms = own._who.examples()
         if kind == "pairs":
-            pairs, shares = (np.array([0]), np.array([1])), np.ones(1, np.int64)
-        return own._total(kind, state, shares, pairs)
+            terms = Terms((np.array([0]), np.array([1])), np.ones(1, np.int64))
+        return own._total(kind, state, terms)
 
     # Near each other, so that the mean of a class is hardly shorter than 1.
     first = np.float32(rng.normal(size=3) + 0.05 * rng.normal(size=(2, 3)))
@@ -339,7 +340,7 @@ def test_opposite_classes_are_no_farther_apart_than_is_claimed(number):
         assert 0.999 * 2 * most < length(total - other) <= 2 * most
         turned = np.roll(np.eye(max(width, 2))[:1], 1, axis=1).repeat(number, 0)
         moments = [
-            second_moment(whole_rows(x), shares, np.eye(max(width, 2)))
+            second_moment(whole_rows(x), Terms((), shares), np.eye(max(width, 2)))
             for x in (np.eye(max(width, 2))[:1].repeat(number, 0), turned)
         ]
         for moment in moments:
@@ -357,18 +358,13 @@ def test_what_a_row_gives_depends_on_no_other_row(kind, unit):
         mean=np.float32(rng.normal(size=5) / 5),
         whitening=np.float32(rng.normal(size=(5, 5))),
     )
-    shares, pairs = own._shares(), None
-    if kind == "pairs":
-        *pairs, shares = own._pairs(rng)
-    whole = own._total(kind, state, shares, pairs)
-    alone = 0
-    for place in range(len(shares)):
-        if pairs is None:
-            rows = own._rows(kind, slice(place, place + 1))
-        else:
-            one, other = (own._rows(kind, side[place : place + 1]) for side in pairs)
-            rows = one - other
-        alone = alone + own._summed(kind, state, rows, shares[place : place + 1])
+    terms = own._terms(kind, rng)
+    whole, alone = own._total(kind, state, terms), 0
+    for place in range(len(terms.shares)):
+        here = slice(place, place + 1)
+        alone = alone + own._summed(
+            kind, state, statistics_module._part(terms, here), here
+        )
     np.testing.assert_array_equal(whole[:5], alone[:5])
 
 
@@ -469,7 +465,7 @@ def test_bad_configs(fields, complaint):
 
 
 def test_bad_tables():
-    with pytest.raises(ValueError, match="slots must be at least"):
+    with pytest.raises(ValueError, match="slots must allow for at least the 6"):
         statistics(slots=5)
     with pytest.raises(ValueError, match="privacy_unit"):
         statistics(unit="step")

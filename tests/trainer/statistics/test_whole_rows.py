@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from jaxdp_episodic.trainer.statistics import whole_rows
 from jaxdp_episodic.trainer.statistics.whole_rows import (
     PRODUCT_STEPS,
     STEPS,
+    as_one,
     on_grid,
     outer_products,
     squares,
@@ -87,3 +89,40 @@ def test_sums_are_exact_or_refused():
         totals(np.full((4, 2), 2.0**51))
     assert outer_products(np.zeros((0, 3))).shape == (3, 3)
     assert totals(np.zeros((0, 3))).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("rank", [1, 5])
+@pytest.mark.parametrize("number", [1, 3, 60])
+@pytest.mark.parametrize("width", [1, 5, 50])
+def test_rows_of_a_group_are_as_long_together_as_may_be(number, width, rank):
+    """In whole numbers of Python; alike or different, whatever lies beside them."""
+    rows = unit(RNG.normal(size=(number, rank)) @ RNG.normal(size=(rank, width)))
+    beside = unit(RNG.normal(size=(4, width)))
+    groups = np.repeat([7, 2, 5], [2, number, 2])
+    whole = as_one(np.concatenate([beside[:2], rows, beside[2:]]), groups)[2:-2]
+    exact = [[int(x) for x in row] for row in whole]
+    square = sum(
+        sum(x * y for x, y in zip(a, b, strict=True)) ** 2 for a in exact for b in exact
+    )
+    assert 0.99 * PRODUCT_STEPS**2 < square <= PRODUCT_STEPS**2
+    lengths = np.linalg.norm(whole, axis=1)
+    np.testing.assert_allclose(whole / lengths[:, None], rows, atol=1e-2)
+    order = RNG.permutation(number)
+    np.testing.assert_array_equal(as_one(rows[order], 0 * order), whole[order])
+
+
+@pytest.mark.parametrize("number", [1, 2, 1_000, 70_000])
+def test_no_rounding_of_a_group_exceeds_its_bound(number, monkeypatch):
+    """Rows that all round up, one among many that are zero; none; a norm too short."""
+    up = np.full((number, 2), 0.7)
+    one = np.zeros((number, 3))
+    one[-1, 0] = 1.0
+    for shorter in (whole_rows._SHORTER, -0.1):  # then what is made is too long
+        monkeypatch.setattr(whole_rows, "_SHORTER", shorter)
+        for rows in (up, one, 0 * one):
+            whole = as_one(rows, np.zeros(number, np.int64))
+            moment = outer_products(whole).astype(object)
+            assert np.sum(moment * moment) <= PRODUCT_STEPS**2
+            assert whole.any() == rows.any()
+    assert not as_one(np.full((3, 2), np.nan), np.zeros(3)).any()
+    assert as_one(np.zeros((0, 2)), np.zeros(0)).shape == (0, 2)

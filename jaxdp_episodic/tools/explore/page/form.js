@@ -3,12 +3,19 @@ const RANGES = { // of the sliders; the boxes take whatever the library does
   noise_multiplier: [0.1, 100], num_steps: [1, 1e6, true], sampling_probability: [1e-4, 1],
   size: [1, 1000, true], population: [1, 1e5, true], num_classes: [2, 1e5, true],
   ways: [1, 100, true], num_episodes: [1, 1e4, true], steps_per_epoch: [1, 1e4, true],
-  times: [1, 100, true], delta: [1e-12, 1e-2], epsilon: [0.1, 20],
+  times: [1, 100, true], num_people: [1, 1e6, true], people_per_block: [1, 1e4, true],
+  episodes_per_block: [1, 100, true], examples: [1, 1000, true], classes: [1, 1e4, true], tasks: [1, 1e4, true], delta: [1e-12, 1e-2], epsilon: [0.1, 20],
 };
 const DESIGNS = {
   MultistageSampling: "units within units",
   GroupedClasses: "N-way episodes",
   IndependentEpisodes: "independent episodes",
+  PeopleBlocks: "episodes in blocks of people",
+};
+const PERSON = "person";
+const BOUNDS = { // of one person, from the last level upwards
+  examples: "most examples of a person in one class", classes: "most classes with a person's examples",
+  tasks: "most tasks with a person's examples",
 };
 const SCHEMES = {
   Poisson: "each by its own coin", WithoutReplacement: "a fixed number",
@@ -44,9 +51,15 @@ function set(table, path, value) {
 
 export function levelNames({ sampling }) {
   if (sampling.type === "GroupedClasses") return ["episode", "class", "example"];
-  const inner = sampling.type === "IndependentEpisodes" ? sampling.sampling : sampling;
-  const names = inner.levels.map((level) => level.name);
+  const inner = sampling.type === "MultistageSampling" ? sampling : sampling.sampling;
+  const names = inner?.levels.map((level) => level.name) ?? [];
   return inner === sampling ? names : ["episode", ...names];
+}
+
+// The bounds of a person that a design needs.
+export function boundsOf({ sampling }) {
+  const levels = levelNames({ sampling }).length - (sampling.type === "MultistageSampling" ? 0 : 1);
+  return Object.keys(BOUNDS).slice(0, levels);
 }
 
 // Small and large numbers as one would type them.
@@ -175,6 +188,7 @@ export function fields(request, page, { onChange, onShape, onDelta, onTarget }) 
     };
     const remove = (at) => {
       const [gone] = list.splice(at, 1);
+      protect(step.privacy_unit);
       for (const unit of ["privacy_unit", "clip_unit"]) {
         if (step[unit] === gone.name) step[unit] = unit === "clip_unit" ? list[0].name : list.at(-1).name;
       }
@@ -183,7 +197,7 @@ export function fields(request, page, { onChange, onShape, onDelta, onTarget }) 
       const names = ["task", "class", "example", "unit"].filter((name) => !levelNames(step).includes(name));
       list.push({ ...structuredClone(page.schemes.WithoutReplacement), name: names[0] ?? `level ${list.length + 1}` });
       delete list.at(-1).version;
-      step.privacy_unit = list.at(-1).name;
+      protect(step.privacy_unit === PERSON ? PERSON : list.at(-1).name);
     };
     const made = list.map(({ name }, at) => scheme(`${place}[${at}]`, `Level ${at + 1}: ${name}`, at ? FRESH : first, {
       named: rename(at), extra: list.length > 1 ? [button("Remove this level", () => remove(at))] : [],
@@ -197,6 +211,11 @@ export function fields(request, page, { onChange, onShape, onDelta, onTarget }) 
     if (sampling.type === "MultistageSampling") return levels(`${at}.levels`, Object.keys(SCHEMES));
     if (sampling.type === "IndependentEpisodes") {
       return [number(`${at}.num_episodes`, "episodes in a step"), ...levels(`${at}.sampling.levels`, FRESH)];
+    }
+    if (sampling.type === "PeopleBlocks") {
+      return [number(`${at}.num_people`, "people in all"), number(`${at}.people_per_block`, "people in a block"),
+        more(number(`${at}.episodes_per_block`, "episodes of a block")),
+        scheme(`${at}.episodes`, "Episodes of all blocks", Object.keys(SCHEMES), { sized: false })];
     }
     const by = sampling.episodes ? "episodes" : "classes";
     const sizes = [number(`${at}.num_classes`, "classes in the pool"), number(`${at}.ways`, "ways: classes in an episode")];
@@ -214,7 +233,18 @@ export function fields(request, page, { onChange, onShape, onDelta, onTarget }) 
       scheme(`${at}.examples`, "Examples of each class", ["WithoutReplacement"])];
   }
 
-  const units = Object.fromEntries(levelNames(step).map((name) => [name, `one ${name}`]));
+  // A person is bounded by as many numbers as the design has levels.
+  function protect(unit) {
+    step.privacy_unit = unit;
+    const bounds = unit === PERSON ? boundsOf(step) : [];
+    const known = { ...page.people, ...step.people };
+    if (bounds.length) step.people = { type: "PersonBounds", ...Object.fromEntries(bounds.map((name) => [name, known[name]])) };
+    else delete step.people;
+  }
+
+  const inBlocks = step.sampling.type === "PeopleBlocks";
+  const owned = inBlocks ? [] : levelNames(step).map((name) => [name, `one ${name}`]);
+  const units = Object.fromEntries([...owned, [PERSON, "one person, all examples"]]);
   const clips = Object.fromEntries(levelNames(step).map((name) => [name, `each ${name}`]));
   const tree = step.population?.children_counts.map((counts, level) =>
     `${step.population.level_names[level] ?? `level ${level + 1}`}: ${counts.reduce((sum, n) => sum + n, 0).toLocaleString("en")}`);
@@ -231,7 +261,8 @@ export function fields(request, page, { onChange, onShape, onDelta, onTarget }) 
       number("num_steps", "steps"),
       choice("method", "epsilon is", METHODS)),
     group("Who is protected", "step",
-      choice("step.privacy_unit", "protected", units),
+      choice("step.privacy_unit", "protected", units, { change: protect }),
+      ...Object.keys(BOUNDS).filter((name) => step.people?.[name] != null).map((name) => number(`step.people.${name}`, BOUNDS[name])),
       choice("step.neighboring_relation", "which", RELATIONS, {
         change: (relation) => { step.neighboring_relation = relation; delete step.small_units; },
       }),

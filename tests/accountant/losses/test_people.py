@@ -1,0 +1,284 @@
+"""People in many clip units, against 40-digit integrals of the definition.
+
+And against values of composed steps that were computed by other programs, and checked
+there against dp-accounting's connect-the-dots and simulation.
+"""
+
+import mpmath as mp
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.people import PeopleLoss, ReplacedPeopleLoss
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
+from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
+from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
+from jaxdp_episodic.accountant.methods.exact.method import exact_answer
+from jaxdp_episodic.accountant.methods.exact.solver import ContourSolver
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.methods.run import Run
+
+FINE = MomentRule("forward", Quadrature(32, 16))
+KINDS = (PeopleLoss, ReplacedPeopleLoss)
+ROWS = (ZeroedGaussianLoss, AntipodalGaussianLoss)
+
+
+def people(kind, q, e, s, counts, weights):
+    """A loss of one setting; components of less than 1e-20 are left out."""
+    columns = [
+        (np.array([float(n)]), np.log([w]))
+        for n, w in zip(counts, weights, strict=True)
+        if w > 1e-20
+    ]
+    counts, weights = zip(*columns, strict=True)
+    return kind(np.ones(1), *(np.array([a]) for a in (q, e, s)), counts, weights)
+
+
+def frames(kind, m, p, r, s):
+    """m units by coins p, each reached with chance r: what the others show."""
+    n = np.arange(m + 1)
+    weights = binom.pmf(m - n, m, p * (1 - r))
+    return people(kind, p * r / (1 - p + p * r), 1.0, s, n, weights)
+
+
+def exchanged(kind, p, law, s):
+    """Coins p; |R| has the law: the exchange is hidden."""
+    law = np.asarray(law)
+    rate = 1.0 if law[0] == 0 else law[1:].sum()
+    return people(kind, p, rate, s, np.arange(1, len(law)), law[1:])
+
+
+def reached(m, r):
+    return binom.pmf(np.arange(m + 1), m, r)
+
+
+SETTINGS = {
+    "frames": (frames, 5, 0.1, 0.3, 0.7),
+    "frames, large s": (frames, 3, 0.4, 0.5, 2.5),
+    "frames, rare": (frames, 4, 1e-4, 1e-3, 1.0),
+    "coins": (people, 0.3, 1.0, 1e-4, [6], [1.0]),
+    "exchanged": (exchanged, 0.8, reached(4, 0.2), 0.6),
+    "exchanged, seldom": (exchanged, 0.3, reached(3, 0.02), 1.5),
+    "drawn surely": (exchanged, 1.0, reached(3, 0.3), 0.5),
+    "nothing hidden": (people, 1.0, 1.0, 0.4, [0, 1, 3], [0.5, 0.3, 0.2]),
+}
+
+
+def setting(kind, name):
+    make, *given = SETTINGS[name]
+    return make(kind, *given)
+
+
+def tail(x):
+    return mp.erfc(x / mp.sqrt(2)) / 2
+
+
+def root_of(excess, low, high):
+    """Where an increasing function changes its sign, or None."""
+    if excess(low) >= 0 or excess(high) <= 0:
+        return None
+    return mp.findroot(excess, (low, high), solver="illinois", tol=1e-60, verify=False)
+
+
+def definition(loss, u, *, backward):
+    """``H_g`` and -dH_g/du, log g = u, from the signed sums themselves; 50 digits."""
+    e, q, s = (
+        mp.mpf(float(a[0])) for a in (loss.cover_rate, loss.inner_rate, loss.shift)
+    )
+    g = mp.exp(u)
+    g1, c = 1 + (g - 1) / e, (g - 1) * (1 - e) / e
+    total, slope = mp.mpf(0), mp.mpf(0)
+    for count, w in zip(loss.counts, loss.log_weights, strict=True):
+        n = int(count[0])
+        chance = [mp.binomial(n, j) * q**j * (1 - q) ** (n - j) for j in range(n + 1)]
+
+        def log_plus(x, chance=chance):
+            terms = (
+                b * mp.exp(j * s * x - (j * s) ** 2 / 2) for j, b in enumerate(chance)
+            )
+            return mp.log(mp.fsum(terms))
+
+        far = 20 + (u + 4) / s + 2 * n * s
+        if loss.is_symmetric:
+            t = root_of(lambda x: log_plus(x) - log_plus(-x) - mp.log(g1), -1, far)
+        elif backward:
+            t = root_of(lambda x: log_plus(x) + mp.log(g1), -far, far)
+        else:
+            t = root_of(
+                lambda x: log_plus(x) - mp.log(g + c * mp.exp(log_plus(-x))), -1, far
+            )
+        if t is None:
+            continue
+        up = mp.fsum(b * tail(t - j * s) for j, b in enumerate(chance))
+        down = mp.fsum(b * tail(t + j * s) for j, b in enumerate(chance))
+        weight = mp.exp(mp.mpf(float(w[0])))
+        if loss.is_symmetric:
+            total += weight * (up - g1 * down)
+            slope += weight * g / e * down
+        elif backward:
+            total += weight * (tail(-t) - g1 * (1 - up))
+            slope += weight * g / e * (1 - up)
+        else:
+            total += weight * (up - c * down - g * tail(t))
+            slope += weight * g * ((1 - e) / e * down + tail(t))
+    return total, slope
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_profiles_of_both_directions(kind, name):
+    loss, points = setting(kind, name), np.array([0.0, 1e-6, 0.05, 0.7, 6.0])
+    with np.errstate(all="ignore"):
+        both = loss.log_tails(points)
+    for backward, found in enumerate(both[: 2 - loss.is_symmetric]):
+        for u, *values in zip(points, *found, strict=True):
+            with mp.workdps(50):
+                truth = definition(loss, mp.mpf(float(u)), backward=bool(backward))
+                if truth[0] < 1e-250:
+                    assert max(values) < -500
+                    continue
+                logs = [float(mp.log(part)) for part in truth]
+            off = 5e-15 * (1 + abs(logs[0]))
+            off += 4e-15 * np.exp(logs[1] - logs[0])  # by which u is displaced
+            assert abs(values[0] - logs[0]) < off
+            assert abs(values[1] - logs[1]) < 1e-10
+
+
+ONE_UNIT = [(0.25, 1.0, 0.5), (0.25, 0.4, 0.5), (1.0, 0.3, 1.0), (0.9, 0.6, 3.0)]
+
+
+@pytest.mark.parametrize("kind, row", [*zip(KINDS, ROWS, strict=True)])
+@pytest.mark.parametrize("p, r, s", ONE_UNIT)
+def test_one_unit_is_the_row_of_an_example(kind, row, p, r, s):
+    loss, same = (
+        exchanged(kind, p, [1 - r, r], s),
+        row(*np.array([[1.0], [p], [r], [s]])),
+    )
+    t = np.array([0.1, 1.0, 5.0, 60.0])
+
+    def excess(loss, direction):
+        wide = loss.map(lambda a: np.broadcast_to(a, t.shape))
+        return wide.log_excess(t, FINE._replace(direction=direction))[0]
+
+    with np.errstate(all="ignore"):
+        u = np.array([0.0, 1e-9, 0.3, 2.0])
+        for ours, theirs in zip(loss.log_tails(u), same.log_tails(u), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-14, atol=2e-14)
+        for direction in ("forward", "backward"):
+            np.testing.assert_allclose(
+                excess(loss, direction), excess(same, direction), rtol=1e-12, atol=1e-10
+            )
+    question, counts = EpsilonAt(np.log([1e-6])), (np.array([40.0]),)
+    ours, theirs = (
+        exact_answer(question, Run((one,), counts)).value for one in (loss, same)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-11)
+
+
+LAW_OF_J = [0.49583333333333335, 0.4125, 0.0875, 0.0041666666666666675]
+PARTITION = [
+    *(0.282429536481, 0.41996381007600003, 0.2341773508859998),
+    *(0.05803572207599992, 0.005393580480999993),
+]
+# Arguments, steps and epsilons at delta 1e-5: zero_out forward and backward, replaced.
+COMPOSED = {
+    "M": ((people, 0.05, 1, 0.5, [10], [1.0]), 100, 16.122774820258, 11.596828066258),
+    "M'": ((people, 0.05, 1, 0.5, [10], [1.0]), 100, 31.501215594103),
+    "2": ((exchanged, 0.1, reached(5, 0.3), 1 / 1.5), 100, 7.2494894699, 4.4645023327),
+    "2'": ((exchanged, 0.1, reached(5, 0.3), 1 / 1.5), 100, 11.961034020595),
+    "A": ((frames, 5, 0.1, 0.3, 1 / 1.5), 100, 6.0082204088172, 4.0300981242868),
+    "A'": ((frames, 5, 0.1, 0.3, 1 / 1.5), 100, 10.167336025999),
+    "2, worst": ((exchanged, 0.25, PARTITION, 0.5), 50, 6.7256997773165, 4.30704120918),
+    "2', worst": ((exchanged, 0.25, PARTITION, 0.5), 50, 11.888028964684),
+    "1": ((exchanged, 1.0, LAW_OF_J, 1 / 3), 50, 10.652786417449, 8.9117899764856),
+    "1'": ((exchanged, 1.0, LAW_OF_J, 1 / 3), 50, 24.739359618703),
+    "3": (
+        (people, 1, 1, 0.1, [1, 2], [0.12239594362727987, 0.8408810484361525]),
+        *(300, 18.419313032184, 18.419313032184),
+    ),
+    "A, large p": ((frames, 5, 0.8, 0.2, 1 / 3), 100, 19.542402318919, 16.47086543163),
+    "2, large p": (
+        (exchanged, 0.8, reached(5, 0.2), 1 / 3),
+        *(100, 21.636325728790, 18.131539599721),
+    ),
+}
+
+
+def composed(loss, count, *, backward):
+    """Epsilon at delta 1e-5 of one direction, and its error."""
+    question, run = EpsilonAt(np.log([1e-5])), Run((loss,), (np.array([count]),))
+    bound, order = rdp_bound(question, run, loose=True)
+    nothing = np.full(1, -np.inf)
+    solver = ContourSolver(question, run, bound, order, question.target, nothing)
+    value, error = solver.solve(np.ones(1, bool), backward=backward)
+    return value[0], error[0]
+
+
+@pytest.mark.parametrize("theorem", COMPOSED)
+def test_composed_steps_agree_with_another_program(theorem):
+    (make, *given), steps, *expected = COMPOSED[theorem]
+    kind = ReplacedPeopleLoss if len(expected) == 1 else PeopleLoss
+    for backward, value in enumerate(expected):
+        found, error = composed(make(kind, *given), steps, backward=bool(backward))
+        assert found == pytest.approx(value, rel=1e-10)
+        assert error < 1e-6
+
+
+OMNIGLOT = 192, 1 / 24, 1 - 0.9**5
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        frames(PeopleLoss, *OMNIGLOT, 1 / 34.180847),
+        frames(ReplacedPeopleLoss, *OMNIGLOT, 1 / 68.099373),
+        exchanged(PeopleLoss, 1 / 24, reached(192, OMNIGLOT[2]), 1 / 34.313179),
+    ],
+)
+def test_a_person_of_omniglot(loss):
+    question, run = EpsilonAt(np.log([1e-5])), Run((loss,), (np.array([300.0]),))
+    answer = exact_answer(question, run, certify=False)
+    assert answer.value == pytest.approx(8.0, abs=3e-7)
+    assert answer.error < 1e-6
+
+
+@pytest.mark.parametrize(
+    "loss, steps",
+    [
+        (frames(PeopleLoss, 20, 0.05, 0.1, 1.0), 1000.0),
+        (exchanged(PeopleLoss, 0.5, reached(20, 0.02), 1.0), 50.0),
+        (exchanged(ReplacedPeopleLoss, 0.05, reached(4, 0.1), 1.0), 1e6),
+        (people(PeopleLoss, 0.05, 1.0, 1.0, [20], [1.0]), 100.0),
+    ],
+)
+@pytest.mark.slow
+def test_exact_answers_are_within_certified_ends(loss, steps):
+    question, run = EpsilonAt(np.log([1e-5])), Run((loss,), (np.array([steps]),))
+    low, high = pld_bounds(question, run)
+    answer = exact_answer(question, run, certify=False)
+    assert low - 1e-9 <= answer.value <= high + 1e-9
+    assert answer.error < 1e-6 * answer.value
+    assert high < 1.001 * low
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_side_by_side(kind):
+    one, other = frames(kind, 5, 0.1, 0.3, 0.7), frames(kind, 5, 0.2, 0.4, 0.5)
+    both = kind.stack([one.kept_in_range(), other.kept_in_range()])
+    both = both.map(lambda a: a.reshape(-1))
+    counts = np.array([50.0, 20.0])
+    question = DeltaAt(np.array([2.0, 3.0]))
+    found = exact_answer(question, Run((both,), (counts,)), certify=False).value
+    for i, loss in enumerate((one, other)):
+        run = Run((loss,), (counts[i : i + 1],))
+        alone = exact_answer(DeltaAt(question.target[i : i + 1]), run, certify=False)
+        assert found[i] == pytest.approx(alone.value[0], rel=1e-9)
+
+
+def test_nobody_loses_nothing():
+    nobody = people(PeopleLoss, 0.3, 1.0, 0.5, [0], [1.0])
+    assert nobody.loses_nothing.all()
+    assert frames(PeopleLoss, 5, 0.0, 0.3, 0.5).loses_nothing.all()
+    assert people(ReplacedPeopleLoss, 0.3, 1.0, np.inf, [3], [1.0]).is_unprotected.all()

@@ -1,0 +1,404 @@
+"""Answers about people: reference values, the least of several theorems, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.integrate import quad
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
+from jaxdp_episodic.accountant.questions.worst_path import answer
+
+W, P = jde.WithoutReplacement, jde.Poisson
+Bounds = jde.PersonBounds
+DIRECTIONS = ("forward", "backward")
+TWO_OF_TWENTY = W("example", size=2, population=20)
+
+
+def units(rate: Any, chance: Any, **fields: Any) -> dict[str, Any]:
+    """Five units by coins, each of which holds the person with a chance of its own."""
+    design = jde.MultistageSampling(
+        P("class", sampling_probability=rate), P("example", sampling_probability=chance)
+    )
+    people = Bounds(examples=1, classes=5)
+    return {"sampling": design, "people": people, "clip_unit": "class"} | fields
+
+
+def grouped(episodes: Any) -> dict[str, Any]:
+    design = jde.GroupedClasses(
+        num_classes=23, ways=5, episodes=episodes, examples=TWO_OF_TWENTY
+    )
+    return {"sampling": design, "people": Bounds(examples=1, classes=12)}
+
+
+def independent(classes: int) -> dict[str, Any]:
+    each = jde.MultistageSampling(W("class", size=5, population=20), TWO_OF_TWENTY)
+    design = jde.IndependentEpisodes(each, num_episodes=4)
+    return {"sampling": design, "people": Bounds(examples=1, classes=classes)}
+
+
+def blocks(sampling: Any = None, **fields: Any) -> dict[str, Any]:
+    design = jde.PeopleBlocks(
+        num_people=20,
+        people_per_block=4,
+        episodes=fields.pop("episodes", P("episode", sampling_probability=0.25)),
+        sampling=sampling,
+        **fields,
+    )
+    people = None if sampling is None else Bounds(examples=1, classes=5)
+    return {"sampling": design, "people": people}
+
+
+AMONG_SLOTS = jde.MultistageSampling(
+    P("class", sampling_probability=1.0), W("example", size=2, population=4)
+)
+TEN = {
+    "sampling": P("example", sampling_probability=0.05),
+    "people": Bounds(examples=10),
+}
+THREE_OF_TEN = {
+    "sampling": jde.MultistageSampling(
+        W("class", size=3, population=10), W("example", size=1, population=2)
+    ),
+    "people": Bounds(examples=1, classes=4),
+    "clip_unit": "class",
+}
+
+
+def person(fields: dict[str, Any], relation: str, noise: Any) -> jde.GaussianStep:
+    return jde.GaussianStep(
+        **fields,
+        noise_multiplier=noise,
+        privacy_unit="person",
+        neighboring_relation=relation,
+    )
+
+
+# Design, noise; relation -> single step at epsilon 1 forward and backward, or steps and
+# their epsilon at delta 1e-5. Values by another implementation of the same theorems
+# (quadrature and contours of its own, checked against dp-accounting), 10 digits.
+ZERO, REPLACE = "zero_out", "replace_one"
+SINGLE = [
+    (TEN, 2.0, ZERO, 0.0018893884273744864, 0.0),  # M
+    (TEN, 2.0, "add_remove", 0.0018893884273744864, 0.0),
+    (TEN, 2.0, REPLACE, 0.00824252411090727, 0.00824252411090727),
+    (units(0.1, 0.3), 1.5, ZERO, 5.3185778439621655e-05, 0.0),  # A
+    (units(0.1, 0.3), 1.5, REPLACE, 0.0001155468292963423, 0.0001155468292963423),
+    (units(0.8, 0.2), 3.0, ZERO, 0.0037234405290448524, 0.00041801754682926516),
+    (independent(12), 4.0, ZERO, 0.0043502005466598825, 0.0024959394067635655),  # 1
+    (independent(20), 4.0, REPLACE, 0.10392944802341421, 0.10392944802341421),
+    (THREE_OF_TEN, 3.0, ZERO, 0.0025117946145128854, 0.0007761392748451838),
+    (THREE_OF_TEN, 3.0, "add_remove", 0.018451903162905663, 0.018451903162905663),
+    (blocks(), 2.0, ZERO, 1.3774702715730637e-06, 0.0),  # 6
+    (blocks(AMONG_SLOTS), 2.0, ZERO, 1.1081617568468259e-06, 0.0),
+    (blocks(AMONG_SLOTS), 2.0, "add_remove", 1.8672069261694592e-05, None),
+]
+COMPOSED = [
+    (TEN, 2.0, ZERO, 100, 16.122774820258027),
+    (TEN, 2.0, REPLACE, 100, 31.501215594103197),
+    (units(0.1, 0.3), 1.5, ZERO, 100, 6.008220408817204),
+    (units(0.1, 0.3), 1.5, "add_remove", 100, 10.167336025998857),
+    (units(0.8, 0.2), 3.0, ZERO, 100, 19.542402318919),
+    (independent(20), 4.0, ZERO, 50, 20.678105362626166),
+    (THREE_OF_TEN, 3.0, REPLACE, 50, 24.739359618702824),
+    (blocks(), 2.0, "add_remove", 50, 8.446689932374145),
+    (blocks(AMONG_SLOTS), 2.0, ZERO, 50, 4.303415599521158),
+]
+
+
+@pytest.mark.parametrize(("fields", "noise", "relation", "forward", "backward"), SINGLE)
+def test_single_steps(fields, noise, relation, forward, backward) -> None:  # noqa: ANN001
+    step = person(fields, relation, noise)
+    found = jde.privacy_profile(step, 1.0, direction="forward")
+    assert found == pytest.approx(forward, rel=1e-9)
+    if backward is not None:
+        found = jde.privacy_profile(step, 1.0, direction="backward")
+        assert found == pytest.approx(backward, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize(("fields", "noise", "relation", "steps", "value"), COMPOSED)
+def test_composed_steps(fields, noise, relation, steps, value) -> None:  # noqa: ANN001
+    step = person(fields, relation, noise)
+    run = {"num_steps": steps, "delta": 1e-5}
+    assert jde.epsilon(step, **run) == pytest.approx(value, rel=1e-8)
+    assert jde.epsilon(step, **run, method="rdp") >= value
+
+
+def test_the_partition_is_averaged_where_it_is_fresh() -> None:
+    """Theorem 2 with the law of |R| averaged over partitions; its own two values."""
+    coins = grouped(P("episode", sampling_probability=0.25))
+    for relation, value in ((ZERO, 5.978556417489636), (REPLACE, 10.49507042846714)):
+        step = person(coins, relation, 2.0)
+        _, hiding_units = dominating_pairs(step)
+        run = jde.compose((step, 50))
+        assert jde.epsilon(run, delta=1e-5) <= value * (1 + 1e-9)
+        alone = of_pair(hiding_units, 50, EpsilonAt(np.log(np.asarray(1e-5))))
+        assert alone == pytest.approx(value, rel=1e-8)
+
+
+def of_pair(pair: Any, count: float, question: Question) -> np.ndarray:
+    """The answer of one of the pairs alone."""
+    run = Run((pair,), (np.array([float(count)]),))
+    return answer(question, (run,), "exact").value
+
+
+def test_the_least_of_the_theorems_counts_setting_by_setting() -> None:
+    """At p = 0.8 Theorem A is less, at p = 1 and r = 0.1 Theorem 2."""
+    step = person(units([0.8, 1.0], [0.2, 0.1]), ZERO, 3.0)
+    pairs = dominating_pairs(step)
+    question = EpsilonAt(np.log(np.full(2, 1e-5)))
+    each = np.stack([of_pair(pair, 10, question) for pair in pairs])
+    assert each.argmin(axis=0).tolist() == [0, 1]
+    found = jde.epsilon(step, num_steps=10, delta=1e-5)
+    np.testing.assert_allclose(found, each.min(axis=0), rtol=1e-12)
+    deltas = np.stack([of_pair(p, 10, DeltaAt(np.full(2, 3.0))) for p in pairs])
+    least = np.exp(deltas.min(axis=0))
+    np.testing.assert_allclose(jde.delta(step, num_steps=10, epsilon=3.0), least)
+    # Composed, the same theorem goes through the whole run.
+    run = jde.compose((step, 4), (step, 6))
+    np.testing.assert_allclose(jde.epsilon(run, delta=1e-5), found, rtol=1e-9)
+    profiles = [jde.privacy_profile(step, 1.0, direction=d) for d in DIRECTIONS]
+    np.testing.assert_array_equal(jde.privacy_profile(step, 1.0), np.max(profiles, 0))
+
+
+@pytest.mark.slow
+def test_searches_and_intervals_take_the_least_as_well() -> None:
+    step = person(units([0.8, 1.0], [0.2, 0.1]), ZERO, 3.0)
+    run = {"num_steps": 10, "delta": 1e-5}
+    found = jde.epsilon(step, **run)
+    low, high = jde.epsilon_interval(step, **run)
+    assert np.all((low <= found) & (found <= high) & (high < found * 1.001))
+    noise = jde.calibrate_noise_multiplier(step, epsilon=found, **run)
+    np.testing.assert_allclose(noise, 3.0, rtol=1e-6)
+    by_renyi = jde.calibrate_noise_multiplier(
+        step, epsilon=jde.epsilon(step, **run, method="rdp"), **run, method="rdp"
+    )
+    np.testing.assert_allclose(by_renyi, 3.0, rtol=1e-6)
+    steps = jde.calibrate_num_steps(step, epsilon=found * 1.0001, delta=1e-5)
+    assert steps.tolist() == [10, 10]
+    rate = jde.calibrate_rate(step, level="class", epsilon=found * 1.0001, **run)
+    np.testing.assert_allclose(rate, [0.8, 1.0], rtol=1e-2)
+
+
+OMNIGLOT = {
+    ("zero_out", 964): 34.180847,
+    ("replace_one", 964): 68.099373,
+    ("zero_out", "blocks"): 8.340889,
+    ("add_remove", "blocks"): 16.629135,
+    ("zero_out", "many"): 0.490606,
+    ("replace_one", "many"): 0.499577,
+}
+
+
+@pytest.mark.parametrize(
+    ("relation", "kind"),
+    [
+        pytest.param(*row, marks=[pytest.mark.slow] * (row[1] == 964))
+        for row in OMNIGLOT
+    ],
+)
+def test_noise_of_a_person_in_omniglot(relation: str, kind: Any) -> None:
+    """Epsilon 8 at delta 1e-5 after 300 steps of 8 episodes."""
+    if kind == 964:
+        design = jde.GroupedClasses(
+            num_classes=964,
+            ways=5,
+            episodes=P("episode", sampling_probability=1 / 24),
+            examples=TWO_OF_TWENTY,
+        )
+        fields = {"sampling": design, "people": Bounds(examples=1, classes=964)}
+    else:
+        people, each, rate = (20, 2, 0.8) if kind == "blocks" else (20_000, 20, 0.008)
+        design = jde.PeopleBlocks(
+            num_people=people,
+            people_per_block=each,
+            episodes=P("episode", sampling_probability=rate),
+        )
+        fields = {"sampling": design, "people": None}
+    noise = jde.calibrate_noise_multiplier(
+        person(fields, relation, 1.0), epsilon=8.0, delta=1e-5, num_steps=300
+    )
+    assert noise == pytest.approx(OMNIGLOT[relation, kind], rel=1.5e-6)
+
+
+@pytest.mark.parametrize("relation", [ZERO, REPLACE, "add_remove"])
+def test_who_has_one_example_costs_what_an_example_does(relation: str) -> None:
+    fields = grouped(P("episode", sampling_probability=0.25))
+    fields["people"] = Bounds(examples=1, classes=1)
+    step = person(fields, relation, 1.5)
+    example = dataclasses.replace(step, privacy_unit="example", people=None)
+    run = {"num_steps": 50, "delta": 1e-5}
+    assert jde.epsilon(step, **run) == jde.epsilon(example, **run)
+
+
+def test_larger_bounds_never_cost_less() -> None:
+    """Through the switch from averaged partitions to every class."""
+    fields = grouped(P("episode", sampling_probability=0.25))
+    fields["people"] = Bounds(examples=1, classes=np.arange(1, 24, 4))
+    found = jde.epsilon(person(fields, ZERO, 2.0), num_steps=50, delta=1e-5)
+    assert np.all(np.diff(found) >= 0) and found[0] < found[2] < found[-1]
+    fields["people"] = Bounds(examples=[1, 2, 19, 30], classes=2)
+    found = jde.epsilon(person(fields, ZERO, 2.0), num_steps=50, delta=1e-5)
+    assert np.all(np.diff(found[:3]) > 0) and found[2] == found[3]
+
+
+def test_small_classes_of_a_population_count() -> None:
+    fields = grouped(P("episode", sampling_probability=0.25))
+    sizes = [20] * 22 + [4]
+    step = person(fields, ZERO, 2.0)
+    tree = dataclasses.replace(step, population=jde.Population.from_sizes(sizes))
+    four = dataclasses.replace(
+        step, sampling=step.design.with_scheme(W("example", size=2, population=4))
+    )
+    run = {"num_steps": 50, "delta": 1e-5}
+    assert jde.epsilon(tree, **run) == jde.epsilon(four, **run)
+    assert tree.num_protected_units is None
+
+
+def hockey_stick(weights: np.ndarray, g: float, shift: float, sign: float) -> float:
+    """``H_g`` of a mixture of ``N(j shift)`` against its mirror image, or N(0)."""
+
+    def density(x: float, side: float) -> float:
+        means = side * shift * np.arange(len(weights))
+        return float(weights @ stats.norm.pdf(x - means))
+
+    def excess(x: float) -> float:
+        other = density(x, -1.0) if sign < 0 else stats.norm.pdf(x)
+        return max(density(x, 1.0) - g * other, 0.0)
+
+    return quad(excess, -20, 60, limit=500, epsabs=1e-13)[0]
+
+
+def nested(top: Any, size: int = 8) -> jde.MultistageSampling:
+    return jde.MultistageSampling(
+        top, P("example", sampling_probability=0.2, population=size)
+    )
+
+
+@pytest.mark.parametrize("relation", [ZERO, "add_remove"])
+def test_users_whose_examples_are_clipped_one_by_one(relation: str) -> None:
+    """The mixture of the number that is drawn, with the user's own coin."""
+    step = jde.GaussianStep(
+        nested(P("user", sampling_probability=0.05)),
+        noise_multiplier=2.0,
+        clip_unit="example",
+        privacy_unit="user",
+        neighboring_relation=relation,
+    )
+    run = {"num_steps": 500, "delta": 1e-5}
+    assert jde.epsilon(step, **run) == pytest.approx(9.7166189, rel=1e-7)
+    weights = 0.05 * stats.binom.pmf(np.arange(9), 8, 0.2)
+    weights[0] += 0.95
+    expected = hockey_stick(weights, math.e, 0.5, 1.0)
+    assert jde.privacy_profile(step, 1.0) == pytest.approx(expected, rel=1e-8)
+    # One example of a user's: the user's own coin times it.
+    one = dataclasses.replace(step, sampling=nested(step.design.schemes[0], 1))
+    flat = jde.GaussianStep(P("user", sampling_probability=0.01), noise_multiplier=2.0)
+    assert jde.epsilon(one, **run) == pytest.approx(jde.epsilon(flat, **run))
+
+
+@pytest.mark.parametrize(
+    "top", [P("user", sampling_probability=0.3), W("user", size=3, population=10)]
+)
+def test_users_whose_examples_are_replaced(top: Any) -> None:
+    """What is drawn of users is seen, or all their examples are taken to be drawn."""
+    step = jde.GaussianStep(
+        nested(top),
+        noise_multiplier=20.0,
+        clip_unit="example",
+        privacy_unit="user",
+        neighboring_relation=REPLACE,
+    )
+    weights = stats.binom.pmf(np.arange(9), 8, 0.2)
+    profiles = [
+        0.3 * hockey_stick(weights, math.exp(0.1), 1 / 20, -1.0),
+        float(jde.privacy_profile(whole(step), 0.1)),
+    ]
+    assert jde.privacy_profile(step, 0.1) == pytest.approx(min(profiles), rel=1e-7)
+
+
+def whole(step: jde.GaussianStep) -> jde.GaussianStep:
+    """The same where all examples of a drawn user are drawn."""
+    user = step.design.schemes[0]
+    both = jde.MultistageSampling(user, W("example", size=8, population=8))
+    return dataclasses.replace(step, sampling=both)
+
+
+def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
+    """Two units in an epoch of two steps: bounds of the note, above the exact pair."""
+    step = person(
+        {
+            "sampling": jde.RandomAllocation("example", steps_per_epoch=2),
+            "people": Bounds(examples=2),
+        },
+        ZERO,
+        2.0,
+    )
+    found = jde.delta(step, num_steps=2, epsilon=[0.5, 1.0])
+    bound = [0.1382328123356562, 0.049913346635927745]
+    np.testing.assert_allclose(found, bound, rtol=1e-6)
+    assert np.all(found > [0.1309859938526774, 0.044816685366895724])
+    # A single step of it is one of coins.
+    coins = dataclasses.replace(step, sampling=P("example", sampling_probability=0.5))
+    run = {"num_steps": 1, "delta": 1e-5}
+    assert jde.epsilon(step, **run) == pytest.approx(jde.epsilon(coins, **run))
+    both = dataclasses.replace(
+        step, sampling=jde.ShuffledEpochs("example", steps_per_epoch=2)
+    )
+    gaussian = stats.norm.cdf(0.5 - 1) - math.e * stats.norm.cdf(-0.5 - 1)
+    assert jde.delta(both, num_steps=1, epsilon=1.0) == pytest.approx(gaussian)
+
+
+def test_an_epoch_of_blocks_costs_a_person_no_more_than_its_whole_episode() -> None:
+    epochs = {"episodes": jde.RandomAllocation("episode", steps_per_epoch=4)}
+    run = {"num_steps": 40, "delta": 1e-5}
+    among_slots = person(blocks(AMONG_SLOTS, **epochs), ZERO, 2.0)
+    made_anyhow = person(blocks(**epochs), ZERO, 2.0)
+    assert jde.epsilon(among_slots, **run) <= jde.epsilon(made_anyhow, **run)
+
+
+def test_other_questions_are_answered_or_refused_by_name() -> None:
+    step = person(units(0.8, 0.2), ZERO, 3.0)
+    run = {"num_steps": 100, "delta": 1e-5}
+    value, gradient = jde.epsilon_and_gradient(step, **run)
+    above, below = (
+        jde.epsilon(dataclasses.replace(step, noise_multiplier=noise), **run)
+        for noise in (3.003, 2.997)
+    )
+    slope = (above - below) / 0.006
+    assert gradient["noise_multiplier"] == pytest.approx(slope, rel=1e-4)
+    with pytest.raises(NotImplementedError, match="covers 'noise_multiplier' only"):
+        jde.epsilon_and_gradient(step, **run, wrt=("num_steps",))
+    curve = jde.rdp(step, [2.0, 8.0])
+    assert np.all(np.diff(curve) > 0)
+    rate = jde.true_positive_rate(step, num_steps=1, false_positive_rate=0.1)
+    assert 0.1 < rate < jde.advantage(step, num_steps=1) + 0.1
+    report = jde.privacy_report(step, **run)
+    assert report.epsilon == value and list(report.epsilon_by_level) == [
+        "person",
+        "class",
+        "example",
+    ]
+    assert "classes at most 5" in " ".join(report.preconditions)
+
+
+def test_no_event_says_that_a_person_is_one_example() -> None:
+    design = jde.IndependentEpisodes(W("example", size=1, population=9), num_episodes=4)
+    step = person({"sampling": design, "people": Bounds(examples=3)}, REPLACE, 2.0)
+    with pytest.raises(NotImplementedError, match="person"):
+        to_dp_event(step)
+
+
+def test_more_units_than_can_be_summed_are_refused() -> None:
+    step = person(TEN | {"people": Bounds(examples=10**6)}, ZERO, 2.0)
+    with pytest.raises(NotImplementedError, match="more than 20,000 clip units"):
+        jde.epsilon(step, num_steps=1, delta=1e-5)

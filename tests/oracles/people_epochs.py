@@ -1,0 +1,166 @@
+"""Epochs by random allocation in which a person is in several episodes, on a grid.
+
+Each of m episodes is put into one of t steps; it holds the person with some chance,
+drawn once an epoch. A contribution may depend on the step, and in later steps on the
+sign of the first release: the reaction that Theorem 5 allows. Releases are integrated
+over all steps by the trapezoidal rule.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_REACH = 5.0
+REGIONS = 2
+
+
+class Epoch(NamedTuple):
+    """All placements and contents of an epoch, with their chances.
+
+    `bins` and `columns` are (cases, m): the step of each episode, and which row of the
+    table of contributions it has: 2i where it holds the person, 2i + 1 where not.
+    """
+
+    steps: int
+    bins: np.ndarray
+    columns: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def num_columns(self) -> int:
+        """Of episodes with and without the person."""
+        return 2 * self.bins.shape[1]
+
+
+def epoch(steps: int, contents: dict[tuple[bool, ...], float]) -> Epoch:
+    """`contents`: the chance of each answer to which episodes hold the person."""
+    number = len(next(iter(contents)))
+    bins, columns, weights = [], [], []
+    for placed in itertools.product(range(steps), repeat=number):
+        for held, chance in contents.items():
+            bins.append(placed)
+            columns.append([2 * i + (not held[i]) for i in range(number)])
+            weights.append(chance / steps**number)
+    return Epoch(steps, np.array(bins), np.array(columns), np.array(weights))
+
+
+def independent_contents(rates: Sequence[float]) -> dict[tuple[bool, ...], float]:
+    """Every episode holds the person with its own chance."""
+    found = {}
+    for held in itertools.product((True, False), repeat=len(rates)):
+        chance = np.prod([r if h else 1 - r for h, r in zip(held, rates, strict=True)])
+        if chance > 0:
+            found[held] = float(chance)
+    return found
+
+
+def density(design: Epoch, table: np.ndarray, s: float, axis: np.ndarray) -> np.ndarray:
+    """Of all releases, on the grid axis^t; `table` is (columns, t, regions)."""
+    placed = design.bins[..., None] == np.arange(design.steps)
+    means = s * np.einsum("nit,nitr->ntr", placed, table[design.columns])
+    bells = np.exp(-((axis - means[..., None]) ** 2) / 2) * _width(axis)
+    total = np.zeros(())
+    for region in range(REGIONS):
+        first = bells[:, 0, 0] * ((axis >= 0) == region) * design.weights[:, None]
+        later = bells[:, 1, region]
+        for step in range(2, design.steps):
+            later = np.einsum("nx,ny->nxy", later, bells[:, step, region])
+            later = later.reshape(len(later), -1)
+        total = total + first.T @ later
+    return total
+
+
+def _width(axis: np.ndarray) -> float:
+    return float((axis[1] - axis[0]) / np.sqrt(2 * np.pi))
+
+
+def grid(design: Epoch, s: float, spacing: float) -> np.ndarray:
+    """An axis that holds every release; its points stay off the border at 0."""
+    high = _REACH + s * design.bins.shape[1]
+    return spacing * (
+        np.arange(-np.ceil(high / spacing), np.ceil(high / spacing)) + 0.5
+    )
+
+
+def other_world(table: np.ndarray, relation: str, replaced: np.ndarray) -> np.ndarray:
+    """What the episodes contribute without the person, or with other data of hers."""
+    other = table.copy()
+    other[::2] = 0.0 if relation == "zero_out" else replaced[::2]
+    return other
+
+
+def masses(design: Epoch, tables, s: float, g: np.ndarray, axis: np.ndarray):
+    """H_g of the first table's releases against the second's, and of these."""
+    one, two = (density(design, table, s, axis) for table in tables)
+    return tuple(
+        np.array([np.maximum(a - each * b, 0.0).sum() for each in g])
+        for a, b in ((one, two), (two, one))
+    )
+
+
+def claim(design: Epoch, relation: str, s: float, g: np.ndarray, axis: np.ndarray):
+    """Theorem 5(a), given how many episodes hold the person: all contribute alike."""
+    number = design.bins.shape[1]
+    law = np.zeros(number + 1)
+    np.add.at(law, (design.columns % 2 == 0).sum(axis=1), design.weights)
+    total = np.zeros((2, len(g)))
+    for held in range(1, number + 1):
+        alike = epoch(design.steps, {(True,) * held: 1.0})
+        up = np.ones((alike.num_columns, design.steps, REGIONS))
+        pair = up, other_world(up, relation, -up)
+        total += law[held] * np.array(masses(alike, pair, s, g, axis))
+    return total[0], total[1]
+
+
+Tables = tuple[np.ndarray, np.ndarray]
+
+
+def attack(
+    rng: np.random.Generator,
+    design: Epoch,
+    relation: str,
+    s: float,
+    g: float,
+    *,
+    sign: int,
+) -> Tables:
+    """Contributions of both worlds that tell most; sign -1 is backward.
+
+    Coordinate ascent over -1, -1/2, 0, 1/2, 1, from the worst case and from random.
+    """
+    shape = (design.num_columns, design.steps, REGIONS)
+    starts = [
+        (np.ones(shape), -np.ones(shape)),
+        tuple(rng.integers(-1, 2, shape).astype(float) for _ in range(2)),
+    ]
+    axis, ratio = grid(design, s, 0.5 if design.steps > 2 else 0.3), np.array([g])
+
+    def worlds(start: Tables) -> Tables:
+        return start[0], other_world(start[0], relation, start[1])
+
+    def mass(start: Tables) -> float:
+        return float(masses(design, worlds(start), s, ratio, axis)[sign < 0][0])
+
+    return worlds(max((_ascended(start, relation, mass) for start in starts), key=mass))
+
+
+def _ascended(start: Tables, relation: str, mass: Callable[[Tables], float]) -> Tables:
+    """One sweep over all contributions, in place."""
+    score = mass(start)
+    for table, place in itertools.product(start, np.ndindex(start[0].shape)):
+        unused = table is start[1] and (relation == "zero_out" or place[0] % 2 == 1)
+        # The first release reacts to nothing.
+        if unused or (place[1] == 0 and place[2] > 0):
+            continue
+        kept = table[place]
+        for trial in (-1.0, -0.5, 0.0, 0.5, 1.0):
+            table[place] = trial
+            reached = mass(start)
+            if reached > score:
+                score, kept = reached, trial
+        table[place] = kept
+    return start

@@ -1,0 +1,402 @@
+"""Private statistics of people: whatever one of them has, sums move by what is said.
+
+Small tables, every person, every order that pairs can be drawn in: of all orders with
+and without her some coupling must move no sum by more than the stated sensitivity.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+import jaxdp_episodic as jde
+from jaxdp_episodic import PersonBounds
+from jaxdp_episodic.trainer.config.training_start import (
+    StartConfig,
+    contribution_norm,
+    statistics_steps,
+)
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.statistics.mixed import MixedModel
+from jaxdp_episodic.trainer.statistics.plda import Start
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+from jaxdp_episodic.trainer.statistics.terms import Contributors, Terms
+from jaxdp_episodic.trainer.statistics.whole_rows import PRODUCT_STEPS
+
+RNG = np.random.default_rng(0)
+BOUNDS = PersonBounds(classes=2, examples=2)
+# Of each person the class of each example, two classes of four and three examples:
+# somebody has two in one, somebody has one in all.
+PLACES = {0: [0, 0, 1], 1: [0, 1], 2: [1], 3: [0]}
+SLOTS = 4
+SQUARES = {"zero_out": (1, 1), "add_remove": (1, 2), "replace_one": (2, 2)}
+LEARNED = {
+    "plda": Start(
+        np.float32([0, 0.2, 0]), np.float32(4), np.diag(np.float32([1, 2, 3])), None
+    ),
+    "mixed": MixedModel(powers=1)
+    .initial(3)
+    ._replace(coefficients=np.float32([0.1, 0.3, 0, 0])),
+}
+
+
+def table(people):
+    """Of persons' rows, ``{person: [(class, features and target), ...]}``."""
+    rows = [(c, p, *x) for p, own in people.items() for c, x in own]
+    classes, owners, *columns = map(np.array, zip(*rows, strict=True))
+    features, targets = np.stack(columns[:-1], axis=1), columns[-1]
+    return ExampleTable.from_records(
+        np.float32(features), targets, units={"class": classes}, owners=owners
+    )
+
+
+def content(places=None, rng=RNG):
+    places = PLACES if places is None else places
+    return {
+        p: [(c, rng.normal(size=4).clip(-1, 1)) for c in own]
+        for p, own in places.items()
+    }
+
+
+def alike(places=None):
+    """All of a person's rows are equal, so that they add up."""
+    return {p: [(c, own[0][1]) for c, _ in own] for p, own in content(places).items()}
+
+
+def statistics(people, kind="plda", pairs="class", relation="zero_out", bounds=BOUNDS):
+    config = StartConfig(kind=kind, pairs=pairs, powers=1, num_people=SLOTS)
+    return PrivateStatistics(
+        table(people),
+        config,
+        privacy_unit="person",
+        neighboring_relation=relation,
+        slots=SLOTS,
+        people=bounds,
+    )
+
+
+class Order:
+    """In place of a generator: orders one after the other."""
+
+    def __init__(self, order):
+        self.order = order
+
+    def permutation(self, number):
+        return np.array(self.order[:number])
+
+    def random(self, number):
+        return np.concatenate(self.order)[:number]
+
+
+def sums(own, name):
+    """Every sum of a statistic, by its bytes, and how many of the orders make it."""
+    state = LEARNED["plda" if own._mixed is None else "mixed"]
+    if name != "pairs":
+        total = own._total(name, state, own._who.examples())
+        return {total.tobytes(): (total, 1)}
+    who, pairings = own._who, Counter()
+    if who.couples:
+        orders = itertools.permutations(range(who.slots or who.number))
+    else:
+        slots = who.sizes if who.slots is None else [who.slots] * len(who.sizes)
+        each = [list(itertools.permutations(range(size))) for size in slots]
+        orders = itertools.product(*each)
+    terms_of = {}
+    for order in orders:
+        terms = own._terms("pairs", Order(order))
+        both = np.sort(np.stack(terms.rows), axis=0)
+        key = both[:, np.lexsort(both)].tobytes()  # which pairs, in whatever order
+        pairings[key] += 1
+        terms_of[key] = terms
+    found = {}
+    for key, terms in terms_of.items():
+        total = own._total("pairs", state, terms)
+        before = found.get(total.tobytes(), (total, 0))[1]
+        found[total.tobytes()] = total, before + pairings[key]
+    return found
+
+
+def is_coupled(ones, others, most):
+    """Whether orders can be matched such that no two sums are farther than the root."""
+    totals = [sum(n for _, n in side.values()) for side in (ones, others)]
+    whole = math.lcm(*totals)
+    numbers = [
+        [n * whole // total for _, n in side.values()]
+        for side, total in zip((ones, others), totals, strict=True)
+    ]
+    unit = math.gcd(*itertools.chain(*numbers))
+    rows, columns = (
+        [
+            x
+            for (x, _), n in zip(side.values(), each, strict=True)
+            for _ in range(n // unit)
+        ]
+        for side, each in zip((ones, others), numbers, strict=True)
+    )
+    near = [[distance(a, b) <= most * PRODUCT_STEPS**2 for b in columns] for a in rows]
+    return bool((maximum_bipartite_matching(csr_matrix(near)) >= 0).all())
+
+
+def distance(one, other):
+    """The squared distance of two sums, which does not overflow."""
+    return sum(int(d) ** 2 for d in (one - other).ravel())
+
+
+def neighbours(people, person, relation, instead=()):
+    """Tables that may stand beside one: without a person, or with other content."""
+    if relation != "replace_one":
+        return [{p: own for p, own in people.items() if p != person}]
+    turned = [(c, np.roll(x, 1) * [1, 1, 1, -1]) for c, x in people[person]]
+    return [{**people, person: own} for own in instead or [turned]]
+
+
+def holds(people, kind, pairs, relation, names, *, least=1.0, bounds=BOUNDS, **more):
+    """Whether every person moves every sum by what is stated, or less.
+
+    ``least``: by that part of the square of it.
+    """
+    own = statistics(people, kind, pairs, relation, bounds)
+    all_sums = {name: sums(own, name) for name in names}
+    for person in people:
+        for other in neighbours(people, person, relation, **more):
+            beside = statistics(other, kind, pairs, relation, bounds)
+            for name in names:
+                most = least * SQUARES[relation][name == "pairs"]
+                if not is_coupled(all_sums[name], sums(beside, name), most):
+                    return False
+    return True
+
+
+@pytest.mark.parametrize("relation", SQUARES)
+@pytest.mark.parametrize("pairs", ["class", "people"])
+@pytest.mark.parametrize("kind", ["plda", "mixed"])
+def test_nobody_moves_a_sum_by_more_than_is_stated(kind, pairs, relation):
+    names = ("mean", "all", "pairs") if kind == "plda" else ("all", "pairs")
+    assert holds(content(), kind, pairs, relation, names)
+    assert holds(alike(), kind, pairs, relation, names)
+
+
+@pytest.mark.parametrize("relation", SQUARES)
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [("mean", "class"), ("all", "class"), ("pairs", "class"), ("pairs", "people")],
+)
+def test_somebody_moves_it_nearly_as_far(name, pairs, relation):
+    """The first of three who are in both classes, far from the two others."""
+    rows = np.array([[0, 0, 1, 0], [1, 0.01, 0, 0], [1, -0.01, 0, 0]])
+    people = {p: [(0, rows[p]), (1, rows[p])] for p in range(3)}
+    others = np.array([1, 0.03, 0, 0]), -rows[0]
+    more = {
+        "bounds": PersonBounds(classes=2, examples=1),
+        "instead": [[(0, row), (1, row)] for row in others],
+    }
+    assert holds(people, "plda", pairs, relation, (name,), **more)
+    assert not holds(people, "plda", pairs, relation, (name,), least=0.99, **more)
+
+
+@pytest.mark.parametrize("relation", SQUARES)
+@pytest.mark.parametrize("pairs", ["class", "people"])
+def test_the_accountant_is_told_how_far(pairs, relation):
+    config = StartConfig(pairs=pairs, mean=0.2, within=(0.3,), total=0.5)
+    steps = statistics_steps(
+        ("class", "example"),
+        config,
+        privacy_unit="person",
+        neighboring_relation=relation,
+    )
+    squares = [SQUARES[relation][place == 1] for place in range(3)]
+    for step, square in zip(steps, squares, strict=True):
+        noise = 1.3 * contribution_norm(step)  # what is added
+        plain = jde.GaussianStep(
+            jde.Poisson("one", sampling_probability=1.0),
+            noise_multiplier=noise / math.sqrt(square),
+        )
+        step = dataclasses.replace(step, noise_multiplier=1.3)
+        found = jde.epsilon(step, num_steps=1, delta=1e-5)
+        assert found == pytest.approx(
+            jde.epsilon(plain, num_steps=1, delta=1e-5), rel=1e-9
+        )
+
+
+# --- What must not pass ---
+
+
+def each_by_itself(terms):
+    return Terms(terms.rows, np.ones_like(terms.shares))
+
+
+def not_as_one(terms):
+    return Terms(terms.rows, terms.shares, np.arange(len(terms.shares)))
+
+
+FAULTS = {
+    "examples are clipped one by one": ("examples", each_by_itself, "class", "all"),
+    "the mean's too": ("examples", each_by_itself, "class", "mean"),
+    "a person's rows are scaled one by one": ("examples", not_as_one, "class", "all"),
+    "pairs are clipped one by one": ("pairs", each_by_itself, "class", "pairs"),
+    "couples' pairs are": ("pairs", each_by_itself, "people", "pairs"),
+    "couples' pairs are scaled one by one": ("pairs", not_as_one, "people", "pairs"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("relation", SQUARES)
+def test_a_planted_fault_is_seen(fault, relation, monkeypatch):
+    method, change, pairs, name = FAULTS[fault]
+    right = getattr(Contributors, method)
+    monkeypatch.setattr(Contributors, method, lambda *who: change(right(*who)))
+    assert not holds(alike(), "plda", pairs, relation, (name,))
+
+
+def test_own_numbers_are_no_weights_of_pairs_where_somebody_may_leave(monkeypatch):
+    """Without her other pairs stand where hers were, with the weight of others."""
+    rows = [(1, 0.01, 0, 0), (1, -0.01, 0, 0)]
+    people = {1 + i: [(i // 2, np.array(rows[i % 2]))] for i in range(6)}
+    people[0] = [(c, np.eye(4)[2]) for c in range(3)]
+    who = people, "plda", "class", "add_remove", ("pairs",)
+    assert holds(*who)
+    right = Contributors.pairs
+
+    def by_own_numbers(self, generator):
+        number = np.bincount(self.person)[self.person]
+        (first, second), _, _ = right(self, generator)
+        return Terms((first, second), np.maximum(number[first], number[second]))
+
+    monkeypatch.setattr(Contributors, "pairs", by_own_numbers)
+    assert not holds(*who)
+
+
+# --- What comes of them ---
+
+
+def many(number=60, classes=8, seed=0):
+    """People who have one example of each class, as `gaussian_classes` has."""
+    rng = np.random.default_rng(seed)
+    centers = np.c_[rng.normal(size=(classes, 2)), np.zeros((classes, 3))]
+    spread = np.array([0.05] * 4 + [1.0])
+    rows = centers + spread * rng.normal(size=(number, classes, 5))
+    owners = np.repeat(np.arange(number), classes)
+    return ExampleTable.from_records(
+        rows.reshape(-1, 5),
+        units={"class": np.tile(np.arange(classes), number)},
+        owners=owners,
+    )
+
+
+@pytest.mark.parametrize("pairs", ["class", "people"])
+def test_the_metric_of_people_finds_what_tells_classes_apart(pairs):
+    data, config = many(), StartConfig(dimensions=2, pairs=pairs, num_people=70)
+    own = PrivateStatistics(
+        data,
+        config,
+        privacy_unit="person",
+        neighboring_relation="zero_out",
+        slots=70,
+    )
+    state = own.initial()
+    for place in range(len(own.steps)):
+        key = bytes([place] * 32)
+        state = own.release(state, place, np.random.default_rng(place), key, 0.02)
+    assert float(state.count) == pytest.approx(60, rel=0.02)
+    made = np.asarray(own.table(state).features).reshape(8, 60, 2)
+    within = np.mean(np.sum((made - made.mean(axis=1, keepdims=True)) ** 2, axis=2))
+    rows = data.features.reshape(8, 60, 5)
+    rows = rows / np.linalg.norm(rows, axis=2, keepdims=True)
+    before = np.mean(np.sum((rows - rows.mean(axis=1, keepdims=True)) ** 2, axis=2))
+    assert within < 0.5 * before
+
+
+@pytest.mark.parametrize("relation", SQUARES)
+@pytest.mark.parametrize("kind", ["plda", "mixed"])
+def test_people_of_one_example_each_are_examples(kind, relation):
+    data = table(content({p: [p % 2] for p in range(7)}))
+    both = [
+        PrivateStatistics(
+            data,
+            StartConfig(kind=kind, powers=1),
+            privacy_unit=unit,
+            neighboring_relation=relation,
+            slots=5,
+            people=PersonBounds(classes=1, examples=1),
+        )
+        for unit in ("person", "example")
+    ]
+    for name in ("mean", "all", "pairs")[kind == "mixed" :]:
+        one, other = (
+            own._total(name, LEARNED[kind], own._terms(name, np.random.default_rng(3)))
+            for own in both
+        )
+        np.testing.assert_array_equal(one, other)
+        assert one.any()
+
+
+def test_couples_give_every_pair_that_they_can_and_no_other():
+    """Of three classes the first couple has 2, 1, 0 and 1, 1, 3 examples."""
+    numbers = {0: (2, 1, 0), 1: (1, 1, 3), 2: (1, 0, 1), 3: (1, 1, 1)}
+    places = {p: np.repeat(range(3), n).tolist() for p, n in numbers.items()}
+    own = statistics(content(places), pairs="people", relation="replace_one")
+    (first, second), shares, groups = own._terms("pairs", Order([1, 0, 3, 2]))
+    owners, classes = own.data.owners.codes, own.data.class_places
+    assert sorted(map(tuple, np.sort([owners[first], owners[second]], 0).T)) == [
+        (0, 1),
+        (0, 1),
+        (2, 3),
+        (2, 3),
+    ]
+    np.testing.assert_array_equal(classes[first], classes[second])
+    assert len({*first.tolist(), *second.tolist()}) == 8
+    assert shares.tolist() == [2] * 4 and np.ptp(groups[:2]) == np.ptp(groups[2:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"people": None}, "people must bound examples and classes .* got None"),
+        (
+            {"people": PersonBounds(examples=3)},
+            "people must bound examples and classes",
+        ),
+        (
+            {"people": PersonBounds(examples=1, classes=2)},
+            "people must allow for at least the 3 examples of a person .* got 2",
+        ),
+        ({"neighboring_relation": "zero_out"}, "slots must .* 4 examples in a class"),
+        (
+            {"neighboring_relation": "zero_out", "config": StartConfig(pairs="people")},
+            "start.num_people must .* the 4 people",
+        ),
+        (
+            {"privacy_unit": "example", "config": StartConfig(pairs="people")},
+            "start.pairs='people' is for privacy_unit='person'",
+        ),
+    ],
+)
+def test_bad_people(change, complaint):
+    arguments = {
+        "data": table(content()),
+        "config": StartConfig(),
+        "privacy_unit": "person",
+        "neighboring_relation": "add_remove",
+        "people": BOUNDS,
+        "slots": 3,
+        **change,
+    }
+    with pytest.raises(ValueError, match=complaint):
+        PrivateStatistics(**arguments)
+
+
+def test_nobody_knows_whose_they_are():
+    data = table(content())
+    data = ExampleTable(data.features, None, data.population)
+    with pytest.raises(ValueError, match="data must have owners"):
+        PrivateStatistics(
+            data,
+            StartConfig(),
+            privacy_unit="person",
+            neighboring_relation="replace_one",
+        )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from jaxdp_episodic.accountant.describe.designs import (
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -91,8 +90,7 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
       path: which of the distinct paths of the step's population.
 
     Raises:
-      NotImplementedError: more contributions of one unit than a table can have, or a
-        person, who may be on many paths.
+      NotImplementedError: more contributions of one unit than a table can have.
     """
     shift = 1 / float(step.noise_multiplier)
     if step.privacy_unit == PERSON:
@@ -109,8 +107,7 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
         return _grouped(step.design, rates, shift)
     if step.clip_unit == STEP:
         return _swapped(1.0, math.prod(rates), 2 * shift)
-    assert isinstance(step.design, MultistageSampling)  # blocks are of people
-    return _multistage(step, step.design, rates, shift, path)
+    return _multistage(step, cast("Any", step.design), rates, shift, path)
 
 
 def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
@@ -218,7 +215,7 @@ def _clipped(
 
 def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
     """What holds the protected unit contributes +1, or 0 where it is null; else -1."""
-    design = step.design
+    design: Any = step.design
     if isinstance(design, IndependentEpisodes):
         table = _several_episodes(design, math.prod(rates), shift)
         return table._replace(without_unit=0.5 * table.with_unit)
@@ -229,7 +226,6 @@ def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
         return _null(1.0, 1.0, float(table.weight[1]), shift)
     if step.clip_unit == STEP:
         return _null(1.0, 1.0, math.prod(rates), shift)
-    assert isinstance(design, MultistageSampling)  # blocks are of people
     clip, number = _clipped(step, design, len(rates))
     outer, rate = math.prod(rates[: clip - 1]), rates[clip - 1]
     if len(number[0]) > 1:

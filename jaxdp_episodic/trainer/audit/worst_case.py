@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     MultistageSampling,
     Poisson,
     RandomAllocation,

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from page import ASKED, PAIR
-from people import PERSON, UNATTAINED, person_audits
+from page import ASKED, PAIR, PERSON, UNATTAINED
+from people import person_audits
 from provenance import provenance
 from simulated import DELTA, Audits, epoch_cases, mechanism_cases, simulations
 

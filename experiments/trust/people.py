@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from page import PERSON, UNATTAINED
 from simulated import Audits
 
 import jaxdp_episodic as jde
@@ -17,8 +18,6 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 
 # Draws of the sampler show most where delta is large.
 DELTA = 0.1
-# Beginning of an attacker's name, and its end where no contributions reach the claim.
-PERSON, UNATTAINED = "a person", "not attained"
 CLASSES, ZERO, ONE, BOTH = 12, "zero_out", "replace_one", "add_remove"
 
 Coins, Fixed, Bins = jde.Poisson, jde.WithoutReplacement, jde.RandomAllocation
@@ -52,6 +51,12 @@ def in_classes(bound: int, copies: int = 1, each: int = 1) -> ExampleTable:
     codes = np.repeat(np.repeat(people, bound)[order], each)
     sizes = [bound * copies * each] * CLASSES
     return _table(codes, sizes, "class", "example")
+
+
+def everybody() -> ExampleTable:
+    """Six people, each with an example of every class."""
+    codes = np.tile(np.arange(6), CLASSES)
+    return _table(codes, [6] * CLASSES, "class", "example")
 
 
 def several_examples(of_one: int, others: int) -> ExampleTable:
@@ -112,10 +117,15 @@ def _blocks(
 
 def person_cases() -> Iterator[PersonCase]:
     """Every design that has a theorem about people."""
-    five, all_six = (
-        in_classes(5),
-        _table(np.tile(np.arange(6), CLASSES), [6] * CLASSES, "class", "example"),
-    )
+    yield from _trees()
+    yield from _examples()
+    yield from _episodes()
+    yield from _in_blocks()
+
+
+def _trees() -> Iterator[PersonCase]:
+    """Clip units are classes."""
+    five = in_classes(5)
     coins = Coins("class", sampling_probability=0.3)
     for relation, noise, others in (
         (ZERO, 0.66, 0),
@@ -127,20 +137,20 @@ def person_cases() -> Iterator[PersonCase]:
         yield PersonCase(
             f"classes by coins, {relation}", step, five, others, relation != BOTH
         )
-    step = _classes(
-        Coins("class", sampling_probability=1.0), 1, 10, 0.41, ZERO, bound=2
-    )
-    yield PersonCase("classes, all drawn", step, in_classes(2, 5), -0.3)
-    step = _classes(Fixed("class", size=4, population=12), 2, 5, 0.79, ZERO, bound=5)
+    everything = Coins("class", sampling_probability=1.0)
+    step = _classes(everything, 5, 10, 1.84, ONE, bound=2)
+    yield PersonCase("classes, all drawn, replace_one", step, in_classes(2, 5), -1)
+    step = _classes(Fixed("class", size=8, population=12), 3, 5, 1.76, ZERO, bound=5)
     yield PersonCase("classes without replacement", step, five, -0.3)
-    step = _step(
-        jde.MultistageSampling(
-            coins, Coins("example", sampling_probability=0.5, population=10)
-        ),
-        *(1.53, BOTH, "example"),
-        classes=5,
-        examples=2,
+
+
+def _examples() -> Iterator[PersonCase]:
+    """Examples are clipped one by one: nobody reacts, or others take a place."""
+    drawn = jde.MultistageSampling(
+        Coins("class", sampling_probability=0.8),
+        Coins("example", sampling_probability=0.3, population=10),
     )
+    step = _step(drawn, 2.04, BOTH, "example", classes=5, examples=2)
     yield PersonCase("examples clipped, of drawn classes", step, in_classes(5, each=2))
     step = _step(
         Coins("example", sampling_probability=0.2, population=50),
@@ -154,11 +164,20 @@ def person_cases() -> Iterator[PersonCase]:
     yield PersonCase(
         "examples clipped, without replacement", step, several_examples(4, 39), -1
     )
+    step = _step(Bins("example", steps_per_epoch=4), 1.39, ZERO, "example", examples=3)
+    name = "three examples clipped, in bins"
+    yield PersonCase(name, step, several_examples(3, 20), is_attained=False)
+
+
+def _episodes() -> Iterator[PersonCase]:
+    """Episodes of classes."""
+    five, all_six = in_classes(5), everybody()
     coins = Coins("episode", sampling_probability=0.4)
     for relation, noise, others in ((ZERO, 1.05, 0), (BOTH, 1.67, -1)):
         of = 5 if relation == BOTH else 6
         step = _grouped(coins, of, noise, relation, bound=CLASSES)
-        yield PersonCase(f"grouped, in all classes, {relation}", step, all_six, others)
+        name = f"grouped, in all 12 classes, {relation}"
+        yield PersonCase(name, step, all_six, others, relation != BOTH)
     step = _grouped(coins, 5, 0.73, ZERO, bound=5)
     yield PersonCase("grouped, in 5 of 12 classes", step, five)
     step = _step(
@@ -174,6 +193,11 @@ def person_cases() -> Iterator[PersonCase]:
         examples=1,
     )
     yield PersonCase("independent episodes", step, all_six, -0.3)
+
+
+def _in_blocks() -> Iterator[PersonCase]:
+    """Episodes within blocks of six people."""
+    coins, all_six = Coins("episode", sampling_probability=0.4), everybody()
     for relation, noise in ((ZERO, 0.47), (ONE, 0.53)):
         step = _blocks(coins, 2, 2, noise, relation)
         yield PersonCase(f"blocks of two people, {relation}", step, all_six)
@@ -184,8 +208,6 @@ def person_cases() -> Iterator[PersonCase]:
     yield PersonCase("three episodes of a block", step, all_six)
     step = _blocks(Bins("episode", steps_per_epoch=4), 2, 2, 0.55, ZERO)
     yield PersonCase("blocks, episodes in bins", step, all_six)
-    step = _step(Bins("example", steps_per_epoch=4), 1.39, ZERO, "example", examples=3)
-    yield PersonCase("examples clipped, in bins", step, several_examples(3, 20))
 
 
 def person_audits(draws: int) -> Audits:

@@ -64,6 +64,8 @@ class MechanismAudit(NamedTuple):
         Where no data set reaches the dominating pair it stays below.
       is_one_audit: the two are the same mechanism, which was simulated once.
       seconds: that the simulation took.
+      has_pair: what is accounted could be simulated; that of people cannot, and the
+        audit is of fixed data in its place.
     """
 
     num_steps: int
@@ -73,6 +75,7 @@ class MechanismAudit(NamedTuple):
     fixed_data: EpsilonBound
     is_one_audit: bool
     seconds: float
+    has_pair: bool = True
 
     @property
     def is_violated(self) -> bool:
@@ -144,8 +147,9 @@ def audit_mechanism(
     ]
     seconds = time.perf_counter() - begun
     total = sum(count for _, count in parts)
+    has_pair = all(part.privacy_unit != PERSON for part, _ in parts)
     return MechanismAudit(
-        total, claimed_rdp, exact, bounds[0], bounds[-1], is_one, seconds
+        total, claimed_rdp, exact, bounds[0], bounds[-1], is_one, seconds, has_pair
     )
 
 
@@ -249,11 +253,6 @@ def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep,
     else:
         parts = [(step, _validation.whole_number("num_steps", num_steps))]
     for one, _ in parts:
-        if one.privacy_unit == PERSON:
-            raise NotImplementedError(
-                "an audit with privacy_unit='person' has no worst case to draw from; "
-                f"covered: units of a level, {one.design.level_names}"
-            )
         noise = float(one.noise_multiplier)
         if not 0 < noise < math.inf:
             raise ValueError(

@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -33,6 +34,8 @@ from jaxdp_episodic.accountant.describe.schemes import (
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
+from jaxdp_episodic.accountant.questions.pair_numbers import is_zeroing
+from jaxdp_episodic.trainer.audit.person_contributions import person_contributions
 
 # Contributions of one unit in a step: a table has a branch for each number of them.
 _MOST_CONTRIBUTIONS = 512
@@ -90,11 +93,14 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
     Raises:
       NotImplementedError: more contributions of one unit than a table can have.
     """
-    rates = [float(_at(rate, path)) for rate in step.path_rates.rates]
     shift = 1 / float(step.noise_multiplier)
+    if step.privacy_unit == PERSON:
+        weight, present, absent = person_contributions(step)
+        return _table(1.0, weight, shift * present, shift * absent)
+    rates = [float(_at(rate, path)) for rate in step.path_rates.rates]
     if epoch_scheme(step.design) is not None:
         return _in_epochs(step, rates, shift)
-    if step.neighboring_relation == "zero_out":
+    if is_zeroing(step):
         return _zeroed(step, rates, shift)
     if isinstance(step.design, IndependentEpisodes):
         return _several_episodes(step.design, math.prod(rates), shift)
@@ -108,12 +114,12 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
 def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
     """Returns the dominating pair that is accounted, as something to draw from.
 
-    Under zero_out, and by random allocation, the pair is no table; there it is the
-    worst case of the forward direction. Of shuffled epochs it is the pair of a whole
-    epoch. Arguments are those of `worst_case`.
+    Under zero_out, of people, and by random allocation, the pair is no table; there it
+    is `worst_case`, that of the forward direction or near it. Of shuffled epochs it is
+    the pair of a whole epoch. Arguments are those of `worst_case`.
     """
-    is_allocated = isinstance(epoch_scheme(step.design), RandomAllocation)
-    if step.neighboring_relation == "zero_out" or is_allocated:
+    is_no_table = isinstance(epoch_scheme(step.design), RandomAllocation)
+    if is_no_table or is_zeroing(step) or step.privacy_unit == PERSON:
         return worst_case(step, path)
     loss = dominating_pair(step).map(lambda field: np.float64(_at(field, path)))
     pair = loss.mixture()
@@ -170,29 +176,6 @@ def blocks_of_run(step: GaussianStep, num_steps: int) -> list[tuple[int, int]]:
             found.append((length, min(rest, length)))
         rest -= length
     return found
-
-
-def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:
-    """Returns the log-likelihood ratio of releases, with the unit against without it.
-
-    Given that the outer unit was drawn.
-
-    Args:
-      branches: not mirrored, without multipliers.
-      release: (...,) in noise deviations; of a block (..., taken), those of its steps.
-    """
-    release = np.asarray(release, np.float64)[..., None]
-    axes = (-2, -1) if branches.block > 1 else -1
-    idle = branches.block - branches.taken
-    logs = []
-    for means in (branches.with_unit, branches.without_unit):
-        exponent = means * (release - 0.5 * means)
-        largest = np.maximum(exponent.max(axis=axes, keepdims=True), 0.0)
-        total = (branches.weight * np.exp(exponent - largest)).sum(axis=axes)
-        largest = largest.reshape(total.shape)
-        with np.errstate(divide="ignore"):
-            logs.append(np.log(total + idle * np.exp(-largest)) + largest)
-    return np.clip(logs[0] - logs[1], -1e3, 1e3)
 
 
 def _multistage(

@@ -5,10 +5,10 @@ import pytest
 from scipy import stats
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.trainer.audit.simulation import log_likelihood_ratio
 from jaxdp_episodic.trainer.audit.worst_case import (
     blocks_of_run,
     dominating_branches,
-    log_likelihood_ratio,
     tables_of_run,
     worst_case,
 )

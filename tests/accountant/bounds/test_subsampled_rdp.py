@@ -166,7 +166,7 @@ def test_without_replacement_matches_the_published_sum(mechanism):
 @pytest.mark.parametrize(
     ("mechanism", "p"),
     [
-        (Gaussian(5.0), 0.3),
+        pytest.param(Gaussian(5.0), 0.3, marks=pytest.mark.slow),
         (Laplace(2.0), 0.29289),
         (Gaussian(1e3), 1e-12),
     ],
@@ -219,9 +219,9 @@ def laplace_moment(top, bottom, scale, order) -> Any:
 
 # Of every rate some orders, and of every order some rates; the others are slow.
 TRUE_SETTINGS = [
-    pytest.param(p, order, marks=[pytest.mark.slow] * ((i + j) % 2))
+    pytest.param(p, order, marks=[pytest.mark.slow] * ((i + j) % 5 > 0))
     for i, p in enumerate([1e-3, 0.1, 0.5, 0.99])
-    for j, order in enumerate([1.3, 2, 3, 4.5, 12])
+    for j, order in enumerate([1.3, 12, 3, 4.5, 2])
 ]
 
 

@@ -42,7 +42,11 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "num_steps", "most_draws"),
     # As noise goes to 0 the loss is that of K draws: how many delta leaves (binomial).
-    [(poisson(0.01), 100, 7), (poisson(0.5), 1000, 567), (poisson(0.5), 1, 1)],
+    [
+        (poisson(0.01), 100, 7),
+        pytest.param(poisson(0.5), 1000, 567, marks=SLOW),
+        (poisson(0.5), 1, 1),
+    ],
 )
 @pytest.mark.parametrize("method", ["exact", pytest.param("pld", marks=SLOW)])
 def test_noise_is_found_soon(monkeypatch, step, num_steps, most_draws, method):
@@ -76,8 +80,15 @@ def test_noise_is_found_soon(monkeypatch, step, num_steps, most_draws, method):
             assert 0.99 * least <= noise <= 1.2 * least or target > 1e16
 
 
-@pytest.mark.parametrize("target", [1e3, 1e14])
-@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(
+    ("relation", "target"),
+    [
+        ("add_remove", 1e14),
+        ("replace_one", 1e3),
+        pytest.param("add_remove", 1e3, marks=SLOW),
+        pytest.param("replace_one", 1e14, marks=SLOW),
+    ],
+)
 def test_noise_of_epochs_ends_where_it_can_be_computed(relation, target):
     step = epoch(5, relation)
     noise = jde.calibrate_noise_multiplier(

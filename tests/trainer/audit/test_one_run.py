@@ -24,7 +24,7 @@ def brute_force(m, r, v, epsilon, delta):
 
 @pytest.mark.parametrize(
     ("delta", "epsilon", "m", "r", "v"),
-    # One of each four, so that every number meets every other.
+    # Every delta meets every epsilon, and all counts.
     [
         pytest.param(
             delta, epsilon, *counts, marks=[pytest.mark.slow] * ((i + j + k) % 4 > 0)

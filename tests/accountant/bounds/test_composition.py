@@ -26,10 +26,9 @@ def published_delta(eps, k, total):
         return float(mp.fsum(terms) / (1 + mp.exp(e)) ** k)
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.slow)])
-def test_optimal_at_60_digits(count):
+def test_optimal_at_60_digits():
     rng = np.random.default_rng(0)
-    for _ in range(count):
+    for _ in range(200):
         k = int(10 ** rng.uniform(0, 2.3))
         eps = 10 ** rng.uniform(-3, 0.5)
         total = k * eps * rng.uniform(0, 1) ** 2

@@ -219,9 +219,9 @@ def laplace_moment(top, bottom, scale, order) -> Any:
 
 # Of every rate some orders, and of every order some rates; the others are slow.
 TRUE_SETTINGS = [
-    pytest.param(p, order, marks=[pytest.mark.slow] * ((i + j) % 5 > 0))
+    pytest.param(p, order, marks=[pytest.mark.slow] * ((i + j) % 2))
     for i, p in enumerate([1e-3, 0.1, 0.5, 0.99])
-    for j, order in enumerate([1.3, 3, 12, 4.5, 2])
+    for j, order in enumerate([1.3, 2, 3, 4.5, 12])
 ]
 
 

@@ -1,6 +1,5 @@
 """Moments of random allocation, against sums and integrals by definition."""
 
-import itertools
 import math
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses import allocated_moments as ours
 from oracles import allocation
-from rows import fast_and_slow
 
 TIGHT = 3e-11
 
@@ -76,13 +74,8 @@ def test_an_epoch_of_two_steps_is_a_gaussian_move():
         )
 
 
-@pytest.mark.parametrize(
-    ("noise", "r"),
-    fast_and_slow(
-        itertools.product([0.2, 0.3, 0.5], [0.999, 0.4, 0.02, 1e-4]),
-        lambda noise, r: (noise, r) == (0.2, 0.02) or noise > 0.2 and r != 0.4,
-    ),
-)
+@pytest.mark.parametrize("noise", [0.2, 0.3, 0.5])
+@pytest.mark.parametrize("r", [0.999, 0.4, 0.02, 1e-4])
 def test_units_below_two_steps_are_drawn_from_that_move(noise, r):
     for n in (2, 3, 6):
         exact = allocation.log_excess_of_drawn_move(n, math.sqrt(2) / noise, r)

@@ -135,9 +135,7 @@ def assert_logs_close(found, exact):
             assert error <= max(mp.mpf("1e-12"), abs(reference) * mp.mpf("1e-14")), i
 
 
-@pytest.mark.parametrize(
-    "p", [1e-9, *(pytest.param(p, marks=pytest.mark.slow) for p in (1e-3, 0.3)), 0.999]
-)
+@pytest.mark.parametrize("p", [1e-9, 1e-3, 0.3, 0.999])
 def test_the_end_of_the_backward_losses_is_not_understated(p):
     """``k = 1 - g (1 - p)`` cancels there: as a point nearby, on the safe side."""
     end = -np.log1p(-p)

@@ -42,7 +42,11 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "num_steps", "most_draws"),
     # As noise goes to 0 the loss is that of K draws: how many delta leaves (binomial).
-    [(poisson(0.01), 100, 7), (poisson(0.5), 1000, 567), (poisson(0.5), 1, 1)],
+    [
+        (poisson(0.01), 100, 7),
+        pytest.param(poisson(0.5), 1000, 567, marks=SLOW),
+        (poisson(0.5), 1, 1),
+    ],
 )
 @pytest.mark.parametrize("method", ["exact", pytest.param("pld", marks=SLOW)])
 def test_noise_is_found_soon(monkeypatch, step, num_steps, most_draws, method):

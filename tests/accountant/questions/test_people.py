@@ -274,9 +274,9 @@ def hockey_stick(weights: np.ndarray, g: float, shift: float, sign: float) -> fl
 
     def excess(x: float) -> float:
         other = density(x, -1.0) if sign < 0 else stats.norm.pdf(x)
-        return max(density(x, 1.0) - g * other, 0.0)
+        return max(density(x, 1.0) - g * float(other), 0.0)
 
-    return quad(excess, -20, 60, limit=500, epsabs=1e-13)[0]
+    return float(quad(excess, -20, 60, limit=500, epsabs=1e-13)[0])
 
 
 def nested(top: Any, size: int = 8) -> jde.MultistageSampling:

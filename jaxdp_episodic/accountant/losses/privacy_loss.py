@@ -165,8 +165,7 @@ class PrivacyLoss(abc.ABC):
             if field.name not in cls.padding:
                 stacked.append(np.stack(values))
                 continue
-            longest = max(values, key=len)
-            shape = np.shape(longest[0]) if longest else ()
+            shape = np.shape(next((value[0] for value in values if value), 0.0))
             filler = np.full(shape, cls.padding[field.name])
             columns = itertools.zip_longest(*values, fillvalue=filler)
             stacked.append(tuple(np.stack(column) for column in columns))

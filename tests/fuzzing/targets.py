@@ -317,7 +317,9 @@ def targets() -> list[Target]:
             "groups": ["a"],
             "features": ["b"],
             "public_units": ["u", "v"],
+            "owner": "c",
         },
+        {"version": 1, "type": "ClassFolders", "path": "x", "owner": r"^(\d+?)[_-]"},
     )
     records = {"image": [[1.0, 2.0]], "label": 0, "target": 0.5}
 

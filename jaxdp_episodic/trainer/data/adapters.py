@@ -118,7 +118,7 @@ def _from_rows(
             )
         labels.append(_id(row[label], names, number))
         if owner is not None:
-            owners.append(_id(row[owner], None, number))
+            owners.append(_id(row[owner], None, number, "owners"))
         if target is not None:
             value = _numbers(row[target], target, number)
             if value.size != 1:
@@ -157,7 +157,9 @@ def _numbers(value: Any, name: str, number: int) -> np.ndarray:
     return array
 
 
-def _id(value: Any, names: list[str] | None, number: int) -> Any:
+def _id(
+    value: Any, names: list[str] | None, number: int, what: str = "class ids"
+) -> Any:
     """An integer or a string; Hugging Face writes -1 for a class that is not known."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.item() if value.size == 1 else value.tolist()
@@ -166,7 +168,7 @@ def _id(value: Any, names: list[str] | None, number: int) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             raise ValueError(
-                f"ids must be UTF-8, got {value[:60]!r} in record {number}"
+                f"{what} must be UTF-8, got {value[:60]!r} in record {number}"
             ) from None
     if names is None:
         return value

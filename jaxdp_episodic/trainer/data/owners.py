@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,6 +31,10 @@ _MOST_REPETITIONS = 3
 @dataclass(frozen=True, eq=False)
 class Owners:
     """The owner of each example; make it of ids with `from_ids`.
+
+    A code says who is the same as whom, and nothing else: where ``names`` are those who
+    are there, a code moves when somebody joins. What must stay when others come and go
+    (which block a person is in) is made of names, or of a public list.
 
     Attributes:
       codes: (R,) int64, index into ``names`` of each example's owner.
@@ -86,6 +91,10 @@ class Owners:
             like) or with several; ids that differ in blanks at an end or in how
             Unicode composes a letter.
         """
+        if isinstance(ids, str | bytes) or not hasattr(ids, "__iter__"):
+            raise TypeError(
+                f"{name} must be one id an example, got {_validation.shown(ids)}"
+            )
         is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iufU"
         if is_array and ids.ndim == 1:
             values, codes = np.unique(ids, return_inverse=True)
@@ -213,8 +222,10 @@ def owner_of_name(pattern: str) -> Callable[[str], str | None]:
     ):
         raise ValueError(rule)
     try:
-        compiled = re.compile(pattern)
-    except (re.error, OverflowError, RecursionError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what may mean something else one day
+            compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError, Warning):
         compiled = None
     if compiled is None or compiled.groups != 1:
         raise ValueError(rule)

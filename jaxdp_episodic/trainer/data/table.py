@@ -167,7 +167,12 @@ class ExampleTable:
 
         Args:
           rows: (n,) integers in [0, R), in ascending order; one may be there twice.
+
+        Raises:
+          ValueError: rows in another order, in which no tree has them.
         """
+        if np.any(np.diff(rows) < 0):
+            raise ValueError("rows must be in ascending order")
         tree = self.population
         *above, last = tree.children_counts
         sizes = np.bincount(self.class_places[rows], minlength=len(last))

@@ -1,16 +1,19 @@
 """Training configs: every shipped one is valid, and mistakes are named."""
 
+import dataclasses
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.trainer.config.training_config import (
     OptimizerConfig,
     TrainingConfig,
     read_config,
 )
+from jaxdp_episodic.trainer.run.assemble import Tables
 from training_runs import TINY
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,6 +22,16 @@ CONFIGS = sorted(
     for path in (ROOT / "configs").glob("*.toml")
     if "[learner]" in path.read_text(encoding="utf-8")
 )
+
+
+PEOPLE = """
+[people]
+classes = 3
+examples = 1
+[step]
+privacy_unit = "person"
+[step.sampling]
+"""
 
 
 @pytest.fixture
@@ -136,11 +149,32 @@ def test_without_a_stated_population_the_data_give_it(tiny):
         ("[model]", '[features]\nkind = "wavelet"\n[model]', "'wavelets'"),
         ("small = true", 'small = "no"', "small must be true or false"),
         ("small = true", "size = [14]", "size must be one number"),
+        ("[model]", "[people]\nclasses = 3\n[model]", "people is for .*'person', got"),
+        ("[model]", "[people]\ntruncate = true\n[model]", "give at least one of"),
+        ("[model]", "[people]\nclasses = 0\n[model]", "classes must be a whole number"),
+        ("[model]", "[people]\nclasses = 3\ntruncate = 1\n[model]", "truncate must be"),
+        ("[step.sampling]", PEOPLE, "data.owner must be given .* 'Glyphs' without"),
     ],
 )
 def test_mistakes_are_named(tiny, old, new, message):
     with pytest.raises((TypeError, ValueError), match=message):
         read_config(changed(tiny, old, new))
+
+
+def test_people_are_bounded_in_what_is_trained_on(tiny):
+    text = TINY.replace("small = true", 'small = true\nowner = "typeface"')
+    tiny.write_text(text.replace("[step.sampling]", PEOPLE), encoding="utf-8")
+    config = read_config(tiny)
+    assert TrainingConfig.from_dict(config.to_dict()) == config
+    tables = Tables(config, None)
+    train, held_out = tables.load("train"), tables.load("validation")
+    assert train.people is not None and train.people.most_classes == 3
+    assert held_out.people is not None and held_out.people.most_classes == 8
+    assert tables.truncation is not None and tables.truncation.examples_dropped > 0
+    assert tables.truncation.bounds == PersonBounds(classes=3, examples=1)
+    strict = dataclasses.replace(config.people, truncate=False)
+    with pytest.raises(ValueError, match="people must be within the bounds"):
+        dataclasses.replace(config, people=strict).training_data()
 
 
 def test_only_prototypes_are_evaluated_with_other_ways():

@@ -401,7 +401,7 @@ def test_blocks_are_recommended_where_people_are_in_many_classes():
         episode=EpisodeShape(ways=4, shots=1, examples=(2,), population=20),
         schemes=("poisson", "blocks"),
         **PEOPLE,
-        **SMALL,
+        **(SMALL | {"compute": Compute(**(COMPUTE | {"most_steps": 20}))}),
     )
     plan = make_plan(request, CLASSES)
     assert plan.left_out == {}

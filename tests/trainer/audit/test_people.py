@@ -14,10 +14,10 @@ from jaxdp_episodic.trainer.audit.training import Training, audit_steps
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.checks import sampler_of
-from training_runs import PlainBudget, adam, protonet
+from training_runs import WAYS, PlainBudget, adam, protonet
 
 P, W, M = jde.Poisson, jde.WithoutReplacement, jde.MultistageSampling
-CLASSES, WAYS, PEOPLE = 8, 4, 6
+CLASSES, PEOPLE = 9, 6
 BELOW = W("example", size=2, population=PEOPLE)
 COINS = P("episode", sampling_probability=0.5)
 ALL = jde.PersonBounds(classes=CLASSES, examples=1)
@@ -49,14 +49,14 @@ def coins(rate=0.3, **more):
     return person(design, clip="class", **more)
 
 
-def blocks(episodes=COINS, people=3, **more):
+def blocks(episodes=COINS, *, people=3, size=1, **more):
     return jde.PeopleBlocks(
         num_people=PEOPLE,
         people_per_block=people,
         episodes=episodes,
         sampling=M(
             W("class", size=2, population=CLASSES),
-            W("example", size=1, population=people),
+            W("example", size=size, population=people),
         ),
         **more,
     )
@@ -139,11 +139,18 @@ def test_a_simulated_person_shows_most_of_the_claim(step, num_steps):
             1,
             marks=pytest.mark.slow,
         ),
-        pytest.param(person(blocks(), noise=0.25), 0.0, 1, marks=pytest.mark.slow),
+        pytest.param(
+            person(blocks(people=2, size=2), noise=0.55, people=None),
+            0.0,
+            1,
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             person(
-                blocks(jde.RandomAllocation("episode", steps_per_epoch=3), 2),
-                noise=0.5,
+                blocks(
+                    jde.RandomAllocation("episode", steps_per_epoch=3), people=2, size=2
+                ),
+                noise=0.6,
                 people=None,
             ),
             0.0,
@@ -203,7 +210,7 @@ def test_what_cannot_be_audited_is_refused():
         audit_person(example, data)
     with pytest.raises(ValueError, match="others must lie in"):
         audit_person(step, data, others=-2.0)
-    with pytest.raises(ValueError, match="classes must be at least .* has, 8, got 3"):
+    with pytest.raises(ValueError, match="classes must be at least .* has, 9, got 3"):
         fewer = jde.PersonBounds(classes=3, examples=1)
         audit_person(dataclasses.replace(step, people=fewer), data)
     with pytest.raises(ValueError, match="person must have an example"):

@@ -1,6 +1,7 @@
 """Audits of one person with all of her examples."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,9 @@ def everybody(width=1):
     return ExampleTable(features.astype(np.float32), None, tree, owners)
 
 
-def person(design, *, clip="episode", noise=1.0, relation="zero_out", people=ALL):
+def person(
+    design, *, clip="episode", noise=1.0, relation="zero_out", people: Any = ALL
+):
     return jde.GaussianStep(
         design,
         noise_multiplier=noise,
@@ -49,7 +52,7 @@ def coins(rate=0.3, **more):
     return person(design, clip="class", **more)
 
 
-def blocks(episodes=COINS, *, people=3, size=1, **more):
+def blocks(episodes: Any = COINS, *, people=3, size=1, **more):
     return jde.PeopleBlocks(
         num_people=PEOPLE,
         people_per_block=people,
@@ -93,10 +96,12 @@ STEPS["the step"] = dataclasses.replace(STEPS["coins"], clip_unit="step")
 def test_the_sampler_holds_her_as_often_as_the_table_says(name):
     """Each number of clip units, to 4.5 standard errors."""
     step, data, number = STEPS[name], everybody(), 600
+    assert data.owners is not None
+    codes = data.owners.codes
     sampler = sampler_of(step, data)
 
     def holds(draw):
-        shown = (data.owners.codes[draw.examples] == 2) & draw.mask
+        shown = (codes[draw.examples] == 2) & draw.mask
         return shown.reshape(*shown.shape[:1], -1).any(axis=1) if shown.size else ()
 
     sums = World(sampler, lambda draw: 1.0 * np.asarray(holds(draw))).runs(

@@ -224,8 +224,8 @@ FAULTS = (
             Edit(
                 dominating_pair,
                 "_uses",
-                "return _allocated(step, scheme, count)",
-                "return [(dominating_pair(step), count)]",
+                "return allocated_uses(step, scheme, count)",
+                "return [[(dominating_pair(step), count)]]",
             ),
         ),
         AUDIT,
@@ -238,9 +238,9 @@ FAULTS = (
         (
             Edit(
                 dominating_pair,
-                "_multistage",
-                "np.where(everyone, 1.0, 2.0) * contributions",
-                "1.0 * contributions",
+                "_one_contribution",
+                "np.where(everyone, 1.0, 2.0)",
+                "1.0",
             ),
         ),
         AUDIT,
@@ -252,15 +252,15 @@ FAULTS = (
         (
             Edit(
                 dominating_pair,
-                "_multistage",
-                "outer = _product(levels.rates[: clip - 1])",
-                "outer = _ALWAYS",
+                "_one_contribution",
+                "outer = product(levels.rates[: clip - 1])",
+                "outer = ALWAYS",
             ),
             Edit(
                 dominating_pair,
-                "_multistage",
+                "_one_contribution",
                 "rate, inner = levels.rates[clip - 1],",
-                "rate, inner = _product(levels.rates[:clip]),",
+                "rate, inner = product(levels.rates[:clip]),",
             ),
         ),
         AUDIT,

@@ -69,6 +69,17 @@ class Components(NamedTuple):
         weight = xp.where(some, log_weight, -xp.inf)
         return cls(n, weight, log_some, log_none, rate, shift, most)
 
+    def above(self, least: np.ndarray) -> Components:
+        """Those whose weight is above a level somewhere, or the largest; NumPy."""
+        used = np.any(self.log_weight > least, axis=1)
+        used[np.argmax(np.max(self.log_weight, axis=1))] = True
+        return self._replace(
+            count=self.count[used],
+            log_weight=self.log_weight[used],
+            log_some=self.log_some[used],
+            log_none=self.log_none[used],
+        )
+
     def log_shares(self, j: Array) -> Array:
         """``log(b_j / p) - j² s² / 2``; j has one axis more, in front."""
         xp = namespace(self.count, j)

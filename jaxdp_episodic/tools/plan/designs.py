@@ -168,7 +168,7 @@ def _blocks(
             )
 
         if most:
-            name = _title(f"blocks of {people:,} people", size, True, len(sizes) + 1)
+            name = _title(f"blocks of {people:,} people", size, True, len(sizes))
             designs.append(Design(name, BLOCKS, True, EPISODE, size, most, blocks))
     return designs
 

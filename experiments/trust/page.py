@@ -2,7 +2,7 @@
 
 ``python experiments/trust/page.py --results results/trust`` copies the results to
 ``docs/tables``, draws ``docs/images/trust_audit.png``, and writes the tables of
-``docs/trust.md``, ``docs/audit.md`` and ``docs/guarantees.md``, each between two
+``docs/trust.md``, ``docs/audit*.md`` and ``docs/guarantees.md``, each between two
 comments that name it. Without ``--results`` the tables are those of ``docs/tables``.
 """
 
@@ -22,7 +22,7 @@ from jaxdp_episodic.trainer.audit import AuditRow, EpsilonBound, Guesses
 from jaxdp_episodic.trainer.audit.report import downward, upward
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("trust.md", "audit.md", "guarantees.md")
+PAGES = ("trust.md", "audit.md", "audit_people.md", "guarantees.md")
 RESULTS = {
     "audit": "audit/audit.json",
     "epochs": "epochs/audit.json",

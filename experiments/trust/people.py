@@ -82,23 +82,32 @@ def _step(design: Any, noise: float, relation: str, clip: str, **bounds: int) ->
     )
 
 
-def _classes(scheme: Any, drawn: int, of: int, *args: Any, bound: int) -> Any:
+def _classes(
+    scheme: Any, drawn: int, of: int, noise: float, relation: str, *, bound: int
+) -> Any:
     """Classes by a scheme, so many examples of each without replacement."""
     below = Fixed("example", size=drawn, population=of)
     design = jde.MultistageSampling(scheme, below)
-    return _step(design, *args, "class", classes=bound, examples=1)
+    return _step(design, noise, relation, "class", classes=bound, examples=1)
 
 
-def _grouped(episodes: Any, of: int, *args: Any, bound: int) -> Any:
+def _grouped(episodes: Any, of: int, noise: float, relation: str, *, bound: int) -> Any:
     below = Fixed("example", size=2, population=of)
     design = jde.GroupedClasses(
         num_classes=CLASSES, ways=3, episodes=episodes, examples=below
     )
-    return _step(design, *args, "episode", classes=bound, examples=1)
+    return _step(design, noise, relation, "episode", classes=bound, examples=1)
 
 
 def _blocks(
-    episodes: Any, people: int, size: int, *args: Any, number: int = 1, **bounds: int
+    episodes: Any,
+    people: int,
+    size: int,
+    noise: float,
+    relation: str,
+    *,
+    number: int = 1,
+    **bounds: int,
 ) -> Any:
     """Blocks of so many of six people, and of their examples so many of a class."""
     inside = jde.MultistageSampling(
@@ -112,7 +121,7 @@ def _blocks(
         sampling=inside,
         episodes_per_block=number,
     )
-    return _step(design, *args, "episode", **bounds)
+    return _step(design, noise, relation, "episode", **bounds)
 
 
 def person_cases() -> Iterator[PersonCase]:

@@ -9,7 +9,7 @@ many clip units hold her, or which theorem is claimed: the draws are counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class World(NamedTuple):
 
     def _run(self, num_steps: int, generator: np.random.Generator) -> list[float]:
         length, sums = self.sampler.steps_per_epoch, []
-        members: list[np.ndarray | None] = [None] * num_steps
+        members: list[Any] = [None] * num_steps
         if length is not None:
             epochs = range(-(-num_steps // length))
             begun = [self.sampler.begin_epoch(generator) for _ in epochs]
@@ -183,9 +183,8 @@ def audit_worlds(
         if on_draws is not None:
             on_draws(number)
     ratio = _likelihood_ratio(*means)
-    scores = [tuple(map(ratio, part)) for part in (choice, counted)]
-    bounds = score_bounds(*scores, levels, confidence)
-    return ReleaseAudit(claims, bounds)
+    chosen, scores = ((ratio(there), ratio(gone)) for there, gone in (choice, counted))
+    return ReleaseAudit(claims, score_bounds(chosen, scores, levels, confidence))
 
 
 def worlds_of(

@@ -61,9 +61,8 @@ def _number_of_units(step: GaussianStep) -> Law:
     bounds = {name: int(np.asarray(number)) for name, number in bounds.items()}
     is_epochs = epoch_scheme(design) is not None
     if isinstance(design, PeopleBlocks):
-        held = (
-            _held(_drawn_levels(step, design.sampling.levels, bounds)) if bounds else 1
-        )
+        inside: Any = design.sampling
+        held = _held(_drawn_levels(step, inside.levels, bounds)) if bounds else 1.0
         number = int(np.asarray(design.episodes_per_block))
         if not is_epochs:
             drawn = _drawn(design.episodes, number, int(design.num_possible_episodes))
@@ -117,7 +116,9 @@ def _drawn_levels(
         if isinstance(scheme, Poisson):
             group = None
         elif group is None:
-            group = np.min(step.path_rates.group_sizes[-up])
+            sizes = step.path_rates.group_sizes[-up]
+            assert sizes is not None  # a draw without replacement has them
+            group = np.min(sizes)
         size = None if group is None else int(np.asarray(group))
         found.append(_Level(scheme, bounds[BOUNDS[up - 1]], size))
     return found[::-1]

@@ -34,7 +34,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
-from jaxdp_episodic.accountant.questions.pair_numbers import is_zeroing
 from jaxdp_episodic.trainer.audit.person_contributions import person_contributions
 
 # Contributions of one unit in a step: a table has a branch for each number of them.
@@ -100,7 +99,7 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
     rates = [float(_at(rate, path)) for rate in step.path_rates.rates]
     if epoch_scheme(step.design) is not None:
         return _in_epochs(step, rates, shift)
-    if is_zeroing(step):
+    if step.neighboring_relation == "zero_out":
         return _zeroed(step, rates, shift)
     if isinstance(step.design, IndependentEpisodes):
         return _several_episodes(step.design, math.prod(rates), shift)
@@ -118,8 +117,8 @@ def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
     is `worst_case`, that of the forward direction or near it. Of shuffled epochs it is
     the pair of a whole epoch. Arguments are those of `worst_case`.
     """
-    is_no_table = isinstance(epoch_scheme(step.design), RandomAllocation)
-    if is_no_table or is_zeroing(step) or step.privacy_unit == PERSON:
+    is_no_table = step.neighboring_relation == "zero_out" or step.privacy_unit == PERSON
+    if is_no_table or isinstance(epoch_scheme(step.design), RandomAllocation):
         return worst_case(step, path)
     loss = dominating_pair(step).map(lambda field: np.float64(_at(field, path)))
     pair = loss.mixture()

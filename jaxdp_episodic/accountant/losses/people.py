@@ -169,9 +169,12 @@ class PeopleLoss(GaussianLoss, Nodes):
         )
         q, e = positive(q, 1.0), positive(e, 1.0)
         s = xp.clip(xp.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
-        most = 2 ** len(self.powers)
         if xp is np:
             most = int(max(np.max(n, initial=1.0) for n in self.counts))
+        elif self.powers:
+            most = 2 ** len(self.powers)
+        else:  # with fewer than there are epsilon would be too small
+            raise ValueError("a compiled kernel of people needs kept_in_range()")
         return u, e, Components.of(count, weight - xp.log(e), q, s, most)
 
     def _largest_count(self) -> Array:

@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.integrate import quad
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.run import Run
@@ -123,6 +124,22 @@ def test_single_steps(fields, noise, relation, forward, backward) -> None:  # no
     if backward is not None:
         found = jde.privacy_profile(step, 1.0, direction="backward")
         assert found == pytest.approx(backward, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "jax"])
+def test_either_engine_sums_every_contribution(engine: str) -> None:
+    """What others show of two units leaves 2, 1 or 0 of them, by coins of 1/3."""
+    step = person(units(0.5, 0.5) | {"people": Bounds(examples=1, classes=2)}, ZERO, 1)
+    with using_engine(engine):
+        found = jde.delta(step, num_steps=1, epsilon=3.0)
+
+    def gained(x: float, chances: tuple[float, ...]) -> float:
+        with_person = sum(b * stats.norm.pdf(x, j) for j, b in enumerate(chances))
+        return max(with_person - math.exp(3) * stats.norm.pdf(x), 0.0)
+
+    visible = ((9 / 16, (4 / 9, 4 / 9, 1 / 9)), (6 / 16, (2 / 3, 1 / 3)))
+    attained = sum(w * quad(gained, -9, 12, (b,), limit=200)[0] for w, b in visible)
+    assert found == pytest.approx(attained, rel=1e-6)
 
 
 @pytest.mark.parametrize(("fields", "noise", "relation", "steps", "value"), COMPOSED)

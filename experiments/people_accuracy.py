@@ -3,12 +3,11 @@
 ``python experiments/people_accuracy.py`` trains what is not yet in
 ``people_accuracy.csv``, which lies beside this script and gets a line as soon as a run
 is finished, then writes ``people_accuracy.md`` and ``.png``. All else is equal: fixed
-wavelet features, a linear embedding, 100 steps of about 60 episodes; delta is 1e-5.
+wavelet features, a linear embedding, 100 steps of equally many episodes, delta 1e-5.
 ``--repeats 0`` only writes these; ``--quick`` trains a few short runs, kept elsewhere.
 
-Nobody drew the glyphs. As people count the 41 typefaces, each of which has most
-classes or half of them; and, made up, people who are dealt drawings at random, each
-from as many different classes: 360 of 100 drawings, 3,600 of ten.
+Nobody drew the glyphs. As people count the 41 typefaces, of which 20 are in each class;
+and, made up, 3,600 people who are dealt ten drawings each at random, of ten classes.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ CLASSES = 1_800
 DRAWINGS = 20  # of a class
 LOOSE = 1e-3  # share of a target that calibrations may leave
 DEALT = 7  # the seed by which drawings are dealt: public, as who owns what is made up
-EPISODES = 60  # a step, on average, or as many as there are blocks
 
 
 class People(NamedTuple):
@@ -61,21 +59,22 @@ class People(NamedTuple):
       number: of people.
       drawings: of each, at most, each of another class.
       block: people a block.
+      episodes: a step, on average.
       pairs: how private statistics pair, of `StartConfig`.
     """
 
     number: int
     drawings: int
     block: int
+    episodes: int
     pairs: str
 
 
 TYPEFACES = "41 typefaces"
 QUICK = "3,600 people, 10 drawings each"
 PEOPLE = {
-    TYPEFACES: People(41, CLASSES, 2, "people"),
-    "360 people, 100 drawings each": People(360, 100, 3, "people"),
-    QUICK: People(3_600, 10, 20, "class"),
+    TYPEFACES: People(41, CLASSES, 2, 20, "people"),
+    QUICK: People(3_600, 10, 20, 60, "class"),
 }
 USUAL, GROUP = "usual episodes", "usual episodes, group privacy"
 BLOCKS, STATISTICS = "episodes in blocks of people", "private statistics of people"
@@ -98,7 +97,7 @@ class Trained(NamedTuple):
       noise: multiplier of the gradient steps; of statistics that of the last.
       test: accuracy on the test classes.
       ledger: epsilon of a person that its ledger says it was charged.
-      seconds: of CPU.
+      seconds: of CPU, without the calibration.
     """
 
     noise: float
@@ -154,7 +153,7 @@ def episodes_of(design: str, people: People) -> int:
 
 def sampling(design: str, people: People) -> Any:
     """How a step draws: about `EPISODES` episodes, of all classes or of blocks."""
-    rate = min(1, EPISODES / episodes_of(design, people))
+    rate = people.episodes / episodes_of(design, people)
     episodes = jde.Poisson("episode", sampling_probability=rate)
     if design != BLOCKS:
         drawn = jde.WithoutReplacement("example", size=2, population=DRAWINGS)
@@ -285,7 +284,8 @@ def train_missing(
     """Trains what ``results`` does not have so often yet."""
     tables: dict[str, Tables] = {}
     for run in wanted:
-        missing = repeats - len(read_results(results)[run])
+        needed = min(repeats, 1) if run.people == NOTHING else repeats
+        missing = needed - len(read_results(results)[run])
         if missing <= 0:
             continue
         people = QUICK if run.people == NOTHING else run.people
@@ -326,13 +326,12 @@ def per_episode(run: Run, found: Mapping[Run, list[Trained]]) -> str:
     """Noise of the mean of a step's episodes, in clip norms."""
     if run.design == STATISTICS or run not in found:
         return ""
-    number = episodes_of(run.design, PEOPLE[run.people])
-    return f"{found[run][0].noise / min(EPISODES, number):.2g}"
+    return f"{found[run][0].noise / PEOPLE[run.people].episodes:.2g}"
 
 
 def draw(found: Mapping[Run, list[Trained]], path: Path) -> None:
     """Test accuracy against epsilon, a panel for each setting."""
-    figure, panels = new_figure(len(PEOPLE), size=(11, 4.6), sharey=True)
+    figure, panels = new_figure(len(PEOPLE), size=(9, 4.8), sharey=True)
     finite = list(EPSILONS[:-1])
     for axes, people in zip(panels, PEOPLE, strict=True):
         for place, design in enumerate(DESIGNS):

@@ -30,6 +30,7 @@ SLOW = {
     "docs/attacks.md",
     "docs/audit.md",
     "docs/draws.md",
+    "docs/people.md",
     "docs/plan.md",
     "docs/runs.md",
     "docs/sweep.md",

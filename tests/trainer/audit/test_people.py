@@ -166,7 +166,7 @@ def test_a_simulated_person_shows_most_of_the_claim(step, num_steps):
 )
 def test_a_canary_person_shows_most_of_the_claim(request, step, others, num_steps):
     is_slow = request.node.get_closest_marker("slow")
-    draws, share = (20_000, 0.8) if is_slow else (1_000, 0.5)
+    draws, share = (20_000, 0.8) if is_slow else (2_000, 0.5)
     settings = {"others": others, "num_steps": num_steps, "deltas": (0.1,)}
     audit = audit_person(step, everybody(), num_draws=draws, **settings)
     assert not audit.is_violated

@@ -272,12 +272,13 @@ def _private_sizes(run: ComposedSteps) -> list[str]:
     for part in run.gaussian_steps:
         if part.population is None or part.neighboring_relation != "add_remove":
             continue
-        last = {scheme.name: scheme for scheme in part.design.schemes}.get(
-            str(part.privacy_unit)
-        )
+        unit, schemes = str(part.privacy_unit), part.design.schemes
+        if unit == PERSON:
+            unit = schemes[-1].name  # whose units are hers
+        last = {scheme.name: scheme for scheme in schemes}.get(unit)
         if isinstance(last, WithoutReplacement):
             return [
-                f"under add_remove the number of {part.privacy_unit!r} units in each "
+                f"under add_remove the number of {unit!r} units in each "
                 "group is private, and this report is computed from it: it is about "
                 "this data set and its neighbours, and not for publication"
             ]

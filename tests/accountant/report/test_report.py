@@ -541,6 +541,15 @@ def test_a_report_of_examples_says_what_the_run_costs_a_person():
         assert not any(text in one for one in other.preconditions)
 
 
+def test_a_report_of_people_says_that_sizes_are_private():
+    tree = jde.Population.from_sizes([4] * 12, level_names=("class", "example"))
+    step = people_step(
+        "add_remove", privacy_unit="person", people=PEOPLE, population=tree
+    )
+    report = jde.privacy_report(step, num_steps=1, delta=1e-5, method="rdp")
+    assert any("number of 'example' units" in text for text in report.warnings)
+
+
 def test_a_report_of_blocks_needs_no_bounds():
     blocks = jde.PeopleBlocks(
         num_people=20,

@@ -114,12 +114,24 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
 def _who_is_where(step: GaussianStep) -> list[str]:
     """What must be true of where a protected unit's data are."""
     unit, last = step.privacy_unit, step.design.level_names[-1]
+    looks = "data" if step.neighboring_relation == "add_remove" else "slots"
+    bounds = (
+        f"Bounds of people: every {last!r} has one owner, and nobody owns more than "
+        f"this: {bounds_in_words(step.people)}. These bounds are public, not read from "
+        "the data, and enforced before training by a rule that looks at one person's "
+        f"{looks} alone. Whoever is beyond them is not protected by this epsilon."
+    )
     if isinstance(step.design, PeopleBlocks):
-        return [
+        blocks = (
             "Blocks: the partition of people into blocks looks at nobody's data, and "
             "nobody's leaving moves another one. An episode takes its data, and makes "
             "all its choices, from its own block and public facts."
-        ]
+        )
+        among = (
+            "Draws within blocks: each episode draws classes and examples afresh among "
+            "public slots, filled or not, without a look at what is in them."
+        )
+        return [blocks] if step.people is None else [blocks, bounds, among]
     above = last if unit == PERSON else unit
     lists = (
         f"Public lists: the units above the level {above!r} are public. One that is "
@@ -130,14 +142,7 @@ def _who_is_where(step: GaussianStep) -> list[str]:
             lists,
             f"One path: every {unit!r} lies under exactly one path of the tree.",
         ]
-    looks = "data" if step.neighboring_relation == "add_remove" else "slots"
-    return [
-        lists,
-        f"Bounds of people: every {last!r} has one owner, and nobody owns more than "
-        f"this: {bounds_in_words(step.people)}. These bounds are public, not read from "
-        "the data, and enforced before training by a rule that looks at one person's "
-        f"{looks} alone. Whoever is beyond them is not protected by this epsilon.",
-    ]
+    return [lists, bounds]
 
 
 def _fresh_draws(run: ComposedSteps) -> str:

@@ -227,7 +227,7 @@ def training_config(
     """Returns a candidate as a training config, the recommended one by default.
 
     None if the plan's file has no data or no table ``train``, and of episodes in blocks
-    of people, which the trainer does not draw.
+    of people: a plan does not say what one draws within its block.
     """
     train, data = description.train, description.data
     request = description.request

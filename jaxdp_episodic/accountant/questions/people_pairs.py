@@ -385,7 +385,9 @@ def _stages(step: GaussianStep) -> tuple[Stage, ...]:
         bound, zero = column(step.people.numbers[name]), np.zeros(1)
         draw, group = rates.draw_sizes[-up], rates.group_sizes[-up]
         if draw is not None and group is not None:
-            fewest = np.min(group, axis=-1, keepdims=True)
+            # Where fewer are stated than are drawn, others may have as many or more,
+            # and all that are drawn may be hers.
+            fewest = np.maximum(np.min(group, axis=-1, keepdims=True), draw)
             stages.append(Stage(bound, zero, draw, fewest))
             continue
         if scheme.population is not None:

@@ -114,12 +114,24 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
 def _who_is_where(step: GaussianStep) -> list[str]:
     """What must be true of where a protected unit's data are."""
     unit, last = step.privacy_unit, step.design.level_names[-1]
+    looks = "data" if step.neighboring_relation == "add_remove" else "slots"
+    bounds = (
+        f"Bounds of people: every {last!r} has one owner, and nobody owns more than "
+        f"this: {bounds_in_words(step.people)}. These bounds are public, not read from "
+        "the data, and enforced before training by a rule that looks at one person's "
+        f"{looks} alone. Whoever is beyond them is not protected by this epsilon."
+    )
     if isinstance(step.design, PeopleBlocks):
-        return [
+        blocks = (
             "Blocks: the partition of people into blocks looks at nobody's data, and "
             "nobody's leaving moves another one. An episode takes its data, and makes "
             "all its choices, from its own block and public facts."
-        ]
+        )
+        among = (
+            "Draws within blocks: each episode draws classes and examples afresh among "
+            "public slots, filled or not, without a look at what is in them."
+        )
+        return [blocks] if step.people is None else [blocks, bounds, among]
     above = last if unit == PERSON else unit
     lists = (
         f"Public lists: the units above the level {above!r} are public. One that is "
@@ -130,14 +142,7 @@ def _who_is_where(step: GaussianStep) -> list[str]:
             lists,
             f"One path: every {unit!r} lies under exactly one path of the tree.",
         ]
-    looks = "data" if step.neighboring_relation == "add_remove" else "slots"
-    return [
-        lists,
-        f"Bounds of people: every {last!r} has one owner, and nobody owns more than "
-        f"this: {bounds_in_words(step.people)}. These bounds are public, not read from "
-        "the data, and enforced before training by a rule that looks at one person's "
-        f"{looks} alone. Whoever is beyond them is not protected by this epsilon.",
-    ]
+    return [lists, bounds]
 
 
 def _fresh_draws(run: ComposedSteps) -> str:
@@ -272,12 +277,13 @@ def _private_sizes(run: ComposedSteps) -> list[str]:
     for part in run.gaussian_steps:
         if part.population is None or part.neighboring_relation != "add_remove":
             continue
-        last = {scheme.name: scheme for scheme in part.design.schemes}.get(
-            str(part.privacy_unit)
-        )
+        unit, schemes = str(part.privacy_unit), part.design.schemes
+        if unit == PERSON:
+            unit = schemes[-1].name  # whose units are hers
+        last = {scheme.name: scheme for scheme in schemes}.get(unit)
         if isinstance(last, WithoutReplacement):
             return [
-                f"under add_remove the number of {part.privacy_unit!r} units in each "
+                f"under add_remove the number of {unit!r} units in each "
                 "group is private, and this report is computed from it: it is about "
                 "this data set and its neighbours, and not for publication"
             ]

@@ -71,7 +71,10 @@ class Plan:
                 "public lower bound, avoids it for protected examples)"
             )
         if str(self.out / CONFIG) not in written:
-            lines.append("no config: the file has no data, or no table train")
+            lines.append(
+                "no config: the file has no data, or no table train, or does not say "
+                "what an episode draws within its block of people"
+            )
         return [*lines, f"written: {', '.join(written)}"]
 
     def _config(

@@ -227,7 +227,7 @@ def training_config(
     """Returns a candidate as a training config, the recommended one by default.
 
     None if the plan's file has no data or no table ``train``, and of episodes in blocks
-    of people, which the trainer does not draw.
+    of people: a plan does not say what one draws within its block.
     """
     train, data = description.train, description.data
     request = description.request
@@ -240,8 +240,8 @@ def training_config(
     sampling.pop("version")
     learner, people = train.get("learner", {}), {}
     if request.people is not None:
-        people = {"people": spec_to_dict(request.people)}
-        people["people"].pop("version")
+        numbers = request.people.numbers.items()
+        people = {"people": {name: int(number) for name, number in numbers}}
     config = {
         "version": 1,
         "epsilon": request.epsilon,
@@ -254,8 +254,8 @@ def training_config(
             "privacy_unit": request.privacy_unit,
             "neighboring_relation": request.neighboring_relation,
             "sampling": sampling,
-            **people,
         },
+        **people,
         "learner": {"shots": request.episode.shots, **learner},
     }
     meant_for, rate = request.learning.learning_rate_steps, learning_rate(train)

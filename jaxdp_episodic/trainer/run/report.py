@@ -182,13 +182,15 @@ def _without_private_divisor(
 
 def _without_sizes(budget: PrivacyBudget) -> list[str]:
     """What may be said where the noise was calibrated to private sizes."""
-    unit = budget.step.privacy_unit
+    unit = counted = budget.step.privacy_unit
+    if unit == PERSON:
+        counted = budget.step.design.level_names[-1]
     return [
         f"Trained for ({budget.epsilon:g}, {budget.delta:g})-differential privacy of "
         f"one `{unit}` more or less, among data sets whose groups have the sizes of "
         "this one or of its neighbours.",
         "",
-        f"How many `{unit}` units there are in each group is private, and the "
+        f"How many `{counted}` units there are in each group is private, and the "
         "accounting of this run used it. Its noise, the number of its steps and what "
         "it spent are therefore not for publication and not in this folder; that the "
         "noise itself was chosen by these numbers is covered by no epsilon. A "

@@ -282,6 +282,38 @@ def test_small_classes_of_a_population_count() -> None:
     assert tree.num_protected_units is None
 
 
+@pytest.mark.parametrize("relation", [ZERO, "add_remove"])
+def test_a_lower_bound_of_sizes_never_costs_less(relation: str) -> None:
+    """Below the number drawn too: more than it says may be there, and all hers."""
+
+    def charged(stated: Any, above: Any, clip_unit: str) -> float:
+        examples = W("example", size=5, population=stated)
+        design = jde.MultistageSampling(*above, examples)
+        people = Bounds(examples=4, classes=2 if above else None)
+        fields = {"sampling": design, "people": people, "clip_unit": clip_unit}
+        step = person(fields, relation, 4.0)
+        return float(jde.epsilon(step, num_steps=1, delta=1e-5))
+
+    tasks = (P("class", sampling_probability=0.3),)
+    for above in ((), tasks):
+        costs = [charged(stated, above, "example") for stated in (2, 4, 5, 10)]
+        assert all(np.diff(costs) <= 0) and costs[0] > costs[-1]
+
+
+def test_a_small_class_does_not_hide_how_many_are_drawn_of_a_large_one() -> None:
+    design = jde.MultistageSampling(
+        P("class", sampling_probability=0.3), W("example", size=5)
+    )
+    fields = {"people": Bounds(examples=4, classes=2), "clip_unit": "example"}
+    fields |= {"sampling": design, "small_units": "keep"}
+    costs = []
+    for sizes in ([2, 10], [10, 10]):
+        tree = jde.Population.from_sizes(sizes, level_names=("class", "example"))
+        step = person(fields | {"population": tree}, "add_remove", 4.0)
+        costs.append(jde.epsilon(step, num_steps=1, delta=1e-5))
+    assert costs[0] > costs[1]
+
+
 def hockey_stick(weights: np.ndarray, g: float, shift: float, sign: float) -> float:
     """``H_g`` of a mixture of ``N(j shift)`` against its mirror image, or N(0)."""
 

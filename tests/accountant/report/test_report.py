@@ -541,6 +541,15 @@ def test_a_report_of_examples_says_what_the_run_costs_a_person():
         assert not any(text in one for one in other.preconditions)
 
 
+def test_a_report_of_people_says_that_sizes_are_private():
+    tree = jde.Population.from_sizes([4] * 12, level_names=("class", "example"))
+    step = people_step(
+        "add_remove", privacy_unit="person", people=PEOPLE, population=tree
+    )
+    report = jde.privacy_report(step, num_steps=1, delta=1e-5, method="rdp")
+    assert any("number of 'example' units" in text for text in report.warnings)
+
+
 def test_a_report_of_blocks_needs_no_bounds():
     blocks = jde.PeopleBlocks(
         num_people=20,
@@ -551,6 +560,21 @@ def test_a_report_of_blocks_needs_no_bounds():
     report = jde.privacy_report(step, num_steps=30, delta=1e-5, method="rdp")
     assert report.epsilon_by_level == {"person": report.epsilon}
     assert any(text.startswith("Blocks:") for text in report.preconditions)
+    assert not any(text.startswith("Bounds") for text in report.preconditions)
+
+
+def test_a_report_of_blocks_says_that_a_smaller_chance_rests_on_bounds():
+    blocks = jde.PeopleBlocks(
+        num_people=20,
+        people_per_block=2,
+        episodes=jde.Poisson("episode", sampling_probability=0.8),
+        sampling=jde.WithoutReplacement("example", size=2, population=20),
+    )
+    few = jde.PersonBounds(examples=3)
+    step = jde.GaussianStep(blocks, noise_multiplier=9.0, people=few)
+    report = jde.privacy_report(step, num_steps=30, delta=1e-5, method="rdp")
+    told = " ".join(report.preconditions)
+    assert "at most 3" in told and "among public slots" in told
 
 
 @pytest.mark.parametrize(

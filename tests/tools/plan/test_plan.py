@@ -322,6 +322,17 @@ def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_
         TrainingConfig.from_dict({"type": "TrainingConfig", **tomllib.loads(text)})
 
 
+def test_bounds_of_people_are_in_the_config(tmp_path, pool_plan):
+    _, plan = pool_plan
+    path = tmp_path / "plan.toml"
+    text = FILE.replace('"example"', '"person"', 1) + "[people]\nclasses = 3\n"
+    owned = 'small = true\nowner = "typeface"'
+    path.write_text(text.replace("small = true", owned) + "examples = 1\n")
+    table = training_config(plan, read_plan(path))
+    config = TrainingConfig.from_dict({"type": "TrainingConfig", **table})
+    assert config.people.bounds == jde.PersonBounds(classes=3, examples=1)
+
+
 def test_the_learning_rate_is_for_a_run_of_a_certain_length(tmp_path, pool_plan):
     """Four times the steps, half the learning rate; nothing else changes."""
     _, plan = pool_plan

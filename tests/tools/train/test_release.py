@@ -185,6 +185,23 @@ def test_the_deviation_of_the_noise_of_statistics_is_as_it_is_added(relation, sh
     assert f"standard deviation {8 * share**0.5:.5g} for each example" in text
 
 
+def test_of_people_the_sizes_that_are_private_are_those_of_examples():
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("class", sampling_probability=0.1),
+            jde.WithoutReplacement("example", size=4),
+        ),
+        noise_multiplier=1.0,
+        privacy_unit="person",
+        people=jde.PersonBounds(examples=1, classes=1),
+        clip_unit="class",
+        population=jde.Population.from_sizes([4321], level_names=("class", "example")),
+    )
+    text = privacy_statement(PrivacyBudget(step, 1.0, 1e-5, 1, 1), 1, for_release=True)
+    assert "one `person` more or less" in text and "4321" not in text
+    assert "How many `example` units" in text
+
+
 def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
     """Noise calibrated to them tells them, and so does epsilon after each step."""
     result, texts, report = released(tmp_path, POINTS)

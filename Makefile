@@ -156,6 +156,7 @@ trust: $(VENV)/.stamp
 	$(PY) experiments/trust/kill_distributed.py --kills 20 --out results/trust/distributed
 	$(PY) experiments/trust/audit.py $(TRUST_AUDIT) --out results/trust/audit
 	$(PY) experiments/trust/audit.py $(TRUST_AUDIT) --epochs --out results/trust/epochs
+	$(PY) experiments/trust/audit.py $(TRUST_AUDIT) --people --out results/trust/people
 	$(PY) experiments/trust/allocation.py --out results/trust/allocation
 	$(PY) experiments/trust/page.py --results results/trust
 

@@ -12,7 +12,10 @@ TRAINER = ("flax", "optax", "orbax", "tensorstore", "randomgen", "rich", "tyro")
 BRIDGES = ("dp_accounting", "jax_privacy", "opacus")
 
 
-@pytest.mark.parametrize("more", [(), ("jax", "jaxlib", "scipy")])
+# Without JAX nothing is compiled, and less is there to fall back on.
+@pytest.mark.parametrize(
+    "more", [pytest.param((), marks=pytest.mark.slow), ("jax", "jaxlib", "scipy")]
+)
 def test_every_question_without_the_trainer(more):
     blocked = (*TRAINER, *BRIDGES, *more)
     done = subprocess.run(

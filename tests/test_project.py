@@ -467,7 +467,7 @@ def _import_report(**environment: str) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_import_is_quiet(x64):
     """No heavy module, no device touched, no flag changed."""
     # An import that starts a backend (a module constant that is a JAX array) fails

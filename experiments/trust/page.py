@@ -2,7 +2,7 @@
 
 ``python experiments/trust/page.py --results results/trust`` copies the results to
 ``docs/tables``, draws ``docs/images/trust_audit.png``, and writes the tables of
-``docs/trust.md``, ``docs/audit.md`` and ``docs/guarantees.md``, each between two
+``docs/trust.md``, ``docs/audit*.md`` and ``docs/guarantees.md``, each between two
 comments that name it. Without ``--results`` the tables are those of ``docs/tables``.
 """
 
@@ -22,10 +22,11 @@ from jaxdp_episodic.trainer.audit import AuditRow, EpsilonBound, Guesses
 from jaxdp_episodic.trainer.audit.report import downward, upward
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("trust.md", "audit.md", "guarantees.md")
+PAGES = ("trust.md", "audit.md", "audit_people.md", "guarantees.md")
 RESULTS = {
     "audit": "audit/audit.json",
     "epochs": "epochs/audit.json",
+    "people": "people/audit.json",
     "allocation": "allocation/allocation.json",
     "mutations": "mutations/mutations.json",
     "kills": "kills/summary.json",
@@ -35,6 +36,7 @@ RESULTS = {
 COMMANDS = {
     "audit": "experiments/trust/audit.py",
     "epochs": "experiments/trust/audit.py --epochs",
+    "people": "experiments/trust/audit.py --people",
     "allocation": "experiments/trust/allocation.py",
     "mutations": "experiments/trust/mutations.py",
     "kills": "experiments/trust/kill_training.py",
@@ -42,6 +44,9 @@ COMMANDS = {
     "fuzz": "experiments/trust/fuzz.py",
 }
 PAIR, FIXED = "dominating pair", "fixed data"
+# Beginning of an attacker's name who audits a person, and its end where no
+# contributions are known that come near the claim.
+PERSON, UNATTAINED = "a person", "not attained"
 DESIGN = re.compile(r"(?P<design>.*) \((?P<rates>.*)\), T=(?P<steps>\d+)")
 # Designs of which the audit of the dominating pair must show most of the claim.
 ASKED = ("tasks", "grouped", "examples")
@@ -58,6 +63,7 @@ def tables(results: Results) -> dict[str, str]:
         "provenance": provenance(results),
         "mechanisms": mechanisms(audit["rows"]),
         "epochs": mechanisms(results["epochs"]["rows"]),
+        "people": people(results["people"]["rows"]),
         "allocation": allocation(results["allocation"]["rows"]),
         "runs": runs(audit["rows"]),
         "faults": faults(results["mutations"]["faults"]),
@@ -85,7 +91,7 @@ def summary(results: Results) -> str:
     """What was done, how often, and what was found."""
     audit, fuzz, pairs = results["audit"], results["fuzz"], results["allocation"]
     draws, rows = audit["draws"], audit["rows"]
-    epochs = results["epochs"]["rows"]
+    epochs, persons = results["epochs"]["rows"], results["people"]["rows"]
     found = results["mutations"]["faults"]
     caught = sum(fault["is_caught"] for fault in found)
     kills, several = results["kills"]["facts"], results["distributed"]["facts"]
@@ -111,6 +117,13 @@ def summary(results: Results) -> str:
             "epochs of twenty steps) with the unit and as many without",
             f"{disproved(epochs)}; at least {math.floor(100 * least(epochs))}% of the "
             "claim is shown by the dominating pair",
+        ],
+        [
+            "audits of a person with all of her examples",
+            f"{len(persons)} designs, {results['people']['draws']['people']:,} runs of "
+            "the sampler of each with her and as many without",
+            f"{disproved(persons)}; where the claim is attained at least "
+            f"{math.floor(100 * min(map(share, persons)))}% of it is shown",
         ],
         [
             "pairs of random allocation, simulated",
@@ -233,6 +246,31 @@ def mechanisms(rows: list[dict[str, Any]]) -> str:
     return table(head, (["; ".join(n), *key] for key, n in lines.items()))
 
 
+def share(row: dict[str, Any]) -> float:
+    """What is shown of the claim about a person; 1 where it is not attained."""
+    return 1.0 if UNATTAINED in row["attacker"] else row["share_of_exact"]
+
+
+def people(rows: list[dict[str, Any]]) -> str:
+    """Audits of a person, a design a line."""
+    lines = []
+    for row in rows:
+        match = DESIGN.fullmatch(row["name"])
+        assert match is not None
+        others = row["attacker"].removeprefix(f"{PERSON}, others ")
+        lines.append(
+            [
+                match["design"],
+                f"{match['rates']}, {match['steps']}",
+                others,
+                upward(row["claimed_exact"]),
+                shown(row),
+            ]
+        )
+    head = ["design", "noise, steps", "the others", "claimed, exact", "audited"]
+    return table(head, lines)
+
+
 def shown(row: dict[str, Any]) -> str:
     """A lower bound, and its share of the exact claim."""
     return f"{downward(row['audited'])} ({row['share_of_exact']:.0%})"
@@ -293,8 +331,9 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
         kind: Any = Guesses if "num_canaries" in evidence else EpsilonBound
         values = [row[k] for k in AuditRow._fields[:5]]
         is_design = DESIGN.fullmatch(row["name"]) is not None
-        if is_design and PAIR not in row["attacker"]:
-            continue
+        if is_design and not row["attacker"].startswith(PERSON):
+            if PAIR not in row["attacker"]:
+                continue
         if not is_design and kind is EpsilonBound and row["delta"] != 1e-3:
             continue  # one of several deltas
         key = row["name"].split("T=")[-1], tuple(evidence.values())
@@ -330,7 +369,9 @@ def main() -> None:
             target = DOCS / "tables" / f"trust_{name}.json"
             shutil.copy(options.results / path, target)
     results = read_tables()
-    drawn = results["audit"]["rows"] + results["epochs"]["rows"]
+    drawn = [
+        row for name in ("audit", "epochs", "people") for row in results[name]["rows"]
+    ]
     picture(drawn, DOCS / "images" / "trust_audit.png")
     for name in PAGES:
         page = DOCS / name

@@ -2,57 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-
 from jaxdp_episodic.accountant.questions import dominating_pair
 from jaxdp_episodic.trainer.draw import epochs, generators, rows, sampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import draws, ledger, run_state, trainer
 from mutation import audits, crashes, draw_audits, sampled
-from mutation.planting import Edit, planted
-from mutation.verdicts import Check, Effort, Verdict
-
-AUDIT, SAMPLER, LEDGER = "audit", "sampler tests", "ledger"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault, and who notices.
-
-    Attributes:
-      name: what people call it.
-      edits: the lines that are other.
-      caught_by: "audit", "sampler tests" or "ledger".
-      check: must find something with the fault planted, and nothing without it.
-      reason: why the fault is one, and why the check sees it.
-      helpers: functions that the other lines call.
-      is_slow: the check takes more than a few seconds.
-    """
-
-    name: str
-    edits: tuple[Edit, ...]
-    caught_by: str
-    check: Check
-    reason: str
-    helpers: Mapping[str, Callable] = field(default_factory=dict)
-    is_slow: bool = False
-
-    def verdict(self, effort: Effort) -> Verdict:
-        """What the check says while the fault is there."""
-        with planted(self.edits, self.helpers):
-            return self.check(effort)
-
-    @property
-    def code(self) -> str:
-        """The fault, as lines taken away and lines put in their place."""
-        lines = []
-        for edit in self.edits:
-            lines.append(f"# {edit.place}")
-            lines += [f"- {line.strip()}" for line in edit.old.splitlines()]
-            lines += [f"+ {line.strip()}" for line in edit.new.splitlines()]
-        return "\n".join(lines)
+from mutation.person_faults import PERSON_FAULTS
+from mutation.planting import AUDIT, LEDGER, SAMPLER, Edit, Fault
 
 
 def _noise(new: str) -> Edit:
@@ -267,8 +224,8 @@ FAULTS = (
             Edit(
                 dominating_pair,
                 "_uses",
-                "return _allocated(step, scheme, count)",
-                "return [(dominating_pair(step), count)]",
+                "return allocated_uses(step, scheme, count)",
+                "return [[(dominating_pair(step), count)]]",
             ),
         ),
         AUDIT,
@@ -281,9 +238,9 @@ FAULTS = (
         (
             Edit(
                 dominating_pair,
-                "_multistage",
-                "np.where(everyone, 1.0, 2.0) * contributions",
-                "1.0 * contributions",
+                "_one_contribution",
+                "np.where(everyone, 1.0, 2.0)",
+                "1.0",
             ),
         ),
         AUDIT,
@@ -295,15 +252,15 @@ FAULTS = (
         (
             Edit(
                 dominating_pair,
-                "_multistage",
-                "outer = _product(levels.rates[: clip - 1])",
-                "outer = _ALWAYS",
+                "_one_contribution",
+                "outer = product(levels.rates[: clip - 1])",
+                "outer = ALWAYS",
             ),
             Edit(
                 dominating_pair,
-                "_multistage",
+                "_one_contribution",
                 "rate, inner = levels.rates[clip - 1],",
-                "rate, inner = _product(levels.rates[:clip]),",
+                "rate, inner = product(levels.rates[:clip]),",
             ),
         ),
         AUDIT,
@@ -393,4 +350,5 @@ FAULTS = (
         crashes.killed_and_resumed,
         "steps are taken again, uncharged, with fresh noise: two releases of each",
     ),
+    *PERSON_FAULTS,
 )

@@ -13,9 +13,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
+
+from mutation.verdicts import Check, Effort, Verdict
+
+AUDIT, SAMPLER, LEDGER = "audit", "sampler tests", "ledger"
 
 
 class Edit(NamedTuple):
@@ -66,6 +71,44 @@ def planted(
         _forget_compiled()
         yield
     _forget_compiled()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and who notices.
+
+    Attributes:
+      name: what people call it.
+      edits: the lines that are other.
+      caught_by: "audit", "sampler tests" or "ledger".
+      check: must find something with the fault planted, and nothing without it.
+      reason: why the fault is one, and why the check sees it.
+      helpers: functions that the other lines call.
+      is_slow: the check takes more than a few seconds.
+    """
+
+    name: str
+    edits: tuple[Edit, ...]
+    caught_by: str
+    check: Check
+    reason: str
+    helpers: Mapping[str, Callable] = field(default_factory=dict)
+    is_slow: bool = False
+
+    def verdict(self, effort: Effort) -> Verdict:
+        """What the check says while the fault is there."""
+        with planted(self.edits, self.helpers):
+            return self.check(effort)
+
+    @property
+    def code(self) -> str:
+        """The fault, as lines taken away and lines put in their place."""
+        lines = []
+        for edit in self.edits:
+            lines.append(f"# {edit.place}")
+            lines += [f"- {line.strip()}" for line in edit.old.splitlines()]
+            lines += [f"+ {line.strip()}" for line in edit.new.splitlines()]
+        return "\n".join(lines)
 
 
 def _forget_compiled() -> None:

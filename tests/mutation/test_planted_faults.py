@@ -62,6 +62,11 @@ def test_all_classic_faults_are_planted():
         "an emptied unit that vanishes",
         "charge after release",
         "resume that forgets steps",
+        "a person charged as one example",
+        "the mixture of Gaussians charged for a person in episodes",
+        "group privacy by fewer than a person has",
+        "a person's examples drawn together",
+        "blocks of people by who is in the data",
         # Not a classic: the library's own hardened noise.
         "discrete noise without its multiplier",
     }

@@ -50,6 +50,8 @@ class PeopleBlocks(Spec):
     * *Locality.* An episode takes its examples, and makes all its choices, from its
       block's data and public facts. An example with several owners has all of them in
       its block, or is left out, and goes when any one of them goes.
+    * *Slots.* Under ``zero_out`` an episode's choices look at slots, filled or not.
+      Where they look at the data (classes with enough drawings), say "replace_one".
     * *With bounds* (``people=`` of the step), which make the chance to be in an episode
       smaller than 1: classes and examples are drawn among public slots, filled or not,
       without a look at what is in them, for each of a block's episodes afresh. Where an

@@ -30,7 +30,8 @@ _UPPER_TAIL = 1e-30
 _FIRST_STEP = 1 / 8
 # Share of a peak to which masses that underflow are raised.
 _VANISHED = 1e-300
-# Classes up to which partitions are averaged: 10 s and 1 GB at twice as many.
+# Classes up to which partitions are averaged, in half a second of a core; the time
+# grows with their square. Of more the worst partition is charged.
 MOST_AVERAGED = 10_000
 
 

@@ -225,9 +225,9 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             value = api.delta(run, epsilon=given, method=self._method)
         if self._method == "rdp":
             # Any of several runs is one whose orders bound it: that of the first.
-            whole = runs_of(run, None)[0]
+            whole = runs_of(run, None)[0].in_reach()
             kept = question.inside().given_kept(whole.log_kept())
-            order = float(np.max(rdp_bound(kept, whole)[1]))
+            order = float(np.max(rdp_bound(kept, whole.kept())[1]))
         return float(value), order
 
     def _curve(self, orders: np.ndarray) -> np.ndarray:

@@ -171,9 +171,9 @@ def _gaussian(step: GaussianStep) -> Any:
 def _mixture(step: GaussianStep) -> Any:
     """A pair that is a mixture of Gaussians as an event; None of others."""
     pairs = dominating_pairs(step)
-    if len(pairs) > 1 or math.prod(pairs[0].shape) != 1:
+    if len(pairs) != 1 or math.prod(pairs[0].shape) != 1:
         return None
-    pair = pairs[0].map(np.ravel)
+    pair: Any = pairs[0].map(np.ravel)
     if isinstance(pair, GaussianMixtureLoss):
         shares = np.exp(np.concatenate(pair.log_weights))
         numbers = np.concatenate(pair.shifts) * step.noise_multiplier

@@ -2,7 +2,7 @@
 
 Doors: `allocated_antipodal`, `allocated_gaussian`, `antipodal_gaussian`, `excess`,
 `finite`, `gaussian`, `gaussian_mixture`, `independent_episodes`, `laplace`,
-`loss_nodes`, `people`, `privacy_loss`, `protocols`, `randomized_response`, `renyi_curve`,
-`sampled_gaussian`, `swapped_gaussian`, `truncated_gaussian`, `zero_concentrated`,
-`zeroed_gaussian`.
+`loss_nodes`, `people`, `privacy_loss`, `protocols`, `randomized_response`,
+`renyi_curve`, `sampled_gaussian`, `swapped_gaussian`, `truncated_gaussian`,
+`zero_concentrated`, `zeroed_gaussian`.
 """

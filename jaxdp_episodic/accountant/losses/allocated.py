@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule, col
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
+    PrivacyLoss,
     Tails,
 )
 from jaxdp_episodic.accountant.losses.protocols import (
@@ -112,6 +114,20 @@ class TabulatedAllocation(AllocatedLoss, Tabulated, Nodes):
     _tables: ClassVar[Callable[[float, float, float], list[Table]]]
     # Makes those of many settings: slots, steps and shift; with slopes or without.
     _prepare: ClassVar[Callable[[list[tuple[int, int, float]], bool], None]]
+
+    @abc.abstractmethod
+    def with_little_noise(self) -> PrivacyLoss:
+        """The slot revealed: a Poisson draw at rate ``steps / slots``.
+
+        The pair is the mean over the slots of such draws' pairs, and H_g is jointly
+        convex. Of a unit that is there or not its losses are at most ``log(slots)``
+        above this one's; of one that is replaced about twice as large at little noise.
+        """
+
+    @property
+    def _drawn_rate(self) -> Array:
+        """Chance that the unit's slot is run."""
+        return np.minimum(self._steps / np.maximum(self._slots, 1.0), 1.0)
 
     def profile_error(self) -> Array:
         """See `Profile`; as the tables estimate it."""

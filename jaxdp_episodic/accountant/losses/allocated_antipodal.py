@@ -46,6 +46,7 @@ from jaxdp_episodic.accountant.losses.antipodal_bounds import (
     PiecewiseLinearPair,
     antipodal_bounding_pair,
 )
+from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian import drawn_tails, inner_exponent
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.losses.privacy_loss import Tails
@@ -84,6 +85,8 @@ class AllocatedAntipodalLoss(TabulatedAllocation):
     steps: Array
     is_symmetric: ClassVar[bool] = True
     has_slopes: ClassVar[bool] = False
+    # CPU time of an epsilon, 10 slots: 0.1 s at 2, 0.75 s at 6.3, 3.4 s at 9.95.
+    slow_shift: ClassVar[float] = 4.5
 
     def certified(self, *, up: bool) -> Profile:
         """The finite pair of a convex function above or below the profile."""
@@ -111,6 +114,11 @@ class AllocatedAntipodalLoss(TabulatedAllocation):
         """See `Nodes`: Gauss–Legendre panels from the atom at 0."""
         fields = (self.inner_rate, self.shift, self.slots, self.steps)
         return nodes_from(_node_rows, rule, *fields)
+
+    def with_little_noise(self) -> AntipodalGaussianLoss:
+        """See `TabulatedAllocation`."""
+        inner, drawn = self.inner_rate, self._drawn_rate
+        return AntipodalGaussianLoss(self.outer_rate, drawn, inner, self.shift)
 
     _excess = staticmethod(antipodal_excess)
 

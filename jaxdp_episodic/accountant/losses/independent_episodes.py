@@ -95,6 +95,13 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
     kept: Array = np.inf  # pyright: ignore[reportAssignmentType]: broadcasts
     is_symmetric: ClassVar[bool] = True
 
+    @property
+    def chance(self) -> Array:
+        """That an episode holds the unit, one of them at least."""
+        with np.errstate(divide="ignore"):
+            absent = self.num_episodes * np.log1p(-self.rate)
+        return self.outer_rate * -np.expm1(absent)
+
     def hints(self) -> Hints:
         """One swap; at most as many as are expected, and 8 standard deviations."""
         xp = namespace(*self.fields)

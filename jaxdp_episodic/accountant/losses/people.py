@@ -24,6 +24,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses import people_moments, people_nodes
+from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS
 from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss, positive, scaled
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.losses.people_components import Components
@@ -35,6 +36,9 @@ from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
 # Components are left out up to this share of delta, which is then added to it.
 _TRUNCATED_SHARE = 1e-9
+# Displacement of losses by the rounding of a root, over 1 + u: the largest of 400 that
+# were compared with 50 digits. Of large losses methods add more.
+_ROOT_ROUNDING = 4e-16
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,10 @@ class PeopleLoss(GaussianLoss, Nodes):
         return forward, scaled(backward_tails(u, parts, e), outer, *factors)
 
     def tail_displacement(self, u: Array) -> Array:
-        """See `Profile`; as of the sampled pair."""
-        return sampled_displacement(u, 1.0 - 1e-16 + 0 * self.inner_rate)
+        """See `Profile`: that of the sampled pair, and of a root's rounding."""
+        xp = namespace(u, *self.fields)
+        sampled = sampled_displacement(u, 1.0 - 1e-16 + 0 * self.inner_rate)
+        return sampled + _ROOT_ROUNDING * (1 + xp.minimum(u, LARGE_LOSS))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact up to quadrature error."""
@@ -163,9 +169,12 @@ class PeopleLoss(GaussianLoss, Nodes):
         )
         q, e = positive(q, 1.0), positive(e, 1.0)
         s = xp.clip(xp.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
-        most = 2 ** len(self.powers)
         if xp is np:
             most = int(max(np.max(n, initial=1.0) for n in self.counts))
+        elif self.powers:
+            most = 2 ** len(self.powers)
+        else:  # with fewer than there are epsilon would be too small
+            raise ValueError("a compiled kernel of people needs kept_in_range()")
         return u, e, Components.of(count, weight - xp.log(e), q, s, most)
 
     def _largest_count(self) -> Array:

@@ -69,6 +69,17 @@ class Components(NamedTuple):
         weight = xp.where(some, log_weight, -xp.inf)
         return cls(n, weight, log_some, log_none, rate, shift, most)
 
+    def above(self, least: np.ndarray) -> Components:
+        """Those whose weight is above a level somewhere, or the largest; NumPy."""
+        used = np.any(self.log_weight > least, axis=1)
+        used[np.argmax(np.max(self.log_weight, axis=1))] = True
+        return self._replace(
+            count=self.count[used],
+            log_weight=self.log_weight[used],
+            log_some=self.log_some[used],
+            log_none=self.log_none[used],
+        )
+
     def log_shares(self, j: Array) -> Array:
         """``log(b_j / p) - j² s² / 2``; j has one axis more, in front."""
         xp = namespace(self.count, j)
@@ -106,12 +117,16 @@ class Terms(NamedTuple):
         return cls(j, parts.shift, parts.log_shares(j))
 
     def up_to(self, x: Array) -> Terms:
-        """Those that count at x and to its left, in NumPy."""
+        """Those that count at x and to its left, or beyond it, in NumPy."""
         if namespace(x, self.shift) is not np:
             return self
-        term = self.log_shares + self.numbers * self.shift * x
-        counts = term > np.max(term, axis=0) - NEGLIGIBLE
-        kept = 1 + int(np.max(np.flatnonzero(np.any(counts, (*range(1, term.ndim),)))))
+        js = self.numbers * self.shift
+        kept = 1
+        # As densities at x, and as masses.
+        for term in (self.log_shares + js * x, self.log_shares + 0.5 * js * js):
+            counts = term > np.max(term, axis=0) - NEGLIGIBLE
+            rows = np.any(counts, axis=tuple(range(1, term.ndim)))
+            kept = max(kept, 1 + int(np.flatnonzero(rows)[-1]))
         return Terms(self.numbers[:kept], self.shift, self.log_shares[:kept])
 
     @property

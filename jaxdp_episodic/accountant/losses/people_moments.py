@@ -44,6 +44,10 @@ _NUM_PROBES = 48
 # may be larger between two points than at both.
 _NEGLIGIBLE = 42.0
 _BETWEEN = 40.0
+# Nats below the largest weight at which components are left out of a search for the
+# best order, and fewest nodes per panel of what is no search: any order is a bound.
+_NEGLIGIBLE_IN_SEARCH = 18.0
+_NODES_OF_ANSWER = 12
 # Panels in JAX, whose number is fixed, over those of the rule.
 _PANELS = 3
 # Largest number of panels.
@@ -56,16 +60,19 @@ def log_excess(
     t: Array, parts: Components, cover: Array, rule: MomentRule, *, replaced: bool
 ) -> tuple[Array, ...]:
     """See `Moments.log_excess`; of (C, n) components whose weights add up to e."""
+    is_search = rule.quadrature.nodes_per_panel < _NODES_OF_ANSWER
+    if is_search and namespace(t, cover) is np:
+        parts = parts.above(np.max(parts.log_weight, axis=0) - _NEGLIGIBLE_IN_SEARCH)
     ratios = Ratios.of(parts, cover, replaced=replaced)
     direction = "symmetric" if replaced else rule.direction
     rule = rule._replace(direction=direction)
-    excess = _integral(
-        ratios.upper, _upper_windows(t, ratios, direction), t, ratios, rule
-    )
+    windows = _upper_windows(t, ratios, direction)
+    few = ratios.up_to(namespace(t).max(windows[1], axis=0))
+    excess = _integral(few.upper, windows, t, few, rule)
     if not replaced:
-        below = _integral(
-            ratios.lower, _lower_windows(t, ratios, direction), t, ratios, rule
-        )
+        windows = _lower_windows(t, ratios, direction)
+        few = ratios.up_to(namespace(t).zeros_like(t))
+        below = _integral(few.lower, windows, t, few, rule)
         excess = sum_of(excess, below)
     xp = namespace(t, cover)
     # A component's profile is at most that of a shift of all its contributions.

@@ -61,18 +61,24 @@ def nodes(
 
     What is missing to 1 has the loss 0.
     """
+    backward, log_cut, height = (a + 0 * cover for a in rule[:3])
+    rule = NodeRule(backward, log_cut, height, rule.num_nodes)
+    xp = namespace(log_cut)
+    if xp is np:
+        parts = parts.above(np.min(rule.log_cut, axis=0))
     ratios = Ratios.of(parts, cover, replaced=replaced)
     is_whole = not ratios.covers and not replaced
     found = _whole(ratios, rule) if is_whole else _halves(ratios, rule)
-    return _shortened(found) if namespace(cover) is np else found
+    return _shortened(found) if xp is np else found
 
 
 def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
     """Of mixtures of Gaussians against N(0), on one path along the line."""
-    xp = namespace(rule.log_cut)
     s = ratios.parts.shift
+    xp = namespace(s, rule.log_cut)
     zero = xp.zeros_like(s)
     reach, high = _ends(ratios, rule.log_cut)
+    ratios = ratios.up_to(xp.max(high, axis=0))
     low = xp.where(rule.backward > 0, -reach, xp.maximum(-reach, FURTHEST_LEFT))
     line = map_first(
         lambda a, b: whole_line(a, b, zero, zero + _EVEN, rule.num_nodes), low, high
@@ -93,8 +99,8 @@ def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
 
 def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
     """Of two half-lines, or of one and its mirror image."""
-    xp = namespace(rule.log_cut)
     s, floor, backward = ratios.parts.shift, ratios.floor, rule.backward
+    xp = namespace(s, rule.log_cut)
     zero = xp.zeros_like(s)
     kink, turn = ratios.turning_point()
     most = xp.maximum(_ANGLE / s, _TOP)
@@ -107,6 +113,7 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
         return path_points(line, zero, _rise(kink, s), turn, rule.height, most)
 
     reach, high = _ends(ratios, rule.log_cut)
+    ratios = ratios.up_to(xp.max(high, axis=0))
     left = xp.where(backward > 0, reach, xp.minimum(reach, -FURTHEST_LEFT))
     above = points(high - xp.min(floor, axis=0), kink)
     below = above
@@ -147,7 +154,7 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
 
 def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
     """Where the densities at both sides have fallen to the cuts, (V, n)."""
-    xp = namespace(log_cut)
+    xp = namespace(ratios.floor, log_cut)
     parts, js = ratios.parts, ratios.terms.numbers * ratios.parts.shift
     weight = parts.log_weight + parts.log_some + ratios.terms.log_shares
     weight = weight + 0.5 * js * js
@@ -170,8 +177,8 @@ def _gathered(
     pieces: list[_Piece], ends: Ratio, ratios: Ratios, log_cut: Array
 ) -> LossNodes:
     """The nodes of all components, (K, n); those of no weight come last in NumPy."""
-    xp = namespace(log_cut)
     log_weight = ratios.parts.log_weight
+    xp = namespace(log_weight, log_cut)
     losses, weights = [], []
     for piece in pieces:
         loss, weight = _weighted(piece, log_weight, log_cut)

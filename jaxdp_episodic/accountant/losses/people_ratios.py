@@ -12,6 +12,7 @@ and all components share the ``e^{j s w}``.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -96,6 +97,12 @@ class Ratios:
             floor = root_at_zero(parts, terms)
         covers = xp is not np or bool(np.any(cover < 1))
         return cls(parts, terms, cover, floor, replaced, covers)
+
+    def up_to(self, w: Array) -> Self:
+        """The same with the terms that count at distances w and below, (n,)."""
+        x = w + namespace(w).max(self.floor, axis=0)
+        terms = self.terms.up_to(x + 0 * self.floor)
+        return dataclasses.replace(self, terms=terms)
 
     def upper(self, w: Points) -> Ratio:
         """At ``floor + w``, Re w >= 0, (K, n)."""

@@ -45,8 +45,8 @@ from jaxdp_episodic.accountant.numerics.special import (
 
 # Most steps of the search for a root: Newton's, or halvings.
 _MOST_STEPS = 100
-# A step that leaves an error of the loss of 1e-17: its square, in losses.
-_LAST_STEP = 5e-9
+# A step, in losses, that leaves an error of about its square.
+_LAST_STEP = 5e-10
 
 
 class _Sides(NamedTuple):
@@ -219,7 +219,8 @@ def _root(sides: _Sides, terms: Terms) -> tuple[Array, Terms]:
     high = xp.min((sides.most - terms.log_shares) / js, axis=0)
     low = xp.min(sides.least / js + 0.5 * js, axis=0)
     if sides.log_mirrored is not None:
-        low = xp.maximum(low, 0.0)
+        # Steps to a root at 0 may end on its other side.
+        low = xp.maximum(low, 0.0) - 0.1
     high = xp.maximum(high, low)
     terms = terms.up_to(high)
 

@@ -165,8 +165,7 @@ class PrivacyLoss(abc.ABC):
             if field.name not in cls.padding:
                 stacked.append(np.stack(values))
                 continue
-            longest = max(values, key=len)
-            shape = np.shape(longest[0]) if longest else ()
+            shape = np.shape(next((value[0] for value in values if value), 0.0))
             filler = np.full(shape, cls.padding[field.name])
             columns = itertools.zip_longest(*values, fillvalue=filler)
             stacked.append(tuple(np.stack(column) for column in columns))
@@ -206,7 +205,10 @@ class PrivacyLoss(abc.ABC):
 
     @property
     def is_unprotected(self) -> Array:
-        """Where there is no noise, or so little that kernels would overflow."""
+        """Where there is no noise, or so little that kernels would overflow.
+
+        There everything may be lost at once: see `log_kept`.
+        """
         return np.zeros(self.shape, bool)
 
     @property
@@ -235,9 +237,20 @@ class PrivacyLoss(abc.ABC):
         """``log(1 - f)``, f the probability of losing everything at once.
 
         The pair is ``(1 - f)`` times the one that kernels compute with; the rest has an
-        infinite loss.
+        infinite loss. With too little noise f is the `chance`, and the rest loses
+        nothing; f is 1 without any, which protects nobody, however rarely drawn.
         """
-        return np.zeros(self.shape)
+        with np.errstate(divide="ignore"):
+            unseen = np.log1p(-np.minimum(self.chance, 1.0))
+        bare = np.where(self.has_too_little_noise, unseen, -np.inf)
+        return np.where(self.is_unprotected, bare, 0.0)
+
+    def with_little_noise(self) -> PrivacyLoss | None:
+        """A pair that dominates this one, for steps that `is_unprotected` names.
+
+        Of mechanisms whose kernels end before their losses overflow; else None.
+        """
+        return None
 
     def mixture(self) -> MixturePair:
         """The pair of one setting, scalar fields, as a table to draw from."""

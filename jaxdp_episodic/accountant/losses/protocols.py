@@ -88,9 +88,12 @@ class Tabulated(Profile):
 
     Attributes:
       has_slopes: class constant; whether JAX can differentiate what is read off.
+      slow_shift: class constant; the shift, in deviations of the noise, from which on
+        a table takes some tenths of a second or more.
     """
 
     has_slopes: ClassVar[bool] = True
+    slow_shift: ClassVar[float]
 
     @abc.abstractmethod
     def prepare(self, *, slopes: bool = False) -> None:

@@ -65,7 +65,7 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
     def log_kept(self) -> Array:
         """See `PrivacyLoss`."""
         with np.errstate(divide="ignore"):
-            return np.log1p(-self.failure) + np.zeros(self.shape)
+            return np.log1p(-self.failure) + super().log_kept()
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """``(e^eps - g) / (1 + e^eps)`` and ``g / (1 + e^eps)`` where g < e^eps."""

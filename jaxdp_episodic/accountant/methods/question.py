@@ -135,7 +135,8 @@ class DeltaAt(_Asked):
         del largest_loss
         with np.errstate(divide="ignore"):
             log_lost = np.log(-np.expm1(log_kept))
-        return np.where(log_kept < 0, _outward(log_lost, up=True), -np.inf)
+        most = np.minimum(_outward(log_lost, up=True), 0.0)
+        return np.where(log_kept < 0, most, -np.inf)
 
     def inside(self) -> DeltaAt:
         """Returns the question with epsilon 1 in place of inf."""

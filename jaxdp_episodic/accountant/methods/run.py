@@ -98,6 +98,34 @@ class Run:
         losses = tuple(loss.scaled(factor) for loss in self.losses)
         return type(self)(losses, self.counts)
 
+    def in_reach(self) -> Self:
+        """Returns an *upper bound* of the run for which less noise is enough.
+
+        See `PrivacyLoss.with_little_noise`.
+        """
+        uses = []
+        for loss, count in zip(self.losses, self.counts, strict=True):
+            beyond = loss.is_unprotected & (count > 0)
+            other = loss.with_little_noise() if np.any(beyond) else None
+            if other is None:
+                uses.append((loss, count))
+                continue
+            uses.append((other, np.where(beyond, count, 0.0)))
+            if not np.all(beyond):
+                # Where no step is left nothing is to be made of the fields.
+                some = np.unravel_index(np.argmin(beyond), beyond.shape)
+                fields = loss.map(lambda f, b=beyond, at=some: _replaced(f, b, at))
+                uses.append((fields, np.where(beyond, 0.0, count)))
+        return type(self)(*zip(*uses, strict=True))
+
+    def kept(self) -> Self:
+        """Returns the run given that not everything is lost: see `log_kept`."""
+        if not np.any(self.is_unprotected):
+            return self
+        pairs = zip(self.losses, self.counts, strict=True)
+        counts = (np.where(loss.is_unprotected, 0.0, count) for loss, count in pairs)
+        return type(self)(self.losses, tuple(counts))
+
     def with_losses(self, losses: tuple[PrivacyLoss, ...]) -> Self:
         """Returns as many steps of other losses."""
         return type(self)(losses, self.counts)
@@ -239,6 +267,13 @@ class Run:
             kept = loss.kept_in_range().map(lambda field: _flat(field, shape))
             steps.append(Group(kept, taken))
         return stacked_steps(steps)
+
+
+def _replaced(
+    field: np.ndarray, where: np.ndarray, at: tuple[np.intp, ...]
+) -> np.ndarray:
+    """A field with one setting's value in place of some others'."""
+    return np.where(where, np.broadcast_to(field, where.shape)[at], field)
 
 
 def stacked_steps(steps: Iterable[Group]) -> tuple[Group, ...]:

@@ -29,7 +29,7 @@ def solve_single_step(question: Question, run: Run) -> np.ndarray:
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = np.flatnonzero(count == 1)
         if taken.size:
-            one = loss.map(lambda field, taken=taken: field[taken])
+            one = loss.map(lambda field, taken=taken: field[taken]).kept_in_range()
             value[taken] = solve(question.target[taken], one)
     return value
 
@@ -48,7 +48,7 @@ def error_in_nats(
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = np.flatnonzero(count == 1)
         if taken.size:
-            one = loss.map(lambda field, taken=taken: field[taken])
+            one = loss.map(lambda field, taken=taken: field[taken]).kept_in_range()
             log_delta[taken], slope[taken] = slope_of_profile(at[taken], one)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         nats = error * np.maximum(np.maximum(epsilon, 0.0), 1 / slope)

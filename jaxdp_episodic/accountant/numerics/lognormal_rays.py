@@ -26,10 +26,10 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     exp_complex,
     exp_in_place,
     expm1_complex,
+    log_near,
 )
 from jaxdp_episodic.accountant.numerics.lognormal_terms import (
     Sums,
-    log_near,
     similar_rows,
 )
 from jaxdp_episodic.accountant.numerics.loops import at, complex_of, sigmoid

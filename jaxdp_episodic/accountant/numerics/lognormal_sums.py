@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.numerics.complex_exponentials import log_near
 from jaxdp_episodic.accountant.numerics.lognormal_rays import (
     Path,
     log_transform_on_rays,
@@ -43,7 +44,6 @@ from jaxdp_episodic.accountant.numerics.lognormal_terms import (
     AxisTransform,
     Sums,
     by_rows,
-    log_near,
     transform_on_axis,
 )
 from jaxdp_episodic.accountant.numerics.loops import at

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.complex_exponentials import exp_in_place
+from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+    exp_in_place,
+    log_near,
+)
 from jaxdp_episodic.accountant.numerics.lognormal_terms import (
     AxisTransform,
     Sums,
     by_rows,
-    log_near,
     similar_rows,
     transform_on_axis,
 )

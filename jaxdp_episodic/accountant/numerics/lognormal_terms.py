@@ -13,8 +13,6 @@ import numpy as np
 
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     exp_complex,
-    log1p_complex,
-    log_complex,
 )
 from jaxdp_episodic.accountant.numerics.loops import complex_of, map_arrays
 from jaxdp_episodic.accountant.numerics.skewed_terms import (
@@ -40,8 +38,6 @@ _LIGHT_SHIFT = 0.35
 # of lower tails of so few terms.
 _LIGHT_SHIFT_OF_FEW = 0.13
 _VERY_FEW = 5
-# log K is computed from K - 1 where |K - 1| is below.
-_NEAR_ONE = 0.3
 # Array elements that fit the cache (measured).
 _CACHED_ELEMENTS = 2**17
 # Rows of one call of a kernel: fewer take longer, more leave the cache (measured).
@@ -148,16 +144,6 @@ def transform_on_axis(
             moved = grown * exp_complex(column * (v - saddle[:, None])) * (v - column)
             slope = slope + np.sum(moved, axis=1) * saddle / s
     return AxisTransform(whole, excess, slope)
-
-
-def log_near(whole: np.ndarray, excess: np.ndarray) -> np.ndarray:
-    """``log K`` of K and K - 1, without cancellation near 1 or near 0."""
-    near = np.abs(excess) < _NEAR_ONE
-    small = np.where(near, excess, 0.0)
-    close = complex_of(np, *log1p_complex(np.real(small), np.imag(small)))
-    return np.where(
-        near, close, complex_of(np, *log_complex(np.real(whole), np.imag(whole)))
-    )
 
 
 def similar_rows(num_nodes: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:

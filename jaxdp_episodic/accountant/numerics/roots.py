@@ -23,6 +23,9 @@ _SMALLEST = 1e-30
 _LARGEST = 1e36
 # Absolute value at which function values are clipped, as they may be infinite.
 _CLIP = 1e8
+# Rise of a function between the ends of a bracket, over the relative width, that is a
+# jump: log epsilon, which is searched with ``at_jump``, rises with a slope of 2 to 3.
+_JUMP = 10.0
 
 
 def largest_within(
@@ -50,8 +53,8 @@ def largest_within(
         finished: its answer is ``low``.
       tolerance: relative width of the final bracket, also (n,); ignored if
         ``integer``.
-      at_jump: the same, if it is larger, where the excess above is infinite and only
-        halving comes nearer.
+      at_jump: the same, if it is larger, where the excess jumps, to more or to inf,
+        and only halving comes nearer.
       integer: search whole numbers only, to the last one.
       ends: (n,) what is known of the excess at ``low`` and at ``high``, NaN where
         nothing is.
@@ -66,13 +69,16 @@ def largest_within(
     low, high = np.array(low, np.float64), np.array(high, np.float64)
     last_x, last_f = low.copy(), np.full(low.shape, np.nan)
     old_width = np.full((2, *low.shape), np.inf)
-    trial, jumps = np.sqrt(low) * np.sqrt(high), np.zeros(low.shape, bool)
+    trial = np.sqrt(low) * np.sqrt(high)
+    below, above = last_f.copy(), last_f.copy()
     if ends is not None:
-        last_f = np.array(ends[0], np.float64)
-        first = _secant(high, np.asarray(ends[1], np.float64), last_x, last_f)
+        below, above = (np.array(end, np.float64) for end in ends)
+        last_f = below.copy()
+        first = _secant(high, above, last_x, last_f)
         inside = (first > low) & (first < high)
-        trial, jumps = np.where(inside, first, trial), np.isposinf(ends[1])
+        trial = np.where(inside, first, trial)
     for _ in range(_MAX_EVALUATIONS):
+        jumps = above - below > _JUMP * at_jump
         enough = np.where(jumps, np.maximum(tolerance, at_jump), tolerance)
         open_ = high - low > (1 if integer else enough * low)
         active = np.flatnonzero(open_)
@@ -85,7 +91,8 @@ def largest_within(
         within = f <= 0
         low[active] = np.where(within, x, low[active])
         high[active] = np.where(within, high[active], x)
-        jumps[active] = np.where(within, jumps[active], np.isposinf(f))
+        below[active] = np.where(within, f, below[active])
+        above[active] = np.where(within, above[active], f)
         trial[active] = _secant(x, f, last_x[active], last_f[active])
         slow = np.ones(low.shape, bool)
         slow[active] = ~(np.abs(f) <= 0.1 * np.abs(last_f[active]))

@@ -10,6 +10,7 @@ import numpy as np
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     exp_complex,
     exp_in_place,
+    log_near,
 )
 from jaxdp_episodic.accountant.numerics.loops import complex_of
 from jaxdp_episodic.accountant.numerics.quadrature import chebyshev_shares, in_blocks
@@ -20,7 +21,6 @@ from jaxdp_episodic.accountant.numerics.skewed_terms import (
     ends_of,
     larger_saddle,
     log_last,
-    log_transform,
 )
 
 # Real over imaginary part of a ray's direction, where tails are heavy.
@@ -102,7 +102,7 @@ def transforms_on_rays(
     whole, excess, first, second = (
         np.concatenate(part).reshape(*p.shape, -1) for part in zip(*parts, strict=True)
     )
-    log_k = log_transform(Transforms(whole, excess, first, second))
+    log_k = log_near(whole, excess)
     angle = np.imag(log_k)  # modulo 2 pi; made continuous in place
     jumps = np.rint(np.diff(angle, axis=1) / (2 * math.pi))
     angle[:, 1:] -= 2 * math.pi * np.cumsum(jumps, axis=1)

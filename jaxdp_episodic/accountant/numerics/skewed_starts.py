@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.numerics.complex_exponentials import log_near
 from jaxdp_episodic.accountant.numerics.skewed_terms import (
     Terms,
     larger_saddle,
     log_last,
-    log_transform,
     transforms_on_axis,
 )
 
@@ -58,7 +58,7 @@ def starts_for(terms: Terms, end: float) -> Starts:
     transforms = transforms_on_axis(
         p.reshape(-1), np.repeat(log_g, 3), terms, tilt, coarse=True
     )
-    power = n * np.real(log_transform(transforms)).reshape(-1, 3, 3)
+    power = n * np.real(log_near(transforms.whole, transforms.excess)).reshape(-1, 3, 3)
     # Speed of the saddle point in log g, in widths of the integrand.
     slope = (power[:, 2] - power[:, 0]) / (AROUND[2] - AROUND[0])
     constant = terms.constant(log_g[:, None] + 2 * s * tilt)
@@ -103,7 +103,10 @@ def _crossing(terms: Terms, log_g: np.ndarray) -> np.ndarray:
         p = np.exp(log_p).reshape(-1)
         transforms = transforms_on_axis(p, each, terms, np.zeros(1), coarse=True)
         index = _first(
-            terms, log_g, log_p, n * log_transform(transforms).reshape(log_p.shape)
+            terms,
+            log_g,
+            log_p,
+            n * log_near(transforms.whole, transforms.excess).reshape(log_p.shape),
         )
 
         around = np.clip(index + np.arange(-1, 2)[:, None], 0, number - 1)

@@ -34,7 +34,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.complex_exponentials import exp_complex
+from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+    exp_complex,
+    log_near,
+)
 from jaxdp_episodic.accountant.numerics.loops import at, complex_of
 from jaxdp_episodic.accountant.numerics.quadrature import (
     chebyshev_points,
@@ -53,7 +56,6 @@ from jaxdp_episodic.accountant.numerics.skewed_terms import (
     Transforms,
     gauss,
     larger_saddle,
-    log_transform,
     place_of,
     too_rare,
     transforms_on_axis,
@@ -283,7 +285,7 @@ def contours(terms: Terms, starts: Starts, *, finer: bool = False) -> Contours:
     transforms = transforms_on_axis(
         np.append(p, on_axis), np.concatenate(each), terms, tilt
     )
-    power = log_transform(Transforms(*(part[: len(p)] for part in transforms)))
+    power = log_near(transforms.whole[: len(p)], transforms.excess[: len(p)])
     power = n * np.real(power).reshape(-1, 3, len(tilt))
     middle = power @ chebyshev_shares(len(tilt), np.zeros(1))[0]
     rays = Rays(log_g, start, start / narrowness(middle), direction_of(terms))
@@ -328,7 +330,11 @@ def _axis(
     There log p is nearly linear, of slope -s.
     """
     angle = np.angle(transforms.whole)
-    rows = [complex_of(np, np.real(log_transform(transforms)), np.log(angle))]
+    rows = [
+        complex_of(
+            np, np.real(log_near(transforms.whole, transforms.excess)), np.log(angle)
+        )
+    ]
     for part in (transforms.first, transforms.second):
         part = part / transforms.whole
         rows.append(complex_of(np, np.log(np.abs(part)), np.angle(part) / angle))

@@ -15,8 +15,6 @@ import numpy as np
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     Pair,
     exp_complex,
-    log1p_complex,
-    log_complex,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, complex_of
 from jaxdp_episodic.accountant.numerics.quadrature import gauss_legendre, in_blocks
@@ -246,12 +244,3 @@ def transforms_on_axis(
     transforms = Transforms(*(a + b + c for a, b, c in zip(*sums, strict=True)))
     beyond = np.exp(log_normal_tail(end + tilt)) if terms.are_many else 1.0
     return transforms._replace(excess=transforms.excess - beyond)
-
-
-def log_transform(transforms: Transforms) -> np.ndarray:
-    """``log K`` without cancellation near 1, or near 0."""
-    near = np.abs(transforms.excess) < 0.3
-    small = np.where(near, transforms.excess, 0.0)
-    close = log1p_complex(np.real(small), np.imag(small))
-    far = log_complex(np.real(transforms.whole), np.imag(transforms.whole))
-    return np.where(near, complex_of(np, *close), complex_of(np, *far))

@@ -82,10 +82,11 @@ def calibrate_noise_multiplier(
       float64 of the broadcast shape, within ``tolerance`` of the smallest such noise
       and never below what was checked to be enough; 0 where nothing is drawn or no
       step taken, ``inf`` where a noise multiplier of 1e18 is not enough. Of targets
-      above 50, where noise is so little that "exact" and "pld" take seconds, it is
-      Rényi's noise, larger by up to a third; within 1e-2 of one below which nothing
-      can be computed; and within 2e-17 times the target, at most 0.1, where that is
-      more than the tolerance. A warning says where it is below 1e-3, next to none.
+      above 50, of random allocation above 20, where noise is so little that "exact" and
+      "pld" take seconds, it is Rényi's noise, larger by up to a third; within 1e-2 of
+      0.1, below which random allocation has a looser bound; and within 2e-17 times the
+      target, at most 0.1, where that is more than the tolerance. A warning says where
+      it is below 1e-3, next to none.
     """
     check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)
@@ -160,8 +161,8 @@ def calibrate_num_steps(
 
     Returns:
       int64 of the broadcast shape; 0 where one step is too many, 2**53 where that many
-      or more are within the target. Of targets above 50 at little noise Rényi's number,
-      as of `calibrate_noise_multiplier`.
+      or more are within the target. Of targets above 50 (20) at little noise Rényi's
+      number, as of `calibrate_noise_multiplier`.
     """
     check_method(method)
     _check_is(step, GaussianStep, *RELEASES)
@@ -209,7 +210,7 @@ def calibrate_rate(
       the smallest (one, or as many classes as an episode has) is within the target;
       or int64 steps_per_epoch, a length that is within the target while that of one
       step less is not (as a rule the shortest), 0 where none up to 2**30 is. Of targets
-      above 50 at little noise Rényi's, as of `calibrate_noise_multiplier`.
+      above 50 (20) at little noise Rényi's, as of `calibrate_noise_multiplier`.
 
     Raises:
       ValueError: an unknown level, or one that is not drawn.

@@ -131,26 +131,29 @@ def _ends(
     run.refuse("pld")
     if alone:
         run = run.take_paths(undominated_paths(run))
-    at_end = question.at_end(run.most_lost)
+    # Of steps with too little noise only an upper bound is known.
+    runs = run.kept(), run.in_reach()
     inside = question.inside()
-    log_kept = run.log_kept()
     nothing = np.zeros(())
     ends: list[np.ndarray] = []
     both: tuple[np.ndarray, np.ndarray] | None = None
     for i, up in enumerate((False, True)):
+        asked, log_kept = runs[up].kept(), runs[up].log_kept()
         left = inside.given_kept(log_kept, up=up)
         hopeless = np.isneginf(left.target)
         left = left.at(np.where(hopeless, -1.0, left.target))
         # Targets differ, by rounding, only where a loss may be infinite.
-        if both is None or np.any(log_kept):
-            both = pld_bounds(left, run, width=width)
+        if both is None or np.any(log_kept) or np.any(run.is_unprotected):
+            both = pld_bounds(left, asked, width=width)
         found = Answer(both[i], nothing, nothing)
         end = inside.with_failure(found, log_kept, up=up).value
+        at_end = question.at_end(runs[True].most_lost)
         if np.any(at_end):
-            limit = end_values(question, run)
+            limit = end_values(question, runs[True])
             # At delta 0 the largest loss is an upper end only.
             known = ~np.isfinite(limit) | (limit == 0) | (not question.is_epsilon)
-            limit = np.where(known | up, limit, 0.0)
+            known &= question.is_epsilon | ~run.has_too_little_noise
+            limit = np.where(known | up, limit, question.nothing)
             end = np.where(at_end, limit, end)
         ends.append(end)
     return ends

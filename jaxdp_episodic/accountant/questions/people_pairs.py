@@ -60,6 +60,10 @@ from jaxdp_episodic.accountant.questions.pair_numbers import (
 _RARE = 0.2
 
 
+# Most parts of a mixture of Gaussians whose sum is taken at once: 60 take 2 s.
+_MOST_HIDDEN = 64
+
+
 def in_one_place(step: GaussianStep) -> GaussianStep:
     """Returns a step whose people have one example each as one of examples."""
     people, names = step.people, step.design.level_names
@@ -141,17 +145,44 @@ def _tree(step: GaussianStep, sampling: MultistageSampling) -> tuple[PrivacyLoss
         laws = sums_of(log_held(log_drawn(stages[clip]), chance), numbers)
         return _covered(mixed(laws, masses), laws[-1])
 
+    leaves = step.neighboring_relation == "add_remove"
     if not isinstance(sampling.levels[clip], Poisson):
-        return (settings.pair(revealing_units),)
+        alone = leaves and len(sampling.levels) == 1
+        return (
+            (alone and _sampled_examples(settings)) or settings.pair(revealing_units),
+        )
     if clip == len(sampling.levels) - 1:
         # Nobody reacts: what is not drawn is not there, nor is what has left.
-        leaves = step.neighboring_relation == "add_remove"
         return (settings.pair(hiding_contents, leaves=leaves),)
     unit = settings.stages[clip]
     always = settings.each(lambda stages: chance_of_holding(stages[clip + 1 :])) == 1
     if np.all(always | _are_rare(unit.rate, unit.bound)):
         return (settings.pair(hiding_contents),)
     return settings.pair(hiding_contents), settings.pair(hiding_units)
+
+
+def _sampled_examples(settings: Settings) -> PrivacyLoss | None:
+    """A sample of a fixed size, hers replaced by others where she is not there.
+
+    See docs/proofs.md, "A sample of fixed size, from which a person is gone". None
+    where the mixture has too many parts.
+    """
+
+    def exchanged(stages: tuple[Stage, ...]) -> Mixture:
+        counts, masses = merged(log_drawn(stages[0]))
+        some = counts > 0
+        chance = min(float(np.exp(masses[some]).sum()), 1.0)
+        if not chance > 0:
+            return Mixture(1.0, 1.0, 0.0, np.ones(1), np.zeros(1))
+        # One of hers is there, and one of others is not.
+        return Mixture(
+            1.0, 1.0, chance, 2 * counts[some], masses[some] - np.log(chance)
+        )
+
+    parts = settings.each(lambda stages: len(exchanged(stages).counts))
+    if np.max(parts, initial=0) > _MOST_HIDDEN:
+        return None
+    return settings.hidden_pair(exchanged, ALWAYS, ALWAYS)
 
 
 def _grouped_classes(

@@ -68,7 +68,7 @@ def _worst_profile(target: np.ndarray, loss: PrivacyLoss, direction: str) -> np.
     Run((loss,), (np.ones(1),)).refuse("exact")
     finite = np.where(np.isinf(target), 1e300, target)
     at_end = np.isinf(target) & ~loss.is_unprotected
-    log_kept = loss.log_kept()
+    log_kept = np.where(loss.is_unprotected, 0.0, loss.log_kept())
     forward, backward = (
         DeltaAt(target)
         .with_failure(Answer(log_profile, target, target), log_kept)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import engine_name
 from jaxdp_episodic.accountant.describe.step import OneStep
+from jaxdp_episodic.accountant.losses.protocols import Tabulated
 from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
@@ -32,8 +33,11 @@ MOST_NOISE = 1e18
 # Nats of a target above which Rényi's bound meets it where nothing else is quick: below
 # it certified ends of little noise take some tenths of a second.
 _LARGE = 50.0
+# The same of what has tables, whose certified ends take up to a minute: up to it no
+# contour was seen to fail, at 30 of 100 slots of replaced units it does.
+_LARGE_OF_TABLES = 20.0
 # Shift, in deviations of the noise, from which on several steps take long: a Poisson
-# step's contour fails from 13, an epoch's table at 10 takes up to 8 s.
+# step's contour fails from 13.
 _FURTHEST = 9.5
 # Relative rounding of orders next to 1 in Rényi's bound, for each nat of a target: no
 # bracket closes in on less (from 1e12 nats searches took 10, then 33 and 56 calls).
@@ -124,6 +128,7 @@ class Targets:
         runs = [self._taken(run, active) for run in runs]
         if inverse_noise is not None:
             runs = [run.scaled(inverse_noise[:, None]) for run in runs]
+        runs = [run.in_reach() for run in runs]
         question = EpsilonAt(np.log(self.delta[active]))
         if inverse_noise is not None and self.follows_orders:
             found = [
@@ -140,7 +145,10 @@ class Targets:
         self, question: EpsilonAt, runs: list[Run], active: np.ndarray
     ) -> np.ndarray:
         """Epsilon with its error; of large targets by what is quick, an upper bound."""
-        large = (self.epsilon[active] > _LARGE) & (self.method != "rdp")
+        losses = [loss for run in runs for loss in run.losses]
+        have_tables = any(isinstance(loss, Tabulated) for loss in losses)
+        least = _LARGE_OF_TABLES if have_tables else _LARGE
+        large = (self.epsilon[active] > least) & (self.method != "rdp")
         for run in runs:
             self.by_renyi[active] |= large & _has_little_noise(run)
         by_renyi = self.by_renyi[active]
@@ -238,13 +246,14 @@ class Targets:
 
 
 def _has_little_noise(run: Run) -> np.ndarray:
-    """Where several steps have too little noise for the contour, but it is needed."""
-    furthest = np.zeros(run.shape)
+    """Where steps have too little noise for the contour or its tables, but need it."""
+    little = np.zeros(run.shape, bool)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
-        shift = np.where(taken, loss.hints().furthest, 0.0)
-        furthest = np.maximum(furthest, shift)
-    little = (furthest > _FURTHEST) & (run.num_steps > 1)
+        limit, several = _FURTHEST, run.num_steps > 1
+        if isinstance(loss, Tabulated):
+            limit, several = loss.slow_shift, True
+        little |= taken & several & (loss.hints().furthest > limit)
     if np.any(little):
         little &= ~((run.gaussian_shift() > 0) | have_closed_form(run))
     return np.asarray(little.any(axis=-1))

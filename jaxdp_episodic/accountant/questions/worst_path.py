@@ -80,13 +80,14 @@ def _of_one(question: Question, run: Run, method: str) -> Answer:
     question = question.at(np.asarray(question.target, np.float64)[..., None])
     if run.num_paths > 1:
         run = run.take_paths(undominated_paths(run))
+    little, run = run.has_too_little_noise, run.in_reach()
     at_end = question.at_end(run.most_lost).all(axis=-1)
     if not np.any(at_end):
-        return _inside(question, run, method)
+        return _inside(question, run, little, method)
     value = end_values(question, run).max(axis=-1)
     if np.all(at_end):
         return Answer(value, np.zeros(value.shape), np.zeros(value.shape, bool))
-    found = _inside(question.inside(), run, method)
+    found = _inside(question.inside(), run, little, method)
     return Answer(
         np.where(at_end, value, found.value),
         np.where(at_end, 0.0, found.error),
@@ -98,19 +99,15 @@ def end_values(question: Question, run: Run) -> np.ndarray:
     """Answers at the ends of the target's range, at every setting and path.
 
     *Exact*, but an upper bound at delta 0 (see `PrivacyLoss.largest_loss`), and at an
-    infinite epsilon without noise, where delta is taken for 1.
+    infinite epsilon with (nearly) no noise (see `PrivacyLoss.log_kept`).
     """
-    value = question.end_value(run.most_lost, run.log_kept())
-    bare = run.is_unprotected & ~run.loses_nothing
-    if question.is_epsilon:
-        bare = bare & (question.target < 0)
-    return np.where(bare, question.everything, value)
+    return question.end_value(run.most_lost, run.log_kept())
 
 
-def _inside(question: Question, run: Run, method: str) -> Answer:
-    """The answer at targets that are not at an end."""
-    log_kept = run.log_kept()
-    if not np.any(log_kept):
+def _inside(question: Question, run: Run, little: np.ndarray, method: str) -> Answer:
+    """The answer at targets that are not at an end; a bound at too little noise."""
+    log_kept, run = run.log_kept(), run.kept()
+    if not (np.any(log_kept) or np.any(little)):
         return _worst(question, run, method)
     # A loss may be infinite: the question is asked given that it is not, path by path.
     left = question.given_kept(log_kept)
@@ -118,7 +115,10 @@ def _inside(question: Question, run: Run, method: str) -> Answer:
     left = left.at(np.where(hopeless, -1.0, left.target))
     given = _each_path(left, run, method)
     given = question.with_failure(given, log_kept)
-    return _largest(given)
+    bound = little & (given.value != question.nothing)
+    error = np.where(bound, np.inf, given.error)
+    is_certified = given.is_certified | (bound & (method != "rdp"))
+    return _largest(Answer(given.value, error, is_certified))
 
 
 def _each_path(question: Question, run: Run, method: str) -> Answer:

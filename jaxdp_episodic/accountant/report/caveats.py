@@ -20,7 +20,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon
-from jaxdp_episodic.accountant.report.protected import protected_unit
+from jaxdp_episodic.accountant.report.protected import bounds_in_words
 from jaxdp_episodic.accountant.report.rounding import upward
 
 
@@ -134,9 +134,9 @@ def _who_is_where(step: GaussianStep) -> list[str]:
     return [
         lists,
         f"Bounds of people: every {last!r} has one owner, and nobody owns more than "
-        "the bounds allow. They are public, not read from the data, and enforced "
-        f"before training by a rule that looks at one person's {looks} alone. Whoever "
-        "is beyond them is not protected by this epsilon.",
+        f"this: {bounds_in_words(step.people)}. These bounds are public, not read from "
+        "the data, and enforced before training by a rule that looks at one person's "
+        f"{looks} alone. Whoever is beyond them is not protected by this epsilon.",
     ]
 
 
@@ -260,9 +260,9 @@ def _of_a_person(
     """What the run costs somebody with all that the bounds allow."""
     if isinstance(value, str):
         return f"epsilon protects a single {unit!r}; of a person none is known: {value}"
-    who = protected_unit(level_runs[PERSON].gaussian_steps[0])
+    whose = bounds_in_words(level_runs[PERSON].gaussian_steps[0].people)
     return (
-        f"epsilon protects a single {unit!r}; that of {who}, is "
+        f"epsilon protects a single {unit!r}; that of a person ({whose}) is "
         f"{upward(value, 5, zeros=True)}, if nobody owns more"
     )
 

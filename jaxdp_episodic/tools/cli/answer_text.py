@@ -28,6 +28,9 @@ def answer_document(
     units = {part.privacy_unit for part in steps_of(request)}
     names = ("calibrate", "level", "num_steps", "delta", "epsilon")
     asked = {name: plain(getattr(request, name, None)) for name in names}
+    bounds = (step.people for step in steps_of(request))
+    people = next((one for one in bounds if one is not None), None)
+    asked["people"] = None if people is None else plain(people.numbers)
     return {
         "version": 1,
         **{name: value for name, value in asked.items() if value is not None},

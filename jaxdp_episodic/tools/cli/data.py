@@ -111,7 +111,7 @@ class Import:
         for split, records in splits.items():
             table = records.numbers
             units = [
-                f"{table.population.num_units(index):,} {name}"
+                f"{name} {table.population.num_units(index):,}"
                 for index, name in enumerate(table.level_names, 1)
             ]
             kind = f"{records.dtype} {'x'.join(map(str, records.shape))}"

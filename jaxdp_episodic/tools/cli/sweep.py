@@ -101,7 +101,8 @@ def _part(text: str | None) -> tuple[int, int] | None:
 
 def _lines(outcome: Outcome) -> list[str]:
     """What was done."""
-    lines = [f"settings   {outcome.size:,} in {outcome.num_chunks:,} chunks"]
+    chunks = "1 chunk" if outcome.num_chunks == 1 else f"{outcome.num_chunks:,} chunks"
+    lines = [f"settings   {outcome.size:,} in {chunks}"]
     if outcome.num_evaluated:
         rate = outcome.num_evaluated / outcome.seconds
         lines.append(

@@ -111,6 +111,8 @@ class Tune:
         """Searches; returns the exit code."""
         use_all_cores()
         # Imported here: Flax costs a second, which no help should pay.
+        from rich.console import Console
+
         from jaxdp_episodic.tools.train.search import RELEASE, run_search, search_budget
         from jaxdp_episodic.tools.train.search_space import read_search
 
@@ -119,7 +121,7 @@ class Tune:
         def searched() -> list[str]:
             search = read_search(self.file)
             if self.cost_only:
-                budget = search_budget(search, base)
+                budget = search_budget(search, base, Console(stderr=True))
                 return [
                     f"each run    epsilon {upward(budget.run_epsilon, 5)}",
                     f"the search  epsilon {upward(budget.epsilon, 5)} (upper bound)",

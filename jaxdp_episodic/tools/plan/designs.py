@@ -139,14 +139,16 @@ def possible_designs(
             designs.append(
                 Design(title, scheme, is_multistage, clip, size, limit, make)
             )
-    return designs + _blocks(population, sizes, stated_size, num_people)
+    if num_people is not None:
+        designs += _blocks(population, sizes, stated_size, num_people)
+    return designs
 
 
 def _blocks(
     population: Population,
     sizes: tuple[int, ...],
     stated_size: int | None,
-    num_people: int | None,
+    num_people: int,
 ) -> list[Design]:
     """Blocks of as few people as have, on average, what an episode draws.
 
@@ -155,7 +157,7 @@ def _blocks(
     """
     fewest = stated_size or int(np.min(population.children_counts[1], initial=2**53))
     designs: list[Design] = []
-    for size in sorted(set(sizes)) if num_people is not None and fewest else ():
+    for size in sorted(set(sizes)) if fewest else ():
         people = math.ceil(size * num_people / fewest)
         most = num_people // people
 
@@ -168,7 +170,7 @@ def _blocks(
             )
 
         if most:
-            name = _title(f"blocks of {people:,} people", size, True, len(sizes) + 1)
+            name = _title(f"blocks of {people:,} people", size, True, len(sizes))
             designs.append(Design(name, BLOCKS, True, EPISODE, size, most, blocks))
     return designs
 

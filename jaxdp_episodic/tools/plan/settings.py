@@ -18,6 +18,7 @@ from jaxdp_episodic.tools.plan.question import Compute, PlanRequest
 _SLOW = (INDEPENDENT, EPOCHS)
 _GRID = (18, 18)  # numbers of episodes a step, and of steps, that are tried
 _COARSE_GRID = (6, 5)  # the same of slow schemes
+_PEOPLE_GRID = (4, 3)  # of a person in many episodes: seconds for each
 # Relative, of a candidate's noise, from above: a twentieth of what _NEARLY_BEST tells
 # apart. What is trained is calibrated on its own.
 _NOISE_TOLERANCE = 1e-3
@@ -49,8 +50,9 @@ def budgeted(
     largest = int(min(most, budget / compute.fewest_steps))
     if largest < 1:
         return np.zeros(0), np.zeros(0)
-    is_slow = design.scheme in _SLOW or (of_people and design.scheme != BLOCKS)
-    sizes = _COARSE_GRID if is_slow else _GRID
+    sizes = _COARSE_GRID if design.scheme in _SLOW else _GRID
+    if of_people and design.scheme != BLOCKS:
+        sizes = _PEOPLE_GRID
     episodes = np.unique(np.rint(np.geomspace(1, largest, sizes[0])))
     grid = np.geomspace(compute.fewest_steps, compute.most_steps, sizes[1])
     pairs = set()

@@ -14,6 +14,11 @@ _PLAIN = {
     "num_classes": "classes in the pool (number)",
     "ways": "ways (classes an episode)",
     "num_episodes": "episodes a step (number)",
+    "people.examples": "most examples of a person in a class (number)",
+    "people.classes": "most classes of a person (number)",
+    "people.tasks": "most tasks of a person (number)",
+    "num_people": "people in all (number)",
+    "people_per_block": "people in a block (number)",
 }
 _OF_A_LEVEL = {
     "sampling_probability": "sampling probability of each {}",

@@ -65,7 +65,7 @@ def _draw_losses(axes: Any, losses: np.ndarray) -> None:
     steps, values = losses.T
     axes.plot(steps, values, color="#bbbbbb", lw=0.8)
     width = max(1, len(values) // 30)
-    if len(values) >= 2 * width:
+    if width > 1:
         smooth = np.convolve(values, np.ones(width) / width, "valid")
         axes.plot(
             steps[width - 1 :], smooth, color=_BLACK, label=f"mean of {width} steps"
@@ -105,7 +105,10 @@ def _draw_scores(
             axes.axhline(bare, color=color, ls="--", lw=1, label=label)
         axes.set_ylabel(rows[0][1]["name"] + "\n(held out)")
     if names:
-        axes.legend(frameon=False, loc="best")
+        # Above the panel: within it no place is free of all lines and error bars.
+        above = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
+        narrow = {"columnspacing": 1.0, "handlelength": 1.5}
+        axes.legend(frameon=False, ncols=2, **above, **narrow)
     if names and without_noise and len(scores) > 2:
         # The axis shows both runs' scores closely; that before learning lies beyond.
         parts = [part for _, part in scores[1:]]

@@ -103,7 +103,11 @@ def run_search(
         )
     console = console or Console(stderr=True)
     with run_files.locked(folder):
-        state = _resumed(search, folder) if resume else _started(search, folder, base)
+        state = (
+            _resumed(search, folder)
+            if resume
+            else _started(search, folder, base, console)
+        )
         budget = SearchBudget(**state["budget"])
         console.print(
             f"each run epsilon {budget.run_epsilon:.4g}, the search "
@@ -129,13 +133,15 @@ def run_search(
         return _finish(search, folder, state, budget)
 
 
-def _started(search: Search, folder: Path, base: Path | None) -> dict[str, Any]:
+def _started(
+    search: Search, folder: Path, base: Path | None, console: Console
+) -> dict[str, Any]:
     """Draws the search, and stores it before anything is trained."""
     if (folder / STATE).exists():
         raise FileExistsError(
             f"{folder} holds a search; resume it, or name another folder"
         )
-    budget = search_budget(search, base)
+    budget = search_budget(search, base, console)
     generator = np.random.default_rng()  # the operating system's entropy
     number = search.settings.trials.draw(generator)
     runs = [{"values": search.draw(generator), "score": None} for _ in range(number)]
@@ -242,7 +248,9 @@ class SearchBudget(NamedTuple):
     is_public: bool
 
 
-def search_budget(search: Search, base: Path | None = None) -> SearchBudget:
+def search_budget(
+    search: Search, base: Path | None = None, console: Console | None = None
+) -> SearchBudget:
     """Returns what a search costs; with a target, the largest runs that it permits.
 
     Runs whose privacy differs (other numbers of steps, other sampling) are calibrated
@@ -252,12 +260,15 @@ def search_budget(search: Search, base: Path | None = None) -> SearchBudget:
     Args:
       search: the search.
       base: folder that paths of the data are relative to.
+      console: where each run that was tried is said, as they take seconds each; None:
+        nowhere.
 
     Raises:
       ValueError: no run however private keeps the search within its target.
     """
     data, _ = search.config({}, 1.0).training_data(base)
-    settings = search.settings
+    settings, console = search.settings, console or Console(quiet=True)
+    console.print("what runs cost: several are tried, each takes seconds")
     if settings.run_epsilon is not None:
         total, is_public = _total(search, settings.run_epsilon, data)
         return SearchBudget(settings.run_epsilon, total, is_public)
@@ -275,6 +286,8 @@ def search_budget(search: Search, base: Path | None = None) -> SearchBudget:
     def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
         one = float(run_epsilon[0])
         totals[one] = _total(search, one, data)[0]
+        said = f"runs of epsilon {one:.4g} make the search {totals[one]:.4g}"
+        console.print(said, highlight=False)
         return np.atleast_1d(np.log(totals[one] / target))
 
     if excess(np.array([high]), np.zeros(1, int)) <= 0:  # one run, for example

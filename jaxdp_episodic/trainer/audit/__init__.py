@@ -1,7 +1,8 @@
 """Attempts to break the library's own promises: lower bounds next to claimed epsilons.
 
-Audits of real training runs are in `jaxdp_episodic.trainer.audit.training`, which is
-imported by itself, because it brings the trainer.
+Audits of real training runs are in `jaxdp_episodic.trainer.audit.training`, and those
+of people in `jaxdp_episodic.trainer.audit.people`; they are imported by themselves,
+because they bring the trainer.
 
 Doors: `mechanism`, `report`, `training`.
 """

@@ -17,6 +17,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -143,6 +144,8 @@ def _chosen(
 ) -> tuple[Canaries, list[np.ndarray]]:
     """Units in different clip units, chosen at random; and other rows of the same."""
     _validation.whole_number("num_canaries", number)
+    if step.privacy_unit == PERSON:
+        return _people(data, number, generator)
     names = list(data.level_names)
     _validation.choice("privacy_unit", step.privacy_unit, names)
     unit = names.index(str(step.privacy_unit))
@@ -183,6 +186,27 @@ def _chosen(
             around = np.arange(data.num_examples)
         others.append(np.setdiff1d(around, group))
     return Canaries(data, rows, owner, None, number, leaves_null), others
+
+
+def _people(
+    data: ExampleTable, number: int, generator: np.random.Generator
+) -> tuple[Canaries, list[np.ndarray]]:
+    """The people who are in most classes; whoever is drawn else contributes its own."""
+    if data.owners is None:
+        raise ValueError("data must have owners for canaries that are people")
+    owners, examples = np.unique(data.owners.codes, return_counts=True)
+    if number > len(owners):
+        raise ValueError(
+            f"num_canaries must be at most {len(owners)}, the number of people, "
+            f"got {number}"
+        )
+    pairs = np.unique([data.owners.codes, data.class_places], axis=1)
+    classes = np.bincount(pairs[0])[owners]
+    order = np.lexsort((generator.random(len(owners)), -examples, -classes))[:number]
+    groups = [np.flatnonzero(data.owners.codes == p) for p in owners[order]]
+    owner = np.repeat(np.arange(number), [len(group) for group in groups])
+    nobody = [np.zeros(0, np.int64)] * number
+    return Canaries(data, np.concatenate(groups), owner, None, number), nobody
 
 
 def _is_independent(step: GaussianStep) -> bool:

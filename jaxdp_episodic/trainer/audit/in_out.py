@@ -18,6 +18,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
     ShuffledEpochs,
     WithoutReplacement,
 )
@@ -25,9 +26,9 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.audit.canaries import Canaries, CanaryLearner, recording
 from jaxdp_episodic.trainer.audit.canary_losses import canary_losses
+from jaxdp_episodic.trainer.audit.simulation import log_likelihood_ratio
 from jaxdp_episodic.trainer.audit.worst_case import (
     blocks_of_run,
-    log_likelihood_ratio,
     worst_case,
 )
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, TrainingConfig
@@ -163,7 +164,7 @@ def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
     if step.population is not None:
         return dataclasses.replace(step, population=data.population)
     design, unit = step.design, str(step.privacy_unit)
-    if isinstance(design, IndependentEpisodes):
+    if isinstance(design, IndependentEpisodes) or step.privacy_unit == PERSON:
         return step
     within = design.level_names[design.level_names.index(unit) + 1 :]
     for scheme in design.schemes:
@@ -226,6 +227,9 @@ def released_ratios(
         # All of a batch but the canary contribute the opposite.
         batch = trainer.sampler.expected_units / float(step.noise_multiplier)
         released = [release + batch for release in released]
+    if step.privacy_unit == PERSON:
+        # The more of her, the larger the sums; nobody else is on her axis.
+        return np.stack(released)
     branches, rows, later = worst_case(step), [], iter(released)
     for length, taken in blocks_of_run(step, num_steps - first):
         part = np.stack(list(itertools.islice(later, taken)), axis=-1)

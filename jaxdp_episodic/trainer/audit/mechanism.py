@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,
@@ -63,6 +64,8 @@ class MechanismAudit(NamedTuple):
         Where no data set reaches the dominating pair it stays below.
       is_one_audit: the two are the same mechanism, which was simulated once.
       seconds: that the simulation took.
+      has_pair: what is accounted could be simulated; that of people cannot, and the
+        audit is of fixed data in its place.
     """
 
     num_steps: int
@@ -72,6 +75,7 @@ class MechanismAudit(NamedTuple):
     fixed_data: EpsilonBound
     is_one_audit: bool
     seconds: float
+    has_pair: bool = True
 
     @property
     def is_violated(self) -> bool:
@@ -143,8 +147,9 @@ def audit_mechanism(
     ]
     seconds = time.perf_counter() - begun
     total = sum(count for _, count in parts)
+    has_pair = all(part.privacy_unit != PERSON for part, _ in parts)
     return MechanismAudit(
-        total, claimed_rdp, exact, bounds[0], bounds[-1], is_one, seconds
+        total, claimed_rdp, exact, bounds[0], bounds[-1], is_one, seconds, has_pair
     )
 
 

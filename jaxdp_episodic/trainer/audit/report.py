@@ -73,7 +73,10 @@ def mechanism_rows(name: str, audit: MechanismAudit) -> list[AuditRow]:
         "fixed data": audit.fixed_data,
     }
     if audit.is_one_audit:
-        attackers = {"fixed data, the dominating pair": audit.fixed_data}
+        name_of_one = (
+            "fixed data, the dominating pair" if audit.has_pair else "fixed data"
+        )
+        attackers = {name_of_one: audit.fixed_data}
     return [
         AuditRow(name, attacker, bound.delta, *claims, bound)
         for attacker, bound in attackers.items()

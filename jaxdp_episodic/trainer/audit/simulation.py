@@ -206,6 +206,29 @@ def tallied(
     return total, 2 * streams * passes
 
 
+def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:
+    """Returns the log-likelihood ratio of releases, with the unit against without it.
+
+    Given that the outer unit was drawn.
+
+    Args:
+      branches: not mirrored, without multipliers.
+      release: (...,) in noise deviations; of a block (..., taken), those of its steps.
+    """
+    release = np.asarray(release, np.float64)[..., None]
+    axes = (-2, -1) if branches.block > 1 else -1
+    idle = branches.block - branches.taken
+    logs = []
+    for means in (branches.with_unit, branches.without_unit):
+        exponent = means * (release - 0.5 * means)
+        largest = np.maximum(exponent.max(axis=axes, keepdims=True), 0.0)
+        total = (branches.weight * np.exp(exponent - largest)).sum(axis=axes)
+        largest = largest.reshape(total.shape)
+        with np.errstate(divide="ignore"):
+            logs.append(np.log(total + idle * np.exp(-largest)) + largest)
+    return np.clip(logs[0] - logs[1], -1e3, 1e3)
+
+
 @functools.partial(jax.jit, static_argnames=("tally", "kinds"))
 def _simulated(
     state: State,

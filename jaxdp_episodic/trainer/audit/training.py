@@ -180,7 +180,7 @@ def audit_steps(
                 on_step(before + taken, 2 * steps)
 
         found = released_ratios(training, canaries, data, steps, tell)
-        ratios.append(found[:, 0].reshape(draws, len(lengths)).sum(axis=1))
+        ratios.append(found[:, 0].reshape(draws, -1).sum(axis=1))
     choosing = int(CHOOSING_SHARE * draws)
     choice, counted = zip(*((r[:choosing], r[choosing:]) for r in ratios), strict=True)
     bounds = score_bounds(choice, counted, deltas, confidence)

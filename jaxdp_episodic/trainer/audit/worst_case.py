@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
+from jaxdp_episodic.trainer.audit.person_contributions import person_contributions
 
 # Contributions of one unit in a step: a table has a branch for each number of them.
 _MOST_CONTRIBUTIONS = 512
@@ -89,16 +90,13 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
       path: which of the distinct paths of the step's population.
 
     Raises:
-      NotImplementedError: more contributions of one unit than a table can have, or a
-        person, who may be on many paths.
+      NotImplementedError: more contributions of one unit than a table can have.
     """
-    if step.privacy_unit == PERSON:
-        raise NotImplementedError(
-            "privacy_unit='person' has no worst case to draw from; covered: units of a "
-            f"level, {step.design.level_names}"
-        )
-    rates = [float(_at(rate, path)) for rate in step.path_rates.rates]
     shift = 1 / float(step.noise_multiplier)
+    if step.privacy_unit == PERSON:
+        weight, present, absent = person_contributions(step)
+        return _table(1.0, weight, shift * present, shift * absent)
+    rates = [float(_at(rate, path)) for rate in step.path_rates.rates]
     if epoch_scheme(step.design) is not None:
         return _in_epochs(step, rates, shift)
     if step.neighboring_relation == "zero_out":
@@ -109,19 +107,18 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
         return _grouped(step.design, rates, shift)
     if step.clip_unit == STEP:
         return _swapped(1.0, math.prod(rates), 2 * shift)
-    assert isinstance(step.design, MultistageSampling)  # blocks are of people
-    return _multistage(step, step.design, rates, shift, path)
+    return _multistage(step, cast("Any", step.design), rates, shift, path)
 
 
 def dominating_branches(step: GaussianStep, path: int = 0) -> Branches:
     """Returns the dominating pair that is accounted, as something to draw from.
 
-    Under zero_out, and by random allocation, the pair is no table; there it is the
-    worst case of the forward direction. Of shuffled epochs it is the pair of a whole
-    epoch. Arguments are those of `worst_case`.
+    Under zero_out, of people, and by random allocation, the pair is no table; there it
+    is `worst_case`, that of the forward direction or near it. Of shuffled epochs it is
+    the pair of a whole epoch. Arguments are those of `worst_case`.
     """
-    is_allocated = isinstance(epoch_scheme(step.design), RandomAllocation)
-    if step.neighboring_relation == "zero_out" or is_allocated:
+    is_no_table = step.neighboring_relation == "zero_out" or step.privacy_unit == PERSON
+    if is_no_table or isinstance(epoch_scheme(step.design), RandomAllocation):
         return worst_case(step, path)
     loss = dominating_pair(step).map(lambda field: np.float64(_at(field, path)))
     pair = loss.mixture()
@@ -180,29 +177,6 @@ def blocks_of_run(step: GaussianStep, num_steps: int) -> list[tuple[int, int]]:
     return found
 
 
-def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:
-    """Returns the log-likelihood ratio of releases, with the unit against without it.
-
-    Given that the outer unit was drawn.
-
-    Args:
-      branches: not mirrored, without multipliers.
-      release: (...,) in noise deviations; of a block (..., taken), those of its steps.
-    """
-    release = np.asarray(release, np.float64)[..., None]
-    axes = (-2, -1) if branches.block > 1 else -1
-    idle = branches.block - branches.taken
-    logs = []
-    for means in (branches.with_unit, branches.without_unit):
-        exponent = means * (release - 0.5 * means)
-        largest = np.maximum(exponent.max(axis=axes, keepdims=True), 0.0)
-        total = (branches.weight * np.exp(exponent - largest)).sum(axis=axes)
-        largest = largest.reshape(total.shape)
-        with np.errstate(divide="ignore"):
-            logs.append(np.log(total + idle * np.exp(-largest)) + largest)
-    return np.clip(logs[0] - logs[1], -1e3, 1e3)
-
-
 def _multistage(
     step: GaussianStep,
     sampling: MultistageSampling,
@@ -241,7 +215,7 @@ def _clipped(
 
 def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
     """What holds the protected unit contributes +1, or 0 where it is null; else -1."""
-    design = step.design
+    design: Any = step.design
     if isinstance(design, IndependentEpisodes):
         table = _several_episodes(design, math.prod(rates), shift)
         return table._replace(without_unit=0.5 * table.with_unit)
@@ -252,7 +226,6 @@ def _zeroed(step: GaussianStep, rates: list[float], shift: float) -> Branches:
         return _null(1.0, 1.0, float(table.weight[1]), shift)
     if step.clip_unit == STEP:
         return _null(1.0, 1.0, math.prod(rates), shift)
-    assert isinstance(design, MultistageSampling)  # blocks are of people
     clip, number = _clipped(step, design, len(rates))
     outer, rate = math.prod(rates[: clip - 1]), rates[clip - 1]
     if len(number[0]) > 1:

@@ -114,15 +114,7 @@ class BlockExamples:
           NotImplementedError: anything but a draw of classes and then of examples, both
             without replacement.
         """
-        levels = () if design.sampling is None else design.sampling.levels
-        if len(levels) != 2 or not all(
-            isinstance(level, WithoutReplacement) for level in levels
-        ):
-            raise NotImplementedError(
-                "PeopleBlocks is drawn where its sampling is WithoutReplacement of "
-                "classes and then of examples, and accounted elsewhere too; got "
-                f"{design.sampling!r}"
-            )
+        of_classes, of_examples = levels = _levels(design)
         check_levels([level.name for level in levels], population)
         listed = int(np.asarray(design.num_people))
         if len(owners.names) > listed:
@@ -130,7 +122,6 @@ class BlockExamples:
                 "num_people must be at least the people in the data, "
                 f"{len(owners.names)}, got {listed}"
             )
-        of_classes, of_examples = levels
         sizes = population.children_counts[1]
         number = len(sizes)
         ways = int(np.asarray(of_classes.size))
@@ -184,7 +175,7 @@ class BlockExamples:
         order = np.argsort(drawn < 0, axis=-1, kind="stable")
         drawn = np.take_along_axis(drawn, order, axis=-1)
         mask = drawn >= 0
-        is_null = ~mask.all(axis=(1, 2)) & self.leaves_null
+        is_null = np.logical_and(~mask.all(axis=(1, 2)), self.leaves_null)
         return np.maximum(drawn, 0), mask, is_null
 
     def _among_slots(
@@ -246,6 +237,19 @@ class BlockExamples:
         first = self.starts[key]
         count = np.where(people < 0, 0, self.starts[key + 1] - first)
         return first, count
+
+
+def _levels(design: PeopleBlocks) -> tuple[WithoutReplacement, WithoutReplacement]:
+    """The draws of classes and of examples within a block; others are refused."""
+    levels = () if design.sampling is None else design.sampling.levels
+    drawn = [level for level in levels if isinstance(level, WithoutReplacement)]
+    if len(levels) != 2 or len(drawn) != 2:
+        raise NotImplementedError(
+            "PeopleBlocks is drawn where its sampling is WithoutReplacement of "
+            "classes and then of examples, and accounted elsewhere too; got "
+            f"{design.sampling!r}"
+        )
+    return drawn[0], drawn[1]
 
 
 def _check_classes(scheme: WithoutReplacement, number: int) -> None:

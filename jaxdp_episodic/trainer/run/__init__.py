@@ -1,4 +1,4 @@
 """The run: trainer, ledger, journal, checkpoints.
 
-Doors: `assemble`, `evaluation`, `report`, `run_files`, `trainer`.
+Doors: `assemble`, `checks`, `evaluation`, `report`, `run_files`, `trainer`.
 """

@@ -98,6 +98,25 @@ def draws_among_slots(step: GaussianStep) -> bool:
     return step.people is not None or step.neighboring_relation == "zero_out"
 
 
+def sampler_of(
+    step: GaussianStep, data: ExampleTable, *, is_smaller: bool = False
+) -> EpisodeSampler:
+    """Returns what draws the episodes of a step that is accounted.
+
+    ``is_smaller`` says that somebody has left the data, of whose sizes the step speaks.
+    """
+    return EpisodeSampler(
+        step.design,
+        data.population,
+        clip_unit=str(step.clip_unit),
+        population_is_accounted=step.population is not None or is_smaller,
+        privacy_unit=step.privacy_unit,
+        slots_of=level_of_slots(step),
+        owners=data.owners,
+        among_slots=draws_among_slots(step),
+    )
+
+
 def check_owners(step: GaussianStep, data: ExampleTable) -> None:
     """Refuses data whose owners are not known, or beyond the public bounds of a step.
 

@@ -17,7 +17,6 @@ from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys, generator
-from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.gradient.noise import checked_noise
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import all_processes
@@ -119,16 +118,7 @@ class Trainer(RunState):
         self._start = start
         self._judged = learner if start is None else start.learner(learner)
         checks.warn_about_delta(step, budget.delta, data)
-        self.sampler = EpisodeSampler(
-            step.design,
-            data.population,
-            clip_unit=str(step.clip_unit),
-            population_is_accounted=step.population is not None,
-            privacy_unit=step.privacy_unit,
-            slots_of=checks.level_of_slots(step),
-            owners=data.owners,
-            among_slots=checks.draws_among_slots(step),
-        )
+        self.sampler = checks.sampler_of(step, data)
         loss = episode.contribution_loss(learner, self.sampler.slot_shape, shots=shots)
         if start is None:  # else the model sees what the statistics project
             loss = episode.loss_on_codes(loss, episode.code_of(data))

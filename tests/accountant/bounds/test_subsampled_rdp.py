@@ -166,7 +166,7 @@ def test_without_replacement_matches_the_published_sum(mechanism):
 @pytest.mark.parametrize(
     ("mechanism", "p"),
     [
-        (Gaussian(5.0), 0.3),
+        pytest.param(Gaussian(5.0), 0.3, marks=pytest.mark.slow),
         (Laplace(2.0), 0.29289),
         (Gaussian(1e3), 1e-12),
     ],

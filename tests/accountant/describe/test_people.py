@@ -26,7 +26,9 @@ BLOCKS = jde.PeopleBlocks(
 PEOPLE = jde.PersonBounds(examples=1, classes=12)
 
 
-def person(design: object, people: object = PEOPLE, **fields: object) -> Spec:
+def person(
+    design: object, people: object = PEOPLE, **fields: object
+) -> jde.GaussianStep:
     fields = {"noise_multiplier": 2.0, "privacy_unit": "person"} | fields
     return jde.GaussianStep(design, people=people, **fields)  # pyright: ignore[reportArgumentType] # wrong types are some of the tests
 
@@ -144,7 +146,9 @@ REFUSED = [
     (lambda: P("person", sampling_probability=0.1), ValueError, "'person'"),
     (
         lambda: jde.PeopleBlocks(
-            num_people=3, people_per_block=4, episodes=GROUPED.episodes
+            num_people=3,
+            people_per_block=4,
+            episodes=P("episode", sampling_probability=0.25),
         ),
         ValueError,
         "at most num_people",

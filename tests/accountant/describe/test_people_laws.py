@@ -121,7 +121,8 @@ def test_no_partition_is_worse_than_the_even_one(bound: int) -> None:
     worst = np.cumsum(np.exp(log_reached_worst(2, 3, bound, 0.4))[::-1])[::-1]
     for first in range(max(0, bound - 3), min(bound, 3) + 1):
         chances = [1 - 0.6**number for number in (first, bound - first)]
-        law = np.convolve(*([1 - p, p] for p in chances))
+        one, other = ([1 - p, p] for p in chances)
+        law = np.convolve(one, other)
         assert np.all(np.cumsum(law[::-1])[::-1] <= worst[: len(law)] + 1e-14)
 
 

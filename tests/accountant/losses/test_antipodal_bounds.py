@@ -202,7 +202,7 @@ def test_hinges_that_move_along_see_far():
     [
         # From most terms' loss to one large term's, polynomials were too far apart.
         (103, 1.3912, 12, 2.07e-8, 1.0),
-        (103, 1.3912, 103, 1.6e-9, 1.0),
+        pytest.param(103, 1.3912, 103, 1.6e-9, 1.0, marks=pytest.mark.slow),
         # D fell by 20 nats, and to nothing, from one node to the next.
         (5, 6.4717, 2, 1.24e-10, 0.5),
         # There were no more nodes where one large term makes up the loss.
@@ -402,7 +402,10 @@ def test_few_of_many_steps_under_much_noise_have_narrow_ends(bins, taken, noise)
 
 @pytest.mark.parametrize(
     ("bins", "taken", "noise", "epsilon"),
-    [(1000, 6, 1 / 0.3, 0.004), (10**5, 7, 10.0, 1e-5)],
+    [
+        (1000, 6, 1 / 0.3, 0.004),
+        pytest.param(10**5, 7, 10.0, 1e-5, marks=pytest.mark.slow),
+    ],
 )
 def test_few_of_many_steps_need_no_certified_end(bins, taken, noise, epsilon):
     """Contours lay between places at which nothing is left: tables were 2e-5 off."""
@@ -413,6 +416,7 @@ def test_few_of_many_steps_need_no_certified_end(bins, taken, noise, epsilon):
     assert delta / true == pytest.approx(1, rel=3e-10)
 
 
+@pytest.mark.slow
 def test_light_terms_far_out():
     # Their rays had too few nodes: 4e-8 off, 2e-10 stated.
     asked = {"epsilon": 0.254, "num_steps": 12, "return_info": True}
@@ -431,6 +435,7 @@ def test_stated_errors_at_the_last_place():
     assert table.at(place)[0] == pytest.approx(true, abs=table.further_error(place)[0])
 
 
+@pytest.mark.slow
 def test_stated_errors_of_the_panel_in_which_tails_get_rare():
     # 1e-8 off where 1.6e-11 was stated: no place that is compared is in that part.
     table = allocation_tables.antipodal_table(9, 3, 0.03)

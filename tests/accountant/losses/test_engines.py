@@ -23,7 +23,7 @@ RNG = np.random.default_rng(6)
 OUTER, RATE, INNER = 10 ** RNG.uniform(-4, 0, (3, SIZE))
 SHIFT = 10 ** RNG.uniform(-1, 0.5, SIZE)
 PARTS = (np.ones(SIZE), np.full(SIZE, 3.0)), (np.log(np.full(SIZE, 0.3)),) * 2
-Z = np.full((3, SIZE), 0.5) * np.array([[1.0], [3.0], [9.0]]), np.full((3, SIZE), 4.0)
+Z = np.outer([-0.5, 0.2, 0.6], np.ones(SIZE)), np.full((3, SIZE), 1.0)
 LOSSES = {
     "sampled": SampledGaussianLoss(OUTER, RATE, SHIFT),
     "swapped": SwappedGaussianLoss(OUTER, RATE, SHIFT),
@@ -57,7 +57,8 @@ def nodes(loss):
     found = loss.nodes(NodeRule(backward, cut, np.ones((1, SIZE)), 96, 3))
     # What is made of them; their order and number are an engine's own.
     weight, place = at((found.weight, found.loss), 0)
-    return sum_expm1(Z, weight, place), found.mass, found.right, found.left
+    z = Z[0] + 0 * found.mass[0], Z[1] + 0 * found.mass[0]
+    return sum_expm1(z, weight, place), found.mass, found.right, found.left
 
 
 # Those of one profile are compiled by the tests of the engine and of derivatives, too.

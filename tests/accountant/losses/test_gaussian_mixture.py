@@ -72,7 +72,13 @@ def divergences(parts, u):
     return forward, tail(-down) - grown * sum(w * tail(c - down) for w, c in parts)
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        pytest.param(mixture, marks=[pytest.mark.slow] * (i in (2, 5)))
+        for i, mixture in enumerate(MIXTURES)
+    ],
+)
 def test_profiles_of_both_directions(mixture):
     points = np.array([0.0, 1e-9, 0.05, 2.0, 10.0])
     (forward, _), (backward, _) = dominating_pair(release(*mixture)).log_tails(points)

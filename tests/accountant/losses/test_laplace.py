@@ -175,7 +175,8 @@ def test_rdp_against_dp_accounting():
     [
         pytest.param(2.0, 1.0, 100, 1e-5, marks=pytest.mark.slow),
         pytest.param(1.0, 0.1, 300, 1e-6, marks=pytest.mark.slow),
-        (5.0, 0.5, 30, 1e-4),
+        pytest.param(5.0, 0.5, 30, 1e-4, marks=pytest.mark.slow),
+        (2.0, 0.5, 4, 1e-4),
     ],
 )
 def test_epsilon_against_dp_accounting(noise, rate, steps, delta):
@@ -246,6 +247,11 @@ RUNS = [
         (jde.ApproximateDP(0.1, 1e-8), 5),
         (jde.ZeroConcentratedDP(0.05, is_gaussian=True), 2),
     ),
+    jde.compose(
+        (jde.LaplaceRelease(2.0), 2),
+        (jde.ApproximateDP(0.1, 1e-8), 2),
+        (jde.ZeroConcentratedDP(0.05, is_gaussian=True), 2),
+    ),
 ]
 
 
@@ -253,7 +259,7 @@ RUNS = [
 @pytest.mark.parametrize(
     "run",
     [
-        pytest.param(run, marks=[pytest.mark.slow] * (i < 3))
+        pytest.param(run, marks=[pytest.mark.slow] * (i < 4))
         for i, run in enumerate(RUNS)
     ],
 )

@@ -79,7 +79,10 @@ def root_of(excess, low, high):
     """Where an increasing function changes its sign, or None."""
     if excess(low) >= 0 or excess(high) <= 0:
         return None
-    return mp.findroot(excess, (low, high), solver="illinois", tol=1e-60, verify=False)
+    for _ in range(110):
+        middle = (low + high) / 2
+        low, high = (low, middle) if excess(middle) > 0 else (middle, high)
+    return low
 
 
 def definition(loss, u, *, backward):
@@ -112,14 +115,15 @@ def definition(loss, u, *, backward):
         if t is None:
             continue
         up = mp.fsum(b * tail(t - j * s) for j, b in enumerate(chance))
+        below = mp.fsum(b * tail(j * s - t) for j, b in enumerate(chance))
         down = mp.fsum(b * tail(t + j * s) for j, b in enumerate(chance))
         weight = mp.exp(mp.mpf(float(w[0])))
         if loss.is_symmetric:
             total += weight * (up - g1 * down)
             slope += weight * g / e * down
         elif backward:
-            total += weight * (tail(-t) - g1 * (1 - up))
-            slope += weight * g / e * (1 - up)
+            total += weight * (tail(-t) - g1 * below)
+            slope += weight * g / e * below
         else:
             total += weight * (up - c * down - g * tail(t))
             slope += weight * g * ((1 - e) / e * down + tail(t))
@@ -174,7 +178,8 @@ def test_one_unit_is_the_row_of_an_example(kind, row, p, r, s):
     ours, theirs = (
         exact_answer(question, Run((one,), counts)).value for one in (loss, same)
     )
-    np.testing.assert_allclose(ours, theirs, rtol=1e-11)
+    # Either solver has an error of its own.
+    np.testing.assert_allclose(ours, theirs, rtol=2e-11)
 
 
 LAW_OF_J = [0.49583333333333335, 0.4125, 0.0875, 0.0041666666666666675]

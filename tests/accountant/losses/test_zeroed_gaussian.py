@@ -315,7 +315,9 @@ def test_the_loss_increases(p, r, s):
 
 
 @pytest.mark.parametrize("p, r, s", SETTINGS)
-@pytest.mark.parametrize("alpha", [1.5, 4.0, 20.0])
+@pytest.mark.parametrize(
+    "alpha", [4.0, *(pytest.param(a, marks=pytest.mark.slow) for a in (1.5, 20.0))]
+)
 def test_moments_of_the_joint_distribution_are_those_of_the_profiles(p, r, s, alpha):
     """Formula (1) of the theory in both directions, against one integral over x."""
     t = alpha - 1

@@ -18,6 +18,7 @@ from jaxdp_episodic.accountant.numerics.discrete_gaussian import (
     log_ratio_bound,
     sample_discrete_gaussian,
 )
+from rows import fast_and_slow
 
 
 def stream(seed=0):
@@ -34,7 +35,10 @@ def probabilities(variance, reach):
 # --- Samples ---
 
 
-@pytest.mark.parametrize("variance", [1, 2, 3, 4, 10, 17, 100, 3_001])
+@pytest.mark.parametrize(
+    "variance",
+    fast_and_slow([1, 2, 3, 4, 10, 17, 100, 3_001], lambda v: v in (1, 3, 17, 3_001)),
+)
 def test_frequencies_are_those_of_the_definition(variance):
     """One false alarm in 10^6 for each variance."""
     count = 400_000

@@ -77,7 +77,10 @@ def test_distances_of_one_ratio_have_a_closed_form(shift):
     np.testing.assert_allclose(found, np.array(truth, float), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("bins", "shift"), [(2, 0.3), (2, 2.0), (3, 3.0)])
+@pytest.mark.parametrize(
+    ("bins", "shift"),
+    [(2, 0.3), pytest.param(2, 2.0, marks=pytest.mark.slow), (3, 3.0)],
+)
 def test_ratios_of_two_terms_are_those_on_a_grid(bins, shift):
     z = np.linspace(-3 * shift - 9, 3 * shift + 9, 1501)
     density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) * (z[1] - z[0])

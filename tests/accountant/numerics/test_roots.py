@@ -36,6 +36,21 @@ def test_the_answer_is_just_below_the_root(curve):
     assert all(seen[i, x] <= 0 for i, x in enumerate(found))
 
 
+@pytest.mark.parametrize("curve", ["jump", "infinite above", "steep"])
+def test_a_jump_is_approached_as_near_as_is_asked(curve):
+    ends = [], []
+
+    def excess(x, index):
+        value = CURVES[curve](x, ROOTS[index])
+        ends[bool(value[0] > 0)].append(x[0])
+        return value
+
+    one = ROOTS[:1]
+    largest_within(excess, one / 50, one * 1000, tolerance=TOLERANCE, at_jump=1e-2)
+    width = min(ends[1]) / max(ends[0]) - 1
+    assert (width <= 1e-2) and (width > TOLERANCE) == (curve != "steep")
+
+
 def test_whole_numbers_are_searched_to_the_last():
     last = np.array([1, 2, 17, 1000, 123_456_789])
 

@@ -305,6 +305,66 @@ def test_other_mechanisms(method, scale):
         assert found <= (1.05 * hits if near else steps * 1.001) / scale, name
 
 
+def in_epochs(noise, relation="add_remove"):
+    scheme = jde.RandomAllocation("unit", steps_per_epoch=10)
+    return jde.GaussianStep(
+        scheme, noise_multiplier=noise, neighboring_relation=relation
+    )
+
+
+# Of each: the step by its noise, and the chance that one of three sees the unit.
+SEEN = {
+    "sampled": (lambda s: one_level(poisson, "add_remove")(s, 0.1, 0, 0), 1 - 0.9**3),
+    "replaced": (lambda s: one_level(fixed, "replace_one")(s, 0.1, 0, 0), 1 - 0.9**3),
+    "episodes": (lambda s: episodes("zero_out")(s, 0.1, 0, 4), 1 - 0.9**12),
+    "allocated": (in_epochs, 0.3),
+    "allocated, replaced": (lambda s: in_epochs(s, "replace_one"), 0.3),
+    "laplace": (lambda s: jde.LaplaceRelease(s, sampling_probability=0.1), 1 - 0.9**3),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "noise"),
+    [("rdp", 0.02), ("rdp", 1e-9), ("rdp", 1e-80), ("exact", 1e-80), ("pld", 1e-80)],
+)
+@pytest.mark.parametrize("name", SEEN)
+def test_delta_may_cover_all_that_is_lost(name, method, noise):
+    """From the total variation on, here the chance that the unit is seen at all."""
+    make, seen = SEEN[name]
+    step, run = make(noise), {"num_steps": 3, "method": method}
+    assert jde.epsilon(step, delta=seen * (1 + 1e-9), **run) == 0
+    assert jde.epsilon(step, delta=seen * (1 - 1e-6), **run) > 0
+    found = jde.delta(step, epsilon=1.0, **run)
+    assert seen * (1 - 1e-6) <= found <= seen * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("relation", "least", "most"), [("add_remove", 1, 1), ("replace_one", 2, 4)]
+)
+def test_epochs_lose_what_their_draws_lose(relation, least, most, method):
+    """A part u = s²/2 where delta is below its chance, an epoch u or, swapped, 2 u."""
+    noise = 1e-6
+    u = 0.5 / noise**2
+    step = in_epochs(noise, relation)
+    for steps, epochs, parts in ((3, 0, 1), (10, 1, 0), (43, 4, 1)):
+        low, high = (u * (n * epochs + parts) for n in (least, most))
+        found = jde.epsilon(step, delta=1e-3, num_steps=steps, method=method)
+        assert low * (1 - 1e-4) <= found <= high * (1 + 1e-4)
+    lower, upper = jde.epsilon_interval(step, delta=1e-3, num_steps=10)
+    assert lower == 0 and upper >= u * (1 - 1e-4)  # the bound says nothing of below
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_epochs_lose_more_where_tables_end(relation):
+    """Their bound at less noise joins on to the moments at 0.1."""
+    run = {"delta": 1e-5, "num_steps": 13, "method": "rdp"}
+    more, less = (
+        jde.epsilon(in_epochs(noise, relation), **run) for noise in (0.1001, 0.0999)
+    )
+    assert more < less < more * (1.1 if relation == "add_remove" else 2.1)
+
+
 RNG = np.random.default_rng(5)
 SIZE = 300
 RATE, INNER = 10 ** RNG.uniform(-3, 0, (2, SIZE))

@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.integrate import quad
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.run import Run
@@ -125,6 +126,22 @@ def test_single_steps(fields, noise, relation, forward, backward) -> None:  # no
         assert found == pytest.approx(backward, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.parametrize("engine", ["numpy", "jax"])
+def test_either_engine_sums_every_contribution(engine: str) -> None:
+    """What others show of two units leaves 2, 1 or 0 of them, by coins of 1/3."""
+    step = person(units(0.5, 0.5) | {"people": Bounds(examples=1, classes=2)}, ZERO, 1)
+    with using_engine(engine):
+        found = jde.delta(step, num_steps=1, epsilon=3.0)
+
+    def gained(x: float, chances: tuple[float, ...]) -> float:
+        with_person = sum(b * stats.norm.pdf(x, j) for j, b in enumerate(chances))
+        return max(with_person - math.exp(3) * stats.norm.pdf(x), 0.0)
+
+    visible = ((9 / 16, (4 / 9, 4 / 9, 1 / 9)), (6 / 16, (2 / 3, 1 / 3)))
+    attained = sum(w * quad(gained, -9, 12, (b,), limit=200)[0] for w, b in visible)
+    assert found == pytest.approx(attained, rel=1e-6)
+
+
 @pytest.mark.parametrize(("fields", "noise", "relation", "steps", "value"), COMPOSED)
 def test_composed_steps(fields, noise, relation, steps, value) -> None:  # noqa: ANN001
     step = person(fields, relation, noise)
@@ -160,12 +177,6 @@ def test_the_least_of_the_theorems_counts_setting_by_setting() -> None:
     assert each.argmin(axis=0).tolist() == [0, 1]
     found = jde.epsilon(step, num_steps=10, delta=1e-5)
     np.testing.assert_allclose(found, each.min(axis=0), rtol=1e-12)
-    deltas = np.stack([of_pair(p, 10, DeltaAt(np.full(2, 3.0))) for p in pairs])
-    least = np.exp(deltas.min(axis=0))
-    np.testing.assert_allclose(jde.delta(step, num_steps=10, epsilon=3.0), least)
-    # Composed, the same theorem goes through the whole run.
-    run = jde.compose((step, 4), (step, 6))
-    np.testing.assert_allclose(jde.epsilon(run, delta=1e-5), found, rtol=1e-9)
     profiles = [jde.privacy_profile(step, 1.0, direction=d) for d in DIRECTIONS]
     np.testing.assert_array_equal(jde.privacy_profile(step, 1.0), np.max(profiles, 0))
 
@@ -175,6 +186,13 @@ def test_searches_and_intervals_take_the_least_as_well() -> None:
     step = person(units([0.8, 1.0], [0.2, 0.1]), ZERO, 3.0)
     run = {"num_steps": 10, "delta": 1e-5}
     found = jde.epsilon(step, **run)
+    question = DeltaAt(np.full(2, 3.0))
+    deltas = np.stack([of_pair(p, 10, question) for p in dominating_pairs(step)])
+    least = np.exp(deltas.min(axis=0))
+    np.testing.assert_allclose(jde.delta(step, num_steps=10, epsilon=3.0), least)
+    # Composed, the same theorem goes through the whole run.
+    composed = jde.compose((step, 4), (step, 6))
+    np.testing.assert_allclose(jde.epsilon(composed, delta=1e-5), found, rtol=1e-9)
     low, high = jde.epsilon_interval(step, **run)
     assert np.all((low <= found) & (found <= high) & (high < found * 1.001))
     noise = jde.calibrate_noise_multiplier(step, epsilon=found, **run)
@@ -273,9 +291,9 @@ def hockey_stick(weights: np.ndarray, g: float, shift: float, sign: float) -> fl
 
     def excess(x: float) -> float:
         other = density(x, -1.0) if sign < 0 else stats.norm.pdf(x)
-        return max(density(x, 1.0) - g * other, 0.0)
+        return max(density(x, 1.0) - g * float(other), 0.0)
 
-    return quad(excess, -20, 60, limit=500, epsabs=1e-13)[0]
+    return float(quad(excess, -20, 60, limit=500, epsabs=1e-13)[0])
 
 
 def nested(top: Any, size: int = 8) -> jde.MultistageSampling:
@@ -324,6 +342,29 @@ def test_users_whose_examples_are_replaced(top: Any) -> None:
         float(jde.privacy_profile(whole(step), 0.1)),
     ]
     assert jde.privacy_profile(step, 0.1) == pytest.approx(min(profiles), rel=1e-7)
+
+
+def test_ends_of_users_whose_examples_are_clipped() -> None:
+    """No noise, all noise; coins of 0 and 1, above and below."""
+    top = P("user", sampling_probability=[[0.0], [0.05], [1.0]])
+    coins = P("example", sampling_probability=[0.0, 1.0], population=8)
+    step = jde.GaussianStep(
+        jde.MultistageSampling(top, coins),
+        noise_multiplier=2.0,
+        clip_unit="example",
+        privacy_unit="user",
+    )
+    run = {"num_steps": 3, "delta": 1e-5}
+    every = jde.GaussianStep(top, noise_multiplier=2.0 / 8)
+    expected = np.broadcast_to(jde.epsilon(every, **run), (3, 2)) * [0, 1]
+    np.testing.assert_allclose(jde.epsilon(step, **run), expected, rtol=1e-9)
+    for noise, value in ((np.inf, 0.0), (0.0, np.inf)):
+        bare = dataclasses.replace(
+            step,
+            noise_multiplier=noise,
+            sampling=nested(P("user", sampling_probability=0.5)),
+        )
+        assert jde.epsilon(bare, **run) == value
 
 
 def whole(step: jde.GaussianStep) -> jde.GaussianStep:
@@ -388,7 +429,7 @@ def test_other_questions_are_answered_or_refused_by_name() -> None:
         "class",
         "example",
     ]
-    assert "classes at most 5" in " ".join(report.preconditions)
+    assert "at most 5 classes" in " ".join(report.preconditions)
 
 
 def test_no_event_says_that_a_person_is_one_example() -> None:

@@ -293,7 +293,7 @@ def test_refuses(call, error, message):
 def test_draws_follow_the_distribution(trials):
     """Chi-square over the first counts and the rest; false alarm 1e-6, fixed seed."""
     generator = np.random.default_rng(1)
-    size = 20_000
+    size = 6_000
     counts = np.array([trials.draw(generator) for _ in range(size)])
     dist = probabilities(trials)[:12]
     observed = np.array([np.sum(counts == k) for k in range(len(dist))])

@@ -277,6 +277,7 @@ def test_rounded_rates_err_upwards_and_not_far(bushy_tree, clip_unit, monkeypatc
     assert "rounded up" in str(rounded) and "rounded up" not in str(exact)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_distinct_paths_take_seconds():
     rng = np.random.default_rng(0)
     sizes = [

@@ -661,3 +661,24 @@ def test_ended_while_it_compiles(tmp_path, sent, code):
     assert process.wait(timeout=60) == code
     assert b"Traceback" not in printed and b"epsilon  " not in printed
     assert printed.rindex(b"\x1b[?25h") > printed.rindex(b"\x1b[?25l")
+
+
+PEOPLE = EPSILON.replace(
+    "noise_multiplier = 1.5\n",
+    'noise_multiplier = 1.5\nprivacy_unit = "person"\n'
+    'people = { type = "PersonBounds", examples = [1, 4] }\n',
+)
+
+
+def test_people_in_a_request(call):
+    code, out, _ = call("epsilon", PEOPLE)
+    assert code == 0
+    assert "one person, all examples within bounds that vary (add_remove)" in out
+    (one, fewer), (four, more) = (line.split() for line in out.splitlines()[-2:])
+    assert (one, four) == ("1", "4") and float(fewer) < float(more)
+    code, out, _ = call("epsilon", PEOPLE.replace("[1, 4]", "4"))
+    assert "one person, all examples, at most 4 (add_remove)" in out
+    _, out, _ = call("epsilon", PEOPLE, "--json")
+    assert json.loads(out)["people"] == {"examples": [1, 4]}
+    code, _, err = call("epsilon", PEOPLE.replace("examples = [1, 4]", "classes = 4"))
+    assert code != 0 and "people" in err

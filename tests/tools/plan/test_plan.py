@@ -384,3 +384,75 @@ def test_toml_is_read_back():
     assert tomllib.loads(to_toml(table)) == expected
     with pytest.raises(TypeError, match="no form"):
         to_toml({"x": object()})
+
+
+# --- People ---
+
+PEOPLE = {
+    "privacy_unit": "person",
+    "people": jde.PersonBounds(classes=8, examples=1),
+    "num_people": 20,
+    "neighboring_relation": "zero_out",
+}
+
+
+def test_blocks_are_recommended_where_people_are_in_many_classes():
+    request = PlanRequest(
+        episode=EpisodeShape(ways=4, shots=1, examples=(2,), population=20),
+        schemes=("poisson", "blocks"),
+        **PEOPLE,
+        **(SMALL | {"compute": Compute(**(COMPUTE | {"most_steps": 20}))}),
+    )
+    plan = make_plan(request, CLASSES)
+    assert plan.left_out == {}
+    best = plan.designs[int(plan.design[plan.recommended])]
+    assert best.name == "blocks of 2 people" and best.most_episodes == 10
+    # Two of 20 people have, on average, the 2 drawings of a class that are drawn.
+    design = best.sampling(plan.episodes_per_step[plan.recommended])
+    assert (design.num_people, design.people_per_block) == (20, 2)
+    step = jde.GaussianStep(
+        design,
+        noise_multiplier=plan.noise_multiplier[plan.recommended],
+        neighboring_relation="zero_out",
+    )
+    steps = int(plan.num_steps[plan.recommended])
+    spent = jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp")
+    assert 3.9 < spent <= 4.0
+    # At equal numbers of episodes and steps every other design takes more noise.
+    for index, other in enumerate(plan.designs):
+        if other.scheme != "blocks":
+            mine = plan.design == index
+            for m, t, noise in zip(
+                plan.episodes_per_step[mine],
+                plan.num_steps[mine],
+                plan.noise_multiplier[mine],
+                strict=True,
+            ):
+                same = (plan.episodes_per_step == m) & (plan.num_steps == t)
+                same &= plan.design == plan.design[plan.recommended]
+                assert np.all(plan.noise_multiplier[same] < noise)
+
+
+def test_without_bounds_blocks_alone_protect_people():
+    people = PEOPLE | {"people": None}
+    shape = EpisodeShape(ways=4, shots=1, examples=(2,), population=20)
+    request = PlanRequest(
+        episode=shape, schemes=("poisson", "blocks"), **people, **SMALL
+    )
+    plan = make_plan(request, CLASSES)
+    assert {design.scheme for design in plan.designs} == {"blocks"}
+    assert all("PersonBounds" in why for why in plan.left_out.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"privacy_unit": "example"}, "be left out"),
+        ({"people": None, "num_people": None}, "be given"),
+        ({"people": jde.PersonBounds(classes=[1, 2])}, "one setting"),
+        ({"num_people": 0}, "num_people"),
+    ],
+)
+def test_people_of_a_plan_are_checked(change, message):
+    with pytest.raises(ValueError, match=message):
+        PlanRequest(episode=EpisodeShape(**POOL), **(PEOPLE | change), **SMALL)

@@ -58,7 +58,9 @@ def fast(monkeypatch):
     monkeypatch.setattr(curve_plot, "epsilon", epsilon)
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
+@pytest.mark.parametrize(
+    "suffix", [".png", pytest.param(".svg", marks=pytest.mark.slow)]
+)
 def test_picture_and_numbers(fast, tmp_path, suffix):
     # The folder is made.
     step, path = poisson_step(0.1, 0.7), tmp_path / "new" / f"curve{suffix}"

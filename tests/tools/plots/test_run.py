@@ -53,6 +53,8 @@ def test_loss_scores_and_epsilon(drawn):
         "test, private: 0.5000",
         "test, without noise (not private): 0.9000",
     }
+    # The legend is above the panel, off the error bars.
+    assert middle.get_legend().get_window_extent().y0 >= middle.bbox.y1
     assert bottom.get_xlabel() == "step\n\nwhat it means"
     assert [line.get_label() for line in bottom.lines] == ["spent", "target"]
     assert bottom.lines[0].get_ydata().tolist() == [0.5, 0.9]

@@ -98,6 +98,7 @@ def test_a_disk_that_fills_up(undisturbed, tmp_path, monkeypatch):
     assert contents(out) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
 def test_a_full_disk(undisturbed, tmp_path):
     """A real one, of 16 KiB, where it may be made; chunks there are of 4 KiB."""

@@ -1,5 +1,6 @@
 """The search: what it may vary, what it costs, and that it is drawn only once."""
 
+import io
 import json
 import math
 import os
@@ -7,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from jaxdp_episodic.accountant.questions.tuning import tuning_cost
 from jaxdp_episodic.tools.train import search as search_module
@@ -51,7 +53,9 @@ def written(folder, *, target="epsilon = 8.0", trials=FOUR, more="", run=None):
 @pytest.mark.slow
 def test_budget_of_the_whole_search_calibrates_each_run(tmp_path):
     search = read_search(written(tmp_path))
-    budget = search_budget(search, tmp_path)
+    said = io.StringIO()
+    budget = search_budget(search, tmp_path, Console(file=said))
+    assert said.getvalue().count("make the search") >= 3
     assert 0 < budget.run_epsilon < 8 and 7.9 < budget.epsilon <= 8
     config = search.config({}, budget.run_epsilon)
     one = plan(config, config.data.load("train", None))

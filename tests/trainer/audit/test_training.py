@@ -249,6 +249,7 @@ def test_a_replaced_example_and_a_class():
         assert audit.privacy_unit == more.get("privacy_unit", "example")
 
 
+@pytest.mark.slow
 def test_every_step_is_told():
     told = []
     audit_steps(

@@ -38,6 +38,9 @@ def test_the_results_are_of_full_counts_and_nothing_broke(page):
         if row["name"].startswith(page.ASKED) and page.PAIR in row["attacker"]:
             assert row["share_of_exact"] >= 0.8
     epochs, pairs = results["epochs"], results["allocation"]
+    people = results["people"]
+    assert people["draws"]["people"] >= 10**4 and not people["is_violated"]
+    assert min(map(page.share, people["rows"])) >= 0.8
     assert min(epochs["draws"]["epochs"], pairs["draws"]) >= 10**8
     assert not epochs["is_violated"]
     assert not any(row["is_refuted"] for row in pairs["rows"])

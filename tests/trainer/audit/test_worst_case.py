@@ -5,10 +5,10 @@ import pytest
 from scipy import stats
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.trainer.audit.simulation import log_likelihood_ratio
 from jaxdp_episodic.trainer.audit.worst_case import (
     blocks_of_run,
     dominating_branches,
-    log_likelihood_ratio,
     tables_of_run,
     worst_case,
 )
@@ -46,6 +46,14 @@ REACHED = {
     ),
     "task, its examples clipped": task_step(
         COINS, clip_unit="example", privacy_unit="task"
+    ),
+    "task, its examples clipped by coins": jde.GaussianStep(
+        jde.MultistageSampling(
+            COINS, P("example", sampling_probability=0.5, population=4)
+        ),
+        noise_multiplier=2.0,
+        clip_unit="example",
+        privacy_unit="task",
     ),
     "step": task_step(COINS, clip_unit="step"),
     "grouped": jde.GaussianStep(GROUPED, noise_multiplier=0.8),
@@ -89,14 +97,6 @@ BELOW = {
     "episodes": jde.GaussianStep(
         jde.IndependentEpisodes(W("example", size=3, population=30), num_episodes=4),
         noise_multiplier=2.0,
-    ),
-    "task, its examples clipped by coins": jde.GaussianStep(
-        jde.MultistageSampling(
-            COINS, P("example", sampling_probability=0.5, population=4)
-        ),
-        noise_multiplier=2.0,
-        clip_unit="example",
-        privacy_unit="task",
     ),
 }
 GRID = np.linspace(-25, 25, 200_001)

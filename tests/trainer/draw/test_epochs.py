@@ -76,7 +76,17 @@ def places(sampler, number, entropy, epoch=0):
 # --- Every unit ---
 
 
-@pytest.mark.parametrize(("steps", "times"), [(1, 1), (7, 1), (7, 3), (6, 6), (500, 2)])
+@pytest.mark.parametrize(
+    ("steps", "times"),
+    [
+        (1, 1),
+        (7, 1),
+        (7, 3),
+        (6, 6),
+        (60, 2),
+        pytest.param(500, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_every_unit_takes_part_once_in_every_block_of_every_epoch(steps, times):
     sampler = units(bins(steps, times), 20)
     lengths = block_lengths(bins(steps, times))

@@ -1,5 +1,6 @@
 """The type of the parameters is that of training, with x64 on and off."""
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
 from jaxdp_episodic.trainer.run.description import RunMismatchError
 from jaxdp_episodic.training import Evaluation, PrivateGradient, Supervised
+from rows import fast_and_slow
 from training_runs import (
     classes,
     noised,
@@ -70,10 +72,16 @@ def test_without_x64_there_is_no_float64():
         assert gradient.dtype == np.float32
 
 
-@pytest.mark.parametrize("units_at_once", [1, 2])
-@pytest.mark.parametrize("of_mask", [*FLOATS, np.int64])
-@pytest.mark.parametrize("of_data", FLOATS)
-@pytest.mark.parametrize("of_params", FLOATS)
+@pytest.mark.parametrize(
+    ("of_params", "of_data", "of_mask", "units_at_once"),
+    # Either type of parameters with each other type, and with each size of a batch.
+    fast_and_slow(
+        itertools.product(FLOATS, FLOATS, [*FLOATS, np.int64], [1, 2]),
+        lambda params, data, mask, units: (
+            params != data and mask in (data, np.int64) and (mask == data) == units % 2
+        ),
+    ),
+)
 def test_data_are_cast_to_the_parameters_type(
     x64, of_params, of_data, of_mask, units_at_once
 ):
@@ -165,8 +173,13 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    fast_and_slow(
+        itertools.product(FLOATS, OPTIMIZERS),
+        lambda kind, optimizer: kind == np.float64 or optimizer == "averaged",
+    ),
+)
 def test_types_stay_in_a_run(x64, kind, optimizer):
     learner, params = protonet()
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, kind), params)
@@ -189,9 +202,15 @@ TASKS = jde.MultistageSampling(
 )
 
 
-@pytest.mark.parametrize("of_features", FLOATS)
-@pytest.mark.parametrize("coupled", [True, False])
-@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize(
+    ("kind", "coupled", "of_features"),
+    fast_and_slow(
+        itertools.product(FLOATS, [True, False], FLOATS),
+        lambda kind, coupled, features: (
+            kind != features and coupled == (kind == np.float64)
+        ),
+    ),
+)
 def test_regression_learns_from_either_type(x64, kind, coupled, of_features):
     plain = ExampleTable.from_records(
         np.linspace(-1, 1, 60)[:, None],
@@ -237,8 +256,17 @@ def test_a_float64_run_goes_on_from_its_checkpoint(x64, tmp_path):
         np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.parametrize("then", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("first", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("float32", "float64"),
+        ("float32", "bfloat16"),
+        ("float64", "float32"),
+        ("float64", "float64"),
+        pytest.param("float64", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("float32", "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_parameters_of_another_type_are_another_run(x64, tmp_path, first, then):
     """Or a charged step would be released twice: with other noise, or another sum."""
 

@@ -201,7 +201,10 @@ def test_low_precision_gradients_are_summed_in_float32():
 # --- Masks, blocks, memory ---
 
 
-@pytest.mark.parametrize("units_at_once", [1, 2, 3, 5, 99])
+@pytest.mark.parametrize(
+    "units_at_once",
+    [1, 3, 99, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))],
+)
 @pytest.mark.parametrize(
     "mask", [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 0, 1, 0], [0] * 5]
 )

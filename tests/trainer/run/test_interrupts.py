@@ -97,8 +97,15 @@ def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
     assert steps_in(folder) == list(range(7))
 
 
-@pytest.mark.parametrize("which", [1, 2])
-@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize(
+    ("same", "which"),
+    [
+        (False, 1),
+        (True, 2),
+        pytest.param(True, 1, marks=pytest.mark.slow),
+        pytest.param(False, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_an_evaluation_broken_off_is_done_again(tmp_path, whole, which, same):
     """The first leaves a folder to go on with; after the last, its score is there."""
     folder, run = tmp_path / "parts", trainer()

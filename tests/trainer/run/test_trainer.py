@@ -244,7 +244,7 @@ def test_public_bounds_may_take_the_place_of_the_population():
 def test_recorded_draws_match_the_accounted_rate():
     """Replayed from the run's own entropy: binomial, within 5.5 standard deviations."""
     run = trainer(seed=7)
-    steps = 4_000
+    steps = 1_500
     sizes = np.array(
         [
             sum(int(b.unit_mask.sum()) for b in run.draw_blocks(step))

@@ -39,8 +39,12 @@ _NEARER = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
 _LEAST_LEVEL = -700.0
 # Share of the planned precision for the frequencies that are left out.
 _CUT_SHARE = 1e-4
-# Bound of the sum of all tilted masses that underflow.
-_UNDERFLOW = 1e-280
+_UNDERFLOW = 1e-280  # bound of the sum of all tilted masses that underflow
+_SUMS_ERROR = 1e-9  # relative, of sums over up to 2^22 cells: half an ulp of each
+# Error of a logarithm, relative to its terms: chosen with a margin, not derived.
+_LOG_ERROR = 1e-12
+_ADDED_ERROR = 1.2e-16  # relative, of one addition: half an ulp is 1.11e-16
+_LOSS_ERROR = 1e-15  # relative, of a loss or a place: some ulps, not derived
 # First guess of log(Chernoff bound / delta).
 _FIRST_RESERVE = 12.0
 
@@ -167,15 +171,15 @@ def tilted_row(
         relative += count * _EXPONENT_ERROR * size_of_terms
         # masses that meet in one cell of the circle are added up
         meeting = math.ceil((float(np.ptp(index)) + 1) / size)
-        relative += count * 1.2e-16 * min(meeting, len(index))
-        shift += count * (1e-15 * largest + float(loss_rounding(largest)))
+        relative += count * _ADDED_ERROR * min(meeting, len(index))
+        shift += count * (_LOSS_ERROR * largest + float(loss_rounding(largest)))
         log_tilted = exponent - total
         for side, tilt in ((0, -down), (1, up)):
             log_moments = count * _log_sum(log_tilted + tilt * losses)
             truncated[side] += log_moments
             terms += abs(log_moments)
     # Chernoff's bound; what was added up had the size of the terms.
-    rounded = 1e-9 + 1e-12 * terms + relative
+    rounded = _SUMS_ERROR + _LOG_ERROR * terms + relative
     below, above = (math.exp(min(x + rounded, 0.0)) + _UNDERFLOW for x in truncated)
     certified = CertifiedDistribution(
         np.empty(0),
@@ -187,7 +191,7 @@ def tilted_row(
         log_moment,
         infinite,
         relative,
-        shift + 8e-16 * (abs(start) + abs(ends[1])),
+        shift + _LOSS_ERROR * (abs(start) + abs(ends[1])),
     )
     reserve = -plan.log_share if plan.log_share < -1e-9 else _FIRST_RESERVE
     small = sum(counts) * 1e-13 * math.exp(min(reserve, 100.0)) < 1e-3
@@ -223,7 +227,7 @@ def _slack(dist: CertifiedDistribution, *, certify_upper: bool) -> float:
     below, above = dist.truncated
     # Mass above the window is missing from it; mass outside of it has been wrapped in.
     truncated = above if certify_upper else below + above
-    return (most * truncated + rounding) * (1 + 1e-9)
+    return (most * truncated + rounding) * (1 + _SUMS_ERROR)
 
 
 def exponent_error(
@@ -232,10 +236,9 @@ def exponent_error(
     """Bound of the error of log(delta) from the masses and from rounded exponents."""
     if not math.isfinite(log_delta):
         return 0.0
-    terms = (
-        1 + abs(log_delta) + 1e-3 * (abs(dist.log_moment) + dist.tilt * abs(epsilon))
-    )
-    return dist.relative + 1e-12 * terms
+    large = abs(dist.log_moment) + dist.tilt * abs(epsilon)
+    terms = 1 + abs(log_delta) + 1e-3 * large  # of few operations
+    return dist.relative + _LOG_ERROR * terms
 
 
 def chernoff_log_delta(dist: CertifiedDistribution, epsilon: float) -> float:
@@ -244,7 +247,7 @@ def chernoff_log_delta(dist: CertifiedDistribution, epsilon: float) -> float:
     bound += float(window.log_weight(dist.tilt))
     bound += exponent_error(dist, bound, epsilon)
     infinite = math.log(max(dist.infinite, 1e-300))
-    return min(float(np.logaddexp(bound, infinite)) + 1e-12, 0.0)
+    return min(float(np.logaddexp(bound, infinite)) + _LOG_ERROR, 0.0)
 
 
 def chernoff_epsilon(dist: CertifiedDistribution, log_delta: float) -> float:
@@ -254,7 +257,7 @@ def chernoff_epsilon(dist: CertifiedDistribution, log_delta: float) -> float:
         return math.inf
     weight = float(window.log_weight(dist.tilt))
     bound = (dist.log_moment + weight - level) / dist.tilt
-    return max(bound + 1e-12 * abs(bound) + dist.shift, 0.0)
+    return max(bound + _LOG_ERROR * abs(bound) + dist.shift, 0.0)
 
 
 def finite_level(
@@ -264,7 +267,7 @@ def finite_level(
     level = log_delta - exponent_error(dist, log_delta, largest)
     if not level > _LEAST_LEVEL:
         return math.nan  # rounding leaves nothing of delta
-    share = 1 - dist.infinite * (1 + 1e-9) / math.exp(level)
+    share = 1 - dist.infinite * (1 + _SUMS_ERROR) / math.exp(level)
     return level + math.log(share) if share > 0 else math.nan
 
 
@@ -287,7 +290,8 @@ def certified_log_delta(
     log_total = math.log(max(total, 1e-300)) + exponent
     slope = min(beyond / max(total, 1e-300), 10 / dist.spacing)
     estimate = Estimate(epsilon, log_total, slope)
-    total = total * (1 + sign * 1e-9) + sign * _slack(dist, certify_upper=certify_upper)
+    slack = sign * _slack(dist, certify_upper=certify_upper)
+    total = total * (1 + sign * _SUMS_ERROR) + slack
     if total <= 0:
         return (0.0 if certify_upper else -math.inf), estimate
     log_delta = math.log(total) + exponent
@@ -295,7 +299,7 @@ def certified_log_delta(
     if not certify_upper:
         return min(log_delta, 0.0), estimate
     infinite = math.log(max(dist.infinite, 1e-300))
-    log_delta = float(np.logaddexp(log_delta, infinite)) + 1e-12
+    log_delta = float(np.logaddexp(log_delta, infinite)) + _LOG_ERROR
     return min(log_delta, bound) if epsilon >= dist.start else bound, estimate
 
 
@@ -390,7 +394,7 @@ def certified_epsilon(
         solved = sign * math.inf
     solved = min(max(solved, float(excess[n - 1])), float(excess[n]))
     epsilon = center + solved
-    epsilon += sign * (dist.shift + 1e-15 * (1 + abs(center) + abs(epsilon)))
+    epsilon += sign * (dist.shift + _LOSS_ERROR * (1 + abs(center) + abs(epsilon)))
     epsilon = max(min(epsilon, bound), 0.0)
     # the estimate is that of a cell, which may be a wide one
     return epsilon, estimate._replace(epsilon=max(at, epsilon))

@@ -55,7 +55,8 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
 
     *Exact* for the composed dominating pair up to the stated error, or a certified
     *upper bound* where `Answer.is_certified` says so. Without ``certify`` that is
-    Rényi's, which takes milliseconds, but for single steps; its error is ``inf``.
+    Rényi's, which takes milliseconds, but for single steps without tables; its error
+    is ``inf``.
     """
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     if 0 in shape:
@@ -86,7 +87,7 @@ def _answer(question: Question, run: Run, certify: bool) -> Answer:
     ):
         chosen = np.flatnonzero(left & kind)
         if chosen.size:
-            part = solve(question.take(chosen), run.take(chosen), engine)
+            part = solve(question.take(chosen), run.take(chosen), engine, certify)
             _fill(answer, chosen, part)
             left[chosen] = False
     for i in np.flatnonzero(left & have_closed_form(run)):
@@ -108,8 +109,10 @@ def _fill(answer: Answer, chosen: np.ndarray, part: Answer) -> None:
         field[chosen] = found
 
 
-def _of_one_step(question: Question, run: Run, engine: str) -> Answer:
+def _of_one_step(question: Question, run: Run, engine: str, certify: bool) -> Answer:
     """The profile itself, or where it is poorly known its certified upper end."""
+    # What has tables takes minutes for that, all others milliseconds.
+    certify = certify or not any(isinstance(loss, Tabulated) for loss in run.losses)
     with using_engine(engine):
         value = solve_single_step(question, run)
     epsilon = value if question.is_epsilon else question.target
@@ -119,7 +122,8 @@ def _of_one_step(question: Question, run: Run, engine: str) -> Answer:
             error = error_in_nats(error, epsilon, question, run)
     else:
         error += _of_rounded_losses(epsilon, run)
-    return _unless_poor(Answer(value, error, np.isposinf(value)), question, run)
+    answer = Answer(value, error, np.isposinf(value))
+    return _unless_poor(answer, question, run, certify)
 
 
 def _unless_poor(
@@ -138,7 +142,7 @@ def _unless_poor(
     return Answer(value, error, poor)
 
 
-def _of_gaussians(question: Question, run: Run, engine: str) -> Answer:
+def _of_gaussians(question: Question, run: Run, engine: str, _: bool) -> Answer:
     """Of steps that always see the unit: one Gaussian step of their joint shift."""
     shift = run.gaussian_shift()
     one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
@@ -202,7 +206,8 @@ def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
         if isinstance(loss, Tabulated):
             error = loss.profile_error()
             if epsilon is not None:
-                here = np.where(np.isfinite(epsilon), epsilon, 1.0)
+                known = np.isfinite(epsilon) & (count > 0)
+                here = np.where(known, epsilon, 1.0)
                 there = loss.profile_error_at(here)
                 error = np.where(np.isfinite(epsilon), there, error)
             largest = np.maximum(largest, np.where(count > 0, error, 0.0))

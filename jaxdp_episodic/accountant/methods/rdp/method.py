@@ -157,7 +157,8 @@ def answer_at_orders(
 
     Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
     """
-    endless, log_kept = np.isinf(orders), run.log_kept()
+    run = run.in_reach()
+    endless, log_kept, run = np.isinf(orders), run.log_kept(), run.kept()
     target = question.given_kept(log_kept).target[..., None]
     curve = rdp_curve(np.where(endless, 2.0, orders), run.with_axis(), LARGER)
     curve = np.where(endless, run.most_lost[..., None], curve)
@@ -178,9 +179,9 @@ def answer_at_orders(
         found = Answer(answer, np.zeros(()), np.zeros(()))
         answer = question.with_failure(found, log_kept).value
     if question.is_epsilon:
-        at_one = np.where(run.is_unprotected, np.inf, 0.0)
-        answer = np.where(question.target >= 0, at_one, answer)
-    answer = np.where(run.loses_nothing, question.nothing, answer)
+        answer = np.where(question.target >= 0, 0.0, answer)
+    nothing = run.loses_nothing & (log_kept == 0)
+    answer = np.where(nothing, question.nothing, answer)
     return answer, values.argmin(axis=-1)
 
 

@@ -10,7 +10,7 @@ const DESIGNS = {
   MultistageSampling: "units within units",
   GroupedClasses: "N-way episodes",
   IndependentEpisodes: "independent episodes",
-  PeopleBlocks: "episodes in blocks of people",
+  PeopleBlocks: "blocks of people",
 };
 const PERSON = "person";
 const BOUNDS = { // of one person, from the last level upwards
@@ -244,7 +244,7 @@ export function fields(request, page, { onChange, onShape, onDelta, onTarget }) 
 
   const inBlocks = step.sampling.type === "PeopleBlocks";
   const owned = inBlocks ? [] : levelNames(step).map((name) => [name, `one ${name}`]);
-  const units = Object.fromEntries([...owned, [PERSON, "one person, all examples"]]);
+  const units = Object.fromEntries([...owned, [PERSON, "one person"]]);
   const clips = Object.fromEntries(levelNames(step).map((name) => [name, `each ${name}`]));
   const tree = step.population?.children_counts.map((counts, level) =>
     `${step.population.level_names[level] ?? `level ${level + 1}`}: ${counts.reduce((sum, n) => sum + n, 0).toLocaleString("en")}`);

@@ -1,7 +1,7 @@
 """What the library charges people, against every draw of small designs.
 
-The enumeration is that of `test_people.py`; here the bound is the library's delta of
-one step, which is the larger of both directions.
+The enumeration is that of `tests/test_people.py`; here the bound is the delta of one
+step, which is the larger of both directions.
 """
 
 from __future__ import annotations

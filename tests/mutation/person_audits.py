@@ -1,0 +1,124 @@
+"""Checks that audit one person with all of her examples."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.trainer.audit.people import (
+    World,
+    audit_person,
+    audit_worlds,
+    sampler_of,
+)
+from jaxdp_episodic.trainer.audit.release import claimed_epsilons
+from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw import Draw
+from mutation.verdicts import Effort, Verdict, of_bounds
+
+_DELTAS = (0.1,)
+_CLASSES, _OF_ONE, _OTHERS = 3, 20, 4
+_PEOPLE, _A_BLOCK = 6, 2
+
+
+def owned(codes: np.ndarray, sizes: object, *names: str) -> ExampleTable:
+    """A table without features, of people who are numbered."""
+    tree = jde.Population.from_sizes(sizes, level_names=names)
+    owners = Owners(codes, np.arange(int(codes.max()) + 1))
+    return ExampleTable(np.zeros((len(codes), 1), np.float32), None, tree, owners)
+
+
+def person_in_episodes(effort: Effort) -> Verdict:
+    """Three classes in every step; each shows three of ten examples, one is hers.
+
+    All that is drawn in her place contributes the opposite, and tells she was not.
+    """
+    sampling = jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=1.0),
+        jde.WithoutReplacement("example", size=3, population=10),
+    )
+    step = jde.GaussianStep(
+        sampling,
+        noise_multiplier=1.0,
+        clip_unit="class",
+        privacy_unit="person",
+        neighboring_relation="replace_one",
+        people=jde.PersonBounds(classes=_CLASSES, examples=1),
+    )
+    people = np.tile(np.arange(10), _CLASSES)
+    data = owned(people, [10] * _CLASSES, "class", "example")
+    audit = audit_person(
+        step, data, others=-1.0, deltas=_DELTAS, num_draws=effort.draws
+    )
+    return of_bounds(audit.bounds, audit.claimed)
+
+
+def examples_of_person(effort: Effort) -> Verdict:
+    """Twenty examples of hers, each clipped and each with a coin of its own."""
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=0.3),
+        noise_multiplier=5.0,
+        clip_unit="example",
+        privacy_unit="person",
+        people=jde.PersonBounds(examples=_OF_ONE),
+    )
+    people = np.concatenate([np.arange(_OTHERS), np.full(_OF_ONE, _OTHERS)])
+    data = owned(people, len(people), "example")
+    audit = audit_person(
+        step, data, person=_OTHERS, deltas=_DELTAS, num_draws=effort.draws
+    )
+    return of_bounds(audit.bounds, audit.claimed)
+
+
+def together(units: np.ndarray) -> np.ndarray:
+    """What a fault does: her examples, the last ones, come all or not at all."""
+    hers = np.arange(_OTHERS, _OTHERS + _OF_ONE)
+    return np.concatenate(
+        [units[units < _OTHERS], hers[: _OF_ONE * (hers[0] in units)]]
+    )
+
+
+def people_in_blocks(effort: Effort) -> Verdict:
+    """Pairs of people; the first one is on the list, in the data or not.
+
+    An episode of her, or of two who follow each other, contributes +1, others -1.
+    """
+    inside = jde.MultistageSampling(
+        jde.WithoutReplacement("class", size=1, population=1),
+        jde.WithoutReplacement("example", size=2, population=_A_BLOCK),
+    )
+    design = jde.PeopleBlocks(
+        num_people=_PEOPLE,
+        people_per_block=_A_BLOCK,
+        episodes=jde.Poisson("episode", sampling_probability=1.0),
+        sampling=inside,
+    )
+    step = jde.GaussianStep(
+        design,
+        noise_multiplier=2.0,
+        privacy_unit="person",
+        neighboring_relation="add_remove",
+    )
+
+    def world(first: int) -> World:
+        # Who is not in the data has no place among those who are.
+        there = np.arange(_PEOPLE - first)
+        data = owned(there, [len(there)], "class", "example")
+
+        def contributions(draw: Draw) -> np.ndarray:
+            people = np.where(draw.mask, draw.examples + first, -1).reshape(-1, 2)
+            low, high = people.min(axis=1), people.max(axis=1)
+            return np.where((low == 0) | (low // 2 == high // 2), 1.0, -1.0)
+
+        return World(sampler_of(step, data), contributions)
+
+    audit = audit_worlds(
+        world(0),
+        world(1),
+        noise_multiplier=2.0,
+        claimed=claimed_epsilons(step, 1, _DELTAS),
+        deltas=_DELTAS,
+        num_draws=effort.draws,
+    )
+    return of_bounds(audit.bounds, audit.claimed)

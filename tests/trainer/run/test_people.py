@@ -1,0 +1,139 @@
+"""Runs that protect people: whose data are, who is bounded, what blocks draw."""
+
+import dataclasses
+import io
+import json
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import plan_budget
+from jaxdp_episodic.data import truncated
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw import step_generator
+from jaxdp_episodic.trainer.run.report import privacy_statement
+from training_runs import GROUPED, QUERIES, SHOTS, WAYS, classes, trainer
+
+PEOPLE, CLASSES, SIZE = 6, 30, SHOTS + QUERIES
+BOUNDS = jde.PersonBounds(classes=CLASSES, examples=1)
+
+
+def owned(data=None, num_people=PEOPLE, **changes):
+    """Every person has one example of every class."""
+    data = classes(examples=num_people, **changes) if data is None else data
+    return ExampleTable.from_records(
+        data.features,
+        units={"class": data.class_places},
+        owners=np.tile(np.arange(num_people), data.population.num_units(1)),
+    )
+
+
+def grouped(people=BOUNDS, **changes):
+    return dataclasses.replace(GROUPED, privacy_unit="person", people=people, **changes)
+
+
+def blocks(scheme, people=None, **changes):
+    inside = jde.MultistageSampling(
+        jde.WithoutReplacement("class", size=WAYS, population=CLASSES),
+        jde.WithoutReplacement("example", size=SIZE, population=SIZE),
+    )
+    design = jde.PeopleBlocks(
+        num_people=PEOPLE, people_per_block=SIZE, episodes=scheme, sampling=inside
+    )
+    return jde.GaussianStep(design, noise_multiplier=1.0, people=people, **changes)
+
+
+COINS = jde.Poisson("episode", sampling_probability=0.5)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        grouped(),
+        grouped(neighboring_relation="zero_out"),
+        blocks(COINS),
+        blocks(COINS, BOUNDS, neighboring_relation="zero_out"),
+    ],
+    ids=["grouped", "grouped null", "blocks", "blocks null"],
+)
+def test_people_are_protected_end_to_end(step, tmp_path):
+    run = trainer(step=step, data=owned(), num_steps=3)
+    run.train(tmp_path)
+    spent = float(run.budget.spent(3))
+    assert spent == pytest.approx(8.0, rel=1e-6)
+    own = dataclasses.replace(step, noise_multiplier=run.budget.step.noise_multiplier)
+    assert spent == jde.epsilon(own, num_steps=3, delta=1e-5)
+    charged = (tmp_path / "ledger.jsonl").read_text(encoding="utf-8")
+    assert '"privacy_unit":"person"' in charged
+    statement = privacy_statement(run.budget, 3)
+    assert "person" in statement.splitlines()[2]
+
+
+def test_the_blocks_of_an_epoch_outlive_an_interruption(tmp_path):
+    scheme = jde.RandomAllocation("episode", steps_per_epoch=4)
+    step = blocks(scheme, neighboring_relation="replace_one")
+
+    def made():
+        return trainer(step=step, data=owned(), num_steps=4, seed=None)
+
+    def stop(progress):
+        if progress.step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made().train(tmp_path, on_step=stop)
+    kept = (tmp_path / "epoch").read_bytes()
+    with np.load(io.BytesIO(kept[32:])) as found:  # behind its SHA-256
+        people = found["units"]
+    assert sorted(people.ravel().tolist()) == list(range(PEOPLE))
+    again = made()
+    again.resume(tmp_path)
+    drawn = again.sampler.draw(step_generator(0, 0), people[:1])
+    owners = owned().owners.codes[drawn.examples]
+    assert set(owners.ravel().tolist()) == set(people[0].tolist())
+    again.train(tmp_path)
+    assert again.num_steps_taken == 4
+    assert not (tmp_path / "epoch").exists()
+
+
+def test_data_without_owners_and_people_beyond_their_bounds_are_refused():
+    with pytest.raises(ValueError, match=r"say whose each example is .* owner="):
+        trainer(step=grouped(), data=classes())
+    few = grouped(jde.PersonBounds(classes=12, examples=1))
+    with pytest.raises(ValueError, match=r"people\.classes .* 30, got 12"):
+        trainer(step=few, data=owned())
+
+
+def test_what_bounding_left_out_is_in_the_ledger_and_not_in_what_is_released(tmp_path):
+    bounds = jde.PersonBounds(classes=12, examples=1)
+    bounded = truncated(owned(), bounds)
+    run = trainer(
+        step=grouped(bounds, neighboring_relation="zero_out"),
+        data=bounded.table,
+        truncation=bounded.truncation,
+        num_steps=2,
+    )
+    run.train(tmp_path)
+    lines = (tmp_path / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
+    opened = json.loads(next(line for line in lines if line.startswith('{"opened"')))
+    words = "108 of 180 examples left out, of 6 of 6 people"
+    assert opened["opened"]["people"].startswith(words)
+    given = {"truncation": bounded.truncation}
+    assert words in privacy_statement(run.budget, 2, **given)
+    released = privacy_statement(run.budget, 2, for_release=True, **given)
+    assert "at most 12 classes" in released
+    assert "108" not in released
+
+
+def test_a_run_that_protects_less_says_what_a_person_would_cost():
+    step = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
+    budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=3)
+    private = privacy_statement(budget, 3, people=BOUNDS)
+    own = dataclasses.replace(budget.step, privacy_unit="person", people=BOUNDS)
+    cost = jde.epsilon(own, num_steps=3, delta=1e-5)
+    assert cost > 16
+    assert f"at most 1 in each: epsilon {cost:.4g}"[:-1] in private
+    released = privacy_statement(budget, 3, people=BOUNDS, for_release=True)
+    assert "not a person" in released
+    assert "30 classes" not in released

@@ -3,7 +3,7 @@
 ``python experiments/people_accuracy.py`` trains what is not yet in
 ``people_accuracy.csv``, which lies beside this script and gets a line as soon as a run
 is finished, then writes ``people_accuracy.md`` and ``.png``. All else is equal: fixed
-wavelet features, a linear embedding, 100 steps of equally many episodes, delta 1e-5.
+wavelet features, a linear embedding, equally many episodes, steps, and delta 1e-5.
 ``--repeats 0`` only writes these; ``--quick`` trains a few short runs, kept elsewhere.
 
 Nobody drew the glyphs. As people count the 41 typefaces, of which 20 are in each class;
@@ -45,7 +45,7 @@ from jaxdp_episodic.training import Evaluation, ProtoNet, StartConfig, Trainer
 HERE = Path(__file__).resolve().parent
 CONFIGS, RESULTS = HERE.parent / "configs", HERE / "people_accuracy.csv"
 EPSILONS = (1.0, 2.0, 4.0, 8.0, math.inf)
-STEPS = 100
+QUICK_STEPS = 3
 CLASSES = 1_800
 DRAWINGS = 20  # of a class
 LOOSE = 1e-3  # share of a target that calibrations may leave
@@ -60,6 +60,7 @@ class People(NamedTuple):
       drawings: of each, at most, each of another class.
       block: people a block.
       episodes: a step, on average.
+      steps: of a run.
       pairs: how private statistics pair, of `StartConfig`.
     """
 
@@ -67,14 +68,15 @@ class People(NamedTuple):
     drawings: int
     block: int
     episodes: int
+    steps: int
     pairs: str
 
 
 TYPEFACES = "41 typefaces"
 QUICK = "3,600 people, 10 drawings each"
 PEOPLE = {
-    TYPEFACES: People(41, CLASSES, 2, 20, "people"),
-    QUICK: People(3_600, 10, 20, 60, "class"),
+    TYPEFACES: People(41, CLASSES, 2, 20, 20, "people"),
+    QUICK: People(3_600, 10, 20, 60, 100, "class"),
 }
 USUAL, GROUP = "usual episodes", "usual episodes, group privacy"
 BLOCKS, STATISTICS = "episodes in blocks of people", "private statistics of people"
@@ -171,7 +173,7 @@ def sampling(design: str, people: People) -> Any:
     )
 
 
-def config_of(run: Run, steps: int = STEPS) -> TrainingConfig:
+def config_of(run: Run, steps: int | None = None) -> TrainingConfig:
     """The run as a config.
 
     Group privacy: what is (e/k, d')-private for one drawing is (e, d)-private for k of
@@ -195,7 +197,7 @@ def config_of(run: Run, steps: int = STEPS) -> TrainingConfig:
         epsilon=run.epsilon,
         people=bounded and PeopleConfig(classes=bounded, examples=1),
         start=statistics if is_start else None,
-        num_steps=None if is_start else steps,
+        num_steps=None if is_start else steps or people.steps,
         evaluation=None,
     )
     if is_group and math.isfinite(run.epsilon):
@@ -206,7 +208,7 @@ def config_of(run: Run, steps: int = STEPS) -> TrainingConfig:
 
 
 def trained(
-    run: Run, steps: int, tables: Tables, repeats: int, place: Path
+    run: Run, steps: int | None, tables: Tables, repeats: int, place: Path
 ) -> Iterator[Trained]:
     """Trains so often, in the folder ``place``, which is removed; calibrates once."""
     config, data = config_of(run, steps), tables.load(TRAIN)
@@ -279,7 +281,7 @@ def append_result(path: Path, run: Run, line: Trained) -> None:
 
 
 def train_missing(
-    wanted: Sequence[Run], repeats: int, steps: int, results: Path, out: Path
+    wanted: Sequence[Run], repeats: int, steps: int | None, results: Path, out: Path
 ) -> None:
     """Trains what ``results`` does not have so often yet."""
     tables: dict[str, Tables] = {}
@@ -360,7 +362,7 @@ def draw(found: Mapping[Run, list[Trained]], path: Path) -> None:
     panels[0].set_ylabel("accuracy on unseen syllables, 5-way 1-shot")
     handles, labels = panels[-1].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9
+        handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9
     )
     save(figure, path)
 
@@ -411,14 +413,14 @@ def main() -> None:
     keep_compiled_kernels()
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    results, steps = RESULTS, STEPS
+    results, steps = RESULTS, None
     wanted = [
         run
         for run in wanted_runs((8.0, 1.0, math.inf, 4.0, 2.0))
         if run.people in (*options.people, NOTHING)
     ]
     if options.quick:
-        results, steps = out / "quick.csv", 3
+        results, steps = out / "quick.csv", QUICK_STEPS
         wanted = [run for run in wanted if run.people == QUICK and run.epsilon == 8]
     train_missing(wanted, options.repeats, steps, results, out)
     found = read_results(results)

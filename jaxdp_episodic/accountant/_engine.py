@@ -98,21 +98,29 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
-def choose_engine(settings: int, break_even: int) -> str:
+def choose_engine(settings: int, break_even: int, what: Any = ()) -> str:
     """Returns the engine that was asked for, or for "auto" the faster.
 
     Without JAX it is NumPy, and behind ``os.fork()``, where JAX may wait for ever for
-    its threads.
+    its threads; and always of a mechanism that does not compile.
 
     Args:
       settings: number to be evaluated.
       break_even: minimum number for which JAX is faster, compilation included.
+      what: nested mechanisms and arrays to be evaluated.
     """
-    name = engine_name()
+    name = engine_name() if never_compiled(what) is None else "numpy"
     if name != "auto":
         return name
     may_compile = settings >= break_even and not _is_fork_of_jax and _has_jax()
     return "jax" if may_compile else "numpy"
+
+
+def never_compiled(tree: Any) -> str | None:
+    """Returns a mechanism's name in a tree whose class has ``compiles = False``."""
+    if isinstance(tree, tuple | list):
+        return next(filter(None, map(never_compiled, tree)), None)
+    return None if getattr(tree, "compiles", True) else type(tree).__name__
 
 
 @functools.cache
@@ -141,9 +149,7 @@ def float64_boundary(
     @functools.wraps(kernel)
     def call(*args: Any, **static_values: Any) -> Any:
         converted = map_arrays(_float64, args)
-        engine = engine_name()
-        if engine == "auto":
-            engine = choose_engine(_largest(converted), _COMPILED_ELEMENTS)
+        engine = choose_engine(_largest(converted), _COMPILED_ELEMENTS, converted)
         if engine == "numpy":
             with np.errstate(all="ignore"):
                 return map_arrays(np.asarray, kernel(*converted, **static_values))
@@ -153,9 +159,15 @@ def float64_boundary(
 
 
 def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
-    """Calls a jitted function in float64 and returns NumPy arrays."""
+    """Calls a jitted function in float64 and returns NumPy arrays.
+
+    Raises:
+      NotImplementedError: an argument is a mechanism that does not compile.
+    """
     import jax
 
+    if name := never_compiled(args):
+        raise NotImplementedError(f"{name} is computed by NumPy alone, not by JAX")
     converted = map_arrays(_float64, args)
     _register_dataclasses(converted)
     # A caller's settings are for the caller's code. Kernels broadcast, move arrays to

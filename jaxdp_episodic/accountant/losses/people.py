@@ -17,7 +17,6 @@ B^+`` against ``B^-``. Where all of e is reached (``e = 1``) it covers nothing.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -32,7 +31,7 @@ from jaxdp_episodic.accountant.losses.people_tails import backward_tails, forwar
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement
-from jaxdp_episodic.accountant.numerics.loops import Array, namespace
+from jaxdp_episodic.accountant.numerics.loops import Array
 
 # Components are left out up to this share of delta, which is then added to it.
 _TRUNCATED_SHARE = 1e-9
@@ -52,8 +51,9 @@ class PeopleLoss(GaussianLoss, Nodes):
       shift: s >= 0 of one contribution, the clip norm over the noise.
       counts: whole numbers n_i >= 0, as floats; where e is below 1 each >= 1.
       log_weights: logarithms of the w_i.
-      powers: filled in by `kept_in_range`: as many as 2 must be multiplied to reach the
-        largest count, which compiled kernels have to know in advance.
+
+    Compiling sums of all lengths takes XLA half a minute, NumPy answers in a tenth of a
+    second, and shortens each sum to what counts in it.
     """
 
     inner_rate: Array
@@ -61,37 +61,26 @@ class PeopleLoss(GaussianLoss, Nodes):
     shift: Array
     counts: tuple[Array, ...]
     log_weights: tuple[Array, ...]
-    powers: tuple[Array, ...] = ()
     is_symmetric: ClassVar[bool] = False
-    padding: ClassVar[dict[str, float]] = {
-        "counts": 1.0,
-        "log_weights": -np.inf,
-        "powers": 2.0,
-    }
+    padding: ClassVar[dict[str, float]] = {"counts": 1.0, "log_weights": -np.inf}
+    compiles: ClassVar[bool] = False
 
     @property
     def loses_nothing(self) -> Array:
         """Where nothing is drawn, nobody is in it, or the noise is infinite."""
         return super().loses_nothing | np.equal(self._largest_count(), 0)
 
-    def kept_in_range(self) -> Self:
-        """Returns rates and shifts that kernels can compute with."""
-        most = max(float(np.max(n, initial=1.0)) for n in self.counts)
-        powers = (np.array(2.0),) * max(math.ceil(math.log2(most)), 1)
-        return dataclasses.replace(super().kept_in_range(), powers=powers)
-
     def hints(self) -> Hints:
         """The mean number of contributions where there are any."""
-        xp = namespace(*self.fields)
-        rate, mean, most = xp.zeros(()), xp.zeros(()), xp.zeros(())
+        rate, mean, most = np.zeros(()), np.zeros(()), np.zeros(())
         for n, log_weight in zip(self.counts, self.log_weights, strict=True):
-            weight, expected = xp.exp(log_weight), n * self.inner_rate
-            some = -xp.expm1(n * xp.log1p(-xp.minimum(self.inner_rate, 1 - 1e-16)))
+            weight, expected = np.exp(log_weight), n * self.inner_rate
+            some = -np.expm1(n * np.log1p(-np.minimum(self.inner_rate, 1 - 1e-16)))
             rate, mean = rate + weight * some, mean + weight * expected
-            draws = xp.minimum(n, expected + 8 * xp.sqrt(expected) + 3)
-            most = xp.maximum(most, xp.where(weight > 0, draws, 0.0))
-        rate = xp.minimum(rate, 1.0)
-        number = xp.maximum(mean / xp.maximum(rate, 1e-300), 1.0)
+            draws = np.minimum(n, expected + 8 * np.sqrt(expected) + 3)
+            most = np.maximum(most, np.where(weight > 0, draws, 0.0))
+        rate = np.minimum(rate, 1.0)
+        number = np.maximum(mean / np.maximum(rate, 1e-300), 1.0)
         return Hints(rate, rate, self.shift * number, self.shift * most)
 
     def largest_loss(self, *, backward: bool) -> Array:
@@ -104,12 +93,11 @@ class PeopleLoss(GaussianLoss, Nodes):
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `people_tails`."""
-        xp = namespace(u, *self.fields)
         shape = np.broadcast_shapes(np.shape(u), self.shape)
         u, e, parts = self._components(u, shape)
         forward = forward_tails(u, parts, e, replaced=self.is_symmetric)
         factors = self.outer_rate, self.chance, self.shift, self._largest_count()
-        outer, *factors = (xp.broadcast_to(factor, shape) for factor in factors)
+        outer, *factors = (np.broadcast_to(factor, shape) for factor in factors)
         forward = scaled(forward, outer, *factors)
         if self.is_symmetric:
             return forward, forward
@@ -117,9 +105,8 @@ class PeopleLoss(GaussianLoss, Nodes):
 
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`: that of the sampled pair, and of a root's rounding."""
-        xp = namespace(u, *self.fields)
         sampled = sampled_displacement(u, 1.0 - 1e-16 + 0 * self.inner_rate)
-        return sampled + _ROOT_ROUNDING * (1 + xp.minimum(u, LARGE_LOSS))
+        return sampled + _ROOT_ROUNDING * (1 + np.minimum(u, LARGE_LOSS))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact up to quadrature error."""
@@ -159,29 +146,21 @@ class PeopleLoss(GaussianLoss, Nodes):
         self, u: Array, shape: tuple[int, ...]
     ) -> tuple[Array, Array, Components]:
         """U and e of a shape, and the components."""
-        xp = namespace(u, *self.fields)
         u, q, e, s = (
-            xp.broadcast_to(a, shape)
+            np.broadcast_to(a, shape)
             for a in (u, self.inner_rate, self.cover_rate, self.shift)
         )
         count, weight = (
             self.stacked(a, shape) for a in (self.counts, self.log_weights)
         )
         q, e = positive(q, 1.0), positive(e, 1.0)
-        s = xp.clip(xp.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
-        if xp is np:
-            most = int(max(np.max(n, initial=1.0) for n in self.counts))
-        elif self.powers:
-            most = 2 ** len(self.powers)
-        else:  # with fewer than there are epsilon would be too small
-            raise ValueError("a compiled kernel of people needs kept_in_range()")
-        return u, e, Components.of(count, weight - xp.log(e), q, s, most)
+        s = np.clip(np.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
+        return u, e, Components.of(count, weight - np.log(e), q, s)
 
     def _largest_count(self) -> Array:
-        xp = namespace(*self.fields)
-        largest = xp.zeros(())
+        largest = np.zeros(())
         for n, weight in zip(self.counts, self.log_weights, strict=True):
-            largest = xp.maximum(largest, xp.where(weight > -xp.inf, n, 0.0))
+            largest = np.maximum(largest, np.where(weight > -np.inf, n, 0.0))
         return largest
 
 

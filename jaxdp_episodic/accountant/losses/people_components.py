@@ -19,8 +19,6 @@ from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     logsumexp,
-    namespace,
-    stop_gradient,
 )
 
 # Stands for log 0 where -inf would poison a gradient.
@@ -43,7 +41,6 @@ class Components(NamedTuple):
       log_none: ``log(1 - p)``, finite.
       rate: q in (0, 1].
       shift: s > 0.
-      most: the largest count or more; static.
     """
 
     count: Array
@@ -52,25 +49,22 @@ class Components(NamedTuple):
     log_none: Array
     rate: Array
     shift: Array
-    most: int
 
     @classmethod
     def of(
-        cls, count: Array, log_weight: Array, rate: Array, shift: Array, most: int
+        cls, count: Array, log_weight: Array, rate: Array, shift: Array
     ) -> Components:
         """Of counts and log-weights (C, ...), rates and shifts (...)."""
-        xp = namespace(count, log_weight, rate, shift)
-        count = stop_gradient(xp, count)
         some = count > 0
-        n = xp.where(some, count, 1.0)
+        n = np.where(some, count, 1.0)
         log_rest = log_complement(rate)
-        log_none = xp.maximum(n * log_rest, LOG_ZERO)
-        log_some = xp.log(-xp.expm1(log_none))
-        weight = xp.where(some, log_weight, -xp.inf)
-        return cls(n, weight, log_some, log_none, rate, shift, most)
+        log_none = np.maximum(n * log_rest, LOG_ZERO)
+        log_some = np.log(-np.expm1(log_none))
+        weight = np.where(some, log_weight, -np.inf)
+        return cls(n, weight, log_some, log_none, rate, shift)
 
     def above(self, least: np.ndarray) -> Components:
-        """Those whose weight is above a level somewhere, or the largest; NumPy."""
+        """Those whose weight is above a level somewhere, or the largest."""
         used = np.any(self.log_weight > least, axis=1)
         used[np.argmax(np.max(self.log_weight, axis=1))] = True
         return self._replace(
@@ -82,14 +76,13 @@ class Components(NamedTuple):
 
     def log_shares(self, j: Array) -> Array:
         """``log(b_j / p) - j² s² / 2``; j has one axis more, in front."""
-        xp = namespace(self.count, j)
-        kept = xp.minimum(j, self.count)
+        kept = np.minimum(j, self.count)
         rest = self.count - kept
         log_rest = log_complement(self.rate)
-        share = log_binomial(self.count + 0 * j, kept) + kept * xp.log(self.rate)
-        share = share + xp.where(rest > 0, rest * log_rest, 0.0) - self.log_some
+        share = log_binomial(self.count + 0 * j, kept) + kept * np.log(self.rate)
+        share = share + np.where(rest > 0, rest * log_rest, 0.0) - self.log_some
         share = share - 0.5 * (j * self.shift) ** 2
-        return xp.where(j <= self.count, xp.maximum(share, LOG_ZERO), LOG_ZERO)
+        return np.where(j <= self.count, np.maximum(share, LOG_ZERO), LOG_ZERO)
 
 
 class Terms(NamedTuple):
@@ -108,18 +101,12 @@ class Terms(NamedTuple):
     @classmethod
     def all_of(cls, parts: Components) -> Terms:
         """Every j of the components."""
-        xp = namespace(*parts)
-        most = parts.most
-        if xp is np:
-            most = int(min(most, np.max(parts.count, initial=1.0)))
-        j = xp.arange(1.0, most + 1, dtype=parts.shift.dtype)
+        j = np.arange(1.0, np.max(parts.count, initial=1.0) + 1)
         j = j.reshape(-1, *(1,) * parts.count.ndim)
         return cls(j, parts.shift, parts.log_shares(j))
 
     def up_to(self, x: Array) -> Terms:
-        """Those that count at x and to its left, or beyond it, in NumPy."""
-        if namespace(x, self.shift) is not np:
-            return self
+        """Those that count at x and to its left, or beyond it."""
         js = self.numbers * self.shift
         kept = 1
         # As densities at x, and as masses.
@@ -137,23 +124,21 @@ class Terms(NamedTuple):
     def log_ratio(self, x: Array) -> tuple[Array, Array]:
         """The log-ratio at x, (C, ...), and the mean of j there."""
         s, j, share = self.shift, self.numbers, self.log_shares
-        xp = namespace(s, x)
         value, mean = self.log_sum(share + j * s * x)
-        reach = self.last * s * (xp.abs(x) + 0.5 * self.last * s)
+        reach = self.last * s * (np.abs(x) + 0.5 * self.last * s)
         small = reach < _SMALL_TILT
-        if xp is np and not np.any(small):
+        if not np.any(small):
             return value, mean
-        tilt = xp.where(small, j * s * (xp.where(small, x, 0.0) - 0.5 * j * s), 0.0)
-        near = xp.sum(xp.exp(share + 0.5 * (j * s) ** 2) * xp.expm1(tilt), axis=0)
-        return xp.where(small, xp.log1p(near), value), mean
+        tilt = np.where(small, j * s * (np.where(small, x, 0.0) - 0.5 * j * s), 0.0)
+        near = np.sum(np.exp(share + 0.5 * (j * s) ** 2) * np.expm1(tilt), axis=0)
+        return np.where(small, np.log1p(near), value), mean
 
     def log_sum(self, terms: Array) -> tuple[Array, Array]:
         """``log sum_j e^term`` of (J, C, ...) terms, and the mean of j."""
-        xp = namespace(terms)
-        peak = stop_gradient(xp, xp.max(terms, axis=0))
-        grown = xp.exp(terms - peak)
-        total = xp.sum(grown, axis=0)
-        return xp.log(total) + peak, xp.sum(grown * self.numbers, axis=0) / total
+        peak = np.max(terms, axis=0)
+        grown = np.exp(terms - peak)
+        total = np.sum(grown, axis=0)
+        return np.log(total) + peak, np.sum(grown * self.numbers, axis=0) / total
 
     def log_sum_of(
         self, bound: Array, factor: Callable[..., Array], *at: Array
@@ -162,13 +147,11 @@ class Terms(NamedTuple):
 
         Args:
           bound: (J, C, ...) upper bounds of the terms' logarithms, but for moderate
-            factors; NumPy leaves out what is negligible beside the largest one.
+            factors; what is negligible beside the largest one is left out.
           factor: maps j s and ``at`` to the logarithms of the factors.
           *at: (C, ...) arrays.
         """
         slope = self.numbers * self.shift
-        if namespace(bound) is not np:
-            return logsumexp(bound + factor(slope, *at))
         used = bound > np.max(bound, axis=0) - NEGLIGIBLE
         chosen = (np.broadcast_to(a, bound.shape)[used] for a in (slope, *at))
         terms = np.full(bound.shape, -np.inf)
@@ -178,5 +161,4 @@ class Terms(NamedTuple):
 
 def log_complement(rate: Array) -> Array:
     """``log(1 - rate)``, finite."""
-    xp = namespace(rate)
-    return xp.where(rate < 1, xp.log1p(-xp.where(rate < 1, rate, 0.5)), LOG_ZERO)
+    return np.where(rate < 1, np.log1p(-np.where(rate < 1, rate, 0.5)), LOG_ZERO)

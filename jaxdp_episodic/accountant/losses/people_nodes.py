@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.losses.paths import (
 from jaxdp_episodic.accountant.losses.people_components import Components
 from jaxdp_episodic.accountant.losses.people_ratios import Ratio, Ratios
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
-from jaxdp_episodic.accountant.numerics.loops import Array, map_first, namespace
+from jaxdp_episodic.accountant.numerics.loops import Array, map_first
 
 # Height of paths times the shift, where zeros are pi away.
 _ANGLE = 1.2
@@ -63,35 +63,32 @@ def nodes(
     """
     backward, log_cut, height = (a + 0 * cover for a in rule[:3])
     rule = NodeRule(backward, log_cut, height, rule.num_nodes)
-    xp = namespace(log_cut)
-    if xp is np:
-        parts = parts.above(np.min(rule.log_cut, axis=0))
+    parts = parts.above(np.min(rule.log_cut, axis=0))
     ratios = Ratios.of(parts, cover, replaced=replaced)
     is_whole = not ratios.covers and not replaced
     found = _whole(ratios, rule) if is_whole else _halves(ratios, rule)
-    return _shortened(found) if xp is np else found
+    return _shortened(found)
 
 
 def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
     """Of mixtures of Gaussians against N(0), on one path along the line."""
     s = ratios.parts.shift
-    xp = namespace(s, rule.log_cut)
-    zero = xp.zeros_like(s)
+    zero = np.zeros_like(s)
     reach, high = _ends(ratios, rule.log_cut)
-    ratios = ratios.up_to(xp.max(high, axis=0))
-    low = xp.where(rule.backward > 0, -reach, xp.maximum(-reach, FURTHEST_LEFT))
+    ratios = ratios.up_to(np.max(high, axis=0))
+    low = np.where(rule.backward > 0, -reach, np.maximum(-reach, FURTHEST_LEFT))
     line = map_first(
         lambda a, b: whole_line(a, b, zero, zero + _EVEN, rule.num_nodes), low, high
     )
-    most = xp.maximum(_ANGLE / s, _TOP)
-    points = path_points(line, zero - xp.inf, _rise(zero, s), s, rule.height, most)
+    most = np.maximum(_ANGLE / s, _TOP)
+    points = path_points(line, zero - np.inf, _rise(zero, s), s, rule.height, most)
 
     def one(x: Pair, element: Pair, log_cut: Array) -> LossNodes:
         # The angle at the first node, of which only the rest of 2 pi is known.
         angle = s * x[1][0] * ratios.mean_at(x[0][0] + zero)
         piece = _Piece(ratios.whole(x), element, angle, rule.backward)
-        ends = xp.stack([x[0][0], x[0][-1]])
-        at_ends = ratios.whole((ends, xp.zeros_like(ends)))
+        ends = np.stack([x[0][0], x[0][-1]])
+        at_ends = ratios.whole((ends, np.zeros_like(ends)))
         return _gathered([piece], at_ends, ratios, log_cut)
 
     return map_first(one, *points, rule.log_cut)
@@ -100,43 +97,42 @@ def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
 def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
     """Of two half-lines, or of one and its mirror image."""
     s, floor, backward = ratios.parts.shift, ratios.floor, rule.backward
-    xp = namespace(s, rule.log_cut)
-    zero = xp.zeros_like(s)
+    zero = np.zeros_like(s)
     kink, turn = ratios.turning_point()
-    most = xp.maximum(_ANGLE / s, _TOP)
+    most = np.maximum(_ANGLE / s, _TOP)
 
     def points(end: Array, kink: Array) -> tuple[Pair, Pair]:
         line = map_first(
             lambda end: half_line(zero, end, (kink,), zero + _EVEN, rule.num_nodes),
-            xp.maximum(end, 2.0),
+            np.maximum(end, 2.0),
         )
         return path_points(line, zero, _rise(kink, s), turn, rule.height, most)
 
     reach, high = _ends(ratios, rule.log_cut)
-    ratios = ratios.up_to(xp.max(high, axis=0))
-    left = xp.where(backward > 0, reach, xp.minimum(reach, -FURTHEST_LEFT))
-    above = points(high - xp.min(floor, axis=0), kink)
+    ratios = ratios.up_to(np.max(high, axis=0))
+    left = np.where(backward > 0, reach, np.minimum(reach, -FURTHEST_LEFT))
+    above = points(high - np.min(floor, axis=0), kink)
     below = above
     if not ratios.replaced:
-        below = points(left + xp.max(floor, axis=0), zero)
+        below = points(left + np.max(floor, axis=0), zero)
 
     def one(
         above: tuple[Pair, Pair], below: tuple[Pair, Pair], cut: Array
     ) -> LossNodes:
-        (w, element), nothing = above, xp.zeros_like(floor)
-        end = ratios.upper((w[0][-1:], xp.zeros_like(w[0][:1])))
+        (w, element), nothing = above, np.zeros_like(floor)
+        end = ratios.upper((w[0][-1:], np.zeros_like(w[0][:1])))
         upper = ratios.upper(w)
         if ratios.replaced:
             # Losses y with P's density, and -y with Q's.
             both = [_Piece(upper, element, nothing, zero + k) for k in range(2)]
             return _gathered(both, end, ratios, cut)
         w, (re, im) = below
-        last = ratios.lower((w[0][-1:], xp.zeros_like(w[0][:1])))
+        last = ratios.lower((w[0][-1:], np.zeros_like(w[0][:1])))
         ends = Ratio(
             *(
                 (
-                    xp.concatenate([a[0], b[0]], axis=1),
-                    xp.concatenate([a[1], b[1]], axis=1),
+                    np.concatenate([a[0], b[0]], axis=1),
+                    np.concatenate([a[1], b[1]], axis=1),
                 )
                 for a, b in zip(end, last, strict=True)
             )
@@ -154,54 +150,51 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
 
 def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
     """Where the densities at both sides have fallen to the cuts, (V, n)."""
-    xp = namespace(ratios.floor, log_cut)
     parts, js = ratios.parts, ratios.terms.numbers * ratios.parts.shift
     weight = parts.log_weight + parts.log_some + ratios.terms.log_shares
     weight = weight + 0.5 * js * js
 
     def one(log_cut: Array) -> Array:
         above = weight - log_cut
-        seen = js + xp.sqrt(2 * xp.maximum(above, 0.0))
-        return xp.max(xp.where(above > 0, seen, 0.0), axis=(0, 1))
+        seen = js + np.sqrt(2 * np.maximum(above, 0.0))
+        return np.max(np.where(above > 0, seen, 0.0), axis=(0, 1))
 
-    reach = xp.sqrt(-2 * log_cut)
-    return reach, xp.maximum(reach, map_first(one, log_cut))
+    reach = np.sqrt(-2 * log_cut)
+    return reach, np.maximum(reach, map_first(one, log_cut))
 
 
 def _rise(kink: Array, s: Array) -> Array:
     """Where paths may rise: behind the kink, unless zeros are low everywhere."""
-    return namespace(s).where(_ANGLE / s < _TOP, _NOWHERE, kink)
+    return np.where(_ANGLE / s < _TOP, _NOWHERE, kink)
 
 
 def _gathered(
     pieces: list[_Piece], ends: Ratio, ratios: Ratios, log_cut: Array
 ) -> LossNodes:
-    """The nodes of all components, (K, n); those of no weight come last in NumPy."""
+    """The nodes of all components, (K, n); those of no weight come last."""
     log_weight = ratios.parts.log_weight
-    xp = namespace(log_weight, log_cut)
     losses, weights = [], []
     for piece in pieces:
         loss, weight = _weighted(piece, log_weight, log_cut)
         losses.append(loss)
         weights.append(weight)
     loss, weight = (
-        tuple(xp.concatenate([_flat(pair[i]) for pair in pairs]) for i in range(2))
+        tuple(np.concatenate([_flat(pair[i]) for pair in pairs]) for i in range(2))
         for pairs in (losses, weights)
     )
     sign, forward = 1 - 2 * pieces[-1].backward, 1 - pieces[-1].backward
     if ratios.replaced:
         sign, forward = 1.0, 1.0
     density = ends.log_density()[0] + forward * ends.loss[0] + log_weight[:, None]
-    density = xp.maximum(density, log_cut)
+    density = np.maximum(density, log_cut)
     return collected(loss, weight, _flat(density), _flat(sign * ends.loss[0]))
 
 
 def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, Pair]:
     """Losses and weights of a piece, (C, K, n); none below the cut."""
     (re, im), element = piece.ratio.loss, piece.element
-    xp = namespace(re)
-    im = xp.unwrap(im, axis=1)
-    turns = xp.round((piece.angle[:, None] - im[:, :1]) / (2 * math.pi))
+    im = np.unwrap(im, axis=1)
+    turns = np.round((piece.angle[:, None] - im[:, :1]) / (2 * math.pi))
     im = im + 2 * math.pi * turns
     sign, forward = 1 - 2 * piece.backward, 1 - piece.backward
     density, angle = piece.ratio.log_density()
@@ -210,8 +203,8 @@ def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, P
         polar(density, sign * angle + forward * im), (element[0], sign * element[1])
     )
     counts = density > log_cut
-    loss = xp.where(counts, sign * re, 0.0), xp.where(counts, im, 0.0)
-    return loss, (xp.where(counts, weight[0], 0.0), xp.where(counts, weight[1], 0.0))
+    loss = np.where(counts, sign * re, 0.0), np.where(counts, im, 0.0)
+    return loss, (np.where(counts, weight[0], 0.0), np.where(counts, weight[1], 0.0))
 
 
 def _flat(a: Array) -> Array:

@@ -1,8 +1,8 @@
 """Sums over numbers of contributions, for all components and nodes at once.
 
 Nodes are the same for all components, so ``sum_j a_ij e^{j s x_k}`` is a product of two
-matrices, with the largest term of each node's sum scaled to 1. In NumPy it is one; what
-underflows there, because components are far apart, is summed one by one.
+matrices, with the largest term of each node's sum scaled to 1. What underflows, because
+components are far apart, is summed one by one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     expm1_complex,
     times,
 )
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    namespace,
-    stop_gradient,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array
 
 # Least scaled sum that is exact: terms that underflow are below 1e-100 of it.
 _LEAST_SUM = 1e-200
@@ -46,33 +42,31 @@ Points = tuple[Array, Array | None]
 
 def power(w: Points, slope: Array) -> Factor:
     """``e^{slope w}``."""
-    xp = namespace(w[0])
     angle = None if w[1] is None else slope * w[1]
     exponent = slope * w[0]
     if angle is None:
-        return Factor(exponent, xp.ones_like(exponent))
+        return Factor(exponent, np.ones_like(exponent))
     return Factor(exponent, *cos_sin(angle))
 
 
 def gained(w: Points, slope: Array, offset: Array | float = 0.0) -> Factor:
     """``e^{slope w - offset} - 1``, without cancellation near 0."""
-    xp = namespace(w[0])
     tilt = slope * w[0] - offset
-    exponent = xp.maximum(tilt, 0.0)
+    exponent = np.maximum(tilt, 0.0)
     if w[1] is None:
         return Factor(
-            exponent, xp.where(tilt > 0, -xp.expm1(-exponent), xp.expm1(tilt))
+            exponent, np.where(tilt > 0, -np.expm1(-exponent), np.expm1(tilt))
         )
     angle = slope * w[1]
-    low = xp.minimum(tilt, 1.0)
-    less = xp.exp(-exponent)
+    low = np.minimum(tilt, 1.0)
+    less = np.exp(-exponent)
     near = expm1_complex(low, angle)
     cosine, sine = cos_sin(angle)
     far = tilt > 1
     return Factor(
         exponent,
-        xp.where(far, cosine - less, near[0] * less),
-        xp.where(far, sine, near[1] * less),
+        np.where(far, cosine - less, near[0] * less),
+        np.where(far, sine, near[1] * less),
     )
 
 
@@ -105,29 +99,17 @@ def log_products(exponent: Array, factor: Factor) -> tuple[Array, Array | None]:
     Returns:
       Real part, and the imaginary one of complex factors: the principal angle.
     """
-    xp = namespace(exponent, factor.exponent)
-    if xp is np:
-        return _logs(*_as_product(exponent, factor))
-    every = exponent[:, :, None] + factor.exponent[:, None]
-    peak = stop_gradient(xp, xp.max(every, axis=0))
-    grown = xp.exp(every - peak)
-    re = xp.sum(grown * factor.re[:, None], axis=0)
-    im = None if factor.im is None else xp.sum(grown * factor.im[:, None], axis=0)
-    return _logs(peak, re, im)
-
-
-def _logs(peak: Array, re: Array, im: Array | None) -> tuple[Array, Array | None]:
-    xp = namespace(re)
+    peak, re, im = _as_product(exponent, factor)
     if im is None:
-        return peak + xp.log(xp.maximum(re, _TINY)), None
-    size = xp.maximum(xp.hypot(re, im), _TINY)
-    return peak + xp.log(size), xp.arctan2(im, re)
+        return peak + np.log(np.maximum(re, _TINY)), None
+    size = np.maximum(np.hypot(re, im), _TINY)
+    return peak + np.log(size), np.arctan2(im, re)
 
 
 def _as_product(
     exponent: np.ndarray, factor: Factor
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The sums over what they are scaled by, whose logarithms come first; NumPy."""
+    """The sums over what they are scaled by, whose logarithms come first."""
     column = np.max(exponent, axis=1, keepdims=True)
     left = np.exp(exponent - column).transpose(2, 1, 0)
     scaled = column + factor.exponent

@@ -35,7 +35,7 @@ from jaxdp_episodic.accountant.losses.people_products import (
 )
 from jaxdp_episodic.accountant.losses.people_tails import root_at_zero, root_of_ratio
 from jaxdp_episodic.accountant.numerics.complex_exponentials import log_add_complex
-from jaxdp_episodic.accountant.numerics.loops import Array, namespace
+from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.numerics.special import log_add
 
 # Size of P/Q - 1 up to which its logarithm is that of 1 + (P/Q - 1).
@@ -90,23 +90,22 @@ class Ratios:
     @classmethod
     def of(cls, parts: Components, cover: Array, *, replaced: bool) -> Self:
         """With their floors."""
-        xp = namespace(*parts, cover)
         terms = Terms.all_of(parts)
-        floor = xp.zeros_like(parts.log_some)
+        floor = np.zeros_like(parts.log_some)
         if not replaced:
             floor = root_at_zero(parts, terms)
-        covers = xp is not np or bool(np.any(cover < 1))
+        covers = bool(np.any(cover < 1))
         return cls(parts, terms, cover, floor, replaced, covers)
 
     def up_to(self, w: Array) -> Self:
         """The same with the terms that count at distances w and below, (n,)."""
-        x = w + namespace(w).max(self.floor, axis=0)
+        x = w + np.max(self.floor, axis=0)
         terms = self.terms.up_to(x + 0 * self.floor)
         return dataclasses.replace(self, terms=terms)
 
     def upper(self, w: Points) -> Ratio:
         """At ``floor + w``, Re w >= 0, (K, n)."""
-        s, log_e = self.parts.shift, namespace(self.cover).log(self.cover)
+        s, log_e = self.parts.shift, np.log(self.cover)
         x = self._at(w)
         if self.replaced:
             rise = self._sum(0.0, turned, w)
@@ -119,46 +118,43 @@ class Ratios:
     def lower(self, w: Points) -> Ratio:
         """At ``floor - w``, Re w >= 0, (K, n)."""
         s = self.parts.shift
-        xp = namespace(s)
         x = self._at((-w[0], None if w[1] is None else -w[1]))
         fall = self._sum(self.floor * s, shrunk, w)
         own = self._mixture(self.floor * s, -1.0, w)
         base = self._base(own)
-        log_v = _less(fall, base, -xp.log(self.cover))
+        log_v = _less(fall, base, -np.log(self.cover))
         far = _less(own, base)
         small = log_v[0] < math.log(_LARGEST_NEAR)
-        bounded = xp.where(small, log_v[0], -1.0)
+        bounded = np.where(small, log_v[0], -1.0)
         if log_v[1] is None:
-            near = xp.log1p(-xp.exp(bounded))
-            return Ratio((xp.where(small, near, far[0]), None), base, x)
-        near = log_add_complex(xp.zeros_like(bounded), (bounded, log_v[1] + math.pi))
-        loss = tuple(xp.where(small, a, b) for a, b in zip(near, far, strict=True))
+            near = np.log1p(-np.exp(bounded))
+            return Ratio((np.where(small, near, far[0]), None), base, x)
+        near = log_add_complex(np.zeros_like(bounded), (bounded, log_v[1] + math.pi))
+        loss = tuple(np.where(small, a, b) for a, b in zip(near, far, strict=True))
         return Ratio((loss[0], loss[1]), base, x)
 
     def whole(self, x: Points) -> Ratio:
         """At x, (K, n), where nothing is covered and Q is N(0)."""
         s, log_some = self.parts.shift, self.parts.log_some[:, None]
-        xp = namespace(s)
         js = self.terms.numbers * s
         height = 0.5 * js * js
         near = log_products(self.terms.log_shares + height, gained(x, js, height))
         far = self._mixture(0.0, 1.0, x)
         small = near[0] + log_some < math.log(_LARGEST_NEAR)
-        bounded = xp.where(small, near[0] + log_some, -1.0)
-        zero = xp.zeros_like(bounded)
+        bounded = np.where(small, near[0] + log_some, -1.0)
+        zero = np.zeros_like(bounded)
         if near[1] is None:
             raise NotImplementedError
         one = log_add_complex(zero, (bounded, near[1]))
-        loss = tuple(xp.where(small, a, b) for a, b in zip(one, far, strict=True))
+        loss = tuple(np.where(small, a, b) for a, b in zip(one, far, strict=True))
         wide = x[0] + zero, None if x[1] is None else x[1] + zero
         return Ratio((loss[0], loss[1]), (zero, zero), wide)
 
     def mean_at(self, x: Array) -> Array:
         """The mean of j under ``B^+`` at real x, (C, n)."""
-        xp = namespace(x)
-        value, mean = self.terms.log_ratio(x + xp.zeros_like(self.floor))
+        value, mean = self.terms.log_ratio(x + np.zeros_like(self.floor))
         gap = self.parts.log_none - self.parts.log_some - value
-        return mean / (1 + xp.exp(xp.minimum(gap, 700.0)))
+        return mean / (1 + np.exp(np.minimum(gap, 700.0)))
 
     def turning_point(self) -> tuple[Array, Array]:
         """The distance up to which paths must be low, and the shift that says how low.
@@ -167,17 +163,16 @@ class Ratios:
         where ``e B^+ = (1-e) B^-``: zeros lie where their angles are pi apart, each the
         height times s and its mean of j.
         """
-        xp = namespace(self.cover)
         s = self.parts.shift
         if not self.covers:
-            return xp.zeros_like(s), s
-        odds = log_complement(self.cover) - xp.log(self.cover)
+            return np.zeros_like(s), s
+        odds = log_complement(self.cover) - np.log(self.cover)
         some = odds > 0
-        kink = root_of_ratio(xp.where(some, odds, 0.0), self.parts, self.terms)
-        kink = xp.maximum(xp.where(some, kink, 0.0), self.floor)
-        mean = 0.5 * xp.max(self.mean_at(kink) + self.mean_at(-self.floor), axis=0)
-        turn = xp.where(self.cover < 1, xp.maximum(mean, 1.0), 1.0)
-        return xp.max(kink - self.floor, axis=0), turn * s
+        kink = root_of_ratio(np.where(some, odds, 0.0), self.parts, self.terms)
+        kink = np.maximum(np.where(some, kink, 0.0), self.floor)
+        mean = 0.5 * np.max(self.mean_at(kink) + self.mean_at(-self.floor), axis=0)
+        turn = np.where(self.cover < 1, np.maximum(mean, 1.0), 1.0)
+        return np.max(kink - self.floor, axis=0), turn * s
 
     def _at(self, w: Points) -> Points:
         """The points at distances w from the floors, (C, K, n)."""
@@ -203,9 +198,8 @@ class Ratios:
         if not self.covers:
             zero = mixture[0] * 0.0
             return zero, None if mixture[1] is None else zero
-        xp = namespace(self.cover)
         share = log_complement(self.cover)
-        return _add(xp.log(self.cover), (mixture[0] + share, mixture[1]))
+        return _add(np.log(self.cover), (mixture[0] + share, mixture[1]))
 
 
 def _add(first: Array, second: Points) -> Points:

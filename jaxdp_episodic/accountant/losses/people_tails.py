@@ -31,8 +31,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
     logsumexp,
-    namespace,
-    stop_gradient,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 from jaxdp_episodic.accountant.numerics.special import (
@@ -72,22 +70,21 @@ def forward_tails(
       cover: (...,) e in (0, 1].
       replaced: which.
     """
-    xp = namespace(u, *parts)
     log_gain = _log_gain(u)
-    log_e, log_uncovered = xp.log(cover), log_complement(cover)
+    log_e, log_uncovered = np.log(cover), log_complement(cover)
     odds = parts.log_none - parts.log_some
     if replaced:
-        v = xp.minimum(inner_exponent(u, cover), LARGEST)
+        v = np.minimum(inner_exponent(u, cover), LARGEST)
         sides = _mirrored_sides(v, log_gain - log_e, odds)
     else:
-        log_c = xp.maximum(log_gain + log_uncovered - log_e, LOG_ZERO)
+        log_c = np.maximum(log_gain + log_uncovered - log_e, LOG_ZERO)
         own = log_gain + log_add(-parts.log_some, log_uncovered - log_e + odds)
 
         def right(m: Array) -> Array:
             return log_add(0.0, log_add(own, log_c + m))
 
         sides = _Sides(right, log_c + 0 * odds, right(2 * LOG_ZERO + 0 * odds), None)
-        sides = sides._replace(most=right(xp.zeros_like(odds)))
+        sides = sides._replace(most=right(np.zeros_like(odds)))
     terms = Terms.all_of(parts)
     t, terms = _root(sides, terms)
     return _beyond(t, u, sides, parts, terms, cover, replaced=replaced)
@@ -95,8 +92,7 @@ def forward_tails(
 
 def _log_gain(u: Array) -> Array:
     """``log(e^u - 1)``, finite."""
-    xp = namespace(u)
-    return xp.where(u > 0, log_expm1(xp.where(u > 0, u, 1.0)), LOG_ZERO)
+    return np.where(u > 0, log_expm1(np.where(u > 0, u, 1.0)), LOG_ZERO)
 
 
 def _beyond(
@@ -110,7 +106,6 @@ def _beyond(
     replaced: bool,
 ) -> Tails:
     """Profile and tail beyond the roots t, (C, ...)."""
-    xp = namespace(t, u)
     s, log_p, log_none = parts.shift, parts.log_some, parts.log_none
     js, log_shares = terms.numbers * s, terms.log_shares
     mirror, plain = log_shares - js * t, log_shares + 0.5 * js * js
@@ -121,21 +116,21 @@ def _beyond(
     # The density of N(0) at t times g, or g1: of P's there, its share.
     if replaced:
         v = inner_exponent(u, cover)
-        gained = xp.log(-xp.expm1(-xp.where(v > 0, v, 1.0)))
-        gained = xp.where(v > 0, gained, LOG_ZERO)
+        gained = np.log(-np.expm1(-np.where(v > 0, v, 1.0)))
+        gained = np.where(v > 0, gained, LOG_ZERO)
         share = log_add(gained + log_none, log_p + log_m)
         log_c = 0.0 * u
     else:
-        gained = xp.log(-xp.expm1(-xp.where(u > 0, u, 1.0)))
-        gained = xp.where(u > 0, gained, LOG_ZERO)
-        log_c = gained + log_q - xp.log(cover)
+        gained = np.log(-np.expm1(-np.where(u > 0, u, 1.0)))
+        gained = np.where(u > 0, gained, LOG_ZERO)
+        log_c = gained + log_q - np.log(cover)
         share = log_add(
-            log_p - u, gained + log_add(0.0, log_q - xp.log(cover) + mirrored)
+            log_p - u, gained + log_add(0.0, log_q - np.log(cover) + mirrored)
         )
     base = log_p + log_density - share
 
     def tail(js: Array, t: Array) -> Array:
-        return -0.5 * xp.maximum(t - js, 0.0) ** 2
+        return -0.5 * np.maximum(t - js, 0.0) ** 2
 
     near = terms.log_sum_of(
         plain + tail(js, t),
@@ -148,26 +143,25 @@ def _beyond(
     middle = log_mills(t)
     lost = log_add(log_none + middle, log_p + beyond)
     if not replaced:
-        lost = log_add(log_q + lost, xp.log(cover) + middle)
+        lost = log_add(log_q + lost, np.log(cover) + middle)
     profile, lost = (logsumexp(parts.log_weight + a) for a in (profile, base + lost))
     if replaced:
-        lost = lost - xp.log1p((1 - cover) / cover * -xp.expm1(-u))
-    return profile + xp.log(cover), lost
+        lost = lost - np.log1p((1 - cover) / cover * -np.expm1(-u))
+    return profile + np.log(cover), lost
 
 
 def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
     """Profile and tail of ``(1-e) B^+ + e N(0)`` against ``B^+``."""
-    xp = namespace(u, *parts)
-    v = xp.minimum(inner_exponent(u, cover), LARGEST)
+    v = np.minimum(inner_exponent(u, cover), LARGEST)
     log_p, log_none = parts.log_some, parts.log_none
     # 1 - g1 b_0, and the g at which N(0) is taken against what is left
-    k = weight_left(v, xp.exp(log_p), xp.exp(log_none))
+    k = weight_left(v, np.exp(log_p), np.exp(log_none))
     alive = k > 0
-    k = xp.where(alive, k, 1.0)
+    k = np.where(alive, k, 1.0)
     small = v <= 1
-    near = xp.log1p(xp.expm1(xp.where(small, v, 1.0)) / k)
-    loss = xp.where(small, near, v + log_p - xp.log(k))
-    loss = xp.where(alive, loss, 1.0)
+    near = np.log1p(np.expm1(np.where(small, v, 1.0)) / k)
+    loss = np.where(small, near, v + log_p - np.log(k))
+    loss = np.where(alive, loss, 1.0)
     terms = Terms.all_of(parts)
     sides = _Sides(lambda _: -loss, None, -loss, -loss)
     x, terms = _root(sides, terms)
@@ -176,24 +170,23 @@ def backward_tails(u: Array, parts: Components, cover: Array) -> Tails:
     inside = terms.log_sum_of(share, lambda js, x: log_lost(-x, js), x)
     beyond = terms.log_sum_of(share, lambda js, x: log_mills(js - x), x)
     beyond = beyond + log_normal_density(x)
-    lost = xp.where(
-        log_none > LOG_ZERO, xp.minimum(v, 700.0) + log_none + inside, -xp.inf
+    lost = np.where(
+        log_none > LOG_ZERO, np.minimum(v, 700.0) + log_none + inside, -np.inf
     )
-    profile = xp.where(alive, xp.log(k) + inside, -xp.inf)
-    tail = xp.where(alive, xp.logaddexp(lost, beyond), -xp.inf)
+    profile = np.where(alive, np.log(k) + inside, -np.inf)
+    tail = np.where(alive, np.logaddexp(lost, beyond), -np.inf)
     profile, tail = (logsumexp(parts.log_weight + a) for a in (profile, tail))
-    tail = tail - xp.log1p((1 - cover) / cover * -xp.expm1(-u))
-    return profile + xp.log(cover), tail
+    tail = tail - np.log1p((1 - cover) / cover * -np.expm1(-u))
+    return profile + np.log(cover), tail
 
 
 def _mirrored_sides(v: Array, log_gain: Array, odds: Array) -> _Sides:
     """Of ``B^+ = e^v B^-``; of ``log(e^v - 1)`` and the log-odds of b_0."""
-    xp = namespace(v, odds)
 
     def right(m: Array) -> Array:
         return m + log_add(0.0, log_gain + log_add(0.0, odds - m))
 
-    return _Sides(right, v + 0 * odds, log_gain + odds, right(xp.zeros_like(odds)))
+    return _Sides(right, v + 0 * odds, log_gain + odds, right(np.zeros_like(odds)))
 
 
 def root_of_ratio(v: Array, parts: Components, terms: Terms) -> Array:
@@ -204,24 +197,23 @@ def root_of_ratio(v: Array, parts: Components, terms: Terms) -> Array:
 
 def root_at_zero(parts: Components, terms: Terms) -> Array:
     """Where ``B^+`` crosses N(0): the root of ``M^+ = 1``."""
-    zero = namespace(*parts).zeros_like(parts.log_some)
+    zero = np.zeros_like(parts.log_some)
     return _root(_Sides(lambda _: zero, None, zero, zero), terms)[0]
 
 
 def _root(sides: _Sides, terms: Terms) -> tuple[Array, Terms]:
     """Where both sides of the equation are the same, and the terms that count there."""
     s, last = terms.shift, terms.last
-    xp = namespace(s, sides.least)
     nothing = 1e300 + 0 * sides.least
 
     # Each term alone is a lower bound of the sum, the largest of all an upper one.
     js = terms.numbers * s
-    high = xp.min((sides.most - terms.log_shares) / js, axis=0)
-    low = xp.min(sides.least / js + 0.5 * js, axis=0)
+    high = np.min((sides.most - terms.log_shares) / js, axis=0)
+    low = np.min(sides.least / js + 0.5 * js, axis=0)
     if sides.log_mirrored is not None:
         # Steps to a root at 0 may end on its other side.
-        low = xp.maximum(low, 0.0) - 0.1
-    high = xp.maximum(high, low)
+        low = np.maximum(low, 0.0) - 0.1
+    high = np.maximum(high, low)
     terms = terms.up_to(high)
 
     def gap(x: Array) -> tuple[Array, Array]:
@@ -231,26 +223,22 @@ def _root(sides: _Sides, terms: Terms) -> tuple[Array, Terms]:
             return up - sides.right(up), s * mean
         down, other = terms.log_ratio(-x)
         right = sides.right(down)
-        share = xp.exp(xp.minimum(sides.log_mirrored + down - right, 0.0))
+        share = np.exp(np.minimum(sides.log_mirrored + down - right, 0.0))
         return up - right, s * (mean + share * other)
 
     def improve(_: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         x, low, high, _ = state
         value, slope = gap(x)
-        low, high = xp.where(value <= 0, x, low), xp.where(value >= 0, x, high)
+        low, high = np.where(value <= 0, x, low), np.where(value >= 0, x, high)
         step = x - value / slope
         inside = (step >= low) & (step <= high)
-        moved = xp.where(inside, step, 0.5 * (low + high))
-        return moved, low, high, xp.abs(moved - x)
+        moved = np.where(inside, step, 0.5 * (low + high))
+        return moved, low, high, np.abs(moved - x)
 
     def settled(state: tuple[Array, ...]) -> bool:
         size = np.maximum(last * s, 1.0)
         return bool(np.all(state[3] * size <= _LAST_STEP + 4e-16 * np.abs(state[0])))
 
     start = high, low, high, nothing
-    x, *_ = stop_gradient(xp, fori_loop(xp, 0, _MOST_STEPS, improve, start, settled))
-    if xp is not np:
-        # The derivative of a root is that of one more step.
-        value, slope = gap(x)
-        x = x - value / stop_gradient(xp, slope)
+    x, *_ = fori_loop(np, 0, _MOST_STEPS, improve, start, settled)
     return x, terms

@@ -125,6 +125,8 @@ class PrivacyLoss(abc.ABC):
         a factor on both profiles, and so on ``M - 1``.
       padding: class constant; names of the fields that are tuples of arrays, as many as
         the mechanism has parts, and what stands for a part that is not there.
+      compiles: class constant; whether JAX compiles the kernels, which are then pure
+        functions on either engine. NumPy answers for all others, whatever is asked for.
     """
 
     outer_rate: Array
@@ -134,6 +136,7 @@ class PrivacyLoss(abc.ABC):
     LARGEST_LOSS: ClassVar[float] = 1e70
 
     padding: ClassVar[dict[str, float]] = {}
+    compiles: ClassVar[bool] = True
 
     # --- Arrays ---
 

@@ -70,7 +70,7 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
 def _answer(question: Question, run: Run, certify: bool) -> Answer:
     """Of (n,) settings: those that need no integral first, then the others."""
     # Each part chooses its own engine, so that nothing is compiled for few settings.
-    engine = choose_engine(question.target.size, BREAK_EVEN)
+    engine = choose_engine(question.target.size, BREAK_EVEN, run.losses)
     with using_engine(engine):
         for loss in run.losses:
             if isinstance(loss, Tabulated):

@@ -202,7 +202,7 @@ class ContourSolver:
         Deltas of the same run at epsilons near to one another share a contour, but for
         those that are to be ``alone`` (None: all).
         """
-        engine = choose_engine(index.size, BREAK_EVEN)
+        engine = choose_engine(index.size, BREAK_EVEN, self.run.losses)
         with using_engine(engine):
             padded = index.size < _LARGE_BATCH
             terms, sizes = shared_lengths(self.run, index, padded=padded)

@@ -109,7 +109,7 @@ def _evaluate(
     no_loss, no_noise = run.loses_nothing, run.is_unprotected
     flat_target = np.broadcast_to(np.asarray(target, np.float64), shape).reshape(-1)
     groups = tuple(_all(group, flat_target.size) for group in whole.groups())
-    with using_engine(choose_engine(flat_target.size, BREAK_EVEN)):
+    with using_engine(choose_engine(flat_target.size, BREAK_EVEN, run.losses)):
 
         def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
             return kernel(*part, block=_block(part[0].shape[-1]), **static)

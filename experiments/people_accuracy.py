@@ -405,7 +405,7 @@ def main() -> None:
     """Trains what is not there yet; writes table and figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("results/people_accuracy"))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--people", nargs="+", default=list(PEOPLE), choices=PEOPLE)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
@@ -422,7 +422,8 @@ def main() -> None:
     if options.quick:
         results, steps = out / "quick.csv", QUICK_STEPS
         wanted = [run for run in wanted if run.people == QUICK and run.epsilon == 8]
-    train_missing(wanted, options.repeats, steps, results, out)
+    repeats = min(options.repeats, 1) if options.quick else options.repeats
+    train_missing(wanted, repeats, steps, results, out)
     found = read_results(results)
     (out / "people_accuracy.md").write_text(table(found), encoding="utf-8")
     print(table(found))

@@ -17,6 +17,7 @@ from jaxdp_episodic.accountant.losses.excess import (
     unless_gaussian,
 )
 from jaxdp_episodic.accountant.losses.people_components import Components
+from jaxdp_episodic.accountant.losses.people_products import Points
 from jaxdp_episodic.accountant.losses.people_ratios import Ratio, Ratios
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
 from jaxdp_episodic.accountant.losses.windows import Windows, only_root, settle
@@ -44,6 +45,8 @@ _BETWEEN = 40.0
 # best order, and fewest nodes per panel of what is no search: any order is a bound.
 _NEGLIGIBLE_IN_SEARCH = 18.0
 _NODES_OF_ANSWER = 12
+# Ratio of the panels that settings want within which they get the same number.
+_ALIKE = 1.5
 # Largest number of panels.
 _MOST_PANELS = 4096
 # Largest density of panels over that of a Gaussian's bump.
@@ -61,12 +64,11 @@ def log_excess(
     direction = "symmetric" if replaced else rule.direction
     rule = rule._replace(direction=direction)
     windows = _upper_windows(t, ratios, direction)
-    few = ratios.up_to(np.max(windows[1], axis=0))
-    excess = _integral(few.upper, windows, t, few, rule)
+    excess = _integrals(Ratios.upper, windows, t, ratios, rule)
     if not replaced:
         windows = _lower_windows(t, ratios, direction)
-        few = ratios.up_to(np.zeros_like(t))
-        below = _integral(few.lower, windows, t, few, rule)
+        below = ratios.up_to(np.zeros_like(t))
+        below = _integrals(Ratios.lower, windows, t, below, rule)
         excess = sum_of(excess, below)
     # A component's profile is at most that of a shift of all its contributions.
     shift = parts.count * parts.shift * (2 if replaced else 1)
@@ -74,26 +76,51 @@ def log_excess(
     return unless_gaussian(np.zeros_like(t) > 0, weight, 0.5 * shift * shift, t, excess)
 
 
-def _integral(
-    ratio: Callable[..., Ratio],
+def _integrals(
+    ratio: Callable[[Ratios, Points], Ratio],
     windows: Windows,
     t: Array,
     ratios: Ratios,
     rule: MomentRule,
 ) -> tuple[Array, ...]:
-    """Logarithm of the excess of one half-line, and its derivatives over it."""
+    """Logarithms of the excess of one half-line, and its derivatives over it."""
     low, high, density = windows
     per_panel = rule.quadrature.nodes_per_panel
     length = np.sum(high - low, axis=0)
     # As dense as the rule's own panels are on bumps.
-    wanted = np.max(np.max(density, axis=0) * length) + np.max(np.sum(high > low, 0))
+    wanted = np.max(density, axis=0) * length + np.sum(high > low, axis=0)
     share = rule.quadrature.num_panels * per_panel / 512
-    number = int(np.clip(wanted * 16 / per_panel * max(share, 0.5), 4, _MOST_PANELS))
+    wanted = np.clip(wanted * 16 / per_panel * max(share, 0.5), 4, _MOST_PANELS)
+    # Settings that want about as many panels are integrated together.
+    size = np.ceil(np.log(wanted) / np.log(_ALIKE))
+    found = np.empty((1 + 2 * rule.with_derivatives, t.size))
+    for alike in np.unique(size):
+        rows = np.flatnonzero(size == alike)
+        part, *some = (a[..., rows] for a in (t, *windows))
+        few = ratios.take(rows)
+        if ratio is Ratios.upper:
+            few = few.up_to(np.max(some[1], axis=0))
+        number = int(np.max(wanted[rows]))
+        found[:, rows] = _integral(ratio, (*some,), part, few, rule, number)
+    return tuple(found)
+
+
+def _integral(
+    ratio: Callable[[Ratios, Points], Ratio],
+    windows: Windows,
+    t: Array,
+    ratios: Ratios,
+    rule: MomentRule,
+    number: int,
+) -> tuple[Array, ...]:
+    """The same of settings with a number of panels."""
+    low, high, density = windows
+    per_panel = rule.quadrature.nodes_per_panel
     weight = ratios.parts.log_weight[:, None]
 
     def densities(w: Array) -> tuple[Array, Array]:
         """Losses and weighted log-densities at (K, n) distances."""
-        found = ratio((w, None))
+        found = ratio(ratios, (w, None))
         return found.loss[0], found.log_density()[0] + weight
 
     share = np.linspace(0.0, 1.0, 17)[:, None, None]

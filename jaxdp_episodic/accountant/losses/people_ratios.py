@@ -97,6 +97,17 @@ class Ratios:
         covers = bool(np.any(cover < 1))
         return cls(parts, terms, cover, floor, replaced, covers)
 
+    def take(self, rows: np.ndarray) -> Self:
+        """Some of the settings."""
+        shift, log_shares = (a[..., rows] for a in self.terms[1:])
+        return dataclasses.replace(
+            self,
+            parts=Components(*(a[..., rows] for a in self.parts)),
+            terms=self.terms._replace(shift=shift, log_shares=log_shares),
+            cover=self.cover[rows],
+            floor=self.floor[:, rows],
+        )
+
     def up_to(self, w: Array) -> Self:
         """The same with the terms that count at distances w and below, (n,)."""
         x = w + np.max(self.floor, axis=0)

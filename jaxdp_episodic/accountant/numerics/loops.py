@@ -74,9 +74,12 @@ def while_loop(
 
 
 def where_needed(
-    condition: Array, value: Array, otherwise: Callable[[], Array]
+    condition: Array, value: Array, otherwise: Callable[..., Array], given: Any = ()
 ) -> Array:
-    """``where(condition, value, otherwise())``, evaluated only if needed."""
+    """``where(condition, value, otherwise(*given))``, evaluated only if needed.
+
+    NumPy takes of (..., n) arrays that are given those settings that need it.
+    """
     xp = namespace(condition, value)
     if xp is not np:
         from jax import lax
@@ -84,9 +87,16 @@ def where_needed(
         return lax.cond(
             xp.all(condition),
             lambda: value,
-            lambda: xp.where(condition, value, otherwise()),
+            lambda: xp.where(condition, value, otherwise(*given)),
         )
-    return value if np.all(condition) else np.where(condition, value, otherwise())
+    if np.all(condition):
+        return value
+    if not given:
+        return np.where(condition, value, otherwise())
+    left = np.flatnonzero(~condition)
+    value = np.array(value)
+    value[left] = otherwise(*map_arrays(lambda a: a[..., left], given))
+    return value
 
 
 def scan(

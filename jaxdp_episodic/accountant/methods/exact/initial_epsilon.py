@@ -5,6 +5,7 @@ Pure kernels: the batch is the last axis of every array.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -66,7 +67,8 @@ def first_epsilon(
     return where_needed(
         (near > 0) & (near < highest),
         near,
-        lambda: _by_jumps(log_delta, highest, bulk, fields),
+        functools.partial(_by_jumps, few=xp is np and np.size(highest) <= _FEW),
+        (log_delta, highest, bulk, fields),
     )
 
 
@@ -75,6 +77,7 @@ def _by_jumps(
     highest: Array,
     bulk: Array,
     fields: tuple[Group, ...],
+    few: bool,
 ) -> Array:
     """Epsilon at which the bulk and the sum of the single steps' profiles are delta."""
     xp = namespace(log_delta, highest, bulk, fields[0].count)
@@ -92,7 +95,6 @@ def _by_jumps(
         return logsumexp(xp.moveaxis(every, 1, 0)) - log_delta
 
     low = _SMALLEST * highest
-    few = xp is np and np.size(highest) <= _FEW
     points, refinements = (101, 1) if few else (11, 2)
     return log_crossing(
         excess, low, highest, num_points=points, num_refinements=refinements

@@ -177,7 +177,7 @@ def _refuse_contradiction(name: str, bound: Any, scheme: Scheme | None) -> None:
 def _refuse_more(name: str, bound: Any, most: Any, what: str) -> None:
     if np.any(np.greater(bound, most)):
         raise ValueError(
-            f"people.{name} must be at most {what} has units, {most!r}, got {bound!r}"
+            f"people.{name} must be at most {most!r} ({what}), got {bound!r}"
         )
 
 

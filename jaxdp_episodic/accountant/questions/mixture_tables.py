@@ -20,6 +20,9 @@ from jaxdp_episodic.accountant.questions.pair_numbers import (
 
 # Most clip units of one person: laws, and the sums of a pair, have as many terms.
 MOST_UNITS = 20_000
+# Most numbers of units that count times the largest of them: an epsilon then takes some
+# 20 s and 2 GB (93 x 360, a person in every class of the glyphs, take 2 s).
+MOST_TERMS = 300_000
 
 
 class Mixture(NamedTuple):
@@ -105,6 +108,13 @@ class Settings:
         """Numbers, counts and log-weights of all settings, as arrays."""
         found = [theorem(*row) for row in self._rows]
         size = max((len(mixture.counts) for mixture in found), default=1)
+        most = max((mixture.counts[-1] for mixture in found), default=1.0)
+        if size * most > MOST_TERMS:
+            raise NotImplementedError(
+                f"a person in up to {most:,.0f} clip units, in {size:,} numbers of "
+                f"them that count, has more than {MOST_TERMS:,} terms to be summed; "
+                "smaller bounds, or PeopleBlocks, have few"
+            )
         counts = np.ones((len(found), size))
         weights = np.full((len(found), size), -np.inf)
         for row, mixture in enumerate(found):

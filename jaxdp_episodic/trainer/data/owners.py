@@ -25,7 +25,7 @@ _NAMED = {DRAWER: r"^\d+_(\d+)\."}
 # Of a pattern, which a config from anybody may hold: letters, and repetitions, as the
 # time of a search may grow by a power of the name's length for each.
 _MOST_LETTERS = 100
-_MOST_REPETITIONS = 3
+_MOST_REPETITIONS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +127,11 @@ class Owners:
         """Returns the owners of some examples; the list of people stays."""
         return Owners(self.codes[rows], self.names)
 
+    @property
+    def present(self) -> np.ndarray:
+        """Names of those who own an example, sorted."""
+        return self.names[np.unique(self.codes)]
+
     def statistics(
         self, classes: np.ndarray | None, tasks: np.ndarray | None = None
     ) -> PeopleStatistics:
@@ -194,7 +199,7 @@ def owner_of_name(pattern: str) -> Callable[[str], str | None]:
 
     Args:
       pattern: a regular expression with one group, the owner's id, searched for in the
-        name of the file. At most 3 repetitions (``*``, ``+``, ``?``, ``{}``), none of
+        name of the file. At most 2 repetitions (``*``, ``+``, ``?``, ``{}``), none of
         a group, and at most 100 letters: what anybody writes into a config ends soon.
         Or "drawer", Omniglot's.
 

@@ -114,6 +114,13 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
             f"held-out data ({split!r}) must be other data than those trained on, got "
             "the same units with the same examples"
         )
+    owners, theirs = data.owners, trained.owners
+    if owners is not None and theirs is not None:
+        people, others = owners.present, theirs.present
+        if people.dtype.kind == others.dtype.kind:
+            both = np.intersect1d(people, others)
+            if both.size:
+                _warn_of_shared(split, "people", both.size, len(people), both[0].item())
     level = data.level_names[-2] if len(data.level_names) > 1 else None
     ours, theirs = (_ids_above_examples(one) for one in (data, trained))
     if level in trained.level_names and ours.dtype.kind == theirs.dtype.kind:

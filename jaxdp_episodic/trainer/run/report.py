@@ -132,9 +132,9 @@ def _where(people: PersonBounds) -> str:
 def _bounded(truncation: Truncation, *, for_release: bool) -> str:
     """How people were bounded; numbers of the data are not for release."""
     words = (
-        "Before training everybody's examples were bounded, "
-        f"{_where(truncation.bounds)}, by a rule that looks at one person alone and at "
-        "nothing in an example."
+        f"Everybody's examples are within bounds, {_where(truncation.bounds)}: what "
+        "was beyond them was left out before training, by a rule that looks at one "
+        "person alone and at nothing in an example."
     )
     return words if for_release else f"{words} Here: {truncation}."
 

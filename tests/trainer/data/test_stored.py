@@ -64,7 +64,7 @@ def test_class_folders(tmp_path, capsys):
     table = imported(tmp_path / "in", tmp_path / "out", *options)
     same_tables(table, load_class_folders(tmp_path / "in", size=5))
     assert os.stat(tmp_path / "out/train/features.npy").st_size == 128 + 9 * 5 * 5 * 3
-    assert "9 example, uint8 5x5x3 each" in capsys.readouterr().out
+    assert "example 9, uint8 5x5x3 each" in capsys.readouterr().out
     assert np.load(tmp_path / "out/train/features.npy", mmap_mode="r").dtype == np.uint8
     assert not (tmp_path / "out/import.json").exists()
     assert cli.run(["data", "check", str(tmp_path / "out")]) == 0

@@ -12,6 +12,7 @@ from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.data import truncated
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw import step_generator
+from jaxdp_episodic.trainer.run.assemble import check_held_out
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from training_runs import GROUPED, QUERIES, SHOTS, WAYS, classes, trainer
 
@@ -137,3 +138,26 @@ def test_a_run_that_protects_less_says_what_a_person_would_cost():
     released = privacy_statement(budget, 3, people=BOUNDS, for_release=True)
     assert "not a person" in released
     assert "30 classes" not in released
+
+
+def test_people_in_both_parts_of_the_data_are_named():
+    trained, held_out = owned(), owned(classes(num_classes=4, examples=PEOPLE, seed=3))
+    with pytest.warns(UserWarning, match=r"6 of its 6 people in common .* such as 0"):
+        check_held_out("test", held_out, trained)
+
+
+@pytest.mark.parametrize(
+    ("classes_of", "bounds", "match"),
+    [
+        (10**6, {"classes": 15_000, "examples": 1}, r"terms to be summed"),
+        (30, {"classes": 30, "examples": 2}, None),
+    ],
+)
+def test_bounds_that_no_sum_is_short_enough_for_are_refused(classes_of, bounds, match):
+    design = dataclasses.replace(GROUPED.design, num_classes=classes_of)
+    step = grouped(jde.PersonBounds(**bounds), sampling=design)
+    if match is None:
+        assert jde.epsilon(step, num_steps=1, delta=1e-5) > 0
+        return
+    with pytest.raises(NotImplementedError, match=match):
+        jde.epsilon(step, num_steps=1, delta=1e-5)

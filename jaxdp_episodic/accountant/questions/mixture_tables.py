@@ -23,6 +23,8 @@ MOST_UNITS = 20_000
 # Most numbers of units that count times the largest of them: an epsilon then takes some
 # 20 s and 2 GB (93 x 360, a person in every class of the glyphs, take 2 s).
 MOST_TERMS = 300_000
+# Most values of a law, of 8 bytes each in some ten arrays.
+_MOST_LISTED = 10_000_000
 
 
 class Mixture(NamedTuple):
@@ -144,4 +146,14 @@ def refuse_many(*bounds: Any) -> None:
         raise NotImplementedError(
             f"a person in more than {MOST_UNITS:,} clip units has no sum that is short "
             f"enough to be computed; people bounds them by {np.max(units):,.0f}"
+        )
+
+
+def refuse_long(name: str, number: np.ndarray) -> None:
+    """Refuses laws of more values than are listed."""
+    most = float(np.max(number, initial=0))
+    if most > _MOST_LISTED:
+        raise NotImplementedError(
+            f"people.{name} must be at most {_MOST_LISTED:,}, where as many can be "
+            f"drawn: how many are is listed; got {most:,.0f}"
         )

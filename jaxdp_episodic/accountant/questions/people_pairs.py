@@ -47,6 +47,7 @@ from jaxdp_episodic.accountant.questions.mixture_tables import (
     Mixture,
     Settings,
     column,
+    refuse_long,
     refuse_many,
 )
 from jaxdp_episodic.accountant.questions.pair_numbers import (
@@ -58,8 +59,6 @@ from jaxdp_episodic.accountant.questions.pair_numbers import (
 # Coins up to which Theorem A is taken without a look at Theorem 2, whose epsilon was
 # larger in all of 320 settings below 0.44; at 0.5 it was smaller in one, by 8 per cent.
 _RARE = 0.2
-# Most values of a law, of 8 bytes each in some ten arrays.
-_MOST_LISTED = 10_000_000
 
 
 # Most parts of a mixture of Gaussians whose sum is taken at once: 60 take 2 s.
@@ -375,16 +374,6 @@ def _drawn_by(scheme: Scheme) -> tuple[Any, Any]:
     return scheme.sampling_probability, 0.0
 
 
-def _refuse_long(name: str, number: np.ndarray) -> None:
-    """Refuses laws of more values than are listed."""
-    most = float(np.max(number, initial=0))
-    if most > _MOST_LISTED:
-        raise NotImplementedError(
-            f"people.{name} must be at most {_MOST_LISTED:,}, where as many can be "
-            f"drawn: how many are is listed; got {most:,.0f}"
-        )
-
-
 def _stages(step: GaussianStep) -> tuple[Stage, ...]:
     """The levels of which a person has bounds, top to bottom, worst of all paths."""
     if step.people is None:
@@ -396,7 +385,7 @@ def _stages(step: GaussianStep) -> tuple[Stage, ...]:
             continue
         bound, zero = column(step.people.numbers[name]), np.zeros(1)
         draw, group = rates.draw_sizes[-up], rates.group_sizes[-up]
-        _refuse_long(name, bound if draw is None else np.minimum(bound, draw))
+        refuse_long(name, bound if draw is None else np.minimum(bound, draw))
         if draw is not None and group is not None:
             # Where fewer are stated than are drawn, others may have as many or more,
             # and all that are drawn may be hers.

@@ -136,11 +136,9 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
         last = ratios.lower((w[0][-1:], np.zeros_like(w[0][:1])))
         ends = Ratio(
             *(
-                (
-                    np.concatenate([a[0], b[0]], axis=1),
-                    np.concatenate([a[1], b[1]], axis=1),
-                )
-                for a, b in zip(end, last, strict=True)
+                (np.hstack([a, b]), np.hstack([angle, other]))
+                for (a, angle), (b, other) in zip(end, last, strict=True)
+                if angle is not None and other is not None
             )
         )
         # The mirror image of the path, which is run through backwards.
@@ -191,8 +189,8 @@ def _gathered(
         losses.append(loss)
         weights.append(weight)
     loss, weight = (
-        tuple(np.concatenate([_flat(pair[i]) for pair in pairs]) for i in range(2))
-        for pairs in (losses, weights)
+        (np.concatenate(list(map(_flat, re))), np.concatenate(list(map(_flat, im))))
+        for re, im in (zip(*losses, strict=True), zip(*weights, strict=True))
     )
     sign, forward = 1 - 2 * pieces[-1].backward, 1 - pieces[-1].backward
     if ratios.replaced:
@@ -205,6 +203,7 @@ def _gathered(
 def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, Pair]:
     """Losses and weights of a piece, (C, K, n); none below the cut."""
     (re, im), element = piece.ratio.loss, piece.element
+    assert im is not None  # paths lie in the plane
     im = np.unwrap(im, axis=1)
     turns = np.round((piece.angle[:, None] - im[:, :1]) / (2 * math.pi))
     im = im + 2 * math.pi * turns

@@ -64,11 +64,23 @@ class PeopleLoss(GaussianLoss, Nodes):
     is_symmetric: ClassVar[bool] = False
     padding: ClassVar[dict[str, float]] = {"counts": 1.0, "log_weights": -np.inf}
     compiles: ClassVar[bool] = False
+    # Beyond it rounded squares of shifts are no longer far below the losses.
+    LARGEST_LOSS: ClassVar[float] = 1e3
 
     @property
     def loses_nothing(self) -> Array:
         """Where nothing is drawn, nobody is in it, or the noise is infinite."""
         return super().loses_nothing | np.equal(self._largest_count(), 0)
+
+    def log_kept(self) -> Array:
+        """With too little noise any contribution loses everything: see `PrivacyLoss`.
+
+        Of several contributions that is likelier than `chance`.
+        """
+        seen = np.minimum(self.outer_rate * self.hints().rate * (1 + 1e-12), 1.0)
+        with np.errstate(divide="ignore"):
+            bare = np.where(self.has_too_little_noise, np.log1p(-seen), -np.inf)
+        return np.where(self.is_unprotected, bare, 0.0)
 
     def hints(self) -> Hints:
         """The mean number of contributions where there are any."""

@@ -111,9 +111,10 @@ class Terms(NamedTuple):
         kept = 1
         # As densities at x, and as masses.
         for term in (self.log_shares + js * x, self.log_shares + 0.5 * js * js):
-            counts = term > np.max(term, axis=0) - NEGLIGIBLE
+            # What is not a number counts.
+            counts = ~(term <= np.max(term, axis=0) - NEGLIGIBLE)
             rows = np.any(counts, axis=tuple(range(1, term.ndim)))
-            kept = max(kept, 1 + int(np.flatnonzero(rows)[-1]))
+            kept = int(np.max(np.flatnonzero(rows) + 1, initial=kept))
         return Terms(self.numbers[:kept], self.shift, self.log_shares[:kept])
 
     @property

@@ -91,9 +91,10 @@ def _integrals(
     wanted = np.max(density, axis=0) * length + np.sum(high > low, axis=0)
     share = rule.quadrature.num_panels * per_panel / 512
     wanted = np.clip(wanted * 16 / per_panel * max(share, 0.5), 4, _MOST_PANELS)
+    wanted = np.where(np.isnan(wanted), 4, wanted)  # without noise, which has no moment
     # Settings that want about as many panels are integrated together.
     size = np.ceil(np.log(wanted) / np.log(_ALIKE))
-    found = np.empty((1 + 2 * rule.with_derivatives, t.size))
+    found = np.full((1 + 2 * rule.with_derivatives, t.size), np.nan)
     for alike in np.unique(size):
         rows = np.flatnonzero(size == alike)
         part, *some = (a[..., rows] for a in (t, *windows))

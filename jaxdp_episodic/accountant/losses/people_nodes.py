@@ -37,6 +37,10 @@ _ANGLE = 1.2
 _TOP = 1.8
 # Stands for nowhere, of a place where the path rises.
 _NOWHERE = 1e9
+# Length of a line for which the rule's nodes are enough, in deviations, where zeros are
+# pi away; and by how much there are more of them at most.
+_USUAL_LENGTH = 30.0
+_MOST_DENSE = 8.0
 # Shift for which nodes are not closer anywhere; see `paths`.
 _EVEN = 1.0
 
@@ -77,8 +81,9 @@ def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
     reach, high = _ends(ratios, rule.log_cut)
     ratios = ratios.up_to(np.max(high, axis=0))
     low = np.where(rule.backward > 0, -reach, np.maximum(-reach, FURTHEST_LEFT))
+    number = _enough(rule.num_nodes, high - low, s)
     line = map_first(
-        lambda a, b: whole_line(a, b, zero, zero + _EVEN, rule.num_nodes), low, high
+        lambda a, b: whole_line(a, b, zero, zero + _EVEN, number), low, high
     )
     most = np.maximum(_ANGLE / s, _TOP)
     points = path_points(line, zero - np.inf, _rise(zero, s), s, rule.height, most)
@@ -102,9 +107,10 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
     most = np.maximum(_ANGLE / s, _TOP)
 
     def points(end: Array, kink: Array) -> tuple[Pair, Pair]:
+        end = np.maximum(end, 2.0)
+        number = _enough(rule.num_nodes, end, s)
         line = map_first(
-            lambda end: half_line(zero, end, (kink,), zero + _EVEN, rule.num_nodes),
-            np.maximum(end, 2.0),
+            lambda end: half_line(zero, end, (kink,), zero + _EVEN, number), end
         )
         return path_points(line, zero, _rise(kink, s), turn, rule.height, most)
 
@@ -130,11 +136,9 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
         last = ratios.lower((w[0][-1:], np.zeros_like(w[0][:1])))
         ends = Ratio(
             *(
-                (
-                    np.concatenate([a[0], b[0]], axis=1),
-                    np.concatenate([a[1], b[1]], axis=1),
-                )
-                for a, b in zip(end, last, strict=True)
+                (np.hstack([a, b]), np.hstack([angle, other]))
+                for (a, angle), (b, other) in zip(end, last, strict=True)
+                if angle is not None and other is not None
             )
         )
         # The mirror image of the path, which is run through backwards.
@@ -163,6 +167,12 @@ def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
     return reach, np.maximum(reach, map_first(one, log_cut))
 
 
+def _enough(num_nodes: int, length: Array, s: Array) -> int:
+    """A number of nodes as dense as the rule's own on a line of the usual length."""
+    longer = np.max(length * np.maximum(s, 1.0)) / _USUAL_LENGTH
+    return int(num_nodes * np.clip(longer, 1.0, _MOST_DENSE))
+
+
 def _rise(kink: Array, s: Array) -> Array:
     """Where paths may rise: behind the kink, unless zeros are low everywhere."""
     return np.where(_ANGLE / s < _TOP, _NOWHERE, kink)
@@ -179,8 +189,8 @@ def _gathered(
         losses.append(loss)
         weights.append(weight)
     loss, weight = (
-        tuple(np.concatenate([_flat(pair[i]) for pair in pairs]) for i in range(2))
-        for pairs in (losses, weights)
+        (np.concatenate(list(map(_flat, re))), np.concatenate(list(map(_flat, im))))
+        for re, im in (zip(*losses, strict=True), zip(*weights, strict=True))
     )
     sign, forward = 1 - 2 * pieces[-1].backward, 1 - pieces[-1].backward
     if ratios.replaced:
@@ -193,6 +203,7 @@ def _gathered(
 def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, Pair]:
     """Losses and weights of a piece, (C, K, n); none below the cut."""
     (re, im), element = piece.ratio.loss, piece.element
+    assert im is not None  # paths lie in the plane
     im = np.unwrap(im, axis=1)
     turns = np.round((piece.angle[:, None] - im[:, :1]) / (2 * math.pi))
     im = im + 2 * math.pi * turns

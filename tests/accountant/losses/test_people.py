@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.methods.exact.solver import ContourSolver
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions.worst_path import answer
 
 FINE = MomentRule("forward", Quadrature(32, 16))
 KINDS = (PeopleLoss, ReplacedPeopleLoss)
@@ -287,3 +288,23 @@ def test_nobody_loses_nothing():
     assert nobody.loses_nothing.all()
     assert frames(PeopleLoss, 5, 0.0, 0.3, 0.5).loses_nothing.all()
     assert people(ReplacedPeopleLoss, 0.3, 1.0, np.inf, [3], [1.0]).is_unprotected.all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shift", [50.0, 1e10, 1e30, 1e65, 1e100])
+def test_with_little_noise_any_contribution_is_seen(kind, shift):
+    run = Run((frames(kind, 5, 0.8, 0.3, shift),), (np.ones(1),))
+    question = DeltaAt(np.ones(1))
+    found = answer(question, (run.with_axis(),), "exact").value
+    seen = 1 - (1 - 0.8 * 0.3) ** 5
+    assert np.exp(found) == pytest.approx(seen, rel=1e-9)
+
+
+def test_large_shifts_have_enough_nodes():
+    loss = exchanged(PeopleLoss, 0.8, reached(5, 0.5), 3.0)
+    assert composed(loss, 10, backward=False)[1] < 5e-7
+
+
+def test_without_noise_renyi_knows_no_bound():
+    run = Run((frames(PeopleLoss, 5, 0.1, 0.3, np.inf),), (np.full(1, 5.0),))
+    assert rdp_bound(EpsilonAt(np.log([1e-5])), run)[0] == np.inf

@@ -135,7 +135,7 @@ def test_either_engine_sums_every_contribution(engine: str) -> None:
 
     def gained(x: float, chances: tuple[float, ...]) -> float:
         with_person = sum(b * stats.norm.pdf(x, j) for j, b in enumerate(chances))
-        return max(with_person - math.exp(3) * stats.norm.pdf(x), 0.0)
+        return max(float(with_person - math.exp(3) * stats.norm.pdf(x)), 0.0)
 
     visible = ((9 / 16, (4 / 9, 4 / 9, 1 / 9)), (6 / 16, (2 / 3, 1 / 3)))
     attained = sum(w * quad(gained, -9, 12, (b,), limit=200)[0] for w, b in visible)

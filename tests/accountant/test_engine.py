@@ -86,11 +86,10 @@ def kinds_of(parent):
 
 def test_no_mechanism_is_taken_for_another_by_jax():
     """Equal trees with unlike hashes meet in JAX's caches once in a hundred times."""
-    ones = [
-        kind(*np.ones(len(dataclasses.fields(kind)))) for kind in kinds_of(PrivacyLoss)
-    ]
+    kinds = [kind for kind in kinds_of(PrivacyLoss) if kind.compiles]
+    ones = [kind(*np.ones(len(dataclasses.fields(kind)))) for kind in kinds]
     same = compiled(lambda loss: loss)
-    assert [type(same(loss)) for loss in ones] == kinds_of(PrivacyLoss)
+    assert [type(same(loss)) for loss in ones] == kinds
     for one, other in itertools.combinations(ones, 2):
         assert jax.tree.structure(one) != jax.tree.structure(other)
 

@@ -38,6 +38,9 @@ _TRUNCATED_SHARE = 1e-9
 # Displacement of losses by the rounding of a root, over 1 + u: the largest of 400 that
 # were compared with 50 digits. Of large losses methods add more.
 _ROOT_ROUNDING = 4e-16
+# Rounding of the logarithm of a mass over the square that is in it and not in the mass:
+# a unit in the last place. Delta at 5,000 shifts was 3e-11 too small, a hundredth.
+_SQUARE_ROUNDING = 2.0**-52
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class PeopleLoss(GaussianLoss, Nodes):
     """Contributions of a person that are 0 where the person's slots are null.
 
     Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
+      outer_rate: see `PrivacyLoss`; of levels that are seen, and of partitions.
       inner_rate: q in [0, 1], that a unit of a component holds the person.
       cover_rate: e in [0, 1], the sum of the components' weights; 1 covers nothing.
       shift: s >= 0 of one contribution, the clip norm over the noise.
@@ -119,6 +122,11 @@ class PeopleLoss(GaussianLoss, Nodes):
         """See `Profile`: that of the sampled pair, and of a root's rounding."""
         sampled = sampled_displacement(u, 1.0 - 1e-16 + 0 * self.inner_rate)
         return sampled + _ROOT_ROUNDING * (1 + np.minimum(u, LARGE_LOSS))
+
+    def profile_error(self) -> Array:
+        """See `Profile`; squares of all shifts together are added and taken off."""
+        most = self._largest_count() * self.shift
+        return super().profile_error() + _SQUARE_ROUNDING * most * most
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact up to quadrature error."""

@@ -305,6 +305,7 @@ def test_large_shifts_have_enough_nodes():
     assert composed(loss, 10, backward=False)[1] < 5e-7
 
 
+@pytest.mark.slow
 def test_without_noise_renyi_knows_no_bound():
     run = Run((frames(PeopleLoss, 5, 0.1, 0.3, np.inf),), (np.full(1, 5.0),))
     assert rdp_bound(EpsilonAt(np.log([1e-5])), run)[0] == np.inf

@@ -93,10 +93,11 @@ class LedgersContent(NamedTuple):
         """
         if len(self.contents) == 1:
             return self.contents[0].run_charged()
-        last = [content.groups[-1][0] for content in self.contents]
+        last = [content.a_step for content in self.contents]
         for name in ("privacy_unit", "neighboring_relation", "population"):
             self._refuse_different(name, [getattr(step, name) for step in last])
         self._refuse_unknown_epochs()
+        self._refuse_adaptive_copies()
         whole: dict[GaussianStep, int] = {}
         parts = []
         for step, count in self._uses():
@@ -188,6 +189,16 @@ class LedgersContent(NamedTuple):
                     f"{name} and {self.names[beginning.of]} are of one run, and their "
                     "processes have no names, as older versions wrote them: which "
                     "epochs they share is not known, and these cannot be counted twice"
+                )
+
+
+    def _refuse_adaptive_copies(self) -> None:
+        """Refuses copies of a run that chose on the way: each chose by what it saw."""
+        for name, content, beginning in zip(*self, strict=True):
+            if content.adaptive is not None and beginning is not None:
+                raise NotImplementedError(
+                    f"{name} and {self.names[beginning.of]} are copies of one run "
+                    "that chose on the way, which are not covered together"
                 )
 
 

@@ -124,7 +124,8 @@ def updater(
 
     def update(state: TrainingState, gradient: Any) -> TrainingState:
         params, kept = moved(state.params, state.optimizer_state, gradient)
-        return TrainingState(params, kept, state.start)  # the very same: see `table`
+        # ``start`` stays the very same: see `table`.
+        return state._replace(params=params, optimizer_state=kept)
 
     return update
 

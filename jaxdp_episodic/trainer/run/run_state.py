@@ -68,7 +68,7 @@ class RunState:
         noise: str,
     ) -> None:
         self.run, self.budget, self.noise = run, budget, noise
-        self.ledger, self.versions = Ledger(budget), described_versions()
+        self.ledger, self.versions = self._new_ledger(), described_versions()
         self._gradient, self._keys = gradient, keys
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (gradient.on_devices(state), 0)
@@ -76,6 +76,9 @@ class RunState:
         self._has_agreed = self._is_joined = False
         self._folder: Path | None = None
         self._journal: Journal | None = None
+
+    def _new_ledger(self, charged: int = 0) -> Ledger:
+        return Ledger(self.budget, charged=charged)
 
     @property
     def is_seeded(self) -> bool:
@@ -204,8 +207,10 @@ class RunState:
             Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
         ):
             snapshot = checkpoints.restore(self.state, self.run)
-            self.ledger = taken_up(folder / run_files.LEDGER, snapshot, self.budget)
-            state = self._gradient.on_devices(TrainingState(*snapshot.state))
+            path = folder / run_files.LEDGER
+            self.ledger = taken_up(path, snapshot, self._new_ledger())
+            state = type(self.state)(*snapshot.state)
+            state = self._gradient.on_devices(state)
             self._now = (state, snapshot.charged_steps)
             self._folder = folder.resolve()
             assert self.ledger.mark is not None
@@ -240,6 +245,6 @@ class RunState:
         state = self.state
         params, start = self._shared((state.params, state.start))
         if not self._processes.is_first:
-            self.ledger = Ledger(self.budget, charged=charged)
+            self.ledger = self._new_ledger(charged)
             self._now = (state._replace(params=params, start=start), taken)
         self._is_joined = True

@@ -140,7 +140,8 @@ class Trainer(RunState):
             noise=noise,
         )
         statistics = () if start is None else start.initial()
-        deviation = float(step.noise_multiplier) * self.l2_clip_norm / self.normalizer
+        self._noise_multiplier = float(step.noise_multiplier)
+        deviation = self._noise_multiplier * self.l2_clip_norm / self.normalizer
         self._update = updater(optimizer, deviation)
         keys = Keys(seed)
         first = len(budget.before) + 1
@@ -205,7 +206,7 @@ class Trainer(RunState):
             prepared.blocks,
             prepared.noise,
             l2_clip_norm=self.l2_clip_norm,
-            noise_multiplier=float(self.budget.step.noise_multiplier),
+            noise_multiplier=self._noise_multiplier,
             normalizer=self.normalizer,
         )
         if self._processes.is_first:
@@ -266,7 +267,7 @@ class Trainer(RunState):
             noise = self._gradient.noise(
                 self.state.params,
                 self._keys.new("noise", step),
-                float(self.budget.step.noise_multiplier),
+                self._noise_multiplier,
             )
         return PreparedStep(step, self._blocks(secret), noise)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -273,11 +273,10 @@ def _check_option(name: str, option: Any) -> None:
 
 
 def _in_words(run: AdaptiveRun) -> str:
-    names: Sequence[str] = list(run.options)
     each = ", ".join(
-        f"{run.taken.get(name, 0):,} of {name!r} ({run.most(name):,} left)"
-        for name in names
+        f"{number:,} of {name!r} ({run.most(name):,} left)"
+        for name, number in run.taken.items()
     )
-    if run.quotas is not None:
+    if run.budget is None:
         return each
-    return f"{each}; {run.budget - run.left:,} of the budget of {run.budget:,} spent"
+    return f"{each}; {run.spent:,} of {run.budget:,} spent"

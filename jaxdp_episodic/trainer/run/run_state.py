@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError
 from jaxdp_episodic.files.atomic import TEMPORARY
 from jaxdp_episodic.trainer.draw.generators import Keys
@@ -104,6 +104,11 @@ class RunState:
     def num_steps_charged(self) -> int:
         """Steps charged: those taken, and perhaps one that was interrupted."""
         return self.ledger.charged
+
+    def accounting(self) -> Callable[[int], dict[str, Any]]:
+        """Returns what says, of a step, what the log's public part has besides."""
+        spent = SpentAhead(self.budget)
+        return lambda step: {"epsilon": spent.at(step) if step else 0.0}
 
     def snapshot(self) -> Snapshot:
         """Returns the run after its last step, without secrets of draws or noise."""

@@ -1,0 +1,294 @@
+"""Runs that choose on the way: charged first, chosen once, resumed as they were."""
+
+import dataclasses
+import json
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
+from jaxdp_episodic.trainer.config.rules import StopWhenStalled
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError
+from jaxdp_episodic.trainer.run.run_files import read_log
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
+from training_runs import GROUPED, SHOTS, WAYS, adam, assert_same, classes, protonet
+
+DELTA = 1e-5
+LOUD = dataclasses.replace(GROUPED, noise_multiplier=8.0)
+QUIET = dataclasses.replace(GROUPED, noise_multiplier=4.0)
+CHECK = jde.GaussianStep(
+    jde.GroupedClasses(
+        num_classes=12,
+        ways=WAYS,
+        episodes=jde.Poisson("episode", sampling_probability=1.0),
+        examples=jde.WithoutReplacement("example", size=6, population=6),
+    ),
+    noise_multiplier=5.0,
+)
+OPTIONS = {"loud": LOUD, "quiet": QUIET, "check": CHECK}
+
+
+def budget(quotas=(4, 3, 3), **changes):
+    names = OPTIONS if "options" not in changes else changes.pop("options")
+    run = jde.AdaptiveRun(
+        {name: OPTIONS[name] for name in names},
+        quotas=dict(zip(names, quotas, strict=True)),
+    )
+    return AdaptiveBudget((run,), DELTA, checks=("check",), **changes)
+
+
+def by_parity(released):
+    """Looks at all that it may look at, and chooses by it."""
+    if released.number == 8:
+        return None
+    weight = sum(float(np.sum(leaf)) for leaf in jax.tree.leaves(released.params))
+    last = released.scores[-1].value if released.scores else 0.0
+    names = [name for name in sorted(released.left) if released.left[name]]
+    return names[int(1e4 * abs(weight + last)) % len(names)]
+
+
+def adaptive(rule=by_parity, *, seed=1, plan=None, held_out=None, **changes):
+    learner, params = protonet()
+    data = classes(num_classes=12, seed=5) if held_out is None else held_out
+    check = PrivateValidation(data, CHECK, shots=SHOTS)
+    return AdaptiveTrainer(
+        learner,
+        params,
+        data=classes(),
+        budget=budget() if plan is None else plan,
+        rule=rule,
+        checks={"check": check},
+        optimizer=adam(0.05),
+        shots=SHOTS,
+        l2_clip_norm=0.5,
+        seed=seed,
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run, folder = adaptive(), tmp_path_factory.mktemp("whole")
+    run.train(folder)
+    return run, folder
+
+
+def test_it_takes_what_the_rule_chooses_and_says_what_is_left(whole):
+    run, folder = whole
+    chosen = run.ledger.options
+    assert len(chosen) == 8 and set(chosen) <= set(OPTIONS) and len(set(chosen)) > 1
+    content = read_ledger(folder / run_files.LEDGER)
+    assert content.charged == 8 and content.has_ended and content.is_sealed
+    assert content.adaptive_taken.taken == run.ledger.now.taken
+    records = read_log(folder / run_files.LOG)
+    assert [r["step"] for r in records] == list(range(9))
+    assert [r["option"] for r in records[1:]] == chosen
+    # The guarantee does not move; what is left does.
+    assert {r["epsilon"] for r in records} == {run.budget.epsilon}
+    assert records[0]["left"] == {"loud": 4, "quiet": 3, "check": 3}
+    assert sum(records[-1]["left"].values()) == 10 - 8
+    scores = [r["score"] for r in records if "score" in r]
+    assert len(scores) == chosen.count("check") == len(run.scores) > 0
+    assert [r["option"] for r in records if "score" in r] == ["check"] * len(scores)
+
+
+def test_the_guarantee_is_that_of_all_quotas_whatever_was_taken(whole):
+    run, _ = whole
+    every = jde.compose((LOUD, 4), (QUIET, 3), (CHECK, 3))
+    assert run.budget.epsilon == pytest.approx(jde.epsilon(every, delta=DELTA))
+    assert run.ledger.now.epsilon == run.budget.epsilon
+    assert run.ledger.now.epsilon_taken() < run.budget.epsilon
+
+
+def test_parts_of_the_data_that_share_nobody_pay_each_for_itself():
+    runs = (
+        jde.AdaptiveRun({"loud": LOUD, "quiet": QUIET}, quotas={"loud": 4, "quiet": 3}),
+        jde.AdaptiveRun({"check": CHECK}, quotas={"check": 3}),
+    )
+    apart = AdaptiveBudget(runs, DELTA, checks=("check",))
+    each = [float(run.epsilon(delta=DELTA)) for run in runs]
+    assert apart.epsilon == max(each) < budget().epsilon
+    assert AdaptiveBudget.from_dict(apart.to_dict()).to_dict() == apart.to_dict()
+    trained = classes()  # held out is what is trained on: nobody is in one part alone
+    wide = dataclasses.replace(CHECK.design, num_classes=30)
+    check = dataclasses.replace(CHECK, sampling=wide)
+    runs = (runs[0], jde.AdaptiveRun({"check": check}, quotas={"check": 3}))
+    learner, params = protonet()
+    with pytest.raises(ValueError, match="looks at the training data"):
+        AdaptiveTrainer(
+            learner,
+            params,
+            data=trained,
+            budget=AdaptiveBudget(runs, DELTA, checks=("check",)),
+            rule=by_parity,
+            checks={"check": PrivateValidation(classes(), check, shots=SHOTS)},
+            optimizer=adam(0.05),
+            shots=SHOTS,
+            l2_clip_norm=0.5,
+        )
+
+
+# --- Interrupted, killed, resumed ---
+
+
+class Interrupted:
+    def __init__(self, function, call):
+        self.function, self.left = function, call
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.function(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.function, name)
+
+
+@pytest.mark.parametrize("call", range(1, 9))
+def test_resumed_it_is_the_run_that_nobody_disturbed(tmp_path, whole, call):
+    """Broken off in whatever release, and without asking the rule of it again."""
+    asked = []
+
+    def counting(released):
+        asked.append(released.number)
+        return by_parity(released)
+
+    run = adaptive(counting)
+    run._let_out = Interrupted(run._let_out, call)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(tmp_path, checkpoint_every=3)
+    again = adaptive(counting)
+    assert again.resume(tmp_path) == call - 1
+    again.train(tmp_path, checkpoint_every=3)
+    assert_same(again, whole[0])
+    assert again.ledger.options == whole[0].ledger.options
+    assert again.scores == whole[0].scores
+    assert asked == list(range(9))  # each once, the last time to end
+    assert [r["step"] for r in read_log(tmp_path / run_files.LOG)] == list(range(9))
+
+
+def test_without_a_seed_what_was_broken_off_is_given_up_and_stays_charged(tmp_path):
+    run = adaptive(lambda released: "check", seed=None)
+    run._let_out = Interrupted(run._let_out, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(tmp_path)
+    again = adaptive(lambda released: "check", seed=None)
+    with pytest.warns(UserWarning, match="step 2 was charged and broken off"):
+        assert again.resume(tmp_path) == 2
+    with pytest.raises(RuleError, match="'check', which cannot be taken any more"):
+        again.train(tmp_path)
+    assert [score.release for score in again.scores] == [1, 3]
+    assert again.ledger.now.taken["check"] == 3
+
+
+def test_a_choice_that_was_noted_and_not_charged_is_kept(tmp_path):
+    """The line of the choice is whole, and the process died before its charge."""
+    run = adaptive(lambda released: "check" if released.number < 2 else None)
+    run.train(tmp_path)
+    path = tmp_path / run_files.LEDGER
+    lines = path.read_bytes().splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if b'"option"' in line)
+    content = read_ledger(path)
+    assert lines[first + 1 : first + 3] == [b"1\n", b"1\n"] and content.charged == 2
+    path.write_bytes(b"".join(lines[: first + 1]))
+    assert read_ledger(path).options == ("check",) and read_ledger(path).charged == 0
+    other = adaptive(lambda released: "loud")
+    ledger = other.ledger.after(read_ledger(path), 0)
+    assert ledger.is_chosen and ledger.options == ["check"]
+    path.write_bytes(b"".join(lines[: first + 1])[:-3])  # the line itself is cut
+    assert read_ledger(path).options == () and read_ledger(path).unfinished
+
+
+def test_an_end_that_was_chosen_is_final(tmp_path):
+    run = adaptive(lambda released: None)
+    run.train(tmp_path)
+    assert run.ledger.has_ended and run.num_steps_taken == 0
+    with pytest.raises(Exception, match="chosen to end"):
+        run.step()
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda released: 1 / 0, "rule raised ZeroDivisionError after 0 releases"),
+        (lambda released: "fast", r"one of \['check', 'loud', 'quiet'\].*'fast'"),
+        (lambda released: 3, "got 3"),
+        (lambda released: released.data, "AttributeError"),
+    ],
+)
+def test_a_bad_rule_is_refused_before_anything_is_charged(tmp_path, rule, message):
+    run = adaptive(rule)
+    with pytest.raises(RuleError, match=message):
+        run.train(tmp_path)
+    assert run.num_steps_charged == 0
+    assert read_ledger(tmp_path / run_files.LEDGER).charged == 0
+
+
+def test_a_rule_that_raises_on_the_way_loses_nothing(tmp_path, whole):
+    def tired(released):
+        if released.number == 4:
+            raise OSError("no network")
+        return by_parity(released)
+
+    with pytest.raises(RuleError, match="OSError after 4 releases: no network"):
+        adaptive(tired).train(tmp_path)
+    run = adaptive()
+    assert run.resume(tmp_path) == 4
+    run.train(tmp_path)
+    assert_same(run, whole[0])
+
+
+def test_another_budget_is_another_run(tmp_path, whole):
+    _, folder = whole
+    other = adaptive(plan=budget((4, 3, 2)))
+    with pytest.raises(ValueError, match="another run"):
+        other.resume(folder)
+    run = adaptive(StopWhenStalled(train="loud", every=2))
+    with pytest.warns(UserWarning, match="rule"):
+        run.resume(folder)
+
+
+def test_an_edited_choice_is_noticed(tmp_path, whole):
+    _, folder = whole
+    text = (folder / run_files.LEDGER).read_text()
+    edited = text.replace('{"option":"loud"', '{"option":"check"', 1)
+    assert edited != text
+    (tmp_path / "ledger.jsonl").write_text(edited)
+    with pytest.raises(LedgerError, match="hash"):
+        read_ledger(tmp_path / "ledger.jsonl")
+    assert json.loads(text.splitlines()[1])["adaptive"]["checks"] == ["check"]
+
+
+# --- What a rule is given ---
+
+
+def test_a_rule_is_given_releases_and_public_facts_alone():
+    seen = []
+
+    def rule(released):
+        seen.append(released)
+        return "loud" if released.number < 2 else None
+
+    run = adaptive(rule)
+    while run.choose() is not None:
+        with warnings.catch_warnings():
+            run.step()
+    assert [one.number for one in seen] == [0, 1, 2]
+    assert set(seen[0]._fields) == {
+        "number",
+        "params",
+        "scores",
+        "taken",
+        "left",
+        "last",
+    }
+    assert [one.last for one in seen] == [None, "loud", "loud"]
+    assert dict(seen[2].taken) == {"loud": 2, "quiet": 0, "check": 0}
+    with pytest.raises(TypeError):
+        seen[2].left["loud"] = 100

@@ -134,6 +134,10 @@ class AdaptiveBudget:
         return True
 
     @property
+    def planned(self) -> None:
+        """None: the number of steps is not fixed in advance."""
+
+    @property
     def is_private(self) -> bool:
         """False if the run has no finite epsilon."""
         return bool(np.isfinite(self.epsilon))
@@ -212,13 +216,14 @@ class AdaptiveBudget:
 
         That is the composition of all quotas, of one run that has nothing else.
         """
-        if len(self.runs) > 1 or self.runs[0].quotas is None:
+        run, *others = self.runs
+        if others or run.quotas is None or run.rules is not None:
             return None
-        return self.composed(dict(self.runs[0].quotas))
+        return self.composed(dict(run.quotas))
 
-    def spent(self) -> list[str]:
-        """Returns what was spent of each run and what is left, in words."""
-        return [_in_words(run) for run in self.runs]
+    def left_in_words(self) -> str:
+        """Returns how often each option could still be taken, for messages."""
+        return ", ".join(f"{number:,} of {n!r}" for n, number in self.left.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for ledgers."""
@@ -270,13 +275,3 @@ def _check_option(name: str, option: Any) -> None:
             f"option {name!r} rests on private sizes: state public ones in its "
             "sampling, as its budget is public"
         )
-
-
-def _in_words(run: AdaptiveRun) -> str:
-    each = ", ".join(
-        f"{number:,} of {name!r} ({run.most(name):,} left)"
-        for name, number in run.taken.items()
-    )
-    if run.budget is None:
-        return each
-    return f"{each}; {run.spent:,} of {run.budget:,} spent"

@@ -191,7 +191,6 @@ class LedgersContent(NamedTuple):
                     "epochs they share is not known, and these cannot be counted twice"
                 )
 
-
     def _refuse_adaptive_copies(self) -> None:
         """Refuses copies of a run that chose on the way: each chose by what it saw."""
         for name, content, beginning in zip(*self, strict=True):

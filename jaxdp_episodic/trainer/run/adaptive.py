@@ -8,7 +8,6 @@ guarantee is that of the worst rule there could be, whatever this one does.
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from jaxdp_episodic import _validation
-
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
@@ -25,7 +23,6 @@ from jaxdp_episodic.accountant.questions.budget import (
 )
 from jaxdp_episodic.trainer.config.rules import Released, Rule, ScoreThen
 from jaxdp_episodic.trainer.data.table import ExampleTable
-
 from jaxdp_episodic.trainer.run.adaptive_ledger import AdaptiveLedger
 from jaxdp_episodic.trainer.run.description import described_step
 from jaxdp_episodic.trainer.run.draws import PreparedStep
@@ -216,7 +213,7 @@ class AdaptiveTrainer(Trainer):
         if not now.can(choice):
             raise RuleError(
                 f"rule asked {where} for {choice!r}, which cannot be taken any more, "
-                f"or not now: {'; '.join(now.spent())}"
+                f"or not now; left are {now.left_in_words()}"
             )
         return choice
 

@@ -69,9 +69,9 @@ class AdaptiveLedger(Ledger):
             raise ValueError("the run has chosen to end, and takes no more steps")
         self.now.option(name)
         if not self.now.can(name):
-            left = "; ".join(self.now.spent())
             raise BudgetExhaustedError(
-                f"option {name!r} cannot be taken any more, or not now: {left}"
+                f"option {name!r} cannot be taken any more, or not now; left are "
+                f"{self.now.left_in_words()}"
             )
         self.now = self.now.charge(name)
         self.options.append(name)

@@ -272,7 +272,6 @@ class LedgerFile:
     def end(self) -> None:
         """Notes that a run that chooses has chosen to end."""
         self._append(self._chain.line({ENDED: True}))
-        self._is_sealed = False
 
     def seal(self) -> None:
         """Closes the chain over what was charged."""
@@ -361,25 +360,25 @@ class LedgerFile:
 def create_ledger(
     path: Path, budget: PrivacyBudget | AdaptiveBudget, *, is_seeded: bool
 ) -> None:
-    """Makes the ledger of a new run: complete or not there, readable by its owner.
+    """Makes the ledger of a new run, in place of one without charges.
 
-    One without charges that is there is replaced.
+    It is complete or not there, and readable by its owner.
 
     Raises:
       OSError: it cannot be written.
       ValueError: a step that takes more than 64 MiB to describe.
     """
-    chain, is_adaptive = Chain(), isinstance(budget, AdaptiveBudget)
+    chain = Chain()
     first = header(
         secrets.token_hex(16),
         epsilon=budget.epsilon,
         delta=budget.delta,
         is_seeded=is_seeded,
-        planned=None if is_adaptive else budget.planned,
+        planned=budget.planned,
     )
     start = chain.line(first)
     chain.add(start)
-    if is_adaptive:
+    if isinstance(budget, AdaptiveBudget):
         said = _described(chain, {ADAPTIVE: budget.to_dict()})
     else:
         said = _step_line(chain, budget.phases[0][0])

@@ -86,7 +86,8 @@ def take_all_steps(
             if step != last and noted and HELD_OUT not in noted[-1]:
                 # A run that chose to end has not known before that this is the last.
                 if held_out := evaluate():
-                    note({"step": step, **accounted(step), **held_out})
+                    epsilon = accounted(step)["epsilon"]
+                    note({"step": step, "epsilon": epsilon, **held_out})
             commit()
         except (KeyboardInterrupt, ConnectionError) as end:
             try:

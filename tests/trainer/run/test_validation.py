@@ -10,7 +10,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
-from training_runs import SHOTS, WAYS, classes, flat_step, protonet
+from training_runs import SHOTS, WAYS, classes, protonet
 
 EVERYBODY = jde.GaussianStep(
     jde.GroupedClasses(

@@ -4,12 +4,19 @@ Doors: `assemble`, `episode`, `precision`, `processes`, `run`, `run_files`, `sea
 `search_space`, `statistics`, `trainer`.
 """
 
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
     plan_budget,
 )
 from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.trainer.config.rules import (
+    NextWhenStalled,
+    Released,
+    SpendRest,
+    StopWhenStalled,
+)
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
@@ -31,9 +38,11 @@ from jaxdp_episodic.trainer.learners.models import (
     split_model,
 )
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
 from jaxdp_episodic.trainer.run.report import load_parameters
 from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
@@ -41,6 +50,8 @@ __all__ = [
     "ANIL",
     "MAML",
     "MLP",
+    "AdaptiveBudget",
+    "AdaptiveTrainer",
     "BudgetExhaustedError",
     "ConvNet",
     "Episode",
@@ -49,14 +60,20 @@ __all__ = [
     "Learner",
     "Linear",
     "MixedModel",
+    "NextWhenStalled",
     "PatchConv",
     "PrivacyBudget",
     "PrivateGradient",
     "PrivateStatistics",
+    "PrivateValidation",
     "ProtoNet",
+    "Released",
+    "RuleError",
     "RunEndedError",
     "Score",
+    "SpendRest",
     "StartConfig",
+    "StopWhenStalled",
     "Supervised",
     "Trainer",
     "TrainingConfig",

@@ -256,7 +256,7 @@ def _common(
             size += len(line)
             if line == CHARGE:
                 charged[-1] += 1
-            charged += [0] * ("step" in record)
+            charged += [0] * ("step" in record or "option" in record)
     if not size:
         raise LedgerError(
             f"{path} and {other} have one run's name and begin differently: one of "

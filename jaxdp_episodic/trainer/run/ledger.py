@@ -89,11 +89,10 @@ class Ledger:
           BudgetExhaustedError: the step would exceed the target. Nothing is charged.
           OSError: the ledger could not be written. The step must not be taken.
         """
-        if self.charged >= self._budget.permitted_steps:
+        if self.charged >= self.most:
             raise BudgetExhaustedError(
-                f"step {self.charged + 1} would exceed epsilon="
-                f"{self._budget.epsilon:g} at delta={self._budget.delta:g}: "
-                f"{self._budget.permitted_steps} steps are permitted"
+                f"step {self.charged + 1} would exceed epsilon={self._budget.epsilon:g}"
+                f" at delta={self._budget.delta:g}: {self.most} steps are permitted"
             )
         self._begun = self.charged + 1
         if self._file is not None:
@@ -154,7 +153,7 @@ class Ledger:
             )
 
     def after(self, content: LedgerContent, charged: int) -> Self:
-        """Returns the ledger that goes on with a file, after so many charges."""
+        """Returns the ledger that goes on with a file."""
         return type(self)(self._budget, charged=charged, mark=content.end)
 
     def _charge_next(self, file: Any) -> None:
@@ -245,7 +244,7 @@ class LedgerFile:
     def charge(self, number: int = 1, *, option: str | None = None) -> None:
         """Charges steps like the one last described; they are on the disk afterwards.
 
-        With the name of an option that is noted at once, if it is not the last one's.
+        With an option's name that is noted at once, if it is not the last one's.
 
         Raises:
           OSError: they may be on the disk or not, and nothing more can be charged until

@@ -22,11 +22,13 @@ from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys, generator
 from jaxdp_episodic.trainer.draw.sampler import Draw
-from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
 from jaxdp_episodic.trainer.gradient.noise import checked_noise, drawn_noise
 from jaxdp_episodic.trainer.learners.episode import code_of, make_blocks
 from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.evaluation import for_ways, scores_of_block
+
+GRID = 2**16
+"""Grid steps in the most that one unit gives, which is 1."""
 
 # Clip units whose scores are computed in one call.
 _AT_ONCE = 50

@@ -11,12 +11,23 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
+from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.rules import StopWhenStalled
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
-from training_runs import GROUPED, SHOTS, WAYS, adam, assert_same, classes, protonet
+from rows import fast_and_slow
+from training_runs import (
+    GROUPED,
+    SHOTS,
+    WAYS,
+    adam,
+    assert_same,
+    classes,
+    plain_trainer,
+    protonet,
+)
 
 DELTA = 1e-5
 LOUD = dataclasses.replace(GROUPED, noise_multiplier=8.0)
@@ -81,7 +92,7 @@ def whole(tmp_path_factory):
 def test_it_takes_what_the_rule_chooses_and_says_what_is_left(whole):
     run, folder = whole
     chosen = run.ledger.options
-    assert len(chosen) == 8 and set(chosen) <= set(OPTIONS) and len(set(chosen)) > 1
+    assert len(chosen) == 8 and set(chosen) == set(OPTIONS)
     content = read_ledger(folder / run_files.LEDGER)
     assert content.charged == 8 and content.has_ended and content.is_sealed
     assert content.adaptive_taken.taken == run.ledger.now.taken
@@ -150,10 +161,15 @@ class Interrupted:
         return getattr(self.function, name)
 
 
-@pytest.mark.parametrize("call", range(1, 9))
+@pytest.mark.parametrize(
+    "call",
+    fast_and_slow(["quiet", "check", *range(1, 9)], lambda call: isinstance(call, str)),
+)
 def test_resumed_it_is_the_run_that_nobody_disturbed(tmp_path, whole, call):
     """Broken off in whatever release, and without asking the rule of it again."""
     asked = []
+    if isinstance(call, str):  # the first of its kind
+        call = 1 + whole[0].ledger.options.index(call)
 
     def counting(released):
         asked.append(released.number)
@@ -239,7 +255,8 @@ def test_a_rule_that_raises_on_the_way_loses_nothing(tmp_path, whole):
     with pytest.raises(RuleError, match="OSError after 4 releases: no network"):
         adaptive(tired).train(tmp_path)
     run = adaptive()
-    assert run.resume(tmp_path) == 4
+    with pytest.warns(UserWarning, match="rule: tired in the checkpoint"):
+        assert run.resume(tmp_path) == 4
     run.train(tmp_path)
     assert_same(run, whole[0])
 
@@ -292,3 +309,44 @@ def test_a_rule_is_given_releases_and_public_facts_alone():
     assert dict(seen[2].taken) == {"loud": 2, "quiet": 0, "check": 0}
     with pytest.raises(TypeError):
         seen[2].left["loud"] = 100
+
+
+# --- What a ledger says ---
+
+
+def test_a_ledger_says_guarantee_choices_and_information_apart(whole, capsys):
+    run, folder = whole
+    path = str(folder / run_files.LEDGER)
+    assert cli.run(["epsilon", "--ledger", path]) == 0
+    said = capsys.readouterr().out
+    assert "guarantee    epsilon 3.102 at delta 1e-05" in said
+    assert "it does not move" in said and "(no guarantee; " in said
+    taken = run.ledger.now.taken["loud"]
+    assert f"{taken} of 'loud' ({4 - taken} left)" in said
+    assert "by its own choice" in said
+    assert cli.run(["epsilon", "--ledger", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"] == run.budget.epsilon
+    assert found["information"]["epsilon"] == run.ledger.now.epsilon_taken()
+    assert found["taken"] == run.ledger.now.taken and found["price"] is None
+    assert cli.run(["epsilon", "--ledger", path, "--delta", "1e-6", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"] == run.budget.epsilon_at(1e-6) > run.budget.epsilon
+    assert cli.run(["epsilon", "--ledger", path, "--method", "pld"]) == 2
+    assert "--method does not go with" in capsys.readouterr().err
+
+
+def test_beside_other_ledgers_it_owes_its_quotas(tmp_path, whole, capsys):
+    _, folder = whole
+    other = plain_trainer(num_steps=2, step=QUIET)
+    other.train(tmp_path / "other")
+    paths = [str(f / run_files.LEDGER) for f in (folder, tmp_path / "other")]
+    asked = [word for path in paths for word in ("--ledger", path)]
+    assert cli.run(["epsilon", *asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    owed = jde.compose((LOUD, 4), (QUIET, 3 + 2), (CHECK, 3))
+    assert found["epsilon"] == pytest.approx(jde.epsilon(owed, delta=DELTA))
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes((folder / run_files.LEDGER).read_bytes())
+    assert cli.run(["epsilon", "--ledger", paths[0], "--ledger", str(copy)]) == 2
+    assert "copies of one run that chose" in capsys.readouterr().err

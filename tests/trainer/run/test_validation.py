@@ -8,8 +8,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys
-from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
-from jaxdp_episodic.trainer.run.validation import PrivateValidation
+from jaxdp_episodic.trainer.run.validation import GRID, PrivateValidation
 from training_runs import SHOTS, WAYS, classes, protonet
 
 EVERYBODY = jde.GaussianStep(

@@ -1,0 +1,494 @@
+"""Certified ends of epsilon and delta of the worst strategy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
+from jaxdp_episodic.accountant.methods.adaptive.graph import Graph
+from jaxdp_episodic.accountant.methods.adaptive.kernel import (
+    Kernel,
+    Spacing,
+    kernel_of,
+    with_failure,
+)
+from jaxdp_episodic.accountant.methods.adaptive.reading import (
+    Curve,
+    curve_of,
+    epsilon_above,
+    epsilon_below,
+    value_above,
+    value_below,
+)
+from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window, solve
+from jaxdp_episodic.accountant.methods.certified import lattice
+from jaxdp_episodic.accountant.methods.closed_form import one_gaussian, shift_error
+from jaxdp_episodic.accountant.methods.question import Question
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_curve
+from jaxdp_episodic.accountant.methods.run import Run
+
+# Points of the first, coarse windows.
+_COARSE_POINTS = 1500
+# Width of epsilon that is enough if no other is asked for, nats.
+_ENOUGH = 1e-5
+# The same of delta, relative.
+_ENOUGH_OF_DELTA = 1e-4
+# Factor of both for which more work is done than usual.
+_COARSER = 100.0
+# Points of all transforms of one end, usually: 0.2 s.
+_USUAL_WORK = 5e7
+# The same, at most: 20 s.
+_MOST_WORK = 5e9
+# Most points of a window.
+_MOST_POINTS = 2.0**19
+# Refinements of one question, at most.
+_MOST_REFINEMENTS = 8
+# Share of delta to which values fall at the window's right end.
+_RIGHT_SHARE = 1e-6
+# Value to which they fall at its left end.
+_LEFT_VALUE = 1e-6
+# Nats that a window has at least on either side of what is asked.
+_LEAST_REACH = 1e-3
+# Nats over which a slope is taken.
+_SLOPE_NATS = 0.05
+# Largest tilt: beyond it the weights would leave the range of float64.
+_MOST_TILT = 100.0
+# Orders at which Rényi's filter is computed.
+_ORDERS = 1 + np.geomspace(0.05, 500.0, 80)
+# Relative rounding error of Rényi's bound.
+_RDP_ROUNDING = 1e-9
+# Rounding of a logarithm, relative to 1 and its size.
+_ROUNDING = 1e-15
+# Heaviest atoms of a loss, for which a lattice is laid.
+_MOST_ATOMS = 4
+# Share of a loss by which the lattice's points are below it.
+_BESIDE = 1e-11
+# Nats beyond which losses of a lattice are not looked at.
+_FURTHEST = 100.0
+# Rounding of a point of the lattice, relative.
+_POINT_ROUNDING = 2.3e-16
+
+
+class Side(NamedTuple):
+    """Options as they are taken for one end: scalar losses and counts, one a step.
+
+    Attributes:
+      losses, counts: for each option.
+      log_kept: for each option, of everything being lost at once.
+      displaced: for each option, nats by which its losses may be off.
+      mass_error: for each option, error of its ``log H_g``.
+    """
+
+    losses: tuple[tuple[Profile, ...], ...]
+    counts: tuple[tuple[float, ...], ...]
+    log_kept: tuple[float, ...]
+    displaced: tuple[float, ...]
+    mass_error: tuple[float, ...]
+
+
+class Problem(NamedTuple):
+    """A graph and its options, on one path.
+
+    Attributes:
+      graph: the states.
+      runs: of the options, each of one setting.
+      upper, lower: the options for either end.
+    """
+
+    graph: Graph
+    runs: tuple[Run, ...]
+    upper: Side
+    lower: Side
+
+    @classmethod
+    def of(cls, graph: Graph, runs: Sequence[Run]) -> Problem:
+        """The problem of these options, each a run of one setting and path."""
+        for run in runs:
+            run.refuse("pld")
+        flat = tuple(run.flattened((1,)) for run in runs)
+        return cls(graph, flat, _side(flat, up=True), _side(flat, up=False))
+
+    @property
+    def orientations(self) -> tuple[bool, ...]:
+        """Forward and backward, or forward alone where they are alike."""
+        return (False,) if all(r.is_symmetric for r in self.runs) else (False, True)
+
+
+def _side(runs: Sequence[Run], *, up: bool) -> Side:
+    columns: list[tuple[Any, ...]] = []
+    for run in runs:
+        reached = run.in_reach() if up else run
+        kept = reached.kept()
+        log_kept = float(reached.log_kept()[0])
+        if not up and run.has_too_little_noise[0]:
+            log_kept = 0.0  # only an upper bound of what is lost at once is known
+        bounding = kept.certified(up=up)
+        pairs = zip(kept.losses, bounding.losses, kept.counts, strict=True)
+        for one, other, count in pairs:
+            if other is not one and count[0] > 0:
+                log_kept += float(count[0] * other.log_kept()[0])
+        mass_error, displaced = (float(e[0]) for e in bounding.certified_error())
+        losses, counts = _steps_of(bounding, up=up)
+        displaced += sum(
+            n * (lattice.displacement(loss) + _POINT_ROUNDING * _FURTHEST)
+            for loss, n in zip(losses, counts, strict=True)
+        )
+        columns.append((losses, counts, log_kept, displaced, mass_error))
+    return Side(*zip(*columns, strict=True))
+
+
+def _steps_of(run: Run, *, up: bool) -> tuple[tuple[Profile, ...], tuple[float, ...]]:
+    """What loses anything, with scalar fields; several Gaussians as one."""
+    shift = float(run.gaussian_shift()[0])
+    if shift > 0:
+        # The shift is rounded.
+        shift *= 1 + shift_error(run) * (1 if up else -1)
+        return (one_gaussian(np.float64(shift)),), (1.0,)
+    taken: list[tuple[Any, float]] = [
+        (loss.map(lambda field: np.float64(field[0])), float(count[0]))
+        for loss, count in zip(run.losses, run.counts, strict=True)
+        if count[0] > 0 and not loss.loses_nothing[0]
+    ]
+    losses = tuple(loss.kept_in_range() for loss, _ in taken)
+    return losses, tuple(count for _, count in taken)
+
+
+def atoms_of(problem: Problem) -> np.ndarray:
+    """Sizes of losses that have a probability of their own, the largest first."""
+    sizes: set[float] = set()
+    for loss in (loss for losses in problem.lower.losses for loss in losses):
+        if isinstance(loss, FiniteValues):
+            values, log_masses = loss.values()
+            order = np.argsort(-log_masses)[:_MOST_ATOMS]
+            sizes |= set(np.abs(values[order]).tolist())
+        elif loss.may_have_atoms:
+            sizes |= {float(loss.largest_loss(backward=b)) for b in (False, True)}
+    known = np.array(sorted(x for x in sizes if 0 < x < math.inf))
+    return known[::-1]
+
+
+def aligned(spacing: float, atoms: np.ndarray) -> float:
+    """A spacing, little smaller, whose lattice has the atoms on it, or close by.
+
+    An atom off the lattice costs the lower end up to a whole cell.
+    """
+    if not atoms.size or atoms[0] < spacing:
+        return spacing
+    least = math.ceil(atoms[0] / spacing)
+    tried = atoms[0] / np.arange(least, least + max(least // 4, 1) + 1)
+    places = atoms / tried[:, None]
+    off = np.abs(places - np.rint(places)).max(axis=1)
+    # Just above a point: what is just below one counts as the point before.
+    return float(tried[np.argmin(np.round(off, 6))]) * (1 - _BESIDE)
+
+
+class Filter(NamedTuple):
+    """Rényi's filter of one orientation: at each order the most that is collected.
+
+    An *upper bound* of the worst strategy, at every order (Feldman and Zrnic 2021).
+    Here it says where to look, and what stands where nothing better is found.
+    """
+
+    orders: np.ndarray
+    rdp: np.ndarray
+
+    @classmethod
+    def of(cls, problem: Problem, *, backward: bool) -> Filter:
+        """The filter of a problem's options."""
+        direction = "backward" if backward else "forward"
+        curves = [rdp_curve(_ORDERS, run, direction) for run in problem.runs]
+        return cls(_ORDERS, problem.graph.most(np.stack(curves)))
+
+    def epsilon(self, log_delta: float) -> tuple[float, float]:
+        """Epsilon, and the order at which it is found.
+
+        Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
+        """
+        a = self.orders
+        found = self.rdp + np.log1p(-1 / a) - (log_delta + np.log(a)) / (a - 1)
+        best = int(np.argmin(found))
+        return max(float(found[best]), 0.0), float(a[best])
+
+    def log_delta(self, epsilon: float) -> tuple[float, float]:
+        """``log(delta)``, and the order: the same read the other way."""
+        a = self.orders
+        found = (a - 1) * (self.rdp - epsilon + np.log1p(-1 / a)) - np.log(a)
+        best = int(np.argmin(found))
+        return min(float(found[best]), 0.0), float(a[best])
+
+    def bound(self, x: np.ndarray) -> np.ndarray:
+        """*Upper bounds* of delta at many epsilons."""
+        a = self.orders[:, None]
+        log_delta = (a - 1) * (self.rdp[:, None] - x + np.log1p(-1 / a)) - np.log(a)
+        return np.exp(np.minimum(log_delta.min(axis=0), 0.0)) * (1 + _RDP_ROUNDING)
+
+
+class View(NamedTuple):
+    """Where one orientation's curve is looked at.
+
+    Attributes:
+      at, log_size: the answer that is expected, epsilon and log(delta).
+      tilt: how steep log(delta) is there.
+      left, right: nats to the ends of the window, from g = 1.
+    """
+
+    at: float
+    log_size: float
+    tilt: float
+    left: float
+    right: float
+
+
+class Ends(NamedTuple):
+    """Certified ends, of epsilon in nats or of log(delta)."""
+
+    lower: float
+    upper: float
+
+
+def worst_strategy(
+    question: Question, problem: Problem, *, width: float | None = None
+) -> Ends:
+    """Certified ends of epsilon or log(delta) of the worst strategy.
+
+    Args:
+      question: one target: log(delta) < 0 and finite, or epsilon >= 0 and finite.
+      problem: graph and options.
+      width: that is enough: of epsilon in nats, of delta relative. None is 1e-5, or
+        1e-4 of delta, where that is quickly had, and else a hundred times that.
+    """
+    solver = Solver(question, problem)
+    if solver.known is not None:
+        return solver.known
+    enough = _ENOUGH if question.is_epsilon else _ENOUGH_OF_DELTA
+    most = _USUAL_WORK
+    if width is not None:
+        enough, most = width, _MOST_WORK
+    solver.begin()
+    solver.refine(enough, most)
+    if width is None:
+        solver.refine(_COARSER * enough, _MOST_WORK)
+    return solver.found()
+
+
+class Solver:
+    """The passes of one question: coarse ones, then finer ones where they say.
+
+    Attributes:
+      known: the ends where no pass is needed; else None.
+      uppers: of each orientation the upper end found.
+      lower: the lower end found, of the orientation whose upper one is the largest.
+    """
+
+    def __init__(self, question: Question, problem: Problem) -> None:
+        self.question, self.problem = question, problem
+        self.of_epsilon = question.is_epsilon
+        graph = problem.graph
+        # By how much losses and masses may be off along a path.
+        self.displaced, self.mass_error = (
+            {
+                up: float(graph.most(np.asarray(getattr(side, field))))
+                for up, side in ((True, problem.upper), (False, problem.lower))
+            }
+            for field in ("displaced", "mass_error")
+        )
+        self.atoms = atoms_of(problem)
+        self.filters = {b: Filter.of(problem, backward=b) for b in problem.orientations}
+        self.uppers = dict.fromkeys(problem.orientations, question.everything)
+        self.lower = question.nothing
+        self.spacing = math.inf
+        lost = -float(problem.graph.most(-np.asarray(problem.upper.log_kept)))
+        # Of everything being lost at once, at most.
+        self.lost = -math.expm1(lost) * (1 + _RDP_ROUNDING)
+        self.views = {b: self._expected(b) for b in problem.orientations}
+        self.known = self._without_passes()
+
+    def _expected(self, backward: bool) -> View:
+        """Where the answer of one orientation is expected."""
+        target, of = float(self.question.target), self.filters[backward]
+        if self.of_epsilon:
+            at, order = of.epsilon(target)
+            log_size = target
+        else:
+            log_size, order = of.log_delta(target)
+            at = target
+        if not (math.isfinite(at) and math.isfinite(log_size)):
+            return View(at, log_size, 0.0, 0.0, 0.0)
+        right = of.epsilon(log_size + math.log(_RIGHT_SHARE))[0]
+        other = self.filters.get(not backward, of)
+        left = other.epsilon(math.log(_LEFT_VALUE))[0]
+        # Values that do not fall to the right are not to be multiplied up.
+        tilt = 0.0 if self.lost else min(order - 1, _MOST_TILT)
+        return View(
+            at, log_size, tilt, left + _LEAST_REACH, max(right, at) + _LEAST_REACH
+        )
+
+    def _without_passes(self) -> Ends | None:
+        """The ends where nothing, or everything, may be lost."""
+        asked, problem = self.question, self.problem
+        if all(not losses for losses in problem.upper.losses) and not any(
+            problem.upper.log_kept
+        ):
+            return Ends(asked.nothing, asked.nothing)
+        log_lost = math.log(self.lost) if self.lost else -math.inf
+        views = self.views.values()
+        if any(not (math.isfinite(v.at) and math.isfinite(v.log_size)) for v in views):
+            return Ends(asked.nothing, asked.everything)
+        if self.of_epsilon and log_lost >= float(asked.target):
+            return Ends(asked.nothing, asked.everything)
+        return None
+
+    def begin(self) -> None:
+        """Coarse passes, which say where the answer is and how wide the ends are."""
+        for backward, view in self.views.items():
+            window = self._window(view, (view.left + view.right) / _COARSE_POINTS)
+            row = self._row(backward, window, up=True)
+            self.uppers[backward] = self._upper_end(curve_of(row, window, up=True))
+            # Not a bound: where the curve is, and how steep.
+            seen = curve_of(row._replace(error=0.0), window, up=True)
+            self.views[backward] = self._seen(view, seen)
+        view = self.views[self.lead]
+        self._look((view.left + view.right) / _COARSE_POINTS)
+
+    def _seen(self, view: View, curve: Curve) -> View:
+        """A view of what a coarse curve shows."""
+        at = view.at
+        if self.of_epsilon:
+            at = min(epsilon_above(curve, math.exp(view.log_size)), at)
+        log_values = np.log(curve.values + 1e-300)
+        log_size, beside = np.interp([at, at + _SLOPE_NATS], curve.x, log_values)
+        small = np.flatnonzero(log_values <= log_size + math.log(_RIGHT_SHARE))
+        end = int(small[0]) if small.size else len(curve.x) - 1
+        right = float(curve.x[end])
+        # Of a heavy tail less than the slope: tilted, it would be larger than the rest.
+        tilt = (log_size - beside) / _SLOPE_NATS
+        if right > at + _SLOPE_NATS:
+            tilt = min(tilt, (log_size - log_values[end]) / (right - at))
+        return View(
+            at,
+            min(float(log_size), 0.0),
+            0.0 if self.lost else float(np.clip(tilt, 0.0, _MOST_TILT)),
+            view.left,
+            max(right, at) + _LEAST_REACH,
+        )
+
+    @property
+    def lead(self) -> bool:
+        """The orientation whose upper end is the larger."""
+        return max(self.uppers, key=lambda b: self.uppers[b])
+
+    @property
+    def width(self) -> float:
+        """Of epsilon in nats, of delta relative."""
+        with np.errstate(invalid="ignore"):
+            width = max(self.uppers.values()) - self.lower
+        return 0.0 if math.isnan(width) else width
+
+    def refine(self, enough: float, most_work: float) -> None:
+        """Finer passes until the ends are close enough, or the work is too much."""
+        graph = self.problem.graph
+        transforms = sum(map(len, graph.moves)) + len(graph.moves)
+        for _ in range(_MOST_REFINEMENTS):
+            width = self.width
+            if width <= enough or self.known is not None:
+                return
+            # Both ends' errors are of second order in the spacing.
+            share = math.sqrt(0.8 * enough / width) if math.isfinite(width) else 0.25
+            finer = self.spacing * max(min(share, 0.7), 0.05)
+            view = self.views[self.lead]
+            reach = view.left + view.right
+            points = min(_MOST_POINTS, most_work / transforms)
+            finer = max(finer, reach / points)
+            if finer > 0.75 * self.spacing:
+                return
+            self._look(finer)
+
+    def found(self) -> Ends:
+        """The ends."""
+        upper = max(self.uppers.values())
+        if not self.lost:
+            target = float(self.question.target)
+            read = (
+                f.epsilon if self.of_epsilon else f.log_delta
+                for f in self.filters.values()
+            )
+            bound = max(each(target)[0] for each in read)
+            upper = min(upper, bound + _RDP_ROUNDING * (1 + abs(bound)))
+        return Ends(min(self.lower, upper), upper)
+
+    def _look(self, spacing: float) -> None:
+        """One pass for each end that may count, on windows of a spacing."""
+        lead = self.lead
+        for backward in sorted(self.uppers, key=lambda b: b != lead):
+            if backward != lead and self.uppers[backward] <= self.lower:
+                continue
+            window = self._window(self.views[backward], spacing)
+            row = self._row(backward, window, up=True)
+            curve = curve_of(row, window, up=True)
+            self.uppers[backward] = min(self.uppers[backward], self._upper_end(curve))
+            if backward == lead:
+                self.spacing = window.step
+                row = self._row(backward, window, up=False)
+                below = curve_of(row, window, up=False)
+                self.lower = max(self.lower, self._lower_end(below, curve))
+
+    def _window(self, view: View, spacing: float) -> Window:
+        step = aligned(spacing, self.atoms)
+        first = -math.ceil(view.left / step)
+        size = math.ceil(view.right / step) - first + 3
+        return Window(step, first, size, view.tilt, view.at)
+
+    def _row(self, backward: bool, window: Window, *, up: bool) -> Row:
+        """The row of the start, from above or from below."""
+        of = self.filters[backward]
+        return solve(
+            self.problem.graph,
+            self.kernels(window, backward=backward, up=up),
+            window,
+            up=up,
+            # No state is worth more than the first, as going on never loses.
+            beyond=lambda x: np.minimum(of.bound(x) + self.lost, 1.0),
+        )
+
+    def kernels(self, window: Window, *, backward: bool, up: bool) -> list[Kernel]:
+        """Of all options."""
+        side = self.problem.upper if up else self.problem.lower
+        reach = min(2 * window.size, int(_FURTHEST / window.step))
+        spacing = Spacing(window.step, reach, self.views[backward].log_size)
+        return [
+            with_failure(
+                kernel_of(
+                    losses, counts, spacing, backward=backward, tilt=window.tilt, up=up
+                ),
+                log_kept,
+                window.step,
+                up=up,
+            )
+            for losses, counts, log_kept in zip(
+                side.losses, side.counts, side.log_kept, strict=True
+            )
+        ]
+
+    def _upper_end(self, curve: Curve) -> float:
+        target = float(self.question.target)
+        shift, scale = self.displaced[True], self.mass_error[True]
+        if self.of_epsilon:
+            return epsilon_above(curve, math.exp(target - scale)) + shift
+        found = value_above(curve, max(target - shift, 0.0))
+        # Of g below 1 the divergence is at most 1 - g more than at 1.
+        found += max(shift - target, 0.0)
+        log_found = math.log(found) + scale if found > 0 else -math.inf
+        return min(log_found + _ROUNDING * (1 + abs(log_found)), 0.0)
+
+    def _lower_end(self, curve: Curve, above: Curve) -> float:
+        target = float(self.question.target)
+        shift, scale = self.displaced[False], self.mass_error[False]
+        if self.of_epsilon:
+            found = epsilon_below(curve, above, math.exp(target + scale))
+            return max(found - shift, 0.0)
+        found = value_below(curve, above, target + shift)
+        return math.log(found) - scale - _ROUNDING * 700 if found > 0 else -math.inf

@@ -2,7 +2,12 @@
 
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -350,3 +355,77 @@ def test_beside_other_ledgers_it_owes_its_quotas(tmp_path, whole, capsys):
     copy.write_bytes((folder / run_files.LEDGER).read_bytes())
     assert cli.run(["epsilon", "--ledger", paths[0], "--ledger", str(copy)]) == 2
     assert "copies of one run that chose" in capsys.readouterr().err
+
+
+# --- kill -9 ---
+
+_KILLED = """
+import os, signal, sys, warnings
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from test_adaptive import adaptive
+from jaxdp_episodic.trainer.run.run_files import files_of_a_run
+
+folder, seed, left = Path(sys.argv[1]), eval(sys.argv[2]), [int(sys.argv[3])]
+warnings.simplefilter("ignore")
+sync = os.fsync
+
+def fsync(descriptor):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sync(descriptor)
+
+run = adaptive(seed=seed)
+if files_of_a_run(folder):
+    run.resume(folder)
+os.fsync = fsync
+run.train(folder, checkpoint_every=3)
+"""
+
+
+def until_the_end(folder, seed, every):
+    """Runs processes that are killed at a sync of theirs until one is not."""
+    here = Path(__file__).resolve().parent
+    code = _KILLED.format(paths=[str(here), str(here.parents[1])])
+    root = str(here.parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+    for died in range(40):
+        arguments = [str(folder), repr(seed), str(every)]
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env=environment,
+            capture_output=True,
+            timeout=300,
+            check=False,
+        )
+        if ended.returncode == 0:
+            return died
+        assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
+        content = read_ledger(folder / run_files.LEDGER)
+        # What was chosen is charged: at most one choice more than there are charges.
+        assert len(content.options) <= content.charged + 1
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [5, 8, 13])
+def test_killed_again_and_again_it_is_the_run_that_nobody_disturbed(tmp_path, every):
+    whole, folder = adaptive(), tmp_path / "killed"
+    whole.train(tmp_path / "whole")
+    assert until_the_end(folder, 1, every) > 1
+    run = adaptive()
+    assert run.resume(folder) == 8
+    assert_same(run, whole)
+    assert run.ledger.options == whole.ledger.options and run.scores == whole.scores
+
+
+@pytest.mark.slow
+def test_killed_without_a_seed_it_is_never_charged_less_than_it_released(tmp_path):
+    died = until_the_end(tmp_path, None, 9)
+    content = read_ledger(tmp_path / run_files.LEDGER)
+    run = adaptive(seed=None)
+    run.resume(tmp_path)
+    released = {r["step"] for r in read_log(tmp_path / run_files.LOG) if r["step"]}
+    assert died and len(released) <= content.charged <= len(released) + died
+    assert content.charged == run.num_steps_taken == 8

@@ -218,7 +218,15 @@ def run_parts(
     """Returns what a config says of a `Trainer` on these data, by argument.
 
     With the budget of a run that chooses, if it is one.
+
+    Raises:
+      NotImplementedError: such a run without its budget, where a plan is asked for.
     """
+    if budget is None and config.adaptive is not None:
+        raise NotImplementedError(
+            "a config with adaptive has no plan: audit its steps by the same config "
+            "without adaptive"
+        )
     planned = plan(config, data) if budget is None else budget
     start = statistics_of(config, planned.step, data)
     shape = data.features.shape[1:] if start is None else (start.dimensions,)

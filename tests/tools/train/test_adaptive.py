@@ -8,6 +8,8 @@ import pytest
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.tools.train.search_space import Search, read_search
+from jaxdp_episodic.trainer.audit.in_out import training_of_config
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
@@ -149,3 +151,12 @@ def test_a_rule_for_a_plan_is_refused(tmp_path):
     del config["adaptive"]
     with pytest.raises(ValueError, match="rule is for a config with adaptive"):
         run_training(config_of(config), tmp_path, rule=lambda released: None)
+
+
+def test_what_takes_plans_refuses_a_run_that_has_none():
+    with pytest.raises(NotImplementedError, match="adaptive has no plan"):
+        training_of_config(config_of())
+    search = read_search(ROOT / "configs" / "tune_glyphs.toml")
+    run = {**search.run, "adaptive": described()["adaptive"]}
+    with pytest.raises(ValueError, match="run.adaptive"):
+        Search(search.settings, search.distributions, run).config({}, 8.0)

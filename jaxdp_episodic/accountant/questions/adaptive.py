@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.menu import Menu
 from jaxdp_episodic.accountant.describe.rule_book import RuleBook
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
+from jaxdp_episodic.accountant.methods.adaptive.method import Ends
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.questions import api, intervals
+from jaxdp_episodic.accountant.questions.prices import default_prices, largest_budget
+from jaxdp_episodic.accountant.questions.strategies import (
+    Game,
+    ends,
+    equivalent,
+    game_of,
+    largest_loss,
+    taken_once,
+)
+
+# Epsilon that stands for an infinite one: nothing but what is lost at once is above.
+_LARGEST_EPSILON = 700.0
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -45,6 +63,8 @@ class AdaptiveRun(Menu):
         Rényi divergences alone are known.
     """
 
+    also_read: ClassVar[tuple[str, ...]] = ("epsilon", "delta")
+
     options: Mapping[str, Any]
     quotas: Mapping[str, int] | None = None
     prices: Mapping[str, int] | None = None
@@ -61,13 +81,14 @@ class AdaptiveRun(Menu):
         quotas: Mapping[str, int] | None = None,
         prices: Mapping[str, int] | None = None,
         budget: int | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
         blocks: Mapping[str, int] | None = None,
         rules: RuleBook | None = None,
         taken: Mapping[str, int] = MappingProxyType({}),
         state: str | None = None,
     ) -> None:
-        if quotas is None:
-            raise NotImplementedError("prices and rules are not here yet: give quotas")
+        _check_kind(quotas, prices, budget, (epsilon, delta), blocks, rules)
         self._set(
             options=options,
             quotas=quotas,
@@ -78,34 +99,122 @@ class AdaptiveRun(Menu):
             taken=taken,
             state=state,
         )
+        object.__setattr__(self, "_answers", {})
+        if epsilon is not None and delta is not None:
+            self._find_budget(
+                _validation.single(
+                    "epsilon", _validation.positive_array("epsilon", epsilon)
+                ),
+                _validation.single(
+                    "delta", _validation.open_unit_array("delta", delta)
+                ),
+            )
         self._check_taken()
+
+    def _find_budget(self, epsilon: float, delta: float) -> None:
+        """Sets the budget that a target allows, and prices where none were given."""
+        if self.prices is None:
+            laid = default_prices(
+                self.options, epsilon, delta, blocks=self.rules is None
+            )
+            object.__setattr__(self, "prices", MappingProxyType(laid.prices))
+            blocks = MappingProxyType(laid.blocks) if laid.blocks else None
+            object.__setattr__(self, "blocks", blocks)
+        budget = largest_budget(self, epsilon, delta)
+        object.__setattr__(self, "budget", budget)
 
     def __reduce__(self) -> Any:
         return type(self).from_dict, (self.to_dict(),)
 
     def epsilon(self, *, delta: Any) -> Any:
-        """Returns epsilon of the worst strategy: an *upper bound*.
+        """Returns epsilon of the worst strategy: an *upper bound*, certified.
+
+        Of quotas, and wherever the worst strategy is a composition, it is that of
+        `jaxdp_episodic.epsilon`, exact to its stated error.
 
         Args:
           delta: in [0, 1], any shape.
         """
-        return api.epsilon(self._composed(), delta=delta)
+        same = self._composition()
+        if same is not None:
+            return api.epsilon(same, delta=delta)
+        return self.epsilon_interval(delta=delta)[1]
 
     def delta(self, *, epsilon: Any) -> Any:
-        """Returns delta of the worst strategy: an *upper bound*.
+        """Returns delta of the worst strategy: an *upper bound*, as of `epsilon`.
 
         Args:
           epsilon: >= 0, nats, any shape.
         """
-        return api.delta(self._composed(), epsilon=epsilon)
+        same = self._composition()
+        if same is not None:
+            return api.delta(same, epsilon=epsilon)
+        return self.delta_interval(epsilon=epsilon)[1]
 
-    def epsilon_interval(self, *, delta: Any) -> tuple[Any, Any]:
-        """Returns certified lower and upper ends of the worst strategy's epsilon."""
-        return intervals.epsilon_interval(self._composed(), delta=delta)
+    def epsilon_interval(
+        self, *, delta: Any, max_width: float | None = None
+    ) -> tuple[Any, Any]:
+        """Returns certified lower and upper ends of the worst strategy's epsilon.
+
+        Args:
+          delta: in [0, 1], any shape.
+          max_width: nats that are aimed at; None is 1e-5 where that is quickly had, and
+            else up to 1e-3.
+        """
+        same = self._composition()
+        if same is not None:
+            return intervals.epsilon_interval(same, delta=delta, max_width=max_width)
+        width = None
+        if max_width is not None:
+            checked = _validation.positive_array("max_width", max_width)
+            width = _validation.single("max_width", checked)
+        targets = _validation.probability_array("delta", delta)
+        return self._each(targets, lambda d: self._epsilon_ends(d, width))
 
     def delta_interval(self, *, epsilon: Any) -> tuple[Any, Any]:
-        """Returns certified lower and upper ends of the worst strategy's delta."""
-        return intervals.delta_interval(self._composed(), epsilon=epsilon)
+        """Returns certified lower and upper ends of the worst strategy's delta.
+
+        Args:
+          epsilon: >= 0, nats, any shape.
+        """
+        same = self._composition()
+        if same is not None:
+            return intervals.delta_interval(same, epsilon=epsilon)
+        targets = _validation.nonnegative_array("epsilon", epsilon)
+        return self._each(targets, self._delta_ends)
+
+    def cost_of_adaptivity(self, *, delta: float) -> AdaptivityCost:
+        """Returns what the freedom to choose costs, beside each option alone.
+
+        Args:
+          delta: in (0, 1), one number.
+
+        Raises:
+          NotImplementedError: without prices: quotas cost nothing.
+        """
+        if self.prices is None or self.budget is None:
+            raise NotImplementedError(
+                "the cost of adaptivity is that of prices: quotas cost what their "
+                "composition costs"
+            )
+        target = _validation.single(
+            "delta", _validation.open_unit_array("delta", delta)
+        )
+        start = self._as_begun()
+        alone, numbers = {}, {}
+        for name, option in self.options.items():
+            numbers[name] = start.most(name) if self.rules is None else 0
+            if self.rules is not None:
+                numbers[name] = start.most(name)
+            steps = compose((taken_once(option), numbers[name]))
+            alone[name] = float(api.epsilon(steps, delta=target))
+        worst = float(self.epsilon(delta=target))
+        largest = max(alone.values())
+        held_back = 0.0
+        if largest > 0:
+            smaller = largest_budget(self, largest * (1 + 1e-9), target)
+            held_back = max(1 - smaller / self.budget, 0.0)
+        return AdaptivityCost(worst, alone, numbers, worst / largest, held_back)
 
     def taken_composed(self) -> ComposedSteps | None:
         """Returns what was taken as a run of its own: information, no guarantee.
@@ -115,11 +224,133 @@ class AdaptiveRun(Menu):
         pairs = [(self.options[name], n) for name, n in self.taken.items() if n]
         return compose(*pairs) if pairs else None
 
-    def _composed(self) -> ComposedSteps:
-        """All quotas used up: the worst strategy, in whatever order.
+    def _as_begun(self) -> AdaptiveRun:
+        """The run before anything was taken."""
+        start = object.__new__(type(self))
+        taken = MappingProxyType(dict.fromkeys(self.options, 0))
+        state = None if self.rules is None else self.rules.start
+        start.__dict__.update(self.__dict__, taken=taken, state=state)
+        return start
 
-        Every move leaves the same function of the loss so far, and stopping never
-        helps (docs/proofs.md, "Runs that adapt").
+    def _kept(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """An answer that was given before: it does not depend on what was taken."""
+        answers: dict[Any, Any] = self.__dict__["_answers"]
+        if key not in answers:
+            answers[key] = compute()
+        return answers[key]
+
+    def _game(self) -> Game:
+        return self._kept("game", lambda: game_of(self))
+
+    def _composition(self) -> ComposedSteps | None:
+        """The composition that the worst strategy is, where there is one.
+
+        All quotas used up, in whatever order: every move leaves the same function of
+        the loss so far, and stopping never helps (docs/proofs.md, "Runs that adapt").
         """
-        assert self.quotas is not None
-        return compose(*((self.options[n], q) for n, q in self.quotas.items()))
+
+        def found() -> ComposedSteps | None:
+            if self.quotas is not None:
+                quotas = self.quotas.items()
+                return compose(*((taken_once(self.options[n]), q) for n, q in quotas))
+            game = self._game()
+            if game.steps:
+                return equivalent(game)
+            return compose(*((taken_once(o), 0) for o in self.options.values()))
+
+        return self._kept("composition", found)
+
+    def _each(
+        self, targets: np.ndarray, ends_at: Callable[[float], Ends]
+    ) -> tuple[Any, Any]:
+        found = np.array([ends_at(float(t)) for t in targets.reshape(-1)])
+        lower, upper = found.reshape(*targets.shape, 2).T
+        return lower.T[()], upper.T[()]
+
+    def _epsilon_ends(self, delta: float, width: float | None) -> Ends:
+        if delta >= 1:
+            return Ends(0.0, 0.0)
+        if delta == 0:
+            return Ends(0.0, self._most_lost())
+        question = EpsilonAt(np.asarray(math.log(delta)))
+
+        def solved() -> Ends:
+            found = ends(question, self._game(), width=width)
+            return Ends(found.lower, min(found.upper, self._most_lost()))
+
+        return self._kept(("epsilon", delta, width), solved)
+
+    def _delta_ends(self, epsilon: float) -> Ends:
+        if epsilon >= self._most_lost():
+            return Ends(0.0, 0.0)
+
+        def solved() -> Ends:
+            # At an infinite epsilon what is lost at once is left.
+            at = min(epsilon, _LARGEST_EPSILON)
+            lower, upper = ends(DeltaAt(np.asarray(at)), self._game())
+            lower = 0.0 if at < epsilon else lower
+            return Ends(
+                float(api.delta_of(np.asarray(lower), up=False)) if lower else 0.0,
+                float(api.delta_of(np.asarray(upper), up=True)),
+            )
+
+        return self._kept(("delta", epsilon), solved)
+
+    def _most_lost(self) -> float:
+        return self._kept("most lost", lambda: largest_loss(self._game()))
+
+
+class AdaptivityCost(NamedTuple):
+    """What the freedom to choose costs, at one delta.
+
+    Attributes:
+      epsilon: of the worst strategy.
+      alone: epsilon of each option where the whole budget goes to it.
+      numbers: how often each may be taken then.
+      ratio: ``epsilon`` over the largest of ``alone``.
+      held_back: share of the budget to be held back for the worst strategy to cost no
+        more than the largest of ``alone``.
+    """
+
+    epsilon: float
+    alone: dict[str, float]
+    numbers: dict[str, int]
+    ratio: float
+    held_back: float
+
+
+def _check_kind(
+    quotas: Any,
+    prices: Any,
+    budget: Any,
+    target: tuple[Any, Any],
+    blocks: Any,
+    rules: Any,
+) -> None:
+    """Refuses what does not say how a run ends, or says it twice."""
+    given = [value is not None for value in target]
+    if any(given) and not all(given):
+        raise ValueError("epsilon and delta must be given together, got one of them")
+    if quotas is not None:
+        others = {"prices": prices, "budget": budget, "blocks": blocks}
+        others["epsilon"] = target[0]
+        for name, value in others.items():
+            if value is not None:
+                shown = _validation.shown(value)
+                raise ValueError(f"{name} must be None with quotas, got {shown}")
+        return
+    if all(given):
+        if budget is not None:
+            shown = _validation.shown(budget)
+            raise ValueError(f"budget must be None with epsilon, got {shown}")
+    elif prices is not None and budget is None:
+        raise ValueError("prices need a budget, or epsilon and delta in its place")
+    elif prices is None and budget is not None:
+        raise ValueError(f"budget must be None without prices, got {budget}")
+    elif prices is None and rules is None:
+        raise ValueError(
+            "one of quotas, prices, rules, or epsilon and delta must be given: else "
+            "the run has no end"
+        )
+    if blocks is not None and prices is None:
+        raise ValueError(f"blocks must be None without prices, got {blocks}")

@@ -70,6 +70,15 @@ def budget_graph(prices: Sequence[int], budget: int) -> Graph:
     return _explored(budget, moves, lambda left: budget - left, order=lambda s: s)
 
 
+def graph_of_budgets(prices: Sequence[int], most: int) -> Graph:
+    """The states of all budgets up to one: in state b there is b left."""
+    moves = tuple(
+        tuple((k, left - c) for k, c in enumerate(prices) if c <= left)
+        for left in range(most + 1)
+    )
+    return Graph(moves, tuple(range(most, -1, -1)))
+
+
 def rule_graph(
     names: Sequence[str],
     moves: Mapping[str, Mapping[str, str]],

@@ -312,6 +312,34 @@ def _composed(
 ) -> Kernel:
     """The kernel of the sum, on the fine lattice."""
     first, size, lost, aliased = window
+    # Each mass by the tilt that knows it better: rounding is relative to the largest.
+    known = [
+        _masses_of_sum(steps, counts, fine, (first, size, aliased), t, up=up)
+        for t in sorted({0.0, tilt})
+    ]
+    masses = (np.minimum if up else np.maximum).reduce(known)
+    infinite = [k.infinite for k in steps]
+    pairs = zip(counts, infinite, strict=True)
+    kept = sum(n * math.log1p(-min(f, 0.5)) for n, f in pairs)
+    at_once = -math.expm1(kept) if max(infinite) <= 0.5 else 1.0
+    if up:
+        at_once = min(at_once * (1 + 1e-13) + lost, 1.0)
+    else:
+        at_once *= 1 - 1e-13
+    return on_lattice(first, masses, at_once, fine.step, up=up)
+
+
+def _masses_of_sum(
+    steps: Sequence[Kernel],
+    counts: Sequence[float],
+    fine: Spacing,
+    window: tuple[int, int, float],
+    tilt: float,
+    *,
+    up: bool,
+) -> np.ndarray:
+    """(size,) bounds of the masses of the sum, which lie in the window."""
+    first, size, aliased = window
     tilted, log_scale, relative = [], 0.0, 0.0
     for kernel, count in zip(steps, counts, strict=True):
         index = kernel.first + np.arange(len(kernel.masses))
@@ -332,17 +360,7 @@ def _composed(
     error = float(rounding) + relative * cells + (0.0 if up else 2 * aliased)
     cells = np.maximum(cells + error if up else cells - error, 0.0)
     with np.errstate(over="ignore"):
-        masses = cells * np.exp(exponent)
-    infinite = [k.infinite for k in steps]
-    kept = sum(
-        n * math.log1p(-min(f, 0.5)) for n, f in zip(counts, infinite, strict=True)
-    )
-    at_once = -math.expm1(kept) if max(infinite) <= 0.5 else 1.0
-    if up:
-        at_once = min(at_once * (1 + 1e-13) + lost, 1.0)
-    else:
-        at_once *= 1 - 1e-13
-    return on_lattice(first, masses, at_once, fine.step, up=up)
+        return cells * np.exp(exponent)
 
 
 def _coarser_from_above(
@@ -367,7 +385,7 @@ def _coarser_from_above(
 def _coarser_from_below(
     fine: Kernel, spacing: Spacing, parts: int, tilt: float
 ) -> Kernel:
-    """Masses merged until their mean ratio is that of a point of the coarser lattice."""
+    """Masses merged until their mean ratios are points of the coarser lattice."""
     first = fine.first // parts
     last = -(-(fine.first + len(fine.masses)) // parts)
     points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)

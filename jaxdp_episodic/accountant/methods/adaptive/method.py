@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +57,12 @@ _LEAST_REACH = 1e-3
 _SLOPE_NATS = 0.05
 # Largest tilt: beyond it the weights would leave the range of float64.
 _MOST_TILT = 100.0
+# Rounding, over what is looked at, from which on a smaller tilt is tried.
+_VISIBLE = 1e-4
+# Factor of a tilt that was too steep.
+_FLATTER = 0.6
+# Tilts that are tried, at most.
+_MOST_TRIALS = 6
 # Orders at which Rényi's filter is computed.
 _ORDERS = 1 + np.geomspace(0.05, 500.0, 80)
 # Relative rounding error of Rényi's bound.
@@ -261,18 +267,7 @@ def worst_strategy(
       width: that is enough: of epsilon in nats, of delta relative. None is 1e-5, or
         1e-4 of delta, where that is quickly had, and else a hundred times that.
     """
-    solver = Solver(question, problem)
-    if solver.known is not None:
-        return solver.known
-    enough = _ENOUGH if question.is_epsilon else _ENOUGH_OF_DELTA
-    most = _USUAL_WORK
-    if width is not None:
-        enough, most = width, _MOST_WORK
-    solver.begin()
-    solver.refine(enough, most)
-    if width is None:
-        solver.refine(_COARSER * enough, _MOST_WORK)
-    return solver.found()
+    return Solver(question, problem).answer(width)
 
 
 class Solver:
@@ -342,12 +337,44 @@ class Solver:
             return Ends(asked.nothing, asked.everything)
         return None
 
+    @property
+    def expected(self) -> float:
+        """Where the answer is expected; an estimate."""
+        views = self.views.values()
+        return max(v.at if self.of_epsilon else v.log_size for v in views)
+
+    def answer(self, width: float | None, *, at_least: float = -math.inf) -> Ends:
+        """The ends, as close as `worst_strategy` says.
+
+        Args:
+          width: see there.
+          at_least: an upper end below it need not be a close one.
+        """
+        if self.known is not None:
+            return self.known
+        enough = _ENOUGH if self.of_epsilon else _ENOUGH_OF_DELTA
+        self.begin()
+        if max(self.uppers.values()) > at_least:
+            if width is not None:
+                self.refine(width, _MOST_WORK)
+            else:
+                self.refine(enough, _USUAL_WORK)
+                self.refine(_COARSER * enough, _MOST_WORK)
+        return self.found()
+
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
         for backward, view in self.views.items():
-            window = self._window(view, (view.left + view.right) / _COARSE_POINTS)
-            row = self._row(backward, window, up=True)
-            self.uppers[backward] = self._upper_end(curve_of(row, window, up=True))
+            for _ in range(_MOST_TRIALS):
+                window = self.window(view, (view.left + view.right) / _COARSE_POINTS)
+                row = self.row(backward, window, up=True)
+                # Where the tilt is too steep the largest values are elsewhere.
+                at = np.argmin(np.abs(window.points - view.at))
+                if row.error < _VISIBLE * row.values[at] or not view.tilt:
+                    break
+                view = view._replace(tilt=_FLATTER * view.tilt)
+            upper = self.upper_end(curve_of(row, window, up=True))
+            self.uppers[backward] = min(self.uppers[backward], upper)
             # Not a bound: where the curve is, and how steep.
             seen = curve_of(row._replace(error=0.0), window, up=True)
             self.views[backward] = self._seen(view, seen)
@@ -375,6 +402,41 @@ class Solver:
             view.left,
             max(right, at) + _LEAST_REACH,
         )
+
+    def largest_budget(self, log_delta: float, width: float) -> int:
+        """The largest budget whose delta, at the question's epsilon, is certified.
+
+        The graph is one of all budgets. The first that is too large ends a pass, as
+        delta grows with the budget.
+
+        Args:
+          log_delta: that must not be exceeded.
+          width: of log(delta) that is enough.
+        """
+        most = len(self.problem.graph.moves) - 1
+        if self.known is not None:
+            return most if self.known.upper <= log_delta else 0
+        self.begin()
+        self.refine(width, _USUAL_WORK)
+        for backward in self.uppers:
+            view = self.views[backward]
+            window = self.window(view, min(self.spacing, view.right + view.left))
+            within = [0]
+
+            def is_too_large(
+                state: int,
+                row: Row,
+                window: Window = window,
+                within: list[int] = within,
+            ) -> bool:
+                found = self.upper_end(curve_of(row, window, up=True))
+                if found <= log_delta:
+                    within[0] = state
+                return found > log_delta
+
+            self.row(backward, window, up=True, visit=is_too_large)
+            most = min(most, within[0])
+        return most
 
     @property
     def lead(self) -> bool:
@@ -426,32 +488,47 @@ class Solver:
         for backward in sorted(self.uppers, key=lambda b: b != lead):
             if backward != lead and self.uppers[backward] <= self.lower:
                 continue
-            window = self._window(self.views[backward], spacing)
-            row = self._row(backward, window, up=True)
+            window = self.window(self.views[backward], spacing)
+            row = self.row(backward, window, up=True)
             curve = curve_of(row, window, up=True)
-            self.uppers[backward] = min(self.uppers[backward], self._upper_end(curve))
+            self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
             if backward == lead:
                 self.spacing = window.step
-                row = self._row(backward, window, up=False)
+                row = self.row(backward, window, up=False)
                 below = curve_of(row, window, up=False)
-                self.lower = max(self.lower, self._lower_end(below, curve))
+                self.lower = max(self.lower, self.lower_end(below, curve))
 
-    def _window(self, view: View, spacing: float) -> Window:
+    def window(self, view: View, spacing: float) -> Window:
+        """The window of a view."""
         step = aligned(spacing, self.atoms)
         first = -math.ceil(view.left / step)
         size = math.ceil(view.right / step) - first + 3
         return Window(step, first, size, view.tilt, view.at)
 
-    def _row(self, backward: bool, window: Window, *, up: bool) -> Row:
-        """The row of the start, from above or from below."""
+    def row(
+        self,
+        backward: bool,
+        window: Window,
+        *,
+        up: bool,
+        visit: Callable[[int, Row], bool] | None = None,
+        payoff: Callable[[int], np.ndarray] | None = None,
+        offset: float = 0.0,
+    ) -> Row:
+        """The row of the start, from above or from below; see `solve`.
+
+        With an offset the points are ``log g`` plus it.
+        """
         of = self.filters[backward]
         return solve(
             self.problem.graph,
             self.kernels(window, backward=backward, up=up),
             window,
             up=up,
+            visit=visit,
+            payoff=payoff,
             # No state is worth more than the first, as going on never loses.
-            beyond=lambda x: np.minimum(of.bound(x) + self.lost, 1.0),
+            beyond=lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
         )
 
     def kernels(self, window: Window, *, backward: bool, up: bool) -> list[Kernel]:
@@ -473,7 +550,8 @@ class Solver:
             )
         ]
 
-    def _upper_end(self, curve: Curve) -> float:
+    def upper_end(self, curve: Curve) -> float:
+        """The upper end that a curve from above says."""
         target = float(self.question.target)
         shift, scale = self.displaced[True], self.mass_error[True]
         if self.of_epsilon:
@@ -484,7 +562,8 @@ class Solver:
         log_found = math.log(found) + scale if found > 0 else -math.inf
         return min(log_found + _ROUNDING * (1 + abs(log_found)), 0.0)
 
-    def _lower_end(self, curve: Curve, above: Curve) -> float:
+    def lower_end(self, curve: Curve, above: Curve) -> float:
+        """The lower end that curves from below and above say."""
         target = float(self.question.target)
         shift, scale = self.displaced[False], self.mass_error[False]
         if self.of_epsilon:

@@ -36,7 +36,7 @@ def curve_of(row: Row, window: Window, *, up: bool) -> Curve:
 
 
 def epsilon_above(curve: Curve, delta: float) -> float:
-    """*Upper bound* of the epsilon at delta: by a chord in g, as the truth is convex."""
+    """*Upper bound* of the epsilon at delta: by a chord in g, above what is convex."""
     small = curve.values <= delta
     if not small.any():
         return math.inf
@@ -63,8 +63,8 @@ def value_above(curve: Curve, epsilon: float) -> float:
 def epsilon_below(curve: Curve, above: Curve, delta: float) -> float:
     """*Lower bound* of the epsilon at delta.
 
-    At a point the truth is at least ``curve``; left of it at least the line through that
-    and any value of ``above`` to its right, as a convex function lies above the
+    At a point the truth is at least ``curve``; left of it at least the line through
+    that and any value of ``above`` to its right, as a convex function lies above the
     prolongation of its chords.
     """
     large = np.flatnonzero(curve.values >= delta)

@@ -115,6 +115,14 @@ def bounds(count):
     return low, high
 
 
+def shown(losses_in, losses_out, claim):
+    """Bounds of P_in(E) - e^claim P_out(E), of the event that the loss exceeds it."""
+    there, away = (int(np.sum(one > claim)) for one in (losses_in, losses_out))
+    (in_low, in_high), (out_low, out_high) = bounds(there), bounds(away)
+    factor = math.exp(claim)
+    return in_low - factor * out_high, in_high - factor * out_low
+
+
 def paid(losses, claims):
     """Mean and error of (1 - e^(claim - loss))_+, the hockey-stick divergence."""
     values = np.maximum(1 - np.exp(claims - losses), 0.0)
@@ -127,12 +135,11 @@ def test_a_rule_that_hunts_a_canary_stays_within_the_guarantee():
     """Counted, and without a word of what noise there should be."""
     guarantee = float(jde.AdaptiveRun(OPTIONS, quotas=QUOTAS).epsilon(delta=DELTA))
     inside, outside = hunted(Hunter(False), True), hunted(Hunter(False), False)
-    there, away = (int(np.sum(one[:, 0] > guarantee)) for one in (inside, outside))
-    (in_low, in_high), (out_low, out_high) = bounds(there), bounds(away)
-    assert in_low - math.exp(guarantee) * out_high <= DELTA
-    # And it can be noticed: without the second half of the factor it is not so.
-    assert in_high - math.exp(guarantee) * out_low >= DELTA
-    assert in_low - math.exp(guarantee / 4) * out_high > DELTA
+    low, high = shown(inside[:, 0], outside[:, 0], guarantee)
+    assert low <= DELTA <= high
+    # The claim of one of its steps alone it disproves.
+    one = float(jde.epsilon(STEP, num_steps=1, delta=DELTA))
+    assert shown(inside[:, 0], outside[:, 0], one)[0] > DELTA
     mean, error = paid(inside[:, 0], guarantee)
     assert abs(mean - DELTA) < 4 * error < DELTA / 2  # it attains the guarantee
 

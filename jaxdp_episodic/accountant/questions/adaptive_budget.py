@@ -246,6 +246,9 @@ class AdaptiveBudget:
         lists = [mapping[name] for name in ("runs", "first", "checks")]
         if not all(isinstance(one, list) for one in lists):
             raise TypeError("runs, first and checks must be lists")
+        for run in lists[0]:
+            if isinstance(run, Mapping) and run.keys() & {"epsilon", "delta"}:
+                raise ValueError("runs must state budgets, and no targets to search")
         made = tuple(AdaptiveRun.from_dict(run, where="runs") for run in lists[0])
         return cls(made, mapping["delta"], tuple(lists[1]), tuple(lists[2]))
 

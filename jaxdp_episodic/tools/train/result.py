@@ -127,8 +127,10 @@ def finished(
 ) -> Result:
     """Report, picture and release of a run that took all its steps."""
     records = read_log(folder / run_files.LOG)
-    adaptive = isinstance(trainer, AdaptiveTrainer)
-    said = _said_of_choices(trainer) if adaptive else _said_of_plan(trainer)
+    if isinstance(trainer, AdaptiveTrainer):
+        said = _said_of_choices(trainer)
+    else:
+        said = _said_of_plan(trainer)
     private_facts = said.facts
     for split, score in without_noise.items():
         value = f"{score['name']} {score['mean']:.4f}, not private"
@@ -150,6 +152,7 @@ def finished(
             target_epsilon=trainer.budget.epsilon,
             without_noise=without_noise,
             meaning=said.meaning,
+            is_guarantee=isinstance(trainer, AdaptiveTrainer),
         )
     page = markdown_report(
         records,

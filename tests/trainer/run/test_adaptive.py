@@ -15,11 +15,19 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.config.rules import StopWhenStalled
+from jaxdp_episodic.trainer.config.rules import (
+    NextWhenStalled,
+    Released,
+    ScoreThen,
+    SpendRest,
+    StopWhenStalled,
+)
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError
+from jaxdp_episodic.trainer.run.adaptive_report import adaptive_statement
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from rows import fast_and_slow
@@ -276,6 +284,51 @@ def test_another_budget_is_another_run(tmp_path, whole):
         run.resume(folder)
 
 
+def test_a_ledger_makes_nobody_search_for_a_budget():
+    described = budget().to_dict()
+    described["runs"][0] |= {"epsilon": 1.0, "delta": 1e-5}
+    with pytest.raises(ValueError, match="no targets to search"):
+        AdaptiveBudget.from_dict(described)
+    for wrong in ({}, {**described, "runs": {}}, {**described, "first": ["no"]}, 3):
+        with pytest.raises((TypeError, ValueError)):
+            AdaptiveBudget.from_dict(wrong)
+
+
+def test_options_that_cannot_be_chosen_are_refused():
+    def with_option(**changes):
+        step = dataclasses.replace(QUIET, **changes)
+        run = jde.AdaptiveRun({"step": step}, quotas={"step": 2})
+        return AdaptiveBudget((run,), DELTA)
+
+    with pytest.raises(ValueError, match="rests on private sizes"):
+        with_option(population=classes().population)
+    assert with_option(neighboring_relation="replace_one").epsilon > 0
+    people = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("class", sampling_probability=0.1),
+            jde.Poisson("example", sampling_probability=0.5),
+        ),
+        noise_multiplier=4.0,
+        privacy_unit="person",
+        people=jde.PersonBounds(classes=2, examples=1),
+        clip_unit="class",
+    )
+    runs = [jde.AdaptiveRun({n: people}, quotas={n: 2}) for n in ("step", "check")]
+    with pytest.raises(NotImplementedError, match="people may be in several parts"):
+        AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
+    with pytest.raises(ValueError, match="each option must be in one run"):
+        AdaptiveBudget((runs[0], runs[0]), DELTA)
+    with pytest.raises(ValueError, match="got checks alone"):
+        AdaptiveBudget((runs[0],), DELTA, checks=("step",))
+    other = dataclasses.replace(QUIET, neighboring_relation="zero_out")
+    runs = [
+        jde.AdaptiveRun({name: step}, quotas={name: 2})
+        for name, step in {"step": QUIET, "check": other}.items()
+    ]
+    with pytest.raises(ValueError, match="one neighboring_relation"):
+        AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
+
+
 def test_an_edited_choice_is_noticed(tmp_path, whole):
     _, folder = whole
     text = (folder / run_files.LEDGER).read_text()
@@ -429,3 +482,64 @@ def test_killed_without_a_seed_it_is_never_charged_less_than_it_released(tmp_pat
     released = {r["step"] for r in read_log(tmp_path / run_files.LOG) if r["step"]}
     assert died and len(released) <= content.charged <= len(released) + died
     assert content.charged == run.num_steps_taken == 8
+
+
+# --- Prices ---
+
+
+def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
+    run = jde.AdaptiveRun(
+        {"loud": LOUD, "quiet": QUIET}, prices={"loud": 1, "quiet": 4}, budget=12
+    )
+    checks = jde.AdaptiveRun({"check": CHECK}, quotas={"check": 3})
+    plan = AdaptiveBudget((run, checks), DELTA, checks=("check",))
+    alone = [jde.epsilon(LOUD, num_steps=12, delta=DELTA), checks.epsilon(delta=DELTA)]
+    assert max(alone) <= plan.epsilon
+    rule = NextWhenStalled(options=("loud", "quiet"), every=2, patience=1)
+    run = adaptive(rule, plan=plan)
+    run.train(tmp_path)
+    taken = run.ledger.now.taken
+    assert taken["check"] >= 2 and taken["quiet"] >= 1
+    spent = taken["loud"] + 4 * taken["quiet"]
+    assert 12 - 4 < spent <= 12
+    content = read_ledger(tmp_path / run_files.LEDGER)
+    assert content.adaptive_taken.runs[0].spent == spent
+    assert f"{spent} of 12 spent" in adaptive_statement(run.ledger.now)
+    with pytest.raises(NotImplementedError, match="a guarantee of its own"):
+        content.groups_owed()
+    with pytest.raises(BudgetExhaustedError, match="'quiet' cannot be taken"):
+        run.ledger.has_ended = False
+        run.ledger.choose("quiet")
+
+
+def rounds(scores, options=("a", "b"), **how):
+    """What a built-in rule chooses, given these scores one by one."""
+    rule = NextWhenStalled(options=options, every=1, **how)
+    seen, taken = [], {"a": 0, "b": 0, "check": 0}
+    waiting, last = list(scores), None
+    for number in range(40):
+        left = {"a": 9, "b": 9, "check": len(waiting)}
+        last = rule(Released(number, {}, tuple(seen), dict(taken), left, last))
+        taken[last] += 1
+        if last == "check":
+            seen.append(ScoreThen(number, "check", waiting.pop(0), 0.1))
+        elif not waiting:
+            return last
+    raise AssertionError("it does not end")
+
+
+def test_rules_see_a_stall_where_there_is_one():
+    assert rounds([0.1, 0.2, 0.3]) == "a"
+    assert rounds([0.1, 0.2, 0.2]) == "b"
+    assert rounds([0.1, 0.3, 0.2, 0.4], patience=2) == "a"
+    assert rounds([0.1, 0.3, 0.2, 0.3], patience=2) == "b"
+    assert rounds([0.1, 0.25], margin=1.0) == "a"
+    assert rounds([0.1, 0.19], margin=1.0) == "b"
+    rest = SpendRest(first="a", number=2, rest="b")
+    states = [({"a": 0, "b": 0}, 9), ({"a": 2, "b": 0}, 9), ({"a": 1, "b": 0}, 0)]
+    found = [
+        rest(Released(0, {}, (), taken, {"a": left, "b": 5}, None))
+        for taken, left in states
+    ]
+    assert found == ["a", "b", "b"]
+    assert rest(Released(0, {}, (), {"a": 2, "b": 5}, {"a": 7, "b": 0}, "b")) is None

@@ -46,6 +46,7 @@ class Menu(Spec):
     budget: int | None
     blocks: Mapping[str, int] | None
     rules: RuleBook | None
+    odometer: tuple[float, ...] | None
     taken: Mapping[str, int]
     state: str | None
 
@@ -155,11 +156,26 @@ class Menu(Spec):
                 "budget", self.budget, maximum=MOST_BUDGET
             )
             object.__setattr__(self, "budget", budget)
+        self._check_odometer()
         taken = dict.fromkeys(options, 0)
         if self.taken:
             self._set_numbers("taken", minimum=0, partial=True)
             taken |= self.taken
         object.__setattr__(self, "taken", MappingProxyType(taken))
+
+    def _check_odometer(self) -> None:
+        """Checks the epsilons that may be read, one for each price spent."""
+        if self.odometer is None:
+            return
+        if self.prices is None or self.budget is None:
+            raise ValueError("odometer must be None without prices and a budget")
+        values = _validation.nonnegative_array("odometer", self.odometer)
+        if values.shape != (self.budget + 1,) or not np.isfinite(values).all():
+            raise ValueError(
+                f"odometer must be a list of {self.budget + 1:,} finite epsilons, one "
+                f"for each price spent from 0 to the budget, got {values.shape}"
+            )
+        object.__setattr__(self, "odometer", tuple(values.tolist()))
 
     def _check_taken(self) -> None:
         """Refuses a run that was read with more taken than it allows."""
@@ -287,3 +303,50 @@ def _check_people(first: Any, second: Any) -> None:
                 "people must be bounded alike, got "
                 f"{_validation.shown(one.people)} and {_validation.shown(other.people)}"
             )
+
+
+def check_kind(
+    given: Mapping[str, Any],
+    target: tuple[Any, Any],
+    rules: Any,
+    *,
+    wants_margin: bool,
+) -> None:
+    """Refuses what does not say how a run ends, or says it twice."""
+    epsilon, delta = target
+    by_target = epsilon is not None
+    if by_target and delta is None:
+        raise ValueError(f"epsilon={epsilon!r} needs a delta, got None")
+    if delta is not None and not (by_target or wants_margin):
+        raise ValueError(
+            f"delta must be None without epsilon, or an odometer with a margin, got "
+            f"{_validation.shown(delta)}"
+        )
+    if wants_margin and delta is None:
+        raise ValueError("odometer='margin' needs the delta at which it is to hold")
+
+    def refuse(why: str, *names: str) -> None:
+        for name in names:
+            value = epsilon if name == "epsilon" else given[name]
+            if value is not None:
+                shown = _validation.shown(value)
+                raise ValueError(f"{name} must be None {why}, got {shown}")
+
+    if given["quotas"] is not None:
+        refuse("with quotas", "prices", "budget", "blocks", "epsilon")
+    elif by_target:
+        refuse("with epsilon", "budget")
+    elif given["prices"] is not None:
+        if given["budget"] is None:
+            raise ValueError("prices need a budget, or epsilon and delta in its place")
+    elif rules is not None:
+        refuse("without prices", "budget")
+    else:
+        raise ValueError(
+            "one of quotas, prices, rules, or epsilon and delta must be given: without "
+            "any the run has no end"
+        )
+    if given["prices"] is None:
+        refuse("without prices", "blocks")
+        if wants_margin and not by_target:
+            raise ValueError("odometer must be None without prices and a budget")

@@ -11,12 +11,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.menu import Menu
+from jaxdp_episodic.accountant.describe.menu import Menu, check_kind
 from jaxdp_episodic.accountant.describe.rule_book import RuleBook
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
-from jaxdp_episodic.accountant.methods.adaptive.method import Ends
+from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.questions import api, intervals
+from jaxdp_episodic.accountant.questions.odometers import (
+    odometer_ends,
+    odometer_with_margin,
+)
 from jaxdp_episodic.accountant.questions.prices import default_prices, largest_budget
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
@@ -24,11 +28,12 @@ from jaxdp_episodic.accountant.questions.strategies import (
     equivalent,
     game_of,
     largest_loss,
+    lost_at_once,
     taken_once,
 )
 
-# Epsilon that stands for an infinite one: nothing but what is lost at once is above.
-_LARGEST_EPSILON = 700.0
+# The odometer that is found: the filter's epsilon plus a certified margin.
+MARGIN = "margin"
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -71,6 +76,7 @@ class AdaptiveRun(Menu):
     budget: int | None = None
     blocks: Mapping[str, int] | None = None
     rules: RuleBook | None = None
+    odometer: tuple[float, ...] | None = None
     taken: Mapping[str, int] = field(default_factory=dict)
     state: str | None = None
 
@@ -85,10 +91,19 @@ class AdaptiveRun(Menu):
         delta: float | None = None,
         blocks: Mapping[str, int] | None = None,
         rules: RuleBook | None = None,
+        odometer: Any = None,
         taken: Mapping[str, int] = MappingProxyType({}),
         state: str | None = None,
     ) -> None:
-        _check_kind(quotas, prices, budget, (epsilon, delta), blocks, rules)
+        wants_margin = isinstance(odometer, str)
+        if wants_margin:
+            _validation.choice("odometer", odometer, (MARGIN,))
+        check_kind(
+            {"quotas": quotas, "prices": prices, "budget": budget, "blocks": blocks},
+            (epsilon, delta),
+            rules,
+            wants_margin=wants_margin,
+        )
         self._set(
             options=options,
             quotas=quotas,
@@ -96,20 +111,33 @@ class AdaptiveRun(Menu):
             budget=budget,
             blocks=blocks,
             rules=rules,
+            odometer=None if wants_margin or prices is None else odometer,
             taken=taken,
             state=state,
         )
         object.__setattr__(self, "_answers", {})
+        if delta is not None:
+            checked = _validation.open_unit_array("delta", delta)
+            delta = _validation.single("delta", checked)
         if epsilon is not None and delta is not None:
-            self._find_budget(
-                _validation.single(
-                    "epsilon", _validation.positive_array("epsilon", epsilon)
-                ),
-                _validation.single(
-                    "delta", _validation.open_unit_array("delta", delta)
-                ),
-            )
+            checked = _validation.positive_array("epsilon", epsilon)
+            self._find_budget(_validation.single("epsilon", checked), delta)
+        if wants_margin and delta is not None:
+            self._set_margin(delta)
+        elif odometer is not None and self.odometer is None:
+            object.__setattr__(self, "odometer", odometer)
+            self._check_odometer()
         self._check_taken()
+
+    def _set_margin(self, delta: float) -> None:
+        """States the odometer "the epsilon of a budget of what is spent, plus c"."""
+        found = odometer_with_margin(self, math.log(delta))
+        if not np.isfinite(found).all():
+            raise ValueError(
+                f"delta={delta:g} is too small for an odometer: no finite epsilon is "
+                "certified at it"
+            )
+        object.__setattr__(self, "odometer", tuple(found.tolist()))
 
     def _find_budget(self, epsilon: float, delta: float) -> None:
         """Sets the budget that a target allows, and prices where none were given."""
@@ -216,6 +244,42 @@ class AdaptiveRun(Menu):
             held_back = max(1 - smaller / self.budget, 0.0)
         return AdaptivityCost(worst, alone, numbers, worst / largest, held_back)
 
+    @property
+    def epsilon_so_far(self) -> float:
+        """Epsilon that was stated for the price spent by now: read it when you like.
+
+        It holds with the delta of `odometer_interval`, whatever moment is chosen. None
+        of the other answers may be read so: they are about the run as a whole.
+
+        Raises:
+          ValueError: no odometer was stated.
+        """
+        if self.odometer is None:
+            raise ValueError("odometer must be stated when the run is described")
+        return self.odometer[self.spent]
+
+    def odometer_interval(self) -> tuple[float, float]:
+        """Returns certified ends of the delta with which the odometer holds.
+
+        Whenever a strategy stops, with ``e`` the odometer's value then, and every event
+        E: ``P(E) <= E'[exp(e); E] + delta`` (docs/proofs.md, "Runs that adapt").
+
+        Raises:
+          ValueError: no odometer was stated.
+        """
+        odometer = self.odometer
+        if odometer is None:
+            raise ValueError("odometer must be stated when the run is described")
+
+        def solved() -> Ends:
+            lower, upper = odometer_ends(self, odometer)
+            return Ends(
+                float(api.delta_of(np.asarray(lower), up=False)),
+                float(api.delta_of(np.asarray(upper), up=True)),
+            )
+
+        return tuple(self._kept("odometer", solved))
+
     def taken_composed(self) -> ComposedSteps | None:
         """Returns what was taken as a run of its own: information, no guarantee.
 
@@ -281,17 +345,17 @@ class AdaptiveRun(Menu):
         return self._kept(("epsilon", delta, width), solved)
 
     def _delta_ends(self, epsilon: float) -> Ends:
+        if math.isinf(epsilon):
+            return Ends(0.0, lost_at_once(self._game()))
         if epsilon >= self._most_lost():
             return Ends(0.0, 0.0)
 
         def solved() -> Ends:
-            # At an infinite epsilon what is lost at once is left.
-            at = min(epsilon, _LARGEST_EPSILON)
-            lower, upper = ends(DeltaAt(np.asarray(at)), self._game())
-            lower = 0.0 if at < epsilon else lower
+            found = ends(DeltaAt(np.asarray(epsilon)), self._game())
+            lower, upper = (np.asarray(end) for end in found)
             return Ends(
-                float(api.delta_of(np.asarray(lower), up=False)) if lower else 0.0,
-                float(api.delta_of(np.asarray(upper), up=True)),
+                float(api.delta_of(lower, up=False)),
+                float(api.delta_of(upper, up=True)),
             )
 
         return self._kept(("delta", epsilon), solved)
@@ -317,40 +381,3 @@ class AdaptivityCost(NamedTuple):
     numbers: dict[str, int]
     ratio: float
     held_back: float
-
-
-def _check_kind(
-    quotas: Any,
-    prices: Any,
-    budget: Any,
-    target: tuple[Any, Any],
-    blocks: Any,
-    rules: Any,
-) -> None:
-    """Refuses what does not say how a run ends, or says it twice."""
-    given = [value is not None for value in target]
-    if any(given) and not all(given):
-        raise ValueError("epsilon and delta must be given together, got one of them")
-    if quotas is not None:
-        others = {"prices": prices, "budget": budget, "blocks": blocks}
-        others["epsilon"] = target[0]
-        for name, value in others.items():
-            if value is not None:
-                shown = _validation.shown(value)
-                raise ValueError(f"{name} must be None with quotas, got {shown}")
-        return
-    if all(given):
-        if budget is not None:
-            shown = _validation.shown(budget)
-            raise ValueError(f"budget must be None with epsilon, got {shown}")
-    elif prices is not None and budget is None:
-        raise ValueError("prices need a budget, or epsilon and delta in its place")
-    elif prices is None and budget is not None:
-        raise ValueError(f"budget must be None without prices, got {budget}")
-    elif prices is None and rules is None:
-        raise ValueError(
-            "one of quotas, prices, rules, or epsilon and delta must be given: else "
-            "the run has no end"
-        )
-    if blocks is not None and prices is None:
-        raise ValueError(f"blocks must be None without prices, got {blocks}")

@@ -15,7 +15,8 @@ from jaxdp_episodic.accountant.methods.adaptive.graph import (
     budget_graph,
     rule_graph,
 )
-from jaxdp_episodic.accountant.methods.adaptive.method import Ends, Problem, Solver
+from jaxdp_episodic.accountant.methods.adaptive.method import Solver
+from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
 from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
@@ -123,7 +124,7 @@ def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
     Args:
       question: one target inside of its range.
       game: of at least one option.
-      width: see `method.worst_strategy`.
+      width: see `Solver.answer`.
     """
     each = [all_runs(step) for step in game.steps]
     by_theorem = []
@@ -191,6 +192,17 @@ def largest_loss(game: Game) -> float:
         total = math.inf if lost else float(game.graph.most(costs))
         most = max(most, total)
     return most
+
+
+def lost_at_once(game: Game) -> float:
+    """*Upper bound* of the probability that a strategy loses everything at once."""
+    most = 0.0
+    for steps in zip(*_padded([all_runs(s) for s in game.steps]), strict=True):
+        costs = np.array([-float(run.log_kept().min()) for run in steps])
+        with np.errstate(invalid="ignore"):
+            lost = -math.expm1(-float(game.graph.most(costs)))
+        most = max(most, lost)
+    return min(most * (1 + 1e-12), 1.0)
 
 
 def _padded(each: Sequence[tuple[Run, ...]]) -> list[tuple[Run, ...]]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
-from jaxdp_episodic.accountant.methods.adaptive.graph import Graph
+from jaxdp_episodic.accountant.methods.adaptive.finite import ends_of_finite
 from jaxdp_episodic.accountant.methods.adaptive.kernel import (
     Kernel,
     Spacing,
     kernel_of,
     with_failure,
+)
+from jaxdp_episodic.accountant.methods.adaptive.problem import (
+    FURTHEST,
+    RDP_ROUNDING,
+    Ends,
+    Filter,
+    Problem,
+    aligned,
+    atoms_of,
 )
 from jaxdp_episodic.accountant.methods.adaptive.reading import (
     Curve,
@@ -25,11 +33,7 @@ from jaxdp_episodic.accountant.methods.adaptive.reading import (
     value_below,
 )
 from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window, solve
-from jaxdp_episodic.accountant.methods.certified import lattice
-from jaxdp_episodic.accountant.methods.closed_form import one_gaussian, shift_error
 from jaxdp_episodic.accountant.methods.question import Question
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_curve
-from jaxdp_episodic.accountant.methods.run import Run
 
 # Points of the first, coarse windows.
 _COARSE_POINTS = 1500
@@ -57,180 +61,16 @@ _LEAST_REACH = 1e-3
 _SLOPE_NATS = 0.05
 # Largest tilt: beyond it the weights would leave the range of float64.
 _MOST_TILT = 100.0
+# Logarithm of a delta below which masses may underflow.
+_LEAST_LOG_SIZE = -550.0
 # Rounding, over what is looked at, from which on a smaller tilt is tried.
 _VISIBLE = 1e-4
 # Factor of a tilt that was too steep.
 _FLATTER = 0.6
 # Tilts that are tried, at most.
 _MOST_TRIALS = 6
-# Orders at which Rényi's filter is computed.
-_ORDERS = 1 + np.geomspace(0.05, 500.0, 80)
-# Relative rounding error of Rényi's bound.
-_RDP_ROUNDING = 1e-9
 # Rounding of a logarithm, relative to 1 and its size.
 _ROUNDING = 1e-15
-# Heaviest atoms of a loss, for which a lattice is laid.
-_MOST_ATOMS = 4
-# Share of a loss by which the lattice's points are below it.
-_BESIDE = 1e-11
-# Nats beyond which losses of a lattice are not looked at.
-_FURTHEST = 100.0
-# Rounding of a point of the lattice, relative.
-_POINT_ROUNDING = 2.3e-16
-
-
-class Side(NamedTuple):
-    """Options as they are taken for one end: scalar losses and counts, one a step.
-
-    Attributes:
-      losses, counts: for each option.
-      log_kept: for each option, of everything being lost at once.
-      displaced: for each option, nats by which its losses may be off.
-      mass_error: for each option, error of its ``log H_g``.
-    """
-
-    losses: tuple[tuple[Profile, ...], ...]
-    counts: tuple[tuple[float, ...], ...]
-    log_kept: tuple[float, ...]
-    displaced: tuple[float, ...]
-    mass_error: tuple[float, ...]
-
-
-class Problem(NamedTuple):
-    """A graph and its options, on one path.
-
-    Attributes:
-      graph: the states.
-      runs: of the options, each of one setting.
-      upper, lower: the options for either end.
-    """
-
-    graph: Graph
-    runs: tuple[Run, ...]
-    upper: Side
-    lower: Side
-
-    @classmethod
-    def of(cls, graph: Graph, runs: Sequence[Run]) -> Problem:
-        """The problem of these options, each a run of one setting and path."""
-        for run in runs:
-            run.refuse("pld")
-        flat = tuple(run.flattened((1,)) for run in runs)
-        return cls(graph, flat, _side(flat, up=True), _side(flat, up=False))
-
-    @property
-    def orientations(self) -> tuple[bool, ...]:
-        """Forward and backward, or forward alone where they are alike."""
-        return (False,) if all(r.is_symmetric for r in self.runs) else (False, True)
-
-
-def _side(runs: Sequence[Run], *, up: bool) -> Side:
-    columns: list[tuple[Any, ...]] = []
-    for run in runs:
-        reached = run.in_reach() if up else run
-        kept = reached.kept()
-        log_kept = float(reached.log_kept()[0])
-        if not up and run.has_too_little_noise[0]:
-            log_kept = 0.0  # only an upper bound of what is lost at once is known
-        bounding = kept.certified(up=up)
-        pairs = zip(kept.losses, bounding.losses, kept.counts, strict=True)
-        for one, other, count in pairs:
-            if other is not one and count[0] > 0:
-                log_kept += float(count[0] * other.log_kept()[0])
-        mass_error, displaced = (float(e[0]) for e in bounding.certified_error())
-        losses, counts = _steps_of(bounding, up=up)
-        displaced += sum(
-            n * (lattice.displacement(loss) + _POINT_ROUNDING * _FURTHEST)
-            for loss, n in zip(losses, counts, strict=True)
-        )
-        columns.append((losses, counts, log_kept, displaced, mass_error))
-    return Side(*zip(*columns, strict=True))
-
-
-def _steps_of(run: Run, *, up: bool) -> tuple[tuple[Profile, ...], tuple[float, ...]]:
-    """What loses anything, with scalar fields; several Gaussians as one."""
-    shift = float(run.gaussian_shift()[0])
-    if shift > 0:
-        # The shift is rounded.
-        shift *= 1 + shift_error(run) * (1 if up else -1)
-        return (one_gaussian(np.float64(shift)),), (1.0,)
-    taken: list[tuple[Any, float]] = [
-        (loss.map(lambda field: np.float64(field[0])), float(count[0]))
-        for loss, count in zip(run.losses, run.counts, strict=True)
-        if count[0] > 0 and not loss.loses_nothing[0]
-    ]
-    losses = tuple(loss.kept_in_range() for loss, _ in taken)
-    return losses, tuple(count for _, count in taken)
-
-
-def atoms_of(problem: Problem) -> np.ndarray:
-    """Sizes of losses that have a probability of their own, the largest first."""
-    sizes: set[float] = set()
-    for loss in (loss for losses in problem.lower.losses for loss in losses):
-        if isinstance(loss, FiniteValues):
-            values, log_masses = loss.values()
-            order = np.argsort(-log_masses)[:_MOST_ATOMS]
-            sizes |= set(np.abs(values[order]).tolist())
-        elif loss.may_have_atoms:
-            sizes |= {float(loss.largest_loss(backward=b)) for b in (False, True)}
-    known = np.array(sorted(x for x in sizes if 0 < x < math.inf))
-    return known[::-1]
-
-
-def aligned(spacing: float, atoms: np.ndarray) -> float:
-    """A spacing, little smaller, whose lattice has the atoms on it, or close by.
-
-    An atom off the lattice costs the lower end up to a whole cell.
-    """
-    if not atoms.size or atoms[0] < spacing:
-        return spacing
-    least = math.ceil(atoms[0] / spacing)
-    tried = atoms[0] / np.arange(least, least + max(least // 4, 1) + 1)
-    places = atoms / tried[:, None]
-    off = np.abs(places - np.rint(places)).max(axis=1)
-    # Just above a point: what is just below one counts as the point before.
-    return float(tried[np.argmin(np.round(off, 6))]) * (1 - _BESIDE)
-
-
-class Filter(NamedTuple):
-    """Rényi's filter of one orientation: at each order the most that is collected.
-
-    An *upper bound* of the worst strategy, at every order (Feldman and Zrnic 2021).
-    Here it says where to look, and what stands where nothing better is found.
-    """
-
-    orders: np.ndarray
-    rdp: np.ndarray
-
-    @classmethod
-    def of(cls, problem: Problem, *, backward: bool) -> Filter:
-        """The filter of a problem's options."""
-        direction = "backward" if backward else "forward"
-        curves = [rdp_curve(_ORDERS, run, direction) for run in problem.runs]
-        return cls(_ORDERS, problem.graph.most(np.stack(curves)))
-
-    def epsilon(self, log_delta: float) -> tuple[float, float]:
-        """Epsilon, and the order at which it is found.
-
-        Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
-        """
-        a = self.orders
-        found = self.rdp + np.log1p(-1 / a) - (log_delta + np.log(a)) / (a - 1)
-        best = int(np.argmin(found))
-        return max(float(found[best]), 0.0), float(a[best])
-
-    def log_delta(self, epsilon: float) -> tuple[float, float]:
-        """``log(delta)``, and the order: the same read the other way."""
-        a = self.orders
-        found = (a - 1) * (self.rdp - epsilon + np.log1p(-1 / a)) - np.log(a)
-        best = int(np.argmin(found))
-        return min(float(found[best]), 0.0), float(a[best])
-
-    def bound(self, x: np.ndarray) -> np.ndarray:
-        """*Upper bounds* of delta at many epsilons."""
-        a = self.orders[:, None]
-        log_delta = (a - 1) * (self.rdp[:, None] - x + np.log1p(-1 / a)) - np.log(a)
-        return np.exp(np.minimum(log_delta.min(axis=0), 0.0)) * (1 + _RDP_ROUNDING)
 
 
 class View(NamedTuple):
@@ -249,29 +89,10 @@ class View(NamedTuple):
     right: float
 
 
-class Ends(NamedTuple):
-    """Certified ends, of epsilon in nats or of log(delta)."""
-
-    lower: float
-    upper: float
-
-
-def worst_strategy(
-    question: Question, problem: Problem, *, width: float | None = None
-) -> Ends:
-    """Certified ends of epsilon or log(delta) of the worst strategy.
-
-    Args:
-      question: one target: log(delta) < 0 and finite, or epsilon >= 0 and finite.
-      problem: graph and options.
-      width: that is enough: of epsilon in nats, of delta relative. None is 1e-5, or
-        1e-4 of delta, where that is quickly had, and else a hundred times that.
-    """
-    return Solver(question, problem).answer(width)
-
-
 class Solver:
     """The passes of one question: coarse ones, then finer ones where they say.
+
+    The question is one target: log(delta) < 0 and finite, or epsilon >= 0 and finite.
 
     Attributes:
       known: the ends where no pass is needed; else None.
@@ -298,7 +119,7 @@ class Solver:
         self.spacing = math.inf
         lost = -float(problem.graph.most(-np.asarray(problem.upper.log_kept)))
         # Of everything being lost at once, at most.
-        self.lost = -math.expm1(lost) * (1 + _RDP_ROUNDING)
+        self.lost = -math.expm1(lost) * (1 + RDP_ROUNDING)
         self.views = {b: self._expected(b) for b in problem.orientations}
         self.known = self._without_passes()
 
@@ -335,7 +156,24 @@ class Solver:
             return Ends(asked.nothing, asked.everything)
         if self.of_epsilon and log_lost >= float(asked.target):
             return Ends(asked.nothing, asked.everything)
+        if max(v.log_size for v in views) < _LEAST_LOG_SIZE:
+            # Masses behind it would underflow: Rényi's bound stands.
+            return Ends(asked.nothing, self._bound())
         return None
+
+    def _bound(self) -> float:
+        """*Upper bound* of the answer by Rényi's filter, and what is lost at once."""
+        target = float(self.question.target)
+        filters = self.filters.values()
+        if self.of_epsilon:
+            if self.lost:
+                return math.inf
+            found = max(f.epsilon(target)[0] for f in filters)
+            return found + RDP_ROUNDING * (1 + abs(found))
+        found = max(f.log_delta(target)[0] for f in filters)
+        found += RDP_ROUNDING * (1 + abs(found))
+        log_lost = math.log(self.lost) if self.lost else -math.inf
+        return min(float(np.logaddexp(found, log_lost)), 0.0)
 
     @property
     def expected(self) -> float:
@@ -344,14 +182,18 @@ class Solver:
         return max(v.at if self.of_epsilon else v.log_size for v in views)
 
     def answer(self, width: float | None, *, at_least: float = -math.inf) -> Ends:
-        """The ends, as close as `worst_strategy` says.
+        """Certified ends of epsilon or log(delta) of the worst strategy.
 
         Args:
-          width: see there.
+          width: that is enough: of epsilon in nats, of delta relative. None is 1e-5, or
+            1e-4 of delta, where that is quickly had, and else a hundred times that.
           at_least: an upper end below it need not be a close one.
         """
         if self.known is not None:
             return self.known
+        exact = ends_of_finite(self.question, self.problem)
+        if exact is not None:
+            return exact
         enough = _ENOUGH if self.of_epsilon else _ENOUGH_OF_DELTA
         self.begin()
         if max(self.uppers.values()) > at_least:
@@ -471,15 +313,7 @@ class Solver:
 
     def found(self) -> Ends:
         """The ends."""
-        upper = max(self.uppers.values())
-        if not self.lost:
-            target = float(self.question.target)
-            read = (
-                f.epsilon if self.of_epsilon else f.log_delta
-                for f in self.filters.values()
-            )
-            bound = max(each(target)[0] for each in read)
-            upper = min(upper, bound + _RDP_ROUNDING * (1 + abs(bound)))
+        upper = min(max(self.uppers.values()), self._bound())
         return Ends(min(self.lower, upper), upper)
 
     def _look(self, spacing: float) -> None:
@@ -498,9 +332,9 @@ class Solver:
                 below = curve_of(row, window, up=False)
                 self.lower = max(self.lower, self.lower_end(below, curve))
 
-    def window(self, view: View, spacing: float) -> Window:
-        """The window of a view."""
-        step = aligned(spacing, self.atoms)
+    def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
+        """The window of a view, on a lattice that has the options' atoms."""
+        step = spacing if is_aligned else aligned(spacing, self.atoms)
         first = -math.ceil(view.left / step)
         size = math.ceil(view.right / step) - first + 3
         return Window(step, first, size, view.tilt, view.at)
@@ -534,7 +368,7 @@ class Solver:
     def kernels(self, window: Window, *, backward: bool, up: bool) -> list[Kernel]:
         """Of all options."""
         side = self.problem.upper if up else self.problem.lower
-        reach = min(2 * window.size, int(_FURTHEST / window.step))
+        reach = min(2 * window.size, int(FURTHEST / window.step))
         spacing = Spacing(window.step, reach, self.views[backward].log_size)
         return [
             with_failure(

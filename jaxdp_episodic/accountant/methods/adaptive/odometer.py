@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxdp_episodic.accountant.methods.adaptive.method import Ends, Problem, Solver
+from jaxdp_episodic.accountant.methods.adaptive.method import Solver
+from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
 from jaxdp_episodic.accountant.methods.adaptive.reading import curve_of
 from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
@@ -26,6 +27,10 @@ from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 _ENOUGH = 1e-3
 # Least width of a window to the right of the largest epsilon, nats.
 _LEAST_RIGHT = 1.0
+# Factor of a tilt that was too steep.
+_FLATTER = 0.7
+# Tilt below which no smaller one is tried.
+_LEAST_TILT = 1.0
 # Margin above the one found, relative: for the rounding of sums.
 _ROUNDING = 1e-12
 
@@ -43,18 +48,13 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
         return solver.known
     lower, upper = -math.inf, -math.inf
     for backward in problem.orientations:
-        window = _window(solver, backward, largest)
+        window, above = _seen(solver, backward, epsilons, largest)
         payoff = _payoff(problem, epsilons, largest, window)
-        above, below = (
-            curve_of(
-                solver.row(backward, window, up=up, payoff=payoff, offset=largest),
-                window,
-                up=up,
-            )
-            for up in (True, False)
-        )
-        upper = max(upper, solver.upper_end(above))
-        lower = max(lower, solver.lower_end(below, above))
+        row = solver.row(backward, window, up=False, payoff=payoff, offset=largest)
+        curve = curve_of(above, window, up=True)
+        upper = max(upper, solver.upper_end(curve))
+        below = curve_of(row, window, up=False)
+        lower = max(lower, solver.lower_end(below, curve))
     return Ends(min(lower, upper), upper)
 
 
@@ -94,9 +94,7 @@ def margin(problem: Problem, epsilons: Sequence[float], log_delta: float) -> flo
         return 0.0 if solver.known.upper == 0 else math.inf
     found = 0.0
     for backward in problem.orientations:
-        window = _window(solver, backward, largest)
-        payoff = _payoff(problem, epsilons, largest, window)
-        row = solver.row(backward, window, up=True, payoff=payoff, offset=largest)
+        window, row = _seen(solver, backward, epsilons, largest)
         end = solver.upper_end(curve_of(row, window, up=True))
         found = max(found, end - largest)
     return found * (1 + _ROUNDING) + _ROUNDING
@@ -111,11 +109,26 @@ def _solver(question: DeltaAt | EpsilonAt, problem: Problem) -> Solver:
     return solver
 
 
-def _window(solver: Solver, backward: bool, largest: float) -> Window:
+def _seen(
+    solver: Solver, backward: bool, epsilons: Sequence[float], largest: float
+) -> tuple[Window, Row]:
+    """A window in which the row from above keeps its digits, and that row."""
     view = solver.views[backward]
     right = max(view.right, largest + _LEAST_RIGHT)
-    view = view._replace(right=right)
-    return solver.window(view, min(solver.spacing, view.left + right))
+    view = view._replace(right=right, at=largest)
+    while True:
+        # The largest epsilon is a point, where u may have a kink.
+        step = min(solver.spacing, view.left + right)
+        if largest > 0:
+            step = largest / math.ceil(largest / step)
+        window = solver.window(view, step, is_aligned=True)
+        payoff = _payoff(solver.problem, epsilons, largest, window)
+        row = solver.row(backward, window, up=True, payoff=payoff, offset=largest)
+        at = np.argmin(np.abs(window.points - largest))
+        if row.error < _ENOUGH * row.values[at] or view.tilt < _LEAST_TILT:
+            return window, row
+        # The largest values are elsewhere: values fall less steeply than tilted.
+        view = view._replace(tilt=_FLATTER * view.tilt)
 
 
 def _payoff(

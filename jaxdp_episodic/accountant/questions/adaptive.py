@@ -272,11 +272,7 @@ class AdaptiveRun(Menu):
             raise ValueError("odometer must be stated when the run is described")
 
         def solved() -> Ends:
-            lower, upper = odometer_ends(self, odometer)
-            return Ends(
-                float(api.delta_of(np.asarray(lower), up=False)),
-                float(api.delta_of(np.asarray(upper), up=True)),
-            )
+            return _as_deltas(odometer_ends(self, odometer))
 
         return tuple(self._kept("odometer", solved))
 
@@ -381,3 +377,11 @@ class AdaptivityCost(NamedTuple):
     numbers: dict[str, int]
     ratio: float
     held_back: float
+
+
+def _as_deltas(found: Ends) -> Ends:
+    """Ends of delta from those of its logarithm."""
+    lower, upper = (np.asarray(end) for end in found)
+    return Ends(
+        float(api.delta_of(lower, up=False)), float(api.delta_of(upper, up=True))
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     Ends,
     Filter,
     Problem,
+    View,
     aligned,
     atoms_of,
 )
@@ -36,7 +36,7 @@ from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window, so
 from jaxdp_episodic.accountant.methods.question import Question
 
 # Points of the first, coarse windows.
-_COARSE_POINTS = 1500
+_COARSE_POINTS = 800
 # Width of epsilon that is enough if no other is asked for, nats.
 _ENOUGH = 1e-5
 # The same of delta, relative.
@@ -49,6 +49,9 @@ _USUAL_WORK = 5e7
 _MOST_WORK = 5e9
 # Most points of a window.
 _MOST_POINTS = 2.0**19
+# Width of epsilon for each move, of one's square of the spacing and 1 plus the tilt:
+# 0.07 of sampled Gaussians.
+_ERROR = 0.1
 # Refinements of one question, at most.
 _MOST_REFINEMENTS = 8
 # Share of delta to which values fall at the window's right end.
@@ -71,22 +74,6 @@ _FLATTER = 0.6
 _MOST_TRIALS = 6
 # Rounding of a logarithm, relative to 1 and its size.
 _ROUNDING = 1e-15
-
-
-class View(NamedTuple):
-    """Where one orientation's curve is looked at.
-
-    Attributes:
-      at, log_size: the answer that is expected, epsilon and log(delta).
-      tilt: how steep log(delta) is there.
-      left, right: nats to the ends of the window, from g = 1.
-    """
-
-    at: float
-    log_size: float
-    tilt: float
-    left: float
-    right: float
 
 
 class Solver:
@@ -220,8 +207,7 @@ class Solver:
             # Not a bound: where the curve is, and how steep.
             seen = curve_of(row._replace(error=0.0), window, up=True)
             self.views[backward] = self._seen(view, seen)
-        view = self.views[self.lead]
-        self._look((view.left + view.right) / _COARSE_POINTS)
+            self.spacing = min(self.spacing, window.step)
 
     def _seen(self, view: View, curve: Curve) -> View:
         """A view of what a coarse curve shows."""
@@ -296,18 +282,25 @@ class Solver:
         """Finer passes until the ends are close enough, or the work is too much."""
         graph = self.problem.graph
         transforms = sum(map(len, graph.moves)) + len(graph.moves)
-        for _ in range(_MOST_REFINEMENTS):
+        for i in range(_MOST_REFINEMENTS):
             width = self.width
             if width <= enough or self.known is not None:
                 return
-            # Both ends' errors are of second order in the spacing.
-            share = math.sqrt(0.8 * enough / width) if math.isfinite(width) else 0.25
-            finer = self.spacing * max(min(share, 0.7), 0.05)
+            if self.lower == self.question.nothing:
+                width = math.inf  # no lower end yet
             view = self.views[self.lead]
-            reach = view.left + view.right
+            # Both ends' errors are of second order in the spacing.
+            if math.isfinite(width):
+                share = max(min(math.sqrt(0.8 * enough / width), 0.7), 0.05)
+                finer = share * self.spacing
+            else:
+                nats = enough / (1.0 if self.of_epsilon else 1 + view.tilt)
+                moves = float(graph.most(np.ones(len(self.problem.runs))))
+                finer = math.sqrt(nats / (_ERROR * moves * (1 + view.tilt)))
+                finer = min(finer, self.spacing * (1.0 if i == 0 else 0.25))
             points = min(_MOST_POINTS, most_work / transforms)
-            finer = max(finer, reach / points)
-            if finer > 0.75 * self.spacing:
+            finer = max(finer, (view.left + view.right) / points)
+            if finer > 0.75 * self.spacing and math.isfinite(width):
                 return
             self._look(finer)
 

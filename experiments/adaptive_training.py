@@ -62,13 +62,13 @@ class Trained(NamedTuple):
 def config_of(pipeline: str, variant: str, epsilon: float, seed: int) -> TrainingConfig:
     """The config of a run."""
     demo = pipeline == DEMO
-    config = read_toml(CONFIGS / ("demo.toml" if demo else "glyphs_5w1s.toml"))
+    config = read_toml(CONFIGS / ("demo.toml" if demo else "glyphs_linear.toml"))
     config |= {"epsilon": epsilon, "seed": seed + 1}
     config["evaluation"] = {"splits": ["test"], "queries": 5, "num_episodes": 600}
-    if demo:
-        config["features"]["cache"] = str(HERE.parent / "results" / "wavelets")
-    else:
+    config["features"]["cache"] = str(HERE.parent / "results" / "wavelets")
+    if not demo:
         config["num_steps"] = 150
+        del config["start"]  # which has no price
     config["model"]["seed"] = seed
     if variant != FIXED:
         config["adaptive"] = adaptive_of(variant, every=50 if demo else 25)
@@ -83,7 +83,6 @@ def adaptive_of(variant: str, every: int) -> dict[str, Any]:
         adaptive["check"]["apart"] = False
     if variant in (LOWER, REST):
         adaptive["options"] = {"loud": {"noise": 1.5}, "quiet": {"noise": 0.8}}
-        adaptive["only_lower"] = True
         rule = {
             "type": "NextWhenStalled",
             "every": every,
@@ -133,8 +132,8 @@ def train_all(seeds: int, variants: list[str]) -> None:
     """Trains what is missing, seed by seed."""
     names = ("pipeline", "variant", "target", "seed", *Trained._fields)
     for seed in range(seeds):
-        for epsilon in reversed(EPSILONS):
-            for pipeline, those in VARIANTS.items():
+        for pipeline, those in reversed(VARIANTS.items()):
+            for epsilon in reversed(EPSILONS):
                 for variant in those:
                     key = pipeline, variant, epsilon, seed
                     if key in read_results() or variant not in variants:

@@ -1,8 +1,8 @@
 """What is said of a run that chooses on the way, after each of its steps.
 
 Kept apart: the guarantee, which was fixed before the first release and does not move;
-what was spent, and what is left; and, as information, what a fixed run with the same
-steps would cost. Never is the last one said to be a guarantee: a moment to look that
+what was spent, and what is left; an odometer, only where one was stated; and, as
+information, what a fixed run with the same steps would cost. Never is the last one said to be a guarantee: a moment to look that
 was chosen in view of the releases is a choice, too.
 """
 
@@ -26,6 +26,16 @@ def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
     """
     taken = budget.epsilon_taken()
     known = upward(taken) if math.isfinite(taken) else "inf"
+    so_far = [
+        (
+            "odometer",
+            f"up to now at most epsilon {upward(run.epsilon_so_far)}, whenever it is "
+            f"read, at delta {upward(run.odometer_interval()[1])}: it was stated before "
+            "the first release",
+        )
+        for run in budget.runs
+        if run.odometer is not None
+    ]
     return [
         (
             "guarantee",
@@ -33,6 +43,7 @@ def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
             "steps were chosen and whenever the run ends; it does not move",
         ),
         *(("taken", text) for text in _spent(budget)),
+        *so_far,
         ("information", f"epsilon {known} ({INFORMATION})"),
     ]
 

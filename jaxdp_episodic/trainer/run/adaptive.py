@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.questions.budget import (
 )
 from jaxdp_episodic.trainer.config.rules import Released, Rule, ScoreThen
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.run import checks as run_checks
 from jaxdp_episodic.trainer.run.adaptive_ledger import AdaptiveLedger
 from jaxdp_episodic.trainer.run.description import described_step
 from jaxdp_episodic.trainer.run.draws import PreparedStep
@@ -315,17 +316,12 @@ class AdaptiveTrainer(Trainer):
                     f"got {one.noise!r}"
                 )
             one.check_learner(self._judged)
-            self._check_apart(name, one, budget)
-
-    def _check_apart(
-        self, name: str, one: PrivateValidation, budget: AdaptiveBudget
-    ) -> None:
-        """Refuses to count apart what looks at the very data that are trained on."""
-        if len(budget.runs) > 1 and one.data.fingerprint == self.data.fingerprint:
-            raise ValueError(
-                f"check {name!r} looks at the training data: put its option into one "
-                "run with those that train"
-            )
+            run_checks.warn_about_delta(one.step, budget.delta, one.data)
+            if len(budget.runs) > 1 and one.data.fingerprint == self.data.fingerprint:
+                raise ValueError(
+                    f"check {name!r} looks at the training data: put its option into "
+                    "one run with those that train"
+                )
 
 
 def _of_step(trainer: Trainer) -> dict[str, Any]:

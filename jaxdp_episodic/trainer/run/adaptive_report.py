@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.report.adaptive_words import (
     PARTS,
@@ -55,7 +56,10 @@ def adaptive_statement(
     lines += [
         "Whoever sees everything that this run released can hardly tell it from the "
         f"run with {changed} in its data: the two are ({upward(budget.epsilon)}, "
-        f"{budget.delta:g})-indistinguishable.",
+        f"{budget.delta:g})-indistinguishable."
+        + f" Protected is one `{step.privacy_unit}`, not a person: somebody who has "
+        "several is protected less, by as much as they are."
+        * (step.privacy_unit != PERSON),
         "",
         "The run chose its steps on the way, in view of what it had released. What it "
         "could choose was fixed before the first one, and the guarantee is that of the "

@@ -58,12 +58,15 @@ class Hunter:
     def begin(self):
         self.loss, self.seen = 0.0, 0.0
 
+    def see(self, params, option):
+        now = -float(params[0])
+        noise = float(OPTIONS[option].noise_multiplier)
+        self.loss += (now - self.seen - 0.5) / noise**2
+        self.seen = now
+
     def __call__(self, released):
         if released.last is not None:
-            now = -float(released.params[0])
-            noise = float(OPTIONS[released.last].noise_multiplier)
-            self.loss += (now - self.seen - 0.5) / noise**2
-            self.seen = now
+            self.see(released.params, released.last)
             if self.stops and self.loss > naive(tuple(released.taken.items())):
                 return None
         first = "quiet" if self.loss > 0 else "loud"
@@ -103,6 +106,8 @@ def hunted(hunter, is_in):
         hunter.begin()
         while run.choose() is not None:
             run.step()
+        if not any(run.ledger.now.left.values()):
+            hunter.see(run.params, run.ledger.options[-1])  # nobody was asked again
         found.append((hunter.loss, naive(tuple(run.ledger.now.taken.items()))))
     return np.array(found)
 

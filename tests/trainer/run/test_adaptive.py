@@ -489,7 +489,10 @@ def test_killed_without_a_seed_it_is_never_charged_less_than_it_released(tmp_pat
 
 def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
     run = jde.AdaptiveRun(
-        {"loud": LOUD, "quiet": QUIET}, prices={"loud": 1, "quiet": 4}, budget=12
+        {"loud": LOUD, "quiet": QUIET},
+        prices={"loud": 1, "quiet": 4},
+        budget=12,
+        odometer=[0.0, *[2.0] * 12],
     )
     checks = jde.AdaptiveRun({"check": CHECK}, quotas={"check": 3})
     plan = AdaptiveBudget((run, checks), DELTA, checks=("check",))
@@ -504,7 +507,8 @@ def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
     assert 12 - 4 < spent <= 12
     content = read_ledger(tmp_path / run_files.LEDGER)
     assert content.adaptive_taken.runs[0].spent == spent
-    assert f"{spent} of 12 spent" in adaptive_statement(run.ledger.now)
+    said = adaptive_statement(run.ledger.now)
+    assert f"{spent} of 12 spent" in said and "up to now at most epsilon 2," in said
     with pytest.raises(NotImplementedError, match="a guarantee of its own"):
         content.groups_owed()
     with pytest.raises(BudgetExhaustedError, match="'quiet' cannot be taken"):

@@ -2,8 +2,9 @@
 
 Kept apart: the guarantee, which was fixed before the first release and does not move;
 what was spent, and what is left; an odometer, only where one was stated; and, as
-information, what a fixed run with the same steps would cost. Never is the last one said to be a guarantee: a moment to look that
-was chosen in view of the releases is a choice, too.
+information, what a fixed run with the same steps would cost. Never is the last one said
+to be a guarantee: a moment to look that was chosen in view of the releases is a choice,
+too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
         (
             "odometer",
             f"up to now at most epsilon {upward(run.epsilon_so_far)}, whenever it is "
-            f"read, at delta {upward(run.odometer_interval()[1])}: it was stated before "
-            "the first release",
+            f"read, at delta {upward(run.odometer_interval()[1])}; it was stated "
+            "before the first release",
         )
         for run in budget.runs
         if run.odometer is not None

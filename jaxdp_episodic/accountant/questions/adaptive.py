@@ -360,6 +360,13 @@ class AdaptiveRun(Menu):
         return self._kept("most lost", lambda: largest_loss(self._game()))
 
 
+# A run may be an option of another.
+AdaptiveRun.nested_specs = {
+    **Menu.nested_specs,
+    "options": (*Menu.nested_specs["options"], AdaptiveRun),
+}
+
+
 class AdaptivityCost(NamedTuple):
     """What the freedom to choose costs, at one delta.
 

@@ -139,7 +139,7 @@ class Solver:
             return Ends(asked.nothing, asked.nothing)
         log_lost = math.log(self.lost) if self.lost else -math.inf
         views = self.views.values()
-        if any(not (math.isfinite(v.at) and math.isfinite(v.log_size)) for v in views):
+        if not np.isfinite(np.array(list(views))).all():
             return Ends(asked.nothing, asked.everything)
         if self.of_epsilon and log_lost >= float(asked.target):
             return Ends(asked.nothing, asked.everything)

@@ -58,12 +58,14 @@ class Problem(NamedTuple):
       graph: the states.
       runs: of the options, each of one setting.
       upper, lower: the options for either end.
+      orientations: forward and backward, or forward alone where they are alike.
     """
 
     graph: Graph
     runs: tuple[Run, ...]
     upper: Side
     lower: Side
+    orientations: tuple[bool, ...]
 
     @classmethod
     def of(cls, graph: Graph, runs: Sequence[Run]) -> Problem:
@@ -71,12 +73,9 @@ class Problem(NamedTuple):
         for run in runs:
             run.refuse("pld")
         flat = tuple(run.flattened((1,)) for run in runs)
-        return cls(graph, flat, _side(flat, up=True), _side(flat, up=False))
-
-    @property
-    def orientations(self) -> tuple[bool, ...]:
-        """Forward and backward, or forward alone where they are alike."""
-        return (False,) if all(r.is_symmetric for r in self.runs) else (False, True)
+        alike = all(run.is_symmetric for run in flat)
+        sides = (_side(flat, up=up) for up in (True, False))
+        return cls(graph, flat, *sides, (False,) if alike else (False, True))
 
 
 def _side(runs: Sequence[Run], *, up: bool) -> Side:

@@ -83,6 +83,7 @@ def adaptive_of(variant: str, every: int) -> dict[str, Any]:
         adaptive["check"]["apart"] = False
     if variant in (LOWER, REST):
         adaptive["options"] = {"loud": {"noise": 1.5}, "quiet": {"noise": 0.8}}
+        adaptive["only_lower"] = True
         rule = {
             "type": "NextWhenStalled",
             "every": every,

@@ -116,6 +116,7 @@ class AdaptiveTrainer(Trainer):
         self._check_checks(budget)
         most = sum(budget.most(name) for name in self.checks)
         _validation.whole_number("scores", most, minimum=0, maximum=_MOST_SCORES)
+        most = max(most, 1)  # Orbax stores no empty array
         scores = {
             "release": np.zeros(most, np.int32),
             "check": np.zeros(most, np.int32),

@@ -516,6 +516,26 @@ def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
         run.ledger.choose("quiet")
 
 
+def test_a_run_without_checks_spends_the_rest(tmp_path):
+    learner, params = protonet()
+    quotas = jde.AdaptiveRun(
+        {"loud": LOUD, "quiet": QUIET}, quotas={"loud": 3, "quiet": 2}
+    )
+    run = AdaptiveTrainer(
+        learner,
+        params,
+        data=classes(),
+        budget=AdaptiveBudget((quotas,), DELTA),
+        rule=SpendRest(first="loud", number=1, rest="quiet"),
+        optimizer=adam(0.05),
+        shots=SHOTS,
+        l2_clip_norm=0.5,
+        seed=1,
+    )
+    run.train(tmp_path)
+    assert run.ledger.options == ["loud", "quiet", "quiet"] and run.scores == ()
+
+
 def rounds(scores, options=("a", "b"), **how):
     """What a built-in rule chooses, given these scores one by one."""
     rule = NextWhenStalled(options=options, every=1, **how)

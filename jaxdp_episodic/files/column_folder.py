@@ -115,19 +115,12 @@ class StoredColumn:
 
 @dataclass(frozen=True)
 class StoredSplit:
-    """The columns of one split, checked against the manifest.
+    """The columns of one split, checked against the manifest."""
 
-    Attributes:
-      columns: by name.
-      level_names: of the tree, top to bottom.
-      encoding: what the numbers of the features stand for; None: themselves.
-      made_from: as `write_manifest` was told.
-    """
-
-    columns: Mapping[str, StoredColumn]
-    level_names: tuple[str, ...]
-    encoding: str | None
-    made_from: Any
+    columns: Mapping[str, StoredColumn]  # by name
+    level_names: tuple[str, ...]  # of the tree, top to bottom
+    encoding: str | None  # what the numbers of the features stand for; None: themselves
+    made_from: Any  # as `write_manifest` was told
 
 
 def is_complete(folder: Path) -> bool:

@@ -28,10 +28,7 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     expm1_complex,
     log_near,
 )
-from jaxdp_episodic.accountant.numerics.lognormal_terms import (
-    Sums,
-    similar_rows,
-)
+from jaxdp_episodic.accountant.numerics.lognormal_terms import Sums, similar_rows
 from jaxdp_episodic.accountant.numerics.loops import at, complex_of, sigmoid
 from jaxdp_episodic.accountant.numerics.skewed_terms import SQRT_2PI, larger_saddle
 

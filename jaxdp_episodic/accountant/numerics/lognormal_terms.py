@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    exp_complex,
-)
+from jaxdp_episodic.accountant.numerics.complex_exponentials import exp_complex
 from jaxdp_episodic.accountant.numerics.loops import complex_of, map_arrays
 from jaxdp_episodic.accountant.numerics.skewed_terms import (
     SQRT_2PI,

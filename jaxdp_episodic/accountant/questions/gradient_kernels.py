@@ -73,19 +73,13 @@ class Problem(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """What is known about ``log(delta)`` at some epsilon; arrays (n,).
+    """What is known about ``log(delta)`` at some epsilon; arrays (n,)."""
 
-    Attributes:
-      log_delta: its value, by the same nodes; -inf where it is not known.
-      error: estimate of the absolute error of ``log_delta``.
-      slope: ``-d log(delta) / d epsilon``.
-      along: (D, n) its derivative along each tangent; NaN where two contours do not
-        agree on it.
-    """
-
-    log_delta: np.ndarray
-    error: np.ndarray
-    slope: np.ndarray
+    log_delta: np.ndarray  # its value, by the same nodes; -inf where it is not known
+    error: np.ndarray  # estimate of the absolute error of ``log_delta``
+    slope: np.ndarray  # ``-d log(delta) / d epsilon``
+    # (D, n) its derivative along each tangent; NaN where two contours do not agree on
+    # it.
     along: np.ndarray
 
 

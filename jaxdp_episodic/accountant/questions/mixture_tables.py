@@ -28,21 +28,13 @@ _MOST_LISTED = 10_000_000
 
 
 class Mixture(NamedTuple):
-    """A pair's numbers at one setting; see `PeopleLoss`.
+    """A pair's numbers at one setting; see `PeopleLoss`."""
 
-    Attributes:
-      outer: factor of both profiles.
-      inner: chance of each of a component's contributions.
-      cover: chance of any, where those of others hide it; else 1.
-      counts: of the components.
-      log_weights: of them, summing up to ``cover``.
-    """
-
-    outer: float
-    inner: float
-    cover: float
-    counts: np.ndarray
-    log_weights: np.ndarray
+    outer: float  # factor of both profiles
+    inner: float  # chance of each of a component's contributions
+    cover: float  # chance of any, where those of others hide it; else 1
+    counts: np.ndarray  # of the components
+    log_weights: np.ndarray  # of them, summing up to ``cover``
 
 
 class Settings:

@@ -39,21 +39,15 @@ KeyPath = tuple[str, ...]
 
 
 class Answer(NamedTuple):
-    """The answer to one row.
+    """The answer to one row."""
 
-    Attributes:
-      id: the row's own label, or None.
-      quantity: "epsilon" or "delta", or what was calibrated; None with an error.
-      value: an *upper bound* of the former, a checked setting for the latter.
-      method: how it was computed.
-      error: why there is no answer, in one line; else None.
-    """
-
-    id: Any
+    id: Any  # the row's own label, or None
+    # "epsilon" or "delta", or what was calibrated; None with an error.
     quantity: str | None
+    # An *upper bound* of the former, a checked setting for the latter.
     value: float | None
-    method: str | None
-    error: str | None
+    method: str | None  # how it was computed
+    error: str | None  # why there is no answer, in one line; else None
 
 
 class _Group(NamedTuple):

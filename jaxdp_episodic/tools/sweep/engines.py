@@ -40,19 +40,12 @@ _CERTIFIED = (
 
 
 class ChunkResult(NamedTuple):
-    """What became of a chunk.
+    """What became of a chunk."""
 
-    Attributes:
-      number: of the chunk.
-      answers: (n, k) as of `evaluate_chunk`, or None.
-      warnings: of the library.
-      error: why there are no answers, or None.
-    """
-
-    number: int
-    answers: np.ndarray | None
-    warnings: list[str]
-    error: str | None = None
+    number: int  # of the chunk
+    answers: np.ndarray | None  # (n, k) as of `evaluate_chunk`, or None
+    warnings: list[str]  # of the library
+    error: str | None = None  # why there are no answers, or None
 
 
 Engine = Callable[[Sweep, Sequence[int]], Iterator[ChunkResult]]

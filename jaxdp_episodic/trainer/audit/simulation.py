@@ -81,44 +81,27 @@ NUM_BINS = 2048  # of a histogram of losses, by which the threshold is chosen
 
 
 class Tables(NamedTuple):
-    """A `Branches` as the kernel takes it; float32 but for the 32-bit cuts.
+    """A `Branches` as the kernel takes it; float32 but for the 32-bit cuts."""
 
-    Attributes:
-      cuts: (c,) uint32; which branch is taken is the number of cuts at or below a
-        random word. The first is the chance that the outer unit is not drawn.
-      shifts: (2, c) mean of the release in every branch, with and without the unit.
-      means: (d,) all different means but 0.
-      weights: (2, d + 1) their chances with and without the unit, that of 0 first.
-      mirror: see `Branches`.
-      multiplier_cuts: (k - 1,) uint32.
-      multipliers: (k,).
-    """
-
+    # (c,) uint32; which branch is taken is the number of cuts at or below a random
+    # word. The first is the chance that the outer unit is not drawn.
     cuts: Any
-    shifts: Any
-    means: Any
-    weights: Any
-    mirror: Any
-    multiplier_cuts: Any
-    multipliers: Any
+    shifts: Any  # (2, c) mean of the release in every branch, with and without the unit
+    means: Any  # (d,) all different means but 0
+    weights: Any  # (2, d + 1) their chances with and without the unit, that of 0 first
+    mirror: Any  # see `Branches`
+    multiplier_cuts: Any  # (k - 1,) uint32
+    multipliers: Any  # (k,)
 
 
 class Part(NamedTuple):
-    """Equal steps of a run, or equal blocks of epochs.
+    """Equal steps of a run, or equal blocks of epochs."""
 
-    Attributes:
-      tables: of one step.
-      number: how many of them.
-      is_mirrored: see `Branches`.
-      block: see `Branches`, as ``taken``.
-      taken: 1 for steps.
-    """
-
-    tables: Tables
-    number: int
-    is_mirrored: bool
-    block: int = 1
-    taken: int = 1
+    tables: Tables  # of one step
+    number: int  # how many of them
+    is_mirrored: bool  # see `Branches`
+    block: int = 1  # see `Branches`, as ``taken``
+    taken: int = 1  # 1 for steps
 
 
 def make_part(branches: Branches, number: int) -> Part:

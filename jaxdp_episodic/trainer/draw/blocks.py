@@ -72,30 +72,21 @@ class BlockRows:
 
 @dataclass(frozen=True, eq=False)
 class BlockExamples:
-    """What an episode shows of its block: classes, and examples of each.
+    """What an episode shows of its block: classes, and examples of each."""
 
-    Attributes:
-      slots: public number of slots for examples of a class in a block, among which are
-        drawn, filled or not; None: an episode draws among the classes that have enough
-        examples in its block.
-      ways: classes an episode.
-      size: examples of each of its classes.
-      num_classes: of all.
-      leaves_null: whether an episode with an unfilled slot has to contribute zero.
-      starts: (P * C + 1,) int64, first place in ``order`` of each person's examples of
-        each class.
-      order: (R,) the examples, person by person, class by class.
-      classes: (R,) the class of each of these.
-    """
-
+    # Public number of slots for examples of a class in a block, among which are drawn,
+    # filled or not; None: an episode draws among the classes that have enough examples
+    # in its block.
     slots: int | None
-    ways: int
-    size: int
-    num_classes: int
-    leaves_null: bool
+    ways: int  # classes an episode
+    size: int  # examples of each of its classes
+    num_classes: int  # of all
+    leaves_null: bool  # whether an episode with an unfilled slot has to contribute zero
+    # (P * C + 1,) int64, first place in ``order`` of each person's examples of each
+    # class.
     starts: np.ndarray
-    order: np.ndarray
-    classes: np.ndarray
+    order: np.ndarray  # (R,) the examples, person by person, class by class
+    classes: np.ndarray  # (R,) the class of each of these
 
     @classmethod
     def of(

@@ -173,22 +173,16 @@ NO_UNIT = -1  # index of the unit of a row that was formed in the draw
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """One level of a real tree and the scheme that draws its units.
+    """One level of a real tree and the scheme that draws its units."""
 
-    Attributes:
-      scheme: with scalar fields.
-      counts: number of children, or of slots for them, that are drawn from, for each
-        unit of the level above.
-      starts: index of the first of these children among all units of this level.
-      filled: number of them that exist; what is drawn beyond them is null.
-      has_slots: whether ``counts`` are a public number of slots, not the children.
-    """
-
-    scheme: Scheme
+    scheme: Scheme  # with scalar fields
+    # Number of children, or of slots for them, that are drawn from, for each unit of
+    # the level above.
     counts: np.ndarray
+    # Index of the first of these children among all units of this level.
     starts: np.ndarray
-    filled: np.ndarray
-    has_slots: bool
+    filled: np.ndarray  # number of them that exist; what is drawn beyond them is null
+    has_slots: bool  # whether ``counts`` are a public number of slots, not the children
 
     @property
     def width(self) -> int:

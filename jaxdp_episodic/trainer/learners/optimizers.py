@@ -108,17 +108,11 @@ def noise_corrected_adam(
 
 
 class Averaged(NamedTuple):
-    """State of an optimizer that `averaged` wraps.
+    """State of an optimizer that `averaged` wraps."""
 
-    Attributes:
-      inner: the optimizer's own state.
-      sums: pytree, at least float32: what the parameters were, weighted.
-      weight: sum of the weights, by which the sums are divided.
-    """
-
-    inner: Any
-    sums: Any
-    weight: Array
+    inner: Any  # the optimizer's own state
+    sums: Any  # pytree, at least float32: what the parameters were, weighted
+    weight: Array  # sum of the weights, by which the sums are divided
 
 
 def averaged(

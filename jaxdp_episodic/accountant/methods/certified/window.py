@@ -65,19 +65,12 @@ _LARGE_LOSSES = 3.0
 
 
 class Target(NamedTuple):
-    """What is asked of one setting: delta at an epsilon, or epsilon at a delta.
+    """What is asked of one setting: delta at an epsilon, or epsilon at a delta."""
 
-    Attributes:
-      given: log(delta), or epsilon; nats.
-      of_epsilon: whether epsilon is asked for, so that log(delta) is given.
-      absolute: width of epsilon that is enough, nats.
-      relative: width that is enough, as a share of epsilon or of delta.
-    """
-
-    given: float
-    of_epsilon: bool
-    absolute: float
-    relative: float
+    given: float  # log(delta), or epsilon; nats
+    of_epsilon: bool  # whether epsilon is asked for, so that log(delta) is given
+    absolute: float  # width of epsilon that is enough, nats
+    relative: float  # width that is enough, as a share of epsilon or of delta
 
     def enough(self, epsilon: float) -> float:
         """The width of an interval about this epsilon that is enough, nats."""

@@ -136,10 +136,7 @@ def _defined(
 def single_step_slopes(epsilon: np.ndarray, run: Run, tangents: list[Run]) -> Slopes:
     """Of runs of one step, by its profile: of the direction with the larger delta.
 
-    Args:
-      epsilon: (n,) nats.
-      run: fields (n,); exactly one count of a setting is 1, the others are 0.
-      tangents: what to differentiate by.
+    Exactly one count of a setting is 1, the others are 0.
     """
     value, error, slope = np.zeros((3, epsilon.size))
     along = np.zeros((len(tangents), epsilon.size))
@@ -190,11 +187,8 @@ def composed_slopes(
 ) -> Slopes:
     """Of a composed run, by the contour integral: the larger one's of both directions.
 
-    Args:
-      epsilon: (n,) nats, > 0.
-      log_delta: (n,) about its value there, from which truncations are derived.
-      run: fields (n,); counts are real numbers >= 0.
-      tangents: what to differentiate by.
+    At epsilon > 0; ``log_delta`` is about its value there, for truncations. Counts are
+    real numbers >= 0.
     """
     too_many = np.zeros(epsilon.shape, bool)
     losses = []

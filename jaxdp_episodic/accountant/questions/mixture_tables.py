@@ -72,12 +72,10 @@ class Settings:
         leaves: bool = False,
         visible: np.ndarray = ALWAYS,
     ) -> PrivacyLoss:
-        """The pair of the mixtures.
+        """The pair of the mixtures of a theorem, which has them of a setting.
 
-        Args:
-          theorem: of a setting.
-          leaves: where nothing takes a unit's place.
-          visible: one more factor of both profiles.
+        ``leaves``: nothing takes a unit's place; ``visible`` is one more factor of both
+        profiles.
         """
         (outer, inner, cover), counts, weights = self._spread(theorem)
         kind = PeopleLoss if is_zeroing(self._step) or leaves else ReplacedPeopleLoss

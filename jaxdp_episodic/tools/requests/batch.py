@@ -253,17 +253,11 @@ def _request(group: _Group, columns: np.ndarray) -> Request:
 
 
 def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
-    """Returns the table in which values lie where their paths say.
+    """Returns the table in which values lie where their paths, none empty, say.
 
     A table with a key "0", and no keys but whole numbers, is a list; items of it that
-    are left out are None, and refused where something is expected.
-
-    Args:
-      leaves: paths, none empty, and values.
-      above: where the table lies, for the message.
-
-    Raises:
-      ValueError: a value where another path has a table.
+    are left out are None, and refused where something is expected. A value where
+    another path has a table is a `ValueError`, which says where the table lies.
     """
     inside: dict[str, list[tuple[KeyPath, Any]]] = {}
     for path, leaf in leaves:

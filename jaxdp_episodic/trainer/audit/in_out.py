@@ -69,12 +69,7 @@ class Training:
     make_trainer: Callable[..., Trainer] = Trainer
 
     def trainer(self, data: ExampleTable, *, num_steps: int) -> Trainer:
-        """Returns the unseeded trainer on other data, with the same noise.
-
-        Args:
-          data: the canaries' table, with some of them in.
-          num_steps: of the run.
-        """
+        """Returns the unseeded trainer on the canaries' table, with the same noise."""
         parts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         make, start = parts.pop("make_trainer"), self.start
         parts |= {

@@ -154,17 +154,9 @@ def tallied(
 ) -> tuple[np.ndarray, int]:
     """Returns a tally of the losses of ``num_draws`` runs, and their exact number.
 
-    Args:
-      parts: the run.
-      key: typed key; to count by thresholds, not that of the draws that chose them.
-      num_draws: runs to simulate; rounded up to whole passes of all generators.
-      tally: `histogram` or `exceedances`.
-      edges: of the tally.
-      with_unit: whether the unit is in.
-      on_draws: is told after every call of the kernel how many were simulated.
-
-    Returns:
-      ``((k,) int64, int)``.
+    The key is typed; to count by thresholds, not that of the draws that chose them.
+    ``num_draws`` are rounded up to whole passes of all generators; ``on_draws`` is told
+    after every call of the kernel how many were simulated.
     """
     streams = 1 << max(0, math.ceil(math.log2(max(num_draws / 2, 1))))
     streams = min(_MOST_STREAMS, streams)
@@ -192,11 +184,8 @@ def tallied(
 def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:
     """Returns the log-likelihood ratio of releases, with the unit against without it.
 
-    Given that the outer unit was drawn.
-
-    Args:
-      branches: not mirrored, without multipliers.
-      release: (...,) in noise deviations; of a block (..., taken), those of its steps.
+    Given that the outer unit was drawn, of branches that are not mirrored and without
+    multipliers. Releases (...,) are in noise deviations; of a block (..., taken).
     """
     release = np.asarray(release, np.float64)[..., None]
     axes = (-2, -1) if branches.block > 1 else -1

@@ -78,12 +78,8 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
     Elsewhere, and for many steps, the claim is that of a dominating pair which no data
     set need reach: there the table is a *lower bound* of the worst case.
 
-    Args:
-      step: one setting; all fields scalars.
-      path: which of the distinct paths of the step's population.
-
-    Raises:
-      NotImplementedError: more contributions of one unit than a table can have.
+    Of one setting and one of its distinct paths. More contributions of one unit than a
+    table can have raise `NotImplementedError`.
     """
     shift = 1 / float(step.noise_multiplier)
     if step.privacy_unit == PERSON:
@@ -135,11 +131,8 @@ def tables_of_run(
 ) -> list[tuple[Branches, int]]:
     """Returns the tables of a run of one step, of epochs by block, and their counts.
 
-    Args:
-      make: `worst_case` or `dominating_branches`.
-      step: one setting; all fields scalars.
-      num_steps: of the run. The last epoch may be a part, fixed in advance.
-      path: which of the distinct paths of the step's population.
+    By `worst_case` or `dominating_branches`; the last epoch may be a part, fixed in
+    advance.
     """
     table, scheme = make(step, path), epoch_scheme(step.design)
     if scheme is None:

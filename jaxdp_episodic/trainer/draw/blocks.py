@@ -29,15 +29,9 @@ def random_blocks(
 ) -> np.ndarray:
     """Returns a fresh partition of the list of people, one row for each episode.
 
-    Args:
-      design: its fields scalars.
-      num_known: people who are in the data; they stand first on the list.
-      generator: source of randomness.
-
-    Returns:
-      (episodes, people a block) int64 places on the list, -1 for somebody who is not in
-      the data; the episodes of one block are neighbours. A remainder of people is in no
-      block.
+    (episodes, people a block) int64 places on the list, -1 for somebody beyond the
+    ``num_known`` who are in the data and stand first on it; the episodes of one block
+    are neighbours. A remainder of people is in no block.
     """
     size, number = int(np.asarray(design.people_per_block)), _number(design)
     order = generator.permutation(int(np.asarray(design.num_people)))
@@ -152,9 +146,7 @@ class BlockExamples:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns examples, mask and who drew a null, as `fill_slots` does.
 
-        Args:
-          people: (J, people a block) places on the list, -1 for somebody without data.
-          generator: source of randomness.
+        Of people (J, people a block), places on the list; -1: somebody without data.
         """
         shape = len(people), *self.widths
         if self.slots is None:

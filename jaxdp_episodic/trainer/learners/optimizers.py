@@ -155,11 +155,9 @@ def averaged(
 
 
 def average_of(params: Any, optimizer_state: Any) -> Any:
-    """Returns the average of the parameters; without one, or steps, these themselves.
+    """Returns the average of the parameters, in their types.
 
-    Args:
-      params: the last parameters, whose types the average gets.
-      optimizer_state: of the optimizer, which may be an `averaged` one.
+    That of an `averaged` optimizer; without one, or steps, these themselves.
     """
     if not isinstance(optimizer_state, Averaged) or not optimizer_state.weight > 0:
         return params

@@ -104,9 +104,7 @@ def updater(
 ) -> Callable[[TrainingState, Any], TrainingState]:
     """Returns the compiled ``(state, gradient) -> state``; types stay.
 
-    Args:
-      optimizer: gets the next as an extra argument, if it takes any.
-      noise_deviation: of the noise in each coordinate of a gradient.
+    The optimizer gets the noise's deviation in each coordinate, if it takes any.
     """
     moved = _compiled_update(optimizer, noise_deviation)
 

@@ -59,10 +59,7 @@ class Start(NamedTuple):
 def projected(features: Array, mean: Array, projection: Array) -> Array:
     """Returns the projected features, (n, d) of norm 1, or 0.
 
-    Args:
-      features: (n, ...), flattened and scaled to norm 1 first.
-      mean: (D,) is subtracted.
-      projection: (D, d).
+    Features (n, ...) are flattened and scaled to norm 1, then the mean is subtracted.
     """
     flat = _unit(features.reshape(len(features), -1).astype(jnp.float32))
     return _unit((flat - mean) @ projection)

@@ -87,14 +87,8 @@ def certified_ends(
 ) -> list[tuple[float, Estimate]]:
     """Certified ends of many sums; as `hockey_stick.certified_epsilon` of one.
 
-    Args:
-      dists: any number of them.
-      given: for each log(delta), or epsilon.
-      upper: for each whether the upper end is asked for, else the lower one.
-      of_epsilon: whether epsilon is asked for, else log(delta).
-
-    Returns:
-      For each distribution the end, rounded to the safe side, and an estimate.
+    For each its log(delta) or epsilon is ``given``, and ``upper`` says which end is
+    asked for: rounded to the safe side, with an estimate.
     """
     result: list[tuple[float, Estimate] | None] = [None] * len(dists)
     groups: dict[int, list[int]] = {}

@@ -10,7 +10,7 @@ import pytest
 
 from oracles import adaptive
 
-# Largest number of strategies that one random menu may have, so that all are written out.
+# Largest number of strategies of one random menu: all of them are written out.
 MOST_STRATEGIES = 3_000
 
 
@@ -46,7 +46,7 @@ def test_naive_filter_claims_too_little():
 
 
 def test_pair_that_is_good_above_one_only_claims_too_little():
-    """M = (0, 1), (.4, .6) is below (.3, .7), (.7, .3) at every g >= 1, and no lower."""
+    """M = (0, 1), (.4, .6) is below (.3, .7), (.7, .3) at g >= 1, and not below 1."""
     truth = (_fractions("0", "1"), _fractions("2/5", "3/5"))
     claimed = (_fractions("3/10", "7/10"), _fractions("7/10", "3/10"))
     moves = adaptive.by_prices([1])
@@ -69,7 +69,7 @@ def test_refund_of_half_a_run_claims_too_little():
 
 
 def test_epsilon_read_at_a_moment_of_choice_claims_too_little():
-    """Cut off at each price a run is (epsilon(spent), delta); read when liked it is not."""
+    """Cut off at each price: (epsilon(spent), delta). Read when one likes: not."""
     most, delta = 9, 0.01
     menu = [((0.4, 0.6), (0.5, 0.5))]
     moves = adaptive.by_prices([1])
@@ -80,7 +80,7 @@ def test_epsilon_read_at_a_moment_of_choice_claims_too_little():
         for _ in range(40):
             middle = (low + high) / 2
             value = adaptive.worst_by_history(
-                menu, moves, spent, lambda _: np.exp(middle)
+                menu, moves, spent, lambda _, g=np.exp(middle): g
             )
             low, high = (middle, high) if value > delta else (low, middle)
         return high
@@ -93,7 +93,7 @@ def test_epsilon_read_at_a_moment_of_choice_claims_too_little():
 
 
 def _epoch_menu(rng, grain=10):
-    """A pair for a slot that holds the unit and one that does not, both of two outputs."""
+    """Masses of two outputs of a slot with the unit in it, and of one without."""
     with_unit, without = (
         np.array([k, grain - k]) / grain for k in rng.integers(1, grain, 2)
     )
@@ -101,11 +101,11 @@ def _epoch_menu(rng, grain=10):
 
 
 def _epoch_and_other(with_unit, without, other, g, refund: bool):
-    """The most that a strategy attains which mixes an epoch of two slots with an option.
+    """The most that a strategy attains of an epoch of two slots, and another option.
 
-    The budget is 2: the epoch costs 2 or, where its second slot is paid back when it is
-    not taken, 1 a slot; the other option costs 1. State: what was seen of the epoch (its
-    masses under the two places of the unit), slots taken, what is left.
+    The budget is 2: the epoch costs 2 or, where its second slot is paid back if it is
+    not taken, 1 a slot; the other option costs 1. State: what was seen of the epoch
+    (its masses under the two places of the unit), slots taken, what is left.
     """
 
     def value(first, second, q, slots, left):
@@ -140,7 +140,7 @@ def _epoch_and_other(with_unit, without, other, g, refund: bool):
 
 
 def test_second_slot_of_an_epoch_paid_back_claims_too_little():
-    """An epoch is an option as a whole: it may be stopped midway, and is paid in full."""
+    """An epoch is an option as a whole: it may stop midway, and is paid in full."""
     rng = np.random.default_rng(5)
     exceeded = 0
     for _ in range(400):
@@ -167,7 +167,7 @@ def test_second_slot_of_an_epoch_paid_back_claims_too_little():
 
 
 def test_quotas_are_the_composition():
-    """Options so many times each, in any order: no strategy exceeds all of them composed."""
+    """So many times each, in any order: nothing exceeds all of them composed."""
     rng = np.random.default_rng(6)
     for _ in range(40):
         menu = adaptive.random_menu(rng, 2, 2)

@@ -1,10 +1,10 @@
-"""Adaptive runs by brute force: every strategy of a finite menu, and one that is played.
+"""Adaptive runs by brute force: every strategy of a menu, and one that is played.
 
-An option is a pair (P, Q) of distributions on finitely many outputs, exact fractions or
-floats. What may be bought is a function ``moves(state) -> [(option's index, next state)]``
-without cycles, so prices, quotas and rule books are all the same to this module. A strategy
-is a decision tree: () stops, and (k, next state, subtrees) takes option k and has one
-subtree for each output. Nothing in here imports the library.
+An option is a pair (P, Q) of distributions on finitely many outputs, exact fractions
+or floats. What may be bought is a function ``moves(state) -> [(option, next state)]``
+without cycles: prices, quotas and rule books are all the same to this module. A
+strategy is a decision tree: () stops, and (k, next state, subtrees) takes option k and
+has one subtree for each output. Nothing in here imports the library.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def leaves(menu: Sequence[Pair], tree: tuple, state, p=1, q=1) -> Iterator[tuple
 
 
 def paid(menu: Sequence[Pair], tree: tuple, state, ratio: Callable):
-    """Sum of (p - ratio(state) q)_+ : the hockey stick where the ratio is one number g."""
+    """Sum of (p - ratio(state) q)_+: the hockey stick, where the ratio is one g."""
     return sum(max(p - ratio(s) * q, 0 * p) for s, p, q in leaves(menu, tree, state))
 
 
 def worst(menu: Sequence[Pair], moves: Moves, state, ratio: Callable):
-    """The largest payment of all strategies, each written out, and how many there are."""
+    """The largest payment of all strategies, each written out, and their number."""
     values = [paid(menu, tree, state, ratio) for tree in strategies(menu, moves, state)]
     return max(values), len(values)
 
@@ -82,7 +82,7 @@ def worst(menu: Sequence[Pair], moves: Moves, state, ratio: Callable):
 def worst_by_history(
     menu: Sequence[Pair], moves: Moves, state, ratio: Callable, p=1, q=1
 ):
-    """The same without writing strategies out: what is paid adds up over the histories."""
+    """The same by the maximum at each history: what is paid adds up over them."""
     after = [
         sum(
             worst_by_history(menu, moves, left, ratio, p * first, q * second)
@@ -116,8 +116,8 @@ PLACES, LARGEST = 4_001, 6.0
 class SampledSteps:
     """w(left, g) of a menu of Poisson-sampled Gaussian steps, and its maximiser.
 
-    P = (1 - rate) N(0, 1) + rate N(1 / noise, 1) and Q = N(0, 1) (`forward`), or the other
-    way round. Each w(left, .) is a cubic spline in log g.
+    P = (1 - rate) N(0, 1) + rate N(1 / noise, 1) and Q = N(0, 1) (`forward`), or the
+    other way round. Each w(left, .) is a cubic spline in log g.
     """
 
     def __init__(self, rates, noises, prices, budget, forward=True):
@@ -159,7 +159,7 @@ class SampledSteps:
         return np.logaddexp(np.log1p(-rate), np.log(rate) + x / noise - 0.5 / noise**2)
 
     def single(self, rate, noise):
-        """The hockey stick of one step at all places, where its hinge allows no rule."""
+        """The hockey stick of one step at all places: its hinge defeats quadrature."""
         sign = 1 if self.forward else -1
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = (np.exp(sign * self.log_g) - (1 - rate)) / rate
@@ -184,7 +184,7 @@ class SampledSteps:
         return float(self.after(self.budget)(np.array(epsilon)))
 
     def play(self, rng, epsilon: float, paths: int) -> tuple[float, float]:
-        """Mean of (1 - e^(epsilon - loss))_+ when the maximiser is played, and its error."""
+        """Mean of (1 - e^(epsilon - loss))_+ as the maximiser plays, and its error."""
         loss = np.zeros(paths)
         left = np.full(paths, self.budget)
         running = left >= min(self.prices)

@@ -79,9 +79,8 @@ def test_epsilon_read_at_a_moment_of_choice_claims_too_little():
         low, high = 0.0, 3.0
         for _ in range(40):
             middle = (low + high) / 2
-            value = adaptive.worst_by_history(
-                menu, moves, spent, lambda _, g=np.exp(middle): g
-            )
+            g = np.exp(middle)
+            value = adaptive.worst_by_history(menu, moves, spent, lambda _, g=g: g)
             low, high = (middle, high) if value > delta else (low, middle)
         return high
 

@@ -105,7 +105,7 @@ def _opened(
     """
     with LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger:
         name, charged = ledger.mark.run, run.ledger.charged
-        opening = described_opening(run.versions, run.truncation)
+        opening = described_opening(run.run, run.versions, run.truncation)
         if ledger.charged < charged:  # of steps taken elsewhere
             run.keep_epoch(folder, name, charged)
         with (

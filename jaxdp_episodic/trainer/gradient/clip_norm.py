@@ -1,0 +1,98 @@
+"""A clip norm that follows a quantile of the contributions' norms, by a noised count.
+
+Beside its gradient g, of norm at most C, a clip unit gives b = 1/2 if the norm before
+clipping was at most C, -1/2 if it was above, or not finite, and 0 if there is nothing
+in the unit. The step releases the sums of g / C and of b / r with noise of one and the
+same deviation in all coordinates: one vector a unit, of norm at most
+sqrt(1 + 1 / (4 r^2)). Relative to this norm the noise is what it was without b, so that
+epsilon is the same (docs/proofs.md, "A clip norm that follows the data").
+
+On the grid, C is `GRID` steps and 1 / (2 r) whole steps too, rounded down: the bound
+holds for what is added.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
+
+# Rounding of a root must not make the noise smaller.
+_ROUNDED = 1 + 1e-12
+
+
+def steps_of_vote(clipping: ClippingConfig) -> int:
+    """Returns |b| / r in grid steps, of which the clip norm has `GRID`; 0: no count."""
+    return int(GRID / (2 * clipping.count_noise)) if clipping.counts else 0
+
+
+def longest(clipping: ClippingConfig) -> float:
+    """Returns the norm, in clip norms, of what a clip unit gives at most."""
+    vote = steps_of_vote(clipping)
+    return math.sqrt(1 + (vote / GRID) ** 2) * _ROUNDED if vote else 1.0
+
+
+def vote(unit: Any, norm: Array, finite: Array, l2_clip_norm: Array) -> Array:
+    """Returns 2 b of a drawn clip unit, int32.
+
+    Args:
+      unit: has nothing in it if it has a field ``slot_mask``, 0 everywhere.
+      norm: of its contribution before clipping.
+      finite: whether that is finite.
+      l2_clip_norm: C.
+    """
+    is_short = finite & ~(norm > l2_clip_norm)
+    held = jnp.any(getattr(unit, "slot_mask", jnp.ones((1,), jnp.float32)) > 0)
+    return jnp.where(held, jnp.where(is_short, 1, -1), 0).astype(jnp.int32)
+
+
+def released_share(
+    clipping: ClippingConfig,
+    votes: Any,
+    noise: np.ndarray,
+    expected_units: float,
+    *,
+    is_discrete: bool,
+) -> np.ndarray:
+    """Returns the share of short contributions, with its noise: float32, a scalar.
+
+    Args:
+      clipping: that counts.
+      votes: sum of the units' `vote`, a whole number.
+      noise: of the count: grid steps if discrete, else clip norms.
+      expected_units: public number of units a step; never the realised one.
+      is_discrete: whether the sum is made on the grid.
+    """
+    steps = steps_of_vote(clipping)
+    if is_discrete:
+        # Whole numbers; what follows is post-processing. A vote is two times 1 / 2.
+        total = (steps * int(votes) + int(noise)) / (2 * steps)
+    else:
+        total = int(votes) / 2 + float(noise) * GRID / (2 * steps)
+    return np.asarray(0.5 + total / expected_units, np.float32)
+
+
+def next_clip_norm(
+    clipping: ClippingConfig,
+    bounds: tuple[float, float],
+    l2_clip_norm: float,
+    share: float,
+) -> float:
+    """Returns the clip norm of the next step: a function of what was released alone.
+
+    Args:
+      clipping: that counts.
+      bounds: least and greatest; see `ClippingConfig.bounds`.
+      l2_clip_norm: of the step whose count it was.
+      share: of `released_share`.
+    """
+    change = clipping.rate * (clipping.quantile - float(share))
+    logarithm = math.log(l2_clip_norm) + change
+    low, high = bounds
+    return math.exp(min(max(logarithm, math.log(low)), math.log(high)))

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.trainer.config.training_parts import NORMALIZE, ClippingConfig
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
 
 # Rounding of a root must not make the noise smaller.
@@ -96,3 +97,28 @@ def next_clip_norm(
     logarithm = math.log(l2_clip_norm) + change
     low, high = bounds
     return math.exp(min(max(logarithm, math.log(low)), math.log(high)))
+
+
+def clipped_and_noised(clipping: ClippingConfig, noise: str, step: GaussianStep) -> str:
+    """Returns what a step does to contributions and their sum, for a statement.
+
+    Args:
+      clipping: of the run.
+      noise: its name.
+      step: with its noise multiplier.
+    """
+    deviation = longest(clipping) * float(step.noise_multiplier)
+    scaled, norm, count = "clipped", "the clip norm", ""
+    if clipping.kind == NORMALIZE:
+        scaled, norm = "scaled to one norm", "this norm"
+    if clipping.counts:
+        ratio = GRID / (2 * steps_of_vote(clipping))
+        scaled += f", to a norm that followed the {clipping.quantile:g} quantile"
+        count = (
+            f", noise of {ratio * deviation:.5g} to the count of those that were "
+            "at most that long"
+        )
+    return (
+        f"the gradient of each drawn `{step.clip_unit}` was {scaled}, {noise} of "
+        f"{deviation:.5g} times {norm} was added to their sum{count}"
+    )

@@ -36,7 +36,7 @@ from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners.optimizers import average_of
 from jaxdp_episodic.trainer.run.description import RunMismatchError, refuse_other_run
 
-FORMAT = 4  # of a checkpoint; others are refused
+FORMAT = 5  # of a checkpoint; others are refused
 _KEPT = 2  # latest checkpoints in a folder
 # Suffix of Orbax's folders that are not complete.
 _UNFINISHED = ".orbax-checkpoint-tmp"

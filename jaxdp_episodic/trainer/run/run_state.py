@@ -14,6 +14,7 @@ import numpy as np
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError
 from jaxdp_episodic.files.atomic import TEMPORARY
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import (
@@ -105,6 +106,11 @@ class RunState:
     def num_steps_charged(self) -> int:
         """Steps charged: those taken, and perhaps one that was interrupted."""
         return self.ledger.charged
+
+    @property
+    def clipping(self) -> ClippingConfig:
+        """What is made of contributions; of a run that was given none, "fixed"."""
+        return self._gradient.clipping
 
     @property
     def clip_norm(self) -> float:

@@ -39,6 +39,12 @@ def longest(clipping: ClippingConfig) -> float:
     return math.sqrt(1 + (vote / GRID) ** 2) * _ROUNDED if vote else 1.0
 
 
+def count_deviation(clipping: ClippingConfig, noise_multiplier: float) -> float:
+    """Returns the noise of the sum of the b: r times that of the sum of the g / C."""
+    ratio = GRID / (2 * steps_of_vote(clipping))
+    return ratio * longest(clipping) * float(noise_multiplier)
+
+
 def vote(unit: Any, norm: Array, finite: Array, l2_clip_norm: Array) -> Array:
     """Returns 2 b of a drawn clip unit, int32.
 
@@ -112,11 +118,10 @@ def clipped_and_noised(clipping: ClippingConfig, noise: str, step: GaussianStep)
     if clipping.kind == NORMALIZE:
         scaled, norm = "scaled to one norm", "this norm"
     if clipping.counts:
-        ratio = GRID / (2 * steps_of_vote(clipping))
         scaled += f", to a norm that followed the {clipping.quantile:g} quantile"
         count = (
-            f", noise of {ratio * deviation:.5g} to the count of those that were "
-            "at most that long"
+            f", noise of {count_deviation(clipping, step.noise_multiplier):.5g} to "
+            "the count of those that were at most that long"
         )
     return (
         f"the gradient of each drawn `{step.clip_unit}` was {scaled}, {noise} of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
+from jaxdp_episodic.trainer.gradient.clip_norm import count_deviation
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import default_block_size
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
@@ -26,6 +28,9 @@ from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 _MOST_DISCRETE_ROWS = 256
 # By how much a divisor may be off, for a count of clip units to be a share of them.
 _FACTOR = 2.0
+# Noise of the count's share, times the root of the rate, from which the logarithm of a
+# clip norm in the middle of its bounds wanders by more than 1.3.
+_MOST_NOISE = 1.0
 
 
 def check_population(step: GaussianStep, data: ExampleTable) -> None:
@@ -304,6 +309,15 @@ def checked_clipping(
                 "normalizer must be about the mean number of clip units a step, "
                 f"{mean:g}, where the clip norm follows a quantile: their count is "
                 f"divided by it; got {normalizer:g}"
+            )
+    if clipping.counts:
+        noise = count_deviation(clipping, budget.step.noise_multiplier) / normalizer
+        if noise * math.sqrt(clipping.rate) > _MOST_NOISE:
+            warnings.warn(
+                f"count_noise={clipping.count_noise:g} gives the share of short "
+                f"contributions a deviation of {noise:.2g} in each step: the clip norm "
+                "will follow noise more than the data; take less, or a lower rate",
+                stacklevel=3,
             )
     return clipping
 

@@ -110,6 +110,17 @@ def test_normalized_contributions_have_the_norm_and_never_more(entries):
         np.testing.assert_array_equal(given(block, clipping), 0)
 
 
+@pytest.mark.parametrize("clip", [1e-18, 1e18])
+def test_lengths_at_the_ends_of_the_range_are_normalized(clip):
+    clipping = ClippingConfig(kind="normalize")
+    rng = np.random.default_rng(0)
+    for norm in (1e-37, 1e-30, 1e-10, 1e19, 1e38):
+        data = rng.normal(size=60) * 10.0 ** rng.uniform(-9, 0, size=60)
+        data *= norm / np.linalg.norm(data)
+        square = sum(int(n) ** 2 for n in given(units([data]), clipping, clip=clip))
+        assert (0.99 * GRID) ** 2 < square <= GRID**2
+
+
 def test_what_is_normalized_keeps_its_direction():
     data = np.random.default_rng(0).normal(size=(1, 40)) * 1e-9
     found = given(units(data), ClippingConfig(kind="normalize"))[:-1]

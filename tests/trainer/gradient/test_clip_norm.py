@@ -77,7 +77,7 @@ def lengths(clipping, entries, dtype: Any = np.float32):
 
 
 @pytest.mark.parametrize("count_noise", COUNTS)
-@pytest.mark.parametrize("entries", [1, 5_000])
+@pytest.mark.parametrize("entries", fast_and_slow([1, 5_000], lambda n: n == 5_000))
 def test_gradient_and_vote_are_together_within_the_bound(count_noise, entries):
     """And the noise is relative to this bound, or a little more."""
     clipping = ClippingConfig(count_noise=count_noise)
@@ -93,7 +93,9 @@ def test_gradient_and_vote_are_together_within_the_bound(count_noise, entries):
         assert max(lengths(clipping, entries, np.float64).values()) <= bound
 
 
-@pytest.mark.parametrize("entries", [1, 4_097, 300_000])
+@pytest.mark.parametrize(
+    "entries", fast_and_slow([1, 4_097, 300_000], lambda n: n == 1)
+)
 def test_normalized_contributions_have_the_norm_and_never_more(entries):
     clipping = ClippingConfig(kind="normalize")
     squares = lengths(clipping, entries)
@@ -298,7 +300,16 @@ def test_without_a_fault(check):
     check()
 
 
-@pytest.mark.parametrize("name", FAULTS)
+SHARPEST = (
+    "padded places count",
+    "the norm after clipping is counted",
+    "realised number as divisor",
+    "less noise for the count",
+    "the clip norm follows its own step's count",
+)
+
+
+@pytest.mark.parametrize("name", fast_and_slow(FAULTS, lambda name: name in SHARPEST))
 def test_a_planted_fault_is_caught(name):
     check, edit = FAULTS[name]
     with planted([edit]), pytest.raises(AssertionError):

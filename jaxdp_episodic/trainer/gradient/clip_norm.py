@@ -39,20 +39,16 @@ def longest(clipping: ClippingConfig) -> float:
     return math.sqrt(1 + (vote / GRID) ** 2) * _ROUNDED if vote else 1.0
 
 
-def count_deviation(clipping: ClippingConfig, noise_multiplier: float) -> float:
+def count_deviation(clipping: ClippingConfig, noise_multiplier: Any) -> float:
     """Returns the noise of the sum of the b: r times that of the sum of the g / C."""
     ratio = GRID / (2 * steps_of_vote(clipping))
     return ratio * longest(clipping) * float(noise_multiplier)
 
 
 def vote(unit: Any, norm: Array, finite: Array, l2_clip_norm: Array) -> Array:
-    """Returns 2 b of a drawn clip unit, int32.
+    """Returns 2 b of a drawn clip unit, int32, by its norm before clipping.
 
-    Args:
-      unit: has nothing in it if it has a field ``slot_mask``, 0 everywhere.
-      norm: of its contribution before clipping.
-      finite: whether that is finite.
-      l2_clip_norm: C.
+    A unit with a field ``slot_mask``, 0 everywhere, has nothing in it.
     """
     is_short = finite & ~(norm > l2_clip_norm)
     held = jnp.any(getattr(unit, "slot_mask", jnp.ones((1,), jnp.float32)) > 0)
@@ -69,12 +65,8 @@ def released_share(
 ) -> np.ndarray:
     """Returns the share of short contributions, with its noise: float32, a scalar.
 
-    Args:
-      clipping: that counts.
-      votes: sum of the units' `vote`, a whole number.
-      noise: of the count: grid steps if discrete, else clip norms.
-      expected_units: public number of units a step; never the realised one.
-      is_discrete: whether the sum is made on the grid.
+    Of the sum of the units' `vote` and of the count's noise, grid steps if discrete,
+    else clip norms. The expected units a step are a public number, never the realised.
     """
     steps = steps_of_vote(clipping)
     if is_discrete:
@@ -91,13 +83,9 @@ def next_clip_norm(
     l2_clip_norm: float,
     share: float,
 ) -> float:
-    """Returns the clip norm of the next step: a function of what was released alone.
+    """Returns the clip norm behind a step's: a function of what it released alone.
 
-    Args:
-      clipping: that counts.
-      bounds: least and greatest; see `ClippingConfig.bounds`.
-      l2_clip_norm: of the step whose count it was.
-      share: of `released_share`.
+    The bounds are those of `ClippingConfig.bounds`, the share is `released_share`.
     """
     change = clipping.rate * (clipping.quantile - float(share))
     logarithm = math.log(l2_clip_norm) + change
@@ -106,13 +94,7 @@ def next_clip_norm(
 
 
 def clipped_and_noised(clipping: ClippingConfig, noise: str, step: GaussianStep) -> str:
-    """Returns what a step does to contributions and their sum, for a statement.
-
-    Args:
-      clipping: of the run.
-      noise: its name.
-      step: with its noise multiplier.
-    """
+    """Returns what a step does to contributions and their sum, for a statement."""
     deviation = longest(clipping) * float(step.noise_multiplier)
     scaled, norm, count = "clipped", "the clip norm", ""
     if clipping.kind == NORMALIZE:

@@ -56,15 +56,10 @@ class Totals(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What a step releases where the clip norm follows a quantile.
+    """What a step releases where the clip norm follows a quantile."""
 
-    Attributes:
-      gradient: pytree, noised.
-      share: float32 scalar: of the contributions that were at most C long, noised too.
-    """
-
-    gradient: Any
-    share: Any
+    gradient: Any  # pytree, noised
+    share: Any  # of the contributions that were at most C long, noised; float32 scalar
 
 
 class PrivateGradient:

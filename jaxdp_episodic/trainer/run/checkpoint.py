@@ -50,35 +50,23 @@ _META = ("charged_steps", "ledger", "run", "state")
 
 
 class Snapshot(NamedTuple):
-    """One checkpoint.
+    """One checkpoint."""
 
-    Attributes:
-      state: pytree of arrays: parameters and optimizer state.
-      charged_steps: steps that it contains, those given up included.
-      run: what the run is; see `described_run`.
-      ledger: the run's ledger as it was, which it must contain for ever; None if there
-        is no ledger.
-    """
-
-    state: Any
-    charged_steps: int
-    run: Mapping[str, Any]
+    state: Any  # pytree of arrays: parameters and optimizer state
+    charged_steps: int  # steps that it contains, those given up included
+    run: Mapping[str, Any]  # what the run is; see `described_run`
+    # The run's ledger as it was, which it must contain for ever; None if there is no
+    # ledger.
     ledger: LedgerMark | None = None
 
 
 class TrainingState(NamedTuple):
-    """What changes from step to step.
+    """What changes from step to step."""
 
-    Attributes:
-      params: pytree of float arrays.
-      optimizer_state: of the optax optimizer.
-      start: what the private statistics came to; () without.
-      clip_norm: of the next step, float32, where it follows a quantile; () elsewhere.
-    """
-
-    params: Any
-    optimizer_state: Any
-    start: Any = ()
+    params: Any  # pytree of float arrays
+    optimizer_state: Any  # of the optax optimizer
+    start: Any = ()  # what the private statistics came to; () without
+    # Of the next step, float32, where it follows a quantile; () elsewhere.
     clip_norm: Any = ()
 
 

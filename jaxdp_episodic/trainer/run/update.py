@@ -23,16 +23,12 @@ def updater(
 ) -> Callable[[TrainingState, Any], TrainingState]:
     """Returns the compiled ``(state, released) -> state``; types stay.
 
-    Args:
-      optimizer: gets the deviation of the noise in each coordinate of a gradient as an
-        extra argument, ``noise_deviation``, if it takes any.
-      clipping: of the run; where it counts, a `Counted` is released, and the state gets
-        the clip norm of the next step.
-      l2_clip_norm: of the first step.
-      noise_deviation: of a gradient whose clip norm is 1.
+    The optimizer gets the noise's deviation in each coordinate, if it takes any: the
+    one given, which is that at a clip norm of 1, times the clip norm. Where the
+    clipping counts, a `Counted` is released and the state gets the next clip norm.
 
     Raises:
-      ValueError: a clip norm that is not between the bounds of its clipping.
+      ValueError: a first clip norm that is not between the bounds of its clipping.
     """
     bounds = clipping.bounds(l2_clip_norm)
     moved = _compiled_update(optimizer)

@@ -57,7 +57,11 @@ _EPOCH = {
 _ABOVE = _EPOCH | {"above": _ONE}
 _SHIFTS = tuple(np.sort(10 ** _RNG.uniform(-1.5, 0.4, (3, SIZE)), axis=0))
 _WEIGHTS = tuple(np.log(_RNG.dirichlet(np.ones(3), SIZE).T))
-_PEOPLE = (_ONE, 3 * _ONE), (np.log(0.4 * _ONE), np.log(0.3 * _ONE))
+_PEOPLE = (
+    (_ONE, 3 * _ONE),
+    (np.log(0.4 * _ONE), np.log(0.3 * _ONE)),
+    (_ONE, 0.4 * _ONE),
+)
 _CUT = (100 * _ONE, 10 * _ONE, np.minimum(_RATE, 0.5))
 _TRUNCATED = (_ONE, *cut_weights(*_CUT)[:2], _CUT[2], cut_weights(*_CUT)[2], _SHIFT)
 

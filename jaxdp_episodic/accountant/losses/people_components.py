@@ -31,7 +31,7 @@ _SMALL_TILT = 0.5
 
 
 class Components(NamedTuple):
-    """C components of settings of any shape; arrays (C, ...), or (...) of the last two.
+    """C components of settings of any shape; arrays (C, ...), or (...) of the shift.
 
     Attributes:
       count: n.
@@ -54,7 +54,7 @@ class Components(NamedTuple):
     def of(
         cls, count: Array, log_weight: Array, rate: Array, shift: Array
     ) -> Components:
-        """Of counts and log-weights (C, ...), rates and shifts (...)."""
+        """Of counts, log-weights and rates (C, ...), and shifts (...)."""
         some = count > 0
         n = np.where(some, count, 1.0)
         log_rest = log_complement(rate)
@@ -72,6 +72,7 @@ class Components(NamedTuple):
             log_weight=self.log_weight[used],
             log_some=self.log_some[used],
             log_none=self.log_none[used],
+            rate=self.rate[used],
         )
 
     def log_shares(self, j: Array) -> Array:

@@ -28,13 +28,15 @@ ROWS = (ZeroedGaussianLoss, AntipodalGaussianLoss)
 
 def people(kind, q, e, s, counts, weights):
     """A loss of one setting; components of less than 1e-20 are left out."""
+    chances = np.broadcast_to(q, len(counts))
+    most = np.max(chances)
     columns = [
-        (np.array([float(n)]), np.log([w]))
-        for n, w in zip(counts, weights, strict=True)
+        (np.array([float(n)]), np.log([w]), np.array([chance / most if most else 1.0]))
+        for n, w, chance in zip(counts, weights, chances, strict=True)
         if w > 1e-20
     ]
-    counts, weights = zip(*columns, strict=True)
-    return kind(np.ones(1), *(np.array([a]) for a in (q, e, s)), counts, weights)
+    parts = zip(*columns, strict=True)
+    return kind(np.ones(1), *(np.array([a]) for a in (most, e, s)), *parts)
 
 
 def frames(kind, m, p, r, s):
@@ -63,6 +65,15 @@ SETTINGS = {
     "exchanged": (exchanged, 0.8, reached(4, 0.2), 0.6),
     "exchanged, seldom": (exchanged, 0.3, reached(3, 0.02), 1.5),
     "drawn surely": (exchanged, 1.0, reached(3, 0.3), 0.5),
+    "unequal": (people, [0.0, 0.3, 0.7, 0.5], 1.0, 0.8, [1, 2, 2, 5], [0.2] * 4),
+    "unequal, exchanged": (
+        people,
+        [0.1, 0.6, 1.0],
+        0.8,
+        0.6,
+        [4, 1, 2],
+        [0.3, 0.3, 0.2],
+    ),
     "nothing hidden": (people, 1.0, 1.0, 0.4, [0, 1, 3], [0.5, 0.3, 0.2]),
 }
 
@@ -94,9 +105,11 @@ def definition(loss, u, *, backward):
     g = mp.exp(u)
     g1, c = 1 + (g - 1) / e, (g - 1) * (1 - e) / e
     total, slope = mp.mpf(0), mp.mpf(0)
-    for count, w in zip(loss.counts, loss.log_weights, strict=True):
-        n = int(count[0])
-        chance = [mp.binomial(n, j) * q**j * (1 - q) ** (n - j) for j in range(n + 1)]
+    for count, w, share in zip(loss.counts, loss.log_weights, loss.shares, strict=True):
+        n, own = int(count[0]), q * mp.mpf(float(share[0]))
+        chance = [
+            mp.binomial(n, j) * own**j * (1 - own) ** (n - j) for j in range(n + 1)
+        ]
 
         def log_plus(x, chance=chance):
             terms = (

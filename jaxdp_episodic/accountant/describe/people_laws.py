@@ -308,12 +308,12 @@ def log_unseen_groups(
     """Returns the law of her groups that are not seen without her, and of her classes.
 
     A group with a of her classes is drawn without her, which is seen, with chance
-    ``rate (1 - chance)^a``; left-over classes sit out. With ``A(x) = 1 - rate + rate (1
-    + (1 - chance) x)^ways`` of the groups that are seen or have none of hers, and ``B(x)
-    = sum_a C(ways, a) (1 - rate (1 - chance)^a) x^a``, a >= 1, of all others, n of
-    these hold c classes with chance
+    ``rate (1 - chance)^a``; left-over classes sit out. Groups that are seen, or have
+    none of hers, have ``A(x) = 1 - rate + rate (1 + (1 - chance) x)^ways``, all others
+    ``B(x) = sum_a C(ways, a) (1 - rate (1 - chance)^a) x^a``, a >= 1: n of these hold c
+    classes with the chance, over ``C(classes, bound)``,
 
-        C(G, n) [x^c] B(x)^n [x^(bound - c)] A(x)^(G - n) (1 + x)^rest / C(classes, bound).
+        C(G, n) [x^c] B(x)^n [x^(bound - c)] A(x)^(G - n) (1 + x)^rest.
 
     Args:
       classes: all of them.

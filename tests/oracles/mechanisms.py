@@ -26,7 +26,11 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
     ZeroedEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
-from jaxdp_episodic.accountant.losses.people import PeopleLoss, ReplacedPeopleLoss
+from jaxdp_episodic.accountant.losses.people import (
+    PeopleLoss,
+    ReplacedPeopleLoss,
+    ReplacedUnitLoss,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.losses.renyi_curve import RenyiCurveLoss
@@ -102,6 +106,7 @@ SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
         AllocatedAntipodalBoundingLoss(_ONE, 0.3 * _ONE, **_ABOVE),
         PeopleLoss(_ONE, _INNER, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
         ReplacedPeopleLoss(_ONE, _INNER, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
+        ReplacedUnitLoss(_ONE, _INNER, _ONE, _SHIFT / 3, *_PEOPLE, _RATE),
         LaplaceLoss(_ONE, _RATE, _SHIFT),
         _finite(),
         RandomizedResponseLoss(_ONE, _SHIFT, 0 * _ONE),

@@ -207,3 +207,29 @@ class ReplacedPeopleLoss(PeopleLoss):
     """The same where the contributions are replaced by others; symmetric."""
 
     is_symmetric: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ReplacedUnitLoss(ReplacedPeopleLoss):
+    """Replaced contributions of a unit that is drawn by a coin of its own, not seen.
+
+    Of each component ``B^±`` is that with the coin, and ``N(0)`` without.
+
+    Attributes:
+      coin_rate: of that coin.
+    """
+
+    coin_rate: Array
+
+    def hints(self) -> Hints:
+        """Where the coin has drawn the unit."""
+        drawn = super().hints()
+        rate = drawn.rate * self.coin_rate
+        return drawn._replace(rate=rate, odds=rate)
+
+    def _components(
+        self, u: Array, shape: tuple[int, ...]
+    ) -> tuple[Array, Array, Components]:
+        u, e, parts = super()._components(u, shape)
+        coin = positive(np.broadcast_to(self.coin_rate, shape), 1.0)
+        return u, e, parts.drawn_by(coin)

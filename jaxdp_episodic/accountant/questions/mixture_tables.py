@@ -18,7 +18,11 @@ from jaxdp_episodic.accountant.describe.people_laws import (
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
-from jaxdp_episodic.accountant.losses.people import PeopleLoss, ReplacedPeopleLoss
+from jaxdp_episodic.accountant.losses.people import (
+    PeopleLoss,
+    ReplacedPeopleLoss,
+    ReplacedUnitLoss,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.questions.pair_numbers import (
     ALWAYS,
@@ -90,6 +94,7 @@ class Settings:
         *,
         leaves: bool = False,
         visible: np.ndarray = ALWAYS,
+        coin: np.ndarray | None = None,
     ) -> PrivacyLoss:
         """The pair of the mixtures.
 
@@ -97,10 +102,13 @@ class Settings:
           theorem: of a setting.
           leaves: where nothing takes a unit's place.
           visible: one more factor of both profiles.
+          coin: one more, of all contributions at once, that is not seen.
         """
         (outer, inner, cover), *parts = self._spread(theorem)
         kind = PeopleLoss if is_zeroing(self._step) or leaves else ReplacedPeopleLoss
         shift, outer = shift_of(self._step, 1.0), outer * visible
+        if coin is not None:
+            return ReplacedUnitLoss(outer, inner, cover, shift, *parts, coin)
         return kind(outer, inner, cover, shift, *parts)
 
     def hidden_pair(

@@ -10,7 +10,11 @@ import pytest
 from scipy.stats import binom
 
 from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
-from jaxdp_episodic.accountant.losses.people import PeopleLoss, ReplacedPeopleLoss
+from jaxdp_episodic.accountant.losses.people import (
+    PeopleLoss,
+    ReplacedPeopleLoss,
+    ReplacedUnitLoss,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
@@ -20,6 +24,8 @@ from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.worst_path import answer
+from oracles import people as oracle
+from rows import fast_and_slow
 
 FINE = MomentRule("forward", Quadrature(32, 16))
 KINDS = (PeopleLoss, ReplacedPeopleLoss)
@@ -245,6 +251,54 @@ def test_composed_steps_agree_with_another_program(theorem):
         assert error < 1e-6
 
 
+def unit(coin, q, s, counts, weights):
+    """Replaced contributions of a unit with a coin of its own."""
+    loss = people(ReplacedPeopleLoss, q, 1.0, s, counts, weights)
+    return ReplacedUnitLoss(*vars(loss).values(), np.array([coin]))
+
+
+UNITS = [(0.05, 0.2, 0.5, [8], [1.0]), (0.3, 0.5, 0.6, [2, 5], [0.4, 0.6])]
+
+
+@pytest.mark.parametrize("setting", [*UNITS, (1.0, 0.3, 0.7, [4], [1.0])])
+def test_a_hidden_coin_is_in_the_mixtures(setting):
+    coin, q, s, counts, weights = setting
+    u = np.array([0.0, 0.1, 1.0, 3.0])
+    expected = np.zeros(len(u))
+    for n, w in zip(counts, weights, strict=True):
+        law = coin * binom.pmf(np.arange(n + 1), n, q)
+        law[0] += 1 - coin
+        claim = oracle.theorem_m(law, "replace_one")
+        expected += w * oracle.profiles(claim, s, np.exp(u))[0]
+    with np.errstate(all="ignore"):
+        found = np.exp(unit(*setting).log_tails(u)[0][0])
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("setting", "steps"),
+    fast_and_slow(
+        [
+            (UNITS[0], 500.0),
+            (UNITS[1], 10.0),
+            (UNITS[1], 200.0),
+            ((0.9, 0.5, 1.0, [3], [1.0]), 20.0),
+        ],
+        lambda _, steps: steps == 10.0,
+    ),
+)
+def test_steps_with_a_hidden_coin_are_within_certified_ends(setting, steps):
+    """Zeros of these mixtures may lie low everywhere."""
+    question, run = (
+        EpsilonAt(np.log([1e-5])),
+        Run((unit(*setting),), (np.array([steps]),)),
+    )
+    low, high = pld_bounds(question, run)
+    answer = exact_answer(question, run, certify=False)
+    assert low - 1e-9 <= answer.value <= high + 1e-9
+    assert high < 1.001 * low and answer.error < 1e-6 * answer.value
+
+
 OMNIGLOT = 192, 1 / 24, 1 - 0.9**5
 
 
@@ -270,6 +324,8 @@ def test_a_person_of_omniglot(loss):
         (exchanged(PeopleLoss, 0.5, reached(20, 0.02), 1.0), 50.0),
         (exchanged(ReplacedPeopleLoss, 0.05, reached(4, 0.1), 1.0), 1e6),
         (people(PeopleLoss, 0.05, 1.0, 1.0, [20], [1.0]), 100.0),
+        (people(PeopleLoss, [0.05, 0.3, 0.5], 1.0, 1.0, [5, 2, 4], [0.3] * 3), 50.0),
+        (people(ReplacedPeopleLoss, [0.1, 0.6], 0.7, 0.8, [5, 2], [0.3, 0.4]), 50.0),
     ],
 )
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,8 +78,9 @@ def test_the_mean_over_partitions_bounds_that_of_every_draw(
     step = few(classes, ways, hers, drawn, rate, neighboring_relation=relation)
     claim = averaged(classes, ways, hers, drawn[0] / drawn[1], rate, relation)
     exact = people.profiles(claim, 1.0, RATIOS)
+    theorem_a: Any = dominating_pairs(step)[0]
     with np.errstate(all="ignore"):
-        found = dominating_pairs(step)[0].log_tails(np.log(RATIOS))
+        found = theorem_a.log_tails(np.log(RATIOS))
     for (profile, _), expected in zip(found, exact, strict=True):
         judged = expected > 1e-6
         ratio = np.exp(profile)[judged] / expected[judged]
@@ -92,7 +94,7 @@ def test_two_of_twenty_classes_cost_twice_one() -> None:
     # The same components, enumerated: both in one group with chance 4/19.
     alone, both = 0.225, 0.2025  # seen without her: 1/4 times 0.9, 0.81
     theta = [0.25 * r / (1 - 0.25 * (1 - r)) for r in (0.1, 0.19)]
-    laws = [
+    laws: list[tuple[float, Sequence[float]]] = [
         ((1 - alone) ** 2 * 15 / 19, people.poisson_binomial([theta[0]] * 2)),
         (2 * alone * (1 - alone) * 15 / 19, [1 - theta[0], theta[0]]),
         ((1 - both) * 4 / 19, [1 - theta[1], theta[1]]),

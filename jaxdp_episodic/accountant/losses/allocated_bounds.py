@@ -241,13 +241,9 @@ def _tails(u: np.ndarray, *setting: float) -> np.ndarray:
 def tails_between(
     u: np.ndarray, loss: np.ndarray, profile: np.ndarray, scaled: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tails at u: profiles are linear in e^u between losses, and 0 beyond the last.
+    """Tails at u (m,): profiles are linear in e^u between losses, 0 beyond the last.
 
-    Args:
-      u: (m,).
-      loss: (n,) increasing.
-      profile: (n,) of them.
-      scaled: (n,) ``e^loss Q(L >= loss)``.
+    Of increasing losses (n,): their profile, and ``e^loss Q(L >= loss)``, "scaled".
     """
     above = np.searchsorted(loss, u, side="right")
     beyond = above == len(loss)

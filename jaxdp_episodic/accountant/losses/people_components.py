@@ -16,10 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    logsumexp,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp
 
 # Stands for log 0 where -inf would poison a gradient.
 LOG_ZERO = -1e30

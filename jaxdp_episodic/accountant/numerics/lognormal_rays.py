@@ -28,10 +28,7 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     expm1_complex,
     log_near,
 )
-from jaxdp_episodic.accountant.numerics.lognormal_terms import (
-    Sums,
-    similar_rows,
-)
+from jaxdp_episodic.accountant.numerics.lognormal_terms import Sums, similar_rows
 from jaxdp_episodic.accountant.numerics.loops import at, complex_of, sigmoid
 from jaxdp_episodic.accountant.numerics.skewed_terms import SQRT_2PI, larger_saddle
 
@@ -127,13 +124,10 @@ def _lambert_argument(terms: Sums, p: np.ndarray) -> np.ndarray:
 
 
 def paths(terms: Sums, p: np.ndarray, least: np.ndarray, fine: np.ndarray) -> Path:
-    """Paths for rows of neighbouring p, made for one of them.
+    """Paths for rows of neighbouring complex p, (K,), made for one of them.
 
-    Args:
-      terms: (K,).
-      p: complex, (K,).
-      least: size of the smallest of the neighbours, over that of p.
-      fine: how many times as many nodes, (K,).
+    ``least`` is the size of the smallest of the neighbours over that of p; paths have
+    ``fine`` times as many nodes.
     """
     s = terms.shift
     w = lambert(_lambert_argument(terms, p))
@@ -206,14 +200,7 @@ def log_transform_on_rays(
 ) -> list[np.ndarray]:
     """``n log K`` at complex p, (B, K), where each of K rows has a path of its own.
 
-    Args:
-      terms: (K,).
-      path: by `paths`.
-      p: complex.
-      slopes: whether to append derivatives by the shift at fixed p.
-
-    Returns:
-      Complex, (B, K).
+    ``slopes`` appends the derivatives by the shift at fixed p, (B, K).
     """
     s, square = terms.shift, terms.shift**2
     w = lambert(_lambert_argument(terms, p))

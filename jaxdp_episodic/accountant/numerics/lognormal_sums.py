@@ -147,10 +147,7 @@ def axis_of(terms: Sums) -> Axis:
 def contours(axis: Axis, end: np.ndarray, *, slopes: bool = False) -> Contours:
     """Contours for ``|log(x / n)|`` from 0 to ``end``, and finer ones to compare with.
 
-    Args:
-      axis: by `axis_of`.
-      end: (S,) >= 0.
-      slopes: whether the tails' derivatives by the shift are asked for.
+    ``end`` is (S,), >= 0; ``slopes``: the tails' derivatives by the shift as well.
     """
     terms, number, rows = axis.terms, axis.number, np.arange(len(end))
     with np.errstate(all="ignore"):

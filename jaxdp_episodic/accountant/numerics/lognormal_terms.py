@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    exp_complex,
-)
+from jaxdp_episodic.accountant.numerics.complex_exponentials import exp_complex
 from jaxdp_episodic.accountant.numerics.loops import complex_of, map_arrays
 from jaxdp_episodic.accountant.numerics.skewed_terms import (
     SQRT_2PI,
@@ -105,14 +103,9 @@ class AxisTransform(NamedTuple):
 def transform_on_axis(
     terms: Sums, p: np.ndarray, *, rules: tuple, jumps: bool, slopes: bool = False
 ) -> AxisTransform:
-    """At real p > 0, (R,).
+    """At real p > 0, (R,), of as many terms; ``jumps``: these are upper tails.
 
-    Args:
-      terms: (R,).
-      p: (R,).
-      rules: Gauss–Legendre rules, nodes and panels, of the integral and of its jumps.
-      jumps: whether the rows are upper tails.
-      slopes: whether derivatives are asked for.
+    ``rules`` are Gauss–Legendre's nodes and panels, of the integral and of its jumps.
     """
     s, low, end = terms.shift, terms.lowest, terms.highest
     saddle = larger_saddle(np.log(p), s) if jumps else end
@@ -147,11 +140,9 @@ def transform_on_axis(
 
 
 def similar_rows(num_nodes: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Batches of rows that fit the cache, and the most nodes that one of them has.
+    """Batches of rows, (R,), that fit the cache, and the most nodes one of them has.
 
-    Args:
-      num_nodes: (R,).
-      each: array elements a node.
+    ``each``: array elements a node.
     """
     order, begin = np.argsort(-num_nodes, kind="stable"), 0
     while begin < len(order):

@@ -36,18 +36,12 @@ _ROUNDED_UP = 2.0**-51
 
 
 class _Units(NamedTuple):
-    """What a protected unit has in an epoch.
+    """What a protected unit has in an epoch."""
 
-    Attributes:
-      is_whole: a contribution is taken along: none is left in its place.
-      number: of the units that are allocated, each by itself.
-      inner: chance that a drawn one holds what is protected.
-      outer: chance of the same, seen: what a unit holds says nothing of its step.
-    """
-
-    is_whole: bool
-    number: np.ndarray
-    inner: np.ndarray
+    is_whole: bool  # a contribution is taken along: none is left in its place
+    number: np.ndarray  # of the units that are allocated, each by itself
+    inner: np.ndarray  # chance that a drawn one holds what is protected
+    # The same chance, seen: what a unit holds says nothing of its step.
     outer: np.ndarray = ALWAYS
 
     @classmethod

@@ -43,21 +43,13 @@ _MOST_LISTED = 10_000_000
 
 
 class Mixture(NamedTuple):
-    """A pair's numbers at one setting; see `PeopleLoss`.
+    """A pair's numbers at one setting; see `PeopleLoss`."""
 
-    Attributes:
-      outer: factor of both profiles.
-      inner: chance of each of a component's contributions: of all, or one for each.
-      cover: chance of any, where those of others hide it; else 1.
-      counts: of the components.
-      log_weights: of them, summing up to ``cover``.
-    """
-
-    outer: float
-    inner: float | np.ndarray
-    cover: float
-    counts: np.ndarray
-    log_weights: np.ndarray
+    outer: float  # factor of both profiles
+    inner: float | np.ndarray  # chance of a component's contributions; or of each one's
+    cover: float  # chance of any, where those of others hide it; else 1
+    counts: np.ndarray  # of the components
+    log_weights: np.ndarray  # of them, summing up to ``cover``
 
 
 class Settings:
@@ -96,13 +88,10 @@ class Settings:
         visible: np.ndarray = ALWAYS,
         coin: np.ndarray | None = None,
     ) -> PrivacyLoss:
-        """The pair of the mixtures.
+        """The pair of the mixtures of a theorem, which has them of a setting.
 
-        Args:
-          theorem: of a setting.
-          leaves: where nothing takes a unit's place.
-          visible: one more factor of both profiles.
-          coin: one more, of all contributions at once, that is not seen.
+        ``leaves``: nothing takes a unit's place; ``visible`` is one more factor of both
+        profiles, ``coin`` one of all contributions at once that is not seen.
         """
         (outer, inner, cover), *parts = self._spread(theorem)
         kind = PeopleLoss if is_zeroing(self._step) or leaves else ReplacedPeopleLoss

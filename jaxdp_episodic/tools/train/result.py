@@ -44,23 +44,17 @@ _ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are 
 
 
 class Result(NamedTuple):
-    """What a run came to.
+    """What a run came to."""
 
-    Attributes:
-      trainer: with the final parameters in ``trainer.params``.
-      epsilon: spent, nats; *upper bound*.
-      epsilon_without_last_stage: what the same noise and steps would cost if the draw
-        of the examples were not counted.
-      scores: last score on every held-out part; in the first process alone.
-      folder: where everything is.
-      without_noise: as ``scores``, of the same run without noise, if it was asked for.
-    """
-
-    trainer: Trainer
-    epsilon: float
+    trainer: Trainer  # with the final parameters in ``trainer.params``
+    epsilon: float  # spent, nats; *upper bound*
+    # What the same noise and steps would cost if the draw of the examples were not
+    # counted.
     epsilon_without_last_stage: float
+    # Last score on every held-out part; in the first process alone.
     scores: Mapping[str, Score]
-    folder: Path
+    folder: Path  # where everything is
+    # As ``scores``, of the same run without noise, if it was asked for.
     without_noise: Mapping[str, Score] = MappingProxyType({})
 
     def __str__(self) -> str:

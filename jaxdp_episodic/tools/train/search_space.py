@@ -161,17 +161,12 @@ class SearchSettings(Spec):
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """A search, as `read_search` reads it.
+    """A search, as `read_search` reads it."""
 
-    Attributes:
-      settings: what it is charged, and by what it chooses.
-      distributions: dotted name of a field of the run to its distribution.
-      run: the table of the base run, without epsilon and delta.
-    """
-
-    settings: SearchSettings
+    settings: SearchSettings  # what it is charged, and by what it chooses
+    # Dotted name of a field of the run to its distribution.
     distributions: Mapping[str, Distribution]
-    run: Mapping[str, Any]
+    run: Mapping[str, Any]  # the table of the base run, without epsilon and delta
 
     def __post_init__(self) -> None:
         for name in self.distributions:

@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 import optax
 
-from jaxdp_episodic.accountant.describe.designs import (
-    IndependentEpisodes,
-    epoch_scheme,
-)
+from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes, epoch_scheme
 from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,
     ShuffledEpochs,
@@ -27,10 +24,7 @@ from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.audit.canaries import Canaries, CanaryLearner, recording
 from jaxdp_episodic.trainer.audit.canary_losses import canary_losses
 from jaxdp_episodic.trainer.audit.simulation import log_likelihood_ratio
-from jaxdp_episodic.trainer.audit.worst_case import (
-    blocks_of_run,
-    worst_case,
-)
+from jaxdp_episodic.trainer.audit.worst_case import blocks_of_run, worst_case
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, TrainingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.assemble import Tables, run_parts, statistics_of
@@ -75,12 +69,7 @@ class Training:
     make_trainer: Callable[..., Trainer] = Trainer
 
     def trainer(self, data: ExampleTable, *, num_steps: int) -> Trainer:
-        """Returns the unseeded trainer on other data, with the same noise.
-
-        Args:
-          data: the canaries' table, with some of them in.
-          num_steps: of the run.
-        """
+        """Returns the unseeded trainer on the canaries' table, with the same noise."""
         parts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         make, start = parts.pop("make_trainer"), self.start
         parts |= {

@@ -9,14 +9,8 @@ from typing import Any, ClassVar, Self
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
-)
-from jaxdp_episodic.accountant.describe.spec import (
-    Spec,
-    check_flags,
-    set_whole_numbers,
-)
+from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.spec import Spec, check_flags, set_whole_numbers
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_parts import (
     CLOSED_FORM,

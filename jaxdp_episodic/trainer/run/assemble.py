@@ -10,10 +10,7 @@ import jax
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import (
-    GroupedClasses,
-    checked_sampling,
-)
+from jaxdp_episodic.accountant.describe.designs import GroupedClasses, checked_sampling
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig

@@ -51,34 +51,22 @@ _META = ("charged_steps", "ledger", "run", "state")
 
 
 class Snapshot(NamedTuple):
-    """One checkpoint.
+    """One checkpoint."""
 
-    Attributes:
-      state: pytree of arrays: parameters and optimizer state.
-      charged_steps: steps that it contains, those given up included.
-      run: what the run is; see `described_run`.
-      ledger: the run's ledger as it was, which it must contain for ever; None if there
-        is no ledger.
-    """
-
-    state: Any
-    charged_steps: int
-    run: Mapping[str, Any]
+    state: Any  # pytree of arrays: parameters and optimizer state
+    charged_steps: int  # steps that it contains, those given up included
+    run: Mapping[str, Any]  # what the run is; see `described_run`
+    # The run's ledger as it was, which it must contain for ever; None if there is no
+    # ledger.
     ledger: LedgerMark | None = None
 
 
 class TrainingState(NamedTuple):
-    """What changes from step to step.
+    """What changes from step to step."""
 
-    Attributes:
-      params: pytree of float arrays.
-      optimizer_state: of the optax optimizer.
-      start: what the private statistics came to; () without.
-    """
-
-    params: Any
-    optimizer_state: Any
-    start: Any = ()
+    params: Any  # pytree of float arrays
+    optimizer_state: Any  # of the optax optimizer
+    start: Any = ()  # what the private statistics came to; () without
 
 
 def released_params(state: TrainingState) -> Any:
@@ -116,9 +104,7 @@ def updater(
 ) -> Callable[[TrainingState, Any], TrainingState]:
     """Returns the compiled ``(state, gradient) -> state``; types stay.
 
-    Args:
-      optimizer: gets the next as an extra argument, if it takes any.
-      noise_deviation: of the noise in each coordinate of a gradient.
+    The optimizer gets the noise's deviation in each coordinate, if it takes any.
     """
     moved = _compiled_update(optimizer, noise_deviation)
 

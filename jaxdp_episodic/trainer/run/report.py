@@ -30,11 +30,7 @@ from jaxdp_episodic.trainer.config.training_config import DISCRETE
 from jaxdp_episodic.trainer.config.training_start import contribution_norm
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
-from jaxdp_episodic.trainer.run.run_files import (
-    HELD_OUT,
-    read_log,
-    releasable_records,
-)
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT, read_log, releasable_records
 
 
 def privacy_statement(

@@ -194,16 +194,10 @@ def _rewrite(path: Path, keep_through: int) -> int | None:
 
 
 class StepProgress(NamedTuple):
-    """What a progress display is told after every step.
+    """What a progress display is told after every step."""
 
-    Attributes:
-      step: steps taken and charged.
-      num_steps: steps that the run takes.
-      epsilon: spent by these steps, nats.
-      record: the log record of the step, private compartments included.
-    """
-
-    step: int
-    num_steps: int
-    epsilon: float
+    step: int  # steps taken and charged
+    num_steps: int  # steps that the run takes
+    epsilon: float  # spent by these steps, nats
+    # The log record of the step, private compartments included.
     record: Mapping[str, Any]

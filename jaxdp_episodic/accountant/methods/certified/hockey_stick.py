@@ -99,14 +99,8 @@ def sum_window(
 
     The planned epsilon is inside, unless it is further than a window away.
 
-    Args:
-      dists: of the steps.
-      counts: of the steps.
-      plan: of the direction.
-
-    Returns:
-      The ends, and the plan with the bounds' tilts: rare large losses, of which plans
-      have poor estimates, ask for nearer ones than it had.
+    Returns the ends, and the plan with the bounds' tilts: rare large losses, of which
+    plans have poor estimates, ask for nearer ones than it had.
     """
 
     def moment(tilt: float) -> float:

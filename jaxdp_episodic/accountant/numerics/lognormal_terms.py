@@ -28,8 +28,10 @@ REACH = 13.0
 # Range of one term's normal variable under its tilted distribution, in standard
 # deviations: N(0, 1) has a mass of 1e-17 beyond.
 _TILTED_REACH = 8.5
-# Below this shift m = 1, else 0: K^n and e^{pk} would cancel in too many digits.
-_CENTRED_SHIFT = 0.05
+# Below this shift m = 1, else 0: K^n and e^{pk} would cancel in too many digits, and
+# n arg K turn too often between the points of a ray to be followed (with 0.05, tables
+# of 16 to 35 terms failed up to 0.07). From 0.35 on m = 1 loses the upper tails of few.
+_CENTRED_SHIFT = 0.15
 # Shifts below which K falls off like a Gaussian's on a vertical ray (set by trial): of
 # upper tails, and of lower tails of more than `_VERY_FEW` terms;
 _LIGHT_SHIFT = 0.35

@@ -74,12 +74,10 @@ def test_optimizers_take_steps(kind, schedule):
     optimizer = built_optimizer(config, 10)
     params = {"w": np.ones(3, np.float32)}
     state = optimizer.init(params)
-    sizes = []
+    sizes, update = [], jax.jit(optimizer.update)
     with jax.numpy_dtype_promotion("standard"):
         for _ in range(10):
-            updates, state = optimizer.update(
-                {"w": np.ones(3, np.float32)}, state, params
-            )
+            updates, state = update({"w": np.ones(3, np.float32)}, state, params)
             sizes.append(float(np.abs(updates["w"]).max()))
     assert 0 < sizes[0] < max(sizes)  # warmed up
     if schedule == "cosine" and kind != "sgd":

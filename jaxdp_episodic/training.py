@@ -18,6 +18,7 @@ from jaxdp_episodic.trainer.config.rules import (
     StopWhenStalled,
 )
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import RunEndedError
@@ -53,6 +54,7 @@ __all__ = [
     "AdaptiveBudget",
     "AdaptiveTrainer",
     "BudgetExhaustedError",
+    "ClippingConfig",
     "ConvNet",
     "Episode",
     "Evaluation",

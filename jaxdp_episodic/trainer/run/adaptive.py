@@ -55,6 +55,7 @@ class AdaptiveState(NamedTuple):
       params: as of `TrainingState`, like the next two.
       optimizer_state: likewise.
       start: likewise.
+      clip_norm: likewise.
       scores: of each noisy score in turn ``release`` (its number, 0 where there is none
         yet), ``check`` (index of the option) and ``value``, as released.
     """
@@ -62,6 +63,7 @@ class AdaptiveState(NamedTuple):
     params: Any
     optimizer_state: Any
     start: Any
+    clip_norm: Any
     scores: Any
 
 

@@ -50,6 +50,10 @@ def take_all_steps(
 
     evaluate_every, checkpoint_every, log_every = every
 
+    def public(step: int) -> dict[str, Any]:
+        norm = {"clip_norm": run.clip_norm} if run.clipping.counts else {}
+        return {"step": step, **accounted(step), **norm}
+
     noted: list[dict[str, Any]] = []
     with _opened(run, folder) as (log, journal, commit):
 
@@ -59,12 +63,12 @@ def take_all_steps(
 
         start, logged = run.num_steps_taken, log.last_step
         if logged is None and start == 0:
-            note({"step": 0, **accounted(0), **evaluate()})
+            note({**public(0), **evaluate()})
         elif logged is None or logged < start:
             is_evaluated = is_due(evaluate_every, start)
             if is_evaluated or is_due(log_every, start):
                 held_out = evaluate() if is_evaluated else {}
-                note({"step": start, **accounted(start), **held_out})
+                note({**public(start), **held_out})
         try:
             with run.ahead() as ahead:
                 for prepared in ahead:
@@ -75,10 +79,9 @@ def take_all_steps(
                     if is_due(log_every, step) or held_out:
                         seconds = time.perf_counter() - begun
                         private = {**diagnostics, "seconds": seconds}
-                        public = {"step": step, **accounted(step)}
-                        note({**public, PRIVATE: private, **held_out})
+                        note({**public(step), PRIVATE: private, **held_out})
                         if on_step is not None:
-                            epsilon = public["epsilon"]
+                            epsilon = noted[-1]["epsilon"]
                             on_step(StepProgress(step, last, epsilon, noted[-1]))
                     if is_due(checkpoint_every, step) or journal.is_full:
                         commit()
@@ -115,7 +118,7 @@ def _opened(
     """
     with LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger:
         name, charged = ledger.mark.run, run.ledger.charged
-        opening = described_opening(run.versions, run.truncation)
+        opening = described_opening(run.run, run.versions, run.truncation)
         if ledger.charged < charged:  # of steps taken elsewhere
             run.keep_epoch(folder, name, charged)
         with (

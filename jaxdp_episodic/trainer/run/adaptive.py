@@ -320,11 +320,39 @@ class AdaptiveTrainer(Trainer):
                 )
             one.check_learner(self._judged)
             run_checks.warn_about_delta(one.step, budget.delta, one.data)
-            if len(budget.runs) > 1 and one.data.fingerprint == self.data.fingerprint:
-                raise ValueError(
-                    f"check {name!r} looks at the training data: put its option into "
-                    "one run with those that train"
-                )
+            if len(budget.runs) > 1:
+                _check_apart(name, one, self.data)
+
+
+def _check_apart(name: str, check: PrivateValidation, data: ExampleTable) -> None:
+    """Refuses to count apart what a protected unit of both parts would pay for twice.
+
+    Units are told apart by their names, where they have any.
+    """
+    if check.data.fingerprint == data.fingerprint:
+        raise ValueError(
+            f"check {name!r} looks at the training data: put its option into one run "
+            "with those that train"
+        )
+    unit = str(check.step.privacy_unit)
+    found = [_names_of(table, unit) for table in (check.data, data)]
+    if found[0].dtype.kind == found[1].dtype.kind:
+        both = np.intersect1d(*found)
+        if both.size:
+            raise ValueError(
+                f"check {name!r} must be apart from the training data, whose "
+                f"{unit!r} units are others, got {both.size:,} in both, such as "
+                f"{both[0].item()!r}: put its option into one run with those that train"
+            )
+
+
+def _names_of(data: ExampleTable, unit: str) -> np.ndarray:
+    """Names of the units of a level; none where they are only counted."""
+    names, ids = data.level_names, data.population.unit_ids or ()
+    level = names.index(unit) if unit in names else len(ids)
+    found = np.asarray(ids[level]) if level < len(ids) else np.empty(0)
+    is_count = np.array_equal(found, np.arange(len(found)))
+    return found[:0] if is_count else found
 
 
 def _of_step(trainer: Trainer) -> dict[str, Any]:

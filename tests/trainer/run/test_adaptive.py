@@ -25,8 +25,10 @@ from jaxdp_episodic.trainer.config.rules import (
     SpendRest,
     StopWhenStalled,
 )
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError, _check_apart
 from jaxdp_episodic.trainer.run.adaptive_report import adaptive_statement
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
@@ -157,6 +159,23 @@ def test_parts_of_the_data_that_share_nobody_pay_each_for_itself():
         )
 
 
+def test_a_protected_unit_in_both_parts_is_not_counted_apart():
+    """Classes of one name are one unit where classes are protected."""
+
+    def table(first):
+        data = classes(num_classes=12)
+        names = np.repeat([f"class {first + i:02}" for i in range(12)], 6)
+        return ExampleTable.from_records(data.features, units={"class": names})
+
+    check = dataclasses.replace(CHECK, privacy_unit="class")
+    held_out = PrivateValidation(table(0), check, shots=SHOTS, normalizer=4.0)
+    _check_apart("check", held_out, table(12))
+    with pytest.raises(ValueError, match="got 1 in both, such as 'class 11'"):
+        _check_apart("check", held_out, table(11))
+    examples = PrivateValidation(table(0), CHECK, shots=SHOTS)
+    _check_apart("check", examples, table(11))  # other drawings of the class
+
+
 # --- Interrupted, killed, resumed ---
 
 
@@ -200,6 +219,25 @@ def test_resumed_it_is_the_run_that_nobody_disturbed(tmp_path, whole, call):
     assert again.scores == whole[0].scores
     assert asked == list(range(9))  # each once, the last time to end
     assert [r["step"] for r in read_log(tmp_path / run_files.LOG)] == list(range(9))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:count_noise")
+def test_with_a_clip_norm_that_follows_it_is_the_same_run(tmp_path):
+    """Norm, scores and choices are all in the state, or follow from the journal."""
+    follows = {"clipping": ClippingConfig(quantile=0.5, rate=0.3), "normalizer": 5.0}
+    whole = adaptive(**follows)
+    whole.train(tmp_path / "whole")
+    run = adaptive(**follows)
+    run._let_out = Interrupted(run._let_out, 6)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(tmp_path / "parts", checkpoint_every=4)
+    again = adaptive(**follows)
+    assert again.resume(tmp_path / "parts") == 5
+    again.train(tmp_path / "parts")
+    assert_same(again, whole)
+    assert again.clip_norm == whole.clip_norm != 0.5
+    assert again.ledger.options == whole.ledger.options
 
 
 def test_without_a_seed_what_was_broken_off_is_given_up_and_stays_charged(tmp_path):

@@ -27,6 +27,7 @@ DOCS = sorted(
 # Pages whose sessions take more than some seconds.
 SLOW = {
     "docs/account.md",
+    "docs/adaptive.md",
     "docs/attacks.md",
     "docs/audit.md",
     "docs/draws.md",

@@ -27,6 +27,7 @@ DOCS = sorted(
 # Pages whose sessions take more than some seconds.
 SLOW = {
     "docs/account.md",
+    "docs/adaptive.md",
     "docs/adaptive_training.md",
     "docs/attacks.md",
     "docs/audit.md",

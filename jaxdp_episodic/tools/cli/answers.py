@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
 from jaxdp_episodic.accountant.report.ledgers import LedgersContent, read_ledgers
@@ -212,6 +213,10 @@ def _run_per_unit(file: Path, out: Path) -> int:
         request = read_request(file, EpsilonRequest)
         if request.delta is None:
             raise ValueError("--per-unit gives epsilons, so the request needs a delta")
+        if isinstance(request.step, AdaptiveRun):
+            raise NotImplementedError(
+                "--per-unit covers planned runs, got one that adapts"
+            )
         _prepare(out)
         budgets = unit_budgets(
             request.step,

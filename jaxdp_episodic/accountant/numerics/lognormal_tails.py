@@ -49,7 +49,8 @@ _AXIS_RULES = ((24, 4), (40, 1))
 # Chebyshev nodes of the transform along the axis, and of the finer contours.
 _CHEBYSHEV = (64, 88)
 # Panels along the axis over 1 + shift, and of finer contours, at shifts up to 2 and
-# above; and Gauss-Legendre nodes of each. Set by trial against the next finer ones.
+# above; and Gauss-Legendre nodes of each. 99 % of 286 sums had errors below 2e-9; with
+# one panel less below 8e-9, with 18 nodes below 4e-9.
 _PANELS = ((3, 4), (4, 6))
 _PANEL_NODES = 22
 

@@ -28,14 +28,13 @@ REACH = 13.0
 # Range of one term's normal variable under its tilted distribution, in standard
 # deviations: N(0, 1) has a mass of 1e-17 beyond.
 _TILTED_REACH = 8.5
-# Below this shift m = 1, else 0: K^n and e^{pk} would cancel in too many digits.
-_CENTRED_SHIFT = 0.05
-# Shifts below which K falls off like a Gaussian's on a vertical ray (set by trial): of
-# upper tails, and of lower tails of more than `_VERY_FEW` terms;
-_LIGHT_SHIFT = 0.35
-# of lower tails of so few terms.
-_LIGHT_SHIFT_OF_FEW = 0.13
-_VERY_FEW = 5
+# Below this shift m = 1, else 0: K^n and e^{pk} would cancel in too many digits, and
+# n arg K turn too often between the points of a ray to be followed (with 0.05, tables
+# of 16 to 35 terms failed up to 0.07). From 0.35 on m = 1 loses the upper tails of few.
+_CENTRED_SHIFT = 0.15
+# Shift below which K falls off like a Gaussian's on a vertical ray: with 0.35 tables of
+# two terms are off by 3e-6 there, with 0.24 by 6e-3, and with this by 2e-8.
+_LIGHT_SHIFT = 0.28
 # Array elements that fit the cache (measured).
 _CACHED_ELEMENTS = 2**17
 # Rows of one call of a kernel: fewer take longer, more leave the cache (measured).
@@ -77,9 +76,7 @@ class Sums(NamedTuple):
     @property
     def is_light(self) -> np.ndarray:
         """Where K falls off like a Gaussian's: rays are vertical."""
-        is_normal = (self.upper > 0) | (self.count > _VERY_FEW)
-        limit = np.where(is_normal, _LIGHT_SHIFT, _LIGHT_SHIFT_OF_FEW)
-        return self.shift < limit
+        return self.shift < _LIGHT_SHIFT
 
     def centred_term(self, log_a: np.ndarray) -> np.ndarray:
         """``±(A - m)`` at log A, (..., R)."""

@@ -182,7 +182,9 @@ def test_a_composed_run(call):
     ]
 
 
-@pytest.mark.parametrize("given", ["", "noise_multiplier = 7.0\n"])
+@pytest.mark.parametrize(
+    "given", [pytest.param("", marks=pytest.mark.slow), "noise_multiplier = 7.0\n"]
+)
 def test_calibrate_noise(call, given):
     content = CALIBRATE.replace('"GaussianStep"\n', f'"GaussianStep"\n{given}')
     _, out, _ = call("calibrate", content, "--json")
@@ -582,7 +584,13 @@ def test_every_config_names_its_command(path):
     assert read_request(path, kind[command])
 
 
-@pytest.mark.parametrize("module", ["jaxdp_episodic", "jaxdp_episodic.tools.cli"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "jaxdp_episodic",
+        pytest.param("jaxdp_episodic.tools.cli", marks=pytest.mark.slow),
+    ],
+)
 def test_runs_as_a_module(module):
     command = [sys.executable, "-m", module, "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

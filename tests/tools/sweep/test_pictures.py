@@ -172,6 +172,7 @@ def test_what_is_drawn_is_what_the_table_has(folder):
     np.testing.assert_allclose(table.answers(shuffled).ravel(), cost(**values))
 
 
+@pytest.mark.slow
 def test_a_picture_says_how_much_it_shows(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "_MAX_POINTS", 5)
     monkeypatch.setattr(pictures, "_MAX_SORTED", 10)

@@ -20,7 +20,7 @@ DELTA = 1e-3
 @pytest.fixture
 def draws(request):
     """More of them where the audit comes less near to what it shows."""
-    return 400_000 if request.node.get_closest_marker("slow") else 100_000
+    return 400_000 if request.node.get_closest_marker("slow") else 50_000
 
 
 def tasks(noise=1.0, **more):

@@ -484,7 +484,11 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before})
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["epsilon", "x.toml"], ["calibrate", "x.toml"]],
+    [
+        ["--help"],
+        ["epsilon", "x.toml"],
+        pytest.param(["calibrate", "x.toml"], marks=pytest.mark.slow),
+    ],
     ids=lambda arguments: arguments[0].strip("-"),
 )
 def test_a_question_imports_only_what_it_needs(arguments, tmp_path):

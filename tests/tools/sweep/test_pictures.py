@@ -81,6 +81,7 @@ def words(svg):
     return re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_default_picture(folder):
     files = pictures.draw(folder)
     assert [file.name for file in files] == ["contours.png", "contours.svg"]

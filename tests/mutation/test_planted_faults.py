@@ -30,7 +30,7 @@ def assert_caught(fault, effort):
 
 # Gradients that are far too large show in a few hundred releases; what is only twice as
 # loud as is claimed needs all.
-FEW = QUICK._replace(releases=500, draws=500)
+FEW = QUICK._replace(releases=500)
 TWICE_AS_LOUD = ("noise halved", "clip after the sum")
 
 

@@ -24,7 +24,8 @@ from jaxdp_episodic.trainer.gradient.processes import Processes
 
 # What of a run's description its epsilon rests on, or what it is about.
 _ACCOUNTED = frozenset(
-    "step before target units data seed l2_clip_norm clipping noise".split()
+    "step before target units data seed l2_clip_norm clipping noise adaptive checks"
+    "".split()
 )
 # Packages that draws and sums come from.
 _PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "optax")

@@ -182,16 +182,9 @@ def merged_upwards(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns fewer binomial laws, with weights, for many: they are larger.
 
-    Of units that are so many and of which none is drawn with chance ``e^-log_none``:
-    both together say which of two binomial laws is the larger one in stochastic order.
-
-    Args:
-      number: (n,) whole numbers.
-      log_none: (n,) of each, >= 0; inf where some unit is drawn for sure.
-      log_weight: (n,) finite.
-
-    Returns:
-      The same three of few: see `_MOST_TERMS`.
+    Laws are (n,) numbers of units, logarithms of the chance that none is drawn, with
+    their sign changed (inf where one is for sure), and finite log-weights. The first
+    two together say which of two laws is the larger one in stochastic order.
     """
     most = np.clip(_MOST_TERMS / max(np.max(number), 1.0), 2.0, _MOST_LAWS)
     if len(number) <= most:

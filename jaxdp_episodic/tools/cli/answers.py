@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
 from jaxdp_episodic.accountant.report.ledgers import LedgersContent, read_ledgers
@@ -213,13 +212,10 @@ def _run_per_unit(file: Path, out: Path) -> int:
         request = read_request(file, EpsilonRequest)
         if request.delta is None:
             raise ValueError("--per-unit gives epsilons, so the request needs a delta")
-        if isinstance(request.step, AdaptiveRun):
-            raise NotImplementedError(
-                "--per-unit covers planned runs, got one that adapts"
-            )
+        step = request.planned("--per-unit")
         _prepare(out)
         budgets = unit_budgets(
-            request.step,
+            step,
             num_steps=request.num_steps,
             delta=request.delta,
             method=request.method,

@@ -125,6 +125,18 @@ class EpsilonRequest(_Request):
         natures = {"exact": "exact, rounded up", "pld": "certified upper bound"}
         return natures.get(self.method, "upper bound")
 
+    def planned(self, what: str) -> AnyStep:
+        """Returns the step of what covers no run that adapts, or refuses that.
+
+        Raises:
+          NotImplementedError: naming ``what``.
+        """
+        if isinstance(self.step, AdaptiveRun):
+            raise NotImplementedError(
+                f"{what} covers runs that are planned, got an AdaptiveRun"
+            )
+        return self.step
+
     def answer(self) -> np.ndarray | np.float64:
         """Returns the epsilon or delta asked for, of the request's shape.
 

@@ -339,9 +339,9 @@ def _check_apart(name: str, check: PrivateValidation, data: ExampleTable) -> Non
             "with those that train"
         )
     unit = str(check.step.privacy_unit)
-    found = [_names_of(table, unit) for table in (check.data, data)]
-    if found[0].dtype.kind == found[1].dtype.kind:
-        both = np.intersect1d(*found)
+    ours, theirs = (_names_of(table, unit) for table in (check.data, data))
+    if ours.dtype.kind == theirs.dtype.kind:
+        both = np.intersect1d(ours, theirs)
         if both.size:
             raise ValueError(
                 f"check {name!r} must be apart from the training data, whose "

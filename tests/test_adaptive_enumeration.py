@@ -8,6 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.methods.adaptive.finite import Atoms, worst_of_finite
+from jaxdp_episodic.accountant.methods.adaptive.graph import budget_graph
 from oracles import adaptive
 
 # Largest number of strategies of one random menu: all of them are written out.
@@ -193,3 +196,100 @@ def test_what_is_paid_adds_up_over_the_histories():
             worst, _ = adaptive.worst(menu, moves, budget, lambda _, g=g: g)
             quick = adaptive.worst_by_history(menu, moves, budget, lambda _, g=g: g)
             assert quick == pytest.approx(worst, abs=1e-15)
+
+
+def _menus(rng, number):
+    """Random menus of which all strategies can be written out, prices and a budget."""
+    made = 0
+    while made < number:
+        options, outputs = int(rng.integers(1, 4)), int(rng.integers(2, 4))
+        menu = adaptive.random_menu(rng, options, outputs)
+        prices = [int(c) for c in rng.integers(1, 4, options)]
+        budget = int(rng.integers(1, 6))
+        moves = adaptive.by_prices(prices)
+        if adaptive.num_strategies(menu, moves, budget) <= MOST_STRATEGIES:
+            made += 1
+            yield menu, prices, budget
+
+
+@pytest.mark.parametrize(
+    "number", [20, pytest.param(500, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_recursion_is_the_worst_of_all_strategies(number):
+    rng = np.random.default_rng(number)
+    for menu, prices, budget in _menus(rng, number):
+        moves, graph = adaptive.by_prices(prices), budget_graph(prices, budget)
+        g = np.exp(rng.uniform(-2.5, 2.5, 3))
+        for pairs in (menu, [(q, p) for p, q in menu]):
+            true = [
+                adaptive.worst(pairs, moves, budget, lambda _, x=x: x)[0] for x in g
+            ]
+            options = [Atoms.of_pair(p, q) for p, q in pairs]
+            found = worst_of_finite(graph, options, np.log(g))
+            assert found is not None
+            np.testing.assert_allclose(found[0], true, rtol=0, atol=1e-13)
+            assert (np.abs(found[0] - true) <= found[1]).all()
+
+
+def _sampled(rate, noise):
+    level = jde.Poisson("example", sampling_probability=rate)
+    design = jde.MultistageSampling(level)
+    return jde.GaussianStep(design, noise_multiplier=noise)
+
+
+@pytest.mark.parametrize(
+    ("rates", "noises", "prices", "budget", "epsilon"),
+    [
+        pytest.param(
+            [0.1, 0.1, 0.1],
+            [1.5, 2.2, 3.3],
+            [15, 5, 2],
+            60,
+            0.5,
+            marks=pytest.mark.slow,
+        ),
+        ([0.5, 0.2], [4.0, 2.0], [2, 3], 12, 0.3),
+        ([1.0, 0.3], [6.0, 3.0], [2, 1], 9, 0.6),
+    ],
+)
+def test_interval_holds_the_quadrature_of_sampled_steps(
+    rates, noises, prices, budget, epsilon
+):
+    """Independent of lattices and chords; good to some 1e-5 of delta."""
+    true = max(
+        adaptive.SampledSteps(rates, noises, prices, budget, way).delta(epsilon)
+        for way in (True, False)
+    )
+    names = [f"option {k}" for k in range(len(rates))]
+    run = jde.AdaptiveRun(
+        {n: _sampled(*x) for n, *x in zip(names, rates, noises, strict=True)},
+        prices=dict(zip(names, prices, strict=True)),
+        budget=budget,
+    )
+    lower, upper = run.delta_interval(epsilon=epsilon)
+    assert lower * (1 - 5e-5) <= true <= upper * (1 + 5e-5)
+    assert upper - lower <= 1e-3 * upper
+
+
+@pytest.mark.slow
+def test_maximiser_that_is_played_reaches_the_interval():
+    """1e7 paths with real noise, each step chosen by the loss so far."""
+    rates, noises, prices, budget = [0.1] * 3, [1.5, 2.2, 3.3], [15, 5, 2], 600
+    played = adaptive.SampledSteps(rates, noises, prices, budget)
+    rng, batches = np.random.default_rng(11), 20
+    means = [played.play(rng, 1.0, 500_000)[0] for _ in range(batches)]
+    mean, error = np.mean(means), np.std(means) / np.sqrt(batches)
+    names = ["slow", "middle", "fast"]
+    run = jde.AdaptiveRun(
+        {n: _sampled(r, s) for n, r, s in zip(names, rates, noises, strict=True)},
+        prices=dict(zip(names, prices, strict=True)),
+        budget=budget,
+    )
+    lower, upper = run.delta_interval(epsilon=1.0)
+    assert abs(mean - lower) < 5 * error and abs(mean - upper) < 5 * error
+    # Of any one option alone it is less: what is played is what adapting costs.
+    alone = [
+        jde.delta(jde.compose((_sampled(r, s), budget // c)), epsilon=1.0)
+        for r, s, c in zip(rates, noises, prices, strict=True)
+    ]
+    assert mean > max(alone) + 5 * error

@@ -156,7 +156,9 @@ class SampledSteps:
     @staticmethod
     def loss(rate, noise, x):
         """log of the density with the unit over the one without, at an output x."""
-        return np.logaddexp(np.log1p(-rate), np.log(rate) + x / noise - 0.5 / noise**2)
+        with np.errstate(divide="ignore"):  # rate 1: always drawn
+            without = np.log1p(-rate)
+        return np.logaddexp(without, np.log(rate) + x / noise - 0.5 / noise**2)
 
     def single(self, rate, noise):
         """The hockey stick of one step at all places: its hinge defeats quadrature."""

@@ -44,6 +44,8 @@ class Spec(ByValue):
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
     # Field -> what it must be one of, for those that have to be given.
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    # Keys that a dictionary may have beside the fields: arguments of the constructor.
+    also_read: ClassVar[tuple[str, ...]] = ()
     # Field -> its check, of the fields that may be arrays and broadcast together.
     numeric: ClassVar[Mapping[str, Check]] = {}
 
@@ -152,4 +154,6 @@ def _value_key(value: Any) -> Any:
         return value.shape, (value + 0).tobytes()
     if isinstance(value, tuple):
         return tuple(_value_key(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple(sorted((key, _value_key(item)) for key, item in value.items()))
     return value

@@ -72,7 +72,7 @@ class Pipeline(NamedTuple):
             return dict(config)
         if self.learner is None:
             return {**config, "start": self.start}
-        gone = ("model", "l2_clip_norm", "num_steps", "normalizer", "optimizer")
+        gone = "model l2_clip_norm clipping num_steps normalizer optimizer".split()
         kept = {k: v for k, v in config.items() if k not in gone}
         learner = {"kind": self.learner, "shots": config["learner"]["shots"]}
         if self.learner == MIXED:

@@ -29,7 +29,7 @@ _MAX_VARIANTS = 64
 # Fields of a run that the search sets, or that would break its guarantee.
 _FIXED = ("epsilon", "delta", "data", "evaluation", "seed", "version", "type")
 # What private statistics alone have no use for, of the run and of its start.
-_OF_STEPS = ("model", "l2_clip_norm", "num_steps", "normalizer")
+_OF_STEPS = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
 _OF_A_START = ("kind", "share")
 
 

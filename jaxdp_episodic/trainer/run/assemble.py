@@ -189,6 +189,7 @@ def run_parts(config: TrainingConfig, data: ExampleTable) -> dict[str, Any]:
         "shots": config.learner.shots,
         "optimizer": built_optimizer(config.optimizer, gradient_steps),
         "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
+        "clipping": config.clipping,
         "normalizer": config.normalizer,
         "block_size": config.block_size,
         "noise": config.noise,

@@ -3,8 +3,8 @@
 Every record of the log has three compartments, and which one a number belongs to is
 decided where it is computed:
 
-* top level: public. Step, epsilon, learning rate: functions of the settings and of what
-  was released.
+* top level: public. Step, epsilon, the clip norm of the next step where it follows a
+  quantile: functions of the settings and of what was released.
 * ``"private"``: computed from private training data without noise (loss, gradient
   norms, realised batch sizes, and seconds, which grow with the realised batch). Nothing
   of it may be released, and nothing of it steers the run.

@@ -31,6 +31,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
 from jaxdp_episodic.accountant.losses.gaussian import scaled
+from jaxdp_episodic.accountant.losses.integration_paths import Pair
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
     LOG_SQRT_2PI,
@@ -41,7 +42,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     real_log_mixture,
     undrawn_loss,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MixturePair,

@@ -4,13 +4,21 @@ Doors: `assemble`, `episode`, `precision`, `processes`, `run`, `run_files`, `sea
 `search_space`, `statistics`, `trainer`.
 """
 
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
     plan_budget,
 )
 from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.trainer.config.rules import (
+    NextWhenStalled,
+    Released,
+    SpendRest,
+    StopWhenStalled,
+)
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import RunEndedError
@@ -31,9 +39,11 @@ from jaxdp_episodic.trainer.learners.models import (
     split_model,
 )
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
 from jaxdp_episodic.trainer.run.report import load_parameters
 from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
@@ -41,7 +51,10 @@ __all__ = [
     "ANIL",
     "MAML",
     "MLP",
+    "AdaptiveBudget",
+    "AdaptiveTrainer",
     "BudgetExhaustedError",
+    "ClippingConfig",
     "ConvNet",
     "Episode",
     "Evaluation",
@@ -49,14 +62,20 @@ __all__ = [
     "Learner",
     "Linear",
     "MixedModel",
+    "NextWhenStalled",
     "PatchConv",
     "PrivacyBudget",
     "PrivateGradient",
     "PrivateStatistics",
+    "PrivateValidation",
     "ProtoNet",
+    "Released",
+    "RuleError",
     "RunEndedError",
     "Score",
+    "SpendRest",
     "StartConfig",
+    "StopWhenStalled",
     "Supervised",
     "Trainer",
     "TrainingConfig",

@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import gc
 import os
 from importlib.metadata import version
 
@@ -29,6 +30,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxdp_episodic.accountant import _engine
 
+gc.disable()  # while tests are collected: all of it is kept
 hypothesis.settings.register_profile("project", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("project")
 
@@ -63,6 +65,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)  # stable: files stay together
 
 
+def pytest_collection_finish():
+    """The collector need not go through what every test keeps, nor look so often."""
+    gc.freeze()
+    gc.set_threshold(20_000)
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _x64_flag_is_left_alone():
     """Fails any test after which the caller's x64 setting has changed."""
@@ -92,6 +101,14 @@ def _compile_once(tmp_path_factory):
     compilation_cache.reset_cache()
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update(limit, before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_disk_is_waited_for():
+    """What is written is there for every process; no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: os.fstat(file) and None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

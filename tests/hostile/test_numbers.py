@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.bounds import mechanisms
+from rows import fast_and_slow
 
 POISSON = jde.MultistageSampling(jde.Poisson("u", sampling_probability=0.1))
 STEP = jde.GaussianStep(POISSON, noise_multiplier=1.0)
@@ -131,9 +132,6 @@ CALLS = {
     "Laplace, delta": lambda v: mechanisms.Laplace(v).delta(1.0),
     "response, epsilon": lambda v: mechanisms.RandomizedResponse(v).rdp(2.0),
     "response, order": lambda v: mechanisms.RandomizedResponse(1.0).rdp(v),
-    "response, truth": lambda v: mechanisms.RandomizedResponse.from_truth_probability(
-        v
-    ).delta(1.0),
     "table": lambda v: mechanisms.RdpTable([1.0, v]).rdp(2.5),
     "rates": lambda v: jde.inclusion_rates(
         jde.MultistageSampling(jde.Poisson("u", sampling_probability=v))
@@ -158,13 +156,18 @@ def answered(call, value):
 
 # A search for a rate takes longest: those left out have a like beside them.
 RATES = ("rate, epsilon", "rate, noise")
+# Searches, whose noise "epsilon, noise" and "delta, noise" check without one.
+SEARCHES = ("rate, noise", "steps, noise")
 ALIKE = (1e-308, 1e-300, 1e-17, 1 - 2**-53, 1 + 2**-52)
 
 
 @pytest.mark.parametrize(
     ("name", "all_numbers"),
     [
-        *((name, name not in RATES) for name in CALLS),
+        *fast_and_slow(
+            ((name, name not in RATES) for name in CALLS),
+            lambda name, _: name not in SEARCHES,
+        ),
         *(pytest.param(name, True, marks=pytest.mark.slow) for name in RATES),
     ],
 )

@@ -176,16 +176,11 @@ def _check_keys(cls: Any, fields: Mapping[Any, Any], where: str) -> None:
 
 
 def refuse_hostile(where: str, root: Any) -> None:
-    """Refuses nesting and integers that would break Python's own repr or NumPy.
+    """Refuses what would break Python's own repr, or NumPy, in lists and mappings.
 
-    Iterative on purpose: the input may be nested deeper than the call stack.
-
-    Args:
-      where: how errors call the place of ``root``.
-      root: lists and mappings, as read from a file.
-
-    Raises:
-      ValueError: nesting deeper than 32 levels, an integer of more than 64 bits.
+    Nesting deeper than 32 levels, and integers of more than 64 bits, raise
+    `ValueError`; ``where`` is how it calls the place. Iterative on purpose: the input
+    may be nested deeper than the call stack.
     """
     stack = [(root, 0)]
     while stack:

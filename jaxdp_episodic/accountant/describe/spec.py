@@ -89,8 +89,7 @@ def set_numbers(spec: Spec) -> None:
 def frozen_number(array: np.ndarray) -> Any:
     """Returns a 0-d array as a Python number, any other one made read-only.
 
-    Args:
-      array: freshly made by a check of ``_validation``, so nobody else holds it.
+    It is freshly made by a check of ``_validation``, so nobody else holds it.
     """
     if array.ndim == 0:
         return array.item()
@@ -107,12 +106,7 @@ def set_checked(
 ) -> None:
     """Replaces fields of a frozen spec by what a check of ``_validation`` returns.
 
-    Args:
-      spec: whose fields.
-      check: of the name and the value.
-      *names: of the fields.
-      one: each must be one number, no array.
-      optional: None stays as it is.
+    ``one``: each must be one number, no array; ``optional``: None stays as it is.
     """
     for name in names:
         value = getattr(spec, name)

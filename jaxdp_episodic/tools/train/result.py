@@ -23,8 +23,14 @@ from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_bud
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.tools.plots.run import draw_run
+from jaxdp_episodic.trainer.config.training_parts import NORMALIZE
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.adaptive_report import (
+    adaptive_facts,
+    adaptive_statement,
+)
 from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.report import (
     export_run,
@@ -44,27 +50,23 @@ _ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are 
 
 
 class Result(NamedTuple):
-    """What a run came to.
+    """What a run came to."""
 
-    Attributes:
-      trainer: with the final parameters in ``trainer.params``.
-      epsilon: spent, nats; *upper bound*.
-      epsilon_without_last_stage: what the same noise and steps would cost if the draw
-        of the examples were not counted.
-      scores: last score on every held-out part; in the first process alone.
-      folder: where everything is.
-      without_noise: as ``scores``, of the same run without noise, if it was asked for.
-    """
-
-    trainer: Trainer
-    epsilon: float
+    trainer: Trainer  # with the final parameters in ``trainer.params``
+    epsilon: float  # spent, nats; *upper bound*
+    # What the same noise and steps would cost if the draw of the examples were not
+    # counted.
     epsilon_without_last_stage: float
+    # Last score on every held-out part; in the first process alone.
     scores: Mapping[str, Score]
-    folder: Path
+    folder: Path  # where everything is
+    # As ``scores``, of the same run without noise, if it was asked for.
     without_noise: Mapping[str, Score] = MappingProxyType({})
 
     def __str__(self) -> str:
         budget, lines = self.trainer.budget, []
+        chose = isinstance(self.trainer, AdaptiveTrainer)
+        what = "guarantee" if chose else "target"
         for name, score in self.scores.items():
             lines.append(f"{name:<12}{score}")
             if name in self.without_noise:
@@ -74,7 +76,7 @@ class Result(NamedTuple):
         if self.trainer.is_seeded and budget.is_private:
             spent += f" were it not seeded; not private: {SEEDED}"
         lines.append(
-            f"{'epsilon':<12}{spent}   (target {budget.epsilon:g}, delta "
+            f"{'epsilon':<12}{spent}   ({what} {budget.epsilon:g}, delta "
             f"{budget.delta:g}, one {budget.step.privacy_unit})"
         )
         if self.epsilon_without_last_stage > 1.001 * self.epsilon:
@@ -89,6 +91,28 @@ class Result(NamedTuple):
         return "\n".join(lines)
 
 
+class _Said(NamedTuple):
+    """What a run says of itself, for its page and for its release.
+
+    Attributes:
+      epsilon: spent, or guaranteed.
+      uncounted: see `Result`.
+      facts: of the page.
+      statement: of the page.
+      released: facts, and the statement, of the release.
+      has_public_epsilon: whether the log's epsilons are for release.
+      meaning: of the protection, in a sentence.
+    """
+
+    epsilon: float
+    uncounted: float
+    facts: dict[str, Any]
+    statement: str
+    released: tuple[dict[str, Any], str]
+    has_public_epsilon: bool
+    meaning: str
+
+
 def finished(
     trainer: Trainer,
     folder: Path,
@@ -97,41 +121,12 @@ def finished(
     without_noise: Mapping[str, Mapping[str, Any]],
 ) -> Result:
     """Report, picture and release of a run that took all its steps."""
-    budget, taken = trainer.budget, trainer.num_steps_charged
-    spent = float(budget.spent(taken))
     records = read_log(folder / run_files.LOG)
-    how = {
-        "is_seeded": trainer.is_seeded,
-        "has_default_normalizer": trainer.has_default_normalizer,
-        "noise": trainer.noise,
-        "truncation": trainer.truncation,
-        "people": _people(trainer),
-    }
-    statement = privacy_statement(budget, taken, **how)
-    uncounted = epsilon_without_last_stage(budget, taken)
-    facts: dict[str, Any] = {
-        "steps": taken,
-        "epsilon spent": spent,
-        **_uncounted(budget, uncounted),
-        "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
-        "noise": trainer.noise,
-        "protected": f"one {budget.step.privacy_unit} "
-        f"({budget.step.neighboring_relation})",
-    }
-    if budget.before:
-        noises = [float(step.noise_multiplier) for step in budget.before]
-        facts["noise multipliers of statistics"] = noises
-    if budget.num_steps > len(budget.before):
-        facts |= {
-            "noise multiplier": budget.step.noise_multiplier,
-            "clip norm": trainer.l2_clip_norm,
-            "clipped": f"each {budget.step.clip_unit}",
-            "mean units a step": trainer.sampler.expected_units,
-        }
-    if trainer.is_seeded or not budget.is_private:
-        facts["not private"] = SEEDED if budget.is_private else "there is no noise"
-    facts = plain(facts)
-    private_facts = facts
+    if isinstance(trainer, AdaptiveTrainer):
+        said = _said_of_choices(trainer)
+    else:
+        said = _said_of_plan(trainer)
+    private_facts = said.facts
     for split, score in without_noise.items():
         value = f"{score['name']} {score['mean']:.4f}, not private"
         private_facts = {**private_facts, f"{split} without noise": value}
@@ -149,27 +144,114 @@ def finished(
                 if "mean_loss" in r.get(PRIVATE, {})
             ],
             scores=[(r["step"], r[HELD_OUT]) for r in records if HELD_OUT in r],
-            target_epsilon=budget.epsilon,
+            target_epsilon=trainer.budget.epsilon,
             without_noise=without_noise,
-            meaning=_meaning(trainer),
+            meaning=said.meaning,
+            is_guarantee=isinstance(trainer, AdaptiveTrainer),
         )
     page = markdown_report(
-        records, title=title, facts=private_facts, statement=statement, picture=picture
+        records,
+        title=title,
+        facts=private_facts,
+        statement=said.statement,
+        picture=picture,
     )
     write_atomically(folder / REPORT, page, is_private=True)
+    facts, statement = said.released
     export_run(
         folder / RELEASE,
         params=trainer.params,
-        statement=privacy_statement(budget, taken, for_release=True, **how),
+        statement=statement,
         log=folder / run_files.LOG,
-        facts=released_facts(facts, budget),
-        has_public_epsilon=public_budget(budget) is not None,
+        facts=facts,
+        has_public_epsilon=said.has_public_epsilon,
     )
     last = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
     scores, bare = (
         {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
     )
-    return Result(trainer, spent, uncounted, scores, folder, bare)
+    return Result(trainer, said.epsilon, said.uncounted, scores, folder, bare)
+
+
+def _said_of_plan(trainer: Trainer) -> _Said:
+    """What is said of a run that was fixed in advance."""
+    budget, taken = trainer.budget, trainer.num_steps_charged
+    spent = float(budget.spent(taken))
+    how = {
+        "is_seeded": trainer.is_seeded,
+        "has_default_normalizer": trainer.has_default_normalizer,
+        "noise": trainer.noise,
+        "clipping": trainer.clipping,
+        "truncation": trainer.truncation,
+        "people": _people(trainer),
+    }
+    uncounted = epsilon_without_last_stage(budget, taken)
+    facts: dict[str, Any] = {
+        "steps": taken,
+        "epsilon spent": spent,
+        **_uncounted(budget, uncounted),
+        "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
+        "noise": trainer.noise,
+        "protected": f"one {budget.step.privacy_unit} "
+        f"({budget.step.neighboring_relation})",
+    }
+    if budget.before:
+        noises = [float(step.noise_multiplier) for step in budget.before]
+        facts["noise multipliers of statistics"] = noises
+    if budget.num_steps > len(budget.before):
+        facts |= {
+            "noise multiplier": budget.step.noise_multiplier,
+            "clip norm": _clip_norm(trainer),
+            "clipped": f"each {budget.step.clip_unit}",
+            "mean units a step": trainer.sampler.expected_units,
+        }
+    if trainer.is_seeded or not budget.is_private:
+        facts["not private"] = SEEDED if budget.is_private else "there is no noise"
+    facts = plain(facts)
+    released = privacy_statement(budget, taken, for_release=True, **how)
+    return _Said(
+        spent,
+        uncounted,
+        facts,
+        privacy_statement(budget, taken, **how),
+        (released_facts(facts, budget), released),
+        public_budget(budget) is not None,
+        _meaning(trainer),
+    )
+
+
+def _said_of_choices(trainer: AdaptiveTrainer) -> _Said:
+    """What is said of a run that chose on the way; all of it is public."""
+    budget, facts = trainer.ledger.now, adaptive_facts(trainer.ledger.now)
+    facts |= {"noise": trainer.noise, "clip norm": _clip_norm(trainer)}
+    if trainer.is_seeded or not budget.is_private:
+        facts["not private"] = SEEDED if budget.is_private else "there is no noise"
+    facts = plain(facts)
+    statement = adaptive_statement(
+        budget,
+        is_seeded=trainer.is_seeded,
+        noise=trainer.noise,
+        fixed=[name for name, check in trainer.checks.items() if check.fixed],
+    )
+    unit = budget.step.privacy_unit
+    meaning = f"Protected is every single {unit}, however the run chose its steps."
+    if "not private" in facts:
+        meaning = "not private"
+    epsilon = budget.epsilon
+    return _Said(epsilon, epsilon, facts, statement, (facts, statement), True, meaning)
+
+
+def _clip_norm(trainer: Trainer) -> float | str:
+    """The clip norm in words, of a run in which it was not one number for all."""
+    clipping, first = trainer.clipping, trainer.l2_clip_norm
+    if clipping.kind == NORMALIZE:
+        return f"{first:g}, of all contributions"
+    if not clipping.counts:
+        return first
+    return (
+        f"{first:g} at first, {trainer.clip_norm:.4g} at last: by the "
+        f"{clipping.quantile:g} quantile"
+    )
 
 
 def _uncounted(budget: PrivacyBudget, value: float) -> dict[str, float]:

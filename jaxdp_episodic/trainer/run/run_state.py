@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError
 from jaxdp_episodic.files.atomic import TEMPORARY
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
-from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.gradient.private_gradient import (
+    Counted,
+    PrivateGradient,
+)
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.checkpoint import (
@@ -57,6 +62,7 @@ class RunState:
     """
 
     _draws: RunDraws
+    _noise_multiplier: float
 
     def __init__(
         self,
@@ -68,7 +74,7 @@ class RunState:
         noise: str,
     ) -> None:
         self.run, self.budget, self.noise = run, budget, noise
-        self.ledger, self.versions = Ledger(budget), described_versions()
+        self.ledger, self.versions = self._new_ledger(), described_versions()
         self._gradient, self._keys = gradient, keys
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (gradient.on_devices(state), 0)
@@ -76,6 +82,9 @@ class RunState:
         self._has_agreed = self._is_joined = False
         self._folder: Path | None = None
         self._journal: Journal | None = None
+
+    def _new_ledger(self, charged: int = 0) -> Ledger:
+        return Ledger(self.budget, charged=charged)
 
     @property
     def is_seeded(self) -> bool:
@@ -101,6 +110,30 @@ class RunState:
     def num_steps_charged(self) -> int:
         """Steps charged: those taken, and perhaps one that was interrupted."""
         return self.ledger.charged
+
+    def accounting(self) -> Callable[[int], dict[str, Any]]:
+        """Returns what says, of a step, what the log's public part has besides."""
+        spent = SpentAhead(self.budget)
+        return lambda step: {"epsilon": spent.at(step) if step else 0.0}
+
+    @property
+    def clipping(self) -> ClippingConfig:
+        """What is made of contributions; of a run that was given none, "fixed"."""
+        return self._gradient.clipping
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm of the next step: the run's, or what its releases made of it.
+
+        It is known before the step is charged and drawn.
+        """
+        found = self.state.clip_norm
+        return self.run["l2_clip_norm"] if isinstance(found, tuple) else float(found)
+
+    @property
+    def noise_deviation(self) -> float:
+        """Of the noise in each coordinate of the next step's sum."""
+        return self._gradient.deviation(self._noise_multiplier) * self.clip_norm
 
     def snapshot(self) -> Snapshot:
         """Returns the run after its last step, without secrets of draws or noise."""
@@ -138,9 +171,12 @@ class RunState:
         if number <= len(self.budget.before):
             return None
         dtype, params = training_dtype(self.state.params), self.state.params
-        return jax.tree.map(
+        gradient = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params
         )
+        if not self._gradient.clipping.counts:
+            return gradient
+        return Counted(gradient, jax.ShapeDtypeStruct((), np.float32))
 
     def _take_releases(self, journal: Journal) -> None:
         """Takes the releases after the state; gives up other charged steps."""
@@ -204,8 +240,10 @@ class RunState:
             Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
         ):
             snapshot = checkpoints.restore(self.state, self.run)
-            self.ledger = taken_up(folder / run_files.LEDGER, snapshot, self.budget)
-            state = self._gradient.on_devices(TrainingState(*snapshot.state))
+            path = folder / run_files.LEDGER
+            self.ledger = taken_up(path, snapshot, self._new_ledger())
+            state = type(self.state)(*snapshot.state)
+            state = self._gradient.on_devices(state)
             self._now = (state, snapshot.charged_steps)
             self._folder = folder.resolve()
             assert self.ledger.mark is not None
@@ -232,14 +270,15 @@ class RunState:
         self._has_agreed = True
 
     def _share(self) -> None:
-        """Gives all processes the first one's parameters and counts of steps."""
+        """Gives all processes the parameters, clip norm and counts of the first one."""
         self._processes.meet()  # or others would wait for one that could not resume
         taken, charged = self._processes.shared_value(
             [self.num_steps_taken, self.ledger.charged]
         )
         state = self.state
-        params, start = self._shared((state.params, state.start))
+        params, start, norm = self._shared((state.params, state.start, state.clip_norm))
         if not self._processes.is_first:
-            self.ledger = Ledger(self.budget, charged=charged)
-            self._now = (state._replace(params=params, start=start), taken)
+            self.ledger = self._new_ledger(charged)
+            state = state._replace(params=params, start=start, clip_norm=norm)
+            self._now = (state, taken)
         self._is_joined = True

@@ -108,9 +108,9 @@ def random_settings(kind, size, seed):
         (10, 3.0, 4.0),
         pytest.param(1e3, 30.0, 5.0, marks=pytest.mark.slow),
         pytest.param(1e7, 3000.0, 5.0, marks=pytest.mark.slow),
-        (1e7, 1000.0, 20.0),
+        pytest.param(1e7, 1000.0, 20.0, marks=pytest.mark.slow),
         pytest.param(1e5, 3.0, 6000.0, marks=pytest.mark.slow),
-        pytest.param(100, 10.0, 12.0, marks=pytest.mark.slow),
+        (100, 10.0, 12.0),
     ],
 )
 def test_gaussian_mechanism_is_inside(steps, noise, epsilon, monkeypatch):
@@ -323,7 +323,8 @@ def test_delta_of_epsilon_gives_epsilon_back(kind):
     assert of_lower <= math.log(1e-6) <= of_upper
 
 
-@pytest.mark.parametrize("steps", [100, pytest.param(1e4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [100, 1e4])
 def test_tiny_rate_and_tiny_delta(steps):
     run = one_run("swapped", steps, rate=1e-6)
     lower, upper = pld_bounds(epsilon_at(math.log(1e-12)), run)

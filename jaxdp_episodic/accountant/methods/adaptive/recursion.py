@@ -60,10 +60,10 @@ class Row(NamedTuple):
 
 
 def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
-    """(size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` of an option; >= 0.
+    """(size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` of an option's masses.
 
-    From above at least, from below at most; sums of terms of one sign, but for what
-    the masses lack left of g = 1.
+    From above at least, from below at most that; sums of terms of one sign, but for
+    what the masses lack left of g = 1.
     """
     h, last = window.step, kernel.first + len(kernel.masses) - 1
     low, high = min(kernel.first, 0), max(last, 0)
@@ -88,7 +88,10 @@ def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
     g = np.exp(np.minimum(points, 0.0))
     left = np.where(place <= low, 0.0, below[inside])
     left = g * left + sign * (kernel.p_error + g * kernel.q_error)
-    return np.maximum(np.where(place >= 0, right, left), 0.0)
+    own = np.where(place >= 0, right, left)
+    # From below it may be less than 0: v does not grow with the losses, as w does, so
+    # that only with its mean over the same masses it is a bound.
+    return np.maximum(own, 0.0) if up else own
 
 
 def solve(

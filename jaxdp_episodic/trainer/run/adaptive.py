@@ -169,6 +169,10 @@ class AdaptiveTrainer(Trainer):
             Nothing is charged, and nothing lost.
         """
         self._join()
+        with self._processes.together():
+            return self._chosen_next()
+
+    def _chosen_next(self) -> str | None:
         self._give_up_unreleased()
         number, ledger = self.num_steps_taken, self.ledger
         if number >= len(ledger.options) and not ledger.has_ended:

@@ -65,6 +65,7 @@ class PeopleLoss(GaussianLoss, Nodes):
     counts: tuple[Array, ...]
     log_weights: tuple[Array, ...]
     is_symmetric: ClassVar[bool] = False
+    forward_is_larger: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {"counts": 1.0, "log_weights": -np.inf}
     compiles: ClassVar[bool] = False
     # Beyond it rounded squares of shifts are no longer far below the losses.

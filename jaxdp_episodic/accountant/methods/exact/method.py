@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
     TOLERANCE,
     ContourSolver,
 )
-from jaxdp_episodic.accountant.methods.question import Answer, Question
+from jaxdp_episodic.accountant.methods.question import Answer, DeltaAt, Question
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.single_step import (
@@ -65,6 +65,26 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
     answer = _answer(question, run, certify)
     return Answer(*(field.reshape(shape) for field in answer))
+
+
+def surely_above(question: Question, run: Run, known: np.ndarray) -> np.ndarray:
+    """Where a run's answer is surely above a known one, of (n,) settings.
+
+    By a sum of few nodes; where that says nothing, or nothing quickly, False.
+    """
+    if any(loss.compiles or not isinstance(loss, Nodes) for loss in run.losses):
+        return np.zeros(known.shape, bool)
+    epsilon, goal = (
+        (known, question.target) if question.is_epsilon else (question.target, known)
+    )
+    inside = np.isfinite(epsilon) & np.isfinite(goal) & (goal < 0)
+    inside &= ~(run.loses_nothing | run.is_unprotected | run.has_too_little_noise)
+    goal = np.where(inside, goal, -1.0)
+    cut, log_added, too_many = _truncated(goal, run)
+    asked = inside & ~too_many & (_of_densities(run) <= TOLERANCE)
+    order = np.full(goal.shape, np.inf)  # nothing is searched for
+    state = ContourSolver(DeltaAt(epsilon), cut, goal, order, goal, log_added)
+    return state.surely_above(asked, epsilon)
 
 
 def _answer(question: Question, run: Run, certify: bool) -> Answer:

@@ -78,6 +78,9 @@ class Ratios:
       floor: (C, n).
       replaced: whether Q is ``B^-``.
       covers: whether any e is below 1.
+      is_rough: whether of components far below the largest one, at a distance above the
+        floors, anything below that will do, unless they are replaced: for what grows
+        with them, and is summed over them or its largest is looked for.
     """
 
     parts: Components
@@ -86,6 +89,7 @@ class Ratios:
     floor: Array
     replaced: bool
     covers: bool
+    is_rough: bool = False
 
     @classmethod
     def of(cls, parts: Components, cover: Array, *, replaced: bool) -> Self:
@@ -117,13 +121,15 @@ class Ratios:
     def upper(self, w: Points) -> Ratio:
         """At ``floor + w``, Re w >= 0, (K, n)."""
         s, log_e = self.parts.shift, np.log(self.cover)
-        x = self._at(w)
+        x, rough = self._at(w), self.is_rough
         if self.replaced:
             rise = self._sum(0.0, turned, w)
             base = self._mixture(0.0, -1.0, w)
         else:
-            rise = self._sum(self.floor * s, gained, w)
-            base = self._base(self._mixture(-self.floor * s, -1.0, w))
+            rise = self._sum(self.floor * s, gained, w, is_rough=rough)
+            # At least e N(0), beside which what is rough is nothing.
+            base = self._mixture(-self.floor * s, -1.0, w, is_rough=rough)
+            base = self._base(base)
         return Ratio(_log1p_exp(_less(rise, base, -log_e)), base, x)
 
     def lower(self, w: Points) -> Ratio:
@@ -190,18 +196,25 @@ class Ratios:
         floor = self.floor[:, None]
         return floor + w[0], None if w[1] is None else 0 * floor + w[1]
 
-    def _sum(self, tilt: Array | float, factor, w: Points) -> Points:
+    def _sum(
+        self, tilt: Array | float, factor, w: Points, *, is_rough: bool = False
+    ) -> Points:
         """``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""
         j = self.terms.numbers
         exponent = self.terms.log_shares + j * tilt
-        found = log_products(exponent, factor(w, j * self.parts.shift))
+        factors = factor(w, j * self.parts.shift)
+        found = log_products(exponent, factors, is_rough=is_rough)
         return found[0] + self.parts.log_some[:, None], found[1]
 
-    def _mixture(self, tilt: Array | float, sign: float, w: Points) -> Points:
+    def _mixture(
+        self, tilt: Array | float, sign: float, w: Points, *, is_rough: bool = False
+    ) -> Points:
         """Of ``B^±`` over N(0): the same of ``e^{± j s w}``, and b_0."""
         return _add(
             self.parts.log_none[:, None],
-            self._sum(tilt, lambda w, slope: power(w, sign * slope), w),
+            self._sum(
+                tilt, lambda w, slope: power(w, sign * slope), w, is_rough=is_rough
+            ),
         )
 
     def _base(self, mixture: Points) -> Points:

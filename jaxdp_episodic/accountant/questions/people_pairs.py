@@ -59,8 +59,6 @@ from jaxdp_episodic.accountant.questions.pair_numbers import (
 # Coins up to which Theorem A is taken without a look at Theorem 2, whose epsilon was
 # larger in all of 320 settings below 0.44; at 0.5 it was smaller in one, by 8 per cent.
 _RARE = 0.2
-
-
 # Most parts of a mixture of Gaussians whose sum is taken at once: 60 take 2 s.
 _MOST_HIDDEN = 64
 
@@ -243,7 +241,9 @@ def _grouped_classes(
     )
     if np.all(rare):
         return (settings.pair(hiding_contents),)
-    return settings.pair(hiding_contents), settings.pair(hiding_units)
+    pairs = settings.pair(hiding_contents), settings.pair(hiding_units)
+    # What is likely to be the lesser comes first: the other one may not be needed.
+    return pairs if np.all(np.equal(bound, design.num_classes)) else pairs[::-1]
 
 
 def _people_blocks(step: GaussianStep, design: PeopleBlocks) -> tuple[PrivacyLoss, ...]:

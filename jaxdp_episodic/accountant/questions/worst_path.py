@@ -208,6 +208,7 @@ def _worst(question: Question, run: Run, method: str) -> Answer:
         return _largest(_each_path(question, run, method))
     bound = rdp.rdp_answer(question, run).value.reshape(-1, shape[-1])
     target = np.broadcast_to(question.target, shape).reshape(bound.shape)
+    question = question.at(target)
     flat = run.map(lambda field: np.broadcast_to(field, shape).reshape(bound.shape))
 
     def at(row: np.ndarray, path: np.ndarray) -> Answer:

@@ -155,7 +155,7 @@ def test_the_partition_is_averaged_where_it_is_fresh() -> None:
     coins = grouped(P("episode", sampling_probability=0.25))
     for relation, value in ((ZERO, 5.978556417489636), (REPLACE, 10.49507042846714)):
         step = person(coins, relation, 2.0)
-        _, hiding_units = dominating_pairs(step)
+        hiding_units, _ = dominating_pairs(step)
         run = jde.compose((step, 50))
         assert jde.epsilon(run, delta=1e-5) <= value * (1 + 1e-9)
         alone = of_pair(hiding_units, 50, EpsilonAt(np.log(np.asarray(1e-5))))

@@ -27,7 +27,12 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
     TOLERANCE,
     ContourSolver,
 )
-from jaxdp_episodic.accountant.methods.question import Answer, DeltaAt, Question
+from jaxdp_episodic.accountant.methods.question import (
+    Answer,
+    DeltaAt,
+    EpsilonAt,
+    Question,
+)
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.single_step import (
@@ -179,7 +184,8 @@ def _of_gaussians(question: Question, run: Run, engine: str, _: bool) -> Answer:
 
 def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     """The contour integral, in both directions where they differ."""
-    bound, order = rdp_bound(question, run, loose=True)
+    near = _order_near(question) if isinstance(question, EpsilonAt) else None
+    bound, order = rdp_bound(question, run, near=near, loose=True)
     if question.is_epsilon and np.any(bound == 0):
         # Epsilon is 0 where delta is at least the total variation distance.
         zero, left = np.zeros(bound.shape), np.flatnonzero(bound > 0)
@@ -210,6 +216,19 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     unsure = ~wanted | ~np.isfinite(value)
     answer = _unless_poor(Answer(value, error, unsure), question, run, certify)
     return answer._replace(is_certified=answer.is_certified & _has_certified_ends(run))
+
+
+def _order_near(question: EpsilonAt) -> np.ndarray | None:
+    """The best order of Gaussian steps that have the guessed epsilon, if there is one.
+
+    They have ``epsilon = mu²/2 + mu sqrt(2 l)`` at order ``1 + sqrt(2 l) / mu``, with
+    ``l = -log delta``.
+    """
+    if question.guess is None:
+        return None
+    root, guess = np.sqrt(-question.target), np.maximum(question.guess, 1e-300)
+    # sqrt(l + epsilon) - sqrt(l), without cancellation
+    return 1 + root * (np.sqrt(root * root + guess) + root) / guess
 
 
 def _has_certified_ends(run: Run) -> bool:

@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.methods.exact.shared import (
     shared_contours,
     shared_lengths,
 )
-from jaxdp_episodic.accountant.methods.question import DeltaAt, Question
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.run import Group, Run
 
 # Minimum batch for which XLA compilation pays: it takes about as long as these settings
@@ -137,6 +137,8 @@ class ContourSolver:
             initial = self.question.target
         elif least is not None:
             initial = np.clip(least, 0.0, self.bound)
+        elif isinstance(self.question, EpsilonAt) and self.question.guess is not None:
+            initial = np.clip(self.question.guess, 0.0, self.bound)
         if least is None:
             least = np.full(self.bound.shape, -np.inf)
         far = np.zeros(self.bound.shape, bool)

@@ -46,6 +46,10 @@ _BETWEEN = 40.0
 # best order, and fewest nodes per panel of what is no search: any order is a bound.
 _NEGLIGIBLE_IN_SEARCH = 18.0
 _NODES_OF_ANSWER = 12
+# Share of an answer's nodes that a first search has, and fewest nodes per panel of a
+# second one, which has half of them.
+_LEAST_SHARE = 0.3
+_NODES_NEAR_ANSWER = 10
 # Ratio of the panels that settings want within which they get the same number.
 _ALIKE = 1.5
 # Largest number of panels.
@@ -93,7 +97,8 @@ def _integrals(
     # As dense as the rule's own panels are on bumps.
     wanted = np.max(density, axis=0) * length + np.sum(high > low, axis=0)
     share = rule.quadrature.num_panels * per_panel / 512
-    wanted = np.clip(wanted * 16 / per_panel * max(share, 0.5), 4, _MOST_PANELS)
+    least = _LEAST_SHARE if per_panel < _NODES_NEAR_ANSWER else 0.5
+    wanted = np.clip(wanted * 16 / per_panel * max(share, least), 4, _MOST_PANELS)
     wanted = np.where(np.isnan(wanted), 4, wanted)  # without noise, which has no moment
     # Settings that want about as many panels are integrated together.
     size = np.ceil(np.log(wanted) / np.log(_ALIKE))

@@ -98,7 +98,7 @@ def log_products(
       exponent: (J, C, n).
       factor: (J, K, n).
       is_rough: whether sums below `_LEAST_SUM` of the largest component's at the same
-        node may be anything below that.
+        node may be larger than they are, up to that.
 
     Returns:
       Real part, and the imaginary one of complex factors: the principal angle.

@@ -40,6 +40,9 @@ from jaxdp_episodic.accountant.numerics.special import log_add
 
 # Size of P/Q - 1 up to which its logarithm is that of 1 + (P/Q - 1).
 _LARGEST_NEAR = 0.5
+# Nats between the densities of N(0) up to which a component e^-460 below the largest
+# one, of a weight above e^-70 of its, is nothing beside it.
+_MOST_APART = 200.0
 
 
 class Ratio(NamedTuple):
@@ -78,9 +81,9 @@ class Ratios:
       floor: (C, n).
       replaced: whether Q is ``B^-``.
       covers: whether any e is below 1.
-      is_rough: whether of components far below the largest one, at a distance above the
-        floors, anything below that will do, unless they are replaced: for what grows
-        with them, and is summed over them or its largest is looked for.
+      is_rough: whether a component far below the largest one, at a distance above the
+        floors, may be taken for more, though far below that, unless they are replaced:
+        for what grows with components, and is summed over them.
     """
 
     parts: Components
@@ -121,7 +124,7 @@ class Ratios:
     def upper(self, w: Points) -> Ratio:
         """At ``floor + w``, Re w >= 0, (K, n)."""
         s, log_e = self.parts.shift, np.log(self.cover)
-        x, rough = self._at(w), self.is_rough
+        x, rough = self._at(w), self.is_rough and self._are_alike(w)
         if self.replaced:
             rise = self._sum(0.0, turned, w)
             base = self._mixture(0.0, -1.0, w)
@@ -195,6 +198,12 @@ class Ratios:
         """The points at distances w from the floors, (C, K, n)."""
         floor = self.floor[:, None]
         return floor + w[0], None if w[1] is None else 0 * floor + w[1]
+
+    def _are_alike(self, w: Points) -> bool:
+        """Whether densities of N(0) at ``floor + w`` are alike for all components."""
+        highest = np.max(self.floor, axis=0)
+        apart = highest - np.min(self.floor, axis=0)
+        return bool(np.all(apart * (np.max(w[0], axis=0) + highest) < _MOST_APART))
 
     def _sum(
         self, tilt: Array | float, factor, w: Points, *, is_rough: bool = False

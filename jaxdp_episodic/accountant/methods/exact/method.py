@@ -357,6 +357,8 @@ def _may_exceed(
     settled = np.zeros(least.shape, bool)
     # One order after another, (1, n), or all of them, (3, n).
     factors = _ORDER_FACTORS
+    if not all(loss.compiles for loss in run.losses):
+        factors = factors[:1]  # a contour of few nodes takes no longer
     for factor in factors[:, None] if settled.size > _FEW else factors[None]:
         index = np.flatnonzero(~settled & np.isfinite(order))
         if index.size == 0:

@@ -137,7 +137,7 @@ class Targets:
         runs = [run.in_reach() for run in runs]
         guess = None
         # Compiled kernels find a first guess for less than a second contour takes.
-        if not any(loss.compiles for run in runs for loss in run.losses):
+        if not all(loss.compiles for run in runs for loss in run.losses):
             guess = self.epsilon[active]
         question = EpsilonAt(np.log(self.delta[active]), guess)
         if inverse_noise is not None and self.follows_orders:

@@ -12,7 +12,11 @@ from jaxdp_episodic.accountant._engine import choose_engine, using_engine
 from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
-from jaxdp_episodic.accountant.methods.question import Answer, Question
+from jaxdp_episodic.accountant.methods.question import (
+    Answer,
+    EpsilonAt,
+    Question,
+)
 from jaxdp_episodic.accountant.methods.rdp import method as rdp
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
@@ -76,6 +80,8 @@ def _lesser(best: Answer, question: Question, run: Run, method: str) -> Answer:
     if left.size:
         asked, some = question.take(left), run.take(left).with_axis()
         known = Answer(*(field[left] for field in best))
+        if question.is_epsilon and np.all(np.isfinite(known.value) & (known.value > 0)):
+            asked = EpsilonAt(asked.target, known.value)
         lesser = least([known, _of_one(asked, some, method)])
         best = Answer(*(np.array(field) for field in best))
         for field, found in zip(best, lesser, strict=True):

@@ -22,7 +22,9 @@ from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.tools.book.check_in import Paid
 from jaxdp_episodic.tools.plots.run import draw_run
+from jaxdp_episodic.tools.train.booked import facts_of_book, statement_of_book
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.evaluation import Score
@@ -95,6 +97,7 @@ def finished(
     title: str,
     console: Console,
     without_noise: Mapping[str, Mapping[str, Any]],
+    paid: Paid | None = None,
 ) -> Result:
     """Report, picture and release of a run that took all its steps."""
     budget, taken = trainer.budget, trainer.num_steps_charged
@@ -107,7 +110,8 @@ def finished(
         "truncation": trainer.truncation,
         "people": _people(trainer),
     }
-    statement = privacy_statement(budget, taken, **how)
+    of_book = "" if paid is None else statement_of_book(paid)
+    statement = privacy_statement(budget, taken, **how) + of_book
     uncounted = epsilon_without_last_stage(budget, taken)
     facts: dict[str, Any] = {
         "steps": taken,
@@ -130,6 +134,8 @@ def finished(
         }
     if trainer.is_seeded or not budget.is_private:
         facts["not private"] = SEEDED if budget.is_private else "there is no noise"
+    if paid is not None:
+        facts |= facts_of_book(paid)
     facts = plain(facts)
     private_facts = facts
     for split, score in without_noise.items():
@@ -160,7 +166,7 @@ def finished(
     export_run(
         folder / RELEASE,
         params=trainer.params,
-        statement=privacy_statement(budget, taken, for_release=True, **how),
+        statement=privacy_statement(budget, taken, for_release=True, **how) + of_book,
         log=folder / run_files.LOG,
         facts=released_facts(facts, budget),
         has_public_epsilon=public_budget(budget) is not None,

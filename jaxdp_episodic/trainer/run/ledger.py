@@ -302,18 +302,21 @@ class LedgerFile:
             os.fsync(self._descriptor)
 
 
-def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None:
+def create_ledger(
+    path: Path, budget: PrivacyBudget, *, is_seeded: bool, run: str | None = None
+) -> str:
     """Makes the ledger of a new run: complete or not there, readable by its owner.
 
-    One without charges that is there is replaced.
+    One without charges that is there is replaced. Returns the run's name: ``run``, or
+    a random one.
 
     Raises:
       OSError: it cannot be written.
       ValueError: a step that takes more than 64 MiB to describe.
     """
-    chain = Chain()
+    chain, run = Chain(), run or secrets.token_hex(16)
     first = header(
-        secrets.token_hex(16),
+        run,
         epsilon=budget.epsilon,
         delta=budget.delta,
         is_seeded=is_seeded,
@@ -323,6 +326,7 @@ def create_ledger(path: Path, budget: PrivacyBudget, *, is_seeded: bool) -> None
     chain.add(start)
     step = _step_line(chain, budget.phases[0][0])
     write_atomically(path, start + step, is_private=True)
+    return run
 
 
 def _step_line(chain: Chain, step: GaussianStep) -> bytes:

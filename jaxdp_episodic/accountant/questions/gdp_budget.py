@@ -33,6 +33,7 @@ from jaxdp_episodic.accountant.questions.attacker import (
     upper_curve,
 )
 from jaxdp_episodic.accountant.questions.curve_points import lower_hull
+from jaxdp_episodic.accountant.questions.tuning import curve_to_epsilon
 
 # Smallest floor of a run: far below any delta that somebody states.
 _SMALLEST_FLOOR = 1e-100
@@ -40,6 +41,9 @@ _SMALLEST_FLOOR = 1e-100
 _ROUNDING = 1e-9
 # Of mu; beyond it no delta below 1 is left.
 _MOST_MU = 100.0
+# Deltas at which a curve of Rényi-DP is read, and the largest of them.
+_POINTS = 400
+_LARGEST_DELTA = 0.9
 # Relative tolerance of the search for the mu of a budget, from below.
 _TOLERANCE = 1e-9
 
@@ -225,6 +229,36 @@ def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> G
             "its delta stays above the floor; a larger floor may do"
         )
     return GdpPrice(mu, lost)
+
+
+def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
+    """Returns the price of what is known by its Rényi-DP at some orders.
+
+    Looser than `gdp_price` by what is lost from Rényi-DP to delta. Between the points
+    of delta chords are taken, of which the first begins at epsilon 0 with the bound of
+    the total variation by the smallest divergence.
+
+    Args:
+      orders: (A,) orders, each > 1 and finite.
+      rdp: (A,) Rényi-DP at these orders, both directions; >= 0, nats.
+      floor: in [1e-100, 1).
+
+    Raises:
+      ValueError: a value out of range, or no finite mu at this floor.
+
+    Reference: `curve_to_epsilon`; Bretagnolle and Huber (1979) and Pinsker for total
+    variation (Canonne (2022), arXiv:2202.07198).
+    """
+    lost = _checked_floor(floor)
+    deltas = np.geomspace(_LARGEST_DELTA, lost * (1 - 2 * _ROUNDING), _POINTS)
+    epsilons = curve_to_epsilon(orders, rdp, delta=deltas)
+    least = float(np.min(rdp)) * (1 + _ROUNDING)
+    total_variation = math.sqrt(min(least / 2, -math.expm1(-least)))
+    # A larger epsilon is a bound at the same delta, and a larger delta at the same
+    # epsilon: so both can be put in order.
+    epsilons = np.maximum.accumulate(np.append(0.0, epsilons))
+    deltas = np.append(min(total_variation * (1 + _ROUNDING), 1.0), deltas)
+    return price_of_curve(epsilons, np.minimum.accumulate(deltas), floor=lost)
 
 
 def _checked_floor(floor: Any) -> float:

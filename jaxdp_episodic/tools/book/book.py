@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxdp_episodic.accountant.describe.step import ComposedSteps
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.gdp_budget import GdpBudget
 from jaxdp_episodic.tools.book.content import (
     QUERY,
@@ -150,14 +150,36 @@ def close_book(where: str) -> BookContent:
     return storage_of(where).transaction(close)
 
 
-def charge_query(where: str, order: Order) -> Entry:
-    """Charges what is asked once, outside of training; see `charge`.
+def charge_query(
+    where: str, run: ComposedSteps, *, name: str, floor: float | None = None
+) -> Entry:
+    """Charges what is asked outside of training, before it is asked; see `charge`.
 
     A query has no identity that a second charge could find: asked again it pays again.
+    That it is asked of the book's data, and about the book's units, is its caller's
+    word, as far as its steps do not say it.
     """
-    if order.what != QUERY:
-        raise ValueError(f"order must be a query, got {order.what!r}")
+    terms = read_book(where).terms
+    for part in run.steps:
+        terms.refuse_other(_protected_by(part, terms.protected))
+    order = order_of(run, what=QUERY, name=name, protected=terms.protected, floor=floor)
     return charge(where, order, run=new_name(), sessions=(), session=new_name())
+
+
+def _protected_by(step: Any, unsaid: Protected) -> Protected:
+    """Whom a step protects; what it does not say is taken as it is in the book."""
+    relation = getattr(step, "neighboring_relation", None)
+    found = unsaid._replace(
+        neighboring_relation=relation or unsaid.neighboring_relation
+    )
+    if not isinstance(step, GaussianStep):
+        return found
+    if step.population is not None and relation == "add_remove":
+        raise ValueError(
+            "population must be left out: under add_remove sizes of groups are "
+            "private, and a book is not; state public bounds in the sampling"
+        )
+    return found._replace(privacy_unit=str(step.privacy_unit), people=step.people)
 
 
 def charge(

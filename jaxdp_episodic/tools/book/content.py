@@ -234,7 +234,14 @@ def read_rows(rows: Sequence[Row]) -> BookContent:
             reader.take(row)
         except (KeyError, TypeError, ValueError) as error:
             raise BookError(f"record {row.number}: {error}") from None
-    return reader.content()
+    content = reader.content()
+    try:
+        holds = content.terms.prices.holds(content.paid)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BookError(f"prices: {error}") from None
+    if not holds:  # whoever wrote it checked this
+        raise BookError("its runs took more than it has")
+    return content
 
 
 def _header(row: Row) -> BookTerms:
@@ -294,8 +301,6 @@ class _Reader:
         _validation.choice("what", entry.what, _WHATS)
         if entry.run in self._sessions:
             raise ValueError("its run has paid already")
-        # Whoever wrote it checked this as well: a sum that exceeds is no book.
-        self._terms.prices.check([one.price for one in self._entries], entry.price)
         self._sessions[entry.run] = str(record["session"])
         self._entries.append(entry)
 

@@ -7,6 +7,7 @@ in order; a price is a dictionary of plain values, as the book holds it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from jaxdp_episodic.accountant.questions.gdp_budget import (
     GdpBudget,
     GdpPrice,
     gdp_price,
+    price_of_rdp,
 )
 
 # Of delta: what the floors of all runs may take, and the floor of a run, unless stated.
@@ -54,10 +56,21 @@ class GdpPrices:
         lost = self.default_floor if floor is None else floor
         return dataclasses.asdict(gdp_price(run, floor=lost, method=method))
 
+    def price_of_rdp(
+        self, orders: Any, rdp: Any, *, floor: float | None = None
+    ) -> Price:
+        """Returns the price of what is known by its Rényi-DP; see `price_of_rdp`."""
+        lost = self.default_floor if floor is None else floor
+        return dataclasses.asdict(price_of_rdp(orders, rdp, floor=lost))
+
     @property
     def default_floor(self) -> float:
         """The floor of a run that states none: a hundredth of delta."""
         return FLOOR_SHARE * self.budget.delta
+
+    def holds(self, paid: Sequence[Price]) -> bool:
+        """Returns whether the prices do not exceed the total."""
+        return self.budget.permits(_gdp(paid), GdpPrice(0.0, 0.0))
 
     def check(self, paid: Sequence[Price], price: Price) -> None:
         """Refuses a price that does not fit beside those paid."""
@@ -94,7 +107,7 @@ class GdpPrices:
     ) -> Self:
         """Reads what `to_dict` returned."""
         del method
-        return cls(GdpBudget(epsilon, delta, fields["floors"]))
+        return cls(_budget(epsilon, delta, fields["floors"]))
 
 
 class Option(NamedTuple):
@@ -174,6 +187,21 @@ class QuotaPrices:
             + ", ".join(option.name for option in self.menu)
         )
 
+    def price_of_rdp(
+        self, orders: Any, rdp: Any, *, floor: float | None = None
+    ) -> Price:
+        """Refuses a search, which is known by its Rényi-DP alone."""
+        raise NotImplementedError(
+            "a search for hyperparameters is on no menu: its composition with other "
+            "runs is not covered; a book with mu-GDP prices charges it"
+        )
+
+    def holds(self, paid: Sequence[Price]) -> bool:
+        """Returns whether no option was taken more often than it may be."""
+        quotas = {option.name: option.quota for option in self.menu}
+        taken = Counter(one["option"] for one in paid)
+        return all(number <= quotas[name] for name, number in taken.items())
+
     def check(self, paid: Sequence[Price], price: Price) -> None:
         """Refuses an option that was taken as often as it may be."""
         name = price["option"]
@@ -245,6 +273,10 @@ def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
             else:
                 alone[step] = alone.get(step, 0) + int(count)
     return compose(*alone.items(), *parts)
+
+
+# Its mu is searched for, and a book is read before every charge.
+_budget = functools.lru_cache(maxsize=16)(GdpBudget)
 
 
 def _gdp(paid: Sequence[Price]) -> list[GdpPrice]:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.tools.book.book import Order, order_of
@@ -21,6 +21,7 @@ from jaxdp_episodic.tools.book.check_in import (
 from jaxdp_episodic.tools.book.content import TRAIN, Protected
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.stored import TRAIN as TRAINING_DATA
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import plan
 from jaxdp_episodic.trainer.run.trainer import Trainer
@@ -45,10 +46,15 @@ def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
     Raises:
       OSError, TypeError, ValueError: data that cannot be read, as of the loaders.
     """
+    return protected_in(config, config.data.load(TRAINING_DATA, base))
+
+
+def protected_in(config: TrainingConfig, data: ExampleTable) -> Protected:
+    """Returns whom a run protects in data as they were loaded."""
     people = None if config.people is None else config.people.bounds
-    data = config.data.load(TRAINING_DATA, base)
     step = config.step.step(data.population, people)
-    return _protected(step, data.fingerprint)
+    unit, relation = str(step.privacy_unit), step.neighboring_relation
+    return Protected(unit, relation, step.people, data.fingerprint)
 
 
 def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
@@ -185,8 +191,3 @@ def _public_run(budget: PrivacyBudget) -> ComposedSteps:
     run = public.run(public.num_steps)
     pairs = zip(run.steps, run.counts, strict=True)
     return compose(*((step, count) for step, count in pairs if int(count)))
-
-
-def _protected(step: GaussianStep, fingerprint: str) -> Protected:
-    unit, relation = str(step.privacy_unit), step.neighboring_relation
-    return Protected(unit, relation, step.people, fingerprint)

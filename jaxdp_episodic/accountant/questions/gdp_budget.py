@@ -62,8 +62,10 @@ class GdpPrice:
 
     def __post_init__(self) -> None:
         for name in ("mu", "floor"):
-            value = float(_validation.single(name, _number(name, getattr(self, name))))
-            object.__setattr__(self, name, value)
+            value = getattr(self, name)
+            if type(value) is not float or not value >= 0:  # books hold thousands
+                value = float(_validation.single(name, _number(name, value)))
+                object.__setattr__(self, name, value)
         if not math.isfinite(self.mu):
             raise ValueError(f"mu must be finite, got {self.mu}: no noise")
         if self.floor >= 1:

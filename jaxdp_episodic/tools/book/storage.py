@@ -29,7 +29,7 @@ _PATIENCE_S = 60.0
 _CONNECT_S = 20
 # Seconds between tries to write, at first; they grow by half each time, up to a second.
 _PAUSE_S = 0.01
-# Bytes of a record: some databases have several types of text.
+# Bytes of a record: MySQL has several types of text.
 _MOST_BYTES = 2**26
 # "database+driver://", as of every URL of SQLAlchemy.
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+_.-]*)://")
@@ -94,7 +94,8 @@ def storage_of(where: str) -> Storage:
 
 def shown(where: str) -> str:
     """Returns a path or URL without the password that may be in it."""
-    return re.sub(r"(://[^/@]*?):[^/]*@", r"\1:***@", where)
+    named = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", where)
+    return re.sub(r"(password=)[^&\s]*", r"\1***", named)
 
 
 class _Connected:
@@ -228,7 +229,13 @@ class _Database:
             alchemy.Column(
                 "number", alchemy.Integer, primary_key=True, autoincrement=False
             ),
-            alchemy.Column("record", alchemy.Text(_MOST_BYTES), nullable=False),
+            alchemy.Column(
+                "record",
+                alchemy.Text().with_variant(
+                    alchemy.Text(_MOST_BYTES), "mysql", "mariadb"
+                ),
+                nullable=False,
+            ),
             alchemy.Column("hash", alchemy.String(64), nullable=False),
         )
 
@@ -285,10 +292,10 @@ class _Database:
         errors = self._alchemy.exc
         try:
             yield
-        except errors.ProgrammingError:
+        except errors.ProgrammingError as error:
+            reason = str(error.orig).partition("\n")[0]
             raise BookError(
-                f"there is no book at {self._shown}: it has no table {TABLE} that can "
-                "be used"
+                f"there is no book that can be used at {self._shown}: {reason}"
             ) from None
         except errors.OperationalError as error:
             reason = " ".join(str(error.orig).split())

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -54,30 +55,29 @@ def test_a_thousand_reservations_and_a_hundred_kills(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def postgresql(tmp_path_factory):
+def postgresql():
     """The URL of a PostgreSQL of our own, on a socket of its own."""
     pytest.importorskip("sqlalchemy", reason="the extra [book] is not installed")
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
         pytest.skip("PostgreSQL (Debian's package postgresql) is not installed")
-    programs, folder = found[-1].parent, tmp_path_factory.mktemp("pg")
-    user = {}
-    if os.getuid() == 0:  # it refuses to run as root
-        for path in (folder, *folder.parents):
-            if path.stat().st_uid == 0 and path.stat().st_mode & 0o005 != 0o005:
-                path.chmod(path.stat().st_mode | 0o011)
-        shutil.chown(folder, "postgres", "postgres")
-        user = {"user": "postgres", "group": "postgres", "cwd": "/"}
-    data, options = folder / "data", f"-c listen_addresses='' -k {folder}"
-    quiet = {"check": True, "capture_output": True, "timeout": 120, **user}
-    subprocess.run(
-        [programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres"], **quiet
-    )
-    control = [programs / "pg_ctl", "-D", data, "-w", "-l", folder / "log"]
-    subprocess.run([*control, "-o", options, "start"], **quiet)
-    yield f"postgresql+psycopg://postgres@/postgres?host={folder}"
-    subprocess.run([*control, "-m", "immediate", "stop"], **quiet)
+    # Not in pytest's folder, which is closed to the user that the server runs as.
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder:
+        quiet = {"check": True, "capture_output": True, "timeout": 120, "cwd": "/"}
+        if os.getuid() == 0:  # it refuses to run as root
+            shutil.chown(folder, "postgres", "postgres")
+            quiet |= {"user": "postgres", "group": "postgres"}
+        data = f"{folder}/data"
+        made = ["-D", data, "-A", "trust", "-U", "postgres"]
+        subprocess.run([found[-1], *made], **quiet)
+        control = [found[-1].with_name("pg_ctl"), "-D", data, "-w", "-l", f"{data}/log"]
+        options = f"-c listen_addresses='' -k {folder}"
+        subprocess.run([*control, "-o", options, "start"], **quiet)
+        try:
+            yield f"postgresql+psycopg://postgres@/postgres?host={folder}"
+        finally:
+            subprocess.run([*control, "-m", "immediate", "stop"], **quiet)
 
 
 @pytest.mark.slow

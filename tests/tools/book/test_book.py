@@ -83,8 +83,8 @@ def test_floors_are_charged_beside_mu(book):
     stated = paid(book, "stated", order(sampled, floor=1.5e-6)).price
     assert stated["floor"] == 1.5e-6
     assert read_book(book).terms.prices.default_floor == pytest.approx(1e-7)
-    with pytest.raises(BookExhaustedError, match="floor 4e-07 left"):
-        paid(book, "too much", order(sampled, floor=5e-7))
+    with pytest.raises(BookExhaustedError, match="floor 5e-07 left"):
+        paid(book, "too much", order(sampled, floor=6e-7))
 
 
 def test_a_run_pays_once_and_its_copies_never_again(book):

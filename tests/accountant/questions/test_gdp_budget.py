@@ -63,7 +63,7 @@ PRICES = [
 @pytest.mark.parametrize("rate,noise,steps,floor,mu", fast_and_slow(PRICES, is_quick))
 def test_prices_are_those_of_an_independent_computation(rate, noise, steps, floor, mu):
     found = gdp_price(step(rate, noise), num_steps=steps, floor=floor)
-    assert found.mu == pytest.approx(mu, rel=2e-3, abs=6e-4)
+    assert found.mu == pytest.approx(mu, rel=4e-3, abs=6e-4)
     assert found.floor == (0.0 if rate == 1 else floor)
 
 
@@ -135,7 +135,7 @@ def test_composed_runs_are_below_the_budget_that_they_use_up(
     rate, noise, steps, _, most
 ):
     one = step(rate, noise)
-    prices = [gdp_price(one, num_steps=steps, floor=f) for f in (1e-8, *FLOORS)]
+    prices = [gdp_price(one, num_steps=steps, floor=f) for f in (1e-7, 1e-6, 3e-6)]
     for k, ratio in zip((2, 3), most, strict=True):
         exact = float(jde.epsilon(one, num_steps=k * steps, delta=DELTA))
         cost = []

@@ -29,6 +29,7 @@ SLOW = {
     "docs/account.md",
     "docs/attacks.md",
     "docs/audit.md",
+    "docs/book.md",
     "docs/draws.md",
     "docs/people.md",
     "docs/plan.md",
@@ -58,6 +59,12 @@ LIGHTER = {
         "every = 100\n": "every = 2\n",
         "without_noise = true": "without_noise = false",
     },
+    "demo_epsilon1.toml": {
+        "num_steps = 300": "num_steps = 3",
+        "num_episodes = 600": "num_episodes = 4",
+        "every = 100\n": "every = 2\n",
+        "without_noise = true": "without_noise = false",
+    },
     "sweep_episodes.toml": {
         "0.7, 6.0, 80": "0.7, 6.0, 8",
         "0.01, 1.0, 50": "0.1, 1, 5",
@@ -76,6 +83,7 @@ REFERENCE = ("docs/theory.md", "docs/proofs.md")
 # Blocks that are files: where a reader would save them, and what makes them lighter.
 FILES = {
     ("docs/account.md", "csv"): ("requests.csv", {}),
+    ("docs/book.md", "toml"): ("count.toml", {}),
     ("docs/sweep.md", "toml"): ("big.toml", {"0.7, 6.0, 80": "0.7, 6.0, 65"}),
 }
 # Paths that a reader has and a test has not.

@@ -9,6 +9,7 @@ from jaxdp_episodic.accountant.questions.budget import (
     PrivacyBudget,
     plan_budget,
 )
+from jaxdp_episodic.tools.train.booked import Booking
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_start import StartConfig
@@ -41,6 +42,7 @@ __all__ = [
     "ANIL",
     "MAML",
     "MLP",
+    "Booking",
     "BudgetExhaustedError",
     "ConvNet",
     "Episode",

@@ -30,7 +30,16 @@ from jaxdp_episodic.tools.book.prices import (
     Option,
     QuotaPrices,
 )
-from jaxdp_episodic.tools.book.storage import BookError, Rows, shown, storage_of
+from jaxdp_episodic.tools.book.storage import (
+    BookError,
+    Rows,
+    Storage,
+    shown,
+    storage_of,
+)
+
+# Letters of a run's title.
+_MOST_NAME = 200
 
 
 class BookClosedError(ValueError):
@@ -54,6 +63,12 @@ class Order:
     protected: Protected
     about: Mapping[str, Any]
     price: Callable[[BookTerms], Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= _MOST_NAME:
+            raise ValueError(
+                f"name must have 1 to {_MOST_NAME} letters, got {len(self.name)}"
+            )
 
 
 def order_of(
@@ -132,7 +147,7 @@ def read_book(where: str) -> BookContent:
       BookError: no book, one of an unknown version, or one that is damaged.
       ImportError, OSError: it cannot be read.
     """
-    return storage_of(where).transaction(lambda rows: _content(rows, where))
+    return _read(storage_of(where), where)
 
 
 def close_book(where: str) -> BookContent:
@@ -207,7 +222,7 @@ def charge(
         that has no price, or a copy of a run.
     """
     storage = storage_of(where)
-    content = storage.transaction(lambda rows: _content(rows, where))
+    content = _read(storage, where)
     content.terms.refuse_other(order.protected)
     price: Mapping[str, Any] | None = None
     if content.entry_of(run) is None:
@@ -271,6 +286,10 @@ def _is_same(paid: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
         return paid == wanted
     ours, theirs = (ComposedSteps.from_dict(one["steps"]) for one in (paid, wanted))
     return ours == theirs
+
+
+def _read(storage: Storage, where: str) -> BookContent:
+    return storage.transaction(lambda rows: _content(rows, where), writes=False)
 
 
 def _content(rows: Rows, where: str) -> BookContent:

@@ -43,8 +43,6 @@ QUERY = "query"
 _WHATS = (TRAIN, TUNE, QUERY)
 # Bytes of a record: millions of units.
 _MOST_BYTES = 2**26
-# Letters of a run's title.
-_MOST_NAME = 200
 
 
 class Protected(NamedTuple):
@@ -246,14 +244,8 @@ def read_rows(rows: Sequence[Row]) -> BookContent:
 
 def _header(row: Row) -> BookTerms:
     try:
+        _check_version(row)
         fields = _record(row, 0, "")
-        if fields.get("format") != FORMAT:
-            raise BookError(f"format must be {FORMAT!r}")
-        if fields.get("version") != VERSION:
-            raise BookError(
-                f"version must be {VERSION}, got {_validation.shown(fields['version'])}"
-                ": another version of jaxdp-episodic wrote it"
-            )
         totals = {name: fields[name] for name in ("epsilon", "delta", "method")}
         people = fields["people"]
         bounds = None if people is None else PersonBounds.from_dict(people)
@@ -270,6 +262,19 @@ def _header(row: Row) -> BookTerms:
         raise
     except (KeyError, TypeError, ValueError, NotImplementedError) as error:
         raise BookError(f"record 0: {error}") from None
+
+
+def _check_version(row: Row) -> None:
+    """Refuses what another version wrote, whose hashes may be others."""
+    found = parse_json(row.record) if isinstance(row.record, str) else None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise BookError(f"record 0: format must be {FORMAT!r}")
+    if found.get("version") != VERSION:
+        raise BookError(
+            f"version must be {VERSION}, got "
+            f"{_validation.shown(found.get('version'))}: "
+            "another version of jaxdp-episodic wrote it"
+        )
 
 
 class _Reader:

@@ -29,6 +29,8 @@ _PATIENCE_S = 60.0
 _CONNECT_S = 20
 # Seconds between tries to write, at first; they grow by half each time, up to a second.
 _PAUSE_S = 0.01
+# Bytes of all records of a file that are read into memory.
+_MOST_READ = 2**28
 # Bytes of a record: MySQL has several types of text.
 _MOST_BYTES = 2**26
 # "database+driver://", as of every URL of SQLAlchemy.
@@ -70,7 +72,9 @@ class Storage(Protocol):
         """Makes the book, with its first row; refuses to replace one."""
         ...
 
-    def transaction(self, act: Callable[[Rows], Result]) -> Result:
+    def transaction(
+        self, act: Callable[[Rows], Result], *, writes: bool = True
+    ) -> Result:
         """Runs ``act`` in a transaction, again where another one came first."""
         ...
 
@@ -105,6 +109,9 @@ class _Connected:
         self._connection = connection
 
     def read(self) -> list[Row]:
+        size = f"SELECT total(length(CAST(record AS BLOB))) FROM {TABLE}"
+        if self._connection.execute(size).fetchone()[0] > _MOST_READ:
+            raise BookError(f"its records have more than {_MOST_READ:,} bytes")
         found = self._connection.execute(
             f"SELECT number, record, hash FROM {TABLE} ORDER BY number"
         )
@@ -145,7 +152,9 @@ class _File:
             temporary.unlink(missing_ok=True)
         sync_folder(self._path.parent)
 
-    def transaction(self, act: Callable[[Rows], Result]) -> Result:
+    def transaction(
+        self, act: Callable[[Rows], Result], *, writes: bool = True
+    ) -> Result:
         if not self._path.exists():
             raise FileNotFoundError(f"there is no book {self._path}")
         try:
@@ -153,8 +162,8 @@ class _File:
         except ValueError as error:
             raise BookError(f"book {error}") from None
         with self._understood(), closing(self._connection(self._path)) as connection:
-            # Nobody else may write from here on, nor read what is not committed.
-            connection.execute("BEGIN IMMEDIATE")
+            # Nobody else may write between what is read here and what is written.
+            connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
             try:
                 result = act(_Connected(connection))
                 connection.execute("COMMIT")
@@ -172,6 +181,7 @@ class _File:
         )
         # A commit is on the disk, its journal's name too, when it returns.
         connection.execute("PRAGMA synchronous = EXTRA")
+        connection.execute("PRAGMA trusted_schema = OFF")  # anybody's file
         return connection
 
     @contextmanager
@@ -251,7 +261,10 @@ class _Database:
             self._table.create(self._engine, checkfirst=True)
         self.transaction(first)
 
-    def transaction(self, act: Callable[[Rows], Result]) -> Result:
+    def transaction(
+        self, act: Callable[[Rows], Result], *, writes: bool = True
+    ) -> Result:
+        del writes  # the isolation is the same
         errors, pause = self._alchemy.exc, _PAUSE_S
         end = time.monotonic() + _PATIENCE_S
         with self._understood():

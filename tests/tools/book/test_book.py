@@ -266,11 +266,9 @@ def test_every_edit_is_found(book):
     rows = storage.storage_of(book).transaction(lambda rows: rows.read())
     whole = Path(book).read_bytes()
     for row in rows:
-        for wrong in (row.record.replace("0.5", "0.4"), row.record + " ", "1"):
-            if wrong == row.record:
-                continue
+        for wrong in (row.record.replace("e", "f", 1), row.record + " ", "1"):
             change(book, row.number, wrong)
-            with pytest.raises(BookError, match="edited or damaged"):
+            with pytest.raises(BookError, match="edited or damaged|format must be"):
                 paid(book, "three")
             Path(book).write_bytes(whole)
     change(book, 1, remove=True)

@@ -260,8 +260,13 @@ def _charge_new(
     run: str,
     session: str,
 ) -> Entry:
-    if content.is_closed or price is None:
+    if content.is_closed:
         raise BookClosedError(f"book {shown(where)} is closed: nothing was charged")
+    if price is None:
+        raise BookError(
+            f"book {shown(where)} had an entry of this run a moment ago, and has none "
+            "now: it was put back to an older state"
+        )
     content.terms.prices.check(content.paid, price)
     record = {
         "run": run,

@@ -46,6 +46,10 @@ _NO_REFUNDS = (
     "a run pays before its first draw and gets nothing back, however it ends: to pay "
     "for what was taken only is not private where somebody looked and stopped"
 )
+_CHOOSE_BY = (
+    "what runs release (parameters, scores on people who are not in these data); a run "
+    "that is chosen by losses, norms or scores without noise is not covered"
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,11 @@ class Create:
                 menu[path.stem] = _run_of(path), number
             with waiting("what the whole menu costs"):
                 terms = create_menu_book(self.book, protected, menu, **total)
-        return [*_facts(terms), f"{'no refunds':<12}{_NO_REFUNDS}"]
+        return [
+            *_facts(terms),
+            f"{'no refunds':<12}{_NO_REFUNDS}",
+            f"{'choose by':<12}{_CHOOSE_BY}",
+        ]
 
 
 @dataclass(frozen=True)

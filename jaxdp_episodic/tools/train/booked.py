@@ -135,7 +135,8 @@ def statement_of_book(paid: Paid) -> str:
         f"**{paid.guarantee}**. That is what holds where several of them are released. "
         "The epsilon above is of this run alone; such epsilons, added or composed "
         "afterwards, are no guarantee for runs of which one was chosen in view of "
-        "another.\n"
+        "another. Chosen by losses, norms or other numbers that are not released, runs "
+        "have no guarantee together.\n"
     )
 
 
@@ -145,7 +146,7 @@ def facts_of_book(paid: Paid) -> dict[str, str]:
     return {
         "book": f"{terms.name}, entry {entry.number}: {in_words(entry.price)}",
         "guarantee of the book": f"epsilon {terms.epsilon:g}, delta {terms.delta:g}, "
-        "all of its runs together",
+        "all of its runs together, each chosen by what was released",
     }
 
 

@@ -135,7 +135,13 @@ def _run(
                 ),
             )
         without = {}
-        if config.evaluation is not None and config.evaluation.without_noise:
+        bare = config.evaluation is not None and config.evaluation.without_noise
+        if bare and paid is not None:
+            console.print(
+                "not trained without noise: whoever chooses a book's next run may see "
+                "what was released alone"
+            )
+        elif bare:
             console.print("once more without noise, to compare (not private)")
             without = _scores_without_noise(config, trainer.budget, tables, folder)
         return finished(trainer, folder, title, console, without, paid)

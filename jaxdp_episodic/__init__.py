@@ -20,6 +20,7 @@ from jaxdp_episodic.accountant.describe.releases import (
     RenyiDP,
     ZeroConcentratedDP,
 )
+from jaxdp_episodic.accountant.describe.rule_book import RuleBook
 from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
@@ -29,6 +30,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import PrivacyInfo, delta, epsilon, rdp
 from jaxdp_episodic.accountant.questions.attacker import (
     advantage,
@@ -53,6 +55,7 @@ from jaxdp_episodic.accountant.report.report import privacy_report
 __version__ = "0.2.0"
 
 __all__ = [
+    "AdaptiveRun",
     "ApproximateDP",
     "ComposedSteps",
     "DiscreteLaplaceRelease",
@@ -71,6 +74,7 @@ __all__ = [
     "RandomAllocation",
     "RandomizedResponse",
     "RenyiDP",
+    "RuleBook",
     "ShuffledEpochs",
     "TruncatedPoissonRelease",
     "WithoutReplacement",

@@ -12,6 +12,7 @@ from jaxdp_episodic.accountant.questions.budget import (
 from jaxdp_episodic.tools.train.booked import Booking
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import RunEndedError
@@ -44,6 +45,7 @@ __all__ = [
     "MLP",
     "Booking",
     "BudgetExhaustedError",
+    "ClippingConfig",
     "ConvNet",
     "Episode",
     "Evaluation",

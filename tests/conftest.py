@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import gc
 import os
 from importlib.metadata import version
 
@@ -63,6 +64,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)  # stable: files stay together
 
 
+def pytest_collection_finish():
+    """The collector need not look again at what every test keeps."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _x64_flag_is_left_alone():
     """Fails any test after which the caller's x64 setting has changed."""
@@ -92,6 +99,14 @@ def _compile_once(tmp_path_factory):
     compilation_cache.reset_cache()
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update(limit, before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_disk_is_waited_for():
+    """What is written is there for every process; no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: os.fstat(file) and None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -357,10 +357,7 @@ def dp_accounting_pld() -> Callable[[float, float, int, float], float]:
 
 def prv_accountant() -> Callable[[float, float, int, float], float]:
     """Epsilon, the estimate between its bounds, by prv-accountant."""
-    from prv_accountant import (  # pyright: ignore[reportMissingImports]
-        PoissonSubsampledGaussianMechanism,
-        PRVAccountant,
-    )
+    from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant  # pyright: ignore[reportMissingImports]
 
     def epsilon(rate: float, noise: float, num_steps: int, delta: float) -> float:
         step = PoissonSubsampledGaussianMechanism(

@@ -86,23 +86,31 @@ SUITES = (
 
 
 def main() -> None:
-    """Runs what there is, prints the table; exits with 1 where a test failed."""
+    """Runs what there is, prints the table; exits with 1 where a test failed.
+
+    A suite that cannot be collected is named below the table, and counts as failed.
+    """
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     for peer in ("--dp-accounting", "--opacus", "--jax-privacy"):
         parser.add_argument(peer, type=Path, metavar="PATH", help="a checkout")
     parser.add_argument("--out", type=Path, help="folder for every test's verdict")
     parser.add_argument("--only", default="", help="pytest's -k")
     arguments = parser.parse_args()
-    rows, failed = [], 0
+    rows, failed, not_run = [], 0, []
     for suite in SUITES:
         checkout = getattr(arguments, suite.peer.replace("-", "_"))
         if checkout is None or not (checkout / suite.place).is_file():
             continue
-        found = run(suite, checkout, suite.stand_ins, pattern=arguments.only)
+        try:
+            found = run(suite, checkout, suite.stand_ins, pattern=arguments.only)
+            others = [n for n, (outcome, _) in found.items() if outcome != "passed"]
+            again = run(suite, checkout, "", names=others) if others else {}
+        except NotRunError as error:
+            print(f"{suite.peer}, {suite.label}: {error}\n", flush=True)
+            not_run.append(f"{suite.peer} {version(checkout, suite)}, {suite.label}")
+            continue
         if not found:
             continue
-        others = [n for n, (outcome, _) in found.items() if outcome != "passed"]
-        again = run(suite, checkout, "", names=others) if others else {}
         # A test that fails with the peer's own accountant says nothing of ours.
         broken = sorted(n for n, (outcome, _) in again.items() if outcome == "failed")
         counted = {n: v for n, v in found.items() if n not in broken}
@@ -114,10 +122,16 @@ def main() -> None:
             arguments.out.mkdir(parents=True, exist_ok=True)
             name = f"{suite.peer}-{suite.place.replace('/', '-')}.json"
             (arguments.out / name).write_text(json.dumps(counted, indent=1))
-    if not rows:
+    if not rows and not not_run:
         parser.error("give the path of at least one checkout")
     print(table(rows))
-    sys.exit(failed > 0)
+    for name in not_run:
+        print(f"\nNot run, see above: {name}")
+    sys.exit(failed > 0 or bool(not_run))
+
+
+class NotRunError(Exception):
+    """A suite that pytest cannot collect or finish: what it printed."""
 
 
 def run(
@@ -128,7 +142,11 @@ def run(
     pattern: str = "",
     names: list[str] | None = None,
 ) -> dict[str, tuple[str, str]]:
-    """The verdict on every test of a suite."""
+    """The verdict on every test of a suite.
+
+    Raises:
+      NotRunError: it cannot be collected.
+    """
     package = checkout.resolve() / suite.package
     with tempfile.TemporaryDirectory() as folder:
         verdicts = Path(folder) / "verdicts.json"
@@ -151,7 +169,8 @@ def run(
             check=False,
         )
         if not verdicts.is_file() or done.returncode not in (0, 1, 5):
-            sys.exit(f"{suite.place} did not run:\n{done.stdout}{done.stderr}")
+            said = f"{done.stdout}{done.stderr}".strip()
+            raise NotRunError(f"{suite.place} did not run:\n{said}")
         return {n: tuple(v) for n, v in json.loads(verdicts.read_text()).items()}
 
 

@@ -25,13 +25,7 @@ from provenance import provenance
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from mutation.faults import FAULTS, Fault  # noqa: E402 - found by the path
-from mutation.verdicts import (  # noqa: E402 - the same
-    FULL,
-    QUICK,
-    Check,
-    Effort,
-    Verdict,
-)
+from mutation.verdicts import FULL, QUICK, Check, Effort, Verdict  # noqa: E402 - the same
 
 
 class Found(NamedTuple):

@@ -104,10 +104,8 @@ def choose_engine(settings: int, break_even: int, what: Any = ()) -> str:
     Without JAX it is NumPy, and behind ``os.fork()``, where JAX may wait for ever for
     its threads; and always of a mechanism that does not compile.
 
-    Args:
-      settings: number to be evaluated.
-      break_even: minimum number for which JAX is faster, compilation included.
-      what: nested mechanisms and arrays to be evaluated.
+    JAX is faster for ``break_even`` settings or more, compilation included; ``what``
+    are the nested mechanisms and arrays to be evaluated.
     """
     name = engine_name() if never_compiled(what) is None else "numpy"
     if name != "auto":
@@ -137,13 +135,8 @@ def float64_boundary(
     kernel sees real numbers only), which also makes a tracer raise at once instead
     of being silently rounded.
 
-    Args:
-      kernel: a pure function of arrays, not jitted.
-      static: names of keyword arguments that set a shape or choose code.
-
-    Returns:
-      A function of the same signature, with the static arguments by keyword, whose
-      outputs are NumPy arrays.
+    Keyword arguments of these names are static: they set a shape or choose code. The
+    kernel is a pure function of arrays, not jitted, whose signature stays.
     """
 
     @functools.wraps(kernel)

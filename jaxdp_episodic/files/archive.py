@@ -53,15 +53,10 @@ _BROKEN = (
 def read_arrays(
     path: Path, *, max_bytes: int, names: list[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of an npz file.
+    """Returns the arrays of an npz file, of truth values, numbers or text, by name.
 
-    Args:
-      path: the file.
-      max_bytes: most bytes that all arrays of the file may take, read or not.
-      names: only these, which must be there; None: all.
-
-    Returns:
-      Arrays of truth values, numbers or text, by name.
+    ``max_bytes`` bounds what all arrays of the file take, read or not; ``names`` are
+    those that are wanted and must be there, None all.
 
     Raises:
       OSError: a file that cannot be read.
@@ -130,12 +125,7 @@ def array_batches(
 ) -> Iterator[np.ndarray]:
     """Yields an array of an npz file some rows at a time, in constant memory.
 
-    Args:
-      path: the file.
-      name: of an array in it, whose first ``axes`` axes together number the rows.
-      axes: see there.
-      rows: most rows at a time.
-      first: the row to begin with.
+    Its first ``axes`` axes together number the rows, of which ``first`` is the first.
 
     Raises:
       As `read_arrays`; ValueError too for an array in Fortran's order.

@@ -84,14 +84,8 @@ class StoredColumn:
     def gather(self, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
         """Reads ``rows[i]`` into ``out[places[i]]``, in the order of the file.
 
-        Args:
-          rows: (n,) integers in [0, R).
-          places: (n,) integers.
-          out: (N, ...) of this column's type, contiguous.
-
-        Raises:
-          OSError: the disk fails.
-          ValueError: the file is shorter than it was.
+        Both are (n,) integers; ``out`` (N, ...) is of this column's type, contiguous. A
+        file that is shorter than it was raises `ValueError`.
         """
         if not rows.size:
             return
@@ -115,19 +109,12 @@ class StoredColumn:
 
 @dataclass(frozen=True)
 class StoredSplit:
-    """The columns of one split, checked against the manifest.
+    """The columns of one split, checked against the manifest."""
 
-    Attributes:
-      columns: by name.
-      level_names: of the tree, top to bottom.
-      encoding: what the numbers of the features stand for; None: themselves.
-      made_from: as `write_manifest` was told.
-    """
-
-    columns: Mapping[str, StoredColumn]
-    level_names: tuple[str, ...]
-    encoding: str | None
-    made_from: Any
+    columns: Mapping[str, StoredColumn]  # by name
+    level_names: tuple[str, ...]  # of the tree, top to bottom
+    encoding: str | None  # what the numbers of the features stand for; None: themselves
+    made_from: Any  # as `write_manifest` was told
 
 
 def is_complete(folder: Path) -> bool:
@@ -141,9 +128,7 @@ def open_split(folder: Path, choose: Callable[[list[str]], str]) -> StoredSplit:
     Types, shapes and sizes are compared with the manifest, and of all columns but the
     features of the chosen split the checksums as well; `check_sums` compares all.
 
-    Args:
-      folder: with a manifest.
-      choose: is given the names of the splits, and returns one.
+    ``choose`` is given the names of the splits, and returns one.
 
     Raises:
       OSError: a file that is missing or cannot be read.
@@ -171,12 +156,7 @@ def check_sums(
 ) -> int:
     """Compares every byte of a folder with the manifest; returns their number.
 
-    Args:
-      folder: with a manifest.
-      on_progress: is told the bytes that were read, and all.
-
-    Raises:
-      As `open_split`.
+    Errors are those of `open_split`; progress is in bytes, those read and all.
     """
     columns = {
         column.path: column.sha256
@@ -217,14 +197,9 @@ def write_manifest(
 ) -> dict[str, Any]:
     """Completes a folder: sums up its columns, and writes down what they are.
 
-    Args:
-      folder: with a folder for each split, whose columns are all on the disk.
-      splits: name -> (names of its levels, encoding of its features).
-      made_from: plain values that say where it all came from; for a reader.
-      on_progress: is told the bytes that were read, and all.
-
-    Returns:
-      The manifest.
+    Each split has its folder, with all columns on the disk, and names of levels and an
+    encoding of its features. ``made_from`` are plain values, for a reader. Progress is
+    in bytes, those read and all. Returns the manifest.
     """
     files = {split: sorted((folder / split).glob("*.npy")) for split in splits}
     sums = dict(_sums_of([p for paths in files.values() for p in paths], on_progress))

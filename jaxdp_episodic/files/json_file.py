@@ -16,11 +16,9 @@ TOO_LONG = "longer than 16 MiB"
 
 
 def parse_json(text: str | bytes, *, allow_infinity: bool = True) -> Any:
-    """Returns the value of a JSON text.
+    """Returns the value of a JSON text; of bytes in UTF-8.
 
-    Args:
-      text: the text; bytes are UTF-8.
-      allow_infinity: read NaN and infinities, as Python does beyond the standard.
+    NaN and infinities are read too, as Python does beyond the standard, if allowed.
 
     Raises:
       ValueError: not UTF-8, not JSON, a key that is there twice, an integer of

@@ -8,15 +8,9 @@ from typing import Any
 
 
 def require(module: str, *, purpose: str, extra: str | None = "data") -> Any:
-    """Returns an optional module.
+    """Returns an optional module, or says by `ImportError` what needs it.
 
-    Args:
-      module: its import name.
-      purpose: what needs it, for the message.
-      extra: that brings it, for the message; None: it is installed by its own name.
-
-    Raises:
-      ImportError: it is not installed; the message names the extra.
+    And the ``extra`` that brings it; None: it is installed by its own name.
     """
     try:
         return importlib.import_module(module)
@@ -33,14 +27,8 @@ def require(module: str, *, purpose: str, extra: str | None = "data") -> Any:
 def check_version(distribution: str, known: tuple[str, ...]) -> None:
     """Refuses a library whose descriptions may mean something else than was read.
 
-    Where it is not installed there is nothing to refuse.
-
-    Args:
-      distribution: its name on the package index.
-      known: the beginnings, "major.minor", of the versions that are read.
-
-    Raises:
-      NotImplementedError: another version, by name.
+    That is one of another version than those whose beginnings, "major.minor", are
+    known. Where it is not installed there is nothing to refuse.
     """
     metadata = importlib.import_module("importlib.metadata")  # slow, and rarely needed
     try:

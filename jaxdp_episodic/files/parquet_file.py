@@ -33,17 +33,11 @@ print(json.dumps(found))
 
 
 class ColumnItems(NamedTuple):
-    """Of a column in a row group.
+    """Of a column in a row group."""
 
-    Attributes:
-      path: in the schema, with dots.
-      num_rows: of the row group.
-      num_items: of the column, more than rows only where lists hold several.
-    """
-
-    path: str
-    num_rows: int
-    num_items: int
+    path: str  # in the schema, with dots
+    num_rows: int  # of the row group
+    num_items: int  # of the column, more than rows only where lists hold several
 
 
 def parquet_batches(

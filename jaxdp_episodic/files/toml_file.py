@@ -34,11 +34,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def read_toml(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Returns the content of a TOML file.
-
-    Args:
-      path: the file.
-      max_bytes: most bytes that it may have.
+    """Returns the content of a TOML file of at most so many bytes.
 
     Raises:
       OSError: a file that cannot be read.
@@ -88,12 +84,8 @@ def _check_depth(text: str) -> None:
 def to_toml(table: Mapping[str, Any]) -> str:
     """Returns the TOML document of a table; ``tomllib.loads`` gives it back.
 
-    Args:
-      table: strings, numbers, truth values, lists and tables of these. What is None is
-        left out.
-
-    Raises:
-      TypeError: a value that TOML has no form for.
+    It holds strings, numbers, truth values, lists and tables of these. What is None is
+    left out; a value that TOML has no form for is a `TypeError`.
     """
     return "\n".join(_lines(table, ())).strip() + "\n"
 

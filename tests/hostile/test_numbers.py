@@ -131,9 +131,6 @@ CALLS = {
     "Laplace, delta": lambda v: mechanisms.Laplace(v).delta(1.0),
     "response, epsilon": lambda v: mechanisms.RandomizedResponse(v).rdp(2.0),
     "response, order": lambda v: mechanisms.RandomizedResponse(1.0).rdp(v),
-    "response, truth": lambda v: mechanisms.RandomizedResponse.from_truth_probability(
-        v
-    ).delta(1.0),
     "table": lambda v: mechanisms.RdpTable([1.0, v]).rdp(2.5),
     "rates": lambda v: jde.inclusion_rates(
         jde.MultistageSampling(jde.Poisson("u", sampling_probability=v))

@@ -28,13 +28,17 @@ def assert_caught(fault, effort):
     assert faulty.is_caught, faulty.evidence
 
 
+# Gradients that are far too large show in a few hundred releases.
+FEW = QUICK._replace(releases=500)
+
+
 def by_name(faults):
     return pytest.mark.parametrize("fault", faults, ids=lambda fault: fault.name)
 
 
 @by_name([fault for fault in FAULTS if not fault.is_slow])
 def test_a_planted_fault_is_caught(fault):
-    assert_caught(fault, QUICK)
+    assert_caught(fault, QUICK if fault.name == "noise halved" else FEW)
 
 
 @pytest.mark.slow

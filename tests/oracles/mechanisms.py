@@ -26,7 +26,11 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
     ZeroedEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
-from jaxdp_episodic.accountant.losses.people import PeopleLoss, ReplacedPeopleLoss
+from jaxdp_episodic.accountant.losses.people import (
+    PeopleLoss,
+    ReplacedPeopleLoss,
+    ReplacedUnitLoss,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.losses.renyi_curve import RenyiCurveLoss
@@ -57,7 +61,11 @@ _EPOCH = {
 _ABOVE = _EPOCH | {"above": _ONE}
 _SHIFTS = tuple(np.sort(10 ** _RNG.uniform(-1.5, 0.4, (3, SIZE)), axis=0))
 _WEIGHTS = tuple(np.log(_RNG.dirichlet(np.ones(3), SIZE).T))
-_PEOPLE = (_ONE, 3 * _ONE), (np.log(0.4 * _ONE), np.log(0.3 * _ONE))
+_PEOPLE = (
+    (_ONE, 3 * _ONE),
+    (np.log(0.4 * _ONE), np.log(0.3 * _ONE)),
+    (_ONE, 0.4 * _ONE),
+)
 _CUT = (100 * _ONE, 10 * _ONE, np.minimum(_RATE, 0.5))
 _TRUNCATED = (_ONE, *cut_weights(*_CUT)[:2], _CUT[2], cut_weights(*_CUT)[2], _SHIFT)
 
@@ -92,12 +100,13 @@ SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
         ReplacedTruncatedLoss(*_TRUNCATED, _ONE),
         ZeroedTruncatedLoss(*_TRUNCATED, _ONE),
         GaussianMixtureLoss(_ONE, _RATE, _SHIFTS, _WEIGHTS),
-        AllocatedGaussianLoss(_ONE, **_EPOCH),
-        AllocatedBoundingLoss(_ONE, **_ABOVE),
+        AllocatedGaussianLoss(_OUTER, **_EPOCH),
+        AllocatedBoundingLoss(_OUTER, **_ABOVE),
         AllocatedAntipodalLoss(_ONE, np.resize([1.0, 0.3, 0.3], SIZE), **_EPOCH),
         AllocatedAntipodalBoundingLoss(_ONE, 0.3 * _ONE, **_ABOVE),
         PeopleLoss(_ONE, _INNER, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
         ReplacedPeopleLoss(_ONE, _INNER, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
+        ReplacedUnitLoss(_ONE, _INNER, _ONE, _SHIFT / 3, *_PEOPLE, _RATE),
         LaplaceLoss(_ONE, _RATE, _SHIFT),
         _finite(),
         RandomizedResponseLoss(_ONE, _SHIFT, 0 * _ONE),

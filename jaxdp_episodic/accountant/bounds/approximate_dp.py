@@ -144,6 +144,27 @@ def delta_without_replacement_subsampled(
     return _profile_at_rate(mechanism, _subset_rate(size, population), epsilon)
 
 
+def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> Any:
+    """Privacy of randomized response run with probability p, else a fair coin.
+
+    ``2 artanh(p tanh(eps / 2))``, nats, *exact*: below the ``log(1 + p (e^eps - 1))``
+    that holds for any mechanism, because a coin hides more than silence does. (Notes
+    that say ``(1 + a) / (2 + a)`` for the true answer's chance mean ``e^eps = 1 + a``.)
+
+    Reference: Warner (1965), for the response; docs/proofs.md for the sampling.
+    """
+    eps = _validation.nonnegative_array("epsilon", epsilon)
+    p = _validation.probability_array("sampling_probability", sampling_probability)
+    _validation.broadcast_shape(epsilon=eps, sampling_probability=p)
+    # 2 artanh(w) = log((1 + w) / (1 - w)); 1 - w without cancellation at large eps.
+    lie = np.exp(-eps) / (1 + np.exp(-eps))  # (1 - tanh(eps / 2)) / 2
+    w = p * np.tanh(eps / 2)
+    with np.errstate(divide="ignore"):
+        value = np.log1p(w) - np.log((1 - p) + 2 * p * lie)
+        small = 2 * np.arctanh(np.minimum(w, 0.5))
+    return np.where(w < 0.5, small, value)[()]
+
+
 def advanced_joint_convexity(
     shared: Any, first: Any, second: Any, *, rate: float, epsilon: float
 ) -> tuple[float, float]:

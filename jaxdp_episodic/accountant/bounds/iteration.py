@@ -195,13 +195,8 @@ def optimal_noise_stds(
 def rho_to_epsilon(rho: Any, *, delta: Any) -> Any:
     """Epsilon of an RDP curve ``rho alpha`` at a delta, at the best real order.
 
-    Args:
-      rho: >= 0, scalar or array; ``inf`` costs ``inf``.
-      delta: in (0, 1).
-
-    Returns:
-      float64 nats of the broadcast shape; *upper bound* (whatever order the search
-      ends on is valid).
+    For rho >= 0, ``inf`` included, and delta in (0, 1); nats, an *upper bound*
+    (whatever order the search ends on is valid).
 
     Reference: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Proposition 12.
     """

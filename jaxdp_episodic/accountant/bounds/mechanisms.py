@@ -178,21 +178,6 @@ class RandomizedResponse(Mechanism):
     def __post_init__(self) -> None:
         set_checked(self, _validation.nonnegative_array, "epsilon")
 
-    @classmethod
-    def from_truth_probability(cls, truth_probability: Any) -> RandomizedResponse:
-        """Returns the mechanism that tells the truth with this probability.
-
-        Args:
-          truth_probability: scalar or array in [0, 1]. Below 1/2, lies tell as much
-            as the truth does above.
-        """
-        p = _validation.probability_array("truth_probability", truth_probability)
-        # |log(p / (1 - p))| without cancellation near 1/2; at p near 0, where
-        # 2p - 1 would round, by symmetry of p and 1 - p from the logarithm itself.
-        with np.errstate(divide="ignore"):
-            near_half = np.abs(2 * np.arctanh(2 * p - 1))
-            return cls(np.where(p < 0.25, np.log1p(-p) - np.log(p), near_half))
-
     @property
     def pure_epsilon(self) -> np.ndarray:
         """``epsilon``."""

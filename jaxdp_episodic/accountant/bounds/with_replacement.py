@@ -103,13 +103,7 @@ def group_delta(mechanism: Profile, *, group_size: Any, epsilon: Any) -> Any:
 
         delta_k(eps) <= (e^eps - 1) / (e^{eps/k} - 1) delta(eps / k)
 
-    Args:
-      mechanism: as in `approximate_dp`.
-      group_size: k, whole number >= 1, scalar or array.
-      epsilon: >= 0 and finite, nats.
-
-    Returns:
-      float64 in [0, 1] of the broadcast shape; an *upper bound*.
+    Of whole k >= 1 and finite epsilon >= 0; an *upper bound*, at most 1.
 
     Reference: Vadhan (2017), "The complexity of differential privacy", Lemma 2.2, as
     used by Balle, Barthe and Gaboardi (2018), Section 5.

@@ -271,13 +271,8 @@ def steps_owed(sampling: Sampling, num_steps: ArrayLike, planned: int) -> np.nda
     which a run that stopped for what it saw would have finished: the accounting of a
     part holds for a part that was fixed in advance, and the end that was planned is.
 
-    Args:
-      sampling: of the steps, its fields scalars.
-      num_steps: whole numbers >= 0 of any shape.
-      planned: the number of steps that was fixed before the first.
-
-    Returns:
-      int64 of that shape.
+    ``planned`` is the number of steps that was fixed before the first; the sampling's
+    fields are scalars. int64 of the shape of ``num_steps``, whole numbers >= 0.
     """
     taken = np.asarray(num_steps, np.int64)
     scheme = epoch_scheme(sampling)

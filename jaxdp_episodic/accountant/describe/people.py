@@ -11,10 +11,7 @@ from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import (
-    GroupedClasses,
-    Sampling,
-)
+from jaxdp_episodic.accountant.describe.designs import GroupedClasses, Sampling
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,

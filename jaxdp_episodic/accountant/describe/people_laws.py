@@ -30,6 +30,10 @@ _UPPER_TAIL = 1e-30
 _FIRST_STEP = 1 / 8
 # Share of a peak to which masses that underflow are raised.
 _VANISHED = 1e-300
+# Binomial laws that are told apart times the largest number of units of all, and laws:
+# an epsilon then takes some 2 s, and is within 1 per cent of that of all laws.
+_MOST_TERMS = 20_000
+_MOST_LAWS = 128
 # Classes up to which partitions are averaged, in half a second of a core; the time
 # grows with their square. Of more the worst partition is charged.
 MOST_AVERAGED = 10_000
@@ -173,6 +177,65 @@ def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values[ends - 1].astype(np.float64), kept
 
 
+def merged_upwards(
+    number: np.ndarray, log_none: np.ndarray, log_weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns fewer binomial laws, with weights, for many: they are larger.
+
+    Of units that are so many and of which none is drawn with chance ``e^-log_none``:
+    both together say which of two binomial laws is the larger one in stochastic order.
+
+    Args:
+      number: (n,) whole numbers.
+      log_none: (n,) of each, >= 0; inf where some unit is drawn for sure.
+      log_weight: (n,) finite.
+
+    Returns:
+      The same three of few: see `_MOST_TERMS`.
+    """
+    most = np.clip(_MOST_TERMS / max(np.max(number), 1.0), 2.0, _MOST_LAWS)
+    if len(number) <= most:
+        return number.astype(np.float64), log_none, log_weight
+    totals = np.full(int(np.max(number)) + 1, -np.inf)
+    np.logaddexp.at(totals, number, log_weight)
+    numbers, _ = merged(totals)
+    # Steps in either number move means by so much: as many of both as are worth it.
+    each = min(np.max(log_none / np.maximum(number, 1)), 700.0)
+    moved = np.ptp(numbers) * -(np.expm1(-each) + each * np.exp(-each))
+    rest = np.ptp(np.minimum(log_none, 700.0)) * np.exp(-each) + 1e-300
+    groups = int(np.clip(np.sqrt(most * moved / rest), 1, min(most, len(numbers))))
+    ends = numbers[:: len(numbers) // -groups][::-1]
+    place = np.searchsorted(ends, number)
+    found = []
+    for index, end in enumerate(ends):
+        here = place == index
+        none, inverse = _fewer(log_none[here], log_weight[here], int(most / len(ends)))
+        weight = np.full(len(none), -np.inf)
+        np.logaddexp.at(weight, inverse, log_weight[here])
+        found.append((np.full(len(none), end), none, weight))
+    count, none, weight = (np.concatenate(part) for part in zip(*found, strict=True))
+    return count, none, weight
+
+
+def _fewer(
+    values: np.ndarray, log_weight: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns values to which all are moved up, and to which of them each is."""
+    kept, place = np.unique(values, return_inverse=True)
+    if len(kept) <= most:
+        return kept, place
+    counts = log_weight > np.max(log_weight) + np.log(_UPPER_TAIL)
+    low, high = np.min(values[counts]), np.max(values[counts])
+    step = max(high - low, 1e-300) / max(most - 1, 1)
+    index = np.ceil((np.clip(values, low, high) - low) / step)
+    # Beyond what counts steps become longer.
+    index += np.ceil(np.log2(1 + np.maximum(values - high, 0.0) / step))
+    index, place = np.unique(index, return_inverse=True)
+    largest = np.zeros(len(index))
+    np.maximum.at(largest, place, values)
+    return largest, place
+
+
 def log_reached_worst(
     groups: float, ways: float, bound: float, chance: float
 ) -> np.ndarray:
@@ -241,6 +304,64 @@ def log_reached_mean(
         found[k] = _log_sum(terms) + scale
     number = np.arange(groups + 1.0)
     return found + log_binomial(np.full(groups + 1, float(groups)), number)
+
+
+def log_unseen_groups(
+    classes: float, ways: float, bound: float, chance: float, rate: float
+) -> np.ndarray:
+    """Returns the law of her groups that are not seen without her, and of her classes.
+
+    A group with a of her classes is drawn without her, which is seen, with chance
+    ``rate (1 - chance)^a``; left-over classes sit out. Groups that are seen, or have
+    none of hers, have ``A(x) = 1 - rate + rate (1 + (1 - chance) x)^ways``, all others
+    ``B(x) = sum_a C(ways, a) (1 - rate (1 - chance)^a) x^a``, a >= 1: n of these hold c
+    classes with the chance, over ``C(classes, bound)``,
+
+        C(G, n) [x^c] B(x)^n [x^(bound - c)] A(x)^(G - n) (1 + x)^rest.
+
+    Args:
+      classes: all of them.
+      ways: classes in a group.
+      bound: classes that can hold her.
+      chance: that a class of hers that takes part shows her.
+      rate: of the groups' coins.
+
+    Returns:
+      (n + 1, bound + 1) log-masses of n and c, n at most ``bound`` and G.
+    """
+    groups, bound = int(classes // ways), int(bound)
+    rest, most = int(classes - groups * ways), min(bound, groups)
+    a = np.arange(min(int(ways), bound) + 1.0)
+    choices = log_binomial(np.full_like(a, ways), a)
+    with np.errstate(divide="ignore"):
+        alone = a * np.log1p(-chance) if chance < 1 else np.where(a > 0, -np.inf, 0.0)
+        seen = np.log(rate) + alone
+        hers = choices + np.log1p(-np.exp(seen))
+        others = choices + seen
+    hers[0], others[0] = -np.inf, 0.0
+    out = np.arange(min(rest, bound) + 1.0)
+    power = np.full(bound + 1, -np.inf)
+    power[: len(out)] = log_binomial(np.full_like(out, rest), out)
+    found = np.full((most + 1, bound + 1), -np.inf)
+    for used in range(groups + 1):
+        if groups - used <= most:
+            found[groups - used] = power[::-1]
+        power = _times(power, others)
+    number = np.arange(most + 1.0)
+    found += log_binomial(np.full_like(number, groups), number)[:, None]
+    power = np.where(np.arange(bound + 1) == 0, 0.0, -np.inf)
+    for row in found:
+        row += power
+        power = _times(power, hers)
+    return found - _log_sum(found.ravel())
+
+
+def _times(power: np.ndarray, taps: np.ndarray) -> np.ndarray:
+    """Coefficients of a product, as logarithms, as many as the first factor has."""
+    table = np.full((len(taps), len(power)), -np.inf)
+    for a, tap in enumerate(taps):
+        table[a, a:] = power[: len(power) - a] + tap
+    return _log_sum(table)
 
 
 def _sum_of(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -122,10 +122,9 @@ class Population(Spec):
         return 1 if level == 0 else int(self.children_counts[level - 1].sum())
 
     def distinct_paths(self, num_levels_used: int | None = None) -> DistinctPaths:
-        """Returns the different paths to the units of one level; see `DistinctPaths`.
+        """Returns the different paths to the units of one level, by default the last.
 
-        Args:
-          num_levels_used: the level whose units' paths are meant; default: the last.
+        See `DistinctPaths`.
         """
         used = self.num_levels if num_levels_used is None else num_levels_used
         _check_level("num_levels_used", used, 1, self.num_levels)
@@ -134,13 +133,9 @@ class Population(Spec):
     def describe_path(self, level: int, index: int) -> dict[str, Any]:
         """Returns the units on the way to one unit, by level name.
 
-        Args:
-          level: the unit's level, 1 to ``num_levels``.
-          index: its number among all units of that level, from 0.
-
-        Returns:
-          Level name ("level 2" where it has none) to id, or to the number among all
-          units of that level where the tree has no ids.
+        From the unit's level, 1 to ``num_levels``, and its number there, from 0: level
+        name ("level 2" where it has none) to id, or to the number among all units of
+        that level where the tree has no ids.
         """
         _check_level("level", level, 1, self.num_levels)
         _check_level("index", index, 0, self.num_units(level) - 1)

@@ -76,12 +76,8 @@ class PathRates:
         neighbour, so at the last level one more child must be covered too; the levels
         above it are public lists. A Poisson level covers all at probability 1.
 
-        Args:
-          level: 1 to ``num_levels``.
-          neighboring_relation: one of `NEIGHBORING_RELATIONS`.
-
-        Returns:
-          Boolean array, shaped like the level's rates. False errs on the safe side.
+        Boolean, shaped like the rates of this level, 1 to ``num_levels``. False errs on
+        the safe side.
         """
         _validation.choice(
             "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
@@ -252,11 +248,7 @@ def most_children_drawn(
 
     See `max_contributions`, of which this is one level; int64.
 
-    Args:
-      sampling: the schemes of all levels.
-      population: the real tree, or None.
-      level: of the parents, from 1.
-      neighboring_relation: under "add_remove" only public bounds count.
+    Below a unit of ``level``, from 1; under "add_remove" only public bounds count.
     """
     scheme = sampling.levels[level]
     if population is None or neighboring_relation == "add_remove":

@@ -2,9 +2,10 @@
 
 A spec becomes ``{"version": 1, "type": "Poisson", ...}``: one key a field, arrays as
 nested lists, fields that are ``None`` left out (TOML has no null), nested specs as
-dictionaries with a ``"type"`` of their own. Reading is strict: an unknown key, a
-missing key, a type or version that is not known is refused, and the message says
-where (``step.sampling.levels[1]: unknown key 'sise'; did you mean 'size'?``).
+dictionaries with a ``"type"`` of their own, tables of specs as tables. Reading is
+strict: an unknown key, a missing key, a type or version that is not known is refused,
+and the message says where (``step.sampling.levels[1]: unknown key 'sise'; did you mean
+'size'?``).
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def _encode(value: Any) -> Any:
     """One field: spec, tuple, array or plain value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _encode_spec(value)
+    if isinstance(value, Mapping):
+        return {key: _encode(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return [_encode(item) for item in value]
     if isinstance(value, np.ndarray | np.generic):
@@ -98,7 +101,12 @@ def _decode(
     for key, options in cls.nested_specs.items():
         if key in fields:
             path, value = f"{where}.{key}", fields[key]
-            if isinstance(value, list | tuple) and _holds_many(cls, key):
+            if isinstance(value, Mapping) and _holds_many(cls, key, "Mapping"):
+                fields[key] = {
+                    name: _decode(options, item, f"{path}.{name}", nested=True)
+                    for name, item in value.items()
+                }
+            elif isinstance(value, list | tuple) and _holds_many(cls, key, "tuple"):
                 fields[key] = tuple(
                     _decode(options, item, f"{path}[{i}]", nested=True)
                     for i, item in enumerate(value)
@@ -115,10 +123,10 @@ def _decode(
         raise ValueError(f"{where}: {error}") from error
 
 
-def _holds_many(cls: type, name: str) -> bool:
-    """Whether a field is declared as a tuple of specs, not as one."""
+def _holds_many(cls: type, name: str, kind: str) -> bool:
+    """Whether a field is declared as a tuple, or a mapping, of specs, not as one."""
     kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
-    return kinds[name].startswith("tuple")
+    return kinds[name].startswith(kind)
 
 
 def _check_version(mapping: Mapping[Any, Any], where: str, *, required: bool) -> None:
@@ -147,7 +155,7 @@ def _named_class(
 
 def _check_keys(cls: Any, fields: Mapping[Any, Any], where: str) -> None:
     """Refuses unknown keys first: a typo also makes the right key missing."""
-    known = spec_fields(cls)
+    known = (*spec_fields(cls), *cls.also_read)
     for key in fields:
         if not isinstance(key, str):
             raise TypeError(
@@ -168,16 +176,11 @@ def _check_keys(cls: Any, fields: Mapping[Any, Any], where: str) -> None:
 
 
 def refuse_hostile(where: str, root: Any) -> None:
-    """Refuses nesting and integers that would break Python's own repr or NumPy.
+    """Refuses what would break Python's own repr, or NumPy, in lists and mappings.
 
-    Iterative on purpose: the input may be nested deeper than the call stack.
-
-    Args:
-      where: how errors call the place of ``root``.
-      root: lists and mappings, as read from a file.
-
-    Raises:
-      ValueError: nesting deeper than 32 levels, an integer of more than 64 bits.
+    Nesting deeper than 32 levels, and integers of more than 64 bits, raise
+    `ValueError`; ``where`` is how it calls the place. Iterative on purpose: the input
+    may be nested deeper than the call stack.
     """
     stack = [(root, 0)]
     while stack:

@@ -44,6 +44,8 @@ class Spec(ByValue):
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
     # Field -> what it must be one of, for those that have to be given.
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    # Keys that a dictionary may have beside the fields: arguments of the constructor.
+    also_read: ClassVar[tuple[str, ...]] = ()
     # Field -> its check, of the fields that may be arrays and broadcast together.
     numeric: ClassVar[Mapping[str, Check]] = {}
 
@@ -87,8 +89,7 @@ def set_numbers(spec: Spec) -> None:
 def frozen_number(array: np.ndarray) -> Any:
     """Returns a 0-d array as a Python number, any other one made read-only.
 
-    Args:
-      array: freshly made by a check of ``_validation``, so nobody else holds it.
+    It is freshly made by a check of ``_validation``, so nobody else holds it.
     """
     if array.ndim == 0:
         return array.item()
@@ -105,12 +106,7 @@ def set_checked(
 ) -> None:
     """Replaces fields of a frozen spec by what a check of ``_validation`` returns.
 
-    Args:
-      spec: whose fields.
-      check: of the name and the value.
-      *names: of the fields.
-      one: each must be one number, no array.
-      optional: None stays as it is.
+    ``one``: each must be one number, no array; ``optional``: None stays as it is.
     """
     for name in names:
         value = getattr(spec, name)
@@ -158,4 +154,6 @@ def _value_key(value: Any) -> Any:
         return value.shape, (value + 0).tobytes()
     if isinstance(value, tuple):
         return tuple(_value_key(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple(sorted((key, _value_key(item)) for key, item in value.items()))
     return value

@@ -299,13 +299,8 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
 def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
     """Returns the steps of a run, refused unless all are Gaussian.
 
-    Args:
-      step: a step or a composed run; other things are refused by type.
-      what: names what covers Gaussian steps only.
-
-    Raises:
-      TypeError: not a step.
-      NotImplementedError: a release, or a run with one.
+    What is no step raises `TypeError`, a release or a run with one
+    `NotImplementedError`, in which ``what`` names what covers Gaussian steps only.
     """
     parts = step.steps if isinstance(step, ComposedSteps) else (step,)
     for part in parts:

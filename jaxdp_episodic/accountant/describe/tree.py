@@ -270,10 +270,8 @@ def max_contributions(
 ) -> np.ndarray:
     """Returns the most units that one draw can pick below one unit, at least 1.
 
-    Args:
-      counts: children counts from the level of that unit down to the level above the
-        units that are counted.
-      schemes: the scheme that draws the children, for each of ``counts``.
+    ``counts`` are the children's from the level of that unit down to the level above
+    the units that are counted, ``schemes`` what draws these children.
     """
     sizes = [s.size for s in schemes if isinstance(s, WithoutReplacement)]
     shape = np.broadcast_shapes(*map(np.shape, sizes))

@@ -72,11 +72,9 @@ class _HistoryAccountant(_accountants.IAccountant):
             self.history.append((*new, 1))
 
     def get_epsilon(self, delta: float, **unused: Any) -> float:
-        """Returns epsilon of all steps that are recorded; 0.0 of none.
+        """Returns epsilon of all recorded steps at a delta in [0, 1]; 0.0 of none.
 
-        Args:
-          delta: in [0, 1].
-          **unused: opacus hands on here what is meant for its optimizer.
+        What opacus means for its optimizer is handed on here, and is not used.
         """
         counts: dict[GaussianStep, int] = {}
         # Other code, opacus' own search too, may have written the history.

@@ -20,12 +20,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     PrivacyLoss,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.protocols import (
-    Bounds,
-    Nodes,
-    Profile,
-    Tabulated,
-)
+from jaxdp_episodic.accountant.losses.protocols import Bounds, Nodes, Profile, Tabulated
 from jaxdp_episodic.accountant.numerics.chebyshev_tables import Table
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,

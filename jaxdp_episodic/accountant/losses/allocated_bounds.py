@@ -24,6 +24,7 @@ import numpy as np
 from jaxdp_episodic.accountant.losses.allocated import AllocatedLoss
 from jaxdp_episodic.accountant.losses.allocation_tables import by_setting
 from jaxdp_episodic.accountant.losses.finite import log_excess_of_atoms
+from jaxdp_episodic.accountant.losses.gaussian import scaled
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature, Tails
 from jaxdp_episodic.accountant.losses.protocols import BoundingPair
 from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
@@ -69,7 +70,7 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
 
     def log_kept(self) -> Array:
         """Of the mass that is truncated and charged as an infinite loss."""
-        return self._facts()[0]
+        return np.log1p(self.outer_rate * np.expm1(self._facts()[0]))
 
     def least_spacing(self) -> Array:
         """In proportion to the mean gap between neighbouring losses."""
@@ -117,7 +118,7 @@ class AllocatedBoundingLoss(BoundingLoss):
     """The finite pair from which the certified ends of an epoch are computed.
 
     Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
+      outer_rate: see `AllocatedGaussianLoss`.
       shift: s > 0.
       slots: t, whole number, the steps of an epoch.
       steps: j, whole number, 2 <= j <= t, those that are run.
@@ -134,10 +135,10 @@ class AllocatedBoundingLoss(BoundingLoss):
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """Of the finite pair as computed, up to `certified_error`."""
         xp = namespace(u, *self.fields)
-        u, *fields = xp.broadcast_arrays(u, *self.fields[1:])
+        u, outer, *fields = xp.broadcast_arrays(u, *self.fields)
         rows = functools.partial(by_setting, _tails)
         found = on_host(rows, u.shape, u, *fields, number=4)
-        return (found[0], found[1]), (found[2], found[3])
+        return scaled((found[0], found[1]), outer), scaled((found[2], found[3]), outer)
 
     @staticmethod
     def _atoms(*setting: float) -> tuple[np.ndarray, np.ndarray]:
@@ -240,13 +241,9 @@ def _tails(u: np.ndarray, *setting: float) -> np.ndarray:
 def tails_between(
     u: np.ndarray, loss: np.ndarray, profile: np.ndarray, scaled: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tails at u: profiles are linear in e^u between losses, and 0 beyond the last.
+    """Tails at u (m,): profiles are linear in e^u between losses, 0 beyond the last.
 
-    Args:
-      u: (m,).
-      loss: (n,) increasing.
-      profile: (n,) of them.
-      scaled: (n,) ``e^loss Q(L >= loss)``.
+    Of increasing losses (n,): their profile, and ``e^loss Q(L >= loss)``, "scaled".
     """
     above = np.searchsorted(loss, u, side="right")
     beyond = above == len(loss)

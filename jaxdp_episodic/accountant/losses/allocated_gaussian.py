@@ -36,6 +36,7 @@ from jaxdp_episodic.accountant.losses.allocation_tables import (
     prepare_sums,
     sum_tables,
 )
+from jaxdp_episodic.accountant.losses.gaussian import scaled
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.losses.privacy_loss import Tails
 from jaxdp_episodic.accountant.losses.protocols import Profile
@@ -60,7 +61,7 @@ class AllocatedGaussianLoss(TabulatedAllocation):
     """``W = ((slots - steps) + A_1 + ... + A_steps) / slots``.
 
     Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
+      outer_rate: see `PrivacyLoss`; that the unit holds what is protected.
       shift: s >= 0.
       slots: t, whole number, the steps of an epoch.
       steps: j, whole number, 2 <= j <= t, those that are run.
@@ -87,14 +88,15 @@ class AllocatedGaussianLoss(TabulatedAllocation):
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """By tables of the sum; its relative error is `profile_error`, an estimate."""
         xp = namespace(u, *self.fields)
-        u, s, t, j = xp.broadcast_arrays(u, self.shift, self.slots, self.steps)
+        u, outer, s, t, j = xp.broadcast_arrays(u, *self.fields)
         j = xp.maximum(j, 2.0)  # where none is run nobody asks
         t = xp.maximum(t, j)
         rows, slopes = (
             functools.partial(by_setting, f) for f in (_tails, _tail_slopes)
         )
         how = {"number": 4, "slopes": slopes, "by": (0, 1)}
-        return tails_from(on_host(rows, u.shape, u, s, t, j, **how))
+        both = tails_from(on_host(rows, u.shape, u, s, t, j, **how))
+        return scaled(both[0], outer), scaled(both[1], outer)
 
     def profile_error_at(self, u: Array) -> Array:
         """Larger at large u: sums of a few terms of little weight lose digits there."""

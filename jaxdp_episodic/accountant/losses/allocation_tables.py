@@ -351,15 +351,9 @@ def _checked_antipodal(table: Table, slots: int, count: int, shift: float) -> Ta
 def by_setting(
     function: Callable[..., np.ndarray], u: np.ndarray, *fields: np.ndarray
 ) -> np.ndarray:
-    """Applies ``function(u, *setting)`` to the elements of each setting.
+    """(k, ..., n): ``function(u, *setting)`` of the elements of each setting.
 
-    Args:
-      function: maps (m,) arguments and scalar fields to (k, m).
-      u: (..., n).
-      *fields: broadcast with it.
-
-    Returns:
-      (k, ..., n).
+    It maps (m,) arguments and scalar fields to (k, m); u (..., n) and fields broadcast.
     """
     arrays = np.broadcast_arrays(u, *fields)
     flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]

@@ -161,13 +161,9 @@ def polynomial_bounds(
 def aligned_step(epoch: Epoch, slope: float, error: float) -> float:
     """Distance of nodes at which the chord of `aligned_bounds` is off by ``error``.
 
-    An *estimate*: T changes with Y's deviation from its mean where V is at the
-    threshold; terms of Y are no larger there than the range over which D falls.
-
-    Args:
-      epoch: of the nodes.
-      slope: ``-d log(D) / du``.
-      error: relative.
+    An *estimate*, where ``-d log(D) / du`` is ``slope``: T changes with Y's deviation
+    from its mean where V is at the threshold; terms of Y are no larger there than the
+    range over which D falls.
     """
     square = epoch.shift**2
     largest = math.log(2 * epoch.steps / slope)

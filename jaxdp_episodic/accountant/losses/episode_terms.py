@@ -122,12 +122,8 @@ def log_excess(
 ) -> tuple[np.ndarray, ...]:
     """`Moments.log_excess` of a mixture; an *upper bound*, exact to 1e-13.
 
-    With few nodes, as for a search, its error is about 1e-7.
-
-    Args:
-      excess_of_one: maps settings, their e1 and shifts to the excess of one term.
-      terms: of all settings.
-      rule: its quadrature tells what it is for.
+    With few nodes, as for a search, its error is about 1e-7. ``excess_of_one`` maps
+    settings, their e1 and shifts to the excess of one term.
     """
     parts = [np.full(terms.size.shape, f) for f in (-np.inf, 0.0, 0.0)]
     parts = parts[: 3 if rule.with_derivatives else 1]

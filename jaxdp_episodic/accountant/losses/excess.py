@@ -156,11 +156,9 @@ def with_rounding(
 ) -> tuple[Array, ...]:
     """A sum of terms with their rounding error, or an upper bound where that is less.
 
-    Args:
-      excess: the sum's logarithm, and its derivatives over it.
-      size: (n,) of what the terms' logarithms are differences of, nats.
-      bound: the same of the bound.
-      is_large: where it counts; None: where the size is large.
+    Both are logarithms, and derivatives over them. ``size``, (n,) nats, is what the
+    terms' logarithms are differences of; ``is_large`` says where it counts, by default
+    where it is large.
     """
     xp = namespace(excess[0], size)
     counts = size > LARGE_LOSS if is_large is None else is_large

@@ -45,12 +45,7 @@ def gaussian_tails(shift: Array, u: Array) -> Tails:
     the Mills ratio, a difference that keeps its digits at small shifts; the tail
     ``g Q(t + mu) = phi(t) m(t + mu)``.
 
-    Args:
-      shift: (...,) mu >= 0.
-      u: (...,) log g >= 0.
-
-    Returns:
-      Two arrays (...,) nats; *exact* (Balle and Wang 2018, Theorem 8).
+    At mu >= 0 and u = log g >= 0, (...,); *exact* (Balle and Wang 2018, Theorem 8).
     """
     xp = namespace(shift, u)
     shift, u = xp.broadcast_arrays(shift, u)
@@ -80,14 +75,9 @@ def _profile(t: Array, mu: Array, shift: Array) -> Array:
 def drawn_tails(tails: Tails, u: Array, rate: Array) -> Tails:
     """Tails of a mechanism that runs with probability ``rate`` only, Q being shared.
 
-    Args:
-      tails: of the mechanism at `inner_exponent` of u and the rate.
-      u: (...,) log g.
-      rate: (...,) in (0, 1].
-
-    Returns:
-      Tails of ``(1 - rate) Q + rate P`` against Q; *exact* (Balle, Barthe, Gaboardi
-      2018, arXiv:1807.01647, Theorem 2).
+    Those of ``(1 - rate) Q + rate P`` against Q at u = log g; ``tails`` are the
+    mechanism's at `inner_exponent` of u and the rate in (0, 1]. *Exact* (Balle, Barthe,
+    Gaboardi 2018, arXiv:1807.01647, Theorem 2).
     """
     xp = namespace(u, rate)
     # g over g of the mechanism, without the cancellation of u - inner_exponent

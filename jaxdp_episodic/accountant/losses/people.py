@@ -1,7 +1,7 @@
 """What a step tells of a person who may be in several of its clip units.
 
 Component i, visible, has weight ``w_i`` and the mixtures of Gaussians
-``B_i^± = sum_j P(Bin(n_i, q) = j) N(±j s)`` of the number j of drawn units that hold
+``B_i^± = sum_j P(Bin(n_i, q_i) = j) N(±j s)`` of the number j of drawn units that hold
 the person. With ``e = sum_i w_i`` the chance that anything holds the person,
 ``g1 = 1 + (g-1)/e`` and ``c = (g-1) (1-e)/e``, the profiles are
 
@@ -17,6 +17,7 @@ B^+`` against ``B^-``. Where all of e is reached (``e = 1``) it covers nothing.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -49,11 +50,12 @@ class PeopleLoss(GaussianLoss, Nodes):
 
     Attributes:
       outer_rate: see `PrivacyLoss`; of levels that are seen, and of partitions.
-      inner_rate: q in [0, 1], that a unit of a component holds the person.
+      inner_rate: q in [0, 1], the largest chance that a component's unit holds her.
       cover_rate: e in [0, 1], the sum of the components' weights; 1 covers nothing.
       shift: s >= 0 of one contribution, the clip norm over the noise.
       counts: whole numbers n_i >= 0, as floats; where e is below 1 each >= 1.
       log_weights: logarithms of the w_i.
+      shares: in [0, 1], the chances q_i over q.
 
     Compiling sums of all lengths takes XLA half a minute, NumPy answers in a tenth of a
     second, and shortens each sum to what counts in it.
@@ -64,8 +66,13 @@ class PeopleLoss(GaussianLoss, Nodes):
     shift: Array
     counts: tuple[Array, ...]
     log_weights: tuple[Array, ...]
+    shares: tuple[Array, ...]
     is_symmetric: ClassVar[bool] = False
-    padding: ClassVar[dict[str, float]] = {"counts": 1.0, "log_weights": -np.inf}
+    padding: ClassVar[dict[str, float]] = {
+        "counts": 1.0,
+        "log_weights": -np.inf,
+        "shares": 1.0,
+    }
     compiles: ClassVar[bool] = False
     # Beyond it rounded squares of shifts are no longer far below the losses.
     LARGEST_LOSS: ClassVar[float] = 1e3
@@ -88,9 +95,9 @@ class PeopleLoss(GaussianLoss, Nodes):
     def hints(self) -> Hints:
         """The mean number of contributions where there are any."""
         rate, mean, most = np.zeros(()), np.zeros(()), np.zeros(())
-        for n, log_weight in zip(self.counts, self.log_weights, strict=True):
-            weight, expected = np.exp(log_weight), n * self.inner_rate
-            some = -np.expm1(n * np.log1p(-np.minimum(self.inner_rate, 1 - 1e-16)))
+        for n, log_weight, q in self._parts():
+            weight, expected = np.exp(log_weight), n * q
+            some = -np.expm1(n * np.log1p(-np.minimum(q, 1 - 1e-16)))
             rate, mean = rate + weight * some, mean + weight * expected
             draws = np.minimum(n, expected + 8 * np.sqrt(expected) + 3)
             most = np.maximum(most, np.where(weight > 0, draws, 0.0))
@@ -101,8 +108,11 @@ class PeopleLoss(GaussianLoss, Nodes):
     def largest_loss(self, *, backward: bool) -> Array:
         """``(1-e) + e / b_0``, b_0 the chance of no contribution at all."""
         q, e = np.broadcast_arrays(self.inner_rate, self.cover_rate)
+        rest = np.zeros(())
         bounded = (q < 1) & (backward and not self.is_symmetric)
-        rest = -self._largest_count() * np.log1p(-np.where(bounded, q, 0.0))
+        for n, weight, chance in self._parts():
+            one = -n * np.log1p(-np.where(bounded, chance, 0.0))
+            rest = np.maximum(rest, np.where(weight > -np.inf, one, 0.0))
         loss = np.where(rest < 1, np.log1p(e * np.expm1(np.minimum(rest, 1.0))), rest)
         return np.where(bounded, loss, np.inf)
 
@@ -170,18 +180,26 @@ class PeopleLoss(GaussianLoss, Nodes):
             np.broadcast_to(a, shape)
             for a in (u, self.inner_rate, self.cover_rate, self.shift)
         )
-        count, weight = (
-            self.stacked(a, shape) for a in (self.counts, self.log_weights)
+        count, weight, share = (
+            self.stacked(a, shape) for a in (self.counts, self.log_weights, self.shares)
         )
-        q, e = positive(q, 1.0), positive(e, 1.0)
+        weight = np.where(share > 0, weight, -np.inf)
+        q, e = positive(positive(q, 1.0) * share, 1.0), positive(e, 1.0)
         s = np.clip(np.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
         return u, e, Components.of(count, weight - np.log(e), q, s)
 
     def _largest_count(self) -> Array:
         largest = np.zeros(())
-        for n, weight in zip(self.counts, self.log_weights, strict=True):
-            largest = np.maximum(largest, np.where(weight > -np.inf, n, 0.0))
+        for n, weight, q in self._parts():
+            is_there = (weight > -np.inf) & (q > 0)
+            largest = np.maximum(largest, np.where(is_there, n, 0.0))
         return largest
+
+    def _parts(self) -> Iterator[tuple[Array, Array, Array]]:
+        """Counts, log-weights and chances of the components, one by one."""
+        parts = zip(self.counts, self.log_weights, self.shares, strict=True)
+        for count, log_weight, share in parts:
+            yield count, log_weight, self.inner_rate * share
 
 
 @dataclass(frozen=True)
@@ -189,3 +207,30 @@ class ReplacedPeopleLoss(PeopleLoss):
     """The same where the contributions are replaced by others; symmetric."""
 
     is_symmetric: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ReplacedUnitLoss(ReplacedPeopleLoss):
+    """Replaced contributions of a unit that is drawn by a coin of its own, not seen.
+
+    Of each component ``B^±`` is that with the coin, and ``N(0)`` without.
+
+    Attributes:
+      coin_rate: of that coin.
+    """
+
+    coin_rate: Array
+    is_symmetric: ClassVar[bool] = True
+
+    def hints(self) -> Hints:
+        """Where the coin has drawn the unit."""
+        drawn = super().hints()
+        rate = drawn.rate * self.coin_rate
+        return drawn._replace(rate=rate, odds=rate)
+
+    def _components(
+        self, u: Array, shape: tuple[int, ...]
+    ) -> tuple[Array, Array, Components]:
+        u, e, parts = super()._components(u, shape)
+        coin = positive(np.broadcast_to(self.coin_rate, shape), 1.0)
+        return u, e, parts.drawn_by(coin)

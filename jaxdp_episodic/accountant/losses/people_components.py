@@ -16,10 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    logsumexp,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp
 
 # Stands for log 0 where -inf would poison a gradient.
 LOG_ZERO = -1e30
@@ -41,6 +38,7 @@ class Components(NamedTuple):
       log_none: ``log(1 - p)``, finite.
       rate: q in (0, 1].
       shift: s > 0.
+      is_hidden: whether a coin besides decides that all count: see `drawn_by`.
     """
 
     count: Array
@@ -49,19 +47,29 @@ class Components(NamedTuple):
     log_none: Array
     rate: Array
     shift: Array
+    is_hidden: Array
 
     @classmethod
     def of(
         cls, count: Array, log_weight: Array, rate: Array, shift: Array
     ) -> Components:
-        """Of counts and log-weights (C, ...), rates and shifts (...)."""
+        """Of counts, log-weights and rates (C, ...), and shifts (...)."""
         some = count > 0
         n = np.where(some, count, 1.0)
         log_rest = log_complement(rate)
         log_none = np.maximum(n * log_rest, LOG_ZERO)
         log_some = np.log(-np.expm1(log_none))
         weight = np.where(some, log_weight, -np.inf)
-        return cls(n, weight, log_some, log_none, rate, shift)
+        never = np.zeros_like(shift) > 0
+        return cls(n, weight, log_some, log_none, rate, shift, never)
+
+    def drawn_by(self, coin: Array) -> Components:
+        """The same where a coin (...,) decides whether there are any."""
+        log_some = self.log_some + np.log(coin)
+        log_none = np.maximum(np.log1p(-np.minimum(np.exp(log_some), 1.0)), LOG_ZERO)
+        return self._replace(
+            log_some=log_some, log_none=log_none, is_hidden=coin + 0 * self.shift < 1
+        )
 
     def above(self, least: np.ndarray) -> Components:
         """Those whose weight is above a level somewhere, or the largest."""
@@ -72,6 +80,7 @@ class Components(NamedTuple):
             log_weight=self.log_weight[used],
             log_some=self.log_some[used],
             log_none=self.log_none[used],
+            rate=self.rate[used],
         )
 
     def log_shares(self, j: Array) -> Array:
@@ -80,7 +89,9 @@ class Components(NamedTuple):
         rest = self.count - kept
         log_rest = log_complement(self.rate)
         share = log_binomial(self.count + 0 * j, kept) + kept * np.log(self.rate)
-        share = share + np.where(rest > 0, rest * log_rest, 0.0) - self.log_some
+        share = share + np.where(rest > 0, rest * log_rest, 0.0)
+        # Without a coin besides: it is as likely for every j.
+        share = share - np.log(-np.expm1(np.maximum(self.count * log_rest, LOG_ZERO)))
         share = share - 0.5 * (j * self.shift) ** 2
         return np.where(j <= self.count, np.maximum(share, LOG_ZERO), LOG_ZERO)
 

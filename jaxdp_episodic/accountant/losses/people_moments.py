@@ -243,7 +243,7 @@ def _windows(t: Array, ratios: Ratios, *ends: tuple[Array, Array]) -> Windows:
     # Variance of j at most, below and among the floors.
     variance = np.minimum(0.25 * few, 1 / (s * s))
     sharp = _DENSITY * np.minimum(np.sqrt(1 + t * s * s * variance), _SHARPEST)
-    sharp = np.where(ratios.parts.rate < 1, sharp, _DENSITY)
+    sharp = np.where(np.any(ratios.parts.rate < 1, axis=0), sharp, _DENSITY)
     density = np.maximum(sharp, _SHIFT_DENSITY * s)
     low, high = (np.stack(side) for side in zip(*ends, strict=True))
     return low, high, density + 0 * low

@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.losses.paths import (
     whole_line,
 )
 from jaxdp_episodic.accountant.losses.people_components import Components
-from jaxdp_episodic.accountant.losses.people_ratios import Ratio, Ratios
+from jaxdp_episodic.accountant.losses.people_ratios import NOWHERE, Ratio, Ratios
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import Array, map_first
 
@@ -35,8 +35,6 @@ from jaxdp_episodic.accountant.numerics.loops import Array, map_first
 _ANGLE = 1.2
 # Height up to which paths rise at once, in standard deviations.
 _TOP = 1.8
-# Stands for nowhere, of a place where the path rises.
-_NOWHERE = 1e9
 # Length of a line for which the rule's nodes are enough, in deviations, where zeros are
 # pi away; and by how much there are more of them at most.
 _USUAL_LENGTH = 30.0
@@ -108,7 +106,7 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
 
     def points(end: Array, kink: Array) -> tuple[Pair, Pair]:
         end = np.maximum(end, 2.0)
-        number = _enough(rule.num_nodes, end, s)
+        number = _enough(rule.num_nodes, end, np.where(ratios.parts.is_hidden, turn, s))
         line = map_first(
             lambda end: half_line(zero, end, (kink,), zero + _EVEN, number), end
         )
@@ -175,7 +173,7 @@ def _enough(num_nodes: int, length: Array, s: Array) -> int:
 
 def _rise(kink: Array, s: Array) -> Array:
     """Where paths may rise: behind the kink, unless zeros are low everywhere."""
-    return np.where(_ANGLE / s < _TOP, _NOWHERE, kink)
+    return np.where(_ANGLE / s < _TOP, NOWHERE, kink)
 
 
 def _gathered(

@@ -38,6 +38,8 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import log_add_comp
 from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.numerics.special import log_add
 
+# Stands for nowhere, of a place where a path rises.
+NOWHERE = 1e9
 # Size of P/Q - 1 up to which its logarithm is that of 1 + (P/Q - 1).
 _LARGEST_NEAR = 0.5
 
@@ -176,7 +178,11 @@ class Ratios:
         """
         s = self.parts.shift
         if not self.covers:
-            return np.zeros_like(s), s
+            # Of a binomial law with more weight at 0 zeros may lie as low as where all
+            # terms first fill a half-plane, anywhere.
+            hidden = self.parts.is_hidden
+            turn = np.where(hidden, self.terms.last * s, s)
+            return np.where(hidden, NOWHERE, 0.0), turn
         odds = log_complement(self.cover) - np.log(self.cover)
         some = odds > 0
         kink = root_of_ratio(np.where(some, odds, 0.0), self.parts, self.terms)

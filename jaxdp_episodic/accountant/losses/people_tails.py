@@ -27,11 +27,7 @@ from jaxdp_episodic.accountant.losses.people_components import (
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import Tails
 from jaxdp_episodic.accountant.losses.sampled import weight_left
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    fori_loop,
-    logsumexp,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array, fori_loop, logsumexp
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 from jaxdp_episodic.accountant.numerics.special import (
     log_add,

@@ -97,11 +97,7 @@ class Tabulated(Profile):
 
     @abc.abstractmethod
     def prepare(self, *, slopes: bool = False) -> None:
-        """Computes the tables that kernels will need, side by side.
-
-        Args:
-          slopes: whether they will be differentiated.
-        """
+        """Computes the tables that kernels will need, or differentiate, together."""
 
     def profile_error_at(self, u: Array) -> Array:
         """Relative error of the profile at u; infinite where it is an upper bound.
@@ -133,9 +129,8 @@ class Moments(PrivacyLoss):
 
         Of the direction that the rule names, and of no other; an *upper bound*.
 
-        Args:
-          t: (n,) order minus one; the fields are (n,).
-          rule: which direction, how finely; whether to append the derivatives.
+        t is (n,), the order minus one, and so are the fields. The rule also says how
+        finely, and whether to append the derivatives.
         """
 
 

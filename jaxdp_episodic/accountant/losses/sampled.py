@@ -40,14 +40,9 @@ def sampled_tails(
 ) -> tuple[Tails, Tails]:
     """With ``k = 1 - g (1-p)``: ``p D(1 + (g-1)/p)`` forward, ``k D(g p / k)`` back.
 
-    Args:
-      base: log-tails of the mechanism that always runs, D its profile, at ``log g``.
-      backward_base: those of its other direction; None where they are the same.
-      u: (...,) log g >= 0.
-      rate: (...,) p in [0, 1]; what is returned where it is 0 means nothing.
-
-    Returns:
-      Both directions' tails, as `Profile.log_tails`.
+    D is the profile of ``base``, the log-tails of the mechanism that always runs;
+    ``backward_base`` are those of its other direction, if they differ. At u = log g >=
+    0 and rates p, (...,); what is returned where p is 0 means nothing.
     """
     xp = namespace(u, rate)
     p = positive(rate, 1.0)

@@ -134,14 +134,9 @@ def mixture_excess(
 ) -> tuple[Array, ...]:
     """Log-excess of the sampled pair; "symmetric" if both profiles are the forward one.
 
-    Args:
-      t: (n,) order minus one, > 0.
-      sampling_probability: (n,) p in (0, 1].
-      shift: (n,) distance of the two means in units of the noise, > 0.
-      rule: "forward" is P against Q, "backward" Q against P.
-
-    Returns:
-      ``(log_excess,)``, (n,), or with derivatives three arrays.
+    At t > 0, the order minus one, of p in (0, 1] and the distance of the two means in
+    units of the noise, > 0; all (n,). "forward" is P against Q, "backward" Q against P.
+    ``(log_excess,)``, or with derivatives three arrays.
     """
     xp = namespace(t, sampling_probability, shift)
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)

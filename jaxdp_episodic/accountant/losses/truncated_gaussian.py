@@ -164,10 +164,7 @@ def cut_weights(
     three *upper bounds*, and the share of each that is a lower one: within 1e-9 of 1,
     but for populations of 1e8 and more whose batch is hardly ever, or mostly, full.
 
-    Args:
-      population: N >= 1, with the unit.
-      batch_size: b >= 0.
-      rate: q in [0, 1].
+    Of N >= 1, the unit included, b >= 0 and q in [0, 1].
     """
     n, b, q = np.broadcast_arrays(population, batch_size, rate)
     inside = (q > 0) & (q < 1)

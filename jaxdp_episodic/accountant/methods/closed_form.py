@@ -11,9 +11,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.finite import tails_of_values
 from jaxdp_episodic.accountant.losses.protocols import FiniteValues
-from jaxdp_episodic.accountant.losses.randomized_response import (
-    RandomizedResponseLoss,
-)
+from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.run import Run

@@ -32,15 +32,10 @@ class Chunks(NamedTuple):
 def in_chunks(
     kernel: Callable[[Any], tuple[np.ndarray, ...]], arrays: Any, sizes: Chunks
 ) -> tuple[np.ndarray, ...]:
-    """Calls a kernel chunk by chunk, on the CPU one chunk a core.
+    """Calls a kernel chunk by chunk, on the CPU one chunk a core; results are (n,).
 
-    Args:
-      kernel: maps the arrays of one chunk to a tuple of (chunk,) results.
-      arrays: nested arrays with the settings as last axis; at least one setting.
-      sizes: of the chunks.
-
-    Returns:
-      The results, each (n,).
+    The kernel maps nested arrays, whose last axis are the settings, at least one, to a
+    tuple of results of a chunk.
     """
     size = num_settings(arrays)
     on_numpy = engine_name() != "jax"

@@ -37,16 +37,12 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """Steps and how often each is taken, at every setting and on every path.
+    """Steps and how often each is taken, at every setting and on every path."""
 
-    Attributes:
-      losses: fields broadcast with one another and with the counts to ``(*settings,
-        P)``, the last axis over the distinct paths (1 without a `Population`).
-      counts: how often each is taken; whole numbers as floats.
-    """
-
+    # Fields broadcast with one another and with the counts to ``(*settings, P)``, the
+    # last axis over the distinct paths (1 without a `Population`).
     losses: tuple[PrivacyLoss, ...]
-    counts: tuple[np.ndarray, ...]
+    counts: tuple[np.ndarray, ...]  # how often each is taken; whole numbers as floats
 
     # --- Arrays ---
 

@@ -20,9 +20,7 @@ def solve_single_step(question: Question, run: Run) -> np.ndarray:
 
     *Exact* up to the profile's rounding error, the larger of both directions.
 
-    Args:
-      question: (n,) targets.
-      run: (n,) fields; exactly one count of a setting is 1, the others are 0.
+    Of (n,) targets and fields; exactly one count of a setting is 1, the others are 0.
     """
     solve = epsilon_of_profile if isinstance(question, EpsilonAt) else delta_of_profile
     value = np.full(question.target.shape, question.nothing)

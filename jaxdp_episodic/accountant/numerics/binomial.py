@@ -19,15 +19,9 @@ _MAX_CONVERGENTS = 400
 def log_binomial_mass(k: np.ndarray, n: np.ndarray, p: np.ndarray) -> np.ndarray:
     """``log P(J = k)`` for ``J ~ Binomial(n, p)``; *exact* up to rounding.
 
-    Args:
-      k: (...,) whole numbers; outside [0, n] the result is ``-inf``.
-      n: (...,) whole numbers >= 0.
-      p: (...,) in [0, 1].
-
-    Returns:
-      (...,) nats; absolute error below 1e-10 up to n = 1e9 within 40 standard
-      deviations of the mean (Loader 2000, "Fast and accurate computation of binomial
-      probabilities").
+    Of whole numbers k, ``-inf`` outside [0, n], and p in [0, 1], (...,). Absolute error
+    below 1e-10 up to n = 1e9 within 40 standard deviations of the mean (Loader 2000,
+    "Fast and accurate computation of binomial probabilities").
     """
     k, n, p = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (k, n, p)))
     inner = (k > 0) & (k < n) & (p > 0) & (p < 1)
@@ -60,15 +54,10 @@ def tail_over_mass(
     ``D_m`` decreases in ``D_{m+1}``, which lies in (0, 1]: starting with 1 bounds
     ``D_1`` from above after an even number of steps, from below after an odd one.
 
-    Args:
-      t: (...,) whole numbers >= 1; above n the result is 1, to be multiplied by 0.
-      n: (...,) whole numbers.
-      odds: (...,) ``p / (1 - p)``.
-      side: "lower" or "upper", for which bound to stop at.
-
-    Returns:
-      (...,) >= 1. A *lower* or *upper bound*, equal to 1e-12 relative where t is one
-      standard deviation or more above the mean; the upper one may be ``inf``.
+    Of whole numbers t >= 1 (above n the result is 1, to be multiplied by 0) and n, and
+    odds ``p / (1 - p)``, (...,). A *lower* or *upper bound*, as ``side`` says, equal to
+    1e-12 relative where t is one standard deviation or more above the mean; the upper
+    one may be ``inf``.
     """
     t, n, odds = np.broadcast_arrays(t, n, odds)
     shape = t.shape
@@ -101,14 +90,8 @@ def log_binomial_tail(
 ) -> np.ndarray:
     """``log P(J >= t)`` for ``J ~ Binomial(n, p)``, bounded from ``side``.
 
-    Args:
-      t: (...,) whole numbers; 1 at t <= 0, 0 above n.
-      n: (...,) whole numbers >= 0.
-      p: (...,) in (0, 1).
-      side: "lower" or "upper".
-
-    Returns:
-      (...,) nats, at most 0; see `tail_over_mass` for the accuracy.
+    Of whole numbers t, 1 at t <= 0 and 0 above n, and p in (0, 1), (...,); ``side`` is
+    "lower" or "upper". At most 0; see `tail_over_mass` for the accuracy.
     """
     t, n, p = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (t, n, p)))
     right = t > n * p
@@ -145,16 +128,9 @@ def log_shifted_hockey_stick(
 
         sum_j [P - g Q]_+ = max_t (own - g cross) f(t-1) - (g-1)(own + cross) P(J >= t).
 
-    Args:
-      trials: (...,) c, whole numbers >= 0.
-      odds: (...,) ``p / (1 - p)``, > 0.
-      own: (...,) weight of the shift under the first distribution, >= cross.
-      cross: (...,) weight of the shift under the second.
-      expm1_epsilon: (...,) ``g - 1 = e^epsilon - 1``, >= 0.
-      side: "upper" or "lower".
-
-    Returns:
-      (...,) nats; ``-inf`` where ``own <= g cross``.
+    Of ``trials`` c >= 0, odds ``p / (1 - p)`` > 0, the weights of the shift under the
+    first distribution (``own`` >= ``cross``) and the second, and ``e^epsilon - 1``,
+    (...,); ``side`` is "upper" or "lower". ``-inf`` where ``own <= g cross``.
     """
     trials, odds, own, cross, rise = np.broadcast_arrays(
         trials, odds, own, cross, expm1_epsilon

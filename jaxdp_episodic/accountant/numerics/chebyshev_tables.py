@@ -157,11 +157,8 @@ def tabulated(
 ) -> list[Table]:
     """Tables of functions of x, made side by side.
 
-    Args:
-      core: (T,) scale of each table.
-      end: (T,) its largest x; it may end earlier.
-      evaluate: the functions.
-      most: number of halvings of a panel.
+    Of (T,) scales and largest x, before which a table may end, with at most so many
+    halvings of a panel.
     """
     end, tables = end.copy(), np.arange(len(core))
     open_ = tables

@@ -38,12 +38,8 @@ def log_binomial(n: Array, k: Array) -> Array:
     formula misses is added as its own small correction (Loader 2000, "Fast and
     accurate computation of binomial probabilities").
 
-    Args:
-      n: (...,) whole numbers, as floats.
-      k: (...,) whole numbers, as floats. Outside [0, n] the result is ``-inf``.
-
-    Returns:
-      (...,) nats; *exact* up to rounding (absolute error below 1e-12 up to n = 4096).
+    Of whole numbers as floats, (...,); ``-inf`` outside [0, n]. *Exact* up to rounding
+    (absolute error below 1e-12 up to n = 4096).
     """
     xp = namespace(n, k)
     small = xp.minimum(k, n - k)

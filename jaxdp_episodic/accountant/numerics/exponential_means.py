@@ -25,12 +25,8 @@ def bounds_between(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper bounds of F, (m,), at x between two neighbouring points.
 
-    Args:
-      points: (k,) increasing.
-      low: (k, m) lower bounds of F at the points, >= 0; one F for each x.
-      high: (k, m) upper ones.
-      cell: x is in ``[points[cell], points[cell + 1]]``.
-      x: (m,).
+    Between ``points[cell]`` and the next of (k,) increasing ones, by bounds of F at the
+    points, (k, m) and >= 0; one F for each x, (m,).
     """
     below, above = np.zeros(x.shape), np.full(x.shape, np.inf)
     for size in _SIZES:

@@ -237,16 +237,10 @@ def low_frequencies(
 ) -> tuple[Array, Array, Array]:
     """The lowest frequencies of distributions on a circle; bounds of their power's.
 
-    Args:
-      masses: (..., K, N) as in `power_sums`.
-      counts: (..., K).
-      kept: number of low frequencies.
-
-    Returns:
-      ``(low, error, log_power)``: (..., K, kept) complex coefficients of each
-      distribution; (..., K, 1) *upper bounds* of their errors; and (..., N / 2 + 1)
-      logarithms of *upper bounds* of the moduli of the power's coefficients, which add
-      up over further distributions.
+    Of masses (..., K, N) and counts (..., K), as in `power_sums`: ``(low, error,
+    log_power)``, (..., K, kept) complex coefficients of each distribution; (..., K, 1)
+    *upper bounds* of their errors; and (..., N / 2 + 1) logarithms of *upper bounds* of
+    the moduli of the power's coefficients, which add up over further distributions.
     """
     xp = namespace(masses, counts)
     error = _transform_error(xp, masses, masses.shape[-1])

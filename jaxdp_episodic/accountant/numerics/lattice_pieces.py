@@ -63,13 +63,8 @@ def added_pieces(
 ) -> tuple[list[Piece], int]:
     """The sum of two independent ones, pairs on the coarser of their lattices.
 
-    Args:
-      a: pieces of increasing level.
-      b: of the other one; None for one distributed as a.
-
-    Returns:
-      Pieces of increasing level, several of one level, and the largest number of
-      roundings that a mass has.
+    Both, and the sum, are pieces of increasing level; b is None if distributed as a.
+    And the largest number of roundings that a mass has.
     """
     same = b is None
     of_a = {piece.level: piece for piece in a}

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    exp_complex,
-)
+from jaxdp_episodic.accountant.numerics.complex_exponentials import exp_complex
 from jaxdp_episodic.accountant.numerics.loops import complex_of, map_arrays
 from jaxdp_episodic.accountant.numerics.skewed_terms import (
     SQRT_2PI,
@@ -30,14 +28,13 @@ REACH = 13.0
 # Range of one term's normal variable under its tilted distribution, in standard
 # deviations: N(0, 1) has a mass of 1e-17 beyond.
 _TILTED_REACH = 8.5
-# Below this shift m = 1, else 0: K^n and e^{pk} would cancel in too many digits.
-_CENTRED_SHIFT = 0.05
-# Shifts below which K falls off like a Gaussian's on a vertical ray (set by trial): of
-# upper tails, and of lower tails of more than `_VERY_FEW` terms;
-_LIGHT_SHIFT = 0.35
-# of lower tails of so few terms.
-_LIGHT_SHIFT_OF_FEW = 0.13
-_VERY_FEW = 5
+# Below this shift m = 1, else 0: K^n and e^{pk} would cancel in too many digits, and
+# n arg K turn too often between the points of a ray to be followed (with 0.05, tables
+# of 16 to 35 terms failed up to 0.07). From 0.35 on m = 1 loses the upper tails of few.
+_CENTRED_SHIFT = 0.15
+# Shift below which K falls off like a Gaussian's on a vertical ray: with 0.35 tables of
+# two terms are off by 3e-6 there, with 0.24 by 6e-3, and with this by 2e-8.
+_LIGHT_SHIFT = 0.28
 # Array elements that fit the cache (measured).
 _CACHED_ELEMENTS = 2**17
 # Rows of one call of a kernel: fewer take longer, more leave the cache (measured).
@@ -79,9 +76,7 @@ class Sums(NamedTuple):
     @property
     def is_light(self) -> np.ndarray:
         """Where K falls off like a Gaussian's: rays are vertical."""
-        is_normal = (self.upper > 0) | (self.count > _VERY_FEW)
-        limit = np.where(is_normal, _LIGHT_SHIFT, _LIGHT_SHIFT_OF_FEW)
-        return self.shift < limit
+        return self.shift < _LIGHT_SHIFT
 
     def centred_term(self, log_a: np.ndarray) -> np.ndarray:
         """``±(A - m)`` at log A, (..., R)."""
@@ -105,14 +100,9 @@ class AxisTransform(NamedTuple):
 def transform_on_axis(
     terms: Sums, p: np.ndarray, *, rules: tuple, jumps: bool, slopes: bool = False
 ) -> AxisTransform:
-    """At real p > 0, (R,).
+    """At real p > 0, (R,), of as many terms; ``jumps``: these are upper tails.
 
-    Args:
-      terms: (R,).
-      p: (R,).
-      rules: Gauss–Legendre rules, nodes and panels, of the integral and of its jumps.
-      jumps: whether the rows are upper tails.
-      slopes: whether derivatives are asked for.
+    ``rules`` are Gauss–Legendre's nodes and panels, of the integral and of its jumps.
     """
     s, low, end = terms.shift, terms.lowest, terms.highest
     saddle = larger_saddle(np.log(p), s) if jumps else end
@@ -147,11 +137,9 @@ def transform_on_axis(
 
 
 def similar_rows(num_nodes: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Batches of rows that fit the cache, and the most nodes that one of them has.
+    """Batches of rows, (R,), that fit the cache, and the most nodes one of them has.
 
-    Args:
-      num_nodes: (R,).
-      each: array elements a node.
+    ``each``: array elements a node.
     """
     order, begin = np.argsort(-num_nodes, kind="stable"), 0
     while begin < len(order):

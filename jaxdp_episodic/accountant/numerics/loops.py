@@ -159,13 +159,9 @@ def while_each(
     No setting waits for another one: NumPy computes those that are left; JAX ``block``
     at a time, and each that has finished is replaced by the next one.
 
-    Args:
-      xp: namespace of the arrays.
-      unfinished: maps a state to (n,) booleans.
-      body: one iteration, elementwise.
-      given: tree of (..., n) arrays.
-      state: named tuple of (n,) arrays.
-      block: divides n.
+    ``unfinished`` maps a state, a named tuple of (n,) arrays, to (n,) booleans;
+    ``body`` is one iteration, elementwise; ``given`` a tree of (..., n) arrays. The
+    ``block`` divides n.
     """
     size = state[0].shape[-1]
     if xp is np:
@@ -313,14 +309,9 @@ def on_host(
 ) -> Any:
     """Calls a function of NumPy arrays, from within a compiled JAX kernel too.
 
-    Args:
-      function: returns one float64 array.
-      like: shape of each of the ``number`` rows that it returns.
-      *arrays: what it takes.
-      number: of rows.
-      slopes: takes the same; returns the rows' derivatives by some of the arrays, one
-        array after the other. Without it JAX cannot differentiate.
-      by: which arrays; the derivatives by others are 0.
+    It returns one float64 array of ``number`` rows of the shape ``like``. ``slopes``
+    takes the same and returns the rows' derivatives ``by`` some of the arrays, one
+    array after the other; those by others are 0. Without it JAX cannot differentiate.
     """
     if namespace(*arrays) is np:
         return function(*arrays)

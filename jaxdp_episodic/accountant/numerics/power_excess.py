@@ -19,15 +19,9 @@ _SERIES_TERMS = 17
 def scaled_power_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
     """``e^b f(e^y - 1)`` without cancellation and without overflow of ``e^y``.
 
-    Args:
-      y: (..., n) log(1 + v).
-      b: (..., n) logarithm of the weight.
-      t: (n,) > 0; the order is ``alpha = 1 + t``.
-      direction: "forward" for ``f_alpha``, "backward" for ``f_{1-alpha}``, "symmetric"
-        for their sum.
-
-    Returns:
-      (..., n), >= 0; relative error a few 1e-15.
+    At y = log(1 + v) and the logarithm b of the weight, (..., n), of order ``1 + t``,
+    (n,) > 0: "forward" is ``f_alpha``, "backward" ``f_{1-alpha}``, "symmetric" their
+    sum. (..., n), >= 0; relative error a few 1e-15.
     """
     xp = namespace(y, b, t)
     alpha = 1 + t

@@ -56,14 +56,9 @@ def integrate_panels(
 ) -> tuple[Array, ...]:
     """Sums the integrals of functions over the panels of each batch element.
 
-    Args:
-      integrand: maps nodes (num_panels, n) to a tuple of values of the same shape.
-      lefts: (num_panels, n) left edges.
-      rights: (num_panels, n) right edges.
-      nodes_per_panel: Gauss–Legendre nodes in each panel (static).
-
-    Returns:
-      The sums, one (n,) array a function.
+    The integrand maps nodes (num_panels, n) to a tuple of values of that shape, which
+    the edges have as well; each panel has so many Gauss–Legendre nodes (static). One
+    (n,) array a function.
     """
     xp = namespace(lefts, rights)
     width = rights - lefts
@@ -258,14 +253,8 @@ def through_columns(
 ) -> np.ndarray:
     """`through_points` of many polynomials, by neighbours in the angle acos(x).
 
-    Args:
-      rows: (R, S, N) at ``number`` `chebyshev_points`, (S,).
-      number: of each column's points.
-      x: (L,) in [-1, 1].
-      column: (L,) of each x.
-
-    Returns:
-      (R, L).
+    Rows (R, S, N) are known at ``number`` (S,) `chebyshev_points`; at x (L,) in
+    [-1, 1], each in a column (L,): (R, L).
     """
     last, around = _OVERSAMPLING * (number - 1), len(_WEIGHTS) // 2
     close = np.zeros((len(rows), len(last), int(last.max()) + 2 * around))
@@ -303,13 +292,7 @@ def _oversampled(number: int) -> np.ndarray:
 def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:
     """Polynomials through 8 neighbours of equally spaced values, between them.
 
-    Args:
-      rows: (..., S, C), of which one in ``some`` is known.
-      last: (S,) number of the last known one, at least 7.
-      some: how far these are apart.
-
-    Returns:
-      (..., S, C).
+    Of rows (..., S, C) one in ``some`` is known, up to the ``last`` (S,), at least 7.
     """
     column, every = np.arange(rows.shape[-1]), np.arange(len(last))[:, None]
     first = np.clip(column // some - 3, 0, last[:, None] - 7)

@@ -133,15 +133,9 @@ def log_crossing(
     Each round evaluates points between the ends side by side, which takes few calls,
     and keeps the two about the root; the last two are interpolated.
 
-    Args:
-      function: maps (num_points, n) to values of that shape.
-      low: (n,) > 0.
-      high: (n,) >= low.
-      num_points: in a round.
-      num_refinements: each narrows the bracket, in log, by ``num_points - 1``.
-
-    Returns:
-      (n,) between the ends; an end where the sign does not change.
+    The function maps (num_points, n) to values of that shape; 0 < low <= high, (n,).
+    Each round narrows the bracket, in log, by ``num_points - 1``. (n,) between the
+    ends; an end where the sign does not change.
     """
     xp = namespace(low, high)
     low, high = xp.log(low), xp.log(high)
@@ -168,14 +162,11 @@ def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
     First a bracket, by factors; then Chandrupatla's method: inverse quadratic
     interpolation where the last three points permit it, else bisection.
 
-    Args:
-      function: maps (n,) positive x to (n,), positive at x = 0; may end in -inf.
-      start: (n,) > 0, first guess; elements at 0 are not searched and stay 0.
+    The function maps (n,) positive x to (n,), positive at x = 0, and may end in -inf;
+    ``start`` is a first guess, > 0: elements at 0 are not searched and stay 0.
 
-    Returns:
-      (n,) x at which ``function(x) <= 0`` was seen, within 2e-15 relative of one at
-      which it was not, or at most 1e-30; ``inf`` where it is positive or NaN up to
-      1e36.
+    Returns x at which ``function(x) <= 0`` was seen, within 2e-15 relative of one at
+    which it was not, or at most 1e-30; ``inf`` where it is positive or NaN up to 1e36.
 
     Reference: Chandrupatla (1997), Advances in Engineering Software 28, 145-149.
     """

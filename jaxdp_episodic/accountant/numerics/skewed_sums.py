@@ -124,31 +124,19 @@ class _Axis(NamedTuple):
 
 
 class Contours(NamedTuple):
-    """J contours, which together serve all log g from 0 to an end; see `contours`.
+    """J contours, which together serve all log g from 0 to an end; see `contours`."""
 
-    Attributes:
-      terms: of the sum.
-      ends: (J - 1,) log g from which on the next contour serves.
-      rays: of all J.
-      reach: the largest tilt; K is known at its Chebyshev points, (E,).
-      at_start: (J, E) log of ``|K^n|`` where contours leave the axis.
-      p: (J, N) nodes of the rays.
-      step: (J, N) their weights.
-      fields: (J, E, 6 N) parts of ``n log K`` and of K's derivatives over K, of nodes
-        in turn.
-      axis: the part along the axis.
-      rank: (J,) which row of `axis` a contour has; -1 where all jumps are negligible.
-    """
-
-    terms: Terms
-    ends: np.ndarray
-    rays: Rays
-    reach: float
-    at_start: np.ndarray
-    p: np.ndarray
-    step: np.ndarray
+    terms: Terms  # of the sum
+    ends: np.ndarray  # (J - 1,) log g from which on the next contour serves
+    rays: Rays  # of all J
+    reach: float  # the largest tilt; K is known at its Chebyshev points, (E,)
+    at_start: np.ndarray  # (J, E) log of ``|K^n|`` where contours leave the axis
+    p: np.ndarray  # (J, N) nodes of the rays
+    step: np.ndarray  # (J, N) their weights
+    # (J, E, 6 N) parts of ``n log K`` and of K's derivatives over K, of nodes in turn.
     fields: np.ndarray
-    axis: _Axis
+    axis: _Axis  # the part along the axis
+    # (J,) which row of `axis` a contour has; -1 where all jumps are negligible.
     rank: np.ndarray
 
     @np.errstate(all="ignore")

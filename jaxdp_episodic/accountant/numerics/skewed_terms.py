@@ -12,10 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    Pair,
-    exp_complex,
-)
+from jaxdp_episodic.accountant.numerics.complex_exponentials import Pair, exp_complex
 from jaxdp_episodic.accountant.numerics.loops import Array, complex_of
 from jaxdp_episodic.accountant.numerics.quadrature import gauss_legendre, in_blocks
 from jaxdp_episodic.accountant.numerics.special import log_normal_tail

@@ -148,12 +148,8 @@ def log_normal_density(x: Array) -> Array:
 def log_normal_tail(x: Array) -> Array:
     """``log Q(x)``, Q(x) = P(N(0, 1) > x); *exact* up to rounding.
 
-    Args:
-      x: (...,) any real number; beyond 1e154 the result is ``-inf``.
-
-    Returns:
-      (...,) nats; relative error below 1e-14 for x >= 0, absolute below 1e-15 for x < 0
-      (there the complement ``Q(-x)`` is what keeps its digits).
+    At any real x, (...,), ``-inf`` beyond 1e154. Relative error below 1e-14 for x >= 0,
+    absolute below 1e-15 for x < 0 (there the complement ``Q(-x)`` keeps its digits).
     """
     xp = namespace(x)
     positive = x >= 0
@@ -166,12 +162,8 @@ def log_normal_tail(x: Array) -> Array:
 def log_mills(x: Array) -> Array:
     """``log(Q(x) / phi(x))``, the logarithm of the Mills ratio; *exact* up to rounding.
 
-    Args:
-      x: (...,) any real number; below -1e154 the result is ``inf``.
-
-    Returns:
-      (...,) nats; relative error of the ratio below 2e-15 for x >= -1, of the
-      logarithm below 1e-15 elsewhere.
+    At any real x, (...,), ``inf`` below -1e154. Relative error of the ratio below 2e-15
+    for x >= -1, of the logarithm below 1e-15 elsewhere.
     """
     xp = namespace(x)
     right = x >= _LEFT_END
@@ -184,13 +176,8 @@ def log_mills(x: Array) -> Array:
 def log_mills_difference(x: Array, width: Array) -> Array:
     """``log(m(x) - m(x + width))`` for the decreasing Mills ratio m; *exact*.
 
-    Args:
-      x: (...,) each >= -1. (Further left, use `log_saturating_tail`.)
-      width: (...,) each >= 0, broadcasting with ``x``.
-
-    Returns:
-      (...,) nats, ``-inf`` at width 0; error of the logarithm below 2e-15, or below
-      3e-16 of its size.
+    At x >= -1 (further left, use `log_saturating_tail`) and widths >= 0, (...,);
+    ``-inf`` at width 0. Error of the logarithm below 2e-15, or below 3e-16 of its size.
     """
     xp = namespace(x, width)
     x, width = xp.broadcast_arrays(x, width)
@@ -216,13 +203,8 @@ def log_saturating_tail(x: Array, width: Array) -> Array:
     ``phi(x) (m(x) - m(x + width))``, which tends to 1 as both x -> -inf and
     x + width -> inf.
 
-    Args:
-      x: (...,) any real number.
-      width: (...,) each >= 0, broadcasting with ``x``. Where x < -1, at least ``-x``;
-        a smaller width is treated as that one, which can only raise the result.
-
-    Returns:
-      (...,) nats, ``-inf`` at width 0.
+    At any real x, (...,), and widths >= 0, ``-inf`` at 0. Where x < -1, they are at
+    least ``-x``: a smaller one is treated as that, which can only raise the result.
     """
     xp = namespace(x, width)
     x, width = xp.broadcast_arrays(x, width)

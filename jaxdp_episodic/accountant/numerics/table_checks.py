@@ -101,10 +101,8 @@ def panels_agree(values: np.ndarray, nodes: Nodes, ratio: np.ndarray) -> np.ndar
     This sees errors of one row, or from one panel on, not those that all rows share, as
     by a part that every contour leaves out.
 
-    Args:
-      values: (3, S, P, nodes) of tables.
-      nodes: `nodes_of` them.
-      ratio: (S, N) factor of the next row: ``scale e^±x``.
+    ``values`` (3, S, P, nodes) are tables', whose `nodes_of` follow; ``ratio`` (S, N)
+    is the factor of the next row, ``scale e^±x``.
     """
     step = np.exp(np.minimum(np.diff(nodes.rows, axis=0), 700.0))
     fall = (step * ratio * nodes.weight).reshape(2, *values.shape[1:3], -1).sum(axis=3)

@@ -69,6 +69,8 @@ def contribution_pairs(
     settings = Settings(step, below, most[..., 0])
     if has_coin and step.neighboring_relation != "replace_one":
         return (settings.hidden_pair(_hidden, outer, rate),)
+    if has_coin:
+        return certain, settings.pair(_visible, visible=outer, coin=rate)
     return certain, settings.pair(_visible, visible=outer * rate)
 
 
@@ -110,7 +112,10 @@ def _hidden(stages: tuple[Stage, ...], most: float) -> Mixture:
 
 
 def _visible(stages: tuple[Stage, ...], _: float) -> Mixture:
-    """Of the draws within the unit only the last, of what is clipped, is hidden."""
+    """Of the draws within the unit only the last, of what is clipped, is hidden.
+
+    And the unit's own coin, as the others' do not look at it.
+    """
     *above, last = stages
     numbers, masses = log_visible(above)
     return Mixture(1.0, last.rate, 1.0, numbers * last.bound, masses)

@@ -36,29 +36,25 @@ _ROUNDED_UP = 2.0**-51
 
 
 class _Units(NamedTuple):
-    """What a protected unit has in an epoch.
+    """What a protected unit has in an epoch."""
 
-    Attributes:
-      is_whole: a contribution is taken along: none is left in its place.
-      number: of the units that are allocated, each by itself.
-      inner: chance that a drawn one holds what is protected.
-    """
-
-    is_whole: bool
-    number: np.ndarray
-    inner: np.ndarray
+    is_whole: bool  # a contribution is taken along: none is left in its place
+    number: np.ndarray  # of the units that are allocated, each by itself
+    inner: np.ndarray  # chance that a drawn one holds what is protected
+    # The same chance, seen: what a unit holds says nothing of its step.
+    outer: np.ndarray = ALWAYS
 
     @classmethod
     def all_of(cls, step: GaussianStep) -> list[_Units]:
-        """What holds of a step in epochs; of people under zero_out two things.
+        """What holds of a step in epochs; under zero_out two things.
 
-        Where slots of theirs are null a unit that holds one is 0, and which do is the
-        same either way: so they may be taken for whole.
+        Where protected slots are null a unit that holds one is 0, and which do is the
+        same either way: given that, it is there or not as a whole.
         """
         units = cls.of(step)
-        if step.privacy_unit != PERSON or units.is_whole or not is_zeroing(step):
+        if units.is_whole or not is_zeroing(step):
             return [units]
-        return [units, cls(True, units.number, np.ones_like(units.inner))]
+        return [units, cls(True, units.number, ALWAYS, units.inner)]
 
     @classmethod
     def of(cls, step: GaussianStep) -> _Units:
@@ -133,9 +129,10 @@ def _drawn_pair(step: GaussianStep, units: _Units, rate: np.ndarray) -> PrivacyL
     """The pair of a Poisson draw of the clipped units, each by itself."""
     shift = shift_of(step, 1.0)
     if np.any(units.number > 1):
-        return coins_pair(step, units.number, rate, units.inner, leaves=units.is_whole)
+        chance = units.inner * units.outer
+        return coins_pair(step, units.number, rate, chance, leaves=units.is_whole)
     if units.is_whole:
-        return SampledGaussianLoss(ALWAYS, rate, shift)
+        return SampledGaussianLoss(units.outer, rate, shift)
     return AntipodalGaussianLoss(ALWAYS, rate, units.inner, shift)
 
 
@@ -162,7 +159,7 @@ def _blocks(
     if np.any(others):
         shift = shift_of(step, root)
         if units.is_whole:
-            loss = AllocatedGaussianLoss(ALWAYS, shift, bins, taken)
+            loss = AllocatedGaussianLoss(units.outer, shift, bins, taken)
         else:
             loss = AllocatedAntipodalLoss(ALWAYS, units.inner, shift, bins, taken)
         uses.append((loss, others))

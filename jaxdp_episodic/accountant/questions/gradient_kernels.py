@@ -73,19 +73,13 @@ class Problem(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """What is known about ``log(delta)`` at some epsilon; arrays (n,).
+    """What is known about ``log(delta)`` at some epsilon; arrays (n,)."""
 
-    Attributes:
-      log_delta: its value, by the same nodes; -inf where it is not known.
-      error: estimate of the absolute error of ``log_delta``.
-      slope: ``-d log(delta) / d epsilon``.
-      along: (D, n) its derivative along each tangent; NaN where two contours do not
-        agree on it.
-    """
-
-    log_delta: np.ndarray
-    error: np.ndarray
-    slope: np.ndarray
+    log_delta: np.ndarray  # its value, by the same nodes; -inf where it is not known
+    error: np.ndarray  # estimate of the absolute error of ``log_delta``
+    slope: np.ndarray  # ``-d log(delta) / d epsilon``
+    # (D, n) its derivative along each tangent; NaN where two contours do not agree on
+    # it.
     along: np.ndarray
 
 
@@ -142,10 +136,7 @@ def _defined(
 def single_step_slopes(epsilon: np.ndarray, run: Run, tangents: list[Run]) -> Slopes:
     """Of runs of one step, by its profile: of the direction with the larger delta.
 
-    Args:
-      epsilon: (n,) nats.
-      run: fields (n,); exactly one count of a setting is 1, the others are 0.
-      tangents: what to differentiate by.
+    Exactly one count of a setting is 1, the others are 0.
     """
     value, error, slope = np.zeros((3, epsilon.size))
     along = np.zeros((len(tangents), epsilon.size))
@@ -196,11 +187,8 @@ def composed_slopes(
 ) -> Slopes:
     """Of a composed run, by the contour integral: the larger one's of both directions.
 
-    Args:
-      epsilon: (n,) nats, > 0.
-      log_delta: (n,) about its value there, from which truncations are derived.
-      run: fields (n,); counts are real numbers >= 0.
-      tangents: what to differentiate by.
+    At epsilon > 0; ``log_delta`` is about its value there, for truncations. Counts are
+    real numbers >= 0.
     """
     too_many = np.zeros(epsilon.shape, bool)
     losses = []

@@ -7,10 +7,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.people_laws import Stage
+from jaxdp_episodic.accountant.describe.people_laws import (
+    Stage,
+    chance_of_any,
+    log_binomial_law,
+    log_unseen_groups,
+    merged,
+    merged_upwards,
+    mixed,
+)
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
-from jaxdp_episodic.accountant.losses.people import PeopleLoss, ReplacedPeopleLoss
+from jaxdp_episodic.accountant.losses.people import (
+    PeopleLoss,
+    ReplacedPeopleLoss,
+    ReplacedUnitLoss,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.questions.pair_numbers import (
     ALWAYS,
@@ -23,26 +35,21 @@ MOST_UNITS = 20_000
 # Most numbers of units that count times the largest of them: an epsilon then takes some
 # 20 s and 2 GB (93 x 360, a person in every class of the glyphs, take 2 s).
 MOST_TERMS = 300_000
+# Products of a law of groups, which take a second; and its entries.
+_MOST_PRODUCTS = 100_000_000
+_MOST_CELLS = 2_000_000
 # Most values of a law, of 8 bytes each in some ten arrays.
 _MOST_LISTED = 10_000_000
 
 
 class Mixture(NamedTuple):
-    """A pair's numbers at one setting; see `PeopleLoss`.
+    """A pair's numbers at one setting; see `PeopleLoss`."""
 
-    Attributes:
-      outer: factor of both profiles.
-      inner: chance of each of a component's contributions.
-      cover: chance of any, where those of others hide it; else 1.
-      counts: of the components.
-      log_weights: of them, summing up to ``cover``.
-    """
-
-    outer: float
-    inner: float
-    cover: float
-    counts: np.ndarray
-    log_weights: np.ndarray
+    outer: float  # factor of both profiles
+    inner: float | np.ndarray  # chance of a component's contributions; or of each one's
+    cover: float  # chance of any, where those of others hide it; else 1
+    counts: np.ndarray  # of the components
+    log_weights: np.ndarray  # of them, summing up to ``cover``
 
 
 class Settings:
@@ -79,18 +86,19 @@ class Settings:
         *,
         leaves: bool = False,
         visible: np.ndarray = ALWAYS,
+        coin: np.ndarray | None = None,
     ) -> PrivacyLoss:
-        """The pair of the mixtures.
+        """The pair of the mixtures of a theorem, which has them of a setting.
 
-        Args:
-          theorem: of a setting.
-          leaves: where nothing takes a unit's place.
-          visible: one more factor of both profiles.
+        ``leaves``: nothing takes a unit's place; ``visible`` is one more factor of both
+        profiles, ``coin`` one of all contributions at once that is not seen.
         """
-        (outer, inner, cover), counts, weights = self._spread(theorem)
+        (outer, inner, cover), *parts = self._spread(theorem)
         kind = PeopleLoss if is_zeroing(self._step) or leaves else ReplacedPeopleLoss
         shift, outer = shift_of(self._step, 1.0), outer * visible
-        return kind(outer, inner, cover, shift, counts, weights)
+        if coin is not None:
+            return ReplacedUnitLoss(outer, inner, cover, shift, *parts, coin)
+        return kind(outer, inner, cover, shift, *parts)
 
     def hidden_pair(
         self, theorem: Callable[..., Mixture], visible: np.ndarray, rate: np.ndarray
@@ -102,12 +110,12 @@ class Settings:
           visible: a factor of both profiles.
           rate: chance that there may be any.
         """
-        (_, _, some), counts, weights = self._spread(theorem)
+        (_, _, some), counts, weights, _ = self._spread(theorem)
         shifts = tuple(shift_of(self._step, count) for count in counts)
         return GaussianMixtureLoss(visible, rate * some, shifts, weights)
 
-    def _spread(self, theorem: Callable[..., Mixture]) -> tuple[Any, Any, Any]:
-        """Numbers, counts and log-weights of all settings, as arrays."""
+    def _spread(self, theorem: Callable[..., Mixture]) -> tuple[Any, Any, Any, Any]:
+        """Numbers, counts, log-weights and shares of all settings, as arrays."""
         found = [theorem(*row) for row in self._rows]
         size = max((len(mixture.counts) for mixture in found), default=1)
         most = max((mixture.counts[-1] for mixture in found), default=1.0)
@@ -119,17 +127,95 @@ class Settings:
             )
         counts = np.ones((len(found), size))
         weights = np.full((len(found), size), -np.inf)
+        shares, numbers = np.ones((len(found), size)), np.ones((len(found), 3))
         for row, mixture in enumerate(found):
+            inner = np.max(mixture.inner)
+            numbers[row] = mixture.outer, inner, mixture.cover
             # What fills up equals the last one, so that shifts ascend.
             counts[row] = mixture.counts[-1]
             counts[row, : len(mixture.counts)] = mixture.counts
             weights[row, : len(mixture.counts)] = mixture.log_weights
-        numbers = np.array([mixture[:3] for mixture in found]).reshape(-1, 3)
+            if inner > 0:
+                shares[row, : len(mixture.counts)] = mixture.inner / inner
         spread = (
             tuple(one[self._inverse] for one in table.T)
-            for table in (numbers, counts, weights)
+            for table in (numbers, counts, weights, shares)
         )
-        return tuple(spread)  # pyright: ignore[reportReturnType]: three of them
+        return tuple(spread)  # pyright: ignore[reportReturnType]: four of them
+
+
+def theorem_a(
+    units: np.ndarray, masses: np.ndarray, rate: float, chance: float
+) -> Mixture:
+    """Coins: n, those that are not seen without her, each hold her or are not drawn.
+
+    Args:
+      units: numbers of units that can hold her, one of which is visible.
+      masses: their log-masses.
+      rate: of the coins.
+      chance: that a drawn one holds her.
+    """
+    share = 1 - rate + rate * chance
+    laws = [log_binomial_law(number, share) for number in units]
+    inner = rate * chance / share if share > 0 else 0.0
+    return Mixture(1.0, inner, 1.0, *merged(mixed(laws, masses)))
+
+
+def theorem_a_of_groups(
+    classes: float, ways: float, bound: float, chance: float, rate: float
+) -> Mixture:
+    """The same of groups by coins, averaged over partitions; left-over classes sit out.
+
+    Components are how many of her groups are not seen without her, and how many of her
+    classes these hold: spread evenly, and each group's chance their mean, they are
+    drawn the most often (docs/proofs.md, "Classes in groups"). Where there are too many
+    to be listed all her groups are as full as they can be.
+
+    Args:
+      classes: all of them.
+      ways: classes in a group.
+      bound: classes that can hold her.
+      chance: that a class of hers that takes part shows her.
+      rate: of the coins.
+    """
+    groups, fullest = classes // ways, min(ways, bound)
+    products = groups * (fullest + 1) * (bound + 1)
+    cells = (min(bound, groups) + 1) * (bound + 1)
+    if bound >= classes or products > _MOST_PRODUCTS or cells > _MOST_CELLS:
+        held = chance_of_any(fullest, chance)
+        return theorem_a(np.array([min(bound, groups)]), np.zeros(1), rate, held)
+    table = log_unseen_groups(classes, ways, bound, chance, rate)
+    number, held = np.nonzero(table > -np.inf)
+    # -log of the chance that a group with so many of her classes is not drawn, given
+    # that it is not seen without her.
+    odds = rate / (1 - rate) if rate < 1 else np.inf
+    shown = chance_of_any(np.arange(1.0, fullest + 2), chance)
+    missed = np.append(0.0, np.log1p(np.where(shown > 0, odds, 0.0) * shown))
+    each, more = np.divmod(held, np.maximum(number, 1))
+    log_none = (number - more) * missed[each]
+    log_none += more * np.where(more > 0, missed[each + (more > 0)], 0.0)
+    count, none, weight = merged_upwards(number, log_none, table[number, held])
+    inner = -np.expm1(-none / np.maximum(count, 1))
+    return Mixture(1.0, inner, 1.0, count, weight)
+
+
+def covered(law: np.ndarray, worst: np.ndarray, inner: float = 1.0) -> Mixture:
+    """Theorems 1 and 2: components are how many units hold her, or would.
+
+    Args:
+      law: of that number.
+      worst: the largest of the laws of which ``law`` is a mean: cover may be taken for
+        less than it is.
+      inner: chance that a unit that would hold her is drawn.
+    """
+    counts, masses = merged(law)
+    some = counts > 0
+    reached = float(np.exp(masses[some]).sum())
+    cover = min(max(float(np.exp(worst[1:]).sum()), reached), 1.0)
+    if not reached > 0:
+        return Mixture(0.0, inner, 1.0, np.ones(1), np.zeros(1))
+    weights = masses[some] + np.log(cover / reached)
+    return Mixture(min(reached / cover, 1.0), inner, cover, counts[some], weights)
 
 
 def column(number: Any) -> np.ndarray:

@@ -20,9 +20,7 @@ def is_zeroing(step: GaussianStep) -> bool:
 def shift_of(step: GaussianStep, sensitivity: np.ndarray | float) -> np.ndarray:
     """Returns how far a protected unit changes the sum, in deviations of the noise.
 
-    Args:
-      step: of which; without noise the shift is inf.
-      sensitivity: in clip norms.
+    ``sensitivity`` is in clip norms; without noise the shift is inf.
     """
     noise = np.asarray(step.noise_multiplier, np.float64)[..., None]
     with np.errstate(divide="ignore", over="ignore"):

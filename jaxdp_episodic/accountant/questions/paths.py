@@ -40,11 +40,8 @@ def undominated_paths(run: Run) -> np.ndarray:
     worst path is lost; some of those returned may be dominated all the same, where
     finding that out would take long.
 
-    Args:
-      run: it may have setting axes.
-
-    Returns:
-      int64 indices of paths, ascending, at least one if there is one.
+    int64 indices, ascending, at least one if there is one; the run may have setting
+    axes.
     """
     columns = _columns(run)
     if columns.shape[1] == 0:

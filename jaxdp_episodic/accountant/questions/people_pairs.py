@@ -47,8 +47,11 @@ from jaxdp_episodic.accountant.questions.mixture_tables import (
     Mixture,
     Settings,
     column,
+    covered,
     refuse_long,
     refuse_many,
+    theorem_a,
+    theorem_a_of_groups,
 )
 from jaxdp_episodic.accountant.questions.pair_numbers import (
     ALWAYS,
@@ -132,19 +135,19 @@ def _tree(step: GaussianStep, sampling: MultistageSampling) -> tuple[PrivacyLoss
     def hiding_contents(stages: tuple[Stage, ...]) -> Mixture:
         numbers, masses = log_visible(stages[:clip])
         unit, chance = stages[clip], chance_of_holding(stages[clip + 1 :])
-        return _theorem_a(numbers * unit.bound, masses, unit.rate, chance)
+        return theorem_a(numbers * unit.bound, masses, unit.rate, chance)
 
     def hiding_units(stages: tuple[Stage, ...]) -> Mixture:
         numbers, masses = log_visible(stages[:clip])
         unit, chance = stages[clip], chance_of_holding(stages[clip + 1 :])
         laws = [log_binomial_law(n * unit.bound, chance) for n in numbers]
-        return _covered(mixed(laws, masses), laws[-1], unit.rate)
+        return covered(mixed(laws, masses), laws[-1], unit.rate)
 
     def revealing_units(stages: tuple[Stage, ...]) -> Mixture:
         numbers, masses = log_visible(stages[:clip])
         chance = chance_of_holding(stages[clip + 1 :])
         laws = sums_of(log_held(log_drawn(stages[clip]), chance), numbers)
-        return _covered(mixed(laws, masses), laws[-1])
+        return covered(mixed(laws, masses), laws[-1])
 
     leaves = step.neighboring_relation == "add_remove"
     if not isinstance(sampling.levels[clip], Poisson):
@@ -214,15 +217,15 @@ def _grouped_classes(
     def hiding_contents(
         stages: Any, classes: float, ways: float, bound: float, rate: float, _: float
     ) -> Mixture:
-        units = np.array([min(bound, classes // ways)])
-        held = chance_of_any(min(ways, bound), chance_of_holding(stages))
-        return _theorem_a(units, np.zeros(1), rate, held)
+        return theorem_a_of_groups(
+            classes, ways, bound, chance_of_holding(stages), rate
+        )
 
     def hiding_units(
         stages: Any, classes: float, ways: float, bound: float, rate: float, _: float
     ) -> Mixture:
         chance = chance_of_holding(stages)
-        return _covered(*laws(chance, classes, ways, bound), inner=rate)
+        return covered(*laws(chance, classes, ways, bound), inner=rate)
 
     def revealing_units(
         stages: Any, classes: float, ways: float, bound: float, _: float, size: float
@@ -232,7 +235,7 @@ def _grouped_classes(
             _drawn_of(law, size, classes // ways)
             for law in laws(chance, classes, ways, bound)
         )
-        return _covered(mean, worst)
+        return covered(mean, worst)
 
     if not isinstance(design.episodes, Poisson):
         return (settings.pair(revealing_units),)
@@ -263,14 +266,14 @@ def _people_blocks(step: GaussianStep, design: PeopleBlocks) -> tuple[PrivacyLos
         stages: Any, number: float, _: float, rate: float, __: float
     ) -> Mixture:
         law = log_binomial_law(number, chance_of_holding(stages))
-        return _covered(law, law, rate)
+        return covered(law, law, rate)
 
     def revealing_units(
         stages: Any, number: float, units: float, _: float, size: float
     ) -> Mixture:
         drawn = log_drawn(Stage(number, 0.0, size, units))
         law = log_held(drawn, chance_of_holding(stages))
-        return _covered(law, law)
+        return covered(law, law)
 
     if not isinstance(design.episodes, Poisson):
         return (settings.pair(revealing_units),)
@@ -301,7 +304,7 @@ def coins_pair(
     settings = Settings(step, (), *(a[..., 0] for a in (number, rate, chance)))
 
     def hiding_contents(_: Any, number: float, rate: float, chance: float) -> Mixture:
-        return _theorem_a(np.array([number]), np.zeros(1), rate, chance)
+        return theorem_a(np.array([number]), np.zeros(1), rate, chance)
 
     return settings.pair(hiding_contents, leaves=leaves)
 
@@ -321,42 +324,6 @@ def _one_unit(
     if rate is None:
         return SwappedGaussianLoss(ALWAYS, chance, shift_of(step, 2.0))
     return AntipodalGaussianLoss(ALWAYS, rate, chance, shift_of(step, 1.0))
-
-
-def _theorem_a(
-    units: np.ndarray, masses: np.ndarray, rate: float, chance: float
-) -> Mixture:
-    """Coins: n, those that are not seen without her, each hold her or are not drawn.
-
-    Args:
-      units: numbers of units that can hold her, one of which is visible.
-      masses: their log-masses.
-      rate: of the coins.
-      chance: that a drawn one holds her.
-    """
-    share = 1 - rate + rate * chance
-    laws = [log_binomial_law(number, share) for number in units]
-    inner = rate * chance / share if share > 0 else 0.0
-    return Mixture(1.0, inner, 1.0, *merged(mixed(laws, masses)))
-
-
-def _covered(law: np.ndarray, worst: np.ndarray, inner: float = 1.0) -> Mixture:
-    """Theorems 1 and 2: components are how many units hold her, or would.
-
-    Args:
-      law: of that number.
-      worst: the largest of the laws of which ``law`` is a mean: cover may be taken for
-        less than it is.
-      inner: chance that a unit that would hold her is drawn.
-    """
-    counts, masses = merged(law)
-    some = counts > 0
-    reached = float(np.exp(masses[some]).sum())
-    cover = min(max(float(np.exp(worst[1:]).sum()), reached), 1.0)
-    if not reached > 0:
-        return Mixture(0.0, inner, 1.0, np.ones(1), np.zeros(1))
-    weights = masses[some] + np.log(cover / reached)
-    return Mixture(min(reached / cover, 1.0), inner, cover, counts[some], weights)
 
 
 def _drawn_of(law: np.ndarray, size: float, units: float) -> np.ndarray:

@@ -32,12 +32,8 @@ def caveats_of(
 ) -> tuple[str, ...]:
     """Returns what the numbers of a report do not show at first sight.
 
-    Args:
-      run: the run.
-      level_runs: level name to the same run with that level as the privacy unit; levels
-        for which there is no such run are left out.
-      epsilon_by_level: level name to epsilon, or to why it has none; top to bottom.
-      delta: the delta of the report.
+    For each level, top to bottom: its epsilon, or why it has none; and the run with it
+    as the privacy unit, where there is one.
     """
     found = []
     if any(part.noise_multiplier == 0 for part in run.gaussian_steps):

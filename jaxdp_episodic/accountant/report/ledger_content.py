@@ -10,31 +10,19 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep,
 
 
 class LedgerMark(NamedTuple):
-    """A ledger up to one of its lines.
+    """A ledger up to one of its lines."""
 
-    Attributes:
-      run: the run's random name.
-      charged: steps charged.
-      num_bytes: length of the file up to there.
-      sha256: of these bytes, in hexadecimal.
-    """
-
-    run: str
-    charged: int
-    num_bytes: int
-    sha256: str
+    run: str  # the run's random name
+    charged: int  # steps charged
+    num_bytes: int  # length of the file up to there
+    sha256: str  # of these bytes, in hexadecimal
 
 
 class Opening(NamedTuple):
-    """A process began to charge.
+    """A process began to charge."""
 
-    Attributes:
-      charged: steps charged before.
-      environment: what the steps' rounding depends on, plain values.
-    """
-
-    charged: int
-    environment: Mapping[str, Any]
+    charged: int  # steps charged before
+    environment: Mapping[str, Any]  # what the steps' rounding depends on, plain values
 
 
 class LedgerContent(NamedTuple):

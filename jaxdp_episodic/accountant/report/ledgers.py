@@ -40,16 +40,11 @@ class Beginning(NamedTuple):
 
 
 class LedgersContent(NamedTuple):
-    """What several ledgers say together; see `read_ledgers`.
+    """What several ledgers say together; see `read_ledgers`."""
 
-    Attributes:
-      names: by which messages call them.
-      contents: of each; of one run, the longer ones first.
-      beginnings: what each has in common with an earlier one; None: nothing.
-    """
-
-    names: tuple[str, ...]
-    contents: tuple[LedgerContent, ...]
+    names: tuple[str, ...]  # by which messages call them
+    contents: tuple[LedgerContent, ...]  # of each; of one run, the longer ones first
+    # What each has in common with an earlier one; None: nothing.
     beginnings: tuple[Beginning | None, ...]
 
     @property

@@ -7,12 +7,9 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 
 def upward(value: float, digits: int = 4, *, zeros: bool = False) -> str:
-    """Returns a claim with some digits, rounded up: it is still an upper bound.
+    """Returns a claim with some significant digits, rounded up: still an upper bound.
 
-    Args:
-      value: the claim.
-      digits: significant ones.
-      zeros: keep those at the end, as in a column.
+    ``zeros`` keeps those at the end, as in a column.
     """
     return _rounded(value, digits, ROUND_CEILING, zeros)
 

@@ -14,11 +14,7 @@ from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.tools.cli.messages import aligned
-from jaxdp_episodic.tools.requests.request import (
-    CalibrationRequest,
-    Request,
-    steps_of,
-)
+from jaxdp_episodic.tools.requests.request import CalibrationRequest, Request, steps_of
 
 
 def answer_document(

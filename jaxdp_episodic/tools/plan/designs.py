@@ -37,24 +37,15 @@ _MAX_INDEPENDENT = 10**6  # episodes a step, which no pool of classes bounds
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """One way to draw the episodes of a step, for any number of them.
+    """One way to draw the episodes of a step, for any number of them."""
 
-    Attributes:
-      name: as it stands in tables and pictures.
-      scheme: one of `SCHEMES`.
-      is_multistage: False if all examples of a drawn unit take part.
-      clip_unit: whose contributions are clipped.
-      examples: drawn of each unit: support and query.
-      most_episodes: the most that a step can have.
-      sampling: the sampling for (mean) numbers of episodes, a number or an array.
-    """
-
-    name: str
-    scheme: str
-    is_multistage: bool
-    clip_unit: str
-    examples: int
-    most_episodes: int
+    name: str  # as it stands in tables and pictures
+    scheme: str  # one of `SCHEMES`
+    is_multistage: bool  # False if all examples of a drawn unit take part
+    clip_unit: str  # whose contributions are clipped
+    examples: int  # drawn of each unit: support and query
+    most_episodes: int  # the most that a step can have
+    # The sampling for (mean) numbers of episodes, a number or an array.
     sampling: Callable[[Any], Sampling]
 
     def clipped_contributions(self, episodes: np.ndarray) -> np.ndarray:

@@ -41,21 +41,14 @@ _MEASURED_STEPS = 300  # of the runs that the two were read from
 
 
 class Pipeline(NamedTuple):
-    """What is recommended.
+    """What is recommended."""
 
-    Attributes:
-      name: "steps", "statistics", "statistics, then steps" or "mixed model".
-      reason: a sentence.
-      start: of a training config; None: none.
-      learner: kind of the learner, where statistics are all; else None.
-      ratio: see the module; NaN where nothing was compared.
-    """
-
-    name: str
-    reason: str
-    start: dict[str, Any] | None = None
+    name: str  # "steps", "statistics", "statistics, then steps" or "mixed model"
+    reason: str  # a sentence
+    start: dict[str, Any] | None = None  # of a training config; None: none
+    # Kind of the learner, where statistics are all; else None.
     learner: str | None = None
-    ratio: float = math.nan
+    ratio: float = math.nan  # see the module; NaN where nothing was compared
 
     def left_for_steps(self, request: PlanRequest) -> PlanRequest:
         """Returns the question about gradient steps: with the epsilon left to them.
@@ -79,7 +72,7 @@ class Pipeline(NamedTuple):
             return dict(config)
         if self.learner is None:
             return {**config, "start": self.start}
-        gone = ("model", "l2_clip_norm", "num_steps", "normalizer", "optimizer")
+        gone = "model l2_clip_norm clipping num_steps normalizer optimizer".split()
         kept = {k: v for k, v in config.items() if k not in gone}
         learner = {"kind": self.learner, "shots": config["learner"]["shots"]}
         if self.learner == MIXED:

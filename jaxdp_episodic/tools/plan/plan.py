@@ -27,12 +27,7 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.serialization import spec_to_dict
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.table_file import writing
-from jaxdp_episodic.tools.plan.designs import (
-    BLOCKS,
-    EPOCHS,
-    Design,
-    possible_designs,
-)
+from jaxdp_episodic.tools.plan.designs import BLOCKS, EPOCHS, Design, possible_designs
 from jaxdp_episodic.tools.plan.question import (
     PlanDescription,
     PlanRequest,
@@ -51,37 +46,22 @@ CONFIG = "recommended.toml"
 
 
 class Plan(NamedTuple):
-    """The candidates, one entry each in every (n,) array.
+    """The candidates, one entry each in every (n,) array."""
 
-    Attributes:
-      designs: the designs that were compared.
-      design: index of the candidate's design among them.
-      episodes_per_step: on average.
-      num_steps: of the run.
-      noise_multiplier: the smallest that keeps the run within the target, or up to
-        1e-3 more, relative.
-      signal_to_noise: of a step; see the module.
-      total_episodes: of the run, weighted by examples.
-      effective_steps: an *estimate*; see `effective_steps`.
-      is_on_front: no other candidate is at least as good in everything and better in
-        something.
-      recommended: index of the recommended candidate.
-      left_out: why designs were left out, by name.
-      gains: what epochs gain on coins, by the name of the design.
-    """
-
-    designs: tuple[Design, ...]
-    design: np.ndarray
-    episodes_per_step: np.ndarray
-    num_steps: np.ndarray
+    designs: tuple[Design, ...]  # the designs that were compared
+    design: np.ndarray  # index of the candidate's design among them
+    episodes_per_step: np.ndarray  # on average
+    num_steps: np.ndarray  # of the run
+    # The smallest that keeps the run within the target, or up to 1e-3 more, relative.
     noise_multiplier: np.ndarray
-    signal_to_noise: np.ndarray
-    total_episodes: np.ndarray
-    effective_steps: np.ndarray
+    signal_to_noise: np.ndarray  # of a step; see the module
+    total_episodes: np.ndarray  # of the run, weighted by examples
+    effective_steps: np.ndarray  # an *estimate*; see `effective_steps`
+    # No other candidate is at least as good in everything and better in something.
     is_on_front: np.ndarray
-    recommended: int
-    left_out: dict[str, str]
-    gains: dict[str, str]
+    recommended: int  # index of the recommended candidate
+    left_out: dict[str, str]  # why designs were left out, by name
+    gains: dict[str, str]  # what epochs gain on coins, by the name of the design
 
     def best_of(self, design: int) -> int:
         """Returns the index of a design's candidate that is recommended within it."""

@@ -52,26 +52,17 @@ class PrivacyCurve(NamedTuple):
     """The numbers in the picture; all are *upper bounds*, as sure as their method.
 
     With "exact" the method's estimate of its error is added (`attacker.upper_delta`).
-
-    Attributes:
-      method: how everything but ``delta`` was computed.
-      epsilon: (K,) nats, from 0 up to where delta is about ``smallest_delta``.
-      delta: for each method, (K,).
-      false_positive_rate: (A,).
-      true_positive_rate: (A,) the largest an attacker reaches.
-      advantage: the largest true positive rate minus false positive rate.
-      gdp_mu: see `gdp_mu`.
-      smallest_delta: down to which mu describes the curve.
     """
 
-    method: str
+    method: str  # how everything but ``delta`` was computed
+    # (K,) nats, from 0 up to where delta is about ``smallest_delta``.
     epsilon: np.ndarray
-    delta: dict[str, np.ndarray]
-    false_positive_rate: np.ndarray
-    true_positive_rate: np.ndarray
-    advantage: float
-    gdp_mu: float
-    smallest_delta: float
+    delta: dict[str, np.ndarray]  # for each method, (K,)
+    false_positive_rate: np.ndarray  # (A,)
+    true_positive_rate: np.ndarray  # (A,) the largest an attacker reaches
+    advantage: float  # the largest true positive rate minus false positive rate
+    gdp_mu: float  # see `gdp_mu`
+    smallest_delta: float  # down to which mu describes the curve
 
 
 def plot_curve(

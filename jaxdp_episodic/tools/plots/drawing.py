@@ -32,23 +32,14 @@ _LIGHTEST = 0.82  # share of the map from dark to light that is seen on white
 
 @dataclass(frozen=True)
 class Labels:
-    """The words of a picture.
+    """The words of a picture."""
 
-    Attributes:
-      x: label of the axis across.
-      y: of the axis upwards; empty for lines.
-      value: of the answers.
-      by: of what the lines or panels differ in; empty if there is one.
-      names: of the lines or panels.
-      title: what holds all over the picture.
-    """
-
-    x: str
-    y: str
-    value: str
-    by: str
-    names: list[str]
-    title: str
+    x: str  # label of the axis across
+    y: str  # of the axis upwards; empty for lines
+    value: str  # of the answers
+    by: str  # of what the lines or panels differ in; empty if there is one
+    names: list[str]  # of the lines or panels
+    title: str  # what holds all over the picture
 
 
 def lines(x: np.ndarray, answers: np.ndarray, labels: Labels) -> Any:

@@ -39,21 +39,15 @@ KeyPath = tuple[str, ...]
 
 
 class Answer(NamedTuple):
-    """The answer to one row.
+    """The answer to one row."""
 
-    Attributes:
-      id: the row's own label, or None.
-      quantity: "epsilon" or "delta", or what was calibrated; None with an error.
-      value: an *upper bound* of the former, a checked setting for the latter.
-      method: how it was computed.
-      error: why there is no answer, in one line; else None.
-    """
-
-    id: Any
+    id: Any  # the row's own label, or None
+    # "epsilon" or "delta", or what was calibrated; None with an error.
     quantity: str | None
+    # An *upper bound* of the former, a checked setting for the latter.
     value: float | None
-    method: str | None
-    error: str | None
+    method: str | None  # how it was computed
+    error: str | None  # why there is no answer, in one line; else None
 
 
 class _Group(NamedTuple):
@@ -259,17 +253,11 @@ def _request(group: _Group, columns: np.ndarray) -> Request:
 
 
 def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
-    """Returns the table in which values lie where their paths say.
+    """Returns the table in which values lie where their paths, none empty, say.
 
     A table with a key "0", and no keys but whole numbers, is a list; items of it that
-    are left out are None, and refused where something is expected.
-
-    Args:
-      leaves: paths, none empty, and values.
-      above: where the table lies, for the message.
-
-    Raises:
-      ValueError: a value where another path has a table.
+    are left out are None, and refused where something is expected. A value where
+    another path has a table is a `ValueError`, which says where the table lies.
     """
     inside: dict[str, list[tuple[KeyPath, Any]]] = {}
     for path, leaf in leaves:

@@ -34,17 +34,11 @@ Numbered = tuple[int, Mapping[str, Any] | Exception, int]
 
 
 class BatchResult(NamedTuple):
-    """What became of a file of requests.
+    """What became of a file of requests."""
 
-    Attributes:
-      num_rows: rows that were read.
-      num_errors: those that got an error.
-      first_error: the first of these, with its row; None if there is none.
-    """
-
-    num_rows: int
-    num_errors: int
-    first_error: str | None
+    num_rows: int  # rows that were read
+    num_errors: int  # those that got an error
+    first_error: str | None  # the first of these, with its row; None if there is none
 
 
 def answer_file(

@@ -18,18 +18,13 @@ _MAX_UNITS = 10**8  # rows of a table: a file of a few GB
 
 
 class UnitBudgets(NamedTuple):
-    """One entry a protected unit, in the order of the `Population`.
+    """One entry a protected unit, in the order of the `Population`."""
 
-    Attributes:
-      units: level name to (U,) ids of the units on the way to each protected unit, the
-        levels top to bottom; the index in its level where a level has no ids.
-      epsilon: (U,) nats, *upper bounds*.
-      rate_rounding: rates were rounded up by at most this share; 0 if not at all.
-    """
-
+    # Level name to (U,) ids of the units on the way to each protected unit, the levels
+    # top to bottom; the index in its level where a level has no ids.
     units: dict[str, np.ndarray]
-    epsilon: np.ndarray
-    rate_rounding: float
+    epsilon: np.ndarray  # (U,) nats, *upper bounds*
+    rate_rounding: float  # rates were rounded up by at most this share; 0 if not at all
 
 
 def unit_budgets(

@@ -155,12 +155,9 @@ class Sweep(Spec):
         return 1 << (max(most, 1).bit_length() - 1)
 
     def request(self, quantity: str, method: str, values: Mapping[str, Any]) -> Request:
-        """Returns the request for some settings.
+        """Returns the request for some settings: (n,) values for every axis.
 
-        Args:
-          quantity: one of those that the sweep asks for.
-          method: of the answer.
-          values: for every axis, (n,); words are passed over.
+        Words among them are passed over.
         """
         numbers = {n: v for n, v in values.items() if n not in (METHOD, QUANTITY)}
         inside = {self.paths[n]: v for n, v in numbers.items() if n in self.paths}

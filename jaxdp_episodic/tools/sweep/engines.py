@@ -40,19 +40,12 @@ _CERTIFIED = (
 
 
 class ChunkResult(NamedTuple):
-    """What became of a chunk.
+    """What became of a chunk."""
 
-    Attributes:
-      number: of the chunk.
-      answers: (n, k) as of `evaluate_chunk`, or None.
-      warnings: of the library.
-      error: why there are no answers, or None.
-    """
-
-    number: int
-    answers: np.ndarray | None
-    warnings: list[str]
-    error: str | None = None
+    number: int  # of the chunk
+    answers: np.ndarray | None  # (n, k) as of `evaluate_chunk`, or None
+    warnings: list[str]  # of the library
+    error: str | None = None  # why there are no answers, or None
 
 
 Engine = Callable[[Sweep, Sequence[int]], Iterator[ChunkResult]]
@@ -61,19 +54,10 @@ Engine = Callable[[Sweep, Sequence[int]], Iterator[ChunkResult]]
 def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
     """Returns the answers of one chunk, and what the library warned of.
 
-    Args:
-      sweep: the sweep.
-      number: which chunk, from 0.
-
-    Returns:
-      (n, 1) float64 answers: upper bounds, the smallest noise that is enough, or the
-      largest permitted number of steps (at most 2**53, hence exact); where
-      `answer_columns` says so (n, 3), with the two columns of `INFO`; warnings.
-
-    Raises:
-      ValueError: settings that are out of range together.
-      NotImplementedError: settings that no theorem covers.
-      MemoryError: a chunk that does not fit into memory.
+    (n, 1) float64 answers: upper bounds, the smallest noise that is enough, or the
+    largest permitted number of steps (at most 2**53, hence exact); where
+    `answer_columns` says so (n, 3), with the two columns of `INFO`. Settings that are
+    out of range together, or covered by no theorem, raise as the questions do.
     """
     grid = sweep.grid
     start, stop = chunk_range(number, grid.size, sweep.chunk_size)
@@ -126,13 +110,6 @@ def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
     A chunk is begun only when another one has been taken and, the consumer asking for
     more, saved: however slow the disk is, no answers pile up in memory, and a process
     that is killed loses no more than the chunks in work, two a device.
-
-    Args:
-      sweep: the sweep.
-      numbers: of the chunks.
-
-    Yields:
-      One result a chunk.
     """
     todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     results: queue.SimpleQueue[ChunkResult] = queue.SimpleQueue()

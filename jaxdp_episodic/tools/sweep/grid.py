@@ -170,14 +170,7 @@ class Grid:
         return next(i for i, d in enumerate(self.dimensions) if field in d)
 
     def values(self, index: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns every field's values at some settings.
-
-        Args:
-          index: (n,) int64, each in [0, size).
-
-        Returns:
-          For each field, in the order of the axes, (n,).
-        """
+        """Returns every field's (n,) values at settings ``index``, (n,) int64."""
         along = np.unravel_index(index, self.shape)
         return {
             name: self._points[name][along[self.dimension_of(name)]]
@@ -185,11 +178,7 @@ class Grid:
         }
 
     def index(self, along: dict[int, Any]) -> np.ndarray:
-        """Returns the settings at indices along the dimensions; these broadcast.
-
-        Args:
-          along: for each dimension, whole numbers.
-        """
+        """Returns the settings at indices along all dimensions; these broadcast."""
         arrays = np.broadcast_arrays(*(along[i] for i in range(len(self.shape))))
         return np.ravel_multi_index(arrays, self.shape)
 

@@ -26,23 +26,14 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call of `run_sweep` did.
+    """What a call of `run_sweep` did."""
 
-    Attributes:
-      size: settings of the sweep.
-      num_chunks: chunks of the sweep.
-      num_evaluated: settings evaluated by this call.
-      seconds: that this took.
-      table: the finished table; None while a job array is not complete.
-      warnings: of the library, each once.
-    """
-
-    size: int
-    num_chunks: int
-    num_evaluated: int
-    seconds: float
-    table: Path | None
-    warnings: tuple[str, ...]
+    size: int  # settings of the sweep
+    num_chunks: int  # chunks of the sweep
+    num_evaluated: int  # settings evaluated by this call
+    seconds: float  # that this took
+    table: Path | None  # the finished table; None while a job array is not complete
+    warnings: tuple[str, ...]  # of the library, each once
 
 
 def run_sweep(

@@ -25,6 +25,7 @@ from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.tools.book.check_in import Paid
 from jaxdp_episodic.tools.plots.run import draw_run
 from jaxdp_episodic.tools.train.booked import facts_of_book, statement_of_book
+from jaxdp_episodic.trainer.config.training_parts import NORMALIZE
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.evaluation import Score
@@ -46,23 +47,17 @@ _ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are 
 
 
 class Result(NamedTuple):
-    """What a run came to.
+    """What a run came to."""
 
-    Attributes:
-      trainer: with the final parameters in ``trainer.params``.
-      epsilon: spent, nats; *upper bound*.
-      epsilon_without_last_stage: what the same noise and steps would cost if the draw
-        of the examples were not counted.
-      scores: last score on every held-out part; in the first process alone.
-      folder: where everything is.
-      without_noise: as ``scores``, of the same run without noise, if it was asked for.
-    """
-
-    trainer: Trainer
-    epsilon: float
+    trainer: Trainer  # with the final parameters in ``trainer.params``
+    epsilon: float  # spent, nats; *upper bound*
+    # What the same noise and steps would cost if the draw of the examples were not
+    # counted.
     epsilon_without_last_stage: float
+    # Last score on every held-out part; in the first process alone.
     scores: Mapping[str, Score]
-    folder: Path
+    folder: Path  # where everything is
+    # As ``scores``, of the same run without noise, if it was asked for.
     without_noise: Mapping[str, Score] = MappingProxyType({})
 
     def __str__(self) -> str:
@@ -107,6 +102,7 @@ def finished(
         "is_seeded": trainer.is_seeded,
         "has_default_normalizer": trainer.has_default_normalizer,
         "noise": trainer.noise,
+        "clipping": trainer.clipping,
         "truncation": trainer.truncation,
         "people": _people(trainer),
     }
@@ -128,7 +124,7 @@ def finished(
     if budget.num_steps > len(budget.before):
         facts |= {
             "noise multiplier": budget.step.noise_multiplier,
-            "clip norm": trainer.l2_clip_norm,
+            "clip norm": _clip_norm(trainer),
             "clipped": f"each {budget.step.clip_unit}",
             "mean units a step": trainer.sampler.expected_units,
         }
@@ -176,6 +172,19 @@ def finished(
         {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
     )
     return Result(trainer, spent, uncounted, scores, folder, bare)
+
+
+def _clip_norm(trainer: Trainer) -> float | str:
+    """The clip norm in words, of a run in which it was not one number for all."""
+    clipping, first = trainer.clipping, trainer.l2_clip_norm
+    if clipping.kind == NORMALIZE:
+        return f"{first:g}, of all contributions"
+    if not clipping.counts:
+        return first
+    return (
+        f"{first:g} at first, {trainer.clip_norm:.4g} at last: by the "
+        f"{clipping.quantile:g} quantile"
+    )
 
 
 def _uncounted(budget: PrivacyBudget, value: float) -> dict[str, float]:

@@ -50,25 +50,15 @@ _SMALLEST_SHARE = 1e-4  # of the whole epsilon that is tried for a run
 
 
 class SearchResult(NamedTuple):
-    """What a search came to. All of it but ``epsilon`` and the choice is secret.
+    """What a search came to. All of it but ``epsilon`` and the choice is secret."""
 
-    Attributes:
-      epsilon: of the whole search, *upper bound*; nats.
-      run_epsilon: of each run.
-      num_runs: how many runs there were.
-      chosen: index of the best run; None if there was no run.
-      hyperparameters: of the best run.
-      score: of the best run.
-      folder: where everything is.
-    """
-
-    epsilon: float
-    run_epsilon: float
-    num_runs: int
-    chosen: int | None
-    hyperparameters: dict[str, Any]
-    score: float
-    folder: Path
+    epsilon: float  # of the whole search, *upper bound*; nats
+    run_epsilon: float  # of each run
+    num_runs: int  # how many runs there were
+    chosen: int | None  # index of the best run; None if there was no run
+    hyperparameters: dict[str, Any]  # of the best run
+    score: float  # of the best run
+    folder: Path  # where everything is
 
 
 def run_search(
@@ -261,17 +251,11 @@ def _statement(search: Search, budget: SearchBudget) -> str:
 
 
 class SearchBudget(NamedTuple):
-    """The charge of a search.
+    """The charge of a search."""
 
-    Attributes:
-      run_epsilon: of each run; nats, at the search's delta.
-      epsilon: of the whole search, *upper bound*; nats.
-      is_public: False if it was computed from private sizes.
-    """
-
-    run_epsilon: float
-    epsilon: float
-    is_public: bool
+    run_epsilon: float  # of each run; nats, at the search's delta
+    epsilon: float  # of the whole search, *upper bound*; nats
+    is_public: bool  # False if it was computed from private sizes
 
 
 def search_budget(

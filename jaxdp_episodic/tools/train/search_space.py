@@ -29,7 +29,7 @@ _MAX_VARIANTS = 64
 # Fields of a run that the search sets, or that would break its guarantee.
 _FIXED = ("epsilon", "delta", "data", "evaluation", "seed", "version", "type")
 # What private statistics alone have no use for, of the run and of its start.
-_OF_STEPS = ("model", "l2_clip_norm", "num_steps", "normalizer")
+_OF_STEPS = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
 _OF_A_START = ("kind", "share")
 
 
@@ -161,17 +161,12 @@ class SearchSettings(Spec):
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """A search, as `read_search` reads it.
+    """A search, as `read_search` reads it."""
 
-    Attributes:
-      settings: what it is charged, and by what it chooses.
-      distributions: dotted name of a field of the run to its distribution.
-      run: the table of the base run, without epsilon and delta.
-    """
-
-    settings: SearchSettings
+    settings: SearchSettings  # what it is charged, and by what it chooses
+    # Dotted name of a field of the run to its distribution.
     distributions: Mapping[str, Distribution]
-    run: Mapping[str, Any]
+    run: Mapping[str, Any]  # the table of the base run, without epsilon and delta
 
     def __post_init__(self) -> None:
         for name in self.distributions:

@@ -255,20 +255,14 @@ class CanaryLearner:
     with marks (see `gradient_canaries`) points along these numbers, and has nothing of
     the model's: the worst contribution that clipping lets through. Episodes without
     marks contribute what they always do.
-
-    Attributes:
-      learner: what is wrapped.
-      feature_shape: of an example, before marks were put behind its features.
-      feature_dtype: name of its type.
-      num_canaries: how many there are.
-      l2_clip_norm: C of the run.
     """
 
-    learner: Any
+    learner: Any  # what is wrapped
+    # Of an example, before marks were put behind its features.
     feature_shape: tuple[int, ...]
-    feature_dtype: str
-    num_canaries: int
-    l2_clip_norm: float
+    feature_dtype: str  # name of its type
+    num_canaries: int  # how many there are
+    l2_clip_norm: float  # C of the run
 
     @property
     def is_regression(self) -> bool:
@@ -334,15 +328,10 @@ class CanaryLearner:
 
 
 class Recorded(NamedTuple):
-    """State of an optimizer that `recording` wraps.
+    """State of an optimizer that `recording` wraps."""
 
-    Attributes:
-      inner: the optimizer's own state.
-      canaries: (num_canaries,) what the last released gradient says about them.
-    """
-
-    inner: Any
-    canaries: Array
+    inner: Any  # the optimizer's own state
+    canaries: Array  # (num_canaries,) what the last released gradient says about them
 
 
 def recording(

@@ -178,13 +178,8 @@ def best_event(
     A choice, not a bound: it takes a normal distribution in place of the exact ones,
     and must be followed by counts of fresh draws.
 
-    Args:
-      events: direction -> (k,) counts of each of its events among ``num_draws`` draws
-        where it is likely, and (k,) counts, or estimates of them, where it is not.
-      num_draws: of each.
-      num_later: draws of each that are going to be counted.
-      delta: in [0, 1).
-      error: in (0, 1/2], of the bound to come.
+    Events are direction -> (k,) counts among ``num_draws`` where each is likely, and
+    (k,) counts, or estimates of them, where it is not; ``num_later`` are to be counted.
     """
     scale, found = num_later / num_draws, []
     for direction, counts in events.items():

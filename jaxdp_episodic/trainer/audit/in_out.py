@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 import optax
 
-from jaxdp_episodic.accountant.describe.designs import (
-    IndependentEpisodes,
-    epoch_scheme,
-)
+from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes, epoch_scheme
 from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,
     ShuffledEpochs,
@@ -27,11 +24,9 @@ from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.audit.canaries import Canaries, CanaryLearner, recording
 from jaxdp_episodic.trainer.audit.canary_losses import canary_losses
 from jaxdp_episodic.trainer.audit.simulation import log_likelihood_ratio
-from jaxdp_episodic.trainer.audit.worst_case import (
-    blocks_of_run,
-    worst_case,
-)
+from jaxdp_episodic.trainer.audit.worst_case import blocks_of_run, worst_case
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.assemble import Tables, run_parts, statistics_of
 from jaxdp_episodic.trainer.run.trainer import Trainer
@@ -52,10 +47,11 @@ class Training:
       budget: the claim: its step, its delta and its number of steps.
       shots: support examples.
       optimizer: of the run.
-      l2_clip_norm: C.
+      l2_clip_norm: C; of the first step, if it follows a quantile.
       normalizer: or None.
       block_size: or None.
       noise: "discrete" or "gaussian".
+      clipping: or None.
       start: makes the private statistics of a table that the run begins with, the
         budget's ``before``; None: it does not.
       make_trainer: the trainer, or one with a fault that an audit should find.
@@ -71,16 +67,12 @@ class Training:
     normalizer: float | None = None
     block_size: int | None = None
     noise: str = DISCRETE
+    clipping: ClippingConfig | None = None
     start: Callable[[ExampleTable], PrivateStatistics] | None = None
     make_trainer: Callable[..., Trainer] = Trainer
 
     def trainer(self, data: ExampleTable, *, num_steps: int) -> Trainer:
-        """Returns the unseeded trainer on other data, with the same noise.
-
-        Args:
-          data: the canaries' table, with some of them in.
-          num_steps: of the run.
-        """
+        """Returns the unseeded trainer on the canaries' table, with the same noise."""
         parts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         make, start = parts.pop("make_trainer"), self.start
         parts |= {
@@ -201,9 +193,10 @@ def released_ratios(
     if training.start is not None:
         statistics = MarkedStatistics(training.start, data)
         shape, kind = (statistics.dimensions - 1,), "float32"
-    learner = CanaryLearner(
-        training.learner, shape, kind, canaries.number, training.l2_clip_norm
-    )
+    longest = training.l2_clip_norm
+    if training.clipping is not None:
+        _, longest = training.clipping.bounds(longest)
+    learner = CanaryLearner(training.learner, shape, kind, canaries.number, longest)
     marked = dataclasses.replace(
         training,
         learner=learner,
@@ -213,7 +206,7 @@ def released_ratios(
     )
     trainer = marked.trainer(data, num_steps=num_steps)
     step = trainer.budget.step
-    deviation = training.l2_clip_norm * float(step.noise_multiplier)
+    deviation = trainer.noise_deviation
     released = []
     first = len(training.budget.before)
     for taken in _steps_of(trainer, on_step):
@@ -222,6 +215,7 @@ def released_ratios(
         state: Any = trainer.state.optimizer_state
         sums = np.asarray(state.canaries, np.float64) * trainer.normalizer
         released.append(sums / deviation)
+        deviation = trainer.noise_deviation  # of the next one
     is_shuffled = isinstance(epoch_scheme(step.design), ShuffledEpochs)
     if is_shuffled and canaries.number == 1:
         # All of a batch but the canary contribute the opposite.

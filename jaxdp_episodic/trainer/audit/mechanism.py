@@ -174,14 +174,8 @@ def audit_branches(
 ) -> EpsilonBound:
     """Returns a lower bound of the epsilon of a run given as tables.
 
-    Args:
-      run: what can happen in a step (or block), and how many such there are.
-      delta: in (0, 1).
-      num_draws: with the unit and without, those that choose the event included.
-      reach: largest loss that can be a threshold, > 0.
-      key: typed key.
-      confidence: of the bound.
-      on_draws: see `audit_mechanism`.
+    Each table is of a step (or block), with how many such there are. ``reach`` is the
+    largest loss that can be a threshold; ``num_draws`` include those that choose it.
     """
     parts = [make_part(branches, count) for branches, count in run]
     keys = jax.random.split(key, 4)

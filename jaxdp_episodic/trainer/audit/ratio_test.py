@@ -47,15 +47,8 @@ def score(
     with ``hits`` and decreases with ``false_hits``: an order of all outcomes, and an
     *estimate* of the bound that `log_ratio_bound` gives.
 
-    Args:
-      hits: (...,) counts of the event where it is likely; need not be whole.
-      false_hits: (...,) counts where it is not.
-      num_draws: of each.
-      delta: in [0, 1).
-      error: in (0, 1/2].
-
-    Returns:
-      (...,) >= 0; 0 where the counts show nothing.
+    The counts, (...,), need not be whole; delta lies in [0, 1), the error in (0, 1/2].
+    0 where they show nothing.
     """
     z = _quantile(error)
     x, y = np.asarray(hits, np.float64), np.asarray(false_hits, np.float64) + 1

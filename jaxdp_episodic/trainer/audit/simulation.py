@@ -81,44 +81,27 @@ NUM_BINS = 2048  # of a histogram of losses, by which the threshold is chosen
 
 
 class Tables(NamedTuple):
-    """A `Branches` as the kernel takes it; float32 but for the 32-bit cuts.
+    """A `Branches` as the kernel takes it; float32 but for the 32-bit cuts."""
 
-    Attributes:
-      cuts: (c,) uint32; which branch is taken is the number of cuts at or below a
-        random word. The first is the chance that the outer unit is not drawn.
-      shifts: (2, c) mean of the release in every branch, with and without the unit.
-      means: (d,) all different means but 0.
-      weights: (2, d + 1) their chances with and without the unit, that of 0 first.
-      mirror: see `Branches`.
-      multiplier_cuts: (k - 1,) uint32.
-      multipliers: (k,).
-    """
-
+    # (c,) uint32; which branch is taken is the number of cuts at or below a random
+    # word. The first is the chance that the outer unit is not drawn.
     cuts: Any
-    shifts: Any
-    means: Any
-    weights: Any
-    mirror: Any
-    multiplier_cuts: Any
-    multipliers: Any
+    shifts: Any  # (2, c) mean of the release in every branch, with and without the unit
+    means: Any  # (d,) all different means but 0
+    weights: Any  # (2, d + 1) their chances with and without the unit, that of 0 first
+    mirror: Any  # see `Branches`
+    multiplier_cuts: Any  # (k - 1,) uint32
+    multipliers: Any  # (k,)
 
 
 class Part(NamedTuple):
-    """Equal steps of a run, or equal blocks of epochs.
+    """Equal steps of a run, or equal blocks of epochs."""
 
-    Attributes:
-      tables: of one step.
-      number: how many of them.
-      is_mirrored: see `Branches`.
-      block: see `Branches`, as ``taken``.
-      taken: 1 for steps.
-    """
-
-    tables: Tables
-    number: int
-    is_mirrored: bool
-    block: int = 1
-    taken: int = 1
+    tables: Tables  # of one step
+    number: int  # how many of them
+    is_mirrored: bool  # see `Branches`
+    block: int = 1  # see `Branches`, as ``taken``
+    taken: int = 1  # 1 for steps
 
 
 def make_part(branches: Branches, number: int) -> Part:
@@ -171,17 +154,9 @@ def tallied(
 ) -> tuple[np.ndarray, int]:
     """Returns a tally of the losses of ``num_draws`` runs, and their exact number.
 
-    Args:
-      parts: the run.
-      key: typed key; to count by thresholds, not that of the draws that chose them.
-      num_draws: runs to simulate; rounded up to whole passes of all generators.
-      tally: `histogram` or `exceedances`.
-      edges: of the tally.
-      with_unit: whether the unit is in.
-      on_draws: is told after every call of the kernel how many were simulated.
-
-    Returns:
-      ``((k,) int64, int)``.
+    The key is typed; to count by thresholds, not that of the draws that chose them.
+    ``num_draws`` are rounded up to whole passes of all generators; ``on_draws`` is told
+    after every call of the kernel how many were simulated.
     """
     streams = 1 << max(0, math.ceil(math.log2(max(num_draws / 2, 1))))
     streams = min(_MOST_STREAMS, streams)
@@ -209,11 +184,8 @@ def tallied(
 def log_likelihood_ratio(branches: Branches, release: np.ndarray) -> np.ndarray:
     """Returns the log-likelihood ratio of releases, with the unit against without it.
 
-    Given that the outer unit was drawn.
-
-    Args:
-      branches: not mirrored, without multipliers.
-      release: (...,) in noise deviations; of a block (..., taken), those of its steps.
+    Given that the outer unit was drawn, of branches that are not mirrored and without
+    multipliers. Releases (...,) are in noise deviations; of a block (..., taken).
     """
     release = np.asarray(release, np.float64)[..., None]
     axes = (-2, -1) if branches.block > 1 else -1

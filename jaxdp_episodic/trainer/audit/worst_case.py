@@ -48,33 +48,26 @@ class Branches(NamedTuple):
 
     Or in one block of an epoch, in one step of which the unit takes part: the others
     are as if the mean were 0, and the table is of the step that the unit is given.
-
-    Attributes:
-      outer_rate: chance that the unit above the clip level is drawn. Its other
-        contributions show whether it was, so a step without it reveals nothing.
-      weight: (c,) chances, given that it was; they add up to 1.
-      with_unit: (c,) mean of the release with the unit, in noise deviations.
-      without_unit: (c,) the same without it, or with another content in its place.
-      mirror: the release at which both are equally likely; used if ``is_mirrored``.
-      multiplier: (k,) by which all means are multiplied; the draw of it is visible.
-      multiplier_weight: (k,) its probabilities.
-      is_mirrored: a dominating pair whose two directions are alike: each of the two
-        distributions has the losses above 0 of the table's forward direction, and
-        below 0 mirrored those of the other.
-      block: steps of which one is the unit's, all alike.
-      taken: how many of them are taken, the first ones.
     """
 
+    # Chance that the unit above the clip level is drawn. Its other contributions show
+    # whether it was, so a step without it reveals nothing.
     outer_rate: float
-    weight: np.ndarray
-    with_unit: np.ndarray
+    weight: np.ndarray  # (c,) chances, given that it was; they add up to 1
+    with_unit: np.ndarray  # (c,) mean of the release with the unit, in noise deviations
+    # (c,) the same without it, or with another content in its place.
     without_unit: np.ndarray
+    # The release at which both are equally likely; used if ``is_mirrored``.
     mirror: float
+    # (k,) by which all means are multiplied; the draw of it is visible.
     multiplier: np.ndarray
-    multiplier_weight: np.ndarray
+    multiplier_weight: np.ndarray  # (k,) its probabilities
+    # A dominating pair whose two directions are alike: each of the two distributions
+    # has the losses above 0 of the table's forward direction, and below 0 mirrored
+    # those of the other.
     is_mirrored: bool
-    block: int = 1
-    taken: int = 1
+    block: int = 1  # steps of which one is the unit's, all alike
+    taken: int = 1  # how many of them are taken, the first ones
 
 
 def worst_case(step: GaussianStep, path: int = 0) -> Branches:
@@ -85,12 +78,8 @@ def worst_case(step: GaussianStep, path: int = 0) -> Branches:
     Elsewhere, and for many steps, the claim is that of a dominating pair which no data
     set need reach: there the table is a *lower bound* of the worst case.
 
-    Args:
-      step: one setting; all fields scalars.
-      path: which of the distinct paths of the step's population.
-
-    Raises:
-      NotImplementedError: more contributions of one unit than a table can have.
+    Of one setting and one of its distinct paths. More contributions of one unit than a
+    table can have raise `NotImplementedError`.
     """
     shift = 1 / float(step.noise_multiplier)
     if step.privacy_unit == PERSON:
@@ -142,11 +131,8 @@ def tables_of_run(
 ) -> list[tuple[Branches, int]]:
     """Returns the tables of a run of one step, of epochs by block, and their counts.
 
-    Args:
-      make: `worst_case` or `dominating_branches`.
-      step: one setting; all fields scalars.
-      num_steps: of the run. The last epoch may be a part, fixed in advance.
-      path: which of the distinct paths of the step's population.
+    By `worst_case` or `dominating_branches`; the last epoch may be a part, fixed in
+    advance.
     """
     table, scheme = make(step, path), epoch_scheme(step.design)
     if scheme is None:

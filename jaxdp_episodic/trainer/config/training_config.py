@@ -9,21 +9,17 @@ from typing import Any, ClassVar, Self
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
-)
-from jaxdp_episodic.accountant.describe.spec import (
-    Spec,
-    check_flags,
-    set_whole_numbers,
-)
+from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.spec import Spec, check_flags, set_whole_numbers
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_parts import (
     CLOSED_FORM,
     CONV_CLASSIFIER,
     EMBEDDINGS,
     MLP_KIND,
+    NORMALIZE,
     PLDA,
+    ClippingConfig,
     FeaturesConfig,
     LearnerConfig,
     ModelConfig,
@@ -43,6 +39,8 @@ NOISES = (DISCRETE, GAUSSIAN)
 """What can be added to a sum: the hardened discrete noise, or float64 Gaussian noise.
 """
 
+# Parts that a config may leave out.
+_OPTIONAL = ("evaluation", "start", "model", "people", "clipping")
 _MOST_EPISODES = 10**7  # that an untrusted config may ask of an evaluation
 
 
@@ -104,7 +102,9 @@ class TrainingConfig(Spec):
       features: fixed features in place of the examples' own.
       start: private statistics that the run begins with; None: none.
       optimizer: of the outer loop.
-      l2_clip_norm: bound of each clip unit's gradient.
+      l2_clip_norm: bound of each clip unit's gradient; where it follows a quantile, in
+        the first step; of "normalize" 1 by default.
+      clipping: what is made of the bound; None: longer gradients are scaled to it.
       normalizer: public divisor of the noised sum; see `Trainer`.
       block_size: clip units computed in one call; see `Trainer`.
       evaluation: on held-out data; None: none.
@@ -122,6 +122,7 @@ class TrainingConfig(Spec):
         "features": (FeaturesConfig,),
         "start": (StartConfig,),
         "optimizer": (OptimizerConfig,),
+        "clipping": (ClippingConfig,),
         "evaluation": (EvaluationConfig,),
     }
 
@@ -132,6 +133,7 @@ class TrainingConfig(Spec):
     learner: LearnerConfig
     model: ModelConfig | None = None
     l2_clip_norm: float | None = None
+    clipping: ClippingConfig | None = None
     start: StartConfig | None = None
     people: PeopleConfig | None = None
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
@@ -224,7 +226,7 @@ class TrainingConfig(Spec):
 
     def _check_statistics_alone(self, kind: str) -> None:
         """Refuses what a run of private statistics has no use for."""
-        names = ("model", "l2_clip_norm", "num_steps", "normalizer")
+        names = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
         given = [name for name in names if getattr(self, name) is not None]
         given += ["step.noise_multiplier"] * (self.step.noise_multiplier is not None)
         if given:
@@ -237,10 +239,15 @@ class TrainingConfig(Spec):
 
     def _check_steps(self, kind: str) -> None:
         """Refuses a run of gradient steps without what they need."""
+        kind_of_clipping = None if self.clipping is None else self.clipping.kind
+        if self.l2_clip_norm is None and kind_of_clipping == NORMALIZE:
+            object.__setattr__(self, "l2_clip_norm", 1.0)
         for name in ("model", "l2_clip_norm"):
             if getattr(self, name) is None:
                 raise ValueError(f"{name} must be given with learner.kind={kind!r}")
-        assert self.model is not None
+        assert self.model is not None and self.l2_clip_norm is not None
+        if self.clipping is not None:
+            self.clipping.bounds(self.l2_clip_norm)
         fits = (*(EMBEDDINGS if kind == "protonet" else (CONV_CLASSIFIER,)), MLP_KIND)
         if self.model.kind not in fits:  # its outputs are not what the learner takes
             raise ValueError(
@@ -258,7 +265,7 @@ class TrainingConfig(Spec):
         """Refuses a part of the run that is none of its specs, such as a list."""
         for name, classes in self.nested_specs.items():
             part = getattr(self, name)
-            if part is None and name in ("evaluation", "start", "model", "people"):
+            if part is None and name in _OPTIONAL:
                 continue
             if not isinstance(part, classes):
                 names = " or ".join(cls.__name__ for cls in classes)

@@ -51,6 +51,21 @@ _LARGEST_SEED = 2**31 - 1  # of NNX
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _SCHEDULES = ("constant", "cosine")
 
+FIXED = "fixed"
+QUANTILE = "quantile"
+NORMALIZE = "normalize"
+CLIPPINGS = (FIXED, QUANTILE, NORMALIZE)
+# Of a clip norm that follows a quantile, by default in units of the one it begins with.
+_LOWEST = 1e-3
+_HIGHEST = 1e3
+# Range of its bounds: within that of any clip norm, rounded to float32 or not.
+_LEAST_NORM = 1e-12
+_MOST_NORM = 1e12
+# Range of the count's noise. Below it, the gradient's noise grows by more than twice;
+# above, there were few of the grid's steps left to count in (60 at the end).
+_LEAST_COUNT_NOISE = 0.3
+_MOST_COUNT_NOISE = 500.0
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PeopleConfig(Spec):
@@ -235,6 +250,86 @@ class OptimizerConfig(Spec):
                 raise ValueError(
                     f"noise_floor goes with kind='adam' only, got kind={self.kind!r}"
                 )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClippingConfig(Spec):
+    """What is made of contributions by the clip norm C, and what C is.
+
+    Epsilon is the same for all kinds, under every relation: a contribution is at most C
+    long. Of "quantile" each step also releases, with noise, how many contributions were
+    at most C long, and the next step has ``C exp(-rate (share - quantile))``.
+
+    Attributes:
+      kind: "fixed": longer contributions are scaled down to C, which stays as it is;
+        "quantile": C follows a quantile of the contributions' norms; "normalize": all
+        are scaled to norm C, up or down, and only zero stays zero.
+      quantile: of "quantile", as the rest: the share of contributions, in (0, 1), that
+        are to be at most C long.
+      rate: > 0, at most 10; how fast C follows.
+      count_noise: r: the count has r times the gradient's noise multiplier. Joined to
+        it, the gradient needs sqrt(1 + 1 / (4 r^2)) times the noise: 0.12 % more for
+        10. In [0.3, 500].
+      minimum: least C. None: 1/1,000 of the first.
+      maximum: greatest C. None: 1,000 times the first.
+
+    Reference:
+      Andrew, Thakkar, McMahan, Ramaswamy (2021). Differentially private learning with
+      adaptive clipping. arXiv:1905.03871, Theorem 1.
+    """
+
+    kind: str = QUANTILE
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 10.0
+    minimum: float | None = None
+    maximum: float | None = None
+
+    def __post_init__(self) -> None:
+        _validation.choice("kind", self.kind, CLIPPINGS)
+        _set_in(self, "quantile", 0.0, 1.0, is_open=True)
+        _set_in(self, "rate", 0.0, 10.0)
+        if not self.rate:
+            raise ValueError(f"rate must be > 0, got {self.rate!r}")
+        _set_in(self, "count_noise", _LEAST_COUNT_NOISE, _MOST_COUNT_NOISE)
+        for name in ("minimum", "maximum"):
+            if getattr(self, name) is not None:
+                _set_in(self, name, _LEAST_NORM, _MOST_NORM)
+
+    @property
+    def counts(self) -> bool:
+        """True if each step releases how many contributions were short."""
+        return self.kind == QUANTILE
+
+    def bounds(self, l2_clip_norm: float) -> tuple[float, float]:
+        """Returns the least and the greatest C of a run that begins with this one.
+
+        Raises:
+          ValueError: it is not between them.
+        """
+        if not self.counts:
+            return l2_clip_norm, l2_clip_norm
+        low, high = self.minimum, self.maximum
+        low = max(_LOWEST * l2_clip_norm, _LEAST_NORM) if low is None else low
+        high = min(_HIGHEST * l2_clip_norm, _MOST_NORM) if high is None else high
+        if not low <= l2_clip_norm <= high:
+            raise ValueError(
+                f"l2_clip_norm must lie in [{low:g}, {high:g}], between minimum and "
+                f"maximum of its clipping, got {l2_clip_norm:g}"
+            )
+        return low, high
+
+
+def _set_in(
+    spec: Spec, name: str, low: float, high: float, *, is_open: bool = False
+) -> None:
+    """Checks a field of a frozen spec: one number in a range, with its ends or not."""
+    value = getattr(spec, name)
+    number = _validation.single(name, _validation.real_array(name, value))
+    if not low <= number <= high or (is_open and number in (low, high)):
+        ends = f"({low:g}, {high:g})" if is_open else f"[{low:g}, {high:g}]"
+        raise ValueError(f"{name} must lie in {ends}, got {value!r}")
+    object.__setattr__(spec, name, float(number))
 
 
 def checked_decay(decay: Any) -> float:

@@ -15,13 +15,8 @@ from jaxdp_episodic.accountant.describe.designs import (
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.accountant.describe.schemes import (
-    Scheme,
-    WithoutReplacement,
-)
-from jaxdp_episodic.accountant.describe.spec import (
-    Spec,
-)
+from jaxdp_episodic.accountant.describe.schemes import Scheme, WithoutReplacement
+from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
 

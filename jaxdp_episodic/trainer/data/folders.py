@@ -131,25 +131,16 @@ def load_mini_imagenet(
 
 
 class Images(NamedTuple):
-    """Images that were found in folders, and the units that they lie in.
+    """Images that were found in folders, and the units that they lie in."""
 
-    Attributes:
-      paths: R files.
-      units: level name -> (R,) ids, top level first.
-      public_units: ids of the only level, those without images too; else None.
-      size: side to which images are brought; None: they are all alike.
-      grey: one channel in place of three.
-      invert: ink, not paper, is 1.
-      owners: whose they are; None: not known.
-    """
-
-    paths: list[Path]
-    units: dict[str, np.ndarray]
+    paths: list[Path]  # R files
+    units: dict[str, np.ndarray]  # level name -> (R,) ids, top level first
+    # Ids of the only level, those without images too; else None.
     public_units: list[str] | None
-    size: int | None
-    grey: bool
-    invert: bool
-    owners: Owners | None = None
+    size: int | None  # side to which images are brought; None: they are all alike
+    grey: bool  # one channel in place of three
+    invert: bool  # ink, not paper, is 1
+    owners: Owners | None = None  # whose they are; None: not known
 
     def table(self, features: Any) -> ExampleTable:
         """Returns the table of what there is for each image."""

@@ -137,9 +137,8 @@ class Owners:
     ) -> PeopleStatistics:
         """Returns how many examples, classes and tasks people are in.
 
-        Args:
-          classes: (R,) index of each example's class; None: there are none.
-          tasks: (R,) that of the unit above the class; None: there are none.
+        By the (R,) index of each example's class, and of the unit above that; None:
+        there are none.
         """
         person = np.unique(self.codes, return_inverse=True)[1].reshape(-1)
         number = int(person.max(initial=-1)) + 1

@@ -48,24 +48,17 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The records of one split, as they come.
+    """The records of one split, as they come."""
 
-    Attributes:
-      numbers: the table that they make, its features the records' numbers, from 0 in
-        the order in which they come.
-      dtype: of what is stored of each.
-      shape: of it.
-      encoding: see `StoredFeatures`.
-      batches: yields what is stored, (n, *shape), from a given record.
-      stamp: plain values that differ where the source does.
-    """
-
+    # The table that they make, its features the records' numbers, from 0 in the order
+    # in which they come.
     numbers: ExampleTable
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    encoding: str | None
+    dtype: np.dtype  # of what is stored of each
+    shape: tuple[int, ...]  # of it
+    encoding: str | None  # see `StoredFeatures`
+    # Yields what is stored, (n, *shape), from a given record.
     batches: Callable[[int], Iterator[np.ndarray]]
-    stamp: Any
+    stamp: Any  # plain values that differ where the source does
 
     @property
     def row_shape(self) -> tuple[int, ...]:

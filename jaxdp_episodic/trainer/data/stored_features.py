@@ -73,14 +73,8 @@ class StoredFeatures:
     def codes(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Returns what the file has of some examples, and zeros where masked.
 
-        Args:
-          rows: (...) integers in [0, R); read where the mask is.
-          mask: (...) bool.
-
-        Raises:
-          OSError: the disk fails.
-          ValueError: the file is shorter than it was, or holds a number that is not
-            finite.
+        Rows (...) are in [0, R), and read where the mask is. A file that is shorter
+        than it was, or a number that is not finite, is a `ValueError`.
         """
         codes = np.zeros((*mask.shape, *self.shape[1:]), self._column.dtype)
         flat = codes.reshape(mask.size, *self.shape[1:])

@@ -165,11 +165,8 @@ class ExampleTable:
     def take(self, rows: np.ndarray) -> ExampleTable:
         """Returns the table of some examples; units that lose all of theirs stay.
 
-        Args:
-          rows: (n,) integers in [0, R), in ascending order; one may be there twice.
-
-        Raises:
-          ValueError: rows in another order, in which no tree has them.
+        ``rows`` are (n,) in ascending order, one may be there twice; in another order
+        no tree has them, a `ValueError`.
         """
         if np.any(np.diff(rows) < 0):
             raise ValueError("rows must be in ascending order")
@@ -260,13 +257,10 @@ class ExampleTable:
 
 
 def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
-    """Returns, for each unit of a level, the id of the unit above it of another level.
+    """Returns, for each unit of the level ``bottom``, the id of the unit above it.
 
-    Args:
-      tree: the tree.
-      level: the level of the ids, counted from 1 at the top; where it has none, their
-        indices.
-      bottom: the level of the units, not above ``level``.
+    That is one of ``level``, counted from 1 at the top, or its index where it has no
+    ids.
     """
     ids = (tree.unit_ids or ())[level - 1 : level]
     labels = ids[0] if ids else np.arange(tree.num_units(level))

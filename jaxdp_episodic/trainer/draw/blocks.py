@@ -29,15 +29,9 @@ def random_blocks(
 ) -> np.ndarray:
     """Returns a fresh partition of the list of people, one row for each episode.
 
-    Args:
-      design: its fields scalars.
-      num_known: people who are in the data; they stand first on the list.
-      generator: source of randomness.
-
-    Returns:
-      (episodes, people a block) int64 places on the list, -1 for somebody who is not in
-      the data; the episodes of one block are neighbours. A remainder of people is in no
-      block.
+    (episodes, people a block) int64 places on the list, -1 for somebody beyond the
+    ``num_known`` who are in the data and stand first on it; the episodes of one block
+    are neighbours. A remainder of people is in no block.
     """
     size, number = int(np.asarray(design.people_per_block)), _number(design)
     order = generator.permutation(int(np.asarray(design.num_people)))
@@ -72,30 +66,21 @@ class BlockRows:
 
 @dataclass(frozen=True, eq=False)
 class BlockExamples:
-    """What an episode shows of its block: classes, and examples of each.
+    """What an episode shows of its block: classes, and examples of each."""
 
-    Attributes:
-      slots: public number of slots for examples of a class in a block, among which are
-        drawn, filled or not; None: an episode draws among the classes that have enough
-        examples in its block.
-      ways: classes an episode.
-      size: examples of each of its classes.
-      num_classes: of all.
-      leaves_null: whether an episode with an unfilled slot has to contribute zero.
-      starts: (P * C + 1,) int64, first place in ``order`` of each person's examples of
-        each class.
-      order: (R,) the examples, person by person, class by class.
-      classes: (R,) the class of each of these.
-    """
-
+    # Public number of slots for examples of a class in a block, among which are drawn,
+    # filled or not; None: an episode draws among the classes that have enough examples
+    # in its block.
     slots: int | None
-    ways: int
-    size: int
-    num_classes: int
-    leaves_null: bool
+    ways: int  # classes an episode
+    size: int  # examples of each of its classes
+    num_classes: int  # of all
+    leaves_null: bool  # whether an episode with an unfilled slot has to contribute zero
+    # (P * C + 1,) int64, first place in ``order`` of each person's examples of each
+    # class.
     starts: np.ndarray
-    order: np.ndarray
-    classes: np.ndarray
+    order: np.ndarray  # (R,) the examples, person by person, class by class
+    classes: np.ndarray  # (R,) the class of each of these
 
     @classmethod
     def of(
@@ -161,9 +146,7 @@ class BlockExamples:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns examples, mask and who drew a null, as `fill_slots` does.
 
-        Args:
-          people: (J, people a block) places on the list, -1 for somebody without data.
-          generator: source of randomness.
+        Of people (J, people a block), places on the list; -1: somebody without data.
         """
         shape = len(people), *self.widths
         if self.slots is None:

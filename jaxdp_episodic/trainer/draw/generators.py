@@ -28,12 +28,7 @@ def generator(key: bytes) -> np.random.Generator:
     Whoever sees part of the stream, and not the key, cannot tell the rest from fair
     coins by any attack known.
 
-    Args:
-      key: 32 secret bytes, used for nothing else.
-
-    Raises:
-      TypeError: no bytes.
-      ValueError: another number of them.
+    The key has 32 secret bytes, used for nothing else; what else is refused.
 
     Reference: Bernstein (2008), "ChaCha, a variant of Salsa20"; RFC 8439.
     """
@@ -71,9 +66,7 @@ class Keys:
     def new(self, purpose: str, number: int) -> bytes:
         """Returns 32 bytes for one use, which the caller sees to.
 
-        Args:
-          purpose: a word, such as "draw" or "noise".
-          number: of the step, or of the epoch.
+        The purpose is a word, such as "draw", the number that of the step or epoch.
         """
         if not self.is_seeded:
             return secrets.token_bytes(KEY_BYTES)

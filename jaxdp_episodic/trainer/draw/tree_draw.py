@@ -173,22 +173,16 @@ NO_UNIT = -1  # index of the unit of a row that was formed in the draw
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """One level of a real tree and the scheme that draws its units.
+    """One level of a real tree and the scheme that draws its units."""
 
-    Attributes:
-      scheme: with scalar fields.
-      counts: number of children, or of slots for them, that are drawn from, for each
-        unit of the level above.
-      starts: index of the first of these children among all units of this level.
-      filled: number of them that exist; what is drawn beyond them is null.
-      has_slots: whether ``counts`` are a public number of slots, not the children.
-    """
-
-    scheme: Scheme
+    scheme: Scheme  # with scalar fields
+    # Number of children, or of slots for them, that are drawn from, for each unit of
+    # the level above.
     counts: np.ndarray
+    # Index of the first of these children among all units of this level.
     starts: np.ndarray
-    filled: np.ndarray
-    has_slots: bool
+    filled: np.ndarray  # number of them that exist; what is drawn beyond them is null
+    has_slots: bool  # whether ``counts`` are a public number of slots, not the children
 
     @property
     def width(self) -> int:
@@ -213,14 +207,9 @@ class Level:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draws children of each of the units, which may repeat.
 
-        Args:
-          units: (n,) indices among the units of the level above; -1 for a null one,
-            which has no children.
-          generator: source of randomness.
-
-        Returns:
-          (m,) indices of the children among the units of this level, -1 for null ones,
-          and (m,) which of the n units each belongs to, in the order of `Children`.
+        Units (n,) are indices in the level above; -1 for a null one, which has no
+        children. Returns (m,) indices of the children in this level, -1 for null ones,
+        and (m,) which of the n units each belongs to, in the order of `Children`.
         """
         counts = np.append(self.counts, 0)[units]  # the last one of the null unit
         if isinstance(self.scheme, Poisson):
@@ -297,16 +286,11 @@ def fill_slots(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws everything below the given units.
 
-    Args:
-      starts: (J, ...) units of the level above the first of ``levels``, -1 for null.
-      levels: the levels below, () if there are none.
-      generator: source of randomness.
-
-    Returns:
-      (*starts.shape, *widths of the levels) int64 indices among the units of the last
-      level, 0 where nobody was drawn, and the mask of those that were. A drawn unit
-      has the first free slot of its axis, also where nobody is drawn below it. And
-      (J,) whether a null was drawn.
+    ``starts`` (J, ...) are units of the level above the first of ``levels``, -1 for
+    null. Returns (*starts.shape, *widths of the levels) int64 indices among the units
+    of the last level, 0 where nobody was drawn, and the mask of those that were: a
+    drawn unit has the first free slot of its axis, also where nobody is drawn below it.
+    And (J,) whether a null was drawn.
     """
     shape = (*starts.shape, *(level.width for level in levels))
     units, slot = starts.reshape(-1), np.arange(starts.size)

@@ -1,4 +1,4 @@
 """What leaves a step: clipped, summed, noised.
 
-Doors: `noise`, `precision`, `private_gradient`, `processes`.
+Doors: `clip_norm`, `noise`, `precision`, `private_gradient`, `processes`.
 """

@@ -1,7 +1,8 @@
-"""Clipping: one contribution, scaled to an l2-norm of at most C."""
+"""One contribution, scaled to an l2-norm of at most C: clipped, or normalized."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,12 +37,39 @@ def clip_by_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Ar
       before clipping (0 where not finite, ``inf`` above the type's range), and whether
       every entry was finite.
     """
+    return _scaled(
+        contribution, l2_clip_norm, lambda full, _, scale: jnp.minimum(full, scale)
+    )
+
+
+def scale_to_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, Array]:
+    """Scales a contribution to an l2-norm of C, but for a margin of 1e-5, never above.
+
+    Zero stays zero, and what is too short to be measured becomes zero: of float32
+    numbers below about 1e-40. So does what is not finite. Arguments and what is
+    returned are those of `clip_by_norm`; the norm is that before scaling.
+    """
+
+    def factor(full: Array, relative: Array, scale: Array) -> Array:
+        is_measured = relative * relative > _SMALL[relative.dtype.name]
+        return jnp.where(is_measured, full, 0.0)
+
+    return _scaled(contribution, l2_clip_norm, factor)
+
+
+def _scaled(
+    contribution: Any, l2_clip_norm: Array, factor_of: Callable[..., Array]
+) -> tuple[Any, Array, Array]:
+    """A contribution times ``factor_of(full, relative, scale) / scale``.
+
+    ``full`` makes it as long as is allowed; ``relative`` is its norm in units of scale.
+    """
     dtype = training_dtype(contribution)
     leaves = [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(contribution)]
     scale, relative, finite = _measured(leaves)
     bound = jnp.asarray(l2_clip_norm, dtype) * (1 - _MARGIN)
     # Each of the two factors is in range; their product may not be.
-    unit, factor = 1 / scale, jnp.minimum(bound / relative, scale)
+    unit, factor = 1 / scale, factor_of(bound / relative, relative, scale)
     leaves = [jnp.where(finite, leaf * unit * factor, 0.0) for leaf in leaves]
     norm = jnp.where(finite, scale * relative, 0.0)
     return jax.tree.unflatten(jax.tree.structure(contribution), leaves), norm, finite

@@ -38,7 +38,7 @@ class Noise:
     Args:
       kind: "discrete" or "gaussian".
       noise_multiplier: that it was drawn for.
-      leaves: of the gradient, each (...): int64 grid steps, or float64 clip norms.
+      leaves: of what is released, each (...): int64 grid steps, or float64 clip norms.
     """
 
     def __init__(

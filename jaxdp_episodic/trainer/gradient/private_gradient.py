@@ -6,6 +6,9 @@ Units are worked off one after the other, so memory does not grow with the batch
 there are several devices each takes its share of every block. Noise is added once,
 after the sum over blocks, devices and processes, by the first process.
 
+Where the clip norm follows a quantile, a count of the contributions that were not
+clipped is summed and released with the gradient: see `clip_norm`.
+
 Contributions are float32, or float64 where a parameter is: see `precision`. Noise is
 drawn and added by the host: see `noise`, and `discrete_noise` for the default.
 """
@@ -25,9 +28,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
+from jaxdp_episodic.trainer.config.training_parts import (
+    FIXED,
+    NORMALIZE,
+    ClippingConfig,
+)
 from jaxdp_episodic.trainer.draw.generators import generator
-from jaxdp_episodic.trainer.gradient import discrete_noise
-from jaxdp_episodic.trainer.gradient.clipping import clip_by_norm
+from jaxdp_episodic.trainer.gradient import clip_norm, discrete_noise
+from jaxdp_episodic.trainer.gradient.clipping import clip_by_norm, scale_to_norm
 from jaxdp_episodic.trainer.gradient.noise import Noise, checked_noise, drawn_noise
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.gradient.processes import all_processes
@@ -36,14 +44,22 @@ _AXIS = "shard"
 
 
 class Totals(NamedTuple):
-    """Sums over the units so far; all but ``gradient`` are private diagnostics."""
+    """Sums over the units so far; all but the first two are private diagnostics."""
 
     gradient: Any
+    votes: Array
     loss: Array
     norm: Array
     clipped: Array
     not_finite: Array
     units: Array
+
+
+class Counted(NamedTuple):
+    """What a step releases where the clip norm follows a quantile."""
+
+    gradient: Any  # pytree, noised
+    share: Any  # of the contributions that were at most C long, noised; float32 scalar
 
 
 class PrivateGradient:
@@ -61,6 +77,7 @@ class PrivateGradient:
         smallest for episodes on a CPU; for single examples take 32 or more. With
         discrete noise one is taken, so that no unit changes how another's are rounded.
       noise: "discrete", hardened against attacks on low-order bits, or "gaussian".
+      clipping: what is made of contributions; None: longer ones are clipped.
 
     Raises:
       ValueError: another noise.
@@ -73,17 +90,21 @@ class PrivateGradient:
         devices: Sequence[Any] | None = None,
         units_at_once: int = 1,
         noise: str = DISCRETE,
+        clipping: ClippingConfig | None = None,
     ) -> None:
         _validation.choice("noise", noise, NOISES)
         self._kind = noise
         self._is_discrete = noise == DISCRETE
+        self.clipping = clipping or ClippingConfig(kind=FIXED)
         self._processes = all_processes()
         chosen = list(devices) if devices is not None else jax.local_devices()[:1]
         self._mesh = Mesh(np.array(chosen), (_AXIS,))
         self._by_row = NamedSharding(self._mesh, PartitionSpec(_AXIS))
         self._everywhere = NamedSharding(self._mesh, PartitionSpec())
         at_once = 1 if self._is_discrete else units_at_once
-        self._add = _compiled_sum(loss, self._mesh, at_once, self._is_discrete)
+        normalizes = self.clipping.kind == NORMALIZE
+        settings = at_once, self._is_discrete, normalizes
+        self._add = _compiled_sum(loss, self._mesh, *settings)
 
     def on_devices(self, state: Any) -> Any:
         """Returns a pytree of arrays with a copy on every device that takes part."""
@@ -97,21 +118,33 @@ class PrivateGradient:
         Args:
           params: pytree of arrays, or of what has their shapes.
           key: 32 secret bytes, used for nothing else.
-          noise_multiplier: standard deviation of the noise in clip norms; 0 (no
-            privacy), or in [1e-18, 1e18]. Of discrete noise at most 10^6.
+          noise_multiplier: standard deviation of the noise in units of the longest
+            that a clip unit can give: the clip norm, or a bit more where what is given
+            has a count in it. 0 (no privacy), or in [1e-18, 1e18]; of discrete noise at
+            most 10^6.
 
         Raises:
           TypeError: a key that is no bytes, or a multiplier that is no number.
           ValueError: a key of another length, or a number out of range.
         """
         multiplier = checked_noise(noise_multiplier, self._kind)
-        steps = discrete_noise.GRID if self._is_discrete else 1
-        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
+        steps = clip_norm.longest(self.clipping)
+        steps *= discrete_noise.GRID if self._is_discrete else 1
+        shapes = self._shapes(params)
         sizes = [math.prod(shape) for shape in shapes]
         flat = drawn_noise(self._kind, steps * multiplier, sum(sizes), generator(key))
         parts = np.split(flat, np.cumsum(sizes)[:-1])
         leaves = [part.reshape(s) for part, s in zip(parts, shapes, strict=True)]
         return Noise(self._kind, multiplier, leaves)
+
+    def _shapes(self, params: Any) -> list[tuple[int, ...]]:
+        """Of a release: its gradient's leaves; with a count that behind them."""
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
+        return [*shapes, ()] if self.clipping.counts else shapes
+
+    def deviation(self, noise_multiplier: float) -> float:
+        """Returns the noise in each coordinate of the noised sum, in clip norms."""
+        return noise_multiplier * clip_norm.longest(self.clipping)
 
     def __call__(
         self,
@@ -137,13 +170,13 @@ class PrivateGradient:
             Masked rows behind the last drawn one of a device's share cost nothing.
           noise: of the method of that name, for this call alone. None in all processes
             but the first.
-          l2_clip_norm: C, in [1e-18, 1e18].
+          l2_clip_norm: C, in [1e-18, 1e18]. It must be known before the draw.
           noise_multiplier: that the noise was drawn for.
-          normalizer: public divisor, in [1e-18, 1e18].
+          normalizer: public divisor, in [1e-18, 1e18]; of a count, too.
 
         Returns:
           ``(gradient, diagnostics)``: of the structure of ``params``, float64 if one
-          of these is, else float32; and
+          of these is, else float32, in a `Counted` if there is a count; and
           ``num_units``, ``mean_loss``, ``mean_norm`` (before clipping),
           ``share_clipped``, ``num_not_finite`` (units whose gradient was not finite:
           they contribute zero), which are *private*.
@@ -165,10 +198,21 @@ class PrivateGradient:
         totals = self._sum(params, blocks, clip)
         if drawn is None:
             return None, {}
+        share = None
+        if self.clipping.counts:
+            share = clip_norm.released_share(
+                self.clipping,
+                totals.votes,
+                drawn.pop(),
+                divisor,
+                is_discrete=self._is_discrete,
+            )
         released = self._released(totals.gradient, drawn, float(clip), divisor)
         leaves = [x.astype(clip.dtype) for x in released]
         gradient = jax.tree.unflatten(jax.tree.structure(params), leaves)
-        return self.on_devices(gradient), _diagnostics(totals)
+        gradient = self.on_devices(gradient)
+        released = gradient if share is None else Counted(gradient, share)
+        return released, _diagnostics(totals)
 
     def _sum(self, params: Any, blocks: Sequence[Any], clip: np.ndarray) -> Totals:
         """The sums over all blocks, on the host of the first process."""
@@ -190,8 +234,7 @@ class PrivateGradient:
             raise TypeError(
                 f"noise must be made by PrivateGradient.noise, got {type(noise)}"
             )
-        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
-        return noise.taken(self._kind, multiplier, shapes)
+        return noise.taken(self._kind, multiplier, self._shapes(params))
 
     def _released(
         self, total: Any, noise: list[np.ndarray], clip: float, divisor: float
@@ -228,6 +271,7 @@ def _summer(
     mesh: Mesh,
     units_at_once: int,
     is_discrete: bool,
+    normalizes: bool,
 ) -> Callable[..., Totals]:
     """Adds the clipped contributions of a block to the totals."""
 
@@ -238,11 +282,15 @@ def _summer(
         value, contribution = jax.value_and_grad(loss)(params, unit)
 
         def added(sums: Totals, contribution: Any) -> Totals:
-            clipped, norm, finite = clip_by_norm(contribution, clip)
+            if normalizes:
+                clipped, norm, finite = scale_to_norm(contribution, clip)
+            else:
+                clipped, norm, finite = clip_by_norm(contribution, clip)
             if is_discrete:
                 clipped = discrete_noise.on_grid(clipped, clip)
             new = Totals(
                 clipped,
+                clip_norm.vote(unit, norm, finite, clip),
                 jnp.where(jnp.isfinite(value), value, 0.0),
                 norm,
                 norm > clip,
@@ -284,7 +332,9 @@ def _summer(
             units = units._replace(unit_mask=mask)
             each = jax.vmap(with_unit, in_axes=(None, None, 0, None))
             new = each(params, start, units, bound)
-            return jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), sums, new)
+            return jax.tree.map(
+                lambda a, b: a + jnp.sum(b, axis=0, dtype=b.dtype), sums, new
+            )
 
         # A dynamic number of trips: rows behind the last unit cost nothing.
         mine = jax.lax.fori_loop(0, -(-last // at_once), add, start)
@@ -313,7 +363,8 @@ def _nothing(params: Any, sum_dtype: Any, xp: Any) -> Totals:
     """Of no unit; buffers of their own, as they are donated."""
     gradient = jax.tree.map(lambda leaf: xp.zeros(leaf.shape, sum_dtype), params)
     dtype = training_dtype(params)
-    return Totals(gradient, *(xp.zeros((), dtype) for _ in range(5)))
+    votes, *others = (xp.zeros((), kind) for kind in (np.int32, *[dtype] * 5))
+    return Totals(gradient, votes, *others)
 
 
 def _check_blocks(blocks: Sequence[Any], num_devices: int) -> None:

@@ -81,12 +81,7 @@ def patches(images: Array, step: int) -> Array:
     The images are cut into blocks of ``step`` by ``step`` pixels, so that slices of
     blocks need no strides, and gradients of slices no scatter.
 
-    Args:
-      images: (n, height, width, channels).
-      step: stride, at least 1.
-
-    Returns:
-      (n, height', width', 9 channels).
+    From (n, height, width, channels) to (n, height', width', 9 channels).
     """
     number, *sides, channels = images.shape
     outputs = [-(-side // step) for side in sides]

@@ -108,17 +108,11 @@ def noise_corrected_adam(
 
 
 class Averaged(NamedTuple):
-    """State of an optimizer that `averaged` wraps.
+    """State of an optimizer that `averaged` wraps."""
 
-    Attributes:
-      inner: the optimizer's own state.
-      sums: pytree, at least float32: what the parameters were, weighted.
-      weight: sum of the weights, by which the sums are divided.
-    """
-
-    inner: Any
-    sums: Any
-    weight: Array
+    inner: Any  # the optimizer's own state
+    sums: Any  # pytree, at least float32: what the parameters were, weighted
+    weight: Array  # sum of the weights, by which the sums are divided
 
 
 def averaged(
@@ -161,11 +155,9 @@ def averaged(
 
 
 def average_of(params: Any, optimizer_state: Any) -> Any:
-    """Returns the average of the parameters; without one, or steps, these themselves.
+    """Returns the average of the parameters, in their types.
 
-    Args:
-      params: the last parameters, whose types the average gets.
-      optimizer_state: of the optimizer, which may be an `averaged` one.
+    That of an `averaged` optimizer; without one, or steps, these themselves.
     """
     if not isinstance(optimizer_state, Averaged) or not optimizer_state.weight > 0:
         return params

@@ -36,26 +36,17 @@ class Filters(NamedTuple):
     """Separable filters: each is one matrix for rows and one for columns.
 
     F filters, of S scales; a response has 14 x 14 samples, of images (H, W).
-
-    Attributes:
-      rows: (F, 14, H) complex64.
-      columns: (F, 14, W) complex64.
-      row_envelopes: (S, 14, H) float32: Gaussians, of which the response to a constant
-        is taken off.
-      column_envelopes: (S, 14, W) float32.
-      offsets: (S,) float32: what a filter responds to a constant.
-      around: (14, 14) float32: means over a neighbourhood.
-      coefficients: (5, 14) float32: pooling, then the cosine transform.
-      image_coefficients: ((5, H), (5, W)) float32: the same of the image itself.
     """
 
-    rows: np.ndarray
-    columns: np.ndarray
+    rows: np.ndarray  # (F, 14, H) complex64
+    columns: np.ndarray  # (F, 14, W) complex64
+    # (S, 14, H) float32: Gaussians, of which the response to a constant is taken off.
     row_envelopes: np.ndarray
-    column_envelopes: np.ndarray
-    offsets: np.ndarray
-    around: np.ndarray
-    coefficients: np.ndarray
+    column_envelopes: np.ndarray  # (S, 14, W) float32
+    offsets: np.ndarray  # (S,) float32: what a filter responds to a constant
+    around: np.ndarray  # (14, 14) float32: means over a neighbourhood
+    coefficients: np.ndarray  # (5, 14) float32: pooling, then the cosine transform
+    # ((5, H), (5, W)) float32: the same of the image itself.
     image_coefficients: tuple[np.ndarray, np.ndarray]
 
 

@@ -10,10 +10,7 @@ import jax
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import (
-    GroupedClasses,
-    checked_sampling,
-)
+from jaxdp_episodic.accountant.describe.designs import GroupedClasses, checked_sampling
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
@@ -192,6 +189,7 @@ def run_parts(config: TrainingConfig, data: ExampleTable) -> dict[str, Any]:
         "shots": config.learner.shots,
         "optimizer": built_optimizer(config.optimizer, gradient_steps),
         "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
+        "clipping": config.clipping,
         "normalizer": config.normalizer,
         "block_size": config.block_size,
         "noise": config.noise,

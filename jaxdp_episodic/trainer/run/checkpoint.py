@@ -12,14 +12,13 @@ is killed at any moment leaves either the old checkpoint or the new one.
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -37,7 +36,7 @@ from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners.optimizers import average_of
 from jaxdp_episodic.trainer.run.description import RunMismatchError, refuse_other_run
 
-FORMAT = 4  # of a checkpoint; others are refused
+FORMAT = 5  # of a checkpoint; others are refused
 _KEPT = 2  # latest checkpoints in a folder
 # Suffix of Orbax's folders that are not complete.
 _UNFINISHED = ".orbax-checkpoint-tmp"
@@ -51,34 +50,24 @@ _META = ("charged_steps", "ledger", "run", "state")
 
 
 class Snapshot(NamedTuple):
-    """One checkpoint.
+    """One checkpoint."""
 
-    Attributes:
-      state: pytree of arrays: parameters and optimizer state.
-      charged_steps: steps that it contains, those given up included.
-      run: what the run is; see `described_run`.
-      ledger: the run's ledger as it was, which it must contain for ever; None if there
-        is no ledger.
-    """
-
-    state: Any
-    charged_steps: int
-    run: Mapping[str, Any]
+    state: Any  # pytree of arrays: parameters and optimizer state
+    charged_steps: int  # steps that it contains, those given up included
+    run: Mapping[str, Any]  # what the run is; see `described_run`
+    # The run's ledger as it was, which it must contain for ever; None if there is no
+    # ledger.
     ledger: LedgerMark | None = None
 
 
 class TrainingState(NamedTuple):
-    """What changes from step to step.
+    """What changes from step to step."""
 
-    Attributes:
-      params: pytree of float arrays.
-      optimizer_state: of the optax optimizer.
-      start: what the private statistics came to; () without.
-    """
-
-    params: Any
-    optimizer_state: Any
-    start: Any = ()
+    params: Any  # pytree of float arrays
+    optimizer_state: Any  # of the optax optimizer
+    start: Any = ()  # what the private statistics came to; () without
+    # Of the next step, float32, where it follows a quantile; () elsewhere.
+    clip_norm: Any = ()
 
 
 def released_params(state: TrainingState) -> Any:
@@ -93,9 +82,12 @@ def released_params(state: TrainingState) -> Any:
 
 
 def initial_state(
-    optimizer: optax.GradientTransformation, params: Any, start: Any = ()
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    start: Any = (),
+    clip_norm: float | None = None,
 ) -> TrainingState:
-    """Returns the state before the first step.
+    """Returns the state before the first step; None: the clip norm never changes.
 
     Gradients are float32 or float64, and so is what the optimizer keeps, also of
     parameters of lower precision: it would change its type at the first step, and come
@@ -108,43 +100,8 @@ def initial_state(
         return leaf.astype(dtype) if is_float else leaf
 
     kept = optimizer.init(jax.tree.map(widened, params))
-    return TrainingState(params, as_arrays(kept), start)
-
-
-def updater(
-    optimizer: optax.GradientTransformation, noise_deviation: float
-) -> Callable[[TrainingState, Any], TrainingState]:
-    """Returns the compiled ``(state, gradient) -> state``; types stay.
-
-    Args:
-      optimizer: gets the next as an extra argument, if it takes any.
-      noise_deviation: of the noise in each coordinate of a gradient.
-    """
-    moved = _compiled_update(optimizer, noise_deviation)
-
-    def update(state: TrainingState, gradient: Any) -> TrainingState:
-        params, kept = moved(state.params, state.optimizer_state, gradient)
-        return TrainingState(params, kept, state.start)  # the very same: see `table`
-
-    return update
-
-
-@functools.lru_cache(maxsize=8)  # a run that is resumed or repeated compiles nothing
-def _compiled_update(
-    optimizer: optax.GradientTransformation, noise_deviation: float
-) -> Any:
-    optimizer = optax.with_extra_args_support(optimizer)
-
-    @jax.jit
-    def moved(params: Any, kept: Any, gradient: Any) -> tuple[Any, Any]:
-        # Optax mixes types; a caller's strict promotion is about the caller's code.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, kept = optimizer.update(
-                gradient, kept, params, noise_deviation=noise_deviation
-            )
-            return optax.apply_updates(params, updates), kept
-
-    return moved
+    first = () if clip_norm is None else jnp.asarray(clip_norm, jnp.float32)
+    return TrainingState(params, as_arrays(kept), start, first)
 
 
 class Checkpoints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from typing import Any
 
@@ -14,8 +15,10 @@ from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.schemes import PERSON, MultistageSampling
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
+from jaxdp_episodic.trainer.gradient.clip_norm import count_deviation
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import default_block_size
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
@@ -23,6 +26,11 @@ from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 # Most rows of a block on one device with discrete noise: the demo's 360 episodes on two
 # devices are one block, and 256 episodes of ten pictures of 28 x 28 take 8 MB.
 _MOST_DISCRETE_ROWS = 256
+# By how much a divisor may be off, for a count of clip units to be a share of them.
+_FACTOR = 2.0
+# Noise of the count's share, times the root of the rate, from which the logarithm of a
+# clip norm in the middle of its bounds wanders by more than 1.3.
+_MOST_NOISE = 1.0
 
 
 def check_population(step: GaussianStep, data: ExampleTable) -> None:
@@ -279,6 +287,39 @@ def public_normalizer(
             f"under {step.neighboring_relation}; give a public guess of it"
         )
     return max(sampler.expected_units, 1e-6)
+
+
+def checked_clipping(
+    clipping: Any, normalizer: float, budget: PrivacyBudget, sampler: EpisodeSampler
+) -> ClippingConfig:
+    """The clipping of a run, whose count needs a divisor that makes it a share.
+
+    That is the public number of clip units that are expected, of which the realised
+    one, a private number, must not take the place.
+    """
+    if clipping is None:
+        return ClippingConfig(kind=FIXED)
+    if not isinstance(clipping, ClippingConfig):
+        shown = _validation.shown(clipping)
+        raise TypeError(f"clipping must be a ClippingConfig, got {shown}")
+    mean = sampler.expected_units
+    if clipping.counts and budget.takes_steps and mean_units_are_public(budget.step):
+        if not mean / _FACTOR <= normalizer <= _FACTOR * mean:
+            raise ValueError(
+                "normalizer must be about the mean number of clip units a step, "
+                f"{mean:g}, where the clip norm follows a quantile: their count is "
+                f"divided by it; got {normalizer:g}"
+            )
+    if clipping.counts:
+        noise = count_deviation(clipping, budget.step.noise_multiplier) / normalizer
+        if noise * math.sqrt(clipping.rate) > _MOST_NOISE:
+            warnings.warn(
+                f"count_noise={clipping.count_noise:g} gives the share of short "
+                f"contributions a deviation of {noise:.2g} in each step: the clip norm "
+                "will follow noise more than the data; take less, or a lower rate",
+                stacklevel=3,
+            )
+    return clipping
 
 
 def rows_a_device(

@@ -16,12 +16,15 @@ import jax
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.files.json_file import differences
+from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import Processes
 
 # What of a run's description its epsilon rests on, or what it is about.
-_ACCOUNTED = frozenset("step before target units data seed l2_clip_norm noise".split())
+_ACCOUNTED = frozenset(
+    "step before target units data seed l2_clip_norm clipping noise".split()
+)
 # Packages that draws and sums come from.
 _PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "optax")
 
@@ -32,6 +35,7 @@ def described_run(
     learner: Any,
     *,
     seed: int | None,
+    clipping: ClippingConfig,
     **settings: Any,
 ) -> dict[str, Any]:
     """Returns what a run is; `refuse_other_run` says what of it must stay.
@@ -52,6 +56,7 @@ def described_run(
         "units": data.num_units,
         "data": data.fingerprint,
         "seed": "from the operating system" if seed is None else seed,
+        **({} if clipping.kind == FIXED else {"clipping": clipping.to_dict()}),
         **settings,
     }
 
@@ -138,9 +143,11 @@ def described_versions() -> dict[str, str]:
 
 
 def described_opening(
-    versions: Mapping[str, str], truncation: Truncation | None
+    run: Mapping[str, Any], versions: Mapping[str, str], truncation: Truncation | None
 ) -> dict[str, str]:
     """Returns what a ledger says of a process that begins to charge."""
-    people = {} if truncation is None else {"people": str(truncation)}
+    more = {} if truncation is None else {"people": str(truncation)}
+    if "clipping" in run:
+        more["clipping"] = json.dumps(run["clipping"])
     machine = f"{platform.system()} {platform.machine()}"
-    return {"machine": machine, **versions, **people}
+    return {"machine": machine, **versions, **more}

@@ -26,29 +26,19 @@ Epoch = list[np.ndarray]
 
 
 class DrawSecret(NamedTuple):
-    """What the draw of one step follows from.
+    """What the draw of one step follows from."""
 
-    Attributes:
-      key: of its generator, for this draw alone.
-      members: of a sampling by epochs, who takes part in the step; else None.
-    """
-
-    key: bytes
+    key: bytes  # of its generator, for this draw alone
+    # Of a sampling by epochs, who takes part in the step; else None.
     members: np.ndarray | None
 
 
 class PreparedStep(NamedTuple):
-    """What a step needs beyond the parameters, made ahead by another thread.
+    """What a step needs beyond the parameters, made ahead by another thread."""
 
-    Attributes:
-      step: its number.
-      blocks: of its draw.
-      noise: for its sum; in the first process alone.
-    """
-
-    step: int
-    blocks: list[Block]
-    noise: Any
+    step: int  # its number
+    blocks: list[Block]  # of its draw
+    noise: Any  # for its sum; in the first process alone
 
 
 class RunDraws:

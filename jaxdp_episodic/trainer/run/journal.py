@@ -40,17 +40,11 @@ _HASH_BYTES = 32
 
 
 class Release(NamedTuple):
-    """One record.
+    """One record."""
 
-    Attributes:
-      step: its number.
-      base: step of the checkpoint on which the journal stands.
-      data: what was released; see `as_bytes`.
-    """
-
-    step: int
-    base: int
-    data: bytes
+    step: int  # its number
+    base: int  # step of the checkpoint on which the journal stands
+    data: bytes  # what was released; see `as_bytes`
 
 
 class JournalError(ValueError):

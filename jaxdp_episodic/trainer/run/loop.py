@@ -46,6 +46,10 @@ def take_all_steps(
 
     evaluate_every, checkpoint_every, log_every = every
 
+    def public(step: int, epsilon: float) -> dict[str, Any]:
+        norm = {"clip_norm": run.clip_norm} if run.clipping.counts else {}
+        return {"step": step, "epsilon": epsilon, **norm}
+
     noted: list[dict[str, Any]] = []
     with _opened(run, folder) as (log, journal, commit):
 
@@ -55,12 +59,12 @@ def take_all_steps(
 
         start, logged = run.num_steps_taken, log.last_step
         if logged is None and start == 0:
-            note({"step": 0, "epsilon": 0.0, **evaluate()})
+            note({**public(0, 0.0), **evaluate()})
         elif logged is None or logged < start:
             is_evaluated = is_due(evaluate_every, start)
             if is_evaluated or is_due(log_every, start):
                 held_out = evaluate() if is_evaluated else {}
-                note({"step": start, "epsilon": spent.at(start), **held_out})
+                note({**public(start, spent.at(start)), **held_out})
         try:
             with run.ahead() as ahead:
                 for prepared in ahead:
@@ -72,8 +76,7 @@ def take_all_steps(
                         seconds = time.perf_counter() - begun
                         private = {**diagnostics, "seconds": seconds}
                         epsilon = spent.at(step)
-                        public = {"step": step, "epsilon": epsilon}
-                        note({**public, PRIVATE: private, **held_out})
+                        note({**public(step, epsilon), PRIVATE: private, **held_out})
                         if on_step is not None:
                             on_step(StepProgress(step, last, epsilon, noted[-1]))
                     if is_due(checkpoint_every, step) or journal.is_full:
@@ -105,7 +108,7 @@ def _opened(
     """
     with LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger:
         name, charged = ledger.mark.run, run.ledger.charged
-        opening = described_opening(run.versions, run.truncation)
+        opening = described_opening(run.run, run.versions, run.truncation)
         if ledger.charged < charged:  # of steps taken elsewhere
             run.keep_epoch(folder, name, charged)
         with (

@@ -27,14 +27,12 @@ from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.archive import read_arrays, write_arrays
 from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.trainer.config.training_config import DISCRETE
+from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import contribution_norm
 from jaxdp_episodic.trainer.data.people import Truncation
+from jaxdp_episodic.trainer.gradient.clip_norm import clipped_and_noised
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
-from jaxdp_episodic.trainer.run.run_files import (
-    HELD_OUT,
-    read_log,
-    releasable_records,
-)
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT, read_log, releasable_records
 
 
 def privacy_statement(
@@ -45,6 +43,7 @@ def privacy_statement(
     has_default_normalizer: bool = False,
     for_release: bool = False,
     noise: str = DISCRETE,
+    clipping: ClippingConfig | None = None,
     people: PersonBounds | None = None,
     truncation: Truncation | None = None,
 ) -> str:
@@ -59,6 +58,7 @@ def privacy_statement(
         levels where that is private no epsilon is given.
       for_release: leave out whatever was computed from private sizes.
       noise: "discrete" or "gaussian"; see `Trainer`.
+      clipping: of the run; None: longer contributions were clipped.
       people: what the people in the data own, where that is known and less than a
         person is protected. It is private.
       truncation: what bounding people has left out.
@@ -97,7 +97,8 @@ def privacy_statement(
         report = _without_finer_levels(report)
     if has_default_normalizer:
         report = _without_private_divisor(report, budget.step)
-    words = _in_words(report, budget, num_steps, noise)
+    kind = clipping or ClippingConfig(kind=FIXED)
+    words = _in_words(report, budget, num_steps, noise, kind)
     if people is not None:
         words += ["", _of_a_person(report, people, for_release=for_release)]
     if truncation is not None:
@@ -199,7 +200,9 @@ def _without_sizes(budget: PrivacyBudget) -> list[str]:
     ]
 
 
-def _reasons(budget: PrivacyBudget, num_steps: int, kind: str) -> list[str]:
+def _reasons(
+    budget: PrivacyBudget, num_steps: int, kind: str, clipping: ClippingConfig
+) -> list[str]:
     """Why the guarantee holds: the statistics, then the steps."""
     statistics = min(len(budget.before), num_steps)
     reasons = []
@@ -215,26 +218,26 @@ def _reasons(budget: PrivacyBudget, num_steps: int, kind: str) -> list[str]:
             + ", ".join(noises)
         )
     if num_steps > statistics:
+        clipped = clipped_and_noised(clipping, kind, budget.step)
         reasons.append(
-            f"in each of {num_steps - statistics:,} steps the gradient of each drawn "
-            f"`{budget.step.clip_unit}` was clipped, {kind} of "
-            f"{budget.step.noise_multiplier:.5g} times the clip norm was added to "
-            "their sum, and who was drawn stayed secret: the object that drew is the "
-            "one that is accounted"
+            f"in each of {num_steps - statistics:,} steps {clipped}, and who was drawn "
+            "stayed secret: the object that drew is the one that is accounted"
         )
     return reasons
 
 
 def _in_words(
-    report: PrivacyReport, budget: PrivacyBudget, num_steps: int, noise: str
+    report: PrivacyReport,
+    budget: PrivacyBudget,
+    num_steps: int,
+    noise: str,
+    clipping: ClippingConfig,
 ) -> list[str]:
     kind = "Gaussian noise"
-    rounding = "The noise was float64 Gaussian; its low-order bits are not hardened."
+    bits = "The noise was float64 Gaussian; its low-order bits are not hardened."
     if noise == DISCRETE:
         kind = "discrete Gaussian noise"
-        rounding = (
-            "Sums and noise were whole numbers, whose low-order bits tell nothing."
-        )
+        bits = "Sums and noise were whole numbers, whose low-order bits tell nothing."
     unit = report.privacy_unit
     changed = {
         "add_remove": f"one `{unit}` more or less",
@@ -254,14 +257,14 @@ def _in_words(
         f"was epsilon <= {budget.epsilon:g}.",
         "",
         "It holds because "
-        + "; and because ".join(_reasons(budget, num_steps, kind))
-        + f". {rounding}",
+        + "; and because ".join(_reasons(budget, num_steps, kind, clipping))
+        + f". {bits}",
         "",
         f"Released are {'the noised sums and ' * bool(budget.before)}the parameters "
-        "after every step. Not released, and not covered: "
-        "the full log (it holds losses and norms of private data), which examples "
-        "each step drew, and scores on held-out data, which disclose the people "
-        "in them.",
+        f"{'and the clip norm ' * clipping.counts}after every step. Not released, and "
+        "not covered: the full log (it holds losses and norms of private data), which "
+        "examples each step drew, and scores on held-out data, which disclose the "
+        "people in them.",
     ]
 
 

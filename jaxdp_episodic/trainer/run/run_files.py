@@ -3,8 +3,8 @@
 Every record of the log has three compartments, and which one a number belongs to is
 decided where it is computed:
 
-* top level: public. Step, epsilon, learning rate: functions of the settings and of what
-  was released.
+* top level: public. Step, epsilon, the clip norm of the next step where it follows a
+  quantile: functions of the settings and of what was released.
 * ``"private"``: computed from private training data without noise (loss, gradient
   norms, realised batch sizes, and seconds, which grow with the realised batch). Nothing
   of it may be released, and nothing of it steers the run.
@@ -194,16 +194,10 @@ def _rewrite(path: Path, keep_through: int) -> int | None:
 
 
 class StepProgress(NamedTuple):
-    """What a progress display is told after every step.
+    """What a progress display is told after every step."""
 
-    Attributes:
-      step: steps taken and charged.
-      num_steps: steps that the run takes.
-      epsilon: spent by these steps, nats.
-      record: the log record of the step, private compartments included.
-    """
-
-    step: int
-    num_steps: int
-    epsilon: float
+    step: int  # steps taken and charged
+    num_steps: int  # steps that the run takes
+    epsilon: float  # spent by these steps, nats
+    # The log record of the step, private compartments included.
     record: Mapping[str, Any]

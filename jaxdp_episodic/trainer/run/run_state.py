@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError
 from jaxdp_episodic.files.atomic import TEMPORARY
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
-from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.gradient.private_gradient import (
+    Counted,
+    PrivateGradient,
+)
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.checkpoint import (
@@ -103,6 +108,26 @@ class RunState:
         """Steps charged: those taken, and perhaps one that was interrupted."""
         return self.ledger.charged
 
+    @property
+    def clipping(self) -> ClippingConfig:
+        """What is made of contributions; of a run that was given none, "fixed"."""
+        return self._gradient.clipping
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm of the next step: the run's, or what its releases made of it.
+
+        It is known before the step is charged and drawn.
+        """
+        found = self.state.clip_norm
+        return self.run["l2_clip_norm"] if isinstance(found, tuple) else float(found)
+
+    @property
+    def noise_deviation(self) -> float:
+        """Of the noise in each coordinate of the next step's sum."""
+        multiplier = float(self.budget.step.noise_multiplier)
+        return self._gradient.deviation(multiplier) * self.clip_norm
+
     def snapshot(self) -> Snapshot:
         """Returns the run after its last step, without secrets of draws or noise."""
         return Snapshot(*self._now, self.run)
@@ -170,9 +195,12 @@ class RunState:
         if number <= len(self.budget.before):
             return None
         dtype, params = training_dtype(self.state.params), self.state.params
-        return jax.tree.map(
+        gradient = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params
         )
+        if not self._gradient.clipping.counts:
+            return gradient
+        return Counted(gradient, jax.ShapeDtypeStruct((), np.float32))
 
     def _take_releases(self, journal: Journal) -> None:
         """Takes the releases after the state; gives up other charged steps."""
@@ -264,14 +292,15 @@ class RunState:
         self._has_agreed = True
 
     def _share(self) -> None:
-        """Gives all processes the first one's parameters and counts of steps."""
+        """Gives all processes the parameters, clip norm and counts of the first one."""
         self._processes.meet()  # or others would wait for one that could not resume
         taken, charged = self._processes.shared_value(
             [self.num_steps_taken, self.ledger.charged]
         )
         state = self.state
-        params, start = self._shared((state.params, state.start))
+        params, start, norm = self._shared((state.params, *state[2:]))
         if not self._processes.is_first:
             self.ledger = Ledger(self.budget, charged=charged)
-            self._now = (state._replace(params=params, start=start), taken)
+            state = state._replace(params=params, start=start, clip_norm=norm)
+            self._now = (state, taken)
         self._is_joined = True

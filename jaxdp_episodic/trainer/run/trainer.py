@@ -14,6 +14,7 @@ import optax
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys, generator
@@ -26,7 +27,6 @@ from jaxdp_episodic.trainer.run.checkpoint import (
     TrainingState,
     as_arrays,
     initial_state,
-    updater,
 )
 from jaxdp_episodic.trainer.run.description import described_run
 from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep, RunDraws
@@ -34,6 +34,7 @@ from jaxdp_episodic.trainer.run.evaluation import Evaluation, evaluated
 from jaxdp_episodic.trainer.run.loop import take_all_steps
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, StepProgress
 from jaxdp_episodic.trainer.run.run_state import RunState
+from jaxdp_episodic.trainer.run.update import updater
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 # Clipped examples whose gradients one vectorized pass computes; episodes one by one.
@@ -62,12 +63,14 @@ class Trainer(RunState):
         the data must keep.
       shots: support examples, of each class or of the task; 0 for `Supervised`.
       optimizer: of optax; it sees noised gradients only, and their ``noise_deviation``.
-      l2_clip_norm: C > 0, bound of each clip unit's contribution.
+      l2_clip_norm: C > 0, bound of each clip unit's contribution; in the first step, if
+        it follows a quantile of their norms.
       normalizer: public constant > 0 by which the noised sum is divided. Default: the
         mean number of clip units a step, where that is public.
       block_size: clip units whose gradients are computed in one call; memory grows with
         it, the result does not. Default, and most: enough for almost every draw.
       devices: that share a block. Default: all local devices.
+      clipping: what is made of C; None: longer contributions are scaled to it.
       noise: "discrete", hardened against attacks on low-order bits, or "gaussian":
         see `PrivateGradient`. The budget is the same.
       seed: None makes draws and noise of every step from fresh entropy of the operating
@@ -98,6 +101,7 @@ class Trainer(RunState):
         normalizer: float | None = None,
         block_size: int | None = None,
         devices: Sequence[Any] | None = None,
+        clipping: ClippingConfig | None = None,
         noise: str = DISCRETE,
         seed: int | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -126,6 +130,9 @@ class Trainer(RunState):
         inputs = checks.seen_by_model(data, start)
         checks.check_outputs(learner, params, inputs, self.sampler.slot_shape)
         self.normalizer = checks.public_normalizer(normalizer, budget, self.sampler)
+        clipping = checks.checked_clipping(
+            clipping, self.normalizer, budget, self.sampler
+        )
         self.has_default_normalizer = normalizer is None and budget.takes_steps
         self._devices = list(jax.local_devices() if devices is None else devices)
         number = len(self._devices) * all_processes().count
@@ -134,13 +141,14 @@ class Trainer(RunState):
         couples = getattr(learner, "couples_examples", True)
         gradient = PrivateGradient(
             loss,
+            clipping=clipping,
             devices=self._devices,
             units_at_once=1 if couples else _EXAMPLES_AT_ONCE,
             noise=noise,
         )
         statistics = () if start is None else start.initial()
-        deviation = float(step.noise_multiplier) * self.l2_clip_norm / self.normalizer
-        self._update = updater(optimizer, deviation)
+        deviation = gradient.deviation(float(step.noise_multiplier)) / self.normalizer
+        self._update = updater(optimizer, clipping, self.l2_clip_norm, deviation)
         keys = Keys(seed)
         first = len(budget.before) + 1
         self._draws = RunDraws(self.sampler, keys, all_processes(), first)
@@ -154,8 +162,10 @@ class Trainer(RunState):
             shots=shots,
             noise=noise,
             settings=dict(settings or {}),
+            clipping=clipping,
         )
-        state = initial_state(optimizer, params, statistics)
+        first_norm = self.l2_clip_norm if clipping.counts else None
+        state = initial_state(optimizer, params, statistics, first_norm)
         super().__init__(gradient, state, keys, run, budget, noise)
 
     def step(self, prepared: PreparedStep | None = None) -> dict[str, Any]:
@@ -203,14 +213,15 @@ class Trainer(RunState):
             state.params,
             prepared.blocks,
             prepared.noise,
-            l2_clip_norm=self.l2_clip_norm,
+            l2_clip_norm=self.clip_norm,
             noise_multiplier=float(self.budget.step.noise_multiplier),
             normalizer=self.normalizer,
         )
         if self._processes.is_first:
             state = self._let_out(state, number, gradient)
         self._processes.meet()  # or others would wait for one that has failed
-        params = self._shared(state.params)
+        params, norm = self._shared((state.params, state.clip_norm))
+        state = state._replace(clip_norm=norm)
         self._now = (state._replace(params=params), number)
         if self._journal is not None:
             self._end_epoch(self._journal.path.parent, number)

@@ -48,20 +48,14 @@ _LEAST_VARIANCE = 1e-3
 
 
 class Mixed(NamedTuple):
-    """What the statistics have come to; a function of what was released.
+    """What the statistics have come to; a function of what was released."""
 
-    Attributes:
-      coefficients: (p,) float32, of d(x).
-      covariance: (k, k) float32, of a task's own intercept and slopes.
-      variance: () float32, of an example around its task's line; before the second
-        statistic, around that of all.
-      second_moment: (k, k) float32: the weighted mean of z z'.
-    """
-
-    coefficients: Any
-    covariance: Any
+    coefficients: Any  # (p,) float32, of d(x)
+    covariance: Any  # (k, k) float32, of a task's own intercept and slopes
+    # () float32, of an example around its task's line; before the second statistic,
+    # around that of all.
     variance: Any
-    second_moment: Any
+    second_moment: Any  # (k, k) float32: the weighted mean of z z'
 
     def released(self) -> dict[str, Any]:
         """The part that predictions need."""

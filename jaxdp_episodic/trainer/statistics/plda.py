@@ -42,19 +42,13 @@ _RIDGE = 1e-4
 
 
 class Start(NamedTuple):
-    """What the statistics have come to; a function of what was released.
+    """What the statistics have come to; a function of what was released."""
 
-    Attributes:
-      mean: (D,) float32, of the features.
-      count: () float32: noised number of examples, or of classes.
-      whitening: (D, D) float32: of the stages released, I before the first.
-      projection: (D, d) float32: what the features are multiplied by; zero before the
-        last statistic.
-    """
-
-    mean: Any
-    count: Any
-    whitening: Any
+    mean: Any  # (D,) float32, of the features
+    count: Any  # () float32: noised number of examples, or of classes
+    whitening: Any  # (D, D) float32: of the stages released, I before the first
+    # (D, d) float32: what the features are multiplied by; zero before the last
+    # statistic.
     projection: Any
 
     def released(self) -> dict[str, Any]:
@@ -65,10 +59,7 @@ class Start(NamedTuple):
 def projected(features: Array, mean: Array, projection: Array) -> Array:
     """Returns the projected features, (n, d) of norm 1, or 0.
 
-    Args:
-      features: (n, ...), flattened and scaled to norm 1 first.
-      mean: (D,) is subtracted.
-      projection: (D, d).
+    Features (n, ...) are flattened and scaled to norm 1, then the mean is subtracted.
     """
     flat = _unit(features.reshape(len(features), -1).astype(jnp.float32))
     return _unit((flat - mean) @ projection)

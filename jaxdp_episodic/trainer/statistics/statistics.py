@@ -300,13 +300,9 @@ def _part(terms: Terms, here: slice) -> Terms:
 
 @dataclass(frozen=True)
 class Started:
-    """A learner on examples, of one on what the statistics make of them.
+    """A learner on examples, of one on what the statistics make of them."""
 
-    Attributes:
-      learner: on projected features.
-    """
-
-    learner: Any
+    learner: Any  # on projected features
 
     @property
     def is_regression(self) -> bool:

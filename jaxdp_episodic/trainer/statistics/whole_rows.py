@@ -63,10 +63,8 @@ def on_grid(rows: np.ndarray, most: int | np.ndarray) -> np.ndarray:
     Rounding may lengthen a row by half the diagonal of a cell, so it is shortened by
     this before. A row that is still too long had a norm above 1, and becomes zero.
 
-    Args:
-      rows: (n, D).
-      most: bound of the sum of a row's squares, or (n,) of each row's; a row of norm 1
-        is its root long. At most ``STEPS**2``.
+    ``most`` bounds the sum of a row's squares, or (n,) of each row's, and is at most
+    ``STEPS**2``: a row of norm 1 is its root long.
     """
     length = np.sqrt(most) - 0.51 * math.sqrt(rows.shape[1])
     whole = rows * np.maximum(length, 0.0).reshape(-1, 1)
@@ -126,13 +124,8 @@ def times(whole: np.ndarray, matrix: np.ndarray, longest: float) -> np.ndarray:
 
     The matrix is rounded, to about 2^-31 of its longest column.
 
-    Args:
-      whole: (n, D) whole numbers.
-      matrix: (D, k), public.
-      longest: bound of the norms of rows, public.
-
-    Raises:
-      ValueError: products that would not be exact.
+    ``whole`` (n, D) and the public ``matrix`` (D, k); ``longest`` is a public bound of
+    the rows' norms. Products that would not be exact are a `ValueError`.
     """
     matrix = matrix.astype(np.float64)
     reach = longest * np.linalg.norm(matrix, axis=0).max(initial=0.0)

@@ -14,6 +14,7 @@ from jaxdp_episodic.accountant.bounds.approximate_dp import (
     amplify_without_replacement,
     delta_poisson_subsampled,
     delta_without_replacement_subsampled,
+    subsampled_response_epsilon,
     unamplified_epsilon,
 )
 from jaxdp_episodic.accountant.bounds.mechanisms import (
@@ -237,3 +238,22 @@ def test_refused():
         delta_with_replacement_subsampled(
             RandomizedResponse([1.0, 2.0]), size=1, population=2, epsilon=1.0
         )
+
+
+def test_sampling_randomized_response_at_60_digits():
+    """The mixture of the response and of a fair coin, by its two chances."""
+    rng = np.random.default_rng(1)
+    eps, p = 10 ** rng.uniform(-6, 2, 1_000), rng.uniform(0, 1, 1_000)
+    p[:100] = 1 - 10 ** rng.uniform(-15, -2, 100)
+    values = subsampled_response_epsilon(eps, sampling_probability=p)
+    for value, e, q in zip(values, eps, p, strict=True):
+        with mp.workdps(60):
+            truth = mp.mpf(q) / (1 + mp.exp(-mp.mpf(e))) + (1 - mp.mpf(q)) / 2
+            exact = float(mp.log(truth / (1 - truth)))
+        assert value == pytest.approx(exact, rel=1e-12)
+    assert np.all(values <= amplified_epsilon(eps, rate=p) * (1 + 1e-12))
+    assert subsampled_response_epsilon(np.inf, sampling_probability=1.0) == np.inf
+    half = subsampled_response_epsilon(np.inf, sampling_probability=0.5)
+    assert half == pytest.approx(np.log(3))
+    with pytest.raises(ValueError, match=">= 0"):
+        subsampled_response_epsilon(-0.1, sampling_probability=0.5)

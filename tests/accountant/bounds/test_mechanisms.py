@@ -111,17 +111,6 @@ def test_randomized_response_limits():
     assert RandomizedResponse(0.0).delta(0.0) == 0
 
 
-def test_truth_probability():
-    p = np.array([0.5, 0.5 + 1e-12, 0.51, 0.75, 0.999999, 1e-300, 0.25, 0.1, 0.0, 1.0])
-    epsilon = RandomizedResponse.from_truth_probability(p).epsilon
-    with mp.workdps(50):
-        expected = [
-            abs(float(mp.log(mp.mpf(x) / (1 - mp.mpf(x))))) if 0 < x < 1 else np.inf
-            for x in p
-        ]
-    np.testing.assert_allclose(epsilon, expected, rtol=1e-14)
-
-
 # --- Privacy profiles ---
 
 
@@ -321,8 +310,6 @@ def test_bad_epsilon_and_shapes():
         Gaussian(1.0).delta(-0.1)
     with pytest.raises(ValueError, match="do not broadcast"):
         Gaussian(np.ones(3)).delta(np.ones(4))
-    with pytest.raises(ValueError, match="truth_probability"):
-        RandomizedResponse.from_truth_probability(1.1)
 
 
 def test_reflection_is_claimed_only_where_it_is_shown():

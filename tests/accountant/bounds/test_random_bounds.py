@@ -11,7 +11,6 @@ import itertools
 import math
 from fractions import Fraction
 
-import mpmath as mp
 import numpy as np
 import pytest
 import scipy.special
@@ -24,15 +23,6 @@ from jaxdp_episodic.accountant.bounds.local_dp import (
     local_sum_error,
 )
 from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian, Laplace
-from jaxdp_episodic.accountant.bounds.randomized_response import (
-    epsilon_of_keep_probability,
-    keep_probability,
-    linear_epsilon,
-    linear_keep_probability,
-    linear_truth_probability,
-    response_distribution,
-    truth_probability,
-)
 from jaxdp_episodic.accountant.bounds.tombs_multistage import (
     multistage_delta,
     multistage_guarantee,
@@ -438,31 +428,7 @@ def test_sums_are_rounded_up():
             assert exact <= Fraction(value) <= exact * (1 + Fraction(3, 2**52))
 
 
-# --- Randomized response and counting in three models ---
-
-
-def test_forms_of_randomized_response_at_50_digits():
-    rng = np.random.default_rng(40)
-    eps = 10 ** rng.uniform(-8, 1.5, COUNT)
-    usual, linear = (f(eps) for f in (truth_probability, linear_truth_probability))
-    keeps = keep_probability(eps), linear_keep_probability(eps)
-    back = epsilon_of_keep_probability(np.minimum(keeps[0], 0.99))
-    with mp.workdps(50):
-        for row, e in enumerate(map(mp.mpf, eps)):
-            true = mp.exp(e) / (1 + mp.exp(e))
-            assert usual[row] == pytest.approx(float(true), rel=1e-15)
-            assert keeps[0][row] == pytest.approx(float(2 * true - 1), rel=1e-14)
-            w = mp.mpf(min(keeps[0][row], 0.99))
-            ratio = mp.log((1 + w) / (1 - w))
-            assert back[row] == pytest.approx(float(ratio), rel=1e-14)
-            true = (1 + e) / (2 + e)
-            assert linear[row] == pytest.approx(float(true), rel=1e-15)
-            assert keeps[1][row] == pytest.approx(float(2 * true - 1), rel=1e-14)
-            ratio = mp.log(true / (1 - true))
-            assert linear_epsilon(eps[row]) == pytest.approx(float(ratio), rel=1e-14)
-    dists = response_distribution(usual)
-    np.testing.assert_array_equal(dists[:, 0, 0], usual)
-    np.testing.assert_array_equal(dists[:, 1], dists[:, 0, ::-1])
+# --- Counting in three models ---
 
 
 def test_errors_of_sums_from_the_distributions():

@@ -559,7 +559,8 @@ def test_blocks_do_not_change_the_answer(monkeypatch, engine):
     orders = np.arange(2, 40)
 
     def values():
-        jax.clear_caches()  # else JAX keeps to the size that it has compiled
+        if engine == "jax":  # else it keeps to the size that it has compiled
+            jax.clear_caches()
         return rdp_poisson_subsampled(
             mechanism, sampling_probability=rates, orders=orders
         )

@@ -8,7 +8,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from jaxdp_episodic.accountant.describe import people_laws
 from jaxdp_episodic.accountant.describe.people_laws import (
     Stage,
     chance_of_holding,
@@ -17,8 +19,10 @@ from jaxdp_episodic.accountant.describe.people_laws import (
     log_held,
     log_reached_mean,
     log_reached_worst,
+    log_unseen_groups,
     log_visible,
     merged,
+    merged_upwards,
     mixed,
     sums_of,
 )
@@ -91,6 +95,66 @@ def test_averages_over_all_partitions(classes: int, ways: int, bound: int) -> No
     mean = np.exp(log_reached_mean(classes, ways, bound, 0.3))
     expected = hits_by_enumeration(classes, ways, bound, 0.3)
     np.testing.assert_allclose(mean[: len(expected)], expected, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("classes", "ways", "bound", "chance", "rate"),
+    [(5, 2, 3, 0.3, 0.6), (6, 3, 4, 0.2, 1.0), (7, 3, 5, 1.0, 0.4), (4, 2, 4, 0.5, 0)],
+)
+def test_groups_that_are_not_seen_without_her(
+    classes: int, ways: int, bound: int, chance: float, rate: float
+) -> None:
+    """Over all partitions, and all sets of her groups that others are seen in."""
+    groups = classes // ways
+    law = np.zeros((min(bound, groups) + 1, bound + 1))
+    orders = list(itertools.permutations(range(classes)))
+    for order in orders:
+        held = Counter(
+            where // ways for where, unit in enumerate(order) if unit < bound
+        )
+        numbers = [a for group, a in held.items() if group < groups]
+        for unseen in itertools.product((0, 1), repeat=len(numbers)):
+            weight = 1 / len(orders)
+            for a, stays in zip(numbers, unseen, strict=True):
+                seen = rate * (1 - chance) ** a
+                weight *= 1 - seen if stays else seen
+            kept = [a for a, stays in zip(numbers, unseen, strict=True) if stays]
+            law[len(kept), sum(kept)] += weight
+    found = np.exp(log_unseen_groups(classes, ways, bound, chance, rate))
+    np.testing.assert_allclose(found, law, atol=1e-14)
+
+
+def tails(number: float, log_none: float) -> np.ndarray:
+    """Of a binomial law: the chances of j and more."""
+    rate = -math.expm1(-log_none / max(number, 1))
+    return stats.binom.sf(np.arange(-1, 60), number, rate)
+
+
+@pytest.mark.parametrize("most", [20, 100, 1e9])
+def test_merged_binomial_laws_are_larger_and_no_weight_is_lost(
+    most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every law has one that is larger, and the weights can be matched."""
+    monkeypatch.setattr(people_laws, "_MOST_TERMS", most)
+    monkeypatch.setattr(people_laws, "_MOST_LAWS", most)
+    rng = np.random.default_rng(0)
+    number = np.append(rng.integers(1, 40, 60), 0)
+    none = number * rng.gamma(2.0, 0.1, 61)
+    weight = rng.dirichlet(np.ones(61))
+    count, merged_none, log_weight = merged_upwards(number, none, np.log(weight))
+    kept = np.exp(log_weight)
+    assert kept.sum() == pytest.approx(1.0, rel=1e-14)
+    assert most > 1e3 or len(count) < 30
+    for level in np.linspace(0, none.max(), 30):
+        for least in (0, 10, 30):
+            # In every upper set there is as much of the merged ones.
+            before = weight[(number >= least) & (none >= level)].sum()
+            after = kept[(count >= least) & (merged_none >= level)].sum()
+            assert after >= before - 1e-14
+    if most > 1e3:
+        assert kept @ count == pytest.approx(weight @ number)
+    larger = tails(30.0, 2.0)
+    assert np.all(tails(20.0, 2.0) <= larger) and np.all(tails(30.0, 1.9) <= larger)
 
 
 def test_reference_values_of_partitions() -> None:

@@ -26,7 +26,9 @@ def often(count, event):
     return dp_event.SelfComposedDpEvent(event, count)
 
 
-@pytest.mark.parametrize("relation", ["add_remove", "zero_out"])
+@pytest.mark.parametrize(
+    "relation", ["zero_out", pytest.param("add_remove", marks=pytest.mark.slow)]
+)
 def test_composed_mixtures_agree_with_their_authors(relation):
     # A sample of everybody is none: releases about it are composed, not joined.
     event = dp_event.ComposedDpEvent([often(60, TWICE), sampled(1.0, ONCE, TWICE)])

@@ -45,7 +45,7 @@ USERS = jde.GaussianStep(
 @pytest.mark.parametrize(
     ("step", "law"),
     [
-        (person(EXAMPLE, examples=12), BINOMIAL),
+        pytest.param(person(EXAMPLE, examples=12), BINOMIAL, marks=pytest.mark.slow),
         (person(EXAMPLE, examples=12, relation="zero_out"), BINOMIAL),
         # Every drawn class surely holds her.
         (

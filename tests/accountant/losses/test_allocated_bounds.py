@@ -171,6 +171,13 @@ def fitted(table, count):
     return allocation_tables._fitted([table], np.array([count]), 1.0)[0][0]
 
 
+def test_tables_under_much_noise_and_of_many_steps_are_used():
+    settings = [(2, 1e-3), (20, 0.06), (10**7, 0.1)]
+    for pair in allocation_tables.make_sum_tables(settings):
+        for table in pair:
+            assert np.isfinite(table.values).all() and table.error < 1e-8
+
+
 @pytest.mark.parametrize("off", [1e-4, -1e-4])
 def test_tables_that_are_off_by_little_are_not_used(off):
     """1e-4 everywhere, that of another noise, and from a panel far out on."""

@@ -87,7 +87,7 @@ def test_engines_agree(name, kernel):
 
 
 def test_what_does_not_compile_is_answered_by_numpy_or_refused_by_name():
-    parts = (np.ones(SIZE),), (np.zeros(SIZE),)
+    parts = (np.ones(SIZE),), (np.zeros(SIZE),), (np.ones(SIZE),)
     loss = PeopleLoss(np.ones(SIZE), RATE, np.ones(SIZE), SHIFT, *parts)
     with using_engine("jax"):
         found = float64_boundary(tails)(loss)

@@ -10,7 +10,11 @@ import pytest
 from scipy.stats import binom
 
 from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
-from jaxdp_episodic.accountant.losses.people import PeopleLoss, ReplacedPeopleLoss
+from jaxdp_episodic.accountant.losses.people import (
+    PeopleLoss,
+    ReplacedPeopleLoss,
+    ReplacedUnitLoss,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
@@ -20,6 +24,8 @@ from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.worst_path import answer
+from oracles import people as oracle
+from rows import fast_and_slow
 
 FINE = MomentRule("forward", Quadrature(32, 16))
 KINDS = (PeopleLoss, ReplacedPeopleLoss)
@@ -28,13 +34,15 @@ ROWS = (ZeroedGaussianLoss, AntipodalGaussianLoss)
 
 def people(kind, q, e, s, counts, weights):
     """A loss of one setting; components of less than 1e-20 are left out."""
+    chances = np.broadcast_to(q, len(counts))
+    most = np.max(chances)
     columns = [
-        (np.array([float(n)]), np.log([w]))
-        for n, w in zip(counts, weights, strict=True)
+        (np.array([float(n)]), np.log([w]), np.array([chance / most if most else 1.0]))
+        for n, w, chance in zip(counts, weights, chances, strict=True)
         if w > 1e-20
     ]
-    counts, weights = zip(*columns, strict=True)
-    return kind(np.ones(1), *(np.array([a]) for a in (q, e, s)), counts, weights)
+    parts = zip(*columns, strict=True)
+    return kind(np.ones(1), *(np.array([a]) for a in (most, e, s)), *parts)
 
 
 def frames(kind, m, p, r, s):
@@ -63,6 +71,15 @@ SETTINGS = {
     "exchanged": (exchanged, 0.8, reached(4, 0.2), 0.6),
     "exchanged, seldom": (exchanged, 0.3, reached(3, 0.02), 1.5),
     "drawn surely": (exchanged, 1.0, reached(3, 0.3), 0.5),
+    "unequal": (people, [0.0, 0.3, 0.7, 0.5], 1.0, 0.8, [1, 2, 2, 5], [0.2] * 4),
+    "unequal, exchanged": (
+        people,
+        [0.1, 0.6, 1.0],
+        0.8,
+        0.6,
+        [4, 1, 2],
+        [0.3, 0.3, 0.2],
+    ),
     "nothing hidden": (people, 1.0, 1.0, 0.4, [0, 1, 3], [0.5, 0.3, 0.2]),
 }
 
@@ -80,7 +97,7 @@ def root_of(excess, low, high):
     """Where an increasing function changes its sign, or None."""
     if excess(low) >= 0 or excess(high) <= 0:
         return None
-    for _ in range(110):
+    for _ in range(60):  # to 1e-16: there the profile does not change with it
         middle = (low + high) / 2
         low, high = (low, middle) if excess(middle) > 0 else (middle, high)
     return low
@@ -94,9 +111,11 @@ def definition(loss, u, *, backward):
     g = mp.exp(u)
     g1, c = 1 + (g - 1) / e, (g - 1) * (1 - e) / e
     total, slope = mp.mpf(0), mp.mpf(0)
-    for count, w in zip(loss.counts, loss.log_weights, strict=True):
-        n = int(count[0])
-        chance = [mp.binomial(n, j) * q**j * (1 - q) ** (n - j) for j in range(n + 1)]
+    for count, w, share in zip(loss.counts, loss.log_weights, loss.shares, strict=True):
+        n, own = int(count[0]), q * mp.mpf(float(share[0]))
+        chance = [
+            mp.binomial(n, j) * own**j * (1 - own) ** (n - j) for j in range(n + 1)
+        ]
 
         def log_plus(x, chance=chance):
             terms = (
@@ -232,6 +251,54 @@ def test_composed_steps_agree_with_another_program(theorem):
         assert error < 1e-6
 
 
+def unit(coin, q, s, counts, weights):
+    """Replaced contributions of a unit with a coin of its own."""
+    loss = people(ReplacedPeopleLoss, q, 1.0, s, counts, weights)
+    return ReplacedUnitLoss(*vars(loss).values(), np.array([coin]))
+
+
+UNITS = [(0.05, 0.2, 0.5, [8], [1.0]), (0.3, 0.5, 0.6, [2, 5], [0.4, 0.6])]
+
+
+@pytest.mark.parametrize("setting", [*UNITS, (1.0, 0.3, 0.7, [4], [1.0])])
+def test_a_hidden_coin_is_in_the_mixtures(setting):
+    coin, q, s, counts, weights = setting
+    u = np.array([0.0, 0.1, 1.0, 3.0])
+    expected = np.zeros(len(u))
+    for n, w in zip(counts, weights, strict=True):
+        law = coin * binom.pmf(np.arange(n + 1), n, q)
+        law[0] += 1 - coin
+        claim = oracle.theorem_m(law, "replace_one")
+        expected += w * oracle.profiles(claim, s, np.exp(u))[0]
+    with np.errstate(all="ignore"):
+        found = np.exp(unit(*setting).log_tails(u)[0][0])
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("setting", "steps"),
+    fast_and_slow(
+        [
+            (UNITS[0], 500.0),
+            (UNITS[1], 10.0),
+            (UNITS[1], 200.0),
+            ((0.9, 0.5, 1.0, [3], [1.0]), 20.0),
+        ],
+        lambda _, steps: steps == 10.0,
+    ),
+)
+def test_steps_with_a_hidden_coin_are_within_certified_ends(setting, steps):
+    """Zeros of these mixtures may lie low everywhere."""
+    question, run = (
+        EpsilonAt(np.log([1e-5])),
+        Run((unit(*setting),), (np.array([steps]),)),
+    )
+    low, high = pld_bounds(question, run)
+    answer = exact_answer(question, run, certify=False)
+    assert low - 1e-9 <= answer.value <= high + 1e-9
+    assert high < 1.001 * low and answer.error < 1e-6 * answer.value
+
+
 OMNIGLOT = 192, 1 / 24, 1 - 0.9**5
 
 
@@ -257,6 +324,8 @@ def test_a_person_of_omniglot(loss):
         (exchanged(PeopleLoss, 0.5, reached(20, 0.02), 1.0), 50.0),
         (exchanged(ReplacedPeopleLoss, 0.05, reached(4, 0.1), 1.0), 1e6),
         (people(PeopleLoss, 0.05, 1.0, 1.0, [20], [1.0]), 100.0),
+        (people(PeopleLoss, [0.05, 0.3, 0.5], 1.0, 1.0, [5, 2, 4], [0.3] * 3), 50.0),
+        (people(ReplacedPeopleLoss, [0.1, 0.6], 0.7, 0.8, [5, 2], [0.3, 0.4]), 50.0),
     ],
 )
 @pytest.mark.slow

@@ -204,13 +204,14 @@ def test_forward_is_the_larger_moment_where_a_mechanism_says_so(kind):
 )
 def test_moments_are_those_of_the_profiles_in_either_direction(kind):
     """Formula (1) of docs/theory.md, by a trapezoidal rule that is right to 1e-3."""
-    loss = SHIPPED[kind]
+    size = SIZE // 2  # in the first half are all kinds of settings
+    loss = SHIPPED[kind].map(lambda a: np.broadcast_to(a, (SIZE,))[:size])
     near, far = np.geomspace(1e-11, 1, 2500), np.arange(1, 60, 0.03)[1:]
     u = np.concatenate([[0.0], near, far])
-    many = loss.map(lambda a: np.tile(np.broadcast_to(a, (SIZE,)), u.size))
+    many = loss.map(lambda a: np.tile(a, u.size))
     with np.errstate(all="ignore"):
-        (one, _), (other, _) = many.log_tails(np.repeat(u, SIZE))
-    profiles = [a.reshape(-1, SIZE) - np.log(loss.outer_rate) for a in (one, other)]
+        (one, _), (other, _) = many.log_tails(np.repeat(u, size))
+    profiles = [a.reshape(-1, size) - np.log(loss.outer_rate) for a in (one, other)]
     for t in (0.3, 2.0):
         for direction, (h, k) in (("forward", profiles), ("backward", profiles[::-1])):
             terms = np.exp(t * u[:, None] + h) + np.exp(-(1 + t) * u[:, None] + k)

@@ -923,7 +923,7 @@ PLANE = [
 @pytest.mark.parametrize(
     "p, r, s, u",
     [
-        pytest.param(*setting, marks=[pytest.mark.slow] * (i in (1, 2)))
+        pytest.param(*setting, marks=[pytest.mark.slow] * (i > 0))
         for i, setting in enumerate(PLANE)
     ],
 )

@@ -45,7 +45,7 @@ def test_against_integrals(shift, upper):
     found, slope = log_transform_on_rays(terms, path, both, slopes=True)
     found = np.exp(found)
     with mp.workdps(70):
-        for i in range(0, len(p), 7):
+        for i in range(0, len(p), 11):
             for j, share in enumerate((0.7, 1.0)):
                 z = mp.mpc(complex(share * p[i]))
                 true = integral(z, angle[i], mp.mpf(shift))

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from mpmath import exp, factorial, mp, mpf
+from mpmath import exp, factorial, log, mp, mpf
 
 from jaxdp_episodic.accountant.numerics.mean_moments import (
+    FAR,
     Laplace,
+    log_excess_transform,
     most_orders,
     whole_orders,
 )
@@ -57,3 +59,28 @@ def test_far_nodes_do_not_depend_on_near_ones():
     np.testing.assert_allclose(
         few.log_excess_below(z), many.log_excess_below(z), rtol=0, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("shift", [1e-3, 0.3])
+@pytest.mark.parametrize("idle", [0, 1])
+def test_far_transforms_where_the_mean_hardly_varies(shift, idle):
+    """``E e^-pX`` is then near e^-p, which may not be left out."""
+    slots, s = 3, mpf(shift)
+    log_p = np.log(slots) + FAR + np.array([0.01, 3.0])
+    found = log_excess_transform(log_p, slots, slots - idle, shift)
+    with mp.workdps(40):
+        for i in range(2):
+            p = exp(mpf(log_p[i]))
+            # About the mode, where e^{-pA/3} and the density together are largest.
+            mode = -max(float(x) for x in np.linspace(0, 12, 1201) if _falls(x, p, s))
+            points = [mode + mpf(k) / 40 for k in range(-480, 481)]
+            one = sum(exp(-p / 3 * exp(s * x - s * s / 2) - x * x / 2) for x in points)
+            one = log(one / 40 / mp.sqrt(2 * mp.pi)) * (slots - idle) - p * idle / 3
+            error = found[i] - log(exp(one) - exp(-p))
+            # An upper bound: of 2e-14 of p, over what is left of e^-p.
+            assert 0 <= error < 2e-13 * p / min(one + p, 1)
+
+
+def _falls(x, p, s):
+    """Whether the integrand still grows to the left of -x."""
+    return x < s * p / 3 * exp(-s * x - s * s / 2)

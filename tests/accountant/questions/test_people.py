@@ -360,7 +360,7 @@ def test_users_whose_examples_are_clipped_one_by_one(relation: str) -> None:
     "top", [P("user", sampling_probability=0.3), W("user", size=3, population=10)]
 )
 def test_users_whose_examples_are_replaced(top: Any) -> None:
-    """What is drawn of users is seen, or all their examples are taken to be drawn."""
+    """A user's own coin is hidden; else who is drawn is seen, or all examples are."""
     step = jde.GaussianStep(
         nested(top),
         noise_multiplier=20.0,
@@ -369,8 +369,12 @@ def test_users_whose_examples_are_replaced(top: Any) -> None:
         neighboring_relation=REPLACE,
     )
     weights = stats.binom.pmf(np.arange(9), 8, 0.2)
+    seen = 0.3
+    if isinstance(top, P):
+        weights, seen = 0.3 * weights, 1.0
+        weights[0] += 0.7
     profiles = [
-        0.3 * hockey_stick(weights, math.exp(0.1), 1 / 20, -1.0),
+        seen * hockey_stick(weights, math.exp(0.1), 1 / 20, -1.0),
         float(jde.privacy_profile(whole(step), 0.1)),
     ]
     assert jde.privacy_profile(step, 0.1) == pytest.approx(min(profiles), rel=1e-7)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from oracles import people_designs, people_draws, people_tasks
+from oracles import people_designs, people_draws, people_epochs, people_tasks
 from oracles.people_designs import Case
+from rows import fast_and_slow
 
 EPSILONS = np.array([0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0])
 ROUNDING = 1 + 1e-6
@@ -156,6 +157,69 @@ def test_no_draw_of_many_exceeds_what_is_charged_and_some_reach_it(family):
     ratios = [_worst_ratio(_case(rng, family), rng, 4) for _ in range(60)]
     assert max(ratios) <= ROUNDING
     assert max(ratios) > 0.99
+
+
+# --- Epochs ---
+
+# What the grid of an epoch's releases adds.
+GRID = 1 + 2e-3
+
+
+def _epoch(steps: int, units: int, drawn: tuple[int, int], **fields: Any) -> Any:
+    """An epoch of tasks, so many of which can hold the person with one example."""
+    size, population = drawn
+    return jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.RandomAllocation("task", steps_per_epoch=steps),
+            jde.WithoutReplacement("example", size=size, population=population),
+        ),
+        clip_unit="task",
+        privacy_unit="person" if units > 1 else "example",
+        people=jde.PersonBounds(examples=1, classes=units) if units > 1 else None,
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
+@pytest.mark.parametrize(
+    ("steps", "units", "drawn", "s"),
+    fast_and_slow(
+        [
+            (2, 1, (1, 2), 0.5),
+            (2, 1, (1, 2), 2.5),
+            (2, 1, (1, 4), 1.2),
+            (3, 1, (2, 3), 0.7),
+            (2, 2, (1, 1), 0.5),
+            (2, 2, (1, 1), 2.5),
+            (2, 2, (1, 2), 0.7),
+            (2, 2, (2, 3), 1.2),
+            (2, 3, (1, 2), 0.7),
+            (3, 2, (1, 2), 1.2),
+            (3, 2, (1, 3), 0.7),
+        ],
+        lambda steps, units, drawn, s: (units, s) == (1, 0.5),
+    ),
+)
+def test_no_reaction_within_an_epoch_exceeds_what_is_charged(
+    steps: int, units: int, drawn: tuple[int, int], s: float, relation: str
+) -> None:
+    """Noise that is shared out among her episodes, and episodes taken for whole."""
+    rng = np.random.default_rng([steps, units, *drawn])
+    fields = {"noise_multiplier": 1 / s, "neighboring_relation": relation}
+    step = _epoch(steps, units, drawn, **fields)
+    charged = np.asarray(jde.delta(step, num_steps=steps, epsilon=EPSILONS))
+    contents = people_epochs.independent_contents((drawn[0] / drawn[1],) * units)
+    design = people_epochs.epoch(steps, contents)
+    axis = people_epochs.grid(design, s, 0.05 if steps < 3 else 0.2)
+    worst = np.zeros(len(EPSILONS))
+    for sign in (1, -1):
+        tables = people_epochs.attack(rng, design, relation, s, np.exp(0.5), sign=sign)
+        found = people_epochs.masses(design, tables, s, np.exp(EPSILONS), axis)
+        worst = np.maximum(worst, np.maximum(*found))
+    judged = charged > 1e-5
+    ratio = worst[judged] / charged[judged]
+    assert np.all(ratio <= GRID)
+    assert np.max(ratio) > 0.7
 
 
 def _two_tasks(

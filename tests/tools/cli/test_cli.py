@@ -631,8 +631,14 @@ main()
 """
 
 
+TO_END = [
+    (signal.SIGINT, 130),
+    pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+]
+
+
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("sent, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("sent, code", TO_END)
 def test_ended_while_it_compiles(tmp_path, sent, code):
     """The exit code says so, nothing crashes, and the cursor is shown again."""
     leader, follower = os.openpty()

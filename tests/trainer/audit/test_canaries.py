@@ -148,7 +148,7 @@ def test_a_clipped_contribution_is_the_worst_that_there_is(marks, expected):
     )
     loss = contribution_loss(learner, (3, 3), shots=1)
     gradient = jax.jit(jax.grad(loss))(learner.params(params), unit)
-    clipped, _, finite = clip_by_norm(gradient, jnp.float32(0.5))
+    clipped, _, finite = jax.jit(clip_by_norm)(gradient, jnp.float32(0.5))
     assert finite
     if expected is None:
         bare = unit._replace(inputs=unit.inputs[..., :-1])

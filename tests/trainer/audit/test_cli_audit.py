@@ -47,7 +47,7 @@ def run_file(tmp_path):
 
 def test_a_request_is_audited(request_file, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
-    command = ["audit", str(request_file), "--out", str(out), "--draws", "50000"]
+    command = ["audit", str(request_file), "--out", str(out), "--draws", "20000"]
     assert cli.run([*command, "--seed", "1"]) == 0
     printed = capsys.readouterr().out
     assert "audited" in printed
@@ -229,6 +229,7 @@ def test_the_pages_code_runs(tmp_path, monkeypatch):
         exec(compile(block, f"docs/audit.md block {number}", "exec"), namespace)
 
 
+@pytest.mark.slow
 def test_the_pages_commands_run(tmp_path, monkeypatch, capsys):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)

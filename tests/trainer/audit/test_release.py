@@ -66,7 +66,7 @@ def test_planted_faults_are_found(fault, score):
         mechanism(**fault),
         claimed=CLAIMED,
         deltas=DELTAS,
-        num_draws=20_000,
+        num_draws=10_000,
         is_jax=True,
         score=score,
     )

@@ -14,6 +14,7 @@ from jaxdp_episodic.trainer.audit.training import (
     training_of_config,
 )
 from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import discrete_noise, private_gradient
 from jaxdp_episodic.trainer.run.trainer import Trainer
@@ -112,6 +113,18 @@ def hardened_tasks(*, noise=1.0, make_trainer=seeded):
     return dataclasses.replace(plain, noise="discrete")
 
 
+def followed_tasks():
+    """The clip norm changes from step to step, by counts with the canary in them."""
+    clipping = ClippingConfig(rate=1.0, count_noise=1.0)
+    return dataclasses.replace(hardened_tasks(), clipping=clipping)
+
+
+def normalized_tasks():
+    return dataclasses.replace(
+        hardened_tasks(), clipping=ClippingConfig(kind="normalize")
+    )
+
+
 @pytest.mark.parametrize(
     ("training", "num_draws", "share"),
     [
@@ -119,15 +132,20 @@ def hardened_tasks(*, noise=1.0, make_trainer=seeded):
         ("hardened_tasks", 500, 0.15),
         *(
             pytest.param(name, 2_000, 0.3, marks=pytest.mark.slow)
-            for name in ("few_shot", "tasks", "hardened_tasks")
+            for name in (
+                "few_shot",
+                "tasks",
+                "hardened_tasks",
+                "followed_tasks",
+                "normalized_tasks",
+            )
         ),
     ],
 )
 @pytest.mark.slow
 def test_steps_of_a_sound_trainer_stand(training, num_draws, share):
     """At the level of an example (add one to a class) and of a task."""
-    run = {"few_shot": few_shot, "tasks": tasks, "hardened_tasks": hardened_tasks}
-    audit = audit_steps(run[training](), num_draws=num_draws, deltas=DELTAS)
+    audit = audit_steps(globals()[training](), num_draws=num_draws, deltas=DELTAS)
     assert not audit.is_violated
     # Canaries are as loud as the theorem allows.
     found = [b.epsilon / c for b, c in zip(audit.bounds, audit.claimed, strict=True)]

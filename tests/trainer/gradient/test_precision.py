@@ -121,7 +121,7 @@ def test_a_contribution_never_exceeds_the_clip_norm(x64, kind, clip):
 
 def test_leaves_of_both_types_are_clipped_as_one(x64):
     leaves = [np.array([3.0], np.float32), np.array([4.0], np.float64)]
-    clipped, norm, _ = clip_by_norm(leaves, jnp.float32(1.0))
+    clipped, norm, _ = jax.jit(clip_by_norm)(leaves, jnp.float32(1.0))
     assert norm == 5.0 and {leaf.dtype for leaf in clipped} == {np.dtype(np.float64)}
     np.testing.assert_allclose(
         np.concatenate(clipped), [0.6 * (1 - 1e-5), 0.8 * (1 - 1e-5)], rtol=1e-14
@@ -177,7 +177,7 @@ OPTIMIZERS = {
     ("kind", "optimizer"),
     fast_and_slow(
         itertools.product(FLOATS, OPTIMIZERS),
-        lambda kind, optimizer: kind == np.float64 or optimizer == "averaged",
+        lambda kind, optimizer: (kind == np.float64) == (optimizer == "corrected"),
     ),
 )
 def test_types_stay_in_a_run(x64, kind, optimizer):
@@ -237,8 +237,9 @@ def test_regression_learns_from_either_type(x64, kind, coupled, of_features):
     assert math.isfinite(diagnostics["mean_loss"])
     kinds = {leaf.dtype for leaf in jax.tree.leaves((run.params, diagnostics))}
     assert kinds == {np.dtype(kind)}
-    score = Evaluation(table, ways=None, shots=2, queries=2, num_episodes=10)
-    assert math.isfinite(score(learner, run.params).mean)
+    if coupled:  # an evaluation is a compilation of its own
+        score = Evaluation(table, ways=None, shots=2, queries=2, num_episodes=10)
+        assert math.isfinite(score(learner, run.params).mean)
 
 
 def test_a_float64_run_goes_on_from_its_checkpoint(x64, tmp_path):

@@ -247,8 +247,12 @@ def parameters(out):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "tolerance"),
-    [(DISCRETE, 0.0), (DISCRETE.replace('"discrete"', '"gaussian"'), 1e-5)],
-    ids=["discrete", "gaussian"],
+    [
+        (DISCRETE, 0.0),
+        (DISCRETE.replace('"discrete"', '"gaussian"'), 1e-5),
+        (DISCRETE.replace("[data]", "[clipping]\ncount_noise = 1.0\n[data]", 1), 0.0),
+    ],
+    ids=["discrete", "gaussian", "quantile"],
 )
 def test_the_number_of_processes_does_not_matter(tmp_path, config, tolerance):
     out, ends = trained(tmp_path, config, 1)

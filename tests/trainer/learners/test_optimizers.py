@@ -4,13 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp_episodic.trainer.config.training_parts import OptimizerConfig
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig, OptimizerConfig
 from jaxdp_episodic.trainer.learners.optimizers import (
     averaged,
     built_optimizer,
     noise_corrected_adam,
 )
-from jaxdp_episodic.trainer.run.checkpoint import TrainingState, updater
+from jaxdp_episodic.trainer.run.checkpoint import TrainingState
+from jaxdp_episodic.trainer.run.update import updater
 
 RATE, FLOOR = 0.1, 0.25
 START = np.float32([1.0, -2.0, 0.5, 0.0])
@@ -18,7 +19,7 @@ START = np.float32([1.0, -2.0, 0.5, 0.0])
 
 def moved(optimizer, gradients, noise):
     """How far each update, as `Trainer` takes it, moves the parameters."""
-    update = updater(optimizer, noise)
+    update = updater(optimizer, ClippingConfig(kind="fixed"), 1.0, noise)
     state, found = TrainingState(START, optimizer.init(START)), [START]
     for gradient in gradients:
         state = update(state, gradient)
@@ -73,12 +74,10 @@ def test_optimizers_take_steps(kind, schedule):
     optimizer = built_optimizer(config, 10)
     params = {"w": np.ones(3, np.float32)}
     state = optimizer.init(params)
-    sizes = []
+    sizes, update = [], jax.jit(optimizer.update)
     with jax.numpy_dtype_promotion("standard"):
         for _ in range(10):
-            updates, state = optimizer.update(
-                {"w": np.ones(3, np.float32)}, state, params
-            )
+            updates, state = update({"w": np.ones(3, np.float32)}, state, params)
             sizes.append(float(np.abs(updates["w"]).max()))
     assert 0 < sizes[0] < max(sizes)  # warmed up
     if schedule == "cosine" and kind != "sgd":

@@ -100,10 +100,10 @@ def test_the_blocks_of_an_epoch_outlive_an_interruption(tmp_path):
 
 def test_data_without_owners_and_people_beyond_their_bounds_are_refused():
     with pytest.raises(ValueError, match=r"say whose each example is .* owner="):
-        trainer(step=grouped(), data=classes())
+        trainer(step=grouped(), data=classes(), num_steps=3)
     few = grouped(jde.PersonBounds(classes=12, examples=1))
     with pytest.raises(ValueError, match=r"people\.classes .* 30, got 12"):
-        trainer(step=few, data=owned())
+        trainer(step=few, data=owned(), num_steps=1)
 
 
 def test_what_bounding_left_out_is_in_the_ledger_and_not_in_what_is_released(tmp_path):

@@ -59,7 +59,13 @@ def bin_masses_of_atoms(
         losses, log_masses = -losses, log_masses - losses
     mass = np.exp(log_masses)
     error = float(loss.profile_error()) * (1 + np.abs(log_masses) + np.abs(losses))
-    error = (error + _SPLIT_ERROR) * mass
+    return bins_of_masses(points, losses, mass, (error + _SPLIT_ERROR) * mass)
+
+
+def bins_of_masses(
+    points: np.ndarray, losses: np.ndarray, mass: np.ndarray, error: np.ndarray
+) -> BinMasses:
+    """The same of (J,) atoms, their masses and bounds of the errors of these."""
     cell = np.searchsorted(points, losses, side="right") - 1
     under, over = cell < 0, cell >= len(points) - 1
     inside = ~under & ~over

@@ -113,14 +113,9 @@ class BinMasses(NamedTuple):
 def evaluate_tails(
     losses: Sequence[Profile], points: Sequence[np.ndarray]
 ) -> list[tuple[Tails, Tails]]:
-    """Evaluates the profiles of many steps of one mechanism, each at its own losses.
+    """For each step ``(forward, backward)`` tails at its ``|points|``, (m_i,).
 
-    Args:
-      losses: of the steps, of one class; fields are scalars.
-      points: for each step (m_i,) losses of either sign.
-
-    Returns:
-      For each step ``(forward, backward)`` at ``|points|``.
+    The steps' losses are of one class, their fields scalars.
     """
     lengths = [len(p) for p in points]
     flat = np.abs(np.concatenate(points))
@@ -213,10 +208,8 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
 
         mass = e^b f(b) - e^a f(a),   top = e^b (f(b) - (k(b) - k(a)) / (e^{b-a} - 1)).
 
-    Args:
-      points: (m,) increasing losses; 0 is one of them, or lies inside a bin.
-      own: the direction's own profile at ``|points|``.
-      other: that of the opposite direction.
+    ``points`` (m,) increase; 0 is one of them, or lies inside a bin. ``own`` and
+    ``other`` are the direction's tails and the opposite one's at ``|points|``.
     """
     a, b = points[:-1], points[1:]
     width = b - a

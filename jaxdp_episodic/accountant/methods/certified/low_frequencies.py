@@ -38,28 +38,20 @@ _BLOCK = 2**21
 
 
 class LowFrequencies(NamedTuple):
-    """One certified distribution of the sum by its lowest Fourier coefficients.
+    """One certified distribution of the sum by its lowest Fourier coefficients."""
 
-    Attributes:
-      certified: everything but the cells, which are empty.
-      size: N, the number of cells of the circle.
-      coefficients: (K,) complex; those of frequencies 0 to K - 1, the window's first
-        cell being at angle 0.
-      errors: (K,) bounds of their errors.
-      rest: bound of the sum over all other frequencies k, both signs, of
-        ``|b_k| / |(1 - z)(1 - z')|``, over N, where ``z = e^{-c h + i w h}``,
-        ``z' = z e^{-h}``, h the spacing.
-      initial_epsilon: epsilon that is expected.
-      precision: nats of log(delta) that do not matter.
-    """
-
-    certified: CertifiedDistribution
-    size: int
+    certified: CertifiedDistribution  # everything but the cells, which are empty
+    size: int  # N, the number of cells of the circle
+    # (K,) complex; those of frequencies 0 to K - 1, the window's first cell being at
+    # angle 0.
     coefficients: np.ndarray
-    errors: np.ndarray
+    errors: np.ndarray  # (K,) bounds of their errors
+    # Bound of the sum over all other frequencies k, both signs, of ``|b_k| / |(1 - z)(1
+    # - z')|``, over N, where ``z = e^{-c h + i w h}``, ``z' = z e^{-h}``, h the
+    # spacing.
     rest: float
-    initial_epsilon: float
-    precision: float
+    initial_epsilon: float  # epsilon that is expected
+    precision: float  # nats of log(delta) that do not matter
 
 
 class _Batch(NamedTuple):
@@ -95,14 +87,8 @@ def certified_ends(
 ) -> list[tuple[float, Estimate]]:
     """Certified ends of many sums; as `hockey_stick.certified_epsilon` of one.
 
-    Args:
-      dists: any number of them.
-      given: for each log(delta), or epsilon.
-      upper: for each whether the upper end is asked for, else the lower one.
-      of_epsilon: whether epsilon is asked for, else log(delta).
-
-    Returns:
-      For each distribution the end, rounded to the safe side, and an estimate.
+    For each its log(delta) or epsilon is ``given``, and ``upper`` says which end is
+    asked for: rounded to the safe side, with an estimate.
     """
     result: list[tuple[float, Estimate] | None] = [None] * len(dists)
     groups: dict[int, list[int]] = {}

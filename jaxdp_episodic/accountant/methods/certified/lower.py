@@ -74,7 +74,7 @@ class _Halves(NamedTuple):
 
 
 def lower_distribution(
-    points: np.ndarray, bins: BinMasses, tilt: float
+    points: np.ndarray, bins: BinMasses, tilt: float, *, may_shift: bool = True
 ) -> LowerDistribution:
     """The best lower distribution on the grid ``points[::2]``, shifted as a whole.
 
@@ -84,6 +84,7 @@ def lower_distribution(
       points: (2 m - 1,) grid points and the points that split the bins between them.
       bins: of the bins between the points.
       tilt: c > 0.
+      may_shift: whether the grid may be shifted.
     """
     grid = points[::2]
     atom = np.where(grid == 0, max(bins.atom - bins.atom_error, 0.0), 0.0)
@@ -97,7 +98,7 @@ def lower_distribution(
     heaviest = int(np.argmax(around))
     inside = 0 < heaviest < len(grid) - 1
     if inside and around[heaviest] > _PEAK_MASS:
-        tries += _balanced(points, bins, heaviest)
+        tries += _balanced(points, bins, heaviest, _TRIALS if may_shift else 1)
     scores = [_score(t, grid, tilt) for t in tries]
     return tries[int(np.argmax(scores))]
 
@@ -143,7 +144,7 @@ def _halves(points: np.ndarray, bins: BinMasses, shift: float) -> _Halves:
 
 
 def _balanced(
-    points: np.ndarray, bins: BinMasses, heaviest: int
+    points: np.ndarray, bins: BinMasses, heaviest: int, trials: int
 ) -> list[LowerDistribution]:
     """Candidates whose grid points are balanced in turn, at several shifts of all.
 
@@ -157,7 +158,7 @@ def _balanced(
     most = _LARGEST_SHIFT * min(np.diff(grid[heaviest - 1 : heaviest + 2]))
     tries, shift = [], 0.0
     left, right = (-most, math.nan), (most, math.nan)  # shifts, and the waste there
-    for _ in range(_TRIALS):
+    for _ in range(trials):
         halves = _halves(points, bins, shift)
         # the atom lies at the heaviest grid point before the shift
         change = float(np.expm1(shift))

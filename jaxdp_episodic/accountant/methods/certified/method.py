@@ -89,12 +89,10 @@ def pld_bounds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns certified ends of epsilon or log(delta) of a composed run.
 
-    Args:
-      question: broadcasts with the run; log(delta) < 0 or epsilon >= 0.
-      run: its counts are whole numbers.
-      width: of epsilon in nats, of delta relative. Ends of epsilon further apart than
-        it are an error. Without it the width tried for is 1e-4 of epsilon, or
-        1e-7, and 1e-3 of delta.
+    The question broadcasts with the run, whose counts are whole numbers. ``width`` is
+    that of epsilon in nats, of delta relative: ends of epsilon further apart are an
+    error. Without it the width tried for is 1e-4 of epsilon, or 1e-7, and 1e-3 of
+    delta.
 
     Returns:
       ``(lower, upper)`` of the broadcast shape, *lower* and *upper bound* of the exact
@@ -102,8 +100,7 @@ def pld_bounds(
       known.
 
     Raises:
-      ValueError: the width cannot be reached on a lattice of `LARGEST_LATTICE`
-        cells, or a count is not a whole number.
+      ValueError: the width cannot be reached on a lattice of `LARGEST_LATTICE` cells.
     """
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)

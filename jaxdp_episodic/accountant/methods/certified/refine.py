@@ -348,7 +348,7 @@ def _tilted_row(
 ) -> tuple[Row, int]:
     """One direction's tilted distributions in the window of their sum; its cells."""
     counts = [step.count for step in s.steps]
-    offset = sum(
+    offset = math.fsum(
         t * (sign * c + dist.shift)
         for t, c, dist in zip(counts, s.centers, dists, strict=True)
     )

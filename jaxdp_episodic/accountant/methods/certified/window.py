@@ -65,19 +65,12 @@ _LARGE_LOSSES = 3.0
 
 
 class Target(NamedTuple):
-    """What is asked of one setting: delta at an epsilon, or epsilon at a delta.
+    """What is asked of one setting: delta at an epsilon, or epsilon at a delta."""
 
-    Attributes:
-      given: log(delta), or epsilon; nats.
-      of_epsilon: whether epsilon is asked for, so that log(delta) is given.
-      absolute: width of epsilon that is enough, nats.
-      relative: width that is enough, as a share of epsilon or of delta.
-    """
-
-    given: float
-    of_epsilon: bool
-    absolute: float
-    relative: float
+    given: float  # log(delta), or epsilon; nats
+    of_epsilon: bool  # whether epsilon is asked for, so that log(delta) is given
+    absolute: float  # width of epsilon that is enough, nats
+    relative: float  # width that is enough, as a share of epsilon or of delta
 
     def enough(self, epsilon: float) -> float:
         """The width of an interval about this epsilon that is enough, nats."""
@@ -144,15 +137,11 @@ def plan_direction(
     known: Estimate | None,
     ceiling: float | None = None,
 ) -> Direction:
-    """Chooses the tilt and the range of one direction.
+    """Chooses the tilt and the range of one direction, of which the steps' losses are.
 
-    Args:
-      losses: of the steps, in this direction.
-      target: of the setting.
-      scale: shrinks all errors.
-      known: an earlier refinement's estimate.
-      ceiling: the other direction's answer is surely above it: Chernoff's bound is to
-        show that this direction's is below it.
+    ``scale`` shrinks all errors; ``known`` is an earlier refinement's estimate. Where
+    the other direction's answer is surely above a ``ceiling``, Chernoff's bound is to
+    show that this direction's is below it.
     """
     if known and not known.slope > 0:
         known = None  # of a window in which there was nothing
@@ -276,11 +265,8 @@ def _best_tilt(
 ) -> tuple[float, float]:
     """The tilt of the best of Chernoff's bounds, and the bound of what is not given.
 
-    Args:
-      losses: of the steps.
-      epsilon: where log(delta) is to be bounded, else None.
-      log_delta: where epsilon is to be bounded.
-      ceiling: where it is given, the smallest tilt of which the bound is below it.
+    Of log(delta) at ``epsilon``, or where that is None of epsilon at ``log_delta``;
+    with a ``ceiling`` the smallest tilt of which the bound is below it.
     """
 
     def bounds(tilts: np.ndarray) -> np.ndarray:

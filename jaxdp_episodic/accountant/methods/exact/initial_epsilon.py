@@ -51,15 +51,9 @@ def first_epsilon(
     """An approximation of epsilon at the given delta, (n,); not a bound.
 
     By the saddle-point approximation of delta, at points about ``order - 1``, which
-    gives Rényi's bound ``highest``. Where it does not exist, because rare large losses
-    stand apart from many small ones, by the larger of the deltas of these two.
-
-    Args:
-      log_delta: (n,) the target.
-      highest: (n,) Rényi's bound of epsilon.
-      order: (n,) at which that is reached.
-      fields: the steps, (K, n) each.
-      groups: the nodes of their losses.
+    gives Rényi's bound ``highest``; all (n,), the steps' ``fields`` (K, n). Where it
+    does not exist, because rare large losses stand apart from many small ones, by the
+    larger of the deltas of these two.
     """
     xp = namespace(log_delta, highest, order, fields[0].count, groups[0].count)
     bulk = bulk_variance(groups)

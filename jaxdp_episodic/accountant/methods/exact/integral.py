@@ -84,17 +84,11 @@ _LOG_ZERO = -1e300
 
 
 class Solution(NamedTuple):
-    """Answers of a batch; each (n,).
+    """Answers of a batch; each (n,)."""
 
-    Attributes:
-      value: epsilon, or log(delta).
-      log_error: estimate of the error of log(delta), in nats.
-      slope: ``-d log(delta) / d epsilon``, > 0.
-    """
-
-    value: Array
-    log_error: Array
-    slope: Array
+    value: Array  # epsilon, or log(delta)
+    log_error: Array  # estimate of the error of log(delta), in nats
+    slope: Array  # ``-d log(delta) / d epsilon``, > 0
 
 
 def log_delta(

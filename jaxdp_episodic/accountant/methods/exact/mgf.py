@@ -63,14 +63,10 @@ class Steps(NamedTuple):
 def steps_of(
     group: Group, backward: Array, log_cut: Array, *, num_nodes: int, num_terms: int
 ) -> Steps:
-    """The nodes of one group's losses, and others that check them.
+    """The nodes of one group's losses, (K, n), and others that check them.
 
-    Args:
-      group: (K, n) steps.
-      backward: (n,) 1 or 0.
-      log_cut: (n,) logarithm of the density at which the distributions are cut.
-      num_nodes: of each.
-      num_terms: of those that are mixtures, else 1.
+    ``backward`` is 1 or 0, ``log_cut`` the logarithm of the density at which the
+    distributions are cut, (n,) each; ``num_terms`` of those that are mixtures, else 1.
     """
     xp = namespace(group.count, backward, log_cut)
     shape = group.count.shape

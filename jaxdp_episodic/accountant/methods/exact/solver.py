@@ -22,13 +22,13 @@ from jaxdp_episodic.accountant._engine import (
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact import contour as contours
 from jaxdp_episodic.accountant.methods.exact import initial_epsilon, integral
-from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
-from jaxdp_episodic.accountant.methods.exact.shared import (
+from jaxdp_episodic.accountant.methods.exact.batching import (
     LARGEST_RATIO,
     NEAR,
     shared_contours,
     shared_lengths,
 )
+from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
 from jaxdp_episodic.accountant.methods.question import DeltaAt, Question
 from jaxdp_episodic.accountant.methods.run import Group, Run
 

@@ -150,10 +150,8 @@ def answer_at_orders(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Upper bounds of epsilon or log(delta) by the best of some orders, and its index.
 
-    Args:
-      question: broadcasts with the run, settings by paths.
-      run: any that Rényi-DP answers.
-      orders: (K,) each > 1; inf stands for the largest loss.
+    The question broadcasts with the run, settings by paths. Orders (K,) are > 1; inf
+    stands for the largest loss.
 
     Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
     """

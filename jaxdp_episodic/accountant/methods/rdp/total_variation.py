@@ -23,13 +23,7 @@ _ROUNDING = 1e-12
 def at_most_total_variation(
     question: Question, run: Run, value: np.ndarray
 ) -> np.ndarray:
-    """Returns epsilons or log(deltas), *upper bounds*, lowered where it says so.
-
-    Args:
-      question: broadcasts with the run to the shape of ``value``.
-      run: any.
-      value: by Rényi-DP.
-    """
+    """Rényi's epsilons or log(deltas), *upper bounds*, lowered where it says so."""
     target = np.broadcast_to(question.target, value.shape)
     log_delta = target if question.is_epsilon else value
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)

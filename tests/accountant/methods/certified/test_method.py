@@ -108,9 +108,9 @@ def random_settings(kind, size, seed):
         (10, 3.0, 4.0),
         pytest.param(1e3, 30.0, 5.0, marks=pytest.mark.slow),
         pytest.param(1e7, 3000.0, 5.0, marks=pytest.mark.slow),
-        (1e7, 1000.0, 20.0),
+        pytest.param(1e7, 1000.0, 20.0, marks=pytest.mark.slow),
         pytest.param(1e5, 3.0, 6000.0, marks=pytest.mark.slow),
-        pytest.param(100, 10.0, 12.0, marks=pytest.mark.slow),
+        (100, 10.0, 12.0),
     ],
 )
 def test_gaussian_mechanism_is_inside(steps, noise, epsilon, monkeypatch):

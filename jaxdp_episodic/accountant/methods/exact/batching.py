@@ -31,15 +31,9 @@ def shared_contours(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns which settings share a contour, and for which it is laid.
 
-    Args:
-      epsilon: (n,) at which delta is asked for.
-      run: of (n,) settings.
-      log_delta: (n,) approximate; those within `NEAR` nats may share a contour.
-      alone: (n,) settings that share with no other one.
-
-    Returns:
-      Indices (E, G) of the settings of each contour, columns padded with their last
-      one, and (G,) of the one that it is laid for. E is 1 or 16, as it is compiled.
+    Settings (n,) whose log(delta) are within `NEAR` nats may share one, but not those
+    ``alone``: indices (E, G) of the settings of each contour, columns padded with their
+    last one, and (G,) of the one that it is laid for. E is 1 or 16, as it is compiled.
     """
     number = _numbers(run)
     columns: list[list[int]] = []
@@ -76,12 +70,9 @@ def _numbers(run: Run) -> np.ndarray:
 def shared_lengths(
     run: Run, index: np.ndarray, *, padded: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns numbers of terms, and lengths that their sums are padded to; (n,) each.
+    """Numbers of terms of n settings of a run, and lengths to which sums are padded.
 
-    Args:
-      run: of which ``index`` chooses n settings.
-      index: (n,).
-      padded: whether all sums are as long as the longest one.
+    (n,) each; ``padded``: all sums are as long as the longest one.
     """
     terms = np.ones(index.shape)
     for loss in run.losses:

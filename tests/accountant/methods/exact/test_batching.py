@@ -5,13 +5,13 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.exact import shared
-from jaxdp_episodic.accountant.methods.exact.method import _may_exceed
-from jaxdp_episodic.accountant.methods.exact.shared import (
+from jaxdp_episodic.accountant.methods.exact import batching
+from jaxdp_episodic.accountant.methods.exact.batching import (
     LARGEST_RATIO,
     NEAR,
     shared_contours,
 )
+from jaxdp_episodic.accountant.methods.exact.method import _may_exceed
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.run import Run
 
@@ -67,7 +67,7 @@ def test_each_setting_of_a_batch_is_compared_by_itself():
 
 def test_sums_are_padded_to_longer_ones_where_few_differ():
     few = np.array([1.0, 2.0, 8.0, 2.0])
-    np.testing.assert_array_equal(shared._padded(few), 8.0)
-    many = np.repeat([1.0, 2.0, 8.0], [2, shared._MOST_PADDED, 3])
-    padded = shared._padded(many)
+    np.testing.assert_array_equal(batching._padded(few), 8.0)
+    many = np.repeat([1.0, 2.0, 8.0], [2, batching._MOST_PADDED, 3])
+    padded = batching._padded(many)
     np.testing.assert_array_equal(padded, np.where(many == 8, 8.0, 2.0))

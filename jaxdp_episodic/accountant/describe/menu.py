@@ -1,0 +1,352 @@
+"""A menu of options, of which a run takes what it likes: what is paid, what is left."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import epoch_scheme
+from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
+from jaxdp_episodic.accountant.describe.releases import (
+    Release,
+    RenyiDP,
+    ZeroConcentratedDP,
+)
+from jaxdp_episodic.accountant.describe.rule_book import RuleBook, checked_word
+from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.describe.step import (
+    ComposedSteps,
+    GaussianStep,
+    compose,
+)
+
+# Most units of a budget: one row of the recursion each.
+MOST_BUDGET = 1_000_000
+
+
+class Menu(Spec):
+    """Base of `AdaptiveRun`: its fields, what was taken, what may be taken next.
+
+    It computes no privacy. See there for the attributes.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "options": (GaussianStep, ComposedSteps, *RELEASES),
+        "rules": (RuleBook,),
+    }
+
+    options: Mapping[str, Any]
+    quotas: Mapping[str, int] | None
+    prices: Mapping[str, int] | None
+    budget: int | None
+    blocks: Mapping[str, int] | None
+    rules: RuleBook | None
+    odometer: tuple[float, ...] | None
+    taken: Mapping[str, int]
+    state: str | None
+
+    # --- What is left ---
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One setting: ()."""
+        return ()
+
+    @property
+    def spent(self) -> int:
+        """The price of what was taken; a block is paid for with its first step."""
+        return sum(self._price_of(name, n) for name, n in self.taken.items())
+
+    @property
+    def left(self) -> Any:
+        """What is left: of the budget, or of each option's quota."""
+        if self.prices is not None:
+            return int(self.budget or 0) - self.spent
+        if self.quotas is not None:
+            quotas = self.quotas.items()
+            return {name: quota - self.taken[name] for name, quota in quotas}
+        return {name: self.most(name) for name in self.options}
+
+    def can(self, option: str) -> bool:
+        """Whether an option may be taken now."""
+        return self._refusal(option) is None
+
+    def charge(self, option: str) -> Self:
+        """Returns the run with an option taken once more; call it *before* it runs.
+
+        What was begun is paid in full, whether it ends or not: no refunds.
+
+        Raises:
+          ValueError: the option costs more than is left, or the rules do not allow it
+            now, or there is none of this name.
+        """
+        refusal = self._refusal(option)
+        if refusal is not None:
+            raise ValueError(f"option {option!r} cannot be taken: {refusal}")
+        taken = MappingProxyType({**self.taken, option: self.taken[option] + 1})
+        state = self.state
+        if self.rules is not None and state is not None:
+            state = self.rules.after(state, option)
+        after = object.__new__(type(self))
+        # What was computed is about the whole run, and stays.
+        after.__dict__.update(self.__dict__, taken=taken, state=state)
+        return after
+
+    def most(self, option: str) -> int:
+        """Returns how often an option may be taken from now on, and nothing else."""
+        self._check_name(option)
+        number = 0
+        if self.rules is None:
+            if self.quotas is not None:
+                return self.quotas[option] - self.taken[option]
+            assert self.prices is not None
+            block, done = self._block(option), self.taken[option]
+            begun = -done % block
+            return begun + self.left // self.prices[option] * block
+        now = self
+        while now.can(option):
+            number += 1
+            now = now.charge(option)
+        return number
+
+    def _refusal(self, option: str) -> str | None:
+        """Why an option may not be taken now."""
+        self._check_name(option)
+        number = self.taken[option]
+        if self.quotas is not None and number >= self.quotas[option]:
+            return f"its quota of {self.quotas[option]} is used up"
+        if self.prices is not None:
+            price = self._price_of(option, number + 1) - self._price_of(option, number)
+            if price > self.left:
+                return f"it costs {price}, and {self.left} of {self.budget} is left"
+        if self.rules is not None and self.state is not None:
+            if self.rules.after(self.state, option) is None:
+                return f"the rules do not allow it in state {self.state!r}"
+        return None
+
+    def _check_name(self, option: Any) -> None:
+        _validation.choice("option", option, self.options)
+
+    def _block(self, option: str) -> int:
+        return 1 if self.blocks is None else self.blocks.get(option, 1)
+
+    def _price_of(self, option: str, number: int) -> int:
+        if self.prices is None:
+            return 0
+        return self.prices[option] * -(-number // self._block(option))
+
+    # --- Checks ---
+
+    def _set(self, **fields: Any) -> None:
+        """Checks and sets the fields of a new run."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        options = _checked_options(self.options, type(self))
+        object.__setattr__(self, "options", MappingProxyType(options))
+        self._check_rules()
+        for name in ("quotas", "prices", "blocks"):
+            self._set_numbers(name, minimum=0 if name == "quotas" else 1)
+        if self.prices is not None and self.budget is not None:
+            budget = _validation.whole_number(
+                "budget", self.budget, maximum=MOST_BUDGET
+            )
+            object.__setattr__(self, "budget", budget)
+        self._check_odometer()
+        taken = dict.fromkeys(options, 0)
+        if self.taken:
+            self._set_numbers("taken", minimum=0, partial=True)
+            taken |= self.taken
+        object.__setattr__(self, "taken", MappingProxyType(taken))
+
+    def _check_odometer(self) -> None:
+        """Checks the epsilons that may be read, one for each price spent."""
+        if self.odometer is None:
+            return
+        if self.prices is None or self.budget is None:
+            raise ValueError("odometer must be None without prices and a budget")
+        values = _validation.nonnegative_array("odometer", self.odometer)
+        if values.shape != (self.budget + 1,) or not np.isfinite(values).all():
+            raise ValueError(
+                f"odometer must be a list of {self.budget + 1:,} finite epsilons, one "
+                f"for each price spent from 0 to the budget, got {values.shape}"
+            )
+        object.__setattr__(self, "odometer", tuple(values.tolist()))
+
+    def _check_taken(self) -> None:
+        """Refuses a run that was read with more taken than it allows."""
+        over = [n for n, q in (self.quotas or {}).items() if self.taken[n] > q]
+        if over or (self.prices is not None and self.left < 0):
+            raise ValueError(f"taken must be within what is allowed, got {self.taken}")
+
+    def _check_rules(self) -> None:
+        if self.rules is None:
+            if self.state is not None:
+                raise ValueError(f"state must be None without rules, got {self.state}")
+            return
+        if not isinstance(self.rules, RuleBook):
+            shown = _validation.shown(self.rules)
+            raise TypeError(f"rules must be a RuleBook or None, got {shown}")
+        for name in sorted(self.rules.options):
+            _validation.choice("options of rules", name, self.options)
+        if self.blocks is not None:
+            raise NotImplementedError(
+                "blocks with rules have no theorem here; covered: either of the two"
+            )
+        if self.quotas is None and self.prices is None and self.rules.has_cycles():
+            raise ValueError(
+                "rules with a cycle never end a run: give quotas, or prices and a "
+                "budget, as well"
+            )
+        state = self.rules.start if self.state is None else self.state
+        if not isinstance(state, str):
+            raise TypeError(f"state must be a name, got {_validation.shown(state)}")
+        object.__setattr__(self, "state", state)
+
+    def _set_numbers(self, field: str, *, minimum: int, partial: bool = False) -> None:
+        """Checks a table of one whole number for each option."""
+        table = getattr(self, field)
+        if table is None:
+            return
+        if not isinstance(table, Mapping):
+            shown = _validation.shown(table)
+            raise TypeError(f"{field} must be a table of numbers, got {shown}")
+        numbers = {}
+        for name, value in table.items():
+            _validation.choice(f"options of {field}", name, self.options)
+            where = f"{field}[{name!r}]"
+            numbers[name] = _validation.whole_number(where, value, minimum=minimum)
+        missing = [name for name in self.options if name not in numbers]
+        if missing and not (partial or field == "blocks"):
+            raise ValueError(f"{field} must name every option, {missing[0]!r} as well")
+        object.__setattr__(self, field, MappingProxyType(numbers))
+
+
+def _checked_options(options: Any, kind: type) -> dict[str, Any]:
+    """The options, each by itself and each beside all others."""
+    if not isinstance(options, Mapping) or not options:
+        shown = _validation.shown(options)
+        raise TypeError(f"options must be a table of at least one step, got {shown}")
+    for name, option in options.items():
+        checked_word("options", name)
+        _check_option(f"option {name!r}", option, kind)
+    for (one, first), (other, second) in itertools.combinations(options.items(), 2):
+        try:
+            compose(*((step, 1) for step in (*parts_of(first), *parts_of(second))))
+            _check_people(first, second)
+        except ValueError as error:
+            raise ValueError(
+                f"options {one!r} and {other!r} cannot be in one run: {error}"
+            ) from error
+    return dict(options)
+
+
+def parts_of(option: Any) -> tuple[GaussianStep | Release, ...]:
+    """Returns the steps that an option is made of."""
+    if isinstance(option, Menu):
+        return tuple(part for one in option.options.values() for part in parts_of(one))
+    return option.steps if isinstance(option, ComposedSteps) else (option,)
+
+
+def _check_option(what: str, option: Any, kind: type) -> None:
+    """Refuses what is no option, and says why."""
+    if not isinstance(option, GaussianStep | Release | ComposedSteps | kind):
+        raise TypeError(
+            f"{what} must be a GaussianStep, a release, a composed run or an "
+            f"AdaptiveRun, got {_validation.shown(option)}"
+        )
+    if option.shape != ():
+        raise ValueError(f"{what} must be one setting, got shape {option.shape}")
+    counts = option.counts if isinstance(option, ComposedSteps) else (1,)
+    if isinstance(option, Menu):
+        if any(option.taken.values()):
+            raise ValueError(f"{what} is a run that has begun: give it as it started")
+        return  # its own parts were checked when it was made
+    for part, count in zip(parts_of(option), counts, strict=True):
+        if isinstance(part, Release):
+            _check_release(what, part)
+            continue
+        scheme = epoch_scheme(part.design)
+        length = 1 if scheme is None else int(np.asarray(scheme.steps_per_epoch))
+        if int(count) % length:
+            raise NotImplementedError(
+                f"{what} takes {int(count)} steps of an epoch of {length}: the steps "
+                "of an epoch depend on one another through the secret draw, so that "
+                f"only whole epochs are options: compose((step, {length}))"
+            )
+
+
+def _check_release(what: str, release: Release) -> None:
+    """Refuses releases of which the Rényi divergences alone are known."""
+    renyi = isinstance(release, RenyiDP)
+    if renyi or (isinstance(release, ZeroConcentratedDP) and not release.is_gaussian):
+        raise NotImplementedError(
+            f"{what} is a {type(release).__name__}: of it the Rényi divergences alone "
+            "are known, and a run that adapts needs the privacy profiles of both "
+            "directions"
+        )
+
+
+def _check_people(first: Any, second: Any) -> None:
+    """Refuses different bounds of people for the same levels."""
+    for one, other in itertools.product(parts_of(first), parts_of(second)):
+        if not (isinstance(one, GaussianStep) and isinstance(other, GaussianStep)):
+            continue
+        if one.people is None or other.people is None or one.people == other.people:
+            continue
+        if one.design.level_names == other.design.level_names:
+            raise ValueError(
+                "people must be bounded alike, got "
+                f"{_validation.shown(one.people)} and {_validation.shown(other.people)}"
+            )
+
+
+def check_kind(
+    given: Mapping[str, Any],
+    target: tuple[Any, Any],
+    rules: Any,
+    *,
+    wants_margin: bool,
+) -> None:
+    """Refuses what does not say how a run ends, or says it twice."""
+    epsilon, delta = target
+    by_target = epsilon is not None
+    if by_target and delta is None:
+        raise ValueError(f"epsilon={epsilon!r} needs a delta, got None")
+    if delta is not None and not (by_target or wants_margin):
+        raise ValueError(
+            f"delta must be None without epsilon, or an odometer with a margin, got "
+            f"{_validation.shown(delta)}"
+        )
+    if wants_margin and delta is None:
+        raise ValueError("odometer='margin' needs the delta at which it is to hold")
+
+    def refuse(why: str, *names: str) -> None:
+        for name in names:
+            value = epsilon if name == "epsilon" else given[name]
+            if value is not None:
+                shown = _validation.shown(value)
+                raise ValueError(f"{name} must be None {why}, got {shown}")
+
+    if given["quotas"] is not None:
+        refuse("with quotas", "prices", "budget", "blocks", "epsilon")
+    elif by_target:
+        refuse("with epsilon", "budget")
+    elif given["prices"] is not None:
+        if given["budget"] is None:
+            raise ValueError("prices need a budget, or epsilon and delta in its place")
+    elif rules is not None:
+        refuse("without prices", "budget")
+    else:
+        raise ValueError(
+            "one of quotas, prices, rules, or epsilon and delta must be given: without "
+            "any the run has no end"
+        )
+    if given["prices"] is None:
+        refuse("without prices", "blocks")
+        if wants_margin and not by_target:
+            raise ValueError("odometer must be None without prices and a budget")

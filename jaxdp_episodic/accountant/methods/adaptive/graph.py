@@ -1,0 +1,159 @@
+"""What a strategy may do, as a finite graph of states without cycles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Most states of a graph.
+MOST_STATES = 2_000_000
+
+
+class Graph(NamedTuple):
+    """States in an order in which each comes after all that it can lead to.
+
+    Attributes:
+      moves: for each state pairs of an option's number and the next state's; the run
+        begins in the last state.
+      spent: for each state the price paid on the way to it; zeros without prices.
+    """
+
+    moves: tuple[tuple[tuple[int, int], ...], ...]
+    spent: tuple[int, ...]
+
+    def most(self, costs: np.ndarray) -> np.ndarray:
+        """The largest sum of costs (options, ...) that a path collects."""
+        best: list[np.ndarray] = []
+        for moves in self.moves:
+            ends = [costs[k] + best[to] for k, to in moves]
+            best.append(np.maximum.reduce(ends) if ends else np.zeros(costs.shape[1:]))
+        return best[-1]
+
+    def path_of_most(self, costs: Sequence[float]) -> np.ndarray:
+        """How often each option is taken on a path that collects the largest sum."""
+        taken = np.zeros(len(costs))
+        best = np.zeros(len(self.moves))
+        first: list[tuple[int, int] | None] = []
+        for state, moves in enumerate(self.moves):
+            move = max(moves, key=lambda m: costs[m[0]] + best[m[1]], default=None)
+            first.append(move)
+            if move is not None:
+                best[state] = costs[move[0]] + best[move[1]]
+        move = first[-1]
+        while move is not None:
+            taken[move[0]] += 1
+            move = first[move[1]]
+        return taken
+
+    def last_uses(self) -> list[int]:
+        """For each state the last one that leads to it."""
+        last = list(range(len(self.moves)))
+        for state, moves in enumerate(self.moves):
+            for _, to in moves:
+                last[to] = state
+        return last
+
+
+def budget_graph(prices: Sequence[int], budget: int) -> Graph:
+    """The states of a budget: what is left, as far as a path leads there.
+
+    Args:
+      prices: of the options, whole numbers >= 1.
+      budget: >= 0.
+    """
+
+    def moves(left: int) -> Iterable[tuple[int, int]]:
+        return ((k, left - c) for k, c in enumerate(prices) if c <= left)
+
+    return _explored(budget, moves, lambda left: budget - left, order=lambda s: s)
+
+
+def graph_of_budgets(prices: Sequence[int], most: int) -> Graph:
+    """The states of all budgets up to one: in state b there is b left."""
+    moves = tuple(
+        tuple((k, left - c) for k, c in enumerate(prices) if c <= left)
+        for left in range(most + 1)
+    )
+    return Graph(moves, tuple(range(most, -1, -1)))
+
+
+def rule_graph(
+    names: Sequence[str],
+    moves: Mapping[str, Mapping[str, str]],
+    start: str,
+    prices: Sequence[int] | None = None,
+    budget: int = 0,
+) -> Graph:
+    """The states of a rule book, with what is left of a budget where there is one.
+
+    Args:
+      names: of the options, in their order.
+      moves: for each state of the rules the options, and the states they lead to.
+      start: where the rules begin.
+      prices: of the options; None where the rules alone end every run.
+      budget: >= 0.
+    """
+    if prices is None:
+        depth = _depths(moves, start)
+
+        def alone(state: str) -> Iterable[tuple[int, str]]:
+            allowed = moves.get(state, {})
+            return ((k, allowed[n]) for k, n in enumerate(names) if n in allowed)
+
+        return _explored(start, alone, lambda _: 0, order=depth.__getitem__)
+
+    def paid(state: tuple[int, str]) -> Iterable[tuple[int, tuple[int, str]]]:
+        left, rule = state
+        allowed = moves.get(rule, {})
+        for k, name in enumerate(names):
+            if name in allowed and prices[k] <= left:
+                yield k, (left - prices[k], allowed[name])
+
+    begin = (budget, start)
+    return _explored(begin, paid, lambda s: budget - s[0], order=lambda s: s[0])
+
+
+def _explored(
+    start: Any,
+    moves: Callable[[Any], Iterable[tuple[int, Any]]],
+    spent: Callable[[Any], int],
+    order: Callable[[Any], int],
+) -> Graph:
+    """The graph of what is reached; ``order`` falls along every move."""
+    found: dict[Any, tuple[tuple[int, Any], ...]] = {}
+    waiting = [start]
+    while waiting:
+        state = waiting.pop()
+        if state in found:
+            continue
+        found[state] = tuple(moves(state))
+        if len(found) > MOST_STATES:
+            raise ValueError(
+                f"the menu has more than {MOST_STATES:,} states: take coarser prices "
+                "or fewer rules"
+            )
+        waiting += [to for _, to in found[state]]
+    # The start leads to all others, so its order is the largest.
+    states = sorted(found, key=order)
+    number = {state: i for i, state in enumerate(states)}
+    return Graph(
+        tuple(tuple((k, number[to]) for k, to in found[s]) for s in states),
+        tuple(spent(s) for s in states),
+    )
+
+
+def _depths(moves: Mapping[str, Mapping[str, str]], start: str) -> dict[str, int]:
+    """The longest way on from each state; the moves have no cycle."""
+    depth: dict[str, int] = {}
+    stack = [(start, False)]
+    while stack:
+        state, is_left = stack.pop()
+        following = moves.get(state, {}).values()
+        if is_left:
+            depth[state] = max((depth[to] + 1 for to in following), default=0)
+        elif state not in depth:
+            stack.append((state, True))
+            stack += [(to, False) for to in following if to not in depth]
+    return depth

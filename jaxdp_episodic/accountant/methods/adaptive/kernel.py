@@ -1,0 +1,395 @@
+"""One option's privacy loss on a lattice, from above or from below.
+
+An option is one step or several together. Its losses are put on the points ``j h`` of a
+lattice: from above by the chords of the profile, from below by merging outcomes
+(`certified.lattice`, `certified.lower`); several steps are composed on a finer lattice
+first, as the error of a step is of second order in the spacing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
+from jaxdp_episodic.accountant.methods.certified import atoms, lattice, lower
+from jaxdp_episodic.accountant.numerics import fourier
+
+# Logarithm of the mass, over what is asked about, that is left out of a window, and
+# that goes round a circle.
+_LOG_NEGLIGIBLE = -45.0
+# Losses at which the reach of a step is looked for, nats.
+_REACHES = np.geomspace(1e-9, 1e4, 400)
+# Exponents of Chernoff's bound, on either side of the tilt.
+_EXPONENTS = np.geomspace(0.01, 300.0, 60)
+# Most cells of the lattice on which steps are composed.
+_MOST_CELLS = 2**21
+# Cells from the loss 0 within which every point of a fine lattice is used; beyond,
+# bins grow with the loss, to the cells of the coarser one.
+_DENSE = 512
+# Blocks into which a distribution is lumped to find an exponent.
+_BLOCKS = 2000
+# Rounding of a sum of masses, some of them multiplied by an exponential.
+_SUM_ERROR = 4e-15
+# Rounding of an exponential, for each unit of 1 and of its exponent.
+_ROUNDING = 2.3e-16
+
+
+class Spacing(NamedTuple):
+    """A lattice of losses, and the window that is looked at.
+
+    Attributes:
+      step: h, nats; of few bits, so that ``j h`` is exact.
+      reach: losses beyond it, in cells, are counted as infinite, or as this far down.
+      log_size: logarithm of the divergences that are asked about, <= 0.
+      parts: cells of a coarser lattice's cell, wherever this one is a finer one.
+    """
+
+    step: float
+    reach: int
+    log_size: float
+    parts: int = 1
+
+    @property
+    def log_cut(self) -> float:
+        """Logarithm of the mass that may be left out."""
+        return min(self.log_size, 0.0) + _LOG_NEGLIGIBLE
+
+
+class Kernel(NamedTuple):
+    """P-masses of an option's losses on the lattice, in one orientation.
+
+    Attributes:
+      first: lattice number of the first mass.
+      masses: (m,) those of finite losses; from above at least, from below at most.
+      infinite: P-mass at an infinite loss.
+      p_error: by how much all P-masses may be more than 1 (from above) or less.
+      q_error: by how much all Q-masses may be less than 1 (from above) or more.
+    """
+
+    first: int
+    masses: np.ndarray
+    infinite: float
+    p_error: float
+    q_error: float
+
+
+def on_lattice(
+    first: int, masses: np.ndarray, infinite: float, step: float, *, up: bool
+) -> Kernel:
+    """A kernel of these masses, with what its P- and Q-masses lack or exceed."""
+    losses = step * (first + np.arange(len(masses)))
+    p = float(masses.sum()) + infinite
+    q = float((masses * np.exp(-losses)).sum())
+    if up:
+        return Kernel(
+            first,
+            masses,
+            infinite,
+            max(p - 1, 0.0) + _SUM_ERROR,
+            max(1 - q, 0.0) + _SUM_ERROR,
+        )
+    return Kernel(
+        first,
+        masses,
+        infinite,
+        max(1 - p, 0.0) + _SUM_ERROR,
+        max(q - 1, 0.0) + _SUM_ERROR,
+    )
+
+
+def kernel_of(
+    losses: Sequence[Profile],
+    counts: Sequence[float],
+    spacing: Spacing,
+    *,
+    backward: bool,
+    tilt: float,
+    up: bool,
+) -> Kernel:
+    """The kernel of an option.
+
+    Args:
+      losses: of its steps, scalar fields that kernels can compute with; their pairs
+        given that not everything is lost (see `with_failure`).
+      counts: how often each is taken, whole numbers >= 1.
+      spacing: the lattice.
+      backward: whether P and Q are exchanged.
+      tilt: masses keep their digits where they are large times ``e^(tilt loss)``.
+      up: from above, or from below.
+    """
+    number = sum(counts)
+    if number == 1:
+        return _of_one(losses[0], spacing, backward=backward, tilt=tilt, up=up)
+    # The error of each step is of second order: n of them at h / (4 sqrt n) have a
+    # sixteenth of that of one at h.
+    halvings = math.ceil(math.log2(4 * math.sqrt(number)))
+    while True:
+        parts = 2**halvings
+        fine = spacing._replace(
+            step=spacing.step / parts, reach=spacing.reach * parts, parts=parts
+        )
+        steps = [
+            _of_one(loss, fine, backward=backward, tilt=tilt, up=up) for loss in losses
+        ]
+        window = _window(steps, counts, fine, tilt)
+        if window[1] <= _MOST_CELLS or halvings == 0:
+            break
+        halvings = max(halvings - math.ceil(math.log2(window[1] / _MOST_CELLS)), 0)
+    whole = _composed(steps, counts, fine, window, tilt, up=up)
+    if parts == 1:
+        return whole
+    coarser = _coarser_from_above if up else _coarser_from_below
+    return coarser(whole, spacing, parts, tilt)
+
+
+def with_failure(kernel: Kernel, log_kept: float, step: float, *, up: bool) -> Kernel:
+    """The kernel where with some probability everything is lost: see `PrivacyLoss`."""
+    if log_kept == 0:
+        return kernel
+    lost = -math.expm1(log_kept)
+    lost = lost * (1 + 1e-14) if up else lost * (1 - 1e-14)
+    kept = math.exp(log_kept) * (1 + 1e-14 if up else 1 - 1e-14)
+    infinite = min(lost + kept * kernel.infinite, 1.0)
+    return on_lattice(kernel.first, kept * kernel.masses, infinite, step, up=up)
+
+
+def _of_one(
+    loss: Profile, spacing: Spacing, *, backward: bool, tilt: float, up: bool
+) -> Kernel:
+    """The kernel of one step."""
+    low, high = _reach(loss, spacing, tilt, backward=backward)
+    index = np.concatenate(
+        [-_points_to(low, spacing)[:0:-1], _points_to(high, spacing)]
+    )
+    points = spacing.step * index
+    if not up:
+        # From below there is a point between any two, which splits their bin.
+        both = np.empty(2 * len(points) - 1)
+        both[::2], both[1::2] = points, 0.5 * (points[:-1] + points[1:])
+        points = both
+    bins = atoms.bin_masses_of_atoms(points, loss, -1 if backward else 1)
+    if bins is None:
+        ((own, other),) = lattice.evaluate_tails([loss], [points])
+        if backward:
+            own, other = other, own
+        bins = lattice.bin_masses(points, own, other)
+    infinite = 0.0
+    if up:
+        # What of a bin's mass is at its upper end is known less well than the mass: an
+        # error of it lifts losses, and adds no mass.
+        top = bins.top + bins.top_error
+        found = np.zeros(len(points))
+        found[1:] += top
+        found[:-1] += np.maximum(bins.bottom + bins.top + bins.mass_error - top, 0.0)
+        found[0] += bins.below * (1 + 1e-12)
+        found[index == 0] += bins.atom + bins.atom_error
+        infinite = bins.above + bins.above_error + 1e-300
+    else:
+        found = lower.lower_distribution(points, bins, tilt, may_shift=False).masses
+    masses = np.zeros(int(index[-1] - index[0]) + 1)
+    masses[index - index[0]] = found
+    return on_lattice(int(index[0]), masses, infinite, spacing.step, up=up)
+
+
+def _points_to(end: int, spacing: Spacing) -> np.ndarray:
+    """Lattice numbers from 0 to the end, closer together where losses are small."""
+    dense = _DENSE if spacing.parts > 1 else end
+    parts, at = [np.arange(min(dense, end) + 1)], min(dense, end)
+    width = 2
+    while at < end:
+        width = min(width, spacing.parts)
+        last = end if width == spacing.parts else min(2 * at, end)
+        more = np.arange(at + width, last + width, width)
+        parts.append(more)
+        at, width = int(more[-1]), 2 * width
+    return np.concatenate(parts)
+
+
+def _reach(
+    loss: Profile, spacing: Spacing, tilt: float, *, backward: bool
+) -> tuple[int, int]:
+    """Cells, at most ``spacing.reach``, to the furthest losses below and above 0."""
+    if isinstance(loss, FiniteValues):
+        values = loss.values()[0]
+        ends = [max(-float(values.min()), 0.0), max(float(values.max()), 0.0)]
+        ends = ends[::-1] if backward else ends
+    else:
+        forward, backwards = _log_tails(_REACHES, loss)
+        own, other = (backwards, forward) if backward else (forward, backwards)
+        # Of losses below -u the P-mass is e^-u times the other direction's tail. It is
+        # counted at the end; tilted, that is little sooner.
+        masses = other[1] - (1 + tilt) * _REACHES, np.logaddexp(*own)
+        small = (np.append((mass < spacing.log_cut)[:-1], True) for mass in masses)
+        ends = [float(_REACHES[np.argmax(each)]) for each in small]
+    cells = (math.ceil(min(e / spacing.step, 1e9)) + 1 for e in ends)
+    down, up = (min(c, spacing.reach) for c in cells)
+    return down, up
+
+
+_log_tails = float64_boundary(lambda u, loss: loss.log_tails(u))
+
+
+def _window(
+    steps: Sequence[Kernel], counts: Sequence[float], fine: Spacing, tilt: float
+) -> tuple[int, int, float, float]:
+    """First cell and number of cells of the sum; the mass above, and aliased.
+
+    By Chernoff's bound of the sum as it is, and of the tilted one, whose mass outside
+    of the window goes round the circle.
+    """
+    exponents = np.concatenate([-_EXPONENTS[::-1], [0.0], _EXPONENTS])
+    log_cut = fine.log_cut - math.log(max(sum(counts), 1.0))
+    high = low = 0.0
+    lumped = [_lumped(kernel) for kernel in steps]
+    for shift in {0.0, tilt}:
+        moments = _log_moments(lumped, counts, fine, exponents + shift)
+        moments -= moments[len(_EXPONENTS)]
+        above, below = exponents > 0, exponents < 0
+        up = exponents[above][np.argmin((moments - log_cut)[above] / exponents[above])]
+        down = exponents[below][
+            np.argmax((moments - log_cut)[below] / exponents[below])
+        ]
+        exact = np.array([shift, shift + up, shift + down])
+        whole = [(k.first + np.arange(len(k.masses)), k.masses) for k in steps]
+        base, of_up, of_down = _log_moments(whole, counts, fine, exact)
+        # Of the distribution itself the base is no more than 1, but for rounding.
+        high = max(high, (of_up - base - log_cut) / up)
+        low = min(low, (of_down - base - log_cut) / down)
+    # No loss of a sum is beyond the sum of the furthest ones.
+    ends = [(k.first, k.first + len(k.masses) - 1) for k in steps]
+    most = sum(n * e for n, (_, e) in zip(counts, ends, strict=True))
+    least = sum(n * s for n, (s, _) in zip(counts, ends, strict=True))
+    first = int(max(math.floor(low / fine.step), least))
+    last = int(min(math.ceil(high / fine.step), most))
+    size = 2 ** math.ceil(math.log2(max(last - first + 1, 16)))
+    is_whole = first == least and last == most
+    lost = 0.0 if is_whole else 2 * math.exp(log_cut)
+    return first, size, lost, lost
+
+
+def _lumped(kernel: Kernel) -> tuple[np.ndarray, np.ndarray]:
+    """Lattice numbers and masses, block by block: an estimate."""
+    size = max(-(-len(kernel.masses) // _BLOCKS), 1)
+    starts = np.arange(0, len(kernel.masses), size)
+    return kernel.first + starts + size // 2, np.add.reduceat(kernel.masses, starts)
+
+
+def _log_moments(
+    steps: Sequence[tuple[np.ndarray, np.ndarray]],
+    counts: Sequence[float],
+    fine: Spacing,
+    exponents: np.ndarray,
+) -> np.ndarray:
+    """``log E e^(c L)`` of the sum, of its finite losses."""
+    total = np.zeros(len(exponents))
+    for (index, masses), count in zip(steps, counts, strict=True):
+        alive = masses > 0
+        log_mass, losses = np.log(masses[alive]), fine.step * index[alive]
+        # Row by row: a product of both would be large.
+        moments = [_logsumexp(log_mass + c * losses) for c in exponents]
+        total += count * np.array(moments)
+    return total
+
+
+def _logsumexp(terms: np.ndarray) -> float:
+    most = float(terms.max())
+    return most + math.log(float(np.exp(terms - most).sum()))
+
+
+def _composed(
+    steps: Sequence[Kernel],
+    counts: Sequence[float],
+    fine: Spacing,
+    window: tuple[int, int, float, float],
+    tilt: float,
+    *,
+    up: bool,
+) -> Kernel:
+    """The kernel of the sum, on the fine lattice."""
+    first, size, lost, aliased = window
+    # Each mass by the tilt that knows it better: rounding is relative to the largest.
+    known = [
+        _masses_of_sum(steps, counts, fine, (first, size, aliased), t, up=up)
+        for t in sorted({0.0, tilt})
+    ]
+    masses = (np.minimum if up else np.maximum).reduce(known)
+    infinite = [k.infinite for k in steps]
+    pairs = zip(counts, infinite, strict=True)
+    kept = sum(n * math.log1p(-min(f, 0.5)) for n, f in pairs)
+    at_once = -math.expm1(kept) if max(infinite) <= 0.5 else 1.0
+    if up:
+        at_once = min(at_once * (1 + 1e-13) + lost, 1.0)
+    else:
+        at_once *= 1 - 1e-13
+    return on_lattice(first, masses, at_once, fine.step, up=up)
+
+
+def _masses_of_sum(
+    steps: Sequence[Kernel],
+    counts: Sequence[float],
+    fine: Spacing,
+    window: tuple[int, int, float],
+    tilt: float,
+    *,
+    up: bool,
+) -> np.ndarray:
+    """(size,) bounds of the masses of the sum, which lie in the window."""
+    first, size, aliased = window
+    tilted, log_scale, relative = [], 0.0, 0.0
+    for kernel, count in zip(steps, counts, strict=True):
+        index = kernel.first + np.arange(len(kernel.masses))
+        alive = kernel.masses > 0
+        exponent = tilt * fine.step * index[alive]
+        log_total = _logsumexp(np.log(kernel.masses[alive]) + exponent)
+        weights = np.zeros(len(index))
+        weights[alive] = kernel.masses[alive] * np.exp(exponent - log_total)
+        tilted.append(np.bincount(index % size, weights, minlength=size))
+        log_scale += count * log_total
+        relative += count * _ROUNDING * (8 + float(np.abs(exponent - log_total).max()))
+    sums = fourier.power_sums(np.stack(tilted), np.asarray(counts, np.float64))
+    cells, rounding, _ = fourier.cells_of_power(sums, size)
+    cells = np.roll(np.maximum(cells, 0.0), -(first % size))
+    exponent = log_scale - tilt * fine.step * (first + np.arange(size))
+    relative = relative + _ROUNDING * (8 + np.abs(exponent) + abs(log_scale))
+    # What goes round the circle adds to its cells.
+    error = float(rounding) + relative * cells + (0.0 if up else 2 * aliased)
+    cells = np.maximum(cells + error if up else cells - error, 0.0)
+    with np.errstate(over="ignore"):
+        return cells * np.exp(exponent)
+
+
+def _coarser_from_above(
+    fine: Kernel, spacing: Spacing, parts: int, tilt: float
+) -> Kernel:
+    """Each mass split to the two points about it, with its P- and Q-mass."""
+    del tilt
+    first = fine.first // parts
+    before = fine.first - first * parts
+    rows = -(-(before + len(fine.masses)) // parts)
+    cells = np.zeros(rows * parts)
+    cells[before : before + len(fine.masses)] = fine.masses
+    cells = cells.reshape(rows, parts)
+    place = np.arange(parts) * (spacing.step / parts)
+    share = np.expm1(-place) / np.expm1(-spacing.step)
+    masses = np.zeros(rows + 1)
+    masses[1:] += cells @ (share * (1 + 1e-15))
+    masses[:-1] += cells @ ((1 - share) * (1 + 4e-15))
+    return on_lattice(first, masses, fine.infinite, spacing.step, up=True)
+
+
+def _coarser_from_below(
+    fine: Kernel, spacing: Spacing, parts: int, tilt: float
+) -> Kernel:
+    """Masses merged until their mean ratios are points of the coarser lattice."""
+    first = fine.first // parts
+    last = -(-(fine.first + len(fine.masses)) // parts)
+    points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)
+    losses = spacing.step / parts * (fine.first + np.arange(len(fine.masses)))
+    bins = atoms.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
+    found = lower.lower_distribution(points, bins, tilt, may_shift=False)
+    return on_lattice(first, found.masses, fine.infinite, spacing.step, up=False)

@@ -1,0 +1,400 @@
+"""Certified ends of epsilon and delta of the worst strategy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxdp_episodic.accountant.methods.adaptive.finite import ends_of_finite
+from jaxdp_episodic.accountant.methods.adaptive.kernel import (
+    Kernel,
+    Spacing,
+    kernel_of,
+    with_failure,
+)
+from jaxdp_episodic.accountant.methods.adaptive.problem import (
+    FURTHEST,
+    RDP_ROUNDING,
+    Ends,
+    Filter,
+    Problem,
+    View,
+    aligned,
+    atoms_of,
+)
+from jaxdp_episodic.accountant.methods.adaptive.reading import (
+    Curve,
+    curve_of,
+    epsilon_above,
+    epsilon_below,
+    value_above,
+    value_below,
+)
+from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window, solve
+from jaxdp_episodic.accountant.methods.question import Question
+
+# Points of the first, coarse windows.
+_COARSE_POINTS = 800
+# Width of epsilon that is enough if no other is asked for, nats.
+_ENOUGH = 1e-5
+# The same of delta, relative.
+_ENOUGH_OF_DELTA = 1e-4
+# Factor of both for which more work is done than usual.
+_COARSER = 100.0
+# Points of all transforms of one end, usually: 0.2 s.
+_USUAL_WORK = 5e7
+# The same, at most: 20 s.
+_MOST_WORK = 5e9
+# Most points of a window.
+_MOST_POINTS = 2.0**19
+# Width of epsilon for each move, of one's square of the spacing and 1 plus the tilt:
+# 0.07 of sampled Gaussians.
+_ERROR = 0.1
+# Refinements of one question, at most.
+_MOST_REFINEMENTS = 8
+# Share of delta to which values fall at the window's right end.
+_RIGHT_SHARE = 1e-6
+# Value to which they fall at its left end.
+_LEFT_VALUE = 1e-6
+# Nats that a window has at least on either side of what is asked.
+_LEAST_REACH = 1e-3
+# Nats over which a slope is taken.
+_SLOPE_NATS = 0.05
+# Largest tilt: beyond it the weights would leave the range of float64.
+_MOST_TILT = 100.0
+# Logarithm of a delta below which masses may underflow.
+_LEAST_LOG_SIZE = -550.0
+# Rounding, over what is looked at, from which on a smaller tilt is tried.
+_VISIBLE = 1e-4
+# Factor of a tilt that was too steep.
+_FLATTER = 0.6
+# Tilts that are tried, at most.
+_MOST_TRIALS = 6
+# Rounding of a logarithm, relative to 1 and its size.
+_ROUNDING = 1e-15
+
+
+class Solver:
+    """The passes of one question: coarse ones, then finer ones where they say.
+
+    The question is one target: log(delta) < 0 and finite, or epsilon >= 0 and finite.
+
+    Attributes:
+      known: the ends where no pass is needed; else None.
+      uppers: of each orientation the upper end found.
+      lower: the lower end found, of the orientation whose upper one is the largest.
+    """
+
+    def __init__(self, question: Question, problem: Problem) -> None:
+        self.question, self.problem = question, problem
+        self.of_epsilon = question.is_epsilon
+        graph = problem.graph
+        # By how much losses and masses may be off along a path.
+        self.displaced, self.mass_error = (
+            {
+                up: float(graph.most(np.asarray(getattr(side, field))))
+                for up, side in ((True, problem.upper), (False, problem.lower))
+            }
+            for field in ("displaced", "mass_error")
+        )
+        self.atoms = atoms_of(problem)
+        self.filters = {b: Filter.of(problem, backward=b) for b in problem.orientations}
+        self.uppers = dict.fromkeys(problem.orientations, question.everything)
+        self.lower = question.nothing
+        self.spacing = math.inf
+        lost = -float(problem.graph.most(-np.asarray(problem.upper.log_kept)))
+        # Of everything being lost at once, at most.
+        self.lost = -math.expm1(lost) * (1 + RDP_ROUNDING)
+        self.views = {b: self._expected(b) for b in problem.orientations}
+        self.known = self._without_passes()
+
+    def _expected(self, backward: bool) -> View:
+        """Where the answer of one orientation is expected."""
+        target, of = float(self.question.target), self.filters[backward]
+        if self.of_epsilon:
+            at, order = of.epsilon(target)
+            log_size = target
+        else:
+            log_size, order = of.log_delta(target)
+            at = target
+        if not (math.isfinite(at) and math.isfinite(log_size)):
+            return View(at, log_size, 0.0, 0.0, 0.0)
+        right = of.epsilon(log_size + math.log(_RIGHT_SHARE))[0]
+        other = self.filters.get(not backward, of)
+        left = other.epsilon(math.log(_LEFT_VALUE))[0]
+        # Values that do not fall to the right are not to be multiplied up.
+        tilt = 0.0 if self.lost else min(order - 1, _MOST_TILT)
+        return View(
+            at, log_size, tilt, left + _LEAST_REACH, max(right, at) + _LEAST_REACH
+        )
+
+    def _without_passes(self) -> Ends | None:
+        """The ends where nothing, or everything, may be lost."""
+        asked, problem = self.question, self.problem
+        if all(not losses for losses in problem.upper.losses) and not any(
+            problem.upper.log_kept
+        ):
+            return Ends(asked.nothing, asked.nothing)
+        log_lost = math.log(self.lost) if self.lost else -math.inf
+        views = self.views.values()
+        if not np.isfinite(np.array(list(views))).all():
+            return Ends(asked.nothing, asked.everything)
+        if self.of_epsilon and log_lost >= float(asked.target):
+            return Ends(asked.nothing, asked.everything)
+        if max(v.log_size for v in views) < _LEAST_LOG_SIZE:
+            # Masses behind it would underflow: Rényi's bound stands.
+            return Ends(asked.nothing, self._bound())
+        return None
+
+    def _bound(self) -> float:
+        """*Upper bound* of the answer by Rényi's filter, and what is lost at once."""
+        target = float(self.question.target)
+        filters = self.filters.values()
+        if self.of_epsilon:
+            if self.lost:
+                return math.inf
+            found = max(f.epsilon(target)[0] for f in filters)
+            return found + RDP_ROUNDING * (1 + abs(found))
+        found = max(f.log_delta(target)[0] for f in filters)
+        found += RDP_ROUNDING * (1 + abs(found))
+        log_lost = math.log(self.lost) if self.lost else -math.inf
+        return min(float(np.logaddexp(found, log_lost)), 0.0)
+
+    @property
+    def expected(self) -> float:
+        """Where the answer is expected; an estimate."""
+        views = self.views.values()
+        return max(v.at if self.of_epsilon else v.log_size for v in views)
+
+    def answer(self, width: float | None, *, at_least: float = -math.inf) -> Ends:
+        """Certified ends of epsilon or log(delta) of the worst strategy.
+
+        Args:
+          width: that is enough: of epsilon in nats, of delta relative. None is 1e-5, or
+            1e-4 of delta, where that is quickly had, and else a hundred times that.
+          at_least: an upper end below it need not be a close one.
+        """
+        if self.known is not None:
+            return self.known
+        exact = ends_of_finite(self.question, self.problem)
+        if exact is not None:
+            return exact
+        enough = _ENOUGH if self.of_epsilon else _ENOUGH_OF_DELTA
+        self.begin()
+        if max(self.uppers.values()) > at_least:
+            if width is not None:
+                self.refine(width, _MOST_WORK)
+            else:
+                self.refine(enough, _USUAL_WORK)
+                self.refine(_COARSER * enough, _MOST_WORK)
+        return self.found()
+
+    def begin(self) -> None:
+        """Coarse passes, which say where the answer is and how wide the ends are."""
+        for backward, view in self.views.items():
+            for _ in range(_MOST_TRIALS):
+                window = self.window(view, (view.left + view.right) / _COARSE_POINTS)
+                row = self.row(backward, window, up=True)
+                # Where the tilt is too steep the largest values are elsewhere.
+                at = np.argmin(np.abs(window.points - view.at))
+                if row.error < _VISIBLE * row.values[at] or not view.tilt:
+                    break
+                view = view._replace(tilt=_FLATTER * view.tilt)
+            upper = self.upper_end(curve_of(row, window, up=True))
+            self.uppers[backward] = min(self.uppers[backward], upper)
+            # Not a bound: where the curve is, and how steep.
+            seen = curve_of(row._replace(error=0.0), window, up=True)
+            self.views[backward] = self._seen(view, seen)
+            self.spacing = min(self.spacing, window.step)
+
+    def _seen(self, view: View, curve: Curve) -> View:
+        """A view of what a coarse curve shows."""
+        at = view.at
+        if self.of_epsilon:
+            at = min(epsilon_above(curve, math.exp(view.log_size)), at)
+        log_values = np.log(curve.values + 1e-300)
+        log_size, beside = np.interp([at, at + _SLOPE_NATS], curve.x, log_values)
+        small = np.flatnonzero(log_values <= log_size + math.log(_RIGHT_SHARE))
+        end = int(small[0]) if small.size else len(curve.x) - 1
+        right = float(curve.x[end])
+        # Of a heavy tail less than the slope: tilted, it would be larger than the rest.
+        tilt = (log_size - beside) / _SLOPE_NATS
+        if right > at + _SLOPE_NATS:
+            tilt = min(tilt, (log_size - log_values[end]) / (right - at))
+        return View(
+            at,
+            min(float(log_size), 0.0),
+            0.0 if self.lost else float(np.clip(tilt, 0.0, _MOST_TILT)),
+            view.left,
+            max(right, at) + _LEAST_REACH,
+        )
+
+    def largest_budget(self, log_delta: float, width: float) -> int:
+        """The largest budget whose delta, at the question's epsilon, is certified.
+
+        The graph is one of all budgets. The first that is too large ends a pass, as
+        delta grows with the budget.
+
+        Args:
+          log_delta: that must not be exceeded.
+          width: of log(delta) that is enough.
+        """
+        most = len(self.problem.graph.moves) - 1
+        if self.known is not None:
+            return most if self.known.upper <= log_delta else 0
+        self.begin()
+        self.refine(width, _USUAL_WORK)
+        for backward in self.uppers:
+            view = self.views[backward]
+            window = self.window(view, min(self.spacing, view.right + view.left))
+            within = [0]
+
+            def is_too_large(
+                state: int,
+                row: Row,
+                window: Window = window,
+                within: list[int] = within,
+            ) -> bool:
+                found = self.upper_end(curve_of(row, window, up=True))
+                if found <= log_delta:
+                    within[0] = state
+                return found > log_delta
+
+            self.row(backward, window, up=True, visit=is_too_large)
+            most = min(most, within[0])
+        return most
+
+    @property
+    def lead(self) -> bool:
+        """The orientation whose upper end is the larger."""
+        return max(self.uppers, key=lambda b: self.uppers[b])
+
+    @property
+    def width(self) -> float:
+        """Of epsilon in nats, of delta relative."""
+        with np.errstate(invalid="ignore"):
+            width = max(self.uppers.values()) - self.lower
+        return 0.0 if math.isnan(width) else width
+
+    def refine(self, enough: float, most_work: float) -> None:
+        """Finer passes until the ends are close enough, or the work is too much."""
+        graph = self.problem.graph
+        transforms = sum(map(len, graph.moves)) + len(graph.moves)
+        for i in range(_MOST_REFINEMENTS):
+            width = self.width
+            if width <= enough or self.known is not None:
+                return
+            if self.lower == self.question.nothing:
+                width = math.inf  # no lower end yet
+            view = self.views[self.lead]
+            # Both ends' errors are of second order in the spacing.
+            if math.isfinite(width):
+                share = max(min(math.sqrt(0.8 * enough / width), 0.7), 0.05)
+                finer = share * self.spacing
+            else:
+                nats = enough / (1.0 if self.of_epsilon else 1 + view.tilt)
+                moves = float(graph.most(np.ones(len(self.problem.runs))))
+                finer = math.sqrt(nats / (_ERROR * moves * (1 + view.tilt)))
+                finer = min(finer, self.spacing * (1.0 if i == 0 else 0.25))
+            points = min(_MOST_POINTS, most_work / transforms)
+            finer = max(finer, (view.left + view.right) / points)
+            if finer > 0.75 * self.spacing and math.isfinite(width):
+                return
+            self._look(finer)
+
+    def found(self) -> Ends:
+        """The ends."""
+        upper = min(max(self.uppers.values()), self._bound())
+        return Ends(min(self.lower, upper), upper)
+
+    def _look(self, spacing: float) -> None:
+        """One pass for each end that may count, on windows of a spacing."""
+        lead = self.lead
+        for backward in sorted(self.uppers, key=lambda b: b != lead):
+            if backward != lead and self.uppers[backward] <= self.lower:
+                continue
+            window = self.window(self.views[backward], spacing)
+            row = self.row(backward, window, up=True)
+            curve = curve_of(row, window, up=True)
+            self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
+            if backward == lead:
+                self.spacing = window.step
+                row = self.row(backward, window, up=False)
+                below = curve_of(row, window, up=False)
+                self.lower = max(self.lower, self.lower_end(below, curve))
+
+    def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
+        """The window of a view, on a lattice that has the options' atoms."""
+        step = spacing if is_aligned else aligned(spacing, self.atoms)
+        first = -math.ceil(view.left / step)
+        size = math.ceil(view.right / step) - first + 3
+        return Window(step, first, size, view.tilt, view.at)
+
+    def row(
+        self,
+        backward: bool,
+        window: Window,
+        *,
+        up: bool,
+        visit: Callable[[int, Row], bool] | None = None,
+        payoff: Callable[[int], np.ndarray] | None = None,
+        offset: float = 0.0,
+    ) -> Row:
+        """The row of the start, from above or from below; see `solve`.
+
+        With an offset the points are ``log g`` plus it.
+        """
+        of = self.filters[backward]
+        return solve(
+            self.problem.graph,
+            self.kernels(window, backward=backward, up=up),
+            window,
+            up=up,
+            visit=visit,
+            payoff=payoff,
+            # No state is worth more than the first, as going on never loses.
+            beyond=lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
+        )
+
+    def kernels(self, window: Window, *, backward: bool, up: bool) -> list[Kernel]:
+        """Of all options."""
+        side = self.problem.upper if up else self.problem.lower
+        reach = min(2 * window.size, int(FURTHEST / window.step))
+        spacing = Spacing(window.step, reach, self.views[backward].log_size)
+        return [
+            with_failure(
+                kernel_of(
+                    losses, counts, spacing, backward=backward, tilt=window.tilt, up=up
+                ),
+                log_kept,
+                window.step,
+                up=up,
+            )
+            for losses, counts, log_kept in zip(
+                side.losses, side.counts, side.log_kept, strict=True
+            )
+        ]
+
+    def upper_end(self, curve: Curve) -> float:
+        """The upper end that a curve from above says."""
+        target = float(self.question.target)
+        shift, scale = self.displaced[True], self.mass_error[True]
+        if self.of_epsilon:
+            return epsilon_above(curve, math.exp(target - scale)) + shift
+        found = value_above(curve, max(target - shift, 0.0))
+        # Of g below 1 the divergence is at most 1 - g more than at 1.
+        found += max(shift - target, 0.0)
+        log_found = math.log(found) + scale if found > 0 else -math.inf
+        return min(log_found + _ROUNDING * (1 + abs(log_found)), 0.0)
+
+    def lower_end(self, curve: Curve, above: Curve) -> float:
+        """The lower end that curves from below and above say."""
+        target = float(self.question.target)
+        shift, scale = self.displaced[False], self.mass_error[False]
+        if self.of_epsilon:
+            found = epsilon_below(curve, above, math.exp(target + scale))
+            return max(found - shift, 0.0)
+        found = value_below(curve, above, target + shift)
+        return math.log(found) - scale - _ROUNDING * 700 if found > 0 else -math.inf

@@ -1,0 +1,147 @@
+"""An epsilon that may be read at any moment: a function of the price spent.
+
+Let eps(s) be stated before the first release. With
+
+    u(s, g) = max((1 - e^eps(s) g)_+, max over options k of E u(s + c_k, g e^-L_k)),
+
+every strategy, stopped whenever it likes with price s spent, and every event E have
+``P(E) <= E'[e^eps(s); E] + u(0, 1)`` (docs/proofs.md, "Runs that adapt"). In ``x = log
+g + M``, M the largest eps(s), this is the recursion of `recursion` with a payoff of
+stopping: ``u - (1 - e^x)_+`` is at least 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxdp_episodic.accountant.methods.adaptive.method import Solver
+from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
+from jaxdp_episodic.accountant.methods.adaptive.reading import curve_of
+from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
+
+# Relative width of u that is enough.
+_ENOUGH = 1e-3
+# Least width of a window to the right of the largest epsilon, nats.
+_LEAST_RIGHT = 1.0
+# Factor of a tilt that was too steep.
+_FLATTER = 0.7
+# Tilt below which no smaller one is tried.
+_LEAST_TILT = 1.0
+# Margin above the one found, relative: for the rounding of sums.
+_ROUNDING = 1e-12
+
+
+def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
+    """Certified ends of ``log u(0, 1)``, of the larger orientation.
+
+    Args:
+      problem: its graph has prices.
+      epsilons: for each price spent, from 0 on; >= 0, nats.
+    """
+    largest = max(epsilons[spent] for spent in problem.graph.spent)
+    solver = _solver(DeltaAt(np.asarray(largest)), problem)
+    if solver.known is not None:
+        return solver.known
+    lower, upper = -math.inf, -math.inf
+    for backward in problem.orientations:
+        window, above = _seen(solver, backward, epsilons, largest)
+        payoff = _payoff(problem, epsilons, largest, window)
+        row = solver.row(backward, window, up=False, payoff=payoff, offset=largest)
+        curve = curve_of(above, window, up=True)
+        upper = max(upper, solver.upper_end(curve))
+        below = curve_of(row, window, up=False)
+        lower = max(lower, solver.lower_end(below, curve))
+    return Ends(min(lower, upper), upper)
+
+
+def filter_epsilons(problem: Problem, log_delta: float) -> np.ndarray:
+    """Epsilon of the worst strategy of each smaller budget; of a graph of all of them.
+
+    *Upper bounds*, inf where the delta is too small.
+    """
+    most = len(problem.graph.moves) - 1
+    found = np.zeros(most + 1)
+    solver = _solver(EpsilonAt(np.asarray(log_delta)), problem)
+    if solver.known is not None:
+        found[1:] = solver.known.upper
+        return found
+    for backward in problem.orientations:
+        view = solver.views[backward]
+        window = solver.window(view, min(solver.spacing, view.left + view.right))
+
+        def read(state: int, row: Row, window: Window = window) -> bool:
+            if row.values.any():
+                end = solver.upper_end(curve_of(row, window, up=True))
+                found[state] = max(found[state], end)
+            return False
+
+        solver.row(backward, window, up=True, visit=read)
+    return found
+
+
+def margin(problem: Problem, epsilons: Sequence[float], log_delta: float) -> float:
+    """The least c, certified, with which ``epsilons + c`` has ``u(0, 1)`` within delta.
+
+    As ``(1 - e^(eps + c) g)_+`` is the payoff at ``e^c g``, one recursion says all.
+    """
+    largest = max(epsilons[spent] for spent in problem.graph.spent)
+    solver = _solver(EpsilonAt(np.asarray(log_delta)), problem)
+    if solver.known is not None:
+        return 0.0 if solver.known.upper == 0 else math.inf
+    found = 0.0
+    for backward in problem.orientations:
+        window, row = _seen(solver, backward, epsilons, largest)
+        end = solver.upper_end(curve_of(row, window, up=True))
+        found = max(found, end - largest)
+    return found * (1 + _ROUNDING) + _ROUNDING
+
+
+def _solver(question: DeltaAt | EpsilonAt, problem: Problem) -> Solver:
+    """A solver that knows where to look, and how finely."""
+    solver = Solver(question, problem)
+    if solver.known is None:
+        solver.begin()
+        solver.refine(_ENOUGH / 10 if question.is_epsilon else _ENOUGH, 5e7)
+    return solver
+
+
+def _seen(
+    solver: Solver, backward: bool, epsilons: Sequence[float], largest: float
+) -> tuple[Window, Row]:
+    """A window in which the row from above keeps its digits, and that row."""
+    view = solver.views[backward]
+    right = max(view.right, largest + _LEAST_RIGHT)
+    view = view._replace(right=right, at=largest)
+    while True:
+        # The largest epsilon is a point, where u may have a kink.
+        step = min(solver.spacing, view.left + right)
+        if largest > 0:
+            step = largest / math.ceil(largest / step)
+        window = solver.window(view, step, is_aligned=True)
+        payoff = _payoff(solver.problem, epsilons, largest, window)
+        row = solver.row(backward, window, up=True, payoff=payoff, offset=largest)
+        at = np.argmin(np.abs(window.points - largest))
+        if row.error < _ENOUGH * row.values[at] or view.tilt < _LEAST_TILT:
+            return window, row
+        # The largest values are elsewhere: values fall less steeply than tilted.
+        view = view._replace(tilt=_FLATTER * view.tilt)
+
+
+def _payoff(
+    problem: Problem, epsilons: Sequence[float], largest: float, window: Window
+) -> Callable[[int], np.ndarray]:
+    """Of stopping in a state: ``(1 - e^(x - gap))_+ - (1 - e^x)_+``."""
+    x = window.points
+    below = np.where(x < 0, np.exp(np.minimum(x, 0.0)), 0.0)
+
+    def of(state: int) -> np.ndarray:
+        gap = largest - epsilons[problem.graph.spent[state]]
+        inside = (x >= 0) & (x < gap)
+        above = np.where(inside, -np.expm1(np.where(inside, x - gap, -1.0)), 0.0)
+        return above - below * math.expm1(-gap)
+
+    return of

@@ -1,0 +1,394 @@
+"""Runs that adapt: the worst of all strategies that a menu allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.menu import Menu, check_kind
+from jaxdp_episodic.accountant.describe.rule_book import RuleBook
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
+from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accountant.questions import api, intervals
+from jaxdp_episodic.accountant.questions.odometers import (
+    odometer_ends,
+    odometer_with_margin,
+)
+from jaxdp_episodic.accountant.questions.prices import default_prices, largest_budget
+from jaxdp_episodic.accountant.questions.strategies import (
+    Game,
+    ends,
+    equivalent,
+    game_of,
+    largest_loss,
+    lost_at_once,
+    taken_once,
+)
+
+# The odometer that is found: the filter's epsilon plus a certified margin.
+MARGIN = "margin"
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class AdaptiveRun(Menu):
+    """A run that chooses each step in view of everything that it has released.
+
+    ``AdaptiveRun(options={"slow": step, "check": release}, quotas={"slow": 40,
+    "check": 5})``. What may be chosen is fixed here: the options, and how often each
+    may be taken (quotas), or what each costs (prices) and how much may be spent
+    (budget). Everything asked of it is about the worst *strategy*: one that picks each
+    option in view of all releases before it, and of coins of its own, and stops when
+    it likes. It must be given releases and public facts only: not losses that were not
+    noised, not the sizes of draws.
+
+    Immutable: `charge` returns a new run. What was taken changes what may be taken
+    next, never the guarantee.
+
+    Attributes:
+      options: steps, releases, composed runs (taken as a whole; epochs must be whole)
+        and other adaptive runs that have not begun, by name; each one setting, all
+        about the same protected units.
+      quotas: whole number >= 0 for each option: how often it may be taken, in any
+        order, at any time. Costs what all of them composed cost, and nothing more.
+      taken: how often each option has been taken.
+      state: of the rules, None without any.
+
+    Raises:
+      TypeError: an option that is none.
+      ValueError: options that protect different units, arrays of settings, names that
+        are no options.
+      NotImplementedError: part of an epoch as an option, or a release of which the
+        Rényi divergences alone are known.
+    """
+
+    also_read: ClassVar[tuple[str, ...]] = ("epsilon", "delta")
+
+    options: Mapping[str, Any]
+    quotas: Mapping[str, int] | None = None
+    prices: Mapping[str, int] | None = None
+    budget: int | None = None
+    blocks: Mapping[str, int] | None = None
+    rules: RuleBook | None = None
+    odometer: tuple[float, ...] | None = None
+    taken: Mapping[str, int] = field(default_factory=dict)
+    state: str | None = None
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        *,
+        quotas: Mapping[str, int] | None = None,
+        prices: Mapping[str, int] | None = None,
+        budget: int | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        blocks: Mapping[str, int] | None = None,
+        rules: RuleBook | None = None,
+        odometer: Any = None,
+        taken: Mapping[str, int] = MappingProxyType({}),
+        state: str | None = None,
+    ) -> None:
+        wants_margin = isinstance(odometer, str)
+        if wants_margin:
+            _validation.choice("odometer", odometer, (MARGIN,))
+        check_kind(
+            {"quotas": quotas, "prices": prices, "budget": budget, "blocks": blocks},
+            (epsilon, delta),
+            rules,
+            wants_margin=wants_margin,
+        )
+        self._set(
+            options=options,
+            quotas=quotas,
+            prices=prices,
+            budget=budget,
+            blocks=blocks,
+            rules=rules,
+            odometer=None if wants_margin or prices is None else odometer,
+            taken=taken,
+            state=state,
+        )
+        object.__setattr__(self, "_answers", {})
+        if delta is not None:
+            checked = _validation.open_unit_array("delta", delta)
+            delta = _validation.single("delta", checked)
+        if epsilon is not None and delta is not None:
+            checked = _validation.positive_array("epsilon", epsilon)
+            self._find_budget(_validation.single("epsilon", checked), delta)
+        if wants_margin and delta is not None:
+            self._set_margin(delta)
+        elif odometer is not None and self.odometer is None:
+            object.__setattr__(self, "odometer", odometer)
+            self._check_odometer()
+        self._check_taken()
+
+    def _set_margin(self, delta: float) -> None:
+        """States the odometer "the epsilon of a budget of what is spent, plus c"."""
+        found = odometer_with_margin(self, math.log(delta))
+        if not np.isfinite(found).all():
+            raise ValueError(
+                f"delta={delta:g} is too small for an odometer: no finite epsilon is "
+                "certified at it"
+            )
+        object.__setattr__(self, "odometer", tuple(found.tolist()))
+
+    def _find_budget(self, epsilon: float, delta: float) -> None:
+        """Sets the budget that a target allows, and prices where none were given."""
+        if self.prices is None:
+            laid = default_prices(
+                self.options, epsilon, delta, blocks=self.rules is None
+            )
+            object.__setattr__(self, "prices", MappingProxyType(laid.prices))
+            blocks = MappingProxyType(laid.blocks) if laid.blocks else None
+            object.__setattr__(self, "blocks", blocks)
+        budget = largest_budget(self, epsilon, delta)
+        object.__setattr__(self, "budget", budget)
+
+    def __reduce__(self) -> Any:
+        return type(self).from_dict, (self.to_dict(),)
+
+    def epsilon(self, *, delta: Any) -> Any:
+        """Returns epsilon of the worst strategy: an *upper bound*, certified.
+
+        Of quotas, and wherever the worst strategy is a composition, it is that of
+        `jaxdp_episodic.epsilon`, exact to its stated error.
+
+        Args:
+          delta: in [0, 1], any shape.
+        """
+        same = self._composition()
+        if same is not None:
+            return api.epsilon(same, delta=delta)
+        return self.epsilon_interval(delta=delta)[1]
+
+    def delta(self, *, epsilon: Any) -> Any:
+        """Returns delta of the worst strategy: an *upper bound*, as of `epsilon`.
+
+        Args:
+          epsilon: >= 0, nats, any shape.
+        """
+        same = self._composition()
+        if same is not None:
+            return api.delta(same, epsilon=epsilon)
+        return self.delta_interval(epsilon=epsilon)[1]
+
+    def epsilon_interval(
+        self, *, delta: Any, max_width: float | None = None
+    ) -> tuple[Any, Any]:
+        """Returns certified lower and upper ends of the worst strategy's epsilon.
+
+        Args:
+          delta: in [0, 1], any shape.
+          max_width: nats that are aimed at; None is 1e-5 where that is quickly had, and
+            else up to 1e-3.
+        """
+        same = self._composition()
+        if same is not None:
+            return intervals.epsilon_interval(same, delta=delta, max_width=max_width)
+        width = None
+        if max_width is not None:
+            checked = _validation.positive_array("max_width", max_width)
+            width = _validation.single("max_width", checked)
+        targets = _validation.probability_array("delta", delta)
+        return self._each(targets, lambda d: self._epsilon_ends(d, width))
+
+    def delta_interval(self, *, epsilon: Any) -> tuple[Any, Any]:
+        """Returns certified lower and upper ends of the worst strategy's delta.
+
+        Args:
+          epsilon: >= 0, nats, any shape.
+        """
+        same = self._composition()
+        if same is not None:
+            return intervals.delta_interval(same, epsilon=epsilon)
+        targets = _validation.nonnegative_array("epsilon", epsilon)
+        return self._each(targets, self._delta_ends)
+
+    def cost_of_adaptivity(self, *, delta: float) -> AdaptivityCost:
+        """Returns what the freedom to choose costs, beside each option alone.
+
+        Args:
+          delta: in (0, 1), one number.
+
+        Raises:
+          NotImplementedError: without prices: quotas cost nothing.
+        """
+        if self.prices is None or self.budget is None:
+            raise NotImplementedError(
+                "the cost of adaptivity is that of prices: quotas cost what their "
+                "composition costs"
+            )
+        target = _validation.single(
+            "delta", _validation.open_unit_array("delta", delta)
+        )
+        start = self._as_begun()
+        alone, numbers = {}, {}
+        for name, option in self.options.items():
+            numbers[name] = start.most(name) if self.rules is None else 0
+            if self.rules is not None:
+                numbers[name] = start.most(name)
+            steps = compose((taken_once(option), numbers[name]))
+            alone[name] = float(api.epsilon(steps, delta=target))
+        worst = float(self.epsilon(delta=target))
+        largest = max(alone.values())
+        held_back = 0.0
+        if largest > 0:
+            smaller = largest_budget(self, largest * (1 + 1e-9), target)
+            held_back = max(1 - smaller / self.budget, 0.0)
+        return AdaptivityCost(worst, alone, numbers, worst / largest, held_back)
+
+    @property
+    def epsilon_so_far(self) -> float:
+        """Epsilon that was stated for the price spent by now: read it when you like.
+
+        It holds with the delta of `odometer_interval`, whatever moment is chosen. None
+        of the other answers may be read so: they are about the run as a whole.
+
+        Raises:
+          ValueError: no odometer was stated.
+        """
+        if self.odometer is None:
+            raise ValueError("odometer must be stated when the run is described")
+        return self.odometer[self.spent]
+
+    def odometer_interval(self) -> tuple[float, float]:
+        """Returns certified ends of the delta with which the odometer holds.
+
+        Whenever a strategy stops, with ``e`` the odometer's value then, and every event
+        E: ``P(E) <= E'[exp(e); E] + delta`` (docs/proofs.md, "Runs that adapt").
+
+        Raises:
+          ValueError: no odometer was stated.
+        """
+        odometer = self.odometer
+        if odometer is None:
+            raise ValueError("odometer must be stated when the run is described")
+
+        def solved() -> Ends:
+            return _as_deltas(odometer_ends(self, odometer))
+
+        return tuple(self._kept("odometer", solved))
+
+    def taken_composed(self) -> ComposedSteps | None:
+        """Returns what was taken as a run of its own: information, no guarantee.
+
+        None where nothing was taken yet.
+        """
+        pairs = [(self.options[name], n) for name, n in self.taken.items() if n]
+        return compose(*pairs) if pairs else None
+
+    def _as_begun(self) -> AdaptiveRun:
+        """The run before anything was taken."""
+        start = object.__new__(type(self))
+        taken = MappingProxyType(dict.fromkeys(self.options, 0))
+        state = None if self.rules is None else self.rules.start
+        start.__dict__.update(self.__dict__, taken=taken, state=state)
+        return start
+
+    def _kept(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """An answer that was given before: it does not depend on what was taken."""
+        answers: dict[Any, Any] = self.__dict__["_answers"]
+        if key not in answers:
+            answers[key] = compute()
+        return answers[key]
+
+    def _game(self) -> Game:
+        return self._kept("game", lambda: game_of(self))
+
+    def _composition(self) -> ComposedSteps | None:
+        """The composition that the worst strategy is, where there is one.
+
+        All quotas used up, in whatever order: every move leaves the same function of
+        the loss so far, and stopping never helps (docs/proofs.md, "Runs that adapt").
+        """
+
+        def found() -> ComposedSteps | None:
+            if self.quotas is not None:
+                quotas = self.quotas.items()
+                return compose(*((taken_once(self.options[n]), q) for n, q in quotas))
+            game = self._game()
+            if game.steps:
+                return equivalent(game)
+            return compose(*((taken_once(o), 0) for o in self.options.values()))
+
+        return self._kept("composition", found)
+
+    def _each(
+        self, targets: np.ndarray, ends_at: Callable[[float], Ends]
+    ) -> tuple[Any, Any]:
+        found = np.array([ends_at(float(t)) for t in targets.reshape(-1)])
+        lower, upper = found.reshape(*targets.shape, 2).T
+        return lower.T[()], upper.T[()]
+
+    def _epsilon_ends(self, delta: float, width: float | None) -> Ends:
+        if delta >= 1:
+            return Ends(0.0, 0.0)
+        if delta == 0:
+            return Ends(0.0, self._most_lost())
+        question = EpsilonAt(np.asarray(math.log(delta)))
+
+        def solved() -> Ends:
+            found = ends(question, self._game(), width=width)
+            return Ends(found.lower, min(found.upper, self._most_lost()))
+
+        return self._kept(("epsilon", delta, width), solved)
+
+    def _delta_ends(self, epsilon: float) -> Ends:
+        if math.isinf(epsilon):
+            return Ends(0.0, lost_at_once(self._game()))
+        if epsilon >= self._most_lost():
+            return Ends(0.0, 0.0)
+
+        def solved() -> Ends:
+            found = ends(DeltaAt(np.asarray(epsilon)), self._game())
+            lower, upper = (np.asarray(end) for end in found)
+            return Ends(
+                float(api.delta_of(lower, up=False)),
+                float(api.delta_of(upper, up=True)),
+            )
+
+        return self._kept(("delta", epsilon), solved)
+
+    def _most_lost(self) -> float:
+        return self._kept("most lost", lambda: largest_loss(self._game()))
+
+
+# A run may be an option of another.
+AdaptiveRun.nested_specs = {
+    **Menu.nested_specs,
+    "options": (*Menu.nested_specs["options"], AdaptiveRun),
+}
+
+
+class AdaptivityCost(NamedTuple):
+    """What the freedom to choose costs, at one delta.
+
+    Attributes:
+      epsilon: of the worst strategy.
+      alone: epsilon of each option where the whole budget goes to it.
+      numbers: how often each may be taken then.
+      ratio: ``epsilon`` over the largest of ``alone``.
+      held_back: share of the budget to be held back for the worst strategy to cost no
+        more than the largest of ``alone``.
+    """
+
+    epsilon: float
+    alone: dict[str, float]
+    numbers: dict[str, int]
+    ratio: float
+    held_back: float
+
+
+def _as_deltas(found: Ends) -> Ends:
+    """Ends of delta from those of its logarithm."""
+    lower, upper = (np.asarray(end) for end in found)
+    return Ends(
+        float(api.delta_of(lower, up=False)), float(api.delta_of(upper, up=True))
+    )

@@ -1,0 +1,76 @@
+"""Odometers of a menu: what they hold with, and the margin that makes one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.menu import Menu
+from jaxdp_episodic.accountant.methods.adaptive.graph import Graph, graph_of_budgets
+from jaxdp_episodic.accountant.methods.adaptive.odometer import (
+    filter_epsilons,
+    margin,
+    odometer_delta,
+)
+from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
+from jaxdp_episodic.accountant.questions.strategies import (
+    Game,
+    all_runs,
+    game_of,
+    problems_of,
+)
+
+
+def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Ends:
+    """Certified ends of the logarithm of the delta with which an odometer holds."""
+    game = game_of(menu)
+    if not game.steps:
+        return Ends(-math.inf, -math.inf)
+    found = []
+    for above, below in _problems(game, game.graph):
+        each = [odometer_delta(problem, odometer) for problem in above]
+        lower = [odometer_delta(p, odometer).lower for p in below]
+        lower = lower or [ends.lower for ends in each]
+        found.append(Ends(max(lower), max(ends.upper for ends in each)))
+    return Ends(min(e.lower for e in found), min(e.upper for e in found))
+
+
+def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
+    """The odometer "epsilon of a budget of what is spent, plus c"; 0 of nothing.
+
+    Whatever the function is, c makes it one that holds with delta.
+    """
+    assert menu.prices is not None and menu.budget is not None
+    game = game_of(menu)
+    if not game.steps:
+        return np.zeros(menu.budget + 1)
+    prices = [menu.prices[name] for name in game.names]
+    budgets = graph_of_budgets(prices, menu.budget)
+    epsilons = np.full(menu.budget + 1, np.inf)
+    for above, _ in _problems(game, budgets):
+        worst = [filter_epsilons(problem, log_delta) for problem in above]
+        epsilons = np.minimum(epsilons, np.maximum.reduce(worst))
+    if not np.isfinite(epsilons).all():
+        return epsilons
+    # A larger budget's epsilon is no smaller; what was found may be, by rounding.
+    epsilons = np.maximum.accumulate(epsilons)
+    found = min(
+        max(margin(problem, epsilons.tolist(), log_delta) for problem in above)
+        for above, _ in _problems(game, game.graph)
+    )
+    epsilons = epsilons + found
+    # Of nothing that was released.
+    epsilons[0] = 0.0
+    return epsilons
+
+
+def _problems(
+    game: Game, graph: Graph
+) -> Iterator[tuple[list[Problem], list[Problem]]]:
+    """Of each theorem the paths' problems."""
+    each = [all_runs(step) for step in game.steps]
+    for theorem in range(max(map(len, each))):
+        runs = [some[min(theorem, len(some) - 1)] for some in each]
+        yield problems_of(graph, runs)

@@ -1,0 +1,231 @@
+"""Prices of a menu by themselves, and the budget that a target allows.
+
+Prices in proportion to ``1 / n_k``, with n_k the number of option k that the target
+allows alone, leave the largest smallest share of the n_k (docs/proofs.md, "Runs that
+adapt"). They are whole numbers, so options that are taken often are paid for in blocks:
+rounding, and the rest of a budget that buys nothing, then cost little.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.menu import MOST_BUDGET, Menu
+from jaxdp_episodic.accountant.describe.step import compose
+from jaxdp_episodic.accountant.methods.adaptive.graph import graph_of_budgets
+from jaxdp_episodic.accountant.methods.adaptive.method import Solver
+from jaxdp_episodic.accountant.methods.question import DeltaAt
+from jaxdp_episodic.accountant.questions import api
+from jaxdp_episodic.accountant.questions.strategies import (
+    Game,
+    all_runs,
+    equivalent,
+    game_of,
+    largest_within,
+    problems_of,
+)
+
+# Budgets that prices are laid for.
+_SCALES = np.arange(120, 601, 4)
+# Least price: what a price loses by rounding is then a tenth of it at most.
+_LEAST_PRICE = 5
+# Blocks that are tried for each option.
+_BLOCKS = (1, 2, 3, 4, 5, 6, 8)
+# Least number of blocks of an option that the target allows, of those tried.
+_LEAST_BLOCKS = 40
+# Loss of shares that a budget's unit is worth: of two scales about as good the smaller.
+_COST_OF_A_UNIT = 1e-5
+# Numbers of steps tried at a time.
+_TRIALS = 16
+# Most steps of one option.
+_MOST_STEPS = 2**40
+# Width of log(delta) that is enough to find a budget.
+_WIDTH = 2e-3
+
+
+class Prices(NamedTuple):
+    """Whole prices, and how many steps each of them pays for."""
+
+    prices: dict[str, int]
+    blocks: dict[str, int]
+
+
+def number_alone(step: Any, epsilon: float, delta: float) -> float:
+    """How often an option alone stays within a target, with a fraction.
+
+    The fraction by interpolation of ``log(delta)``. An *estimate* that no guarantee
+    rests on.
+    """
+
+    def log_delta(numbers: np.ndarray) -> np.ndarray:
+        found = api.delta(compose((step, numbers)), epsilon=epsilon)
+        with np.errstate(divide="ignore"):
+            return np.log(found)
+
+    goal = math.log(delta)
+    low, high = 0, 1
+    while high <= _MOST_STEPS:
+        tried = high * 2 ** np.arange(8)
+        fits = log_delta(tried) <= goal
+        if not fits.all():
+            first = int(np.argmin(fits))
+            low, high = (int(tried[first - 1]) if first else low), int(tried[first])
+            break
+        low, high = int(tried[-1]), 2 * int(tried[-1])
+    else:
+        return math.inf
+    while high - low > 1:
+        inside = np.linspace(low, high, _TRIALS + 2)[1:-1]
+        tried = np.unique(np.clip(np.rint(inside).astype(np.int64), low + 1, high - 1))
+        fits = log_delta(tried) <= goal
+        first = len(tried) if fits.all() else int(np.argmin(fits))
+        high = int(tried[first]) if first < len(tried) else high
+        low = int(tried[first - 1]) if first else low
+    before, after = log_delta(np.array([low, low + 1]))
+    if not math.isfinite(before):  # of no step at all, say
+        return float(low) if low else math.exp(goal - float(after))
+    return low + float(np.clip((goal - before) / (after - before), 0.0, 1.0))
+
+
+def default_prices(
+    options: Mapping[str, Any], epsilon: float, delta: float, *, blocks: bool
+) -> Prices:
+    """Prices and blocks for a target.
+
+    Raises:
+      ValueError: an option that the target does not allow once, or without end.
+    """
+    numbers = {}
+    for name, option in options.items():
+        number = number_alone(option, epsilon, delta)
+        if not 1 <= number < math.inf:
+            often = "not once" if number < 1 else "without end"
+            raise ValueError(
+                f"prices must be given: option {name!r} alone may be taken {often} at "
+                f"epsilon={epsilon:g}, delta={delta:g}"
+            )
+        numbers[name] = number
+    found = [_laid(list(numbers.values()), float(s), blocks=blocks) for s in _SCALES]
+    _, prices, lengths = min(found)
+    return Prices(
+        dict(zip(numbers, prices, strict=True)),
+        {n: m for n, m in zip(numbers, lengths, strict=True) if m > 1},
+    )
+
+
+def _laid(
+    numbers: Sequence[float], scale: float, *, blocks: bool
+) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+    """Prices and blocks at one scale, and what they lose of the smallest share."""
+    choices = []
+    for number in numbers:
+        lengths = {1}
+        if blocks:
+            # Powers of 2 as well, for what is taken thousands of times.
+            most = max(int(number / _LEAST_BLOCKS), 1)
+            powers = {2**i for i in range(most.bit_length())}
+            lengths = {m for m in {*_BLOCKS, *powers} if m <= most}
+        options = []
+        for length in sorted(lengths):
+            exact = scale * length / number
+            price = max(round(exact), 1)
+            too_cheap = max(_LEAST_PRICE - price, 0) / _LEAST_PRICE
+            # Half a block is what the end of the budget leaves, on average.
+            rest = 0.5 * length / number
+            options.append((price / exact, rest + 0.05 * too_cheap, price, length))
+        # Near to each other in their ratio to the exact price: the best few.
+        options.sort(key=lambda o: abs(math.log(o[0])) + o[1])
+        choices.append(options[:4])
+    if len(numbers) > 5:
+        choices = [
+            options[:2] if i < 8 else options[:1] for i, options in enumerate(choices)
+        ]
+    best = (math.inf, (), ())
+    for chosen in itertools.product(*choices):
+        ratios = [ratio for ratio, *_ in chosen]
+        loss = 1 - min(ratios) / max(ratios) + max(rest for _, rest, *_ in chosen)
+        loss += _COST_OF_A_UNIT * scale
+        if loss < best[0]:
+            best = loss, tuple(o[2] for o in chosen), tuple(o[3] for o in chosen)
+    return best
+
+
+def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:
+    """The largest budget whose worst strategy is certified to be within a target.
+
+    Raises:
+      ValueError: nothing of the menu can be paid for within the target, or a budget
+        above the largest that there may be.
+    """
+    assert menu.prices is not None
+    alone = {}
+    blocks = menu.blocks or {}
+    for name, price in menu.prices.items():
+        number = number_alone(menu.options[name], epsilon, delta)
+        # One block more than is allowed is too much.
+        alone[name] = price * (number / blocks.get(name, 1) + 1)
+    most = min(min(alone.values()), MOST_BUDGET + 1.0)
+    if most > MOST_BUDGET:
+        raise ValueError(
+            f"prices must be such that the target is worth at most {MOST_BUDGET:,} "
+            f"units, got {dict(menu.prices)}"
+        )
+    most = max(math.ceil(most), 1)
+    game = game_of(menu, most)
+    if not game.steps:
+        found = 0
+    elif equivalent(game) is not None or menu.rules is not None:
+
+        def fits(budget: int) -> bool:
+            return _delta_above(game_of(menu, budget), epsilon) <= delta
+
+        found = largest_within(fits, most)
+    else:
+        found = _by_one_pass(game, menu.prices, most, epsilon, delta)
+    if found < min(menu.prices.values()):
+        raise ValueError(
+            f"epsilon={epsilon:g} and delta={delta:g} allow no option of the menu: the "
+            f"budget would be {found}, the prices are {dict(menu.prices)}"
+        )
+    return found
+
+
+def _delta_above(game: Game, epsilon: float) -> float:
+    """Certified delta of the worst strategy of a game."""
+    if not game.steps:
+        return 0.0
+    same = equivalent(game)
+    if same is not None:
+        return float(api.delta(same, epsilon=epsilon, method="pld"))
+    each = [all_runs(step) for step in game.steps]
+    found = math.inf
+    for theorem in range(max(map(len, each))):
+        runs = [some[min(theorem, len(some) - 1)] for some in each]
+        problems, _ = problems_of(game.graph, runs)
+        question = DeltaAt(np.asarray(epsilon))
+        uppers = [Solver(question, p).answer(_WIDTH).upper for p in problems]
+        found = min(found, math.exp(max(uppers)))
+    return found * (1 + 1e-15)
+
+
+def _by_one_pass(
+    game: Game, prices: Mapping[str, int], most: int, epsilon: float, delta: float
+) -> int:
+    """The rows of one recursion are the worst strategies of all smaller budgets."""
+    each = [all_runs(step) for step in game.steps]
+    graph = graph_of_budgets([prices[name] for name in game.names], most)
+    best = 0
+    for theorem in range(max(map(len, each))):
+        runs = [some[min(theorem, len(some) - 1)] for some in each]
+        problems, _ = problems_of(graph, runs)
+        budget = most
+        for problem in problems:
+            solver = Solver(DeltaAt(np.asarray(epsilon)), problem)
+            budget = min(budget, solver.largest_budget(math.log(delta), _WIDTH))
+        best = max(best, budget)
+    return best

@@ -1,0 +1,219 @@
+"""The worst strategy of a menu: its options' pairs, path by path, and the answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.menu import Menu
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
+from jaxdp_episodic.accountant.methods.adaptive.graph import (
+    Graph,
+    budget_graph,
+    rule_graph,
+)
+from jaxdp_episodic.accountant.methods.adaptive.method import Solver
+from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
+from jaxdp_episodic.accountant.methods.question import Question
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
+from jaxdp_episodic.accountant.questions.paths import rounded_up, undominated_paths
+
+# Most paths that are solved one by one; beyond, rates are rounded up to make paths
+# equal.
+_MOST_PATHS = 8
+
+
+class Game(NamedTuple):
+    """A menu as the recursion takes it.
+
+    Attributes:
+      names: of the options that some strategy can reach.
+      steps: of these options, each a step or a composed run.
+      graph: the states; its options are numbered as ``names``.
+    """
+
+    names: tuple[str, ...]
+    steps: tuple[Any, ...]
+    graph: Graph
+
+
+def game_of(menu: Menu, budget: int | None = None) -> Game:
+    """The game that a menu with prices, or with rules alone, is.
+
+    Args:
+      menu: the menu.
+      budget: in place of the menu's own.
+    """
+    names = tuple(menu.options)
+    prices = None if menu.prices is None else [menu.prices[n] for n in names]
+    spent = int((menu.budget or 0) if budget is None else budget)
+    if menu.rules is not None:
+        rules = menu.rules
+        graph = rule_graph(names, rules.moves, rules.start, prices, spent)
+    else:
+        assert prices is not None
+        graph = budget_graph(prices, spent)
+    used = sorted({k for moves in graph.moves for k, _ in moves})
+    number = {k: i for i, k in enumerate(used)}
+    moves = tuple(tuple((number[k], to) for k, to in moves) for moves in graph.moves)
+    blocks = menu.blocks or {}
+    return Game(
+        tuple(names[k] for k in used),
+        tuple(_paid_for(menu.options[names[k]], blocks.get(names[k], 1)) for k in used),
+        graph._replace(moves=moves),
+    )
+
+
+def taken_once(option: Any) -> Any:
+    """Returns an option as a step or a composed run."""
+    if not isinstance(option, Menu):
+        return option
+    if option.quotas is None:
+        raise NotImplementedError(
+            "an AdaptiveRun with prices as an option has no theorem here; covered: one "
+            "with quotas"
+        )
+    quotas = option.quotas.items()
+    return compose(*((taken_once(option.options[n]), q) for n, q in quotas))
+
+
+def _paid_for(option: Any, times: int) -> Any:
+    """An option as it is paid for: a block of it."""
+    option = taken_once(option)
+    return option if times == 1 else compose((option, times))
+
+
+def equivalent(game: Game) -> ComposedSteps | None:
+    """A composition that the worst strategy is, where there is one.
+
+    That is of one option; and of Gaussians alone, which are totally ordered by their
+    shift: a strategy that collects the largest sum of squares is the worst of all.
+    """
+    if not game.steps:
+        return None
+    if len(game.steps) == 1:
+        taken = game.graph.path_of_most([1.0])
+    else:
+        runs = [all_runs(step)[0] for step in game.steps]
+        squares = []
+        for run in runs:
+            shift = np.unique(run.gaussian_shift())
+            if shift.size != 1 or not (shift > 0).all() or run.is_unprotected.any():
+                return None
+            squares.append(float(shift[0]) ** 2)
+        taken = game.graph.path_of_most(squares)
+    counts = taken.astype(np.int64).tolist()
+    return compose(*zip(game.steps, counts, strict=True))
+
+
+def all_runs(step: Any) -> tuple[Run, ...]:
+    """The runs that a step, or a composed one, is: one for each theorem; paths last."""
+    count = None if isinstance(step, ComposedSteps) else np.asarray(1)
+    return runs_of(step, count)
+
+
+def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
+    """Certified ends of one answer: the supremum over paths, taken last.
+
+    Of several theorems the least end counts, path by path.
+
+    Args:
+      question: one target inside of its range.
+      game: of at least one option.
+      width: see `Solver.answer`.
+    """
+    each = [all_runs(step) for step in game.steps]
+    by_theorem = []
+    for theorem in range(max(map(len, each))):
+        runs = [some[min(theorem, len(some) - 1)] for some in each]
+        by_theorem.append(_ends_of_paths(question, game.graph, runs, width))
+    return Ends(
+        min(found.lower for found in by_theorem),
+        min(found.upper for found in by_theorem),
+    )
+
+
+def _ends_of_paths(
+    question: Question, graph: Graph, runs: Sequence[Run], width: float | None
+) -> Ends:
+    above, below = problems_of(graph, runs)
+    lower, upper = question.nothing, question.nothing
+    solvers = [Solver(question, problem) for problem in above]
+    # The worst first: most others then need no second look.
+    for solver in sorted(solvers, key=lambda s: -s.expected):
+        found = solver.answer(width, at_least=lower)
+        upper = max(upper, found.upper)
+        if not below:
+            lower = max(lower, found.lower)
+    for problem in below:
+        lower = max(lower, Solver(question, problem).answer(width).lower)
+    return Ends(min(lower, upper), upper)
+
+
+def problems_of(
+    graph: Graph, runs: Sequence[Run]
+) -> tuple[list[Problem], list[Problem]]:
+    """The paths' problems; where these stand for more paths, some of a lower end."""
+    joint = Run(
+        tuple(loss for run in runs for loss in run.losses),
+        tuple(count for run in runs for count in run.counts),
+    )
+    if joint.num_paths > 1:
+        joint = joint.take_paths(undominated_paths(joint))
+    if joint.num_paths <= _MOST_PATHS:
+        return [_path(graph, runs, joint, i) for i in range(joint.num_paths)], []
+    fewer, group, _ = rounded_up(joint, _MOST_PATHS)
+    above = [_path(graph, runs, fewer, i) for i in range(fewer.num_paths)]
+    members = np.unique(group, return_index=True)[1].tolist()
+    return above, [_path(graph, runs, joint, i) for i in members]
+
+
+def _path(graph: Graph, runs: Sequence[Run], joint: Run, index: int) -> Problem:
+    """The problem of one path of a joint run."""
+    one = joint.take_paths(np.array([index]))
+    options, at = [], 0
+    for run in runs:
+        end = at + len(run.losses)
+        options.append(Run(one.losses[at:end], one.counts[at:end]))
+        at = end
+    return Problem.of(graph, options)
+
+
+def largest_loss(game: Game) -> float:
+    """*Upper bound* of what any strategy loses; inf where there is none."""
+    most = 0.0
+    for steps in zip(*_padded([all_runs(s) for s in game.steps]), strict=True):
+        costs = np.array([float(run.most_lost.max()) for run in steps])
+        lost = any(np.any(run.log_kept() < 0) for run in steps)
+        total = math.inf if lost else float(game.graph.most(costs))
+        most = max(most, total)
+    return most
+
+
+def lost_at_once(game: Game) -> float:
+    """*Upper bound* of the probability that a strategy loses everything at once."""
+    most = 0.0
+    for steps in zip(*_padded([all_runs(s) for s in game.steps]), strict=True):
+        costs = np.array([-float(run.log_kept().min()) for run in steps])
+        with np.errstate(invalid="ignore"):
+            lost = -math.expm1(-float(game.graph.most(costs)))
+        most = max(most, lost)
+    return min(most * (1 + 1e-12), 1.0)
+
+
+def _padded(each: Sequence[tuple[Run, ...]]) -> list[tuple[Run, ...]]:
+    length = max(map(len, each))
+    return [runs + (runs[-1],) * (length - len(runs)) for runs in each]
+
+
+def largest_within(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to ``most`` that fits, 0 always does; by bisection."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,111 @@
+"""A clip norm that follows a quantile of the contributions' norms, by a noised count.
+
+Beside its gradient g, of norm at most C, a clip unit gives b = 1/2 if the norm before
+clipping was at most C, -1/2 if it was above, or not finite, and 0 if there is nothing
+in the unit. The step releases the sums of g / C and of b / r with noise of one and the
+same deviation in all coordinates: one vector a unit, of norm at most
+sqrt(1 + 1 / (4 r^2)). Relative to this norm the noise is what it was without b, so that
+epsilon is the same (docs/proofs.md, "A clip norm that follows the data").
+
+On the grid, C is `GRID` steps and 1 / (2 r) whole steps too, rounded down: the bound
+holds for what is added.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.trainer.config.training_parts import NORMALIZE, ClippingConfig
+from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
+
+# Rounding of a root must not make the noise smaller.
+_ROUNDED = 1 + 1e-12
+
+
+def steps_of_vote(clipping: ClippingConfig) -> int:
+    """Returns |b| / r in grid steps, of which the clip norm has `GRID`; 0: no count."""
+    return int(GRID / (2 * clipping.count_noise)) if clipping.counts else 0
+
+
+def longest(clipping: ClippingConfig) -> float:
+    """Returns the norm, in clip norms, of what a clip unit gives at most."""
+    vote = steps_of_vote(clipping)
+    return math.sqrt(1 + (vote / GRID) ** 2) * _ROUNDED if vote else 1.0
+
+
+def count_deviation(clipping: ClippingConfig, noise_multiplier: Any) -> float:
+    """Returns the noise of the sum of the b: r times that of the sum of the g / C."""
+    ratio = GRID / (2 * steps_of_vote(clipping))
+    return ratio * longest(clipping) * float(noise_multiplier)
+
+
+def vote(unit: Any, norm: Array, finite: Array, l2_clip_norm: Array) -> Array:
+    """Returns 2 b of a drawn clip unit, int32, by its norm before clipping.
+
+    A unit with a field ``slot_mask``, 0 everywhere, has nothing in it.
+    """
+    is_short = finite & ~(norm > l2_clip_norm)
+    held = jnp.any(getattr(unit, "slot_mask", jnp.ones((1,), jnp.float32)) > 0)
+    return jnp.where(held, jnp.where(is_short, 1, -1), 0).astype(jnp.int32)
+
+
+def released_share(
+    clipping: ClippingConfig,
+    votes: Any,
+    noise: np.ndarray,
+    expected_units: float,
+    *,
+    is_discrete: bool,
+) -> np.ndarray:
+    """Returns the share of short contributions, with its noise: float32, a scalar.
+
+    Of the sum of the units' `vote` and of the count's noise, grid steps if discrete,
+    else clip norms. The expected units a step are a public number, never the realised.
+    """
+    steps = steps_of_vote(clipping)
+    if is_discrete:
+        # Whole numbers; what follows is post-processing. A vote is two times 1 / 2.
+        total = (steps * int(votes) + int(noise)) / (2 * steps)
+    else:
+        total = int(votes) / 2 + float(noise) * GRID / (2 * steps)
+    return np.asarray(0.5 + total / expected_units, np.float32)
+
+
+def next_clip_norm(
+    clipping: ClippingConfig,
+    bounds: tuple[float, float],
+    l2_clip_norm: float,
+    share: float,
+) -> float:
+    """Returns the clip norm behind a step's: a function of what it released alone.
+
+    The bounds are those of `ClippingConfig.bounds`, the share is `released_share`.
+    """
+    change = clipping.rate * (clipping.quantile - float(share))
+    logarithm = math.log(l2_clip_norm) + change
+    low, high = bounds
+    return math.exp(min(max(logarithm, math.log(low)), math.log(high)))
+
+
+def clipped_and_noised(clipping: ClippingConfig, noise: str, step: GaussianStep) -> str:
+    """Returns what a step does to contributions and their sum, for a statement."""
+    deviation = longest(clipping) * float(step.noise_multiplier)
+    scaled, norm, count = "clipped", "the clip norm", ""
+    if clipping.kind == NORMALIZE:
+        scaled, norm = "scaled to one norm", "this norm"
+    if clipping.counts:
+        scaled += f", to a norm that followed the {clipping.quantile:g} quantile"
+        count = (
+            f", noise of {count_deviation(clipping, step.noise_multiplier):.5g} to "
+            "the count of those that were at most that long"
+        )
+    return (
+        f"the gradient of each drawn `{step.clip_unit}` was {scaled}, {noise} of "
+        f"{deviation:.5g} times {norm} was added to their sum{count}"
+    )

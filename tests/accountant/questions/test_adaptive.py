@@ -1,0 +1,294 @@
+"""Runs that adapt: what may be chosen, what it costs, how it is written down."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+
+
+def gaussian(noise, rate=0.1, **others):
+    draw = jde.Poisson("example", sampling_probability=rate)
+    return jde.GaussianStep(draw, noise_multiplier=noise, **others)
+
+
+SLOW, FAST, CHECK = gaussian(1.5), gaussian(2.2), jde.LaplaceRelease(10.0)
+MENU = {"slow": SLOW, "fast": FAST, "check": CHECK}
+QUOTAS = {"slow": 20, "fast": 3, "check": 5}
+
+
+def test_quotas_cost_what_all_of_them_composed_cost():
+    run = jde.AdaptiveRun({"slow": SLOW, "fast": FAST}, quotas={"slow": 20, "fast": 3})
+    every = jde.compose((SLOW, 20), (FAST, 3))
+    deltas = np.array([1e-7, 1e-5])
+    np.testing.assert_array_equal(
+        run.epsilon(delta=deltas), jde.epsilon(every, delta=deltas)
+    )
+    assert run.delta(epsilon=1.0) == jde.delta(every, epsilon=1.0)
+    assert run.delta_interval(epsilon=1.0) == jde.delta_interval(every, epsilon=1.0)
+
+
+def test_a_charge_is_a_new_run_with_less_left_and_the_same_guarantee():
+    run = jde.AdaptiveRun(MENU, quotas={"slow": 2, "fast": 1, "check": 0})
+    after = run.charge("slow").charge("fast")
+    assert run.left == {"slow": 2, "fast": 1, "check": 0} and not any(
+        run.taken.values()
+    )
+    assert after.left == {"slow": 1, "fast": 0, "check": 0}
+    assert after.taken == {"slow": 1, "fast": 1, "check": 0}
+    assert (after.most("slow"), after.most("fast")) == (1, 0)
+    assert after.can("slow") and not after.can("fast") and not run.can("check")
+    assert after != run and after.epsilon(delta=1e-5) == run.epsilon(delta=1e-5)
+    assert after.taken_composed() == jde.compose((SLOW, 1), (FAST, 1))
+    with pytest.raises(ValueError, match=r"'fast' cannot be taken: its quota of 1"):
+        after.charge("fast")
+    with pytest.raises(ValueError, match="did you mean 'slow'"):
+        run.charge("slwo")
+
+
+def test_it_is_read_again_as_it_was_written():
+    rules = jde.RuleBook.in_order(["slow", "fast", "check"])
+    run = jde.AdaptiveRun(MENU, quotas=QUOTAS, rules=rules).charge("fast")
+    again = jde.AdaptiveRun.from_dict(run.to_dict())
+    assert again == run and hash(again) == hash(run)
+    assert again.state == "fast" and not again.can("slow")
+    assert pickle.loads(pickle.dumps(run)) == run
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"taken": {"slow": 21}},
+        {"quotas": {"slow": 1}},
+        {"quotas": {**QUOTAS, "other": 1}},
+        {"quotas": {**QUOTAS, "slow": -1}},
+        {"state": "slow"},
+        {"quota": QUOTAS},
+    ],
+)
+def test_what_is_not_right_in_a_file_is_refused(change):
+    written = jde.AdaptiveRun(MENU, quotas=QUOTAS).to_dict()
+    with pytest.raises(ValueError):
+        jde.AdaptiveRun.from_dict({**written, **change})
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "match"),
+    [
+        (gaussian(1.0, neighboring_relation="zero_out"), ValueError, "neighboring_rel"),
+        (jde.RenyiDP([2.0], [1.0]), NotImplementedError, "Rényi divergences alone"),
+        (jde.ZeroConcentratedDP(0.1), NotImplementedError, "Rényi divergences alone"),
+        (gaussian([1.0, 2.0]), ValueError, "one setting"),
+        ("slow", TypeError, "must be a GaussianStep"),
+        (
+            jde.GaussianStep(
+                jde.RandomAllocation("example", steps_per_epoch=10), noise_multiplier=1
+            ),
+            NotImplementedError,
+            "only whole epochs",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(other, error, match):
+    with pytest.raises(error, match=match) as caught:
+        jde.AdaptiveRun({"slow": SLOW, "other": other}, quotas={"slow": 1, "other": 1})
+    assert "'other'" in str(caught.value)
+
+
+def test_rule_books():
+    book = jde.RuleBook.at_most_changes(["a", "b"], 1)
+    state = book.start
+    for name in "aab":
+        state = book.after(state, name)
+    assert book.after(state, "b") and book.after(state, "a") is None
+    every = jde.RuleBook.every(["a", "b"], 3)
+    state = every.after(every.start, "a")
+    assert every.after(state, "b") is None
+    assert every.after(every.after(state, "a"), "a") == every.start
+    assert jde.RuleBook.every(["a"], 1).has_cycles()
+    assert not jde.RuleBook("x", {"x": {"a": "y"}}).has_cycles()
+    with pytest.raises(ValueError, match="start"):
+        jde.RuleBook("z", {"x": {"a": "y"}})
+    with pytest.raises(ValueError, match="different names"):
+        jde.RuleBook.in_order(["a", "a"])
+
+
+# --- Prices ---
+
+PRICES = {"slow": 5, "fast": 2, "check": 3}
+
+
+def test_prices_are_paid_and_the_guarantee_is_the_budgets():
+    run = jde.AdaptiveRun(MENU, prices=PRICES, budget=12)
+    assert (run.left, run.most("slow"), run.most("fast")) == (12, 2, 6)
+    after = run.charge("slow").charge("check").charge("fast")
+    assert (after.spent, after.left) == (10, 2)
+    assert after.can("fast") and not after.can("check")
+    with pytest.raises(ValueError, match="it costs 5, and 2 of 12 is left"):
+        after.charge("slow")
+    assert jde.AdaptiveRun.from_dict(after.to_dict()) == after
+    lower, upper = run.epsilon_interval(delta=1e-5)
+    assert lower < upper < lower + 1e-4
+    assert after.epsilon(delta=1e-5) == run.epsilon(delta=1e-5) == upper
+    # More than any fixed choice costs, less than all of them.
+    fixed = [((SLOW, 2),), ((FAST, 6),), ((CHECK, 4),), ((FAST, 3), (CHECK, 2))]
+    most = max(jde.epsilon(jde.compose(*one), delta=1e-5) for one in fixed)
+    assert most <= upper + 1e-9
+    below, above = run.delta_interval(epsilon=upper)
+    assert below <= 1e-5 <= above * (1 + 1e-3)
+
+
+def test_ends_of_the_range():
+    run = jde.AdaptiveRun(
+        {"slow": SLOW, "fast": FAST}, prices={"slow": 5, "fast": 2}, budget=7
+    )
+    assert run.epsilon(delta=1.0) == 0 and run.epsilon(delta=0.0) == np.inf
+    assert run.delta(epsilon=np.inf) == 0
+    bounded = jde.AdaptiveRun(
+        {"a": jde.ApproximateDP(0.5, 1e-6), "b": jde.ApproximateDP(0.2)},
+        prices={"a": 3, "b": 1},
+        budget=7,
+    )
+    assert bounded.delta(epsilon=np.inf) == pytest.approx(2e-6, rel=1e-5)
+    assert bounded.epsilon(delta=1e-6) == np.inf
+    assert bounded.epsilon(delta=0.0) == np.inf
+    nothing = jde.AdaptiveRun(MENU, prices=PRICES, budget=1)
+    assert nothing.epsilon(delta=1e-5) == 0 and not nothing.can("fast")
+    bare = jde.AdaptiveRun(
+        {"a": gaussian(0.0), "b": SLOW}, prices={"a": 1, "b": 1}, budget=2
+    )
+    assert bare.epsilon(delta=1e-5) == np.inf and bare.delta(epsilon=1.0) == 1
+
+
+def test_always_drawn_is_exact():
+    options = {name: gaussian(noise, 1.0) for name, noise in (("a", 10.0), ("b", 20.0))}
+    run = jde.AdaptiveRun(options, prices={"a": 4, "b": 1}, budget=400)
+    # Gaussians of squared shifts 1/100 and 1/400: one of shift 1, whatever is chosen.
+    one = jde.delta(gaussian(1.0, 1.0), epsilon=0.5, num_steps=1)
+    assert run.delta(epsilon=0.5) == pytest.approx(one, rel=1e-12)
+
+
+def test_blocks_are_paid_with_their_first_step():
+    run = jde.AdaptiveRun(
+        {"slow": SLOW, "fast": FAST},
+        prices={"slow": 5, "fast": 3},
+        budget=11,
+        blocks={"fast": 2},
+    )
+    assert run.most("fast") == 6
+    after = run.charge("fast")
+    assert (after.spent, after.most("fast")) == (3, 5)
+    after = after.charge("slow")
+    assert (after.spent, after.left, after.most("fast")) == (8, 3, 3)
+    after = after.charge("fast")
+    assert after.spent == 8 and jde.AdaptiveRun.from_dict(after.to_dict()) == after
+    # A block is an option of two steps.
+    two = jde.AdaptiveRun(
+        {"slow": SLOW, "fast": jde.compose((FAST, 2))},
+        prices={"slow": 5, "fast": 3},
+        budget=11,
+    )
+    assert run.epsilon(delta=1e-5) == two.epsilon(delta=1e-5)
+
+
+def test_the_budget_for_a_target_is_the_largest_that_is_certified():
+    options = {"slow": SLOW, "fast": FAST}
+    prices = {"slow": 5, "fast": 2}
+    run = jde.AdaptiveRun(options, prices=prices, epsilon=0.8, delta=1e-5)
+    assert run.epsilon(delta=1e-5) <= 0.8
+    more = jde.AdaptiveRun(options, prices=prices, budget=run.budget + 2)
+    assert more.epsilon(delta=1e-5) > 0.8
+    again = {**run.to_dict(), "epsilon": 0.8, "delta": 1e-5}
+    with pytest.raises(ValueError, match="budget must be None with epsilon"):
+        jde.AdaptiveRun.from_dict(again)
+    del again["budget"]
+    assert jde.AdaptiveRun.from_dict(again).budget == run.budget
+
+
+@pytest.mark.slow
+def test_prices_by_themselves_are_as_the_numbers_that_a_target_allows():
+    options = {"slow": gaussian(3.0), "fast": gaussian(5.0)}
+    run = jde.AdaptiveRun(options, epsilon=1.0, delta=1e-5)
+    assert run.epsilon(delta=1e-5) <= 1.0
+    cost = run.cost_of_adaptivity(delta=1e-5)
+    assert 1 <= cost.ratio < 1.1 and 0 <= cost.held_back < 0.15
+    for name, step in options.items():
+        alone = int(jde.calibrate_num_steps(step, epsilon=1.0, delta=1e-5))
+        assert 0.8 * alone < cost.numbers[name] <= alone
+
+
+def test_an_odometer_may_be_read_at_any_time():
+    options, prices = {"slow": SLOW, "fast": FAST}, {"slow": 5, "fast": 2}
+    run = jde.AdaptiveRun(
+        options, prices=prices, budget=30, odometer="margin", delta=1e-5
+    )
+    assert run.epsilon_so_far == 0 and run.odometer_interval()[1] <= 1e-5 * (1 + 1e-3)
+    after = run.charge("slow")
+    assert 0 < after.epsilon_so_far < after.charge("slow").epsilon_so_far
+    assert after.odometer[30] > run.epsilon(delta=1e-5)
+    assert jde.AdaptiveRun.from_dict(after.to_dict()) == after
+    without = jde.AdaptiveRun(options, prices=prices, budget=30)
+    with pytest.raises(ValueError, match="odometer must be stated"):
+        _ = without.epsilon_so_far
+
+
+def test_an_adaptive_run_with_quotas_may_be_an_option():
+    inner = jde.AdaptiveRun({"slow": SLOW}, quotas={"slow": 2})
+    options = {"inner": inner, "fast": FAST}
+    run = jde.AdaptiveRun(options, prices={"inner": 5, "fast": 1}, budget=8)
+    flat = {"inner": jde.compose((SLOW, 2)), "fast": FAST}
+    same = jde.AdaptiveRun(flat, prices={"inner": 5, "fast": 1}, budget=8)
+    assert run.epsilon(delta=1e-5) == same.epsilon(delta=1e-5)
+    assert jde.AdaptiveRun.from_dict(run.to_dict()) == run
+
+
+def test_the_supremum_over_paths_is_taken_last():
+    # Two groups: option "a" draws the first more often, "b" the second.
+    tree = jde.Population.from_sizes([10, 30])
+
+    def step(size):
+        draw = jde.MultistageSampling(
+            jde.WithoutReplacement("group", size=1),
+            jde.WithoutReplacement("example", size=size),
+        )
+        return jde.GaussianStep(
+            draw,
+            noise_multiplier=2.0,
+            clip_unit="example",
+            population=tree,
+            small_units="keep",
+        )
+
+    options = {"a": step(1), "b": step(20)}
+    run = jde.AdaptiveRun(options, prices={"a": 1, "b": 2}, budget=6)
+    lower, upper = run.epsilon_interval(delta=1e-5)
+    assert 0 < lower <= upper < lower + 1e-3
+    for fixed in (((options["a"], 6),), ((options["b"], 3),)):
+        assert jde.epsilon(jde.compose(*fixed), delta=1e-5) <= upper + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({}, "the run has no end"),
+        ({"prices": PRICES}, "prices need a budget"),
+        ({"budget": 5}, "the run has no end"),
+        ({"prices": {**PRICES, "slow": 0}, "budget": 5}, r"prices\['slow'\] must be"),
+        ({"prices": {"slow": 1}, "budget": 5}, "prices must name every option"),
+        ({"prices": PRICES, "budget": 5, "quotas": QUOTAS}, "None with quotas"),
+        ({"prices": PRICES, "budget": 0}, "budget must be a whole number >= 1"),
+        ({"prices": PRICES, "budget": 5, "epsilon": 1.0, "delta": 0.1}, "budget must"),
+        ({"prices": PRICES, "epsilon": 1.0}, "needs a delta"),
+        ({"prices": PRICES, "budget": 5, "delta": 1e-5}, "delta must be None"),
+        ({"prices": PRICES, "budget": 5, "odometer": "margin"}, "needs the delta"),
+        ({"prices": PRICES, "budget": 5, "odometer": [0.1]}, "list of 6 finite"),
+        ({"quotas": QUOTAS, "odometer": [0.1]}, "odometer must be None"),
+        ({"quotas": QUOTAS, "blocks": {"slow": 2}}, "blocks must be None"),
+        ({"rules": jde.RuleBook("x", {"x": {"slow": "x"}})}, "never end a run"),
+        ({"prices": PRICES, "epsilon": 0.01, "delta": 1e-7}, "no option of the menu"),
+    ],
+)
+def test_what_does_not_say_how_a_run_ends_is_refused(given, match):
+    with pytest.raises(ValueError, match=match):
+        jde.AdaptiveRun(MENU, **given)

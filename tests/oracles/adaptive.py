@@ -1,0 +1,209 @@
+"""Adaptive runs by brute force: every strategy of a menu, and one that is played.
+
+An option is a pair (P, Q) of distributions on finitely many outputs, exact fractions
+or floats. What may be bought is a function ``moves(state) -> [(option, next state)]``
+without cycles: prices, quotas and rule books are all the same to this module. A
+strategy is a decision tree: () stops, and (k, next state, subtrees) takes option k and
+has one subtree for each output. Nothing in here imports the library.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+import numpy as np
+from scipy import interpolate, special
+
+Moves = Callable[[Hashable], list[tuple[int, Hashable]]]
+Pair = tuple[Sequence, Sequence]
+
+
+def by_prices(prices: Sequence[int]) -> Moves:
+    """States are what is left of the budget."""
+    return lambda left: [(k, left - c) for k, c in enumerate(prices) if c <= left]
+
+
+def by_quotas(left: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
+    """States are what is left of each option's quota: itself a `Moves`."""
+    return [
+        (k, (*left[:k], n - 1, *left[k + 1 :])) for k, n in enumerate(left) if n > 0
+    ]
+
+
+def falling(prices: Sequence[int]) -> Moves:
+    """States are (largest option still allowed from, left): indices may only grow."""
+    return lambda state: [
+        (k, (k, state[1] - c))
+        for k, c in enumerate(prices)
+        if k >= state[0] and c <= state[1]
+    ]
+
+
+def strategies(menu: Sequence[Pair], moves: Moves, state) -> Iterator[tuple]:
+    """All deterministic strategies from a state on."""
+    yield ()
+    for option, after in moves(state):
+        rest = list(strategies(menu, moves, after))
+        outputs = len(menu[option][0])
+        for subtrees in itertools.product(rest, repeat=outputs):
+            yield option, after, subtrees
+
+
+def num_strategies(menu: Sequence[Pair], moves: Moves, state) -> int:
+    return 1 + sum(
+        num_strategies(menu, moves, after) ** len(menu[option][0])
+        for option, after in moves(state)
+    )
+
+
+def leaves(menu: Sequence[Pair], tree: tuple, state, p=1, q=1) -> Iterator[tuple]:
+    """(state where it stops, mass under P, mass under Q) of every history."""
+    if not tree:
+        yield state, p, q
+        return
+    option, after, subtrees = tree
+    for output, subtree in enumerate(subtrees):
+        first, second = menu[option][0][output], menu[option][1][output]
+        yield from leaves(menu, subtree, after, p * first, q * second)
+
+
+def paid(menu: Sequence[Pair], tree: tuple, state, ratio: Callable):
+    """Sum of (p - ratio(state) q)_+: the hockey stick, where the ratio is one g."""
+    return sum(max(p - ratio(s) * q, 0 * p) for s, p, q in leaves(menu, tree, state))
+
+
+def worst(menu: Sequence[Pair], moves: Moves, state, ratio: Callable):
+    """The largest payment of all strategies, each written out, and their number."""
+    values = [paid(menu, tree, state, ratio) for tree in strategies(menu, moves, state)]
+    return max(values), len(values)
+
+
+def worst_by_history(
+    menu: Sequence[Pair], moves: Moves, state, ratio: Callable, p=1, q=1
+):
+    """The same by the maximum at each history: what is paid adds up over them."""
+    after = [
+        sum(
+            worst_by_history(menu, moves, left, ratio, p * first, q * second)
+            for first, second in zip(*menu[option], strict=True)
+        )
+        for option, left in moves(state)
+    ]
+    return max([p - ratio(state) * q, 0 * p, *after])
+
+
+def random_menu(rng, options: int, outputs: int, grain: int = 12) -> list[Pair]:
+    """Random pairs of masses k / grain, zeros (so infinite losses) among them."""
+
+    def masses():
+        cuts = np.sort(rng.integers(0, grain + 1, outputs - 1))
+        return np.diff([0, *cuts, grain]) / grain
+
+    return [(masses(), masses()) for _ in range(options)]
+
+
+# Steps of Gaussian noise, by quadrature: no lattice, no chords, nothing certified.
+
+# Standard deviations on either side: what lies beyond weighs 1e-23.
+REACH = 10.0
+# Nodes of Gauss-Legendre's rule in one step's noise.
+NOISE_NODES = 200
+# Places of log g at which w is kept, and the largest of them.
+PLACES, LARGEST = 4_001, 6.0
+
+
+class SampledSteps:
+    """w(left, g) of a menu of Poisson-sampled Gaussian steps, and its maximiser.
+
+    P = (1 - rate) N(0, 1) + rate N(1 / noise, 1) and Q = N(0, 1) (`forward`), or the
+    other way round. Each w(left, .) is a cubic spline in log g.
+    """
+
+    def __init__(self, rates, noises, prices, budget, forward=True):
+        self.rates, self.noises, self.prices = rates, noises, prices
+        self.forward, self.budget = forward, budget
+        nodes, weights = special.roots_legendre(NOISE_NODES)
+        self.log_g = np.linspace(-LARGEST, LARGEST, PLACES)
+        smallest = np.maximum(-np.expm1(self.log_g), 0)
+        self.values = [smallest]
+        self.choices = [np.full(PLACES, -1)]
+        quadrature = []
+        for rate, noise in zip(rates, noises, strict=True):
+            shift = 1 / noise
+            x = (nodes * (2 * REACH + shift) + shift) / 2
+            width = weights * (2 * REACH + shift) / 2
+            without = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+            log_ratio = self.loss(rate, noise, x)
+            p = without * np.exp(log_ratio)
+            mass, loss = (p, log_ratio) if forward else (without, -log_ratio)
+            quadrature.append((mass * width, loss))
+        for left in range(1, budget + 1):
+            best, choice = smallest.copy(), np.full(PLACES, -1)
+            for k, (mass, loss) in enumerate(quadrature):
+                if prices[k] > left:
+                    continue
+                if left - prices[k] < min(prices):
+                    value = self.single(rates[k], noises[k])
+                else:
+                    after = self.after(left - prices[k])
+                    value = after(self.log_g[:, None] - loss) @ mass
+                better = value > best
+                best[better], choice[better] = value[better], k
+            self.values.append(best)
+            self.choices.append(choice)
+
+    @staticmethod
+    def loss(rate, noise, x):
+        """log of the density with the unit over the one without, at an output x."""
+        with np.errstate(divide="ignore"):  # rate 1: always drawn
+            without = np.log1p(-rate)
+        return np.logaddexp(without, np.log(rate) + x / noise - 0.5 / noise**2)
+
+    def single(self, rate, noise):
+        """The hockey stick of one step at all places: its hinge defeats quadrature."""
+        sign = 1 if self.forward else -1
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = (np.exp(sign * self.log_g) - (1 - rate)) / rate
+            cut = np.where(ratio > 0, noise * np.log(ratio) + 0.5 / noise, -np.inf)
+        without = special.ndtr(-sign * cut)
+        mixed = (1 - rate) * without + rate * special.ndtr(-sign * (cut - 1 / noise))
+        p, q = (mixed, without) if self.forward else (without, mixed)
+        return np.maximum(p - np.exp(self.log_g) * q, 0)
+
+    def after(self, left):
+        """w(left, e^y) as a function of y."""
+        if left < min(self.prices):
+            return lambda y: np.maximum(-np.expm1(y), 0)
+        spline = interpolate.CubicSpline(self.log_g, self.values[left])
+        return lambda y: np.where(
+            y < -LARGEST,
+            -np.expm1(np.minimum(y, 0)),
+            np.maximum(spline(np.minimum(y, LARGEST)), 0),
+        )
+
+    def delta(self, epsilon: float) -> float:
+        return float(self.after(self.budget)(np.array(epsilon)))
+
+    def play(self, rng, epsilon: float, paths: int) -> tuple[float, float]:
+        """Mean of (1 - e^(epsilon - loss))_+ as the maximiser plays, and its error."""
+        loss = np.zeros(paths)
+        left = np.full(paths, self.budget)
+        running = left >= min(self.prices)
+        while running.any():
+            places = np.rint((epsilon - loss + LARGEST) / (2 * LARGEST) * (PLACES - 1))
+            places = np.clip(places, 0, PLACES - 1).astype(int)
+            chosen = np.array(self.choices)[left, places]
+            chosen[~running] = -1
+            running = chosen >= 0
+            for k, (rate, noise) in enumerate(
+                zip(self.rates, self.noises, strict=True)
+            ):
+                who = np.flatnonzero(chosen == k)
+                drawn = self.forward & (rng.random(len(who)) < rate)
+                x = rng.standard_normal(len(who)) + drawn / noise
+                sign = 1 if self.forward else -1
+                loss[who] += sign * self.loss(rate, noise, x)
+                left[who] -= self.prices[k]
+        payments = np.maximum(-np.expm1(epsilon - loss), 0)
+        return float(payments.mean()), float(payments.std() / np.sqrt(paths))

@@ -1,0 +1,295 @@
+"""Adaptive runs against every strategy written out, and what breaks naive filters."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.methods.adaptive.finite import Atoms, worst_of_finite
+from jaxdp_episodic.accountant.methods.adaptive.graph import budget_graph
+from oracles import adaptive
+
+# Largest number of strategies of one random menu: all of them are written out.
+MOST_STRATEGIES = 3_000
+
+
+def _fractions(*masses: str) -> list[Fraction]:
+    return [Fraction(mass) for mass in masses]
+
+
+# Two options of two outputs each, both given exactly.
+BOTH = [
+    (_fractions("1/5", "4/5"), _fractions("1/10", "9/10")),
+    (_fractions("9/10", "1/10"), _fractions("7/10", "3/10")),
+]
+
+
+def _product(first, second):
+    """One pair after the other, in one option."""
+    return tuple(
+        [a * b for a, b in itertools.product(x, y)]
+        for x, y in zip(first, second, strict=True)
+    )
+
+
+def test_naive_filter_claims_too_little():
+    """Each sequence of two composes to 0.075 at most; a strategy reaches 0.1."""
+    g = Fraction(3, 2)
+    sequences = [_product(a, b) for a, b in itertools.product(BOTH, repeat=2)]
+    naive = max(
+        adaptive.paid([s], (0, 0, ((),) * 4), 1, lambda _: g) for s in sequences
+    )
+    moves = adaptive.by_prices([1, 1])
+    true, strategies = adaptive.worst(BOTH, moves, 2, lambda _: g)
+    assert (naive, true, strategies) == (Fraction(3, 40), Fraction(1, 10), 19)
+
+
+def test_pair_that_is_good_above_one_only_claims_too_little():
+    """M = (0, 1), (.4, .6) is below (.3, .7), (.7, .3) at g >= 1, and not below 1."""
+    truth = (_fractions("0", "1"), _fractions("2/5", "3/5"))
+    claimed = (_fractions("3/10", "7/10"), _fractions("7/10", "3/10"))
+    moves = adaptive.by_prices([1])
+    for g in (1 + Fraction(i, 10) for i in range(31)):
+        true = adaptive.worst([truth], moves, 1, lambda _, g=g: g)[0]
+        assert true <= adaptive.worst([claimed], moves, 1, lambda _, g=g: g)[0]
+    composed = [
+        adaptive.worst([pair], moves, 2, lambda _: 1)[0] for pair in (truth, claimed)
+    ]
+    assert composed == [Fraction(16, 25), Fraction(2, 5)]
+
+
+def test_refund_of_half_a_run_claims_too_little():
+    """Whole runs of two steps, charged as two: who gets one back can do more."""
+    g = Fraction(3, 2)
+    whole = [_product(BOTH[0], BOTH[0]), _product(BOTH[1], BOTH[1])]
+    claimed = adaptive.worst(whole, adaptive.by_prices([2, 2]), 2, lambda _: g)[0]
+    refunded = adaptive.worst(BOTH, adaptive.by_prices([1, 1]), 2, lambda _: g)[0]
+    assert refunded == Fraction(4, 3) * claimed
+
+
+def test_epsilon_read_at_a_moment_of_choice_claims_too_little():
+    """Cut off at each price: (epsilon(spent), delta). Read when one likes: not."""
+    most, delta = 9, 0.01
+    menu = [((0.4, 0.6), (0.5, 0.5))]
+    moves = adaptive.by_prices([1])
+
+    def epsilon_at(spent):
+        """The smallest epsilon of this many steps, by bisection."""
+        low, high = 0.0, 3.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            g = np.exp(middle)
+            value = adaptive.worst_by_history(menu, moves, spent, lambda _, g=g: g)
+            low, high = (middle, high) if value > delta else (low, middle)
+        return high
+
+    stated = [0.0] + [epsilon_at(spent) for spent in range(1, most + 1)]
+    read = adaptive.worst_by_history(
+        menu, moves, most, lambda left: np.exp(stated[most - left])
+    )
+    assert read > 1.4 * delta
+
+
+def _epoch_menu(rng, grain=10):
+    """Masses of two outputs of a slot with the unit in it, and of one without."""
+    with_unit, without = (
+        np.array([k, grain - k]) / grain for k in rng.integers(1, grain, 2)
+    )
+    return with_unit, without
+
+
+def _epoch_and_other(with_unit, without, other, g, refund: bool):
+    """The most that a strategy attains of an epoch of two slots, and another option.
+
+    The budget is 2: the epoch costs 2 or, where its second slot is paid back if it is
+    not taken, 1 a slot; the other option costs 1. State: what was seen of the epoch
+    (its masses under the two places of the unit), slots taken, what is left.
+    """
+
+    def value(first, second, q, slots, left):
+        """first, second: masses of the history with the unit in slot 1 and 2."""
+        best = max((first + second) / 2 - g * q, 0.0)
+        price = 1 if refund else (2 if slots == 0 else 0)
+        if slots < 2 and left >= price:
+            best = max(
+                best,
+                sum(
+                    value(
+                        first * (with_unit if slots == 0 else without)[y],
+                        second * (with_unit if slots == 1 else without)[y],
+                        q * without[y],
+                        slots + 1,
+                        left - price,
+                    )
+                    for y in range(2)
+                ),
+            )
+        if left >= 1:
+            best = max(
+                best,
+                sum(
+                    value(first * p, second * p, q * r, slots, left - 1)
+                    for p, r in zip(*other, strict=True)
+                ),
+            )
+        return best
+
+    return value(1.0, 1.0, 1.0, 0, 2)
+
+
+def test_second_slot_of_an_epoch_paid_back_claims_too_little():
+    """An epoch is an option as a whole: it may stop midway, and is paid in full."""
+    rng = np.random.default_rng(5)
+    exceeded = 0
+    for _ in range(400):
+        with_unit, without = _epoch_menu(rng)
+        other = _epoch_menu(rng)
+        g = rng.uniform(1.0, 3.0)
+        pairs = itertools.product(range(2), repeat=2)
+        whole = np.array(
+            [
+                (
+                    (with_unit[a] * without[b] + without[a] * with_unit[b]) / 2,
+                    without[a] * without[b],
+                )
+                for a, b in pairs
+            ]
+        ).T
+        moves = adaptive.by_prices([2, 1])
+        claimed = adaptive.worst([tuple(whole), other], moves, 2, lambda _, g=g: g)[0]
+        kept = _epoch_and_other(with_unit, without, other, g, refund=False)
+        assert kept <= claimed + 1e-13
+        refunded = _epoch_and_other(with_unit, without, other, g, refund=True)
+        exceeded += refunded > claimed + 1e-9
+    assert exceeded > 20
+
+
+def test_quotas_are_the_composition():
+    """So many times each, in any order: nothing exceeds all of them composed."""
+    rng = np.random.default_rng(6)
+    for _ in range(40):
+        menu = adaptive.random_menu(rng, 2, 2)
+        g = rng.uniform(0.2, 4.0)
+        composed = _product(_product(menu[0], menu[0]), menu[1])
+        whole = adaptive.paid([composed], (0, 0, ((),) * 8), 1, lambda _, g=g: g)
+        worst = adaptive.worst(menu, adaptive.by_quotas, (2, 1), lambda _, g=g: g)[0]
+        assert worst == pytest.approx(whole, abs=1e-15)
+
+
+def test_what_is_paid_adds_up_over_the_histories():
+    """Strategies written out one by one, and the maximum taken at each history."""
+    rng, tried = np.random.default_rng(7), 0
+    while tried < 60:
+        menu = adaptive.random_menu(
+            rng, int(rng.integers(1, 4)), int(rng.integers(2, 4))
+        )
+        prices = [int(c) for c in rng.integers(1, 4, len(menu))]
+        moves, budget = adaptive.by_prices(prices), int(rng.integers(1, 5))
+        if adaptive.num_strategies(menu, moves, budget) > MOST_STRATEGIES:
+            continue
+        tried += 1
+        for g in rng.uniform(0.1, 6.0, 2):
+            worst, _ = adaptive.worst(menu, moves, budget, lambda _, g=g: g)
+            quick = adaptive.worst_by_history(menu, moves, budget, lambda _, g=g: g)
+            assert quick == pytest.approx(worst, abs=1e-15)
+
+
+def _menus(rng, number):
+    """Random menus of which all strategies can be written out, prices and a budget."""
+    made = 0
+    while made < number:
+        options, outputs = int(rng.integers(1, 4)), int(rng.integers(2, 4))
+        menu = adaptive.random_menu(rng, options, outputs)
+        prices = [int(c) for c in rng.integers(1, 4, options)]
+        budget = int(rng.integers(1, 6))
+        moves = adaptive.by_prices(prices)
+        if adaptive.num_strategies(menu, moves, budget) <= MOST_STRATEGIES:
+            made += 1
+            yield menu, prices, budget
+
+
+@pytest.mark.parametrize(
+    "number", [20, pytest.param(500, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_recursion_is_the_worst_of_all_strategies(number):
+    rng = np.random.default_rng(number)
+    for menu, prices, budget in _menus(rng, number):
+        moves, graph = adaptive.by_prices(prices), budget_graph(prices, budget)
+        g = np.exp(rng.uniform(-2.5, 2.5, 3))
+        for pairs in (menu, [(q, p) for p, q in menu]):
+            true = [
+                adaptive.worst(pairs, moves, budget, lambda _, x=x: x)[0] for x in g
+            ]
+            options = [Atoms.of_pair(p, q) for p, q in pairs]
+            found = worst_of_finite(graph, options, np.log(g))
+            assert found is not None
+            np.testing.assert_allclose(found[0], true, rtol=0, atol=1e-13)
+            assert (np.abs(found[0] - true) <= found[1]).all()
+
+
+def _sampled(rate, noise):
+    level = jde.Poisson("example", sampling_probability=rate)
+    design = jde.MultistageSampling(level)
+    return jde.GaussianStep(design, noise_multiplier=noise)
+
+
+@pytest.mark.parametrize(
+    ("rates", "noises", "prices", "budget", "epsilon"),
+    [
+        pytest.param(
+            [0.1, 0.1, 0.1],
+            [1.5, 2.2, 3.3],
+            [15, 5, 2],
+            60,
+            0.5,
+            marks=pytest.mark.slow,
+        ),
+        ([0.5, 0.2], [4.0, 2.0], [2, 3], 12, 0.3),
+        ([1.0, 0.3], [6.0, 3.0], [2, 1], 9, 0.6),
+    ],
+)
+def test_interval_holds_the_quadrature_of_sampled_steps(
+    rates, noises, prices, budget, epsilon
+):
+    """Independent of lattices and chords; good to some 1e-5 of delta."""
+    true = max(
+        adaptive.SampledSteps(rates, noises, prices, budget, way).delta(epsilon)
+        for way in (True, False)
+    )
+    names = [f"option {k}" for k in range(len(rates))]
+    run = jde.AdaptiveRun(
+        {n: _sampled(*x) for n, *x in zip(names, rates, noises, strict=True)},
+        prices=dict(zip(names, prices, strict=True)),
+        budget=budget,
+    )
+    lower, upper = run.delta_interval(epsilon=epsilon)
+    assert lower * (1 - 5e-5) <= true <= upper * (1 + 5e-5)
+    assert upper - lower <= 1e-3 * upper
+
+
+@pytest.mark.slow
+def test_maximiser_that_is_played_reaches_the_interval():
+    """1e7 paths with real noise, each step chosen by the loss so far."""
+    rates, noises, prices, budget = [0.1] * 3, [1.5, 2.2, 3.3], [15, 5, 2], 600
+    played = adaptive.SampledSteps(rates, noises, prices, budget)
+    rng, batches = np.random.default_rng(11), 20
+    means = [played.play(rng, 1.0, 500_000)[0] for _ in range(batches)]
+    mean, error = np.mean(means), np.std(means) / np.sqrt(batches)
+    names = ["slow", "middle", "fast"]
+    run = jde.AdaptiveRun(
+        {n: _sampled(r, s) for n, r, s in zip(names, rates, noises, strict=True)},
+        prices=dict(zip(names, prices, strict=True)),
+        budget=budget,
+    )
+    lower, upper = run.delta_interval(epsilon=1.0)
+    assert abs(mean - lower) < 5 * error and abs(mean - upper) < 5 * error
+    # Of any one option alone it is less: what is played is what adapting costs.
+    alone = [
+        jde.delta(jde.compose((_sampled(r, s), budget // c)), epsilon=1.0)
+        for r, s, c in zip(rates, noises, prices, strict=True)
+    ]
+    assert mean > max(alone) + 5 * error

@@ -1,0 +1,316 @@
+"""What units give where the clip norm follows a quantile, or all have one norm."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.gradient import clip_norm, discrete_noise, private_gradient
+from jaxdp_episodic.trainer.gradient.clip_norm import longest, steps_of_vote
+from jaxdp_episodic.trainer.gradient.discrete_noise import GRID, steps_in_norm
+from jaxdp_episodic.trainer.gradient.precision import training_dtype
+from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from mutation.planting import Edit, planted
+from rows import fast_and_slow
+from training_runs import noised, plain_trainer
+
+QUANTILE = ClippingConfig(count_noise=0.7)
+CLIP, EXPECTED = 0.3, 8.0
+
+
+class Units(NamedTuple):
+    """Clip units whose contributions are what they hold."""
+
+    data: Any
+    slot_mask: Any
+    unit_mask: Any
+
+
+def linear_loss(params, unit):
+    return jnp.vdot(params, unit.data)
+
+
+def units(data, there=None, drawn=None):
+    data = np.asarray(data, np.float32)
+    ones = np.ones(len(data), np.float32)
+    there = ones if there is None else np.asarray(there, np.float32)
+    drawn = ones if drawn is None else np.asarray(drawn, np.float32)
+    return Units(data, np.repeat(there[:, None], 2, axis=1), drawn)
+
+
+def given(block, clipping=QUANTILE, loss=linear_loss, params=None, clip=CLIP):
+    """What a block adds to the sums: whole numbers, the count's the last of them."""
+    params = np.zeros(block.data.shape[1], np.float32) if params is None else params
+    gradient = PrivateGradient(loss, clipping=clipping)
+    totals = gradient._sum(params, [block], np.asarray(clip, training_dtype(params)))
+    sums = np.concatenate(
+        [whole.ravel() for whole in discrete_noise.whole_sum(totals.gradient)]
+    )
+    return np.append(sums, steps_of_vote(clipping) * int(totals.votes))
+
+
+# --- What one unit gives ---
+
+NORMS = (0.0, 1e-42, 1e-25, 0.5, 1 - 1e-7, 1.0, 1 + 1e-7, 1.5, 1e30)
+COUNTS = fast_and_slow((0.3, 0.7, 7.0, 10.0, 500.0), lambda r: r in (0.3, 7.0))
+
+
+def lengths(clipping, entries, dtype: Any = np.float32):
+    """Norms of what contributions of all lengths give, joined with their votes."""
+    rng = np.random.default_rng(entries)
+    direction = rng.normal(size=entries)
+    direction /= np.linalg.norm(direction)
+    params, found = np.zeros(entries, dtype), {}
+    for norm in NORMS:
+        block = units([direction], None)._replace(
+            data=(direction * norm * CLIP).astype(dtype)[None]
+        )
+        numbers = given(block, clipping, params=params)
+        found[norm] = sum(int(n) ** 2 for n in numbers)
+    return found
+
+
+@pytest.mark.parametrize("count_noise", COUNTS)
+@pytest.mark.parametrize("entries", fast_and_slow([1, 5_000], lambda n: n == 5_000))
+def test_gradient_and_vote_are_together_within_the_bound(count_noise, entries):
+    """And the noise is relative to this bound, or a little more."""
+    clipping = ClippingConfig(count_noise=count_noise)
+    vote = steps_of_vote(clipping)
+    assert 0 < vote <= GRID / (2 * count_noise)
+    bound = GRID**2 + vote**2
+    assert longest(clipping) >= math.sqrt(bound) / GRID
+    assert longest(clipping) == pytest.approx(math.hypot(1, 0.5 / count_noise), 1e-2)
+    squares = lengths(clipping, entries)
+    assert max(squares.values()) <= bound
+    assert squares[1.0] > 0.99 * bound
+    with jax.enable_x64(True):
+        assert max(lengths(clipping, entries, np.float64).values()) <= bound
+
+
+@pytest.mark.parametrize(
+    "entries", fast_and_slow([1, 4_097, 300_000], lambda n: n == 1)
+)
+def test_normalized_contributions_have_the_norm_and_never_more(entries):
+    clipping = ClippingConfig(kind="normalize")
+    squares = lengths(clipping, entries)
+    assert max(squares.values()) <= GRID**2
+    for norm in NORMS[2:]:
+        assert squares[norm] > (0.98 * GRID) ** 2
+    assert squares[0.0] == squares[1e-42] == 0
+    with jax.enable_x64(True):
+        squares = lengths(clipping, entries, np.float64)
+        assert max(squares.values()) <= GRID**2
+        assert min(square for norm, square in squares.items() if norm) > 0
+    for bad in (np.nan, np.inf):
+        block = units([[0.1, bad]])
+        np.testing.assert_array_equal(given(block, clipping), 0)
+
+
+@pytest.mark.parametrize("clip", [1e-18, 1e18])
+def test_lengths_at_the_ends_of_the_range_are_normalized(clip):
+    clipping = ClippingConfig(kind="normalize")
+    rng = np.random.default_rng(0)
+    for norm in (1e-37, 1e-30, 1e-10, 1e19, 1e38):
+        data = rng.normal(size=60) * 10.0 ** rng.uniform(-9, 0, size=60)
+        data *= norm / np.linalg.norm(data)
+        square = sum(int(n) ** 2 for n in given(units([data]), clipping, clip=clip))
+        assert (0.99 * GRID) ** 2 < square <= GRID**2
+
+
+def test_what_is_normalized_keeps_its_direction():
+    data = np.random.default_rng(0).normal(size=(1, 40)) * 1e-9
+    found = given(units(data), ClippingConfig(kind="normalize"))[:-1]
+    wanted = data[0] / np.linalg.norm(data) * steps_in_norm(40)
+    np.testing.assert_allclose(found, wanted, atol=2)
+
+
+# --- Each unit by itself, and nothing where there is nothing ---
+
+SHORT, LONG, BAD = [0.1, 0.0], [3.0, 4.0], [np.nan, 1.0]
+ROWS = units(
+    [SHORT, LONG, [5.0, 0.0], BAD, SHORT, [0.0, 0.0], [0.0, 0.1], LONG],
+    there=[1, 1, 1, 1, 0, 1, 1, 1],
+    drawn=[1, 1, 0, 1, 1, 1, 1, 0],  # places without a unit, also between the others
+)
+VOTES = [1, -1, 0, -1, 0, 1, 1, 0]
+
+
+def of_row(row):
+    """A block with one row, and an empty unit behind: places up to it are visited."""
+    empty = units([[0.0, 0.0]], there=[0])
+    pairs = zip(ROWS, empty, strict=True)
+    return Units(*(np.concatenate([leaf[[row]], last]) for leaf, last in pairs))
+
+
+def check_votes():
+    vote = steps_of_vote(QUANTILE)
+    found = [given(of_row(row))[-1] for row in range(len(VOTES))]
+    assert found == [vote * wanted for wanted in VOTES]
+
+
+def check_that_units_do_not_meet():
+    """A release without noise is the sum of what each unit gives alone."""
+    alone = sum(given(of_row(row)) for row in range(len(VOTES)))
+    gradient = PrivateGradient(linear_loss, clipping=QUANTILE)
+    released, private = noised(
+        gradient,
+        jnp.zeros(2),
+        [ROWS],
+        l2_clip_norm=CLIP,
+        noise_multiplier=0.0,
+        normalizer=EXPECTED,
+    )
+    unit = np.float32(CLIP) / steps_in_norm(2) / EXPECTED
+    whole = np.asarray(released.gradient, np.float64) / unit
+    np.testing.assert_allclose(whole, alone[:-1], atol=0.1)
+    votes = alone[-1] / steps_of_vote(QUANTILE)
+    assert released.share == np.float32(0.5 + votes / 2 / EXPECTED)
+    assert released.share.dtype == np.float32
+    assert private["num_units"] != EXPECTED  # or nothing would be shown
+
+
+def check_noise():
+    """All numbers of a release have the noise of its longest contribution."""
+    clipping = ClippingConfig(count_noise=0.3)
+    gradient = PrivateGradient(linear_loss, clipping=clipping)
+    keys = (number.to_bytes(32, "big") for number in range(1_500))
+    drawn = [gradient.noise(np.zeros(1), key, 2.0) for key in keys]
+    found = np.array(
+        [np.concatenate([leaf.ravel() for leaf in d._unused[0]]) for d in drawn]
+    )
+    deviation = 2.0 * math.hypot(GRID, steps_of_vote(clipping))
+    for numbers in found.T:  # the gradient's one number, then the count's
+        assert stats.kstest(numbers / deviation, "norm").pvalue > 1e-6
+    assert abs(np.corrcoef(found.T)[0, 1]) < 0.1
+
+
+def check_that_the_clip_norm_is_known_before_the_draw():
+    """Each step's is a function of what the steps before it released."""
+    clipping = ClippingConfig(rate=2.0, count_noise=0.7)
+    run = plain_trainer(clipping=clipping, num_steps=4)
+    used, released, call = [], [], run._gradient.__call__
+
+    class Noted:
+        def __getattr__(self, name):
+            return getattr(call.__self__, name)
+
+        def __call__(self, *arguments, **named):
+            used.append(named["l2_clip_norm"])
+            result = call(*arguments, **named)
+            released.append(result[0])
+            return result
+
+    run._gradient = Noted()
+    for _ in range(4):
+        run.step()
+    wanted = 0.5
+    for norm, release in zip([*used, run.clip_norm], [*released, None], strict=True):
+        assert norm == np.float32(wanted)
+        if release is not None:
+            bounds = clipping.bounds(0.5)
+            share = float(release.share)
+            wanted = clip_norm.next_clip_norm(clipping, bounds, norm, share)
+    assert len(set(used)) == 4
+
+
+_CALL = private_gradient.PrivateGradient, "__call__"
+_SUM = "totals = self._sum(params, blocks, clip)"
+FAULTS = {
+    "padded places count": (
+        check_votes,
+        Edit(
+            private_gradient,
+            "_summer",
+            "drawn, added, lambda sums, _: sums, sums",
+            "drawn, added, lambda sums, _: sums._replace(votes=sums.votes + 1), sums",
+        ),
+    ),
+    "padded places count, in what is released": (
+        check_that_units_do_not_meet,
+        Edit(
+            *_CALL,
+            _SUM,
+            f"{_SUM}\n    n = sum(len(b.unit_mask) for b in blocks)\n"
+            "    totals = totals._replace(votes=totals.votes + n - int(totals.units))",
+        ),
+    ),
+    "empty units count": (
+        check_votes,
+        Edit(clip_norm, "vote", "jnp.where(held,", "jnp.where(True,"),
+    ),
+    "what is not finite counts as short": (
+        check_votes,
+        Edit(clip_norm, "vote", "is_short = finite &", "is_short ="),
+    ),
+    "the norm after clipping is counted": (
+        check_votes,
+        Edit(private_gradient, "_summer", "(unit, norm,", "(unit, 0 * norm,"),
+    ),
+    "realised number as divisor": (
+        check_that_units_do_not_meet,
+        Edit(
+            *_CALL,
+            "drawn.pop(),\n            divisor,",
+            "drawn.pop(),\n            max(float(totals.units), 1.0),",
+        ),
+    ),
+    "less noise for the count": (
+        check_noise,
+        Edit(
+            private_gradient.PrivateGradient,
+            "noise",
+            "np.split(flat, np.cumsum(sizes)[:-1])",
+            "np.split(flat * ([2] * (len(flat) - 1) + [1]) // 2, "
+            "np.cumsum(sizes)[:-1])",
+        ),
+    ),
+    "noise for the gradient alone": (
+        check_noise,
+        Edit(clip_norm, "longest", "1 + (vote / GRID) ** 2", "1"),
+    ),
+    "the clip norm follows its own step's count": (
+        check_that_units_do_not_meet,
+        Edit(
+            *_CALL,
+            _SUM,
+            f"{_SUM}\n    clip = clip * np.float32(math.exp(-0.2 * totals.votes))\n"
+            f"    {_SUM}",
+        ),
+    ),
+    "the clip norm follows the draw": (
+        check_that_the_clip_norm_is_known_before_the_draw,
+        Edit(
+            Trainer,
+            "_step",
+            "l2_clip_norm=self.clip_norm",
+            "l2_clip_norm=self.clip_norm * (1 + prepared.blocks[0].unit_mask.sum())",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("check", dict.fromkeys(c for c, _ in FAULTS.values()))
+def test_without_a_fault(check):
+    check()
+
+
+SHARPEST = (
+    "padded places count",
+    "the norm after clipping is counted",
+    "realised number as divisor",
+    "less noise for the count",
+    "the clip norm follows its own step's count",
+)
+
+
+@pytest.mark.parametrize("name", fast_and_slow(FAULTS, lambda name: name in SHARPEST))
+def test_a_planted_fault_is_caught(name):
+    check, edit = FAULTS[name]
+    with planted([edit]), pytest.raises(AssertionError):
+        check()

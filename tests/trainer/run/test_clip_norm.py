@@ -1,0 +1,378 @@
+"""Runs whose clip norm follows a quantile: what they draw, say, and go on with."""
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.gradient import discrete_noise
+from jaxdp_episodic.trainer.gradient.clip_norm import next_clip_norm, steps_of_vote
+from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
+from jaxdp_episodic.trainer.run.description import RunMismatchError
+from jaxdp_episodic.trainer.run.journal import Journal
+from jaxdp_episodic.trainer.run.report import privacy_statement
+from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
+from rows import fast_and_slow
+from training_runs import (
+    GROUPED,
+    TINY,
+    assert_same,
+    classes,
+    plain_trainer,
+    sinusoid_learner,
+    trainer,
+)
+
+CLIPPING = ClippingConfig(rate=1.0, count_noise=0.7)
+ROOT = Path(__file__).resolve().parents[3]
+
+
+# --- Neighbours ---
+
+
+def joint(run, block):
+    """What a block adds to a step's sums: whole numbers, the count's the last."""
+    norm = np.float32(run.clip_norm)
+    totals = run._gradient._sum(run.state.params, [block], norm)
+    sums = [x.ravel() for x in discrete_noise.whole_sum(totals.gradient)]
+    return np.concatenate([*sums, [steps_of_vote(run.clipping) * int(totals.votes)]])
+
+
+def of_each_row(run, block):
+    """The same for each row alone: all others are places without a unit."""
+    masks = np.diag(block.unit_mask)
+    return np.stack([joint(run, block._replace(unit_mask=mask)) for mask in masks])
+
+
+def a_run(data, **changes):
+    return plain_trainer(data=data, clipping=CLIPPING, normalizer=5.0, **changes)
+
+
+def without(data, number):
+    """The table without its first examples of a class."""
+    kept = np.ones(data.num_examples, bool)
+    kept[:number] = False
+    return ExampleTable.from_records(
+        data.features[kept], units={"class": data.class_places[kept]}
+    )
+
+
+def neighbours(relation):
+    """Two runs on neighbouring data that draw alike, and how far a row may move."""
+    data = classes()
+    if relation == "person":  # all of her examples, one in each class
+        step = dataclasses.replace(
+            GROUPED,
+            privacy_unit="person",
+            people=jde.PersonBounds(classes=30, examples=1),
+            neighboring_relation="replace_one",
+        )
+        changed = data.features.copy()
+        changed[::6] = 50 * changed[1::6]
+        runs = [
+            a_run(
+                ExampleTable.from_records(
+                    features,
+                    units={"class": data.class_places},
+                    owners=np.tile(np.arange(6), 30),
+                ),
+                step=step,
+            )
+            for features in (data.features, changed)
+        ]
+        return *runs, 2
+    if relation == "zero_out":  # public slots, of which one more is empty
+        examples = dataclasses.replace(GROUPED.design.examples, population=6)
+        design = dataclasses.replace(GROUPED.design, examples=examples)
+        step = dataclasses.replace(
+            GROUPED, sampling=design, neighboring_relation=relation
+        )
+        runs = [a_run(table, step=step) for table in (data, without(data, 1))]
+        return *runs, 1
+    changed = data.features.copy()
+    changed[:6] = 50 * changed[6:12]
+    if relation == "not finite":  # which loaders refuse
+        changed[:6] = np.nan
+    step = dataclasses.replace(GROUPED, neighboring_relation="replace_one")
+    runs = a_run(data, step=step), a_run(data, step=step)
+    object.__setattr__(runs[1], "data", data.with_features(changed))
+    return *runs, 2
+
+
+@pytest.mark.parametrize(
+    "relation", ["zero_out", "replace_one", "not finite", "person"]
+)
+def test_neighbours_are_as_far_apart_as_the_accountant_says(relation):
+    """Gradient and count together, in the draws of real runs; nobody else moves.
+
+    Whoever is in several episodes of a step, moves as many times as much.
+    """
+    one, other, times = neighbours(relation)
+    bound = times**2 * (GRID**2 + steps_of_vote(CLIPPING) ** 2)
+    moved = 0
+    for step in range(1, 5):
+        pair = [run.draw_blocks(step)[0] for run in (one, other)]
+        rows = [of_each_row(one, block) for block in pair]
+        same = np.array(
+            [
+                all(np.array_equal(a[row], b[row]) for a, b in zip(*pair, strict=True))
+                for row in range(len(pair[0].unit_mask))
+            ]
+        )
+        change = rows[0] - rows[1]
+        np.testing.assert_array_equal(change[same], 0)
+        squares = [sum(int(n) ** 2 for n in row) for row in change[~same]]
+        moved = max(moved, sum(square > 0 for square in squares))
+        assert max(squares, default=0) <= bound
+        for block, of_rows in zip(pair, rows, strict=True):
+            # A unit gives what it gives alone; without one, or with a null: nothing.
+            np.testing.assert_array_equal(joint(one, block), of_rows.sum(axis=0))
+            assert not of_rows[block.unit_mask == 0].any()
+            assert of_rows[block.unit_mask > 0].any(axis=1).all()
+    assert moved > (relation == "person")
+
+
+def test_an_episode_without_examples_has_no_vote():
+    """Its contribution is zero, which is short, and nobody's."""
+    rng = np.random.default_rng(0)
+    data = ExampleTable.from_records(
+        rng.normal(size=(80, 1)),
+        rng.normal(size=80),
+        units={"task": np.repeat(np.arange(20), 4)},
+    )
+    sampling = jde.MultistageSampling(
+        jde.Poisson("task", sampling_probability=0.5),
+        jde.Poisson("example", sampling_probability=0.2),
+    )
+    step = jde.GaussianStep(
+        sampling, noise_multiplier=1.0, clip_unit="task", privacy_unit="task"
+    )
+    learner = sinusoid_learner()
+    run = plain_trainer(
+        data=data, clipping=CLIPPING, normalizer=10.0, step=step, learner=learner
+    )
+    for step in range(1, 4):
+        block = run.draw_blocks(step)[0]
+        found = of_each_row(run, block)
+        held = block.slot_mask.any(axis=1)
+        assert not found[~held].any()
+        assert (np.abs(found[held, -1]) == steps_of_vote(CLIPPING)).all()
+        assert (block.unit_mask > held).any()  # drawn, and empty
+
+
+# --- Going on ---
+
+
+def course(folder):
+    return [record["clip_norm"] for record in read_log(folder / "log.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("noise", "after"),
+    fast_and_slow([("discrete", 3), ("gaussian", 4)], lambda n, _: n == "discrete"),
+)
+def test_a_run_that_was_killed_is_the_unbroken_one_bit_for_bit(
+    tmp_path, monkeypatch, noise, after
+):
+    def made():
+        return plain_trainer(clipping=CLIPPING, noise=noise)
+
+    whole = made()
+    whole.train(tmp_path / "whole")
+
+    class Killed(BaseException):
+        pass
+
+    append = Journal.append
+
+    def killed(journal, step, data):
+        append(journal, step, data)  # the release is on the disk, and nothing after it
+        if step == after:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Journal, "append", killed)
+        made().train(tmp_path / "parts", checkpoint_every=2)
+    run = made()
+    assert run.resume(tmp_path / "parts") == after
+    run.train(tmp_path / "parts")
+    assert_same(whole, run)
+    assert run.clip_norm == whole.clip_norm != 0.5
+    # What was released and not logged before the kill is noted when the run goes on.
+    norms = course(tmp_path / "whole")
+    assert course(tmp_path / "parts") == norms and len(set(norms)) == 7
+    ledger = (tmp_path / "parts" / "ledger.jsonl").read_text(encoding="utf-8")
+    assert ledger.count('\\"kind\\": \\"quantile\\"') == 2
+
+
+def test_a_step_that_was_given_up_leaves_the_clip_norm(tmp_path, monkeypatch):
+    def made():
+        return plain_trainer(clipping=CLIPPING, seed=None)
+
+    def broken(*_):
+        raise OSError("disk full")
+
+    run = made()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(Journal, "append", broken)
+        run.train(tmp_path)
+    again = made()
+    with pytest.warns(UserWarning, match="given up"):
+        assert again.resume(tmp_path) == 1
+    assert again.clip_norm == 0.5
+    again.train(tmp_path)
+    assert read_ledger(tmp_path / "ledger.jsonl").charged == 6
+
+
+@pytest.mark.parametrize(
+    "change", [{"count_noise": 0.8}, {"kind": "normalize"}, {"kind": "fixed"}]
+)
+def test_a_run_goes_on_with_its_own_clipping(tmp_path, change):
+    plain_trainer(clipping=CLIPPING, num_steps=2).train(tmp_path)
+    other = plain_trainer(clipping=dataclasses.replace(CLIPPING, **change), num_steps=2)
+    with pytest.raises(RunMismatchError, match="clipping"):
+        other.resume(tmp_path)
+
+
+# --- What is said ---
+
+
+def test_the_course_of_the_clip_norm_is_public(tmp_path):
+    run = plain_trainer(clipping=CLIPPING)
+    records = releasable_records(run.train(tmp_path))
+    norms = [record["clip_norm"] for record in records]
+    assert norms[0] == 0.5 and norms[-1] == run.clip_norm
+    assert len(set(norms)) == 7
+    text = privacy_statement(run.budget, 6, clipping=CLIPPING)
+    vote = steps_of_vote(CLIPPING)
+    noise = np.hypot(1, vote / GRID)
+    assert f"noise of {noise:.5g} times the clip norm" in text
+    assert f"noise of {noise * GRID / (2 * vote):.5g} to the count" in text
+    assert "to a norm that followed the 0.5 quantile" in text
+    assert "and the clip norm after every step" in text
+
+
+def test_a_run_of_one_clip_norm_says_nothing_new(tmp_path):
+    run = plain_trainer(num_steps=2)
+    records = run.train(tmp_path)
+    assert "clip_norm" not in records[-1] and "clipping" not in run.run
+    assert run.clip_norm == 0.5
+    text = privacy_statement(run.budget, 2)
+    assert "was clipped, discrete Gaussian noise of 1 times the clip norm" in text
+    text = privacy_statement(run.budget, 2, clipping=ClippingConfig(kind="normalize"))
+    assert "was scaled to one norm, discrete Gaussian noise of 1 times this" in text
+
+
+def test_the_clip_norm_finds_the_quantile():
+    """Without noise, whatever it begins with."""
+    data = classes()
+    for first in (1e-3, 30.0):
+        clipping = ClippingConfig(quantile=0.8, rate=1.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run = trainer(
+                epsilon=np.inf,
+                num_steps=80,
+                data=data,
+                clipping=clipping,
+                l2_clip_norm=first,
+                learning_rate=1e-6,
+            )
+        shares = [run.step()["share_clipped"] for _ in range(80)]
+        assert np.mean(shares[-40:]) == pytest.approx(0.2, abs=0.1)
+
+
+def test_the_next_clip_norm():
+    clipping = ClippingConfig(quantile=0.5, rate=0.2, minimum=0.1, maximum=2.0)
+    bounds = clipping.bounds(1.0)
+    assert next_clip_norm(clipping, bounds, 1.0, 0.5) == pytest.approx(1.0)
+    assert next_clip_norm(clipping, bounds, 1.0, 1.0) == pytest.approx(np.exp(-0.1))
+    assert next_clip_norm(clipping, bounds, 1.0, 1e9) == pytest.approx(0.1)
+    assert next_clip_norm(clipping, bounds, 1.0, -1e9) == pytest.approx(2.0)
+    assert ClippingConfig().bounds(0.5) == (0.0005, 500.0)
+
+
+# --- Bad input ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"kind": "quantil"}, ValueError, "did you mean 'quantile'"),
+        ({"quantile": 1.0}, ValueError, r"quantile must lie in \(0, 1\), got 1.0"),
+        ({"quantile": "half"}, TypeError, "quantile"),
+        ({"rate": 0.0}, ValueError, "rate must be > 0, got 0"),
+        ({"rate": 11.0}, ValueError, r"rate must lie in \[0, 10\], got 11"),
+        ({"rate": np.nan}, ValueError, "rate"),
+        ({"count_noise": 0.1}, ValueError, r"count_noise must lie in \[0.3, 500\]"),
+        ({"minimum": 0.0}, ValueError, "minimum must lie in"),
+        ({"maximum": np.inf}, ValueError, "maximum must lie in"),
+        ({"maximum": [1.0, 2.0]}, ValueError, "maximum"),
+    ],
+)
+def test_what_a_clipping_cannot_be(changes, error, message):
+    with pytest.raises(error, match=message):
+        ClippingConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"clipping": "quantile"}, TypeError, "must be a ClippingConfig, got 'quan"),
+        (
+            {"clipping": ClippingConfig(minimum=0.6)},
+            ValueError,
+            r"l2_clip_norm must lie in \[0.6, 500\].*got 0.5",
+        ),
+        (
+            {"clipping": CLIPPING, "normalizer": 100.0},
+            ValueError,
+            "normalizer must be about the mean number of clip units a step, 5",
+        ),
+    ],
+)
+def test_what_a_trainer_refuses(changes, error, message):
+    with pytest.raises(error, match=message):
+        plain_trainer(**changes)
+
+
+def test_a_count_that_noise_drowns_is_warned_of():
+    with pytest.warns(UserWarning, match="count_noise=50.*deviation of 10"):
+        plain_trainer(clipping=ClippingConfig(count_noise=50.0))
+
+
+def config_with(table, old="", new=""):
+    path = f"[clipping]\n{table}\n[data]"
+    return TINY.replace("[data]", path, 1).replace(old, new)
+
+
+def read(tmp_path, text):
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    return read_config(tmp_path / "run.toml")
+
+
+def test_configs(tmp_path):
+    config = read(tmp_path, config_with("quantile = 0.3\nmaximum = 2.0"))
+    assert config.clipping == ClippingConfig(quantile=0.3, maximum=2.0)
+    assert TrainingConfig.from_dict(config.to_dict()).clipping == config.clipping
+    norm = "l2_clip_norm = 0.1\n"
+    config = read(tmp_path, config_with('kind = "normalize"', norm))
+    assert config.l2_clip_norm == 1.0
+    for table, message in [
+        ("quantil = 0.3", "did you mean 'quantile'"),
+        ("maximum = 0.01", r"l2_clip_norm must lie in \[0.0001, 0.01\].*got 0.1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path, config_with(table))
+    with pytest.raises(ValueError, match="l2_clip_norm must be given"):
+        read(tmp_path, config_with("rate = 0.1", norm))
+    statistics = (ROOT / "configs" / "glyphs_plda.toml").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="clipping must not be given"):
+        read(tmp_path, statistics + "\n[clipping]\nrate = 0.1\n")

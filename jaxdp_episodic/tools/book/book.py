@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.gdp_budget import GdpBudget
 from jaxdp_episodic.tools.book.content import (
     QUERY,
@@ -27,8 +28,7 @@ from jaxdp_episodic.tools.book.content import (
 from jaxdp_episodic.tools.book.prices import (
     FLOORS_SHARE,
     GdpPrices,
-    Option,
-    QuotaPrices,
+    MenuPrices,
 )
 from jaxdp_episodic.tools.book.storage import (
     BookError,
@@ -115,23 +115,38 @@ def create_gdp_book(
 def create_menu_book(
     where: str,
     protected: Protected,
-    menu: Mapping[str, tuple[ComposedSteps, int]],
+    menu: Mapping[str, ComposedSteps],
     *,
     epsilon: Any,
     delta: Any,
+    quotas: Mapping[str, int] | None = None,
     method: str = "exact",
 ) -> BookTerms:
-    """Makes a book for the runs of a menu: by name, each with how often it may be run.
+    """Makes a book for the runs of a menu, by name.
 
-    Other arguments and errors as of `create_gdp_book`; a menu whose composition costs
-    more than epsilon is refused.
+    Args:
+      where: path of an SQLite file, or a URL of SQLAlchemy's.
+      protected: who, in which data.
+      menu: whole runs.
+      epsilon: of all runs together, nats, > 0.
+      delta: likewise, in (0, 1).
+      quotas: how often each may be run; None: any mixture, each at a price that is
+        found, within the budget that the worst strategy needs (takes a minute).
+      method: how the composition of quotas is computed.
+
+    Raises:
+      FileExistsError: there is a book.
+      ImportError, OSError: it cannot be made there.
+      NotImplementedError: runs that are no option of an `AdaptiveRun`.
+      ValueError: a value out of range; a menu that costs more than epsilon.
     """
     # Checked as a budget is, of which the floors are of no interest here.
     total = GdpBudget(epsilon, delta, FLOORS_SHARE * delta)
-    options = tuple(Option(name, run, quota) for name, (run, quota) in menu.items())
-    prices = QuotaPrices(options, total.epsilon, total.delta, method)
-    prices.check_total()
-    return _created(where, protected, total.epsilon, total.delta, method, prices)
+    totals = {"epsilon": total.epsilon, "delta": total.delta}
+    limits: dict[str, Any] = totals if quotas is None else {"quotas": quotas}
+    prices = MenuPrices(AdaptiveRun(menu, **limits))
+    prices.check_total(**totals, method=method)
+    return _created(where, protected, *totals.values(), method, prices)
 
 
 def _created(where: str, protected: Protected, *rest: Any) -> BookTerms:

@@ -246,7 +246,7 @@ def _header(row: Row) -> BookTerms:
     try:
         _check_version(row)
         fields = _record(row, 0, "")
-        totals = {name: fields[name] for name in ("epsilon", "delta", "method")}
+        totals = {name: fields[name] for name in ("epsilon", "delta")}
         people = fields["people"]
         bounds = None if people is None else PersonBounds.from_dict(people)
         texts = [fields[name] for name in ("privacy_unit", "data", "book")]
@@ -255,8 +255,9 @@ def _header(row: Row) -> BookTerms:
         return BookTerms(
             texts[2],
             Protected(texts[0], fields["neighboring_relation"], bounds, texts[1]),
-            prices=prices_from_dict(fields["prices"], **totals),
             **totals,
+            method=fields["method"],
+            prices=prices_from_dict(fields["prices"], **totals),
         )
     except BookError:
         raise

@@ -1,4 +1,4 @@
-"""What a book charges for a run: mu-GDP with floors, or a menu with quotas.
+"""What a book charges for a run: mu-GDP with floors, or a place on a menu.
 
 Both kinds are fixed when the book is made. ``paid`` is what the runs before have paid,
 in order; a price is a dictionary of plain values, as the book holds it.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.gdp_budget import (
     GdpBudget,
@@ -27,8 +27,6 @@ from jaxdp_episodic.accountant.questions.gdp_budget import (
 # Of delta: what the floors of all runs may take, and the floor of a run, unless stated.
 FLOORS_SHARE = 0.2
 FLOOR_SHARE = 0.01
-# Times that one run of a menu can be taken: the composition is computed at once.
-_MOST_TIMES = 1000
 
 Price = Mapping[str, Any]
 
@@ -103,73 +101,48 @@ class GdpPrices:
 
     @classmethod
     def from_dict(
-        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float, method: str
+        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float
     ) -> Self:
         """Reads what `to_dict` returned."""
-        del method
         return cls(_budget(epsilon, delta, fields["floors"]))
 
 
-class Option(NamedTuple):
-    """A run on a menu.
-
-    Attributes:
-      name: of the option.
-      run: what is charged each time.
-      quota: how often it can be taken.
-    """
-
-    name: str
-    run: ComposedSteps
-    quota: int
-
-
 @dataclass(frozen=True, eq=False)
-class QuotaPrices:
-    """Runs of a menu, each at most as often as its quota, in any order, at any time.
+class MenuPrices:
+    """Whole runs of a menu, which was stated at the start; see `AdaptiveRun`.
 
-    Such a choice, however it depends on what was released, costs what all of the menu
-    costs together: plain composition (docs/proofs.md, "One budget for a data set").
+    Each at most as often as its quota, in any order, at any time: that costs what all
+    of the menu costs together. Or any mixture, each at a price of its own, within a
+    budget that the worst strategy needs.
 
     Attributes:
-      menu: its options, with different names.
-      epsilon: that all of it must not exceed, at ``delta``.
-      delta: in (0, 1).
-      method: how it is computed; see `jaxdp_episodic.epsilon`.
-
-    Raises:
-      ValueError: no options, a name twice, a quota out of range, or a menu that costs
-        more.
+      menu: before anything was taken.
+      kind: "quotas" or "prices".
     """
 
-    kind: ClassVar[str] = "quotas"
+    menu: AdaptiveRun
 
-    menu: tuple[Option, ...]
-    epsilon: float
-    delta: float
-    method: str
+    @property
+    def kind(self) -> str:
+        """What limits the runs."""
+        return "quotas" if self.menu.quotas is not None else "prices"
 
-    def __post_init__(self) -> None:
-        names = Counter(option.name for option in self.menu)
-        if not names or max(names.values()) > 1:
-            raise ValueError(
-                f"a menu needs options with different names, got {[*names]}"
-            )
-        for name, _, quota in self.menu:
-            _validation.whole_number(f"quota of {name}", quota, maximum=_MOST_TIMES)
-
-    def check_total(self) -> None:
+    def check_total(self, *, epsilon: float, delta: float, method: str) -> None:
         """Refuses a menu that costs more than the total; takes seconds.
 
         Raises:
           ValueError: it does.
         """
-        runs = [o.run for o in self.menu for _ in range(o.quota)]
-        cost = float(epsilon_of(merged(runs), delta=self.delta, method=self.method))
-        if not cost <= self.epsilon:
+        if self.menu.quotas is None:
+            cost = float(self.menu.epsilon(delta=delta))
+        else:
+            quotas = self.menu.quotas.items()
+            run = compose(*((self.menu.options[name], n) for name, n in quotas))
+            cost = float(epsilon_of(run, delta=delta, method=method))
+        if not cost <= epsilon:
             raise ValueError(
-                f"epsilon={self.epsilon:g} is less than the menu costs, {cost:.5g} at "
-                f"delta={self.delta:g}: smaller quotas, or runs with more noise"
+                f"epsilon={epsilon:g} is less than the menu costs, {cost:.5g} at "
+                f"delta={delta:g}: take smaller quotas, or runs with more noise"
             )
 
     def price(
@@ -179,12 +152,13 @@ class QuotaPrices:
         del method
         if floor is not None:
             raise ValueError("floor is for a book with mu-GDP prices, got a menu")
-        fitting = [option for option in self.menu if _is_at_most(run, option.run)]
-        for option in sorted(fitting, key=lambda option: option.run != run):
-            return {"option": option.name}
+        options = self.menu.options
+        fitting = [name for name in options if _is_at_most(run, options[name])]
+        for name in sorted(fitting, key=lambda name: options[name] != run):
+            return {"option": name}
         raise ValueError(
             "the run is not on the book's menu, which was fixed when it was made: "
-            + ", ".join(option.name for option in self.menu)
+            + ", ".join(options)
         )
 
     def price_of_rdp(
@@ -197,66 +171,71 @@ class QuotaPrices:
         )
 
     def holds(self, paid: Sequence[Price]) -> bool:
-        """Returns whether no option was taken more often than it may be."""
-        quotas = {option.name: option.quota for option in self.menu}
-        taken = Counter(one["option"] for one in paid)
-        return all(number <= quotas[name] for name, number in taken.items())
+        """Returns whether the menu allows what was taken."""
+        try:
+            self._after(paid)
+        except ValueError:
+            return False
+        return True
 
     def check(self, paid: Sequence[Price], price: Price) -> None:
-        """Refuses an option that was taken as often as it may be."""
-        name = price["option"]
-        quotas = {option.name: option.quota for option in self.menu}
-        if name not in quotas:
-            raise ValueError(f"{name!r} is not on the menu: {', '.join(quotas)}")
-        taken = Counter(one["option"] for one in paid)[name]
-        if taken >= quotas[name]:
+        """Refuses an option that costs more than is left."""
+        try:
+            self._after(paid).charge(price["option"])
+        except ValueError as error:
             raise BookExhaustedError(
-                f"{name!r} was taken {taken} times, and its quota is {quotas[name]}: "
-                "nothing was charged, nothing was drawn"
-            )
+                f"{error}: nothing was charged, nothing was drawn"
+            ) from None
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
-        """Returns names of the options, how often each was taken, and its quota."""
-        taken = Counter(one["option"] for one in paid)
-        return [(o.name, float(taken[o.name]), float(o.quota)) for o in self.menu]
+        """Returns what limits the runs, what was taken of it, and all of it."""
+        after, quotas = self._after(paid), self.menu.quotas
+        if quotas is None:
+            return [("price", float(after.spent), float(self.menu.budget or 0))]
+        return [
+            (name, float(after.taken[name]), float(n)) for name, n in quotas.items()
+        ]
 
     def left(self, paid: Sequence[Price]) -> str:
         """Returns what is left, in words."""
-        spent = self.spent(paid)
-        return ", ".join(f"{name} {quota - n:.0f} times" for name, n, quota in spent)
+        after, word = self._after(paid), " or " if self.kind == "prices" else ", "
+        return word.join(f"{name} {after.most(name)} times" for name in after.options)
+
+    def _after(self, paid: Sequence[Price]) -> AdaptiveRun:
+        """The menu after what was taken."""
+        after = self.menu
+        for price in paid:
+            after = after.charge(price["option"])
+        return after
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values; `prices_from_dict` reads them."""
-        menu = [
-            {"name": o.name, "run": o.run.to_dict(), "quota": o.quota}
-            for o in self.menu
-        ]
-        return {"kind": self.kind, "menu": menu}
+        return {"kind": self.kind, "menu": self.menu.to_dict()}
 
     @classmethod
     def from_dict(
-        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float, method: str
+        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float
     ) -> Self:
         """Reads what `to_dict` returned."""
-        menu = tuple(
-            Option(one["name"], ComposedSteps.from_dict(one["run"]), one["quota"])
-            for one in fields["menu"]
-        )
-        return cls(menu, epsilon, delta, method)
+        del epsilon, delta
+        menu = AdaptiveRun.from_dict(fields["menu"])
+        if any(menu.taken.values()) or menu.rules is not None:
+            raise ValueError("menu must be one of quotas or prices that has not begun")
+        return cls(menu)
 
 
-Prices = GdpPrices | QuotaPrices
+Prices = GdpPrices | MenuPrices
 
 
-def prices_from_dict(fields: Any, **totals: Any) -> Prices:
+def prices_from_dict(fields: Any, *, epsilon: float, delta: float) -> Prices:
     """Reads prices of any kind.
 
     Raises:
       KeyError, TypeError, ValueError: it is no such description.
     """
-    kinds = {cls.kind: cls for cls in (GdpPrices, QuotaPrices)}
+    kinds = {"gdp": GdpPrices, "quotas": MenuPrices, "prices": MenuPrices}
     kind = _validation.choice("kind of prices", fields["kind"], kinds)
-    return kinds[kind].from_dict(fields, **totals)
+    return kinds[kind].from_dict(fields, epsilon=epsilon, delta=delta)
 
 
 def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
@@ -283,9 +262,9 @@ def _gdp(paid: Sequence[Price]) -> list[GdpPrice]:
     return [GdpPrice(**price) for price in paid]
 
 
-def _is_at_most(run: ComposedSteps, option: ComposedSteps) -> bool:
+def _is_at_most(run: ComposedSteps, option: Any) -> bool:
     """Whether a run is an option, or that with more noise, which is post-processing."""
-    if len(run.steps) != len(option.steps):
+    if not isinstance(option, ComposedSteps) or len(run.steps) != len(option.steps):
         return False
     counts = zip(run.counts, option.counts, strict=True)
     if any(int(ours) != int(theirs) for ours, theirs in counts):

@@ -57,7 +57,7 @@ class Create:
     """Make a book: who is protected, in which data, and the total. All of it is final.
 
     Runs are charged mu and a floor (any run, designed whenever), or are those of a menu
-    (--quota), each as often as is said here; see the page "One budget for a data set".
+    (--quota, --menu), which is final too; see the page "One budget for a data set".
     """
 
     book: _Book
@@ -72,8 +72,10 @@ class Create:
     floors: Number = None
     """Of delta, what the floors of all runs may take; default: a fifth of delta."""
     quota: Annotated[Files, option("RUN.toml=N")] = ()
-    """A run of the menu, and how often it may be taken: a training config, or a request
+    """A run of a menu, and how often it may be taken: a training config, or a request
     as for `epsilon`. Each time it is given; in place of prices in mu."""
+    menu: Annotated[Files, option("RUN.toml")] = ()
+    """The same without a number: any mixture of such runs, each at a price."""
     method: Annotated[Name, option("NAME")] = None
     """Computes prices: exact (default), or pld, which is certified and slower."""
 
@@ -92,19 +94,25 @@ class Create:
             "delta": self.delta,
             "method": self.method or "exact",
         }
-        if not self.quota:
+        if not (self.quota or self.menu):
             terms = create_gdp_book(self.book, protected, floors=self.floors, **total)
         elif self.floors is not None:
-            raise ValueError("--floors is for prices in mu, not for a menu (--quota)")
+            raise ValueError("--floors is for prices in mu, not for a menu")
+        elif self.quota and self.menu:
+            raise ValueError("give --menu or --quota, got both")
         else:
-            menu: dict[str, tuple[ComposedSteps, int]] = {}
-            for text in self.quota:
-                path, number = _quota(text)
-                if path.stem in menu:
-                    raise ValueError(f"--quota has two files named {path.stem!r}")
-                menu[path.stem] = _run_of(path), number
-            with waiting("what the whole menu costs"):
-                terms = create_menu_book(self.book, protected, menu, **total)
+            given = [_quota(text) for text in self.quota]
+            paths = [path for path, _ in given] or [Path(name) for name in self.menu]
+            names = [path.stem for path in paths]
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"the menu has two files named {name!r}")
+            quotas = {path.stem: number for path, number in given} or None
+            with waiting("what the menu costs"):
+                menu = {path.stem: _run_of(path) for path in paths}
+                terms = create_menu_book(
+                    self.book, protected, menu, quotas=quotas, **total
+                )
         return [
             *_facts(terms),
             f"{'no refunds':<12}{_NO_REFUNDS}",
@@ -255,9 +263,13 @@ def _facts(terms: BookTerms) -> list[str]:
             f"mu {downward(budget.mu, 5)} and floors {budget.floors:.3g} in all; a "
             f"run's floor is {terms.prices.default_floor:.3g} unless it states another"
         )
+    elif terms.prices.menu.quotas is not None:
+        quotas = terms.prices.menu.quotas.items()
+        prices = "a menu: " + ", ".join(f"{name} {n} times" for name, n in quotas)
     else:
         menu = terms.prices.menu
-        prices = "a menu: " + ", ".join(f"{o.name} {o.quota} times" for o in menu)
+        costs = (f"{name} {n}" for name, n in (menu.prices or {}).items())
+        prices = f"a menu: {', '.join(costs)}, of {menu.budget} in all"
     rows = {
         "book": terms.name,
         "protected": terms.protected.words,
@@ -327,7 +339,13 @@ def _document(content: BookContent, cost: float | None) -> dict[str, Any]:
 
 def _shares(content: BookContent) -> list[tuple[str, list[float]]]:
     """Of each entry its name, and what it took of each currency."""
-    prices = content.terms.prices
-    names = [f"{entry.number} {entry.name}" for entry in content.entries]
-    took = [[v for _, v, _ in prices.spent([paid])] for paid in content.paid]
-    return list(zip(names, took, strict=True))
+    prices, paid = content.terms.prices, content.paid
+    spent = [
+        [value for _, value, _ in prices.spent(paid[:number])]
+        for number in range(len(paid) + 1)
+    ]
+    shares = []
+    for entry, before, after in zip(content.entries, spent, spent[1:], strict=False):
+        took = [new - old for old, new in zip(before, after, strict=True)]
+        shares.append((f"{entry.number} {entry.name}", took))
+    return shares

@@ -52,9 +52,10 @@ def book(tmp_path):
 
 
 def menu_book(tmp_path, **totals):
-    menu = {"long": (RUN, 2), "short": (jde.compose((ALWAYS, 10)), 1)}
+    menu = {"long": RUN, "short": jde.compose((ALWAYS, 10))}
     where = str(tmp_path / "menu.book")
-    create_menu_book(where, PROTECTED, menu, **{"epsilon": 4.0, "delta": 1e-5} | totals)
+    limits = {"epsilon": 4.0, "delta": 1e-5, "quotas": {"long": 2, "short": 1}}
+    create_menu_book(where, PROTECTED, menu, **limits | totals)
     return where
 
 
@@ -121,7 +122,7 @@ def test_a_menu_is_taken_as_often_as_it_says(tmp_path):
     # More noise than the menu says is post-processing; less is another run.
     more = jde.GaussianStep(ALWAYS.sampling, noise_multiplier=21.0)
     assert paid(where, "2", order(jde.compose((more, 100)))).price == {"option": "long"}
-    with pytest.raises(BookExhaustedError, match="its quota is 2"):
+    with pytest.raises(BookExhaustedError, match="its quota of 2 is used up: nothing"):
         paid(where, "3")
     assert paid(where, "4", order(jde.compose((ALWAYS, 10)))).number == 3
     less = jde.GaussianStep(ALWAYS.sampling, noise_multiplier=19.0)
@@ -138,6 +139,25 @@ def test_a_menu_that_costs_more_than_the_total(tmp_path):
     with pytest.raises(ValueError, match="epsilon=2 is less than the menu costs, 3."):
         menu_book(tmp_path, epsilon=2.0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_menu_with_prices_is_taken_in_any_mixture(tmp_path):
+    where = menu_book(tmp_path, epsilon=3.0, quotas=None)
+    prices = read_book(where).terms.prices
+    # The target allows 2.3 long ones alone or 22.9 short ones; prices are whole.
+    assert prices.menu.most("long") == 2 and 18 <= prices.menu.most("short") <= 22
+    assert prices.menu.epsilon(delta=1e-5) <= 3.0
+    short = order(jde.compose((ALWAYS, 10)))
+    paid(where, "1")
+    for number in range(prices.menu.charge("long").most("short")):
+        paid(where, f"short {number}", short)
+    for wanted in (None, short):
+        with pytest.raises(BookExhaustedError, match="is left: nothing was charged"):
+            paid(where, "more", wanted)
+    content = read_book(where)
+    ((name, spent, total),) = prices.spent(content.paid)
+    assert name == "price" and 0.9 * total < spent <= total
+    assert prices.left(content.paid) == "long 0 times or short 0 times"
 
 
 def test_epochs_of_different_runs_stay_apart():
@@ -303,6 +323,7 @@ def rechained(where, edit):
         (0, "delta", "x", "record 0: "),
         (0, "prices", {"kind": "free"}, "kind of prices must be"),
         (0, "prices", None, "record 0: "),
+        (0, "prices", {"kind": "quotas", "menu": {}}, "record 0: "),
         (0, "people", {"type": "x"}, "record 0: "),
         (0, "data", 5, "must be texts"),
         (0, "neighboring_relation", "near", "record 0: neighboring_relation must"),

@@ -231,6 +231,7 @@ def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
         ([*create, "--quota", f"{query}=0"], "--quota must be RUN.toml=N"),
         ([*create, *menu, "--floors", "1e-6"], "not for a menu"),
         ([*create, *menu, *menu], "two files named 'tiny'"),
+        ([*create, *menu, "--menu", str(query)], "--menu or --quota, got both"),
         (create, "is there already"),
         (["train", str(config), "--out", "x", "--floor", "1e-7"], "with --book"),
     ):

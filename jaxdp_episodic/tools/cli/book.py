@@ -268,7 +268,10 @@ def _facts(terms: BookTerms) -> list[str]:
         prices = "a menu: " + ", ".join(f"{name} {n} times" for name, n in quotas)
     else:
         menu = terms.prices.menu
-        costs = (f"{name} {n}" for name, n in (menu.prices or {}).items())
+        costs = [f"{name} {n}" for name, n in (menu.prices or {}).items()]
+        for index, name in enumerate(menu.options):
+            if (block := (menu.blocks or {}).get(name, 1)) > 1:
+                costs[index] += f" for every {block}"
         prices = f"a menu: {', '.join(costs)}, of {menu.budget} in all"
     rows = {
         "book": terms.name,

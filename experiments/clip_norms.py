@@ -4,7 +4,7 @@
 ``clip_norms.csv``, which lies beside this script and gets a line as soon as a run is
 finished, then writes ``clip_norms.md`` and ``clip_norms.png`` from all that is there;
 ``--repeats 0`` only writes these. Runs, scores and checks are those of ``few_shot.py``;
-scores are of the validation classes. Nine minutes of one core.
+scores are of the validation classes. Some ten minutes of one core.
 """
 
 from __future__ import annotations
@@ -152,13 +152,13 @@ def draw(found: Found, path: Path) -> None:
             )
     logarithmic(fixed, "x", list(FIXED))
     fixed.set_xlabel("clip norm, fixed")
-    fixed.set_ylabel("accuracy on unseen syllables, 5-way 1-shot")
+    fixed.set_ylabel("accuracy on unseen syllables")
     fixed.set_title("a clip norm to choose", loc="left")
     fixed.legend(frameon=False, loc="lower left")
     words = [name.replace(", ", ",\n").replace(" the", "\nthe") for name in free]
     others.set_xticks(range(len(free)), words)
     others.set_xlim(-0.6, len(free) - 0.4)
-    others.set_title("none", loc="left")
+    others.set_title("none to choose", loc="left")
     save(figure, path)
 
 

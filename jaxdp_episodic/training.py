@@ -4,6 +4,7 @@ Doors: `assemble`, `episode`, `precision`, `processes`, `run`, `run_files`, `sea
 `search_space`, `statistics`, `trainer`.
 """
 
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
@@ -11,6 +12,12 @@ from jaxdp_episodic.accountant.questions.budget import (
 )
 from jaxdp_episodic.tools.train.booked import Booking
 from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.trainer.config.rules import (
+    NextWhenStalled,
+    Released,
+    SpendRest,
+    StopWhenStalled,
+)
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import StartConfig
@@ -33,9 +40,11 @@ from jaxdp_episodic.trainer.learners.models import (
     split_model,
 )
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
 from jaxdp_episodic.trainer.run.report import load_parameters
 from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
@@ -44,6 +53,8 @@ __all__ = [
     "MAML",
     "MLP",
     "Booking",
+    "AdaptiveBudget",
+    "AdaptiveTrainer",
     "BudgetExhaustedError",
     "ClippingConfig",
     "ConvNet",
@@ -53,14 +64,20 @@ __all__ = [
     "Learner",
     "Linear",
     "MixedModel",
+    "NextWhenStalled",
     "PatchConv",
     "PrivacyBudget",
     "PrivateGradient",
     "PrivateStatistics",
+    "PrivateValidation",
     "ProtoNet",
+    "Released",
+    "RuleError",
     "RunEndedError",
     "Score",
+    "SpendRest",
     "StartConfig",
+    "StopWhenStalled",
     "Supervised",
     "Trainer",
     "TrainingConfig",

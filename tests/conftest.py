@@ -30,6 +30,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxdp_episodic.accountant import _engine
 
+gc.disable()  # while tests are collected: all of it is kept
 hypothesis.settings.register_profile("project", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("project")
 
@@ -65,9 +66,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """The collector need not look again at what every test keeps."""
-    gc.collect()
+    """The collector need not go through what every test keeps, nor look so often."""
     gc.freeze()
+    gc.set_threshold(20_000)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

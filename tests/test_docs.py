@@ -27,6 +27,8 @@ DOCS = sorted(
 # Pages whose sessions take more than some seconds.
 SLOW = {
     "docs/account.md",
+    "docs/adaptive.md",
+    "docs/adaptive_training.md",
     "docs/attacks.md",
     "docs/audit.md",
     "docs/book.md",
@@ -64,6 +66,12 @@ LIGHTER = {
         "num_episodes = 600": "num_episodes = 4",
         "every = 100\n": "every = 2\n",
         "without_noise = true": "without_noise = false",
+    },
+    "demo_adaptive.toml": {
+        "num_steps = 300": "num_steps = 3",
+        "size = 28": "size = 14",
+        "every = 50": "every = 2",
+        "num_episodes = 600": "num_episodes = 4",
     },
     "sweep_episodes.toml": {
         "0.7, 6.0, 80": "0.7, 6.0, 8",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.bounds import mechanisms
+from rows import fast_and_slow
 
 POISSON = jde.MultistageSampling(jde.Poisson("u", sampling_probability=0.1))
 STEP = jde.GaussianStep(POISSON, noise_multiplier=1.0)
@@ -155,13 +156,18 @@ def answered(call, value):
 
 # A search for a rate takes longest: those left out have a like beside them.
 RATES = ("rate, epsilon", "rate, noise")
+# Searches, whose noise "epsilon, noise" and "delta, noise" check without one.
+SEARCHES = ("rate, noise", "steps, noise")
 ALIKE = (1e-308, 1e-300, 1e-17, 1 - 2**-53, 1 + 2**-52)
 
 
 @pytest.mark.parametrize(
     ("name", "all_numbers"),
     [
-        *((name, name not in RATES) for name in CALLS),
+        *fast_and_slow(
+            ((name, name not in RATES) for name in CALLS),
+            lambda name, _: name not in SEARCHES,
+        ),
         *(pytest.param(name, True, marks=pytest.mark.slow) for name in RATES),
     ],
 )

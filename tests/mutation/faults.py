@@ -322,8 +322,8 @@ FAULTS = (
             Edit(
                 ledger,
                 "taken_up",
-                "Ledger(budget, charged=charged, mark=content.end)",
-                "Ledger(budget, charged=taken, mark=content.end)",
+                "ledger.after(content, charged)",
+                "ledger.after(content, taken)",
             ),
         ),
         LEDGER,

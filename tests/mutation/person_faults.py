@@ -21,8 +21,8 @@ PERSON_FAULTS = (
             Edit(
                 people_pairs,
                 "_tree",
-                "_theorem_a(numbers * unit.bound, masses, unit.rate, chance)",
-                "_theorem_a(numbers * unit.bound, masses, unit.rate * chance, 1.0)",
+                "theorem_a(numbers * unit.bound, masses, unit.rate, chance)",
+                "theorem_a(numbers * unit.bound, masses, unit.rate * chance, 1.0)",
             ),
         ),
         AUDIT,

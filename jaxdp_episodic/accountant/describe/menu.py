@@ -178,7 +178,13 @@ class Menu(Spec):
         object.__setattr__(self, "odometer", tuple(values.tolist()))
 
     def _check_taken(self) -> None:
-        """Refuses a run that was read with more taken than it allows."""
+        """Refuses a run that never ends, or was read with more taken than it allows."""
+        limits = self.quotas is not None or self.prices is not None
+        if not limits and self.rules is not None and self.rules.has_cycles():
+            raise ValueError(
+                "rules with a cycle never end a run: give quotas, or prices and a "
+                "budget, as well"
+            )
         over = [n for n, q in (self.quotas or {}).items() if self.taken[n] > q]
         if over or (self.prices is not None and self.left < 0):
             raise ValueError(f"taken must be within what is allowed, got {self.taken}")
@@ -196,11 +202,6 @@ class Menu(Spec):
         if self.blocks is not None:
             raise NotImplementedError(
                 "blocks with rules have no theorem here; covered: either of the two"
-            )
-        if self.quotas is None and self.prices is None and self.rules.has_cycles():
-            raise ValueError(
-                "rules with a cycle never end a run: give quotas, or prices and a "
-                "budget, as well"
             )
         state = self.rules.start if self.state is None else self.state
         if not isinstance(state, str):

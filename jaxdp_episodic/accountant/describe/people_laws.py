@@ -182,16 +182,9 @@ def merged_upwards(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns fewer binomial laws, with weights, for many: they are larger.
 
-    Of units that are so many and of which none is drawn with chance ``e^-log_none``:
-    both together say which of two binomial laws is the larger one in stochastic order.
-
-    Args:
-      number: (n,) whole numbers.
-      log_none: (n,) of each, >= 0; inf where some unit is drawn for sure.
-      log_weight: (n,) finite.
-
-    Returns:
-      The same three of few: see `_MOST_TERMS`.
+    Laws are (n,) numbers of units, logarithms of the chance that none is drawn, with
+    their sign changed (inf where one is for sure), and finite log-weights. The first
+    two together say which of two laws is the larger one in stochastic order.
     """
     most = np.clip(_MOST_TERMS / max(np.max(number), 1.0), 2.0, _MOST_LAWS)
     if len(number) <= most:
@@ -336,16 +329,16 @@ def log_unseen_groups(
     with np.errstate(divide="ignore"):
         alone = a * np.log1p(-chance) if chance < 1 else np.where(a > 0, -np.inf, 0.0)
         seen = np.log(rate) + alone
-        hers = choices + np.log1p(-np.exp(seen))
+        hers = choices + np.log(-np.expm1(seen))
         others = choices + seen
     hers[0], others[0] = -np.inf, 0.0
     out = np.arange(min(rest, bound) + 1.0)
     power = np.full(bound + 1, -np.inf)
     power[: len(out)] = log_binomial(np.full_like(out, rest), out)
     found = np.full((most + 1, bound + 1), -np.inf)
-    for used in range(groups + 1):
-        if groups - used <= most:
-            found[groups - used] = power[::-1]
+    power = _times(_power(others, groups - most, bound + 1), power[: len(out)])
+    for row in found[::-1]:
+        row[:] = power[::-1]
         power = _times(power, others)
     number = np.arange(most + 1.0)
     found += log_binomial(np.full_like(number, groups), number)[:, None]
@@ -354,6 +347,24 @@ def log_unseen_groups(
         row += power
         power = _times(power, hers)
     return found - _log_sum(found.ravel())
+
+
+def _power(taps: np.ndarray, exponent: int, size: int) -> np.ndarray:
+    """The first coefficients of a power, as logarithms; the first tap's is 0.
+
+    With ``p A' A^p = (A^p)' A``, whose terms are positive where p is large enough.
+    """
+    found = np.where(np.arange(size) == 0, 0.0, -np.inf)
+    if exponent < size:
+        for _ in range(exponent):
+            found = _times(found, taps)
+        return found
+    k = np.arange(1.0, len(taps))
+    for n in range(1, size):
+        some = k[:n]
+        terms = np.log(some * (exponent + 1) - n) + taps[1 : n + 1]
+        found[n] = _log_sum(terms + found[max(n - len(k), 0) : n][::-1]) - np.log(n)
+    return found
 
 
 def _times(power: np.ndarray, taps: np.ndarray) -> np.ndarray:

@@ -163,7 +163,7 @@ class AdaptiveRun(Menu):
         Args:
           delta: in [0, 1], any shape.
         """
-        same = self._composition()
+        same = self.composition()
         if same is not None:
             return api.epsilon(same, delta=delta)
         return self.epsilon_interval(delta=delta)[1]
@@ -174,7 +174,7 @@ class AdaptiveRun(Menu):
         Args:
           epsilon: >= 0, nats, any shape.
         """
-        same = self._composition()
+        same = self.composition()
         if same is not None:
             return api.delta(same, epsilon=epsilon)
         return self.delta_interval(epsilon=epsilon)[1]
@@ -189,7 +189,7 @@ class AdaptiveRun(Menu):
           max_width: nats that are aimed at; None is 1e-5 where that is quickly had, and
             else up to 1e-3.
         """
-        same = self._composition()
+        same = self.composition()
         if same is not None:
             return intervals.epsilon_interval(same, delta=delta, max_width=max_width)
         width = None
@@ -205,7 +205,7 @@ class AdaptiveRun(Menu):
         Args:
           epsilon: >= 0, nats, any shape.
         """
-        same = self._composition()
+        same = self.composition()
         if same is not None:
             return intervals.delta_interval(same, epsilon=epsilon)
         targets = _validation.nonnegative_array("epsilon", epsilon)
@@ -302,11 +302,12 @@ class AdaptiveRun(Menu):
     def _game(self) -> Game:
         return self._kept("game", lambda: game_of(self))
 
-    def _composition(self) -> ComposedSteps | None:
-        """The composition that the worst strategy is, where there is one.
+    def composition(self) -> ComposedSteps | None:
+        """Returns the composition that the worst strategy is, None where it is none.
 
-        All quotas used up, in whatever order: every move leaves the same function of
-        the loss so far, and stopping never helps (docs/proofs.md, "Runs that adapt").
+        Of quotas, all of them used up, in whatever order: every move leaves the same
+        function of the loss so far, and stopping never helps (docs/proofs.md, "Runs
+        that adapt"). Of prices that of one option, or of Gaussians always drawn.
         """
 
         def found() -> ComposedSteps | None:

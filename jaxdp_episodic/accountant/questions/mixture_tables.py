@@ -36,7 +36,7 @@ MOST_UNITS = 20_000
 # 20 s and 2 GB (93 x 360, a person in every class of the glyphs, take 2 s).
 MOST_TERMS = 300_000
 # Products of a law of groups, which take a second; and its entries.
-_MOST_PRODUCTS = 100_000_000
+_MOST_PRODUCTS = 50_000_000
 _MOST_CELLS = 2_000_000
 # Most values of a law, of 8 bytes each in some ten arrays.
 _MOST_LISTED = 10_000_000
@@ -179,9 +179,11 @@ def theorem_a_of_groups(
       rate: of the coins.
     """
     groups, fullest = classes // ways, min(ways, bound)
-    products = groups * (fullest + 1) * (bound + 1)
-    cells = (min(bound, groups) + 1) * (bound + 1)
-    if bound >= classes or products > _MOST_PRODUCTS or cells > _MOST_CELLS:
+    most = min(bound, groups) + 1
+    products = most * (fullest + 1) * (bound + 1)
+    cells = max(most, fullest + 1) * (bound + 1)
+    exact = bound >= classes or ways == 1
+    if exact or products > _MOST_PRODUCTS or cells > _MOST_CELLS:
         held = chance_of_any(fullest, chance)
         return theorem_a(np.array([min(bound, groups)]), np.zeros(1), rate, held)
     table = log_unseen_groups(classes, ways, bound, chance, rate)

@@ -42,6 +42,8 @@ _LEAST_BLOCKS = 40
 _COST_OF_A_UNIT = 1e-5
 # Numbers of steps tried at a time.
 _TRIALS = 16
+# Doublings of them.
+_DOUBLINGS = 3
 # Most steps of one option.
 _MOST_STEPS = 2**40
 # Width of log(delta) that is enough to find a budget.
@@ -70,7 +72,7 @@ def number_alone(step: Any, epsilon: float, delta: float) -> float:
     goal = math.log(delta)
     low, high = 0, 1
     while high <= _MOST_STEPS:
-        tried = high * 2 ** np.arange(8)
+        tried = high * 2 ** np.arange(_DOUBLINGS)
         fits = log_delta(tried) <= goal
         if not fits.all():
             first = int(np.argmin(fits))

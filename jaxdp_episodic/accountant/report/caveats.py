@@ -48,8 +48,11 @@ def caveats_of(
     )
 
 
-def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
-    """Returns what must be true for the guarantee and cannot be checked."""
+def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str, ...]:
+    """Returns what must be true for the guarantee and cannot be checked.
+
+    Of a run that ``chooses`` its steps on the way the run has each of them.
+    """
     first = run.gaussian_steps[0]
     clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
     clipped = " or ".join("step" if clip == STEP else f"{clip!r}" for clip in clips)
@@ -59,7 +62,10 @@ def preconditions_of(run: ComposedSteps) -> tuple[str, ...]:
         "Where examples interact (support and query, a softmax over classes, batch "
         "statistics), they do so within one clip unit.",
         *_who_is_where(first),
-        "Fixed in advance: rates, noise and the number of steps do not react to "
+        "Choices: whatever chose saw releases and public facts alone; what could be "
+        "chosen, its noise, rates and budget were fixed before the first release."
+        if chooses
+        else "Fixed in advance: rates, noise and the number of steps do not react to "
         "anything that was released.",
         _fresh_draws(run),
     ]

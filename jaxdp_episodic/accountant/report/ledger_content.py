@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxdp_episodic.accountant.describe.designs import steps_owed
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 
 
 class LedgerMark(NamedTuple):
@@ -39,6 +40,10 @@ class LedgerContent(NamedTuple):
       unfinished: what stands after it: a line that a crash cut off. A charge cut off is
         counted in ``groups`` and not in ``end``.
       is_sealed: the last line is a seal, as a process that ends in order leaves it.
+      adaptive: of a run that chooses on the way, its budget at the start; else None.
+      options: of such a run the name of the option of each group. The last group may
+        have no charge: a choice that was noted and not charged.
+      has_ended: such a run has chosen to end.
     """
 
     target_epsilon: float
@@ -50,6 +55,28 @@ class LedgerContent(NamedTuple):
     end: LedgerMark
     unfinished: bytes
     is_sealed: bool
+    adaptive: AdaptiveBudget | None = None
+    options: tuple[str, ...] = ()
+    has_ended: bool = False
+
+    @property
+    def a_step(self) -> GaussianStep:
+        """One of the run's steps: all protect the same units."""
+        return self.groups[-1][0] if self.adaptive is None else self.adaptive.a_step
+
+    @property
+    def adaptive_taken(self) -> AdaptiveBudget | None:
+        """Of a run that chose on the way: its budget after all that was charged.
+
+        Raises:
+          ValueError: more was charged than there was.
+        """
+        budget = self.adaptive
+        if budget is not None:
+            for name, (_, count) in zip(self.options, self.groups, strict=True):
+                for _ in range(count):
+                    budget = budget.charge(name)
+        return budget
 
     @property
     def charged(self) -> int:
@@ -73,7 +100,23 @@ class LedgerContent(NamedTuple):
         return compose(*groups), None
 
     def groups_owed(self) -> list[tuple[GaussianStep, int]]:
-        """Returns ``groups``, those to account for in place of those charged."""
+        """Returns ``groups``, those to account for in place of those charged.
+
+        Of a run that chose on the way they are its budget, which is what it owes.
+
+        Raises:
+          NotImplementedError: a budget that is no fixed run's.
+        """
+        if self.adaptive is not None:
+            fixed = self.adaptive.as_fixed()
+            if fixed is None:
+                raise NotImplementedError(
+                    "a run that chose on the way has a guarantee of its own, which "
+                    "is composed with others by a book alone: of such a ledger ask "
+                    "by itself"
+                )
+            counts = map(int, fixed.counts)
+            return list(zip(self.adaptive.options.values(), counts, strict=True))
         # The plan counts all groups: what the earlier ones leave is the last one's.
         left = (self.planned or 0) - sum(count for _, count in self.groups[:-1])
         planned = [0] * (len(self.groups) - 1) + [max(left, 0)]

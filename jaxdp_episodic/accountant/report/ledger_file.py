@@ -13,6 +13,13 @@ says what happened:
     1
     {"charged":2,"hash":"…"}               a seal
 
+A run that chooses on the way has, in place of the step, its whole budget, and before
+each change of option a line that names it, written with its first charge at once:
+
+    {"adaptive":{…},"hash":"…"}            second line: what the run may take
+    {"option":"check","hash":"…"}          of which option the charges are that follow
+    {"ended":true,"hash":"…"}              the run has chosen to end
+
 Equal steps are grouped: the step is described once, and a charge is two bytes, appended
 and on the disk before anything of the step exists. ``hash`` is the SHA-256 of all bytes
 of the file before ``,"hash"``, so each line that has one holds the chain of all that
@@ -33,12 +40,13 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from jaxdp_episodic._validation import shown
 from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.report.ledger_content import (
     LedgerContent,
     LedgerMark,
@@ -47,9 +55,11 @@ from jaxdp_episodic.accountant.report.ledger_content import (
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.json_file import parse_json
 
+T = TypeVar("T")
 FORMAT = "jaxdp-episodic ledger"
 VERSION = 1
 CHARGE = b"1\n"
+ADAPTIVE, OPTION, ENDED = "adaptive", "option", "ended"
 PROCESS = "process"
 MOST_DESCRIBED = 2**26
 """Bytes of all steps and machines that are described: tens of millions of units."""
@@ -196,6 +206,9 @@ class _Reader:
         self._charged = self._described = 0
         self._unfinished, self._cut_charges = b"", 0
         self._is_sealed = False
+        self._adaptive: AdaptiveBudget | None = None
+        self._options: list[str] = []
+        self._has_ended = False
 
     def take(self, line: bytes) -> None:
         """Takes up a whole line."""
@@ -247,7 +260,7 @@ class _Reader:
         """Returns what was read, if it is a ledger at all."""
         if self._header is None:
             raise LedgerError("empty")
-        if not self._groups:
+        if not self._groups and self._adaptive is None:
             raise LedgerError("it was cut: no step is described")
         whole = self._charged - self._cut_charges
         return LedgerContent(
@@ -262,11 +275,16 @@ class _Reader:
             ),
             unfinished=self._unfinished,
             is_sealed=self._is_sealed,
+            adaptive=self._adaptive,
+            options=tuple(self._options),
+            has_ended=self._has_ended,
         )
 
     def _charge(self) -> None:
         if not self._groups:
             raise LedgerError("a charge before any step is described")
+        if self._has_ended:
+            raise LedgerError("a charge after the run has chosen to end")
         step, count = self._groups[-1]
         self._groups[-1] = (step, count + 1)
         self._charged += 1
@@ -291,7 +309,17 @@ class _Reader:
         self._is_sealed = False
         if self._header is None:
             self._header = _checked_header(record)
-        elif record.keys() == {"step"}:
+        elif record.keys() == {ADAPTIVE} and not self._described:
+            self._keep(size)
+            self._adaptive = _or_refused(AdaptiveBudget.from_dict, record[ADAPTIVE])
+        elif record.keys() == {OPTION} and self._adaptive is not None:
+            self._keep(size)
+            name = record[OPTION]
+            self._groups.append((_or_refused(self._adaptive.option, name), 0))
+            self._options.append(name)
+        elif record == {ENDED: True} and self._adaptive is not None:
+            self._has_ended = True
+        elif record.keys() == {"step"} and self._adaptive is None:
             self._keep(size)
             self._groups.append((_step(record["step"]), 0))
         elif record.keys() == {"opened", "charged"}:
@@ -351,10 +379,15 @@ def _checked_header(record: dict[str, Any]) -> dict[str, Any]:
 
 def _step(description: Any) -> GaussianStep:
     """The step that a record describes."""
-    try:
-        step = GaussianStep.from_dict(description, where="step")
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise LedgerError(str(error)) from None
+    step = _or_refused(GaussianStep.from_dict, description, where="step")
     if step.shape:
         raise LedgerError(f"step must be one setting, got fields of shape {step.shape}")
     return step
+
+
+def _or_refused(make: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """What a function makes of a record, whose errors are the ledger's."""
+    try:
+        return make(*arguments, **named)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise LedgerError(str(error)) from None

@@ -88,10 +88,11 @@ class LedgersContent(NamedTuple):
         """
         if len(self.contents) == 1:
             return self.contents[0].run_charged()
-        last = [content.groups[-1][0] for content in self.contents]
+        last = [content.a_step for content in self.contents]
         for name in ("privacy_unit", "neighboring_relation", "population"):
             self._refuse_different(name, [getattr(step, name) for step in last])
         self._refuse_unknown_epochs()
+        self._refuse_adaptive_copies()
         whole: dict[GaussianStep, int] = {}
         parts = []
         for step, count in self._uses():
@@ -185,6 +186,15 @@ class LedgersContent(NamedTuple):
                     "epochs they share is not known, and these cannot be counted twice"
                 )
 
+    def _refuse_adaptive_copies(self) -> None:
+        """Refuses copies of a run that chose on the way: each chose by what it saw."""
+        for name, content, beginning in zip(*self, strict=True):
+            if content.adaptive is not None and beginning is not None:
+                raise NotImplementedError(
+                    f"{name} and {self.names[beginning.of]} are copies of one run "
+                    "that chose on the way, which are not covered together"
+                )
+
 
 def read_ledgers(paths: Sequence[Path]) -> LedgersContent:
     """Returns what several ledgers say together, after checking all of each.
@@ -241,7 +251,7 @@ def _common(
             size += len(line)
             if line == CHARGE:
                 charged[-1] += 1
-            charged += [0] * ("step" in record)
+            charged += [0] * ("step" in record or "option" in record)
     if not size:
         raise LedgerError(
             f"{path} and {other} have one run's name and begin differently: one of "

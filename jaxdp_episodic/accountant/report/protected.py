@@ -14,6 +14,22 @@ def protected_unit(step: GaussianStep) -> str:
     return f"one person, {bounds_in_words(step.people)}"
 
 
+def changed_unit(privacy_unit: str, neighboring_relation: str) -> str:
+    """Returns what two neighbouring data sets differ by."""
+    if privacy_unit == PERSON:
+        return {
+            "add_remove": "one person, with all of her examples, more or less",
+            "replace_one": "the content of all examples of one person replaced",
+            "zero_out": "all of one person's slots empty, or filled,",
+        }[neighboring_relation]
+    return {
+        "add_remove": f"one `{privacy_unit}` more or less",
+        "replace_one": f"the content of one `{privacy_unit}` replaced",
+        "zero_out": f"one more of the public slots for a `{privacy_unit}` empty, or "
+        "filled,",
+    }[neighboring_relation]
+
+
 def bounds_in_words(people: PersonBounds | None) -> str:
     """Returns how much of the data may be a person's; of many settings not in numbers.
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.serialization import spec_fields
 from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
@@ -42,9 +44,7 @@ def answer_document(
 
 def _relation(request: Request) -> str | None:
     """The relation of the run, or None where no part of it names one."""
-    step = request.step
-    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
-    named = (part.neighboring_relation for part in parts)
+    named = (part.neighboring_relation for part in parts_of(request.step))
     return next((relation for relation in named if relation is not None), None)
 
 
@@ -74,6 +74,8 @@ def _facts(request: Request, answer: Any) -> list[str]:
     if isinstance(request.step, ComposedSteps):
         counts = request.step.counts
         facts["num steps"] = " + ".join(str(np.asarray(c).tolist()) for c in counts)
+    if isinstance(request.step, AdaptiveRun):
+        facts["chosen among"] = ", ".join(request.step.options)
     alone = len(steps_of(request)) == 1 and request.quantity != "noise_multiplier"
     if first is not None and alone:
         noise = first.noise_multiplier
@@ -103,7 +105,7 @@ def _grid(request: Request, answer: np.ndarray, varying: dict[str, Any]) -> list
 
 def _numbers(value: Any, name: str = "", prefix: str = "") -> list[tuple[str, Any]]:
     """All numeric fields of a request, named as in its file: "school.size"."""
-    if isinstance(value, Population) or value is None or isinstance(value, str | bool):
+    if value is None or isinstance(value, Population | AdaptiveRun | str | bool):
         return []
     if isinstance(value, Spec):
         level = getattr(value, "name", None)

@@ -18,6 +18,7 @@ from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.table_file import check_suffix
 from jaxdp_episodic.tools.cli.answer_text import answer_document, answer_table
+from jaxdp_episodic.tools.cli.choices import is_adaptive, print_choices
 from jaxdp_episodic.tools.cli.messages import (
     USER_ERROR,
     File,
@@ -99,6 +100,16 @@ class Epsilon:
 
     def _of_ledgers(self, paths: list[Path]) -> int:
         """Answers what ledgers alone say was charged."""
+        if len(paths) == 1 and is_adaptive(paths[0]):
+            if self.method is not None:
+                complain("--method does not go with the ledger of a run that chose")
+                return USER_ERROR
+            return print_choices(
+                paths[0],
+                delta=self.delta,
+                as_json=self.json,
+                caveats_on=_caveats_on_ledger,
+            )
         found: list[LedgersContent] = []
 
         def read() -> EpsilonRequest:
@@ -201,9 +212,10 @@ def _run_per_unit(file: Path, out: Path) -> int:
         request = read_request(file, EpsilonRequest)
         if request.delta is None:
             raise ValueError("--per-unit gives epsilons, so the request needs a delta")
+        step = request.planned("--per-unit")
         _prepare(out)
         budgets = unit_budgets(
-            request.step,
+            step,
             num_steps=request.num_steps,
             delta=request.delta,
             method=request.method,
@@ -298,7 +310,7 @@ def _caveats_on_ledger(content: LedgerContent) -> list[str]:
             "not private: draws and noise came from a fixed seed; the answer holds for "
             "the same run with fresh entropy"
         )
-    if content.owed > content.charged:
+    if content.adaptive is None and content.owed > content.charged:
         caveats.append(
             f"{content.charged:,} steps were charged, the last within an epoch, and "
             f"{content.owed:,} are accounted, to the end of the epoch or of the plan: "

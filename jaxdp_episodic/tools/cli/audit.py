@@ -102,15 +102,16 @@ class Audit:
         for name, value in (("delta", request.delta), ("num_steps", steps)):
             if np.ndim(value):
                 raise ValueError(f"{name} must be one number for an audit, got a list")
-        if request.step.shape:
+        step = request.planned("audit")
+        if step.shape:
             raise ValueError(
                 "step must be one setting for an audit, its fields numbers and no "
-                f"lists, got shape {request.step.shape}"
+                f"lists, got shape {step.shape}"
             )
-        total = total_draws(request.step, draws)
+        total = total_draws(step, draws)
         with ProgressBar(console, "draws", total) as progress:
             audit = audit_mechanism(
-                request.step,
+                step,
                 delta=float(np.asarray(request.delta)),
                 num_steps=None if steps is None else int(steps),
                 num_draws=draws,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
@@ -248,6 +249,10 @@ def _run_of_request(path: Path) -> ComposedSteps:
     request = read_request(path, EpsilonRequest)
     if isinstance(request.step, ComposedSteps):
         return request.step
+    if isinstance(request.step, AdaptiveRun):
+        raise NotImplementedError(
+            f"step of {path}: a run that chooses on the way has no price in a book"
+        )
     return compose((request.step, request.num_steps))
 
 

@@ -50,9 +50,10 @@ class Curve:
         request = read_request(
             self.file, EpsilonRequest, num_steps=self.num_steps, method=self.method
         )
+        step = request.planned("curve")
         with ended_by_sigterm(), waiting("privacy curve") as say:
             curve = plot_curve(
-                request.step,
+                step,
                 self.out,
                 num_steps=request.num_steps,
                 method=request.method,

@@ -24,6 +24,7 @@ def draw_run(
     target_epsilon: float,
     without_noise: Mapping[str, Mapping[str, Any]] | None = None,
     meaning: str = "",
+    is_guarantee: bool = False,
 ) -> None:
     """Draws loss, scores and epsilon against the step, one above the other.
 
@@ -37,6 +38,7 @@ def draw_run(
       target_epsilon: inf for a run without noise.
       without_noise: last scores of the same run without noise, which is not private.
       meaning: a sentence or two below, of what the protection means.
+      is_guarantee: the epsilons are what holds at any time, of a run that chooses.
     """
     figure = new_figure(7.2, 7.4)
     panels = list(figure.subplots(3 if losses else 2, sharex=True))
@@ -46,8 +48,10 @@ def draw_run(
         top.set_ylabel("training loss\n(private)")
     _draw_scores(middle, scores, without_noise or {})
     if np.isfinite(target_epsilon):
-        bottom.plot(*zip(*epsilons, strict=True), color=_BLACK, label="spent")
-        bottom.axhline(target_epsilon, color=_ORANGE, ls="--", label="target")
+        label = "guarantee" if is_guarantee else "spent"
+        bottom.plot(*zip(*epsilons, strict=True), color=_BLACK, label=label)
+        if not is_guarantee:
+            bottom.axhline(target_epsilon, color=_ORANGE, ls="--", label="target")
         bottom.set_ylim(0, 1.12 * target_epsilon)
         bottom.legend(frameon=False, loc="lower right")
     else:

@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe import serialization
+from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.step import ComposedSteps
 from jaxdp_episodic.accountant.questions.api import check_method
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 from jaxdp_episodic.tools.requests import request_file
@@ -166,7 +166,8 @@ def _flatten(path: KeyPath, value: Any, leaves: list[tuple[KeyPath, Any]]) -> No
                 raise TypeError(f"{_named(path)}: keys must be strings, got {key!r}")
             _flatten((*path, key), item, leaves)
     elif isinstance(value, list | tuple) and (
-        path == ("step", "counts") or any(isinstance(item, Mapping) for item in value)
+        (path[0] == "step" and path[-1] == "counts")
+        or any(isinstance(item, Mapping) for item in value)
     ):
         for index, item in enumerate(value):
             _flatten((*path, str(index)), item, leaves)
@@ -186,8 +187,7 @@ def _answer_group(group: _Group, answers: list[Answer]) -> None:
 
     def check(part: np.ndarray) -> None:
         request = _request(group, columns[part])
-        step = request.step
-        for one in step.steps if isinstance(step, ComposedSteps) else (step,):
+        for one in parts_of(request.step):
             dominating_pair(one)
 
     def fail(row: int, error: Exception) -> None:

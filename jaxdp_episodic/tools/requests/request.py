@@ -13,8 +13,10 @@ from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
+from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.spec import Spec, set_checked
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import (
     PrivacyInfo,
     check_method,
@@ -63,18 +65,19 @@ class EpsilonRequest(_Request):
     broadcast together.
 
     Attributes:
-      step: the step, or a composed run.
-      num_steps: whole number >= 0; None for a composed run, which has its own counts.
+      step: the step, or a composed run, or a run that adapts.
+      num_steps: whole number >= 0; None for a composed run, which has its own counts,
+        and for one that adapts, which has its own end.
       delta: in (0, 1), to get epsilon.
       epsilon: >= 0 and finite, to get delta. Exactly one of the two is given.
       method: how the answer is computed; see `jaxdp_episodic.epsilon`.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "step": (GaussianStep, *RELEASES, ComposedSteps)
+        "step": (GaussianStep, *RELEASES, ComposedSteps, AdaptiveRun)
     }
 
-    step: AnyStep
+    step: AnyStep | AdaptiveRun
     num_steps: ArrayLike | None = None
     delta: ArrayLike | None = None
     epsilon: ArrayLike | None = None
@@ -82,13 +85,19 @@ class EpsilonRequest(_Request):
 
     def __post_init__(self) -> None:
         check_method(self.method)
-        composed = isinstance(self.step, ComposedSteps)
-        check_step(self.step)
+        adapts = isinstance(self.step, AdaptiveRun)
+        if not adapts:
+            check_step(self.step)
+        elif self.method == "rdp":
+            raise ValueError(
+                "method must be 'exact' or 'pld' for a run that adapts, got 'rdp'"
+            )
+        composed = adapts or isinstance(self.step, ComposedSteps)
         if composed != (self.num_steps is None):
             rule = "be left out for" if composed else "be given unless step is"
             raise ValueError(
-                f"num_steps must {rule} a composed run, whose steps have their own "
-                f"counts, got {self.num_steps!r}"
+                f"num_steps must {rule} a run that has its own counts, or adapts, "
+                f"got {self.num_steps!r}"
             )
         if (self.delta is None) == (self.epsilon is None):
             given = "neither" if self.delta is None else "both"
@@ -111,8 +120,22 @@ class EpsilonRequest(_Request):
     @property
     def nature(self) -> str:
         """On which side of the truth the answer is, in words."""
+        if isinstance(self.step, AdaptiveRun) and self.step.composition() is None:
+            return "certified upper bound"
         natures = {"exact": "exact, rounded up", "pld": "certified upper bound"}
         return natures.get(self.method, "upper bound")
+
+    def planned(self, what: str) -> AnyStep:
+        """Returns the step of what covers no run that adapts, or refuses that.
+
+        Raises:
+          NotImplementedError: naming ``what``.
+        """
+        if isinstance(self.step, AdaptiveRun):
+            raise NotImplementedError(
+                f"{what} covers runs that are planned, got an AdaptiveRun"
+            )
+        return self.step
 
     def answer(self) -> np.ndarray | np.float64:
         """Returns the epsilon or delta asked for, of the request's shape.
@@ -122,6 +145,8 @@ class EpsilonRequest(_Request):
         """
         value, info = self.answer_with_info()
         bounds = int(np.sum(info.is_certified_bound))
+        if isinstance(self.step, AdaptiveRun):
+            return value
         if self.method == "exact" and bounds:
             warnings.warn(
                 f"{bounds:,} of {np.size(value):,} answers could not be computed "
@@ -133,9 +158,27 @@ class EpsilonRequest(_Request):
     def answer_with_info(self) -> tuple[np.ndarray | np.float64, PrivacyInfo]:
         """Returns the epsilon or delta asked for, and how well it is known."""
         run: dict[str, Any] = {"num_steps": self.num_steps, "method": self.method}
+        step = self.step
+        if isinstance(step, AdaptiveRun):
+            same = step.composition()
+            if same is None:
+                return self._of_strategies(step)
+            step = same
         if self.epsilon is None:
-            return epsilon(self.step, delta=self.delta, return_info=True, **run)
-        return delta(self.step, epsilon=self.epsilon, return_info=True, **run)
+            return epsilon(step, delta=self.delta, return_info=True, **run)
+        return delta(step, epsilon=self.epsilon, return_info=True, **run)
+
+    def _of_strategies(
+        self, run: AdaptiveRun
+    ) -> tuple[np.ndarray | np.float64, PrivacyInfo]:
+        """The upper end of what the worst strategy costs."""
+        if self.epsilon is None:
+            lower, upper = run.epsilon_interval(delta=self.delta)
+        else:
+            lower, upper = run.delta_interval(epsilon=self.epsilon)
+        with np.errstate(invalid="ignore"):  # both infinite
+            width = np.where(upper == lower, 0.0, np.subtract(upper, lower))
+        return upper, PrivacyInfo(width[()], np.ones(np.shape(upper), bool)[()])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -234,8 +277,7 @@ Request = EpsilonRequest | CalibrationRequest
 
 def steps_of(request: Request) -> tuple[GaussianStep, ...]:
     """Returns the different Gaussian steps of the run."""
-    step = request.step
-    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    parts = parts_of(request.step)
     return tuple(part for part in parts if isinstance(part, GaussianStep))
 
 

@@ -161,6 +161,8 @@ def with_population(mapping: dict[str, Any], tree: Population) -> dict[str, Any]
             return step  # no units of its own
         if isinstance(step.get("steps"), list):
             return {**step, "steps": [filled(part) for part in step["steps"]]}
+        if isinstance(options := step.get("options"), Mapping):
+            return {**step, "options": {k: filled(v) for k, v in options.items()}}
         return {**step, "population": tree}
 
     return {k: filled(v) if k == "step" else v for k, v in mapping.items()}

@@ -257,10 +257,8 @@ class Sweep(Spec):
         try:
             for quantity in self.quantities:
                 request = self.request(quantity, self.methods[0], values)
-                if isinstance(request.step, ComposedSteps):
-                    run_of(request.step, None)
-                else:
-                    run_of(request.step, np.asarray(1))
+                step: Any = request.step  # of the sweep's own kind
+                run_of(step, None if isinstance(step, ComposedSteps) else np.asarray(1))
         except (TypeError, ValueError, NotImplementedError) as error:
             raise type(error)(f"{prefix}{error}") from None
 

@@ -65,6 +65,7 @@ def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
         or whose accounting rests on private sizes.
     """
     _refuse_seed(config.seed)
+    _refuse_choices(config)
     data, _ = config.training_data(base)
     return _public_run(plan(config, data))
 
@@ -114,6 +115,7 @@ def check_in_run(
         privacy, or whose accounting rests on private sizes. Nothing was drawn.
     """
     _refuse_seed(config.seed)
+    _refuse_choices(config)
     order = order_of(
         _public_run(trainer.budget),
         what=TRAIN,
@@ -175,6 +177,14 @@ def _refuse_seed(seed: int | None) -> None:
         raise ValueError(
             f"seed must be left out of a run that a book guarantees, got {seed}: "
             "whoever knows it can subtract the noise"
+        )
+
+
+def _refuse_choices(config: TrainingConfig) -> None:
+    if config.adaptive is not None:
+        raise NotImplementedError(
+            "adaptive: a run that chooses its steps on the way has no price in a book; "
+            "covered: runs that are fixed when they begin"
         )
 
 

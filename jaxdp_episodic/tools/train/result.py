@@ -28,6 +28,11 @@ from jaxdp_episodic.tools.train.booked import facts_of_book, statement_of_book
 from jaxdp_episodic.trainer.config.training_parts import NORMALIZE
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.adaptive_report import (
+    adaptive_facts,
+    adaptive_statement,
+)
 from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.report import (
     export_run,
@@ -62,6 +67,8 @@ class Result(NamedTuple):
 
     def __str__(self) -> str:
         budget, lines = self.trainer.budget, []
+        chose = isinstance(self.trainer, AdaptiveTrainer)
+        what = "guarantee" if chose else "target"
         for name, score in self.scores.items():
             lines.append(f"{name:<12}{score}")
             if name in self.without_noise:
@@ -71,7 +78,7 @@ class Result(NamedTuple):
         if self.trainer.is_seeded and budget.is_private:
             spent += f" were it not seeded; not private: {SEEDED}"
         lines.append(
-            f"{'epsilon':<12}{spent}   (target {budget.epsilon:g}, delta "
+            f"{'epsilon':<12}{spent}   ({what} {budget.epsilon:g}, delta "
             f"{budget.delta:g}, one {budget.step.privacy_unit})"
         )
         if self.epsilon_without_last_stage > 1.001 * self.epsilon:
@@ -86,6 +93,28 @@ class Result(NamedTuple):
         return "\n".join(lines)
 
 
+class _Said(NamedTuple):
+    """What a run says of itself, for its page and for its release.
+
+    Attributes:
+      epsilon: spent, or guaranteed.
+      uncounted: see `Result`.
+      facts: of the page.
+      statement: of the page.
+      released: facts, and the statement, of the release.
+      has_public_epsilon: whether the log's epsilons are for release.
+      meaning: of the protection, in a sentence.
+    """
+
+    epsilon: float
+    uncounted: float
+    facts: dict[str, Any]
+    statement: str
+    released: tuple[dict[str, Any], str]
+    has_public_epsilon: bool
+    meaning: str
+
+
 def finished(
     trainer: Trainer,
     folder: Path,
@@ -95,9 +124,75 @@ def finished(
     paid: Paid | None = None,
 ) -> Result:
     """Report, picture and release of a run that took all its steps."""
+    records = read_log(folder / run_files.LOG)
+    if isinstance(trainer, AdaptiveTrainer):
+        said = _said_of_choices(trainer)
+    else:
+        said = _said_of_plan(trainer)
+    if paid is not None:
+        said = _with_book(said, paid)
+    private_facts = said.facts
+    for split, score in without_noise.items():
+        value = f"{score['name']} {score['mean']:.4f}, not private"
+        private_facts = {**private_facts, f"{split} without noise": value}
+    picture = None
+    if importlib.util.find_spec("matplotlib") is None:
+        console.print("no picture: matplotlib, of the extra [plot], is not installed")
+    else:
+        picture = PICTURE
+        draw_run(
+            folder / PICTURE,
+            epsilons=[(r["step"], float(r["epsilon"])) for r in records],
+            losses=[
+                (r["step"], r[PRIVATE]["mean_loss"])
+                for r in records
+                if "mean_loss" in r.get(PRIVATE, {})
+            ],
+            scores=[(r["step"], r[HELD_OUT]) for r in records if HELD_OUT in r],
+            target_epsilon=trainer.budget.epsilon,
+            without_noise=without_noise,
+            meaning=said.meaning,
+            is_guarantee=isinstance(trainer, AdaptiveTrainer),
+        )
+    page = markdown_report(
+        records,
+        title=title,
+        facts=private_facts,
+        statement=said.statement,
+        picture=picture,
+    )
+    write_atomically(folder / REPORT, page, is_private=True)
+    facts, statement = said.released
+    export_run(
+        folder / RELEASE,
+        params=trainer.params,
+        statement=statement,
+        log=folder / run_files.LOG,
+        facts=facts,
+        has_public_epsilon=said.has_public_epsilon,
+    )
+    last = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
+    scores, bare = (
+        {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
+    )
+    return Result(trainer, said.epsilon, said.uncounted, scores, folder, bare)
+
+
+def _with_book(said: _Said, paid: Paid) -> _Said:
+    """What is said of a run, and of the book that it is in."""
+    words, own = statement_of_book(paid), facts_of_book(paid)
+    facts, statement = said.released
+    return said._replace(
+        facts=said.facts | own,
+        statement=said.statement + words,
+        released=(facts | own, statement + words),
+    )
+
+
+def _said_of_plan(trainer: Trainer) -> _Said:
+    """What is said of a run that was fixed in advance."""
     budget, taken = trainer.budget, trainer.num_steps_charged
     spent = float(budget.spent(taken))
-    records = read_log(folder / run_files.LOG)
     how = {
         "is_seeded": trainer.is_seeded,
         "has_default_normalizer": trainer.has_default_normalizer,
@@ -106,8 +201,6 @@ def finished(
         "truncation": trainer.truncation,
         "people": _people(trainer),
     }
-    of_book = "" if paid is None else statement_of_book(paid)
-    statement = privacy_statement(budget, taken, **how) + of_book
     uncounted = epsilon_without_last_stage(budget, taken)
     facts: dict[str, Any] = {
         "steps": taken,
@@ -130,48 +223,38 @@ def finished(
         }
     if trainer.is_seeded or not budget.is_private:
         facts["not private"] = SEEDED if budget.is_private else "there is no noise"
-    if paid is not None:
-        facts |= facts_of_book(paid)
     facts = plain(facts)
-    private_facts = facts
-    for split, score in without_noise.items():
-        value = f"{score['name']} {score['mean']:.4f}, not private"
-        private_facts = {**private_facts, f"{split} without noise": value}
-    picture = None
-    if importlib.util.find_spec("matplotlib") is None:
-        console.print("no picture: matplotlib, of the extra [plot], is not installed")
-    else:
-        picture = PICTURE
-        draw_run(
-            folder / PICTURE,
-            epsilons=[(r["step"], float(r["epsilon"])) for r in records],
-            losses=[
-                (r["step"], r[PRIVATE]["mean_loss"])
-                for r in records
-                if "mean_loss" in r.get(PRIVATE, {})
-            ],
-            scores=[(r["step"], r[HELD_OUT]) for r in records if HELD_OUT in r],
-            target_epsilon=budget.epsilon,
-            without_noise=without_noise,
-            meaning=_meaning(trainer),
-        )
-    page = markdown_report(
-        records, title=title, facts=private_facts, statement=statement, picture=picture
+    released = privacy_statement(budget, taken, for_release=True, **how)
+    return _Said(
+        spent,
+        uncounted,
+        facts,
+        privacy_statement(budget, taken, **how),
+        (released_facts(facts, budget), released),
+        public_budget(budget) is not None,
+        _meaning(trainer),
     )
-    write_atomically(folder / REPORT, page, is_private=True)
-    export_run(
-        folder / RELEASE,
-        params=trainer.params,
-        statement=privacy_statement(budget, taken, for_release=True, **how) + of_book,
-        log=folder / run_files.LOG,
-        facts=released_facts(facts, budget),
-        has_public_epsilon=public_budget(budget) is not None,
+
+
+def _said_of_choices(trainer: AdaptiveTrainer) -> _Said:
+    """What is said of a run that chose on the way; all of it is public."""
+    budget, facts = trainer.ledger.now, adaptive_facts(trainer.ledger.now)
+    facts |= {"noise": trainer.noise, "clip norm": _clip_norm(trainer)}
+    if trainer.is_seeded or not budget.is_private:
+        facts["not private"] = SEEDED if budget.is_private else "there is no noise"
+    facts = plain(facts)
+    statement = adaptive_statement(
+        budget,
+        is_seeded=trainer.is_seeded,
+        noise=trainer.noise,
+        fixed=[name for name, check in trainer.checks.items() if check.fixed],
     )
-    last = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
-    scores, bare = (
-        {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
-    )
-    return Result(trainer, spent, uncounted, scores, folder, bare)
+    unit = budget.step.privacy_unit
+    meaning = f"Protected is every single {unit}, however the run chose its steps."
+    if "not private" in facts:
+        meaning = "not private"
+    epsilon = budget.epsilon
+    return _Said(epsilon, epsilon, facts, statement, (facts, statement), True, meaning)
 
 
 def _clip_norm(trainer: Trainer) -> float | str:

@@ -16,6 +16,7 @@ from rich.console import Console
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._engine import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.tools.train import booked
 from jaxdp_episodic.tools.train.booked import Booking
 from jaxdp_episodic.tools.train.result import (
@@ -24,10 +25,12 @@ from jaxdp_episodic.tools.train.result import (
     epsilon_without_last_stage,
     finished,
 )
+from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT
 from jaxdp_episodic.trainer.run.trainer import Trainer
@@ -43,6 +46,7 @@ def run_training(
     console: Console | None = None,
     features: FixedFeatures | None = None,
     book: Booking | None = None,
+    rule: Rule | None = None,
 ) -> Result:
     """Trains as the config says; everything that it leaves is in ``folder``.
 
@@ -65,6 +69,8 @@ def run_training(
       features: a fixed function of your own in place of the config's ``features``.
       book: of the data set, to which the run is charged before its first draw; a run
         that has paid pays no second time, and is resumed with the same book.
+      rule: a function of your own, for a config with ``adaptive`` that names none; see
+        `Released`.
 
     Raises:
       OSError: a file that cannot be read or written; no run to resume.
@@ -82,10 +88,13 @@ def run_training(
             console = console or Console(stderr=True)
             if begun:
                 console.print("nothing was charged yet: the run begins anew")
-            result = _run(config, folder, resume, title, base, console, features, book)
+            tables = Tables(config, base, folder=folder, features=features)
+            result = _run(
+                config, folder, resume, title, base, console, tables, rule, book
+            )
         else:
             tables = Tables(config, base, features=features, keeps_features=False)
-            result = _helped(config, folder, resume, tables)
+            result = _helped(config, folder, resume, tables, rule)
         processes.meet()  # the first has written all
         return result
 
@@ -97,7 +106,8 @@ def _run(
     title: str,
     base: Path | None,
     console: Console,
-    features: FixedFeatures | None,
+    tables: Tables,
+    rule: Rule | None,
     book: Booking | None,
 ) -> Result:
     """`run_training` in the first process."""
@@ -106,16 +116,13 @@ def _run(
     else:
         run_files.refuse_other_files(folder)
     with _shown_warnings(console):
-        tables = Tables(config, base, folder=folder, features=features)
-        trainer, evaluations, size = assembled(config, tables)
+        trainer, evaluations, size = assembled(config, tables, rule)
     with run_files.locked(folder):
         booked.refuse_other_way(folder, resume=resume, is_booked=book is not None)
         if resume:
             with _shown_warnings(console):
                 step = trainer.resume(folder)
-            owed = int(trainer.budget.owed(step))
-            within = "" if owed == step else f", within an epoch: {owed:,} are owed"
-            console.print(f"resumed after step {step:,}{within}")
+            console.print(f"resumed after step {step:,}{_owed(trainer, step)}")
         _announce(console, trainer, size)
         paid = None
         if book is not None:
@@ -130,8 +137,7 @@ def _run(
                 evaluate_every=config.evaluation.every if config.evaluation else None,
                 checkpoint_every=config.checkpoint_every,
                 on_step=lambda progress: bar.show(
-                    progress.step,
-                    f"epsilon {progress.epsilon:.3f} of {budget.epsilon:g}",
+                    progress.step, _so_far(trainer, progress.epsilon)
                 ),
             )
         without = {}
@@ -148,12 +154,16 @@ def _run(
 
 
 def _helped(
-    config: TrainingConfig, folder: Path, resume: bool, tables: Tables
+    config: TrainingConfig,
+    folder: Path,
+    resume: bool,
+    tables: Tables,
+    rule: Rule | None,
 ) -> Result:
     """`run_training` in another process, which writes and scores nothing."""
     wanted, config = config.evaluation, dataclasses.replace(config, evaluation=None)
     with _shown_warnings(Console(quiet=True)):
-        trainer, *_ = assembled(config, tables)
+        trainer, *_ = assembled(config, tables, rule)
         if resume:
             trainer.resume(folder)
         trainer.train(folder)
@@ -161,8 +171,25 @@ def _helped(
             bare, *_ = assembled(_bare(config, trainer.budget), tables)
             bare.train(folder)
     budget, taken = trainer.budget, trainer.num_steps_charged
+    if isinstance(trainer, AdaptiveTrainer):
+        return Result(trainer, budget.epsilon, budget.epsilon, {}, folder)
     uncounted = epsilon_without_last_stage(budget, taken)
     return Result(trainer, float(budget.spent(taken)), uncounted, {}, folder)
+
+
+def _owed(trainer: Trainer, step: int) -> str:
+    """What a run that is resumed within an epoch owes; of others nothing."""
+    if isinstance(trainer, AdaptiveTrainer):
+        return ""
+    owed = int(trainer.budget.owed(step))
+    return "" if owed == step else f", within an epoch: {owed:,} are owed"
+
+
+def _so_far(trainer: Trainer, epsilon: float) -> str:
+    """What was spent after a step; of a run that chooses what is left."""
+    if isinstance(trainer, AdaptiveTrainer):
+        return f"epsilon {epsilon:.3f}; left {trainer.ledger.now.left_in_words()}"
+    return f"epsilon {epsilon:.3f} of {trainer.budget.epsilon:g}"
 
 
 @contextmanager
@@ -211,6 +238,9 @@ def _bare(config: TrainingConfig, budget: PrivacyBudget) -> TrainingConfig:
 def _announce(console: Console, trainer: Trainer, size: int) -> None:
     budget, step = trainer.budget, trainer.budget.step
     first = len(budget.before)
+    if isinstance(trainer, AdaptiveTrainer):
+        _announce_choices(console, trainer, size)
+        return
     if first:
         console.print(f"{first} private statistics", highlight=False)
     if budget.num_steps > first:
@@ -235,5 +265,30 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
         console.print(
             "a run that ends within an epoch, other than by this plan, owes all of it"
         )
+    if trainer.is_seeded:
+        console.print(f"[bold]not private[/bold]: {SEEDED}")
+
+
+def _announce_choices(console: Console, trainer: AdaptiveTrainer, size: int) -> None:
+    """What a run may choose, and what that costs whatever it chooses."""
+    budget = trainer.ledger.now
+    console.print(f"{size:,} parameters; the run chooses among", highlight=False)
+    for name, step in budget.options.items():
+        console.print(
+            f"  {name}: {budget.most(name):,} at most, noise multiplier "
+            f"{float(step.noise_multiplier):.5g}",
+            highlight=False,
+        )
+    if not budget.is_private:
+        console.print(
+            "[bold]not private[/bold]: epsilon is infinite, there is no noise"
+        )
+        return
+    console.print(
+        f"protected: one {budget.step.privacy_unit} "
+        f"({budget.step.neighboring_relation}), epsilon <= {upward(budget.epsilon, 5)} "
+        f"at delta {budget.delta:g}, whatever is chosen and whenever the run ends",
+        highlight=False,
+    )
     if trainer.is_seeded:
         console.print(f"[bold]not private[/bold]: {SEEDED}")

@@ -216,6 +216,11 @@ class Search:
         config = TrainingConfig.from_dict(
             {"type": TrainingConfig.__name__, **table}, where="run"
         )
+        if config.adaptive is not None:
+            raise ValueError(
+                "run.adaptive: a search charges runs that are fixed in advance; leave "
+                "it out"
+            )
         if config.evaluation is None or self.settings.split not in (
             config.evaluation.splits
         ):

@@ -1,4 +1,5 @@
 """Training configs: what a file says, checked.
 
-Doors: `training_config`, `training_parts`, `training_start`.
+Doors: `rules`, `training_adaptive`, `training_config`, `training_parts`,
+`training_start`.
 """

@@ -12,6 +12,7 @@ from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.spec import Spec, check_flags, set_whole_numbers
 from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     CLOSED_FORM,
     CONV_CLASSIFIER,
@@ -40,7 +41,7 @@ NOISES = (DISCRETE, GAUSSIAN)
 """
 
 # Parts that a config may leave out.
-_OPTIONAL = ("evaluation", "start", "model", "people", "clipping")
+_OPTIONAL = ("evaluation", "start", "model", "people", "clipping", "adaptive")
 _MOST_EPISODES = 10**7  # that an untrusted config may ask of an evaluation
 
 
@@ -111,6 +112,7 @@ class TrainingConfig(Spec):
       checkpoint_every: steps between checkpoints.
       noise: "discrete", or "gaussian"; see `Trainer`.
       seed: None: the operating system's entropy. A number is *not private*.
+      adaptive: what the run may choose on the way; None: nothing.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -124,6 +126,7 @@ class TrainingConfig(Spec):
         "optimizer": (OptimizerConfig,),
         "clipping": (ClippingConfig,),
         "evaluation": (EvaluationConfig,),
+        "adaptive": (AdaptiveConfig,),
     }
 
     data: DataSource
@@ -145,6 +148,7 @@ class TrainingConfig(Spec):
     checkpoint_every: int = 100
     noise: str = DISCRETE
     seed: int | None = None
+    adaptive: AdaptiveConfig | None = None
 
     def __post_init__(self) -> None:
         _validation.choice("noise", self.noise, NOISES)
@@ -175,6 +179,8 @@ class TrainingConfig(Spec):
             self._check_steps(kind)
         if self.start is not None:
             self.start.check_use(kind, self.num_steps)
+        if self.adaptive is not None:
+            self._check_adaptive(self.adaptive)
 
     @property
     def start_shares(self) -> tuple[float, ...]:
@@ -261,6 +267,35 @@ class TrainingConfig(Spec):
                 f"step.noise_multiplier (the steps are), got {given}"
             )
 
+    def _check_adaptive(self, adaptive: AdaptiveConfig) -> None:
+        """Refuses what a run that chooses on the way cannot have, or needs."""
+        kind, options = self.learner.kind, list(adaptive.options.values())
+        if kind in CLOSED_FORM:
+            raise ValueError(
+                f"adaptive is for runs of gradient steps, got learner.kind={kind!r}"
+            )
+        if self.evaluation is not None and self.evaluation.without_noise:
+            raise ValueError(
+                "evaluation.without_noise must be false with adaptive: without noise "
+                "the run would choose otherwise"
+            )
+        if adaptive.has_quotas and self.num_steps is None:
+            raise ValueError("num_steps must be given with adaptive quotas, got None")
+        if adaptive.has_quotas and options[0].most is not None:
+            most = sum(option.most or 0 for option in options)
+            if most != self.num_steps:
+                raise ValueError(
+                    f"num_steps must be that of all options together, {most}, got "
+                    f"{self.num_steps}"
+                )
+        if not adaptive.has_quotas and self.start is not None:
+            raise ValueError(
+                "start goes with adaptive options that have quotas (most), got some "
+                "with prices"
+            )
+        if not adaptive.has_quotas and self.epsilon == float("inf"):
+            raise ValueError("epsilon must be finite with adaptive prices, got inf")
+
     def _check_parts(self) -> None:
         """Refuses a part of the run that is none of its specs, such as a list."""
         for name, classes in self.nested_specs.items():
@@ -278,13 +313,28 @@ class TrainingConfig(Spec):
 
         Types that cannot be other than they are may be left out.
         """
-        if isinstance(mapping, Mapping):
-            mapping = dict(mapping)
-            for name, classes in cls.nested_specs.items():
-                table = mapping.get(name)
-                if len(classes) == 1 and isinstance(table, Mapping):
-                    mapping[name] = {"type": classes[0].__name__, **table}
-        return super().from_dict(mapping, where=where)
+        return super().from_dict(_with_types(cls, mapping), where=where)
+
+
+def _with_types(cls: type[Spec], mapping: Any) -> Any:
+    """A spec's tables with the types that cannot be other than they are."""
+    if not isinstance(mapping, Mapping):
+        return mapping
+    filled = dict(mapping)
+    for name, (kind, *others) in cls.nested_specs.items():
+        table = filled.get(name)
+        if others or not isinstance(table, Mapping):
+            continue
+        if kind is OptionConfig:  # a table of them
+            made: Any = {key: _typed(kind, one) for key, one in table.items()}
+        else:
+            made = _typed(kind, _with_types(kind, table))
+        filled[name] = made
+    return filled
+
+
+def _typed(cls: type, table: Any) -> Any:
+    return {"type": cls.__name__, **table} if isinstance(table, Mapping) else table
 
 
 def read_config(path: Path) -> TrainingConfig:

@@ -1,4 +1,5 @@
 """The run: trainer, ledger, journal, checkpoints.
 
-Doors: `assemble`, `checks`, `evaluation`, `report`, `run_files`, `trainer`.
+Doors: `adaptive`, `adaptive_report`, `assemble`, `checks`, `evaluation`, `report`,
+`run_files`, `trainer`, `validation`.
 """

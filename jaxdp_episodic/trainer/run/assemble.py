@@ -12,7 +12,10 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, checked_sampling
 from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
+from jaxdp_episodic.trainer.config.rules import Rule
+from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     CLOSED_FORM,
@@ -29,6 +32,8 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.adaptive_plan import adaptive_plan
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
@@ -153,39 +158,83 @@ def _warn_of_shared(split: str, what: str, number: int, of: int, first: Any) -> 
 
 
 def assembled(
-    config: TrainingConfig, tables: Tables
+    config: TrainingConfig, tables: Tables, rule: Rule | None = None
 ) -> tuple[Trainer, dict[str, Evaluation], int]:
-    """Returns the trainer, the evaluations and the number of parameters."""
+    """Returns the trainer, the evaluations and the number of parameters.
+
+    The rule of one's own is for a config with ``adaptive`` that names none.
+    """
     data = tables.load(TRAIN)
     evaluations = _evaluations(config, tables)
-    parts = run_parts(config, data)
-    trainer = Trainer(
-        data=data,
-        truncation=tables.truncation,
-        seed=config.seed,
-        settings={
-            "model": "none" if config.model is None else config.model.to_dict(),
-            "optimizer": config.optimizer.to_dict(),
-            "features": tables.features.described() if tables.features else "none",
-            "start": "none" if config.start is None else config.start.to_dict(),
-        },
-        **parts,
-    )
+    settings = {
+        "model": "none" if config.model is None else config.model.to_dict(),
+        "optimizer": config.optimizer.to_dict(),
+        "features": tables.features.described() if tables.features else "none",
+        "start": "none" if config.start is None else config.start.to_dict(),
+    }
+    common: dict[str, Any] = {
+        "data": data,
+        "truncation": tables.truncation,
+        "seed": config.seed,
+        "settings": settings,
+    }
+    if config.adaptive is None:
+        if rule is not None:
+            raise ValueError("rule is for a config with adaptive, got one without")
+        parts = run_parts(config, data)
+        trainer = Trainer(**common, **parts)
+    else:
+        check = config.adaptive.check
+        held_out = None if check is None else tables.load(check.split)
+        budget, checks = adaptive_plan(
+            config, data, held_out, _statistics(config, data)
+        )
+        parts = run_parts(config, data, budget)
+        rule = _rule(config.adaptive, rule)
+        trainer = AdaptiveTrainer(rule=rule, checks=checks, **common, **parts)
     size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
     return trainer, evaluations, size
 
 
-def run_parts(config: TrainingConfig, data: ExampleTable) -> dict[str, Any]:
-    """Returns what a config says of a `Trainer` on these data, by argument."""
-    budget = plan(config, data)
-    start = statistics_of(config, budget.step, data)
+def _rule(config: AdaptiveConfig, rule: Rule | None) -> Rule:
+    """The config's rule, or one's own."""
+    if (config.rule is None) == (rule is None):
+        given = "neither" if rule is None else "both"
+        raise ValueError(
+            "give exactly one of adaptive.rule (in the config) and rule (a function, "
+            f"to run_training), got {given}"
+        )
+    return config.rule if rule is None else rule
+
+
+def run_parts(
+    config: TrainingConfig,
+    data: ExampleTable,
+    budget: AdaptiveBudget | None = None,
+) -> dict[str, Any]:
+    """Returns what a config says of a `Trainer` on these data, by argument.
+
+    With the budget of a run that chooses, if it is one.
+
+    Raises:
+      NotImplementedError: such a run without its budget, where a plan is asked for.
+    """
+    if budget is None and config.adaptive is not None:
+        raise NotImplementedError(
+            "a config with adaptive has no plan: audit its steps by the same config "
+            "without adaptive"
+        )
+    planned = plan(config, data) if budget is None else budget
+    start = statistics_of(config, planned.step, data)
     shape = data.features.shape[1:] if start is None else (start.dimensions,)
     learner, params = _built_model(config, shape, _ways(config))
-    gradient_steps = max(budget.num_steps - len(budget.before), 1)
+    gradient_steps = max(planned.num_steps - len(planned.before), 1)
+    if budget is not None:
+        gradient_steps = max(budget.most(name) for name in budget.training)
     return {
         "learner": learner,
         "params": params,
-        "budget": budget,
+        "budget": planned,
         "shots": config.learner.shots,
         "optimizer": built_optimizer(config.optimizer, gradient_steps),
         "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
@@ -235,20 +284,26 @@ def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     """Returns the budget of a config: its steps with the data's sizes, calibrated."""
     people = None if config.people is None else config.people.bounds
-    step = config.step.step(data.population, people)
-    before = ()
-    if config.start is not None:
-        steps = statistics_steps(
-            data.level_names, config.start, **_who_is_protected(step)
-        )
-        before = tuple(zip(steps, config.start_shares, strict=True))
     return plan_budget(
-        step,
+        config.step.step(data.population, people),
         epsilon=config.epsilon,
         delta=config.delta,
         num_steps=0 if config.learner.kind in CLOSED_FORM else config.num_steps,
-        before=before,
+        before=tuple(_statistics(config, data).values()),
     )
+
+
+def _statistics(
+    config: TrainingConfig, data: ExampleTable
+) -> dict[str, tuple[GaussianStep, float]]:
+    """The steps of the statistics that a run begins with, by name, and their shares."""
+    if config.start is None:
+        return {}
+    people = None if config.people is None else config.people.bounds
+    step = config.step.step(data.population, people)
+    steps = statistics_steps(data.level_names, config.start, **_who_is_protected(step))
+    pairs = zip(steps, config.start_shares, strict=True)
+    return {f"statistic {i + 1}": pair for i, pair in enumerate(pairs)}
 
 
 def _who_is_protected(step: GaussianStep) -> dict[str, str]:

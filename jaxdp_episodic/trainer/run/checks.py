@@ -275,14 +275,20 @@ def public_normalizer(
     value: float | None, budget: PrivacyBudget, sampler: EpisodeSampler
 ) -> float:
     """The divisor of the noised sum: a public number, never the realised count."""
-    if value is not None:
-        return _validation.float32_number("normalizer", value)
     if not budget.takes_steps:
-        return 1.0  # nothing is divided
-    step = budget.step
+        return 1.0 if value is None else _validation.float32_number("normalizer", value)
+    return public_mean_units("normalizer", value, budget.step, sampler)
+
+
+def public_mean_units(
+    name: str, value: float | None, step: GaussianStep, sampler: EpisodeSampler
+) -> float:
+    """Returns a public number of clip units a draw: the mean one, if none is given."""
+    if value is not None:
+        return _validation.float32_number(name, value)
     if not mean_units_are_public(step):
         raise ValueError(
-            "normalizer must be given: the mean number of clip units a step depends on "
+            f"{name} must be given: the mean number of clip units a step depends on "
             f"how many {str(step.privacy_unit)!r} units there are, which is private "
             f"under {step.neighboring_relation}; give a public guess of it"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import platform
 import re
@@ -23,7 +24,8 @@ from jaxdp_episodic.trainer.gradient.processes import Processes
 
 # What of a run's description its epsilon rests on, or what it is about.
 _ACCOUNTED = frozenset(
-    "step before target units data seed l2_clip_norm clipping noise".split()
+    "step before target units data seed l2_clip_norm clipping noise adaptive checks"
+    "".split()
 )
 # Packages that draws and sums come from.
 _PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "optax")
@@ -131,10 +133,14 @@ def _listed(found: Mapping[str, str]) -> str:
     return "; ".join(f"{key}: {words}" for key, words in found.items())
 
 
+# What is installed is read from files, and what a process imported stays.
+_version = functools.cache(version)
+
+
 def described_versions() -> dict[str, str]:
     """Returns what a process computes with: processes that draw alike have it alike."""
     config: Any = jax.config  # its flags are made at run time
-    versions = {name: version(name) for name in _PACKAGES}
+    versions = {name: _version(name) for name in _PACKAGES}
     return {
         **versions,
         "matmul_precision": str(config.jax_default_matmul_precision),

@@ -140,11 +140,11 @@ class Evaluation:
 
         `ProtoNet`, whatever its ways, tells as many classes apart as the episodes have.
         """
-        learner = _for_ways(learner, self._ways)
+        learner = for_ways(learner, self._ways)
         scores, weights = [], []
         with closing(self._blocks()) as blocks:
             for block in blocks:
-                score, weight = _scores(
+                score, weight = scores_of_block(
                     params,
                     block,
                     learner=learner,
@@ -184,10 +184,10 @@ def evaluated(
     }
 
 
-def _for_ways(learner: Any, ways: int | None) -> Any:
-    """The learner for this number of classes, if it can tell any number apart."""
+def for_ways(learner: Any, ways: int | None) -> Any:
+    """Returns the learner for this number of classes, if it can tell any apart."""
     if isinstance(learner, Started):
-        return Started(_for_ways(learner.learner, ways))
+        return Started(for_ways(learner.learner, ways))
     if isinstance(learner, ProtoNet) and ways is not None:
         return dataclasses.replace(learner, ways=ways)
     return learner
@@ -212,7 +212,7 @@ def _summary(sums: np.ndarray, weights: np.ndarray, is_regression: bool) -> Scor
 @functools.partial(
     jax.jit, static_argnames=("learner", "shots", "is_regression", "encoding")
 )
-def _scores(
+def scores_of_block(
     params: Any,
     block: Any,
     *,
@@ -221,7 +221,10 @@ def _scores(
     is_regression: bool,
     encoding: str | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Sum of hits (or squared errors) and number of queries, of each episode."""
+    """Returns sums of hits (or squared errors) and numbers of queries, of episodes.
+
+    Each is a function of its own row of the block and of the parameters.
+    """
 
     def one(block: Any) -> tuple[jax.Array, jax.Array]:
         block = decoded(as_trained(block, training_dtype(params)), encoding)

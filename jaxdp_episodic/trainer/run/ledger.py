@@ -20,14 +20,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
 )
 from jaxdp_episodic.accountant.report.ledger_content import LedgerMark
 from jaxdp_episodic.accountant.report.ledger_file import (
+    ADAPTIVE,
     CHARGE,
+    ENDED,
     MOST_DESCRIBED,
+    OPTION,
     Chain,
     LedgerContent,
     LedgerError,
@@ -73,6 +77,11 @@ class Ledger:
         self.mark = mark
         self._file: LedgerFile | None = None
 
+    @property
+    def most(self) -> int:
+        """Steps that the target permits."""
+        return self._budget.permitted_steps
+
     def charge(self) -> int:
         """Charges one step, before its result exists; returns the number charged.
 
@@ -80,15 +89,14 @@ class Ledger:
           BudgetExhaustedError: the step would exceed the target. Nothing is charged.
           OSError: the ledger could not be written. The step must not be taken.
         """
-        if self.charged >= self._budget.permitted_steps:
+        if self.charged >= self.most:
             raise BudgetExhaustedError(
-                f"step {self.charged + 1} would exceed epsilon="
-                f"{self._budget.epsilon:g} at delta={self._budget.delta:g}: "
-                f"{self._budget.permitted_steps} steps are permitted"
+                f"step {self.charged + 1} would exceed epsilon={self._budget.epsilon:g}"
+                f" at delta={self._budget.delta:g}: {self.most} steps are permitted"
             )
         self._begun = self.charged + 1
         if self._file is not None:
-            _charge_next(self._file, self._budget)
+            self._charge_next(self._file)
         self.charged = self._begun
         return self.charged
 
@@ -107,7 +115,7 @@ class Ledger:
           LedgerError: the file describes other steps than the budget's.
           OSError: it cannot be written.
         """
-        _refuse_other_steps(file.content, self._budget)
+        self.refuse_other(file.content)
         if file.charged > self._begun:
             raise FileExistsError(
                 f"the run has gone on: {file.charged} steps are charged in its ledger, "
@@ -117,16 +125,51 @@ class Ledger:
         self.charged = self._begun = max(self.charged, file.charged)
         file.note_opening(environment)
         while self.charged > file.charged:
-            _charge_next(file, self._budget)
+            self._charge_next(file)
         self._file = file
         try:
             yield
         finally:
             self._file, self.mark = None, file.mark
 
+    def refuse_other(self, content: LedgerContent) -> None:
+        """Refuses a ledger whose steps are not those of this run, in its order.
 
-def taken_up(path: Path, snapshot: Snapshot, budget: PrivacyBudget) -> Ledger:
-    """Returns the ledger of a resumed run, of its file, its checkpoint and its budget.
+        Raises:
+          LedgerError: such a one.
+        """
+        budget, found = self._budget, content.groups
+        planned = budget.phases if budget.before else budget.phases[-1:]
+        pairs = list(zip(found, planned, strict=False))
+        same = len(pairs) == len(found) and all(
+            ours == theirs for (ours, _), (theirs, _) in pairs
+        )
+        full = all(count == most for (_, count), (_, most) in pairs[:-1])
+        if not (same and full) or content.planned != budget.planned:
+            raise LedgerError(
+                "the ledger is of another run: it charges other steps than this one "
+                "takes (another sampling, noise, population, privacy unit or number of "
+                "epochs)"
+            )
+
+    def after(self, content: LedgerContent, charged: int) -> Self:
+        """Returns the ledger that goes on with a file."""
+        return type(self)(self._budget, charged=charged, mark=content.end)
+
+    def _charge_next(self, file: Any) -> None:
+        """Charges the run's next step to a file; describes it first, if it is new."""
+        phases, end = self._budget.phases, 0
+        for index, (step, count) in enumerate(phases):
+            end += count
+            if file.charged < end or index == len(phases) - 1:
+                if index >= file.num_described:
+                    file.describe(step)
+                break
+        file.charge()
+
+
+def taken_up(path: Path, snapshot: Snapshot, ledger: Ledger) -> Ledger:
+    """Returns the ledger of a resumed run, of its file, its checkpoint and a new one.
 
     Raises:
       FileNotFoundError: no ledger.
@@ -142,14 +185,14 @@ def taken_up(path: Path, snapshot: Snapshot, budget: PrivacyBudget) -> Ledger:
             f"the run's ledger {path} is gone: what was charged since its checkpoint "
             "is not known, and the run cannot go on"
         ) from None
-    _refuse_other_steps(content, budget)
-    taken, charged = snapshot.charged_steps, content.charged
-    if not taken <= charged <= budget.permitted_steps:
+    ledger.refuse_other(content)
+    taken, charged, most = snapshot.charged_steps, content.charged, ledger.most
+    if not taken <= charged <= most:
         raise LedgerError(
             f"ledger {path} has {charged} steps charged, of which the checkpoint "
-            f"contains {taken} and the target permits {budget.permitted_steps}"
+            f"contains {taken} and the target permits {most}"
         )
-    return Ledger(budget, charged=charged, mark=content.end)
+    return ledger.after(content, charged)
 
 
 class LedgerFile:
@@ -163,6 +206,7 @@ class LedgerFile:
       content: what it said when it was opened.
       mark: the ledger as it is known to be on the disk.
       num_described: how many times it says what the steps that follow are.
+      option: of a run that chooses, the one noted last.
 
     Raises:
       FileNotFoundError: there is none.
@@ -184,6 +228,7 @@ class LedgerFile:
             # One attribute: whenever an interrupt comes, what it says is true.
             self.mark = self.content.end
             self.num_described = len(self.content.groups)
+            self.option = self.content.options[-1] if self.content.options else None
             self._is_sealed = self.content.is_sealed
             self._in_doubt = False
             self._finish_last_line()
@@ -196,15 +241,20 @@ class LedgerFile:
         """Steps charged that are on the disk."""
         return self.mark.charged
 
-    def charge(self, number: int = 1) -> None:
+    def charge(self, number: int = 1, *, option: str | None = None) -> None:
         """Charges steps like the one last described; they are on the disk afterwards.
+
+        With an option's name that is noted at once, if it is not the last one's.
 
         Raises:
           OSError: they may be on the disk or not, and nothing more can be charged until
             the ledger is opened again; or the file is no longer ours.
         """
-        before = self.charged
-        self._append(CHARGE * number, charges=number)
+        before, noted = self.charged, b""
+        if option is not None and option != self.option:
+            noted = self._chain.line({OPTION: option})
+        self._append(noted + CHARGE * number, charges=number)
+        self.option = option or self.option
         if before // _STEPS_A_SEAL != self.charged // _STEPS_A_SEAL:
             self.seal()
 
@@ -217,6 +267,10 @@ class LedgerFile:
         """Notes that this process begins, and with what."""
         self._append(self._chain.line(opening(environment, self.charged)))
         self._is_sealed = False
+
+    def end(self) -> None:
+        """Notes that a run that chooses has chosen to end."""
+        self._append(self._chain.line({ENDED: True}))
 
     def seal(self) -> None:
         """Closes the chain over what was charged."""
@@ -303,35 +357,40 @@ class LedgerFile:
 
 
 def create_ledger(
-    path: Path, budget: PrivacyBudget, *, is_seeded: bool, run: str | None = None
+    path: Path,
+    budget: PrivacyBudget | AdaptiveBudget,
+    *,
+    is_seeded: bool,
+    run: str | None = None,
 ) -> str:
-    """Makes the ledger of a new run: complete or not there, readable by its owner.
+    """Makes the ledger of a new run, in place of one without charges.
 
-    One without charges that is there is replaced. Returns the run's name: ``run``, or
-    a random one.
+    It is complete or not there, and readable by its owner. Returns the run's name.
 
     Raises:
       OSError: it cannot be written.
       ValueError: a step that takes more than 64 MiB to describe.
     """
     chain, run = Chain(), run or secrets.token_hex(16)
-    first = header(
-        run,
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        is_seeded=is_seeded,
-        planned=budget.planned,
-    )
+    target = {"epsilon": budget.epsilon, "delta": budget.delta}
+    first = header(run, **target, is_seeded=is_seeded, planned=budget.planned)
     start = chain.line(first)
     chain.add(start)
-    step = _step_line(chain, budget.phases[0][0])
-    write_atomically(path, start + step, is_private=True)
+    if isinstance(budget, AdaptiveBudget):
+        said = _described(chain, {ADAPTIVE: budget.to_dict()})
+    else:
+        said = _step_line(chain, budget.phases[0][0])
+    write_atomically(path, start + said, is_private=True)
     return run
 
 
 def _step_line(chain: Chain, step: GaussianStep) -> bytes:
     """The line that says what the steps that follow are."""
-    line = chain.line({"step": step.to_dict()})
+    return _described(chain, {"step": step.to_dict()})
+
+
+def _described(chain: Chain, record: Mapping[str, Any]) -> bytes:
+    line = chain.line(record)
     if len(line) > MOST_DESCRIBED // 2:
         raise ValueError(
             f"the ledger cannot describe the step: {len(line):,} bytes, mostly its "
@@ -339,32 +398,3 @@ def _step_line(chain: Chain, step: GaussianStep) -> bytes:
             "the sizes in the sampling instead"
         )
     return line
-
-
-def _charge_next(file: Any, budget: PrivacyBudget) -> None:
-    """Charges the run's next step to a file; describes it first, if it is another."""
-    phases, end = budget.phases, 0
-    for index, (step, count) in enumerate(phases):
-        end += count
-        if file.charged < end or index == len(phases) - 1:
-            if index >= file.num_described:
-                file.describe(step)
-            break
-    file.charge()
-
-
-def _refuse_other_steps(content: LedgerContent, budget: PrivacyBudget) -> None:
-    """Refuses a ledger whose steps are not those of this budget, in its order."""
-    planned, found = budget.phases, content.groups
-    if not budget.before:
-        planned = planned[-1:]
-    pairs = list(zip(found, planned, strict=False))
-    same = len(pairs) == len(found) and all(
-        ours == theirs for (ours, _), (theirs, _) in pairs
-    )
-    full = all(count == most for (_, count), (_, most) in pairs[:-1])
-    if not (same and full) or content.planned != budget.planned:
-        raise LedgerError(
-            "the ledger is of another run: it charges other steps than this one takes "
-            "(another sampling, noise, population, privacy unit or number of epochs)"
-        )

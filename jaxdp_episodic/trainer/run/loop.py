@@ -8,13 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxdp_episodic.accountant.questions.budget import SpentAhead
 from jaxdp_episodic.trainer.run import checks, run_files
 from jaxdp_episodic.trainer.run.checkpoint import Checkpoints
 from jaxdp_episodic.trainer.run.description import described_opening
 from jaxdp_episodic.trainer.run.journal import Journal
 from jaxdp_episodic.trainer.run.ledger import LedgerFile
-from jaxdp_episodic.trainer.run.run_files import PRIVATE, RunLog, StepProgress
+from jaxdp_episodic.trainer.run.run_files import (
+    HELD_OUT,
+    PRIVATE,
+    RunLog,
+    StepProgress,
+)
 
 
 def take_all_steps(
@@ -39,16 +43,16 @@ def take_all_steps(
     """
     budget = run.budget
     last, before = budget.num_steps, len(budget.before)
-    spent = SpentAhead(budget)
+    accounted = run.accounting()
 
     def is_due(often: int | None, step: int) -> bool:
         return step in (last, before) or (often is not None and step % often == 0)
 
     evaluate_every, checkpoint_every, log_every = every
 
-    def public(step: int, epsilon: float) -> dict[str, Any]:
+    def public(step: int) -> dict[str, Any]:
         norm = {"clip_norm": run.clip_norm} if run.clipping.counts else {}
-        return {"step": step, "epsilon": epsilon, **norm}
+        return {"step": step, **accounted(step), **norm}
 
     noted: list[dict[str, Any]] = []
     with _opened(run, folder) as (log, journal, commit):
@@ -59,12 +63,12 @@ def take_all_steps(
 
         start, logged = run.num_steps_taken, log.last_step
         if logged is None and start == 0:
-            note({**public(0, 0.0), **evaluate()})
+            note({**public(0), **evaluate()})
         elif logged is None or logged < start:
             is_evaluated = is_due(evaluate_every, start)
             if is_evaluated or is_due(log_every, start):
                 held_out = evaluate() if is_evaluated else {}
-                note({**public(start, spent.at(start)), **held_out})
+                note({**public(start), **held_out})
         try:
             with run.ahead() as ahead:
                 for prepared in ahead:
@@ -75,12 +79,18 @@ def take_all_steps(
                     if is_due(log_every, step) or held_out:
                         seconds = time.perf_counter() - begun
                         private = {**diagnostics, "seconds": seconds}
-                        epsilon = spent.at(step)
-                        note({**public(step, epsilon), PRIVATE: private, **held_out})
+                        note({**public(step), PRIVATE: private, **held_out})
                         if on_step is not None:
+                            epsilon = noted[-1]["epsilon"]
                             on_step(StepProgress(step, last, epsilon, noted[-1]))
                     if is_due(checkpoint_every, step) or journal.is_full:
                         commit()
+            step = run.num_steps_taken
+            if step != last and noted and HELD_OUT not in noted[-1]:
+                # A run that chose to end has not known before that this is the last.
+                if held_out := evaluate():
+                    epsilon = accounted(step)["epsilon"]
+                    note({"step": step, "epsilon": epsilon, **held_out})
             commit()
         except (KeyboardInterrupt, ConnectionError) as end:
             try:

@@ -21,7 +21,7 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
-from jaxdp_episodic.accountant.report.protected import bounds_in_words
+from jaxdp_episodic.accountant.report.protected import bounds_in_words, changed_unit
 from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.archive import read_arrays, write_arrays
@@ -238,18 +238,7 @@ def _in_words(
     if noise == DISCRETE:
         kind = "discrete Gaussian noise"
         bits = "Sums and noise were whole numbers, whose low-order bits tell nothing."
-    unit = report.privacy_unit
-    changed = {
-        "add_remove": f"one `{unit}` more or less",
-        "replace_one": f"the content of one `{unit}` replaced",
-        "zero_out": f"one more of the public slots for a `{unit}` empty, or filled,",
-    }[report.neighboring_relation]
-    if unit == PERSON:
-        changed = {
-            "add_remove": "one person, with all of her examples, more or less",
-            "replace_one": "the content of all examples of one person replaced",
-            "zero_out": "all of one person's slots empty, or filled,",
-        }[report.neighboring_relation]
+    changed = changed_unit(report.privacy_unit, report.neighboring_relation)
     return [
         f"Whoever sees everything that this run released can hardly tell it from the "
         f"run with {changed} in the training data: the two are "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, SpentAhead
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError
 from jaxdp_episodic.files.atomic import TEMPORARY
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
@@ -62,6 +62,7 @@ class RunState:
     """
 
     _draws: RunDraws
+    _noise_multiplier: float
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class RunState:
         noise: str,
     ) -> None:
         self.run, self.budget, self.noise = run, budget, noise
-        self.ledger, self.versions = Ledger(budget), described_versions()
+        self.ledger, self.versions = self._new_ledger(), described_versions()
         self._gradient, self._keys = gradient, keys
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (gradient.on_devices(state), 0)
@@ -82,6 +83,9 @@ class RunState:
         self._folder: Path | None = None
         self._name = ""
         self._journal: Journal | None = None
+
+    def _new_ledger(self, charged: int = 0) -> Ledger:
+        return Ledger(self.budget, charged=charged)
 
     @property
     def is_seeded(self) -> bool:
@@ -108,6 +112,11 @@ class RunState:
         """Steps charged: those taken, and perhaps one that was interrupted."""
         return self.ledger.charged
 
+    def accounting(self) -> Callable[[int], dict[str, Any]]:
+        """Returns what says, of a step, what the log's public part has besides."""
+        spent = SpentAhead(self.budget)
+        return lambda step: {"epsilon": spent.at(step) if step else 0.0}
+
     @property
     def clipping(self) -> ClippingConfig:
         """What is made of contributions; of a run that was given none, "fixed"."""
@@ -125,8 +134,7 @@ class RunState:
     @property
     def noise_deviation(self) -> float:
         """Of the noise in each coordinate of the next step's sum."""
-        multiplier = float(self.budget.step.noise_multiplier)
-        return self._gradient.deviation(multiplier) * self.clip_norm
+        return self._gradient.deviation(self._noise_multiplier) * self.clip_norm
 
     def snapshot(self) -> Snapshot:
         """Returns the run after its last step, without secrets of draws or noise."""
@@ -264,8 +272,10 @@ class RunState:
             Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
         ):
             snapshot = checkpoints.restore(self.state, self.run)
-            self.ledger = taken_up(folder / run_files.LEDGER, snapshot, self.budget)
-            state = self._gradient.on_devices(TrainingState(*snapshot.state))
+            path = folder / run_files.LEDGER
+            self.ledger = taken_up(path, snapshot, self._new_ledger())
+            state = type(self.state)(*snapshot.state)
+            state = self._gradient.on_devices(state)
             self._now = (state, snapshot.charged_steps)
             self._folder = folder.resolve()
             assert self.ledger.mark is not None
@@ -298,9 +308,9 @@ class RunState:
             [self.num_steps_taken, self.ledger.charged]
         )
         state = self.state
-        params, start, norm = self._shared((state.params, *state[2:]))
+        params, start, norm = self._shared((state.params, state.start, state.clip_norm))
         if not self._processes.is_first:
-            self.ledger = Ledger(self.budget, charged=charged)
+            self.ledger = self._new_ledger(charged)
             state = state._replace(params=params, start=start, clip_norm=norm)
             self._now = (state, taken)
         self._is_joined = True

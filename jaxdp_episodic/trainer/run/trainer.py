@@ -147,7 +147,8 @@ class Trainer(RunState):
             noise=noise,
         )
         statistics = () if start is None else start.initial()
-        deviation = gradient.deviation(float(step.noise_multiplier)) / self.normalizer
+        self._noise_multiplier = float(step.noise_multiplier)
+        deviation = gradient.deviation(self._noise_multiplier) / self.normalizer
         self._update = updater(optimizer, clipping, self.l2_clip_norm, deviation)
         keys = Keys(seed)
         first = len(budget.before) + 1
@@ -214,7 +215,7 @@ class Trainer(RunState):
             prepared.blocks,
             prepared.noise,
             l2_clip_norm=self.clip_norm,
-            noise_multiplier=float(self.budget.step.noise_multiplier),
+            noise_multiplier=self._noise_multiplier,
             normalizer=self.normalizer,
         )
         if self._processes.is_first:
@@ -274,9 +275,7 @@ class Trainer(RunState):
         noise = None
         if self._processes.is_first:
             noise = self._gradient.noise(
-                self.state.params,
-                self._keys.new("noise", step),
-                float(self.budget.step.noise_multiplier),
+                self.state.params, self._keys.new("noise", step), self._noise_multiplier
             )
         return PreparedStep(step, self._blocks(secret), noise)
 

@@ -99,7 +99,13 @@ def test_averages_over_all_partitions(classes: int, ways: int, bound: int) -> No
 
 @pytest.mark.parametrize(
     ("classes", "ways", "bound", "chance", "rate"),
-    [(5, 2, 3, 0.3, 0.6), (6, 3, 4, 0.2, 1.0), (7, 3, 5, 1.0, 0.4), (4, 2, 4, 0.5, 0)],
+    [
+        (5, 2, 3, 0.3, 0.6),
+        (6, 3, 4, 0.2, 1.0),
+        (6, 2, 1, 1.0, 0.4),
+        (7, 1, 2, 0.3, 0.6),
+        (4, 2, 4, 0.5, 0),
+    ],
 )
 def test_groups_that_are_not_seen_without_her(
     classes: int, ways: int, bound: int, chance: float, rate: float

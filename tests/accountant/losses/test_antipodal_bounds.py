@@ -364,6 +364,7 @@ def test_three_light_terms_far_out(shift):
     assert np.nanmin(table.values[0]) < -80.0 and table.error < 1e-9
 
 
+@pytest.mark.slow
 def test_losses_that_crowd_at_zero():
     """Three of 45 bins, near epsilon 0: between the table's places.
 

@@ -75,7 +75,7 @@ def divergences(parts, u):
 @pytest.mark.parametrize(
     "mixture",
     [
-        pytest.param(mixture, marks=[pytest.mark.slow] * (i in (2, 5)))
+        pytest.param(mixture, marks=[pytest.mark.slow] * (i in (1, 2, 5)))
         for i, mixture in enumerate(MIXTURES)
     ],
 )

@@ -206,7 +206,7 @@ class TestChunks:
         [
             (rdp_of, "numpy"),
             (epsilon_of, "numpy"),
-            (delta_of, "numpy"),
+            pytest.param(delta_of, "numpy", marks=pytest.mark.slow),
             pytest.param(rdp_of, "jax", marks=pytest.mark.slow),
             pytest.param(epsilon_of, "jax", marks=pytest.mark.slow),
             pytest.param(delta_of, "jax", marks=pytest.mark.slow),

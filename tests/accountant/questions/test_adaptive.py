@@ -161,6 +161,18 @@ def test_ends_of_the_range():
     assert bare.epsilon(delta=1e-5) == np.inf and bare.delta(epsilon=1.0) == 1
 
 
+def test_an_option_that_loses_nothing_is_free():
+    options = {"slow": SLOW, "fast": FAST}
+    prices = {"slow": 5, "fast": 2}
+    run = jde.AdaptiveRun(options, prices=prices, budget=7)
+    more = jde.AdaptiveRun(
+        {**options, "none": gaussian(1.0, rate=0.0)},
+        prices={**prices, "none": 1},
+        budget=7,
+    )
+    assert more.epsilon(delta=1e-5) == pytest.approx(run.epsilon(delta=1e-5), abs=2e-5)
+
+
 def test_always_drawn_is_exact():
     options = {name: gaussian(noise, 1.0) for name, noise in (("a", 10.0), ("b", 20.0))}
     run = jde.AdaptiveRun(options, prices={"a": 4, "b": 1}, budget=400)

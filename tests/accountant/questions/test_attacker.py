@@ -109,9 +109,17 @@ class TestGaussian:
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+SHARP = pytest.mark.parametrize(
+    ("noise", "rate"),
+    fast_and_slow(
+        itertools.product([0.5, 2.0], [1e-6, 0.01, 0.5]),
+        lambda noise, rate: (noise < 1) == (rate < 0.1),
+    ),
+)
+
+
 class TestSampled:
-    @pytest.mark.parametrize("rate", [1e-6, 0.01, 0.5])
-    @pytest.mark.parametrize("noise", [0.5, 2.0])
+    @SHARP
     def test_more_points_change_little(self, exact, rate, noise):
         step = poisson_step(rate, noise)
 
@@ -128,13 +136,7 @@ class TestSampled:
         assert np.all(found <= missed + 1e-15)
         np.testing.assert_allclose(found, missed, rtol=0, atol=1e-6)
 
-    @pytest.mark.parametrize(
-        ("noise", "rate"),
-        fast_and_slow(
-            itertools.product([0.5, 2.0], [1e-6, 0.01, 0.5]),
-            lambda noise, rate: (noise < 1) == (rate < 0.1),
-        ),
-    )
+    @SHARP
     def test_mu_holds_between_the_points_and_no_smaller_one(self, exact, rate, noise):
         step, floor = poisson_step(rate, noise), 1e-10
         mu = attacker.gdp_mu(step, num_steps=1, smallest_delta=floor)

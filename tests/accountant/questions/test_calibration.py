@@ -235,7 +235,9 @@ class TestNumSteps:
 
 
 class TestRate:
-    @pytest.mark.parametrize("clip_unit", ["school", "pupil", "step"])
+    @pytest.mark.parametrize(
+        "clip_unit", ["school", pytest.param("pupil", marks=pytest.mark.slow), "step"]
+    )
     def test_poisson_probability_is_the_largest(self, clip_unit):
         step = jde.GaussianStep(nested(), noise_multiplier=1.5, clip_unit=clip_unit)
         targets = {"delta": DELTA, "num_steps": 200}

@@ -181,7 +181,7 @@ def test_as_many_losses_as_hits(method, engine):
     assert jde.epsilon_interval(step, delta=1e-9, num_steps=steps)[1] >= 5_299 * u
 
 
-FEW = ("sampled", "fixed", "replaced", "zeroed", "above")
+FEW = ("sampled", "replaced", "zeroed")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,13 @@ SEEN = {
 
 @pytest.mark.parametrize(
     ("method", "noise"),
-    [("rdp", 0.02), ("rdp", 1e-9), ("rdp", 1e-80), ("exact", 1e-80), ("pld", 1e-80)],
+    [
+        ("rdp", 0.02),
+        pytest.param("rdp", 1e-9, marks=pytest.mark.slow),
+        ("rdp", 1e-80),
+        ("exact", 1e-80),
+        ("pld", 1e-80),
+    ],
 )
 @pytest.mark.parametrize("name", SEEN)
 def test_delta_may_cover_all_that_is_lost(name, method, noise):

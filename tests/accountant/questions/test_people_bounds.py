@@ -219,7 +219,8 @@ def test_no_reaction_within_an_epoch_exceeds_what_is_charged(
     judged = charged > 1e-5
     ratio = worst[judged] / charged[judged]
     assert np.all(ratio <= GRID)
-    assert np.max(ratio) > 0.7
+    # Shared out, noise costs a third of delta at most here.
+    assert np.max(ratio) > 0.65
 
 
 def _two_tasks(

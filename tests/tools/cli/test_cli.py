@@ -182,7 +182,9 @@ def test_a_composed_run(call):
     ]
 
 
-@pytest.mark.parametrize("given", ["", "noise_multiplier = 7.0\n"])
+@pytest.mark.parametrize(
+    "given", [pytest.param("", marks=pytest.mark.slow), "noise_multiplier = 7.0\n"]
+)
 def test_calibrate_noise(call, given):
     content = CALIBRATE.replace('"GaussianStep"\n', f'"GaussianStep"\n{given}')
     _, out, _ = call("calibrate", content, "--json")
@@ -482,7 +484,11 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before})
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["epsilon", "x.toml"], ["calibrate", "x.toml"]],
+    [
+        ["--help"],
+        ["epsilon", "x.toml"],
+        pytest.param(["calibrate", "x.toml"], marks=pytest.mark.slow),
+    ],
     ids=lambda arguments: arguments[0].strip("-"),
 )
 def test_a_question_imports_only_what_it_needs(arguments, tmp_path):
@@ -582,7 +588,13 @@ def test_every_config_names_its_command(path):
     assert read_request(path, kind[command])
 
 
-@pytest.mark.parametrize("module", ["jaxdp_episodic", "jaxdp_episodic.tools.cli"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "jaxdp_episodic",
+        pytest.param("jaxdp_episodic.tools.cli", marks=pytest.mark.slow),
+    ],
+)
 def test_runs_as_a_module(module):
     command = [sys.executable, "-m", module, "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

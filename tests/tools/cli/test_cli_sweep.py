@@ -101,6 +101,7 @@ def test_errors_are_one_line_and_leave_nothing(call, content, options, complaint
     assert not (out / SHARDS).exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_and_an_interruption(call, monkeypatch):
     run, out = call
     real, written = atomic.os.fsync, []

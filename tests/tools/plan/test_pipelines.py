@@ -137,6 +137,7 @@ def test_nothing_is_recommended_where_the_file_has_chosen():
     assert recommended_pipeline(asked(privacy_unit="step")) is None
 
 
+@pytest.mark.slow
 def test_the_shipped_plan_of_features():
     description = read_plan(ROOT / "configs" / "plan_features.toml")
     assert description.feature_shape == (28, 28, 1)

@@ -407,6 +407,7 @@ PEOPLE = {
 }
 
 
+@pytest.mark.slow
 def test_blocks_are_recommended_where_people_are_in_many_classes():
     request = PlanRequest(
         episode=EpisodeShape(ways=4, shots=1, examples=(2,), population=20),

@@ -63,6 +63,7 @@ def killed_until_done(tmp_path, expected, kills, seconds, text=SWEEP, chunks=1):
     return landed
 
 
+@pytest.mark.slow
 def test_killed_halfway(undisturbed, tmp_path):
     """With the third of six chunks begun, so that the first is saved."""
     assert killed_until_done(tmp_path, undisturbed[1], 1, 0.0, chunks=3) == 1

@@ -81,6 +81,7 @@ def words(svg):
     return re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_default_picture(folder):
     files = pictures.draw(folder)
     assert [file.name for file in files] == ["contours.png", "contours.svg"]
@@ -172,6 +173,7 @@ def test_what_is_drawn_is_what_the_table_has(folder):
     np.testing.assert_allclose(table.answers(shuffled).ravel(), cost(**values))
 
 
+@pytest.mark.slow
 def test_a_picture_says_how_much_it_shows(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "_MAX_POINTS", 5)
     monkeypatch.setattr(pictures, "_MAX_SORTED", 10)

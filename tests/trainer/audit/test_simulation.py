@@ -80,7 +80,9 @@ def test_losses_of_fixed_data_have_their_distribution(step, with_unit):
 
 
 @pytest.mark.parametrize(
-    "step", [TASKS, EPISODES, SWAPPED], ids=["antipodal", "episodes", "swapped"]
+    "step",
+    [pytest.param(TASKS, marks=pytest.mark.slow), EPISODES, SWAPPED],
+    ids=["antipodal", "episodes", "swapped"],
 )
 def test_the_dominating_pair_has_the_claimed_profile(step):
     """P(loss > eps) - e^eps Q(loss > eps) is delta(eps), in both directions."""

@@ -261,7 +261,7 @@ def test_a_float64_run_goes_on_from_its_checkpoint(x64, tmp_path):
     ("first", "then"),
     [
         ("float32", "float64"),
-        ("float32", "bfloat16"),
+        pytest.param("float32", "bfloat16", marks=pytest.mark.slow),
         ("float64", "float32"),
         ("float64", "float64"),
         pytest.param("float64", "bfloat16", marks=pytest.mark.slow),

@@ -205,6 +205,22 @@ STATISTICS = (
     .replace('"conv_embedding"\nchannels = [4]', '"linear"')
 )
 
+ADAPTIVE = (
+    DISCRETE
+    + """
+[adaptive]
+rule = { type = "StopWhenStalled", every = 1, patience = 3 }
+[adaptive.check]
+number = 2
+[adaptive.check.sampling]
+type = "GroupedClasses"
+num_classes = 8
+ways = 4
+episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
+examples = { type = "WithoutReplacement", name = "example", size = 20, population = 20 }
+"""
+)
+
 
 def trained(tmp_path, config, number, *options, configs=None):
     """Trains in so many processes; returns the folder and (code, text) of each."""
@@ -280,6 +296,20 @@ def test_private_statistics_before_the_steps(tmp_path):
     assert [code for code, _ in ends] == [0, 0], ends
     for name, array in parameters(out).items():
         np.testing.assert_allclose(array, whole[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_first_process_chooses_for_all(tmp_path):
+    found = []
+    for number in (1, 2):
+        out, ends = trained(tmp_path, ADAPTIVE, number)
+        assert [code for code, _ in ends] == [0] * number, ends
+        options = read_ledger(out / run_files.LEDGER).options
+        found.append((options, parameters(out)))
+    (options, whole), (others, shared) = found
+    assert options == others == ("step", "check", "step", "check", "step")
+    for name, array in shared.items():
+        np.testing.assert_array_equal(array, whole[name])
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Learners against formulas that share no code with them."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxdp_episodic.training import (
     regression_episode,
     split_model,
 )
+from rows import fast_and_slow
 
 WAYS, SHOTS, SLOTS, FEATURES = 3, 2, 5, 4
 
@@ -244,9 +246,16 @@ def quadratic_parts(episode):
     return parts
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-@pytest.mark.parametrize("inner_steps", [1, 3])
-@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize(
+    ("first_order", "inner_steps", "checkpoint"),
+    fast_and_slow(
+        itertools.product([False, True], [1, 3], [False, True]),
+        # every two values together
+        lambda first_order, steps, checkpoint: (
+            (first_order == (steps == 3)) != checkpoint
+        ),
+    ),
+)
 def test_maml_of_a_linear_model_is_the_matrix_formula(
     first_order, inner_steps, checkpoint
 ):

@@ -77,7 +77,9 @@ def test_what_fails_leaves_no_thread_behind(tmp_path):
 
 
 @pytest.mark.parametrize("attribute", ["_gradient", "_update"])
-@pytest.mark.parametrize("again", ["a new trainer", "the same"])
+@pytest.mark.parametrize(
+    "again", ["a new trainer", pytest.param("the same", marks=pytest.mark.slow)]
+)
 def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
     """What is committed counts the steps that are in it."""
     folder, run = tmp_path / "parts", trainer()

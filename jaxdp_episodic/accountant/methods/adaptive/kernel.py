@@ -116,13 +116,15 @@ def kernel_of(
     Args:
       losses: of its steps, scalar fields that kernels can compute with; their pairs
         given that not everything is lost (see `with_failure`).
-      counts: how often each is taken, whole numbers >= 1.
+      counts: how often each is taken, whole numbers >= 1; none: nothing is lost.
       spacing: the lattice.
       backward: whether P and Q are exchanged.
       tilt: masses keep their digits where they are large times ``e^(tilt loss)``.
       up: from above, or from below.
     """
     number = sum(counts)
+    if number == 0:
+        return on_lattice(0, np.ones(1), 0.0, spacing.step, up=up)
     if number == 1:
         return _of_one(losses[0], spacing, backward=backward, tilt=tilt, up=up)
     # The error of each step is of second order: n of them at h / (4 sqrt n) have a

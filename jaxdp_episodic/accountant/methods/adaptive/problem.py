@@ -74,8 +74,8 @@ class Problem(NamedTuple):
             run.refuse("pld")
         flat = tuple(run.flattened((1,)) for run in runs)
         alike = all(run.is_symmetric for run in flat)
-        sides = (_side(flat, up=up) for up in (True, False))
-        return cls(graph, flat, *sides, (False,) if alike else (False, True))
+        upper, lower = (_side(flat, up=up) for up in (True, False))
+        return cls(graph, flat, upper, lower, (False,) if alike else (False, True))
 
 
 def _side(runs: Sequence[Run], *, up: bool) -> Side:

@@ -193,11 +193,13 @@ class _Plan:
         padded = np.zeros(self.length)
         padded[: self.size] = row.values
         if self.up:
-            # Both sides of g = 1 v falls away from it: it is no more than at the ends.
+            # Both sides of g = 1 v falls away from it: it is no more than at the ends,
+            # where it is no more than these values and their error.
+            first, last = (float(row.values[i]) + row.error for i in (0, -1))
             with np.errstate(over="ignore"):
-                right = np.minimum(row.values[-1] * self.growth, self.limit)
+                right = np.minimum(last * self.growth, self.limit)
             padded[self.size : self.size + self.right] = right
-            padded[self.length - self.left :] = row.values[0] * self.decay
+            padded[self.length - self.left :] = first * self.decay
         return np.fft.rfft(padded), float(np.linalg.norm(padded))
 
     def better(

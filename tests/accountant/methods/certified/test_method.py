@@ -323,7 +323,8 @@ def test_delta_of_epsilon_gives_epsilon_back(kind):
     assert of_lower <= math.log(1e-6) <= of_upper
 
 
-@pytest.mark.parametrize("steps", [100, pytest.param(1e4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [100, 1e4])
 def test_tiny_rate_and_tiny_delta(steps):
     run = one_run("swapped", steps, rate=1e-6)
     lower, upper = pld_bounds(epsilon_at(math.log(1e-12)), run)

@@ -1,0 +1,81 @@
+"""What is said of a run that chooses on the way, after each of its steps.
+
+Kept apart: the guarantee, which was fixed before the first release and does not move;
+what was spent, and what is left; an odometer, only where one was stated; and, as
+information, what a fixed run with the same steps would cost. Never is the last one said
+to be a guarantee: a moment to look that was chosen in view of the releases is a choice,
+too.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.report.caveats import preconditions_of
+from jaxdp_episodic.accountant.report.rounding import upward
+
+INFORMATION = "no guarantee; the same steps, had they been fixed in advance"
+"""What the exact composition of the steps that were taken is."""
+
+
+def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
+    """Returns pairs of a name and what is to be said, the guarantee first.
+
+    Args:
+      budget: of the run, after all that was charged.
+    """
+    taken = budget.epsilon_taken()
+    known = upward(taken) if math.isfinite(taken) else "inf"
+    so_far = [
+        (
+            "odometer",
+            f"up to now at most epsilon {upward(run.epsilon_so_far)}, whenever it is "
+            f"read, at delta {upward(run.odometer_interval()[1])}; it was stated "
+            "before the first release",
+        )
+        for run in budget.runs
+        if run.odometer is not None
+    ]
+    return [
+        (
+            "guarantee",
+            f"epsilon {upward(budget.epsilon)} at delta {budget.delta:g}, however the "
+            "steps were chosen and whenever the run ends; it does not move",
+        ),
+        *(("taken", text) for text in _spent(budget)),
+        *so_far,
+        ("information", f"epsilon {known} ({INFORMATION})"),
+    ]
+
+
+def adaptive_preconditions(budget: AdaptiveBudget) -> list[str]:
+    """Returns what must be true for the guarantee and cannot be checked, each once."""
+    found: dict[str, None] = {}
+    for run in budget.runs:
+        every = budget.composed(dict.fromkeys(run.options, 1))
+        found |= dict.fromkeys(preconditions_of(every, chooses=True))
+    if len(budget.runs) > 1:
+        found["Parts: " + PARTS] = None
+    return list(found)
+
+
+PARTS = (
+    "the data of the options of one budget and those of another are apart, and every "
+    "protected unit is in one of them."
+)
+"""What has to be true where several budgets are kept, of which the largest counts."""
+
+
+def _spent(budget: AdaptiveBudget) -> list[str]:
+    """What was taken of each part, what is left, and the price of it."""
+    found = []
+    for run in budget.runs:
+        each = ", ".join(
+            f"{number:,} of {name!r} ({run.most(name):,} left)"
+            for name, number in run.taken.items()
+        )
+        if run.budget is not None:
+            each += f"; {run.spent:,} of {run.budget:,} spent"
+        found.append(each)
+    return found

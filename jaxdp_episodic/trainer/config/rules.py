@@ -1,0 +1,221 @@
+"""Rules of adaptive runs: what comes next, in view of what was released alone.
+
+A rule is a function of a `Released`, which holds nothing else: parameters, noisy
+scores, and public facts. So whatever it does with them the guarantee of the run holds.
+It is asked before each release and returns the name of an option, or None to end the
+run. It should remember nothing by itself: what it needs is in what it is given, also
+when the run was resumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.spec import Spec, set_checked, set_whole_numbers
+
+_MOST_OPTIONS = 64  # that an untrusted config may name
+
+
+class ScoreThen(NamedTuple):
+    """A noisy score that was released.
+
+    Attributes:
+      release: its number in the run, from 1.
+      option: the check's name.
+      value: of `NoisyScore`, like the next.
+      deviation: of its noise.
+    """
+
+    release: int
+    option: str
+    value: float
+    deviation: float
+
+
+class Released(NamedTuple):
+    """All that a rule is given.
+
+    Attributes:
+      number: releases so far, those given up included.
+      params: the parameters as they would be released now.
+      scores: noisy scores, in order. One that was given up is missing.
+      taken: how often each option was taken, by name.
+      left: how often each could still be taken, if nothing else is.
+      last: the option that was taken last; None before the first.
+    """
+
+    number: int
+    params: Any
+    scores: tuple[ScoreThen, ...]
+    taken: Mapping[str, int]
+    left: Mapping[str, int]
+    last: str | None
+
+
+Rule = Callable[[Released], str | None]
+"""What comes next: the name of an option, or None to end the run."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StopWhenStalled(Spec):
+    """Trains until its steps are taken, or noisy scores no longer improve.
+
+    Attributes:
+      train: the option that trains.
+      check: the option that releases a score.
+      every: steps between two checks.
+      patience: checks in a row that are no better than the best before them, at which
+        the run ends.
+      margin: by which a score has to be better to count as an improvement, >= 0; in
+        standard deviations of the scores' noise.
+    """
+
+    train: str = "step"
+    check: str = "check"
+    every: int = 50
+    patience: int = 2
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_names(train=self.train, check=self.check)
+        _check_patience(self)
+
+    def __call__(self, released: Released) -> str | None:
+        """Returns the check where one is due, else a step; None at a stall."""
+        if _stalls(released, self):
+            return None
+        return _due(released, self, (self.train,)) or _if_left(released, self.train)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NextWhenStalled(Spec):
+    """Takes one option until noisy scores no longer improve, then the next one.
+
+    With options of less and less noise this is "lower the noise when the score stalls".
+    The run ends where the option that is due cannot be taken any more.
+
+    Attributes:
+      options: those that train, in order.
+      check: as of `StopWhenStalled`, like the rest; steps of all options count.
+      every: steps between two checks.
+      patience: checks in a row without an improvement, at which the next option's turn
+        comes; scores are compared anew from there on.
+      margin: of an improvement.
+    """
+
+    options: tuple[str, ...]
+    check: str = "check"
+    every: int = 50
+    patience: int = 1
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", _names("options", self.options))
+        _check_names(check=self.check)
+        _check_patience(self)
+
+    def __call__(self, released: Released) -> str | None:
+        """Returns the check where one is due, else the option whose turn it is."""
+        turn = min(_stalls(released, self), len(self.options) - 1)
+        due = _due(released, self, self.options)
+        return due or _if_left(released, self.options[turn])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SpendRest(Spec):
+    """Takes one option so many times, and spends the rest on another.
+
+    Attributes:
+      first: the option to begin with.
+      number: how often.
+      rest: the option on which all that is left is spent.
+    """
+
+    first: str
+    number: int
+    rest: str
+
+    def __post_init__(self) -> None:
+        _check_names(first=self.first, rest=self.rest)
+        set_whole_numbers(self, "number", minimum=0)
+
+    def __call__(self, released: Released) -> str | None:
+        """Returns the option whose turn it is; None where nothing is left for it."""
+        if released.taken.get(self.first, 0) < self.number:
+            return _if_left(released, self.first) or _if_left(released, self.rest)
+        return _if_left(released, self.rest)
+
+
+RULES = (StopWhenStalled, NextWhenStalled, SpendRest)
+"""Those that a config can name."""
+
+
+def options_of(rule: Any) -> tuple[str, ...]:
+    """Returns the options that one of `RULES` may ask for."""
+    if isinstance(rule, StopWhenStalled):
+        return rule.train, rule.check
+    if isinstance(rule, NextWhenStalled):
+        return *rule.options, rule.check
+    if isinstance(rule, SpendRest):
+        return rule.first, rule.rest
+    return ()
+
+
+def _stalls(released: Released, rule: Any) -> int:
+    """How often the scores have stalled; after each they are compared anew."""
+    stalls = worse = 0
+    best = -math.inf
+    for score in released.scores:
+        if score.option != rule.check:
+            continue
+        if score.value > best + rule.margin * score.deviation:
+            best, worse = score.value, 0
+            continue
+        worse += 1
+        if worse == rule.patience:
+            stalls, worse, best = stalls + 1, 0, score.value
+    return stalls
+
+
+def _due(released: Released, rule: Any, options: Sequence[str]) -> str | None:
+    """The check, if the steps since the last one make it due and one is left."""
+    steps = sum(released.taken.get(name, 0) for name in options)
+    asked = released.taken.get(rule.check, 0)
+    is_over = not any(released.left.get(name, 0) for name in options)
+    if is_over or steps // rule.every <= asked:
+        return None
+    return _if_left(released, rule.check)
+
+
+def _if_left(released: Released, option: str) -> str | None:
+    """The option, unless it is known and used up; an unknown one is asked for."""
+    return option if released.left.get(option, 1) else None
+
+
+def _check_names(**names: Any) -> None:
+    for field, value in names.items():
+        if not isinstance(value, str) or not value:
+            shown = _validation.shown(value)
+            raise TypeError(f"{field} must be the name of an option, got {shown}")
+
+
+def _names(field: str, values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list | tuple) or not 1 <= len(values) <= _MOST_OPTIONS:
+        raise TypeError(
+            f"{field} must be a list of 1 to {_MOST_OPTIONS} names of options, got "
+            f"{_validation.shown(values)}"
+        )
+    for value in values:
+        _check_names(**{field: value})
+    return tuple(values)
+
+
+def _check_patience(rule: Any) -> None:
+    set_whole_numbers(rule, "every", "patience")
+    set_checked(rule, _validation.nonnegative_array, "margin", one=True)
+    if not math.isfinite(rule.margin):
+        raise ValueError(f"margin must be finite, got {rule.margin!r}")

@@ -1,0 +1,172 @@
+"""What a run may choose on the way: its options, noisy scores, and the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.schemes import Scheme
+from jaxdp_episodic.accountant.describe.spec import (
+    Spec,
+    check_flags,
+    set_positive,
+    set_whole_numbers,
+)
+from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling
+from jaxdp_episodic.trainer.config.rules import RULES, options_of
+
+CHECK = "check"
+"""Name of the option that releases a noisy score."""
+STEP = "step"
+"""Name of the option that trains, where a config names none."""
+_MOST_OPTIONS = 16  # that an untrusted config may state
+_MOST_CHECKS = 10_000
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CheckConfig(Spec):
+    """Noisy scores on private held-out tasks; see `PrivateValidation`.
+
+    Attributes:
+      sampling: how its episodes are drawn from the held-out data, with public sizes;
+        what is clipped, who is protected and under which relation is as in training.
+      number: most scores of the run.
+      split: name of the held-out part.
+      share: of the budget that all of them have together, in (0, 1), where they share
+        it with the training; see `plan_budget`. None: 0.05.
+      apart: held-out data are a part of their own that no protected unit shares with
+        what is trained on: nobody pays for both, and both have the whole budget.
+      fixed: as of `PrivateValidation`, like the next two.
+      error_bound: needed for regression.
+      normalizer: public number of episodes a score.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "sampling": GaussianStep.nested_specs["sampling"]
+    }
+
+    sampling: Sampling | Scheme
+    number: int
+    split: str = "validation"
+    share: float | None = None
+    apart: bool = False
+    fixed: bool = False
+    error_bound: float | None = None
+    normalizer: float | None = None
+
+    def __post_init__(self) -> None:
+        set_whole_numbers(self, "number", maximum=_MOST_CHECKS)
+        check_flags(self, "apart", "fixed")
+        if not isinstance(self.split, str):
+            raise TypeError(f"split must be a name, got {self.split!r}")
+        if self.share is not None:
+            set_positive(self, "share")
+            if self.apart or not self.share < 1:
+                raise ValueError(
+                    "share must lie in (0, 1), and be left out with apart=true, got "
+                    f"{self.share!r}"
+                )
+        for name in ("error_bound", "normalizer"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _validation.float32_number(name, value))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OptionConfig(Spec):
+    """A kind of step that the run may take.
+
+    Attributes:
+      noise: factor > 0 of the run's noise multiplier.
+      most: how often at most; None of all: each has a price instead.
+    """
+
+    noise: float = 1.0
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        set_positive(self, "noise")
+        if self.most is not None:
+            set_whole_numbers(self, "most")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AdaptiveConfig(Spec):
+    """An adaptive budget in place of a plan.
+
+    With quotas (``most`` of each option, or ``num_steps`` of the run where no options
+    are named) the guarantee is that of all of them, taken in whatever order; the noise
+    is calibrated to it. Without quotas each option is priced by how many steps of it
+    alone the target permits, and what is left may be spent on any; the run's noise is
+    then the step's own, or that of ``num_steps`` steps at the target.
+
+    Attributes:
+      rule: one of `RULES`; None: a function that is given to `run_training`.
+      options: kinds of steps by name.
+      check: noisy scores for the rule; None: none.
+      only_lower: the options may be taken in the order in which they are named alone,
+        for which prices are lower.
+    """
+
+    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "rule": RULES,
+        "options": (OptionConfig,),
+        "check": (CheckConfig,),
+    }
+
+    rule: Any = None
+    options: Mapping[str, OptionConfig] = field(default_factory=dict)
+    check: CheckConfig | None = None
+    only_lower: bool = False
+
+    def __post_init__(self) -> None:
+        check_flags(self, "only_lower")
+        if not isinstance(self.options, Mapping):
+            shown = _validation.shown(self.options)
+            raise TypeError(f"options must be a table of options, got {shown}")
+        if len(self.options) > _MOST_OPTIONS or CHECK in self.options:
+            raise ValueError(
+                f"options must be at most {_MOST_OPTIONS} and none named {CHECK!r}, "
+                f"got {sorted(self.options)}"
+            )
+        options = dict(self.options) or {STEP: OptionConfig()}
+        for name, option in options.items():
+            if not isinstance(option, OptionConfig):
+                shown = _validation.shown(option)
+                raise TypeError(f"options.{name} must be a table, got {shown}")
+        object.__setattr__(self, "options", MappingProxyType(options))
+        quotas = [option.most for option in options.values()]
+        if len(options) > 1 and None in quotas and set(quotas) != {None}:
+            raise ValueError("most must be given for all options or for none")
+        if self.only_lower and self.has_quotas:
+            raise ValueError(
+                "only_lower is for options with prices, whose cost depends on their "
+                "order; that of quotas does not"
+            )
+        for part, classes in (("rule", RULES), ("check", (CheckConfig,))):
+            value = getattr(self, part)
+            if value is not None and not isinstance(value, classes):
+                shown = _validation.shown(value)
+                raise TypeError(f"{part} must be a table, got {shown}")
+        known = [*options, *([CHECK] if self.check is not None else [])]
+        for name in options_of(self.rule):
+            if name not in known:
+                raise ValueError(
+                    f"rule must name options of the run, {known}, got {name!r}"
+                )
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether each option has a quota, and no price."""
+        is_one = len(self.options) == 1
+        return is_one or all(one.most is not None for one in self.options.values())
+
+    @property
+    def check_share(self) -> float:
+        """Of the budget, of all scores together, where they share it."""
+        if self.check is None or self.check.apart:
+            return 0.0
+        return 0.05 if self.check.share is None else self.check.share

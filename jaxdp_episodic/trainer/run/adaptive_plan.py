@@ -1,0 +1,224 @@
+"""From a config to the budget of a run that chooses on the way, and its scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.rule_book import RuleBook
+from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
+from jaxdp_episodic.accountant.questions.budget import plan_budget
+from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
+from jaxdp_episodic.trainer.config.training_adaptive import CHECK, CheckConfig
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
+
+# Relative width to which a common noise is calibrated, as elsewhere.
+_TOLERANCE = 1e-7
+
+
+class AdaptivePlan(NamedTuple):
+    """What an `AdaptiveTrainer` is given besides what every trainer is.
+
+    Attributes:
+      budget: what may be chosen.
+      checks: the validation of each option that is one.
+    """
+
+    budget: AdaptiveBudget
+    checks: dict[str, PrivateValidation]
+
+
+def adaptive_plan(
+    config: TrainingConfig,
+    data: ExampleTable,
+    held_out: ExampleTable | None,
+    statistics: Mapping[str, tuple[GaussianStep, float]],
+) -> AdaptivePlan:
+    """Returns the budget that a config states, with its noise.
+
+    Args:
+      config: with ``adaptive``.
+      data: the training data.
+      held_out: those of the check; None without one.
+      statistics: by name, those that the run begins with and their shares of the
+        budget.
+
+    Raises:
+      ValueError: a target that permits nothing, sizes that are private, or options
+        that cannot be in one budget.
+    """
+    adaptive = config.adaptive
+    assert adaptive is not None
+    people = None if config.people is None else config.people.bounds
+    step = config.step.step(data.population, people)
+    check = None
+    if adaptive.check is not None:
+        assert held_out is not None
+        check = _check_step(config, adaptive.check, held_out.population)
+    made = _with_quotas if adaptive.has_quotas else _with_prices
+    runs, check = made(config, step, check, statistics)
+    checks = {}
+    if check is not None:
+        assert adaptive.check is not None and held_out is not None
+        checks[CHECK] = PrivateValidation(
+            held_out,
+            check,
+            shots=config.learner.shots,
+            error_bound=adaptive.check.error_bound,
+            normalizer=adaptive.check.normalizer,
+            fixed=adaptive.check.fixed,
+            noise=config.noise,
+        )
+    budget = AdaptiveBudget(runs, config.delta, tuple(statistics), tuple(checks))
+    return AdaptivePlan(budget, checks)
+
+
+def _check_step(
+    config: TrainingConfig, check: CheckConfig, population: Population
+) -> GaussianStep:
+    """The check's step, with a noise multiplier of 1."""
+    people = None if config.people is None else config.people.bounds
+    like = dataclasses.replace(
+        config.step, sampling=check.sampling, noise_multiplier=None
+    )
+    return like.step(population, people)
+
+
+def _with_quotas(
+    config: TrainingConfig,
+    step: GaussianStep,
+    check: GaussianStep | None,
+    statistics: Mapping[str, tuple[GaussianStep, float]],
+) -> tuple[tuple[AdaptiveRun, ...], GaussianStep | None]:
+    """Options each of which may be taken so often: they cost what all together do."""
+    adaptive, num_steps = config.adaptive, config.num_steps
+    assert adaptive is not None and num_steps is not None
+    stated = adaptive.check
+    before = list(statistics.values())
+    together = check is not None and stated is not None and not stated.apart
+    if together:
+        assert check is not None and stated is not None
+        share = adaptive.check_share / stated.number
+        before += [(check, share)] * stated.number
+    planned = plan_budget(
+        step,
+        epsilon=config.epsilon,
+        delta=config.delta,
+        num_steps=num_steps,
+        before=before,
+    )
+    noise, options, quotas = planned.step.noise_multiplier, {}, {}
+    for name, one in zip(statistics, planned.before, strict=False):
+        options[name], quotas[name] = one, 1
+    if check is not None and stated is not None:
+        if together:
+            check = planned.before[-1]
+            options[CHECK], quotas[CHECK] = check, stated.number
+        else:
+            check = _alone(check, stated.number, config)
+    factors = {name: option.noise for name, option in adaptive.options.items()}
+    counts = {name: one.most or num_steps for name, one in adaptive.options.items()}
+    if set(factors.values()) != {1.0}:
+        fixed = [(options[name], quotas[name]) for name in options]
+        noise = _common_noise(config, planned.step, factors, counts, fixed)
+    for name, factor in factors.items():
+        options[name] = _with_noise(planned.step, float(noise) * factor)
+        quotas[name] = counts[name]
+    runs = [AdaptiveRun(options, quotas=quotas)]
+    if check is not None and stated is not None and not together:
+        runs.append(AdaptiveRun({CHECK: check}, quotas={CHECK: stated.number}))
+    return tuple(runs), check
+
+
+def _with_prices(
+    config: TrainingConfig,
+    step: GaussianStep,
+    check: GaussianStep | None,
+    statistics: Mapping[str, tuple[GaussianStep, float]],
+) -> tuple[tuple[AdaptiveRun, ...], GaussianStep | None]:
+    """Options that are paid from one budget, each for its share of the target."""
+    adaptive = config.adaptive
+    assert adaptive is not None and not statistics
+    if config.num_steps is not None:
+        step = plan_budget(
+            step,
+            epsilon=config.epsilon,
+            delta=config.delta,
+            num_steps=config.num_steps,
+        ).step
+    noise = float(step.noise_multiplier)
+    options = {
+        name: _with_noise(step, noise * one.noise)
+        for name, one in adaptive.options.items()
+    }
+    apart: tuple[AdaptiveRun, ...] = ()
+    rules = RuleBook.in_order(list(options)) if adaptive.only_lower else None
+    if check is not None and adaptive.check is not None:
+        number = adaptive.check.number
+        if adaptive.check.apart:
+            check = _alone(check, number, config)
+            apart = (AdaptiveRun({CHECK: check}, quotas={CHECK: number}),)
+        else:
+            if rules is not None:
+                raise ValueError(
+                    "adaptive.check.apart must be true with only_lower: scores are "
+                    "options of the same rules else"
+                )
+            # So much noise that all of them alone would have their share.
+            alone = _alone(check, number, config)
+            factor = 1 / math.sqrt(adaptive.check_share)
+            check = _with_noise(alone, float(alone.noise_multiplier) * factor)
+            options[CHECK] = check
+    run = AdaptiveRun(options, epsilon=config.epsilon, delta=config.delta, rules=rules)
+    return (run, *apart), check
+
+
+def _alone(step: GaussianStep, number: int, config: TrainingConfig) -> GaussianStep:
+    """The step with the noise that so many of it alone need."""
+    if math.isinf(config.epsilon):
+        return _with_noise(step, 0.0)
+    noise = calibrate_noise_multiplier(
+        step, epsilon=config.epsilon, delta=config.delta, num_steps=number
+    )
+    return _with_noise(step, float(noise))
+
+
+def _common_noise(
+    config: TrainingConfig,
+    step: GaussianStep,
+    factors: Mapping[str, float],
+    counts: Mapping[str, int],
+    fixed: list[tuple[GaussianStep, int]],
+) -> float:
+    """The least noise multiplier at which all options together are in the target."""
+    if math.isinf(config.epsilon):
+        return 0.0
+
+    def fits(noise: float) -> bool:
+        parts = [
+            (_with_noise(step, noise * factors[name]), counts[name]) for name in factors
+        ]
+        run = compose(*fixed, *parts)
+        return float(epsilon_of(run, delta=config.delta)) <= config.epsilon
+
+    # With every factor 1 it is the step's own: it lies between what the ends give.
+    low = float(step.noise_multiplier) / max(factors.values()) * (1 - 1e-3)
+    high = float(step.noise_multiplier) / min(factors.values()) * (1 + 1e-3)
+    if not fits(high):
+        raise ValueError(f"no noise keeps the options within epsilon={config.epsilon}")
+    while high - low > _TOLERANCE * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _with_noise(step: GaussianStep, noise: float) -> Any:
+    return dataclasses.replace(step, noise_multiplier=noise)

@@ -1,0 +1,115 @@
+"""What a run that chose on the way says of its privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.report.adaptive_words import (
+    PARTS,
+    adaptive_preconditions,
+    budget_in_words,
+)
+from jaxdp_episodic.accountant.report.protected import changed_unit, protected_unit
+from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.trainer.config.training_config import DISCRETE
+
+
+def adaptive_statement(
+    budget: AdaptiveBudget,
+    *,
+    is_seeded: bool = False,
+    noise: str = DISCRETE,
+    fixed: Sequence[str] = (),
+) -> str:
+    """Returns what is protected, how well, why, and under which conditions.
+
+    Args:
+      budget: of the run, after all that was charged.
+      is_seeded: the run's draws and noise came from a seed that somebody knows.
+      noise: "discrete" or "gaussian".
+      fixed: the checks that look at the same episodes each time.
+
+    Returns:
+      Markdown. Epsilon in it is an *upper bound*; all of it is public.
+    """
+    lines = ["# Privacy of this run", ""]
+    if not budget.is_private:
+        lines.append(
+            "**Not private**: it was trained without noise (epsilon is infinite)."
+        )
+        return "\n".join(lines) + "\n"
+    if is_seeded:
+        lines += [
+            "**Not private**: the draws and the noise came from a fixed seed, and "
+            "whoever knows it can subtract the noise. What follows holds for the same "
+            "run with fresh entropy.",
+            "",
+        ]
+    step = budget.a_step
+    changed = changed_unit(str(step.privacy_unit), step.neighboring_relation)
+    rounding = "float64 Gaussian noise; its low-order bits are not hardened"
+    if noise == DISCRETE:
+        rounding = "discrete Gaussian noise, to sums that are whole numbers"
+    lines += [
+        "Whoever sees everything that this run released can hardly tell it from the "
+        f"run with {changed} in its data: the two are ({upward(budget.epsilon)}, "
+        f"{budget.delta:g})-indistinguishable."
+        + f" Protected is one `{step.privacy_unit}`, not a person: somebody who has "
+        "several is protected less, by as much as they are."
+        * (step.privacy_unit != PERSON),
+        "",
+        "The run chose its steps on the way, in view of what it had released. What it "
+        "could choose was fixed before the first one, and the guarantee is that of the "
+        "worst way to choose. So it is the same after every step, and also where the "
+        "run ended early.",
+        "",
+        *_menu(budget),
+        "",
+        f"Added was {rounding}."
+        + f" Of several budgets the largest counts: {PARTS}" * (len(budget.runs) > 1)
+        + "".join(
+            f" The episodes of `{name}` are the same each time: everybody is in every "
+            "draw, and its secrecy is not counted on."
+            for name in fixed
+        ),
+        "",
+        f"Released are {'the noised sums, ' * bool(budget.first)}the parameters after "
+        "every step, the noisy scores, and what was chosen. Not released, and not "
+        "covered: the full log, which examples each step drew, and scores without "
+        "noise, by which nothing was chosen.",
+        "",
+        "```",
+        *(f"{name:<12} {text}" for name, text in budget_in_words(budget)),
+        "",
+        "Must be true, unchecked",
+        *(f"  * {text}" for text in adaptive_preconditions(budget)),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def adaptive_facts(budget: AdaptiveBudget) -> dict[str, Any]:
+    """Returns what a run that chose has spent, for its page and its release."""
+    step, said = budget.step, dict[str, str]()
+    for name, text in budget_in_words(budget):
+        said[name] = f"{said[name]}; {text}" if name in said else text
+    return {
+        **said,
+        "protected": f"{protected_unit(step)} ({step.neighboring_relation})",
+        "clipped": f"each {step.clip_unit}",
+    }
+
+
+def _menu(budget: AdaptiveBudget) -> list[str]:
+    """What could be chosen, as a table."""
+    lines = ["| option | noise multiplier | of each | taken |", "|---|---|---|---|"]
+    for name, step in budget.options.items():
+        kind = "score" if name in budget.checks else "contribution"
+        lines.append(
+            f"| {name} | {float(step.noise_multiplier):.5g} | `{step.clip_unit}`: its "
+            f"{kind} | {budget.taken[name]:,} |"
+        )
+    return lines

@@ -1,0 +1,232 @@
+"""A score on private held-out data that is released with noise, and so may be used.
+
+Each clip unit of a draw (an episode of held-out classes) gives one number, twice its
+score less 1, which lies in [-1, 1] and is a function of what was drawn of this unit and
+of released parameters alone. Their sum with Gaussian noise is a `GaussianStep` whose
+contributions have one entry, and is accounted as one: whoever is protected, under any
+relation, with the amplification of its draw. Proof: docs/proofs.md, "Noisy validation".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import epoch_scheme
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.generators import Keys, generator
+from jaxdp_episodic.trainer.draw.sampler import Draw
+from jaxdp_episodic.trainer.gradient.noise import checked_noise, drawn_noise
+from jaxdp_episodic.trainer.learners.episode import code_of, make_blocks
+from jaxdp_episodic.trainer.run import checks
+from jaxdp_episodic.trainer.run.evaluation import for_ways, scores_of_block
+
+GRID = 2**16
+"""Grid steps in the most that one unit gives, which is 1."""
+
+# Clip units whose scores are computed in one call.
+_AT_ONCE = 50
+
+
+class NoisyScore(NamedTuple):
+    """A released score.
+
+    Attributes:
+      value: an unbiased estimate of the mean score of a clip unit, if as many were
+        drawn as on average; noise may carry it out of [0, 1].
+      deviation: standard deviation of its noise, a public number. The draw's own
+        comes on top.
+    """
+
+    value: float
+    deviation: float
+
+
+class PrivateValidation:
+    """The noisy score of a model on private held-out tasks: one release a call.
+
+    The score of an episode is the share of its queries that are right or, of
+    regression, 1 less the mean squared error over ``error_bound``, at least 0. One
+    without queries, or whose score is no number, contributes nothing. The number of
+    episodes that the sum is divided by is public, never the realised one.
+
+    Args:
+      data: the held-out data.
+      step: how episodes of them are drawn, with the noise in units of what one episode
+        can give, 1: the release as it is charged. Its clip unit is one episode, and its
+        sizes are public: in the sampling, or ``population=data.population`` where no
+        unit is more or less.
+      shots: support examples, of each class or of the task; what else is drawn are
+        queries.
+      error_bound: public, > 0, of regression; None of classification.
+      normalizer: public number of episodes a call. Default: their mean, where that is
+        public.
+      fixed: every call looks at the same episodes, so that scores of different models
+        differ by the models and the noise alone. Only where everybody is in every
+        draw: else the draw has to be secret and new each time.
+      noise: "discrete" or "gaussian"; see `Trainer`.
+
+    Attributes:
+      step: as given.
+      data: as given.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a value out of range; sizes that do not fit; a clip unit that is not
+        one episode; a fixed draw that leaves somebody out.
+      NotImplementedError: a step of an epoch.
+    """
+
+    def __init__(
+        self,
+        data: ExampleTable,
+        step: GaussianStep,
+        *,
+        shots: int,
+        error_bound: float | None = None,
+        normalizer: float | None = None,
+        fixed: bool = False,
+        noise: str = DISCRETE,
+    ) -> None:
+        if epoch_scheme(step.design) is not None:
+            raise NotImplementedError(
+                "a validation in epochs is not covered: a single step of an epoch has "
+                "no guarantee of its own; draw anew at every call (Poisson, "
+                "WithoutReplacement)"
+            )
+        checks.check_population(step, data)
+        checks.check_owners(step, data)
+        checks.check_features(data)
+        self.step, self.data, self.shots = step, data, shots
+        _validation.whole_number("shots", shots)
+        self.noise = _validation.choice("noise", noise, NOISES)
+        checked_noise(step.noise_multiplier, noise)
+        self.error_bound = error_bound
+        if error_bound is not None:
+            self.error_bound = _validation.float32_number("error_bound", error_bound)
+            if data.targets is None:
+                raise ValueError("data must have targets with error_bound, got none")
+        self._sampler = checks.sampler_of(step, data)
+        shape, axes = self._sampler.slot_shape, 1 if error_bound is not None else 2
+        if len(shape) != axes or shape[-1] <= shots:
+            raise ValueError(
+                "step must clip one episode with more examples of each class (or of "
+                f"the task) than shots={shots}, got {axes} axes of {shape}"
+                if len(shape) == axes
+                else f"step.clip_unit must be one episode of {axes} level(s) of slots "
+                f"below it, got {str(step.clip_unit)!r} with {len(shape)}"
+            )
+        self.normalizer = checks.public_mean_units(
+            "normalizer", normalizer, step, self._sampler
+        )
+        self.fixed = _validation.flag("fixed", fixed)
+        if fixed and not _draws_everybody(step):
+            raise ValueError(
+                "fixed must be False where not everybody is in every draw: the "
+                "guarantee counts on a new and secret one each time"
+            )
+        self._kept: Draw | None = None
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise of a score."""
+        return float(self.step.noise_multiplier) / (2 * self.normalizer)
+
+    def described(self) -> dict[str, Any]:
+        """Returns what it is, as plain values."""
+        return {
+            "data": self.data.fingerprint,
+            "shots": self.shots,
+            "error_bound": self.error_bound,
+            "normalizer": self.normalizer,
+            "fixed": self.fixed,
+        }
+
+    def check_learner(self, learner: Any) -> None:
+        """Refuses a learner whose predictions are no scores here."""
+        if learner.is_regression != (self.error_bound is not None):
+            raise ValueError(
+                "error_bound must be given for a learner of numbers, and for no other, "
+                f"got {self.error_bound!r} for {type(learner).__name__}"
+            )
+        checks.check_targets(learner, self.data, self.step)
+        if not getattr(learner, "couples_examples", True):
+            raise ValueError(
+                f"learner must learn from episodes to be validated on others, got "
+                f"{type(learner).__name__}"
+            )
+
+    def release(self, learner: Any, params: Any, keys: Keys, number: int) -> np.ndarray:
+        """Returns the noised mean contribution, a float64 scalar: all that is released.
+
+        Args:
+          learner: that predicts.
+          params: released parameters.
+          keys: of the run.
+          number: of the release in the run; its keys are used for nothing else.
+        """
+        multiplier = checked_noise(self.step.noise_multiplier, self.noise)
+        draw = self._draw(keys, number)
+        total = int(np.sum(self._contributions(learner, params, draw)))
+        stream = generator(keys.new("noise", number))
+        noise = drawn_noise(self.noise, GRID * multiplier, 1, stream)[0]
+        return np.asarray((total + noise) / GRID / self.normalizer, np.float64)
+
+    def score(self, released: Any) -> NoisyScore:
+        """Returns the score that a release says; a function of it."""
+        return NoisyScore((1 + float(released)) / 2, self.deviation)
+
+    def _draw(self, keys: Keys, number: int) -> Draw:
+        if not self.fixed:
+            return self._sampler.draw(generator(keys.new("draw", number)))
+        if self._kept is None:
+            self._kept = self._sampler.draw(generator(keys.new("validation", 0)))
+        return self._kept
+
+    def _contributions(self, learner: Any, params: Any, draw: Draw) -> np.ndarray:
+        """(J,) whole grid steps, at most `GRID` each up or down; of nulls 0."""
+        shape = self._sampler.slot_shape
+        ways = shape[-2] if self.error_bound is None else None
+        blocks = make_blocks(draw, self.data, block_size=_AT_ONCE)
+        found = [
+            self._of_block(for_ways(learner, ways), params, block) for block in blocks
+        ]
+        return np.concatenate(found)
+
+    def _of_block(self, learner: Any, params: Any, block: Any) -> np.ndarray:
+        sums, weights = jax.device_get(
+            scores_of_block(
+                params,
+                block,
+                learner=learner,
+                shots=self.shots,
+                is_regression=self.error_bound is not None,
+                encoding=code_of(self.data),
+            )
+        )
+        sums, weights = sums.astype(np.float64), weights.astype(np.float64)
+        # What a unit without queries would have is not asked for.
+        mean = sums / np.maximum(weights, 1.0)
+        score = mean if self.error_bound is None else 1 - mean / self.error_bound
+        counts = (block.unit_mask > 0) & (weights > 0) & np.isfinite(score)
+        score = np.clip(np.where(counts, score, 0.5), 0.0, 1.0)
+        return np.rint((2 * score - 1) * GRID).astype(np.int64)
+
+
+def _draws_everybody(step: GaussianStep) -> bool:
+    """Whether every protected unit is in every draw, and counted so.
+
+    And one more or less leaves the draws of all others as they were.
+    """
+    if step.people is not None:
+        return False
+    is_last = str(step.privacy_unit) == step.design.level_names[-1]
+    if step.neighboring_relation == "add_remove" and not is_last:
+        return False
+    return all(math.isclose(float(np.min(r)), 1.0) for r in step.path_rates.rates)

@@ -1,0 +1,162 @@
+"""Adaptive runs from a config: built, refused, run as a whole, in a few seconds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.tools.train.search_space import Search, read_search
+from jaxdp_episodic.trainer.audit.in_out import training_of_config
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def described():
+    """The demo's adaptive config, on a few classes without features."""
+    config = read_toml(ROOT / "configs" / "demo_adaptive.toml")
+    config |= {
+        "data": {"type": "Glyphs", "small": True},
+        "num_steps": 9,
+        "features": {},
+    }
+    config["start"] = {"kind": "mean"}
+    config["step"]["sampling"] |= {"num_classes": 40, "ways": 4}
+    config["adaptive"]["check"]["sampling"] |= {"num_classes": 8, "ways": 4}
+    config["adaptive"]["check"]["number"] = 2
+    config["adaptive"]["rule"]["every"] = 3
+    config["model"]["embedding"] = 4
+    config["evaluation"] |= {"num_episodes": 20, "queries": 2}
+    return config
+
+
+def config_of(changed=None, **changes):
+    return TrainingConfig.from_dict(
+        {"type": "TrainingConfig", **(changed or described()), **changes},
+        where="config",
+    )
+
+
+def test_the_demo_that_stops_when_it_stalls(tmp_path):
+    config = config_of()
+    assert TrainingConfig.from_dict(config.to_dict()) == config
+    result = run_training(config, tmp_path)
+    budget = result.trainer.ledger.now
+    assert result.epsilon == budget.epsilon == pytest.approx(8, rel=1e-6)
+    assert budget.taken["statistic 1"] == 1 and budget.taken["check"] >= 1
+    content = read_ledger(tmp_path / run_files.LEDGER)
+    assert content.adaptive_taken.taken == budget.taken and content.has_ended
+    statement = (tmp_path / "release" / "privacy.md").read_text()
+    assert "guarantee    epsilon 8 at delta 1e-05" in statement
+    assert "it does not move" in statement and "Parts: " in statement
+    assert "Fixed in advance" not in statement
+    assert "episodes of `check` are the same each time" in statement
+    released = (tmp_path / "release" / "log.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in released]
+    assert {record["epsilon"] for record in records} == {budget.epsilon}
+    # Scores without noise choose nothing, and are not released.
+    assert all(record.keys().isdisjoint({"private", "held_out"}) for record in records)
+    assert sum("score" in record for record in records) == budget.taken["check"]
+
+
+@pytest.mark.slow
+def test_a_function_of_ones_own_chooses(tmp_path):
+    config = described()
+    del config["adaptive"]["rule"]
+    asked = []
+
+    def rule(released):
+        asked.append(sorted(released.left))
+        return (
+            "check" if released.last == "step" else "step" if len(asked) < 4 else None
+        )
+
+    result = run_training(config_of(config), tmp_path, rule=rule)
+    options = result.trainer.ledger.options
+    assert options == ["statistic 1", "step", "check", "step", "check"]
+    assert asked[0] == ["check", "statistic 1", "step"]
+    with pytest.raises(ValueError, match="exactly one of adaptive.rule .* got neither"):
+        run_training(config_of(config), tmp_path / "none")
+    with pytest.raises(ValueError, match="exactly one of adaptive.rule .* got both"):
+        run_training(config_of(), tmp_path / "both", rule=rule)
+
+
+@pytest.mark.slow
+def test_scores_that_share_the_budget_leave_less_for_the_steps(tmp_path):
+    """Noise of several options is one number times their factors."""
+
+    def noises(**changes):
+        config = described()
+        config["adaptive"]["check"] |= changes
+        trainer, *_ = assembled(config_of(config), Tables(config_of(config), None))
+        assert trainer.budget.epsilon == pytest.approx(8, rel=1e-6)
+        options = trainer.budget.options
+        return [float(options[name].noise_multiplier) for name in ("step", "check")]
+
+    apart, shared = noises(), noises(apart=False, share=0.1)
+    assert apart[0] < shared[0] and apart[1] < shared[1]
+    config = described()
+    config["adaptive"]["options"] = {
+        "loud": {"noise": 2.0, "most": 4},
+        "quiet": {"noise": 1.0, "most": 5},
+    }
+    config["adaptive"]["rule"] |= {
+        "type": "NextWhenStalled",
+        "options": ["loud", "quiet"],
+    }
+    trainer, *_ = assembled(config_of(config), Tables(config_of(config), None))
+    assert trainer.budget.epsilon == pytest.approx(8, rel=1e-5)
+    loud, quiet = (
+        float(trainer.budget.options[n].noise_multiplier) for n in ("loud", "quiet")
+    )
+    assert loud == pytest.approx(2 * quiet)
+    assert quiet < apart[0] < loud
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("adaptive", {"rule": {"type": "StopWhenStalled", "check": "no"}}, "got 'no'"),
+        ("adaptive", {"rule": {"type": "StopWhenStalled", "every": 0}}, "every"),
+        ("adaptive", {"rule": {"type": "Whatever"}}, "type must be one of"),
+        ("adaptive", {"options": {"check": {}}}, "none named 'check'"),
+        ("adaptive", {"options": {"a": {"most": 1}, "b": {}}}, "for all options or"),
+        (
+            "adaptive",
+            {"options": {"step": {"most": 3}}},
+            "num_steps must be .* 3, got 9",
+        ),
+        ("adaptive", {"only_lower": True}, "only_lower is for options with prices"),
+        ("check", {"share": 0.5}, "left out with apart=true"),
+        ("check", {"number": 0}, "number"),
+        ("evaluation", {"without_noise": True}, "must be false with adaptive"),
+        ("learner", {"kind": "plda"}, "must not be given|runs of gradient steps"),
+    ],
+)
+def test_bad_configs_are_refused(part, changes, message):
+    config = described()
+    table = config["adaptive"]["check"] if part == "check" else config[part]
+    table |= changes
+    with pytest.raises(ValueError, match=message):
+        config_of(config)
+
+
+def test_a_rule_for_a_plan_is_refused(tmp_path):
+    config = described()
+    del config["adaptive"]
+    with pytest.raises(ValueError, match="rule is for a config with adaptive"):
+        run_training(config_of(config), tmp_path, rule=lambda released: None)
+
+
+def test_what_takes_plans_refuses_a_run_that_has_none():
+    with pytest.raises(NotImplementedError, match="adaptive has no plan"):
+        training_of_config(config_of())
+    search = read_search(ROOT / "configs" / "tune_glyphs.toml")
+    run = {**search.run, "adaptive": described()["adaptive"]}
+    with pytest.raises(ValueError, match="run.adaptive"):
+        Search(search.settings, search.distributions, run).config({}, 8.0)

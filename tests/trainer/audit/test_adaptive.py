@@ -1,0 +1,161 @@
+"""A rule that hunts a canary, against the claim of a real run, and the naive one."""
+
+import dataclasses
+import functools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.stats import beta
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+
+# At which the claim is tested; the smaller, the more runs it takes to see anything.
+DELTA = 0.05
+RUNS = 800
+# Chance that a true claim is called false.
+FALSE_ALARMS = 1e-4
+STEP = jde.GaussianStep(
+    jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=1.0),
+        jde.Poisson("example", sampling_probability=1.0),
+    ),
+    noise_multiplier=4.0,
+    clip_unit="example",
+    privacy_unit="example",
+)
+OPTIONS = {"loud": STEP, "quiet": dataclasses.replace(STEP, noise_multiplier=2.5)}
+QUOTAS = {"loud": 3, "quiet": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """The gradient of an example is the example."""
+
+    is_regression = True
+    couples_examples = False
+
+    def loss(self, params, episode):
+        return jnp.sum(episode.query_inputs @ params)
+
+
+class Hunter:
+    """Adds up the canary's loss from what it is shown, and chooses by it.
+
+    With ``stops`` it ends the run when the loss exceeds what was taken so far would
+    cost, had it been fixed in advance.
+    """
+
+    def __init__(self, stops):
+        self.stops = stops
+        self.begin()
+
+    def begin(self):
+        self.loss, self.seen = 0.0, 0.0
+
+    def see(self, params, option):
+        now = -float(params[0])
+        noise = float(OPTIONS[option].noise_multiplier)
+        self.loss += (now - self.seen - 0.5) / noise**2
+        self.seen = now
+
+    def __call__(self, released):
+        if released.last is not None:
+            self.see(released.params, released.last)
+            if self.stops and self.loss > naive(tuple(released.taken.items())):
+                return None
+        first = "quiet" if self.loss > 0 else "loud"
+        order = [first, *(name for name in OPTIONS if name != first)]
+        return next((name for name in order if released.left[name]), None)
+
+
+@functools.cache
+def naive(taken):
+    """Epsilon of the steps taken, as if they had been fixed in advance."""
+    run = jde.compose(*((OPTIONS[name], count) for name, count in taken))
+    return float(jde.epsilon(run, delta=DELTA))
+
+
+def hunted(hunter, is_in):
+    """For each of many real runs (loss at the end, what the naive reading claims)."""
+    rows = [[0.0], [0.0], *([[5.0]] if is_in else [])]
+    data = ExampleTable.from_records(
+        np.array(rows, np.float32),
+        np.zeros(len(rows), np.float32),
+        units={"class": np.zeros(len(rows), int)},
+    )
+    run = AdaptiveTrainer(
+        Sum(),
+        jnp.zeros(1),
+        data=data,
+        budget=AdaptiveBudget((jde.AdaptiveRun(OPTIONS, quotas=QUOTAS),), DELTA),
+        rule=hunter,
+        optimizer=optax.sgd(1.0),
+        shots=0,
+        l2_clip_norm=1.0,
+        normalizer=1.0,
+    )
+    start, found = run._now, []
+    for _ in range(RUNS):
+        run._now, run.ledger = start, run._new_ledger()
+        hunter.begin()
+        while run.choose() is not None:
+            run.step()
+        if not any(run.ledger.now.left.values()):
+            hunter.see(run.params, run.ledger.options[-1])  # nobody was asked again
+        found.append((hunter.loss, naive(tuple(run.ledger.now.taken.items()))))
+    return np.array(found)
+
+
+def bounds(count):
+    """Clopper and Pearson's interval for the chance of an event."""
+    share = FALSE_ALARMS / 4
+    low = beta.ppf(share, count, RUNS - count + 1) if count else 0.0
+    high = beta.ppf(1 - share, count + 1, RUNS - count) if count < RUNS else 1.0
+    return low, high
+
+
+def shown(losses_in, losses_out, claim):
+    """Bounds of P_in(E) - e^claim P_out(E), of the event that the loss exceeds it."""
+    there, away = (int(np.sum(one > claim)) for one in (losses_in, losses_out))
+    (in_low, in_high), (out_low, out_high) = bounds(there), bounds(away)
+    factor = math.exp(claim)
+    return in_low - factor * out_high, in_high - factor * out_low
+
+
+def paid(losses, claims):
+    """Mean and error of (1 - e^(claim - loss))_+, the hockey-stick divergence."""
+    values = np.maximum(1 - np.exp(claims - losses), 0.0)
+    return values.mean(), values.std(ddof=1) / math.sqrt(RUNS)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:delta=")
+def test_a_rule_that_hunts_a_canary_stays_within_the_guarantee():
+    """Counted, and without a word of what noise there should be."""
+    guarantee = float(jde.AdaptiveRun(OPTIONS, quotas=QUOTAS).epsilon(delta=DELTA))
+    inside, outside = hunted(Hunter(False), True), hunted(Hunter(False), False)
+    low, high = shown(inside[:, 0], outside[:, 0], guarantee)
+    assert low <= DELTA <= high
+    # The claim of one of its steps alone it disproves.
+    one = float(jde.epsilon(STEP, num_steps=1, delta=DELTA))
+    assert shown(inside[:, 0], outside[:, 0], one)[0] > DELTA
+    mean, error = paid(inside[:, 0], guarantee)
+    assert abs(mean - DELTA) < 4 * error < DELTA / 2  # it attains the guarantee
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:delta=")
+def test_the_same_rule_disproves_the_naive_reading():
+    """What was taken, composed, is no guarantee where the end was chosen."""
+    inside = hunted(Hunter(True), True)
+    mean, error = paid(inside[:, 0], inside[:, 1])
+    assert mean - 4 * error > DELTA
+    assert naive(tuple(QUOTAS.items())) == pytest.approx(
+        float(jde.AdaptiveRun(OPTIONS, quotas=QUOTAS).epsilon(delta=DELTA))
+    )

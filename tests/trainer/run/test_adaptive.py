@@ -1,0 +1,607 @@
+"""Runs that choose on the way: charged first, chosen once, resumed as they were."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.trainer.config.rules import (
+    NextWhenStalled,
+    Released,
+    ScoreThen,
+    SpendRest,
+    StopWhenStalled,
+)
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError, _check_apart
+from jaxdp_episodic.trainer.run.adaptive_report import adaptive_statement
+from jaxdp_episodic.trainer.run.run_files import read_log
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
+from rows import fast_and_slow
+from training_runs import (
+    GROUPED,
+    SHOTS,
+    WAYS,
+    adam,
+    assert_same,
+    classes,
+    plain_trainer,
+    protonet,
+)
+
+DELTA = 1e-5
+LOUD = dataclasses.replace(GROUPED, noise_multiplier=8.0)
+QUIET = dataclasses.replace(GROUPED, noise_multiplier=4.0)
+CHECK = jde.GaussianStep(
+    jde.GroupedClasses(
+        num_classes=12,
+        ways=WAYS,
+        episodes=jde.Poisson("episode", sampling_probability=1.0),
+        examples=jde.WithoutReplacement("example", size=6, population=6),
+    ),
+    noise_multiplier=5.0,
+)
+OPTIONS = {"loud": LOUD, "quiet": QUIET, "check": CHECK}
+
+
+def budget(quotas=(4, 3, 3), **changes):
+    names = OPTIONS if "options" not in changes else changes.pop("options")
+    run = jde.AdaptiveRun(
+        {name: OPTIONS[name] for name in names},
+        quotas=dict(zip(names, quotas, strict=True)),
+    )
+    return AdaptiveBudget((run,), DELTA, checks=("check",), **changes)
+
+
+def by_parity(released):
+    """Looks at all that it may look at, and chooses by it."""
+    if released.number == 8:
+        return None
+    weight = sum(float(np.sum(leaf)) for leaf in jax.tree.leaves(released.params))
+    last = released.scores[-1].value if released.scores else 0.0
+    names = [name for name in sorted(released.left) if released.left[name]]
+    return names[int(1e4 * abs(weight + last)) % len(names)]
+
+
+def adaptive(rule=by_parity, *, seed=1, plan=None, held_out=None, **changes):
+    learner, params = protonet()
+    data = classes(num_classes=12, seed=5) if held_out is None else held_out
+    check = PrivateValidation(data, CHECK, shots=SHOTS)
+    return AdaptiveTrainer(
+        learner,
+        params,
+        data=classes(),
+        budget=budget() if plan is None else plan,
+        rule=rule,
+        checks={"check": check},
+        optimizer=adam(0.05),
+        shots=SHOTS,
+        l2_clip_norm=0.5,
+        seed=seed,
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run, folder = adaptive(), tmp_path_factory.mktemp("whole")
+    run.train(folder)
+    return run, folder
+
+
+def test_it_takes_what_the_rule_chooses_and_says_what_is_left(whole):
+    run, folder = whole
+    chosen = run.ledger.options
+    assert len(chosen) == 8 and set(chosen) == set(OPTIONS)
+    content = read_ledger(folder / run_files.LEDGER)
+    assert content.charged == 8 and content.has_ended and content.is_sealed
+    assert content.adaptive_taken.taken == run.ledger.now.taken
+    records = read_log(folder / run_files.LOG)
+    assert [r["step"] for r in records] == list(range(9))
+    assert [r["option"] for r in records[1:]] == chosen
+    # The guarantee does not move; what is left does.
+    assert {r["epsilon"] for r in records} == {run.budget.epsilon}
+    assert records[0]["left"] == {"loud": 4, "quiet": 3, "check": 3}
+    assert sum(records[-1]["left"].values()) == 10 - 8
+    scores = [r["score"] for r in records if "score" in r]
+    assert len(scores) == chosen.count("check") == len(run.scores) > 0
+    assert [r["option"] for r in records if "score" in r] == ["check"] * len(scores)
+
+
+def test_the_guarantee_is_that_of_all_quotas_whatever_was_taken(whole):
+    run, _ = whole
+    every = jde.compose((LOUD, 4), (QUIET, 3), (CHECK, 3))
+    assert run.budget.epsilon == pytest.approx(jde.epsilon(every, delta=DELTA))
+    assert run.ledger.now.epsilon == run.budget.epsilon
+    assert run.ledger.now.epsilon_taken() < run.budget.epsilon
+
+
+def test_parts_of_the_data_that_share_nobody_pay_each_for_itself():
+    runs = (
+        jde.AdaptiveRun({"loud": LOUD, "quiet": QUIET}, quotas={"loud": 4, "quiet": 3}),
+        jde.AdaptiveRun({"check": CHECK}, quotas={"check": 3}),
+    )
+    apart = AdaptiveBudget(runs, DELTA, checks=("check",))
+    each = [float(run.epsilon(delta=DELTA)) for run in runs]
+    assert apart.epsilon == max(each) < budget().epsilon
+    assert AdaptiveBudget.from_dict(apart.to_dict()).to_dict() == apart.to_dict()
+    trained = classes()  # held out is what is trained on: nobody is in one part alone
+    wide = dataclasses.replace(CHECK.design, num_classes=30)
+    check = dataclasses.replace(CHECK, sampling=wide)
+    runs = (runs[0], jde.AdaptiveRun({"check": check}, quotas={"check": 3}))
+    learner, params = protonet()
+    with pytest.raises(ValueError, match="looks at the training data"):
+        AdaptiveTrainer(
+            learner,
+            params,
+            data=trained,
+            budget=AdaptiveBudget(runs, DELTA, checks=("check",)),
+            rule=by_parity,
+            checks={"check": PrivateValidation(classes(), check, shots=SHOTS)},
+            optimizer=adam(0.05),
+            shots=SHOTS,
+            l2_clip_norm=0.5,
+        )
+
+
+def test_a_protected_unit_in_both_parts_is_not_counted_apart():
+    """Classes of one name are one unit where classes are protected."""
+
+    def table(first):
+        data = classes(num_classes=12)
+        names = np.repeat([f"class {first + i:02}" for i in range(12)], 6)
+        return ExampleTable.from_records(data.features, units={"class": names})
+
+    check = dataclasses.replace(CHECK, privacy_unit="class")
+    held_out = PrivateValidation(table(0), check, shots=SHOTS, normalizer=4.0)
+    _check_apart("check", held_out, table(12))
+    with pytest.raises(ValueError, match="got 1 in both, such as 'class 11'"):
+        _check_apart("check", held_out, table(11))
+    examples = PrivateValidation(table(0), CHECK, shots=SHOTS)
+    _check_apart("check", examples, table(11))  # other drawings of the class
+
+
+# --- Interrupted, killed, resumed ---
+
+
+class Interrupted:
+    def __init__(self, function, call):
+        self.function, self.left = function, call
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.function(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.function, name)
+
+
+@pytest.mark.parametrize(
+    "call",
+    fast_and_slow(["quiet", "check", *range(1, 9)], lambda call: isinstance(call, str)),
+)
+def test_resumed_it_is_the_run_that_nobody_disturbed(tmp_path, whole, call):
+    """Broken off in whatever release, and without asking the rule of it again."""
+    asked = []
+    if isinstance(call, str):  # the first of its kind
+        call = 1 + whole[0].ledger.options.index(call)
+
+    def counting(released):
+        asked.append(released.number)
+        return by_parity(released)
+
+    run = adaptive(counting)
+    run._let_out = Interrupted(run._let_out, call)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(tmp_path, checkpoint_every=3)
+    again = adaptive(counting)
+    assert again.resume(tmp_path) == call - 1
+    again.train(tmp_path, checkpoint_every=3)
+    assert_same(again, whole[0])
+    assert again.ledger.options == whole[0].ledger.options
+    assert again.scores == whole[0].scores
+    assert asked == list(range(9))  # each once, the last time to end
+    assert [r["step"] for r in read_log(tmp_path / run_files.LOG)] == list(range(9))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:count_noise")
+def test_with_a_clip_norm_that_follows_it_is_the_same_run(tmp_path):
+    """Norm, scores and choices are all in the state, or follow from the journal."""
+    follows = {"clipping": ClippingConfig(quantile=0.5, rate=0.3), "normalizer": 5.0}
+    whole = adaptive(**follows)
+    whole.train(tmp_path / "whole")
+    run = adaptive(**follows)
+    run._let_out = Interrupted(run._let_out, 6)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(tmp_path / "parts", checkpoint_every=4)
+    again = adaptive(**follows)
+    assert again.resume(tmp_path / "parts") == 5
+    again.train(tmp_path / "parts")
+    assert_same(again, whole)
+    assert again.clip_norm == whole.clip_norm != 0.5
+    assert again.ledger.options == whole.ledger.options
+
+
+def test_without_a_seed_what_was_broken_off_is_given_up_and_stays_charged(tmp_path):
+    run = adaptive(lambda released: "check", seed=None)
+    run._let_out = Interrupted(run._let_out, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(tmp_path)
+    again = adaptive(lambda released: "check", seed=None)
+    with pytest.warns(UserWarning, match="step 2 was charged and broken off"):
+        assert again.resume(tmp_path) == 2
+    with pytest.raises(RuleError, match="'check', which cannot be taken any more"):
+        again.train(tmp_path)
+    assert [score.release for score in again.scores] == [1, 3]
+    assert again.ledger.now.taken["check"] == 3
+
+
+def test_a_choice_that_was_noted_and_not_charged_is_kept(tmp_path):
+    """The line of the choice is whole, and the process died before its charge."""
+    run = adaptive(lambda released: "check" if released.number < 2 else None)
+    run.train(tmp_path)
+    path = tmp_path / run_files.LEDGER
+    lines = path.read_bytes().splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if b'"option"' in line)
+    content = read_ledger(path)
+    assert lines[first + 1 : first + 3] == [b"1\n", b"1\n"] and content.charged == 2
+    path.write_bytes(b"".join(lines[: first + 1]))
+    assert read_ledger(path).options == ("check",) and read_ledger(path).charged == 0
+    other = adaptive(lambda released: "loud")
+    ledger = other.ledger.after(read_ledger(path), 0)
+    assert ledger.is_chosen and ledger.options == ["check"]
+    path.write_bytes(b"".join(lines[: first + 1])[:-3])  # the line itself is cut
+    assert read_ledger(path).options == () and read_ledger(path).unfinished
+
+
+def test_an_end_that_was_chosen_is_final(tmp_path):
+    run = adaptive(lambda released: None)
+    run.train(tmp_path)
+    assert run.ledger.has_ended and run.num_steps_taken == 0
+    with pytest.raises(Exception, match="chosen to end"):
+        run.step()
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda released: 1 / 0, "rule raised ZeroDivisionError after 0 releases"),
+        (lambda released: "fast", r"one of \['check', 'loud', 'quiet'\].*'fast'"),
+        (lambda released: 3, "got 3"),
+        (lambda released: released.data, "AttributeError"),
+    ],
+)
+def test_a_bad_rule_is_refused_before_anything_is_charged(tmp_path, rule, message):
+    run = adaptive(rule)
+    with pytest.raises(RuleError, match=message):
+        run.train(tmp_path)
+    assert run.num_steps_charged == 0
+    assert read_ledger(tmp_path / run_files.LEDGER).charged == 0
+
+
+def test_a_rule_that_raises_on_the_way_loses_nothing(tmp_path, whole):
+    def tired(released):
+        if released.number == 4:
+            raise OSError("no network")
+        return by_parity(released)
+
+    with pytest.raises(RuleError, match="OSError after 4 releases: no network"):
+        adaptive(tired).train(tmp_path)
+    run = adaptive()
+    with pytest.warns(UserWarning, match="rule: tired in the checkpoint"):
+        assert run.resume(tmp_path) == 4
+    run.train(tmp_path)
+    assert_same(run, whole[0])
+
+
+def test_another_budget_is_another_run(tmp_path, whole):
+    _, folder = whole
+    other = adaptive(plan=budget((4, 3, 2)))
+    with pytest.raises(ValueError, match="another run"):
+        other.resume(folder)
+    run = adaptive(StopWhenStalled(train="loud", every=2))
+    with pytest.warns(UserWarning, match="rule"):
+        run.resume(folder)
+
+
+def test_a_ledger_makes_nobody_search_for_a_budget():
+    described = budget().to_dict()
+    described["runs"][0] |= {"epsilon": 1.0, "delta": 1e-5}
+    with pytest.raises(ValueError, match="no targets to search"):
+        AdaptiveBudget.from_dict(described)
+    for wrong in ({}, {**described, "runs": {}}, {**described, "first": ["no"]}, 3):
+        with pytest.raises((TypeError, ValueError)):
+            AdaptiveBudget.from_dict(wrong)
+
+
+def test_options_that_cannot_be_chosen_are_refused():
+    def with_option(**changes):
+        step = dataclasses.replace(QUIET, **changes)
+        run = jde.AdaptiveRun({"step": step}, quotas={"step": 2})
+        return AdaptiveBudget((run,), DELTA)
+
+    with pytest.raises(ValueError, match="rests on private sizes"):
+        with_option(population=classes().population)
+    assert with_option(neighboring_relation="replace_one").epsilon > 0
+    people = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("class", sampling_probability=0.1),
+            jde.Poisson("example", sampling_probability=0.5),
+        ),
+        noise_multiplier=4.0,
+        privacy_unit="person",
+        people=jde.PersonBounds(classes=2, examples=1),
+        clip_unit="class",
+    )
+    runs = [jde.AdaptiveRun({n: people}, quotas={n: 2}) for n in ("step", "check")]
+    with pytest.raises(NotImplementedError, match="people may be in several parts"):
+        AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
+    with pytest.raises(ValueError, match="each option must be in one run"):
+        AdaptiveBudget((runs[0], runs[0]), DELTA)
+    with pytest.raises(ValueError, match="got checks alone"):
+        AdaptiveBudget((runs[0],), DELTA, checks=("step",))
+    other = dataclasses.replace(QUIET, neighboring_relation="zero_out")
+    runs = [
+        jde.AdaptiveRun({name: step}, quotas={name: 2})
+        for name, step in {"step": QUIET, "check": other}.items()
+    ]
+    with pytest.raises(ValueError, match="one neighboring_relation"):
+        AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
+
+
+def test_an_edited_choice_is_noticed(tmp_path, whole):
+    _, folder = whole
+    text = (folder / run_files.LEDGER).read_text()
+    edited = text.replace('{"option":"loud"', '{"option":"check"', 1)
+    assert edited != text
+    (tmp_path / "ledger.jsonl").write_text(edited)
+    with pytest.raises(LedgerError, match="hash"):
+        read_ledger(tmp_path / "ledger.jsonl")
+    assert json.loads(text.splitlines()[1])["adaptive"]["checks"] == ["check"]
+
+
+# --- What a rule is given ---
+
+
+def test_a_rule_is_given_releases_and_public_facts_alone():
+    seen = []
+
+    def rule(released):
+        seen.append(released)
+        return "loud" if released.number < 2 else None
+
+    run = adaptive(rule)
+    while run.choose() is not None:
+        with warnings.catch_warnings():
+            run.step()
+    assert [one.number for one in seen] == [0, 1, 2]
+    assert set(seen[0]._fields) == {
+        "number",
+        "params",
+        "scores",
+        "taken",
+        "left",
+        "last",
+    }
+    assert [one.last for one in seen] == [None, "loud", "loud"]
+    assert dict(seen[2].taken) == {"loud": 2, "quiet": 0, "check": 0}
+    with pytest.raises(TypeError):
+        seen[2].left["loud"] = 100
+
+
+# --- What a ledger says ---
+
+
+def test_a_ledger_says_guarantee_choices_and_information_apart(whole, capsys):
+    run, folder = whole
+    path = str(folder / run_files.LEDGER)
+    assert cli.run(["epsilon", "--ledger", path]) == 0
+    said = capsys.readouterr().out
+    assert "guarantee    epsilon 3.102 at delta 1e-05" in said
+    assert "it does not move" in said and "(no guarantee; " in said
+    taken = run.ledger.now.taken["loud"]
+    assert f"{taken} of 'loud' ({4 - taken} left)" in said
+    assert "by its own choice" in said
+    assert cli.run(["epsilon", "--ledger", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"] == run.budget.epsilon
+    assert found["information"]["epsilon"] == run.ledger.now.epsilon_taken()
+    assert found["taken"] == run.ledger.now.taken and found["price"] is None
+    assert cli.run(["epsilon", "--ledger", path, "--delta", "1e-6", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"] == run.budget.epsilon_at(1e-6) > run.budget.epsilon
+    assert cli.run(["epsilon", "--ledger", path, "--method", "pld"]) == 2
+    assert "--method does not go with" in capsys.readouterr().err
+
+
+def test_beside_other_ledgers_it_owes_its_quotas(tmp_path, whole, capsys):
+    _, folder = whole
+    other = plain_trainer(num_steps=2, step=QUIET)
+    other.train(tmp_path / "other")
+    paths = [str(f / run_files.LEDGER) for f in (folder, tmp_path / "other")]
+    asked = [word for path in paths for word in ("--ledger", path)]
+    assert cli.run(["epsilon", *asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    owed = jde.compose((LOUD, 4), (QUIET, 3 + 2), (CHECK, 3))
+    assert found["epsilon"] == pytest.approx(jde.epsilon(owed, delta=DELTA))
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes((folder / run_files.LEDGER).read_bytes())
+    assert cli.run(["epsilon", "--ledger", paths[0], "--ledger", str(copy)]) == 2
+    assert "copies of one run that chose" in capsys.readouterr().err
+
+
+# --- kill -9 ---
+
+_KILLED = """
+import os, signal, sys, warnings
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from test_adaptive import adaptive
+from jaxdp_episodic.trainer.run.run_files import files_of_a_run
+
+folder, seed, left = Path(sys.argv[1]), eval(sys.argv[2]), [int(sys.argv[3])]
+warnings.simplefilter("ignore")
+sync = os.fsync
+
+def fsync(descriptor):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sync(descriptor)
+
+run = adaptive(seed=seed)
+if files_of_a_run(folder):
+    run.resume(folder)
+os.fsync = fsync
+run.train(folder, checkpoint_every=3)
+"""
+
+
+def until_the_end(folder, seed, every):
+    """Runs processes that are killed at a sync of theirs until one is not."""
+    here = Path(__file__).resolve().parent
+    code = _KILLED.format(paths=[str(here), str(here.parents[1])])
+    root = str(here.parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+    for died in range(40):
+        arguments = [str(folder), repr(seed), str(every)]
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env=environment,
+            capture_output=True,
+            timeout=300,
+            check=False,
+        )
+        if ended.returncode == 0:
+            return died
+        assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
+        content = read_ledger(folder / run_files.LEDGER)
+        # What was chosen is charged: at most one choice more than there are charges.
+        assert len(content.options) <= content.charged + 1
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [5, 8, 13])
+def test_killed_again_and_again_it_is_the_run_that_nobody_disturbed(tmp_path, every):
+    whole, folder = adaptive(), tmp_path / "killed"
+    whole.train(tmp_path / "whole")
+    assert until_the_end(folder, 1, every) > 1
+    run = adaptive()
+    assert run.resume(folder) == 8
+    assert_same(run, whole)
+    assert run.ledger.options == whole.ledger.options and run.scores == whole.scores
+
+
+@pytest.mark.slow
+def test_killed_without_a_seed_it_is_never_charged_less_than_it_released(tmp_path):
+    died = until_the_end(tmp_path, None, 9)
+    content = read_ledger(tmp_path / run_files.LEDGER)
+    run = adaptive(seed=None)
+    run.resume(tmp_path)
+    released = {r["step"] for r in read_log(tmp_path / run_files.LOG) if r["step"]}
+    assert died and len(released) <= content.charged <= len(released) + died
+    assert content.charged == run.num_steps_taken == 8
+
+
+# --- Prices ---
+
+
+def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
+    run = jde.AdaptiveRun(
+        {"loud": LOUD, "quiet": QUIET},
+        prices={"loud": 1, "quiet": 4},
+        budget=12,
+        odometer=[0.0, *[2.0] * 12],
+    )
+    checks = jde.AdaptiveRun({"check": CHECK}, quotas={"check": 3})
+    plan = AdaptiveBudget((run, checks), DELTA, checks=("check",))
+    alone = [jde.epsilon(LOUD, num_steps=12, delta=DELTA), checks.epsilon(delta=DELTA)]
+    assert max(alone) <= plan.epsilon
+    rule = NextWhenStalled(options=("loud", "quiet"), every=2, patience=1)
+    run = adaptive(rule, plan=plan)
+    run.train(tmp_path)
+    taken = run.ledger.now.taken
+    assert taken["check"] >= 2 and taken["quiet"] >= 1
+    spent = taken["loud"] + 4 * taken["quiet"]
+    assert 12 - 4 < spent <= 12
+    content = read_ledger(tmp_path / run_files.LEDGER)
+    assert content.adaptive_taken.runs[0].spent == spent
+    said = adaptive_statement(run.ledger.now)
+    assert f"{spent} of 12 spent" in said and "up to now at most epsilon 2," in said
+    with pytest.raises(NotImplementedError, match="a guarantee of its own"):
+        content.groups_owed()
+    with pytest.raises(BudgetExhaustedError, match="'quiet' cannot be taken"):
+        run.ledger.has_ended = False
+        run.ledger.choose("quiet")
+
+
+def test_a_run_without_checks_spends_the_rest(tmp_path):
+    learner, params = protonet()
+    quotas = jde.AdaptiveRun(
+        {"loud": LOUD, "quiet": QUIET}, quotas={"loud": 3, "quiet": 2}
+    )
+    run = AdaptiveTrainer(
+        learner,
+        params,
+        data=classes(),
+        budget=AdaptiveBudget((quotas,), DELTA),
+        rule=SpendRest(first="loud", number=1, rest="quiet"),
+        optimizer=adam(0.05),
+        shots=SHOTS,
+        l2_clip_norm=0.5,
+        seed=1,
+    )
+    run.train(tmp_path)
+    assert run.ledger.options == ["loud", "quiet", "quiet"] and run.scores == ()
+
+
+def rounds(scores, options=("a", "b"), **how):
+    """What a built-in rule chooses, given these scores one by one."""
+    rule = NextWhenStalled(options=options, every=1, **how)
+    seen, taken = [], {"a": 0, "b": 0, "check": 0}
+    waiting, last = list(scores), None
+    for number in range(40):
+        left = {"a": 9, "b": 9, "check": len(waiting)}
+        last = rule(Released(number, {}, tuple(seen), dict(taken), left, last))
+        taken[last] += 1
+        if last == "check":
+            seen.append(ScoreThen(number, "check", waiting.pop(0), 0.1))
+        elif not waiting:
+            return last
+    raise AssertionError("it does not end")
+
+
+def test_rules_see_a_stall_where_there_is_one():
+    assert rounds([0.1, 0.2, 0.3]) == "a"
+    assert rounds([0.1, 0.2, 0.2]) == "b"
+    assert rounds([0.1, 0.3, 0.2, 0.4], patience=2) == "a"
+    assert rounds([0.1, 0.3, 0.2, 0.3], patience=2) == "b"
+    assert rounds([0.1, 0.25], margin=1.0) == "a"
+    assert rounds([0.1, 0.19], margin=1.0) == "b"
+    rest = SpendRest(first="a", number=2, rest="b")
+    states = [({"a": 0, "b": 0}, 9), ({"a": 2, "b": 0}, 9), ({"a": 1, "b": 0}, 0)]
+    found = [
+        rest(Released(0, {}, (), taken, {"a": left, "b": 5}, None))
+        for taken, left in states
+    ]
+    assert found == ["a", "b", "b"]
+    assert rest(Released(0, {}, (), {"a": 2, "b": 5}, {"a": 7, "b": 0}, "b")) is None

@@ -244,12 +244,11 @@ class Solver:
         """
         most = len(self.problem.graph.moves) - 1
         if self.known is not None:
-            return most if self.known.upper <= log_delta else 0
+            return most * (self.known.upper <= log_delta)
         self.begin()
         self.refine(width, _USUAL_WORK)
         for backward in self.uppers:
-            view = self.views[backward]
-            window = self.window(view, min(self.spacing, view.right + view.left))
+            window = self.window(self.views[backward], self.spacing)
             within = [0]
 
             def is_too_large(
@@ -275,9 +274,8 @@ class Solver:
     @property
     def width(self) -> float:
         """Of epsilon in nats, of delta relative."""
-        with np.errstate(invalid="ignore"):
-            width = max(self.uppers.values()) - self.lower
-        return 0.0 if math.isnan(width) else width
+        upper = max(self.uppers.values())
+        return 0.0 if upper == self.lower else upper - self.lower
 
     def refine(self, enough: float, most_work: float) -> None:
         """Finer passes until the ends are close enough, or the work is too much."""

@@ -97,10 +97,8 @@ def root_of(excess, low, high):
     """Where an increasing function changes its sign, or None."""
     if excess(low) >= 0 or excess(high) <= 0:
         return None
-    for _ in range(60):  # to 1e-16: there the profile does not change with it
-        middle = (low + high) / 2
-        low, high = (low, middle) if excess(middle) > 0 else (middle, high)
-    return low
+    # To 1e-16: there the profile does not change with it.
+    return mp.findroot(excess, (low, high), solver="pegasus", tol=1e-32, maxsteps=99)
 
 
 def definition(loss, u, *, backward):

@@ -339,9 +339,9 @@ def _check_apart(name: str, check: PrivateValidation, data: ExampleTable) -> Non
             "with those that train"
         )
     unit = str(check.step.privacy_unit)
-    ours, theirs = (_names_of(table, unit) for table in (check.data, data))
-    if ours.dtype.kind == theirs.dtype.kind:
-        both = np.intersect1d(ours, theirs)
+    looked_at, trained_on = (_names_of(t, unit) for t in (check.data, data))
+    if looked_at.dtype.kind == trained_on.dtype.kind:
+        both = np.intersect1d(looked_at, trained_on)
         if both.size:
             raise ValueError(
                 f"check {name!r} must be apart from the training data, whose "

@@ -14,7 +14,16 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw import step_generator
 from jaxdp_episodic.trainer.run.assemble import check_held_out
 from jaxdp_episodic.trainer.run.report import privacy_statement
-from training_runs import GROUPED, QUERIES, SHOTS, WAYS, classes, trainer
+from rows import fast_and_slow
+from training_runs import (
+    GROUPED,
+    QUERIES,
+    SHOTS,
+    WAYS,
+    classes,
+    plain_trainer,
+    trainer,
+)
 
 PEOPLE, CLASSES, SIZE = 6, 30, SHOTS + QUERIES
 BOUNDS = jde.PersonBounds(classes=CLASSES, examples=1)
@@ -48,17 +57,19 @@ def blocks(scheme, people=None, **changes):
 COINS = jde.Poisson("episode", sampling_probability=0.5)
 
 
+STEPS = {
+    "grouped": grouped(),
+    "grouped null": grouped(neighboring_relation="zero_out"),
+    "blocks": blocks(COINS),
+    "blocks null": blocks(COINS, BOUNDS, neighboring_relation="zero_out"),
+}
+
+
 @pytest.mark.parametrize(
-    "step",
-    [
-        grouped(),
-        grouped(neighboring_relation="zero_out"),
-        blocks(COINS),
-        blocks(COINS, BOUNDS, neighboring_relation="zero_out"),
-    ],
-    ids=["grouped", "grouped null", "blocks", "blocks null"],
+    "name", fast_and_slow(STEPS, lambda name: name in ("grouped", "blocks null"))
 )
-def test_people_are_protected_end_to_end(step, tmp_path):
+def test_people_are_protected_end_to_end(name, tmp_path):
+    step = STEPS[name]
     run = trainer(step=step, data=owned(), num_steps=3)
     run.train(tmp_path)
     spent = float(run.budget.spent(3))
@@ -76,7 +87,7 @@ def test_the_blocks_of_an_epoch_outlive_an_interruption(tmp_path):
     step = blocks(scheme, neighboring_relation="replace_one")
 
     def made():
-        return trainer(step=step, data=owned(), num_steps=4, seed=None)
+        return plain_trainer(step=step, data=owned(), num_steps=4, seed=None)
 
     def stop(progress):
         if progress.step == 2:
@@ -100,16 +111,16 @@ def test_the_blocks_of_an_epoch_outlive_an_interruption(tmp_path):
 
 def test_data_without_owners_and_people_beyond_their_bounds_are_refused():
     with pytest.raises(ValueError, match=r"say whose each example is .* owner="):
-        trainer(step=grouped(), data=classes(), num_steps=3)
+        plain_trainer(step=grouped(), data=classes(), num_steps=3)
     few = grouped(jde.PersonBounds(classes=12, examples=1))
     with pytest.raises(ValueError, match=r"people\.classes .* 30, got 12"):
-        trainer(step=few, data=owned(), num_steps=1)
+        plain_trainer(step=few, data=owned(), num_steps=1)
 
 
 def test_what_bounding_left_out_is_in_the_ledger_and_not_in_what_is_released(tmp_path):
     bounds = jde.PersonBounds(classes=12, examples=1)
     bounded = truncated(owned(), bounds)
-    run = trainer(
+    run = plain_trainer(
         step=grouped(bounds, neighboring_relation="zero_out"),
         data=bounded.table,
         truncation=bounded.truncation,

@@ -51,8 +51,9 @@ class EpsilonAt(_Asked):
     """Epsilon at ``target = log(delta)``.
 
     Attributes:
-      guess: of the answer, of the target's shape; None: none is known. No answer
-        depends on it but for rounding, only how soon it is found.
+      guess: of the answer, of the target's shape; None: none is known. It changes how
+        soon an answer is found, and its rounding; from one far off a search may end at
+        the certified upper end in place of the integral.
       nothing, everything: the answers of a run that loses nothing, and of one that is
         not protected at all.
     """

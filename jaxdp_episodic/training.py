@@ -10,6 +10,7 @@ from jaxdp_episodic.accountant.questions.budget import (
     PrivacyBudget,
     plan_budget,
 )
+from jaxdp_episodic.tools.train.booked import Booking
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.trainer.config.rules import (
     NextWhenStalled,
@@ -51,6 +52,7 @@ __all__ = [
     "ANIL",
     "MAML",
     "MLP",
+    "Booking",
     "AdaptiveBudget",
     "AdaptiveTrainer",
     "BudgetExhaustedError",

@@ -31,6 +31,7 @@ SLOW = {
     "docs/adaptive_training.md",
     "docs/attacks.md",
     "docs/audit.md",
+    "docs/book.md",
     "docs/draws.md",
     "docs/people.md",
     "docs/plan.md",
@@ -60,6 +61,12 @@ LIGHTER = {
         "every = 100\n": "every = 2\n",
         "without_noise = true": "without_noise = false",
     },
+    "demo_epsilon1.toml": {
+        "num_steps = 300": "num_steps = 3",
+        "num_episodes = 600": "num_episodes = 4",
+        "every = 100\n": "every = 2\n",
+        "without_noise = true": "without_noise = false",
+    },
     "demo_adaptive.toml": {
         "num_steps = 300": "num_steps = 3",
         "size = 28": "size = 14",
@@ -84,6 +91,7 @@ REFERENCE = ("docs/theory.md", "docs/proofs.md")
 # Blocks that are files: where a reader would save them, and what makes them lighter.
 FILES = {
     ("docs/account.md", "csv"): ("requests.csv", {}),
+    ("docs/book.md", "toml"): ("count.toml", {}),
     ("docs/sweep.md", "toml"): ("big.toml", {"0.7, 6.0, 80": "0.7, 6.0, 65"}),
 }
 # Paths that a reader has and a test has not.

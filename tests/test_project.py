@@ -46,6 +46,7 @@ LAYERS = (
     "tools.sweep",
     "tools.plan",
     "tools.plots",
+    "tools.book",
     "tools.train",
     "tools.explore",
     "training",

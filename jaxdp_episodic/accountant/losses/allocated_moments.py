@@ -39,7 +39,8 @@ _MOST_BETWEEN = 32
 _SIZES = (64, 256, 1024, 4096)
 # Added to a moment that is an integral, as a share of it: a hundred times its error.
 _ERROR = 1e-12
-# Added to each log-excess.
+# Added to each log-excess: of one step, whose moments have a closed form, it was up to
+# 4e-12 too small (noise 0.25 to 10,000, orders up to 2^14).
 _ROUNDING = 1e-11
 # How near to 2 a power below it is integrated.
 _NEAREST = 0.01

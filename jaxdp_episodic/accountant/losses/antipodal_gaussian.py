@@ -25,6 +25,7 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     positive,
     scaled,
 )
+from jaxdp_episodic.accountant.losses.integration_paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LOG_SQRT_2PI,
     LossNodes,
@@ -34,7 +35,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     mirrored,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MixturePair,

@@ -31,6 +31,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import log_integral, unless_gaussian
 from jaxdp_episodic.accountant.losses.gaussian import scaled
+from jaxdp_episodic.accountant.losses.integration_paths import Pair
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
     LOG_SQRT_2PI,
@@ -41,7 +42,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     real_log_mixture,
     undrawn_loss,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MixturePair,
@@ -99,6 +99,7 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
     shifts: tuple[Array, ...]
     log_weights: tuple[Array, ...]
     is_symmetric: ClassVar[bool] = False
+    forward_is_larger: ClassVar[bool] = True
     may_have_atoms: ClassVar[bool] = False
     padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
 

@@ -27,6 +27,11 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     positive,
     scaled,
 )
+from jaxdp_episodic.accountant.losses.integration_paths import (
+    Pair,
+    half_line,
+    path_points,
+)
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
@@ -37,7 +42,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     real_log_mixture,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line, path_points
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MixturePair,

@@ -21,7 +21,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxdp_episodic.accountant.losses.paths import Pair, path_points, whole_line
+from jaxdp_episodic.accountant.losses.integration_paths import (
+    Pair,
+    path_points,
+    whole_line,
+)
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     log1p_complex,
     polar,

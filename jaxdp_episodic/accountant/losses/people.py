@@ -68,6 +68,7 @@ class PeopleLoss(GaussianLoss, Nodes):
     log_weights: tuple[Array, ...]
     shares: tuple[Array, ...]
     is_symmetric: ClassVar[bool] = False
+    forward_is_larger: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {
         "counts": 1.0,
         "log_weights": -np.inf,

@@ -85,15 +85,29 @@ class Components(NamedTuple):
 
     def log_shares(self, j: Array) -> Array:
         """``log(b_j / p) - j² s² / 2``; j has one axis more, in front."""
+        share = self._one_of_equals()._log_chances(j) - 0.5 * (j * self.shift) ** 2
+        return np.where(j <= self.count, np.maximum(share, LOG_ZERO), LOG_ZERO)
+
+    def _log_chances(self, j: Array) -> Array:
+        """``log(b_j / p)`` of j up to the counts, without a coin besides."""
         kept = np.minimum(j, self.count)
         rest = self.count - kept
         log_rest = log_complement(self.rate)
         share = log_binomial(self.count + 0 * j, kept) + kept * np.log(self.rate)
         share = share + np.where(rest > 0, rest * log_rest, 0.0)
         # Without a coin besides: it is as likely for every j.
-        share = share - np.log(-np.expm1(np.maximum(self.count * log_rest, LOG_ZERO)))
-        share = share - 0.5 * (j * self.shift) ** 2
-        return np.where(j <= self.count, np.maximum(share, LOG_ZERO), LOG_ZERO)
+        return share - np.log(-np.expm1(np.maximum(self.count * log_rest, LOG_ZERO)))
+
+    def _one_of_equals(self) -> Components:
+        """The first setting alone, if numbers and rates of all are the same.
+
+        So are those that a search asks about, at several orders or noises.
+        """
+        if self.shift.ndim == 0:
+            return self
+        first = Components(*(a[..., :1] for a in self))
+        same = np.all(self.count == first.count) and np.all(self.rate == first.rate)
+        return first if same else self
 
 
 class Terms(NamedTuple):

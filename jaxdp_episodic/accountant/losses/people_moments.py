@@ -7,6 +7,7 @@ lie around the bumps of all of them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -45,6 +46,10 @@ _BETWEEN = 40.0
 # best order, and fewest nodes per panel of what is no search: any order is a bound.
 _NEGLIGIBLE_IN_SEARCH = 18.0
 _NODES_OF_ANSWER = 12
+# Share of an answer's nodes that a first search has, and fewest nodes per panel of a
+# second one, which has half of them.
+_LEAST_SHARE = 0.3
+_NODES_NEAR_ANSWER = 10
 # Ratio of the panels that settings want within which they get the same number.
 _ALIKE = 1.5
 # Largest number of panels.
@@ -61,6 +66,8 @@ def log_excess(
     if is_search:
         parts = parts.above(np.max(parts.log_weight, axis=0) - _NEGLIGIBLE_IN_SEARCH)
     ratios = Ratios.of(parts, cover, replaced=replaced)
+    # Excesses grow with the ratio, and are summed over components.
+    ratios = dataclasses.replace(ratios, is_rough=True)
     direction = "symmetric" if replaced else rule.direction
     rule = rule._replace(direction=direction)
     windows = _upper_windows(t, ratios, direction)
@@ -90,7 +97,8 @@ def _integrals(
     # As dense as the rule's own panels are on bumps.
     wanted = np.max(density, axis=0) * length + np.sum(high > low, axis=0)
     share = rule.quadrature.num_panels * per_panel / 512
-    wanted = np.clip(wanted * 16 / per_panel * max(share, 0.5), 4, _MOST_PANELS)
+    least = _LEAST_SHARE if per_panel < _NODES_NEAR_ANSWER else 0.5
+    wanted = np.clip(wanted * 16 / per_panel * max(share, least), 4, _MOST_PANELS)
     wanted = np.where(np.isnan(wanted), 4, wanted)  # without noise, which has no moment
     # Settings that want about as many panels are integrated together.
     size = np.ceil(np.log(wanted) / np.log(_ALIKE))
@@ -169,9 +177,9 @@ def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
         [alpha * j * s, tops, np.max(settled, 1), np.min(settled, 1)]
     )
     bumps = bumps - 0.5 * (np.max(floor, axis=0) + np.min(floor, axis=0))
-    found = np.max(_exponent(ratios.upper, bumps, t, ratios), axis=0)
+    found = np.max(_exponent(Ratios.upper, bumps, t, ratios), axis=0)
     base = 0.5 * near[1] * np.linspace(0.0, 1.0, 5)[:, None]
-    base = np.max(_exponent(ratios.upper, base, t, ratios), axis=(0, 1))
+    base = np.max(_exponent(Ratios.upper, base, t, ratios), axis=(0, 1))
     top = np.maximum(np.max(found, axis=0), base)
     counts = found > top - _NEGLIGIBLE - np.minimum((alpha * s) ** 2 / 8, _BETWEEN)
     reach = _HALF_WIDTH + 0.5 * spread
@@ -220,7 +228,7 @@ def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
     far = np.max(bumps, axis=0)
     share = np.linspace(0.0, 1.0, _NUM_PROBES)[:, None]
     points = np.concatenate([far * share, bumps])
-    found = np.max(_exponent(ratios.lower, points, -1 - t, ratios), axis=0)
+    found = np.max(_exponent(Ratios.lower, points, -1 - t, ratios), axis=0)
     gap = far / _NUM_PROBES
     slack = np.minimum(gap * gap / 8, _BETWEEN)
     counts = found > np.max(found, axis=0) - _NEGLIGIBLE - slack
@@ -229,9 +237,11 @@ def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
     return _windows(t, ratios, near, (np.clip(low, 0.0, high), high))
 
 
-def _exponent(ratio: Callable[..., Ratio], w: Array, t: Array, ratios: Ratios) -> Array:
+def _exponent(
+    ratio: Callable[[Ratios, Points], Ratio], w: Array, t: Array, ratios: Ratios
+) -> Array:
     """``log(Q (P/Q)^{1+t})``, weighted, at (K, n) distances; (C, K, n)."""
-    found = ratio((np.maximum(w, 0.0), None))
+    found = ratio(ratios, (np.maximum(w, 0.0), None))
     weight = ratios.parts.log_weight[:, None]
     return found.log_density()[0] + (1 + t) * found.loss[0] + weight
 

@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.losses.integration_paths import (
+    Pair,
+    half_line,
+    path_points,
+    whole_line,
+)
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
     LossNodes,
     NodeRule,
     collected,
-)
-from jaxdp_episodic.accountant.losses.paths import (
-    Pair,
-    half_line,
-    path_points,
-    whole_line,
 )
 from jaxdp_episodic.accountant.losses.people_components import Components
 from jaxdp_episodic.accountant.losses.people_ratios import NOWHERE, Ratio, Ratios

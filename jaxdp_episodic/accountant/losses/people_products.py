@@ -89,17 +89,21 @@ def _negative(w: Points) -> Points:
     return -w[0], None if w[1] is None else -w[1]
 
 
-def log_products(exponent: Array, factor: Factor) -> tuple[Array, Array | None]:
+def log_products(
+    exponent: Array, factor: Factor, *, is_rough: bool = False
+) -> tuple[Array, Array | None]:
     """Logarithms of ``sum_j e^exponent factor``, (C, K, n).
 
     Args:
       exponent: (J, C, n).
       factor: (J, K, n).
+      is_rough: whether sums below `_LEAST_SUM` of the largest component's at the same
+        node may be larger than they are, up to that.
 
     Returns:
       Real part, and the imaginary one of complex factors: the principal angle.
     """
-    peak, re, im = _as_product(exponent, factor)
+    peak, re, im = _as_product(exponent, factor, is_rough=is_rough)
     if im is None:
         return peak + np.log(np.maximum(re, _TINY)), None
     size = np.maximum(np.hypot(re, im), _TINY)
@@ -107,7 +111,7 @@ def log_products(exponent: Array, factor: Factor) -> tuple[Array, Array | None]:
 
 
 def _as_product(
-    exponent: np.ndarray, factor: Factor
+    exponent: np.ndarray, factor: Factor, *, is_rough: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The sums over what they are scaled by, whose logarithms come first."""
     column = np.max(exponent, axis=1, keepdims=True)
@@ -120,7 +124,7 @@ def _as_product(
     size = np.abs(found[0]) if len(found) == 1 else np.hypot(*found)
     poor = size < _LEAST_SUM
     peak = np.broadcast_to(peak, found[0].shape)
-    if np.any(poor):
+    if np.any(poor) and not is_rough:
         peak = peak.copy()
         _sum_again(np.argwhere(poor), exponent, factor, parts, (peak, *found))
     return peak, found[0], found[1] if len(found) > 1 else None

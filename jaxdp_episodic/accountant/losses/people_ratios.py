@@ -42,6 +42,9 @@ from jaxdp_episodic.accountant.numerics.special import log_add
 NOWHERE = 1e9
 # Size of P/Q - 1 up to which its logarithm is that of 1 + (P/Q - 1).
 _LARGEST_NEAR = 0.5
+# Nats between the densities of N(0) up to which a component e^-460 below the largest
+# one, of a weight above e^-70 of its, is nothing beside it.
+_MOST_APART = 200.0
 
 
 class Ratio(NamedTuple):
@@ -80,6 +83,9 @@ class Ratios:
       floor: (C, n).
       replaced: whether Q is ``B^-``.
       covers: whether any e is below 1.
+      is_rough: whether a component far below the largest one, at a distance above the
+        floors, may be taken for more, though far below that, unless they are replaced:
+        for what grows with components, and is summed over them.
     """
 
     parts: Components
@@ -88,6 +94,7 @@ class Ratios:
     floor: Array
     replaced: bool
     covers: bool
+    is_rough: bool = False
 
     @classmethod
     def of(cls, parts: Components, cover: Array, *, replaced: bool) -> Self:
@@ -119,13 +126,15 @@ class Ratios:
     def upper(self, w: Points) -> Ratio:
         """At ``floor + w``, Re w >= 0, (K, n)."""
         s, log_e = self.parts.shift, np.log(self.cover)
-        x = self._at(w)
+        x, rough = self._at(w), self.is_rough and self._are_alike(w)
         if self.replaced:
             rise = self._sum(0.0, turned, w)
             base = self._mixture(0.0, -1.0, w)
         else:
-            rise = self._sum(self.floor * s, gained, w)
-            base = self._base(self._mixture(-self.floor * s, -1.0, w))
+            rise = self._sum(self.floor * s, gained, w, is_rough=rough)
+            # At least e N(0), beside which what is rough is nothing.
+            base = self._mixture(-self.floor * s, -1.0, w, is_rough=rough)
+            base = self._base(base)
         return Ratio(_log1p_exp(_less(rise, base, -log_e)), base, x)
 
     def lower(self, w: Points) -> Ratio:
@@ -196,18 +205,31 @@ class Ratios:
         floor = self.floor[:, None]
         return floor + w[0], None if w[1] is None else 0 * floor + w[1]
 
-    def _sum(self, tilt: Array | float, factor, w: Points) -> Points:
+    def _are_alike(self, w: Points) -> bool:
+        """Whether densities of N(0) at ``floor + w`` are alike for all components."""
+        highest = np.max(self.floor, axis=0)
+        apart = highest - np.min(self.floor, axis=0)
+        return bool(np.all(apart * (np.max(w[0], axis=0) + highest) < _MOST_APART))
+
+    def _sum(
+        self, tilt: Array | float, factor, w: Points, *, is_rough: bool = False
+    ) -> Points:
         """``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""
         j = self.terms.numbers
         exponent = self.terms.log_shares + j * tilt
-        found = log_products(exponent, factor(w, j * self.parts.shift))
+        factors = factor(w, j * self.parts.shift)
+        found = log_products(exponent, factors, is_rough=is_rough)
         return found[0] + self.parts.log_some[:, None], found[1]
 
-    def _mixture(self, tilt: Array | float, sign: float, w: Points) -> Points:
+    def _mixture(
+        self, tilt: Array | float, sign: float, w: Points, *, is_rough: bool = False
+    ) -> Points:
         """Of ``B^±`` over N(0): the same of ``e^{± j s w}``, and b_0."""
         return _add(
             self.parts.log_none[:, None],
-            self._sum(tilt, lambda w, slope: power(w, sign * slope), w),
+            self._sum(
+                tilt, lambda w, slope: power(w, sign * slope), w, is_rough=is_rough
+            ),
         )
 
     def _base(self, mixture: Points) -> Points:

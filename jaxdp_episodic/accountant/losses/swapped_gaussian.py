@@ -20,6 +20,7 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     positive,
     scaled,
 )
+from jaxdp_episodic.accountant.losses.integration_paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
@@ -31,7 +32,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     real_log_mixture,
     sampled_ends,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.privacy_loss import MixturePair, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess

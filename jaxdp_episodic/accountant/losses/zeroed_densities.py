@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxdp_episodic.accountant.losses.integration_paths import Pair
 from jaxdp_episodic.accountant.losses.loss_nodes import LOG_SQRT_2PI
-from jaxdp_episodic.accountant.losses.paths import Pair
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
     only_root,

@@ -41,6 +41,7 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     positive,
     scaled,
 )
+from jaxdp_episodic.accountant.losses.integration_paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
     LossNodes,
@@ -48,7 +49,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     collected,
     log_normal,
 )
-from jaxdp_episodic.accountant.losses.paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import CANCELLATION, weight_left

@@ -51,13 +51,28 @@ class EpsilonAt(_Asked):
     """Epsilon at ``target = log(delta)``.
 
     Attributes:
+      guess: of the answer, of the target's shape; None: none is known. No answer
+        depends on it but for rounding, only how soon it is found.
       nothing, everything: the answers of a run that loses nothing, and of one that is
         not protected at all.
     """
 
+    guess: np.ndarray | None = None
     nothing: ClassVar[float] = 0.0
     everything: ClassVar[float] = np.inf
     is_epsilon: ClassVar[bool] = True
+
+    def at(self, target: np.ndarray) -> EpsilonAt:
+        """See `_Asked.at`; a guess is kept where there are as many targets."""
+        guess = self.guess
+        if guess is not None:
+            guess = guess.reshape(target.shape) if guess.size == target.size else None
+        return EpsilonAt(target, guess)
+
+    def take(self, index: np.ndarray) -> EpsilonAt:
+        """See `_Asked.take`."""
+        guess = None if self.guess is None else self.guess[index]
+        return EpsilonAt(self.target[index], guess)
 
     def scale(self, value: np.ndarray) -> np.ndarray:
         """What an error is relative to: epsilon, or 1e-3 where it is smaller."""

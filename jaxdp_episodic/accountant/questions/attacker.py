@@ -41,6 +41,8 @@ _MIDDLE_RATE = 1e-3
 _NEGLIGIBLE = 1e-4
 # Above the rounding error of sums of a few numbers in [0, 1].
 _ROUNDING = 2.0**-50
+# Below it float64 loses digits.
+_LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 # Points of the curve times rates at a time: bounds memory.
 _BLOCK = 1 << 22
 
@@ -151,8 +153,10 @@ def gdp_mu(
     With ``D(mu, .)`` the profile of that pair, ``delta(eps) <= max(D(mu, eps),
     smallest_delta)`` for *all* ``eps >= 0``, not just for some points: an *upper end*,
     within two thousandths of the smallest such mu; of Gaussians always drawn it is
-    theirs. Below ``smallest_delta`` nothing is
-    said; a sampled run is not mu-GDP for any useful mu if its last tail has to fit.
+    theirs. Below ``smallest_delta`` nothing is said. The mu for *all* deltas is that of
+    the run without sampling: with probability ``rate^num_steps`` every step draws the
+    unit, and far out that tail alone decides. So mu alone is no price that runs may add
+    up: their floors add up as well (`accountant.questions.gdp_budget`).
 
     The chords between the points of delta lie above the true, convex curve (in
     ``e^epsilon``). Their dual ``f`` is convex and piecewise linear, and the Gaussian's
@@ -185,19 +189,19 @@ def gdp_mu(
     check_step(step)
     check_method(method)
     runs, shape = checked_runs(step, num_steps)
-    known = np.minimum.reduce([_mu_of_gaussians(run) for run in runs])
+    known = np.minimum.reduce([mu_of_gaussians(run) for run in runs])
     known = np.broadcast_to(known, shape)
     if np.all(np.isfinite(known)):
         return np.array(known)[()]
     depth = min(float(floor), _SMALLEST_DELTA)
-    epsilons, deltas, shape = _points(step, num_steps, method, depth)
+    epsilons, deltas, shape = upper_curve(step, num_steps, method, depth)
     columns = zip(epsilons.T, deltas.T, strict=True)
     mu = np.array([_mu(e, d, float(floor)) for e, d in columns])
     return np.minimum(mu.reshape(shape), known)[()]
 
 
-def _mu_of_gaussians(run: Run) -> np.ndarray:
-    """The shift of the Gaussian that the worst path is, rounded up; inf if it is none.
+def mu_of_gaussians(run: Run) -> np.ndarray:
+    """Returns the shift of the Gaussian that the worst path is, rounded up, or inf.
 
     ``run`` has its paths last.
     """
@@ -215,7 +219,7 @@ def _rates(
     floor = _NEGLIGIBLE * _MIDDLE_RATE if in_the_middle else _SMALLEST_DELTA
     rates = tuple(np.unique(alpha).tolist())
     few = rates if len(rates) <= _FEW_RATES else None
-    epsilons, deltas, shape = _points(step, num_steps, method, floor, few)
+    epsilons, deltas, shape = upper_curve(step, num_steps, method, floor, few)
     missed, caught = np.empty((2, epsilons.shape[1], alpha.size))
     block = max(1, _BLOCK // len(epsilons))
     for row, (eps, d) in enumerate(zip(epsilons.T, deltas.T, strict=True)):
@@ -243,7 +247,7 @@ def _bounds(
     return np.maximum(missed, 0.0), np.minimum(least, 1.0)
 
 
-def _points(
+def upper_curve(
     step: Any,
     num_steps: Any,
     method: str,
@@ -306,25 +310,44 @@ def _mu(epsilon: np.ndarray, delta: np.ndarray, floor: float) -> float:
     used = slice(int(np.argmax(delta <= floor)) + 1)
     g, d = lower_hull(np.exp(epsilon[used]), delta[used])
     alpha = -np.diff(d) / np.diff(g)
-    if alpha[-1] == 0:  # underflow, far out
+    if alpha[-1] < _LEAST_NORMAL:  # underflow, far out
         return float("inf")
-    missed = (1 - d[:-1]) - g[:-1] * alpha - _ROUNDING
     end = math.log(g[-2] + (d[-2] - floor) / alpha[-1]) + _ROUNDING
     at_end = _mu_at(end, floor)
     # Where D(at_end, .) is steeper at the end than a chord, it is so before the end: as
-    # it is above the last chord there, it is above all such chords, whatever `missed`
+    # it is above the last chord there, it is above all such chords, whatever their dual
     # (which prolongs them beyond the end) says.
     steepness = 0.5 * math.erfc((end / at_end + at_end / 2) / math.sqrt(2))
+    return max(mu_of_chords(g, d, steepness * (1 - 1e-6)), at_end) * (1 + 1e-9)
+
+
+def mu_of_chords(g: np.ndarray, d: np.ndarray, steepness: float = 0.0) -> float:
+    """Returns the least mu for which ``D(mu, log g)`` is above a curve of chords.
+
+    Args:
+      g: (n,) increasing, from 1.
+      d: (n,) convex and decreasing; n > 1.
+      steepness: chords that are less steep are left out.
+
+    Returns:
+      mu, up to a rounding error of 1e-10; ``inf`` where float64 cannot tell.
+    """
+    alpha = -np.diff(d) / np.diff(g)
     # f is symmetric: beyond alpha = f(alpha), which is a kink too, it is its mirror.
     middle = float(np.max((1 - d) / (1 + g))) - _ROUNDING
-    kink = (alpha < middle) & (alpha >= steepness * (1 - 1e-6))
-    alpha, missed = np.append(alpha[kink], middle), np.append(missed[kink], middle)
-    if np.any(missed <= 0):
+    kink = (alpha < middle) & (alpha >= steepness)
+    # 1 - f, a sum without cancellation: f itself cannot be told from 1 far out.
+    caught = (d[:-1] + g[:-1] * alpha)[kink] * (1 + _ROUNDING)
+    alpha, missed = np.append(alpha[kink], middle), np.append(1 - caught, middle)
+    missed = np.where(missed < 0.5, missed - _ROUNDING, missed)
+    caught = np.append(caught, 1 - middle)
+    if np.any(missed <= 0) or np.any(alpha < _LEAST_NORMAL):
         return float("inf")
     quantile = NormalDist().inv_cdf  # errs by less than 1e-15 of itself
-    ends = zip(alpha.tolist(), missed.tolist(), strict=True)
-    at_kinks = max(-quantile(a) - quantile(f) for a, f in ends)
-    return max(at_kinks, at_end) * (1 + 1e-9)
+    found = 0.0
+    for a, f, c in zip(alpha.tolist(), missed.tolist(), caught.tolist(), strict=True):
+        found = max(found, (quantile(c) if f > 0.5 else -quantile(f)) - quantile(a))
+    return found
 
 
 def _mu_at(epsilon: float, delta: float) -> float:

@@ -20,6 +20,7 @@ from jaxdp_episodic.accountant.questions.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
 )
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 
 # Most steps: they are numbered by 32-bit integers on the device.
 _MOST_STEPS = 2**31 - 1
@@ -150,15 +151,21 @@ class SpentAhead:
     One vectorized call answers for a few thousand steps; all at once, a run of 2^31
     steps would take all memory before its first. After steps ``before`` an epsilon
     takes longer: it is then that after the next step whose number is a multiple of
-    ten, or the last one.
+    ten, or the last one. Where it takes longest, as of people in many units, it is that
+    after up to a fifth more steps: epsilon does not fall with steps.
     """
 
     def __init__(self, budget: PrivacyBudget) -> None:
         self._budget = budget
         self._first, self._values = 0, np.zeros(0)
+        runs = runs_of(budget.step, np.ones(()))
+        self._is_slow = not all(loss.compiles for run in runs for loss in run.losses)
+        self._known: dict[int, float] = {}
 
     def at(self, step: int) -> float:
         """Returns epsilon after that many steps, at least 1 (*upper bound*)."""
+        if self._is_slow:
+            return self._after(max(step, min(_next_of(step), self._budget.num_steps)))
         index = step - self._first
         if not 0 <= index < len(self._values):
             # The same steps together wherever a run begins: a resumed one says the
@@ -173,6 +180,20 @@ class SpentAhead:
             spent = np.asarray(self._budget.spent(kept))
             self._values = spent[np.searchsorted(kept, owed)]
         return float(self._values[index])
+
+    def _after(self, step: int) -> float:
+        """The same, computed by itself and once."""
+        if step not in self._known:
+            self._known[step] = float(self._budget.spent(step))
+        return self._known[step]
+
+
+def _next_of(step: int) -> int:
+    """The next of numbers that each are a fifth more than the one before, or one."""
+    number = 1
+    while number < step:
+        number += max(number // 5, 1)
+    return number
 
 
 def plan_budget(

@@ -104,7 +104,7 @@ def calibrate_noise_multiplier(
         start = 1 / run.initial_noise()
         if method != "rdp":
             # Rényi's bound is cheap, and its answer is near the final one.
-            bounded = Targets(step, epsilon, delta, num_steps, "rdp")
+            bounded = Targets(step, epsilon, delta, num_steps, "rdp", loose=True)
             start, _ = bounded.inverse_noise(start, _INITIAL_TOLERANCE)
             start = np.where(start > 0, start, 1 / run.initial_noise())
         inverse, hopeless = run.inverse_noise(start, tolerance)

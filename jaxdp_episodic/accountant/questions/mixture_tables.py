@@ -93,12 +93,11 @@ class Settings:
         ``leaves``: nothing takes a unit's place; ``visible`` is one more factor of both
         profiles, ``coin`` one of all contributions at once that is not seen.
         """
-        (outer, inner, cover), *parts = self._spread(theorem)
+        (outer, inner, cover), counts, weights, shares = self._spread(theorem)
         kind = PeopleLoss if is_zeroing(self._step) or leaves else ReplacedPeopleLoss
         shift, outer = shift_of(self._step, 1.0), outer * visible
-        if coin is not None:
-            return ReplacedUnitLoss(outer, inner, cover, shift, *parts, coin)
-        return kind(outer, inner, cover, shift, *parts)
+        parts = (outer, inner, cover, shift, counts, weights, shares)
+        return kind(*parts) if coin is None else ReplacedUnitLoss(*parts, coin)
 
     def hidden_pair(
         self, theorem: Callable[..., Mixture], visible: np.ndarray, rate: np.ndarray

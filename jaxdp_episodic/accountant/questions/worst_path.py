@@ -12,7 +12,11 @@ from jaxdp_episodic.accountant._engine import choose_engine, using_engine
 from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
-from jaxdp_episodic.accountant.methods.question import Answer, Question
+from jaxdp_episodic.accountant.methods.question import (
+    Answer,
+    EpsilonAt,
+    Question,
+)
 from jaxdp_episodic.accountant.methods.rdp import method as rdp
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
@@ -58,8 +62,33 @@ def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
         return _of_one(question, runs[0], method)
     # Paths take the place of settings, so that the least is taken of each of them.
     each = question.at(np.asarray(question.target, np.float64)[..., None])
-    found = [_of_one(each, run.with_axis(), method) for run in runs]
-    return _largest(least(found))
+    best = _of_one(each, runs[0].with_axis(), method)
+    for run in runs[1:]:
+        best = _lesser(best, each, run, method)
+    return _largest(best)
+
+
+def _lesser(best: Answer, question: Question, run: Run, method: str) -> Answer:
+    """The least of what is known and of the run's answers, which may not be needed."""
+    if method == "rdp":
+        return least([best, _of_one(question, run.with_axis(), method)])
+    shape = np.broadcast_shapes(best.value.shape, run.shape)
+    best = Answer(*(np.broadcast_to(field, shape).reshape(-1) for field in best))
+    question = question.at(np.broadcast_to(question.target, shape).reshape(-1))
+    run = run.flattened(shape)
+    left = np.flatnonzero(~exact.surely_above(question, run, best.value))
+    if left.size:
+        asked, some = question.take(left), run.take(left).with_axis()
+        known = Answer(*(field[left] for field in best))
+        is_slow = not all(loss.compiles for loss in run.losses)
+        near = np.isfinite(known.value) & (known.value > 0)
+        if is_slow and question.is_epsilon and np.all(near):
+            asked = EpsilonAt(asked.target, known.value)
+        lesser = least([known, _of_one(asked, some, method)])
+        best = Answer(*(np.array(field) for field in best))
+        for field, found in zip(best, lesser, strict=True):
+            field[left] = found
+    return Answer(*(field.reshape(shape) for field in best))
 
 
 def least(answers: Sequence[Answer]) -> Answer:
@@ -187,6 +216,7 @@ def _worst(question: Question, run: Run, method: str) -> Answer:
         return _largest(_each_path(question, run, method))
     bound = rdp.rdp_answer(question, run).value.reshape(-1, shape[-1])
     target = np.broadcast_to(question.target, shape).reshape(bound.shape)
+    question = question.at(target)
     flat = run.map(lambda field: np.broadcast_to(field, shape).reshape(bound.shape))
 
     def at(row: np.ndarray, path: np.ndarray) -> Answer:

@@ -258,6 +258,12 @@ def _caveats_on_ledgers(ledgers: LedgersContent) -> list[str]:
                 f"{name} and {other} may have more in common: their processes have no "
                 "names, so what both charged is counted twice"
             )
+    if len(ledgers.names) > 1:
+        caveats.append(
+            "composed as if all had been planned at the start: no guarantee where one "
+            "run was designed in view of what another released; a book, kept from the "
+            "first run on, has one (jaxdp-episodic book)"
+        )
     if ledgers.num_shared_epochs:
         caveats.append(
             "epochs that several copies of a run went on with, released as often from "

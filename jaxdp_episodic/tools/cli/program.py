@@ -74,6 +74,10 @@ COMMANDS = {
         "train",
         "Train a random number of times, release the best run, and charge the choice.",
     ),
+    "book": (
+        "book",
+        "Keep one privacy budget for all that is ever run on a data set.",
+    ),
     "audit": (
         "audit",
         "Try to disprove a claimed epsilon by simulation, or by canaries in training.",

@@ -11,6 +11,7 @@ from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.tools.cli.messages import (
     USER_ERROR,
     Name,
+    Number,
     TomlFile,
     Whole,
     complain,
@@ -37,6 +38,10 @@ class Train:
     """Folder for checkpoints, log, report and release; made if missing."""
     resume: bool = False
     """Go on with the run in DIR."""
+    book: Annotated[Name, option("FILE_OR_URL")] = None
+    """Charge the run to the book of its data set, before its first draw; see `book`."""
+    floor: Number = None
+    """Of the run, in a book with mu-GDP prices; default: a hundredth of its delta."""
     distributed: bool = False
     """Be one of several processes that train one run, each started by this command; the
     cluster (Slurm, Open MPI, Kubernetes) or the next three options say which one."""
@@ -59,10 +64,14 @@ class Train:
                 "--distributed"
             )
             return USER_ERROR
+        if self.floor is not None and self.book is None:
+            complain("--floor is for a run with --book")
+            return USER_ERROR
         use_all_cores()
         if self.distributed:
             keep_our_sigterm()
         # Imported here: Flax costs a second, which no help should pay.
+        from jaxdp_episodic.tools.train.booked import Booking
         from jaxdp_episodic.tools.train.run import run_training
         from jaxdp_episodic.trainer.gradient.processes import all_processes
         from jaxdp_episodic.trainer.run.run_files import files_of_a_run
@@ -77,6 +86,7 @@ class Train:
                     resume=self.resume,
                     title=self.file.stem,
                     base=self.file.parent,
+                    book=None if self.book is None else Booking(self.book, self.floor),
                 )
                 is_first = all_processes().is_first
             return [str(result)] if is_first else []
@@ -104,15 +114,24 @@ class Tune:
     """Folder for the runs and the release; made if missing."""
     resume: bool = False
     """Go on with the search in DIR, with the number of runs that was drawn."""
+    book: Annotated[Name, option("FILE_OR_URL")] = None
+    """Charge the search to the book of its data set, before its first run; see `book`.
+    """
+    floor: Number = None
+    """Of the search in the book; default: a hundredth of its delta."""
     cost_only: bool = False
     """Only say what each run and the search would cost; nothing is drawn."""
 
     def run(self) -> int:
         """Searches; returns the exit code."""
+        if self.floor is not None and self.book is None:
+            complain("--floor is for a search with --book")
+            return USER_ERROR
         use_all_cores()
         # Imported here: Flax costs a second, which no help should pay.
         from rich.console import Console
 
+        from jaxdp_episodic.tools.train.booked import Booking
         from jaxdp_episodic.tools.train.search import RELEASE, run_search, search_budget
         from jaxdp_episodic.tools.train.search_space import read_search
 
@@ -127,7 +146,9 @@ class Tune:
                     f"the search  epsilon {upward(budget.epsilon, 5)} (upper bound)",
                 ]
             with ended_by_sigterm():
-                result = run_search(search, out, resume=self.resume, base=base)
+                book = None if self.book is None else Booking(self.book, self.floor)
+                how = {"resume": self.resume, "base": base, "book": book}
+                result = run_search(search, out, **how)
             delta = f"delta {search.settings.delta:g}"
             epsilon = f"{upward(result.epsilon, 5)} (upper bound, {delta})"
             if result.chosen is None:

@@ -1,4 +1,4 @@
 """Every picture.
 
-Doors: `audit`, `curve`, `pictures`, `plan`, `run`.
+Doors: `audit`, `book`, `curve`, `pictures`, `plan`, `run`.
 """

@@ -1,4 +1,4 @@
 """Training runs and searches from a config.
 
-Doors: `run`, `search`, `search_space`.
+Doors: `booked`, `run`, `search`, `search_space`.
 """

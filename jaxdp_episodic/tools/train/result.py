@@ -22,7 +22,9 @@ from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.tools.book.check_in import Paid
 from jaxdp_episodic.tools.plots.run import draw_run
+from jaxdp_episodic.tools.train.booked import facts_of_book, statement_of_book
 from jaxdp_episodic.trainer.config.training_parts import NORMALIZE
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.run import run_files
@@ -119,6 +121,7 @@ def finished(
     title: str,
     console: Console,
     without_noise: Mapping[str, Mapping[str, Any]],
+    paid: Paid | None = None,
 ) -> Result:
     """Report, picture and release of a run that took all its steps."""
     records = read_log(folder / run_files.LOG)
@@ -126,6 +129,8 @@ def finished(
         said = _said_of_choices(trainer)
     else:
         said = _said_of_plan(trainer)
+    if paid is not None:
+        said = _with_book(said, paid)
     private_facts = said.facts
     for split, score in without_noise.items():
         value = f"{score['name']} {score['mean']:.4f}, not private"
@@ -171,6 +176,17 @@ def finished(
         {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
     )
     return Result(trainer, said.epsilon, said.uncounted, scores, folder, bare)
+
+
+def _with_book(said: _Said, paid: Paid) -> _Said:
+    """What is said of a run, and of the book that it is in."""
+    words, own = statement_of_book(paid), facts_of_book(paid)
+    facts, statement = said.released
+    return said._replace(
+        facts=said.facts | own,
+        statement=said.statement + words,
+        released=(facts | own, statement + words),
+    )
 
 
 def _said_of_plan(trainer: Trainer) -> _Said:

@@ -17,6 +17,8 @@ from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._engine import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.tools.train import booked
+from jaxdp_episodic.tools.train.booked import Booking
 from jaxdp_episodic.tools.train.result import (
     SEEDED,
     Result,
@@ -43,6 +45,7 @@ def run_training(
     base: Path | None = None,
     console: Console | None = None,
     features: FixedFeatures | None = None,
+    book: Booking | None = None,
     rule: Rule | None = None,
 ) -> Result:
     """Trains as the config says; everything that it leaves is in ``folder``.
@@ -64,13 +67,15 @@ def run_training(
       base: folder that paths in the config are relative to.
       console: where progress is shown; None: standard error.
       features: a fixed function of your own in place of the config's ``features``.
+      book: of the data set, to which the run is charged before its first draw; a run
+        that has paid pays no second time, and is resumed with the same book.
       rule: a function of your own, for a config with ``adaptive`` that names none; see
         `Released`.
 
     Raises:
       OSError: a file that cannot be read or written; no run to resume.
       ValueError: bad data, a target that permits no step, a folder that holds a run
-        (without ``resume``) or another one (with it).
+        (without ``resume``) or another one (with it); what the book refuses.
       TypeError: something of the wrong type.
       RunEndedError: another process has ended.
     """
@@ -84,7 +89,9 @@ def run_training(
             if begun:
                 console.print("nothing was charged yet: the run begins anew")
             tables = Tables(config, base, folder=folder, features=features)
-            result = _run(config, folder, resume, title, console, tables, rule)
+            result = _run(
+                config, folder, resume, title, base, console, tables, rule, book
+            )
         else:
             tables = Tables(config, base, features=features, keeps_features=False)
             result = _helped(config, folder, resume, tables, rule)
@@ -97,9 +104,11 @@ def _run(
     folder: Path,
     resume: bool,
     title: str,
+    base: Path | None,
     console: Console,
     tables: Tables,
     rule: Rule | None,
+    book: Booking | None,
 ) -> Result:
     """`run_training` in the first process."""
     if resume:
@@ -109,11 +118,17 @@ def _run(
     with _shown_warnings(console):
         trainer, evaluations, size = assembled(config, tables, rule)
     with run_files.locked(folder):
+        booked.refuse_other_way(folder, resume=resume, is_booked=book is not None)
         if resume:
             with _shown_warnings(console):
                 step = trainer.resume(folder)
             console.print(f"resumed after step {step:,}{_owed(trainer, step)}")
         _announce(console, trainer, size)
+        paid = None
+        if book is not None:
+            paid = booked.check_in_run(book, trainer, config, base, folder, title)
+            said = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
+            console.print(f"{said}, and gets nothing back", highlight=False)
         budget, taken = trainer.budget, trainer.num_steps_taken
         with ProgressBar(console, "steps", budget.num_steps, taken) as bar:
             trainer.train(
@@ -126,10 +141,16 @@ def _run(
                 ),
             )
         without = {}
-        if config.evaluation is not None and config.evaluation.without_noise:
+        bare = config.evaluation is not None and config.evaluation.without_noise
+        if bare and paid is not None:
+            console.print(
+                "not trained without noise: whoever chooses a book's next run may see "
+                "what was released alone"
+            )
+        elif bare:
             console.print("once more without noise, to compare (not private)")
             without = _scores_without_noise(config, trainer.budget, tables, folder)
-        return finished(trainer, folder, title, console, without)
+        return finished(trainer, folder, title, console, without, paid)
 
 
 def _helped(

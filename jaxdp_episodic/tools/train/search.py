@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +21,19 @@ from jaxdp_episodic.accountant.questions.tuning import (
     tuned_rdp,
 )
 from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.tools.book.check_in import Paid, check_in
+from jaxdp_episodic.tools.book.content import BookTerms, new_name
+from jaxdp_episodic.tools.train.booked import (
+    Booking,
+    order_of_search,
+    protected_in,
+    refuse_other_way,
+    statement_of_book,
+)
 from jaxdp_episodic.tools.train.result import RELEASE
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.tools.train.search_space import Search
+from jaxdp_episodic.trainer.data.stored import TRAIN as TRAINING_DATA
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.run import run_files
@@ -57,6 +68,7 @@ def run_search(
     resume: bool = False,
     base: Path | None = None,
     console: Console | None = None,
+    book: Booking | None = None,
 ) -> SearchResult:
     """Trains a random number of times and releases the best run, and only that.
 
@@ -78,11 +90,13 @@ def run_search(
       resume: go on with the search in ``folder``.
       base: folder that paths of the data are relative to.
       console: where progress is shown; None: standard error.
+      book: of the data set, to which the search is charged before its first run, once;
+        one with mu-GDP prices.
 
     Raises:
       OSError: a file that cannot be read or written.
       ValueError: a run that cannot be made, another search (with ``resume``) in
-        ``folder``, or none.
+        ``folder``, or none; what the book refuses.
       TypeError: something of the wrong type.
       NotImplementedError: several processes.
     """
@@ -93,6 +107,7 @@ def run_search(
         )
     console = console or Console(stderr=True)
     with run_files.locked(folder):
+        refuse_other_way(folder, resume=resume, is_booked=book is not None)
         state = (
             _resumed(search, folder)
             if resume
@@ -105,6 +120,10 @@ def run_search(
             f"{len(state['runs'])} runs (secret)",
             highlight=False,
         )
+        paid = None
+        if book is not None:
+            paid = _check_in(book, search, folder, state, base)
+            console.print(f"book: entry {paid.entry.number}, {paid.price}")
         for index, run in enumerate(state["runs"]):
             if run["score"] is not None:
                 continue
@@ -120,7 +139,7 @@ def run_search(
             )
             run["score"] = _larger_is_better(result.scores[search.settings.split])
             _save(folder, state)
-        return _finish(search, folder, state, budget)
+        return _finish(search, folder, state, budget, paid)
 
 
 def _started(
@@ -139,6 +158,7 @@ def _started(
         search.config(run["values"], budget.run_epsilon)
     state = {
         "version": _VERSION,
+        "name": new_name(),
         "search": _described(search),
         "budget": budget._asdict(),
         "runs": runs,
@@ -178,7 +198,11 @@ def _larger_is_better(score: Score) -> float | str:
 
 
 def _finish(
-    search: Search, folder: Path, state: dict[str, Any], budget: SearchBudget
+    search: Search,
+    folder: Path,
+    state: dict[str, Any],
+    budget: SearchBudget,
+    paid: Paid | None,
 ) -> SearchResult:
     """Chooses, and writes what may be published."""
     scores = [float(run["score"]) for run in state["runs"]]
@@ -194,7 +218,9 @@ def _finish(
     shutil.copytree(chosen, temporary, copy_function=shutil.copyfile)
     statement = temporary / STATEMENT
     single = statement.read_text(encoding="utf-8")
-    statement.write_text(_statement(search, budget) + single, encoding="utf-8")
+    of_book = "" if paid is None else statement_of_book(paid)
+    whole = _statement(search, budget) + single + of_book
+    statement.write_text(whole, encoding="utf-8")
     (temporary / CHOSEN).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
     shutil.rmtree(release, ignore_errors=True)
     temporary.rename(release)
@@ -285,6 +311,15 @@ def _total(
     search: Search, run_epsilon: float, data: ExampleTable
 ) -> tuple[float, bool]:
     """Epsilon of the search with such runs; whether it rests on public facts."""
+    tuned, is_public = _curve(search, run_epsilon, data)
+    total = curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=search.settings.delta)
+    return float(total), is_public
+
+
+def _curve(
+    search: Search, run_epsilon: float, data: ExampleTable
+) -> tuple[np.ndarray, bool]:
+    """The search's Rényi-DP at `DEFAULT_ORDERS`; whether it rests on public facts."""
     curve = np.zeros(DEFAULT_ORDERS.size)
     is_public = True
     configs = [search.config(values, run_epsilon) for values in search.variants()]
@@ -295,7 +330,39 @@ def _total(
         one = run_rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
         curve = np.maximum(curve, one)
         is_public &= public_budget(budget) is not None
-    settings = search.settings
-    tuned = tuned_rdp(settings.trials, DEFAULT_ORDERS, curve)
-    total = curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=settings.delta)
-    return float(total), is_public
+    return tuned_rdp(search.settings.trials, DEFAULT_ORDERS, curve), is_public
+
+
+def _check_in(
+    book: Booking,
+    search: Search,
+    folder: Path,
+    state: dict[str, Any],
+    base: Path | None,
+) -> Paid:
+    """Charges the search before its first run, or finds that it has paid."""
+    run_epsilon = state["budget"]["run_epsilon"]
+    first = search.config({}, run_epsilon)
+    data, _ = first.training_data(base)
+    raw = first.data.load(TRAINING_DATA, base)
+    whom = {
+        protected_in(search.config(values, run_epsilon), raw)
+        for values in search.variants()
+    }
+    if len(whom) > 1:
+        raise ValueError(
+            "hyperparameters must leave whom a run protects as it is for a book, got "
+            f"{len(whom)} different protections"
+        )
+
+    def price(terms: BookTerms) -> Mapping[str, Any]:
+        tuned, is_public = _curve(search, run_epsilon, data)
+        if not is_public:
+            raise ValueError(
+                "run.step.sampling: a book's prices are public, that of this search "
+                "rests on private sizes of groups; state a population in every draw"
+            )
+        return terms.prices.price_of_rdp(DEFAULT_ORDERS, tuned, floor=book.floor)
+
+    order = order_of_search(state["search"], folder.name, whom.pop(), price)
+    return check_in(book.where, folder, order, run=state["name"])

@@ -169,6 +169,10 @@ class AdaptiveTrainer(Trainer):
             Nothing is charged, and nothing lost.
         """
         self._join()
+        with self._processes.together():
+            return self._chosen_next()
+
+    def _chosen_next(self) -> str | None:
         self._give_up_unreleased()
         number, ledger = self.num_steps_taken, self.ledger
         if number >= len(ledger.options) and not ledger.has_ended:
@@ -335,9 +339,9 @@ def _check_apart(name: str, check: PrivateValidation, data: ExampleTable) -> Non
             "with those that train"
         )
     unit = str(check.step.privacy_unit)
-    found = [_names_of(table, unit) for table in (check.data, data)]
-    if found[0].dtype.kind == found[1].dtype.kind:
-        both = np.intersect1d(*found)
+    looked_at, trained_on = (_names_of(t, unit) for t in (check.data, data))
+    if looked_at.dtype.kind == trained_on.dtype.kind:
+        both = np.intersect1d(looked_at, trained_on)
         if both.size:
             raise ValueError(
                 f"check {name!r} must be apart from the training data, whose "

@@ -357,24 +357,23 @@ class LedgerFile:
 
 
 def create_ledger(
-    path: Path, budget: PrivacyBudget | AdaptiveBudget, *, is_seeded: bool
-) -> None:
+    path: Path,
+    budget: PrivacyBudget | AdaptiveBudget,
+    *,
+    is_seeded: bool,
+    run: str | None = None,
+) -> str:
     """Makes the ledger of a new run, in place of one without charges.
 
-    It is complete or not there, and readable by its owner.
+    It is complete or not there, and readable by its owner. Returns the run's name.
 
     Raises:
       OSError: it cannot be written.
       ValueError: a step that takes more than 64 MiB to describe.
     """
-    chain = Chain()
-    first = header(
-        secrets.token_hex(16),
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        is_seeded=is_seeded,
-        planned=budget.planned,
-    )
+    chain, run = Chain(), run or secrets.token_hex(16)
+    target = {"epsilon": budget.epsilon, "delta": budget.delta}
+    first = header(run, **target, is_seeded=is_seeded, planned=budget.planned)
     start = chain.line(first)
     chain.add(start)
     if isinstance(budget, AdaptiveBudget):
@@ -382,6 +381,7 @@ def create_ledger(
     else:
         said = _step_line(chain, budget.phases[0][0])
     write_atomically(path, start + said, is_private=True)
+    return run
 
 
 def _step_line(chain: Chain, step: GaussianStep) -> bytes:

@@ -37,7 +37,7 @@ from jaxdp_episodic.trainer.run.journal import (
     as_bytes,
     from_bytes,
 )
-from jaxdp_episodic.trainer.run.ledger import Ledger, taken_up
+from jaxdp_episodic.trainer.run.ledger import Ledger, create_ledger, taken_up
 
 
 class RunState:
@@ -81,6 +81,7 @@ class RunState:
         self._processes = all_processes()
         self._has_agreed = self._is_joined = False
         self._folder: Path | None = None
+        self._name = ""
         self._journal: Journal | None = None
 
     def _new_ledger(self, charged: int = 0) -> Ledger:
@@ -138,6 +139,37 @@ class RunState:
     def snapshot(self) -> Snapshot:
         """Returns the run after its last step, without secrets of draws or noise."""
         return Snapshot(*self._now, self.run)
+
+    def begin(self, folder: Path, *, name: str | None = None) -> str:
+        """Makes the ledger of a new run in a folder, which this process holds.
+
+        Nothing is charged. Where the run has its ledger there nothing happens.
+
+        Args:
+          folder: see `Trainer.train`.
+          name: of the run; None: a random one.
+
+        Returns:
+          The run's name.
+
+        Raises:
+          FileExistsError: another run is there.
+          OSError: the ledger cannot be written.
+          ValueError: the run has another folder.
+        """
+        if self._folder != folder.resolve():
+            if self.ledger.mark is not None:
+                raise ValueError(
+                    f"folder must be the run's own, {self._folder}, got {folder}: its "
+                    "ledger is there"
+                )
+            run_files.refuse_other_files(folder)
+            (folder / run_files.EPOCH).unlink(missing_ok=True)
+            path, is_seeded = folder / run_files.LEDGER, self.is_seeded
+            self._name = create_ledger(path, self.budget, is_seeded=is_seeded, run=name)
+            self._folder = folder.resolve()
+        mark = self.ledger.mark
+        return self._name if mark is None else mark.run
 
     @contextmanager
     def journaling(self, folder: Path, run: str) -> Iterator[Journal]:

@@ -31,7 +31,6 @@ from jaxdp_episodic.trainer.run.checkpoint import (
 from jaxdp_episodic.trainer.run.description import described_run
 from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep, RunDraws
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, evaluated
-from jaxdp_episodic.trainer.run.ledger import create_ledger
 from jaxdp_episodic.trainer.run.loop import take_all_steps
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, StepProgress
 from jaxdp_episodic.trainer.run.run_state import RunState
@@ -347,17 +346,7 @@ class Trainer(RunState):
                 self._processes.meet()  # the first has committed
                 return []
             with run_files.locked(folder):
-                if self._folder != folder.resolve():
-                    if self.ledger.mark is not None:
-                        raise ValueError(
-                            f"folder must be the run's own, {self._folder}, got "
-                            f"{folder}: its ledger is there"
-                        )
-                    run_files.refuse_other_files(folder)
-                    (folder / run_files.EPOCH).unlink(missing_ok=True)
-                    path = folder / run_files.LEDGER
-                    create_ledger(path, self.budget, is_seeded=self.is_seeded)
-                    self._folder = folder.resolve()
+                self.begin(folder)
                 records = take_all_steps(
                     self, folder, lambda: self._evaluate(evaluations), every, on_step
                 )

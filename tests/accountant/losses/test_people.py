@@ -376,3 +376,24 @@ def test_large_shifts_have_enough_nodes():
 def test_without_noise_renyi_knows_no_bound():
     run = Run((frames(PeopleLoss, 5, 0.1, 0.3, np.inf),), (np.full(1, 5.0),))
     assert rdp_bound(EpsilonAt(np.log([1e-5])), run)[0] == np.inf
+
+
+def test_forward_is_the_larger_profile_at_every_loss():
+    """docs/proofs.md, "Moments": else a bound by its moment alone is too small."""
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        number = rng.integers(1, 4)
+        counts = np.sort(rng.integers(1, 12, number))
+        cover = rng.choice([1.0, rng.uniform(0.01, 1)])
+        weights = rng.dirichlet(np.ones(number)) * cover
+        shift = rng.choice([0.02, 0.3, 1.5, 4.0])
+        loss = people(PeopleLoss, rng.uniform(0.001, 1), cover, shift, counts, weights)
+        u = np.append(0.0, np.geomspace(1e-4, 30, 40))
+        with np.errstate(all="ignore"):
+            (forward, _), (backward, _) = loss.log_tails(u)
+            moments = [
+                loss.log_excess(np.ones(1), FINE._replace(direction=d))[0]
+                for d in ("forward", "backward")
+            ]
+        assert np.all(backward <= forward + 1e-12 * (1 + np.abs(forward)))
+        assert moments[1] <= moments[0] + 1e-10

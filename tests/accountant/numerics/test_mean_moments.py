@@ -61,6 +61,18 @@ def test_far_nodes_do_not_depend_on_near_ones():
     )
 
 
+@pytest.mark.parametrize("shift", [1e-3, 0.1, 2.0])
+def test_powers_of_one_term_in_closed_form(shift):
+    """``E A^-z = e^{s² z (z + 1) / 2}``: never too small by what is added to it."""
+    z = np.array([0.01, 1.0, 3.7, 40.0, 400.0, 4000.0])
+    z = z[z * shift**2 <= 80]
+    found = Laplace(1.0, 1.0, shift, max(z), 0.01).log_excess_below(z)
+    v = 0.5 * shift**2 * z * (z + 1)
+    truth = v + np.log(-np.expm1(-v))
+    error = (found - truth) / np.maximum(1, truth)
+    assert -1e-11 < min(error) and max(error) < 1e-9
+
+
 @pytest.mark.parametrize("shift", [1e-3, 0.3])
 @pytest.mark.parametrize("idle", [0, 1])
 def test_far_transforms_where_the_mean_hardly_varies(shift, idle):

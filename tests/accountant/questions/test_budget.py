@@ -140,3 +140,33 @@ def test_epsilon_of_a_run_of_any_length_takes_little_memory(monkeypatch):
     values = [ahead.at(step) for step in steps]
     assert max(asked) <= 4096 and len(asked) == 4
     np.testing.assert_array_equal(values, np.sqrt(steps))
+
+
+def test_epsilon_along_a_run_of_people_is_of_few_steps_and_never_too_small(monkeypatch):
+    """Of people in many units an epsilon takes as long as a step of training."""
+    design = jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=0.1),
+        jde.WithoutReplacement("example", size=2, population=20),
+    )
+    people = jde.PersonBounds(examples=1, classes=3)
+    step = jde.GaussianStep(
+        design,
+        noise_multiplier=3.0,
+        clip_unit="class",
+        privacy_unit="person",
+        people=people,
+        neighboring_relation="zero_out",
+    )
+    budget = PrivacyBudget(step, 1e9, DELTA, 13, 13)
+    exact = np.asarray(budget.spent(np.arange(1, 14)))
+    asked, spent = [], PrivacyBudget.spent
+    monkeypatch.setattr(
+        PrivacyBudget, "spent", lambda self, n: asked.append(n) or spent(self, n)
+    )
+    ahead = SpentAhead(budget)
+    found = np.array([ahead.at(n) for n in range(1, 14)])
+    assert np.all(found >= exact * (1 - 1e-8))
+    assert found[-1] == pytest.approx(exact[-1], rel=1e-8)
+    np.testing.assert_allclose(np.delete(found, 10), np.delete(exact, 10), rtol=1e-8)
+    assert found[10] == found[11]
+    assert asked == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13]

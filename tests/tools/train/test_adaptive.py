@@ -10,6 +10,7 @@ from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.tools.train.search_space import Search, read_search
 from jaxdp_episodic.trainer.audit.in_out import training_of_config
+from jaxdp_episodic.trainer.config.rules import StopWhenStalled
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
@@ -42,9 +43,16 @@ def config_of(changed=None, **changes):
     )
 
 
-def test_the_demo_that_stops_when_it_stalls(tmp_path):
+def test_a_config_is_read_again():
     config = config_of()
     assert TrainingConfig.from_dict(config.to_dict()) == config
+    assert config.adaptive is not None and config.adaptive.has_quotas
+    assert config.adaptive.rule == StopWhenStalled(every=3, patience=1)
+
+
+@pytest.mark.slow
+def test_the_demo_that_stops_when_it_stalls(tmp_path):
+    config = config_of()
     result = run_training(config, tmp_path)
     budget = result.trainer.ledger.now
     assert result.epsilon == budget.epsilon == pytest.approx(8, rel=1e-6)

@@ -317,6 +317,9 @@ def test_another_budget_is_another_run(tmp_path, whole):
     other = adaptive(plan=budget((4, 3, 2)))
     with pytest.raises(ValueError, match="another run"):
         other.resume(folder)
+    other = adaptive(held_out=classes(num_classes=12, seed=6))
+    with pytest.raises(ValueError, match="another run: checks.check.data"):
+        other.resume(folder)
     run = adaptive(StopWhenStalled(train="loud", every=2))
     with pytest.warns(UserWarning, match="rule"):
         run.resume(folder)

@@ -62,7 +62,9 @@ _LEFT_VALUE = 1e-6
 _LEAST_REACH = 1e-3
 # Nats over which a slope is taken.
 _SLOPE_NATS = 0.05
-# Largest tilt: beyond it the weights would leave the range of float64.
+# Largest exponent of a weight over the window: float64 ends at 700.
+_MOST_EXPONENT = 300.0
+# Largest tilt, per nat.
 _MOST_TILT = 100.0
 # Logarithm of a delta below which masses may underflow.
 _LEAST_LOG_SIZE = -550.0
@@ -112,13 +114,12 @@ class Solver:
 
     def _expected(self, backward: bool) -> View:
         """Where the answer of one orientation is expected."""
-        target, of = float(self.question.target), self.filters[backward]
+        at = log_size = float(self.question.target)
+        of = self.filters[backward]
         if self.of_epsilon:
-            at, order = of.epsilon(target)
-            log_size = target
+            at, order = of.epsilon(log_size)
         else:
-            log_size, order = of.log_delta(target)
-            at = target
+            log_size, order = of.log_delta(at)
         if not (math.isfinite(at) and math.isfinite(log_size)):
             return View(at, log_size, 0.0, 0.0, 0.0)
         right = of.epsilon(log_size + math.log(_RIGHT_SHARE))[0]
@@ -243,12 +244,11 @@ class Solver:
         """
         most = len(self.problem.graph.moves) - 1
         if self.known is not None:
-            return most if self.known.upper <= log_delta else 0
+            return most * (self.known.upper <= log_delta)
         self.begin()
         self.refine(width, _USUAL_WORK)
         for backward in self.uppers:
-            view = self.views[backward]
-            window = self.window(view, min(self.spacing, view.right + view.left))
+            window = self.window(self.views[backward], self.spacing)
             within = [0]
 
             def is_too_large(
@@ -274,9 +274,8 @@ class Solver:
     @property
     def width(self) -> float:
         """Of epsilon in nats, of delta relative."""
-        with np.errstate(invalid="ignore"):
-            width = max(self.uppers.values()) - self.lower
-        return 0.0 if math.isnan(width) else width
+        upper = max(self.uppers.values())
+        return 0.0 if upper == self.lower else upper - self.lower
 
     def refine(self, enough: float, most_work: float) -> None:
         """Finer passes until the ends are close enough, or the work is too much."""
@@ -330,7 +329,8 @@ class Solver:
         step = spacing if is_aligned else aligned(spacing, self.atoms)
         first = -math.ceil(view.left / step)
         size = math.ceil(view.right / step) - first + 3
-        return Window(step, first, size, view.tilt, view.at)
+        tilt = min(view.tilt, _MOST_EXPONENT / (step * size))
+        return Window(step, first, size, tilt, view.at)
 
     def row(
         self,

@@ -60,10 +60,10 @@ class Row(NamedTuple):
 
 
 def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
-    """(size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` of an option; >= 0.
+    """(size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` of an option's masses.
 
-    From above at least, from below at most; sums of terms of one sign, but for what
-    the masses lack left of g = 1.
+    From above at least, from below at most that; sums of terms of one sign, but for
+    what the masses lack left of g = 1.
     """
     h, last = window.step, kernel.first + len(kernel.masses) - 1
     low, high = min(kernel.first, 0), max(last, 0)
@@ -88,7 +88,10 @@ def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
     g = np.exp(np.minimum(points, 0.0))
     left = np.where(place <= low, 0.0, below[inside])
     left = g * left + sign * (kernel.p_error + g * kernel.q_error)
-    return np.maximum(np.where(place >= 0, right, left), 0.0)
+    own = np.where(place >= 0, right, left)
+    # From below it may be less than 0: v does not grow with the losses, as w does, so
+    # that only with its mean over the same masses it is a bound.
+    return np.maximum(own, 0.0) if up else own
 
 
 def solve(
@@ -124,10 +127,10 @@ def solve(
     row = plan.nothing()
     for state, moves in enumerate(graph.moves):
         row = plan.nothing() if payoff is None else plan.stopping(payoff(state))
-        for option, to in moves:
+        for _, to in moves:
             if to not in spectra:
                 spectra[to] = plan.spectrum(rows[to])
-            row = plan.better(row, option, rows[to], spectra[to])
+        row = plan.better(row, [(k, rows[to], spectra[to]) for k, to in moves])
         if visit is not None and visit(state, row):
             break
         rows[state] = row
@@ -151,7 +154,7 @@ class _Plan:
     ) -> None:
         size, h = window.size, window.step
         self.weights = weights = window.weights
-        self.own = [own_profile(k, window, up=up) * weights for k in kernels]
+        self.own = np.array([own_profile(k, window, up=up) for k in kernels]) * weights
         # Losses beyond the window's size lead to its end all the same.
         folded = [_folded(k, size) for k in kernels]
         self.right = max(max(-first, 0) for first, _ in folded)
@@ -203,20 +206,27 @@ class _Plan:
         return np.fft.rfft(padded), float(np.linalg.norm(padded))
 
     def better(
-        self, row: Row, option: int, after: Row, spectrum: tuple[np.ndarray, float]
+        self, row: Row, moves: Sequence[tuple[int, Row, tuple[np.ndarray, float]]]
     ) -> Row:
-        """The row where one more option may be taken."""
-        transform, norm = spectrum
-        total, size = self.norms[option]
-        own = self.own[option]
-        if norm == 0:
-            return Row(np.maximum(row.values, own), row.error)
-        mean = np.fft.irfft(transform * self.transforms[option], self.length)
-        mean = mean[: self.size] + own
-        # Of both transforms, and of the inverse of their product.
-        error = total * after.error + self.machine * norm * size
-        np.maximum(mean, row.values, out=mean)
-        return Row(mean, max(error, row.error))
+        """The row where options, each with the row after it, may be taken as well."""
+        best, error = row
+        # All transforms of a state at once.
+        products = np.empty((len(moves), self.length // 2 + 1), np.complex128)
+        taken = []
+        for option, after, (transform, norm) in moves:
+            if norm == 0:
+                best = np.maximum(best, self.own[option])
+                continue
+            total, size = self.norms[option]
+            # Of both transforms, and of the inverse of their product.
+            error = max(error, total * after.error + self.machine * norm * size)
+            np.multiply(transform, self.transforms[option], out=products[len(taken)])
+            taken.append(option)
+        if taken:
+            means = np.fft.irfft(products[: len(taken)], self.length)[:, : self.size]
+            means += self.own[taken]
+            best = np.maximum(best, means.max(axis=0))
+        return Row(best, error)
 
 
 def _folded(kernel: Kernel, size: int) -> tuple[int, np.ndarray]:

@@ -37,6 +37,8 @@ _SMALLEST = 1e-4
 # Number of settings up to which, on NumPy, one round of many points is faster than two
 # of few: its calls count, not its points.
 _FEW = 4
+# Points of a round, and rounds, where each takes long.
+_FEW_POINTS = 7, 2
 # Stands for log(0) where -inf would make NaN.
 _LOG_ZERO = -1e300
 
@@ -90,6 +92,8 @@ def _by_jumps(
 
     low = _SMALLEST * highest
     points, refinements = (101, 1) if few else (11, 2)
+    if not all(group.loss.compiles for group in fields):
+        points, refinements = _FEW_POINTS
     return log_crossing(
         excess, low, highest, num_points=points, num_refinements=refinements
     )

@@ -27,7 +27,12 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
     TOLERANCE,
     ContourSolver,
 )
-from jaxdp_episodic.accountant.methods.question import Answer, Question
+from jaxdp_episodic.accountant.methods.question import (
+    Answer,
+    DeltaAt,
+    EpsilonAt,
+    Question,
+)
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.single_step import (
@@ -65,6 +70,28 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
     answer = _answer(question, run, certify)
     return Answer(*(field.reshape(shape) for field in answer))
+
+
+def surely_above(question: Question, run: Run, known: np.ndarray) -> np.ndarray:
+    """Where a run's answer is surely above a known one, of (n,) settings.
+
+    By a sum of few nodes; False where that says nothing, or the answer itself takes
+    little, as of kernels that are worth compiling.
+    """
+    quick = all(loss.compiles for loss in run.losses)
+    if quick or not all(isinstance(loss, Nodes) for loss in run.losses):
+        return np.zeros(known.shape, bool)
+    epsilon, goal = (
+        (known, question.target) if question.is_epsilon else (question.target, known)
+    )
+    inside = np.isfinite(epsilon) & np.isfinite(goal) & (goal < 0)
+    inside &= ~(run.loses_nothing | run.is_unprotected | run.has_too_little_noise)
+    goal = np.where(inside, goal, -1.0)
+    cut, log_added, too_many = _truncated(goal, run)
+    asked = inside & ~too_many & (_of_densities(run) <= TOLERANCE)
+    order = np.full(goal.shape, np.inf)  # nothing is searched for
+    state = ContourSolver(DeltaAt(epsilon), cut, goal, order, goal, log_added)
+    return state.surely_above(asked, epsilon)
 
 
 def _answer(question: Question, run: Run, certify: bool) -> Answer:
@@ -159,7 +186,8 @@ def _of_gaussians(question: Question, run: Run, engine: str, _: bool) -> Answer:
 
 def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     """The contour integral, in both directions where they differ."""
-    bound, order = rdp_bound(question, run, loose=True)
+    near = _order_near(question) if isinstance(question, EpsilonAt) else None
+    bound, order = rdp_bound(question, run, near=near, loose=True)
     if question.is_epsilon and np.any(bound == 0):
         # Epsilon is 0 where delta is at least the total variation distance.
         zero, left = np.zeros(bound.shape), np.flatnonzero(bound > 0)
@@ -190,6 +218,19 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     unsure = ~wanted | ~np.isfinite(value)
     answer = _unless_poor(Answer(value, error, unsure), question, run, certify)
     return answer._replace(is_certified=answer.is_certified & _has_certified_ends(run))
+
+
+def _order_near(question: EpsilonAt) -> np.ndarray | None:
+    """The best order of Gaussian steps that have the guessed epsilon, if there is one.
+
+    They have ``epsilon = mu²/2 + mu sqrt(2 l)`` at order ``1 + sqrt(2 l) / mu``, with
+    ``l = -log delta``.
+    """
+    if question.guess is None:
+        return None
+    root, guess = np.sqrt(-question.target), np.maximum(question.guess, 1e-300)
+    # sqrt(l + epsilon) - sqrt(l), without cancellation
+    return 1 + root * (np.sqrt(root * root + guess) + root) / guess
 
 
 def _has_certified_ends(run: Run) -> bool:
@@ -318,6 +359,8 @@ def _may_exceed(
     settled = np.zeros(least.shape, bool)
     # One order after another, (1, n), or all of them, (3, n).
     factors = _ORDER_FACTORS
+    if not all(loss.compiles for loss in run.losses):
+        factors = factors[:1]  # a contour of few nodes takes no longer
     for factor in factors[:, None] if settled.size > _FEW else factors[None]:
         index = np.flatnonzero(~settled & np.isfinite(order))
         if index.size == 0:

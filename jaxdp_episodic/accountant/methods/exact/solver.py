@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.methods.exact.batching import (
     shared_lengths,
 )
 from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
-from jaxdp_episodic.accountant.methods.question import DeltaAt, Question
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.run import Group, Run
 
 # Minimum batch for which XLA compilation pays: it takes about as long as these settings
@@ -101,16 +101,27 @@ class ContourSolver:
         self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool
     ) -> np.ndarray:
         """Where delta at that epsilon is below its target even with its error."""
-        private = np.zeros(epsilon.shape, bool)
+        log_delta, error = self._compared(asked, epsilon, backward=backward)
+        return log_delta + error < self.question.target
+
+    def surely_above(self, asked: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+        """Where delta at that epsilon is above its goal even without its error."""
+        log_delta, error = self._compared(asked, epsilon, backward=False)
+        return log_delta - error > self.goal
+
+    def _compared(
+        self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Log(delta) at an epsilon > 0 by few nodes, and its error; or NaN and inf."""
+        value, error = np.full(epsilon.shape, np.nan), np.full(epsilon.shape, np.inf)
         index = np.flatnonzero(asked & (epsilon > 0))
         if index.size:
-            log_delta, error, *_ = self._solve(
+            value[index], log_error, *_ = self._solve(
                 DeltaAt(epsilon[index]), index, epsilon[index], _COMPARISON, backward
             )
             # An error estimate of a nat or more is not reliable.
-            below = log_delta + error < self.question.target[index]
-            private[index] = below & (error < 1)
-        return private
+            error[index] = np.where(log_error < 1, log_error, np.inf)
+        return value, error
 
     def solve(
         self, wanted: np.ndarray, *, backward: bool, least: np.ndarray | None = None
@@ -126,6 +137,8 @@ class ContourSolver:
             initial = self.question.target
         elif least is not None:
             initial = np.clip(least, 0.0, self.bound)
+        elif isinstance(self.question, EpsilonAt) and self.question.guess is not None:
+            initial = np.clip(self.question.guess, 0.0, self.bound)
         if least is None:
             least = np.full(self.bound.shape, -np.inf)
         far = np.zeros(self.bound.shape, bool)

@@ -60,7 +60,9 @@ _NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best or
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Logarithm of the derivative over its target beyond which no step is the last.
 _CLOSE = 0.1
-_FEW = 4  # settings up to which NumPy takes no longer for a dozen orders than for one
+# Settings up to which NumPy takes no longer for a dozen orders than for one, of kernels
+# that are worth compiling.
+_FEW = 4
 # Distances in log t of these orders from the first guess, which is right to a per cent
 # at most cliffs.
 _PROBES = np.array([-3, -1.4, -0.7, -0.35, -0.16, -0.07, -0.03, -0.012, -0.004])
@@ -176,7 +178,7 @@ def _search(
         log_t = np.where(known, np.log(np.where(known, near, 2.0) - 1), log_t)
         log_t = np.clip(log_t, low, high)
         searches = (_NEAR_SEARCH,) if np.all(known) else searches
-    elif xp is np and log_t.size <= _FEW:
+    elif xp is np and log_t.size <= _FEW and all(g.loss.compiles for g in groups):
         problem = target, groups, residual, log_t, high
         log_t, bracket, sure = _probed(*problem, loose)
         if np.all(sure):

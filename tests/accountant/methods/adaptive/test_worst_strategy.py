@@ -8,6 +8,9 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
+from jaxdp_episodic.accountant.losses.randomized_response import (
+    RandomizedResponseLoss,
+)
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.adaptive import method
 from jaxdp_episodic.accountant.methods.adaptive.finite import Atoms, worst_of_finite
@@ -43,6 +46,11 @@ def finite(p, q):
     p, q = np.array(p), np.array(q)
     columns = [tuple(np.full(1, x) for x in a) for a in (np.log(p / q), np.log(p))]
     return Run((FiniteLoss(ONE, *columns),), (ONE,))
+
+
+def responses(epsilon, count=1):
+    loss = RandomizedResponseLoss(ONE, np.array([epsilon]), np.zeros(1))
+    return Run((loss,), (np.array([float(count)]),))
 
 
 THREE = [gaussian(noise, 0.1) for noise in (1.5, 2.2, 3.3)]
@@ -107,6 +115,64 @@ def test_both_ends_close_in_on_what_is_exact(monkeypatch):
             monkeypatch.undo()
             assert found.lower <= exact.upper and found.upper >= exact.lower
             assert found.upper - found.lower < 1e-2
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_coarse_lattice_wastes_and_stays_on_its_side(backward):
+    # Where merging wastes much, v of the lower masses alone may be above the truth.
+    p = [0.4144769, 0.3605172, 0.2250059]
+    q = np.exp([0.04462021, 0.04777777, -0.17729856]) * p
+    options = [responses(0.66724623), finite(p / np.sum(p), q / q.sum())]
+    options.append(responses(0.32125926, 3))
+    problem = Problem.of(budget_graph((1, 2, 3), 8), options)
+    solver = Solver(DeltaAt(np.array(0.3)), problem)
+    view = solver.views[backward]._replace(tilt=0.0)
+    window = solver.window(view, 0.0095)
+    atoms = []
+    for losses, counts in zip(problem.upper.losses, problem.upper.counts, strict=True):
+        (loss,), (count,) = losses, counts
+        values, masses = loss.values()
+        if backward:
+            values, masses = -values, masses - values
+        found, weights = np.zeros(1), np.ones(1)
+        for _ in range(int(count)):
+            found = np.add.outer(found, values).reshape(-1)
+            weights = np.multiply.outer(weights, np.exp(masses)).reshape(-1)
+        atoms.append(Atoms(found, weights))
+    middle = -window.first
+    place = slice(middle, middle + 80, 8)
+    exact = worst_of_finite(problem.graph, atoms, window.points[place])
+    assert exact is not None
+    for up, sign in ((True, 1), (False, -1)):
+        row = solver.row(backward, window, up=up)
+        gap = sign * (row.values + sign * row.error)[place] - sign * exact[0]
+        assert gap.min() >= -1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_random_finite_menus_lie_between_the_ends(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    options = []
+    for _ in range(int(rng.integers(1, 4))):
+        size = int(rng.integers(2, 4))
+        q, p = rng.dirichlet(3 * np.ones(size)), rng.dirichlet(3 * np.ones(size))
+        share = rng.uniform(0.05, 1.0)
+        options.append(finite(share * p + (1 - share) * q, q))
+        if rng.random() < 0.3:
+            options.append(responses(rng.uniform(0.05, 1.0), int(rng.integers(1, 4))))
+    prices = rng.integers(1, 4, len(options)).tolist()
+    problem = Problem.of(budget_graph(prices, int(rng.integers(3, 8))), options)
+    for question in (
+        DeltaAt(np.array(rng.uniform(0.0, 1.0))),
+        EpsilonAt(np.array(math.log(10.0 ** rng.uniform(-3, -1)))),
+    ):
+        exact = Solver(question, problem).answer(None)
+        monkeypatch.setattr(method, "ends_of_finite", lambda *_: None)
+        found = Solver(question, problem).answer(3e-3)
+        monkeypatch.undo()
+        assert found.lower <= exact.upper + 1e-12
+        assert found.upper >= exact.lower - 1e-12
 
 
 def test_gaussians_alone_have_a_closed_form():

@@ -1,0 +1,280 @@
+"""One budget for runs that are designed one after another: mu-GDP with floors.
+
+A run has price ``(mu, floor)`` if, for both directions and every ``eps >= 0``,
+
+    delta(eps) <= floor + (1 - floor) D(mu, eps),
+
+``D(mu, .)`` being the profile of N(mu, 1) against N(0, 1): up to an event of
+probability ``floor`` the run is a Gaussian mechanism. Prices add up as ``mu^2`` and
+``floor``, also where each run is chosen in view of all that was released before; see
+`GdpBudget`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.describe.step import AnyStep
+from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
+from jaxdp_episodic.accountant.numerics.roots import largest_within
+from jaxdp_episodic.accountant.questions.api import check_method, checked_runs
+from jaxdp_episodic.accountant.questions.attacker import (
+    mu_of_chords,
+    mu_of_gaussians,
+    upper_curve,
+)
+from jaxdp_episodic.accountant.questions.curve_points import lower_hull
+from jaxdp_episodic.accountant.questions.tuning import curve_to_epsilon
+
+# Smallest floor of a run: far below any delta that somebody states.
+_SMALLEST_FLOOR = 1e-100
+# Relative, above the rounding errors of a profile and of the search for a mu.
+_ROUNDING = 1e-9
+# Of mu; beyond it no delta below 1 is left.
+_MOST_MU = 100.0
+# Deltas at which a curve of Rényi-DP is read, and the largest of them.
+_POINTS = 400
+_LARGEST_DELTA = 0.9
+# Relative tolerance of the search for the mu of a budget, from below.
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class GdpPrice:
+    """What a run takes of a `GdpBudget`.
+
+    Attributes:
+      mu: >= 0, of the Gaussian that the run is at most.
+      floor: in [0, 1), the probability of what that leaves out.
+    """
+
+    mu: float
+    floor: float
+
+    def __post_init__(self) -> None:
+        for name in ("mu", "floor"):
+            value = getattr(self, name)
+            if type(value) is not float or not value >= 0:  # books hold thousands
+                value = float(_validation.single(name, _number(name, value)))
+                object.__setattr__(self, name, value)
+        if not math.isfinite(self.mu):
+            raise ValueError(f"mu must be finite, got {self.mu}: no noise")
+        if self.floor >= 1:
+            raise ValueError(f"floor must lie in [0, 1), got {self.floor}")
+
+
+@dataclass(frozen=True)
+class GdpBudget:
+    """A total (epsilon, delta), and what runs may take of it.
+
+    For every adaptive choice of runs, each with a price that was fixed before it began,
+    with ``sum mu_j^2 <= mu^2`` and ``sum floor_j <= floors``, all that they release
+    together has ``delta(eps) <= floors + (1 - floors) D(mu, eps)`` for every eps >= 0,
+    an *upper bound*, and so is (epsilon, delta)-private. Sums are those of the floats,
+    as exact fractions. A run that ends early gives nothing back.
+
+    Attributes:
+      epsilon: of all runs together, nats; > 0 and finite.
+      delta: in (0, 1).
+      floors: in (0, delta): what of delta the floors of all runs may take.
+
+    Raises:
+      ValueError: a value out of range; an epsilon so large that mu exceeds 100.
+
+    Reference: Smith and Thakurta (2022), arXiv:2210.17520, and Koskela, Tobaben and
+    Honkela (2023), arXiv:2209.15596, for filters of Gaussians; the floors are proven in
+    docs/proofs.md, "One budget for a data set".
+    """
+
+    epsilon: float
+    delta: float
+    floors: float
+
+    def __post_init__(self) -> None:
+        epsilon = _validation.single("epsilon", _number("epsilon", self.epsilon))
+        if not 0 < epsilon < np.inf:
+            raise ValueError(f"epsilon must be > 0 and finite, got {epsilon:g}")
+        object.__setattr__(self, "epsilon", float(epsilon))
+        for name in ("delta", "floors"):
+            value = _validation.open_unit_array(name, getattr(self, name))
+            object.__setattr__(self, name, float(_validation.single(name, value)))
+        if not self.floors < self.delta:
+            raise ValueError(
+                f"floors must be below delta, {self.delta:g}, got {self.floors:g}"
+            )
+        _ = self.mu
+
+    @functools.cached_property
+    def mu(self) -> float:
+        """The largest mu that all runs together may have, rounded down."""
+        target = math.log((self.delta - self.floors) / (1 - self.floors))
+
+        def excess(mu: np.ndarray, _: np.ndarray) -> np.ndarray:
+            return _log_profile(mu, self.epsilon) + _ROUNDING - target
+
+        low, high = np.array([1e-30]), np.array([_MOST_MU])
+        if excess(high, np.zeros(1, int)) <= 0:
+            raise ValueError(
+                f"epsilon={self.epsilon:g} at delta={self.delta:g} is more than mu = "
+                f"{_MOST_MU:g}, at which nothing is private; state a smaller one"
+            )
+        found = float(largest_within(excess, low, high, tolerance=_TOLERANCE)[0])
+        return found
+
+    def left(self, prices: Iterable[GdpPrice]) -> GdpPrice:
+        """Returns the largest price that still fits, rounded down.
+
+        Raises:
+          ValueError: the prices exceed the budget.
+        """
+        squares, floors = self._left(prices)
+        if squares < 0 or floors < 0:
+            raise ValueError("prices must not exceed the budget, got ones that do")
+        mu = math.sqrt(squares)
+        while Fraction(mu) ** 2 > squares:
+            mu = math.nextafter(mu, 0.0)
+        floor = float(floors)
+        while Fraction(floor) > floors:
+            floor = math.nextafter(floor, 0.0)
+        return GdpPrice(mu, floor)
+
+    def permits(self, prices: Iterable[GdpPrice], price: GdpPrice) -> bool:
+        """Returns whether a price fits beside those that were paid."""
+        return min(self._left([*prices, price])) >= 0
+
+    def _left(self, prices: Iterable[GdpPrice]) -> tuple[Fraction, Fraction]:
+        squares, floors = Fraction(self.mu) ** 2, Fraction(self.floors)
+        for price in prices:
+            squares -= Fraction(price.mu) ** 2
+            floors -= Fraction(price.floor)
+        return squares, floors
+
+    def delta_at(self, epsilon: Any) -> np.ndarray | np.float64:
+        """Returns what the budget guarantees at another epsilon >= 0: *upper bound*."""
+        at = _validation.nonnegative_array("epsilon", epsilon)
+        profile = np.exp(np.minimum(_log_profile(self.mu, at) + _ROUNDING, 0.0))
+        return np.minimum(self.floors + (1 - self.floors) * profile, 1.0)[()]
+
+
+def gdp_price(
+    step: AnyStep, *, num_steps: Any = None, floor: Any, method: str = "exact"
+) -> GdpPrice:
+    """Returns the price of a run at a floor, both fixed before the run begins.
+
+    The smallest mu, up to two thousandths, with ``delta(eps) <= floor + (1 - floor)
+    D(mu, eps)`` for all eps >= 0 and both directions: an *upper end*, as sure as the
+    method. Chords between points of delta lie above it, and are compared with D by
+    their duals; see `jaxdp_episodic.gdp_mu`, whose mu is for the larger of the two
+    instead of their sum, and therefore a little larger. Always drawn Gaussians need no
+    floor; they pay none.
+
+    Args:
+      step: the step, or a run made by `compose`; all fields scalars.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      floor: in [1e-100, 1).
+      method: how delta is computed; see `jaxdp_episodic.delta`.
+
+    Raises:
+      ValueError: a run without a finite mu at this floor; fields that are arrays.
+    """
+    lost = _checked_floor(floor)
+    check_method(method)
+    runs, shape = checked_runs(step, num_steps)
+    if shape:
+        raise ValueError(f"a price is of one run, got settings of shape {shape}")
+    known = min(float(mu_of_gaussians(run)) for run in runs)
+    if math.isfinite(known):
+        return GdpPrice(known, 0.0)
+    epsilons, deltas, _ = upper_curve(step, num_steps, method, lost)
+    return price_of_curve(epsilons[:, 0], deltas[:, 0], floor=lost)
+
+
+def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> GdpPrice:
+    """Returns the price of what is known by points of its curve.
+
+    Args:
+      epsilons: (K,) increasing from 0, not strictly.
+      deltas: (K,) decreasing, upper bounds of delta there, of both directions.
+      floor: in [1e-100, 1).
+
+    Raises:
+      ValueError: there is no finite mu, as where delta stays above the floor.
+    """
+    lost = _checked_floor(floor)
+    falls = np.all(np.diff(epsilons) >= 0) and np.all(np.diff(deltas) <= 0)
+    if not (falls and epsilons[0] == 0 and np.all((deltas >= 0) & (deltas <= 1))):
+        raise ValueError(
+            "epsilons must rise from 0, and deltas fall within [0, 1], got others"
+        )
+    # A little less than the floor, so that what rounding loses is within it.
+    given = lost * (1 - _ROUNDING)
+    above = np.maximum(deltas - given, 0.0) / (1 - given) * (1 + _ROUNDING)
+    if above[0] == 0:
+        return GdpPrice(0.0, lost)
+    mu = math.inf
+    if above[-1] == 0:
+        used = slice(int(np.argmax(above == 0)) + 1)
+        g, d = lower_hull(np.exp(epsilons[used]), np.minimum(above[used], 1.0))
+        mu = mu_of_chords(g, d) * (1 + _ROUNDING)
+    if not math.isfinite(mu):
+        raise ValueError(
+            f"no mu describes the run at floor={lost:g}: it has too little noise, or "
+            "its delta stays above the floor; a larger floor may do"
+        )
+    return GdpPrice(mu, lost)
+
+
+def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
+    """Returns the price of what is known by its Rényi-DP at some orders.
+
+    Looser than `gdp_price` by what is lost from Rényi-DP to delta. Between the points
+    of delta chords are taken, of which the first begins at epsilon 0 with the bound of
+    the total variation by the smallest divergence.
+
+    Args:
+      orders: (A,) orders, each > 1 and finite.
+      rdp: (A,) Rényi-DP at these orders, both directions; >= 0, nats.
+      floor: in [1e-100, 1).
+
+    Raises:
+      ValueError: a value out of range, or no finite mu at this floor.
+
+    Reference: `curve_to_epsilon`; Bretagnolle and Huber (1979) and Pinsker for total
+    variation (Canonne (2022), arXiv:2202.07198).
+    """
+    lost = _checked_floor(floor)
+    deltas = np.geomspace(_LARGEST_DELTA, lost * (1 - 2 * _ROUNDING), _POINTS)
+    epsilons = curve_to_epsilon(orders, rdp, delta=deltas)
+    least = float(np.min(rdp)) * (1 + _ROUNDING)
+    total_variation = math.sqrt(min(least / 2, -math.expm1(-least)))
+    # A larger epsilon is a bound at the same delta, and a larger delta at the same
+    # epsilon: so both can be put in order.
+    epsilons = np.maximum.accumulate(np.append(0.0, epsilons))
+    deltas = np.append(min(total_variation * (1 + _ROUNDING), 1.0), deltas)
+    return price_of_curve(epsilons, np.minimum.accumulate(deltas), floor=lost)
+
+
+def _checked_floor(floor: Any) -> float:
+    value = _validation.single("floor", _validation.open_unit_array("floor", floor))
+    if value < _SMALLEST_FLOOR:
+        raise ValueError(
+            f"floor must be one number in [{_SMALLEST_FLOOR:g}, 1), got {value:g}"
+        )
+    return float(value)
+
+
+def _number(name: str, value: Any) -> np.ndarray:
+    return _validation.nonnegative_array(name, value)
+
+
+def _log_profile(mu: Any, epsilon: Any) -> np.ndarray:
+    return np.asarray(float64_boundary(log_gaussian_profile)(mu, epsilon))

@@ -1,0 +1,323 @@
+"""Books: made, read, closed, and charged in one transaction.
+
+The contract, whatever ends a process at whatever moment: a run that has drawn has paid,
+once, and what all runs have paid never exceeds the total.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.gdp_budget import GdpBudget
+from jaxdp_episodic.tools.book.content import (
+    QUERY,
+    BookContent,
+    BookTerms,
+    Entry,
+    Protected,
+    first_row,
+    new_name,
+    next_row,
+    read_rows,
+)
+from jaxdp_episodic.tools.book.prices import (
+    FLOORS_SHARE,
+    GdpPrices,
+    MenuPrices,
+)
+from jaxdp_episodic.tools.book.storage import (
+    BookError,
+    Rows,
+    Storage,
+    shown,
+    storage_of,
+)
+
+# Letters of a run's title.
+_MOST_NAME = 200
+
+
+class BookClosedError(ValueError):
+    """The book is closed: nothing can be charged to it any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What a run wants of a book.
+
+    Attributes:
+      what: "train", "tune" or "query".
+      name: its title.
+      protected: whom it protects, in which data.
+      about: what it is, plain values; the same of the same run.
+      price: computes its price by the terms; takes seconds.
+    """
+
+    what: str
+    name: str
+    protected: Protected
+    about: Mapping[str, Any]
+    price: Callable[[BookTerms], Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= _MOST_NAME:
+            raise ValueError(
+                f"name must have 1 to {_MOST_NAME} letters, got {len(self.name)}"
+            )
+
+
+def order_of(
+    run: ComposedSteps, *, what: str, name: str, protected: Protected, floor: Any = None
+) -> Order:
+    """Returns the order of a run of steps and releases, at a floor of its own."""
+
+    def price(terms: BookTerms) -> Mapping[str, Any]:
+        return terms.prices.price(run, method=terms.method, floor=floor)
+
+    return Order(what, name, protected, {"steps": run.to_dict()}, price)
+
+
+def create_gdp_book(
+    where: str,
+    protected: Protected,
+    *,
+    epsilon: Any,
+    delta: Any,
+    floors: Any = None,
+    method: str = "exact",
+) -> BookTerms:
+    """Makes a book for any runs, each charged mu and a floor; see `GdpBudget`.
+
+    Args:
+      where: path of an SQLite file, or a URL of SQLAlchemy's.
+      protected: who, in which data.
+      epsilon: of all runs together, nats, > 0.
+      delta: likewise, in (0, 1).
+      floors: of delta, what the floors of all runs may take; None: a fifth of delta.
+      method: how prices are computed; "pld" is certified, and slower.
+
+    Raises:
+      FileExistsError: there is a book.
+      ImportError, OSError: it cannot be made there.
+      ValueError: a value out of range.
+    """
+    share = FLOORS_SHARE * delta if floors is None else floors
+    prices = GdpPrices(GdpBudget(epsilon, delta, share))
+    budget = prices.budget
+    return _created(where, protected, budget.epsilon, budget.delta, method, prices)
+
+
+def create_menu_book(
+    where: str,
+    protected: Protected,
+    menu: Mapping[str, ComposedSteps],
+    *,
+    epsilon: Any,
+    delta: Any,
+    quotas: Mapping[str, int] | None = None,
+    method: str = "exact",
+) -> BookTerms:
+    """Makes a book for the runs of a menu, by name.
+
+    Args:
+      where: path of an SQLite file, or a URL of SQLAlchemy's.
+      protected: who, in which data.
+      menu: whole runs.
+      epsilon: of all runs together, nats, > 0.
+      delta: likewise, in (0, 1).
+      quotas: how often each may be run; None: any mixture, each at a price that is
+        found, within the budget that the worst strategy needs (takes a minute).
+      method: how the composition of quotas is computed.
+
+    Raises:
+      FileExistsError: there is a book.
+      ImportError, OSError: it cannot be made there.
+      NotImplementedError: runs that are no option of an `AdaptiveRun`.
+      ValueError: a value out of range; a menu that costs more than epsilon.
+    """
+    # Checked as a budget is, of which the floors are of no interest here.
+    total = GdpBudget(epsilon, delta, FLOORS_SHARE * delta)
+    totals = {"epsilon": total.epsilon, "delta": total.delta}
+    limits: dict[str, Any] = totals if quotas is None else {"quotas": quotas}
+    prices = MenuPrices(AdaptiveRun(menu, **limits))
+    prices.check_total(**totals, method=method)
+    return _created(where, protected, *totals.values(), method, prices)
+
+
+def _created(where: str, protected: Protected, *rest: Any) -> BookTerms:
+    terms = BookTerms(new_name(), protected, *rest)
+    storage_of(where).create(first_row(terms))
+    return terms
+
+
+def read_book(where: str) -> BookContent:
+    """Returns what a book says.
+
+    Raises:
+      BookError: no book, one of an unknown version, or one that is damaged.
+      ImportError, OSError: it cannot be read.
+    """
+    return _read(storage_of(where), where)
+
+
+def close_book(where: str) -> BookContent:
+    """Closes a book: nothing can be charged any more; its guarantee stays what it is.
+
+    Runs that have paid can still be resumed. Returns what it said before.
+    """
+
+    def close(rows: Rows) -> BookContent:
+        content = _content(rows, where)
+        if not content.is_closed:
+            rows.append(next_row(content, {"closed": True, "time": _now()}))
+        return content
+
+    return storage_of(where).transaction(close)
+
+
+def charge_query(
+    where: str, run: ComposedSteps, *, name: str, floor: float | None = None
+) -> Entry:
+    """Charges what is asked outside of training, before it is asked; see `charge`.
+
+    A query has no identity that a second charge could find: asked again it pays again.
+    That it is asked of the book's data, and about the book's units, is its caller's
+    word, as far as its steps do not say it.
+    """
+    terms = read_book(where).terms
+    for part in run.steps:
+        terms.refuse_other(_protected_by(part, terms.protected))
+    order = order_of(run, what=QUERY, name=name, protected=terms.protected, floor=floor)
+    return charge(where, order, run=new_name(), sessions=(), session=new_name())
+
+
+def _protected_by(step: Any, unsaid: Protected) -> Protected:
+    """Whom a step protects; what it does not say is taken as it is in the book."""
+    relation = getattr(step, "neighboring_relation", None)
+    found = unsaid._replace(
+        neighboring_relation=relation or unsaid.neighboring_relation
+    )
+    if not isinstance(step, GaussianStep):
+        return found
+    if step.population is not None and relation == "add_remove":
+        raise ValueError(
+            "population must be left out: under add_remove sizes of groups are "
+            "private, and a book is not; state public bounds in the sampling"
+        )
+    return found._replace(privacy_unit=str(step.privacy_unit), people=step.people)
+
+
+def charge(
+    where: str, order: Order, *, run: str, sessions: tuple[str, ...], session: str
+) -> Entry:
+    """Charges a run, or finds that it has paid; when this returns it is on the disk.
+
+    A process that goes on with a run says which sessions of it its folder knows; the
+    last one in the book must be among them, or a copy of the run has gone on in the
+    meantime, and its steps were paid once only.
+
+    Args:
+      where: path or URL of the book.
+      order: what the run wants.
+      run: its name.
+      sessions: random names of earlier processes, as its folder has them.
+      session: of this process.
+
+    Raises:
+      BookClosedError: the book is closed.
+      BookError: it is damaged, or was put back to an older state.
+      BookExhaustedError: not so much is left.
+      ImportError, OSError: it cannot be read or written.
+      ValueError: another run under this name, one of other data, unit or relation, one
+        that has no price, or a copy of a run.
+    """
+    storage = storage_of(where)
+    content = _read(storage, where)
+    content.terms.refuse_other(order.protected)
+    price: Mapping[str, Any] | None = None
+    if content.entry_of(run) is None:
+        if content.is_closed:
+            raise BookClosedError(f"book {shown(where)} is closed: nothing was charged")
+        price = order.price(content.terms)  # takes seconds, in no transaction
+
+    def take(rows: Rows) -> Entry:
+        content = _content(rows, where)
+        paid = content.entry_of(run)
+        if paid is None:
+            return _charge_new(rows, content, where, order, price, run, session)
+        if not _is_same(paid.about, order.about):
+            raise ValueError(
+                f"entry {paid.number} of the book is of this run with other settings: "
+                "begin another run, in another folder"
+            )
+        if content.sessions[run] not in sessions:
+            raise ValueError(
+                f"entry {paid.number} of the book is of this run, and another copy of "
+                "it has gone on: this one has paid nothing, begin another run"
+            )
+        rows.append(next_row(content, {"resumed": run, "session": session}))
+        return paid
+
+    return storage.transaction(take)
+
+
+def _charge_new(
+    rows: Rows,
+    content: BookContent,
+    where: str,
+    order: Order,
+    price: Mapping[str, Any] | None,
+    run: str,
+    session: str,
+) -> Entry:
+    if content.is_closed:
+        raise BookClosedError(f"book {shown(where)} is closed: nothing was charged")
+    if price is None:
+        raise BookError(
+            f"book {shown(where)} had an entry of this run a moment ago, and has none "
+            "now: it was put back to an older state"
+        )
+    content.terms.prices.check(content.paid, price)
+    record = {
+        "run": run,
+        "session": session,
+        "what": order.what,
+        "name": order.name,
+        "about": dict(order.about),
+        "price": dict(price),
+        "time": _now(),
+    }
+    row = next_row(content, record)
+    rows.append(row)
+    number = len(content.entries) + 1
+    return Entry(
+        number, run, order.what, order.name, order.about, price, record["time"]
+    )
+
+
+def _is_same(paid: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether two descriptions are of one run, whatever versions wrote them."""
+    if "steps" not in paid or "steps" not in wanted:
+        return paid == wanted
+    ours, theirs = (ComposedSteps.from_dict(one["steps"]) for one in (paid, wanted))
+    return ours == theirs
+
+
+def _read(storage: Storage, where: str) -> BookContent:
+    return storage.transaction(lambda rows: _content(rows, where), writes=False)
+
+
+def _content(rows: Rows, where: str) -> BookContent:
+    try:
+        return read_rows(rows.read())
+    except BookError as error:
+        raise BookError(f"book {shown(where)}: {error}") from None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

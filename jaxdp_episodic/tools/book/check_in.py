@@ -1,0 +1,129 @@
+"""How a run in a folder pays once, however often it is resumed.
+
+The folder's receipt names the book and the sessions, random names of processes, that
+may be the last one of this run there. A process adds its own name to the receipt, then
+puts it into the book in place of one that the receipt has, then forgets the others. So
+a process that is killed anywhere in between can go on, and of two copies of a folder
+only the first that goes on: the other's receipt knows no name that is in the book.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.files.json_file import read_json
+from jaxdp_episodic.tools.book.book import Order, charge, read_book
+from jaxdp_episodic.tools.book.content import BookTerms, Entry, new_name
+from jaxdp_episodic.tools.book.storage import BookError, shown
+
+RECEIPT = "book.json"
+# Bytes of a receipt: of thousands of processes that were killed at the same place.
+_MOST_BYTES = 2**20
+
+
+class Receipt(NamedTuple):
+    """What a folder knows of its run in a book.
+
+    Attributes:
+      book: the book's name.
+      run: the run's name.
+      sessions: one of these is the last in the book, if the run has paid.
+      has_paid: the run is known to have paid.
+    """
+
+    book: str
+    run: str
+    sessions: tuple[str, ...]
+    has_paid: bool
+
+
+class Paid(NamedTuple):
+    """A run's entry, and the terms of the book that it is in."""
+
+    terms: BookTerms
+    entry: Entry
+
+    @property
+    def guarantee(self) -> str:
+        """What the book promises, in a sentence."""
+        terms = self.terms
+        return (
+            f"all runs of this book together, however each was chosen in view of what "
+            f"others had released, are ({terms.epsilon:g}, {terms.delta:g})-"
+            f"differentially private for {terms.protected.words}"
+        )
+
+    @property
+    def price(self) -> str:
+        """What the run has paid, in words."""
+        return in_words(self.entry.price)
+
+
+def in_words(price: Mapping[str, Any]) -> str:
+    """Returns a price as people read it."""
+    if "option" in price:
+        return f"one of {price['option']}"
+    return f"mu {price['mu']:.5g}, floor {price['floor']:.3g}"
+
+
+def check_in(where: str, folder: Path, order: Order, *, run: str) -> Paid:
+    """Charges the run of a folder, or goes on with it; see `charge` for the errors.
+
+    Args:
+      where: path or URL of the book.
+      folder: of the run, which this process holds.
+      order: what the run wants.
+      run: its name, in its ledger or state.
+    """
+    terms = read_book(where).terms
+    found = read_receipt(folder)
+    if found is not None and found.run != run:
+        found = None  # of a run that drew nothing, or is no longer here
+    if found is not None and found.has_paid and found.book != terms.name:
+        raise ValueError(
+            f"book must be the one that the run in {folder} has paid from, "
+            f"{found.book[:12]}…, got {shown(where)}, which is {terms.name[:12]}…"
+        )
+    known = () if found is None else found.sessions
+    has_paid = found is not None and found.has_paid
+    if has_paid and read_book(where).entry_of(run) is None:
+        raise BookError(
+            f"book {shown(where)} does not know the run in {folder}, which has paid: "
+            "it was put back to an older state"
+        )
+    session = new_name()
+    _write(folder, Receipt(terms.name, run, (*known, session), has_paid))
+    entry = charge(where, order, run=run, sessions=known, session=session)
+    _write(folder, Receipt(terms.name, run, (session,), True))
+    return Paid(terms, entry)
+
+
+def read_receipt(folder: Path) -> Receipt | None:
+    """Returns what a folder knows of a book; None if nothing.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: a file that is damaged.
+    """
+    path = folder / RECEIPT
+    try:
+        found = read_json(path, max_bytes=_MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged: {error}") from None
+    try:
+        sessions = tuple(str(session) for session in found["sessions"])
+        book, run = str(found["book"]), str(found["run"])
+        return Receipt(book, run, sessions, bool(found["has_paid"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: damaged: {error!r}") from None
+
+
+def _write(folder: Path, receipt: Receipt) -> None:
+    text = json.dumps(receipt._asdict(), indent=1) + "\n"
+    write_atomically(folder / RECEIPT, text, is_private=True)

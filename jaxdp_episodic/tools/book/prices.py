@@ -1,0 +1,279 @@
+"""What a book charges for a run: mu-GDP with floors, or a place on a menu.
+
+Both kinds are fixed when the book is made. ``paid`` is what the runs before have paid,
+in order; a price is a dictionary of plain values, as the book holds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import epoch_scheme
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
+from jaxdp_episodic.accountant.questions.gdp_budget import (
+    GdpBudget,
+    GdpPrice,
+    gdp_price,
+    price_of_rdp,
+)
+
+# Of delta: what the floors of all runs may take, and the floor of a run, unless stated.
+FLOORS_SHARE = 0.2
+FLOOR_SHARE = 0.01
+
+Price = Mapping[str, Any]
+
+
+class BookExhaustedError(ValueError):
+    """What a book has left does not suffice. Nothing was charged."""
+
+
+@dataclass(frozen=True)
+class GdpPrices:
+    """Any runs, each charged mu and a floor of its own; see `GdpBudget`.
+
+    Attributes:
+      budget: of all runs together.
+    """
+
+    kind: ClassVar[str] = "gdp"
+
+    budget: GdpBudget
+
+    def price(
+        self, run: ComposedSteps, *, method: str, floor: float | None = None
+    ) -> Price:
+        """Returns the price of a run, at its floor; see `gdp_price`."""
+        lost = self.default_floor if floor is None else floor
+        return dataclasses.asdict(gdp_price(run, floor=lost, method=method))
+
+    def price_of_rdp(
+        self, orders: Any, rdp: Any, *, floor: float | None = None
+    ) -> Price:
+        """Returns the price of what is known by its Rényi-DP; see `price_of_rdp`."""
+        lost = self.default_floor if floor is None else floor
+        return dataclasses.asdict(price_of_rdp(orders, rdp, floor=lost))
+
+    @property
+    def default_floor(self) -> float:
+        """The floor of a run that states none: a hundredth of delta."""
+        return FLOOR_SHARE * self.budget.delta
+
+    def holds(self, paid: Sequence[Price]) -> bool:
+        """Returns whether the prices do not exceed the total."""
+        return self.budget.permits(_gdp(paid), GdpPrice(0.0, 0.0))
+
+    def check(self, paid: Sequence[Price], price: Price) -> None:
+        """Refuses a price that does not fit beside those paid."""
+        before, wanted = _gdp(paid), GdpPrice(**price)
+        if self.budget.permits(before, wanted):
+            return
+        left = self.budget.left(before)
+        raise BookExhaustedError(
+            f"the run costs mu {wanted.mu:.5g} and floor {wanted.floor:.3g}, and the "
+            f"book has mu {left.mu:.5g} and floor {left.floor:.3g} left: nothing was "
+            "charged, nothing was drawn"
+        )
+
+    def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
+        """Returns names of the currencies, what was spent, and the total of each."""
+        before = _gdp(paid)
+        squares = sum(price.mu**2 for price in before)
+        floors = sum(price.floor for price in before)
+        total = self.budget
+        return [("mu^2", squares, total.mu**2), ("floor", floors, total.floors)]
+
+    def left(self, paid: Sequence[Price]) -> str:
+        """Returns what is left, in words."""
+        left = self.budget.left(_gdp(paid))
+        return f"a run of mu {left.mu:.5g}; floors {left.floor:.3g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values; `prices_from_dict` reads them."""
+        return {"kind": self.kind, "floors": self.budget.floors}
+
+    @classmethod
+    def from_dict(
+        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float
+    ) -> Self:
+        """Reads what `to_dict` returned."""
+        return cls(_budget(epsilon, delta, fields["floors"]))
+
+
+@dataclass(frozen=True, eq=False)
+class MenuPrices:
+    """Whole runs of a menu, which was stated at the start; see `AdaptiveRun`.
+
+    Each at most as often as its quota, in any order, at any time: that costs what all
+    of the menu costs together. Or any mixture, each at a price of its own, within a
+    budget that the worst strategy needs.
+
+    Attributes:
+      menu: before anything was taken.
+      kind: "quotas" or "prices".
+    """
+
+    menu: AdaptiveRun
+
+    @property
+    def kind(self) -> str:
+        """What limits the runs."""
+        return "quotas" if self.menu.quotas is not None else "prices"
+
+    def check_total(self, *, epsilon: float, delta: float, method: str) -> None:
+        """Refuses a menu that costs more than the total; takes seconds.
+
+        Raises:
+          ValueError: it does.
+        """
+        if self.menu.quotas is None:
+            cost = float(self.menu.epsilon(delta=delta))
+        else:
+            quotas = self.menu.quotas.items()
+            run = compose(*((self.menu.options[name], n) for name, n in quotas))
+            cost = float(epsilon_of(run, delta=delta, method=method))
+        if not cost <= epsilon:
+            raise ValueError(
+                f"epsilon={epsilon:g} is less than the menu costs, {cost:.5g} at "
+                f"delta={delta:g}: take smaller quotas, or runs with more noise"
+            )
+
+    def price(
+        self, run: ComposedSteps, *, method: str, floor: float | None = None
+    ) -> Price:
+        """Returns the option that a run is; more noise than it says is allowed."""
+        del method
+        if floor is not None:
+            raise ValueError("floor is for a book with mu-GDP prices, got a menu")
+        options = self.menu.options
+        fitting = [name for name in options if _is_at_most(run, options[name])]
+        for name in sorted(fitting, key=lambda name: options[name] != run):
+            return {"option": name}
+        raise ValueError(
+            "the run is not on the book's menu, which was fixed when it was made: "
+            + ", ".join(options)
+        )
+
+    def price_of_rdp(
+        self, orders: Any, rdp: Any, *, floor: float | None = None
+    ) -> Price:
+        """Refuses a search, which is known by its Rényi-DP alone."""
+        raise NotImplementedError(
+            "a search for hyperparameters is on no menu: its composition with other "
+            "runs is not covered; a book with mu-GDP prices charges it"
+        )
+
+    def holds(self, paid: Sequence[Price]) -> bool:
+        """Returns whether the menu allows what was taken."""
+        try:
+            self._after(paid)
+        except ValueError:
+            return False
+        return True
+
+    def check(self, paid: Sequence[Price], price: Price) -> None:
+        """Refuses an option that costs more than is left."""
+        try:
+            self._after(paid).charge(price["option"])
+        except ValueError as error:
+            raise BookExhaustedError(
+                f"{error}: nothing was charged, nothing was drawn"
+            ) from None
+
+    def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
+        """Returns what limits the runs, what was taken of it, and all of it."""
+        after, quotas = self._after(paid), self.menu.quotas
+        if quotas is None:
+            return [("price", float(after.spent), float(self.menu.budget or 0))]
+        return [
+            (name, float(after.taken[name]), float(n)) for name, n in quotas.items()
+        ]
+
+    def left(self, paid: Sequence[Price]) -> str:
+        """Returns what is left, in words."""
+        after, word = self._after(paid), " or " if self.kind == "prices" else ", "
+        return word.join(f"{name} {after.most(name)} times" for name in after.options)
+
+    def _after(self, paid: Sequence[Price]) -> AdaptiveRun:
+        """The menu after what was taken."""
+        after = self.menu
+        for price in paid:
+            after = after.charge(price["option"])
+        return after
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values; `prices_from_dict` reads them."""
+        return {"kind": self.kind, "menu": self.menu.to_dict()}
+
+    @classmethod
+    def from_dict(
+        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float
+    ) -> Self:
+        """Reads what `to_dict` returned."""
+        del epsilon, delta
+        menu = AdaptiveRun.from_dict(fields["menu"])
+        if any(menu.taken.values()) or menu.rules is not None:
+            raise ValueError("menu must be one of quotas or prices that has not begun")
+        return cls(menu)
+
+
+Prices = GdpPrices | MenuPrices
+
+
+def prices_from_dict(fields: Any, *, epsilon: float, delta: float) -> Prices:
+    """Reads prices of any kind.
+
+    Raises:
+      KeyError, TypeError, ValueError: it is no such description.
+    """
+    kinds = {"gdp": GdpPrices, "quotas": MenuPrices, "prices": MenuPrices}
+    kind = _validation.choice("kind of prices", fields["kind"], kinds)
+    return kinds[kind].from_dict(fields, epsilon=epsilon, delta=delta)
+
+
+def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
+    """Returns the composition of runs; those steps that draw alone are counted up.
+
+    Steps of epochs stay apart: every run begins its own.
+    """
+    alone: dict[Any, int] = {}
+    parts: list[tuple[Any, int]] = []
+    for run in runs:
+        for step, count in zip(run.steps, run.counts, strict=True):
+            if isinstance(step, GaussianStep) and epoch_scheme(step.design) is not None:
+                parts.append((step, int(count)))
+            else:
+                alone[step] = alone.get(step, 0) + int(count)
+    return compose(*alone.items(), *parts)
+
+
+# Its mu is searched for, and a book is read before every charge.
+_budget = functools.lru_cache(maxsize=16)(GdpBudget)
+
+
+def _gdp(paid: Sequence[Price]) -> list[GdpPrice]:
+    return [GdpPrice(**price) for price in paid]
+
+
+def _is_at_most(run: ComposedSteps, option: Any) -> bool:
+    """Whether a run is an option, or that with more noise, which is post-processing."""
+    if not isinstance(option, ComposedSteps) or len(run.steps) != len(option.steps):
+        return False
+    counts = zip(run.counts, option.counts, strict=True)
+    if any(int(ours) != int(theirs) for ours, theirs in counts):
+        return False
+    for ours, theirs in zip(run.steps, option.steps, strict=True):
+        if isinstance(ours, GaussianStep) and isinstance(theirs, GaussianStep):
+            if not ours.noise_multiplier >= theirs.noise_multiplier:
+                return False
+            ours = dataclasses.replace(ours, noise_multiplier=theirs.noise_multiplier)
+        if ours != theirs:
+            return False
+    return True

@@ -1,0 +1,73 @@
+"""The picture of a book: what each run took of the total."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxdp_episodic.tools.plots.figures import (
+    BLUE,
+    VERMILION,
+    check_suffix,
+    new_figure,
+    plain,
+    save,
+)
+
+# Colours of neighbouring runs; more than so many are not named one by one.
+_COLORS = (BLUE, "#56b4e9", VERMILION, "#f0c000", "#009e73", "#cc79a7")
+_MOST_NAMED = 18
+_HATCHES = ("", "//", "..")
+
+
+def draw_book(
+    totals: Sequence[tuple[str, float, float]],
+    runs: Sequence[tuple[str, Sequence[float]]],
+    path: str | Path,
+    *,
+    title: str = "",
+) -> None:
+    """Draws a bar for each currency, and in it what each run took.
+
+    Args:
+      totals: name, what was spent and the total of each currency.
+      runs: name of each run, and what it took of each currency.
+      path: .png or .svg.
+      title: above the picture.
+
+    Raises:
+      ValueError: a path that ends otherwise.
+    """
+    path = check_suffix(path)
+    rows = len(totals)
+    legend = min(len(runs), _MOST_NAMED + 1)
+    figure = new_figure(9.0, 1.5 + 0.55 * rows + 0.22 * ((legend + 2) // 3))
+    axes = figure.add_subplot()
+    heights = range(rows - 1, -1, -1)
+    axes.barh(heights, [100.0] * rows, 0.55, color="white", edgecolor="#7f7f7f")
+    at = [0.0] * rows
+    for index, (name, took) in enumerate(runs):
+        shares = [100 * v / t for v, (_, _, t) in zip(took, totals, strict=True)]
+        style: dict[str, Any] = {
+            "color": _COLORS[index % len(_COLORS)],
+            "hatch": _HATCHES[index // len(_COLORS) % len(_HATCHES)],
+            "edgecolor": "white",
+        }
+        if index < _MOST_NAMED:
+            style["label"] = name
+        elif index == _MOST_NAMED:
+            style["label"] = f"and {len(runs) - _MOST_NAMED:,} more"
+        axes.barh(heights, shares, 0.55, left=at, **style)
+        at = [a + share for a, share in zip(at, shares, strict=True)]
+    labels = [f"{name}\n{spent:.3g} of {total:.3g}" for name, spent, total in totals]
+    axes.set_yticks(list(heights), labels, fontsize=9)
+    axes.set_xlabel("% of what the book has; what is white is left")
+    axes.set_xlim(0, 102)
+    plain(axes, grid="x")
+    if title:
+        axes.set_title(title, fontsize=11, loc="left")
+    if runs:
+        where: dict[str, Any] = {"loc": "outside lower center", "ncols": 3}
+        figure.legend(frameon=False, fontsize=9, **where)
+    save(figure, path)

@@ -1,0 +1,204 @@
+"""Runs and searches that are charged to the book of their data set."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
+from jaxdp_episodic.tools.book.book import Order, order_of
+from jaxdp_episodic.tools.book.check_in import (
+    RECEIPT,
+    Paid,
+    check_in,
+    in_words,
+    read_receipt,
+)
+from jaxdp_episodic.tools.book.content import TRAIN, Protected
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.data.stored import TRAIN as TRAINING_DATA
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.assemble import plan
+from jaxdp_episodic.trainer.run.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Booking:
+    """The book that a run is to be charged to.
+
+    Attributes:
+      where: path or URL.
+      floor: of the run, in a book with mu-GDP prices; None: a hundredth of its delta.
+    """
+
+    where: str
+    floor: float | None = None
+
+
+def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
+    """Returns whom a run protects, and in which data: as loaded, nobody left out.
+
+    Raises:
+      OSError, TypeError, ValueError: data that cannot be read, as of the loaders.
+    """
+    return protected_in(config, config.data.load(TRAINING_DATA, base))
+
+
+def protected_in(config: TrainingConfig, data: ExampleTable) -> Protected:
+    """Returns whom a run protects in data as they were loaded."""
+    people = None if config.people is None else config.people.bounds
+    step = config.step.step(data.population, people)
+    unit, relation = str(step.privacy_unit), step.neighboring_relation
+    return Protected(unit, relation, step.people, data.fingerprint)
+
+
+def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
+    """Returns the steps that a run takes, as public facts account them.
+
+    Raises:
+      OSError, TypeError, ValueError: data that cannot be read; a run without privacy,
+        or whose accounting rests on private sizes.
+    """
+    _refuse_seed(config.seed)
+    _refuse_choices(config)
+    data, _ = config.training_data(base)
+    return _public_run(plan(config, data))
+
+
+def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
+    """Refuses to go on with a run other than it began: with its book, or without.
+
+    Raises:
+      ValueError: it would.
+    """
+    receipt = read_receipt(folder)
+    if is_booked:
+        if resume and receipt is None:
+            raise ValueError(
+                f"book must be left out: the run in {folder} began without one, and a "
+                "run pays before its first draw"
+            )
+    elif receipt is not None:
+        if resume or receipt.has_paid:
+            raise ValueError(
+                f"book must be given: the run in {folder} is charged to one, "
+                f"{receipt.book[:12]}…"
+            )
+        (folder / RECEIPT).unlink()  # of a run that never paid, nor began
+
+
+def check_in_run(
+    booking: Booking,
+    trainer: Trainer,
+    config: TrainingConfig,
+    base: Path | None,
+    folder: Path,
+    title: str,
+) -> Paid:
+    """Charges a trainer's run before its first draw, or finds that it has paid.
+
+    Args:
+      booking: the book.
+      trainer: of the run, which was resumed if it is.
+      config: of the run.
+      base: folder that paths in it are relative to.
+      folder: of the run, which this process holds.
+      title: of the run.
+
+    Raises:
+      ImportError, OSError, ValueError: as `tools.book.book.charge`; a run without
+        privacy, or whose accounting rests on private sizes. Nothing was drawn.
+    """
+    _refuse_seed(config.seed)
+    _refuse_choices(config)
+    order = order_of(
+        _public_run(trainer.budget),
+        what=TRAIN,
+        name=title,
+        protected=protected_by(config, base),
+        floor=booking.floor,
+    )
+    name = trainer.begin(folder, name=_name_before(folder))
+    return check_in(booking.where, folder, order, run=name)
+
+
+def statement_of_book(paid: Paid) -> str:
+    """Returns what a run's statement says of the book, in Markdown."""
+    terms, entry = paid
+    return (
+        "\n## One budget for the data set\n\n"
+        f"This run is entry {entry.number} of the book `{terms.name}`, and paid "
+        f"{paid.price} before its first draw. The guarantee of the book: "
+        f"**{paid.guarantee}**. That is what holds where several of them are released. "
+        "The epsilon above is of this run alone; such epsilons, added or composed "
+        "afterwards, are no guarantee for runs of which one was chosen in view of "
+        "another. Chosen by losses, norms or other numbers that are not released, runs "
+        "have no guarantee together.\n"
+    )
+
+
+def facts_of_book(paid: Paid) -> dict[str, str]:
+    """Returns what a run's page and ``run.json`` say of the book."""
+    terms, entry = paid
+    return {
+        "book": f"{terms.name}, entry {entry.number}: {in_words(entry.price)}",
+        "guarantee of the book": f"epsilon {terms.epsilon:g}, delta {terms.delta:g}, "
+        "all of its runs together, each chosen by what was released",
+    }
+
+
+def order_of_search(
+    described: dict[str, Any], name: str, protected: Protected, price: Any
+) -> Order:
+    """Returns the order of a search, which is known by a curve alone."""
+    about = json.loads(json.dumps({"search": described}))
+    return Order("tune", name, protected, about, price)
+
+
+def _name_before(folder: Path) -> str | None:
+    """The name of a run that may have paid, and has not been charged a step yet."""
+    receipt, path = read_receipt(folder), folder / run_files.LEDGER
+    if receipt is None or not run_files.was_only_begun(folder):
+        return None
+    try:
+        is_same = read_ledger(path).end.run == receipt.run
+    except LedgerError:  # cut off when it was made: nothing was drawn
+        return None
+    return receipt.run if is_same else None
+
+
+def _refuse_seed(seed: int | None) -> None:
+    if seed is not None:
+        raise ValueError(
+            f"seed must be left out of a run that a book guarantees, got {seed}: "
+            "whoever knows it can subtract the noise"
+        )
+
+
+def _refuse_choices(config: TrainingConfig) -> None:
+    if config.adaptive is not None:
+        raise NotImplementedError(
+            "adaptive: a run that chooses its steps on the way has no price in a book; "
+            "covered: runs that are fixed when they begin"
+        )
+
+
+def _public_run(budget: PrivacyBudget) -> ComposedSteps:
+    """The steps of a run, those that are not taken left out."""
+    if not budget.is_private:
+        raise ValueError("epsilon must be finite for a run in a book, got inf")
+    public = public_budget(budget)
+    if public is None:
+        raise ValueError(
+            "step.sampling: a book's prices are public, and that of this run rests on "
+            "private sizes of groups; state a public lower bound, population, in every "
+            "draw without replacement"
+        )
+    run = public.run(public.num_steps)
+    pairs = zip(run.steps, run.counts, strict=True)
+    return compose(*((step, count) for step, count in pairs if int(count)))

@@ -1,0 +1,299 @@
+"""One budget for runs chosen one after another: mu-GDP with floors."""
+
+import functools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
+from jaxdp_episodic.accountant.questions import attacker
+from jaxdp_episodic.accountant.questions.gdp_budget import (
+    GdpBudget,
+    GdpPrice,
+    gdp_price,
+    price_of_curve,
+    price_of_rdp,
+)
+from jaxdp_episodic.accountant.questions.tuning import DEFAULT_ORDERS
+from rows import fast_and_slow
+
+DELTA = 1e-5
+FLOORS = (1e-9, 1e-7, 1e-6)
+# Rate, noise and steps of a run; its mu at each of these floors; how much more than
+# the exact composition a budget with the best floor may cost for 2 and for 3 runs.
+RUNS = [
+    (0.1, 1.5, 300, (1.398, 1.372, 1.357), (1.04, 1.06)),
+    (0.1, 1.5, 50, (0.665, 0.634, 0.617), (1.08, 1.12)),
+    (0.05, 3.0, 1000, (0.554, 0.551, 0.550), (1.01, 1.02)),
+    (0.3, 4.0, 100, (0.789, 0.782, 0.778), (1.02, 1.03)),
+    (0.01, 1.0, 50, (0.287, 0.216, 0.180), (1.28, 1.49)),
+    (0.01, 1.0, 3000, (0.781, 0.765, 0.756), (1.04, 1.06)),
+    (0.01, 0.7, 500, (1.02, 0.920, 0.862), (1.21, 1.32)),
+    (0.001, 0.6, 10_000, (0.823, 0.707, 0.637), (1.26, 1.43)),
+    (1.0, 10.0, 30, (0.548, 0.548, 0.548), (1.001, 1.001)),
+]
+
+
+def step(rate, noise):
+    sampling = jde.Poisson("example", sampling_probability=rate)
+    return jde.GaussianStep(sampling, noise_multiplier=noise)
+
+
+def gaussian_delta(mu, epsilon):
+    return Gaussian(noise_multiplier=1 / mu).delta(epsilon)
+
+
+def is_quick(rate, noise, steps, floor, _):
+    return (rate, steps, floor) in ((0.1, 50, 1e-7), (1.0, 30, 1e-9))
+
+
+PRICES = [
+    (rate, noise, steps, floor, mu)
+    for rate, noise, steps, mus, _ in RUNS
+    for floor, mu in zip(FLOORS, mus, strict=True)
+]
+
+
+# --- Prices ---
+
+
+@pytest.mark.parametrize("rate,noise,steps,floor,mu", fast_and_slow(PRICES, is_quick))
+def test_prices_are_those_of_an_independent_computation(rate, noise, steps, floor, mu):
+    found = gdp_price(step(rate, noise), num_steps=steps, floor=floor)
+    assert found.mu == pytest.approx(mu, rel=4e-3, abs=6e-4)
+    assert found.floor == (0.0 if rate == 1 else floor)
+
+
+@pytest.mark.parametrize("floor", [1e-3, 1e-7, 1e-40])
+@pytest.mark.parametrize("rate,noise", [(0.01, 0.7), (0.5, 2.0)])
+def test_a_price_holds_everywhere_and_no_smaller_one(rate, noise, floor):
+    one = step(rate, noise)
+    mu = gdp_price(one, num_steps=1, floor=floor).mu
+    epsilons = np.linspace(0, 60, 40_001)
+    true = jde.privacy_profile(one, epsilons)
+    assert np.all(true <= floor + (1 - floor) * gaussian_delta(mu, epsilons))
+    less = floor + (1 - floor) * gaussian_delta(mu / (1 + 4e-3), epsilons)
+    assert np.any(true > less)
+
+
+def test_mu_down_to_a_floor_far_below_rounding():
+    one, floor = step(0.1, 1.5), 1e-60
+    mu = attacker.gdp_mu(one, num_steps=50, smallest_delta=floor)
+    # Without sampling it is 4.71; the tail down to there is that of few draws.
+    assert 1.0 < mu < 1.2
+    at = np.array([2.0, 16.0])
+    true = jde.delta(one, epsilon=at, num_steps=50)
+    assert np.all(true <= gaussian_delta(mu, at)) and true[-1] < 1e-50
+
+
+def test_a_run_that_loses_nothing_and_one_that_loses_all():
+    assert gdp_price(step(0.0, 1.0), num_steps=5, floor=1e-9).mu == 0
+    with pytest.raises(ValueError, match="no mu describes the run"):
+        gdp_price(step(0.5, 0.0), num_steps=5, floor=1e-9)
+    # What is lost with a chance below the floor is in the floor.
+    release = jde.ApproximateDP(0.0, 1e-9)
+    assert gdp_price(release, num_steps=1, floor=1e-8).mu == 0
+    with pytest.raises(ValueError, match="a larger floor may do"):
+        gdp_price(release, num_steps=2, floor=1e-9)
+
+
+def test_prices_of_a_curve_that_is_none():
+    for epsilons, deltas in [
+        ([0.0, 1.0], [0.1, math.nan]),
+        ([0.5, 1.0], [0.1, 0.0]),
+        ([0.0, 1.0], [0.1, 0.2]),
+        ([0.0, 1.0], [1.1, 0.0]),
+    ]:
+        with pytest.raises(ValueError, match="must rise from 0"):
+            price_of_curve(np.array(epsilons), np.array(deltas), floor=1e-9)
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
+def test_price_of_a_renyi_curve_is_above_the_truth(mu):
+    found = price_of_rdp(DEFAULT_ORDERS, mu**2 / 2 * DEFAULT_ORDERS, floor=1e-7)
+    assert mu <= found.mu <= 1.7 * mu
+    assert found.floor == 1e-7
+
+
+# --- The budget ---
+
+
+def test_mu_of_a_budget_is_the_largest():
+    budget = GdpBudget(2.0, DELTA, 1e-6)
+    assert budget.delta_at(2.0) <= DELTA
+    assert GdpBudget(2.0 * (1 + 1e-6), DELTA, 1e-6).delta_at(2.0) > DELTA
+    # D(mu, 2) at nine tenths of delta.
+    assert gaussian_delta(budget.mu, 2.0) == pytest.approx(0.9e-5, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate,noise,steps,_,most", RUNS)
+def test_composed_runs_are_below_the_budget_that_they_use_up(
+    rate, noise, steps, _, most
+):
+    one = step(rate, noise)
+    prices = [gdp_price(one, num_steps=steps, floor=f) for f in (1e-7, 1e-6, 3e-6)]
+    for k, ratio in zip((2, 3), most, strict=True):
+        exact = float(jde.epsilon(one, num_steps=k * steps, delta=DELTA))
+        cost = []
+        for price in prices:
+            total = k * price.floor or 1e-12
+            mu = math.sqrt(k) * price.mu
+            at = np.linspace(0.0, 1.5 * exact, 13)
+            claimed = total + (1 - total) * gaussian_delta(mu, at)
+            assert np.all(jde.delta(one, epsilon=at, num_steps=k * steps) <= claimed)
+            cost.append(_epsilon_of(mu, total))
+        assert exact <= min(cost) <= ratio * exact
+
+
+def _epsilon_of(mu, floors):
+    """Epsilon at DELTA of a budget that has been used up."""
+    low, high = 0.0, 60.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        delta = floors + (1 - floors) * float(gaussian_delta(mu, middle))
+        low, high = (low, middle) if delta <= DELTA else (middle, high)
+    return high
+
+
+def test_runs_of_different_kinds_use_one_budget():
+    """The sums of the squares of mu and of the floors, with nothing left over."""
+    kinds = [(step(0.1, 1.5), 20, 1e-7), (step(0.02, 1.0), 50, 1e-6)]
+    prices = [gdp_price(s, num_steps=n, floor=f) for s, n, f in kinds]
+    mu = math.sqrt(sum(p.mu**2 for p in prices))
+    run = jde.compose(*((s, n) for s, n, _ in kinds))
+    at = np.array([0.0, 1.0, 3.0])
+    claimed = 1.1e-6 + gaussian_delta(mu, at)
+    assert np.all(jde.delta(run, epsilon=at) <= claimed)
+
+
+# --- Adaptive choices: every strategy over finite runs, as a recursion ---
+
+
+@functools.lru_cache
+def _cut(rate, noise, cells=24):
+    """A sampled Gaussian whose output is told by its cell only: (p, q), both ways."""
+    edges = np.concatenate([[-np.inf], np.linspace(-3, 4.5, cells - 1), [np.inf]])
+    edges = edges * noise if noise > 1 else edges
+    masses = [np.diff(_ndtr((edges - m) / noise)) for m in (0.0, 1.0)]
+    q, p = masses[0], rate * masses[1] + (1 - rate) * masses[0]
+    return [(p, q), (q, p)]
+
+
+def _ndtr(x):
+    return np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in x])
+
+
+def _worst(menu, mu2, floors, direction, g):
+    """Delta at log g of the worst strategy: any run that fits, in view of the loss."""
+    worst = max(0.0, 1 - g)
+    for (rate, noise), price in menu:
+        if Fraction(price.mu) ** 2 > mu2 or Fraction(price.floor) > floors:
+            continue
+        p, q = _cut(rate, noise)[direction]
+        rest = mu2 - Fraction(price.mu) ** 2, floors - Fraction(price.floor)
+        can = any(
+            Fraction(o.mu) ** 2 <= rest[0] and Fraction(o.floor) <= rest[1]
+            for _, o in menu
+        )
+        if can:
+            after = [_worst(menu, *rest, direction, g * ratio) for ratio in q / p]
+            value = float(np.dot(p, after))
+        else:
+            value = float(np.maximum(p - g * q, 0).sum())
+        worst = max(worst, value)
+    return worst
+
+
+@functools.cache
+def _menu(floor):
+    kinds = [(0.05, 0.6), (0.4, 1.5)]
+    return [(k, gdp_price(step(*k), num_steps=1, floor=floor)) for k in kinds]
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_no_strategy_exceeds_the_budget(direction):
+    menu = _menu(1e-4)
+    cheap, dear = sorted(price.mu for _, price in menu)
+    mu2, floors = Fraction(dear**2 + 2 * cheap**2), Fraction(3e-4)
+    for epsilon in (0.1, 1.0, 4.0):
+        found = _worst(menu, mu2, floors, direction, math.exp(epsilon))
+        bound = 3e-4 + (1 - 3e-4) * gaussian_delta(math.sqrt(mu2), epsilon)
+        assert found <= bound
+
+
+def test_mu_without_the_floors_is_no_budget():
+    menu = _menu(1e-4)
+    dear = max(price.mu for _, price in menu)
+    mu2 = Fraction(2 * dear**2)
+    found = _worst(menu, mu2, Fraction(2e-4), 0, math.exp(5.0))
+    assert found > 1.5 * gaussian_delta(math.sqrt(mu2), 5.0)
+
+
+def test_sums_are_exact():
+    budget = GdpBudget(4.0, DELTA, 1e-6)
+    tenth = GdpPrice(0.0, 1e-7)
+    # As floats ten times 1e-7 is 1e-6; exactly it is a little more, or less.
+    fits = 10 * Fraction(1e-7) <= Fraction(1e-6)
+    assert budget.permits([tenth] * 9, tenth) is fits
+    half = GdpPrice(budget.mu / math.sqrt(2), 0.0)
+    assert budget.permits([half], half) is (
+        2 * Fraction(half.mu) ** 2 <= Fraction(budget.mu) ** 2
+    )
+    left = budget.left([half])
+    assert budget.permits([half], left)
+    more = GdpPrice(math.nextafter(left.mu, 9.0), left.floor)
+    assert not budget.permits([half], more)
+
+
+def test_other_epsilons_of_the_same_budget():
+    budget = GdpBudget(4.0, DELTA, 1e-6)
+    at = budget.delta_at([0.0, 2.0, 4.0, 30.0])
+    assert np.all(np.diff(at) < 0) and at[2] <= DELTA
+    assert at[3] == pytest.approx(1e-6)  # the floors stay, at any epsilon
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ((0.0, DELTA, 1e-6), "epsilon must be > 0"),
+        ((np.inf, DELTA, 1e-6), "epsilon must be > 0"),
+        ((1e6, DELTA, 1e-6), "at which nothing is private"),
+        ((1.0, 0.0, 1e-6), "delta must lie in"),
+        ((1.0, 1.0, 1e-6), "delta must lie in"),
+        ((1.0, DELTA, DELTA), "floors must be below delta"),
+        ((1.0, DELTA, 0.0), "floors must lie in"),
+        (([1.0, 2.0], DELTA, 1e-6), "epsilon must be"),
+    ],
+)
+def test_budgets_that_are_none(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        GdpBudget(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ((-0.1, 0.0), "mu must be"),
+        ((np.inf, 0.0), "mu must be finite"),
+        ((math.nan, 0.0), "mu must not be NaN"),
+        ((1.0, 1.0), "floor must lie in"),
+        ((1.0, -1e-9), "floor must"),
+    ],
+)
+def test_prices_that_are_none(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        GdpPrice(*arguments)
+
+
+def test_arguments_of_a_price():
+    with pytest.raises(ValueError, match="floor must be one number"):
+        gdp_price(step(0.1, 1.0), num_steps=1, floor=1e-101)
+    with pytest.raises(ValueError, match="a price is of one run"):
+        gdp_price(step(0.1, [1.0, 2.0]), num_steps=1, floor=1e-9)
+    with pytest.raises(ValueError, match="prices must not exceed"):
+        budget = GdpBudget(1.0, DELTA, 1e-6)
+        budget.left([GdpPrice(budget.mu * 1.1, 0.0)])

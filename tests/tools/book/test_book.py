@@ -1,0 +1,428 @@
+"""Books: their terms, what is charged and refused, and what is damaged."""
+
+import hashlib
+import json
+import shutil
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.tools.book import storage
+from jaxdp_episodic.tools.book.book import (
+    BookClosedError,
+    Order,
+    charge,
+    charge_query,
+    close_book,
+    create_gdp_book,
+    create_menu_book,
+    order_of,
+    read_book,
+)
+from jaxdp_episodic.tools.book.check_in import check_in, read_receipt
+from jaxdp_episodic.tools.book.content import Protected
+from jaxdp_episodic.tools.book.prices import BookExhaustedError, merged
+from jaxdp_episodic.tools.book.storage import BookError, shown
+
+PROTECTED = Protected("user", "add_remove", None, "ab" * 32)
+ALWAYS = jde.GaussianStep(
+    jde.Poisson("user", sampling_probability=1.0), noise_multiplier=20.0
+)
+RUN = jde.compose((ALWAYS, 100))  # mu 1/2, and no floor
+
+
+def order(run=RUN, *, floor=None, **other):
+    protected = PROTECTED._replace(**other)
+    return order_of(run, what="train", name="a run", protected=protected, floor=floor)
+
+
+def paid(where, run, wanted=None, sessions=(), session="s"):
+    wanted = order() if wanted is None else wanted
+    return charge(where, wanted, run=run, sessions=sessions, session=session)
+
+
+@pytest.fixture
+def book(tmp_path):
+    where = str(tmp_path / "b.book")
+    create_gdp_book(where, PROTECTED, epsilon=3.0, delta=1e-5)
+    return where
+
+
+def menu_book(tmp_path, **totals):
+    menu = {"long": RUN, "short": jde.compose((ALWAYS, 10))}
+    where = str(tmp_path / "menu.book")
+    limits = {"epsilon": 4.0, "delta": 1e-5, "quotas": {"long": 2, "short": 1}}
+    create_menu_book(where, PROTECTED, menu, **limits | totals)
+    return where
+
+
+# --- Charges ---
+
+
+def test_runs_are_charged_until_the_next_would_exceed(book):
+    terms = read_book(book).terms
+    assert 0.7 < terms.prices.budget.mu < 0.75
+    assert paid(book, "one").price == {"mu": pytest.approx(0.5), "floor": 0.0}
+    assert paid(book, "two").number == 2
+    with pytest.raises(BookExhaustedError, match="nothing was charged, nothing was dr"):
+        paid(book, "three")
+    small = order(jde.compose((ALWAYS, 1)))
+    assert paid(book, "four", small).price["mu"] == pytest.approx(0.05)
+    content = read_book(book)
+    assert [entry.run for entry in content.entries] == ["one", "two", "four"]
+    # For information: what these runs cost if fixed in advance.
+    run = content.composition()
+    assert run.counts == (201,) and run.steps == (ALWAYS,)
+
+
+def test_floors_are_charged_beside_mu(book):
+    sampling = jde.Poisson("user", sampling_probability=0.1)
+    sampled = jde.compose((jde.GaussianStep(sampling, noise_multiplier=5.0), 5))
+    stated = paid(book, "stated", order(sampled, floor=1.5e-6)).price
+    assert stated["floor"] == 1.5e-6
+    assert read_book(book).terms.prices.default_floor == pytest.approx(1e-7)
+    with pytest.raises(BookExhaustedError, match="floor 5e-07 left"):
+        paid(book, "too much", order(sampled, floor=6e-7))
+
+
+def test_a_run_pays_once_and_its_copies_never_again(book):
+    paid(book, "run", session="first")
+    paid(book, "run", sessions=("first",), session="second")
+    assert len(read_book(book).entries) == 1
+    with pytest.raises(ValueError, match="another copy of it has gone on"):
+        paid(book, "run", sessions=("first",), session="third")
+    with pytest.raises(ValueError, match="of this run with other settings"):
+        other = order(jde.compose((ALWAYS, 99)))
+        paid(book, "run", other, sessions=("second",))
+
+
+def test_queries_pay_whenever_they_are_asked(book):
+    query = jde.compose((jde.LaplaceRelease(20.0), 1))
+    for number in (1, 2):
+        entry = charge_query(book, query, name="how many")
+        assert entry.number == number and 0 < entry.price["mu"] < 0.1
+    wrong = jde.LaplaceRelease(20.0, neighboring_relation="zero_out")
+    with pytest.raises(ValueError, match="neighboring_relation must be 'add_remove'"):
+        charge_query(book, jde.compose((wrong, 1)), name="other")
+    counted = jde.GaussianStep(
+        ALWAYS.sampling,
+        noise_multiplier=1.0,
+        population=jde.Population.from_sizes(5, level_names=["user"]),
+    )
+    with pytest.raises(ValueError, match="population must be left out"):
+        charge_query(book, jde.compose((counted, 1)), name="sizes")
+
+
+def test_a_menu_is_taken_as_often_as_it_says(tmp_path):
+    where = menu_book(tmp_path)
+    assert paid(where, "1").price == {"option": "long"}
+    # More noise than the menu says is post-processing; less is another run.
+    more = jde.GaussianStep(ALWAYS.sampling, noise_multiplier=21.0)
+    assert paid(where, "2", order(jde.compose((more, 100)))).price == {"option": "long"}
+    with pytest.raises(BookExhaustedError, match="its quota of 2 is used up: nothing"):
+        paid(where, "3")
+    assert paid(where, "4", order(jde.compose((ALWAYS, 10)))).number == 3
+    less = jde.GaussianStep(ALWAYS.sampling, noise_multiplier=19.0)
+    for run in (jde.compose((less, 100)), jde.compose((ALWAYS, 101))):
+        with pytest.raises(ValueError, match="not on the book's menu"):
+            paid(where, "5", order(run))
+    with pytest.raises(ValueError, match="floor is for a book with mu-GDP prices"):
+        paid(where, "6", order(floor=1e-7))
+    content = read_book(where)
+    assert content.composition().counts == (110, 100)
+
+
+def test_a_menu_that_costs_more_than_the_total(tmp_path):
+    with pytest.raises(ValueError, match="epsilon=2 is less than the menu costs, 3."):
+        menu_book(tmp_path, epsilon=2.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_menu_with_prices_is_taken_in_any_mixture(tmp_path):
+    where = menu_book(tmp_path, epsilon=3.0, quotas=None)
+    prices = read_book(where).terms.prices
+    # The target allows 2.3 long ones alone or 22.9 short ones; prices are whole.
+    assert prices.menu.most("long") == 2 and 18 <= prices.menu.most("short") <= 22
+    assert prices.menu.epsilon(delta=1e-5) <= 3.0
+    short = order(jde.compose((ALWAYS, 10)))
+    paid(where, "1")
+    for number in range(prices.menu.charge("long").most("short")):
+        paid(where, f"short {number}", short)
+    for wanted in (None, short):
+        with pytest.raises(BookExhaustedError, match="is left: nothing was charged"):
+            paid(where, "more", wanted)
+    content = read_book(where)
+    ((name, spent, total),) = prices.spent(content.paid)
+    assert name == "price" and 0.9 * total < spent <= total
+    assert prices.left(content.paid) == "long 0 times or short 0 times"
+
+
+def test_epochs_of_different_runs_stay_apart():
+    epochs = jde.RandomAllocation("user", steps_per_epoch=4)
+    step = jde.GaussianStep(epochs, noise_multiplier=1.0)
+    run = jde.compose((step, 6), (ALWAYS, 2))
+    together = merged([run, run])
+    alone = [s == ALWAYS for s in together.steps]
+    assert sorted(zip(together.counts, alone, strict=True)) == [
+        (4, True),
+        (6, False),
+        (6, False),
+    ]
+
+
+def test_a_closed_book(book):
+    paid(book, "run", session="first")
+    close_book(book)
+    close_book(book)
+    with pytest.raises(BookClosedError, match="is closed: nothing was charged"):
+        paid(book, "other")
+    # What has paid can go on.
+    paid(book, "run", sessions=("first",), session="second")
+    content = read_book(book)
+    assert content.is_closed and content.terms.epsilon == 3.0
+
+
+@pytest.mark.parametrize(
+    "other,message",
+    [
+        ({"privacy_unit": "class"}, "privacy_unit must be 'user', as in the book"),
+        ({"neighboring_relation": "zero_out"}, "neighboring_relation must be 'add_r"),
+        ({"people": jde.PersonBounds(examples=3)}, "people must be None, as in the bo"),
+        ({"data": "cd" * 32}, "book is for other data"),
+    ],
+)
+def test_other_units_relations_people_and_data(book, other, message):
+    with pytest.raises(ValueError, match=message):
+        paid(book, "run", order(**other))
+    assert not read_book(book).entries
+
+
+def test_bounds_of_people_are_kept(tmp_path):
+    people = jde.PersonBounds(examples=3, classes=2)
+    protected = PROTECTED._replace(privacy_unit="person", people=people)
+    where = str(tmp_path / "people.book")
+    create_gdp_book(where, protected, epsilon=3.0, delta=1e-5)
+    found = read_book(where).terms.protected
+    assert found == protected
+    assert found.words.startswith("one person, all examples, in at most 2 classes")
+
+
+# --- A run's folder ---
+
+
+def test_a_folder_pays_once_whatever_is_killed(book, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    module = "jaxdp_episodic.tools.book.check_in.charge"
+    with monkeypatch.context() as m:  # before the book
+        m.setattr(module, killed)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                check_in(book, folder, order(), run="r")
+
+    def killed_behind(*args, **kwargs):
+        charge(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:  # between the book and the receipt
+        m.setattr(module, killed_behind)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                check_in(book, folder, order(), run="r")
+    assert not read_receipt(folder).has_paid
+    shutil.copytree(folder, tmp_path / "copy")
+    assert check_in(book, folder, order(), run="r").entry.number == 1
+    assert len(read_book(book).entries) == 1
+    receipt = read_receipt(folder)
+    assert receipt.has_paid and len(receipt.sessions) == 1
+    with pytest.raises(ValueError, match="another copy of it has gone on"):
+        check_in(book, tmp_path / "copy", order(), run="r")
+
+
+def test_a_book_put_back_to_an_older_state_and_another_book(book, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(book, tmp_path / "older.book")
+    check_in(book, folder, order(), run="r")
+    other = str(tmp_path / "other.book")
+    create_gdp_book(other, PROTECTED, epsilon=3.0, delta=1e-5)
+    with pytest.raises(ValueError, match="book must be the one that the run in"):
+        check_in(other, folder, order(), run="r")
+    shutil.copy(tmp_path / "older.book", book)
+    with pytest.raises(BookError, match="put back to an older state"):
+        check_in(book, folder, order(), run="r")
+    (folder / "book.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"book\.json: damaged"):
+        check_in(book, folder, order(), run="r")
+
+
+# --- What is no book ---
+
+
+def change(where, number, text=None, *, remove=False):
+    with sqlite3.connect(where) as connection:
+        if remove:
+            connection.execute(
+                f"DELETE FROM {storage.TABLE} WHERE number = ?", (number,)
+            )
+        else:
+            connection.execute(
+                f"UPDATE {storage.TABLE} SET record = ? WHERE number = ?",
+                (text, number),
+            )
+    connection.close()
+
+
+def test_every_edit_is_found(book):
+    paid(book, "one")
+    paid(book, "two")
+    rows = storage.storage_of(book).transaction(lambda rows: rows.read())
+    whole = Path(book).read_bytes()
+    for row in rows:
+        for wrong in (row.record.replace("e", "f", 1), row.record + " ", "1"):
+            change(book, row.number, wrong)
+            with pytest.raises(BookError, match="edited or damaged|format must be"):
+                paid(book, "three")
+            Path(book).write_bytes(whole)
+    change(book, 1, remove=True)
+    with pytest.raises(BookError, match="number 2 in place of 1"):
+        read_book(book)
+
+
+def rechained(where, edit):
+    """A book whose records were changed, and its hashes with them."""
+    store = storage.storage_of(where)
+    rows = store.transaction(lambda rows: rows.read())
+    before = ""
+    with sqlite3.connect(where) as connection:
+        connection.execute(f"DELETE FROM {storage.TABLE}")
+        for number, row in enumerate(rows):
+            record = json.loads(row.record)
+            edit(number, record)
+            text = json.dumps(record)
+            before = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
+            connection.execute(
+                f"INSERT INTO {storage.TABLE} VALUES (?, ?, ?)", (number, text, before)
+            )
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "number,field,value,message",
+    [
+        (0, "version", 2, "version must be 1, got 2: another version"),
+        (0, "format", "x", "format must be 'jaxdp-episodic book'"),
+        (0, "epsilon", -1.0, "record 0: epsilon must be"),
+        (0, "delta", "x", "record 0: "),
+        (0, "prices", {"kind": "free"}, "kind of prices must be"),
+        (0, "prices", None, "record 0: "),
+        (0, "prices", {"kind": "quotas", "menu": {}}, "record 0: "),
+        (0, "people", {"type": "x"}, "record 0: "),
+        (0, "data", 5, "must be texts"),
+        (0, "neighboring_relation", "near", "record 0: neighboring_relation must"),
+        (1, "price", {"mu": 9.0, "floor": 0.0}, "took more than it has"),
+        (1, "price", {"mu": -9.0, "floor": 0.0}, "prices: mu"),
+        (1, "price", {}, "prices: "),
+        (1, "what", "gift", "record 1: what must be"),
+        (2, "run", "one", "record 2: its run has paid already"),
+    ],
+)
+def test_records_that_mean_nothing(book, number, field, value, message):
+    paid(book, "one")
+    paid(book, "two")
+
+    def edit(index, record):
+        if index == number:
+            record[field] = value
+
+    rechained(book, edit)
+    with pytest.raises(BookError, match=message):
+        paid(book, "three")
+
+
+def test_files_that_are_no_books(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no book"):
+        read_book(str(tmp_path / "nowhere.book"))
+    path = tmp_path / "text.book"
+    path.write_text("not a database " * 100)
+    with pytest.raises(BookError, match="is no book, or it is damaged"):
+        read_book(str(path))
+    other = sqlite3.connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE t (x)")
+    other.close()
+    with pytest.raises(BookError, match="is no book: it has no table"):
+        read_book(str(tmp_path / "other.db"))
+    with pytest.raises(BookError, match="must be a plain file"):
+        read_book(str(tmp_path))
+    with pytest.raises(FileExistsError, match="is there already"):
+        create_gdp_book(str(path), PROTECTED, epsilon=1.0, delta=1e-5)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other.db", "text.book"]
+
+
+@pytest.mark.parametrize(
+    "totals,message",
+    [
+        ({"epsilon": 0.0}, "epsilon must be > 0"),
+        ({"epsilon": -1.0}, "epsilon must be"),
+        ({"delta": 0.0}, "floors must lie in|delta must lie in"),
+        ({"delta": 1.0}, "delta must lie in"),
+        ({"floors": 1e-5}, "floors must be below delta"),
+        ({"method": "guess"}, "method must be"),
+    ],
+)
+def test_totals_that_are_none(tmp_path, totals, message):
+    with pytest.raises(ValueError, match=message):
+        create_gdp_book(
+            str(tmp_path / "b.book"),
+            PROTECTED,
+            **{"epsilon": 1.0, "delta": 1e-5} | totals,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+# --- URLs ---
+
+
+def test_passwords_are_never_shown():
+    for url in (
+        "postgresql+psycopg://me:secret@host/db",
+        "postgresql://me:sec@ret/secret@host/db",
+        "postgresql://host/db?user=me&password=secret",
+    ):
+        assert "secret" not in shown(url)
+    assert shown("folder/my:book@home") == "folder/my:book@home"
+
+
+def test_urls_that_lead_nowhere():
+    pytest.importorskip("sqlalchemy", reason="the extra [book] is not installed")
+    with pytest.raises(ValueError, match="must be a path or a URL; of an SQLite file"):
+        read_book("sqlite:///b.book")
+    for url in ("nothing://me:secret@host/db", "postgresql+nothing://h/db"):
+        with pytest.raises(ValueError, match="book must be a path, or a URL like") as e:
+            read_book(url)
+        assert "secret" not in str(e.value)
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    url = "postgresql+psycopg://me:secret@127.0.0.1:9/db"
+    with pytest.raises(ConnectionError, match="could not be reached") as e:
+        read_book(url)
+    assert "secret" not in str(e.value)
+
+
+def test_a_url_without_sqlalchemy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(ImportError, match=r"jaxdp-episodic\[book\]"):
+        read_book("postgresql+psycopg://host/db")
+
+
+def test_orders_need_no_more_than_a_price(book):
+    price = {"mu": 0.1, "floor": 1e-7}
+    one = Order("tune", "t", PROTECTED, {"search": {}}, lambda terms: price)
+    assert paid(book, "s", one).what == "tune"
+    assert read_book(book).composition() is None

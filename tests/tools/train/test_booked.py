@@ -1,0 +1,252 @@
+"""Runs and searches charged to the book of their data set."""
+
+import json
+import shutil
+
+import pytest
+
+from jaxdp_episodic.accountant.report.ledger_file import has_charges
+from jaxdp_episodic.tools.book.book import close_book, create_gdp_book, read_book
+from jaxdp_episodic.tools.book.content import Protected
+from jaxdp_episodic.tools.cli.program import run as command
+from jaxdp_episodic.tools.train import search as search_module
+from jaxdp_episodic.tools.train.booked import Booking, protected_by
+from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.training import read_config
+from training_runs import TINY
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture
+def book(tmp_path, config):
+    """Of the data of the config, with room for one such run and half of another."""
+    where = str(tmp_path / "b.book")
+    protected = protected_by(read_config(config), tmp_path)
+    create_gdp_book(where, protected, epsilon=11.0, delta=1e-5)
+    return where
+
+
+def train(config, out, book, **settings):
+    booking = None if book is None else Booking(book)
+    return run_training(
+        read_config(config), out, base=config.parent, book=booking, **settings
+    )
+
+
+def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys):
+    out = tmp_path / "out"
+    step = Trainer.step
+
+    def interrupted(trainer, prepared=None):
+        if trainer.num_steps_taken == 1:
+            raise KeyboardInterrupt
+        return step(trainer, prepared)
+
+    with monkeypatch.context() as m:
+        m.setattr(Trainer, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out, book)
+    (entry,) = read_book(book).entries
+    assert entry.what == "train" and 1.5 < entry.price["mu"] < 2.0
+    shutil.copytree(out, tmp_path / "copy")
+    with pytest.raises(ValueError, match="book must be given: the run in"):
+        train(config, out, None, resume=True)
+    close_book(book)  # what has paid goes on
+    train(config, out, book, resume=True)
+    assert len(read_book(book).entries) == 1
+    with pytest.raises(ValueError, match="another copy of it has gone on"):
+        train(config, tmp_path / "copy", book, resume=True)
+    said = (out / "release" / "privacy.md").read_text()
+    name = read_book(book).terms.name
+    assert f"entry 1 of the book `{name}`" in said
+    assert "are (11, 1e-05)-differentially private for one example (add_remove)" in said
+    facts = json.loads((out / "release" / "run.json").read_text())
+    assert facts["guarantee of the book"].startswith("epsilon 11, delta 1e-05")
+    assert "entry 1" in (out / "report.md").read_text()
+
+
+def test_what_the_book_refuses_draws_nothing(tmp_path, config, book, monkeypatch):
+    def nothing(*args, **kwargs):
+        raise AssertionError("a step was taken")
+
+    monkeypatch.setattr(Trainer, "step", nothing)
+    out = tmp_path / "out"
+    small = str(tmp_path / "small.book")
+    protected = protected_by(read_config(config), tmp_path)
+    create_gdp_book(small, protected, epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match="the run costs mu .* nothing was drawn"):
+        train(config, out, small)
+    assert not has_charges(out / "ledger.jsonl") and not read_book(small).entries
+    other = str(tmp_path / "other.book")
+    create_gdp_book(other, protected._replace(data="00" * 32), epsilon=9.0, delta=1e-5)
+    with pytest.raises(ValueError, match="book is for other data"):
+        train(config, out, other)
+    for line, words in (
+        ("seed = 5", "seed must be left out"),
+        ("epsilon = inf", "epsilon must be finite"),
+    ):
+        text = TINY.replace("epsilon = 8.0", line) if "inf" in line else None
+        config.write_text(text or TINY.replace("num_steps", f"{line}\nnum_steps", 1))
+        with pytest.raises(ValueError, match=words):
+            train(config, out, book)
+    assert not read_book(book).entries
+
+
+def test_a_run_that_began_without_a_book(tmp_path, config, book, monkeypatch):
+    out = tmp_path / "out"
+
+    def interrupted(trainer, prepared=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out, None)
+    with pytest.raises(ValueError, match="book must be left out"):
+        train(config, out, book, resume=True)
+
+
+def test_killed_behind_its_payment_a_run_begins_without_another(
+    tmp_path, config, book, monkeypatch
+):
+    out = tmp_path / "out"
+
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with monkeypatch.context() as m:
+            m.setattr(Trainer, "train", killed)
+            with pytest.raises(KeyboardInterrupt):
+                train(config, out, book)
+        assert len(read_book(book).entries) == 1
+    with pytest.raises(ValueError, match="book must be given"):
+        train(config, out, None)
+    # Without its ledger it is another run, and pays.
+    (out / "ledger.jsonl").unlink()
+    with pytest.raises(ValueError, match="nothing was charged"):
+        train(config, out, book)
+
+
+# --- Searches ---
+
+SEARCH = """
+version = 1
+epsilon = 40.0
+delta = 1e-5
+split = "validation"
+held_out_is_public = true
+[trials]
+type = "NegativeBinomialTrials"
+expected_runs = 1.0
+[hyperparameters]
+"optimizer.learning_rate" = { type = "LogUniform", low = 1e-3, high = 1e-2 }
+[run]
+"""
+
+
+@pytest.mark.slow
+def test_a_search_pays_once(tmp_path, config, monkeypatch):
+    lines = [one for one in TINY.splitlines() if one[:5] not in ("epsil", "delta")]
+    run = "\n".join(lines).replace("version = 1", "")
+    for name in ("data", "step", "learner", "model", "evaluation"):
+        run = run.replace(f"[{name}", f"[run.{name}")
+    search = tmp_path / "search.toml"
+    search.write_text(SEARCH.replace("epsilon = 40.0", "run_epsilon = 1.0") + run)
+    book, out = str(tmp_path / "b.book"), tmp_path / "out"
+    protected = protected_by(read_config(config), tmp_path)
+    create_gdp_book(book, protected, epsilon=30.0, delta=1e-5)
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    arguments = ["tune", str(search), "--out", str(out), "--book", book]
+    with monkeypatch.context() as m:
+        m.setattr(search_module, "run_training", interrupted)
+        assert command(arguments) == 130
+    (entry,) = read_book(book).entries
+    assert entry.what == "tune" and entry.steps is None
+    assert command([*arguments, "--resume"]) == 0
+    assert len(read_book(book).entries) == 1
+    assert "entry 1 of the book" in (out / "release" / "privacy.md").read_text()
+    assert command(arguments[:4] + ["--resume"]) == 2
+
+
+# --- The command line ---
+
+
+def test_the_command_makes_shows_and_closes(tmp_path, config, capsys):
+    book, request = str(tmp_path / "new.book"), tmp_path / "count.toml"
+    request.write_text(
+        'version = 1\nnum_steps = 1\ndelta = 1e-5\n[step]\ntype = "LaplaceRelease"\n'
+        "noise_multiplier = 20.0\n"
+    )
+    total = ["--epsilon", "3", "--delta", "1e-5"]
+    assert command(["book", "create", book, str(config), *total]) == 0
+    said = capsys.readouterr().out
+    assert "one example (add_remove)" in said and "gets nothing back" in said
+    assert command(["book", "charge", book, str(request), "--name", "how many"]) == 0
+    picture = tmp_path / "book.png"
+    assert command(["book", "show", book, "--plot", str(picture)]) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "guarantee   epsilon 3 at delta 1e-05 for all runs together",
+        "how many",
+        "left        a run of mu 0.7",
+        "no guarantee where one was chosen in view of another",
+    ):
+        assert words in said, said
+    assert picture.stat().st_size > 5000
+    assert command(["book", "close", book]) == 0
+    assert command(["book", "show", book, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["is_closed"] and document["guarantee"]["epsilon"] == 3.0
+    assert document["entries"][0]["name"] == "how many"
+    assert command(["book", "charge", book, str(request)]) == 2
+    assert "is closed: nothing was charged" in capsys.readouterr().err
+
+
+def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
+    book, query = str(tmp_path / "menu.book"), tmp_path / "query.toml"
+    query.write_text(
+        'version = 1\nnum_steps = 1\ndelta = 1e-5\n[step]\ntype = "LaplaceRelease"\n'
+        "noise_multiplier = 20.0\n"
+    )
+    create = ["book", "create", book, str(config), "--epsilon", "14", "--delta", "1e-5"]
+    quotas = [f"{config}=2", f"{query}=5"]
+    menu = [part for quota in quotas for part in ("--quota", quota)]
+    assert command([*create, *menu]) == 0
+    assert "tiny 2 times, query 5 times" in capsys.readouterr().out
+    assert command(["book", "charge", book, str(query)]) == 0
+    assert command(["book", "show", book]) == 0
+    assert "left        tiny 2 times, query 4 times" in capsys.readouterr().out
+    for wrong, words in (
+        ([*create, "--quota", "nothing"], "--quota must be RUN.toml=N"),
+        ([*create, "--quota", f"{query}=0"], "--quota must be RUN.toml=N"),
+        ([*create, *menu, "--floors", "1e-6"], "not for a menu"),
+        ([*create, *menu, *menu], "two files named 'tiny'"),
+        ([*create, *menu, "--menu", str(query)], "--menu or --quota, got both"),
+        (create, "is there already"),
+        (["train", str(config), "--out", "x", "--floor", "1e-7"], "with --book"),
+    ):
+        assert command(wrong) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_protected_are_the_data_as_loaded(tmp_path, config):
+    found = protected_by(read_config(config), tmp_path)
+    assert found == Protected("example", "add_remove", None, found.data)
+    # Neither features nor the run change them; other data do.
+    config.write_text(TINY.replace("num_steps = 3", "num_steps = 5") + FEATURES)
+    assert protected_by(read_config(config), tmp_path) == found
+    config.write_text(TINY.replace("small = true", "size = 14"))
+    assert protected_by(read_config(config), tmp_path).data != found.data
+
+
+FEATURES = '[features]\nkind = "wavelets"\n'

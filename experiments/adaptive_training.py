@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import shutil
+import textwrap
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -163,7 +164,8 @@ def table(results: dict[Any, Trained]) -> str:
                 test = np.array([one.test for one in found])
                 steps = [one.steps for one in found]
                 noise = found[0].score_noise
-                row.append(f"{test.mean():.4f} ({test.min():.4f} to {test.max():.4f})")
+                ends = f" ({test.min():.4f} to {test.max():.4f})" * (len(found) > 1)
+                row.append(f"{test.mean():.4f}{ends}")
                 taken = f"{min(steps)} to {max(steps)}" if len(set(steps)) > 1 else ""
                 row.append((taken or f"{steps[0]}") + f"; {noise:.3f}" * (noise > 0))
             rows.append(tuple(row))
@@ -201,10 +203,11 @@ def draw(results: dict[Any, Trained]) -> None:
                     alpha=0.8,
                 )
         axes.set_title(pipeline)
-        short = [name.replace(", ", ",\n").replace("when ", "when\n") for name in those]
-        axes.set_xticks(range(len(those)), short, fontsize=7.5)
+        short = [textwrap.fill(name, 16) for name in those]
+        axes.set_xticks(range(len(those)), short, fontsize=8)
+        axes.set_xlim(-0.5, len(those) - 0.5)
         axes.set_ylabel("accuracy on test classes")
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="center right")
     save(figure, HERE / "adaptive_training.png", grid="y")
 
 

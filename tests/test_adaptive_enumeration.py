@@ -12,6 +12,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.methods.adaptive.finite import Atoms, worst_of_finite
 from jaxdp_episodic.accountant.methods.adaptive.graph import budget_graph
 from oracles import adaptive
+from rows import fast_and_slow
 
 # Largest number of strategies of one random menu: all of them are written out.
 MOST_STRATEGIES = 3_000
@@ -239,18 +240,14 @@ def _sampled(rate, noise):
 
 @pytest.mark.parametrize(
     ("rates", "noises", "prices", "budget", "epsilon"),
-    [
-        pytest.param(
-            [0.1, 0.1, 0.1],
-            [1.5, 2.2, 3.3],
-            [15, 5, 2],
-            60,
-            0.5,
-            marks=pytest.mark.slow,
-        ),
-        ([0.5, 0.2], [4.0, 2.0], [2, 3], 12, 0.3),
-        ([1.0, 0.3], [6.0, 3.0], [2, 1], 9, 0.6),
-    ],
+    fast_and_slow(
+        [
+            ([0.1, 0.1, 0.1], [1.5, 2.2, 3.3], [15, 5, 2], 60, 0.5),
+            ([0.5, 0.2], [4.0, 2.0], [2, 3], 12, 0.3),
+            ([1.0, 0.3], [6.0, 3.0], [2, 1], 9, 0.6),
+        ],
+        lambda *row: row[3] == 9,
+    ),
 )
 def test_interval_holds_the_quadrature_of_sampled_steps(
     rates, noises, prices, budget, epsilon

@@ -101,12 +101,10 @@ def _audit_gradient(
         is_in: np.array([scored(n, is_in) for n in range(effort.releases)])
         for is_in in blocks
     }
-    return _verdict(scores, step, effort)
+    return _verdict(scores, step)
 
 
-def _verdict(
-    scores: dict[bool, np.ndarray], step: jde.GaussianStep, effort: Effort
-) -> Verdict:
+def _verdict(scores: dict[bool, np.ndarray], step: jde.GaussianStep) -> Verdict:
     """Scores with the unit and without it, against the claim about one such step."""
     choosing = int(_CHOOSING * len(scores[True]))
     bounds = score_bounds(
@@ -114,7 +112,7 @@ def _verdict(
         (scores[True][choosing:], scores[False][choosing:]),
         DELTAS,
     )
-    claims = jde.epsilon(step, num_steps=1, delta=list(DELTAS), method=effort.method)
+    claims = jde.epsilon(step, num_steps=1, delta=list(DELTAS))
     return of_bounds(bounds, np.asarray(claims))
 
 

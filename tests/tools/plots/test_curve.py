@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from jaxdp_episodic.tools.plots import curve as curve_plot
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
+SLOW = pytest.mark.slow
 BEGINNINGS = {".png": b"\x89PNG", ".svg": b"<?xml"}
 
 
@@ -35,8 +39,8 @@ def profile(step, epsilon):
     return np.reshape(jde.privacy_profile(step, filled)[: flat.size], np.shape(epsilon))
 
 
-@pytest.fixture
-def fast(monkeypatch):
+@contextlib.contextmanager
+def one_step():
     """One step's exact curve as "exact", multiples of it as "pld" and "rdp"."""
 
     def delta(step, *, epsilon, num_steps=None, method="exact", return_info=True):
@@ -48,27 +52,62 @@ def fast(monkeypatch):
         nothing = np.zeros(np.shape(value))
         return value, PrivacyInfo(nothing, nothing.astype(bool))
 
-    monkeypatch.setattr(attacker, "delta", delta)
-
     def epsilon(step, *, delta, num_steps=None, method="exact"):
         if step.noise_multiplier == 0:
             return np.inf
         return 12.0 if sampling_probability(step) > 0 else 0.0
 
-    monkeypatch.setattr(curve_plot, "epsilon", epsilon)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attacker, "delta", delta)
+        patch.setattr(curve_plot, "epsilon", epsilon)
+        yield patch
 
 
-@pytest.mark.parametrize(
-    "suffix", [".png", pytest.param(".svg", marks=pytest.mark.slow)]
-)
-def test_picture_and_numbers(fast, tmp_path, suffix):
-    # The folder is made.
-    step, path = poisson_step(0.1, 0.7), tmp_path / "new" / f"curve{suffix}"
-    curve = curve_plot.plot_curve(step, path, num_steps=1, method="exact")
-    assert path.read_bytes().startswith(BEGINNINGS[suffix])
+@pytest.fixture
+def fast():
+    with one_step():
+        yield
+
+
+STEP = poisson_step(0.1, 0.7)
+
+
+class Drawn(NamedTuple):
+    """What one call drew, returned and wrote."""
+
+    curve: curve_plot.PrivacyCurve
+    path: Path
+    figure: Any
+    parts: list[tuple]
+
+
+@pytest.fixture(scope="module", params=[".png", pytest.param(".svg", marks=SLOW)])
+def drawn(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("curve") / "new" / f"curve{request.param}"
+    figures, parts, new_figure = [], [], curve_plot.new_figure
+
+    def keep(*size):
+        figures.append(new_figure(*size))
+        return figures[-1]
+
+    with one_step() as patch:
+        patch.setattr(curve_plot, "new_figure", keep)
+        curve = curve_plot.plot_curve(
+            STEP,
+            path,  # the folder is made
+            num_steps=1,
+            method="exact",
+            on_part=lambda *part: parts.append(part),
+        )
+    return Drawn(curve, path, *figures, parts)
+
+
+def test_picture_and_numbers(drawn):
+    curve, path = drawn.curve, drawn.path
+    assert path.read_bytes().startswith(BEGINNINGS[path.suffix])
     assert {file.name for file in path.parent.iterdir()} == {path.name, "curve.json"}
     assert list(curve.delta) == ["exact", "pld", "rdp"]
-    expected = jde.privacy_profile(step, curve.epsilon)
+    expected = jde.privacy_profile(STEP, curve.epsilon)
     np.testing.assert_allclose(curve.delta["exact"], expected, rtol=1e-12)
     assert curve.advantage == pytest.approx(expected[0], rel=1e-12)
     gain = curve.true_positive_rate - curve.false_positive_rate
@@ -82,25 +121,11 @@ def test_picture_and_numbers(fast, tmp_path, suffix):
     assert document["gdp_mu"] == curve.gdp_mu
 
 
-def test_what_is_drawn(fast, tmp_path, monkeypatch):
-    figures = []
-    new_figure = curve_plot.new_figure
-
-    def keep(*size):
-        figures.append(new_figure(*size))
-        return figures[-1]
-
-    monkeypatch.setattr(curve_plot, "new_figure", keep)
-    step, parts = poisson_step(0.1, 0.7), []
-    curve_plot.plot_curve(
-        step,
-        tmp_path / "curve.png",
-        num_steps=1,
-        on_part=lambda *part: parts.append(part),
-    )
+def test_what_is_drawn(drawn):
+    parts = drawn.parts
     assert [part[1:] for part in parts] == [(number, 7) for number in range(1, 8)]
     assert parts[0][0] == "advantage" and parts[-1][0] == "delta by rdp"
-    left, right = figures[0].axes
+    left, right = drawn.figure.axes
     assert "nats" in left.get_xlabel()
     assert "probability" in left.get_ylabel()
     assert [line.get_label() for line in left.lines] == ["exact", "pld", "rdp"]
@@ -129,10 +154,8 @@ def test_without_noise_and_without_anything(fast, tmp_path):
     np.testing.assert_array_equal(silent.delta["exact"], 0)
 
 
-def test_the_summary_is_rounded_up(fast, tmp_path):
-    curve = curve_plot.plot_curve(
-        poisson_step(0.1, 0.7), tmp_path / "curve.png", num_steps=1, method="exact"
-    )
+def test_the_summary_is_rounded_up(drawn):
+    curve = drawn.curve
     facts = curve_plot.summary(curve)
     for name, value in [
         ("advantage", curve.advantage),

@@ -100,6 +100,7 @@ def test_rmse_is_that_of_all_queries():
     assert np.isfinite(evaluation(learner, params).mean)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_mean_nineteen_times_in_twenty():
     """300 seeds; fewer than 0.9 or more than 0.99 would be a chance below 1e-4."""
     data = classes(num_classes=12, examples=8)

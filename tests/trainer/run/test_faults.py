@@ -511,16 +511,21 @@ class Odd:
         return jnp.zeros(episode.query_labels.shape, jnp.int32)
 
 
+@pytest.fixture(scope="module")
+def noise_alone(tmp_path_factory):
+    """A run of contributions of zero."""
+    run = plain_trainer(learner=(Odd(0.0), protonet()[1]), num_steps=3)
+    run.train(tmp_path_factory.mktemp("zero"))
+    return run
+
+
 @pytest.mark.parametrize(
     "factor", [math.nan, math.inf, pytest.param(-math.inf, marks=pytest.mark.slow)]
 )
-def test_gradients_that_are_not_finite_leave_noise_alone(tmp_path, factor):
-    _, params = protonet()
-    odd = plain_trainer(learner=(Odd(factor), params), num_steps=3)
-    none = plain_trainer(learner=(Odd(0.0), params), num_steps=3)
-    records = odd.train(tmp_path / "odd")
-    none.train(tmp_path / "none")
-    assert_same(odd, none)  # the same noise, and nothing else
+def test_gradients_that_are_not_finite_leave_noise_alone(tmp_path, factor, noise_alone):
+    odd = plain_trainer(learner=(Odd(factor), protonet()[1]), num_steps=3)
+    records = odd.train(tmp_path)
+    assert_same(odd, noise_alone)  # the same noise, and nothing else
     drawn = sum(r["private"]["num_units"] for r in records[1:])
     assert sum(r["private"]["num_not_finite"] for r in records[1:]) == drawn > 0
 

@@ -36,6 +36,7 @@ from jaxdp_episodic.trainer.run.journal import (
 from jaxdp_episodic.trainer.run.ledger import LedgerFile
 from jaxdp_episodic.trainer.run.run_files import RunLog
 from jaxdp_episodic.trainer.run.run_state import RunState
+from rows import fast_and_slow
 from training_runs import GROUPED, assert_same, plain_trainer, protonet, sgd
 
 BINS = dataclasses.replace(
@@ -340,7 +341,7 @@ def attacked(tmp_path, monkeypatch, step, stage, change):
 
 @pytest.mark.parametrize(
     "number",
-    [n if n % 2 else pytest.param(n, marks=SLOW) for n in range(len(STAGES))],
+    fast_and_slow(range(len(STAGES)), lambda n: n in (1, 3, 5)),
 )
 def test_nothing_is_released_twice_or_for_nothing(tmp_path, monkeypatch, number):
     """Some stages, with one change each; the slow test has all pairs."""

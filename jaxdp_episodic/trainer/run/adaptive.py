@@ -282,7 +282,8 @@ class AdaptiveTrainer(Trainer):
 
     def _use(self, name: str) -> None:
         """Takes up what an option is taken with; statistics have none of it."""
-        vars(self).update(self._of_option.get(name, {}))
+        if name not in self.budget.first:
+            vars(self).update(self._of_option[name])
 
     def _new_ledger(self, charged: int = 0) -> AdaptiveLedger:
         return AdaptiveLedger(cast(AdaptiveBudget, self.budget), charged=charged)

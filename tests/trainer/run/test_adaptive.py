@@ -370,6 +370,27 @@ def test_options_that_cannot_be_chosen_are_refused():
         AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
 
 
+@pytest.mark.parametrize(
+    ("first", "quotas", "message"),
+    [
+        # Asked for again, "loud" would be charged and some other step be taken.
+        (("loud",), (2, 3, 3), "'loud' is taken first, 1 time.* got 2"),
+        (("loud", "loud"), (1, 3, 3), "'loud' is taken first, 2 time.* got 1"),
+        (("check",), (4, 3, 1), "checks must not name 'check'"),
+    ],
+)
+def test_what_is_taken_first_cannot_be_chosen_again(first, quotas, message):
+    with pytest.raises(ValueError, match=message):
+        budget(quotas, first=first)
+    run = jde.AdaptiveRun(
+        {"loud": LOUD, "quiet": QUIET}, prices={"loud": 1, "quiet": 3}, budget=9
+    )
+    with pytest.raises(ValueError, match="must have that as its quota, got none"):
+        AdaptiveBudget((run,), DELTA, first=("loud",))
+    held = budget((1, 3, 3), first=("loud",)).charge("loud")
+    assert not held.can("loud") and held.before == (LOUD,)
+
+
 def test_an_edited_choice_is_noticed(tmp_path, whole):
     _, folder = whole
     text = (folder / run_files.LEDGER).read_text()

@@ -142,6 +142,7 @@ def test_scores_that_share_the_budget_leave_less_for_the_steps(tmp_path):
         ("adaptive", {"only_lower": True}, "only_lower is for options with prices"),
         ("check", {"share": 0.5}, "left out with apart=true"),
         ("check", {"number": 0}, "number"),
+        ("check", {"split": "all"}, "apart must be false with .* split='all'"),
         ("evaluation", {"without_noise": True}, "must be false with adaptive"),
         ("learner", {"kind": "plda"}, "must not be given|runs of gradient steps"),
     ],

@@ -176,6 +176,26 @@ def test_a_protected_unit_in_both_parts_is_not_counted_apart():
     _check_apart("check", examples, table(11))  # other drawings of the class
 
 
+def test_an_example_in_both_parts_is_not_counted_apart():
+    """By its numbers, where they are many: it has no name."""
+
+    def table(seed):
+        pictures = np.random.default_rng(seed).normal(size=(72, 64))
+        pictures[::6] = 0.0  # blank ones are nobody's
+        names = np.repeat([f"class {i} of {seed}" for i in range(12)], 6)
+        return ExampleTable.from_records(pictures, units={"class": names})
+
+    held_out, trained = table(1), table(2)
+    alone = PrivateValidation(held_out, CHECK, shots=SHOTS)
+    _check_apart("check", alone, trained)
+    features = held_out.features.copy()
+    features[35] = trained.features[41]
+    shared = held_out.with_features(features)
+    both = PrivateValidation(shared, CHECK, shots=SHOTS)
+    with pytest.raises(ValueError, match="got 1 examples .* such as row 35"):
+        _check_apart("check", both, trained)
+
+
 # --- Interrupted, killed, resumed ---
 
 

@@ -35,7 +35,8 @@ class AdaptiveBudget:
     Args:
       runs: of each part of the data, at their start; one, where a unit may be in all.
       delta: in (0, 1).
-      first: names of options that are taken first, each once, in this order.
+      first: names of options that are taken first, in this order, and never again:
+        each has a quota, which is how often it is named here.
       checks: names of options that look at held-out data; all others train.
 
     Attributes:
@@ -82,8 +83,25 @@ class AdaptiveBudget:
             )
         for name in (*self.first, *self.checks):
             self.option(name)
+        self._check_first()
         if not self.training:
             raise ValueError("one option or more must train, got checks alone")
+
+    def _check_first(self) -> None:
+        """Refuses what could be chosen once more, or is none of the statistics.
+
+        Charged again it would be a statistic, and nothing else is at hand to be taken.
+        """
+        for name in self.first:
+            quotas, number = self._run_of(name).quotas, self.first.count(name)
+            if quotas is None or quotas[name] != number:
+                quota = "none" if quotas is None else quotas[name]
+                raise ValueError(
+                    f"option {name!r} is taken first, {number} time(s), and must have "
+                    f"that as its quota, got {quota}"
+                )
+            if name in self.checks:
+                raise ValueError(f"checks must not name {name!r}, which is taken first")
 
     @functools.cached_property
     def options(self) -> Mapping[str, GaussianStep]:

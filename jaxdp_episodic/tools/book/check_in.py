@@ -4,7 +4,8 @@ The folder's receipt names the book and the sessions, random names of processes,
 may be the last one of this run there. A process adds its own name to the receipt, then
 puts it into the book in place of one that the receipt has, then forgets the others. So
 a process that is killed anywhere in between can go on, and of two copies of a folder
-only the first that goes on: the other's receipt knows no name that is in the book.
+only the first that goes on: the other's receipt knows no name that is in the book. Nor
+does that of a run whose copy went on while it ran: it is asked again before a release.
 """
 
 from __future__ import annotations
@@ -100,6 +101,22 @@ def check_in(where: str, folder: Path, order: Order, *, run: str) -> Paid:
     entry = charge(where, order, run=run, sessions=known, session=session)
     _write(folder, Receipt(terms.name, run, (session,), True))
     return Paid(terms, entry)
+
+
+def refuse_copied(where: str, folder: Path, paid: Paid) -> None:
+    """Refuses to release a run of which a copy has gone on since it checked in.
+
+    Raises:
+      ImportError, OSError, ValueError: as `read_book`; such a run, which has drawn
+        steps that nobody paid for.
+    """
+    receipt, last = read_receipt(folder), read_book(where).sessions.get(paid.entry.run)
+    if receipt is None or last not in receipt.sessions:
+        raise ValueError(
+            f"entry {paid.entry.number} of the book is of this run, and another copy "
+            f"of it has gone on while it ran: nothing of {folder} may be released, as "
+            "one of the two was paid for"
+        )
 
 
 def read_receipt(folder: Path) -> Receipt | None:

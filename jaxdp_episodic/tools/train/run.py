@@ -17,6 +17,7 @@ from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._engine import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.tools.book.check_in import refuse_copied
 from jaxdp_episodic.tools.train import booked
 from jaxdp_episodic.tools.train.booked import Booking
 from jaxdp_episodic.tools.train.result import (
@@ -94,7 +95,7 @@ def run_training(
             )
         else:
             tables = Tables(config, base, features=features, keeps_features=False)
-            result = _helped(config, folder, resume, tables, rule)
+            result = _helped(config, folder, resume, tables, rule, book)
         processes.meet()  # the first has written all
         return result
 
@@ -140,6 +141,8 @@ def _run(
                     progress.step, _so_far(trainer, progress.epsilon)
                 ),
             )
+        if book is not None and paid is not None:
+            refuse_copied(book.where, folder, paid)
         without = {}
         bare = config.evaluation is not None and config.evaluation.without_noise
         if bare and paid is not None:
@@ -159,6 +162,7 @@ def _helped(
     resume: bool,
     tables: Tables,
     rule: Rule | None,
+    book: Booking | None,
 ) -> Result:
     """`run_training` in another process, which writes and scores nothing."""
     wanted, config = config.evaluation, dataclasses.replace(config, evaluation=None)
@@ -167,7 +171,7 @@ def _helped(
         if resume:
             trainer.resume(folder)
         trainer.train(folder)
-        if wanted is not None and wanted.without_noise:
+        if wanted is not None and wanted.without_noise and book is None:
             bare, *_ = assembled(_bare(config, trainer.budget), tables)
             bare.train(folder)
     budget, taken = trainer.budget, trainer.num_steps_charged

@@ -21,7 +21,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
     tuned_rdp,
 )
 from jaxdp_episodic.files.atomic import write_atomically
-from jaxdp_episodic.tools.book.check_in import Paid, check_in
+from jaxdp_episodic.tools.book.check_in import Paid, check_in, refuse_copied
 from jaxdp_episodic.tools.book.content import BookTerms, new_name
 from jaxdp_episodic.tools.train.booked import (
     Booking,
@@ -139,6 +139,8 @@ def run_search(
             )
             run["score"] = _larger_is_better(result.scores[search.settings.split])
             _save(folder, state)
+        if book is not None and paid is not None:
+            refuse_copied(book.where, folder, paid)
         return _finish(search, folder, state, budget, paid)
 
 

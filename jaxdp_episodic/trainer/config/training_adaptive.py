@@ -24,6 +24,8 @@ STEP = "step"
 """Name of the option that trains, where a config names none."""
 _MOST_OPTIONS = 16  # that an untrusted config may state
 _MOST_CHECKS = 10_000
+# Splits of the package's own data that those of training are in.
+_TRAINED_ON = ("train", "all")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,6 +64,11 @@ class CheckConfig(Spec):
         check_flags(self, "apart", "fixed")
         if not isinstance(self.split, str):
             raise TypeError(f"split must be a name, got {self.split!r}")
+        if self.apart and self.split in _TRAINED_ON:
+            raise ValueError(
+                "apart must be false with the data that are trained on: who is in "
+                f"both parts pays for both, got split={self.split!r}"
+            )
         if self.share is not None:
             set_positive(self, "share")
             if self.apart or not self.share < 1:

@@ -282,7 +282,8 @@ class AdaptiveTrainer(Trainer):
 
     def _use(self, name: str) -> None:
         """Takes up what an option is taken with; statistics have none of it."""
-        vars(self).update(self._of_option.get(name, {}))
+        if name not in self.budget.first:
+            vars(self).update(self._of_option[name])
 
     def _new_ledger(self, charged: int = 0) -> AdaptiveLedger:
         return AdaptiveLedger(cast(AdaptiveBudget, self.budget), charged=charged)
@@ -331,12 +332,19 @@ class AdaptiveTrainer(Trainer):
 def _check_apart(name: str, check: PrivateValidation, data: ExampleTable) -> None:
     """Refuses to count apart what a protected unit of both parts would pay for twice.
 
-    Units are told apart by their names, where they have any.
+    Units are told apart by their names, where they have any, and by their examples.
     """
     if check.data.fingerprint == data.fingerprint:
         raise ValueError(
             f"check {name!r} looks at the training data: put its option into one run "
             "with those that train"
+        )
+    same = run_checks.shared_rows(check.data, data)
+    if same:
+        raise ValueError(
+            f"check {name!r} must be apart from the training data, got "
+            f"{len(same):,} examples (rows) in both, such as row {same[0]}: put its "
+            "option into one run with those that train"
         )
     unit = str(check.step.privacy_unit)
     looked_at, trained_on = (_names_of(t, unit) for t in (check.data, data))

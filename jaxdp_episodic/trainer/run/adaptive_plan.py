@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from jaxdp_episodic.accountant.describe.population import Population
@@ -62,23 +63,35 @@ def adaptive_plan(
     check = None
     if adaptive.check is not None:
         assert held_out is not None
-        check = _check_step(config, adaptive.check, held_out.population)
+        with _of_check():
+            check = _check_step(config, adaptive.check, held_out.population)
     made = _with_quotas if adaptive.has_quotas else _with_prices
     runs, check = made(config, step, check, statistics)
     checks = {}
     if check is not None:
         assert adaptive.check is not None and held_out is not None
-        checks[CHECK] = PrivateValidation(
-            held_out,
-            check,
-            shots=config.learner.shots,
-            error_bound=adaptive.check.error_bound,
-            normalizer=adaptive.check.normalizer,
-            fixed=adaptive.check.fixed,
-            noise=config.noise,
-        )
+        with _of_check():
+            checks[CHECK] = PrivateValidation(
+                held_out,
+                check,
+                shots=config.learner.shots,
+                error_bound=adaptive.check.error_bound,
+                normalizer=adaptive.check.normalizer,
+                fixed=adaptive.check.fixed,
+                noise=config.noise,
+            )
     budget = AdaptiveBudget(runs, config.delta, tuple(statistics), tuple(checks))
     return AdaptivePlan(budget, checks)
+
+
+@contextmanager
+def _of_check() -> Iterator[None]:
+    """Says of what is refused that it is the check's, and not the training's."""
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        refused = type(error) if type(error) is NotImplementedError else ValueError
+        raise refused(f"adaptive.check: {error}") from error
 
 
 def _check_step(

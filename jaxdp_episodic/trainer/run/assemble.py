@@ -34,14 +34,13 @@ from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.adaptive_plan import adaptive_plan
+from jaxdp_episodic.trainer.run.checks import shared_rows
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 FEATURES = "features"  # folder of a run, where they are cached
-# Numbers of an example from which two equal ones, to the last bit, are no chance.
-_LEAST_COMPARED = 64
 
 
 class Tables:
@@ -131,13 +130,11 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
             _warn_of_shared(
                 split, f"{level} names", names.size, ours.size, names[0].item()
             )
-    rows, others = data.features, trained.features
-    if isinstance(rows, np.ndarray) and isinstance(others, np.ndarray):
-        if rows[:1].size >= _LEAST_COMPARED:
-            seen = {hash(row.tobytes()) for row in others}
-            same = [i for i, row in enumerate(rows) if hash(row.tobytes()) in seen]
-            if same:
-                _warn_of_shared(split, "examples (rows)", len(same), len(rows), same[0])
+    same = shared_rows(data, trained)
+    if same:
+        _warn_of_shared(
+            split, "examples (rows)", len(same), len(data.features), same[0]
+        )
 
 
 def _ids_above_examples(data: ExampleTable) -> np.ndarray:

@@ -16,6 +16,7 @@ from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 
 ROOT = Path(__file__).resolve().parents[3]
+RATE = "sampling_probability"
 
 
 def described():
@@ -142,6 +143,7 @@ def test_scores_that_share_the_budget_leave_less_for_the_steps(tmp_path):
         ("adaptive", {"only_lower": True}, "only_lower is for options with prices"),
         ("check", {"share": 0.5}, "left out with apart=true"),
         ("check", {"number": 0}, "number"),
+        ("check", {"split": "all"}, "apart must be false with .* split='all'"),
         ("evaluation", {"without_noise": True}, "must be false with adaptive"),
         ("learner", {"kind": "plda"}, "must not be given|runs of gradient steps"),
     ],
@@ -152,6 +154,25 @@ def test_bad_configs_are_refused(part, changes, message):
     table |= changes
     with pytest.raises(ValueError, match=message):
         config_of(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_classes": 9}, "adaptive.check: population must have num_classes=9"),
+        (
+            {"episodes": {"type": "Poisson", "name": "episode"} | {RATE: 0.5}},
+            "adaptive.check: fixed must be False",
+        ),
+    ],
+)
+def test_a_bad_check_is_said_to_be_the_checks(changes, message):
+    config = described()
+    config["adaptive"]["check"]["sampling"] |= changes
+    made = config_of(config)
+    with pytest.raises(ValueError, match=message):
+        assembled(made, Tables(made, None))
 
 
 def test_a_rule_for_a_plan_is_refused(tmp_path):

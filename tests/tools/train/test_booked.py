@@ -1,14 +1,23 @@
 """Runs and searches charged to the book of their data set."""
 
+import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from jaxdp_episodic.accountant.report.ledger_file import has_charges
-from jaxdp_episodic.tools.book.book import close_book, create_gdp_book, read_book
+from jaxdp_episodic.tools.book.book import (
+    Order,
+    close_book,
+    create_gdp_book,
+    read_book,
+)
+from jaxdp_episodic.tools.book.check_in import check_in
 from jaxdp_episodic.tools.book.content import Protected
 from jaxdp_episodic.tools.cli.program import run as command
+from jaxdp_episodic.tools.train import run as run_module
 from jaxdp_episodic.tools.train import search as search_module
 from jaxdp_episodic.tools.train.booked import Booking, protected_by
 from jaxdp_episodic.tools.train.run import run_training
@@ -110,6 +119,50 @@ def test_a_run_that_began_without_a_book(tmp_path, config, book, monkeypatch):
         train(config, out, None)
     with pytest.raises(ValueError, match="book must be left out"):
         train(config, out, book, resume=True)
+
+
+def test_a_copy_that_goes_on_meanwhile_leaves_nothing_to_release(
+    tmp_path, config, book, monkeypatch
+):
+    """The folder was copied while the run had it, and the copy was resumed."""
+    out, whole = tmp_path / "out", Trainer.train
+
+    def copied(trainer, folder, **settings):
+        terms, (entry, *_) = read_book(book)[:2]
+        wanted = Order(entry.what, entry.name, terms.protected, entry.about, dict)
+        shutil.copytree(folder, tmp_path / "copy")
+        check_in(book, tmp_path / "copy", wanted, run=entry.run)
+        return whole(trainer, folder, **settings)
+
+    monkeypatch.setattr(Trainer, "train", copied)
+    with pytest.raises(ValueError, match="another copy of it has gone on while it ran"):
+        train(config, out, book)
+    assert has_charges(out / "ledger.jsonl") and not (out / "release").exists()
+
+
+def test_no_process_trains_without_noise_beside_a_book(tmp_path, config, monkeypatch):
+    """The first does not, and would never answer the others."""
+    trained = []
+
+    class Helper:
+        budget, num_steps_charged = None, 0
+
+        def train(self, folder):
+            trained.append(folder)
+
+    helper = Helper(), {}, 0
+    monkeypatch.setattr(run_module, "assembled", lambda *args: helper)
+    monkeypatch.setattr(run_module, "Result", lambda *args: args)
+    monkeypatch.setattr(run_module, "epsilon_without_last_stage", lambda *args: 0.0)
+    monkeypatch.setattr(Helper, "budget", SimpleNamespace(spent=float))
+    settings = read_config(config)
+    wanted = dataclasses.replace(settings.evaluation, without_noise=True)
+    settings = dataclasses.replace(settings, evaluation=wanted)
+    monkeypatch.setattr(run_module, "_bare", lambda *args: settings)
+    for book, times in ((Booking("b.book"), 1), (None, 2)):
+        trained.clear()
+        run_module._helped(settings, tmp_path, False, None, None, book)
+        assert len(trained) == times
 
 
 def test_killed_behind_its_payment_a_run_begins_without_another(

@@ -176,6 +176,26 @@ def test_a_protected_unit_in_both_parts_is_not_counted_apart():
     _check_apart("check", examples, table(11))  # other drawings of the class
 
 
+def test_an_example_in_both_parts_is_not_counted_apart():
+    """By its numbers, where they are many: it has no name."""
+
+    def table(seed):
+        pictures = np.random.default_rng(seed).normal(size=(72, 64))
+        pictures[::6] = 0.0  # blank ones are nobody's
+        names = np.repeat([f"class {i} of {seed}" for i in range(12)], 6)
+        return ExampleTable.from_records(pictures, units={"class": names})
+
+    held_out, trained = table(1), table(2)
+    alone = PrivateValidation(held_out, CHECK, shots=SHOTS)
+    _check_apart("check", alone, trained)
+    features = held_out.features.copy()
+    features[35] = trained.features[41]
+    shared = held_out.with_features(features)
+    both = PrivateValidation(shared, CHECK, shots=SHOTS)
+    with pytest.raises(ValueError, match="got 1 examples .* such as row 35"):
+        _check_apart("check", both, trained)
+
+
 # --- Interrupted, killed, resumed ---
 
 
@@ -368,6 +388,27 @@ def test_options_that_cannot_be_chosen_are_refused():
     ]
     with pytest.raises(ValueError, match="one neighboring_relation"):
         AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
+
+
+@pytest.mark.parametrize(
+    ("first", "quotas", "message"),
+    [
+        # Asked for again, "loud" would be charged and some other step be taken.
+        (("loud",), (2, 3, 3), "'loud' is taken first, 1 time.* got 2"),
+        (("loud", "loud"), (1, 3, 3), "'loud' is taken first, 2 time.* got 1"),
+        (("check",), (4, 3, 1), "checks must not name 'check'"),
+    ],
+)
+def test_what_is_taken_first_cannot_be_chosen_again(first, quotas, message):
+    with pytest.raises(ValueError, match=message):
+        budget(quotas, first=first)
+    run = jde.AdaptiveRun(
+        {"loud": LOUD, "quiet": QUIET}, prices={"loud": 1, "quiet": 3}, budget=9
+    )
+    with pytest.raises(ValueError, match="must have that as its quota, got none"):
+        AdaptiveBudget((run,), DELTA, first=("loud",))
+    held = budget((1, 3, 3), first=("loud",)).charge("loud")
+    assert not held.can("loud") and held.before == (LOUD,)
 
 
 def test_an_edited_choice_is_noticed(tmp_path, whole):

@@ -170,6 +170,10 @@ class _Plan:
                 self.limit = beyond(x) * np.exp(window.tilt * (x - window.center))
         self.decay = np.exp(-window.tilt * h * np.arange(self.left, 0, -1))
         self.up = up
+        # Used again for each state: fresh pages take as long as the transforms.
+        self.padded = np.zeros(self.length)
+        self.products = np.empty((len(kernels), self.length // 2 + 1), np.complex128)
+        self.means = np.empty((len(kernels), self.length))
         self.transforms: list[np.ndarray] = []
         self.norms: list[tuple[float, float]] = []
         for first, masses in folded:
@@ -193,7 +197,7 @@ class _Plan:
 
     def spectrum(self, row: Row) -> tuple[np.ndarray, float]:
         """The transform of a row, and the norm of its values."""
-        padded = np.zeros(self.length)
+        padded = self.padded  # 0 but for what is set here
         padded[: self.size] = row.values
         if self.up:
             # Both sides of g = 1 v falls away from it: it is no more than at the ends,
@@ -211,8 +215,7 @@ class _Plan:
         """The row where options, each with the row after it, may be taken as well."""
         best, error = row
         # All transforms of a state at once.
-        products = np.empty((len(moves), self.length // 2 + 1), np.complex128)
-        taken = []
+        products, taken = self.products, []
         for option, after, (transform, norm) in moves:
             if norm == 0:
                 best = np.maximum(best, self.own[option])
@@ -223,9 +226,11 @@ class _Plan:
             np.multiply(transform, self.transforms[option], out=products[len(taken)])
             taken.append(option)
         if taken:
-            means = np.fft.irfft(products[: len(taken)], self.length)[:, : self.size]
-            means += self.own[taken]
-            best = np.maximum(best, means.max(axis=0))
+            all_means = self.means[: len(taken)]
+            np.fft.irfft(products[: len(taken)], self.length, out=all_means)
+            for option, means in zip(taken, all_means[:, : self.size], strict=True):
+                means += self.own[option]
+                best = np.maximum(best, means)
         return Row(best, error)
 
 

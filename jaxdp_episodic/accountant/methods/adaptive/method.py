@@ -25,10 +25,12 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     atoms_of,
 )
 from jaxdp_episodic.accountant.methods.adaptive.reading import (
+    LEAST_REACH,
     Curve,
     curve_of,
     epsilon_above,
     epsilon_below,
+    narrowed,
     value_above,
     value_below,
 )
@@ -58,10 +60,6 @@ _MOST_REFINEMENTS = 8
 _RIGHT_SHARE = 1e-6
 # Value to which they fall at its left end.
 _LEFT_VALUE = 1e-6
-# Share of the answer that may leave the window at either end and come back.
-_CROSSING_SHARE = 1e-8
-# Nats that a window has at least on either side of what is asked.
-_LEAST_REACH = 1e-3
 # Nats over which a slope is taken.
 _SLOPE_NATS = 0.05
 # Largest exponent of a weight over the window: float64 ends at 700.
@@ -130,7 +128,7 @@ class Solver:
         # Values that do not fall to the right are not to be multiplied up.
         tilt = 0.0 if self.lost else min(order - 1, _MOST_TILT)
         return View(
-            at, log_size, tilt, left + _LEAST_REACH, max(right, at) + _LEAST_REACH
+            at, log_size, tilt, left + LEAST_REACH, max(right, at) + LEAST_REACH
         )
 
     def _without_passes(self) -> Ends | None:
@@ -210,7 +208,7 @@ class Solver:
             # Not a bound: where the curve is, and how steep.
             seen = curve_of(row._replace(error=0.0), window, up=True)
             view = self._seen(view, seen)
-            self.views[backward] = _narrowed(view, row, window)
+            self.views[backward] = narrowed(view, row, window)
             self.spacing = min(self.spacing, window.step)
 
     def _seen(self, view: View, curve: Curve) -> View:
@@ -232,7 +230,7 @@ class Solver:
             min(float(log_size), 0.0),
             0.0 if self.lost else float(np.clip(tilt, 0.0, _MOST_TILT)),
             view.left,
-            max(right, at) + _LEAST_REACH,
+            max(right, at) + LEAST_REACH,
         )
 
     def largest_budget(self, log_delta: float, width: float) -> int:
@@ -401,23 +399,3 @@ class Solver:
             return max(found - shift, 0.0)
         found = value_below(curve, above, target + shift)
         return math.log(found) - scale - _ROUNDING * 700 if found > 0 else -math.inf
-
-
-def _narrowed(view: View, row: Row, window: Window) -> View:
-    """A view without what strategies seldom cross, and gain little from beyond.
-
-    To be u nats left of g = 1 a run from the answer has lost u nats more than that, and
-    there the value is v(-u): about v(at + u) v(-u) in all. The same at u nats right of
-    the answer, as losses below -u have about the mass v(-u). An estimate: both ends of
-    the answer hold on every window.
-    """
-    values = np.abs(row.values / window.weights)
-    zero = -window.first
-    at = zero + int(np.clip(round(view.at / window.step), 0, window.size - 1 - zero))
-    u = np.arange(min(zero, window.size - 1 - at) + 1)
-    small = values[zero - u] * values[at + u] <= _CROSSING_SHARE * values[at]
-    if not small.any():
-        return view
-    reach = window.step * int(np.argmax(small)) + _LEAST_REACH
-    right = min(view.right, max(view.at, 0.0) + reach)
-    return view._replace(left=min(view.left, reach), right=right)

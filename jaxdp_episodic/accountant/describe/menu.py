@@ -18,7 +18,8 @@ from jaxdp_episodic.accountant.describe.releases import (
     ZeroConcentratedDP,
 )
 from jaxdp_episodic.accountant.describe.rule_book import RuleBook, checked_word
-from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.describe.serialization import spec_fields
+from jaxdp_episodic.accountant.describe.spec import Spec, setting_of
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
@@ -54,8 +55,34 @@ class Menu(Spec):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One setting: ()."""
-        return ()
+        """Broadcast shape of the options: of several settings, where not ()."""
+        parts = {name: np.empty(o.shape, np.uint8) for name, o in self.options.items()}
+        return _validation.broadcast_shape(**parts)
+
+    def _apart(self) -> tuple[Self, ...]:
+        """The runs of one setting each; this one where it is that."""
+        if not self.shape:
+            return (self,)
+        runs = []
+        for index in np.ndindex(self.shape):
+            options = {
+                name: setting_of(option, index, self.shape)
+                for name, option in self.options.items()
+            }
+            fields = {name: getattr(self, name) for name in spec_fields(self)}
+            runs.append(type(self)(**{**fields, "options": options}))
+        return tuple(runs)
+
+    def one_setting(self, what: str) -> None:
+        """Refuses what a run of several settings has none of.
+
+        Raises:
+          ValueError: naming ``what``.
+        """
+        if self.shape:
+            raise ValueError(
+                f"{what} is of a run of one setting, got options of shape {self.shape}"
+            )
 
     @property
     def spent(self) -> int:
@@ -85,6 +112,7 @@ class Menu(Spec):
           ValueError: the option costs more than is left, or the rules do not allow it
             now, or there is none of this name.
         """
+        self.one_setting("charge")
         refusal = self._refusal(option)
         if refusal is not None:
             raise ValueError(f"option {option!r} cannot be taken: {refusal}")
@@ -156,11 +184,15 @@ class Menu(Spec):
                 "budget", self.budget, maximum=MOST_BUDGET
             )
             object.__setattr__(self, "budget", budget)
+        if self.odometer is not None:
+            self.one_setting("odometer")
         self._check_odometer()
         taken = dict.fromkeys(options, 0)
         if self.taken:
             self._set_numbers("taken", minimum=0, partial=True)
             taken |= self.taken
+        if any(taken.values()):
+            self.one_setting("taken")
         object.__setattr__(self, "taken", MappingProxyType(taken))
 
     def _check_odometer(self) -> None:
@@ -260,8 +292,6 @@ def _check_option(what: str, option: Any, kind: type) -> None:
             f"{what} must be a GaussianStep, a release, a composed run or an "
             f"AdaptiveRun, got {_validation.shown(option)}"
         )
-    if option.shape != ():
-        raise ValueError(f"{what} must be one setting, got shape {option.shape}")
     counts = option.counts if isinstance(option, ComposedSteps) else (1,)
     if isinstance(option, Menu):
         if any(option.taken.values()):
@@ -272,10 +302,10 @@ def _check_option(what: str, option: Any, kind: type) -> None:
             _check_release(what, part)
             continue
         scheme = epoch_scheme(part.design)
-        length = 1 if scheme is None else int(np.asarray(scheme.steps_per_epoch))
-        if int(count) % length:
+        length = 1 if scheme is None else scheme.steps_per_epoch
+        if np.any(np.asarray(count) % np.asarray(length)):
             raise NotImplementedError(
-                f"{what} takes {int(count)} steps of an epoch of {length}: the steps "
+                f"{what} takes {count} steps of an epoch of {length}: the steps "
                 "of an epoch depend on one another through the secret draw, so that "
                 f"only whole epochs are options: compose((step, {length}))"
             )

@@ -75,6 +75,35 @@ class Spec(ByValue):
         return cls(**fields)
 
 
+def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    """Returns a spec of one setting, of those of a shape that its fields broadcast to.
+
+    Args:
+      spec: any; tuples and arrays in them, such as counts, go field by field.
+      index: of the setting.
+      shape: to which ``spec.shape`` broadcasts.
+    """
+    if isinstance(spec, tuple):
+        return tuple(setting_of(part, index, shape) for part in spec)
+    if isinstance(spec, np.ndarray):
+        return np.broadcast_to(spec, shape)[index]
+    if not isinstance(spec, Spec) or spec.shape == ():
+        return spec
+    changed = {}
+    for name in serialization.spec_fields(spec):
+        value = getattr(spec, name)
+        if name in spec.numeric or isinstance(value, Spec | tuple):
+            changed[name] = setting_of(value, index, shape)
+    one = type(spec).from_fields(
+        {n: changed.get(n, getattr(spec, n)) for n in serialization.spec_fields(spec)}
+    )
+    if one.shape != ():
+        raise NotImplementedError(
+            f"settings of a {type(spec).__name__} cannot be told apart"
+        )
+    return one
+
+
 def set_numbers(spec: Spec) -> None:
     """Checks the numeric fields of a frozen spec; refuses those that do not broadcast.
 

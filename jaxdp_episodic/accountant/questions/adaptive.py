@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,11 +17,17 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.questions import api, intervals
+from jaxdp_episodic.accountant.questions.adaptive_settings import of_settings
 from jaxdp_episodic.accountant.questions.odometers import (
     odometer_ends,
     odometer_with_margin,
 )
-from jaxdp_episodic.accountant.questions.prices import default_prices, largest_budget
+from jaxdp_episodic.accountant.questions.prices import (
+    AdaptivityCost,
+    adaptivity_cost,
+    default_prices,
+    largest_budget,
+)
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
     ends,
@@ -53,8 +59,10 @@ class AdaptiveRun(Menu):
 
     Attributes:
       options: steps, releases, composed runs (taken as a whole; epochs must be whole)
-        and other adaptive runs that have not begun, by name; each one setting, all
-        about the same protected units.
+        and other adaptive runs that have not begun, by name; all about the same
+        protected units. Their fields may be arrays, which broadcast as everywhere:
+        each setting has its own worst strategy, and answers have the options' shape;
+        to be charged, a run must be of one setting.
       quotas: whole number >= 0 for each option: how often it may be taken, in any
         order, at any time. Costs what all of them composed cost, and nothing more.
       taken: how often each option has been taken.
@@ -62,8 +70,8 @@ class AdaptiveRun(Menu):
 
     Raises:
       TypeError: an option that is none.
-      ValueError: options that protect different units, arrays of settings, names that
-        are no options.
+      ValueError: options that protect different units or do not broadcast, names that
+        are no options; several settings where there must be one, as with a target.
       NotImplementedError: part of an epoch as an option, or a release of which the
         Rényi divergences alone are known.
     """
@@ -116,6 +124,9 @@ class AdaptiveRun(Menu):
             state=state,
         )
         object.__setattr__(self, "_answers", {})
+        for name, given in (("epsilon", epsilon), ("odometer", odometer)):
+            if given is not None:
+                self.one_setting(name)
         if delta is not None:
             checked = _validation.open_unit_array("delta", delta)
             delta = _validation.single("delta", checked)
@@ -166,6 +177,11 @@ class AdaptiveRun(Menu):
         same = self.composition()
         if same is not None:
             return api.epsilon(same, delta=delta)
+        if self.shape:
+            targets = _validation.probability_array("delta", delta)
+            return of_settings(
+                self, self.settings(), targets, lambda run, d: run.epsilon(delta=d)
+            )
         return self.epsilon_interval(delta=delta)[1]
 
     def delta(self, *, epsilon: Any) -> Any:
@@ -177,6 +193,11 @@ class AdaptiveRun(Menu):
         same = self.composition()
         if same is not None:
             return api.delta(same, epsilon=epsilon)
+        if self.shape:
+            targets = _validation.nonnegative_array("epsilon", epsilon)
+            return of_settings(
+                self, self.settings(), targets, lambda run, e: run.delta(epsilon=e)
+            )
         return self.delta_interval(epsilon=epsilon)[1]
 
     def epsilon_interval(
@@ -197,6 +218,12 @@ class AdaptiveRun(Menu):
             checked = _validation.positive_array("max_width", max_width)
             width = _validation.single("max_width", checked)
         targets = _validation.probability_array("delta", delta)
+        if self.shape:
+
+            def ends_at(run: AdaptiveRun, at: float) -> tuple[Any, Any]:
+                return run.epsilon_interval(delta=at, max_width=width)
+
+            return of_settings(self, self.settings(), targets, ends_at)
         return self._each(targets, lambda d: self._epsilon_ends(d, width))
 
     def delta_interval(self, *, epsilon: Any) -> tuple[Any, Any]:
@@ -209,6 +236,13 @@ class AdaptiveRun(Menu):
         if same is not None:
             return intervals.delta_interval(same, epsilon=epsilon)
         targets = _validation.nonnegative_array("epsilon", epsilon)
+        if self.shape:
+            return of_settings(
+                self,
+                self.settings(),
+                targets,
+                lambda run, e: run.delta_interval(epsilon=e),
+            )
         return self._each(targets, self._delta_ends)
 
     def cost_of_adaptivity(self, *, delta: float) -> AdaptivityCost:
@@ -220,6 +254,7 @@ class AdaptiveRun(Menu):
         Raises:
           NotImplementedError: without prices: quotas cost nothing.
         """
+        self.one_setting("cost_of_adaptivity")
         if self.prices is None or self.budget is None:
             raise NotImplementedError(
                 "the cost of adaptivity is that of prices: quotas cost what their "
@@ -228,21 +263,8 @@ class AdaptiveRun(Menu):
         target = _validation.single(
             "delta", _validation.open_unit_array("delta", delta)
         )
-        start = self._as_begun()
-        alone, numbers = {}, {}
-        for name, option in self.options.items():
-            numbers[name] = start.most(name) if self.rules is None else 0
-            if self.rules is not None:
-                numbers[name] = start.most(name)
-            steps = compose((taken_once(option), numbers[name]))
-            alone[name] = float(api.epsilon(steps, delta=target))
         worst = float(self.epsilon(delta=target))
-        largest = max(alone.values())
-        held_back = 0.0
-        if largest > 0:
-            smaller = largest_budget(self, largest * (1 + 1e-9), target)
-            held_back = max(1 - smaller / self.budget, 0.0)
-        return AdaptivityCost(worst, alone, numbers, worst / largest, held_back)
+        return adaptivity_cost(self._as_begun(), worst, target)
 
     @property
     def epsilon_so_far(self) -> float:
@@ -314,12 +336,18 @@ class AdaptiveRun(Menu):
             if self.quotas is not None:
                 quotas = self.quotas.items()
                 return compose(*((taken_once(self.options[n]), q) for n, q in quotas))
+            if self.shape:
+                return None  # of some settings, maybe
             game = self._game()
             if game.steps:
                 return equivalent(game)
             return compose(*((taken_once(o), 0) for o in self.options.values()))
 
         return self._kept("composition", found)
+
+    def settings(self) -> tuple[AdaptiveRun, ...]:
+        """Returns the runs of one setting each, in the order of a flattened array."""
+        return self._kept("settings", self._apart)
 
     def _each(
         self, targets: np.ndarray, ends_at: Callable[[float], Ends]
@@ -366,25 +394,6 @@ AdaptiveRun.nested_specs = {
     **Menu.nested_specs,
     "options": (*Menu.nested_specs["options"], AdaptiveRun),
 }
-
-
-class AdaptivityCost(NamedTuple):
-    """What the freedom to choose costs, at one delta.
-
-    Attributes:
-      epsilon: of the worst strategy.
-      alone: epsilon of each option where the whole budget goes to it.
-      numbers: how often each may be taken then.
-      ratio: ``epsilon`` over the largest of ``alone``.
-      held_back: share of the budget to be held back for the worst strategy to cost no
-        more than the largest of ``alone``.
-    """
-
-    epsilon: float
-    alone: dict[str, float]
-    numbers: dict[str, int]
-    ratio: float
-    held_back: float
 
 
 def _as_deltas(found: Ends) -> Ends:

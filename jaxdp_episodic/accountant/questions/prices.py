@@ -28,6 +28,7 @@ from jaxdp_episodic.accountant.questions.strategies import (
     game_of,
     largest_within,
     problems_of,
+    taken_once,
 )
 
 # Budgets that prices are laid for.
@@ -55,6 +56,25 @@ class Prices(NamedTuple):
 
     prices: dict[str, int]
     blocks: dict[str, int]
+
+
+class AdaptivityCost(NamedTuple):
+    """What the freedom to choose costs, at one delta.
+
+    Attributes:
+      epsilon: of the worst strategy.
+      alone: epsilon of each option where the whole budget goes to it.
+      numbers: how often each may be taken then.
+      ratio: ``epsilon`` over the largest of ``alone``.
+      held_back: share of the budget to be held back for the worst strategy to cost no
+        more than the largest of ``alone``.
+    """
+
+    epsilon: float
+    alone: dict[str, float]
+    numbers: dict[str, int]
+    ratio: float
+    held_back: float
 
 
 def number_alone(step: Any, epsilon: float, delta: float) -> float:
@@ -231,3 +251,25 @@ def _by_one_pass(
             budget = min(budget, solver.largest_budget(math.log(delta), _WIDTH))
         best = max(best, budget)
     return best
+
+
+def adaptivity_cost(menu: Menu, worst: float, delta: float) -> AdaptivityCost:
+    """What the freedom to choose costs.
+
+    Args:
+      menu: with prices, before anything was taken.
+      worst: epsilon of its worst strategy.
+      delta: at which that is.
+    """
+    assert menu.budget is not None
+    numbers = {name: menu.most(name) for name in menu.options}
+    alone = {}
+    for name, option in menu.options.items():
+        steps = compose((taken_once(option), numbers[name]))
+        alone[name] = float(api.epsilon(steps, delta=delta))
+    largest = max(alone.values())
+    held_back = 0.0
+    if largest > 0:
+        smaller = largest_budget(menu, largest * (1 + 1e-9), delta)
+        held_back = max(1 - smaller / menu.budget, 0.0)
+    return AdaptivityCost(worst, alone, numbers, worst / largest, held_back)

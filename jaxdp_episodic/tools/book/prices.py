@@ -122,6 +122,9 @@ class MenuPrices:
 
     menu: AdaptiveRun
 
+    def __post_init__(self) -> None:
+        self.menu.one_setting("menu")
+
     @property
     def kind(self) -> str:
         """What limits the runs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,21 @@ class Graph(NamedTuple):
             taken[move[0]] += 1
             move = first[move[1]]
         return taken
+
+    def groups(self, most: int) -> Iterator[range]:
+        """States one after the other none of which leads to another of them.
+
+        Args:
+          most: moves of a group, and states; a state with more is one by itself.
+        """
+        start = number = 0
+        for state, moves in enumerate(self.moves):
+            number += max(len(moves), 1)
+            is_apart = all(to < start for _, to in moves)
+            if state > start and not (is_apart and number <= most):
+                yield range(start, state)
+                start, number = state, max(len(moves), 1)
+        yield range(start, len(self.moves))
 
     def last_uses(self) -> list[int]:
         """For each state the last one that leads to it."""

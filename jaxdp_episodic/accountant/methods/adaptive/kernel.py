@@ -22,6 +22,9 @@ from jaxdp_episodic.accountant.numerics import fourier
 # Logarithm of the mass, over what is asked about, that is left out of a window, and
 # that goes round a circle.
 _LOG_NEGLIGIBLE = -45.0
+# The same of an option's own losses, on the lattice of the values: it adds up over a
+# million moves at most.
+_LOG_LEFT_OUT = -32.0
 # Losses at which the reach of a step is looked for, nats.
 _REACHES = np.geomspace(1e-9, 1e4, 400)
 # Exponents of Chernoff's bound, on either side of the tilt.
@@ -57,7 +60,8 @@ class Spacing(NamedTuple):
     @property
     def log_cut(self) -> float:
         """Logarithm of the mass that may be left out."""
-        return min(self.log_size, 0.0) + _LOG_NEGLIGIBLE
+        negligible = _LOG_NEGLIGIBLE if self.parts > 1 else _LOG_LEFT_OUT
+        return min(self.log_size, 0.0) + negligible
 
 
 class Kernel(NamedTuple):

@@ -25,10 +25,12 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     atoms_of,
 )
 from jaxdp_episodic.accountant.methods.adaptive.reading import (
+    LEAST_REACH,
     Curve,
     curve_of,
     epsilon_above,
     epsilon_below,
+    narrowed,
     value_above,
     value_below,
 )
@@ -43,8 +45,8 @@ _ENOUGH = 1e-5
 _ENOUGH_OF_DELTA = 1e-4
 # Factor of both for which more work is done than usual.
 _COARSER = 100.0
-# Points of all transforms of one end, usually: 0.2 s.
-_USUAL_WORK = 5e7
+# Points of all transforms of one end, usually: some 0.1 s.
+_USUAL_WORK = 1.5e7
 # The same, at most: 20 s.
 _MOST_WORK = 5e9
 # Most points of a window.
@@ -58,8 +60,6 @@ _MOST_REFINEMENTS = 8
 _RIGHT_SHARE = 1e-6
 # Value to which they fall at its left end.
 _LEFT_VALUE = 1e-6
-# Nats that a window has at least on either side of what is asked.
-_LEAST_REACH = 1e-3
 # Nats over which a slope is taken.
 _SLOPE_NATS = 0.05
 # Largest exponent of a weight over the window: float64 ends at 700.
@@ -128,7 +128,7 @@ class Solver:
         # Values that do not fall to the right are not to be multiplied up.
         tilt = 0.0 if self.lost else min(order - 1, _MOST_TILT)
         return View(
-            at, log_size, tilt, left + _LEAST_REACH, max(right, at) + _LEAST_REACH
+            at, log_size, tilt, left + LEAST_REACH, max(right, at) + LEAST_REACH
         )
 
     def _without_passes(self) -> Ends | None:
@@ -207,7 +207,8 @@ class Solver:
             self.uppers[backward] = min(self.uppers[backward], upper)
             # Not a bound: where the curve is, and how steep.
             seen = curve_of(row._replace(error=0.0), window, up=True)
-            self.views[backward] = self._seen(view, seen)
+            view = self._seen(view, seen)
+            self.views[backward] = narrowed(view, row, window)
             self.spacing = min(self.spacing, window.step)
 
     def _seen(self, view: View, curve: Curve) -> View:
@@ -229,7 +230,7 @@ class Solver:
             min(float(log_size), 0.0),
             0.0 if self.lost else float(np.clip(tilt, 0.0, _MOST_TILT)),
             view.left,
-            max(right, at) + _LEAST_REACH,
+            max(right, at) + LEAST_REACH,
         )
 
     def largest_budget(self, log_delta: float, width: float) -> int:

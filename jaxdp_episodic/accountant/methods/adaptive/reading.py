@@ -7,10 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.methods.adaptive.problem import View
 from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window
 
 # Points to the right of an answer through which a line bounds it from below.
 _SECANTS = 2 ** np.arange(6)
+# Nats that a window has at least on either side of what is asked.
+LEAST_REACH = 1e-3
+# Share of the answer that may leave the window at either end and come back.
+_CROSSING_SHARE = 1e-8
 # Rounding of a few operations.
 _ROUNDING = 4e-15
 
@@ -102,3 +107,23 @@ def _slopes(curve: Curve, above: Curve, j: int) -> list[float]:
     further = further[further < len(curve.x)]
     gaps = np.expm1(curve.x[further] - curve.x[j])
     return ((curve.values[j] - above.values[further]) / gaps).tolist()
+
+
+def narrowed(view: View, row: Row, window: Window) -> View:
+    """A view without what strategies seldom cross, and gain little from beyond.
+
+    To be u nats left of g = 1 a run from the answer has lost u nats more than that, and
+    there the value is v(-u): about v(at + u) v(-u) in all. The same at u nats right of
+    the answer, as losses below -u have about the mass v(-u). An estimate: both ends of
+    the answer hold on every window.
+    """
+    values = np.abs(row.values / window.weights)
+    zero = -window.first
+    at = zero + int(np.clip(round(view.at / window.step), 0, window.size - 1 - zero))
+    u = np.arange(min(zero, window.size - 1 - at) + 1)
+    small = values[zero - u] * values[at + u] <= _CROSSING_SHARE * values[at]
+    if not small.any():
+        return view
+    reach = window.step * int(np.argmax(small)) + LEAST_REACH
+    right = min(view.right, max(view.at, 0.0) + reach)
+    return view._replace(left=min(view.left, reach), right=right)

@@ -28,6 +28,8 @@ from jaxdp_episodic.accountant.methods.adaptive.kernel import Kernel
 # Error of a transform for each level, in machine precisions: Higham (2002), Accuracy
 # and Stability of Numerical Algorithms, Theorem 24.2, has 4.1; doubled.
 _TRANSFORM_ERROR = 8.0
+# Cells of transforms that are made at once, which stay in a core's cache.
+_MOST_CELLS = 2**17
 # Rounding of sums of masses, one after the other: for each of them.
 _SUM_ROUNDING = 4.5e-16
 
@@ -125,18 +127,22 @@ def solve(
     for state, end in enumerate(last):
         ends.setdefault(end, []).append(state)
     row = plan.nothing()
-    for state, moves in enumerate(graph.moves):
-        row = plan.nothing() if payoff is None else plan.stopping(payoff(state))
-        for _, to in moves:
-            if to not in spectra:
-                spectra[to] = plan.spectrum(rows[to])
-        row = plan.better(row, [(k, rows[to], spectra[to]) for k, to in moves])
-        if visit is not None and visit(state, row):
-            break
-        rows[state] = row
-        for done in ends.get(state, ()):
-            if done != state:
-                rows.pop(done, None)
+    for group in graph.groups(plan.together):
+        ways = [[(k, rows[to], spectra[to]) for k, to in graph.moves[s]] for s in group]
+        starts = [
+            plan.nothing() if payoff is None else plan.stopping(payoff(state))
+            for state in group
+        ]
+        found = plan.better(starts, ways)
+        for state, row in zip(group, found, strict=True):
+            if visit is not None and visit(state, row):
+                return row
+        used = [s for s in group if last[s] != s]
+        rows |= dict(zip(group, found, strict=True))
+        spectra |= dict(zip(used, plan.spectra([rows[s] for s in used]), strict=True))
+        for state in group:
+            for done in ends.get(state, ()):
+                rows.pop(done)
                 spectra.pop(done, None)
     return row
 
@@ -170,6 +176,10 @@ class _Plan:
                 self.limit = beyond(x) * np.exp(window.tilt * (x - window.center))
         self.decay = np.exp(-window.tilt * h * np.arange(self.left, 0, -1))
         self.up = up
+        # Used again for each state: fresh pages take as long as the transforms.
+        self.together = max(len(kernels), _MOST_CELLS // self.length)
+        self.products = np.empty((self.together, self.length // 2 + 1), np.complex128)
+        self.means = np.empty((self.together, self.length))
         self.transforms: list[np.ndarray] = []
         self.norms: list[tuple[float, float]] = []
         for first, masses in folded:
@@ -191,42 +201,53 @@ class _Plan:
         """Of a state in which stopping is worth more than nothing."""
         return Row(payoff * self.weights, 0.0)
 
-    def spectrum(self, row: Row) -> tuple[np.ndarray, float]:
-        """The transform of a row, and the norm of its values."""
-        padded = np.zeros(self.length)
-        padded[: self.size] = row.values
-        if self.up:
-            # Both sides of g = 1 v falls away from it: it is no more than at the ends,
-            # where it is no more than these values and their error.
-            first, last = (float(row.values[i]) + row.error for i in (0, -1))
-            with np.errstate(over="ignore"):
-                right = np.minimum(last * self.growth, self.limit)
-            padded[self.size : self.size + self.right] = right
-            padded[self.length - self.left :] = first * self.decay
-        return np.fft.rfft(padded), float(np.linalg.norm(padded))
+    def spectra(self, rows: Sequence[Row]) -> list[tuple[np.ndarray, float]]:
+        """The transforms of rows, and the norms of their values."""
+        padded = self.means[: len(rows)]
+        padded[:, self.size :] = 0.0
+        for line, row in zip(padded, rows, strict=True):
+            line[: self.size] = row.values
+            if self.up:
+                # Both sides of g = 1 v falls away from it: it is no more than at the
+                # ends, where it is no more than these values and their error.
+                first, last = (float(row.values[i]) + row.error for i in (0, -1))
+                with np.errstate(over="ignore"):
+                    right = np.minimum(last * self.growth, self.limit)
+                line[self.size : self.size + self.right] = right
+                line[self.length - self.left :] = first * self.decay
+        norms = np.sqrt(np.einsum("ij,ij->i", padded, padded)).tolist()
+        return list(zip(np.fft.rfft(padded), norms, strict=True))
 
     def better(
-        self, row: Row, moves: Sequence[tuple[int, Row, tuple[np.ndarray, float]]]
-    ) -> Row:
-        """The row where options, each with the row after it, may be taken as well."""
-        best, error = row
-        # All transforms of a state at once.
-        products = np.empty((len(moves), self.length // 2 + 1), np.complex128)
-        taken = []
-        for option, after, (transform, norm) in moves:
-            if norm == 0:
-                best = np.maximum(best, self.own[option])
-                continue
-            total, size = self.norms[option]
-            # Of both transforms, and of the inverse of their product.
-            error = max(error, total * after.error + self.machine * norm * size)
-            np.multiply(transform, self.transforms[option], out=products[len(taken)])
-            taken.append(option)
-        if taken:
-            means = np.fft.irfft(products[: len(taken)], self.length)[:, : self.size]
-            means += self.own[taken]
-            best = np.maximum(best, means.max(axis=0))
-        return Row(best, error)
+        self,
+        rows: Sequence[Row],
+        ways: Sequence[Sequence[tuple[int, Row, tuple[np.ndarray, float]]]],
+    ) -> list[Row]:
+        """The rows where options, each with the row after it, may be taken as well."""
+        errors, places = [row.error for row in rows], []
+        best = np.stack([row.values for row in rows])
+        # All transforms of all states at once.
+        for state, moves in enumerate(ways):
+            for option, after, (transform, norm) in moves:
+                if norm == 0:
+                    np.maximum(best[state], self.own[option], out=best[state])
+                    continue
+                total, size = self.norms[option]
+                # Of both transforms, and of the inverse of their product.
+                error = total * after.error + self.machine * norm * size
+                errors[state] = max(errors[state], error)
+                product = self.products[len(places)]
+                np.multiply(transform, self.transforms[option], out=product)
+                places.append((state, option))
+        if places:
+            means = self.means[: len(places)]
+            np.fft.irfft(self.products[: len(places)], self.length, out=means)
+            for (state, option), mean in zip(
+                places, means[:, : self.size], strict=True
+            ):
+                mean += self.own[option]
+                np.maximum(best[state], mean, out=best[state])
+        return [Row(v, e) for v, e in zip(best, errors, strict=True)]
 
 
 def _folded(kernel: Kernel, size: int) -> tuple[int, np.ndarray]:

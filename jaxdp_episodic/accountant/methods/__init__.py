@@ -1,6 +1,6 @@
 """Rényi, exact and certified: three methods against one protocol of losses.
 
-Doors: `adaptive.graph`, `adaptive.method`, `adaptive.odometer`, `adaptive.problem`,
-`certified.method`, `closed_form`, `engine`, `exact.contour`, `exact.integral`,
-`exact.method`, `exact.mgf`, `question`, `rdp.method`, `run`.
+Doors: `adaptive.comparison`, `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
+`adaptive.problem`, `certified.method`, `closed_form`, `engine`, `exact.contour`,
+`exact.integral`, `exact.method`, `exact.mgf`, `question`, `rdp.method`, `run`.
 """

@@ -100,17 +100,8 @@ class GdpBudget:
     floors: float
 
     def __post_init__(self) -> None:
-        epsilon = _validation.single("epsilon", _number("epsilon", self.epsilon))
-        if not 0 < epsilon < np.inf:
-            raise ValueError(f"epsilon must be > 0 and finite, got {epsilon:g}")
-        object.__setattr__(self, "epsilon", float(epsilon))
-        for name in ("delta", "floors"):
-            value = _validation.open_unit_array(name, getattr(self, name))
-            object.__setattr__(self, name, float(_validation.single(name, value)))
-        if not self.floors < self.delta:
-            raise ValueError(
-                f"floors must be below delta, {self.delta:g}, got {self.floors:g}"
-            )
+        for name, value in checked_total(self.epsilon, self.delta, self.floors).items():
+            object.__setattr__(self, name, value)
         _ = self.mu
 
     @functools.cached_property
@@ -142,10 +133,7 @@ class GdpBudget:
         mu = math.sqrt(squares)
         while Fraction(mu) ** 2 > squares:
             mu = math.nextafter(mu, 0.0)
-        floor = float(floors)
-        while Fraction(floor) > floors:
-            floor = math.nextafter(floor, 0.0)
-        return GdpPrice(mu, floor)
+        return GdpPrice(mu, rounded_down(floors))
 
     def permits(self, prices: Iterable[GdpPrice], price: GdpPrice) -> bool:
         """Returns whether a price fits beside those that were paid."""
@@ -186,7 +174,7 @@ def gdp_price(
     Raises:
       ValueError: a run without a finite mu at this floor; fields that are arrays.
     """
-    lost = _checked_floor(floor)
+    lost = checked_floor(floor)
     check_method(method)
     runs, shape = checked_runs(step, num_steps)
     if shape:
@@ -209,7 +197,7 @@ def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> G
     Raises:
       ValueError: there is no finite mu, as where delta stays above the floor.
     """
-    lost = _checked_floor(floor)
+    lost = checked_floor(floor)
     falls = np.all(np.diff(epsilons) >= 0) and np.all(np.diff(deltas) <= 0)
     if not (falls and epsilons[0] == 0 and np.all((deltas >= 0) & (deltas <= 1))):
         raise ValueError(
@@ -251,7 +239,7 @@ def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
     Reference: `curve_to_epsilon`; Bretagnolle and Huber (1979) and Pinsker for total
     variation (Canonne (2022), arXiv:2202.07198).
     """
-    lost = _checked_floor(floor)
+    lost = checked_floor(floor)
     deltas = np.geomspace(_LARGEST_DELTA, lost * (1 - 2 * _ROUNDING), _POINTS)
     epsilons = curve_to_epsilon(orders, rdp, delta=deltas)
     least = float(np.min(rdp)) * (1 + _ROUNDING)
@@ -263,7 +251,32 @@ def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
     return price_of_curve(epsilons, np.minimum.accumulate(deltas), floor=lost)
 
 
-def _checked_floor(floor: Any) -> float:
+def checked_total(epsilon: Any, delta: Any, floors: Any) -> dict[str, float]:
+    """Returns a total, and what of its delta floors may take, checked."""
+    target = _validation.single("epsilon", _number("epsilon", epsilon))
+    if not 0 < target < np.inf:
+        raise ValueError(f"epsilon must be > 0 and finite, got {target:g}")
+    found = {"epsilon": float(target)}
+    for name, value in {"delta": delta, "floors": floors}.items():
+        share = _validation.single(name, _validation.open_unit_array(name, value))
+        found[name] = float(share)
+    if not found["floors"] < found["delta"]:
+        raise ValueError(
+            f"floors must be below delta, {found['delta']:g}, got {found['floors']:g}"
+        )
+    return found
+
+
+def rounded_down(exact: Fraction) -> float:
+    """Returns the largest float that is not above a fraction >= 0."""
+    found = float(exact)
+    while Fraction(found) > exact:
+        found = math.nextafter(found, 0.0)
+    return found
+
+
+def checked_floor(floor: Any) -> float:
+    """Returns the floor of a run, checked."""
     value = _validation.single("floor", _validation.open_unit_array("floor", floor))
     if value < _SMALLEST_FLOOR:
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.base_budget import BaseBudget
 from jaxdp_episodic.accountant.questions.gdp_budget import GdpBudget
 from jaxdp_episodic.tools.book.content import (
     QUERY,
@@ -27,8 +28,10 @@ from jaxdp_episodic.tools.book.content import (
 )
 from jaxdp_episodic.tools.book.prices import (
     FLOORS_SHARE,
+    BasePrices,
     GdpPrices,
     MenuPrices,
+    only_step,
 )
 from jaxdp_episodic.tools.book.storage import (
     BookError,
@@ -109,6 +112,39 @@ def create_gdp_book(
     share = FLOORS_SHARE * delta if floors is None else floors
     prices = GdpPrices(GdpBudget(epsilon, delta, share))
     budget = prices.budget
+    return _created(where, protected, budget.epsilon, budget.delta, method, prices)
+
+
+def create_base_book(
+    where: str,
+    protected: Protected,
+    base: ComposedSteps,
+    *,
+    epsilon: Any,
+    delta: Any,
+    floors: Any = None,
+    method: str = "exact",
+) -> BookTerms:
+    """Makes a book for any runs, each charged units of a base; see `BaseBudget`.
+
+    Args:
+      where: path of an SQLite file, or a URL of SQLAlchemy's.
+      protected: who, in which data.
+      base: one step or release, taken once.
+      epsilon: of all runs together, nats, > 0.
+      delta: likewise, in (0, 1).
+      floors: of delta, what the floors of all runs may take; None: a fifth of delta.
+      method: how delta of the base is computed; prices are certified with any.
+
+    Raises:
+      FileExistsError: there is a book.
+      ImportError, OSError: it cannot be made there.
+      NotImplementedError: a base that no price can be stated in.
+      ValueError: a value out of range.
+    """
+    share = FLOORS_SHARE * delta if floors is None else floors
+    budget = BaseBudget(only_step(base), epsilon, delta, share, method)
+    prices = BasePrices(budget)
     return _created(where, protected, budget.epsilon, budget.delta, method, prices)
 
 

@@ -11,14 +11,14 @@ does that of a run whose copy went on while it ran: it is asked again before a r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import read_json
 from jaxdp_episodic.tools.book.book import Order, charge, read_book
 from jaxdp_episodic.tools.book.content import BookTerms, Entry, new_name
+from jaxdp_episodic.tools.book.prices import in_words
 from jaxdp_episodic.tools.book.storage import BookError, shown
 
 RECEIPT = "book.json"
@@ -62,13 +62,6 @@ class Paid(NamedTuple):
     def price(self) -> str:
         """What the run has paid, in words."""
         return in_words(self.entry.price)
-
-
-def in_words(price: Mapping[str, Any]) -> str:
-    """Returns a price as people read it."""
-    if "option" in price:
-        return f"one of {price['option']}"
-    return f"mu {price['mu']:.5g}, floor {price['floor']:.3g}"
 
 
 def check_in(where: str, folder: Path, order: Order, *, run: str) -> Paid:

@@ -247,7 +247,7 @@ def _header(row: Row) -> BookTerms:
         _check_version(row)
         fields = _record(row, 0, "")
         totals = {name: fields[name] for name in ("epsilon", "delta")}
-        people = fields["people"]
+        method, people = fields["method"], fields["people"]
         bounds = None if people is None else PersonBounds.from_dict(people)
         texts = [fields[name] for name in ("privacy_unit", "data", "book")]
         if not all(isinstance(text, str) for text in texts):
@@ -256,8 +256,8 @@ def _header(row: Row) -> BookTerms:
             texts[2],
             Protected(texts[0], fields["neighboring_relation"], bounds, texts[1]),
             **totals,
-            method=fields["method"],
-            prices=prices_from_dict(fields["prices"], **totals),
+            method=method,
+            prices=prices_from_dict(fields["prices"], **totals, method=method),
         )
     except BookError:
         raise

@@ -1,6 +1,6 @@
-"""What a book charges for a run: mu-GDP with floors, or a place on a menu.
+"""What a book charges: mu-GDP or base steps, with floors, or a place on a menu.
 
-Both kinds are fixed when the book is made. ``paid`` is what the runs before have paid,
+All kinds are fixed when the book is made. ``paid`` is what the runs before have paid,
 in order; a price is a dictionary of plain values, as the book holds it.
 """
 
@@ -12,11 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.describe.step import (
+    ComposedSteps,
+    GaussianStep,
+    OneStep,
+    compose,
+)
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
+from jaxdp_episodic.accountant.questions.base_budget import (
+    BaseBudget,
+    BasePrice,
+    base_price,
+)
 from jaxdp_episodic.accountant.questions.gdp_budget import (
     GdpBudget,
     GdpPrice,
@@ -36,12 +48,44 @@ class BookExhaustedError(ValueError):
 
 
 @dataclass(frozen=True)
-class GdpPrices:
-    """Any runs, each charged mu and a floor of its own; see `GdpBudget`.
+class _FloorPrices:
+    """Any runs, each charged a price that has a floor; see the two classes below.
 
     Attributes:
       budget: of all runs together.
     """
+
+    budget: Any
+
+    @property
+    def default_floor(self) -> float:
+        """The floor of a run that states none: a hundredth of delta."""
+        return FLOOR_SHARE * self.budget.delta
+
+    def read(self, price: Price) -> Any:
+        """Returns a price as the budget takes it."""
+        raise NotImplementedError
+
+    def holds(self, paid: Sequence[Price]) -> bool:
+        """Returns whether the prices do not exceed the total."""
+        *before, last = [self.read(price) for price in paid] or [None]
+        return last is None or self.budget.permits(before, last)
+
+    def check(self, paid: Sequence[Price], price: Price) -> None:
+        """Refuses a price that does not fit beside those paid."""
+        before, wanted = [self.read(one) for one in paid], self.read(price)
+        if self.budget.permits(before, wanted):
+            return
+        left = dataclasses.asdict(self.budget.left(before))
+        raise BookExhaustedError(
+            f"the run costs {in_words(price)}, and the book has {in_words(left)} left: "
+            "nothing was charged, nothing was drawn"
+        )
+
+
+@dataclass(frozen=True)
+class GdpPrices(_FloorPrices):
+    """Any runs, each charged mu and a floor of its own; see `GdpBudget`."""
 
     kind: ClassVar[str] = "gdp"
 
@@ -61,30 +105,13 @@ class GdpPrices:
         lost = self.default_floor if floor is None else floor
         return dataclasses.asdict(price_of_rdp(orders, rdp, floor=lost))
 
-    @property
-    def default_floor(self) -> float:
-        """The floor of a run that states none: a hundredth of delta."""
-        return FLOOR_SHARE * self.budget.delta
-
-    def holds(self, paid: Sequence[Price]) -> bool:
-        """Returns whether the prices do not exceed the total."""
-        return self.budget.permits(_gdp(paid), GdpPrice(0.0, 0.0))
-
-    def check(self, paid: Sequence[Price], price: Price) -> None:
-        """Refuses a price that does not fit beside those paid."""
-        before, wanted = _gdp(paid), GdpPrice(**price)
-        if self.budget.permits(before, wanted):
-            return
-        left = self.budget.left(before)
-        raise BookExhaustedError(
-            f"the run costs mu {wanted.mu:.5g} and floor {wanted.floor:.3g}, and the "
-            f"book has mu {left.mu:.5g} and floor {left.floor:.3g} left: nothing was "
-            "charged, nothing was drawn"
-        )
+    def read(self, price: Price) -> GdpPrice:
+        """Returns a price as the budget takes it."""
+        return GdpPrice(**price)
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
         """Returns names of the currencies, what was spent, and the total of each."""
-        before = _gdp(paid)
+        before = [self.read(price) for price in paid]
         squares = sum(price.mu**2 for price in before)
         floors = sum(price.floor for price in before)
         total = self.budget
@@ -92,7 +119,7 @@ class GdpPrices:
 
     def left(self, paid: Sequence[Price]) -> str:
         """Returns what is left, in words."""
-        left = self.budget.left(_gdp(paid))
+        left = self.budget.left([self.read(price) for price in paid])
         return f"a run of mu {left.mu:.5g}; floors {left.floor:.3g}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,10 +128,70 @@ class GdpPrices:
 
     @classmethod
     def from_dict(
-        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float
+        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float, method: str
     ) -> Self:
         """Reads what `to_dict` returned."""
+        del method
         return cls(_budget(epsilon, delta, fields["floors"]))
+
+
+@dataclass(frozen=True)
+class BasePrices(_FloorPrices):
+    """Any runs, each charged units of a base and a floor; see `BaseBudget`."""
+
+    kind: ClassVar[str] = "base"
+
+    budget: BaseBudget
+
+    def price(
+        self, run: ComposedSteps, *, method: str, floor: float | None = None
+    ) -> Price:
+        """Returns the price of a run, at its floor; certified, whatever the method."""
+        del method
+        lost = self.default_floor if floor is None else floor
+        return dataclasses.asdict(base_price(run, self.budget.base, floor=lost))
+
+    def price_of_rdp(
+        self, orders: Any, rdp: Any, *, floor: float | None = None
+    ) -> Price:
+        """Refuses a search, which is known by its Rényi-DP alone."""
+        raise NotImplementedError(
+            "a search for hyperparameters has no price in base steps: a Rényi bound of "
+            "it is all that is known; a book with mu-GDP prices charges it"
+        )
+
+    def read(self, price: Price) -> BasePrice:
+        """Returns a price as the budget takes it."""
+        return BasePrice(**price)
+
+    def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
+        """Returns names of the currencies, what was spent, and the total of each."""
+        before = [self.read(price) for price in paid]
+        units = sum(price.units for price in before)
+        floors = sum(price.floor for price in before)
+        total = self.budget
+        return [
+            ("base steps", float(units), float(total.units)),
+            ("floor", float(floors), total.floors),
+        ]
+
+    def left(self, paid: Sequence[Price]) -> str:
+        """Returns what is left, in words."""
+        left = self.budget.left([self.read(price) for price in paid])
+        return f"{left.units} base steps; floors {left.floor:.3g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values; `prices_from_dict` reads them."""
+        base = compose((self.budget.base, 1)).to_dict()
+        return {"kind": self.kind, "floors": self.budget.floors, "base": base}
+
+    @classmethod
+    def from_dict(
+        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float, method: str
+    ) -> Self:
+        """Reads what `to_dict` returned."""
+        base = only_step(ComposedSteps.from_dict(fields["base"]))
+        return cls(_base_budget(base, epsilon, delta, fields["floors"], method))
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +241,9 @@ class MenuPrices:
         """Returns the option that a run is; more noise than it says is allowed."""
         del method
         if floor is not None:
-            raise ValueError("floor is for a book with mu-GDP prices, got a menu")
+            raise ValueError(
+                "floor is for a book with mu-GDP prices or base steps, got a menu"
+            )
         options = self.menu.options
         fitting = [name for name in options if _is_at_most(run, options[name])]
         for name in sorted(fitting, key=lambda name: options[name] != run):
@@ -217,28 +306,55 @@ class MenuPrices:
 
     @classmethod
     def from_dict(
-        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float
+        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float, method: str
     ) -> Self:
         """Reads what `to_dict` returned."""
-        del epsilon, delta
+        del epsilon, delta, method
         menu = AdaptiveRun.from_dict(fields["menu"])
         if any(menu.taken.values()) or menu.rules is not None:
             raise ValueError("menu must be one of quotas or prices that has not begun")
         return cls(menu)
 
 
-Prices = GdpPrices | MenuPrices
+Prices = GdpPrices | BasePrices | MenuPrices
 
 
-def prices_from_dict(fields: Any, *, epsilon: float, delta: float) -> Prices:
+def prices_from_dict(
+    fields: Any, *, epsilon: float, delta: float, method: str
+) -> Prices:
     """Reads prices of any kind.
 
     Raises:
       KeyError, TypeError, ValueError: it is no such description.
     """
-    kinds = {"gdp": GdpPrices, "quotas": MenuPrices, "prices": MenuPrices}
+    kinds = {
+        "gdp": GdpPrices,
+        "base": BasePrices,
+        "quotas": MenuPrices,
+        "prices": MenuPrices,
+    }
     kind = _validation.choice("kind of prices", fields["kind"], kinds)
-    return kinds[kind].from_dict(fields, epsilon=epsilon, delta=delta)
+    return kinds[kind].from_dict(fields, epsilon=epsilon, delta=delta, method=method)
+
+
+def in_words(price: Price) -> str:
+    """Returns a price as people read it."""
+    if "option" in price:
+        return f"one of {price['option']}"
+    if "units" in price:
+        return f"{price['units']} base steps, floor {price['floor']:.3g}"
+    return f"mu {price['mu']:.5g}, floor {price['floor']:.3g}"
+
+
+def only_step(run: ComposedSteps) -> OneStep:
+    """Returns the one step of a run that takes it once.
+
+    Raises:
+      ValueError: it is another run.
+    """
+    if len(run.steps) != 1 or np.shape(run.counts[0]) or run.counts[0] != 1:
+        raise ValueError("base must be one step, taken once (num_steps = 1)")
+    return run.steps[0]
 
 
 def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
@@ -257,12 +373,9 @@ def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
     return compose(*alone.items(), *parts)
 
 
-# Its mu is searched for, and a book is read before every charge.
+# What they hold is searched for, and a book is read before every charge.
 _budget = functools.lru_cache(maxsize=16)(GdpBudget)
-
-
-def _gdp(paid: Sequence[Price]) -> list[GdpPrice]:
-    return [GdpPrice(**price) for price in paid]
+_base_budget = functools.lru_cache(maxsize=16)(BaseBudget)
 
 
 def _is_at_most(run: ComposedSteps, option: Any) -> bool:

@@ -19,13 +19,13 @@ from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.book.book import (
     charge_query,
     close_book,
+    create_base_book,
     create_gdp_book,
     create_menu_book,
     read_book,
 )
-from jaxdp_episodic.tools.book.check_in import in_words
 from jaxdp_episodic.tools.book.content import BookContent, BookTerms
-from jaxdp_episodic.tools.book.prices import GdpPrices
+from jaxdp_episodic.tools.book.prices import BasePrices, GdpPrices, in_words
 from jaxdp_episodic.tools.book.storage import shown
 from jaxdp_episodic.tools.cli.messages import (
     File,
@@ -57,8 +57,9 @@ _CHOOSE_BY = (
 class Create:
     """Make a book: who is protected, in which data, and the total. All of it is final.
 
-    Runs are charged mu and a floor (any run, designed whenever), or are those of a menu
-    (--quota, --menu), which is final too; see the page "One budget for a data set".
+    Runs are charged mu and a floor (any run, designed whenever), or steps of a base and
+    a floor (--base, likewise), or are those of a menu (--quota, --menu), which is final
+    too; see the page "One budget for a data set".
     """
 
     book: _Book
@@ -72,6 +73,9 @@ class Create:
     """Of all runs together."""
     floors: Number = None
     """Of delta, what the floors of all runs may take; default: a fifth of delta."""
+    base: File = None
+    """A step, as a request for `epsilon` with num_steps = 1: what runs pay is how many
+    of it they are at most. In place of prices in mu."""
     quota: Annotated[Files, option("RUN.toml=N")] = ()
     """A run of a menu, and how often it may be taken: a training config, or a request
     as for `epsilon`. Each time it is given; in place of prices in mu."""
@@ -95,12 +99,18 @@ class Create:
             "delta": self.delta,
             "method": self.method or "exact",
         }
-        if not (self.quota or self.menu):
+        if sum(map(bool, (self.base, self.quota, self.menu))) > 1:
+            raise ValueError("give one of --base, --quota and --menu, got more")
+        if self.base is not None:
+            with waiting("how many base steps the total is worth"):
+                base, floors = _run_of_request(self.base), self.floors
+                terms = create_base_book(
+                    self.book, protected, base, floors=floors, **total
+                )
+        elif not (self.quota or self.menu):
             terms = create_gdp_book(self.book, protected, floors=self.floors, **total)
         elif self.floors is not None:
-            raise ValueError("--floors is for prices in mu, not for a menu")
-        elif self.quota and self.menu:
-            raise ValueError("give --menu or --quota, got both")
+            raise ValueError("--floors is for prices with floors, not for a menu")
         else:
             given = [_quota(text) for text in self.quota]
             paths = [path for path, _ in given] or [Path(name) for name in self.menu]
@@ -136,7 +146,7 @@ class Charge:
     name: Annotated[Name, option("NAME")] = None
     """Of the entry; default: the file's name."""
     floor: Number = None
-    """In a book with mu-GDP prices; default: a hundredth of its delta."""
+    """In a book without a menu; default: a hundredth of its delta."""
 
     def run(self) -> int:
         """Charges; returns the exit code."""
@@ -262,10 +272,13 @@ def _guarantee(terms: BookTerms) -> str:
 
 def _facts(terms: BookTerms) -> list[str]:
     """What is fixed."""
-    if isinstance(terms.prices, GdpPrices):
-        budget = terms.prices.budget
+    if isinstance(terms.prices, (GdpPrices, BasePrices)):
+        if isinstance(terms.prices, GdpPrices):
+            total = f"mu {downward(terms.prices.budget.mu, 5)}"
+        else:
+            total = f"{terms.prices.budget.units} base steps"
         prices = (
-            f"mu {downward(budget.mu, 5)} and floors {budget.floors:.3g} in all; a "
+            f"{total} and floors {terms.prices.budget.floors:.3g} in all; a "
             f"run's floor is {terms.prices.default_floor:.3g} unless it states another"
         )
     elif terms.prices.menu.quotas is not None:

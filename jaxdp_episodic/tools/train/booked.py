@@ -15,7 +15,6 @@ from jaxdp_episodic.tools.book.check_in import (
     RECEIPT,
     Paid,
     check_in,
-    in_words,
     read_receipt,
 )
 from jaxdp_episodic.tools.book.content import TRAIN, Protected
@@ -33,7 +32,7 @@ class Booking:
 
     Attributes:
       where: path or URL.
-      floor: of the run, in a book with mu-GDP prices; None: a hundredth of its delta.
+      floor: of the run, in a book without a menu; None: a hundredth of its delta.
     """
 
     where: str
@@ -146,7 +145,7 @@ def facts_of_book(paid: Paid) -> dict[str, str]:
     """Returns what a run's page and ``run.json`` say of the book."""
     terms, entry = paid
     return {
-        "book": f"{terms.name}, entry {entry.number}: {in_words(entry.price)}",
+        "book": f"{terms.name}, entry {entry.number}: {paid.price}",
         "guarantee of the book": f"epsilon {terms.epsilon:g}, delta {terms.delta:g}, "
         "all of its runs together, each chosen by what was released",
     }

@@ -181,6 +181,30 @@ def test_always_drawn_is_exact():
     assert run.delta(epsilon=0.5) == pytest.approx(one, rel=1e-12)
 
 
+def test_the_worst_strategy_is_sought_by_each_theorem_anew():
+    # Of "a" one theorem says that all 100 examples are drawn, a Gaussian of shift 4,
+    # and another far less: by that one it is "b", of shift 4/3, that costs most.
+    user = jde.WithoutReplacement(
+        "user", size=10, population=10, population_is_exact=True
+    )
+
+    def step(examples, noise):
+        return jde.GaussianStep(
+            jde.MultistageSampling(user, examples),
+            noise_multiplier=noise,
+            clip_unit="example",
+            privacy_unit="user",
+            neighboring_relation="replace_one",
+        )
+
+    few = jde.Poisson("example", sampling_probability=0.01, population=100)
+    one = jde.WithoutReplacement("example", size=1, population=1)
+    options = {"a": step(few, 50.0), "b": step(one, 1.5)}
+    run = jde.AdaptiveRun(options, prices={"a": 1, "b": 1}, budget=1)
+    alone = jde.epsilon(options["b"], num_steps=1, delta=1e-5)
+    assert run.epsilon(delta=1e-5) >= alone * (1 - 1e-9)
+
+
 def test_blocks_are_paid_with_their_first_step():
     run = jde.AdaptiveRun(
         {"slow": SLOW, "fast": FAST},

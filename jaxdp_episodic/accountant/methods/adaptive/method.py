@@ -62,8 +62,9 @@ _LEFT_VALUE = 1e-6
 _LEAST_REACH = 1e-3
 # Nats over which a slope is taken.
 _SLOPE_NATS = 0.05
-# Largest tilt: beyond it the weights would leave the range of float64.
+# Largest tilt, and times the window's nats: weights stay in the range of float64.
 _MOST_TILT = 100.0
+_MOST_EXPONENT = 300.0
 # Logarithm of a delta below which masses may underflow.
 _LEAST_LOG_SIZE = -550.0
 # Rounding, over what is looked at, from which on a smaller tilt is tried.
@@ -249,21 +250,18 @@ class Solver:
         for backward in self.uppers:
             view = self.views[backward]
             window = self.window(view, min(self.spacing, view.right + view.left))
-            within = [0]
+            best = [0]
 
             def is_too_large(
-                state: int,
-                row: Row,
-                window: Window = window,
-                within: list[int] = within,
+                state: int, row: Row, window: Window = window, best: list[int] = best
             ) -> bool:
                 found = self.upper_end(curve_of(row, window, up=True))
                 if found <= log_delta:
-                    within[0] = state
+                    best[0] = state
                 return found > log_delta
 
             self.row(backward, window, up=True, visit=is_too_large)
-            most = min(most, within[0])
+            most = min(most, best[0])
         return most
 
     @property
@@ -321,8 +319,7 @@ class Solver:
             self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
             if backward == lead:
                 self.spacing = window.step
-                row = self.row(backward, window, up=False)
-                below = curve_of(row, window, up=False)
+                below = curve_of(self.row(backward, window, up=False), window, up=False)
                 self.lower = max(self.lower, self.lower_end(below, curve))
 
     def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
@@ -330,7 +327,8 @@ class Solver:
         step = spacing if is_aligned else aligned(spacing, self.atoms)
         first = -math.ceil(view.left / step)
         size = math.ceil(view.right / step) - first + 3
-        return Window(step, first, size, view.tilt, view.at)
+        tilt = min(view.tilt, _MOST_EXPONENT / (size * step))
+        return Window(step, first, size, tilt, view.at)
 
     def row(
         self,
@@ -386,7 +384,9 @@ class Solver:
         found = value_above(curve, max(target - shift, 0.0))
         # Of g below 1 the divergence is at most 1 - g more than at 1.
         found += max(shift - target, 0.0)
-        log_found = math.log(found) + scale if found > 0 else -math.inf
+        if not found > 0:  # Of NaN nothing is known.
+            return self.question.nothing if found == 0 else self.question.everything
+        log_found = math.log(found) + scale
         return min(log_found + _ROUNDING * (1 + abs(log_found)), 0.0)
 
     def lower_end(self, curve: Curve, above: Curve) -> float:

@@ -164,7 +164,9 @@ class _Plan:
             self.limit = np.full(self.right, np.inf)
             if beyond is not None:
                 x = window.points[-1] + further
-                self.limit = beyond(x) * np.exp(window.tilt * (x - window.center))
+                # A bound that is too small for float64 is not 0.
+                bound = np.maximum(beyond(x), 1e-300)
+                self.limit = bound * np.exp(window.tilt * (x - window.center))
         self.decay = np.exp(-window.tilt * h * np.arange(self.left, 0, -1))
         self.up = up
         self.transforms: list[np.ndarray] = []
@@ -196,11 +198,15 @@ class _Plan:
             # Both sides of g = 1 v falls away from it: it is no more than at the ends,
             # where it is no more than these values and their error.
             first, last = (float(row.values[i]) + row.error for i in (0, -1))
-            with np.errstate(over="ignore"):
-                right = np.minimum(last * self.growth, self.limit)
-            padded[self.size : self.size + self.right] = right
+            if last > 0:
+                with np.errstate(over="ignore"):
+                    right = np.minimum(last * self.growth, self.limit)
+                padded[self.size : self.size + self.right] = right
             padded[self.length - self.left :] = first * self.decay
-        return np.fft.rfft(padded), float(np.linalg.norm(padded))
+        # Of values near to the least of float64 the squares would be 0.
+        peak = float(padded.max())
+        norm = peak * float(np.linalg.norm(padded / peak)) if peak else 0.0
+        return np.fft.rfft(padded), norm
 
     def better(
         self, row: Row, option: int, after: Row, spectrum: tuple[np.ndarray, float]

@@ -220,6 +220,16 @@ def test_the_margin_makes_an_odometer_of_what_is_none():
     assert less.lower > one
 
 
+def test_an_odometer_with_a_huge_epsilon_holds_with_what_its_others_say():
+    problem = Problem.of(budget_graph((5, 2), 12), THREE[:2])
+    # As good as no promise at the end: what counts is to stop just before it.
+    ends = [odometer_delta(problem, [0.1] * 12 + [last]) for last in (40.0, 5e3)]
+    before = Problem.of(budget_graph((5, 2), 11), THREE[:2])
+    least = Solver(DeltaAt(np.array(0.1)), before).answer(1e-3).lower
+    for found in ends:
+        assert least <= found.upper < least + 1e-2
+
+
 # --- Finitely many losses ---
 
 ADAPTIVE = [([0.2, 0.8], [0.1, 0.9]), ([0.9, 0.1], [0.7, 0.3])]

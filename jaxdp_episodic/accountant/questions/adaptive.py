@@ -242,7 +242,8 @@ class AdaptiveRun(Menu):
         if largest > 0:
             smaller = largest_budget(self, largest * (1 + 1e-9), target)
             held_back = max(1 - smaller / self.budget, 0.0)
-        return AdaptivityCost(worst, alone, numbers, worst / largest, held_back)
+        ratio = worst / largest if largest > 0 else math.inf if worst > 0 else 1.0
+        return AdaptivityCost(worst, alone, numbers, ratio, held_back)
 
     @property
     def epsilon_so_far(self) -> float:
@@ -281,8 +282,8 @@ class AdaptiveRun(Menu):
 
         None where nothing was taken yet.
         """
-        pairs = [(self.options[name], n) for name, n in self.taken.items() if n]
-        return compose(*pairs) if pairs else None
+        taken = [(self.options[name], n) for name, n in self.taken.items() if n]
+        return compose(*((taken_once(o), n) for o, n in taken)) if taken else None
 
     def _as_begun(self) -> AdaptiveRun:
         """The run before anything was taken."""

@@ -74,6 +74,21 @@ def test_what_is_not_right_in_a_file_is_refused(change):
 
 
 @pytest.mark.parametrize(
+    ("state", "taken"),
+    [("x", {}), ("nowhere", {}), ("a", {"fast": 1}), ("b", {"slow": 1}), ("b", {})],
+)
+def test_a_state_to_which_the_rules_do_not_lead_is_refused(state, taken):
+    # The epsilon is that from "a" on, where nothing costs as much as from "x".
+    rules = jde.RuleBook("a", {"a": {"fast": "b"}, "x": {"slow": "y"}})
+    with pytest.raises(ValueError, match="state must be one to which the rules lead"):
+        jde.AdaptiveRun(MENU, rules=rules, state=state, taken=taken)
+    run = jde.AdaptiveRun(MENU, rules=rules).charge("fast")
+    assert jde.AdaptiveRun.from_dict(run.to_dict()) == run
+    loop = jde.RuleBook.every(["slow", "fast"], 3)
+    assert loop.states_after(["fast"], 3_001) == {"fast, 1 of 3"}
+
+
+@pytest.mark.parametrize(
     ("other", "error", "match"),
     [
         (gaussian(1.0, neighboring_relation="zero_out"), ValueError, "neighboring_rel"),
@@ -155,6 +170,7 @@ def test_ends_of_the_range():
     assert bounded.epsilon(delta=0.0) == np.inf
     nothing = jde.AdaptiveRun(MENU, prices=PRICES, budget=1)
     assert nothing.epsilon(delta=1e-5) == 0 and not nothing.can("fast")
+    assert nothing.cost_of_adaptivity(delta=1e-5).ratio == 1
     bare = jde.AdaptiveRun(
         {"a": gaussian(0.0), "b": SLOW}, prices={"a": 1, "b": 1}, budget=2
     )
@@ -277,6 +293,7 @@ def test_an_adaptive_run_with_quotas_may_be_an_option():
     same = jde.AdaptiveRun(flat, prices={"inner": 5, "fast": 1}, budget=8)
     assert run.epsilon(delta=1e-5) == same.epsilon(delta=1e-5)
     assert jde.AdaptiveRun.from_dict(run.to_dict()) == run
+    assert run.charge("inner").taken_composed() == jde.compose((SLOW, 2))
 
 
 def test_the_supremum_over_paths_is_taken_last():

@@ -60,10 +60,10 @@ class Row(NamedTuple):
 
 
 def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
-    """(size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` of an option; >= 0.
+    """(size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` of an option.
 
-    From above at least, from below at most; sums of terms of one sign, but for what
-    the masses lack left of g = 1.
+    From above at least, and >= 0; from below at most; sums of terms of one sign, but
+    for what the masses lack left of g = 1.
     """
     h, last = window.step, kernel.first + len(kernel.masses) - 1
     low, high = min(kernel.first, 0), max(last, 0)
@@ -88,7 +88,10 @@ def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
     g = np.exp(np.minimum(points, 0.0))
     left = np.where(place <= low, 0.0, below[inside])
     left = g * left + sign * (kernel.p_error + g * kernel.q_error)
-    return np.maximum(np.where(place >= 0, right, left), 0.0)
+    found = np.where(place >= 0, right, left)
+    # From below it may be negative: with what it is added to it bounds a sum, and is
+    # none of this option alone.
+    return np.maximum(found, 0.0) if up else found
 
 
 def solve(

@@ -175,6 +175,11 @@ def test_ends_of_the_range():
         {"a": gaussian(0.0), "b": SLOW}, prices={"a": 1, "b": 1}, budget=2
     )
     assert bare.epsilon(delta=1e-5) == np.inf and bare.delta(epsilon=1.0) == 1
+    # Losses of a million nats, of which no window is laid.
+    few = jde.AdaptiveRun(
+        {"a": gaussian(1e-3, rate=1e-3), "b": SLOW}, prices={"a": 1, "b": 1}, budget=1
+    )
+    assert few.epsilon(delta=1e-5) > 1e5 and few.delta(epsilon=1e3) >= 1e-3
 
 
 def test_an_option_that_loses_nothing_is_free():

@@ -122,14 +122,13 @@ class Solver:
             at = target
         if not (math.isfinite(at) and math.isfinite(log_size)):
             return View(at, log_size, 0.0, 0.0, 0.0)
-        right = of.epsilon(log_size + math.log(_RIGHT_SHARE))[0]
+        right = max(of.epsilon(log_size + math.log(_RIGHT_SHARE))[0], at)
         other = self.filters.get(not backward, of)
         left = other.epsilon(math.log(_LEFT_VALUE))[0]
+        left, right = (min(x + _LEAST_REACH, FURTHEST) for x in (left, right))
         # Values that do not fall to the right are not to be multiplied up.
         tilt = 0.0 if self.lost else min(order - 1, _MOST_TILT)
-        return View(
-            at, log_size, tilt, left + _LEAST_REACH, max(right, at) + _LEAST_REACH
-        )
+        return View(at, log_size, tilt, left, right)
 
     def _without_passes(self) -> Ends | None:
         """The ends where nothing, or everything, may be lost."""
@@ -229,7 +228,7 @@ class Solver:
             min(float(log_size), 0.0),
             0.0 if self.lost else float(np.clip(tilt, 0.0, _MOST_TILT)),
             view.left,
-            max(right, at) + _LEAST_REACH,
+            min(max(right, at) + _LEAST_REACH, FURTHEST),
         )
 
     def largest_budget(self, log_delta: float, width: float) -> int:
@@ -282,11 +281,11 @@ class Solver:
         transforms = sum(map(len, graph.moves)) + len(graph.moves)
         for i in range(_MOST_REFINEMENTS):
             width = self.width
-            if width <= enough or self.known is not None:
+            view = self.views[self.lead]
+            if width <= enough or self.known is not None or view.at > FURTHEST:
                 return
             if self.lower == self.question.nothing:
                 width = math.inf  # no lower end yet
-            view = self.views[self.lead]
             # Both ends' errors are of second order in the spacing.
             if math.isfinite(width):
                 share = max(min(math.sqrt(0.8 * enough / width), 0.7), 0.05)
@@ -328,7 +327,7 @@ class Solver:
         first = -math.ceil(view.left / step)
         size = math.ceil(view.right / step) - first + 3
         tilt = min(view.tilt, _MOST_EXPONENT / (size * step))
-        return Window(step, first, size, tilt, view.at)
+        return Window(step, first, size, tilt, min(view.at, view.right))
 
     def row(
         self,

@@ -220,6 +220,15 @@ class Menu(Spec):
         over = [n for n, q in (self.quotas or {}).items() if self.taken[n] > q]
         if over or (self.prices is not None and self.left < 0):
             raise ValueError(f"taken must be within what is allowed, got {self.taken}")
+        if self.rules is not None:
+            # Its epsilon is that of the rules from their start on.
+            used = [name for name, number in self.taken.items() if number]
+            number = sum(self.taken.values())
+            if self.state not in self.rules.states_after(used, number):
+                raise ValueError(
+                    "state must be one to which the rules lead by what was taken, got "
+                    f"{self.state!r} after {dict(self.taken)}"
+                )
 
     def _check_rules(self) -> None:
         if self.rules is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -107,6 +107,22 @@ class RuleBook(Spec):
     def after(self, state: str, option: str) -> str | None:
         """Returns the state to which an option leads, None where it is not allowed."""
         return self.moves.get(state, {}).get(option)
+
+    def states_after(self, options: Iterable[str], moves: int) -> frozenset[str]:
+        """Returns the states to which so many moves by these options may lead."""
+        names, here = tuple(options), frozenset([self.start])
+        found: list[frozenset[str]] = []
+        number: dict[frozenset[str], int] = {}
+        while here not in number and len(found) <= moves:
+            number[here] = len(found)
+            found.append(here)
+            after = (self.after(state, name) for state in here for name in names)
+            here = frozenset(state for state in after if state is not None)
+        if moves < len(found):
+            return found[moves]
+        # From here on they come again and again.
+        first = number[here]
+        return found[first + (moves - first) % (len(found) - first)]
 
     def has_cycles(self) -> bool:
         """Whether a run under these rules alone might never end."""

@@ -303,8 +303,8 @@ class AdaptiveRun(Menu):
 
         None where nothing was taken yet.
         """
-        pairs = [(self.options[name], n) for name, n in self.taken.items() if n]
-        return compose(*pairs) if pairs else None
+        taken = [(self.options[name], n) for name, n in self.taken.items() if n]
+        return compose(*((taken_once(o), n) for o, n in taken)) if taken else None
 
     def _as_begun(self) -> AdaptiveRun:
         """The run before anything was taken."""

@@ -272,4 +272,5 @@ def adaptivity_cost(menu: Menu, worst: float, delta: float) -> AdaptivityCost:
     if largest > 0:
         smaller = largest_budget(menu, largest * (1 + 1e-9), delta)
         held_back = max(1 - smaller / menu.budget, 0.0)
-    return AdaptivityCost(worst, alone, numbers, worst / largest, held_back)
+    ratio = worst / largest if largest > 0 else math.inf if worst > 0 else 1.0
+    return AdaptivityCost(worst, alone, numbers, ratio, held_back)

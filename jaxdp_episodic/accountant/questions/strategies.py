@@ -91,16 +91,18 @@ def equivalent(game: Game) -> ComposedSteps | None:
     """A composition that the worst strategy is, where there is one.
 
     That is of one option; and of Gaussians alone, which are totally ordered by their
-    shift: a strategy that collects the largest sum of squares is the worst of all.
+    shift: a strategy that collects the largest sum of squares is the worst of all. By
+    one theorem: by another, which may say less of it, another strategy is the worst.
     """
     if not game.steps:
         return None
     if len(game.steps) == 1:
         taken = game.graph.path_of_most([1.0])
     else:
-        runs = [all_runs(step)[0] for step in game.steps]
         squares = []
-        for run in runs:
+        for run, *others in map(all_runs, game.steps):
+            if others:
+                return None
             shift = np.unique(run.gaussian_shift())
             if shift.size != 1 or not (shift > 0).all() or run.is_unprotected.any():
                 return None

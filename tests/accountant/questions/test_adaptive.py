@@ -74,6 +74,21 @@ def test_what_is_not_right_in_a_file_is_refused(change):
 
 
 @pytest.mark.parametrize(
+    ("state", "taken"),
+    [("x", {}), ("nowhere", {}), ("a", {"fast": 1}), ("b", {"slow": 1}), ("b", {})],
+)
+def test_a_state_to_which_the_rules_do_not_lead_is_refused(state, taken):
+    # The epsilon is that from "a" on, where nothing costs as much as from "x".
+    rules = jde.RuleBook("a", {"a": {"fast": "b"}, "x": {"slow": "y"}})
+    with pytest.raises(ValueError, match="state must be one to which the rules lead"):
+        jde.AdaptiveRun(MENU, rules=rules, state=state, taken=taken)
+    run = jde.AdaptiveRun(MENU, rules=rules).charge("fast")
+    assert jde.AdaptiveRun.from_dict(run.to_dict()) == run
+    loop = jde.RuleBook.every(["slow", "fast"], 3)
+    assert loop.states_after(["fast"], 3_001) == {"fast, 1 of 3"}
+
+
+@pytest.mark.parametrize(
     ("other", "error", "match"),
     [
         (gaussian(1.0, neighboring_relation="zero_out"), ValueError, "neighboring_rel"),
@@ -155,10 +170,16 @@ def test_ends_of_the_range():
     assert bounded.epsilon(delta=0.0) == np.inf
     nothing = jde.AdaptiveRun(MENU, prices=PRICES, budget=1)
     assert nothing.epsilon(delta=1e-5) == 0 and not nothing.can("fast")
+    assert nothing.cost_of_adaptivity(delta=1e-5).ratio == 1
     bare = jde.AdaptiveRun(
         {"a": gaussian(0.0), "b": SLOW}, prices={"a": 1, "b": 1}, budget=2
     )
     assert bare.epsilon(delta=1e-5) == np.inf and bare.delta(epsilon=1.0) == 1
+    # Losses of a million nats, of which no window is laid.
+    few = jde.AdaptiveRun(
+        {"a": gaussian(1e-3, rate=1e-3), "b": SLOW}, prices={"a": 1, "b": 1}, budget=1
+    )
+    assert few.epsilon(delta=1e-5) > 1e5 and few.delta(epsilon=1e3) >= 1e-3
 
 
 def test_an_option_that_loses_nothing_is_free():
@@ -179,6 +200,30 @@ def test_always_drawn_is_exact():
     # Gaussians of squared shifts 1/100 and 1/400: one of shift 1, whatever is chosen.
     one = jde.delta(gaussian(1.0, 1.0), epsilon=0.5, num_steps=1)
     assert run.delta(epsilon=0.5) == pytest.approx(one, rel=1e-12)
+
+
+def test_the_worst_strategy_is_sought_by_each_theorem_anew():
+    # Of "a" one theorem says that all 100 examples are drawn, a Gaussian of shift 4,
+    # and another far less: by that one it is "b", of shift 4/3, that costs most.
+    user = jde.WithoutReplacement(
+        "user", size=10, population=10, population_is_exact=True
+    )
+
+    def step(examples, noise):
+        return jde.GaussianStep(
+            jde.MultistageSampling(user, examples),
+            noise_multiplier=noise,
+            clip_unit="example",
+            privacy_unit="user",
+            neighboring_relation="replace_one",
+        )
+
+    few = jde.Poisson("example", sampling_probability=0.01, population=100)
+    one = jde.WithoutReplacement("example", size=1, population=1)
+    options = {"a": step(few, 50.0), "b": step(one, 1.5)}
+    run = jde.AdaptiveRun(options, prices={"a": 1, "b": 1}, budget=1)
+    alone = jde.epsilon(options["b"], num_steps=1, delta=1e-5)
+    assert run.epsilon(delta=1e-5) >= alone * (1 - 1e-9)
 
 
 def test_blocks_are_paid_with_their_first_step():
@@ -255,6 +300,7 @@ def test_an_adaptive_run_with_quotas_may_be_an_option():
     same = jde.AdaptiveRun(flat, prices={"inner": 5, "fast": 1}, budget=8)
     assert run.epsilon(delta=1e-5) == same.epsilon(delta=1e-5)
     assert jde.AdaptiveRun.from_dict(run.to_dict()) == run
+    assert run.charge("inner").taken_composed() == jde.compose((SLOW, 2))
 
 
 def test_the_supremum_over_paths_is_taken_last():

@@ -122,14 +122,13 @@ class Solver:
             log_size, order = of.log_delta(at)
         if not (math.isfinite(at) and math.isfinite(log_size)):
             return View(at, log_size, 0.0, 0.0, 0.0)
-        right = of.epsilon(log_size + math.log(_RIGHT_SHARE))[0]
+        right = max(of.epsilon(log_size + math.log(_RIGHT_SHARE))[0], at)
         other = self.filters.get(not backward, of)
         left = other.epsilon(math.log(_LEFT_VALUE))[0]
+        left, right = (min(x + LEAST_REACH, FURTHEST) for x in (left, right))
         # Values that do not fall to the right are not to be multiplied up.
         tilt = 0.0 if self.lost else min(order - 1, _MOST_TILT)
-        return View(
-            at, log_size, tilt, left + LEAST_REACH, max(right, at) + LEAST_REACH
-        )
+        return View(at, log_size, tilt, left, right)
 
     def _without_passes(self) -> Ends | None:
         """The ends where nothing, or everything, may be lost."""
@@ -230,7 +229,7 @@ class Solver:
             min(float(log_size), 0.0),
             0.0 if self.lost else float(np.clip(tilt, 0.0, _MOST_TILT)),
             view.left,
-            max(right, at) + LEAST_REACH,
+            min(max(right, at) + LEAST_REACH, FURTHEST),
         )
 
     def largest_budget(self, log_delta: float, width: float) -> int:
@@ -249,22 +248,20 @@ class Solver:
         self.begin()
         self.refine(width, _USUAL_WORK)
         for backward in self.uppers:
-            window = self.window(self.views[backward], self.spacing)
-            within = [0]
+            view = self.views[backward]
+            window = self.window(view, min(self.spacing, view.right + view.left))
+            best = [0]
 
             def is_too_large(
-                state: int,
-                row: Row,
-                window: Window = window,
-                within: list[int] = within,
+                state: int, row: Row, window: Window = window, best: list[int] = best
             ) -> bool:
                 found = self.upper_end(curve_of(row, window, up=True))
                 if found <= log_delta:
-                    within[0] = state
+                    best[0] = state
                 return found > log_delta
 
             self.row(backward, window, up=True, visit=is_too_large)
-            most = min(most, within[0])
+            most = min(most, best[0])
         return most
 
     @property
@@ -284,11 +281,11 @@ class Solver:
         transforms = sum(map(len, graph.moves)) + len(graph.moves)
         for i in range(_MOST_REFINEMENTS):
             width = self.width
-            if width <= enough or self.known is not None:
+            view = self.views[self.lead]
+            if width <= enough or self.known is not None or view.at > FURTHEST:
                 return
             if self.lower == self.question.nothing:
                 width = math.inf  # no lower end yet
-            view = self.views[self.lead]
             # Both ends' errors are of second order in the spacing.
             if math.isfinite(width):
                 share = max(min(math.sqrt(0.8 * enough / width), 0.7), 0.05)
@@ -321,8 +318,7 @@ class Solver:
             self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
             if backward == lead:
                 self.spacing = window.step
-                row = self.row(backward, window, up=False)
-                below = curve_of(row, window, up=False)
+                below = curve_of(self.row(backward, window, up=False), window, up=False)
                 self.lower = max(self.lower, self.lower_end(below, curve))
 
     def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
@@ -331,7 +327,7 @@ class Solver:
         first = -math.ceil(view.left / step)
         size = math.ceil(view.right / step) - first + 3
         tilt = min(view.tilt, _MOST_EXPONENT / (step * size))
-        return Window(step, first, size, tilt, view.at)
+        return Window(step, first, size, tilt, min(view.at, view.right))
 
     def row(
         self,
@@ -387,7 +383,9 @@ class Solver:
         found = value_above(curve, max(target - shift, 0.0))
         # Of g below 1 the divergence is at most 1 - g more than at 1.
         found += max(shift - target, 0.0)
-        log_found = math.log(found) + scale if found > 0 else -math.inf
+        if not found > 0:  # Of NaN nothing is known.
+            return self.question.nothing if found == 0 else self.question.everything
+        log_found = math.log(found) + scale
         return min(log_found + _ROUNDING * (1 + abs(log_found)), 0.0)
 
     def lower_end(self, curve: Curve, above: Curve) -> float:

@@ -18,7 +18,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxdp_episodic.accountant.methods.adaptive.method import Solver
-from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
+from jaxdp_episodic.accountant.methods.adaptive.problem import (
+    RDP_ROUNDING,
+    Ends,
+    Filter,
+    Problem,
+)
 from jaxdp_episodic.accountant.methods.adaptive.reading import curve_of
 from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
@@ -33,6 +38,8 @@ _FLATTER = 0.7
 _LEAST_TILT = 1.0
 # Margin above the one found, relative: for the rounding of sums.
 _ROUNDING = 1e-12
+# Logarithm of a delta that is too small to matter: no larger epsilon is looked at.
+_LOG_NEGLIGIBLE = -100.0
 
 
 def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
@@ -43,9 +50,17 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
       epsilons: for each price spent, from 0 on; >= 0, nats.
     """
     largest = max(epsilons[spent] for spent in problem.graph.spent)
+    # Smaller epsilons hold with more: by no more than the delta at the largest of them.
+    filters = [Filter.of(problem, backward=b) for b in problem.orientations]
+    most = max(each.epsilon(_LOG_NEGLIGIBLE)[0] for each in filters)
+    is_capped, largest = largest > most, min(largest, most)
+    epsilons = np.minimum(epsilons, most).tolist()
     solver = _solver(DeltaAt(np.asarray(largest)), problem)
     if solver.known is not None:
-        return solver.known
+        # Of a delta that is not computed nothing follows for smaller epsilons.
+        asked = solver.question
+        is_nothing = solver.known.upper == asked.nothing
+        return Ends(asked.nothing, asked.nothing if is_nothing else asked.everything)
     lower, upper = -math.inf, -math.inf
     for backward in problem.orientations:
         window, above = _seen(solver, backward, epsilons, largest)
@@ -55,6 +70,10 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
         upper = max(upper, solver.upper_end(curve))
         below = curve_of(row, window, up=False)
         lower = max(lower, solver.lower_end(below, curve))
+    if is_capped:
+        more = math.exp(_LOG_NEGLIGIBLE) * (1 + RDP_ROUNDING) + solver.lost
+        sure = math.exp(lower) - more
+        lower = math.log(sure) if sure > 0 else -math.inf
     return Ends(min(lower, upper), upper)
 
 

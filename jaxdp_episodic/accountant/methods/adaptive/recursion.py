@@ -173,7 +173,9 @@ class _Plan:
             self.limit = np.full(self.right, np.inf)
             if beyond is not None:
                 x = window.points[-1] + further
-                self.limit = beyond(x) * np.exp(window.tilt * (x - window.center))
+                # A bound that is too small for float64 is not 0.
+                bound = np.maximum(beyond(x), 1e-300)
+                self.limit = bound * np.exp(window.tilt * (x - window.center))
         self.decay = np.exp(-window.tilt * h * np.arange(self.left, 0, -1))
         self.up = up
         # Used again for each state: fresh pages take as long as the transforms.
@@ -211,11 +213,15 @@ class _Plan:
                 # Both sides of g = 1 v falls away from it: it is no more than at the
                 # ends, where it is no more than these values and their error.
                 first, last = (float(row.values[i]) + row.error for i in (0, -1))
-                with np.errstate(over="ignore"):
-                    right = np.minimum(last * self.growth, self.limit)
-                line[self.size : self.size + self.right] = right
+                if last > 0:  # 0 stays 0, also times what is too large for float64
+                    with np.errstate(over="ignore"):
+                        right = np.minimum(last * self.growth, self.limit)
+                    line[self.size : self.size + self.right] = right
                 line[self.length - self.left :] = first * self.decay
-        norms = np.sqrt(np.einsum("ij,ij->i", padded, padded)).tolist()
+        # Of values near to the least of float64 the squares would be 0.
+        peaks = np.maximum(np.abs(padded).max(axis=1), 1e-300)
+        scaled = padded / peaks[:, None]
+        norms = (peaks * np.sqrt(np.einsum("ij,ij->i", scaled, scaled))).tolist()
         return list(zip(np.fft.rfft(padded), norms, strict=True))
 
     def better(

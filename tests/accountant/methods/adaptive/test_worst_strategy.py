@@ -1,5 +1,6 @@
 """The worst strategy: reference values, closed forms, identities, planted faults."""
 
+import itertools
 import math
 
 import numpy as np
@@ -103,17 +104,20 @@ def test_reference_values(options, prices, budget, backward, epsilon, low, high)
 def test_both_ends_close_in_on_what_is_exact(monkeypatch):
     # Atoms that are on no common lattice, and the recursion that does without one.
     options = [([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), ([0.1, 0.9], [0.05, 0.95])]
-    graph = budget_graph((2, 1), 6)
-    problem = Problem.of(graph, [finite(*o) for o in options])
-    for backward in (False, True):
-        one = problem._replace(orientations=(backward,))
-        for epsilon in (0.0, 0.5):
+    # Of these, on a coarse lattice, Q-masses from below add up to more than 1.
+    unlike = [([0.949, 0.027, 0.024], [0.93, 0.01, 0.06]), ([0.6, 0.4], [0.07, 0.93])]
+    cases = [(options, (2, 1), 6, (0.0, 0.5)), (unlike, (1, 1), 3, (0.0, 0.83))]
+    for menu, prices, budget, epsilons in cases:
+        problem = Problem.of(budget_graph(prices, budget), [finite(*o) for o in menu])
+        for backward, epsilon in itertools.product((False, True), epsilons):
+            one = problem._replace(orientations=(backward,))
             exact = Solver(DeltaAt(np.array(epsilon)), one).answer(None)
             assert exact.upper - exact.lower < 1e-11
             monkeypatch.setattr(method, "ends_of_finite", lambda *_: None)
-            found = Solver(DeltaAt(np.array(epsilon)), one).answer(3e-3)
+            solver = Solver(DeltaAt(np.array(epsilon)), one)
+            found = solver.answer(3e-3)
             monkeypatch.undo()
-            assert found.lower <= exact.upper and found.upper >= exact.lower
+            assert solver.lower <= exact.upper and found.upper >= exact.lower
             assert found.upper - found.lower < 1e-2
 
 
@@ -284,6 +288,16 @@ def test_the_margin_makes_an_odometer_of_what_is_none():
     assert found.upper <= one + 1e-3
     less = odometer_delta(problem, (naive + more - 0.005).tolist())
     assert less.lower > one
+
+
+def test_an_odometer_with_a_huge_epsilon_holds_with_what_its_others_say():
+    problem = Problem.of(budget_graph((5, 2), 12), THREE[:2])
+    # As good as no promise at the end: what counts is to stop just before it.
+    ends = [odometer_delta(problem, [0.1] * 12 + [last]) for last in (40.0, 5e3)]
+    before = Problem.of(budget_graph((5, 2), 11), THREE[:2])
+    least = Solver(DeltaAt(np.array(0.1)), before).answer(1e-3).lower
+    for found in ends:
+        assert least <= found.upper < least + 1e-2
 
 
 # --- Finitely many losses ---

@@ -178,10 +178,7 @@ class AdaptiveRun(Menu):
         if same is not None:
             return api.epsilon(same, delta=delta)
         if self.shape:
-            targets = _validation.probability_array("delta", delta)
-            return of_settings(
-                self, self.settings(), targets, lambda run, d: run.epsilon(delta=d)
-            )
+            return of_settings(self, "epsilon", delta=delta)
         return self.epsilon_interval(delta=delta)[1]
 
     def delta(self, *, epsilon: Any) -> Any:
@@ -194,10 +191,7 @@ class AdaptiveRun(Menu):
         if same is not None:
             return api.delta(same, epsilon=epsilon)
         if self.shape:
-            targets = _validation.nonnegative_array("epsilon", epsilon)
-            return of_settings(
-                self, self.settings(), targets, lambda run, e: run.delta(epsilon=e)
-            )
+            return of_settings(self, "delta", epsilon=epsilon)
         return self.delta_interval(epsilon=epsilon)[1]
 
     def epsilon_interval(
@@ -213,17 +207,14 @@ class AdaptiveRun(Menu):
         same = self.composition()
         if same is not None:
             return intervals.epsilon_interval(same, delta=delta, max_width=max_width)
+        if self.shape:
+            asked = {"delta": delta, "max_width": max_width}
+            return of_settings(self, "epsilon_interval", **asked)
         width = None
         if max_width is not None:
             checked = _validation.positive_array("max_width", max_width)
             width = _validation.single("max_width", checked)
         targets = _validation.probability_array("delta", delta)
-        if self.shape:
-
-            def ends_at(run: AdaptiveRun, at: float) -> tuple[Any, Any]:
-                return run.epsilon_interval(delta=at, max_width=width)
-
-            return of_settings(self, self.settings(), targets, ends_at)
         return self._each(targets, lambda d: self._epsilon_ends(d, width))
 
     def delta_interval(self, *, epsilon: Any) -> tuple[Any, Any]:
@@ -235,14 +226,9 @@ class AdaptiveRun(Menu):
         same = self.composition()
         if same is not None:
             return intervals.delta_interval(same, epsilon=epsilon)
-        targets = _validation.nonnegative_array("epsilon", epsilon)
         if self.shape:
-            return of_settings(
-                self,
-                self.settings(),
-                targets,
-                lambda run, e: run.delta_interval(epsilon=e),
-            )
+            return of_settings(self, "delta_interval", epsilon=epsilon)
+        targets = _validation.nonnegative_array("epsilon", epsilon)
         return self._each(targets, self._delta_ends)
 
     def cost_of_adaptivity(self, *, delta: float) -> AdaptivityCost:

@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import engine_name, in_threads
-from jaxdp_episodic.accountant.describe.menu import Menu
 from jaxdp_episodic.accountant.methods.engine import num_cores
 
 
-def of_settings(
-    menu: Menu,
-    runs: tuple[Any, ...],
-    targets: np.ndarray,
-    ask: Callable[[Any, float], Any],
-) -> Any:
-    """Returns each setting's answer at its target, those of several cores at once.
+def of_settings(run: Any, question: str, **asked: Any) -> Any:
+    """Returns the answers of a run's settings, as many at once as there are cores.
 
     Transforms leave the other threads running.
 
     Args:
-      menu: whose shape and the targets' broadcast.
-      runs: its settings, in the order of a flattened array.
-      targets: of any shape.
-      ask: of a run and one target a number, or a pair: then arrays of either come back.
+      run: an `AdaptiveRun`, whose shape and the targets' broadcast.
+      question: the method that each setting is asked, about one target.
+      asked: its arguments, the first the targets.
     """
+    (name, value), *more = asked.items()
+    check = {
+        "delta": _validation.probability_array,
+        "epsilon": _validation.nonnegative_array,
+    }[name]
+    targets = check(name, value)
     shape = _validation.broadcast_shape(
-        options=np.empty(menu.shape, np.uint8), target=targets
+        options=np.empty(run.shape, np.uint8), **{name: targets}
     )
-    number = np.broadcast_to(np.arange(len(runs)).reshape(menu.shape), shape)
-    at = np.broadcast_to(targets, shape)
-    pairs = list(zip(number.ravel().tolist(), at.ravel().tolist(), strict=True))
+    settings = run.settings()
+    number = np.broadcast_to(np.arange(len(settings)).reshape(run.shape), shape)
+    at = np.broadcast_to(targets, shape).ravel().tolist()
     found = in_threads(
-        lambda pair: ask(runs[pair[0]], pair[1]),
-        pairs,
-        max(min(num_cores(), len(pairs)), 1),
+        lambda pair: getattr(settings[pair[0]], question)(
+            **{name: pair[1]}, **dict(more)
+        ),
+        list(zip(number.ravel().tolist(), at, strict=True)),
+        max(min(num_cores(), len(at)), 1),
         on_numpy=engine_name() != "jax",
     )
-    if found and not isinstance(found[0], tuple):
+    if not question.endswith("interval"):
         return np.array(found, np.float64).reshape(shape)
-    columns = np.array(found, np.float64).reshape(-1, 2).T
-    return tuple(column.reshape(shape) for column in columns)
+    lower, upper = np.array(found, np.float64).reshape(len(at), 2).T
+    return lower.reshape(shape), upper.reshape(shape)

@@ -94,7 +94,6 @@ def test_a_state_to_which_the_rules_do_not_lead_is_refused(state, taken):
         (gaussian(1.0, neighboring_relation="zero_out"), ValueError, "neighboring_rel"),
         (jde.RenyiDP([2.0], [1.0]), NotImplementedError, "Rényi divergences alone"),
         (jde.ZeroConcentratedDP(0.1), NotImplementedError, "Rényi divergences alone"),
-        (gaussian([1.0, 2.0]), ValueError, "one setting"),
         ("slow", TypeError, "must be a GaussianStep"),
         (
             jde.GaussianStep(
@@ -351,3 +350,71 @@ def test_the_supremum_over_paths_is_taken_last():
 def test_what_does_not_say_how_a_run_ends_is_refused(given, match):
     with pytest.raises(ValueError, match=match):
         jde.AdaptiveRun(MENU, **given)
+
+
+# --- Several settings ---
+
+
+def batch(noises, **limits):
+    options = {"slow": gaussian(noises), "fast": gaussian(3.0)}
+    return jde.AdaptiveRun(options, prices={"slow": 5, "fast": 2}, budget=12, **limits)
+
+
+def test_each_setting_has_the_answer_of_its_own_run():
+    # Bare, drawn by rates of another shape, and one worst strategy of rate 0.
+    noises, rates = np.array([0.0, 1.5]), np.array([[0.1], [0.0]])
+    options = {"slow": gaussian(noises, rates), "fast": gaussian(3.0, rates)}
+    limits = {"prices": {"slow": 5, "fast": 2}, "budget": 12}
+    run = jde.AdaptiveRun(options, **limits)
+    assert run.shape == (2, 2)
+    assert jde.AdaptiveRun.from_dict(run.to_dict()) == run
+    deltas = np.array([1e-5, 1e-7])
+    lower, upper = run.epsilon_interval(delta=deltas)
+    value, back = run.epsilon(delta=deltas), run.delta(epsilon=1.0)
+    for i, j in np.ndindex(2, 2):
+        rate = float(rates[i, 0])
+        slow, fast = gaussian(float(noises[j]), rate), gaussian(3.0, rate)
+        one = jde.AdaptiveRun({"slow": slow, "fast": fast}, **limits)
+        at = float(deltas[j])
+        assert one.epsilon_interval(delta=at) == (lower[i, j], upper[i, j])
+        assert one.epsilon(delta=at) == value[i, j]
+        assert one.delta(epsilon=1.0) == back[i, j]
+    assert value[0, 0] == np.inf and value[1, 1] == 0 < value[0, 1]
+    with pytest.raises(ValueError, match="options: .2, 2., delta: .3,."):
+        run.epsilon(delta=[1e-5, 1e-6, 1e-7])
+    with pytest.raises(ValueError, match=r"delta.*2\.0"):
+        run.epsilon(delta=[1e-5, 2.0])
+
+
+def test_quotas_of_several_settings_are_their_composition():
+    quotas = {"slow": 3, "fast": 2}
+    slow, fast = gaussian([1.5, 2.0]), gaussian([[3.0], [4.0]])
+    run = jde.AdaptiveRun({"slow": slow, "fast": fast}, quotas=quotas)
+    every = jde.compose((slow, 3), (fast, 2))
+    found = run.epsilon(delta=1e-5)
+    np.testing.assert_array_equal(found, jde.epsilon(every, delta=1e-5))
+    assert found.shape == (2, 2)
+    with pytest.raises(ValueError, match="'slow' and 'fast'.*broadcast"):
+        jde.AdaptiveRun({"slow": slow, "fast": gaussian([1, 2, 3.0])}, quotas=quotas)
+
+
+@pytest.mark.parametrize(
+    ("what", "ask"),
+    [
+        ("charge", lambda: batch([1.5, 2.0]).charge("slow")),
+        ("cost_of_adaptivity", lambda: batch([1.5, 2.0]).cost_of_adaptivity(delta=0.1)),
+        ("odometer", lambda: batch([1.5, 2.0], odometer="margin", delta=1e-5)),
+        pytest.param(
+            "odometer", lambda: batch([1.5, 2.0], odometer=[1.0] * 13), id="stated"
+        ),
+        ("taken", lambda: batch([1.5, 2.0], taken={"slow": 1})),
+        (
+            "epsilon",
+            lambda: jde.AdaptiveRun({"a": gaussian([1, 2.0])}, epsilon=1, delta=0.1),
+        ),
+    ],
+)
+def test_what_is_of_one_run_is_refused_by_name(what, ask):
+    match = rf"{what} is of a run of one setting.*\(2,\)"
+    with pytest.raises(ValueError, match=match):
+        ask()

@@ -110,6 +110,8 @@ class Solver:
         # Of everything being lost at once, at most.
         self.lost = -math.expm1(lost) * (1 + RDP_ROUNDING)
         self.views = {b: self._expected(b) for b in problem.orientations}
+        # The same without what counts for nothing in this question's answer.
+        self.near = dict(self.views)
         self.known = self._without_passes()
 
     def _expected(self, backward: bool) -> View:
@@ -206,8 +208,8 @@ class Solver:
             self.uppers[backward] = min(self.uppers[backward], upper)
             # Not a bound: where the curve is, and how steep.
             seen = curve_of(row._replace(error=0.0), window, up=True)
-            view = self._seen(view, seen)
-            self.views[backward] = narrowed(view, row, window)
+            self.views[backward] = self._seen(view, seen)
+            self.near[backward] = narrowed(self.views[backward], row, window)
             self.spacing = min(self.spacing, window.step)
 
     def _seen(self, view: View, curve: Curve) -> View:
@@ -247,21 +249,21 @@ class Solver:
             return most * (self.known.upper <= log_delta)
         self.begin()
         self.refine(width, _USUAL_WORK)
+        within = dict.fromkeys(self.uppers, 0)
         for backward in self.uppers:
             view = self.views[backward]
             window = self.window(view, min(self.spacing, view.right + view.left))
-            best = [0]
 
             def is_too_large(
-                state: int, row: Row, window: Window = window, best: list[int] = best
+                state: int, row: Row, window: Window = window, of: bool = backward
             ) -> bool:
                 found = self.upper_end(curve_of(row, window, up=True))
                 if found <= log_delta:
-                    best[0] = state
+                    within[of] = state
                 return found > log_delta
 
             self.row(backward, window, up=True, visit=is_too_large)
-            most = min(most, best[0])
+            most = min(most, within[backward])
         return most
 
     @property
@@ -286,6 +288,7 @@ class Solver:
                 return
             if self.lower == self.question.nothing:
                 width = math.inf  # no lower end yet
+            view = self.near[self.lead]
             # Both ends' errors are of second order in the spacing.
             if math.isfinite(width):
                 share = max(min(math.sqrt(0.8 * enough / width), 0.7), 0.05)
@@ -312,7 +315,7 @@ class Solver:
         for backward in sorted(self.uppers, key=lambda b: b != lead):
             if backward != lead and self.uppers[backward] <= self.lower:
                 continue
-            window = self.window(self.views[backward], spacing)
+            window = self.window(self.near[backward], spacing)
             row = self.row(backward, window, up=True)
             curve = curve_of(row, window, up=True)
             self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))

@@ -361,3 +361,22 @@ def test_quotas_are_free_in_random_menus():
         values = [worst_of_finite(graph, options, log_g) for graph in (free, fixed)]
         assert values[0] is not None and values[1] is not None
         np.testing.assert_allclose(values[0][0], values[1][0], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 1000])
+def test_states_that_are_taken_together_do_not_lead_to_one_another(most):
+    order = jde.RuleBook.in_order(["a", "b"])
+    graphs = [
+        budget_graph((25, 14, 8, 5), 200),
+        budget_graph((1,), 5),
+        rule_graph(("a", "b"), order.moves, order.start, (3, 2), 30),
+    ]
+    for graph in graphs:
+        groups = list(graph.groups(most))
+        assert [s for group in groups for s in group] == list(range(len(graph.moves)))
+        for group in groups:
+            moves = [move for state in group for move in graph.moves[state]]
+            assert all(to < group.start for _, to in moves)
+            assert len(group) == 1 or max(len(moves), len(group)) <= most
+    # Something is gained: the least price is how many go together.
+    assert most < 1000 or len(list(graphs[0].groups(most))) <= 200 / 5 + 2

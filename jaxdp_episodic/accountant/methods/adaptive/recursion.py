@@ -207,14 +207,18 @@ class _Plan:
         padded[:, self.size :] = 0.0
         for line, row in zip(padded, rows, strict=True):
             line[: self.size] = row.values
-            if self.up:
-                # Both sides of g = 1 v falls away from it: it is no more than at the
-                # ends, where it is no more than these values and their error.
-                first, last = (float(row.values[i]) + row.error for i in (0, -1))
-                with np.errstate(over="ignore"):
-                    right = np.minimum(last * self.growth, self.limit)
-                line[self.size : self.size + self.right] = right
-                line[self.length - self.left :] = first * self.decay
+        if self.up:
+            # Both sides of g = 1 v falls away from it: it is no more than at the ends,
+            # where it is no more than these values and their error.
+            error = np.array([row.error for row in rows])
+            first, last = (padded[:, i] + error for i in (0, self.size - 1))
+            right = padded[:, self.size : self.size + self.right]
+            with np.errstate(over="ignore"):
+                np.multiply(last[:, None], self.growth, out=right)
+            np.minimum(right, self.limit, out=right)
+            np.multiply(
+                first[:, None], self.decay, out=padded[:, self.length - self.left :]
+            )
         norms = np.sqrt(np.einsum("ij,ij->i", padded, padded)).tolist()
         return list(zip(np.fft.rfft(padded), norms, strict=True))
 

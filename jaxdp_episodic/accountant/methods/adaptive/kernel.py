@@ -22,8 +22,7 @@ from jaxdp_episodic.accountant.numerics import fourier
 # Logarithm of the mass, over what is asked about, that is left out of a window, and
 # that goes round a circle.
 _LOG_NEGLIGIBLE = -45.0
-# The same of an option's own losses, on the lattice of the values: it adds up over a
-# million moves at most.
+# The same on the lattice of the values: it adds up over a million moves at most.
 _LOG_LEFT_OUT = -32.0
 # Losses at which the reach of a step is looked for, nats.
 _REACHES = np.geomspace(1e-9, 1e4, 400)

@@ -43,8 +43,8 @@ _COARSE_POINTS = 800
 _ENOUGH = 1e-5
 # The same of delta, relative.
 _ENOUGH_OF_DELTA = 1e-4
-# Factor of both for which more work is done than usual.
-_COARSER = 100.0
+# Either, for which more work is done than usual.
+_AT_MOST = 1e-3
 # Points of all transforms of one end, usually: some 0.1 s.
 _USUAL_WORK = 1.5e7
 # The same, at most: 20 s.
@@ -175,7 +175,7 @@ class Solver:
 
         Args:
           width: that is enough: of epsilon in nats, of delta relative. None is 1e-5, or
-            1e-4 of delta, where that is quickly had, and else a hundred times that.
+            1e-4 of delta, where that is quickly had, and else 1e-3 of either.
           at_least: an upper end below it need not be a close one.
         """
         if self.known is not None:
@@ -190,7 +190,7 @@ class Solver:
                 self.refine(width, _MOST_WORK)
             else:
                 self.refine(enough, _USUAL_WORK)
-                self.refine(_COARSER * enough, _MOST_WORK)
+                self.refine(_AT_MOST, _MOST_WORK)
         return self.found()
 
     def begin(self) -> None:

@@ -30,6 +30,8 @@ from jaxdp_episodic.accountant.methods.adaptive.kernel import Kernel
 _TRANSFORM_ERROR = 8.0
 # Cells of transforms that are made at once, which stay in a core's cache.
 _MOST_CELLS = 2**17
+# Norm below which squares may be 0 in float64: the largest value bounds it instead.
+_LEAST_NORM = 1e-140
 # Rounding of sums of masses, one after the other: for each of them.
 _SUM_ROUNDING = 4.5e-16
 
@@ -209,19 +211,24 @@ class _Plan:
         padded[:, self.size :] = 0.0
         for line, row in zip(padded, rows, strict=True):
             line[: self.size] = row.values
-            if self.up:
-                # Both sides of g = 1 v falls away from it: it is no more than at the
-                # ends, where it is no more than these values and their error.
-                first, last = (float(row.values[i]) + row.error for i in (0, -1))
-                if last > 0:  # 0 stays 0, also times what is too large for float64
-                    with np.errstate(over="ignore"):
-                        right = np.minimum(last * self.growth, self.limit)
-                    line[self.size : self.size + self.right] = right
-                line[self.length - self.left :] = first * self.decay
-        # Of values near to the least of float64 the squares would be 0.
-        peaks = np.maximum(np.abs(padded).max(axis=1), 1e-300)
-        scaled = padded / peaks[:, None]
-        norms = (peaks * np.sqrt(np.einsum("ij,ij->i", scaled, scaled))).tolist()
+        if self.up:
+            # Both sides of g = 1 v falls away from it: it is no more than at the ends,
+            # where it is no more than these values and their error.
+            error = np.array([row.error for row in rows])
+            first, last = (padded[:, i] + error for i in (0, self.size - 1))
+            right = padded[:, self.size : self.size + self.right]
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.multiply(last[:, None], self.growth, out=right)
+            right[last == 0] = 0.0  # also times what is too large for float64
+            np.minimum(right, self.limit, out=right)
+            np.multiply(
+                first[:, None], self.decay, out=padded[:, self.length - self.left :]
+            )
+        norms = np.sqrt(np.einsum("ij,ij->i", padded, padded))
+        small = norms < _LEAST_NORM
+        largest = np.abs(padded[small]).max(axis=1, initial=0.0)
+        norms[small] = math.sqrt(self.length) * largest
+        norms = norms.tolist()
         return list(zip(np.fft.rfft(padded), norms, strict=True))
 
     def better(

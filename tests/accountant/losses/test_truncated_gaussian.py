@@ -178,7 +178,10 @@ def test_of_a_grid_only_what_is_cut_gets_a_certified_end():
     assert found[2] == jde.epsilon(one, **run) < found[1]
 
 
-def test_a_batch_of_exactly_all_gets_a_certified_end():
+@pytest.mark.parametrize(
+    "is_composed", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_a_batch_of_exactly_all_gets_a_certified_end(is_composed):
     """Of its two paths one has nodes and the other none: it raised "bounds alone"."""
     release = jde.TruncatedPoissonRelease(
         2.0, sampling_probability=0.3, batch_size=5, population=5
@@ -186,16 +189,17 @@ def test_a_batch_of_exactly_all_gets_a_certified_end():
     poisson = jde.GaussianStep(
         jde.Poisson("x", sampling_probability=0.1), noise_multiplier=3.0
     )
-    for step in (release, jde.compose((release, 1), (poisson, 4))):
-        run = {"step": step, "num_steps": 2}
-        low, high = jde.epsilon_interval(**run, delta=1e-4)
-        found, info = jde.epsilon(**run, delta=1e-4, return_info=True)
-        assert info.is_certified_bound and low < found <= high < low * (1 + 1e-3)
-        assert 0 < info.error <= high - low
-        delta, info = jde.delta(**run, epsilon=found, return_info=True)
-        assert info.is_certified_bound and 0.999e-4 < delta < 1.001e-4
-    assert jde.epsilon(release, num_steps=2, delta=1e-4) == pytest.approx(0.99772, 1e-5)
-    assert found > jde.epsilon(release, num_steps=2, delta=1e-4)
+    step = jde.compose((release, 1), (poisson, 4)) if is_composed else release
+    run = {"step": step, "num_steps": 2}
+    low, high = jde.epsilon_interval(**run, delta=1e-4)
+    found, info = jde.epsilon(**run, delta=1e-4, return_info=True)
+    assert info.is_certified_bound and low < found <= high < low * (1 + 1e-3)
+    assert 0 < info.error <= high - low
+    delta, info = jde.delta(**run, epsilon=found, return_info=True)
+    assert info.is_certified_bound and 0.999e-4 < delta < 1.001e-4
+    alone = jde.epsilon(release, num_steps=2, delta=1e-4)
+    assert alone == pytest.approx(0.99772, 1e-5)
+    assert found > alone if is_composed else found == alone
 
 
 def test_nothing_and_everything():

@@ -216,7 +216,7 @@ def test_steps_of_a_faulty_trainer_are_found_out(training, fault, monkeypatch):
 @pytest.mark.parametrize(
     ("training", "kind"),
     [
-        (few_shot, "input"),
+        pytest.param(few_shot, "input", marks=pytest.mark.slow),
         # What it compiles, the run with too little noise needs as well.
         (few_shot, "gradient"),
         pytest.param(tasks, "gradient", marks=pytest.mark.slow),

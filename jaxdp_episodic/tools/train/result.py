@@ -237,24 +237,30 @@ def _said_of_plan(trainer: Trainer) -> _Said:
 
 
 def _said_of_choices(trainer: AdaptiveTrainer) -> _Said:
-    """What is said of a run that chose on the way; all of it is public."""
+    """What is said of a run that chose on the way; its facts are public."""
     budget, facts = trainer.ledger.now, adaptive_facts(trainer.ledger.now)
     facts |= {"noise": trainer.noise, "clip norm": _clip_norm(trainer)}
     if trainer.is_seeded or not budget.is_private:
         facts["not private"] = SEEDED if budget.is_private else "there is no noise"
     facts = plain(facts)
-    statement = adaptive_statement(
-        budget,
-        is_seeded=trainer.is_seeded,
-        noise=trainer.noise,
-        fixed=[name for name, check in trainer.checks.items() if check.fixed],
+    statement, released = (
+        adaptive_statement(
+            budget,
+            is_seeded=trainer.is_seeded,
+            noise=trainer.noise,
+            fixed=[name for name, check in trainer.checks.items() if check.fixed],
+            clipping=trainer.clipping,
+            truncation=trainer.truncation,
+            for_release=for_release,
+        )
+        for for_release in (False, True)
     )
     unit = budget.step.privacy_unit
     meaning = f"Protected is every single {unit}, however the run chose its steps."
     if "not private" in facts:
         meaning = "not private"
     epsilon = budget.epsilon
-    return _Said(epsilon, epsilon, facts, statement, (facts, statement), True, meaning)
+    return _Said(epsilon, epsilon, facts, statement, (facts, released), True, meaning)
 
 
 def _clip_norm(trainer: Trainer) -> float | str:

@@ -282,7 +282,7 @@ class AdaptiveTrainer(Trainer):
 
     def _use(self, name: str) -> None:
         """Takes up what an option is taken with; statistics have none of it."""
-        if name not in self.budget.first:
+        if name not in self.ledger.now.first:
             vars(self).update(self._of_option[name])
 
     def _new_ledger(self, charged: int = 0) -> AdaptiveLedger:

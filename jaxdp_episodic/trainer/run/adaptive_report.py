@@ -15,6 +15,9 @@ from jaxdp_episodic.accountant.report.adaptive_words import (
 from jaxdp_episodic.accountant.report.protected import changed_unit, protected_unit
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.trainer.config.training_config import DISCRETE
+from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
+from jaxdp_episodic.trainer.data.people import Truncation
+from jaxdp_episodic.trainer.run.report import bounded
 
 
 def adaptive_statement(
@@ -23,6 +26,9 @@ def adaptive_statement(
     is_seeded: bool = False,
     noise: str = DISCRETE,
     fixed: Sequence[str] = (),
+    clipping: ClippingConfig | None = None,
+    truncation: Truncation | None = None,
+    for_release: bool = False,
 ) -> str:
     """Returns what is protected, how well, why, and under which conditions.
 
@@ -31,9 +37,12 @@ def adaptive_statement(
       is_seeded: the run's draws and noise came from a seed that somebody knows.
       noise: "discrete" or "gaussian".
       fixed: the checks that look at the same episodes each time.
+      clipping: of the run; None: longer contributions were clipped.
+      truncation: what bounding people has left out.
+      for_release: without the numbers of it, which are private.
 
     Returns:
-      Markdown. Epsilon in it is an *upper bound*; all of it is public.
+      Markdown. Epsilon in it is an *upper bound*; all else of it is public.
     """
     lines = ["# Privacy of this run", ""]
     if not budget.is_private:
@@ -48,7 +57,7 @@ def adaptive_statement(
             "run with fresh entropy.",
             "",
         ]
-    step = budget.a_step
+    step, clipping = budget.a_step, clipping or ClippingConfig(kind=FIXED)
     changed = changed_unit(str(step.privacy_unit), step.neighboring_relation)
     rounding = "float64 Gaussian noise; its low-order bits are not hardened"
     if noise == DISCRETE:
@@ -69,6 +78,9 @@ def adaptive_statement(
         *_menu(budget),
         "",
         f"Added was {rounding}."
+        + " Contributions were clipped to a norm that followed the "
+        f"{clipping.quantile:g} quantile of theirs, by a count in the same noise."
+        * clipping.counts
         + f" Of several budgets the largest counts: {PARTS}" * (len(budget.runs) > 1)
         + "".join(
             f" The episodes of `{name}` are the same each time: everybody is in every "
@@ -76,10 +88,16 @@ def adaptive_statement(
             for name in fixed
         ),
         "",
-        f"Released are {'the noised sums, ' * bool(budget.first)}the parameters after "
-        "every step, the noisy scores, and what was chosen. Not released, and not "
-        "covered: the full log, which examples each step drew, and scores without "
-        "noise, by which nothing was chosen.",
+        f"Released are {'the noised sums, ' * bool(budget.first)}the parameters "
+        f"{'and the clip norm ' * clipping.counts}after every step, the noisy scores, "
+        "and what was chosen. Not released, and not covered: the full log, which "
+        "examples each step drew, and scores without noise, by which nothing was "
+        "chosen.",
+        *(
+            ["", bounded(truncation, for_release=for_release)]
+            if truncation is not None
+            else []
+        ),
         "",
         "```",
         *(f"{name:<12} {text}" for name, text in budget_in_words(budget)),

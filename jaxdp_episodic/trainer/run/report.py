@@ -102,7 +102,7 @@ def privacy_statement(
     if people is not None:
         words += ["", _of_a_person(report, people, for_release=for_release)]
     if truncation is not None:
-        words += ["", _bounded(truncation, for_release=for_release)]
+        words += ["", bounded(truncation, for_release=for_release)]
     return "\n".join([*lines, *words, "", "```", str(report), "```"]) + "\n"
 
 
@@ -130,8 +130,8 @@ def _where(people: PersonBounds) -> str:
     return bounds_in_words(people).partition(", ")[2]
 
 
-def _bounded(truncation: Truncation, *, for_release: bool) -> str:
-    """How people were bounded; numbers of the data are not for release."""
+def bounded(truncation: Truncation, *, for_release: bool) -> str:
+    """Returns how people were bounded; numbers of the data are not for release."""
     words = (
         f"Everybody's examples are within bounds, {_where(truncation.bounds)}: what "
         "was beyond them was left out before training, by a rule that looks at one "

@@ -26,6 +26,7 @@ from jaxdp_episodic.trainer.config.rules import (
     StopWhenStalled,
 )
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError, _check_apart
@@ -596,6 +597,29 @@ def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
     with pytest.raises(BudgetExhaustedError, match="'quiet' cannot be taken"):
         run.ledger.has_ended = False
         run.ledger.choose("quiet")
+
+
+def test_it_is_said_what_else_was_released_and_left_out():
+    bounds = jde.PersonBounds(classes=2, examples=1)
+    how = {
+        "clipping": ClippingConfig(quantile=0.3),
+        "truncation": Truncation(
+            bounds=bounds,
+            people=7,
+            people_cut=3,
+            examples_kept=19,
+            examples_dropped=41,
+        ),
+    }
+    own, released = (
+        adaptive_statement(budget(), for_release=for_release, **how)
+        for for_release in (False, True)
+    )
+    for said in (own, released):
+        assert "a norm that followed the 0.3 quantile of theirs" in said
+        assert "Released are the parameters and the clip norm after every step" in said
+        assert "within bounds, in at most 2 classes" in said
+    assert "41" in own and "41" not in released  # numbers of private data
 
 
 def test_a_run_without_checks_spends_the_rest(tmp_path):

@@ -40,9 +40,19 @@ PRICES = [
 def test_prices_are_those_of_an_independent_computation(
     rate, noise, steps, base_rate, base_noise, units
 ):
-    base = step(base_rate, base_noise)
-    found = base_price(step(rate, noise), base, num_steps=steps, floor=1e-7)
+    # Not quite the base: steps of the base itself are only counted.
+    base, run = step(base_rate, base_noise), step(rate, noise * (1 + 1e-9))
+    found = base_price(run, base, num_steps=steps, floor=1e-7)
     assert found == BasePrice(units, 1e-7)
+
+
+def test_steps_of_the_base_are_counted():
+    base = step(0.1, 1.5)
+    assert base_price(base, base, num_steps=7, floor=1e-7) == BasePrice(7, 0.0)
+    run = jde.compose((base, 3), (step(0.1, 1.5), 4))
+    assert base_price(run, base, num_steps=2, floor=1e-7) == BasePrice(14, 0.0)
+    other = jde.compose((base, 3), (step(0.1, 1.6), 1))
+    assert 4 <= base_price(other, base, floor=1e-7).units <= 5
 
 
 # A run, its steps, and a base of another kind.
@@ -117,6 +127,7 @@ def test_no_strategy_exceeds_the_budget():
     menu = []
     for kind in ((0.05, 0.6), (0.4, 1.5)):
         price = base_price(step(*kind), base, num_steps=1, floor=floor)
+        assert price.floor == floor
         menu.append((_cut(*kind), price))
     units = sum(price.units for _, price in menu)
     for direction in (0, 1):

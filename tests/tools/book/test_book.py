@@ -144,18 +144,19 @@ def test_runs_are_charged_in_base_steps(tmp_path):
     # Of Gaussians the same as mu: each is worth a 400th of mu^2.
     units = int(400 * GdpBudget(3.0, 1e-5, 2e-6).mu ** 2)
     assert prices.budget.base == ALWAYS and prices.budget.units == units == 202
-    assert paid(where, "1").price == {"units": 101, "floor": pytest.approx(1e-7)}
-    less = order(jde.compose((ALWAYS, 90)), floor=1.5e-6)
-    assert paid(where, "2", less).price["units"] == 91
-    with pytest.raises(BookExhaustedError, match="101 base steps, .* has 10 base st"):
+    assert paid(where, "1").price == {"units": 100, "floor": 0.0}
+    less = jde.GaussianStep(ALWAYS.sampling, noise_multiplier=40.0)
+    less = jde.compose((less, 360))  # exactly 90 of them; what a lattice knows is 91
+    assert paid(where, "2", order(less, floor=1.5e-6)).price["units"] == 91
+    with pytest.raises(BookExhaustedError, match="100 base steps, .* has 11 base st"):
         paid(where, "3")
-    small = order(jde.compose((ALWAYS, 5)), floor=5e-7)
-    with pytest.raises(BookExhaustedError, match="floor 4e-07 left: nothing was char"):
+    small = order(jde.compose((jde.LaplaceRelease(40.0), 1)), floor=6e-7)
+    with pytest.raises(BookExhaustedError, match="floor 5e-07 left: nothing was char"):
         paid(where, "4", small)
     content = read_book(where)
     (steps, floor) = prices.spent(content.paid)
-    assert steps == ("base steps", 192.0, 202.0) and floor[1] == pytest.approx(1.6e-6)
-    assert content.composition().counts == (190,)
+    assert steps == ("base steps", 191.0, 202.0) and floor[1] == 1.5e-6
+    assert sorted(content.composition().counts) == [100, 360]
     with pytest.raises(NotImplementedError, match="has no price in base steps"):
         prices.price_of_rdp([2.0], [0.1])
     for base in (RUN, jde.compose((ALWAYS, 1), (jde.LaplaceRelease(20.0), 1))):

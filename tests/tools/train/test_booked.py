@@ -215,15 +215,16 @@ def test_the_command_makes_shows_and_closes(tmp_path, config, capsys):
 def test_a_book_in_base_steps(tmp_path, config, capsys):
     book, base = str(tmp_path / "base.book"), tmp_path / "base.toml"
     base.write_text(
-        'version = 1\nnum_steps = 1\ndelta = 1e-5\n[step]\ntype = "GaussianRelease"\n'
-        "noise_multiplier = 20.0\n"
+        'version = 1\nnum_steps = 1\ndelta = 1e-5\n[step]\ntype = "GaussianStep"\n'
+        'noise_multiplier = 20.0\nsampling = {type = "Poisson", name = "example", '
+        "sampling_probability = 1.0}\n"
     )
     total = ["--epsilon", "3", "--delta", "1e-5"]
     create = ["book", "create", book, str(config), *total, "--base", str(base)]
     assert command(create) == 0
     assert "202 base steps and floors 2e-06 in all" in capsys.readouterr().out
-    assert command(["book", "charge", book, str(base), "--floor", "1e-6"]) == 0
-    assert "entry 1: 1 base step, floor 1e-06" in capsys.readouterr().out
+    assert command(["book", "charge", book, str(base)]) == 0
+    assert "entry 1: 1 base step, floor 0" in capsys.readouterr().out
     assert command(["book", "show", book]) == 0
     assert "spent       base steps 1 of 202" in capsys.readouterr().out
     assert command([*create, "--menu", str(base)]) == 2

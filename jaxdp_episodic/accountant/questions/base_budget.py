@@ -155,7 +155,7 @@ def base_price(
     The smallest whole number of units that is proven to be enough, which is a certified
     *upper end*: the run from above and the base from below are put on one lattice of
     losses, where both are linear in g between its points, and are compared at all of
-    them, in both directions.
+    them, in both directions. Steps of the base itself cost their number, and no floor.
 
     Args:
       step: the step, or a run made by `compose`; all fields scalars.
@@ -175,6 +175,9 @@ def base_price(
     runs, shape = api.checked_runs(step, num_steps)
     if shape:
         raise ValueError(f"a price is of one run, got settings of shape {shape}")
+    number = _number_of_base_steps(step, base, num_steps)
+    if number is not None:
+        return BasePrice(number, 0.0)
     # Each theorem holds by itself: that of the fewest units counts.
     units = min(_of_paths(run, unit, lost) for run in runs)
     if units > MOST_UNITS:
@@ -183,6 +186,16 @@ def base_price(
             f"floor={lost:g}: a larger floor may do, or a base more like it"
         )
     return BasePrice(int(units), lost)
+
+
+def _number_of_base_steps(step: AnyStep, base: OneStep, num_steps: Any) -> int | None:
+    """How many base steps a run consists of; None where it has others."""
+    times = 1 if num_steps is None else int(num_steps)
+    if not isinstance(step, ComposedSteps):
+        return times if step == base else None
+    if any(one != base for one in step.steps):
+        return None
+    return times * sum(int(count) for count in step.counts)
 
 
 def _of_paths(run: Run, unit: Run, floor: float) -> float:

@@ -342,7 +342,8 @@ def in_words(price: Price) -> str:
     if "option" in price:
         return f"one of {price['option']}"
     if "units" in price:
-        return f"{price['units']} base steps, floor {price['floor']:.3g}"
+        word = "base step" if price["units"] == 1 else "base steps"
+        return f"{price['units']} {word}, floor {price['floor']:.3g}"
     return f"mu {price['mu']:.5g}, floor {price['floor']:.3g}"
 
 

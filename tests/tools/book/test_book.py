@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.gdp_budget import GdpBudget
 from jaxdp_episodic.tools.book import storage
 from jaxdp_episodic.tools.book.book import (
     BookClosedError,
@@ -17,6 +18,7 @@ from jaxdp_episodic.tools.book.book import (
     charge,
     charge_query,
     close_book,
+    create_base_book,
     create_gdp_book,
     create_menu_book,
     order_of,
@@ -133,6 +135,50 @@ def test_a_menu_is_taken_as_often_as_it_says(tmp_path):
         paid(where, "6", order(floor=1e-7))
     content = read_book(where)
     assert content.composition().counts == (110, 100)
+
+
+def test_runs_are_charged_in_base_steps(tmp_path):
+    where, totals = str(tmp_path / "base.book"), {"epsilon": 3.0, "delta": 1e-5}
+    create_base_book(where, PROTECTED, jde.compose((ALWAYS, 1)), **totals)
+    prices = read_book(where).terms.prices
+    # Of Gaussians the same as mu: each is worth a 400th of mu^2.
+    units = int(400 * GdpBudget(3.0, 1e-5, 2e-6).mu ** 2)
+    assert prices.budget.base == ALWAYS and prices.budget.units == units == 202
+    assert paid(where, "1").price == {"units": 100, "floor": 0.0}
+    less = jde.GaussianStep(ALWAYS.sampling, noise_multiplier=40.0)
+    less = jde.compose((less, 360))  # exactly 90 of them; what a lattice knows is 91
+    assert paid(where, "2", order(less, floor=1.5e-6)).price["units"] == 91
+    with pytest.raises(BookExhaustedError, match="100 base steps, .* has 11 base st"):
+        paid(where, "3")
+    small = order(jde.compose((jde.LaplaceRelease(40.0), 1)), floor=6e-7)
+    with pytest.raises(BookExhaustedError, match="floor 5e-07 left: nothing was char"):
+        paid(where, "4", small)
+    content = read_book(where)
+    (steps, floor) = prices.spent(content.paid)
+    assert steps == ("base steps", 191.0, 202.0) and floor[1] == 1.5e-6
+    assert sorted(content.composition().counts) == [100, 360]
+    with pytest.raises(NotImplementedError, match="has no price in base steps"):
+        prices.price_of_rdp([2.0], [0.1])
+    for base in (RUN, jde.compose((ALWAYS, 1), (jde.LaplaceRelease(20.0), 1))):
+        with pytest.raises(ValueError, match="base must be one step, taken once"):
+            create_base_book(str(tmp_path / "2.book"), PROTECTED, base, **totals)
+
+
+@pytest.mark.parametrize("price", [{"units": 300, "floor": 0.0}, {"units": True}])
+def test_prices_in_base_steps_that_were_changed(tmp_path, price):
+    where = str(tmp_path / "base.book")
+    base = jde.compose((ALWAYS, 1))
+    create_base_book(where, PROTECTED, base, epsilon=3.0, delta=1e-5)
+    paid(where, "one")
+    price = {"floor": 0.0} | price
+
+    def edit(index, record):
+        if index == 1:
+            record["price"] = price
+
+    rechained(where, edit)
+    with pytest.raises(BookError, match="took more than it has|prices: units must be"):
+        read_book(where)
 
 
 def test_a_menu_that_costs_more_than_the_total(tmp_path):

@@ -265,6 +265,25 @@ def test_the_command_makes_shows_and_closes(tmp_path, config, capsys):
     assert "is closed: nothing was charged" in capsys.readouterr().err
 
 
+def test_a_book_in_base_steps(tmp_path, config, capsys):
+    book, base = str(tmp_path / "base.book"), tmp_path / "base.toml"
+    base.write_text(
+        'version = 1\nnum_steps = 1\ndelta = 1e-5\n[step]\ntype = "GaussianStep"\n'
+        'noise_multiplier = 20.0\nsampling = {type = "Poisson", name = "example", '
+        "sampling_probability = 1.0}\n"
+    )
+    total = ["--epsilon", "3", "--delta", "1e-5"]
+    create = ["book", "create", book, str(config), *total, "--base", str(base)]
+    assert command(create) == 0
+    assert "202 base steps and floors 2e-06 in all" in capsys.readouterr().out
+    assert command(["book", "charge", book, str(base)]) == 0
+    assert "entry 1: 1 base step, floor 0" in capsys.readouterr().out
+    assert command(["book", "show", book]) == 0
+    assert "spent       base steps 1 of 202" in capsys.readouterr().out
+    assert command([*create, "--menu", str(base)]) == 2
+    assert "one of --base, --quota and --menu" in capsys.readouterr().err
+
+
 def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
     book, query = str(tmp_path / "menu.book"), tmp_path / "query.toml"
     query.write_text(
@@ -284,7 +303,10 @@ def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
         ([*create, "--quota", f"{query}=0"], "--quota must be RUN.toml=N"),
         ([*create, *menu, "--floors", "1e-6"], "not for a menu"),
         ([*create, *menu, *menu], "two files named 'tiny'"),
-        ([*create, *menu, "--menu", str(query)], "--menu or --quota, got both"),
+        (
+            [*create, *menu, "--menu", str(query)],
+            "one of --base, --quota and --menu, got more",
+        ),
         (create, "is there already"),
         (["train", str(config), "--out", "x", "--floor", "1e-7"], "with --book"),
     ):

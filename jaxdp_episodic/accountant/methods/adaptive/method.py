@@ -238,11 +238,7 @@ class Solver:
         """The largest budget whose delta, at the question's epsilon, is certified.
 
         The graph is one of all budgets. The first that is too large ends a pass, as
-        delta grows with the budget.
-
-        Args:
-          log_delta: that must not be exceeded.
-          width: of log(delta) that is enough.
+        delta grows with the budget. ``width`` of log(delta) is enough to look with.
         """
         most = len(self.problem.graph.moves) - 1
         if self.known is not None:

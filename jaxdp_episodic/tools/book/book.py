@@ -130,7 +130,7 @@ def create_base_book(
     Args:
       where: path of an SQLite file, or a URL of SQLAlchemy's.
       protected: who, in which data.
-      base: one step or release, taken once.
+      base: a run of one kind of step or release, of which one is the unit.
       epsilon: of all runs together, nats, > 0.
       delta: likewise, in (0, 1).
       floors: of delta, what the floors of all runs may take; None: a fifth of delta.

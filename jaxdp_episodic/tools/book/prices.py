@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-import numpy as np
-
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.step import (
@@ -348,13 +346,13 @@ def in_words(price: Price) -> str:
 
 
 def only_step(run: ComposedSteps) -> OneStep:
-    """Returns the one step of a run that takes it once.
+    """Returns the step of a run that has one kind of step, whatever their number.
 
     Raises:
-      ValueError: it is another run.
+      ValueError: it has others.
     """
-    if len(run.steps) != 1 or np.shape(run.counts[0]) or run.counts[0] != 1:
-        raise ValueError("base must be one step, taken once (num_steps = 1)")
+    if len(run.steps) != 1:
+        raise ValueError(f"base must have one kind of step, got {len(run.steps)}")
     return run.steps[0]
 
 

@@ -74,8 +74,8 @@ class Create:
     floors: Number = None
     """Of delta, what the floors of all runs may take; default: a fifth of delta."""
     base: File = None
-    """A step, as a request for `epsilon` with num_steps = 1: what runs pay is how many
-    of it they are at most. In place of prices in mu."""
+    """A training config, or a request as for `epsilon`, with one kind of step: what
+    runs pay is how many such steps they are at most. In place of prices in mu."""
     quota: Annotated[Files, option("RUN.toml=N")] = ()
     """A run of a menu, and how often it may be taken: a training config, or a request
     as for `epsilon`. Each time it is given; in place of prices in mu."""
@@ -103,7 +103,7 @@ class Create:
             raise ValueError("give one of --base, --quota and --menu, got more")
         if self.base is not None:
             with waiting("how many base steps the total is worth"):
-                base, floors = _run_of_request(self.base), self.floors
+                base, floors = _run_of(self.base), self.floors
                 terms = create_base_book(
                     self.book, protected, base, floors=floors, **total
                 )

@@ -19,7 +19,7 @@ from jaxdp_episodic.tools.book.content import Protected
 from jaxdp_episodic.tools.cli.program import run as command
 from jaxdp_episodic.tools.train import run as run_module
 from jaxdp_episodic.tools.train import search as search_module
-from jaxdp_episodic.tools.train.booked import Booking, protected_by
+from jaxdp_episodic.tools.train.booked import Booking, protected_by, run_of_config
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.training import read_config
@@ -280,6 +280,12 @@ def test_a_book_in_base_steps(tmp_path, config, capsys):
     assert "entry 1: 1 base step, floor 0" in capsys.readouterr().out
     assert command(["book", "show", book]) == 0
     assert "spent       base steps 1 of 202" in capsys.readouterr().out
+    # A step of a config: its own runs pay the number of their steps.
+    create[2], create[5], create[-1] = str(tmp_path / "2.book"), "14", str(config)
+    assert command(create) == 0
+    run = run_of_config(read_config(config), tmp_path)
+    price = read_book(create[2]).terms.prices.price(run, method="exact")
+    assert price == {"units": sum(run.counts), "floor": 0.0}
     assert command([*create, "--menu", str(base)]) == 2
     assert "one of --base, --quota and --menu" in capsys.readouterr().err
 

@@ -238,7 +238,8 @@ def bare_kernel(file: Path) -> dict[str, float]:
     described = read_sweep(file)
     values = described.grid.values(np.arange(described.grid.size))
     request = described.request("epsilon", "rdp", values)
-    run = run_of(request.step, np.asarray(values["num_steps"]))
+    step = request.planned("a sweep")
+    run = run_of(step, np.asarray(values["num_steps"]))
     target = np.log(np.full((described.grid.size, 1), described.delta))
 
     def seconds(rows: int) -> tuple[float, float]:

@@ -233,13 +233,14 @@ def bare_kernel(file: Path) -> dict[str, float]:
     from jaxdp_episodic.accountant.methods.question import EpsilonAt
     from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
     from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+    from jaxdp_episodic.tools.requests.request import EpsilonRequest
     from jaxdp_episodic.tools.sweep.description import read_sweep
 
     described = read_sweep(file)
     values = described.grid.values(np.arange(described.grid.size))
     request = described.request("epsilon", "rdp", values)
-    step = request.planned("a sweep")
-    run = run_of(step, np.asarray(values["num_steps"]))
+    assert isinstance(request, EpsilonRequest)
+    run = run_of(request.planned("a sweep"), np.asarray(values["num_steps"]))
     target = np.log(np.full((described.grid.size, 1), described.delta))
 
     def seconds(rows: int) -> tuple[float, float]:

@@ -197,6 +197,20 @@ def test_an_example_in_both_parts_is_not_counted_apart():
         _check_apart("check", both, trained)
 
 
+def test_one_of_many_examples_may_be_equal_by_chance():
+    """Such as two drawings that came out alike: it is said, and the run goes on."""
+
+    def table(seed):
+        pictures = np.random.default_rng(seed).normal(size=(1_200, 64))
+        pictures[seed] = 1.0 + np.arange(64)
+        names = np.repeat([f"class {i} of {seed}" for i in range(12)], 100)
+        return ExampleTable.from_records(pictures, units={"class": names})
+
+    held_out = PrivateValidation(table(1), CHECK, shots=SHOTS)
+    with pytest.warns(UserWarning, match="has 1 examples .* row 1: by chance"):
+        _check_apart("check", held_out, table(2))
+
+
 # --- Interrupted, killed, resumed ---
 
 

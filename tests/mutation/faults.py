@@ -135,8 +135,8 @@ FAULTS = (
             Edit(
                 generators.Keys,
                 "new",
-                "secrets.token_bytes(KEY_BYTES)",
-                "_hashed(purpose, 0, 0)",
+                "_hashed(purpose, self._seed, number)",  # the audit's run has a seed
+                "_hashed(purpose, self._seed, 0)",
             ),
         ),
         AUDIT,

@@ -17,7 +17,7 @@ from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.trainer.config.training_config import DISCRETE
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
-from jaxdp_episodic.trainer.run.report import bounded
+from jaxdp_episodic.trainer.run.report import bounded, opening
 
 
 def adaptive_statement(
@@ -44,19 +44,9 @@ def adaptive_statement(
     Returns:
       Markdown. Epsilon in it is an *upper bound*; all else of it is public.
     """
-    lines = ["# Privacy of this run", ""]
+    lines = opening(is_private=budget.is_private, is_seeded=is_seeded)
     if not budget.is_private:
-        lines.append(
-            "**Not private**: it was trained without noise (epsilon is infinite)."
-        )
         return "\n".join(lines) + "\n"
-    if is_seeded:
-        lines += [
-            "**Not private**: the draws and the noise came from a fixed seed, and "
-            "whoever knows it can subtract the noise. What follows holds for the same "
-            "run with fresh entropy.",
-            "",
-        ]
     step, clipping = budget.a_step, clipping or ClippingConfig(kind=FIXED)
     changed = changed_unit(str(step.privacy_unit), step.neighboring_relation)
     rounding = "float64 Gaussian noise; its low-order bits are not hardened"

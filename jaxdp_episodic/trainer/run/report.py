@@ -66,19 +66,9 @@ def privacy_statement(
     Returns:
       Markdown. Epsilon in it is an *upper bound*.
     """
-    lines = ["# Privacy of this run", ""]
+    lines = opening(is_private=budget.is_private, is_seeded=is_seeded)
     if not budget.is_private:
-        lines += [
-            "**Not private**: it was trained without noise (epsilon is infinite)."
-        ]
         return "\n".join(lines) + "\n"
-    if is_seeded:
-        lines += [
-            "**Not private**: the draws and the noise came from a fixed seed, and "
-            "whoever knows it can subtract the noise. What follows holds for the same "
-            "run with fresh entropy.",
-            "",
-        ]
     if for_release:
         public = public_budget(budget)
         if public is None:
@@ -128,6 +118,24 @@ def _of_a_person(
 def _where(people: PersonBounds) -> str:
     """Bounds without the words "all examples, "."""
     return bounds_in_words(people).partition(", ")[2]
+
+
+def opening(*, is_private: bool, is_seeded: bool) -> list[str]:
+    """Returns how a statement begins: where a run is not private, with that."""
+    lines = ["# Privacy of this run", ""]
+    if not is_private:
+        return [
+            *lines,
+            "**Not private**: it was trained without noise (epsilon is infinite).",
+        ]
+    if is_seeded:
+        lines += [
+            "**Not private**: the draws and the noise came from a fixed seed, and "
+            "whoever knows it can subtract the noise. What follows holds for the same "
+            "run with fresh entropy.",
+            "",
+        ]
+    return lines
 
 
 def bounded(truncation: Truncation, *, for_release: bool) -> str:

@@ -23,6 +23,7 @@ from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import RunEndedError
+from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.episode import (
     Episode,
     Learner,
@@ -55,6 +56,7 @@ __all__ = [
     "Booking",
     "AdaptiveBudget",
     "AdaptiveTrainer",
+    "BayesianRegression",
     "BudgetExhaustedError",
     "ClippingConfig",
     "ConvNet",

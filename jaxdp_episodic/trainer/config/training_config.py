@@ -14,6 +14,7 @@ from jaxdp_episodic.accountant.describe.spec import Spec, check_flags, set_whole
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
 from jaxdp_episodic.trainer.config.training_parts import (
+    BAYES,
     CLOSED_FORM,
     CONV_CLASSIFIER,
     EMBEDDINGS,
@@ -99,7 +100,8 @@ class TrainingConfig(Spec):
       people: bounds of what one person owns, where people are protected; None: there
         are none.
       learner: what an episode teaches, and how.
-      model: the network; none with private statistics alone, like the next two.
+      model: the network; none with private statistics alone, like the next two; "bayes"
+        may have none, and takes the features as they are.
       features: fixed features in place of the examples' own.
       start: private statistics that the run begins with; None: none.
       optimizer: of the outer loop.
@@ -248,14 +250,18 @@ class TrainingConfig(Spec):
         kind_of_clipping = None if self.clipping is None else self.clipping.kind
         if self.l2_clip_norm is None and kind_of_clipping == NORMALIZE:
             object.__setattr__(self, "l2_clip_norm", 1.0)
-        for name in ("model", "l2_clip_norm"):
+        needed = ("l2_clip_norm",) if kind == BAYES else ("model", "l2_clip_norm")
+        for name in needed:
             if getattr(self, name) is None:
                 raise ValueError(f"{name} must be given with learner.kind={kind!r}")
-        assert self.model is not None and self.l2_clip_norm is not None
+        assert self.l2_clip_norm is not None
         if self.clipping is not None:
             self.clipping.bounds(self.l2_clip_norm)
-        fits = (*(EMBEDDINGS if kind == "protonet" else (CONV_CLASSIFIER,)), MLP_KIND)
-        if self.model.kind not in fits:  # its outputs are not what the learner takes
+        embeds = kind in ("protonet", BAYES)
+        fits = (*(EMBEDDINGS if embeds else (CONV_CLASSIFIER,)), MLP_KIND)
+        if (
+            self.model is not None and self.model.kind not in fits
+        ):  # its outputs are not what the learner takes
             raise ValueError(
                 f"model.kind must be one of {fits} with learner.kind={kind!r}, got "
                 f"{self.model.kind!r}"

@@ -25,9 +25,15 @@ COSINE = "cosine"
 DISTANCES = (EUCLIDEAN, COSINE)
 PLDA = "plda"
 MIXED = "mixed"
+BAYES = "bayes"
 CLOSED_FORM = (PLDA, MIXED)  # private statistics alone, without gradient steps
-LEARNERS = ("protonet", "maml", "anil", *CLOSED_FORM)
-_LOSS_OF = {"protonet": CROSS_ENTROPY, PLDA: CROSS_ENTROPY, MIXED: SQUARED_ERROR}
+LEARNERS = ("protonet", "maml", "anil", BAYES, *CLOSED_FORM)
+_LOSS_OF = {
+    "protonet": CROSS_ENTROPY,
+    PLDA: CROSS_ENTROPY,
+    MIXED: SQUARED_ERROR,
+    BAYES: SQUARED_ERROR,
+}
 
 CONV_EMBEDDING = "conv_embedding"
 LINEAR = "linear"
@@ -101,7 +107,8 @@ class LearnerConfig(Spec):
     """What an episode teaches, and how.
 
     Attributes:
-      kind: "protonet", "maml", "anil"; "plda", "mixed": private statistics alone.
+      kind: "protonet", "maml", "anil", "bayes" (see `BayesianRegression`); "plda",
+        "mixed": private statistics alone.
       shots: support examples, of each class or of the task.
       distance: of "protonet": "euclidean" or "cosine".
       temperature: of "protonet": factor of the logits.
@@ -113,6 +120,9 @@ class LearnerConfig(Spec):
         time.
       loss: "cross_entropy" (classification) or "squared_error" (regression).
       head: of "anil": top-level key of the parameters that are adapted.
+      rank: of "bayes", as the rest: directions in which tasks differ most.
+      prior_scale: first standard deviation of a task's weights.
+      noise_scale: first standard deviation of a target around its task's line.
     """
 
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"kind": LEARNERS}
@@ -128,6 +138,9 @@ class LearnerConfig(Spec):
     checkpoint: bool = False
     loss: str = CROSS_ENTROPY
     head: str = "head"
+    rank: int = 3
+    prior_scale: float = 1.0
+    noise_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _validation.choice("kind", self.kind, LEARNERS)
@@ -135,7 +148,9 @@ class LearnerConfig(Spec):
         set_whole_numbers(self, "shots")
         _validation.choice("distance", self.distance, DISTANCES)
         set_whole_numbers(self, "inner_steps", maximum=_MOST_INNER_STEPS)
+        set_whole_numbers(self, "rank", maximum=_MOST_UNITS)
         set_positive(self, "inner_learning_rate", "temperature")
+        set_positive(self, "prior_scale", "noise_scale")
         check_flags(self, "first_order", "checkpoint", "resplits")
         if not isinstance(self.head, str):
             raise TypeError(f"head must be a string, got {self.head!r}")
@@ -156,7 +171,8 @@ class ModelConfig(Spec):
     Attributes:
       kind: "conv_embedding" or "linear" (for ProtoNet), "conv_classifier" or "mlp".
       channels: of each convolution (stride 2 each), or units of each hidden layer.
-      embedding: size of the embedding, of "conv_embedding" and "linear".
+      embedding: size of the embedding, of "conv_embedding" and "linear", and of any
+        network of a "bayes" learner.
       seed: of the initial parameters, which are public.
     """
 

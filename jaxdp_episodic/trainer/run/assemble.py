@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
+    BAYES,
     CLOSED_FORM,
     COSINE,
     MIXED,
@@ -28,6 +30,7 @@ from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.stored import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
@@ -249,11 +252,22 @@ def _built_model(
     """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
     if config.start is not None and config.start.kind == MIXED:
         return MixedModel.of(config.start), {}
-    if config.model is None:  # statistics alone: as they project
-        return _learner(config.learner, lambda _, inputs: inputs, ways), {}
-    module = built_module(config.model, input_shape, 1 if ways is None else ways)
-    apply, params = split_model(module)
-    return _learner(config.learner, apply, ways), params
+    apply, params, size = _as_they_are, {}, math.prod(input_shape)
+    if config.model is not None:  # else of statistics alone, or of "bayes"
+        size = 1 if ways is None else ways
+        if config.learner.kind == BAYES:
+            size = config.model.embedding
+        apply, params = split_model(built_module(config.model, input_shape, size))
+    learner = _learner(config.learner, apply, ways)
+    if isinstance(learner, BayesianRegression):
+        scales = config.learner.prior_scale, config.learner.noise_scale
+        params = learner.initial(params, size, scale=scales[0], noise=scales[1])
+    return learner, params
+
+
+def _as_they_are(_: Any, inputs: Any) -> Any:
+    """What a learner without a network sees."""
+    return inputs
 
 
 def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
@@ -266,6 +280,8 @@ def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
             temperature=config.temperature,
             resplits=config.resplits,
         )
+    if config.kind == BAYES:
+        return BayesianRegression(apply, rank=config.rank)
     inner = {
         "inner_steps": config.inner_steps,
         "inner_learning_rate": config.inner_learning_rate,

@@ -105,8 +105,8 @@ def test_error() -> Evaluation:
 def learner_and_params() -> tuple[BayesianRegression, Any]:
     """The prior before it has learned anything: ridge regression of each task."""
     learner = BayesianRegression(as_they_are, rank=RANK)
-    scales = {"scale": PRIOR_SCALE, "noise": NOISE_SCALE}
-    return learner, learner.initial({}, FEATURES, **scales)
+    first = learner.initial({}, FEATURES, scale=PRIOR_SCALE, noise=NOISE_SCALE)
+    return learner, first
 
 
 def as_they_are(_: Any, inputs: Any) -> Any:

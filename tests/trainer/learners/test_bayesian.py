@@ -1,5 +1,8 @@
 """Bayesian regression against SciPy's normal distributions, which share no code."""
 
+import dataclasses
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,15 @@ import pytest
 from scipy import stats
 
 from jaxdp_episodic.trainer.config.training_parts import LearnerConfig
-from jaxdp_episodic.training import BayesianRegression, regression_episode
+from jaxdp_episodic.trainer.run.assemble import run_parts
+from jaxdp_episodic.training import (
+    BayesianRegression,
+    read_config,
+    regression_episode,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS, EXPERIMENTS = ROOT / "configs", ROOT / "experiments"
 
 FEATURES, EXAMPLES, SHOTS, RANK = 4, 7, 4, 2
 LEAST = 1e-4  # that is added to both variances
@@ -19,6 +30,9 @@ def halves(params, inputs):
 
 
 LEARNER = BayesianRegression(halves, rank=RANK)
+# Compiled: op by op they take longer.
+graded = jax.jit(jax.value_and_grad(LEARNER.loss))
+predicted = jax.jit(LEARNER.predict)
 
 
 @pytest.fixture
@@ -59,7 +73,7 @@ def test_the_loss_is_minus_the_mean_log_density_of_what_is_there(params, mask):
     inputs, targets, episode = data(mask)
     there = np.flatnonzero(mask)
     mean, covariance, noise = moments(params, inputs[there])
-    found, gradient = jax.value_and_grad(LEARNER.loss)(params, episode)
+    found, gradient = graded(params, episode)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
     if not there.size:
         assert found == 0
@@ -85,7 +99,7 @@ def test_predictions_are_conditional_means(params, mask):
     wanted = mean[number:] + covariance[number:, :number] @ np.linalg.solve(
         among, residuals
     )
-    found = LEARNER.predict(params, episode)
+    found = predicted(params, episode)
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
 
 
@@ -98,8 +112,8 @@ def test_absent_examples_say_nothing_whatever_they_hold(params):
         other_inputs, other_targets, np.float32(mask), shots=SHOTS
     )
     for one, two in zip(
-        jax.tree.leaves(jax.value_and_grad(LEARNER.loss)(params, episode)),
-        jax.tree.leaves(jax.value_and_grad(LEARNER.loss)(params, other)),
+        jax.tree.leaves(graded(params, episode)),
+        jax.tree.leaves(graded(params, other)),
         strict=True,
     ):
         np.testing.assert_array_equal(one, two)
@@ -133,3 +147,31 @@ def test_a_config_says_what_is_wrong(change, message):
 def test_a_learner_without_directions_is_refused():
     with pytest.raises(ValueError, match="rank"):
         BayesianRegression(halves, rank=0)
+
+
+@pytest.mark.slow
+def test_a_private_run_comes_near_the_true_prior(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    import published
+
+    test, run = published.test_error(), published.Run(epsilon=3.0, tasks=300)
+    found = published.trained(run, 5, published.STEPS, tmp_path / "run", test)
+    learner = published.learner_and_params()[0]
+    alone, best = (
+        test(learner, params).mean ** 2
+        for params in (published.ridge(3.0), published.oracle())
+    )
+    assert best < 0.4 and 1.1 < alone < 1.4
+    assert found < 0.55
+
+
+def test_a_config_needs_no_network(tmp_path):
+    path = tmp_path / "bayes.toml"
+    text = (CONFIGS / "sinusoids_bayes.toml").read_text(encoding="utf-8")
+    path.write_text(text.replace("num_tasks = 5_000", "num_tasks = 20"), "utf-8")
+    config = read_config(path)
+    data = config.data.load("train")
+    for model, width in ((config.model, 32), (None, 1)):
+        parts = run_parts(dataclasses.replace(config, model=model), data)
+        assert isinstance(parts["learner"], BayesianRegression)
+        assert parts["params"]["prior"]["mean"].shape == (width + 1,)

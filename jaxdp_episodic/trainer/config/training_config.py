@@ -32,7 +32,7 @@ from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.config.training_step import StepConfig
 from jaxdp_episodic.trainer.data.people import Truncation, truncated
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource, Stored
-from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 DISCRETE = "discrete"
@@ -202,8 +202,18 @@ class TrainingConfig(Spec):
         Raises:
           OSError, TypeError, ValueError: data that cannot be read, as of the loaders;
             people beyond their bounds, or not known.
+          NotImplementedError: classes split by their names where one may be replaced.
         """
         data = self.data.load(TRAIN, base)
+        unit, relation = str(self.step.privacy_unit), self.step.neighboring_relation
+        is_split = getattr(self.data, "class_split", None) is not None
+        if is_split and relation == "replace_one" and unit in data.level_names[:-1]:
+            raise NotImplementedError(
+                "validation and test of the data must be paths, not shares of the "
+                f"classes, under {relation} with privacy_unit={unit!r}: what replaces "
+                "a unit may have a name that is held out, and leave one less to train "
+                "on"
+            )
         if self.people is None:
             return data, None
         return truncated(data, self.people.bounds, truncate=self.people.truncate)

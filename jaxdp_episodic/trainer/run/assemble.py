@@ -28,7 +28,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
-from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.features import FixedFeatures

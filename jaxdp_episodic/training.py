@@ -31,7 +31,13 @@ from jaxdp_episodic.trainer.learners.episode import (
     regression_episode,
 )
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet, Supervised
+from jaxdp_episodic.trainer.learners.learners import (
+    ANIL,
+    MAML,
+    Classifier,
+    ProtoNet,
+    Supervised,
+)
 from jaxdp_episodic.trainer.learners.models import (
     MLP,
     ConvNet,
@@ -58,6 +64,7 @@ __all__ = [
     "AdaptiveTrainer",
     "BayesianRegression",
     "BudgetExhaustedError",
+    "Classifier",
     "ClippingConfig",
     "ConvNet",
     "Episode",

@@ -27,13 +27,17 @@ PLDA = "plda"
 MIXED = "mixed"
 BAYES = "bayes"
 CLOSED_FORM = (PLDA, MIXED)  # private statistics alone, without gradient steps
-LEARNERS = ("protonet", "maml", "anil", BAYES, *CLOSED_FORM)
+PROTONET = "protonet"
+CLASSIFIER = "classifier"
+PROTOTYPES = (PROTONET, PLDA, CLASSIFIER)  # tell any number of classes apart
+LEARNERS = (PROTONET, "maml", "anil", CLASSIFIER, BAYES, *CLOSED_FORM)
 _LOSS_OF = {
-    "protonet": CROSS_ENTROPY,
-    PLDA: CROSS_ENTROPY,
-    MIXED: SQUARED_ERROR,
-    BAYES: SQUARED_ERROR,
+    **dict.fromkeys(PROTOTYPES, CROSS_ENTROPY),
+    **dict.fromkeys((MIXED, BAYES), SQUARED_ERROR),
 }
+LOGITS = "logits"
+HIDDEN = "features"
+EMBEDS = (LOGITS, HIDDEN)
 
 CONV_EMBEDDING = "conv_embedding"
 LINEAR = "linear"
@@ -107,10 +111,14 @@ class LearnerConfig(Spec):
     """What an episode teaches, and how.
 
     Attributes:
-      kind: "protonet", "maml", "anil", "bayes" (see `BayesianRegression`); "plda",
-        "mixed": private statistics alone.
-      shots: support examples, of each class or of the task.
-      distance: of "protonet": "euclidean" or "cosine".
+      kind: "protonet", "maml", "anil"; "bayes" (see `BayesianRegression`);
+        "classifier", of the training classes, whose list is public; "plda", "mixed":
+        private statistics alone.
+      shots: support examples, of each class or of the task; of "classifier", which
+        draws no support, in evaluation.
+      distance: of "protonet" and "classifier": "euclidean" or "cosine".
+      embed: of "classifier": what held-out classes are told apart by, its "logits" or
+        its "features", the last hidden layer.
       temperature: of "protonet": factor of the logits.
       resplits: of "protonet": train on every example as support.
       inner_steps: gradient steps on the support set (not for ProtoNet).
@@ -130,6 +138,7 @@ class LearnerConfig(Spec):
     kind: str
     shots: int
     distance: str = EUCLIDEAN
+    embed: str = LOGITS
     temperature: float = 1.0
     resplits: bool = False
     inner_steps: int = 3
@@ -147,6 +156,7 @@ class LearnerConfig(Spec):
         _validation.choice("loss", self.loss, LOSSES)
         set_whole_numbers(self, "shots")
         _validation.choice("distance", self.distance, DISTANCES)
+        _validation.choice("embed", self.embed, EMBEDS)
         set_whole_numbers(self, "inner_steps", maximum=_MOST_INNER_STEPS)
         set_whole_numbers(self, "rank", maximum=_MOST_UNITS)
         set_positive(self, "inner_learning_rate", "temperature")
@@ -169,10 +179,12 @@ class ModelConfig(Spec):
     """The network.
 
     Attributes:
-      kind: "conv_embedding" or "linear" (for ProtoNet), "conv_classifier" or "mlp".
+      kind: "conv_embedding" or "linear" (for ProtoNet), "conv_classifier" or "mlp"; a
+        classifier takes any of the last three.
       channels: of each convolution (stride 2 each), or units of each hidden layer.
       embedding: size of the embedding, of "conv_embedding" and "linear", and of any
-        network of a "bayes" learner.
+        network of a "bayes" learner; a classifier has as many outputs as there are
+        classes.
       seed: of the initial parameters, which are public.
     """
 

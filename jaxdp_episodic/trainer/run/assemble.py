@@ -20,10 +20,13 @@ from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     BAYES,
+    CLASSIFIER,
     CLOSED_FORM,
     COSINE,
+    HIDDEN,
     MIXED,
     PLDA,
+    PROTONET,
     LearnerConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
@@ -32,7 +35,7 @@ from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet
+from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, Classifier, ProtoNet
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
@@ -227,7 +230,7 @@ def run_parts(
     planned = plan(config, data) if budget is None else budget
     start = statistics_of(config, planned.step, data)
     shape = data.features.shape[1:] if start is None else (start.dimensions,)
-    learner, params = _built_model(config, shape, _ways(config))
+    learner, params = _built_model(config, shape, data)
     gradient_steps = max(planned.num_steps - len(planned.before), 1)
     if budget is not None:
         gradient_steps = max(budget.most(name) for name in budget.training)
@@ -235,7 +238,7 @@ def run_parts(
         "learner": learner,
         "params": params,
         "budget": planned,
-        "shots": config.learner.shots,
+        "shots": 0 if config.learner.kind == CLASSIFIER else config.learner.shots,
         "optimizer": built_optimizer(config.optimizer, gradient_steps),
         "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
         "clipping": config.clipping,
@@ -247,22 +250,34 @@ def run_parts(
 
 
 def _built_model(
-    config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
+    config: TrainingConfig, input_shape: tuple[int, ...], data: ExampleTable
 ) -> tuple[Any, Any]:
-    """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
+    """Returns ``(learner, params)`` of a config on inputs of this shape."""
     if config.start is not None and config.start.kind == MIXED:
         return MixedModel.of(config.start), {}
-    apply, params, size = _as_they_are, {}, math.prod(input_shape)
-    if config.model is not None:  # else of statistics alone, or of "bayes"
-        size = 1 if ways is None else ways
-        if config.learner.kind == BAYES:
-            size = config.model.embedding
-        apply, params = split_model(built_module(config.model, input_shape, size))
-    learner = _learner(config.learner, apply, ways)
-    if isinstance(learner, BayesianRegression):
-        scales = config.learner.prior_scale, config.learner.noise_scale
-        params = learner.initial(params, size, scale=scales[0], noise=scales[1])
-    return learner, params
+    learner, ways = config.learner, _ways(config)
+    if config.model is None:  # statistics alone, or "bayes": what they are given
+        apply, params, outputs = _as_they_are, {}, math.prod(input_shape)
+    else:
+        outputs = 1 if ways is None else ways
+        if learner.kind in (PROTONET, BAYES):
+            outputs = config.model.embedding
+        if learner.kind == CLASSIFIER:  # the table's own, by a public list
+            outputs = len(data.population.children_counts[-1])
+        module = built_module(config.model, input_shape, outputs)
+        apply, params = split_model(module)
+        if learner.kind == CLASSIFIER:
+            is_hidden = learner.embed == HIDDEN
+            embedding = split_model(module, "hidden")[0] if is_hidden else None
+            ways, distance = int(ways or 1), learner.distance
+            return Classifier(
+                apply, embedding=embedding, ways=ways, distance=distance
+            ), params
+    if learner.kind == BAYES:
+        bayes = BayesianRegression(apply, rank=learner.rank)
+        scale, noise = learner.prior_scale, learner.noise_scale
+        return bayes, bayes.initial(params, outputs, scale=scale, noise=noise)
+    return _learner(learner, apply, ways), params
 
 
 def _as_they_are(_: Any, inputs: Any) -> Any:
@@ -271,8 +286,8 @@ def _as_they_are(_: Any, inputs: Any) -> Any:
 
 
 def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
-    """The learner for a model's ``apply(params, inputs)``."""
-    if config.kind in ("protonet", PLDA):
+    """The learner of episodes for a model's ``apply(params, inputs)``."""
+    if config.kind in (PROTONET, PLDA):
         return ProtoNet(
             apply,
             ways=int(ways or 1),
@@ -280,8 +295,6 @@ def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
             temperature=config.temperature,
             resplits=config.resplits,
         )
-    if config.kind == BAYES:
-        return BayesianRegression(apply, rank=config.rank)
     inner = {
         "inner_steps": config.inner_steps,
         "inner_learning_rate": config.inner_learning_rate,
@@ -346,9 +359,11 @@ def statistics_of(
 
 
 def _ways(config: TrainingConfig) -> int | None:
-    """Classes an episode; None for regression."""
+    """Classes an episode; None for regression, or without episodes."""
     if config.learner.is_regression:
         return None
+    if config.learner.kind == CLASSIFIER:
+        return None if config.evaluation is None else config.evaluation.ways
     design = config.step.sampling
     if isinstance(design, GroupedClasses):
         return int(np.asarray(design.ways))

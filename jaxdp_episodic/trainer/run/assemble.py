@@ -32,6 +32,7 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
+from jaxdp_episodic.trainer.learners.untrained import as_they_are
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.adaptive_plan import adaptive_plan
 from jaxdp_episodic.trainer.run.checks import shared_rows
@@ -250,7 +251,7 @@ def _built_model(
     if config.start is not None and config.start.kind == MIXED:
         return MixedModel.of(config.start), {}
     if config.model is None:  # statistics alone: as they project
-        return _learner(config.learner, lambda _, inputs: inputs, ways), {}
+        return _learner(config.learner, as_they_are, ways), {}
     module = built_module(config.model, input_shape, 1 if ways is None else ways)
     apply, params = split_model(module)
     return _learner(config.learner, apply, ways), params

@@ -38,6 +38,7 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, Classifier, ProtoNet
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
+from jaxdp_episodic.trainer.learners.untrained import as_they_are
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.adaptive_plan import adaptive_plan
 from jaxdp_episodic.trainer.run.checks import shared_rows
@@ -257,7 +258,7 @@ def _built_model(
         return MixedModel.of(config.start), {}
     learner, ways = config.learner, _ways(config)
     if config.model is None:  # statistics alone, or "bayes": what they are given
-        apply, params, outputs = _as_they_are, {}, math.prod(input_shape)
+        apply, params, outputs = as_they_are, {}, math.prod(input_shape)
     else:
         outputs = 1 if ways is None else ways
         if learner.kind in (PROTONET, BAYES):
@@ -278,11 +279,6 @@ def _built_model(
         scale, noise = learner.prior_scale, learner.noise_scale
         return bayes, bayes.initial(params, outputs, scale=scale, noise=noise)
     return _learner(learner, apply, ways), params
-
-
-def _as_they_are(_: Any, inputs: Any) -> Any:
-    """What a learner without a network sees."""
-    return inputs
 
 
 def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:

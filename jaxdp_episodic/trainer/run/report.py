@@ -331,10 +331,6 @@ def export_run(
       OSError: a file that cannot be written.
       TypeError: facts that JSON cannot hold.
     """
-    arrays = {
-        path: np.asarray(leaf, np.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf
-        for path, leaf in flat_params(params).items()
-    }
     records = releasable_records(read_log(log)) if has_public_epsilon else []
     texts = {
         STATEMENT: statement,
@@ -342,7 +338,7 @@ def export_run(
         "run.json": json.dumps(facts, indent=2, allow_nan=False) + "\n",
     }
     with atomic_folder(folder) as whole:
-        write_arrays(whole / PARAMETERS, arrays)
+        write_arrays(whole / PARAMETERS, flat_arrays(params))
         for name, text in texts.items():
             (whole / name).write_text(text, encoding="utf-8")
     return [folder / name for name in (PARAMETERS, *texts)]
@@ -378,6 +374,14 @@ def flat_params(params: Any) -> dict[str, Any]:
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in leaves
+    }
+
+
+def flat_arrays(params: Any) -> dict[str, Any]:
+    """The leaves as an npz file can hold them: of bfloat16 as float32."""
+    return {
+        path: np.asarray(leaf, np.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf
+        for path, leaf in flat_params(params).items()
     }
 
 

@@ -38,6 +38,8 @@ from jaxdp_episodic.trainer.run.journal import (
     from_bytes,
 )
 from jaxdp_episodic.trainer.run.ledger import Ledger, create_ledger, taken_up
+from jaxdp_episodic.trainer.run.selection import Selection
+from jaxdp_episodic.trainer.run.stages import Stage, Stages
 
 
 class RunState:
@@ -59,10 +61,12 @@ class RunState:
       run: what the run is.
       ledger: counts its charges; in other processes than the first a copy in memory.
       versions: of what this process computes with; see `described_versions`.
+      selection: what `train` has chosen to release; None before its end.
     """
 
     _draws: RunDraws
     _noise_multiplier: float
+    _stages: Stages
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class RunState:
         self._now = (gradient.on_devices(state), 0)
         self._processes = all_processes()
         self._has_agreed = self._is_joined = False
+        self.selection: Selection | None = None
         self._folder: Path | None = None
         self._name = ""
         self._journal: Journal | None = None
@@ -101,6 +106,25 @@ class RunState:
     def params(self) -> Any:
         """The parameters to evaluate and release; see `released_params`."""
         return released_params(self.state)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """What the run has now, the simplest first: see `Stage`.
+
+        All of it is post-processing of what was charged.
+        """
+        has_stepped = self.num_steps_taken > len(self.budget.before)
+        return self._stages.of(self.state, has_stepped=has_stepped)
+
+    @property
+    def released(self) -> Stage:
+        """The stage that is released: in the first process what `train` has chosen.
+
+        The last, where there was no choice, or steps were taken since.
+        """
+        chosen = self.selection
+        if chosen is None or chosen.step != self.num_steps_taken:
+            return self.stages()[-1]
+        return chosen.stage
 
     @property
     def num_steps_taken(self) -> int:
@@ -164,7 +188,8 @@ class RunState:
                     "ledger is there"
                 )
             run_files.refuse_other_files(folder)
-            (folder / run_files.EPOCH).unlink(missing_ok=True)
+            for name in (run_files.EPOCH, run_files.BEST):
+                (folder / name).unlink(missing_ok=True)
             path, is_seeded = folder / run_files.LEDGER, self.is_seeded
             self._name = create_ledger(path, self.budget, is_seeded=is_seeded, run=name)
             self._folder = folder.resolve()

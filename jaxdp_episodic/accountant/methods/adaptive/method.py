@@ -34,7 +34,12 @@ from jaxdp_episodic.accountant.methods.adaptive.reading import (
     value_above,
     value_below,
 )
-from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window, solve
+from jaxdp_episodic.accountant.methods.adaptive.recursion import (
+    Pass,
+    Row,
+    Window,
+    solve,
+)
 from jaxdp_episodic.accountant.methods.question import Question
 
 # Points of the first, coarse windows.
@@ -195,22 +200,42 @@ class Solver:
 
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
-        for backward, view in self.views.items():
-            for _ in range(_MOST_TRIALS):
-                window = self.window(view, (view.left + view.right) / _COARSE_POINTS)
-                row = self.row(backward, window, up=True)
+        waiting = dict(self.views)
+        for trial in range(_MOST_TRIALS):
+            windows = [
+                self.window(view, (view.left + view.right) / _COARSE_POINTS)
+                for view in waiting.values()
+            ]
+            size = max(window.size for window in windows)
+            passes = {
+                backward: self.side(backward, _lengthened(window, size), up=True)
+                for backward, window in zip(waiting, windows, strict=True)
+            }
+            rows = solve(self.problem.graph, list(passes.values()))
+            for (backward, one), row in zip(passes.items(), rows, strict=True):
+                view, window = waiting[backward], one.window
                 # Where the tilt is too steep the largest values are elsewhere.
                 at = np.argmin(np.abs(window.points - view.at))
-                if row.error < _VISIBLE * row.values[at] or not view.tilt:
-                    break
-                view = view._replace(tilt=_FLATTER * view.tilt)
-            upper = self.upper_end(curve_of(row, window, up=True))
-            self.uppers[backward] = min(self.uppers[backward], upper)
-            # Not a bound: where the curve is, and how steep.
-            seen = curve_of(row._replace(error=0.0), window, up=True)
-            self.views[backward] = self._seen(view, seen)
-            self.near[backward] = narrowed(self.views[backward], row, window)
-            self.spacing = min(self.spacing, window.step)
+                if (
+                    row.error < _VISIBLE * row.values[at]
+                    or not view.tilt
+                    or trial == _MOST_TRIALS - 1
+                ):
+                    self._begun(backward, waiting.pop(backward), row, window)
+                else:
+                    waiting[backward] = view._replace(tilt=_FLATTER * view.tilt)
+            if not waiting:
+                return
+
+    def _begun(self, backward: bool, view: View, row: Row, window: Window) -> None:
+        """What a coarse row says."""
+        upper = self.upper_end(curve_of(row, window, up=True))
+        self.uppers[backward] = min(self.uppers[backward], upper)
+        # Not a bound: where the curve is, and how steep.
+        seen = curve_of(row._replace(error=0.0), window, up=True)
+        self.views[backward] = self._seen(view, seen)
+        self.near[backward] = narrowed(self.views[backward], row, window)
+        self.spacing = min(self.spacing, window.step)
 
     def _seen(self, view: View, curve: Curve) -> View:
         """A view of what a coarse curve shows."""
@@ -308,25 +333,29 @@ class Solver:
     def _look(self, spacing: float) -> None:
         """One pass for each end that may count, on windows of a spacing."""
         lead = self.lead
-        for backward in sorted(self.uppers, key=lambda b: b != lead):
-            if backward != lead and self.uppers[backward] <= self.lower:
-                continue
-            window = self.window(self.near[backward], spacing)
-            row = self.row(backward, window, up=True)
-            curve = curve_of(row, window, up=True)
-            self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
-            if backward == lead:
-                self.spacing = window.step
-                below = curve_of(self.row(backward, window, up=False), window, up=False)
-                self.lower = max(self.lower, self.lower_end(below, curve))
+        window = self.window(self.near[lead], spacing)
+        sides = [self.side(lead, window, up=up) for up in (True, False)]
+        curve, below = (
+            curve_of(row, window, up=one.up)
+            for one, row in zip(sides, solve(self.problem.graph, sides), strict=True)
+        )
+        self.spacing = window.step
+        self.uppers[lead] = min(self.uppers[lead], self.upper_end(curve))
+        self.lower = max(self.lower, self.lower_end(below, curve))
+        for other in self.uppers:
+            if other != lead and self.uppers[other] > self.lower:
+                window = self.window(self.near[other], spacing)
+                row = self.row(other, window, up=True)
+                upper = self.upper_end(curve_of(row, window, up=True))
+                self.uppers[other] = min(self.uppers[other], upper)
 
     def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
         """The window of a view, on a lattice that has the options' atoms."""
         step = spacing if is_aligned else aligned(spacing, self.atoms)
         first = -math.ceil(view.left / step)
         size = math.ceil(view.right / step) - first + 3
-        tilt = min(view.tilt, _MOST_EXPONENT / (step * size))
-        return Window(step, first, size, tilt, min(view.at, view.right))
+        window = Window(step, first, size, view.tilt, min(view.at, view.right))
+        return _lengthened(window, size)
 
     def row(
         self,
@@ -342,16 +371,28 @@ class Solver:
 
         With an offset the points are ``log g`` plus it.
         """
+        one = self.side(backward, window, up=up, payoff=payoff, offset=offset)
+        seen = None if visit is None else lambda state, rows: visit(state, rows[0])
+        return solve(self.problem.graph, [one], seen)[0]
+
+    def side(
+        self,
+        backward: bool,
+        window: Window,
+        *,
+        up: bool,
+        payoff: Callable[[int], np.ndarray] | None = None,
+        offset: float = 0.0,
+    ) -> Pass:
+        """What `solve` takes for one side."""
         of = self.filters[backward]
-        return solve(
-            self.problem.graph,
+        return Pass(
             self.kernels(window, backward=backward, up=up),
             window,
-            up=up,
-            visit=visit,
-            payoff=payoff,
+            up,
             # No state is worth more than the first, as going on never loses.
-            beyond=lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
+            lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
+            payoff,
         )
 
     def kernels(self, window: Window, *, backward: bool, up: bool) -> list[Kernel]:
@@ -396,3 +437,9 @@ class Solver:
             return max(found - shift, 0.0)
         found = value_below(curve, above, target + shift)
         return math.log(found) - scale - _ROUNDING * 700 if found > 0 else -math.inf
+
+
+def _lengthened(window: Window, size: int) -> Window:
+    """A window of a size, further to the right, whose weights float64 can hold."""
+    tilt = min(window.tilt, _MOST_EXPONENT / (window.step * size))
+    return window._replace(size=size, tilt=tilt)

@@ -34,7 +34,12 @@ from jaxdp_episodic.accountant.methods.adaptive.reading import (
     value_above,
     value_below,
 )
-from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window, solve
+from jaxdp_episodic.accountant.methods.adaptive.recursion import (
+    Pass,
+    Row,
+    Window,
+    solve,
+)
 from jaxdp_episodic.accountant.methods.question import Question
 
 # Points of the first, coarse windows.
@@ -45,15 +50,14 @@ _ENOUGH = 1e-5
 _ENOUGH_OF_DELTA = 1e-4
 # Either, for which more work is done than usual.
 _AT_MOST = 1e-3
-# Points of all transforms of one end, usually: some 0.1 s.
+# Points of all transforms of one end, usually: some 0.15 s.
 _USUAL_WORK = 1.5e7
-# The same, at most: 20 s.
-_MOST_WORK = 5e9
+# The same, at most, of all passes of one question: 5 s.
+_MOST_WORK = 4e8
 # Most points of a window.
 _MOST_POINTS = 2.0**19
-# Width of epsilon for each move, of one's square of the spacing and 1 plus the tilt:
-# 0.07 of sampled Gaussians.
-_ERROR = 0.1
+# Share of a width for which a spacing is chosen.
+_CLOSER = 0.8
 # Refinements of one question, at most.
 _MOST_REFINEMENTS = 8
 # Share of delta to which values fall at the window's right end.
@@ -105,7 +109,7 @@ class Solver:
         self.filters = {b: Filter.of(problem, backward=b) for b in problem.orientations}
         self.uppers = dict.fromkeys(problem.orientations, question.everything)
         self.lower = question.nothing
-        self.spacing = math.inf
+        self.spacing, self.work_left = math.inf, _MOST_WORK
         lost = -float(problem.graph.most(-np.asarray(problem.upper.log_kept)))
         # Of everything being lost at once, at most.
         self.lost = -math.expm1(lost) * (1 + RDP_ROUNDING)
@@ -167,8 +171,11 @@ class Solver:
     @property
     def expected(self) -> float:
         """Where the answer is expected; an estimate."""
-        views = self.views.values()
-        return max(v.at if self.of_epsilon else v.log_size for v in views)
+        return max(map(self._expected_at, self.views))
+
+    def _expected_at(self, backward: bool) -> float:
+        view = self.views[backward]
+        return view.at if self.of_epsilon else view.log_size
 
     def answer(self, width: float | None, *, at_least: float = -math.inf) -> Ends:
         """Certified ends of epsilon or log(delta) of the worst strategy.
@@ -187,30 +194,51 @@ class Solver:
         self.begin()
         if max(self.uppers.values()) > at_least:
             if width is not None:
-                self.refine(width, _MOST_WORK)
+                self.refine(width, width)
             else:
-                self.refine(enough, _USUAL_WORK)
-                self.refine(_AT_MOST, _MOST_WORK)
+                self.refine(enough, _AT_MOST)
         return self.found()
 
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
-        for backward, view in self.views.items():
-            for _ in range(_MOST_TRIALS):
-                window = self.window(view, (view.left + view.right) / _COARSE_POINTS)
-                row = self.row(backward, window, up=True)
+        waiting, lead = dict(self.views), max(self.views, key=self._expected_at)
+        for trial in range(_MOST_TRIALS):
+            windows = {
+                backward: self.window(view, (view.left + view.right) / _COARSE_POINTS)
+                for backward, view in waiting.items()
+            }
+            size = max(window.size for window in windows.values())
+            sides = [(b, up) for b in waiting for up in (True, False) if up or b == lead]
+            passes = [
+                self.side(b, _lengthened(windows[b], size), up=up) for b, up in sides
+            ]
+            rows = dict(zip(sides, solve(self.problem.graph, passes), strict=True))
+            for one, (backward, up) in zip(passes, sides, strict=True):
+                if not up:
+                    continue
+                view, row, window = waiting[backward], rows[backward, True], one.window
                 # Where the tilt is too steep the largest values are elsewhere.
                 at = np.argmin(np.abs(window.points - view.at))
-                if row.error < _VISIBLE * row.values[at] or not view.tilt:
-                    break
-                view = view._replace(tilt=_FLATTER * view.tilt)
-            upper = self.upper_end(curve_of(row, window, up=True))
-            self.uppers[backward] = min(self.uppers[backward], upper)
-            # Not a bound: where the curve is, and how steep.
-            seen = curve_of(row._replace(error=0.0), window, up=True)
-            self.views[backward] = self._seen(view, seen)
-            self.near[backward] = narrowed(self.views[backward], row, window)
-            self.spacing = min(self.spacing, window.step)
+                is_visible = row.error < _VISIBLE * row.values[at]
+                if is_visible or not view.tilt or trial == _MOST_TRIALS - 1:
+                    del waiting[backward]
+                    self._begun(backward, window, row, rows.get((backward, False)))
+                else:
+                    waiting[backward] = view._replace(tilt=_FLATTER * view.tilt)
+            if not waiting:
+                return
+
+    def _begun(self, backward: bool, window: Window, row: Row, low: Row | None) -> None:
+        """What coarse rows say."""
+        curve = curve_of(row, window, up=True)
+        self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
+        if low is not None:
+            self.lower = self.lower_end(curve_of(low, window, up=False), curve)
+        # Not a bound: where the curve is, and how steep.
+        seen = curve_of(row._replace(error=0.0), window, up=True)
+        self.views[backward] = self._seen(self.views[backward], seen)
+        self.near[backward] = narrowed(self.views[backward], row, window)
+        self.spacing = min(self.spacing, window.step)
 
     def _seen(self, view: View, curve: Curve) -> View:
         """A view of what a coarse curve shows."""
@@ -244,7 +272,7 @@ class Solver:
         if self.known is not None:
             return most * (self.known.upper <= log_delta)
         self.begin()
-        self.refine(width, _USUAL_WORK)
+        self.refine(width)
         within = dict.fromkeys(self.uppers, 0)
         for backward in self.uppers:
             view = self.views[backward]
@@ -273,32 +301,43 @@ class Solver:
         upper = max(self.uppers.values())
         return 0.0 if upper == self.lower else upper - self.lower
 
-    def refine(self, enough: float, most_work: float) -> None:
-        """Finer passes until the ends are close enough, or the work is too much."""
+    def refine(
+        self, enough: float, at_most: float = math.inf, usual_work: float = _USUAL_WORK
+    ) -> None:
+        """Finer passes until the ends are close enough, or the work is too much.
+
+        Args:
+          enough: a width for which usual work is done.
+          at_most: a width for which all that may be done is.
+          usual_work: points of all transforms of one end.
+        """
         graph = self.problem.graph
         transforms = sum(map(len, graph.moves)) + len(graph.moves)
-        for i in range(_MOST_REFINEMENTS):
-            width = self.width
-            view = self.views[self.lead]
-            if width <= enough or self.known is not None or view.at > FURTHEST:
-                return
-            if self.lower == self.question.nothing:
-                width = math.inf  # no lower end yet
+        for _ in range(_MOST_REFINEMENTS):
             view = self.near[self.lead]
-            # Both ends' errors are of second order in the spacing.
-            if math.isfinite(width):
-                share = max(min(math.sqrt(0.8 * enough / width), 0.7), 0.05)
-                finer = share * self.spacing
-            else:
-                nats = enough / (1.0 if self.of_epsilon else 1 + view.tilt)
-                moves = float(graph.most(np.ones(len(self.problem.runs))))
-                finer = math.sqrt(nats / (_ERROR * moves * (1 + view.tilt)))
-                finer = min(finer, self.spacing * (1.0 if i == 0 else 0.25))
-            points = min(_MOST_POINTS, most_work / transforms)
-            finer = max(finer, (view.left + view.right) / points)
-            if finer > 0.75 * self.spacing and math.isfinite(width):
+            if self.width <= enough or self.known is not None or view.at > FURTHEST:
                 return
+            reach = (view.left + view.right) * transforms
+            finer = max(self._spacing_for(enough), reach / usual_work)
+            finer = max(
+                min(finer, self._spacing_for(at_most)),
+                (view.left + view.right) / _MOST_POINTS,
+                reach / max(self.work_left, 1.0),
+            )
+            if finer > 0.75 * self.spacing:
+                return
+            self.work_left -= reach / finer
             self._look(finer)
+
+    def _spacing_for(self, width: float) -> float:
+        """A spacing at which the ends are expected to be so close: an estimate."""
+        # Both ends' errors are of second order in the spacing.
+        if self.width <= width:
+            return self.spacing
+        if self.lower == self.question.nothing:
+            return 0.25 * self.spacing  # no lower end yet
+        share = math.sqrt(_CLOSER * width / self.width)
+        return max(min(share, 0.7), 0.05) * self.spacing
 
     def found(self) -> Ends:
         """The ends."""
@@ -308,25 +347,29 @@ class Solver:
     def _look(self, spacing: float) -> None:
         """One pass for each end that may count, on windows of a spacing."""
         lead = self.lead
-        for backward in sorted(self.uppers, key=lambda b: b != lead):
-            if backward != lead and self.uppers[backward] <= self.lower:
-                continue
-            window = self.window(self.near[backward], spacing)
-            row = self.row(backward, window, up=True)
-            curve = curve_of(row, window, up=True)
-            self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
-            if backward == lead:
-                self.spacing = window.step
-                below = curve_of(self.row(backward, window, up=False), window, up=False)
-                self.lower = max(self.lower, self.lower_end(below, curve))
+        window = self.window(self.near[lead], spacing)
+        sides = [self.side(lead, window, up=up) for up in (True, False)]
+        curve, below = (
+            curve_of(row, window, up=one.up)
+            for one, row in zip(sides, solve(self.problem.graph, sides), strict=True)
+        )
+        self.spacing = window.step
+        self.uppers[lead] = min(self.uppers[lead], self.upper_end(curve))
+        self.lower = max(self.lower, self.lower_end(below, curve))
+        for other in self.uppers:
+            if other != lead and self.uppers[other] > self.lower:
+                window = self.window(self.near[other], spacing)
+                row = self.row(other, window, up=True)
+                upper = self.upper_end(curve_of(row, window, up=True))
+                self.uppers[other] = min(self.uppers[other], upper)
 
     def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
         """The window of a view, on a lattice that has the options' atoms."""
         step = spacing if is_aligned else aligned(spacing, self.atoms)
         first = -math.ceil(view.left / step)
         size = math.ceil(view.right / step) - first + 3
-        tilt = min(view.tilt, _MOST_EXPONENT / (step * size))
-        return Window(step, first, size, tilt, min(view.at, view.right))
+        window = Window(step, first, size, view.tilt, min(view.at, view.right))
+        return _lengthened(window, size)
 
     def row(
         self,
@@ -342,16 +385,28 @@ class Solver:
 
         With an offset the points are ``log g`` plus it.
         """
+        one = self.side(backward, window, up=up, payoff=payoff, offset=offset)
+        seen = None if visit is None else lambda state, rows: visit(state, rows[0])
+        return solve(self.problem.graph, [one], seen)[0]
+
+    def side(
+        self,
+        backward: bool,
+        window: Window,
+        *,
+        up: bool,
+        payoff: Callable[[int], np.ndarray] | None = None,
+        offset: float = 0.0,
+    ) -> Pass:
+        """What `solve` takes for one side."""
         of = self.filters[backward]
-        return solve(
-            self.problem.graph,
+        return Pass(
             self.kernels(window, backward=backward, up=up),
             window,
-            up=up,
-            visit=visit,
-            payoff=payoff,
+            up,
             # No state is worth more than the first, as going on never loses.
-            beyond=lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
+            lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
+            payoff,
         )
 
     def kernels(self, window: Window, *, backward: bool, up: bool) -> list[Kernel]:
@@ -396,3 +451,9 @@ class Solver:
             return max(found - shift, 0.0)
         found = value_below(curve, above, target + shift)
         return math.log(found) - scale - _ROUNDING * 700 if found > 0 else -math.inf
+
+
+def _lengthened(window: Window, size: int) -> Window:
+    """A window of a size, further to the right, whose weights float64 can hold."""
+    tilt = min(window.tilt, _MOST_EXPONENT / (window.step * size))
+    return window._replace(size=size, tilt=tilt)

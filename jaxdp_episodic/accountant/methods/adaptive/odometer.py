@@ -30,6 +30,8 @@ from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 
 # Relative width of u that is enough.
 _ENOUGH = 1e-3
+# Points of all transforms of one end that are usually spent on a lattice for it.
+_WORK = 5e7
 # Least width of a window to the right of the largest epsilon, nats.
 _LEAST_RIGHT = 1.0
 # Factor of a tilt that was too steep.
@@ -124,7 +126,8 @@ def _solver(question: DeltaAt | EpsilonAt, problem: Problem) -> Solver:
     solver = Solver(question, problem)
     if solver.known is None:
         solver.begin()
-        solver.refine(_ENOUGH / 10 if question.is_epsilon else _ENOUGH, 5e7)
+        enough = _ENOUGH / 10 if question.is_epsilon else _ENOUGH
+        solver.refine(enough, usual_work=_WORK)
     return solver
 
 

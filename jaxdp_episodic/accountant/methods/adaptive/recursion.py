@@ -16,9 +16,10 @@ those the largest that matter, as rounding is relative to the largest.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,6 +64,26 @@ class Row(NamedTuple):
     error: float
 
 
+class Pass(NamedTuple):
+    """One side, from above or from below, in one orientation.
+
+    Attributes:
+      kernels: of the options, all from above or all from below.
+      window: where the values are wanted.
+      up: from above: beyond the window values count as those at its ends; from below
+        they are 0 there.
+      beyond: upper bounds of v of all states at points on the right of the window,
+        where they are known to be less than at its end.
+      payoff: of stopping in a state, more than ``(1 - g)_+``: (size,) not weighted.
+    """
+
+    kernels: Sequence[Kernel]
+    window: Window
+    up: bool
+    beyond: Callable[[np.ndarray], np.ndarray] | None = None
+    payoff: Callable[[int], np.ndarray] | None = None
+
+
 def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
     """(size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` of an option's masses.
 
@@ -100,167 +121,179 @@ def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
 
 def solve(
     graph: Graph,
-    kernels: Sequence[Kernel],
-    window: Window,
-    *,
-    up: bool,
-    beyond: Callable[[np.ndarray], np.ndarray] | None = None,
-    payoff: Callable[[int], np.ndarray] | None = None,
-    visit: Callable[[int, Row], bool] | None = None,
-) -> Row:
-    """The row of the state in which the run begins.
+    passes: Sequence[Pass],
+    visit: Callable[[int, list[Row]], bool] | None = None,
+) -> list[Row]:
+    """For each pass the row of the state in which the run begins.
 
     Args:
       graph: its states.
-      kernels: of the options, all from above or all from below.
-      window: where the values are wanted.
-      up: from above: beyond the window values count as those at its ends; from below
-        they are 0 there.
-      beyond: upper bounds of v of all states at points on the right of the window,
-        where they are known to be less than at its end.
-      payoff: of stopping in a state, more than ``(1 - g)_+``: (size,) not weighted.
-      visit: called with each state and its row; ends the recursion where it is true.
+      passes: with windows of one size; what one pass takes, several share.
+      visit: called with each state and its rows; ends the recursion where it is true.
     """
-    plan = _Plan(kernels, window, beyond, up=up)
-    last = graph.last_uses()
-    rows: dict[int, Row] = {}
-    spectra: dict[int, tuple[np.ndarray, float]] = {}
-    ends: dict[int, list[int]] = {}
-    for state, end in enumerate(last):
-        ends.setdefault(end, []).append(state)
-    row = plan.nothing()
-    for group in graph.groups(plan.together):
-        ways = [[(k, rows[to], spectra[to]) for k, to in graph.moves[s]] for s in group]
-        starts = [
-            plan.nothing() if payoff is None else plan.stopping(payoff(state))
-            for state in group
-        ]
-        found = plan.better(starts, ways)
-        for state, row in zip(group, found, strict=True):
-            if visit is not None and visit(state, row):
-                return row
-        used = [s for s in group if last[s] != s]
-        rows |= dict(zip(group, found, strict=True))
-        spectra |= dict(zip(used, plan.spectra([rows[s] for s in used]), strict=True))
-        for state in group:
-            for done in ends.get(state, ()):
-                rows.pop(done)
-                spectra.pop(done, None)
-    return row
+    with np.errstate(over="ignore"):
+        plan = _Plan(passes)
+        ends: dict[int, list[int]] = {}
+        for state, end in enumerate(graph.last_uses()):
+            ends.setdefault(end, []).append(state)
+        spectra: dict[int, _Spectrum] = {}
+        for group in graph.groups(plan.together):
+            ways = [[(k, spectra[to]) for k, to in graph.moves[s]] for s in group]
+            values, error = plan.better(plan.stopping(group), ways)
+            if visit is not None:
+                for state, value in zip(group, values, strict=True):
+                    if visit(state, _rows(value, error)):
+                        return _rows(value, error)
+            spectra |= zip(group, plan.spectra(values, error), strict=True)
+            for state in group:
+                for done in ends.get(state, ()):
+                    del spectra[done]
+    return _rows(values[-1], error)
+
+
+def _rows(values: np.ndarray, errors: np.ndarray) -> list[Row]:
+    return [Row(v, e) for v, e in zip(values, errors.tolist(), strict=True)]
+
+
+class _Spectrum(NamedTuple):
+    """Of a state's rows, one of each of P passes.
+
+    Attributes:
+      transforms: (P, length / 2 + 1).
+      norms: (P,) of the values.
+      errors: (P,) of the rows.
+    """
+
+    transforms: np.ndarray
+    norms: np.ndarray
+    errors: np.ndarray
 
 
 class _Plan:
-    """Kernels and their transforms on a window."""
+    """Kernels and their transforms on the windows of P passes."""
 
-    def __init__(
-        self,
-        kernels: Sequence[Kernel],
-        window: Window,
-        beyond: Callable[[np.ndarray], np.ndarray] | None,
-        *,
-        up: bool,
-    ) -> None:
-        size, h = window.size, window.step
-        self.weights = weights = window.weights
-        self.own = np.array([own_profile(k, window, up=up) for k in kernels]) * weights
+    def __init__(self, passes: Sequence[Pass]) -> None:
+        self.passes = passes
+        self.size = size = passes[0].window.size
+        self.weights = np.stack([each.window.weights for each in passes])
         # Losses beyond the window's size lead to its end all the same.
-        folded = [_folded(k, size) for k in kernels]
-        self.right = max(max(-first, 0) for first, _ in folded)
-        self.left = max(max(first + len(m) - 1, 0) for first, m in folded)
-        self.size = size
+        folded = [[_folded(k, size) for k in each.kernels] for each in passes]
+        every = list(itertools.chain(*folded))
+        self.right = max(max(-first, 0) for first, _ in every)
+        self.left = max(max(first + len(m) - 1, 0) for first, m in every)
         self.length = _good_length(size + self.left + self.right)
-        further = h * np.arange(1, self.right + 1)
-        with np.errstate(over="ignore"):
-            self.growth = np.exp(window.tilt * further)
-            self.limit = np.full(self.right, np.inf)
-            if beyond is not None:
-                x = window.points[-1] + further
-                # A bound that is too small for float64 is not 0.
-                bound = np.maximum(beyond(x), 1e-300)
-                self.limit = bound * np.exp(window.tilt * (x - window.center))
-        self.decay = np.exp(-window.tilt * h * np.arange(self.left, 0, -1))
-        self.up = up
+        own, transforms, totals, sizes = zip(
+            *(self._options(*each) for each in zip(passes, folded, strict=True)),
+            strict=True,
+        )
+        # By option, then by pass.
+        self.own, self.transforms, self.totals, self.sizes = (
+            np.stack(each, axis=1) for each in (own, transforms, totals, sizes)
+        )
+        ends = [self._beyond(each) for each in passes]
+        self.growth, self.limit, self.decay = (
+            np.stack(each) for each in zip(*ends, strict=True)
+        )
         # Used again for each state: fresh pages take as long as the transforms.
-        self.together = max(len(kernels), _MOST_CELLS // self.length)
-        self.products = np.empty((self.together, self.length // 2 + 1), np.complex128)
-        self.means = np.empty((self.together, self.length))
-        self.transforms: list[np.ndarray] = []
-        self.norms: list[tuple[float, float]] = []
-        for first, masses in folded:
-            index = first + np.arange(len(masses))
-            tilted = masses * np.exp(window.tilt * h * index)
-            circle = np.zeros(self.length)
-            circle[index % self.length] = tilted
-            self.transforms.append(np.fft.rfft(circle))
-            total = float(tilted.sum()) * (1 + 1e-12)
-            self.norms.append((total, 2 * float(np.linalg.norm(tilted)) + total))
+        cells = len(passes) * self.length
+        self.together = max(len(self.own), _MOST_CELLS // cells)
+        shape = (self.together, len(passes))
+        self.products = np.empty((*shape, self.length // 2 + 1), np.complex128)
+        self.means = np.empty((*shape, self.length))
         levels = math.log2(self.length) + 2
         self.machine = _TRANSFORM_ERROR * levels * float(np.finfo(np.float64).eps)
 
-    def nothing(self) -> Row:
-        """Of a state in which nothing can be taken."""
-        return Row(np.zeros(self.size), 0.0)
+    def _options(self, one: Pass, folded: Sequence[tuple[int, np.ndarray]]) -> Any:
+        """Of a pass and K options: profiles (K, size), transforms; sums, norms (K,)."""
+        window = one.window
+        own = [own_profile(k, window, up=one.up) for k in one.kernels] * window.weights
+        circles, totals, sizes = np.zeros((len(folded), self.length)), [], []
+        for circle, (first, masses) in zip(circles, folded, strict=True):
+            index = first + np.arange(len(masses))
+            tilted = masses * np.exp(window.tilt * window.step * index)
+            circle[index % self.length] = tilted
+            total = float(tilted.sum()) * (1 + 1e-12)
+            totals.append(total)
+            sizes.append(2 * float(np.linalg.norm(tilted)) + total)
+        return own, np.fft.rfft(circles), totals, sizes
 
-    def stopping(self, payoff: np.ndarray) -> Row:
-        """Of a state in which stopping is worth more than nothing."""
-        return Row(payoff * self.weights, 0.0)
+    def _beyond(self, one: Pass) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What ends of a window grow to on its right, at most; decay to on its left."""
+        h, tilt = one.window.step, one.window.tilt
+        if not one.up:
+            nothing = np.zeros(self.right)
+            return nothing, nothing, np.zeros(self.left)
+        further = h * np.arange(1, self.right + 1)
+        limit = np.full(self.right, np.inf)
+        if one.beyond is not None:
+            x = one.window.points[-1] + further
+            # A bound that is too small for float64 is not 0.
+            bound = np.maximum(one.beyond(x), 1e-300)
+            limit = bound * np.exp(tilt * (x - one.window.center))
+        return np.exp(tilt * further), limit, np.exp(-tilt * h * np.arange(self.left, 0, -1))
 
-    def spectra(self, rows: Sequence[Row]) -> list[tuple[np.ndarray, float]]:
-        """The transforms of rows, and the norms of their values."""
-        padded = self.means[: len(rows)]
-        padded[:, self.size :] = 0.0
-        for line, row in zip(padded, rows, strict=True):
-            line[: self.size] = row.values
-        if self.up:
-            # Both sides of g = 1 v falls away from it: it is no more than at the ends,
-            # where it is no more than these values and their error.
-            error = np.array([row.error for row in rows])
-            first, last = (padded[:, i] + error for i in (0, self.size - 1))
-            right = padded[:, self.size : self.size + self.right]
-            with np.errstate(over="ignore", invalid="ignore"):
-                np.multiply(last[:, None], self.growth, out=right)
-            right[last == 0] = 0.0  # also times what is too large for float64
-            np.minimum(right, self.limit, out=right)
-            np.multiply(
-                first[:, None], self.decay, out=padded[:, self.length - self.left :]
-            )
-        norms = np.sqrt(np.einsum("ij,ij->i", padded, padded))
-        small = norms < _LEAST_NORM
-        largest = np.abs(padded[small]).max(axis=1, initial=0.0)
-        norms[small] = math.sqrt(self.length) * largest
-        norms = norms.tolist()
-        return list(zip(np.fft.rfft(padded), norms, strict=True))
+    def stopping(self, group: range) -> np.ndarray:
+        """(m, P, size) values of states, weighted, where they are the last."""
+        found = np.zeros((len(group), *self.weights.shape))
+        for i, one in enumerate(self.passes):
+            if one.payoff is not None:
+                for values, state in zip(found, group, strict=True):
+                    values[i] = one.payoff(state) * self.weights[i]
+        return found
+
+    def spectra(self, values: np.ndarray, error: np.ndarray) -> list[_Spectrum]:
+        """Of the rows of m states: (m, P, size) and the bounds (P,) of their errors."""
+        end = self.size + self.right
+        padded = self.means[: len(values)]
+        padded[..., : self.size] = values
+        padded[..., end : self.length - self.left] = 0.0
+        # From above, v falls away from g = 1 on both sides of it: it is no more than
+        # at the ends, where it is no more than these values and their error.
+        first, last = (values[..., i, None] + error[:, None] for i in (0, -1))
+        last = np.maximum(last, 1e-300)  # 0 times what is too large would be none
+        right = padded[..., self.size : end]
+        np.minimum(np.multiply(last, self.growth, out=right), self.limit, out=right)
+        left = padded[..., self.length - self.left :]
+        np.multiply(first, self.decay, out=left)
+        norms = np.sqrt(np.einsum("ijk,ijk->ij", padded, padded))
+        if norms.min() < _LEAST_NORM:
+            largest = math.sqrt(self.length) * np.abs(padded).max(axis=-1)
+            norms = np.where(norms < _LEAST_NORM, largest, norms)
+        transforms = np.fft.rfft(padded)
+        return [_Spectrum(t, n, error) for t, n in zip(transforms, norms, strict=True)]
 
     def better(
-        self,
-        rows: Sequence[Row],
-        ways: Sequence[Sequence[tuple[int, Row, tuple[np.ndarray, float]]]],
-    ) -> list[Row]:
-        """The rows where options, each with the row after it, may be taken as well."""
-        errors, places = [row.error for row in rows], []
-        best = np.stack([row.values for row in rows])
+        self, best: np.ndarray, ways: Sequence[Sequence[tuple[int, _Spectrum]]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The rows where options, each with the rows after it, may be taken as well.
+
+        Args:
+          best: (m, P, size), written over.
+          ways: for each of m states.
+
+        Returns:
+          ``best``, and of each pass a bound of the errors of all m rows.
+        """
+        error = np.zeros(len(self.passes))
+        moves = [
+            (values, *way)
+            for values, each in zip(best, ways, strict=True)
+            for way in each
+        ]
+        products, means = self.products[: len(moves)], self.means[: len(moves)]
         # All transforms of all states at once.
-        for state, moves in enumerate(ways):
-            for option, after, (transform, norm) in moves:
-                if norm == 0:
-                    np.maximum(best[state], self.own[option], out=best[state])
-                    continue
-                total, size = self.norms[option]
-                # Of both transforms, and of the inverse of their product.
-                error = total * after.error + self.machine * norm * size
-                errors[state] = max(errors[state], error)
-                product = self.products[len(places)]
-                np.multiply(transform, self.transforms[option], out=product)
-                places.append((state, option))
-        if places:
-            means = self.means[: len(places)]
-            np.fft.irfft(self.products[: len(places)], self.length, out=means)
-            for (state, option), mean in zip(
-                places, means[:, : self.size], strict=True
-            ):
+        for product, (_, option, after) in zip(products, moves, strict=True):
+            np.multiply(after.transforms, self.transforms[option], out=product)
+            # Of both transforms, and of the inverse of their product.
+            rounding = self.machine * after.norms * self.sizes[option]
+            error = np.maximum(error, self.totals[option] * after.errors + rounding)
+        if moves:
+            np.fft.irfft(products, self.length, out=means)
+            means = means[..., : self.size]
+            for mean, (values, option, _) in zip(means, moves, strict=True):
                 mean += self.own[option]
-                np.maximum(best[state], mean, out=best[state])
-        return [Row(v, e) for v, e in zip(best, errors, strict=True)]
+                np.maximum(values, mean, out=values)
+        return best, error
 
 
 def _folded(kernel: Kernel, size: int) -> tuple[int, np.ndarray]:

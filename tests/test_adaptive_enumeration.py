@@ -232,6 +232,131 @@ def test_recursion_is_the_worst_of_all_strategies(number):
             assert (np.abs(found[0] - true) <= found[1]).all()
 
 
+# --- Runs within runs ---
+
+
+def _answer(rng):
+    """A release of two or three outputs, and its pair."""
+    if rng.random() < 0.5:
+        share, buckets = float(rng.uniform(0.3, 0.9)), int(rng.integers(2, 4))
+        uniform = np.full(buckets, 1 / buckets)
+        own = share * uniform + (1 - share) * np.eye(buckets)[0]
+        release = jde.RandomizedResponse(
+            share, buckets, neighboring_relation="zero_out"
+        )
+        return release, (own, uniform)
+    epsilon = float(rng.uniform(0.1, 1.0))
+    masses = np.array([np.exp(epsilon), 1.0]) / (1 + np.exp(epsilon))
+    return jde.ApproximateDP(epsilon), (masses, masses[::-1])
+
+
+def _answer_or_all(rng):
+    """A release that loses everything at times, and its pair."""
+    release, (p, q) = _answer(rng)
+    lost = float(rng.uniform(0.0, 0.1))
+    if not isinstance(release, jde.ApproximateDP):
+        return release, (p, q)
+    p, q = (1 - lost) * p, (1 - lost) * q
+    pair = np.array([lost, *p, 0.0]), np.array([0.0, *q, lost])
+    return jde.ApproximateDP(release.epsilon, lost), pair
+
+
+def _worst(menu, moves, state, ratio):
+    """Of both orientations, by the maximum at each history."""
+    return max(
+        adaptive.worst_by_history(pairs, moves, state, ratio)
+        for pairs in (menu, [(q, p) for p, q in menu])
+    )
+
+
+def _run_within(rng):
+    """Options of two menus, an inner run of prices, and its moves."""
+    plain, inner = _answer_or_all(rng), [_answer(rng) for _ in range(2)]
+    prices = {"a": 1, "b": int(rng.integers(1, 3))}
+    options = {name: release for name, (release, _) in zip("ab", inner, strict=True)}
+    run = jde.AdaptiveRun(options, prices=prices, budget=2)
+    menu = [pair for _, pair in (plain, *inner)]
+    return plain[0], run, menu, adaptive.by_prices(list(prices.values())), 2
+
+
+@pytest.mark.parametrize(
+    "number", [4, pytest.param(40, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_a_run_within_a_run_is_the_worst_of_all_strategies(number):
+    """Also of those that leave it midway; a fixed plan of it in its place is less."""
+    rng, below = np.random.default_rng(number), 0
+    for _ in range(number):
+        plain, inner, menu, inner_moves, start = _run_within(rng)
+        options, epsilon = {"plain": plain, "run": inner}, rng.uniform(0, 1.2)
+        g = np.exp(epsilon)
+        prices, budget = (
+            [int(c) for c in rng.integers(1, 3, 2)],
+            int(rng.integers(2, 4)),
+        )
+        priced = {"prices": dict(zip(options, prices, strict=True)), "budget": budget}
+        order = jde.RuleBook.in_order(["run", "plain"])
+        counts = (int(rng.integers(0, 3)), 1)
+        cases = [
+            (priced, adaptive.by_prices(prices), budget),
+            ({**priced, "rules": order}, _run_first(prices), (0, budget)),
+            (
+                {"quotas": dict(zip(options, counts, strict=True))},
+                adaptive.by_quotas,
+                counts,
+            ),
+        ]
+        for limits, outer_moves, state in cases:
+            moves = adaptive.nested(outer_moves, inner_moves, 1, start)
+            true = _worst(menu, moves, (state, None), lambda _, g=g: g)
+            lower, upper = jde.AdaptiveRun(options, **limits).delta_interval(
+                epsilon=epsilon
+            )
+            assert lower * (1 - 1e-12) <= true <= upper * (1 + 1e-12)
+            assert upper - lower <= 1e-12
+        # The inner run's best fixed plan: composed with the others, it is too little.
+        most = [inner.most(name) for name in inner.options]
+        plans = [
+            jde.compose(
+                (plain, counts[0]), *zip(inner.options.values(), n, strict=True)
+            )
+            for n in itertools.product(*(range(counts[1] * m + 1) for m in most))
+            if inner.prices["a"] * n[0] + inner.prices["b"] * n[1]
+            <= counts[1] * inner.budget
+        ]
+        below += max(jde.delta(p, epsilon=epsilon) for p in plans) < true * (1 - 1e-6)
+    assert below
+
+
+def _run_first(prices):
+    """Moves of "the run, then the plain option": the run is option 1."""
+
+    def moves(state):
+        begun, left = state
+        found = [(0, (1, left - prices[0]))] if prices[0] <= left else []
+        if not begun and prices[1] <= left:
+            found.append((1, (0, left - prices[1])))
+        return found
+
+    return moves
+
+
+def test_an_odometer_may_be_read_within_a_run():
+    rng = np.random.default_rng(8)
+    for _ in range(3):
+        plain, inner, menu, inner_moves, start = _run_within(rng)
+        stated = np.append(0.0, np.sort(rng.uniform(0.1, 1.0, 3))).tolist()
+        run = jde.AdaptiveRun(
+            {"plain": plain, "run": inner},
+            prices={"plain": 1, "run": 2},
+            budget=3,
+            odometer=stated,
+        )
+        moves = adaptive.nested(adaptive.by_prices([1, 2]), inner_moves, 1, start)
+        true = _worst(menu, moves, (3, None), lambda s, x=stated: np.exp(x[3 - s[0]]))
+        lower, upper = run.odometer_interval()
+        assert lower <= true <= upper <= lower * 1.01
+
+
 def _sampled(rate, noise):
     level = jde.Poisson("example", sampling_probability=rate)
     design = jde.MultistageSampling(level)

@@ -63,15 +63,18 @@ class Menu(Spec):
         """The runs of one setting each; this one where it is that."""
         if not self.shape:
             return (self,)
-        runs = []
-        for index in np.ndindex(self.shape):
-            options = {
-                name: setting_of(option, index, self.shape)
-                for name, option in self.options.items()
-            }
-            fields = {name: getattr(self, name) for name in spec_fields(self)}
-            runs.append(type(self)(**{**fields, "options": options}))
-        return tuple(runs)
+        return tuple(self._at(i, self.shape) for i in np.ndindex(self.shape))
+
+    def _at(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Self:
+        """The run of one setting, of those that the options broadcast to."""
+        options = {
+            name: option._at(index, shape)
+            if isinstance(option, Menu)
+            else setting_of(option, index, shape)
+            for name, option in self.options.items()
+        }
+        fields = {name: getattr(self, name) for name in spec_fields(self)}
+        return type(self)(**{**fields, "options": options})
 
     def one_setting(self, what: str) -> None:
         """Refuses what a run of several settings has none of.

@@ -31,11 +31,9 @@ from jaxdp_episodic.accountant.questions.prices import (
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
     ends,
-    equivalent,
-    game_of,
     largest_loss,
     lost_at_once,
-    taken_once,
+    part_of,
 )
 
 # The odometer that is found: the filter's epsilon plus a certified margin.
@@ -60,9 +58,10 @@ class AdaptiveRun(Menu):
     Attributes:
       options: steps, releases, composed runs (taken as a whole; epochs must be whole)
         and other adaptive runs that have not begun, by name; all about the same
-        protected units. Their fields may be arrays, which broadcast as everywhere:
-        each setting has its own worst strategy, and answers have the options' shape;
-        to be charged, a run must be of one setting.
+        protected units. An adaptive run is paid for when it begins. Nothing else is
+        taken until it ends, unless its own limits are quotas. Fields may be arrays,
+        which broadcast as everywhere: each setting has its own worst strategy, and
+        answers have the options' shape; to be charged, a run must be of one setting.
       quotas: whole number >= 0 for each option: how often it may be taken, in any
         order, at any time. Costs what all of them composed cost, and nothing more.
       taken: how often each option has been taken.
@@ -249,8 +248,12 @@ class AdaptiveRun(Menu):
         target = _validation.single(
             "delta", _validation.open_unit_array("delta", delta)
         )
+        start, alone = self._as_begun(), {}
+        for name, option in self.options.items():
+            only = type(self)({name: option}, quotas={name: start.most(name)})
+            alone[name] = float(only.epsilon(delta=target))
         worst = float(self.epsilon(delta=target))
-        return adaptivity_cost(self._as_begun(), worst, target)
+        return adaptivity_cost(start, worst, alone, target)
 
     @property
     def epsilon_so_far(self) -> float:
@@ -288,9 +291,20 @@ class AdaptiveRun(Menu):
         """Returns what was taken as a run of its own: information, no guarantee.
 
         None where nothing was taken yet.
+
+        Raises:
+          NotImplementedError: a run with prices or rules was taken: what was taken
+            within it is not known here.
         """
-        taken = [(self.options[name], n) for name, n in self.taken.items() if n]
-        return compose(*((taken_once(o), n) for o, n in taken)) if taken else None
+        parts = {n: part_of(self.options[n]) for n, k in self.taken.items() if k}
+        for name, part in parts.items():
+            if isinstance(part, Game):
+                raise NotImplementedError(
+                    f"option {name!r} was taken, and is a run with prices or rules: "
+                    "what was taken within it is not known here"
+                )
+        taken = [(part, self.taken[name]) for name, part in parts.items()]
+        return compose(*taken) if taken else None
 
     def _as_begun(self) -> AdaptiveRun:
         """The run before anything was taken."""
@@ -307,8 +321,12 @@ class AdaptiveRun(Menu):
             answers[key] = compute()
         return answers[key]
 
+    def _part(self) -> Any:
+        """The run as an option is: composed, where its worst strategy is; or a game."""
+        return self._kept("part", lambda: part_of(self))
+
     def _game(self) -> Game:
-        return self._kept("game", lambda: game_of(self))
+        return self._part()  # what is composed is answered before
 
     def composition(self) -> ComposedSteps | None:
         """Returns the composition that the worst strategy is, None where it is none.
@@ -317,19 +335,11 @@ class AdaptiveRun(Menu):
         function of the loss so far, and stopping never helps (docs/proofs.md, "Runs
         that adapt"). Of prices that of one option, or of Gaussians always drawn.
         """
-
-        def found() -> ComposedSteps | None:
-            if self.quotas is not None:
-                quotas = self.quotas.items()
-                return compose(*((taken_once(self.options[n]), q) for n, q in quotas))
-            if self.shape:
-                return None  # of some settings, maybe
-            game = self._game()
-            if game.steps:
-                return equivalent(game)
-            return compose(*((taken_once(o), 0) for o in self.options.values()))
-
-        return self._kept("composition", found)
+        nested = any(isinstance(o, AdaptiveRun) for o in self.options.values())
+        if self.shape and (self.quotas is None or nested):
+            return None  # of some settings, maybe
+        part = self._part()
+        return None if isinstance(part, Game) else part
 
     def settings(self) -> tuple[AdaptiveRun, ...]:
         """Returns the runs of one setting each, in the order of a flattened array."""

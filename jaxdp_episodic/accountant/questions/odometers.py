@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.menu import Menu
-from jaxdp_episodic.accountant.methods.adaptive.graph import Graph, graph_of_budgets
 from jaxdp_episodic.accountant.methods.adaptive.odometer import (
     filter_epsilons,
     margin,
@@ -19,6 +18,7 @@ from jaxdp_episodic.accountant.questions.strategies import (
     Game,
     all_runs,
     game_of,
+    game_of_budgets,
     problems_of,
 )
 
@@ -29,7 +29,7 @@ def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Ends:
     if not game.steps:
         return Ends(-math.inf, -math.inf)
     found = []
-    for above, below in _problems(game, game.graph):
+    for above, below in _problems(game):
         each = [odometer_delta(problem, odometer) for problem in above]
         lower = [odometer_delta(p, odometer).lower for p in below]
         lower = lower or [ends.lower for ends in each]
@@ -46,11 +46,10 @@ def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
     game = game_of(menu)
     if not game.steps:
         return np.zeros(menu.budget + 1)
-    prices = [menu.prices[name] for name in game.names]
-    budgets = graph_of_budgets(prices, menu.budget)
+    budgets = game_of_budgets(menu, menu.budget)
     epsilons = np.full(menu.budget + 1, np.inf)
-    for above, _ in _problems(game, budgets):
-        worst = [filter_epsilons(problem, log_delta) for problem in above]
+    for above, _ in _problems(budgets):
+        worst = [filter_epsilons(p, log_delta, budgets.budgets) for p in above]
         epsilons = np.minimum(epsilons, np.maximum.reduce(worst))
     if not np.isfinite(epsilons).all():
         return epsilons
@@ -58,7 +57,7 @@ def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
     epsilons = np.maximum.accumulate(epsilons)
     found = min(
         max(margin(problem, epsilons.tolist(), log_delta) for problem in above)
-        for above, _ in _problems(game, game.graph)
+        for above, _ in _problems(game)
     )
     epsilons = epsilons + found
     # Of nothing that was released.
@@ -66,11 +65,9 @@ def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
     return epsilons
 
 
-def _problems(
-    game: Game, graph: Graph
-) -> Iterator[tuple[list[Problem], list[Problem]]]:
+def _problems(game: Game) -> Iterator[tuple[list[Problem], list[Problem]]]:
     """Of each theorem the paths' problems."""
     each = [all_runs(step) for step in game.steps]
     for theorem in range(max(map(len, each))):
         runs = [some[min(theorem, len(some) - 1)] for some in each]
-        yield problems_of(graph, runs)
+        yield problems_of(game.graph, runs)

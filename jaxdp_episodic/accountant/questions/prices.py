@@ -17,7 +17,6 @@ import numpy as np
 
 from jaxdp_episodic.accountant.describe.menu import MOST_BUDGET, Menu
 from jaxdp_episodic.accountant.describe.step import compose
-from jaxdp_episodic.accountant.methods.adaptive.graph import graph_of_budgets
 from jaxdp_episodic.accountant.methods.adaptive.method import Solver
 from jaxdp_episodic.accountant.methods.question import DeltaAt
 from jaxdp_episodic.accountant.questions import api
@@ -26,9 +25,10 @@ from jaxdp_episodic.accountant.questions.strategies import (
     all_runs,
     equivalent,
     game_of,
+    game_of_budgets,
     largest_within,
+    part_of,
     problems_of,
-    taken_once,
 )
 
 # Budgets that prices are laid for.
@@ -77,12 +77,17 @@ class AdaptivityCost(NamedTuple):
     held_back: float
 
 
-def number_alone(step: Any, epsilon: float, delta: float) -> float:
+def number_alone(option: Any, epsilon: float, delta: float) -> float:
     """How often an option alone stays within a target, with a fraction.
 
     The fraction by interpolation of ``log(delta)``. An *estimate* that no guarantee
-    rests on.
+    rests on; of a run with prices or rules from above, as of the dearest of its own
+    options.
     """
+    step = part_of(option)
+    if isinstance(step, Game):
+        most = [(one, option.most(name)) for name, one in option.options.items()]
+        return min(number_alone(one, epsilon, delta) / n for one, n in most if n)
 
     def log_delta(numbers: np.ndarray) -> np.ndarray:
         found = api.delta(compose((step, numbers)), epsilon=epsilon)
@@ -122,7 +127,7 @@ def default_prices(
     Raises:
       ValueError: an option that the target does not allow once, or without end.
     """
-    numbers = {}
+    numbers, lengths = {}, []
     for name, option in options.items():
         number = number_alone(option, epsilon, delta)
         if not 1 <= number < math.inf:
@@ -132,28 +137,27 @@ def default_prices(
                 f"epsilon={epsilon:g}, delta={delta:g}"
             )
         numbers[name] = number
-    found = [_laid(list(numbers.values()), float(s), blocks=blocks) for s in _SCALES]
-    _, prices, lengths = min(found)
+        is_step = blocks and not isinstance(part_of(option), Game)
+        # Powers of 2 as well, for what is taken thousands of times.
+        most = max(int(number / _LEAST_BLOCKS), 1) if is_step else 1
+        powers = {2**i for i in range(most.bit_length())}
+        lengths.append(sorted({m for m in {*_BLOCKS, *powers} if m <= most}))
+    found = [_laid(list(numbers.values()), lengths, float(s)) for s in _SCALES]
+    _, prices, chosen = min(found)
     return Prices(
         dict(zip(numbers, prices, strict=True)),
-        {n: m for n, m in zip(numbers, lengths, strict=True) if m > 1},
+        {n: m for n, m in zip(numbers, chosen, strict=True) if m > 1},
     )
 
 
 def _laid(
-    numbers: Sequence[float], scale: float, *, blocks: bool
+    numbers: Sequence[float], lengths: Sequence[Sequence[int]], scale: float
 ) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
     """Prices and blocks at one scale, and what they lose of the smallest share."""
     choices = []
-    for number in numbers:
-        lengths = {1}
-        if blocks:
-            # Powers of 2 as well, for what is taken thousands of times.
-            most = max(int(number / _LEAST_BLOCKS), 1)
-            powers = {2**i for i in range(most.bit_length())}
-            lengths = {m for m in {*_BLOCKS, *powers} if m <= most}
+    for number, own in zip(numbers, lengths, strict=True):
         options = []
-        for length in sorted(lengths):
+        for length in own:
             exact = scale * length / number
             price = max(round(exact), 1)
             too_cheap = max(_LEAST_PRICE - price, 0) / _LEAST_PRICE
@@ -208,7 +212,7 @@ def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:
 
         found = largest_within(fits, most)
     else:
-        found = _by_one_pass(game, menu.prices, most, epsilon, delta)
+        found = _by_one_pass(game_of_budgets(menu, most), epsilon, delta)
     if found < min(menu.prices.values()):
         raise ValueError(
             f"epsilon={epsilon:g} and delta={delta:g} allow no option of the menu: the "
@@ -235,42 +239,39 @@ def _delta_above(game: Game, epsilon: float) -> float:
     return found * (1 + 1e-15)
 
 
-def _by_one_pass(
-    game: Game, prices: Mapping[str, int], most: int, epsilon: float, delta: float
-) -> int:
+def _by_one_pass(game: Game, epsilon: float, delta: float) -> int:
     """The rows of one recursion are the worst strategies of all smaller budgets."""
     each = [all_runs(step) for step in game.steps]
-    graph = graph_of_budgets([prices[name] for name in game.names], most)
     best = 0
     for theorem in range(max(map(len, each))):
         runs = [some[min(theorem, len(some) - 1)] for some in each]
-        problems, _ = problems_of(graph, runs)
-        budget = most
+        problems, _ = problems_of(game.graph, runs)
+        budget = max(game.budgets.values())
         for problem in problems:
             solver = Solver(DeltaAt(np.asarray(epsilon)), problem)
-            budget = min(budget, solver.largest_budget(math.log(delta), _WIDTH))
+            found = solver.largest_budget(math.log(delta), _WIDTH, game.budgets)
+            budget = min(budget, found)
         best = max(best, budget)
     return best
 
 
-def adaptivity_cost(menu: Menu, worst: float, delta: float) -> AdaptivityCost:
+def adaptivity_cost(
+    menu: Menu, worst: float, alone: Mapping[str, float], delta: float
+) -> AdaptivityCost:
     """What the freedom to choose costs.
 
     Args:
       menu: with prices, before anything was taken.
       worst: epsilon of its worst strategy.
-      delta: at which that is.
+      alone: of each option, taken as often as the budget allows.
+      delta: at which they are.
     """
     assert menu.budget is not None
     numbers = {name: menu.most(name) for name in menu.options}
-    alone = {}
-    for name, option in menu.options.items():
-        steps = compose((taken_once(option), numbers[name]))
-        alone[name] = float(api.epsilon(steps, delta=delta))
     largest = max(alone.values())
     held_back = 0.0
     if largest > 0:
         smaller = largest_budget(menu, largest * (1 + 1e-9), delta)
         held_back = max(1 - smaller / menu.budget, 0.0)
     ratio = worst / largest if largest > 0 else math.inf if worst > 0 else 1.0
-    return AdaptivityCost(worst, alone, numbers, ratio, held_back)
+    return AdaptivityCost(worst, dict(alone), numbers, ratio, held_back)

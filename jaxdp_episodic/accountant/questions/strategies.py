@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.menu import Menu
+from jaxdp_episodic.accountant.describe.menu import Menu, parts_of
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.methods.adaptive.graph import (
     Graph,
+    Nested,
     budget_graph,
+    counts_graph,
+    graph_of_budgets,
     rule_graph,
+    unfolded,
 )
 from jaxdp_episodic.accountant.methods.adaptive.method import Solver
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
@@ -31,14 +35,16 @@ class Game(NamedTuple):
     """A menu as the recursion takes it.
 
     Attributes:
-      names: of the options that some strategy can reach.
-      steps: of these options, each a step or a composed run.
-      graph: the states; its options are numbered as ``names``.
+      steps: of the options that some strategy can reach, those of nested games among
+        them, each a step or a composed run.
+      graph: the states; its options are numbered as ``steps``.
+      budgets: of the states between options, their numbers in the menu's own graph;
+        in a game of all budgets that is what is left.
     """
 
-    names: tuple[str, ...]
     steps: tuple[Any, ...]
     graph: Graph
+    budgets: dict[int, int]
 
 
 def game_of(menu: Menu, budget: int | None = None) -> Game:
@@ -57,34 +63,82 @@ def game_of(menu: Menu, budget: int | None = None) -> Game:
     else:
         assert prices is not None
         graph = budget_graph(prices, spent)
+    return _of_graph(menu, graph)
+
+
+def game_of_budgets(menu: Menu, most: int) -> Game:
+    """The game of prices alone in which each smaller budget has a state as well."""
+    assert menu.prices is not None
+    return _of_graph(menu, graph_of_budgets(list(menu.prices.values()), most))
+
+
+def _of_graph(menu: Menu, graph: Graph) -> Game:
+    """The game of a graph whose options are the menu's, in their order."""
+    names, blocks = tuple(menu.options), menu.blocks or {}
     used = sorted({k for moves in graph.moves for k, _ in moves})
     number = {k: i for i, k in enumerate(used)}
     moves = tuple(tuple((number[k], to) for k, to in moves) for moves in graph.moves)
-    blocks = menu.blocks or {}
-    return Game(
-        tuple(names[k] for k in used),
-        tuple(_paid_for(menu.options[names[k]], blocks.get(names[k], 1)) for k in used),
-        graph._replace(moves=moves),
-    )
+    parts = [_paid_for(menu.options[names[k]], blocks.get(names[k], 1)) for k in used]
+    return _unfolded(parts, graph._replace(moves=moves))
 
 
-def taken_once(option: Any) -> Any:
-    """Returns an option as a step or a composed run."""
+def _unfolded(parts: Sequence[Any], graph: Graph) -> Game:
+    """The game of a graph whose options are steps, or games that are taken whole."""
+    steps, numbers = list[Any](), list[int | Nested]()
+    for part in parts:
+        if isinstance(part, Game):
+            number = range(len(steps), len(steps) + len(part.steps))
+            numbers.append(Nested(part.graph, tuple(number)))
+            steps += part.steps
+        else:
+            numbers.append(len(steps))
+            steps.append(part)
+    game, places = unfolded(graph, numbers)
+    return Game(tuple(steps), game, {state: i for i, state in enumerate(places)})
+
+
+def part_of(option: Any) -> Any:
+    """Returns an option as a step or a composed run, where it is one; else its game."""
     if not isinstance(option, Menu):
         return option
-    if option.quotas is None:
-        raise NotImplementedError(
-            "an AdaptiveRun with prices as an option has no theorem here; covered: one "
-            "with quotas"
-        )
-    quotas = option.quotas.items()
-    return compose(*((taken_once(option.options[n]), q) for n, q in quotas))
+    if option.quotas is not None:
+        return _part_of_quotas(option, option.quotas)
+    game = game_of(option)
+    if not game.steps:
+        return compose(*((step, 0) for step in parts_of(option)))
+    same = equivalent(game)
+    return game if same is None else same
+
+
+def _part_of_quotas(menu: Menu, quotas: Mapping[str, int]) -> Any:
+    """All of them composed; games follow the others, in view of what these released.
+
+    So a strategy within them attains the most (docs/proofs.md, "Runs that adapt").
+    Rules only take from what it may do.
+    """
+    parts = [(part_of(menu.options[name]), number) for name, number in quotas.items()]
+    games = [pair for pair in parts if isinstance(pair[0], Game) and pair[1]]
+    others = [pair for pair in parts if not isinstance(pair[0], Game)]
+    first = [compose(*others)] if others else []
+    if not games and first:
+        return first[0]
+    if not games:
+        return compose(*((step, 0) for step in parts_of(menu)))
+    graph = counts_graph([n for _, n in games], is_preceded=bool(first))
+    return _unfolded([*(game for game, _ in games), *first], graph)
 
 
 def _paid_for(option: Any, times: int) -> Any:
     """An option as it is paid for: a block of it."""
-    option = taken_once(option)
-    return option if times == 1 else compose((option, times))
+    part = part_of(option)
+    if times == 1:
+        return part
+    if isinstance(part, Game):
+        raise NotImplementedError(
+            "blocks of an option that is a run with prices or rules have no theorem "
+            "here; covered: blocks of steps, releases and composed runs"
+        )
+    return compose((part, times))
 
 
 def equivalent(game: Game) -> ComposedSteps | None:

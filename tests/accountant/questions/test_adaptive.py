@@ -302,6 +302,64 @@ def test_an_adaptive_run_with_quotas_may_be_an_option():
     assert run.charge("inner").taken_composed() == jde.compose((SLOW, 2))
 
 
+# A run within a run, of prices: no composition is its worst strategy.
+WITHIN = jde.AdaptiveRun(
+    {"slow": SLOW, "fast": FAST}, prices={"slow": 5, "fast": 2}, budget=7
+)
+
+
+def test_an_adaptive_run_with_prices_may_be_an_option():
+    alone = jde.AdaptiveRun({"run": WITHIN}, quotas={"run": 1})
+    assert alone.epsilon(delta=1e-5) == WITHIN.epsilon(delta=1e-5)
+    run = jde.AdaptiveRun(
+        {"run": WITHIN, "check": CHECK}, quotas={"run": 2, "check": 3}
+    )
+    lower, upper = run.epsilon_interval(delta=1e-5)
+    assert 0 < lower <= upper < lower + 1e-3
+    # More than any plan of it; less than if whatever is inside could be paid for apart.
+    for numbers in ((0, 6), (1, 4), (2, 2)):
+        plan = jde.compose(*zip((SLOW, FAST), numbers, strict=True), (CHECK, 3))
+        assert jde.epsilon(plan, delta=1e-5) <= upper + 1e-9
+    prices = {"slow": 5, "fast": 2}
+    freer = jde.AdaptiveRun({"slow": SLOW, "fast": FAST}, prices=prices, budget=14)
+    more = jde.AdaptiveRun(
+        {"run": freer, "check": CHECK}, quotas={"run": 1, "check": 3}
+    )
+    assert lower < more.epsilon(delta=1e-5)
+    assert jde.AdaptiveRun.from_dict(run.to_dict()) == run
+    after = run.charge("check")
+    assert after.taken_composed() == jde.compose((CHECK, 1))
+    with pytest.raises(NotImplementedError, match="'run' was taken.*not known here"):
+        after.charge("run").taken_composed()
+
+
+@pytest.mark.slow
+def test_a_run_within_a_run_has_its_price_for_a_target():
+    options = {"run": WITHIN, "fast": FAST}
+    run = jde.AdaptiveRun(options, epsilon=1.5, delta=1e-5)
+    assert run.epsilon(delta=1e-5) <= 1.5 and "run" not in (run.blocks or {})
+    more = jde.AdaptiveRun(options, prices=run.prices, budget=run.budget + 2)
+    assert more.epsilon(delta=1e-5) > 1.5
+    cost = run.cost_of_adaptivity(delta=1e-5)
+    assert cost.alone["run"] <= cost.epsilon and 1 <= cost.ratio < 1.2
+    read = jde.AdaptiveRun(
+        options, prices={"run": 4, "fast": 1}, budget=9, odometer="margin", delta=1e-5
+    )
+    assert read.odometer_interval()[1] <= 1e-5 * (1 + 1e-3)
+    with pytest.raises(NotImplementedError, match="blocks of an option that is a run"):
+        jde.AdaptiveRun(
+            options, prices={"run": 4, "fast": 1}, budget=9, blocks={"run": 2}
+        ).epsilon(delta=1e-5)
+
+
+def test_an_option_in_which_nothing_can_be_taken_leads_on():
+    nothing = jde.AdaptiveRun(WITHIN.options, prices=WITHIN.prices, budget=1)
+    rules = jde.RuleBook("a", {"a": {"run": "b"}, "b": {"slow": "c"}})
+    run = jde.AdaptiveRun({"run": nothing, "slow": SLOW}, rules=rules)
+    lower, upper = run.epsilon_interval(delta=1e-5)
+    assert lower <= jde.epsilon(SLOW, num_steps=1, delta=1e-5) <= upper < lower + 1e-3
+
+
 def test_the_supremum_over_paths_is_taken_last():
     # Two groups: option "a" draws the first more often, "b" the second.
     tree = jde.Population.from_sizes([10, 30])
@@ -384,6 +442,19 @@ def test_each_setting_has_the_answer_of_its_own_run():
         run.epsilon(delta=[1e-5, 1e-6, 1e-7])
     with pytest.raises(ValueError, match=r"delta.*2\.0"):
         run.epsilon(delta=[1e-5, 2.0])
+
+
+def test_a_run_within_a_run_may_have_several_settings():
+    noises = np.array([1.5, 2.5])
+    run = jde.AdaptiveRun(
+        {"run": batch(noises), "check": CHECK}, quotas={"run": 1, "check": 2}
+    )
+    assert run.shape == (2,)
+    found = run.delta(epsilon=0.5)
+    for i, noise in enumerate(noises.tolist()):
+        one = {"run": batch(noise), "check": CHECK}
+        one = jde.AdaptiveRun(one, quotas={"run": 1, "check": 2})
+        assert one.delta(epsilon=0.5) == found[i]
 
 
 def test_quotas_of_several_settings_are_their_composition():

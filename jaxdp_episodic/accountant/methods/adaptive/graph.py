@@ -9,6 +9,9 @@ import numpy as np
 
 # Most states of a graph.
 MOST_STATES = 2_000_000
+_TOO_MANY = (
+    f"the menu has more than {MOST_STATES:,} states: take coarser prices or fewer rules"
+)
 
 
 class Graph(NamedTuple):
@@ -71,6 +74,72 @@ class Graph(NamedTuple):
         return last
 
 
+class Nested(NamedTuple):
+    """An option that is a graph of its own, taken as a whole.
+
+    Attributes:
+      graph: its states; of more than one.
+      options: the numbers that its options have in the graph that it is nested in.
+    """
+
+    graph: Graph
+    options: tuple[int, ...]
+
+
+def unfolded(
+    graph: Graph, parts: Sequence[int | Nested]
+) -> tuple[Graph, tuple[int, ...]]:
+    """The graph in which nested options are gone through move by move.
+
+    Where a nested option ends, the state follows to which it led; it is never left
+    before, as going on costs a strategy nothing (docs/proofs.md, "Runs that adapt").
+
+    Args:
+      graph: the states.
+      parts: of its options, the number that each has in the new graph, or its own.
+
+    Returns:
+      The graph, and the new number of each state.
+    """
+    moves: list[tuple[tuple[int, int], ...]] = []
+    spent, places = list[int](), list[int]()
+    begun: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+    for own, paid in zip(graph.moves, graph.spent, strict=True):
+        here: list[tuple[int, int]] = []
+        for option, to in own:
+            part = parts[option]
+            if not isinstance(part, Nested):
+                here.append((part, places[to]))
+                continue
+            if (option, to) not in begun:
+                begun[option, to] = _entered(part, places[to], moves)
+                # Paid for in full before it begins.
+                spent += [graph.spent[to]] * (len(moves) - len(spent))
+            here += begun[option, to]
+        places.append(len(moves))
+        moves.append(tuple(here))
+        spent.append(paid)
+        if len(moves) > MOST_STATES:
+            raise ValueError(_TOO_MANY)
+    return Graph(tuple(moves), tuple(spent)), tuple(places)
+
+
+def _entered(
+    inner: Nested, after: int, moves: list[tuple[tuple[int, int], ...]]
+) -> tuple[tuple[int, int], ...]:
+    """The first moves of a nested option; ``after`` follows where it ends.
+
+    Its further states are added to ``moves``.
+    """
+    places = list[int]()
+    for own in inner.graph.moves:
+        here = tuple((inner.options[k], places[to]) for k, to in own)
+        places.append(len(moves) if own else after)
+        if own:
+            moves.append(here)
+    return moves.pop()  # the start: who takes the option is in it
+
+
 def budget_graph(prices: Sequence[int], budget: int) -> Graph:
     """The states of a budget: what is left, as far as a path leads there.
 
@@ -92,6 +161,26 @@ def graph_of_budgets(prices: Sequence[int], most: int) -> Graph:
         for left in range(most + 1)
     )
     return Graph(moves, tuple(range(most, -1, -1)))
+
+
+def counts_graph(counts: Sequence[int], *, is_preceded: bool) -> Graph:
+    """The states of quotas, in any order.
+
+    Args:
+      counts: of the options, how often each may be taken.
+      is_preceded: by one more option, the last, which is taken first and once.
+    """
+
+    def moves(state: tuple[int, ...]) -> Iterable[tuple[int, tuple[int, ...]]]:
+        *left, first = state
+        if first:
+            yield len(left), (*left, 0)
+            return
+        for k, n in enumerate(left):
+            if n:
+                yield k, (*left[:k], n - 1, *left[k + 1 :], 0)
+
+    return _explored((*counts, int(is_preceded)), moves, lambda _: 0, order=sum)
 
 
 def rule_graph(
@@ -145,10 +234,7 @@ def _explored(
             continue
         found[state] = tuple(moves(state))
         if len(found) > MOST_STATES:
-            raise ValueError(
-                f"the menu has more than {MOST_STATES:,} states: take coarser prices "
-                "or fewer rules"
-            )
+            raise ValueError(_TOO_MANY)
         waiting += [to for _, to in found[state]]
     # The start leads to all others, so its order is the largest.
     states = sorted(found, key=order)

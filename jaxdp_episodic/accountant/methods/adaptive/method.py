@@ -262,13 +262,13 @@ class Solver:
             min(max(right, at) + LEAST_REACH, FURTHEST),
         )
 
-    def largest_budget(self, log_delta: float, width: float) -> int:
+    def largest_budget(self, log_delta: float, width: float, of: dict[int, int]) -> int:
         """The largest budget whose delta, at the question's epsilon, is certified.
 
-        The graph is one of all budgets. The first that is too large ends a pass, as
-        delta grows with the budget. ``width`` of log(delta) is enough to look with.
+        The graph is one of all budgets, ``of`` some states. The first that is too large
+        ends a pass, as delta grows. ``width`` of log(delta) is enough to look with.
         """
-        most = len(self.problem.graph.moves) - 1
+        most = max(of.values())
         if self.known is not None:
             return most * (self.known.upper <= log_delta)
         self.begin()
@@ -279,11 +279,13 @@ class Solver:
             window = self.window(view, min(self.spacing, view.right + view.left))
 
             def is_too_large(
-                state: int, row: Row, window: Window = window, of: bool = backward
+                state: int, row: Row, window: Window = window, way: bool = backward
             ) -> bool:
+                if state not in of:
+                    return False
                 found = self.upper_end(curve_of(row, window, up=True))
                 if found <= log_delta:
-                    within[of] = state
+                    within[way] = of[state]
                 return found > log_delta
 
             self.row(backward, window, up=True, visit=is_too_large)

@@ -13,7 +13,7 @@ stopping: ``u - (1 - e^x)_+`` is at least 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -79,13 +79,14 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
     return Ends(min(lower, upper), upper)
 
 
-def filter_epsilons(problem: Problem, log_delta: float) -> np.ndarray:
+def filter_epsilons(
+    problem: Problem, log_delta: float, budgets: Mapping[int, int]
+) -> np.ndarray:
     """Epsilon of the worst strategy of each smaller budget; of a graph of all of them.
 
-    *Upper bounds*, inf where the delta is too small.
+    *Upper bounds*, inf where the delta is too small; of the states ``budgets``.
     """
-    most = len(problem.graph.moves) - 1
-    found = np.zeros(most + 1)
+    found = np.zeros(len(budgets))
     solver = _solver(EpsilonAt(np.asarray(log_delta)), problem)
     if solver.known is not None:
         found[1:] = solver.known.upper
@@ -95,9 +96,10 @@ def filter_epsilons(problem: Problem, log_delta: float) -> np.ndarray:
         window = solver.window(view, min(solver.spacing, view.left + view.right))
 
         def read(state: int, row: Row, window: Window = window) -> bool:
-            if row.values.any():
+            budget = budgets.get(state)
+            if budget is not None and row.values.any():
                 end = solver.upper_end(curve_of(row, window, up=True))
-                found[state] = max(found[state], end)
+                found[budget] = max(found[budget], end)
             return False
 
         solver.row(backward, window, up=True, visit=read)

@@ -277,7 +277,7 @@ def test_odometers(options, prices, budget, first, root, backward, low, high):
 def test_the_margin_makes_an_odometer_of_what_is_none():
     problem = Problem.of(graph_of_budgets((1,), 50), [gaussian(1.75, 0.1)])
     one = math.log(1e-5)
-    naive = filter_epsilons(problem, one)
+    naive = filter_epsilons(problem, one, {i: i for i in range(51)})
     assert naive[50] == pytest.approx(2.0006, abs=5e-4)
     # Read at a moment of one's own choice it is wrong by a factor of eight.
     assert math.exp(odometer_delta(problem, naive.tolist()).lower) > 7.7e-5

@@ -1,4 +1,4 @@
 """Models, and how they learn from an episode.
 
-Doors: `episode`, `features`, `learners`, `models`, `optimizers`.
+Doors: `bayesian`, `episode`, `features`, `learners`, `models`, `optimizers`.
 """

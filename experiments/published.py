@@ -249,9 +249,10 @@ def draw(
         axes.annotate(
             name,
             (TASKS[-1], error),
-            xytext=(0, 3),
+            xytext=(0, -3),
             textcoords="offset points",
             ha="right",
+            va="top",
             color="0.35",
             fontsize=8.5,
         )

@@ -13,6 +13,7 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.spec import Spec, check_flags, set_whole_numbers
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
+from jaxdp_episodic.trainer.config.training_features import FeaturesConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     CLOSED_FORM,
     CONV_CLASSIFIER,
@@ -21,7 +22,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
     NORMALIZE,
     PLDA,
     ClippingConfig,
-    FeaturesConfig,
     LearnerConfig,
     ModelConfig,
     OptimizerConfig,

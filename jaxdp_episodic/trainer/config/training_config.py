@@ -14,6 +14,7 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON, MultistageSamplin
 from jaxdp_episodic.accountant.describe.spec import Spec, check_flags, set_whole_numbers
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
+from jaxdp_episodic.trainer.config.training_features import FeaturesConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     BAYES,
     CLASSIFIER,
@@ -27,7 +28,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
     PROTONET,
     PROTOTYPES,
     ClippingConfig,
-    FeaturesConfig,
     LearnerConfig,
     ModelConfig,
     OptimizerConfig,
@@ -212,15 +212,8 @@ class TrainingConfig(Spec):
           NotImplementedError: classes split by their names where one may be replaced.
         """
         data = self.data.load(TRAIN, base)
-        unit, relation = str(self.step.privacy_unit), self.step.neighboring_relation
-        is_split = getattr(self.data, "class_split", None) is not None
-        if is_split and relation == "replace_one" and unit in data.level_names[:-1]:
-            raise NotImplementedError(
-                "validation and test of the data must be paths, not shares of the "
-                f"classes, under {relation} with privacy_unit={unit!r}: what replaces "
-                "a unit may have a name that is held out, and leave one less to train "
-                "on"
-            )
+        if getattr(self.data, "class_split", None) is not None:
+            self.step.check_split(data.level_names)
         if self.people is None:
             return data, None
         return truncated(data, self.people.bounds, truncate=self.people.truncate)

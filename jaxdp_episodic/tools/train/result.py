@@ -41,6 +41,7 @@ from jaxdp_episodic.trainer.run.report import (
     released_facts,
 )
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, read_log
+from jaxdp_episodic.trainer.run.selection import Selection
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 REPORT = "report.md"
@@ -54,16 +55,17 @@ _ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are 
 class Result(NamedTuple):
     """What a run came to."""
 
-    trainer: Trainer  # with the final parameters in ``trainer.params``
+    trainer: Trainer  # what is released is ``trainer.released``
     epsilon: float  # spent, nats; *upper bound*
     # What the same noise and steps would cost if the draw of the examples were not
     # counted.
     epsilon_without_last_stage: float
-    # Last score on every held-out part; in the first process alone.
+    # Of what is released, on every held-out part; in the first process alone.
     scores: Mapping[str, Score]
     folder: Path  # where everything is
     # As ``scores``, of the same run without noise, if it was asked for.
     without_noise: Mapping[str, Score] = MappingProxyType({})
+    selection: Selection | None = None  # of the stage; in the first process alone
 
     def __str__(self) -> str:
         budget, lines = self.trainer.budget, []
@@ -74,6 +76,8 @@ class Result(NamedTuple):
             if name in self.without_noise:
                 bare = self.without_noise[name].mean
                 lines.append(f"{'':<12}{bare:.4f} without noise, not private")
+        if self.selection is not None:
+            lines += _stages_in_lines(self.selection)
         spent = f"{self.epsilon:.5g}" if budget.is_private else "inf (not private)"
         if self.trainer.is_seeded and budget.is_private:
             spent += f" were it not seeded; not private: {SEEDED}"
@@ -91,6 +95,27 @@ class Result(NamedTuple):
             f"{'to release':<12}{self.folder / RELEASE}",
         ]
         return "\n".join(lines)
+
+
+def _stages_in_lines(selection: Selection) -> list[str]:
+    """What each stage scores, and which is released, for a terminal."""
+    splits = next(iter(selection.scores.values()), {})
+    lines, released = [], selection.stage.name
+    if splits:
+        head = "".join(f"{split:>12}" for split in splits)
+        lines.append(f"{'stages':<12}{'':<12}{head}")
+    for name, scores in selection.scores.items():
+        means = "".join(f"{score.mean:>12.4f}" for score in scores.values())
+        mark = "   is released" if name == released else ""
+        lines.append(f"{'':<12}{name:<12}{means}{mark}")
+    if selection.split is None:
+        why = f"the last stage, {released}; no choice was made: {selection.reason}"
+    else:
+        why = (
+            f"{released}, the simplest within a standard error of the best on "
+            f"{selection.split!r}, which is not protected"
+        )
+    return [*lines, f"{'released':<12}{why}"]
 
 
 class _Said(NamedTuple):
@@ -129,6 +154,9 @@ def finished(
         said = _said_of_choices(trainer)
     else:
         said = _said_of_plan(trainer)
+    selection = trainer.selection
+    if selection is not None:
+        said = _with_selection(said, selection)
     if paid is not None:
         said = _with_book(said, paid)
     private_facts = said.facts
@@ -143,6 +171,8 @@ def finished(
         draw_run(
             folder / PICTURE,
             epsilons=[(r["step"], float(r["epsilon"])) for r in records],
+            stages={} if selection is None else selection.scores,
+            released=trainer.released.name,
             losses=[
                 (r["step"], r[PRIVATE]["mean_loss"])
                 for r in records
@@ -160,22 +190,36 @@ def finished(
         facts=private_facts,
         statement=said.statement,
         picture=picture,
+        stages=[] if selection is None else selection.table(),
     )
     write_atomically(folder / REPORT, page, is_private=True)
     facts, statement = said.released
     export_run(
         folder / RELEASE,
-        params=trainer.params,
+        params=trainer.released.params,
         statement=statement,
         log=folder / run_files.LOG,
         facts=facts,
         has_public_epsilon=said.has_public_epsilon,
     )
-    last = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
-    scores, bare = (
-        {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
+    scores = {} if selection is None else selection.scores.get(selection.stage.name, {})
+    bare = {name: Score(**score) for name, score in without_noise.items()}
+    numbers = said.epsilon, said.uncounted
+    return Result(trainer, *numbers, scores, folder, bare, selection)
+
+
+def _with_selection(said: _Said, selection: Selection) -> _Said:
+    """What is said of a run, and of the stage of it that is released."""
+    facts, statement = said.released
+    if not said.has_public_epsilon:  # nor is the number of steps
+        selection = selection.without_step()
+    own = {"stage": selection.stage.name}
+    words = f"\n{selection.words}\n"
+    return said._replace(
+        facts=said.facts | own,
+        statement=said.statement + words,
+        released=(facts | own, statement + words),
     )
-    return Result(trainer, said.epsilon, said.uncounted, scores, folder, bare)
 
 
 def _with_book(said: _Said, paid: Paid) -> _Said:

@@ -62,6 +62,30 @@ class Selection(NamedTuple):
             "they are no part of, and covers nothing that the choice tells of them."
         )
 
+    def without_step(self) -> Selection:
+        """Returns it without the number of a step: it says how many there were."""
+        name, behind = self.stage.name.partition("@")[0], self.behind
+        names = dict.fromkeys(key.partition("@")[0] for key in behind)
+        stage = self.stage._replace(name=name)
+        return self._replace(stage=stage, behind=dict.fromkeys(names, (0.0, 0.0)))
+
+    def table(self) -> list[str]:
+        """Returns the scores of the stages as lines of Markdown."""
+        splits = list(next(iter(self.scores.values()), {}))
+        if not splits:
+            return []
+        what = next(iter(self.scores[self.stage.name].values())).name
+        head = ["stage", *splits, "behind the best"]
+        lines = ["", f"Every stage's {what}:", ""]
+        lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+        for name, scores in self.scores.items():
+            cells = [f"{one.mean:.4f}" for one in scores.values()]
+            ahead, error = self.behind.get(name, (0.0, 0.0))
+            cells.append(f"{ahead:.4f} ± {error:.4f}" if name in self.behind else "")
+            shown = f"**{name}**" if name == self.stage.name else name
+            lines.append(f"| {' | '.join([shown, *cells])} |")
+        return lines
+
     def record(self) -> dict[str, Any]:
         """Returns what the log says of it: the name is public, the scores are not."""
         scores = {

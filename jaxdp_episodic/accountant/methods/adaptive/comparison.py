@@ -37,6 +37,8 @@ _MOST_SPACING = 0.05
 # Nats beyond which a loss counts as infinite (of the run), or as none (of the base):
 # its exponential would be no number of float64.
 _FURTHEST_OF_SUMS = 600.0
+# Logarithm of the mass, over the floor, that is left out of a lattice.
+_LOG_LEFT_OUT = -32.0
 # Order at which a loss's variance is read off Rényi's divergence, and its mean.
 _ORDER = 1.01
 # Rounding of a sum of masses, relative, for each cell and one time.
@@ -99,7 +101,7 @@ class _Comparison:
         step = min(max(_SPACING * deviation, _LEAST_SPACING), _MOST_SPACING)
         step = aligned(step, atoms_of(problem))
         log_size = math.log(floor)
-        self.spacing = Spacing(step, int(FURTHEST / step), log_size)
+        self.spacing = Spacing(step, int(FURTHEST / step), log_size, _LOG_LEFT_OUT)
         ratio = means[0] / means[1] if means[1] > 0 else math.inf
         self.guess = max(round(min(ratio, 1e15)), 1)
         self.above = {

@@ -22,8 +22,6 @@ from jaxdp_episodic.accountant.numerics import fourier
 # Logarithm of the mass, over what is asked about, that is left out of a window, and
 # that goes round a circle.
 _LOG_NEGLIGIBLE = -45.0
-# The same on the lattice of the values: it adds up over a million moves at most.
-_LOG_LEFT_OUT = -32.0
 # Losses at which the reach of a step is looked for, nats.
 _REACHES = np.geomspace(1e-9, 1e4, 400)
 # Exponents of Chernoff's bound, on either side of the tilt.
@@ -48,18 +46,21 @@ class Spacing(NamedTuple):
       step: h, nats; of few bits, so that ``j h`` is exact.
       reach: losses beyond it, in cells, are counted as infinite, or as this far down.
       log_size: logarithm of the divergences that are asked about, <= 0.
+      log_left_out: of the mass over that whose losses a move may count as infinite, or
+        leave out.
       parts: cells of a coarser lattice's cell, wherever this one is a finer one.
     """
 
     step: float
     reach: int
     log_size: float
+    log_left_out: float
     parts: int = 1
 
     @property
     def log_cut(self) -> float:
         """Logarithm of the mass that may be left out."""
-        negligible = _LOG_NEGLIGIBLE if self.parts > 1 else _LOG_LEFT_OUT
+        negligible = _LOG_NEGLIGIBLE if self.parts > 1 else self.log_left_out
         return min(self.log_size, 0.0) + negligible
 
 

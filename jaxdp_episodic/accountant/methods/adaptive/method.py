@@ -51,11 +51,14 @@ _ENOUGH_OF_DELTA = 1e-4
 # Either, for which more work is done than usual.
 _AT_MOST = 1e-3
 # Points of all transforms of one end, usually: some 0.15 s.
-_USUAL_WORK = 1.5e7
+_USUAL_WORK = 1.1e7
 # The same, at most, of all passes of one question: 5 s.
 _MOST_WORK = 4e8
 # Most points of a window.
 _MOST_POINTS = 2.0**19
+# Part of the share that may be lost by what is left out of kernels: less than what
+# falls away at the right end of a window.
+_LEFT_OUT = 0.01
 # Share of a width for which a spacing is chosen.
 _CLOSER = 0.8
 # Refinements of one question, at most.
@@ -96,23 +99,24 @@ class Solver:
     def __init__(self, question: Question, problem: Problem) -> None:
         self.question, self.problem = question, problem
         self.of_epsilon = question.is_epsilon
-        graph = problem.graph
-        # By how much losses and masses may be off along a path.
-        self.displaced, self.mass_error = (
-            {
-                up: float(graph.most(np.asarray(getattr(side, field))))
-                for up, side in ((True, problem.upper), (False, problem.lower))
-            }
-            for field in ("displaced", "mass_error")
-        )
+        # By how much losses and masses may be off along a path, and what it loses.
+        costs = [
+            getattr(side, field)
+            for field in ("displaced", "mass_error", "log_kept")
+            for side in (problem.lower, problem.upper)
+        ]
+        costs.append([1.0] * len(problem.runs))
+        *collected, self.most_moves = problem.graph.most(np.abs(costs).T).tolist()
+        self.displaced, self.mass_error, (_, lost) = zip(*[iter(collected)] * 2)
         self.atoms = atoms_of(problem)
         self.filters = {b: Filter.of(problem, backward=b) for b in problem.orientations}
         self.uppers = dict.fromkeys(problem.orientations, question.everything)
         self.lower = question.nothing
         self.spacing, self.work_left = math.inf, _MOST_WORK
-        lost = -float(problem.graph.most(-np.asarray(problem.upper.log_kept)))
+        # Of the answer, relative, what may be lost by looking at less than everything.
+        self.share = _ENOUGH
         # Of everything being lost at once, at most.
-        self.lost = -math.expm1(lost) * (1 + RDP_ROUNDING)
+        self.lost = -math.expm1(-lost) * (1 + RDP_ROUNDING)
         self.views = {b: self._expected(b) for b in problem.orientations}
         # The same without what counts for nothing in this question's answer.
         self.near = dict(self.views)
@@ -191,6 +195,7 @@ class Solver:
         if exact is not None:
             return exact
         enough = _ENOUGH if self.of_epsilon else _ENOUGH_OF_DELTA
+        self.share = min(width or enough, _ENOUGH)
         self.begin()
         if max(self.uppers.values()) > at_least:
             if width is not None:
@@ -237,7 +242,9 @@ class Solver:
         # Not a bound: where the curve is, and how steep.
         seen = curve_of(row._replace(error=0.0), window, up=True)
         self.views[backward] = self._seen(self.views[backward], seen)
-        self.near[backward] = narrowed(self.views[backward], row, window)
+        self.near[backward] = narrowed(
+            self.views[backward], row, window, self.share
+        )
         self.spacing = min(self.spacing, window.step)
 
     def _seen(self, view: View, curve: Curve) -> View:
@@ -415,7 +422,9 @@ class Solver:
         """Of all options."""
         side = self.problem.upper if up else self.problem.lower
         reach = min(2 * window.size, int(FURTHEST / window.step))
-        spacing = Spacing(window.step, reach, self.views[backward].log_size)
+        left_out = math.log(_LEFT_OUT * self.share / self.most_moves)
+        log_size = self.views[backward].log_size
+        spacing = Spacing(window.step, reach, log_size, left_out)
         return [
             with_failure(
                 kernel_of(

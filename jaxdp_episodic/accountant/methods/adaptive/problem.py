@@ -19,7 +19,7 @@ from jaxdp_episodic.accountant.methods.rdp.method import rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
 
 # Orders at which Rényi's filter is computed.
-_ORDERS = 1 + np.geomspace(0.05, 500.0, 80)
+_ORDERS = 1 + np.geomspace(0.05, 500.0, 40)
 # Relative rounding error of Rényi's bound.
 RDP_ROUNDING = 1e-9
 # Rounding of a logarithm, relative to 1 and its size.

@@ -14,8 +14,6 @@ from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window
 _SECANTS = 2 ** np.arange(6)
 # Nats that a window has at least on either side of what is asked.
 LEAST_REACH = 1e-3
-# Share of the answer that may leave the window at either end and come back.
-_CROSSING_SHARE = 1e-8
 # Rounding of a few operations.
 _ROUNDING = 4e-15
 
@@ -109,19 +107,25 @@ def _slopes(curve: Curve, above: Curve, j: int) -> list[float]:
     return ((curve.values[j] - above.values[further]) / gaps).tolist()
 
 
-def narrowed(view: View, row: Row, window: Window) -> View:
+def narrowed(view: View, row: Row, window: Window, share: float) -> View:
     """A view without what strategies seldom cross, and gain little from beyond.
 
     To be u nats left of g = 1 a run from the answer has lost u nats more than that, and
     there the value is v(-u): about v(at + u) v(-u) in all. The same at u nats right of
     the answer, as losses below -u have about the mass v(-u). An estimate: both ends of
     the answer hold on every window.
+
+    Args:
+      view, row, window: of a coarse pass from above.
+      share: of the answer that may leave the window at either end and come back.
     """
     values = np.abs(row.values / window.weights)
     zero = -window.first
     at = zero + int(np.clip(round(view.at / window.step), 0, window.size - 1 - zero))
     u = np.arange(min(zero, window.size - 1 - at) + 1)
-    small = values[zero - u] * values[at + u] <= _CROSSING_SHARE * values[at]
+    # Both fall, but for rounding.
+    left, right = (np.minimum.accumulate(values[i]) for i in (zero - u, at + u))
+    small = left * right <= share * values[at]
     if not small.any():
         return view
     reach = window.step * int(np.argmax(small)) + LEAST_REACH

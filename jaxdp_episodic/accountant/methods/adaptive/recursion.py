@@ -139,20 +139,20 @@ def solve(
         spectra: dict[int, _Spectrum] = {}
         for group in graph.groups(plan.together):
             ways = [[(k, spectra[to]) for k, to in graph.moves[s]] for s in group]
-            values, error = plan.better(plan.stopping(group), ways)
+            values, errors = plan.better(plan.stopping(group), ways)
             if visit is not None:
                 for state, value in zip(group, values, strict=True):
-                    if visit(state, _rows(value, error)):
-                        return _rows(value, error)
-            spectra |= zip(group, plan.spectra(values, error), strict=True)
+                    if visit(state, _rows(value, errors)):
+                        return _rows(value, errors)
+            spectra |= zip(group, plan.spectra(values, errors), strict=True)
             for state in group:
                 for done in ends.get(state, ()):
                     del spectra[done]
-    return _rows(values[-1], error)
+    return _rows(values[-1], errors)
 
 
-def _rows(values: np.ndarray, errors: np.ndarray) -> list[Row]:
-    return [Row(v, e) for v, e in zip(values, errors.tolist(), strict=True)]
+def _rows(values: np.ndarray, errors: list[float]) -> list[Row]:
+    return [Row(v, e) for v, e in zip(values, errors, strict=True)]
 
 
 class _Spectrum(NamedTuple):
@@ -160,13 +160,13 @@ class _Spectrum(NamedTuple):
 
     Attributes:
       transforms: (P, length / 2 + 1).
-      norms: (P,) of the values.
-      errors: (P,) of the rows.
+      norms: of the values, P numbers.
+      errors: of the rows, P numbers.
     """
 
     transforms: np.ndarray
-    norms: np.ndarray
-    errors: np.ndarray
+    norms: list[float]
+    errors: list[float]
 
 
 class _Plan:
@@ -182,14 +182,14 @@ class _Plan:
         self.right = max(max(-first, 0) for first, _ in every)
         self.left = max(max(first + len(m) - 1, 0) for first, m in every)
         self.length = _good_length(size + self.left + self.right)
-        own, transforms, totals, sizes = zip(
-            *(self._options(*each) for each in zip(passes, folded, strict=True)),
-            strict=True,
-        )
+        levels = math.log2(self.length) + 2
+        self.machine = _TRANSFORM_ERROR * levels * float(np.finfo(np.float64).eps)
+        options = [self._options(*each) for each in zip(passes, folded, strict=True)]
         # By option, then by pass.
-        self.own, self.transforms, self.totals, self.sizes = (
-            np.stack(each, axis=1) for each in (own, transforms, totals, sizes)
+        self.own, self.transforms, norms = (
+            np.stack(each, axis=1) for each in zip(*options, strict=True)
         )
+        self.norms = norms.tolist()
         ends = [self._beyond(each) for each in passes]
         self.growth, self.limit, self.decay = (
             np.stack(each) for each in zip(*ends, strict=True)
@@ -200,22 +200,24 @@ class _Plan:
         shape = (self.together, len(passes))
         self.products = np.empty((*shape, self.length // 2 + 1), np.complex128)
         self.means = np.empty((*shape, self.length))
-        levels = math.log2(self.length) + 2
-        self.machine = _TRANSFORM_ERROR * levels * float(np.finfo(np.float64).eps)
 
     def _options(self, one: Pass, folded: Sequence[tuple[int, np.ndarray]]) -> Any:
-        """Of a pass and K options: profiles (K, size), transforms; sums, norms (K,)."""
+        """Of a pass and K options: profiles (K, size), transforms, and norms (K, 2).
+
+        These are what an error is multiplied by, and its rounding over a norm.
+        """
         window = one.window
         own = [own_profile(k, window, up=one.up) for k in one.kernels] * window.weights
-        circles, totals, sizes = np.zeros((len(folded), self.length)), [], []
+        circles, norms = np.zeros((len(folded), self.length)), []
         for circle, (first, masses) in zip(circles, folded, strict=True):
             index = first + np.arange(len(masses))
             tilted = masses * np.exp(window.tilt * window.step * index)
             circle[index % self.length] = tilted
             total = float(tilted.sum()) * (1 + 1e-12)
-            totals.append(total)
-            sizes.append(2 * float(np.linalg.norm(tilted)) + total)
-        return own, np.fft.rfft(circles), totals, sizes
+            # Of both transforms, and of the inverse of their product.
+            size = 2 * float(np.linalg.norm(tilted)) + total
+            norms.append((total, self.machine * size))
+        return own, np.fft.rfft(circles), np.array(norms)
 
     def _beyond(self, one: Pass) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What ends of a window grow to on its right, at most; decay to on its left."""
@@ -241,15 +243,16 @@ class _Plan:
                     values[i] = one.payoff(state) * self.weights[i]
         return found
 
-    def spectra(self, values: np.ndarray, error: np.ndarray) -> list[_Spectrum]:
-        """Of the rows of m states: (m, P, size) and the bounds (P,) of their errors."""
+    def spectra(self, values: np.ndarray, errors: list[float]) -> list[_Spectrum]:
+        """Of the rows of m states, (m, P, size), and of P bounds of their errors."""
         end = self.size + self.right
         padded = self.means[: len(values)]
         padded[..., : self.size] = values
         padded[..., end : self.length - self.left] = 0.0
         # From above, v falls away from g = 1 on both sides of it: it is no more than
         # at the ends, where it is no more than these values and their error.
-        first, last = (values[..., i, None] + error[:, None] for i in (0, -1))
+        edges = values[..., [0, -1], None] + np.array(errors)[:, None, None]
+        first, last = edges[..., 0, :], edges[..., 1, :]
         last = np.maximum(last, 1e-300)  # 0 times what is too large would be none
         right = padded[..., self.size : end]
         np.minimum(np.multiply(last, self.growth, out=right), self.limit, out=right)
@@ -260,11 +263,14 @@ class _Plan:
             largest = math.sqrt(self.length) * np.abs(padded).max(axis=-1)
             norms = np.where(norms < _LEAST_NORM, largest, norms)
         transforms = np.fft.rfft(padded)
-        return [_Spectrum(t, n, error) for t, n in zip(transforms, norms, strict=True)]
+        return [
+            _Spectrum(each, norm, errors)
+            for each, norm in zip(transforms, norms.tolist(), strict=True)
+        ]
 
     def better(
         self, best: np.ndarray, ways: Sequence[Sequence[tuple[int, _Spectrum]]]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, list[float]]:
         """The rows where options, each with the rows after it, may be taken as well.
 
         Args:
@@ -274,7 +280,7 @@ class _Plan:
         Returns:
           ``best``, and of each pass a bound of the errors of all m rows.
         """
-        error = np.zeros(len(self.passes))
+        errors = [0.0] * len(self.passes)
         moves = [
             (values, *way)
             for values, each in zip(best, ways, strict=True)
@@ -284,16 +290,16 @@ class _Plan:
         # All transforms of all states at once.
         for product, (_, option, after) in zip(products, moves, strict=True):
             np.multiply(after.transforms, self.transforms[option], out=product)
-            # Of both transforms, and of the inverse of their product.
-            rounding = self.machine * after.norms * self.sizes[option]
-            error = np.maximum(error, self.totals[option] * after.errors + rounding)
+            pairs = zip(self.norms[option], after.errors, after.norms, strict=True)
+            for i, ((total, rounding), error, norm) in enumerate(pairs):
+                errors[i] = max(errors[i], total * error + rounding * norm)
         if moves:
             np.fft.irfft(products, self.length, out=means)
             means = means[..., : self.size]
             for mean, (values, option, _) in zip(means, moves, strict=True):
                 mean += self.own[option]
                 np.maximum(values, mean, out=values)
-        return best, error
+        return best, errors
 
 
 def _folded(kernel: Kernel, size: int) -> tuple[int, np.ndarray]:

@@ -30,8 +30,10 @@ from jaxdp_episodic.accountant.describe.step import (
     OneStep,
 )
 from jaxdp_episodic.accountant.methods.adaptive.comparison import least_number
+from jaxdp_episodic.accountant.methods.adaptive.graph import ONCE
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import api
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.calibration import calibrate_num_steps
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.gdp_budget import (
@@ -40,6 +42,7 @@ from jaxdp_episodic.accountant.questions.gdp_budget import (
     rounded_down,
 )
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
+from jaxdp_episodic.accountant.questions.strategy_prices import worst_of, worst_units
 
 # Most units of a price: a base of so little cost is no unit.
 MOST_UNITS = 10**6
@@ -148,7 +151,7 @@ class BaseBudget:
 
 
 def base_price(
-    step: AnyStep, base: OneStep, *, num_steps: Any = None, floor: Any
+    step: AnyStep | AdaptiveRun, base: OneStep, *, num_steps: Any = None, floor: Any
 ) -> BasePrice:
     """Returns the price of a run in units of a base, fixed before the run begins.
 
@@ -158,7 +161,8 @@ def base_price(
     them, in both directions. Steps of the base itself cost their number, and no floor.
 
     Args:
-      step: the step, or a run made by `compose`; all fields scalars.
+      step: the step, or a run made by `compose`; all fields scalars. Of an
+        `AdaptiveRun` it is the price of any way to choose.
       base: one step or release, of one setting and one path, each time anew.
       num_steps: whole number >= 0; of a composed run as of `epsilon`.
       floor: in [1e-100, 1); it has to be above the rounding, about 1e-11.
@@ -172,6 +176,10 @@ def base_price(
     """
     lost = checked_floor(floor)
     unit = _base_run(base)
+    if isinstance(step, AdaptiveRun):
+        step, num_steps = worst_of(step, num_steps), None
+    if isinstance(step, AdaptiveRun):
+        return _price(worst_units(step, unit, floor=lost, most=MOST_UNITS), lost)
     runs, shape = api.checked_runs(step, num_steps)
     if shape:
         raise ValueError(f"a price is of one run, got settings of shape {shape}")
@@ -179,13 +187,16 @@ def base_price(
     if number is not None:
         return BasePrice(number, 0.0)
     # Each theorem holds by itself: that of the fewest units counts.
-    units = min(_of_paths(run, unit, lost) for run in runs)
+    return _price(min(_of_paths(run, unit, lost) for run in runs), lost)
+
+
+def _price(units: float, floor: float) -> BasePrice:
     if units > MOST_UNITS:
         raise ValueError(
             f"no number of base steps up to {MOST_UNITS:,} describes the run at "
-            f"floor={lost:g}: a larger floor may do, or a base more like it"
+            f"floor={floor:g}: a larger floor may do, or a base more like it"
         )
-    return BasePrice(int(units), lost)
+    return BasePrice(int(units), floor)
 
 
 def _number_of_base_steps(step: AnyStep, base: OneStep, num_steps: Any) -> int | None:
@@ -203,7 +214,9 @@ def _of_paths(run: Run, unit: Run, floor: float) -> float:
     run.refuse("pld")
     run = run.take_paths(undominated_paths(run))
     paths = [run.take_paths(np.array([i])) for i in range(run.num_paths)]
-    return max(least_number(path, unit, floor=floor, most=MOST_UNITS) for path in paths)
+    return max(
+        least_number(ONCE, [path], unit, floor=floor, most=MOST_UNITS) for path in paths
+    )
 
 
 def _base_run(base: Any) -> Run:

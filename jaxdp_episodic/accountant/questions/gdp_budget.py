@@ -26,6 +26,7 @@ from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.describe.step import AnyStep
 from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.accountant.numerics.roots import largest_within
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import check_method, checked_runs
 from jaxdp_episodic.accountant.questions.attacker import (
     mu_of_chords,
@@ -33,6 +34,7 @@ from jaxdp_episodic.accountant.questions.attacker import (
     upper_curve,
 )
 from jaxdp_episodic.accountant.questions.curve_points import lower_hull
+from jaxdp_episodic.accountant.questions.strategy_prices import worst_mu, worst_of
 from jaxdp_episodic.accountant.questions.tuning import curve_to_epsilon
 
 # Smallest floor of a run: far below any delta that somebody states.
@@ -154,7 +156,11 @@ class GdpBudget:
 
 
 def gdp_price(
-    step: AnyStep, *, num_steps: Any = None, floor: Any, method: str = "exact"
+    step: AnyStep | AdaptiveRun,
+    *,
+    num_steps: Any = None,
+    floor: Any,
+    method: str = "exact",
 ) -> GdpPrice:
     """Returns the price of a run at a floor, both fixed before the run begins.
 
@@ -166,16 +172,22 @@ def gdp_price(
     floor; they pay none.
 
     Args:
-      step: the step, or a run made by `compose`; all fields scalars.
+      step: the step, or a run made by `compose`; all fields scalars. Of an
+        `AdaptiveRun` it is the price of any way to choose.
       num_steps: whole number >= 0; of a composed run as of `epsilon`.
       floor: in [1e-100, 1).
-      method: how delta is computed; see `jaxdp_episodic.delta`.
+      method: how delta is computed; see `jaxdp_episodic.delta`. Where no composition is
+        the worst way to choose, the price is certified with any.
 
     Raises:
       ValueError: a run without a finite mu at this floor; fields that are arrays.
     """
     lost = checked_floor(floor)
     check_method(method)
+    if isinstance(step, AdaptiveRun):
+        step, num_steps = worst_of(step, num_steps), None
+    if isinstance(step, AdaptiveRun):
+        return _price(worst_mu(step, lost, functools.partial(_mu_of, lost)), lost)
     runs, shape = checked_runs(step, num_steps)
     if shape:
         raise ValueError(f"a price is of one run, got settings of shape {shape}")
@@ -203,22 +215,30 @@ def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> G
         raise ValueError(
             "epsilons must rise from 0, and deltas fall within [0, 1], got others"
         )
+    return _price(_mu_of(lost, epsilons, deltas), lost)
+
+
+def _mu_of(floor: float, epsilons: np.ndarray, deltas: np.ndarray) -> float:
+    """The mu of points of a curve; inf where there is none."""
     # A little less than the floor, so that what rounding loses is within it.
-    given = lost * (1 - _ROUNDING)
+    given = floor * (1 - _ROUNDING)
     above = np.maximum(deltas - given, 0.0) / (1 - given) * (1 + _ROUNDING)
     if above[0] == 0:
-        return GdpPrice(0.0, lost)
-    mu = math.inf
-    if above[-1] == 0:
-        used = slice(int(np.argmax(above == 0)) + 1)
-        g, d = lower_hull(np.exp(epsilons[used]), np.minimum(above[used], 1.0))
-        mu = mu_of_chords(g, d) * (1 + _ROUNDING)
+        return 0.0
+    if above[-1] > 0:
+        return math.inf
+    used = slice(int(np.argmax(above == 0)) + 1)
+    g, d = lower_hull(np.exp(epsilons[used]), np.minimum(above[used], 1.0))
+    return mu_of_chords(g, d) * (1 + _ROUNDING)
+
+
+def _price(mu: float, floor: float) -> GdpPrice:
     if not math.isfinite(mu):
         raise ValueError(
-            f"no mu describes the run at floor={lost:g}: it has too little noise, or "
+            f"no mu describes the run at floor={floor:g}: it has too little noise, or "
             "its delta stays above the floor; a larger floor may do"
         )
-    return GdpPrice(mu, lost)
+    return GdpPrice(mu, floor)
 
 
 def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:

@@ -8,10 +8,11 @@ at all points holds at every g >= 1; and as it holds in both directions, at ever
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from jaxdp_episodic.accountant.methods.adaptive.graph import Graph
+from jaxdp_episodic.accountant.methods.adaptive.graph import ONCE, Graph
 from jaxdp_episodic.accountant.methods.adaptive.kernel import (
     Kernel,
     Spacing,
@@ -24,6 +25,7 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     aligned,
     atoms_of,
 )
+from jaxdp_episodic.accountant.methods.adaptive.profile import profiles_above
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
 
@@ -47,13 +49,16 @@ _ROUNDING = 1e-15
 _FIRST_SHARE = 0.01
 
 
-def least_number(run: Run, base: Run, *, floor: float, most: int) -> float:
+def least_number(
+    graph: Graph, runs: Sequence[Run], base: Run, *, floor: float, most: int
+) -> float:
     """The smallest n with ``H_g(run) <= floor + (1 - floor) H_g(base, n times)``.
 
     For all g >= 0 and both directions. An *upper end*: of smaller n it is not proven.
 
     Args:
-      run: of one setting and path.
+      graph: of the run, which is any strategy; `ONCE` of one that is fixed.
+      runs: the graph's options, each of one setting and path.
       base: likewise, taken once.
       floor: in (0, 1).
       most: the largest n.
@@ -61,7 +66,7 @@ def least_number(run: Run, base: Run, *, floor: float, most: int) -> float:
     Returns:
       n >= 0; inf where it is more than ``most``.
     """
-    problem = Problem.of(Graph(((),), (0,)), [run, base])
+    problem = Problem.of(graph, [*runs, base])
     found = _Comparison(problem, floor)
     if found.holds(0):
         return 0.0
@@ -88,14 +93,15 @@ class _Comparison:
 
     def __init__(self, problem: Problem, floor: float) -> None:
         self.problem, self.floor = problem, floor
-        run, base = problem.runs
         # Of either direction: what a loss is on average, and its variance about twice.
+        order = np.array([_ORDER])
+        costs = [
+            [rdp_curve(order, one, way) for one in problem.runs]
+            for way in ("forward", "backward")
+        ]
         means = [
-            max(
-                float(np.max(rdp_curve(np.array([_ORDER]), one, direction)))
-                for direction in ("forward", "backward")
-            )
-            for one in (run, base)
+            float(max(np.max(problem.graph.most(np.stack(each))) for each in costs)),
+            float(max(np.max(each[-1]) for each in costs)),
         ]
         deviation = math.sqrt(2 * means[0]) if math.isfinite(means[0]) else math.inf
         step = min(max(_SPACING * deviation, _LEAST_SPACING), _MOST_SPACING)
@@ -104,40 +110,56 @@ class _Comparison:
         self.spacing = Spacing(step, int(FURTHEST / step), log_size, _LOG_LEFT_OUT)
         ratio = means[0] / means[1] if means[1] > 0 else math.inf
         self.guess = max(round(min(ratio, 1e15)), 1)
-        self.above = {
-            backward: self._kernel(0, 1, backward=backward)
-            for backward in problem.orientations
-        }
+        self.above = self._above()
+        upper = problem.upper
+        self.displaced, self.mass_error = (
+            float(problem.graph.most(np.asarray(each)))
+            for each in (upper.displaced, upper.mass_error)
+        )
+
+    def _above(self) -> dict[bool, np.ndarray]:
+        """Of each orientation bounds at ``log g = 0, h, ...``; beyond, the last one."""
+        problem, h = self.problem, self.spacing.step
+        if problem.graph != ONCE:
+            found = profiles_above(problem, self.floor, h)
+            if found is None:
+                return dict.fromkeys(problem.orientations, np.ones(1))
+            return {backward: one.values for backward, one in found.items()}
+        above = {}
+        for backward in problem.orientations:
+            run = self._kernel(0, 1, backward=backward)
+            above[backward] = _profile(run, h, _last(run, h), up=True)
+        return above
 
     def may_hold(self, number: int) -> bool:
         """Whether the base loses everything at once with chance enough for the run."""
-        lost = -math.expm1(number * self.problem.lower.log_kept[1])
-        most = max(kernel.infinite for kernel in self.above.values())
+        lost = -math.expm1(number * self.problem.lower.log_kept[-1])
+        most = max(float(values[-1]) for values in self.above.values())
         return most <= self.floor + (1 - self.floor) * lost
 
     def holds(self, number: int) -> bool:
         """Whether that many of the base are proven to be enough."""
-        upper, lower = self.problem.upper, self.problem.lower
-        displaced = upper.displaced[0] + number * lower.displaced[1]
-        scaled = upper.mass_error[0] + number * lower.mass_error[1]
+        lower = self.problem.lower
+        displaced = self.displaced + number * lower.displaced[-1]
+        scaled = self.mass_error + number * lower.mass_error[-1]
         # A profile moved by s nats moves by (e^s - 1) P(loss > ...) at most; so does
         # a divergence of at most 1 that is scaled. Both are taken twice.
         moved = 2 * (math.expm1(displaced) + math.expm1(scaled))
         given = self.floor * (1 - _ROUNDING) - moved
         if given <= 0:
             return False
-        for backward, run in self.above.items():
-            base = self._kernel(1, number, backward=backward)
-            last = max(k.first + len(k.masses) for k in (run, base))
-            last = min(max(last, 1), int(_FURTHEST_OF_SUMS / self.spacing.step))
-            above = _profile(run, self.spacing.step, last, up=True)
-            below = _profile(base, self.spacing.step, last, up=False)
+        h = self.spacing.step
+        for backward, above in self.above.items():
+            base = self._kernel(-1, number, backward=backward)
+            last = max(_last(base, h), len(above) - 1)
+            above = np.pad(above, (0, last + 1 - len(above)), mode="edge")
+            below = _profile(base, h, last, up=False)
             if not np.all(above <= given + (1 - self.floor) * below):
                 return False
         return True
 
     def _kernel(self, which: int, number: int, *, backward: bool) -> Kernel:
-        """Of the run (0) from above, or of the base (1) from below."""
+        """Of the run (0) from above, or of the base (-1) from below."""
         up = which == 0
         side = self.problem.upper if up else self.problem.lower
         kernel = kernel_of(
@@ -150,6 +172,12 @@ class _Comparison:
         )
         log_kept = number * side.log_kept[which]
         return with_failure(kernel, log_kept, self.spacing.step, up=up)
+
+
+def _last(kernel: Kernel, step: float) -> int:
+    """The furthest point behind which a kernel's profile is constant."""
+    last = max(kernel.first + len(kernel.masses), 1)
+    return min(last, int(_FURTHEST_OF_SUMS / step))
 
 
 def _profile(kernel: Kernel, step: float, last: int, *, up: bool) -> np.ndarray:

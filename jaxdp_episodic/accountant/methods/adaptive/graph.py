@@ -74,6 +74,10 @@ class Graph(NamedTuple):
         return last
 
 
+ONCE = Graph(((), ((0, 0),)), (0, 0))
+"""One option, taken once."""
+
+
 class Nested(NamedTuple):
     """An option that is a graph of its own, taken as a whole.
 

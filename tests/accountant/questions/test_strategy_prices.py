@@ -1,0 +1,138 @@
+"""What runs that adapt cost in a book: the worst strategy's profile, at all g."""
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
+from jaxdp_episodic.accountant.losses.finite import FiniteLoss
+from jaxdp_episodic.accountant.methods.adaptive.finite import Atoms, worst_of_finite
+from jaxdp_episodic.accountant.methods.adaptive.graph import budget_graph
+from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
+from jaxdp_episodic.accountant.methods.adaptive.profile import profiles_above
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions.base_budget import BasePrice, base_price
+from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
+
+FLOOR = 1e-6
+# Where prices are looked at, nats.
+AT = np.array([0.0, 0.5, 1.0, 1.2, 1.3, 1.35, 1.4, 2.0])
+
+
+def step(noise, rate=0.1):
+    draw = jde.Poisson("example", sampling_probability=rate)
+    return jde.GaussianStep(draw, noise_multiplier=noise)
+
+
+SLOW, FAST = step(1.5), step(2.2)
+MENU = {"slow": SLOW, "fast": FAST}
+RUN = jde.AdaptiveRun(MENU, prices={"slow": 5, "fast": 2}, budget=40)
+
+
+def test_a_profile_is_above_the_truth_everywhere_and_close_to_it():
+    one = np.ones(1)
+    menu = [([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]), ([0.1, 0.9], [0.05, 0.95])]
+    losses = [
+        tuple(
+            tuple(np.full(1, x) for x in a) for a in (np.log(p) - np.log(q), np.log(p))
+        )
+        for p, q in (map(np.array, pair) for pair in menu)
+    ]
+    graph = budget_graph((2, 1), 6)
+    runs = [Run((FiniteLoss(one, *columns),), (one,)) for columns in losses]
+    found = profiles_above(Problem.of(graph, runs), 1e-6)
+    assert found is not None
+    for backward, profile in found.items():
+        pairs = [(q, p) if backward else (p, q) for p, q in menu]
+        x = profile.step * np.arange(len(profile.values))
+        exact = worst_of_finite(graph, [Atoms.of_pair(*pair) for pair in pairs], x)
+        assert exact is not None
+        values = profile.values * np.exp(profile.mass_error)
+        # At log g - displaced it is no less than here.
+        assert (values >= exact[0] - exact[1]).all()
+        assert (values <= exact[0] + 2e-4).all()
+
+
+@pytest.mark.slow
+def test_a_price_holds_for_the_worst_strategy_and_a_smaller_one_does_not():
+    mu = gdp_price(RUN, floor=FLOOR).mu
+    units = base_price(RUN, SLOW, floor=FLOOR).units
+    lower, upper = RUN.delta_interval(epsilon=AT)
+
+    def by_mu(mu):
+        profile = [Gaussian(noise_multiplier=1 / mu).delta(float(e)) for e in AT]
+        return FLOOR + (1 - FLOOR) * np.array(profile)
+
+    def by_units(number):
+        return FLOOR + (1 - FLOOR) * jde.delta(SLOW, epsilon=AT, num_steps=number)
+
+    assert (upper <= by_mu(mu) * (1 + 1e-3)).all()
+    assert (lower > by_mu(0.98 * mu)).any()
+    assert (upper <= by_units(units) * (1 + 1e-3)).all()
+    # Above what plans of it cost, and not by much.
+    plans = [jde.compose((SLOW, 4), (FAST, 10)), jde.compose((FAST, 20))]
+    assert max(gdp_price(plan, floor=FLOOR).mu for plan in plans) < mu
+    alone = [base_price(plan, SLOW, floor=FLOOR).units for plan in plans]
+    assert max(alone) <= units <= max(alone) + 1
+
+
+def test_what_a_composition_is_the_worst_of_costs_as_that():
+    alone = jde.AdaptiveRun({"slow": SLOW}, prices={"slow": 5}, budget=40)
+    assert base_price(alone, SLOW, floor=FLOOR) == BasePrice(8, 0.0)
+
+
+@pytest.mark.slow
+def test_what_is_a_composition_costs_as_that():
+    quotas = jde.AdaptiveRun(MENU, quotas={"slow": 4, "fast": 10})
+    plan = jde.compose((SLOW, 4), (FAST, 10))
+    assert gdp_price(quotas, floor=FLOOR) == gdp_price(plan, floor=FLOOR)
+    # Nobody knows that these are the same.
+    twins = {"one": SLOW, "other": step(1.5)}
+    run = jde.AdaptiveRun(twins, prices=dict.fromkeys(twins, 5), budget=40)
+    assert run.composition() is None
+    fixed = jde.compose((step(1.5 * (1 + 1e-9)), 8))
+    exact = gdp_price(fixed, floor=FLOOR).mu
+    assert gdp_price(run, floor=FLOOR).mu == pytest.approx(exact, rel=3e-3)
+    units = [base_price(one, FAST, floor=FLOOR).units for one in (run, fixed)]
+    assert abs(units[0] - units[1]) <= 1
+
+
+def test_the_dearest_path_counts():
+    tree = jde.Population.from_sizes([10, 30])
+
+    def drawn(size):
+        draw = jde.MultistageSampling(
+            jde.WithoutReplacement("group", size=1),
+            jde.WithoutReplacement("example", size=size),
+        )
+        return jde.GaussianStep(
+            draw,
+            noise_multiplier=2.0,
+            clip_unit="example",
+            population=tree,
+            small_units="keep",
+        )
+
+    options = {"a": drawn(1), "b": drawn(20)}
+    run = jde.AdaptiveRun(options, prices={"a": 1, "b": 2}, budget=6)
+    mu = gdp_price(run, floor=FLOOR).mu
+    for epsilon in (0.0, 0.3, 0.6):
+        claimed = Gaussian(noise_multiplier=1 / mu).delta(epsilon)
+        true = run.delta_interval(epsilon=epsilon)[0]
+        assert true <= FLOOR + (1 - FLOOR) * claimed
+        assert true > run.delta_interval(epsilon=epsilon)[1] * (1 - 1e-2)
+
+
+def test_what_has_no_price_is_refused():
+    bare = jde.AdaptiveRun(
+        {"slow": SLOW, "bare": step(0.0)}, prices={"slow": 1, "bare": 1}, budget=2
+    )
+    with pytest.raises(ValueError, match="no mu describes the run"):
+        gdp_price(bare, floor=FLOOR)
+    with pytest.raises(ValueError, match="no number of base steps"):
+        base_price(bare, SLOW, floor=FLOOR)
+    with pytest.raises(ValueError, match="num_steps must be None of an AdaptiveRun"):
+        gdp_price(RUN, num_steps=2, floor=FLOOR)
+    several = jde.AdaptiveRun({"slow": step([1.5, 2.0])}, quotas={"slow": 2})
+    with pytest.raises(ValueError, match="price is of a run of one setting"):
+        base_price(several, SLOW, floor=FLOOR)

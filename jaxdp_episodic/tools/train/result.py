@@ -33,6 +33,7 @@ from jaxdp_episodic.trainer.run.adaptive_report import (
     adaptive_facts,
     adaptive_statement,
 )
+from jaxdp_episodic.trainer.run.contributions import found_in
 from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.report import (
     export_run,
@@ -131,7 +132,12 @@ def finished(
         said = _said_of_plan(trainer)
     if paid is not None:
         said = _with_book(said, paid)
-    private_facts = said.facts
+    private_facts, found = said.facts, found_in(records)
+    if found is not None:
+        drawn, complete = found
+        words = f"{complete:,} of {drawn:,} that took part were complete"
+        console.print(f"contributions (private): {words}", highlight=False)
+        private_facts = {**private_facts, "contributions": words}
     for split, score in without_noise.items():
         value = f"{score['name']} {score['mean']:.4f}, not private"
         private_facts = {**private_facts, f"{split} without noise": value}

@@ -33,6 +33,7 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.contributions import in_words
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
@@ -254,6 +255,7 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
             f"average; noise multiplier {step.noise_multiplier:.5g}",
             highlight=False,
         )
+        _announce_contributions(console, trainer, budget.num_steps - first)
     if budget.is_private:
         console.print(
             f"protected: one {step.privacy_unit} ({step.neighboring_relation}), "
@@ -273,6 +275,14 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
         console.print(f"[bold]not private[/bold]: {SEEDED}")
 
 
+def _announce_contributions(console: Console, trainer: Trainer, number: int) -> None:
+    """What is expected to come of the draws; private, as the sizes of the data are."""
+    if trainer.complete_units is not None:
+        unit = str(trainer.budget.step.clip_unit)
+        words = in_words(trainer.complete_units, unit, number)
+        console.print(f"expected (private): {words}", highlight=False)
+
+
 def _announce_choices(console: Console, trainer: AdaptiveTrainer, size: int) -> None:
     """What a run may choose, and what that costs whatever it chooses."""
     budget = trainer.ledger.now
@@ -283,6 +293,7 @@ def _announce_choices(console: Console, trainer: AdaptiveTrainer, size: int) -> 
             f"{float(step.noise_multiplier):.5g}",
             highlight=False,
         )
+    _announce_contributions(console, trainer, budget.most(budget.training[0]))
     if not budget.is_private:
         console.print(
             "[bold]not private[/bold]: epsilon is infinite, there is no noise"

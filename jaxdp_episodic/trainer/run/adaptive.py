@@ -39,6 +39,7 @@ _MOST_SCORES = 100_000
 # What a trainer has of the step that it takes, and another option has otherwise.
 _OF_STEP = (
     "sampler",
+    "complete_units",
     "normalizer",
     "_block_size",
     "_draws",

@@ -13,6 +13,7 @@ from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.tools.plan.plan import (
     CONFIG,
     TABLE,
+    advice,
     make_plan,
     training_config,
     write_table,
@@ -64,6 +65,7 @@ class Plan:
             written.append(str(self.out / PICTURE))
         lines += [f"{name}: {why}" for name, why in plan.gains.items()]
         lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]
+        lines += advice(plan, asked, description.population)
         if _rests_on_private_sizes(description):
             lines.append(
                 "note: planned with sizes of the data that are private under "
@@ -131,7 +133,8 @@ def _comment(plan: Candidates, pipeline: Pipeline | None) -> str:
 def _table(plan: Candidates) -> list[str]:
     """The best of each design side by side, the recommended one marked."""
     rows = [
-        ("", "design", "episodes", "steps", "noise", "signal/noise", "effective steps")
+        ("", "design", "episodes", "complete", "steps", "noise", "signal/noise")
+        + ("effective steps",)
     ]
     for index, design in enumerate(plan.designs):
         if not (plan.design == index).any():
@@ -143,6 +146,7 @@ def _table(plan: Candidates) -> list[str]:
                 "*" if is_best else "",
                 design.name,
                 f"{plan.episodes_per_step[best]:,.4g}",
+                f"{plan.complete_per_step[best]:,.3g}",
                 f"{int(plan.num_steps[best]):,}",
                 f"{plan.noise_multiplier[best]:.4g}",
                 f"{plan.signal_to_noise[best]:.4g}",

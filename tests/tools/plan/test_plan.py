@@ -157,7 +157,7 @@ def test_epochs_are_compared_at_the_setting_that_is_best_of_coins(number, is_che
     designs = possible_designs(tree, ways=None, sizes=(20,), stated_size=None)
     coins, epochs = designs[0], designs[2]
     assert coins.is_rival_of(epochs) and not designs[1].is_rival_of(epochs)
-    one = [np.array([x]) for x in (1.0 * number, 60, 1.0, 60.0, 1.0)]
+    one = [np.array([x]) for x in (1.0 * number, 60, 1.0, 60.0, 1.0, 1.0)]
     asked = np.array([2.0]), np.array([30])
     settings = (request, tree, epochs, Candidates(coins, *one), asked)
     if not is_cheaper:

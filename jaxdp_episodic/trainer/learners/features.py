@@ -32,7 +32,7 @@ from jaxdp_episodic.files.column_folder import (
     write_manifest,
 )
 from jaxdp_episodic.trainer.config.training_parts import WAVELETS, FeaturesConfig
-from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.wavelets import compiled_wavelets

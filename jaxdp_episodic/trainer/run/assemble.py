@@ -18,18 +18,21 @@ from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
+    CLASSIFIER,
     CLOSED_FORM,
     COSINE,
+    HIDDEN,
     MIXED,
     PLDA,
+    PROTONET,
     LearnerConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
-from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet
+from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, Classifier, ProtoNet
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
@@ -224,7 +227,7 @@ def run_parts(
     planned = plan(config, data) if budget is None else budget
     start = statistics_of(config, planned.step, data)
     shape = data.features.shape[1:] if start is None else (start.dimensions,)
-    learner, params = _built_model(config, shape, _ways(config))
+    learner, params = _built_model(config, shape, data)
     gradient_steps = max(planned.num_steps - len(planned.before), 1)
     if budget is not None:
         gradient_steps = max(budget.most(name) for name in budget.training)
@@ -232,7 +235,7 @@ def run_parts(
         "learner": learner,
         "params": params,
         "budget": planned,
-        "shots": config.learner.shots,
+        "shots": 0 if config.learner.kind == CLASSIFIER else config.learner.shots,
         "optimizer": built_optimizer(config.optimizer, gradient_steps),
         "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
         "clipping": config.clipping,
@@ -244,21 +247,35 @@ def run_parts(
 
 
 def _built_model(
-    config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
+    config: TrainingConfig, input_shape: tuple[int, ...], data: ExampleTable
 ) -> tuple[Any, Any]:
-    """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
+    """Returns ``(learner, params)`` of a config on inputs of this shape."""
     if config.start is not None and config.start.kind == MIXED:
         return MixedModel.of(config.start), {}
+    ways = _ways(config)
     if config.model is None:  # statistics alone: as they project
         return _learner(config.learner, lambda _, inputs: inputs, ways), {}
-    module = built_module(config.model, input_shape, 1 if ways is None else ways)
+    outputs = 1 if ways is None else ways
+    if config.learner.kind == PROTONET:
+        outputs = config.model.embedding
+    if config.learner.kind == CLASSIFIER:  # the table's own, by a public list
+        outputs = len(data.population.children_counts[-1])
+    module = built_module(config.model, input_shape, outputs)
     apply, params = split_model(module)
-    return _learner(config.learner, apply, ways), params
+    if config.learner.kind != CLASSIFIER:
+        return _learner(config.learner, apply, ways), params
+    is_hidden = config.learner.embed == HIDDEN
+    embedding = split_model(module, "hidden")[0] if is_hidden else None
+    distance = config.learner.distance
+    learner = Classifier(
+        apply, embedding=embedding, ways=int(ways or 1), distance=distance
+    )
+    return learner, params
 
 
 def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
-    """The learner for a model's ``apply(params, inputs)``."""
-    if config.kind in ("protonet", PLDA):
+    """The learner of episodes for a model's ``apply(params, inputs)``."""
+    if config.kind in (PROTONET, PLDA):
         return ProtoNet(
             apply,
             ways=int(ways or 1),
@@ -330,9 +347,11 @@ def statistics_of(
 
 
 def _ways(config: TrainingConfig) -> int | None:
-    """Classes an episode; None for regression."""
+    """Classes an episode; None for regression, or without episodes."""
     if config.learner.is_regression:
         return None
+    if config.learner.kind == CLASSIFIER:
+        return None if config.evaluation is None else config.evaluation.ways
     design = config.step.sampling
     if isinstance(design, GroupedClasses):
         return int(np.asarray(design.ways))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -177,17 +177,17 @@ def mean_product(values: np.ndarray, number: int, size: int) -> float:
     rate, product = size / filled, np.ones(1)
     for value, count in zip(positive.tolist(), counts.tolist(), strict=True):
         drawn = np.arange(min(size, count) + 1)
-        mass = np.exp(log_binomial_mass(drawn, count, rate)) * value**drawn
+        mass = np.exp(_log_mass(drawn, count, rate)) * value**drawn
         product = np.convolve(product, mass)[: size + 1]
-    total = np.exp(log_binomial_mass(np.array(size), np.array(filled), np.array(rate)))
-    return chance * float(product[size] / total)
+    total = math.exp(_log_mass(size, filled, rate))
+    return chance * float(product[size]) / total
 
 
 def _of_examples(level: Level, needed: int) -> tuple[np.ndarray, np.ndarray]:
     """The two chances of each unit that holds examples."""
     pairs = np.stack([level.filled, level.counts], axis=1)
     different, place = np.unique(pairs, axis=0, return_inverse=True)
-    each = [_of_sizes(level, *pair, needed) for pair in different.tolist()]
+    each = [_of_sizes(level, int(f), int(n), needed) for f, n in different]
     found = np.array(each, np.float64).reshape(-1, 2)[place.reshape(-1)]
     return found[:, 0], found[:, 1]
 
@@ -200,7 +200,7 @@ def _of_sizes(
         rate = float(np.asarray(level.scheme.sampling_probability))
         whole = (1.0 - rate) ** (slots - filled)
         few = np.arange(min(needed, filled + 1))
-        enough = 1.0 - float(np.exp(log_binomial_mass(few, filled, rate)).sum())
+        enough = 1.0 - float(np.exp(_log_mass(few, filled, rate)).sum())
         return whole, whole * max(enough, 0.0)
     size = min(slots, level.width)
     whole = _all_among(filled, slots, size)
@@ -263,6 +263,10 @@ def _of_block(blocks: BlockExamples, held: np.ndarray, needs: Needs) -> float:
     different, place = np.unique(held, return_inverse=True)
     values = np.array([chance(filled) for filled in different.tolist()])
     return mean_product(values[place], blocks.num_classes, blocks.ways)
+
+
+def _log_mass(drawn: Any, number: int, rate: float) -> Any:
+    return log_binomial_mass(np.asarray(drawn), np.asarray(number), np.asarray(rate))
 
 
 def _all_among(filled: int, number: int, size: int) -> float:

@@ -113,15 +113,18 @@ def ways_out(
     if slots is not None:
         how = 'under neighboring_relation = "add_remove"'
         tried[how] = _without_slots(design, population, slots), population, None
-    if isinstance(last, WithoutReplacement) and last.size > needs.examples:
+    if (
+        isinstance(last, WithoutReplacement)
+        and int(np.asarray(last.size)) > needs.examples
+    ):
         fewer = dataclasses.replace(last, size=needs.examples)
         how = f"with size = {needs.examples} of {last.name!r} in place of {last.size}"
         tried[how] = design.with_scheme(fewer), population, slots
     if isinstance(design, GroupedClasses):
-        if design.ways > 2:
+        if int(np.asarray(design.ways)) > 2:
             how = f"with ways = 2 in place of {design.ways}"
             tried[how] = dataclasses.replace(design, ways=2), population, slots
-        if slots == last.name:
+        if slots is not None and slots == last.name:
             tried |= _without_small(design, population, needs, slots)
     return {how: _share(step, *other, needs) for how, other in tried.items()}
 

@@ -210,15 +210,8 @@ class TrainingConfig(Spec):
           NotImplementedError: classes split by their names where one may be replaced.
         """
         data = self.data.load(TRAIN, base)
-        unit, relation = str(self.step.privacy_unit), self.step.neighboring_relation
-        is_split = getattr(self.data, "class_split", None) is not None
-        if is_split and relation == "replace_one" and unit in data.level_names[:-1]:
-            raise NotImplementedError(
-                "validation and test of the data must be paths, not shares of the "
-                f"classes, under {relation} with privacy_unit={unit!r}: what replaces "
-                "a unit may have a name that is held out, and leave one less to train "
-                "on"
-            )
+        if getattr(self.data, "class_split", None) is not None:
+            self.step.check_split(data.level_names)
         if self.people is None:
             return data, None
         return truncated(data, self.people.bounds, truncate=self.people.truncate)

@@ -55,6 +55,7 @@ class Plan:
         lines = _table(plan)
         if pipeline is not None:
             lines += ["", f"pipeline: {pipeline.name}: {pipeline.reason}"]
+            lines += pipeline.comparison()
             if asked is not target:
                 lines += [f"steps are planned with what is left, {asked.epsilon:.4g}"]
         try:
@@ -88,7 +89,7 @@ class Plan:
         if config is None:
             return []
         if pipeline is not None:
-            config = pipeline.config(config)
+            config = pipeline.config(config, description)
         config = _relocated(config, self.file.parent)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
         text = _comment(plan, pipeline) + to_toml(config)

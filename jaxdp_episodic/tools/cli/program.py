@@ -66,6 +66,10 @@ COMMANDS = {
         "data",
         "Keep data on the disk: import it into a folder to train on, or check one.",
     ),
+    "init": (
+        "init",
+        "Read data, and write a commented config for them that runs as it is.",
+    ),
     "train": (
         "train",
         "Train privately on episodes, and stop before the target epsilon is exceeded.",

@@ -103,5 +103,4 @@ class Init:
         for split, part in source.parts.items():
             units = (f"{number:,} {name}" for name, number in part.num_units.items())
             lines.append(f"{split:<12}{', '.join(units)}")
-        named = [line[2:] for line in text.splitlines() if "# Pipeline:" in line]
-        return [*lines, *named, *said, f"written: {self.out}; read its comments"]
+        return [*lines, *said, f"written: {self.out}; read its comments"]

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.tools.plan.plan import Plan, advice, make_plan, training_config
@@ -112,17 +114,20 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     if pipeline is not None:
         asked = pipeline.left_for_steps(asked)
     plan, said = None, []
-    try:
-        plan = make_plan(asked, description.population)
-        said = advice(plan, asked, description.population)
-    except (ValueError, NotImplementedError) as error:
-        if pipeline is None or pipeline.learner is None:
-            raise
-        said = [f"no design of episodes: {error}"]
+    if asked.episode.ways is None or data.level_names[0] == CLASS:
+        try:
+            plan = make_plan(asked, description.population)
+            said = advice(plan, asked, description.population)
+        except (ValueError, NotImplementedError) as error:
+            if pipeline is None or pipeline.learner is None:
+                raise
+            said = [f"no design of episodes: {error}"]
     config = _config(description, plan, pipeline)
     TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
     notes = _notes(source, description, wishes, config)
     head = _head(description, plan, pipeline)
+    if pipeline is not None:
+        said = [f"pipeline: {pipeline.name}: {pipeline.reason}", *said]
     return head + to_toml(config, notes), said
 
 
@@ -284,7 +289,7 @@ def _without_episodes(description: PlanDescription) -> dict[str, Any]:
         **{k: v for k, v in train.items() if k != "learner"},
         "data": description.data,
         "step": {
-            "clip_unit": names[0],
+            "clip_unit": names[0] if episode.ways is None else STEP,
             "privacy_unit": request.privacy_unit,
             "neighboring_relation": request.neighboring_relation,
             "sampling": {"type": "MultistageSampling", "levels": levels},

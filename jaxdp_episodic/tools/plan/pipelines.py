@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.serialization import spec_to_dict
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.tools.plan.question import PlanDescription, PlanRequest
@@ -198,14 +199,19 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         ratio = weighed[name][0] if name in weighed else within
         return Pipeline(name, why, ratio=ratio, weighed=weighed, **more)
 
+    has_episodes = description.population.level_names[0] == CLASS
     few_steps = (
         min(request.compute.most_steps, request.compute.total_episodes) < MEASURED_STEPS
     )
     if BOTH in stands_out and classes > number / 4:
         why = f"covariances of {number} features stand out: ratio {within:.2g}, of at "
         why += f"least {MIN_RATIO:g}"
-        if few_steps:
-            why += f"; fewer than {MEASURED_STEPS} steps are within the budget"
+        if few_steps or not has_episodes:
+            why += (
+                f"; fewer than {MEASURED_STEPS} steps are within the budget"
+                if has_episodes
+                else f"; episodes are drawn of a level that is called {CLASS!r}"
+            )
             return chosen(STATISTICS, why, start={"kind": PLDA}, learner=PLDA)
         return chosen(BOTH, why, start={"kind": PLDA})
     if CLASSES in stands_out and classes >= FEWEST_CLASSES:

@@ -49,6 +49,7 @@ from jaxdp_episodic.trainer.data.user_files import (
 SHARE = 0.2  # of the classes to validate on, and to test on: three fifths train
 SIZE = 28  # side to which pictures are brought, which the wavelets were measured at
 _SALTS = 20  # keys of the hash that are tried until all parts have enough classes
+_CLASSES = 5  # of a part at least: episodes are of so many by the field's custom
 _LOOKED_AT = 64  # pictures that are decoded to see whether there are colours
 _ROWS = 1_000  # records that are read to guess what the columns are
 _DATA = "the data"
@@ -187,18 +188,20 @@ def _split(
 ) -> tuple[dict[str, Any], dict[str, ExampleTable]]:
     """The table with shares of its classes, and the parts.
 
-    Each part has at least two classes with two examples; the key of the hash is the
-    first that does it.
+    Each part has at least five classes with two examples, or its share of them where
+    that is less, or two; the key of the hash is the first that does it.
     """
     shares = {VALIDATION: SHARE, TEST: SHARE}
-    for number in range(_SALTS):
+    wanted = min(_CLASSES, int(SHARE * len(_sizes(data))))
+    tries = [(fewest, salt) for fewest in (wanted, 2) for salt in range(_SALTS)]
+    for fewest, number in tries:
         salt = str(number) if number else ""
         split = ClassSplit(**shares, salt=salt)
         try:
             parts = {name: split.part(data, name) for name in SPLITS}
         except ValueError:
             continue
-        if all(_has_enough(part) for part in parts.values()):
+        if all(_num_filled(part) >= max(fewest, 2) for part in parts.values()):
             salted = {"split_salt": salt} if salt else {}
             return {**table, **shares, **salted}, parts
     raise ValueError(
@@ -208,8 +211,9 @@ def _split(
     )
 
 
-def _has_enough(data: ExampleTable) -> bool:
-    return int(np.count_nonzero(_sizes(data) > 1)) > 1
+def _num_filled(data: ExampleTable) -> int:
+    """Classes with two examples or more."""
+    return int(np.count_nonzero(_sizes(data) > 1))
 
 
 def _sizes(data: ExampleTable) -> np.ndarray:

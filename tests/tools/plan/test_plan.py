@@ -13,6 +13,7 @@ from jaxdp_episodic.tools.cli.plan import Plan as PlanCommand
 from jaxdp_episodic.tools.plan.designs import possible_designs
 from jaxdp_episodic.tools.plan.plan import (
     _front,
+    advice,
     effective_steps,
     make_plan,
     training_config,
@@ -395,6 +396,56 @@ def test_toml_is_read_back():
     assert tomllib.loads(to_toml(table)) == expected
     with pytest.raises(TypeError, match="no form"):
         to_toml({"x": object()})
+
+
+def test_a_comment_stands_behind_its_line_or_above_a_long_one():
+    table = {"a": 1, "b": {"c": "x" * 90, "d": 2}}
+    comments = {"a": "one", "b": "a\ntable", "b.c": "long", "no": "nothing"}
+    text = to_toml(table, comments)
+    assert tomllib.loads(text) == table
+    lines = text.splitlines()
+    assert lines[0] == "a = 1  # one" and lines[2] == "[b]  # a?table"
+    assert lines[3] == "# long" and lines[4].startswith("c = ")
+
+
+# --- Unequal classes ---
+
+UNEQUAL = jde.Population.from_sizes(
+    [3, 30, *range(4, 26)], level_names=("class", "example")
+)
+
+
+def unequal(relation, slots, size=2):
+    return PlanRequest(
+        episode=EpisodeShape(ways=4, shots=1, examples=(size,), population=slots),
+        neighboring_relation=relation,
+        schemes=("poisson",),
+        **SMALL,
+    )
+
+
+def test_signal_is_that_of_complete_episodes():
+    plan = make_plan(unequal("zero_out", 30), UNEQUAL)
+    share = plan.complete_per_step / plan.episodes_per_step
+    assert 0.005 < share[0] < 0.05
+    np.testing.assert_allclose(share, share[0])
+    signal = plan.complete_per_step / plan.noise_multiplier
+    np.testing.assert_allclose(plan.signal_to_noise, signal)
+    with pytest.raises(ValueError, match="fewer than one in the run"):
+        make_plan(unequal("zero_out", 30, size=8), UNEQUAL)
+    first, *ways_out = advice(plan, unequal("zero_out", 30), UNEQUAL)
+    assert first.startswith("only 0.0")
+    assert any('"add_remove"' in line for line in ways_out)
+    whole = make_plan(unequal("add_remove", 3), UNEQUAL)
+    np.testing.assert_array_equal(whole.complete_per_step, whole.episodes_per_step)
+    assert advice(whole, unequal("add_remove", 3), UNEQUAL) == []
+
+
+def test_bounds_that_the_data_contradict_are_no_plan():
+    with pytest.raises(ValueError, match="at least the children of every unit"):
+        make_plan(unequal("zero_out", 20), UNEQUAL)
+    with pytest.raises(ValueError, match="at most the number of children"):
+        make_plan(unequal("add_remove", 20), UNEQUAL)
 
 
 # --- People ---

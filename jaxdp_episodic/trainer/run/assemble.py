@@ -21,7 +21,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
     CLASSIFIER,
     CLOSED_FORM,
     COSINE,
-    HIDDEN,
     MIXED,
     PLDA,
     PROTONET,
@@ -264,11 +263,12 @@ def _built_model(
     apply, params = split_model(module)
     if config.learner.kind != CLASSIFIER:
         return _learner(config.learner, apply, ways), params
-    is_hidden = config.learner.embed == HIDDEN
-    embedding = split_model(module, "hidden")[0] if is_hidden else None
-    distance = config.learner.distance
     learner = Classifier(
-        apply, embedding=embedding, ways=int(ways or 1), distance=distance
+        apply,
+        features=split_model(module, "hidden")[0],
+        embed=config.learner.embed,
+        ways=int(ways or 1),
+        distance=config.learner.distance,
     )
     return learner, params
 

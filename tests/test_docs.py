@@ -99,7 +99,8 @@ PLACES = {"/shared/": "shared/"}
 # One is there until it is ended, one ends its process, one needs a reader's images:
 # tests/explore, tests/trainer/gradient/test_processes.py and tests/data start them.
 ELSEWHERE = tuple(
-    f"{pages.PROGRAM} {words}" for words in ("explore", "train run.toml", "data ")
+    f"{pages.PROGRAM} {words}"
+    for words in ("explore", "train run.toml", "data ", "init ")
 )
 # Until a long page of formulas is typeset on a busy machine, milliseconds.
 PATIENCE = 180_000

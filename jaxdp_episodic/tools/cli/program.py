@@ -68,7 +68,9 @@ COMMANDS = {
     ),
     "init": (
         "init",
-        "Read data, and write a commented config for them that runs as it is.",
+        "Read data, and write a commented config for them that runs as it is.\n\n"
+        "What it counts in the data and writes down is marked: private, unless it was "
+        "public\nbefore. Nothing is trained, and nothing released.",
     ),
     "train": (
         "train",

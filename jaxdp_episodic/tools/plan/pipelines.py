@@ -34,14 +34,17 @@ from jaxdp_episodic.tools.plan.ratios import (
     ratio_of_moments,
     ratio_of_steps,
 )
+from jaxdp_episodic.trainer.config.training_features import (
+    NUM_WAVELETS,
+    ONNX,
+    WAVELETS,
+)
 from jaxdp_episodic.trainer.config.training_parts import (
     CLASSIFIER,
     COSINE,
     LINEAR,
     MIXED,
-    NUM_WAVELETS,
     PLDA,
-    WAVELETS,
 )
 from jaxdp_episodic.trainer.config.training_start import MEAN, StartConfig
 
@@ -155,7 +158,8 @@ def recommended_pipeline(description: PlanDescription) -> Pipeline | None:
     """Returns the pipeline for the sizes of a plan's data.
 
     None where the plan's file has no table ``train``, one with a ``start`` of its own,
-    or a privacy unit other than a class (task), an example or a person.
+    or with features by a network, whose number is not known before it runs; or a
+    privacy unit other than a class (task) or an example.
     """
     request, train = description.request, description.train
     shape = description.feature_shape
@@ -167,7 +171,10 @@ def recommended_pipeline(description: PlanDescription) -> Pipeline | None:
         return None
     if request.episode.ways is None:
         return _of_numbers(description, math.prod(shape))
-    if train.get("features", {}).get("kind") == WAVELETS:
+    kind = train.get("features", {}).get("kind")
+    if kind == ONNX:
+        return None
+    if kind == WAVELETS:
         number = NUM_WAVELETS * (shape[-1] if len(shape) == 3 else 1)
     elif len(shape) == 1:
         number = shape[0]

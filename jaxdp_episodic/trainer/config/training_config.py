@@ -14,6 +14,7 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON, MultistageSamplin
 from jaxdp_episodic.accountant.describe.spec import Spec, check_flags, set_whole_numbers
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
+from jaxdp_episodic.trainer.config.training_features import FeaturesConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     CLASSIFIER,
     CLOSED_FORM,
@@ -26,7 +27,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
     PROTONET,
     PROTOTYPES,
     ClippingConfig,
-    FeaturesConfig,
     LearnerConfig,
     ModelConfig,
     OptimizerConfig,

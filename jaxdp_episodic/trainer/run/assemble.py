@@ -75,7 +75,7 @@ class Tables:
         self._loaded: dict[str, ExampleTable] = {}
         self.truncation: Truncation | None = None
         self.features = (
-            FixedFeatures.of(config.features) if features is None else features
+            FixedFeatures.of(config.features, base) if features is None else features
         )
         cache = config.features.cache
         self._cache = None if folder is None else folder / FEATURES

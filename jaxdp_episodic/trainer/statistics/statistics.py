@@ -126,8 +126,12 @@ class PrivateStatistics:
                     "table without"
                 )
         self.dimensions = number
-        if config.kind == PLDA:
+        if config.kind == PLDA and config.dimensions is not None:
             self.dimensions = min(config.dimensions, number)
+        # Public, unless classes are protected, whose noised number is released.
+        is_private = privacy_unit == data.level_names[-2]
+        number = len(data.population.children_counts[-1])
+        self._num_classes = None if is_private else number
         who = {
             "privacy_unit": privacy_unit,
             "neighboring_relation": neighboring_relation,
@@ -190,7 +194,10 @@ class PrivateStatistics:
             return state
         if kind == _PAIRS:
             return whitened(state, noised, noise)
-        return weighed_projection(state, noised, noise, self.dimensions)
+        classes = max(float(state.count), 1.0)
+        if self._num_classes is not None:
+            classes = float(self._num_classes)
+        return weighed_projection(state, noised, noise, self.dimensions, classes)
 
     def noised_sum(
         self,

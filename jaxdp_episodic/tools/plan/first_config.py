@@ -6,8 +6,6 @@ number is private, a comment says so, and what else would do.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +15,12 @@ from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
+from jaxdp_episodic.tools.plan.explanations import (
+    ADD_REMOVE,
+    ZERO_OUT,
+    heading,
+    notes,
+)
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.tools.plan.plan import Plan, advice, make_plan, training_config
 from jaxdp_episodic.tools.plan.question import (
@@ -41,9 +45,6 @@ SHOTS = 1  # of a class; of a task
 _TASK_SHOTS = 4
 _STEPS = 300  # as were measured, see `pipelines`
 _MOST_EPISODES = 360  # of a step, as the demo has
-_WIDTH = 88  # letters of a line of comment
-_ADD_REMOVE = "add_remove"
-_ZERO_OUT = "zero_out"
 # Settings of the demo, which all kinds of data were measured with.
 _OF_CLASSES: dict[str, Any] = {
     "l2_clip_norm": 0.1,
@@ -124,11 +125,12 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
             said = [f"no design of episodes: {error}"]
     config = _config(description, plan, pipeline)
     TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
-    notes = _notes(source, description, wishes, config)
-    head = _head(description, plan, pipeline)
+    has_bound = wishes.population is not None
+    comments = notes(source, description, has_bound)
+    head = heading(description, plan, pipeline)
     if pipeline is not None:
         said = [f"pipeline: {pipeline.name}: {pipeline.reason}", *said]
-    return head + to_toml(config, notes), said
+    return head + to_toml(config, comments), said
 
 
 def _question(source: Source, wishes: Wishes) -> PlanDescription:
@@ -200,7 +202,7 @@ def _sizes(
     filled = sizes[sizes > 0]
     most, fewest = int(filled.max()), int(filled.min())
     if not is_example:
-        return wishes.relation or _ADD_REMOVE, wishes.population
+        return wishes.relation or ADD_REMOVE, wishes.population
     slots = wishes.population or most
     relation = wishes.relation
     if relation is None:
@@ -208,8 +210,8 @@ def _sizes(
         chances = [mean_product(np.ones(n), slots, drawn) for n in sizes.tolist()]
         share = mean_product(np.array(chances), len(sizes), ways or 1)
         fits = most <= slots and share >= LEAST_SHARE and ways is not None
-        relation = _ZERO_OUT if fits else _ADD_REMOVE
-    if relation == _ZERO_OUT:
+        relation = ZERO_OUT if fits else ADD_REMOVE
+    if relation == ZERO_OUT:
         return relation, slots
     return relation, wishes.population or fewest
 
@@ -297,71 +299,3 @@ def _without_episodes(description: PlanDescription) -> dict[str, Any]:
         **people,
         "learner": {"shots": episode.shots, **train.get("learner", {})},
     }
-
-
-def _notes(
-    source: Source,
-    description: PlanDescription,
-    wishes: Wishes,
-    config: Mapping[str, Any],
-) -> dict[str, str]:
-    """What stands behind a line, by its dotted name."""
-    request, names = description.request, description.population.level_names
-    notes = {f"data.{key}": note for key, note in source.notes.items()}
-    if "validation" in source.table:
-        notes["data.validation"] = "of the classes, by a hash of their names"
-        notes["data.test"] = "likewise; both are held out, and protected by nothing"
-    one = names[0]
-    is_private = request.privacy_unit == one
-    counted = "from the data: private unless"
-    public = f"{counted} the list of all {one} units is public"
-    if is_private:
-        public = f"from the data: PRIVATE, as one {one} is protected; take a public one"
-    notes["step.sampling.num_classes"] = public
-    bound = "no" if wishes.population is None else "as given"
-    if wishes.population is None:
-        limit = "more" if request.neighboring_relation == _ZERO_OUT else "fewer"
-        bound = f"{counted} it was public that no {one} has {limit}; take such a bound"
-    notes["step.sampling.examples.population"] = bound
-    notes["step.sampling.levels"] = f"numbers in it {bound}"
-    notes["normalizer"] = f"{counted} sizes are public; a guess will do"
-    notes["people"] = f"{counted} these bounds were known before the data; take such"
-    return notes
-
-
-def _head(
-    description: PlanDescription, plan: Plan | None, pipeline: Pipeline | None
-) -> str:
-    """The comment on top: why this, and what else there is at which price."""
-    request = description.request
-    unit, relation = request.privacy_unit, request.neighboring_relation
-    lines = [
-        "Written by `jaxdp-episodic init`; it runs as it is:",
-        "",
-        "    jaxdp-episodic train THIS.toml --out runs/first",
-        "",
-        f"Protected is one {unit} ({relation}), at epsilon {request.epsilon:g} and "
-        f"delta {request.delta:g}.",
-        "Private numbers are marked; they are in this file, which is then private too.",
-    ]
-    if pipeline is not None:
-        lines += ["", f"Pipeline: {pipeline.name}: {pipeline.reason}."]
-        lines += pipeline.comparison()
-    if plan is not None:
-        lines += ["", "Designs of episodes within this budget, and their noise:"]
-        for index, design in enumerate(plan.designs):
-            if (plan.design == index).any():
-                best = plan.best_of(index)
-                lines.append(
-                    f"  {design.name}: {plan.episodes_per_step[best]:,.4g} a step, "
-                    f"{plan.complete_per_step[best]:,.3g} complete, "
-                    f"{int(plan.num_steps[best]):,} steps, noise "
-                    f"{plan.noise_multiplier[best]:.4g}"
-                )
-    wrapped = [
-        textwrap.fill(line, _WIDTH, initial_indent="# ", subsequent_indent="#   ")
-        if line
-        else "#"
-        for line in lines
-    ]
-    return "\n".join(wrapped) + "\n\n"

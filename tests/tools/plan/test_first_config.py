@@ -13,6 +13,7 @@ from jaxdp_episodic.tools.plan.first_config import Wishes, first_config
 from jaxdp_episodic.tools.plan.source import described_source
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.splits import SPLITS
+from rows import fast_and_slow
 
 NAMES = [f"class {k}" for k in range(30)]
 
@@ -82,7 +83,9 @@ def init(source, out, *options):
     return cli.run(["init", str(source), "--out", str(out), *options])
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize(
+    "kind", fast_and_slow(SOURCES, lambda kind: kind in ("ClassFolders", "Table"))
+)
 def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
     make, options = SOURCES[kind]
     source, out = make(tmp_path), tmp_path / "configs" / "first.toml"

@@ -63,6 +63,7 @@ MIN_STEPS = 2.0  # of a run of episodes, likewise
 # Classes below which logits, and episodes that draw some of them, tell of these alone:
 # with 5 digits both lost what features have, with 12 typefaces and 18 texts they won.
 FEWEST_CLASSES = 10
+_DIMENSIONS = 128  # of the space that steps after statistics were measured in
 _CLASSIFIER_NORM = 0.5  # to which these clipped each example
 
 
@@ -220,7 +221,8 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
                 else f"; episodes are drawn of a level that is called {CLASS!r}"
             )
             return chosen(STATISTICS, why, start={"kind": PLDA}, learner=PLDA)
-        return chosen(BOTH, why, start={"kind": PLDA})
+        start = {"kind": PLDA, "dimensions": _DIMENSIONS}
+        return chosen(BOTH, why, start=start)
     if CLASSES in stands_out and classes >= FEWEST_CLASSES:
         start = PLDA if stands_out & {BOTH, STATISTICS} else MEAN
         return chosen(

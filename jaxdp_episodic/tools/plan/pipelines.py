@@ -58,11 +58,11 @@ MIXED_MODEL = "mixed model"
 MIN_RATIO = 0.15  # above it statistics helped the steps that follow, docs/plan.md
 MIN_MIXED_RATIO = 20.0  # the smallest at which a mixed model was measured, docs/plan.md
 MIN_BETWEEN = 0.5  # of few classes' means, above which statistics alone helped
-MIN_CLASSIFIER = 2.0  # of a class's part of a classifier, likewise
+MIN_CLASSIFIER = 4.0  # of a class's part of a classifier, likewise
 MIN_STEPS = 2.0  # of a run of episodes, likewise
 # Classes below which logits, and episodes that draw some of them, tell of these alone:
-# with 5 digits both lost what features have, with 12 typefaces and 18 texts they won.
-FEWEST_CLASSES = 10
+# with 12 typefaces statistics were better, with 18 kinds of texts a classifier was.
+FEWEST_CLASSES = 15
 _DIMENSIONS = 128  # of the space that steps after statistics were measured in
 _CLASSIFIER_NORM = 0.5  # to which these clipped each example
 

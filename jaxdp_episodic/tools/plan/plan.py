@@ -47,7 +47,7 @@ from jaxdp_episodic.trainer.draw.complete import Needs
 from jaxdp_episodic.trainer.run.contributions import (
     LEAST_IN_RUN,
     LEAST_SHARE,
-    ways_out,
+    better_settings,
 )
 
 TABLE = "plan.csv"
@@ -122,7 +122,12 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
             complete = complete_contributions(request, population, design, episodes)
             some = complete * steps >= LEAST_IN_RUN
             if not some.any():
-                left_out[design.name] = _nothing_complete(complete, episodes)
+                share = float(np.max(complete / episodes))
+                left_out[design.name] = (
+                    f"{np.max(complete * steps):.2g} episodes in the run would be "
+                    "complete, fewer than one"
+                    + _better(request, population, design, float(episodes[0]), share)
+                )
                 continue
             episodes, steps, complete = (a[some] for a in (episodes, steps, complete))
             noise = calibrated_noise(request, population, design, episodes, steps)
@@ -177,7 +182,7 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
 def advice(plan: Plan, request: PlanRequest, population: Population) -> list[str]:
     """Returns what to change where few contributions of the recommended are complete.
 
-    Sentences; none where a third or more are.
+    A sentence; none where a third or more are.
     """
     best = plan.recommended
     design = plan.designs[int(plan.design[best])]
@@ -186,21 +191,21 @@ def advice(plan: Plan, request: PlanRequest, population: Population) -> list[str
     share = float(plan.complete_per_step[best]) / drawn
     if share >= LEAST_SHARE:
         return []
+    said = _better(request, population, design, episodes, share)
+    return [f"few of the recommended design's contributions are complete{said}"]
+
+
+def _better(
+    request: PlanRequest,
+    population: Population,
+    design: Design,
+    episodes: float,
+    share: float,
+) -> str:
+    """What else would make more contributions complete, as the end of a sentence."""
     step = planned_step(request, population, design, episodes)
     needs = Needs.of(request.episode.shots, request.episode.ways is None)
-    other = ways_out(step, population, needs)
-    return [
-        f"only {share:.2g} of the recommended design's contributions are complete",
-        *(f"  {there:.2g} {how}" for how, there in other.items() if there > share),
-    ]
-
-
-def _nothing_complete(complete: np.ndarray, episodes: np.ndarray) -> str:
-    best = int(np.argmax(complete))
-    return (
-        f"of {episodes[best]:,.4g} episodes a step {complete[best]:.2g} would be "
-        "complete, fewer than one in the run"
-    )
+    return better_settings(share, step, population, needs)
 
 
 def effective_steps(

@@ -57,11 +57,7 @@ def checked_units(
         f"sampling draws {in_words(units, str(step.clip_unit), number)}; any other "
         "contributes nothing, or little"
     )
-    other = ways_out(step, sampler.population, needs)
-    better = {k: v for k, v in other.items() if v > _BETTER * units.share}
-    if better:
-        listed = ", ".join(f"{share:.2g} {how}" for how, share in better.items())
-        said += f". {units.share:.2g} of them are complete; it would be {listed}"
+    said += better_settings(units.share, step, sampler.population, needs)
     if is_refused:
         raise ValueError(
             f"{said}. A run must expect at least {LEAST_IN_RUN:g}: this one would "
@@ -94,6 +90,20 @@ def found_in(records: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
         sum(int(one[name]) for one in noted) for name in ("num_units", "num_complete")
     )
     return drawn, complete
+
+
+def better_settings(
+    share: float, step: GaussianStep, population: Population, needs: Needs
+) -> str:
+    """Returns under which settings more contributions are complete, if there are any.
+
+    As the end of a sentence; ``share`` is that of the step as it is.
+    """
+    other = ways_out(step, population, needs)
+    better = [f"{v:.2g} {how}" for how, v in other.items() if v > _BETTER * share]
+    if not better:
+        return ""
+    return f". {share:.2g} of them are complete; it would be {', '.join(better)}"
 
 
 def ways_out(

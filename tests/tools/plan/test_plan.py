@@ -432,11 +432,10 @@ def test_signal_is_that_of_complete_episodes():
     np.testing.assert_allclose(share, share[0])
     signal = plan.complete_per_step / plan.noise_multiplier
     np.testing.assert_allclose(plan.signal_to_noise, signal)
-    with pytest.raises(ValueError, match="fewer than one in the run"):
+    with pytest.raises(ValueError, match="fewer than one. .* it would be 1 under"):
         make_plan(unequal("zero_out", 30, size=8), UNEQUAL)
-    first, *ways_out = advice(plan, unequal("zero_out", 30), UNEQUAL)
-    assert first.startswith("only 0.0")
-    assert any('"add_remove"' in line for line in ways_out)
+    (said,) = advice(plan, unequal("zero_out", 30), UNEQUAL)
+    assert 'it would be 1 under neighboring_relation = "add_remove"' in said
     whole = make_plan(unequal("add_remove", 3), UNEQUAL)
     np.testing.assert_array_equal(whole.complete_per_step, whole.episodes_per_step)
     assert advice(whole, unequal("add_remove", 3), UNEQUAL) == []

@@ -229,6 +229,11 @@ class AdaptiveTrainer(Trainer):
             )
         return choice
 
+    @property
+    def has_public_accounting(self) -> bool:
+        """True: the menu of such a run, and its prices, are public."""
+        return True
+
     def accounting(self) -> Callable[[int], dict[str, Any]]:
         """Returns what says, of a release, the guarantee, the choice and what is left.
 

@@ -11,7 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, SpentAhead
+from jaxdp_episodic.accountant.questions.budget import (
+    PrivacyBudget,
+    SpentAhead,
+    public_budget,
+)
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError
 from jaxdp_episodic.files.atomic import TEMPORARY
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
@@ -111,6 +115,11 @@ class RunState:
     def num_steps_charged(self) -> int:
         """Steps charged: those taken, and perhaps one that was interrupted."""
         return self.ledger.charged
+
+    @property
+    def has_public_accounting(self) -> bool:
+        """False if epsilons were computed from private sizes; see `public_budget`."""
+        return public_budget(self.budget) is not None
 
     def accounting(self) -> Callable[[int], dict[str, Any]]:
         """Returns what says, of a step, what the log's public part has besides."""

@@ -316,7 +316,8 @@ class Trainer(RunState):
           checkpoint_every: steps between checkpoints; there is one after the last step,
             and whenever the journal exceeds 256 MiB.
           log_every: steps between log records.
-          on_step: is called after every logged step.
+          on_step: is called after every logged step, with a `StepProgress`: for a
+            progress bar, or a tracker such as TensorBoard.
 
         Returns:
           The log's records, those of earlier parts of a resumed run not included; in

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar
@@ -33,7 +34,8 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
-from jaxdp_episodic.trainer.run.run_files import HELD_OUT
+from jaxdp_episodic.trainer.run.parts import OwnParts
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT, StepProgress
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 
@@ -48,6 +50,10 @@ def run_training(
     features: FixedFeatures | None = None,
     book: Booking | None = None,
     rule: Rule | None = None,
+    model: Any = None,
+    learner: Any = None,
+    optimizer: optax.GradientTransformation | None = None,
+    on_step: Callable[[StepProgress], None] | None = None,
 ) -> Result:
     """Trains as the config says; everything that it leaves is in ``folder``.
 
@@ -72,6 +78,14 @@ def run_training(
         that has paid pays no second time, and is resumed with the same book.
       rule: a function of your own, for a config with ``adaptive`` that names none; see
         `Released`.
+      model: of your own, in place of the config's: a module of flax's nnx or linen, or
+        a pair ``(apply, params)``. Parameters at the start are public.
+      learner: of your own: a function of ``apply`` that returns one, such as
+        ``lambda apply: ProtoNet(apply, ways=5)``.
+      optimizer: of your own, of optax. A run that goes on with other parts than it had
+        is warned of, as of other settings.
+      on_step: is called in the first process after every step, with a `StepProgress`,
+        whose ``public`` record may go to a tracker.
 
     Raises:
       OSError: a file that cannot be read or written; no run to resume.
@@ -80,6 +94,7 @@ def run_training(
       TypeError: something of the wrong type.
       RunEndedError: another process has ended.
     """
+    own = OwnParts(model, learner, optimizer, rule)
     processes = all_processes()
     with processes.together(), keeping_kernels():
         # Where nothing was charged there is nothing to repeat.
@@ -91,11 +106,11 @@ def run_training(
                 console.print("nothing was charged yet: the run begins anew")
             tables = Tables(config, base, folder=folder, features=features)
             result = _run(
-                config, folder, resume, title, base, console, tables, rule, book
+                config, folder, resume, title, base, console, tables, own, book, on_step
             )
         else:
             tables = Tables(config, base, features=features, keeps_features=False)
-            result = _helped(config, folder, resume, tables, rule, book)
+            result = _helped(config, folder, resume, tables, own, book)
         processes.meet()  # the first has written all
         return result
 
@@ -108,8 +123,9 @@ def _run(
     base: Path | None,
     console: Console,
     tables: Tables,
-    rule: Rule | None,
+    own: OwnParts,
     book: Booking | None,
+    on_step: Callable[[StepProgress], None] | None,
 ) -> Result:
     """`run_training` in the first process."""
     if resume:
@@ -117,7 +133,7 @@ def _run(
     else:
         run_files.refuse_other_files(folder)
     with _shown_warnings(console):
-        trainer, evaluations, size = assembled(config, tables, rule)
+        trainer, evaluations, size = assembled(config, tables, own)
     with run_files.locked(folder):
         booked.refuse_other_way(folder, resume=resume, is_booked=book is not None)
         if resume:
@@ -131,15 +147,20 @@ def _run(
             said = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
             console.print(f"{said}, and gets nothing back", highlight=False)
         budget, taken = trainer.budget, trainer.num_steps_taken
+
+        def shown(progress: StepProgress) -> None:
+            spent = progress.private_record["epsilon"]
+            bar.show(progress.step, _so_far(trainer, spent))
+            if on_step is not None:
+                on_step(progress)
+
         with ProgressBar(console, "steps", budget.num_steps, taken) as bar:
             trainer.train(
                 folder,
                 evaluations=evaluations,
                 evaluate_every=config.evaluation.every if config.evaluation else None,
                 checkpoint_every=config.checkpoint_every,
-                on_step=lambda progress: bar.show(
-                    progress.step, _so_far(trainer, progress.epsilon)
-                ),
+                on_step=shown,
             )
         if book is not None and paid is not None:
             refuse_copied(book.where, folder, paid)
@@ -152,7 +173,7 @@ def _run(
             )
         elif bare:
             console.print("once more without noise, to compare (not private)")
-            without = _scores_without_noise(config, trainer.budget, tables, folder)
+            without = _scores_without_noise(config, trainer.budget, tables, folder, own)
         return finished(trainer, folder, title, console, without, paid)
 
 
@@ -161,18 +182,18 @@ def _helped(
     folder: Path,
     resume: bool,
     tables: Tables,
-    rule: Rule | None,
+    own: OwnParts,
     book: Booking | None,
 ) -> Result:
     """`run_training` in another process, which writes and scores nothing."""
     wanted, config = config.evaluation, dataclasses.replace(config, evaluation=None)
     with _shown_warnings(Console(quiet=True)):
-        trainer, *_ = assembled(config, tables, rule)
+        trainer, *_ = assembled(config, tables, own)
         if resume:
             trainer.resume(folder)
         trainer.train(folder)
         if wanted is not None and wanted.without_noise and book is None:
-            bare, *_ = assembled(_bare(config, trainer.budget), tables)
+            bare, *_ = assembled(_bare(config, trainer.budget), tables, own)
             bare.train(folder)
     budget, taken = trainer.budget, trainer.num_steps_charged
     if isinstance(trainer, AdaptiveTrainer):
@@ -209,10 +230,14 @@ def _shown_warnings(console: Console) -> Iterator[None]:
 
 
 def _scores_without_noise(
-    config: TrainingConfig, budget: PrivacyBudget, tables: Tables, folder: Path
+    config: TrainingConfig,
+    budget: PrivacyBudget,
+    tables: Tables,
+    folder: Path,
+    own: OwnParts,
 ) -> dict[str, dict[str, Any]]:
     """The last scores of a run without noise, of which nothing else is kept."""
-    trainer, evaluations, _ = assembled(_bare(config, budget), tables)
+    trainer, evaluations, _ = assembled(_bare(config, budget), tables, own)
     temporary = folder / "without-noise"
     shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
     try:

@@ -19,25 +19,19 @@ from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     CLOSED_FORM,
-    COSINE,
-    MIXED,
-    PLDA,
-    LearnerConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.stored import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet
-from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.adaptive_plan import adaptive_plan
 from jaxdp_episodic.trainer.run.checks import shared_rows
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.parts import NO_PARTS, OwnParts, built_model
 from jaxdp_episodic.trainer.run.trainer import Trainer
-from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 FEATURES = "features"  # folder of a run, where they are cached
@@ -155,17 +149,13 @@ def _warn_of_shared(split: str, what: str, number: int, of: int, first: Any) -> 
 
 
 def assembled(
-    config: TrainingConfig, tables: Tables, rule: Rule | None = None
+    config: TrainingConfig, tables: Tables, own: OwnParts = NO_PARTS
 ) -> tuple[Trainer, dict[str, Evaluation], int]:
-    """Returns the trainer, the evaluations and the number of parameters.
-
-    The rule of one's own is for a config with ``adaptive`` that names none.
-    """
+    """Returns the trainer, the evaluations and the number of parameters."""
     data = tables.load(TRAIN)
     evaluations = _evaluations(config, tables)
     settings = {
-        "model": "none" if config.model is None else config.model.to_dict(),
-        "optimizer": config.optimizer.to_dict(),
+        **own.settings(config),
         "features": tables.features.described() if tables.features else "none",
         "start": "none" if config.start is None else config.start.to_dict(),
     }
@@ -176,9 +166,9 @@ def assembled(
         "settings": settings,
     }
     if config.adaptive is None:
-        if rule is not None:
+        if own.rule is not None:
             raise ValueError("rule is for a config with adaptive, got one without")
-        parts = run_parts(config, data)
+        parts = run_parts(config, data, own=own)
         trainer = Trainer(**common, **parts)
     else:
         check = config.adaptive.check
@@ -186,8 +176,8 @@ def assembled(
         budget, checks = adaptive_plan(
             config, data, held_out, _statistics(config, data)
         )
-        parts = run_parts(config, data, budget)
-        rule = _rule(config.adaptive, rule)
+        parts = run_parts(config, data, budget, own=own)
+        rule = _rule(config.adaptive, own.rule)
         trainer = AdaptiveTrainer(rule=rule, checks=checks, **common, **parts)
     size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
     return trainer, evaluations, size
@@ -208,10 +198,12 @@ def run_parts(
     config: TrainingConfig,
     data: ExampleTable,
     budget: AdaptiveBudget | None = None,
+    *,
+    own: OwnParts = NO_PARTS,
 ) -> dict[str, Any]:
     """Returns what a config says of a `Trainer` on these data, by argument.
 
-    With the budget of a run that chooses, if it is one.
+    With the budget of a run that chooses, if it is one, and parts of one's own.
 
     Raises:
       NotImplementedError: such a run without its budget, where a plan is asked for.
@@ -224,7 +216,7 @@ def run_parts(
     planned = plan(config, data) if budget is None else budget
     start = statistics_of(config, planned.step, data)
     shape = data.features.shape[1:] if start is None else (start.dimensions,)
-    learner, params = _built_model(config, shape, _ways(config))
+    learner, params = built_model(config, shape, _ways(config), own)
     gradient_steps = max(planned.num_steps - len(planned.before), 1)
     if budget is not None:
         gradient_steps = max(budget.most(name) for name in budget.training)
@@ -233,7 +225,7 @@ def run_parts(
         "params": params,
         "budget": planned,
         "shots": config.learner.shots,
-        "optimizer": built_optimizer(config.optimizer, gradient_steps),
+        "optimizer": own.optimizer or built_optimizer(config.optimizer, gradient_steps),
         "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
         "clipping": config.clipping,
         "normalizer": config.normalizer,
@@ -241,41 +233,6 @@ def run_parts(
         "noise": config.noise,
         "start": start,
     }
-
-
-def _built_model(
-    config: TrainingConfig, input_shape: tuple[int, ...], ways: int | None
-) -> tuple[Any, Any]:
-    """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
-    if config.start is not None and config.start.kind == MIXED:
-        return MixedModel.of(config.start), {}
-    if config.model is None:  # statistics alone: as they project
-        return _learner(config.learner, lambda _, inputs: inputs, ways), {}
-    module = built_module(config.model, input_shape, 1 if ways is None else ways)
-    apply, params = split_model(module)
-    return _learner(config.learner, apply, ways), params
-
-
-def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
-    """The learner for a model's ``apply(params, inputs)``."""
-    if config.kind in ("protonet", PLDA):
-        return ProtoNet(
-            apply,
-            ways=int(ways or 1),
-            distance=COSINE if config.kind == PLDA else config.distance,
-            temperature=config.temperature,
-            resplits=config.resplits,
-        )
-    inner = {
-        "inner_steps": config.inner_steps,
-        "inner_learning_rate": config.inner_learning_rate,
-        "first_order": config.first_order,
-        "checkpoint": config.checkpoint,
-        "task_loss": config.loss,
-    }
-    if config.kind == "maml":
-        return MAML(apply, **inner)
-    return ANIL(apply, head=config.head, **inner)
 
 
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:

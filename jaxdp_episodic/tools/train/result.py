@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,
     Poisson,
@@ -26,7 +25,6 @@ from jaxdp_episodic.tools.book.check_in import Paid
 from jaxdp_episodic.tools.plots.run import draw_run
 from jaxdp_episodic.tools.train.booked import facts_of_book, statement_of_book
 from jaxdp_episodic.trainer.config.training_parts import NORMALIZE
-from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.adaptive_report import (
@@ -37,6 +35,7 @@ from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.report import (
     export_run,
     markdown_report,
+    people_of,
     privacy_statement,
     released_facts,
 )
@@ -199,7 +198,7 @@ def _said_of_plan(trainer: Trainer) -> _Said:
         "noise": trainer.noise,
         "clipping": trainer.clipping,
         "truncation": trainer.truncation,
-        "people": _people(trainer),
+        "people": people_of(trainer.data, str(budget.step.privacy_unit)),
     }
     uncounted = epsilon_without_last_stage(budget, taken)
     facts: dict[str, Any] = {
@@ -281,14 +280,6 @@ def _uncounted(budget: PrivacyBudget, value: float) -> dict[str, float]:
     if budget.step.privacy_unit == PERSON:
         return {}
     return {"epsilon without counting the draw of examples": value}
-
-
-def _people(trainer: Trainer) -> PersonBounds | None:
-    """What people own where less than a person is protected, and owners are known."""
-    data, unit = trainer.data, trainer.budget.step.privacy_unit
-    if data.owners is None or unit == PERSON or len(data.level_names) > len(BOUNDS):
-        return None
-    return fitting_bounds(data)
 
 
 def _meaning(trainer: Trainer) -> str:

@@ -27,7 +27,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.adaptive_plan import adaptive_plan
+from jaxdp_episodic.trainer.run.adaptive_plan import AdaptivePlan, adaptive_plan
 from jaxdp_episodic.trainer.run.checks import shared_rows
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.parts import NO_PARTS, OwnParts, built_model
@@ -171,16 +171,20 @@ def assembled(
         parts = run_parts(config, data, own=own)
         trainer = Trainer(**common, **parts)
     else:
-        check = config.adaptive.check
-        held_out = None if check is None else tables.load(check.split)
-        budget, checks = adaptive_plan(
-            config, data, held_out, _statistics(config, data)
-        )
+        budget, checks = adaptive_plan_of(config, tables)
         parts = run_parts(config, data, budget, own=own)
         rule = _rule(config.adaptive, own.rule)
         trainer = AdaptiveTrainer(rule=rule, checks=checks, **common, **parts)
     size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
     return trainer, evaluations, size
+
+
+def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
+    """Returns the budget of a config with ``adaptive``, and its validations."""
+    assert config.adaptive is not None
+    data, check = tables.load(TRAIN), config.adaptive.check
+    held_out = None if check is None else tables.load(check.split)
+    return adaptive_plan(config, data, held_out, _statistics(config, data))
 
 
 def _rule(config: AdaptiveConfig, rule: Rule | None) -> Rule:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.people import PersonBounds
+from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
@@ -29,7 +29,8 @@ from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.trainer.config.training_config import DISCRETE
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import contribution_norm
-from jaxdp_episodic.trainer.data.people import Truncation
+from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.clip_norm import clipped_and_noised
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, read_log, releasable_records
@@ -82,11 +83,9 @@ def privacy_statement(
             "",
         ]
     shown = None if for_release else people
-    report = privacy_report(_run(budget, owed), delta=budget.delta, people=shown)
-    if budget.step.neighboring_relation == "zero_out":
-        report = _without_finer_levels(report)
-    if has_default_normalizer:
-        report = _without_private_divisor(report, budget.step)
+    report, _ = report_of_budget(
+        budget, owed, shown, has_default_normalizer=has_default_normalizer
+    )
     kind = clipping or ClippingConfig(kind=FIXED)
     words = _in_words(report, budget, num_steps, noise, kind)
     if people is not None:
@@ -94,6 +93,36 @@ def privacy_statement(
     if truncation is not None:
         words += ["", bounded(truncation, for_release=for_release)]
     return "\n".join([*lines, *words, "", "```", str(report), "```"]) + "\n"
+
+
+def report_of_budget(
+    budget: PrivacyBudget,
+    owed: int,
+    people: PersonBounds | None = None,
+    *,
+    has_default_normalizer: bool = False,
+) -> tuple[PrivacyReport, ComposedSteps]:
+    """Returns the report of a run's first steps, and these; see `privacy_statement`.
+
+    Levels of which the way it trains covers nothing have no epsilon.
+    """
+    run = _run(budget, owed)
+    report = privacy_report(run, delta=budget.delta, people=people)
+    if budget.step.neighboring_relation == "zero_out":
+        report = _without_finer_levels(report)
+    if has_default_normalizer:
+        report = _without_private_divisor(report, budget.step)
+    return report, run
+
+
+def people_of(data: ExampleTable, unit: str) -> PersonBounds | None:
+    """Returns what people own where less than one is protected, and owners are known.
+
+    It is private.
+    """
+    if data.owners is None or unit == PERSON or len(data.level_names) > len(BOUNDS):
+        return None
+    return fitting_bounds(data)
 
 
 def _of_a_person(

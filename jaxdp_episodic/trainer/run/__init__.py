@@ -1,5 +1,5 @@
 """The run: trainer, ledger, journal, checkpoints.
 
 Doors: `adaptive`, `adaptive_report`, `assemble`, `checks`, `evaluation`, `parts`,
-`report`, `run_files`, `trainer`, `validation`.
+`report`, `run_files`, `stages`, `trainer`, `validation`.
 """

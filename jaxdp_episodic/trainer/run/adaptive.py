@@ -266,7 +266,7 @@ class AdaptiveTrainer(Trainer):
         self._processes.meet()  # the first has charged
         if self._processes.is_first:
             check = self.checks[name]
-            noised = check.release(self._judged, self.params, self._keys, number)
+            noised = check.release(self._stages.judged, self.params, self._keys, number)
             state = self._let_out(state, number, noised)
         self._processes.meet()
         self._now = (state, number)
@@ -332,7 +332,7 @@ class AdaptiveTrainer(Trainer):
                     f"check {name!r} must have noise={self.noise!r} as the run has, "
                     f"got {one.noise!r}"
                 )
-            one.check_learner(self._judged)
+            one.check_learner(self._stages.judged)
             run_checks.warn_about_delta(one.step, budget.delta, one.data)
             if len(budget.runs) > 1:
                 _check_apart(name, one, self.data)

@@ -18,6 +18,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
 from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
+from jaxdp_episodic.trainer.learners.untrained import as_they_are
 from jaxdp_episodic.trainer.run.description import described_part
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 
@@ -75,7 +76,7 @@ def built_model(
     if config.start is not None and config.start.kind == MIXED:
         return MixedModel.of(config.start), {}
     if config.model is None:  # statistics alone: as they project
-        return _learner(config.learner, lambda _, inputs: inputs, ways), {}
+        return _learner(config.learner, as_they_are, ways), {}
     if own.model is None:
         module = built_module(config.model, input_shape, 1 if ways is None else ways)
         apply, params = split_model(module)

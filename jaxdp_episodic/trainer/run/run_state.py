@@ -42,6 +42,7 @@ from jaxdp_episodic.trainer.run.journal import (
     from_bytes,
 )
 from jaxdp_episodic.trainer.run.ledger import Ledger, create_ledger, taken_up
+from jaxdp_episodic.trainer.run.stages import Stage, Stages
 
 
 class RunState:
@@ -67,6 +68,7 @@ class RunState:
 
     _draws: RunDraws
     _noise_multiplier: float
+    _stages: Stages
 
     def __init__(
         self,
@@ -105,6 +107,19 @@ class RunState:
     def params(self) -> Any:
         """The parameters to evaluate and release; see `released_params`."""
         return released_params(self.state)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """What the run has now, the simplest first: see `Stage`.
+
+        All of it is post-processing of what was charged.
+        """
+        has_stepped = self.num_steps_taken > len(self.budget.before)
+        return self._stages.of(self.state, has_stepped=has_stepped)
+
+    @property
+    def released(self) -> Stage:
+        """The stage that is released: the last."""
+        return self.stages()[-1]
 
     @property
     def num_steps_taken(self) -> int:

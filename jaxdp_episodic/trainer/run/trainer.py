@@ -34,6 +34,7 @@ from jaxdp_episodic.trainer.run.evaluation import Evaluation, evaluated
 from jaxdp_episodic.trainer.run.loop import take_all_steps
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, StepProgress
 from jaxdp_episodic.trainer.run.run_state import RunState
+from jaxdp_episodic.trainer.run.stages import Stages
 from jaxdp_episodic.trainer.run.update import updater
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
@@ -119,13 +120,14 @@ class Trainer(RunState):
         checked_noise(step.noise_multiplier, noise)
         checks.check_start(budget, start, noise, data)
         self._start = start
-        self._judged = learner if start is None else start.learner(learner)
         checks.warn_about_delta(step, budget.delta, data)
         self.sampler = checks.sampler_of(step, data)
         loss = episode.contribution_loss(learner, self.sampler.slot_shape, shots=shots)
         if start is None:  # else the model sees what the statistics project
             loss = episode.loss_on_codes(loss, episode.code_of(data))
         params = as_arrays(params)
+        ways = getattr(learner, "ways", [1, 1, *self.sampler.slot_shape][-2])
+        self._stages = Stages(learner, start, params, ways)
         checks.check_finite(params, 0)
         inputs = checks.seen_by_model(data, start)
         checks.check_outputs(learner, params, inputs, self.sampler.slot_shape)
@@ -385,5 +387,6 @@ class Trainer(RunState):
         return self.num_steps_taken
 
     def _evaluate(self, evaluations: Mapping[str, Evaluation] | None) -> dict[str, Any]:
-        scores = evaluated(evaluations or {}, self._judged, self.params)
+        _, learner, params = self.released
+        scores = evaluated(evaluations or {}, learner, params)
         return {HELD_OUT: scores} if scores else {}

@@ -30,7 +30,13 @@ from jaxdp_episodic.trainer.learners.episode import (
     regression_episode,
 )
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet, Supervised
+from jaxdp_episodic.trainer.learners.learners import (
+    ANIL,
+    MAML,
+    Classifier,
+    ProtoNet,
+    Supervised,
+)
 from jaxdp_episodic.trainer.learners.models import (
     MLP,
     ConvNet,
@@ -57,6 +63,7 @@ __all__ = [
     "AdaptiveBudget",
     "AdaptiveTrainer",
     "BudgetExhaustedError",
+    "Classifier",
     "ClippingConfig",
     "ConvNet",
     "Episode",

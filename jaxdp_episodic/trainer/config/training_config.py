@@ -9,17 +9,22 @@ from typing import Any, ClassVar, Self
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.designs import checked_sampling
+from jaxdp_episodic.accountant.describe.schemes import PERSON, MultistageSampling
 from jaxdp_episodic.accountant.describe.spec import Spec, check_flags, set_whole_numbers
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
 from jaxdp_episodic.trainer.config.training_parts import (
+    CLASSIFIER,
     CLOSED_FORM,
     CONV_CLASSIFIER,
     EMBEDDINGS,
+    HIDDEN,
+    LINEAR,
     MLP_KIND,
     NORMALIZE,
-    PLDA,
+    PROTONET,
+    PROTOTYPES,
     ClippingConfig,
     FeaturesConfig,
     LearnerConfig,
@@ -168,7 +173,7 @@ class TrainingConfig(Spec):
         self._check_people()
         kind = self.learner.kind
         ways = None if self.evaluation is None else self.evaluation.ways
-        if ways is not None and kind not in ("protonet", PLDA):
+        if ways is not None and kind not in PROTOTYPES:
             raise ValueError(
                 f"evaluation.ways must not be given with learner.kind={kind!r}, whose "
                 f"network has one output for each class of training, got {ways}"
@@ -177,6 +182,8 @@ class TrainingConfig(Spec):
             self._check_statistics_alone(kind)
         else:
             self._check_steps(kind)
+        if kind == CLASSIFIER:
+            self._check_classifier()
         if self.start is not None:
             self.start.check_use(kind, self.num_steps)
         if self.adaptive is not None:
@@ -254,7 +261,8 @@ class TrainingConfig(Spec):
         assert self.model is not None and self.l2_clip_norm is not None
         if self.clipping is not None:
             self.clipping.bounds(self.l2_clip_norm)
-        fits = (*(EMBEDDINGS if kind == "protonet" else (CONV_CLASSIFIER,)), MLP_KIND)
+        fits = {PROTONET: EMBEDDINGS, CLASSIFIER: (LINEAR, CONV_CLASSIFIER)}
+        fits = (*fits.get(kind, (CONV_CLASSIFIER,)), MLP_KIND)
         if self.model.kind not in fits:  # its outputs are not what the learner takes
             raise ValueError(
                 f"model.kind must be one of {fits} with learner.kind={kind!r}, got "
@@ -265,6 +273,38 @@ class TrainingConfig(Spec):
             raise ValueError(
                 "give exactly one of num_steps (the noise is calibrated) and "
                 f"step.noise_multiplier (the steps are), got {given}"
+            )
+
+    def _check_classifier(self) -> None:
+        """Refuses a classifier of classes that are no public list, or of episodes."""
+        design = checked_sampling(self.step.sampling)
+        names = design.level_names
+        unit = self.step.privacy_unit
+        if unit not in (None, names[-1], PERSON):
+            raise ValueError(
+                f"step.privacy_unit must be {names[-1]!r} or {PERSON!r} with "
+                f"learner.kind={CLASSIFIER!r}, whose outputs say which classes there "
+                f"are: their list is public; got {unit!r}"
+            )
+        if not isinstance(design, MultistageSampling) or (
+            self.step.clip_unit != names[-1]
+        ):
+            raise ValueError(
+                f"step.clip_unit must be {names[-1]!r}, and step.sampling draw classes "
+                f"and examples, level by level, with learner.kind={CLASSIFIER!r}: "
+                "nothing interacts, and each example is clipped alone; got clip_unit="
+                f"{self.step.clip_unit!r} with {type(design).__name__}"
+            )
+        assert self.model is not None
+        if self.learner.embed == HIDDEN and self.model.kind == LINEAR:
+            raise ValueError(
+                f"learner.embed={HIDDEN!r} needs a model with a hidden layer, got "
+                f"model.kind={LINEAR!r}"
+            )
+        if self.evaluation is not None and self.evaluation.ways is None:
+            raise ValueError(
+                f"evaluation.ways must be given with learner.kind={CLASSIFIER!r}, "
+                "which trains on no episodes"
             )
 
     def _check_adaptive(self, adaptive: AdaptiveConfig) -> None:

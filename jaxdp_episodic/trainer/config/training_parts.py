@@ -26,8 +26,14 @@ DISTANCES = (EUCLIDEAN, COSINE)
 PLDA = "plda"
 MIXED = "mixed"
 CLOSED_FORM = (PLDA, MIXED)  # private statistics alone, without gradient steps
-LEARNERS = ("protonet", "maml", "anil", *CLOSED_FORM)
-_LOSS_OF = {"protonet": CROSS_ENTROPY, PLDA: CROSS_ENTROPY, MIXED: SQUARED_ERROR}
+PROTONET = "protonet"
+CLASSIFIER = "classifier"
+PROTOTYPES = (PROTONET, PLDA, CLASSIFIER)  # tell any number of classes apart
+LEARNERS = (PROTONET, "maml", "anil", CLASSIFIER, *CLOSED_FORM)
+_LOSS_OF = {**dict.fromkeys(PROTOTYPES, CROSS_ENTROPY), MIXED: SQUARED_ERROR}
+LOGITS = "logits"
+HIDDEN = "features"
+EMBEDS = (LOGITS, HIDDEN)
 
 CONV_EMBEDDING = "conv_embedding"
 LINEAR = "linear"
@@ -101,9 +107,13 @@ class LearnerConfig(Spec):
     """What an episode teaches, and how.
 
     Attributes:
-      kind: "protonet", "maml", "anil"; "plda", "mixed": private statistics alone.
-      shots: support examples, of each class or of the task.
-      distance: of "protonet": "euclidean" or "cosine".
+      kind: "protonet", "maml", "anil"; "classifier", of the training classes, whose
+        list is public; "plda", "mixed": private statistics alone.
+      shots: support examples, of each class or of the task; of "classifier", which
+        draws no support, in evaluation.
+      distance: of "protonet" and "classifier": "euclidean" or "cosine".
+      embed: of "classifier": what held-out classes are told apart by, its "logits" or
+        its "features", the last hidden layer.
       temperature: of "protonet": factor of the logits.
       resplits: of "protonet": train on every example as support.
       inner_steps: gradient steps on the support set (not for ProtoNet).
@@ -120,6 +130,7 @@ class LearnerConfig(Spec):
     kind: str
     shots: int
     distance: str = EUCLIDEAN
+    embed: str = LOGITS
     temperature: float = 1.0
     resplits: bool = False
     inner_steps: int = 3
@@ -134,6 +145,7 @@ class LearnerConfig(Spec):
         _validation.choice("loss", self.loss, LOSSES)
         set_whole_numbers(self, "shots")
         _validation.choice("distance", self.distance, DISTANCES)
+        _validation.choice("embed", self.embed, EMBEDS)
         set_whole_numbers(self, "inner_steps", maximum=_MOST_INNER_STEPS)
         set_positive(self, "inner_learning_rate", "temperature")
         check_flags(self, "first_order", "checkpoint", "resplits")
@@ -154,9 +166,11 @@ class ModelConfig(Spec):
     """The network.
 
     Attributes:
-      kind: "conv_embedding" or "linear" (for ProtoNet), "conv_classifier" or "mlp".
+      kind: "conv_embedding" or "linear" (for ProtoNet), "conv_classifier" or "mlp"; a
+        classifier takes any of the last three.
       channels: of each convolution (stride 2 each), or units of each hidden layer.
-      embedding: size of the embedding, of "conv_embedding" and "linear".
+      embedding: size of the embedding, of "conv_embedding" and "linear"; a classifier
+        has as many outputs as there are classes.
       seed: of the initial parameters, which are public.
     """
 

@@ -254,14 +254,49 @@ class Supervised:
 
     def loss(self, params: Any, episode: Episode) -> Array:
         """Mean loss of the queries; the support is not looked at."""
-        outputs = self.predict(params, episode)
+        outputs = self._answers(params, episode)
         return _mean_loss(
             self.task_loss, outputs, episode.query_targets, episode.query_mask
         )
 
     def predict(self, params: Any, episode: Episode) -> Array:
         """Outputs for the queries: (Q, classes), or (Q,) values."""
+        return self._answers(params, episode)
+
+    def _answers(self, params: Any, episode: Episode) -> Array:
         return _outputs(self.task_loss, self.apply(params, episode.query_inputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier(Supervised):
+    """A classifier of the training classes, which tells others apart by prototypes.
+
+    It learns as `Supervised` does: examples that do not interact may be clipped one by
+    one. New classes are those of episodes, told apart as by a `ProtoNet`.
+
+    Attributes:
+      embedding: ``(params, inputs (n, *features)) -> (n, embedding)`` in which
+        prototypes are taken; None: the logits of ``apply``.
+      ways: classes an episode, at least 1.
+      distance: as of `ProtoNet`.
+    """
+
+    embedding: Apply | None = None
+    ways: int
+    distance: str = EUCLIDEAN
+
+    def __post_init__(self) -> None:
+        _validation.choice("task_loss", self.task_loss, (CROSS_ENTROPY,))
+        _ = self._prototypes  # refuses what it does
+
+    def predict(self, params: Any, episode: Episode) -> Array:
+        """Logits of the queries among the classes of the episode, (Q, ways)."""
+        return self._prototypes.predict(params, episode)
+
+    @property
+    def _prototypes(self) -> ProtoNet:
+        embedding = self.apply if self.embedding is None else self.embedding
+        return ProtoNet(embedding, ways=self.ways, distance=self.distance)
 
 
 def _found(params: Any, path: Sequence[str]) -> Any:

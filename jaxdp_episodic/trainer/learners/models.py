@@ -17,7 +17,6 @@ from flax import nnx
 from jax import Array
 
 from jaxdp_episodic.trainer.config.training_parts import (
-    CONV_EMBEDDING,
     LINEAR,
     MLP_KIND,
     ModelConfig,
@@ -182,9 +181,13 @@ class ConvNet(nnx.Module):
 
     def __call__(self, images: Array) -> Array:
         """(n, height, width, channels) to (n, outputs)."""
+        return self.head(self.hidden(images))
+
+    def hidden(self, images: Array) -> Array:
+        """(n, height, width, channels) to (n, units): what the last layer sees."""
         for block in self.blocks:
             images = block(images)
-        return self.head(images.reshape(len(images), -1))
+        return images.reshape(len(images), -1)
 
 
 class MLP(nnx.Module):
@@ -211,10 +214,14 @@ class MLP(nnx.Module):
 
     def __call__(self, inputs: Array) -> Array:
         """(n, *features) to (n, outputs)."""
-        hidden = inputs.reshape(len(inputs), -1)
+        return self.head(self.hidden(inputs))
+
+    def hidden(self, inputs: Array) -> Array:
+        """(n, *features) to (n, units): what the last layer sees."""
+        units = inputs.reshape(len(inputs), -1)
         for layer in self.layers:
-            hidden = jnp.tanh(layer(hidden))
-        return self.head(hidden)
+            units = jnp.tanh(layer(units))
+        return units
 
 
 class Linear(nnx.Module):
@@ -235,11 +242,14 @@ class Linear(nnx.Module):
         return inputs.reshape(len(inputs), -1) @ self.kernel[...]
 
 
-def split_model(module: nnx.Module) -> tuple[Callable[[Any, Array], Array], Any]:
+def split_model(
+    module: nnx.Module, method: str = "__call__"
+) -> tuple[Callable[[Any, Array], Array], Any]:
     """Returns ``(apply, params)``: any NNX module as a pure function of its parameters.
 
     Args:
       module: called as ``module(inputs)``; see `refuse_shared_state`.
+      method: its name, of another one of the module's.
 
     Returns:
       ``apply(params, inputs)`` and the parameters, nested dictionaries of arrays. What
@@ -257,7 +267,7 @@ def split_model(module: nnx.Module) -> tuple[Callable[[Any, Array], Array], Any]
         )
     refuse_shared_state(module)
     graph, state, rest = nnx.split(module, nnx.Param, ...)
-    return _Apply(graph, state, rest), _string_keys(nnx.to_pure_dict(state))
+    return _Apply(graph, state, rest, method), _string_keys(nnx.to_pure_dict(state))
 
 
 class _Apply:
@@ -267,11 +277,11 @@ class _Apply:
     with a network made anew. Modules that hold more than parameters are their own only.
     """
 
-    def __init__(self, graph: Any, state: Any, rest: Any) -> None:
-        self._graph, self._rest = graph, rest
+    def __init__(self, graph: Any, state: Any, rest: Any, method: str) -> None:
+        self._graph, self._rest, self._method = graph, rest, method
         self._variables = list(nnx.to_flat_state(state))
         # Equal to itself alone if it holds constants, or cannot be hashed.
-        self._alike: Any = object() if jax.tree.leaves(rest) else graph
+        self._alike: Any = object() if jax.tree.leaves(rest) else (graph, method)
         try:
             hash(graph)
         except TypeError:
@@ -282,7 +292,8 @@ class _Apply:
             (path, v.replace(_found(params, path))) for path, v in self._variables
         ]
         state = nnx.from_flat_state(filled)
-        return nnx.merge(self._graph, state, self._rest)(inputs)
+        module = nnx.merge(self._graph, state, self._rest)
+        return getattr(module, self._method)(inputs)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Apply) and self._alike == other._alike
@@ -329,10 +340,13 @@ def _string_keys(tree: Any) -> Any:
 def built_module(
     config: ModelConfig, input_shape: tuple[int, ...], num_outputs: int
 ) -> Any:
-    """Returns the NNX module for inputs of this shape (without a batch axis)."""
+    """Returns the NNX module for inputs of this shape (without a batch axis).
+
+    ``num_outputs`` are those of a learner of logits or values, or of an embedding.
+    """
     rngs = nnx.Rngs(config.seed)
     if config.kind == LINEAR:
-        return Linear(math.prod(input_shape), config.embedding, rngs=rngs)
+        return Linear(math.prod(input_shape), num_outputs, rngs=rngs)
     if config.kind == MLP_KIND:
         return MLP(math.prod(input_shape), config.channels, num_outputs, rngs=rngs)
     if len(input_shape) != 3:
@@ -340,5 +354,4 @@ def built_module(
             f"kind={config.kind!r} needs images (height, width, channels), "
             f"got features of shape {input_shape}"
         )
-    outputs = config.embedding if config.kind == CONV_EMBEDDING else num_outputs
-    return ConvNet(input_shape, config.channels, outputs, rngs=rngs)
+    return ConvNet(input_shape, config.channels, num_outputs, rngs=rngs)

@@ -18,6 +18,7 @@ from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.trainer.config.training_adaptive import CHECK, CheckConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 
@@ -99,8 +100,10 @@ def _check_step(
 ) -> GaussianStep:
     """The check's step, with a noise multiplier of 1."""
     people = None if config.people is None else config.people.bounds
+    # A classifier clips examples in training; what is judged here are episodes.
+    clip_unit = config.step.clip_unit if config.learner.kind != CLASSIFIER else None
     like = dataclasses.replace(
-        config.step, sampling=check.sampling, noise_multiplier=None
+        config.step, sampling=check.sampling, noise_multiplier=None, clip_unit=clip_unit
     )
     return like.step(population, people)
 

@@ -18,6 +18,7 @@ from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
+    CLASSIFIER,
     CLOSED_FORM,
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
@@ -220,7 +221,8 @@ def run_parts(
     planned = plan(config, data) if budget is None else budget
     start = statistics_of(config, planned.step, data)
     shape = data.features.shape[1:] if start is None else (start.dimensions,)
-    learner, params = built_model(config, shape, _ways(config), own)
+    num_classes = len(data.population.children_counts[-1])
+    learner, params = built_model(config, shape, _ways(config), num_classes, own)
     gradient_steps = max(planned.num_steps - len(planned.before), 1)
     if budget is not None:
         gradient_steps = max(budget.most(name) for name in budget.training)
@@ -228,7 +230,7 @@ def run_parts(
         "learner": learner,
         "params": params,
         "budget": planned,
-        "shots": config.learner.shots,
+        "shots": 0 if config.learner.kind == CLASSIFIER else config.learner.shots,
         "optimizer": own.optimizer or built_optimizer(config.optimizer, gradient_steps),
         "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
         "clipping": config.clipping,
@@ -291,9 +293,11 @@ def statistics_of(
 
 
 def _ways(config: TrainingConfig) -> int | None:
-    """Classes an episode; None for regression."""
+    """Classes an episode; None for regression, or without episodes."""
     if config.learner.is_regression:
         return None
+    if config.learner.kind == CLASSIFIER:
+        return None if config.evaluation is None else config.evaluation.ways
     design = config.step.sampling
     if isinstance(design, GroupedClasses):
         return int(np.asarray(design.ways))

@@ -30,7 +30,7 @@ from jaxdp_episodic.trainer.learners.episode import (
     prefetched,
     to_episode,
 )
-from jaxdp_episodic.trainer.learners.learners import ProtoNet
+from jaxdp_episodic.trainer.learners.learners import Classifier, ProtoNet
 from jaxdp_episodic.trainer.statistics.statistics import Started
 
 _BLOCK_EPISODES = 50  # most in a block
@@ -138,7 +138,8 @@ class Evaluation:
     def __call__(self, learner: Any, params: Any) -> Score:
         """Returns the score of the learner with these parameters.
 
-        `ProtoNet`, whatever its ways, tells as many classes apart as the episodes have.
+        `ProtoNet` and `Classifier`, whatever their ways, tell as many classes apart as
+        the episodes have.
         """
         learner = for_ways(learner, self._ways)
         scores, weights = [], []
@@ -188,7 +189,7 @@ def for_ways(learner: Any, ways: int | None) -> Any:
     """Returns the learner for this number of classes, if it can tell any apart."""
     if isinstance(learner, Started):
         return Started(for_ways(learner.learner, ways))
-    if isinstance(learner, ProtoNet) and ways is not None:
+    if isinstance(learner, ProtoNet | Classifier) and ways is not None:
         return dataclasses.replace(learner, ways=ways)
     return learner
 

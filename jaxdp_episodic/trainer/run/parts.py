@@ -9,13 +9,17 @@ import optax
 from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
+    CLASSIFIER,
     CLOSED_FORM,
     COSINE,
+    HIDDEN,
+    LOGITS,
     MIXED,
     PLDA,
+    PROTONET,
     LearnerConfig,
 )
-from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet
+from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, Classifier, ProtoNet
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
 from jaxdp_episodic.trainer.learners.untrained import as_they_are
@@ -70,26 +74,49 @@ def built_model(
     config: TrainingConfig,
     input_shape: tuple[int, ...],
     ways: int | None,
+    num_classes: int,
     own: OwnParts,
 ) -> tuple[Any, Any]:
-    """Returns ``(learner, params)`` of a config; ``ways`` is None for regression."""
+    """Returns ``(learner, params)`` of a config, or with parts of one's own.
+
+    Args:
+      config: of the run.
+      input_shape: of an example as the model sees it.
+      ways: classes an episode; None of regression.
+      num_classes: on the public list, which a classifier has outputs for.
+      own: in place of the config's.
+    """
     if config.start is not None and config.start.kind == MIXED:
         return MixedModel.of(config.start), {}
-    if config.model is None:  # statistics alone: as they project
-        return _learner(config.learner, as_they_are, ways), {}
+    learner, model = config.learner, config.model
+    if model is None:  # statistics alone: as they project
+        return _learner(learner, as_they_are, None, ways), {}
+    hidden = None
     if own.model is None:
-        module = built_module(config.model, input_shape, 1 if ways is None else ways)
+        outputs = {PROTONET: model.embedding, CLASSIFIER: num_classes}
+        module = built_module(model, input_shape, outputs.get(learner.kind, ways or 1))
         apply, params = split_model(module)
+        if learner.kind == CLASSIFIER and learner.embed == HIDDEN:
+            hidden, _ = split_model(module, "hidden")
     else:
-        apply, params = apply_and_params(own.model, input_shape, seed=config.model.seed)
+        apply, params = apply_and_params(own.model, input_shape, seed=model.seed)
+        if own.learner is None and learner.embed == HIDDEN:
+            raise ValueError(
+                f"learner.embed must be {LOGITS!r} with a model of your own, got "
+                f"{HIDDEN!r}; or give a learner of your own"
+            )
     if own.learner is not None:
         return learner_of(own.learner, apply), params
-    return _learner(config.learner, apply, ways), params
+    return _learner(learner, apply, hidden, ways), params
 
 
-def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
-    """The learner for a model's ``apply(params, inputs)``."""
-    if config.kind in ("protonet", PLDA):
+def _learner(config: LearnerConfig, apply: Any, hidden: Any, ways: int | None) -> Any:
+    """The learner for a model's ``apply(params, inputs)``, and its last layer's."""
+    if config.kind == CLASSIFIER:
+        return Classifier(
+            apply, embedding=hidden, ways=int(ways or 1), distance=config.distance
+        )
+    if config.kind in (PROTONET, PLDA):
         return ProtoNet(
             apply,
             ways=int(ways or 1),

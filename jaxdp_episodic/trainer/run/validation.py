@@ -156,9 +156,10 @@ class PrivateValidation:
                 f"got {self.error_bound!r} for {type(learner).__name__}"
             )
         checks.check_targets(learner, self.data, self.step)
-        if not getattr(learner, "couples_examples", True):
+        learns_alone = not getattr(learner, "couples_examples", True)
+        if learns_alone and getattr(learner, "ways", None) is None:
             raise ValueError(
-                f"learner must learn from episodes to be validated on others, got "
+                f"learner must be for episodes to be validated on some, got "
                 f"{type(learner).__name__}"
             )
 

@@ -1,0 +1,139 @@
+"""A private classifier of the training classes, and what it says of other ones."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.training import Classifier, ProtoNet, classification_episode
+
+CONFIG = """
+version = 1
+epsilon = 8.0
+delta = 1e-5
+num_steps = 3
+l2_clip_norm = 0.5
+[data]
+type = "Glyphs"
+small = true
+[step]
+clip_unit = "example"
+neighboring_relation = "zero_out"
+[step.sampling]
+type = "MultistageSampling"
+levels = [
+  { type = "Poisson", name = "class", sampling_probability = 1.0 },
+  { type = "Poisson", name = "example", sampling_probability = 0.2, population = 20 },
+]
+[learner]
+kind = "classifier"
+shots = 1
+[model]
+kind = "mlp"
+channels = [6]
+[evaluation]
+ways = 5
+num_episodes = 20
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    def read(*changes, more=""):
+        text = CONFIG
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "config.toml"
+        path.write_text(text + more, encoding="utf-8")
+        return read_config(path)
+
+    return read
+
+
+CLASS = ('clip_unit = "example"', 'clip_unit = "example"\nprivacy_unit = "class"')
+LINEAR = ('kind = "mlp"', 'kind = "linear"')
+EMBED = ("shots = 1", 'shots = 1\nembed = "features"')
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([CLASS], "privacy_unit must be 'example' or 'person'.* list is public"),
+        ([('"example"\nn', '"class"\nn')], "clip_unit must be 'example'.* alone"),
+        ([("ways = 5\n", "")], "evaluation.ways must be given"),
+        ([LINEAR, EMBED], "needs a model with a hidden layer"),
+        ([("shots = 1", 'shots = 1\nembed = "x"')], "embed must be one of"),
+        ([('kind = "mlp"', 'kind = "conv_embedding"')], "model.kind must be one of"),
+    ],
+)
+def test_what_is_no_private_classifier_is_refused(config, changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(*changes)
+
+
+def test_a_group_of_examples_is_no_example(config):
+    sampling = CONFIG[CONFIG.index("[step.sampling]") : CONFIG.index("[learner]")]
+    grouped = """[step.sampling]
+type = "GroupedClasses"
+num_classes = 40
+ways = 5
+episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
+examples = { type = "WithoutReplacement", name = "example", size = 2, population = 20 }
+"""
+    with pytest.raises(ValueError, match="level by level.* with GroupedClasses"):
+        config((sampling, grouped), ('clip_unit = "example"', 'clip_unit = "episode"'))
+
+
+@pytest.mark.parametrize("embed", ["logits", "features"])
+def test_it_has_an_output_for_each_class_and_prototypes_of_what_it_embeds(
+    config, embed
+):
+    read = config(("shots = 1", f'shots = 1\nembed = "{embed}"'))
+    trainer, _, _ = assembled(read, Tables(read, None))
+    learner, params = trainer.learner, trainer.params
+    assert jax.tree.map(np.shape, params["head"]) == {"bias": (40,), "kernel": (6, 40)}
+    inputs = trainer.data.features[:30].reshape(5, 6, *trainer.data.features.shape[1:])
+    episode = classification_episode(inputs, np.ones((5, 6), np.float32), shots=1)
+
+    def embedded(params, rows):
+        flat = rows.reshape(len(rows), -1)
+        first, head = params["layers"]["0"], params["head"]
+        hidden = np.tanh(flat @ first["kernel"] + first["bias"])
+        return hidden if embed == "features" else hidden @ head["kernel"] + head["bias"]
+
+    expected = ProtoNet(embedded, ways=5).predict(params, episode)
+    np.testing.assert_allclose(
+        learner.predict(params, episode), expected, rtol=1e-4, atol=1e-5
+    )
+    labels = trainer.data.class_places[:30]
+    episode = episode._replace(query_targets=labels[:25])
+    logits = learner.apply(params, episode.query_inputs)
+    losses = [
+        -jax.nn.log_softmax(a)[k] for a, k in zip(logits, labels[:25], strict=True)
+    ]
+    np.testing.assert_allclose(
+        learner.loss(params, episode), np.mean(losses), rtol=1e-5
+    )
+
+
+def test_it_draws_examples_of_the_whole_data_and_is_validated_by_episodes(config):
+    read = config()
+    read = dataclasses.replace(read, seed=1)
+    trainer, evaluations, _ = assembled(read, Tables(read, None))
+    assert trainer.sampler.slot_shape == () and trainer.normalizer == 160.0
+    blocks = trainer.draw_blocks(1)
+    drawn = sum(int(block.unit_mask.sum()) for block in blocks)
+    assert 100 < drawn < 220  # of 800, each with chance 0.2: 5 deviations
+    score = evaluations["validation"](trainer.learner, trainer.params)
+    assert 0.2 < score.mean < 1.0
+
+
+def test_it_is_refused_what_it_does_not_take():
+    with pytest.raises(ValueError, match="task_loss must be one of"):
+        Classifier(len, ways=2, task_loss="squared_error")
+    with pytest.raises(ValueError, match="distance must be one of"):
+        Classifier(len, ways=2, distance="x")

@@ -21,12 +21,7 @@ from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.tools.book.check_in import refuse_copied
 from jaxdp_episodic.tools.train import booked
 from jaxdp_episodic.tools.train.booked import Booking
-from jaxdp_episodic.tools.train.result import (
-    SEEDED,
-    Result,
-    epsilon_without_last_stage,
-    finished,
-)
+from jaxdp_episodic.tools.train.result import Result, finished
 from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.gradient.processes import all_processes
@@ -36,6 +31,7 @@ from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from jaxdp_episodic.trainer.run.parts import OwnParts
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, StepProgress
+from jaxdp_episodic.trainer.run.said import SEEDED, epsilon_without_last_stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 

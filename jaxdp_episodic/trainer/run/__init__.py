@@ -1,5 +1,6 @@
 """The run: trainer, ledger, journal, checkpoints.
 
-Doors: `adaptive`, `adaptive_report`, `assemble`, `checks`, `evaluation`, `parts`,
-`report`, `run_files`, `stages`, `trainer`, `validation`.
+Doors: `adaptive`, `adaptive_report`, `assemble`, `checks`, `evaluation`, `loading`,
+`parts`, `release`, `report`, `run_files`, `said`, `stages`, `trainer`, `use`,
+`validation`.
 """

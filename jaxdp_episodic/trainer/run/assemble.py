@@ -31,10 +31,18 @@ from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.adaptive_plan import AdaptivePlan, adaptive_plan
 from jaxdp_episodic.trainer.run.checks import shared_rows
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
-from jaxdp_episodic.trainer.run.parts import NO_PARTS, OwnParts, built_model
+from jaxdp_episodic.trainer.run.parts import (
+    NO_PARTS,
+    OWN,
+    OwnParts,
+    built_model,
+    num_outputs,
+)
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
+# Of a source, what says how files become examples: no path, and no list of units.
+_SOURCE_KEYS = ("type", "size", "grey", "groups", "features", "target")
 FEATURES = "features"  # folder of a run, where they are cached
 
 
@@ -51,8 +59,10 @@ class Tables:
 
     Attributes:
       features: those of every split; None: the examples' own.
+      has_own_features: they were given in place of the config's.
       truncation: what bounding people has left out of the training data, once they are
         loaded; None: there are no bounds.
+      examples: shape and type of a training example without features, once loaded.
     """
 
     def __init__(
@@ -67,6 +77,8 @@ class Tables:
         self._config, self._base = config, base
         self._loaded: dict[str, ExampleTable] = {}
         self.truncation: Truncation | None = None
+        self.examples: tuple[tuple[int, ...], str] | None = None
+        self.has_own_features = features is not None
         self.features = (
             FixedFeatures.of(config.features) if features is None else features
         )
@@ -84,6 +96,7 @@ class Tables:
         if split not in self._loaded:
             if split == TRAIN:
                 data, self.truncation = self._config.training_data(self._base)
+                self.examples = data.features.shape[1:], str(data.features.dtype)
             else:
                 data = self._config.data.load(split, self._base)
             if self.features is not None:
@@ -176,8 +189,31 @@ def assembled(
         parts = run_parts(config, data, budget, own=own)
         rule = _rule(config.adaptive, own.rule)
         trainer = AdaptiveTrainer(rule=rule, checks=checks, **common, **parts)
+    trainer.recipe = _recipe(config, tables, own)
     size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
     return trainer, evaluations, size
+
+
+def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, Any]:
+    """How to put to use what a run releases: settings, and shapes, alone."""
+    model = own.settings(config)["model"]
+    if config.model is not None and own.model is None:
+        num_classes = len(tables.load(TRAIN).population.children_counts[-1])
+        model = {**model, "outputs": num_outputs(config, _ways(config), num_classes)}
+    shape, dtype = tables.examples or ((), "")
+    source = config.data.to_dict()
+    features = None
+    if tables.features is not None:
+        is_own = tables.has_own_features
+        kind = OWN if is_own else config.features.kind
+        features = {"kind": kind, **tables.features.described()}
+    return {
+        "model": model if isinstance(model, dict) else {},
+        "features": features,
+        "example_shape": shape,
+        "dtype": dtype,
+        "source": {key: source[key] for key in _SOURCE_KEYS if key in source},
+    }
 
 
 def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:

@@ -93,8 +93,8 @@ def built_model(
         return _learner(learner, as_they_are, None, ways), {}
     hidden = None
     if own.model is None:
-        outputs = {PROTONET: model.embedding, CLASSIFIER: num_classes}
-        module = built_module(model, input_shape, outputs.get(learner.kind, ways or 1))
+        outputs = num_outputs(config, ways, num_classes)
+        module = built_module(model, input_shape, outputs)
         apply, params = split_model(module)
         if learner.kind == CLASSIFIER and learner.embed == HIDDEN:
             hidden, _ = split_model(module, "hidden")
@@ -108,6 +108,13 @@ def built_model(
     if own.learner is not None:
         return learner_of(own.learner, apply), params
     return _learner(learner, apply, hidden, ways), params
+
+
+def num_outputs(config: TrainingConfig, ways: int | None, num_classes: int) -> int:
+    """Returns how many outputs the config's model has; arguments of `built_model`."""
+    assert config.model is not None
+    outputs = {PROTONET: config.model.embedding, CLASSIFIER: num_classes}
+    return outputs.get(config.learner.kind, ways or 1)
 
 
 def _learner(config: LearnerConfig, apply: Any, hidden: Any, ways: int | None) -> Any:

@@ -8,13 +8,11 @@ are not.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON
@@ -24,8 +22,7 @@ from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.accountant.report.protected import bounds_in_words, changed_unit
 from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.accountant.report.rounding import upward
-from jaxdp_episodic.files.archive import read_arrays, write_arrays
-from jaxdp_episodic.files.atomic import atomic_folder
+from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.trainer.config.training_config import DISCRETE
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import contribution_norm
@@ -33,7 +30,7 @@ from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.clip_norm import clipped_and_noised
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
-from jaxdp_episodic.trainer.run.run_files import HELD_OUT, read_log, releasable_records
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT
 
 
 def privacy_statement(
@@ -330,51 +327,7 @@ def markdown_report(
     return "\n".join([*lines, "", statement.replace("# Privacy", "## Privacy", 1)])
 
 
-PARAMETERS = "parameters.npz"
-STATEMENT = "privacy.md"
-PUBLIC_LOG = "log.jsonl"
 _HEADER_BYTES = 1 << 20  # most that headers of arrays may take
-
-
-def export_run(
-    folder: Path,
-    *,
-    params: Any,
-    statement: str,
-    log: Path,
-    facts: Mapping[str, Any],
-    has_public_epsilon: bool = True,
-) -> list[Path]:
-    """Writes the releasable part of a run and returns the files.
-
-    Args:
-      folder: made if missing; files of these names are replaced, all at once.
-      params: the parameters after the last step.
-      statement: what is protected, how well and under which conditions (Markdown).
-      log: the run's full log, whose public compartment is copied.
-      facts: public settings of the run, plain values; written as ``run.json``.
-      has_public_epsilon: False if the epsilons in the log were computed from private
-        sizes: they, and with them how many steps there were, are left out.
-
-    Raises:
-      OSError: a file that cannot be written.
-      TypeError: facts that JSON cannot hold.
-    """
-    arrays = {
-        path: np.asarray(leaf, np.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf
-        for path, leaf in flat_params(params).items()
-    }
-    records = releasable_records(read_log(log)) if has_public_epsilon else []
-    texts = {
-        STATEMENT: statement,
-        PUBLIC_LOG: "".join(json.dumps(record) + "\n" for record in records),
-        "run.json": json.dumps(facts, indent=2, allow_nan=False) + "\n",
-    }
-    with atomic_folder(folder) as whole:
-        write_arrays(whole / PARAMETERS, arrays)
-        for name, text in texts.items():
-            (whole / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in (PARAMETERS, *texts)]
 
 
 def load_parameters(path: Path, like: Any) -> Any:
@@ -408,14 +361,3 @@ def flat_params(params: Any) -> dict[str, Any]:
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in leaves
     }
-
-
-def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
-    """Returns those facts of a run that hold no private number of units."""
-    hidden: set[str] = set()
-    if not mean_units_are_public(budget.step):
-        hidden.add("mean units a step")
-    if public_budget(budget) is None:  # the noise was calibrated to private sizes
-        hidden |= {"steps", "noise multiplier", "mean units a step"}
-        hidden |= {name for name in facts if name.startswith("epsilon ")}
-    return {name: value for name, value in facts.items() if name not in hidden}

@@ -339,6 +339,14 @@ class Started:
         """Predictions by ``{"start": {"mean", "projection"}, "model": …}``."""
         return self.learner.predict(params["model"], _seen(params["start"], episode))
 
+    def embed(self, params: Any, inputs: Array) -> Array:
+        """As the other learner, of examples; see `ProtoNet.embed`."""
+        start = params["start"]
+        seen = projected(inputs, start["mean"], start["projection"])
+        is_float = jnp.issubdtype(inputs.dtype, jnp.floating)
+        seen = seen.astype(inputs.dtype if is_float else seen.dtype)
+        return self.learner.embed(params["model"], seen)
+
 
 def _seen(start: Any, episode: Episode) -> Episode:
     """The episode with projected features."""

@@ -102,7 +102,8 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     private = (path for path in out.iterdir() if path.name != "release")
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)
     released = {p.name for p in (out / "release").iterdir()}
-    assert released == {"parameters.npz", "privacy.md", "log.jsonl", "run.json"}
+    names = "parameters.npz privacy.md log.jsonl run.json release.json".split()
+    assert released == set(names)
     statement = (out / "release" / "privacy.md").read_text()
     assert "one `example` more or less" in statement
     assert "not for publication" not in statement

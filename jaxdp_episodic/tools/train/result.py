@@ -21,6 +21,7 @@ from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.report import markdown_report
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, read_log
 from jaxdp_episodic.trainer.run.said import SEEDED, Said, meaning_of, said_of
+from jaxdp_episodic.trainer.run.selection import Selection
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 REPORT = "report.md"
@@ -31,16 +32,17 @@ RELEASE = "release"
 class Result(NamedTuple):
     """What a run came to."""
 
-    trainer: Trainer  # with the final parameters in ``trainer.params``
+    trainer: Trainer  # what is released is ``trainer.released``
     epsilon: float  # spent, nats; *upper bound*
     # What the same noise and steps would cost if the draw of the examples were not
     # counted.
     epsilon_without_last_stage: float
-    # Last score on every held-out part; in the first process alone.
+    # Of what is released, on every held-out part; in the first process alone.
     scores: Mapping[str, Score]
     folder: Path  # where everything is
     # As ``scores``, of the same run without noise, if it was asked for.
     without_noise: Mapping[str, Score] = MappingProxyType({})
+    selection: Selection | None = None  # of the stage; in the first process alone
 
     def __str__(self) -> str:
         budget, lines = self.trainer.budget, []
@@ -51,6 +53,8 @@ class Result(NamedTuple):
             if name in self.without_noise:
                 bare = self.without_noise[name].mean
                 lines.append(f"{'':<12}{bare:.4f} without noise, not private")
+        if self.selection is not None:
+            lines += _stages_in_lines(self.selection)
         spent = f"{self.epsilon:.5g}" if budget.is_private else "inf (not private)"
         if self.trainer.is_seeded and budget.is_private:
             spent += f" were it not seeded; not private: {SEEDED}"
@@ -70,6 +74,27 @@ class Result(NamedTuple):
         return "\n".join(lines)
 
 
+def _stages_in_lines(selection: Selection) -> list[str]:
+    """What each stage scores, and which is released, for a terminal."""
+    splits = next(iter(selection.scores.values()), {})
+    lines, released = [], selection.stage.name
+    if splits:
+        head = "".join(f"{split:>12}" for split in splits)
+        lines.append(f"{'stages':<12}{'':<12}{head}")
+    for name, scores in selection.scores.items():
+        means = "".join(f"{score.mean:>12.4f}" for score in scores.values())
+        mark = "   is released" if name == released else ""
+        lines.append(f"{'':<12}{name:<12}{means}{mark}")
+    if selection.split is None:
+        why = f"the last stage, {released}; no choice was made: {selection.reason}"
+    else:
+        why = (
+            f"{released}, the simplest within a standard error of the best on "
+            f"{selection.split!r}, which is not protected"
+        )
+    return [*lines, f"{'released':<12}{why}"]
+
+
 def finished(
     trainer: Trainer,
     folder: Path,
@@ -80,7 +105,7 @@ def finished(
 ) -> Result:
     """Report, picture and release of a run that took all its steps."""
     records = read_log(folder / run_files.LOG)
-    said = said_of(trainer)
+    said, selection = said_of(trainer), trainer.selection
     if paid is not None:
         said = _with_book(said, paid)
     private_facts = said.facts
@@ -95,6 +120,8 @@ def finished(
         draw_run(
             folder / PICTURE,
             epsilons=[(r["step"], float(r["epsilon"])) for r in records],
+            stages={} if selection is None else selection.scores,
+            released=trainer.released.name,
             losses=[
                 (r["step"], r[PRIVATE]["mean_loss"])
                 for r in records
@@ -112,14 +139,14 @@ def finished(
         facts=private_facts,
         statement=said.statement,
         picture=picture,
+        stages=[] if selection is None else selection.table(),
     )
     write_atomically(folder / REPORT, page, is_private=True)
     write_release(folder / RELEASE, trainer, folder / run_files.LOG, said)
-    last = next((r[HELD_OUT] for r in reversed(records) if HELD_OUT in r), {})
-    scores, bare = (
-        {name: Score(**s) for name, s in each.items()} for each in (last, without_noise)
-    )
-    return Result(trainer, said.epsilon, said.uncounted, scores, folder, bare)
+    scores = {} if selection is None else selection.scores.get(selection.stage.name, {})
+    bare = {name: Score(**score) for name, score in without_noise.items()}
+    numbers = said.epsilon, said.uncounted
+    return Result(trainer, *numbers, scores, folder, bare, selection)
 
 
 def _with_book(said: Said, paid: Paid) -> Said:

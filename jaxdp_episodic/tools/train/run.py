@@ -30,7 +30,7 @@ from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from jaxdp_episodic.trainer.run.parts import OwnParts
-from jaxdp_episodic.trainer.run.run_files import HELD_OUT, StepProgress
+from jaxdp_episodic.trainer.run.run_files import StepProgress
 from jaxdp_episodic.trainer.run.said import SEEDED, epsilon_without_last_stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
@@ -143,6 +143,7 @@ def _run(
             said = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
             console.print(f"{said}, and gets nothing back", highlight=False)
         budget, taken = trainer.budget, trainer.num_steps_taken
+        wanted = config.evaluation
 
         def shown(progress: StepProgress) -> None:
             spent = progress.private_record["epsilon"]
@@ -154,14 +155,15 @@ def _run(
             trainer.train(
                 folder,
                 evaluations=evaluations,
-                evaluate_every=config.evaluation.every if config.evaluation else None,
+                evaluate_every=None if wanted is None else wanted.every,
+                select=wanted is None or wanted.select,
                 checkpoint_every=config.checkpoint_every,
                 on_step=shown,
             )
         if book is not None and paid is not None:
             refuse_copied(book.where, folder, paid)
         without = {}
-        bare = config.evaluation is not None and config.evaluation.without_noise
+        bare = wanted is not None and wanted.without_noise
         if bare and paid is not None:
             console.print(
                 "not trained without noise: whoever chooses a book's next run may see "
@@ -232,18 +234,19 @@ def _scores_without_noise(
     folder: Path,
     own: OwnParts,
 ) -> dict[str, dict[str, Any]]:
-    """The last scores of a run without noise, of which nothing else is kept."""
+    """The scores of the last stage of a run without noise, which is not kept."""
     trainer, evaluations, _ = assembled(_bare(config, budget), tables, own)
     temporary = folder / "without-noise"
     shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
     try:
-        last = trainer.budget.num_steps
-        records = trainer.train(
-            temporary, evaluations=evaluations, checkpoint_every=last
-        )
+        trainer.train(temporary, checkpoint_every=trainer.budget.num_steps)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return records[-1][HELD_OUT]
+    _, learner, params = trainer.released
+    return {
+        name: evaluation(learner, params)._asdict()
+        for name, evaluation in evaluations.items()
+    }
 
 
 def _bare(config: TrainingConfig, budget: PrivacyBudget) -> TrainingConfig:

@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from jaxdp_episodic.files.archive import write_arrays
 from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.files.json_file import plain
@@ -29,7 +26,7 @@ from jaxdp_episodic.trainer.learners.learners import (
 )
 from jaxdp_episodic.trainer.learners.untrained import Ridge, as_they_are
 from jaxdp_episodic.trainer.run.parts import OWN
-from jaxdp_episodic.trainer.run.report import flat_params
+from jaxdp_episodic.trainer.run.report import flat_arrays
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
 from jaxdp_episodic.trainer.run.said import Said
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
@@ -106,10 +103,7 @@ def export_run(
       OSError: a file that cannot be written.
       TypeError: facts that JSON cannot hold.
     """
-    arrays = {
-        path: np.asarray(leaf, np.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf
-        for path, leaf in flat_params(params).items()
-    }
+    arrays = flat_arrays(params)
     records = releasable_records(read_log(log)) if has_public_epsilon else []
     shapes = {name: list(array.shape) for name, array in arrays.items()}
     described = {**description, "parameters": shapes}
@@ -135,13 +129,16 @@ def described_release(trainer: Any) -> dict[str, Any]:
     recipe, stage = dict(trainer.recipe), trainer.released
     features = list(trainer.data.features.shape[1:])
     shape, model = features, recipe.pop("model", {OWN: True})
+    name = stage.name
+    if not trainer.has_public_accounting:  # nor is the number of a step
+        name = name.partition("@")[0]
     if isinstance(stage.learner, Started):
         shape = stage.params["start"]["projection"].shape[1:]
     return plain(
         {
             "format": FORMAT,
             "version": VERSION,
-            "stage": stage.name,
+            "stage": name,
             "learner": described_learner(stage.learner),
             "has_own_learner": described_learner(trainer.learner)["type"] == OWN,
             "model": {**model, "input_shape": shape},

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON
@@ -298,8 +299,12 @@ def markdown_report(
     facts: Mapping[str, Any],
     statement: str,
     picture: str | None,
+    stages: Sequence[str] = (),
 ) -> str:
-    """Returns the run's page. It shows private diagnostics: not for release."""
+    """Returns the run's page. It shows private diagnostics: not for release.
+
+    ``stages`` are lines of a table of their scores.
+    """
     scores = [r for r in records if HELD_OUT in r]
     lines = [
         f"# {title}",
@@ -312,17 +317,17 @@ def markdown_report(
         lines += [f"![loss, score and epsilon against the step]({picture})", ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts.items()]
+    lines += stages
     if scores:
-        lines += ["", "| step | epsilon | on | score | 95 % interval | episodes |"]
+        lines += ["", "| step | epsilon | stage | on | score | 95 % interval |"]
         lines += ["|---|---|---|---|---|---|"]
         for record in scores:
             for split, score in record[HELD_OUT].items():
                 lines.append(
                     f"| {record['step']:,} | {float(record['epsilon']):.4g} | "
-                    f"{split} | "
+                    f"{record.get('stage', '')} | {split} | "
                     f"{score['name']} {score['mean']:.4f} | "
-                    f"{score['low']:.4f} to {score['high']:.4f} | "
-                    f"{score['num_episodes']:,} |"
+                    f"{score['low']:.4f} to {score['high']:.4f} |"
                 )
     return "\n".join([*lines, "", statement.replace("# Privacy", "## Privacy", 1)])
 
@@ -360,4 +365,12 @@ def flat_params(params: Any) -> dict[str, Any]:
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in leaves
+    }
+
+
+def flat_arrays(params: Any) -> dict[str, Any]:
+    """The leaves as an npz file can hold them: of bfloat16 as float32."""
+    return {
+        path: np.asarray(leaf, np.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf
+        for path, leaf in flat_params(params).items()
     }

@@ -44,6 +44,7 @@ from jaxdp_episodic.trainer.run.journal import (
 from jaxdp_episodic.trainer.run.ledger import Ledger, create_ledger, taken_up
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.said import said_of
+from jaxdp_episodic.trainer.run.selection import Selection
 from jaxdp_episodic.trainer.run.stages import Stage, Stages
 
 
@@ -68,6 +69,7 @@ class RunState:
       versions: of what this process computes with; see `described_versions`.
       recipe: how examples become what the model sees, and what the model is, as plain
         values; of a run from a config. They are for its release; see `load_release`.
+      selection: what `train` has chosen to release; None before its end.
     """
 
     _draws: RunDraws
@@ -91,6 +93,7 @@ class RunState:
         self._now = (gradient.on_devices(state), 0)
         self._processes = all_processes()
         self._has_agreed = self._is_joined = False
+        self.selection: Selection | None = None
         self._folder: Path | None = None
         self._name = ""
         self._journal: Journal | None = None
@@ -123,8 +126,14 @@ class RunState:
 
     @property
     def released(self) -> Stage:
-        """The stage that is released: the last."""
-        return self.stages()[-1]
+        """The stage that is released: in the first process what `train` has chosen.
+
+        The last, where there was no choice, or steps were taken since.
+        """
+        chosen = self.selection
+        if chosen is None or chosen.step != self.num_steps_taken:
+            return self.stages()[-1]
+        return chosen.stage
 
     @property
     def num_steps_taken(self) -> int:
@@ -218,7 +227,8 @@ class RunState:
                     "ledger is there"
                 )
             run_files.refuse_other_files(folder)
-            (folder / run_files.EPOCH).unlink(missing_ok=True)
+            for name in (run_files.EPOCH, run_files.BEST):
+                (folder / name).unlink(missing_ok=True)
             path, is_seeded = folder / run_files.LEDGER, self.is_seeded
             self._name = create_ledger(path, self.budget, is_seeded=is_seeded, run=name)
             self._folder = folder.resolve()

@@ -25,6 +25,7 @@ from jaxdp_episodic.trainer.run.adaptive_report import (
 )
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.report import people_of, privacy_statement
+from jaxdp_episodic.trainer.run.selection import Selection
 
 SEEDED = "draws and noise come from a fixed seed"
 _ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are drawn
@@ -55,9 +56,10 @@ def said_of(trainer: Any) -> Said:
 
     It speaks of every step that was charged, and of none that is to come.
     """
-    if isinstance(trainer.budget, AdaptiveBudget):
-        return _said_of_choices(trainer)
-    return _said_of_plan(trainer)
+    chose = isinstance(trainer.budget, AdaptiveBudget)
+    said = _said_of_choices(trainer) if chose else _said_of_plan(trainer)
+    selection = trainer.selection
+    return said if selection is None else _with_selection(said, selection)
 
 
 def _said_of_plan(trainer: Any) -> Said:
@@ -127,6 +129,20 @@ def _said_of_choices(trainer: Any) -> Said:
     )
     epsilon = budget.epsilon
     return Said(epsilon, epsilon, facts, statement, (facts, released), True)
+
+
+def _with_selection(said: Said, selection: Selection) -> Said:
+    """What is said of a run, and of the stage of it that is released."""
+    facts, statement = said.released
+    if not said.has_public_epsilon:  # nor is the number of steps
+        selection = selection.without_step()
+    own = {"stage": selection.stage.name}
+    words = f"\n{selection.words}\n"
+    return said._replace(
+        facts=said.facts | own,
+        statement=said.statement + words,
+        released=(facts | own, statement + words),
+    )
 
 
 def _clip_norm(trainer: Any) -> float | str:

@@ -30,10 +30,11 @@ from jaxdp_episodic.trainer.run.checkpoint import (
 )
 from jaxdp_episodic.trainer.run.description import described_run
 from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep, RunDraws
-from jaxdp_episodic.trainer.run.evaluation import Evaluation, evaluated
+from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.loop import take_all_steps
-from jaxdp_episodic.trainer.run.run_files import HELD_OUT, StepProgress
+from jaxdp_episodic.trainer.run.run_files import StepProgress
 from jaxdp_episodic.trainer.run.run_state import RunState
+from jaxdp_episodic.trainer.run.selection import Scoring
 from jaxdp_episodic.trainer.run.stages import Stages
 from jaxdp_episodic.trainer.run.update import updater
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
@@ -88,6 +89,8 @@ class Trainer(RunState):
       ValueError: a value out of range; a budget for another population; a clip unit
         that does not contain what interacts.
     """
+
+    _no_choice = ""  # why a run of this kind chooses no stage
 
     def __init__(
         self,
@@ -298,6 +301,7 @@ class Trainer(RunState):
         *,
         evaluations: Mapping[str, Evaluation] | None = None,
         evaluate_every: int | None = None,
+        select: bool = True,
         checkpoint_every: int = 100,
         log_every: int = 1,
         on_step: Callable[[StepProgress], None] | None = None,
@@ -312,9 +316,12 @@ class Trainer(RunState):
           folder: made if missing; ``ledger.jsonl``, ``journal``, ``log.jsonl`` and
             ``checkpoints/`` in it, and ``epoch`` while one runs. All are private. No
             other run's may be there.
-          evaluations: by name ("validation"), on held-out data; run before the first
-            step, every ``evaluate_every`` steps and after the last.
-          evaluate_every: None: before the first step and after the last.
+          evaluations: by name, on held-out data; run before the first step, after the
+            statistics, every ``evaluate_every`` steps and after the last.
+          evaluate_every: None: steps are scored after the last alone.
+          select: what is `released` is the simplest stage within a standard error of
+            the best on "validation", else on the first that is not "test"; where that
+            has nobody in common with the training data. False: the last stage is.
           checkpoint_every: steps between checkpoints; there is one after the last step,
             and whenever the journal exceeds 256 MiB.
           log_every: steps between log records.
@@ -350,9 +357,10 @@ class Trainer(RunState):
                 return []
             with run_files.locked(folder):
                 self.begin(folder)
-                records = take_all_steps(
-                    self, folder, lambda: self._evaluate(evaluations), every, on_step
+                scoring = Scoring(
+                    self, folder, evaluations, select=select, reason=self._no_choice
                 )
+                records = take_all_steps(self, folder, scoring, every, on_step)
             self._processes.meet()
             return records
 
@@ -385,8 +393,3 @@ class Trainer(RunState):
                 self._take_up(folder)
             self._share()
         return self.num_steps_taken
-
-    def _evaluate(self, evaluations: Mapping[str, Evaluation] | None) -> dict[str, Any]:
-        _, learner, params = self.released
-        scores = evaluated(evaluations or {}, learner, params)
-        return {HELD_OUT: scores} if scores else {}

@@ -218,6 +218,7 @@ def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
         "clip norm",
         "protected",
         "clipped",
+        "stage",
     }
 
 

@@ -171,7 +171,9 @@ def test_a_protected_unit_in_both_parts_is_not_counted_apart():
     check = dataclasses.replace(CHECK, privacy_unit="class")
     held_out = PrivateValidation(table(0), check, shots=SHOTS, normalizer=4.0)
     _check_apart("check", held_out, table(12))
-    with pytest.raises(ValueError, match="got 1 in both, such as 'class 11'"):
+    with pytest.raises(
+        ValueError, match="got 1 'class' units in both, such as 'class 11'"
+    ):
         _check_apart("check", held_out, table(11))
     examples = PrivateValidation(table(0), CHECK, shots=SHOTS)
     _check_apart("check", examples, table(11))  # other drawings of the class

@@ -80,7 +80,7 @@ def config_on(name: str, pipeline: str, data: Path, classes: int) -> dict[str, A
     parts = list(LAYOUT[name][0])
     if name == OMNIGLOT:
         config["data"]["path"] = str(data / parts[0])
-        config["data"]["held_out"] = str(data / parts[1])
+        config["data"]["test"] = str(data / parts[1])
     else:
         config["data"]["path"] = str(data)
     config["step"]["sampling"]["num_classes"] = classes

@@ -35,7 +35,7 @@ from jaxdp_episodic.trainer.config.training_parts import PeopleConfig
 from jaxdp_episodic.trainer.config.training_step import StepConfig
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.people import truncated
-from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.assemble import Tables, run_parts
 from jaxdp_episodic.trainer.run.run_files import LEDGER

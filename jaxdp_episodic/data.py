@@ -16,11 +16,13 @@ from jaxdp_episodic.trainer.data.folders import (
 )
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds, truncated
+from jaxdp_episodic.trainer.data.splits import ClassSplit
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
 
 __all__ = [
+    "ClassSplit",
     "ExampleTable",
     "Owners",
     "Truncation",

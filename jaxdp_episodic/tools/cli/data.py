@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,11 +27,17 @@ from jaxdp_episodic.trainer.data.import_sources import (
     image_records,
     npz_records,
     parquet_records,
+    part_of_records,
 )
-from jaxdp_episodic.trainer.data.sources import refuse_same_path
-from jaxdp_episodic.trainer.data.stored import (
-    HELD_OUT,
+from jaxdp_episodic.trainer.data.sources import FileSource
+from jaxdp_episodic.trainer.data.splits import (
+    SPLITS,
+    TEST,
     TRAIN,
+    VALIDATION,
+    ClassSplit,
+)
+from jaxdp_episodic.trainer.data.stored import (
     Progress,
     Records,
     load_stored,
@@ -38,6 +45,7 @@ from jaxdp_episodic.trainer.data.stored import (
     stored_splits,
 )
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.user_files import refuse_unnamed
 
 CLASSES = "class-folders"
 OMNIGLOT = "omniglot"
@@ -46,6 +54,7 @@ NPZ = "npz"
 PARQUET = "parquet"
 _Argument = tyro.conf.Positional[Path]
 _Names = tuple[str, ...]
+_HeldOut = Annotated[Union[str, None], option("SHARE|SOURCE")]  # noqa: UP007
 
 
 @dataclass(frozen=True)
@@ -64,8 +73,13 @@ class Import:
         "auto", "class-folders", "omniglot", "mini-imagenet", "npz", "parquet"
     ] = "auto"
     """Of SOURCE: one folder a class; alphabet/character; train|val|test/class."""
-    held_out: Annotated[Union[Path, None], option("SOURCE")] = None  # noqa: UP007
-    """A second source, of the same layout: the held-out classes."""
+    validation: _HeldOut = None
+    """What settings are chosen by: a share of the classes in (0, 1), by a hash of
+    their names; or a source of its own, of the same layout."""
+    test: _HeldOut = None
+    """What is tested on, likewise."""
+    split_salt: Annotated[Name, option("TEXT")] = None
+    """Key of the hash."""
     size: Annotated[Whole, option("INT")] = None
     """Side of images; default: 28 of Omniglot, 84 of mini-ImageNet, else their own."""
     grey: bool = False
@@ -97,7 +111,7 @@ class Import:
         layout = self._layout()
         splits = self._splits(layout)
         settings = {
-            name: value.name if isinstance(value, Path) else value
+            name: Path(value).name if name in (VALIDATION, TEST) else value
             for name in _OF_LAYOUT[layout]
             if (value := getattr(self, name)) not in (None, (), False)
         }
@@ -145,47 +159,71 @@ class Import:
                 for split, folder in FOLDER_OF_SPLIT.items()
                 if (self.source / folder).is_dir()
             }
-        splits = {TRAIN: self._records(layout, self.source)}
-        if self.held_out is not None:
-            refuse_same_path(self.source, self.held_out)
-            splits[HELD_OUT] = self._records(layout, self.held_out, is_train=False)
-        return splits
+        source = FileSource(
+            path=str(self.source),
+            validation=_share_or_path(self.validation),
+            test=_share_or_path(self.test),
+            split_salt=self.split_salt,
+        )
+        found = {}
+        for split in SPLITS:
+            if split == TRAIN or getattr(source, split) is not None:
+                path, parts = source.located(split, None)
+                found[split] = self._records(layout, path, split, parts)
+        return found
 
-    def _records(self, layout: str, path: Path, *, is_train: bool = True) -> Records:
-        if layout == NPZ:
-            return npz_records(path, owner=self.owner)
-        if layout == PARQUET:
-            return parquet_records(
+    def _records(
+        self,
+        layout: str,
+        path: Path,
+        split: str = TRAIN,
+        parts: ClassSplit | None = None,
+    ) -> Records:
+        """The records of a split: all of a path, or a part of them."""
+        keeps = None if parts is None else functools.partial(parts.mask, split=split)
+        if layout in (CLASSES, MINI_IMAGENET):
+            size = 84 if self.size is None and layout == MINI_IMAGENET else self.size
+            return image_records(
+                listed_classes(
+                    path, size=size, grey=self.grey, owner=self.owner, keeps=keeps
+                )
+            )
+        if layout == OMNIGLOT:
+            size = 28 if self.size is None else self.size
+            found = image_records(
+                listed_omniglot(
+                    path, size=size, alphabets=self.alphabets, owner=self.owner
+                )
+            )
+        elif layout == NPZ:
+            if parts is not None:
+                refuse_unnamed(path)
+            found = npz_records(path, owner=self.owner)
+        else:
+            found = parquet_records(
                 path,
                 groups=self.groups,
                 features=self.features,
                 images=self.images,
                 target=self.target,
-                public_units=self.public_units if is_train else (),
+                public_units=self.public_units if parts or split == TRAIN else (),
                 owner=self.owner,
                 shape=self.shape,
                 size=self.size,
                 grey=self.grey,
             )
-        if layout == OMNIGLOT:
-            size = 28 if self.size is None else self.size
-            found = listed_omniglot(
-                path, size=size, alphabets=self.alphabets, owner=self.owner
-            )
-        else:
-            size = 84 if self.size is None and layout == MINI_IMAGENET else self.size
-            found = listed_classes(path, size=size, grey=self.grey, owner=self.owner)
-        return image_records(found)
+        return found if parts is None else part_of_records(found, parts, split)
 
 
-# The options that a layout has, beside the held-out source.
+_HELD_OUT = (VALIDATION, TEST, "split_salt")
+# The options that a layout has.
 _OF_LAYOUT: dict[str, tuple[str, ...]] = {
-    CLASSES: ("held_out", "size", "grey", "owner"),
-    OMNIGLOT: ("held_out", "size", "alphabets", "owner"),
+    CLASSES: (*_HELD_OUT, "size", "grey", "owner"),
+    OMNIGLOT: (*_HELD_OUT, "size", "alphabets", "owner"),
     MINI_IMAGENET: ("size", "owner"),
-    NPZ: ("held_out", "owner"),
+    NPZ: (*_HELD_OUT, "owner"),
     PARQUET: (
-        *("held_out", "size", "grey", "groups", "features", "images"),
+        *(*_HELD_OUT, "size", "grey", "groups", "features", "images"),
         *("shape", "target", "public_units", "owner"),
     ),
 }
@@ -227,6 +265,14 @@ class Data:
     def run(self) -> int:
         """Does what was asked for; returns the exit code."""
         return self.action.run()
+
+
+def _share_or_path(text: str | None) -> float | str | None:
+    """An option that is a number or the name of a source."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
 
 
 def _recognized(source: Path) -> str:

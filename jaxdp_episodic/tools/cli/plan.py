@@ -21,6 +21,7 @@ from jaxdp_episodic.tools.plan.plan import Plan as Candidates
 from jaxdp_episodic.tools.plan.question import PlanDescription, read_plan
 from jaxdp_episodic.tools.plots.plan import draw_plan
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.data.splits import SPLITS
 
 PICTURE = "plan.png"
 
@@ -106,7 +107,9 @@ def _rests_on_private_sizes(description: PlanDescription) -> bool:
 def _relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
     """The config with absolute paths of data: they hold from anywhere."""
     data = {
-        key: str((base / value).resolve()) if key in ("path", "held_out") else value
+        key: str((base / value).resolve())
+        if key in ("path", *SPLITS) and isinstance(value, str)
+        else value
         for key, value in config["data"].items()
     }
     return config | {"data": data}

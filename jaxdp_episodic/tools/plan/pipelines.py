@@ -22,12 +22,13 @@ import numpy as np
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.tools.plan.question import PlanDescription, PlanRequest
-from jaxdp_episodic.trainer.config.training_parts import (
-    MIXED,
+from jaxdp_episodic.trainer.config.training_features import (
+    NONE,
     NUM_WAVELETS,
-    PLDA,
+    ONNX,
     WAVELETS,
 )
+from jaxdp_episodic.trainer.config.training_parts import MIXED, PLDA
 from jaxdp_episodic.trainer.config.training_start import (
     MEAN,
     StartConfig,
@@ -84,7 +85,8 @@ def recommended_pipeline(description: PlanDescription) -> Pipeline | None:
     """Returns the pipeline for the sizes of a plan's data.
 
     None where the plan's file has no table ``train``, one with a ``start`` of its own,
-    or a privacy unit other than a class (task) or an example.
+    or with features by a network, whose number is not known before it runs; or a
+    privacy unit other than a class (task) or an example.
     """
     request, train = description.request, description.train
     shape = description.feature_shape
@@ -96,7 +98,10 @@ def recommended_pipeline(description: PlanDescription) -> Pipeline | None:
         return None
     if request.episode.ways is None:
         return _of_numbers(description, math.prod(shape))
-    if train.get("features", {}).get("kind") == WAVELETS:
+    kind = train.get("features", {}).get("kind", NONE)
+    if kind == ONNX:
+        return None
+    if kind == WAVELETS:
         number = NUM_WAVELETS * (shape[-1] if len(shape) == 3 else 1)
     elif len(shape) == 1:
         number = shape[0]

@@ -19,7 +19,7 @@ from jaxdp_episodic.tools.book.check_in import (
 )
 from jaxdp_episodic.tools.book.content import TRAIN, Protected
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.data.stored import TRAIN as TRAINING_DATA
+from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import plan

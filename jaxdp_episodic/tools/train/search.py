@@ -33,7 +33,7 @@ from jaxdp_episodic.tools.train.booked import (
 from jaxdp_episodic.tools.train.result import RELEASE
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.tools.train.search_space import Search
-from jaxdp_episodic.trainer.data.stored import TRAIN as TRAINING_DATA
+from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.run import run_files

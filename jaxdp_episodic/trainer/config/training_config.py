@@ -14,6 +14,7 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON, MultistageSamplin
 from jaxdp_episodic.accountant.describe.spec import Spec, check_flags, set_whole_numbers
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
+from jaxdp_episodic.trainer.config.training_features import FeaturesConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     CLASSIFIER,
     CLOSED_FORM,
@@ -26,7 +27,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
     PROTONET,
     PROTOTYPES,
     ClippingConfig,
-    FeaturesConfig,
     LearnerConfig,
     ModelConfig,
     OptimizerConfig,
@@ -36,7 +36,7 @@ from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.config.training_step import StepConfig
 from jaxdp_episodic.trainer.data.people import Truncation, truncated
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource, Stored
-from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 DISCRETE = "discrete"
@@ -210,8 +210,11 @@ class TrainingConfig(Spec):
         Raises:
           OSError, TypeError, ValueError: data that cannot be read, as of the loaders;
             people beyond their bounds, or not known.
+          NotImplementedError: classes split by their names where one may be replaced.
         """
         data = self.data.load(TRAIN, base)
+        if getattr(self.data, "class_split", None) is not None:
+            self.step.check_split(data.level_names)
         if self.people is None:
             return data, None
         return truncated(data, self.people.bounds, truncate=self.people.truncate)

@@ -42,12 +42,6 @@ MLP_KIND = "mlp"
 EMBEDDINGS = (CONV_EMBEDDING, LINEAR)
 MODELS = (*EMBEDDINGS, CONV_CLASSIFIER, MLP_KIND)
 
-NONE = "none"
-WAVELETS = "wavelets"
-FEATURES = (NONE, WAVELETS)
-# Features of a channel: 16 Gabor filters and the image, 5 x 5 coefficients of each.
-NUM_WAVELETS = 425
-
 # Limits of what an untrusted config may ask for.
 _MOST_INNER_STEPS = 10_000  # of an episode
 _MOST_LAYERS = 64
@@ -197,27 +191,6 @@ class ModelConfig(Spec):
                 f"{self.channels} and {self.embedding}"
             )
         set_whole_numbers(self, "seed", minimum=0, maximum=_LARGEST_SEED)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FeaturesConfig(Spec):
-    """Fixed features of the examples; see `FixedFeatures`.
-
-    Attributes:
-      kind: "none" (the examples as they are) or "wavelets" (of images).
-      cache: folder for the features of each split; they are as private as the data.
-        None: ``features`` in the run's folder.
-    """
-
-    kind: str = NONE
-    cache: str | None = None
-
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, FEATURES)
-        if self.cache is not None and (
-            not isinstance(self.cache, str) or not self.cache or "\0" in self.cache
-        ):
-            raise TypeError(f"cache must be a non-empty string, got {self.cache!r}")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

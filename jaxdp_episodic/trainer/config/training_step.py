@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -87,6 +87,24 @@ class StepConfig(Spec):
         except (ValueError, NotImplementedError):
             return self._with(population, people)
         return step
+
+    def check_split(self, level_names: Sequence[str]) -> None:
+        """Refuses data whose classes are split by names that a replacement may change.
+
+        Args:
+          level_names: of the data.
+
+        Raises:
+          NotImplementedError: the protected unit is a class, or one above the classes.
+        """
+        unit, relation = str(self.privacy_unit), self.neighboring_relation
+        if relation == "replace_one" and unit in level_names[:-1]:
+            raise NotImplementedError(
+                "validation and test of the data must be paths, not shares of the "
+                f"classes, under {relation} with privacy_unit={unit!r}: what replaces "
+                "a unit may have a name that is held out, and leave one less to train "
+                "on"
+            )
 
     def _with(
         self, population: Population | None, people: PersonBounds | None

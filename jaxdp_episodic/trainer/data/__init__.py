@@ -1,5 +1,5 @@
 """Data: tables of examples and the units they lie in, and where they come from.
 
 Doors: `adapters`, `built_in`, `folders`, `ids`, `import_sources`, `owners`, `people`,
-`sources`, `stored`, `stored_features`, `table`, `user_files`.
+`sources`, `splits`, `stored`, `stored_features`, `table`, `user_files`.
 """

@@ -18,9 +18,9 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.optional import require
 from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.data.splits import SPLITS, salted_fraction
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-SPLITS = ("train", "validation", "test")
 TYPEFACE = "typeface"  # whose the glyphs can be
 # Classes of each split, in the order of a hash of their syllable.
 _GLYPHS = {"train": 1_800, "validation": 200, "test": 350}
@@ -161,8 +161,7 @@ def _splits_of_schools(schools: np.ndarray) -> np.ndarray:
     ids, index = np.unique(schools, return_inverse=True)
     names = []
     for id_ in ids.tolist():
-        digest = hashlib.sha256(f"{_SCHOOLS_SALT}{id_}".encode()).digest()
-        fraction = int.from_bytes(digest[:4], "big") / 2**32
+        fraction = salted_fraction(_SCHOOLS_SALT, id_)
         names.append(SPLITS[np.searchsorted(_SPLIT_LIMITS, fraction, side="right")])
     return np.array(names)[index]
 

@@ -29,6 +29,7 @@ _LITTER = ("__macosx", "desktop.ini", "thumbs.db")
 FOLDER_OF_SPLIT = {"train": "train", "validation": "val", "test": "test"}
 
 Entry = tuple[str, Path]  # a unit's id, and its folder or file
+Keeps = Callable[[Sequence[str]], np.ndarray]  # of names of classes: which stay
 Owner = str | Callable[[str], Any]  # of an image, by its path: see `load_class_folders`
 
 
@@ -38,6 +39,7 @@ def load_class_folders(
     size: int | None = None,
     grey: bool = False,
     owner: Owner | None = None,
+    keeps: Keeps | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns the table of a folder that has one folder of images a class.
@@ -57,6 +59,7 @@ def load_class_folders(
       owner: whose an image is: a regular expression with one group, searched for in
         the file's name (`owner_of_name`), or a function from "class/file" to an id;
         None: not known.
+      keeps: which classes are kept, of their names; see `ClassSplit.mask`. None: all.
       max_bytes: most bytes that the features may take.
 
     Returns:
@@ -69,7 +72,7 @@ def load_class_folders(
       ValueError: a link, a file that is no readable image or an animation, images of
         different shapes, too many, or one without an owner; the message has the path.
     """
-    found = listed_classes(Path(path), size=size, grey=grey, owner=owner)
+    found = listed_classes(Path(path), size=size, grey=grey, owner=owner, keeps=keeps)
     return _loaded(found, max_bytes)
 
 
@@ -162,9 +165,14 @@ def listed_classes(
     size: int | None = None,
     grey: bool = False,
     owner: Owner | None = None,
+    keeps: Keeps | None = None,
 ) -> Images:
     """Returns the images of `load_class_folders`."""
-    return _images(_folders(path), None, size, grey, False, owner)
+    classes = _folders(path)
+    if keeps is not None:
+        kept = keeps([name for name, _ in classes])
+        classes = [classes[place] for place in np.flatnonzero(kept)]
+    return _images(classes, None, size, grey, False, owner)
 
 
 def listed_omniglot(

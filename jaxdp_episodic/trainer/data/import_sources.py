@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import itertools
@@ -22,6 +23,7 @@ from jaxdp_episodic.files.parquet_arrays import (
     parquet_numbers,
 )
 from jaxdp_episodic.trainer.data.folders import Images, check_alike, decoded_image
+from jaxdp_episodic.trainer.data.splits import ClassSplit
 from jaxdp_episodic.trainer.data.stored import Records
 from jaxdp_episodic.trainer.data.stored_features import INVERTED, UNIT
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -58,6 +60,30 @@ def image_records(found: Images) -> Records:
     numbers = found.table(np.arange(len(found.paths)))
     encoding = INVERTED if found.invert else UNIT
     return Records(numbers, _BYTE, first.shape, encoding, batches, digest.hexdigest())
+
+
+def part_of_records(records: Records, parts: ClassSplit, split: str) -> Records:
+    """Returns the records whose classes are in a split; all are read to come to them.
+
+    Raises:
+      ValueError: as `ClassSplit.part`; records without names of classes.
+    """
+    table = parts.part(records.numbers, split)
+    kept = np.sort(np.asarray(table.features).reshape(-1))
+    places = np.searchsorted(kept, np.asarray(table.features))
+
+    def batches(start: int) -> Iterator[np.ndarray]:
+        first = int(kept[start])
+        for batch in records.batches(first):
+            low, high = np.searchsorted(kept, [first, first + len(batch)])
+            if high > low:
+                yield batch[kept[low:high] - first]
+            first += len(batch)
+
+    stamp = [records.stamp, parts.to_dict(), split]
+    return dataclasses.replace(
+        records, numbers=table.with_features(places), batches=batches, stamp=stamp
+    )
 
 
 def npz_records(path: Path, *, owner: str | None = None) -> Records:

@@ -7,16 +7,19 @@ relative to ``base``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import itertools
 import os
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.trainer.data.built_in import (
-    SPLITS,
     TYPEFACE,
     load_glyphs,
     load_schools,
@@ -28,23 +31,104 @@ from jaxdp_episodic.trainer.data.folders import (
     load_omniglot,
 )
 from jaxdp_episodic.trainer.data.owners import owner_of_name
-from jaxdp_episodic.trainer.data.stored import TRAIN, load_stored
+from jaxdp_episodic.trainer.data.splits import (
+    SPLITS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    ClassSplit,
+)
+from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
+from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, refuse_unnamed
 
 FileOwner = str  # a regular expression, or a name for one: see `owner_of_name`
 GlyphOwner = str  # what `load_glyphs` takes
+HeldOut = float | str  # a share of the classes, or a path
 
 
+@dataclass(frozen=True, eq=False)
 class _Source(Spec):
     """What all sources share: fields are checked by the types they are declared of."""
 
     def __post_init__(self) -> None:
-        for name, declared in type(self).__annotations__.items():
-            value = getattr(self, name)
-            kind, may_be_none, _ = declared.partition(" | None")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            kind, may_be_none, _ = str(field.type).partition(" | None")
             if value is not None or not may_be_none:
-                object.__setattr__(self, name, _CHECKS[kind](name, value))
+                object.__setattr__(self, field.name, _CHECKS[kind](field.name, value))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FileSource(_Source):
+    """What sources share whose held-out data are classes of theirs, or other paths.
+
+    Attributes:
+      path: file or folder of what is trained on.
+      validation: what settings are chosen by: a share of the classes of ``path``, by a
+        hash of their names (`ClassSplit`), or a path of its own; None: nothing.
+      test: what is tested on, likewise.
+      split_salt: key of the hash; None: "".
+    """
+
+    also_read: ClassVar[tuple[str, ...]] = ("held_out",)
+
+    path: str
+    validation: HeldOut | None = None
+    test: HeldOut | None = None
+    split_salt: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_split is None and self.split_salt is not None:
+            raise ValueError(
+                "split_salt is for shares of the classes, got no share as validation "
+                "or test"
+            )
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Returns the source with these fields.
+
+        Raises:
+          ValueError: ``held_out``, which was validation and test at once.
+        """
+        if "held_out" in fields:
+            raise ValueError(
+                "held_out is not read any more, as it was validation and test at once; "
+                "write test and validation, each a path or a share of the classes"
+            )
+        return super().from_fields(fields)
+
+    @property
+    def class_split(self) -> ClassSplit | None:
+        """How the classes of ``path`` are split; None: all are trained on."""
+        given = {name: getattr(self, name) for name in (VALIDATION, TEST)}
+        shares = {name: one for name, one in given.items() if isinstance(one, float)}
+        return ClassSplit(**shares, salt=self.split_salt or "") if shares else None
+
+    def located(self, split: str, base: Path | None) -> tuple[Path, ClassSplit | None]:
+        """Returns where a split lies, and how to part it from others there, if any.
+
+        Raises:
+          ValueError: an unknown split, one that is not given, or two that are one.
+        """
+        _validation.choice("split", split, SPLITS)
+        given = {"path": self.path, VALIDATION: self.validation, TEST: self.test}
+        base = base or Path()
+        paths = {
+            name: base / one for name, one in given.items() if isinstance(one, str)
+        }
+        refuse_same_paths(paths)
+        if split in paths:
+            return paths[split], None
+        if split != TRAIN and given[split] is None:
+            raise ValueError(
+                f"{split} must be given for the split {split!r}, a path or a share of "
+                "the classes, got None: evaluation needs classes or tasks that are not "
+                "trained on"
+            )
+        return paths["path"], self.class_split
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,74 +170,73 @@ class Sinusoids(_Source):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Npz(_Source):
+class Npz(FileSource):
     """A user's arrays; see `load_npz`.
 
     Attributes:
-      path: file of the training data.
-      held_out: file of the held-out data; every other split is this one.
       owner: name of the array of owners; None: not known.
     """
 
-    path: str
-    held_out: str | None = None
     owner: str | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        return load_npz(_path(self, split, base), owner=self.owner)
+        path, parts = self.located(split, base)
+        if parts is not None:
+            refuse_unnamed(path)
+        data = load_npz(path, owner=self.owner)
+        return data if parts is None else parts.part(data, split)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ClassFolders(_Source):
+class ClassFolders(FileSource):
     """One folder of images a class; see `load_class_folders`.
 
     Attributes:
-      path: folder of the training classes.
-      held_out: folder of the held-out classes.
       size: side to which images are brought; None: they must all be alike.
       grey: convert to grey.
       owner: how a file's name says whose it is; None: not known.
     """
 
-    path: str
-    held_out: str | None = None
     size: int | None = None
     grey: bool = False
     owner: FileOwner | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
-        """Returns a split."""
-        path = _path(self, split, base)
+        """Returns a split; of other classes no image is opened."""
+        path, parts = self.located(split, base)
         return load_class_folders(
-            path, size=self.size, grey=self.grey, owner=self.owner
+            path,
+            size=self.size,
+            grey=self.grey,
+            owner=self.owner,
+            keeps=None if parts is None else functools.partial(parts.mask, split=split),
         )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Omniglot(_Source):
+class Omniglot(FileSource):
     """Omniglot's folders; see `load_omniglot`.
 
+    The custom: ``path`` is ``images_background``, ``test`` is ``images_evaluation``.
+
     Attributes:
-      path: folder of the training alphabets, ``images_background``.
-      held_out: folder of the held-out ones, ``images_evaluation``.
       size: side to which images are brought.
       alphabets: keep the alphabets as the top level.
       owner: "drawer", or as of `ClassFolders`; None: not known.
     """
 
-    path: str
-    held_out: str | None = None
     size: int = 28
     alphabets: bool = False
     owner: FileOwner | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        path = _path(self, split, base)
-        return load_omniglot(
+        path, parts = self.located(split, base)
+        data = load_omniglot(
             path, size=self.size, alphabets=self.alphabets, owner=self.owner
         )
+        return data if parts is None else parts.part(data, split)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -171,38 +254,37 @@ class MiniImageNet(_Source):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Table(_Source):
+class Table(FileSource):
     """Columns of a CSV or Parquet file; see `load_table`.
 
     Attributes:
-      path: file of the training records.
-      groups: columns of unit ids, top level first.
+      groups: columns of unit ids, top level first; the last one's are split.
       features: columns of numbers.
       target: column of numbers; None: the last group is the class.
-      held_out: file of the held-out records.
-      public_units: public list of ids of the only group of the training data; those
-        without a record are empty units. None: every unit has one.
+      public_units: public list of ids of the only group of ``path``; those without a
+        record are empty units. None: every unit has one.
       owner: column of owners; None: not known.
     """
 
-    path: str
     groups: tuple[str, ...]
     features: tuple[str, ...]
     target: str | None = None
-    held_out: str | None = None
     public_units: tuple[str | int, ...] | None = None
     owner: str | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
-        return load_table(
-            _path(self, split, base),
+        path, parts = self.located(split, base)
+        is_training_file = parts is not None or split == TRAIN
+        data = load_table(
+            path,
             groups=self.groups,
             features=self.features,
             target=self.target,
-            public_units=self.public_units if split == TRAIN else None,
+            public_units=self.public_units if is_training_file else None,
             owner=self.owner,
         )
+        return data if parts is None else parts.part(data, split)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -235,34 +317,19 @@ DataSource = (
 SOURCES: tuple[type, ...] = typing.get_args(DataSource)
 
 
-def _path(
-    source: Npz | ClassFolders | Omniglot | Table, split: str, base: Path | None
-) -> Path:
-    """The training file or folder, or the held-out one for every other split."""
-    name = source.path if split == TRAIN else source.held_out
-    if name is None:
-        raise ValueError(
-            f"held_out must be given for the split {split!r}, got None: evaluation "
-            "needs classes or tasks that are not trained on"
-        )
-    path, trained = (base or Path()) / name, (base or Path()) / source.path
-    if split != TRAIN:
-        refuse_same_path(trained, path)
-    return path
-
-
-def refuse_same_path(trained: Path, held_out: Path) -> None:
-    """Refuses to hold out what is trained on, by whatever name.
+def refuse_same_paths(paths: Mapping[str, Path]) -> None:
+    """Refuses to hold out what is trained on or held out otherwise, by whatever name.
 
     Raises:
-      ValueError: one file or folder.
+      ValueError: one file or folder is there under two of the keys.
     """
-    with contextlib.suppress(FileNotFoundError):  # the loader reports it
-        if os.path.samefile(trained, held_out):
-            raise ValueError(
-                f"held_out must be other data than those trained on, got {held_out}, "
-                f"which is {trained}"
-            )
+    for (first, one), (second, other) in itertools.combinations(paths.items(), 2):
+        with contextlib.suppress(FileNotFoundError):  # the loader reports it
+            if os.path.samefile(one, other):
+                raise ValueError(
+                    f"{second} must be other data than {first}, got {other}, which is "
+                    f"{one}"
+                )
 
 
 def _text(name: str, value: Any) -> str:
@@ -301,10 +368,17 @@ def _glyph_owner(name: str, value: Any) -> str:
     return _validation.choice(name, value, (TYPEFACE,))
 
 
+def _held_out(name: str, value: Any) -> float | str:
+    if isinstance(value, str):
+        return _text(name, value)
+    return _validation.single(name, _validation.open_unit_array(name, value))
+
+
 # By how a field is declared, apart from None.
 _CHECKS = {
     "FileOwner": _file_owner,
     "GlyphOwner": _glyph_owner,
+    "HeldOut": _held_out,
     "bool": _validation.flag,
     "int": _validation.whole_number,
     "str": _text,

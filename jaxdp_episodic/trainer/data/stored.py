@@ -35,11 +35,10 @@ from jaxdp_episodic.files.column_folder import (
 )
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-TRAIN = "train"
-HELD_OUT = "held_out"
 _SECONDS = 2.0  # between two syncs of the disk, and so at most lost by a crash
 
 # Records (bytes, while checksums are computed) done, all, and what is being done.
@@ -74,7 +73,7 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
 
     Args:
       path: the folder.
-      split: its name; where the folder has "held_out" beside "train", any other name.
+      split: its name.
 
     Raises:
       OSError: a file that is missing or cannot be read.
@@ -87,8 +86,6 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
     def chosen(splits: list[str]) -> str:
         if split in splits:
             return split
-        if HELD_OUT in splits and split != TRAIN:
-            return HELD_OUT
         raise ValueError(
             f"split must be one that {folder} has, {splits}, got {split!r}"
         )

@@ -181,6 +181,25 @@ class ExampleTable:
             None if self.owners is None else self.owners.take(rows),
         )
 
+    def of_classes(self, kept: np.ndarray) -> ExampleTable:
+        """Returns the table of some of the units that examples lie directly in.
+
+        Empty ones stay, if ``kept``, (C,) bool, says so; so do all units above them.
+        """
+        *above, sizes = self.population.children_counts
+        parents = np.repeat(np.arange(len(above[-1])), above[-1])
+        above[-1] = np.bincount(parents[kept], minlength=len(above[-1]))
+        ids = self.population.unit_ids
+        if ids is not None:
+            ids = (*ids[: len(above) - 1], ids[len(above) - 1][kept])
+        rows = np.flatnonzero(kept[self.class_places])
+        return ExampleTable(
+            self.features[rows],
+            None if self.targets is None else self.targets[rows],
+            Population((*above, sizes[kept]), self.level_names, ids),
+            None if self.owners is None else self.owners.take(rows),
+        )
+
     @functools.cached_property
     def people(self) -> PeopleStatistics | None:
         """How many own examples, and of how many classes; None without owners."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.files.archive import read_arrays
+from jaxdp_episodic.files.archive import array_headers, read_arrays
 from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
@@ -126,6 +126,22 @@ def arranged(
         public_units=None if public is None else public.reshape(-1).tolist(),
         owners=owners,
     )
+
+
+def refuse_unnamed(path: Path) -> None:
+    """Refuses a file of arrays whose classes are numbered: there is no name to hash.
+
+    Where one left, others would get its number, and with it perhaps another part.
+
+    Raises:
+      ValueError: neither ``labels`` nor ``classes``; and as `load_npz`.
+    """
+    if not {"labels", "classes"} & set(array_headers(path)):
+        raise ValueError(
+            f"{path} must hold classes, the ids of the classes, for these to be split "
+            "by their names; a number in a file is none, as it changes when a class "
+            "before it leaves"
+        )
 
 
 def load_table(

@@ -31,10 +31,15 @@ from jaxdp_episodic.files.column_folder import (
     open_split,
     write_manifest,
 )
-from jaxdp_episodic.trainer.config.training_parts import WAVELETS, FeaturesConfig
-from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.config.training_features import (
+    ONNX,
+    WAVELETS,
+    FeaturesConfig,
+)
+from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.backbones import network_features
 from jaxdp_episodic.trainer.learners.wavelets import compiled_wavelets
 
 _VERSION = 1  # of what a cache is compared by
@@ -50,7 +55,8 @@ class FixedFeatures:
     """A fixed function that is applied to each example before a run.
 
     For a backbone of any framework, pretrained on *public* data:
-    ``FixedFeatures(function, name="…")``, or `FixedFeatures.wavelets` for images.
+    ``FixedFeatures(function, name="…")``, or for images `FixedFeatures.onnx` and
+    `FixedFeatures.wavelets`.
 
     Attributes:
       function: ``(n, *features) array -> (n, D) array``, each row of the result a
@@ -81,8 +87,34 @@ class FixedFeatures:
         return cls(_wavelets, WAVELETS)
 
     @classmethod
-    def of(cls, config: FeaturesConfig) -> FixedFeatures | None:
-        """Returns the features of a config, or None for the examples as they are."""
+    def onnx(cls, path: str | os.PathLike[str], **settings: Any) -> FixedFeatures:
+        """Returns features of images by a network in an ONNX file.
+
+        Args:
+          path: the file.
+          **settings: those of the table ``features`` of a config, by name.
+
+        Raises:
+          ImportError: without the extra ``[onnx]``.
+          OSError, TypeError, ValueError: a file that is no network of images, or a
+            setting that does not fit to it.
+        """
+        found = cls.of(FeaturesConfig(kind=ONNX, path=os.fspath(path), **settings))
+        assert found is not None
+        return found
+
+    @classmethod
+    def of(
+        cls, config: FeaturesConfig, base: Path | None = None
+    ) -> FixedFeatures | None:
+        """Returns the features of a config, or None for the examples as they are.
+
+        Paths are relative to ``base``; errors as of `onnx`.
+        """
+        if config.kind == ONNX:
+            function, sha256 = network_features(config, base)
+            settings = {**config.network, "sha256": sha256}
+            return cls(function, ONNX, settings=settings)
         return cls.wavelets() if config.kind == WAVELETS else None
 
     def described(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
-from jaxdp_episodic.trainer.data.stored import TRAIN
+from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
@@ -80,7 +80,7 @@ class Tables:
         self.examples: tuple[tuple[int, ...], str] | None = None
         self.has_own_features = features is not None
         self.features = (
-            FixedFeatures.of(config.features) if features is None else features
+            FixedFeatures.of(config.features, base) if features is None else features
         )
         cache = config.features.cache
         self._cache = None if folder is None else folder / FEATURES

@@ -229,7 +229,7 @@ def test_users_own_arrays(tmp_path):
     path.write_text(
         TINY.replace(
             'type = "Glyphs"\nsmall = true',
-            'type = "Npz"\npath = "train.npz"\nheld_out = "test.npz"',
+            'type = "Npz"\npath = "train.npz"\nvalidation = "test.npz"',
         )
     )
     result = run_training(read_config(path), tmp_path / "out", base=tmp_path)

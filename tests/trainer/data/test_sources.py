@@ -151,11 +151,13 @@ def test_every_source_has_a_dictionary_form():
 def test_splits_of_files_and_of_made_up_tasks(tmp_path):
     for name in ("a", "b"):
         np.savez(tmp_path / f"{name}.npz", features=np.ones((2, 3, 4)) * len(name))
-    source = Npz(path="a.npz", held_out="b.npz")
+    source = Npz(path="a.npz", test="b.npz")
     assert isinstance(source.load("train", tmp_path), ExampleTable)
     assert source.load("test", tmp_path).num_examples == 6
-    with pytest.raises(ValueError, match="held_out must be given"):
-        Npz(path="a.npz").load("test", tmp_path)
+    with pytest.raises(ValueError, match="validation must be given"):
+        source.load("validation", tmp_path)
+    with pytest.raises(ValueError, match="split must be one of"):
+        source.load("dev", tmp_path)
     tasks = Sinusoids(num_tasks=10, points=5)
     assert tasks.load("train").num_examples == 50
     assert tasks.load("test").num_examples == 3_000
@@ -173,7 +175,8 @@ def test_splits_of_files_and_of_made_up_tasks(tmp_path):
         (lambda: ClassFolders(path="x", grey="no"), "grey must be true or false"),
         (lambda: Sinusoids(num_tasks="many"), "num_tasks must be a number"),
         (lambda: Npz(path=3), "path must be a non-empty string"),
-        (lambda: Npz(path="x", held_out=""), "held_out must be a non-empty string"),
+        (lambda: Npz(path="x", test=""), "test must be a non-empty string"),
+        (lambda: Npz(path="x", test=True), "test must be a number"),
         (
             lambda: Table(path="x", groups="user", features=["a"]),
             "groups must be a list of names, got 'user'",
@@ -199,7 +202,7 @@ def test_public_units_are_those_of_the_training_file(tmp_path):
         (tmp_path / f"{name}.csv").write_text(f"user,x\n{name}1,1\n{name}2,2\n")
     source = Table(
         path="a.csv",
-        held_out="b.csv",
+        test="b.csv",
         groups=["user"],
         features=["x"],
         public_units=["a1", "a2", "a3"],

@@ -75,7 +75,7 @@ def test_omniglot_is_inverted_and_put_into_the_order_of_its_ids(tmp_path):
     for alphabet in ("A", "A b"):
         drawings(tmp_path / "in" / alphabet, {"x": 2, "y": 1})
     drawings(tmp_path / "held" / "C", {"z": 2})
-    held = ["--held-out", str(tmp_path / "held"), "--size", "4"]
+    held = ["--test", str(tmp_path / "held"), "--size", "4"]
     for name, options in (("flat", []), ("deep", ["--alphabets"])):
         table = imported(tmp_path / "in", tmp_path / name, *held, *options)
         same_tables(

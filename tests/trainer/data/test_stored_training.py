@@ -226,7 +226,7 @@ def written(folder, each, side):
     np.savez(folder / "in.npz", images=images)
     np.savez(folder / "held.npz", images=255 - images[:, :10])
     command = ["data", "import", str(folder / "in.npz"), str(folder / "data")]
-    assert cli.run([*command, "--held-out", str(folder / "held.npz")]) == 0
+    assert cli.run([*command, "--validation", str(folder / "held.npz")]) == 0
     config = folder / "run.toml"
     config.write_text(CONFIG.format(data="data", each=each))
     return config
@@ -237,7 +237,7 @@ def test_a_convolution_sees_the_same_bit_for_bit(tmp_path):
     """Where the look-up is compiled into what follows, too, pixels and evaluation."""
     config = read_config(written(tmp_path / "run", 12, 12))
     config = dataclasses.replace(config, seed=1)
-    memory = dataclasses.replace(config, data=Npz(path="in.npz", held_out="held.npz"))
+    memory = dataclasses.replace(config, data=Npz(path="in.npz", validation="held.npz"))
     runs = []
     for one in (config, memory):
         run, evaluations, _ = assembled(one, Tables(one, tmp_path / "run"))

@@ -1,5 +1,6 @@
 """Fixed features: rows on their own, caches that are never another's, the wavelets."""
 
+import importlib
 import stat
 import tomllib
 
@@ -8,7 +9,7 @@ import pytest
 
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_parts import NUM_WAVELETS, FeaturesConfig
+from jaxdp_episodic.trainer.config.training_features import NUM_WAVELETS, FeaturesConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.wavelets import compiled_wavelets, make_filters
@@ -176,6 +177,39 @@ def test_config():
         FeaturesConfig(kind="wavelet")
     with pytest.raises(TypeError, match="cache"):
         FeaturesConfig(cache=3)  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "onnx"}, "path must be given with kind='onnx'"),
+        ({"kind": "wavelets", "grid": 2}, "grid is for kind='onnx'"),
+        ({"channels": "cmyk"}, "channels must be one of"),
+        ({"pool": "max", "grid": 65}, "grid must be at most 64"),
+        ({"pool": "none", "grid": 2}, "grid is for a pool other than 'none'"),
+        ({"size": [8, 8, 8]}, r"size must be one number or \[height, width\]"),
+        ({"size": 4096}, "at most 2048"),
+        ({"std": [1, 0, 1]}, "std must not be 0"),
+        ({"mean": [1, 2]}, "mean must be one number or 3, one a channel"),
+        ({"mean": float("inf")}, "mean must be one number or 3"),
+    ],
+)
+def test_settings_of_a_network(fields, message):
+    given = {"kind": "onnx", "path": "x"} if "kind" not in fields else {}
+    with pytest.raises(ValueError, match=message):
+        FeaturesConfig(**given, **fields)
+    whole = FeaturesConfig(kind="onnx", path="x", size=[6, 8], std=-0.5)
+    assert (whole.size, whole.std, whole.grid) == ((6, 8), (-0.5,) * 3, 1)
+    assert FeaturesConfig.from_dict(whole.to_dict()) == whole
+
+
+def test_a_network_without_its_packages_names_the_extra(monkeypatch, tmp_path):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=r"needs onnx, .*'jaxdp-episodic\[onnx\]'"):
+        FixedFeatures.onnx(tmp_path / "x.onnx")
 
 
 def test_filters_are_gabors():

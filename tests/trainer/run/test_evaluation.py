@@ -167,26 +167,30 @@ def test_the_training_folder_is_not_held_out(tmp_path, tables, capsys):
     link = tmp_path / "link"
     link.symlink_to(trained)
     for held_out in (trained, f"{trained}/.", str(link)):
-        with pytest.raises(ValueError, match="held_out must be other data"):
-            tables(ClassFolders(path=trained, held_out=held_out)).load("test")
-        command = ["data", "import", trained, str(tmp_path / "out"), "--held-out"]
+        with pytest.raises(ValueError, match="test must be other data than path"):
+            tables(ClassFolders(path=trained, test=held_out)).load("test")
+        command = ["data", "import", trained, str(tmp_path / "out"), "--test"]
         assert cli.run([*command, held_out]) == 2
-        assert "held_out must be other data" in capsys.readouterr().err
+        assert "test must be other data than path" in capsys.readouterr().err
+    other = drawn(tmp_path / "other", "de", 1)
+    both = tables(ClassFolders(path=trained, validation=other, test=f"{other}/."))
+    with pytest.raises(ValueError, match="test must be other data than validation"):
+        both.load("validation")
     copy = shutil.copytree(trained, tmp_path / "copy")
     with pytest.raises(ValueError, match="must be other data .* the same units"):
-        tables(ClassFolders(path=trained, held_out=str(copy))).load("test")
+        tables(ClassFolders(path=trained, test=str(copy))).load("test")
 
 
 def test_what_is_shared_with_the_training_data_is_said(tmp_path, tables):
     trained = drawn(tmp_path / "trained", "abc", 0)
-    others = tables(ClassFolders(path=trained, held_out=drawn(tmp_path / "o", "de", 1)))
+    others = tables(ClassFolders(path=trained, test=drawn(tmp_path / "o", "de", 1)))
     assert others.load("test").num_examples == 6  # without a word
     named = drawn(tmp_path / "named", "cde", 2)
     with pytest.warns(UserWarning, match="1 of its 3 class names .* such as 'c'"):
-        tables(ClassFolders(path=trained, held_out=named)).load("test")
+        tables(ClassFolders(path=trained, test=named)).load("test")
     copied = drawn(tmp_path / "copied", "xy", 3)
     shutil.copy(tmp_path / "trained" / "a" / "0.png", f"{copied}/x/1.png")
-    found = tables(ClassFolders(path=trained, held_out=copied))
+    found = tables(ClassFolders(path=trained, test=copied))
     with pytest.warns(UserWarning, match="1 of its 6 examples .* such as 1"):
         found.load("test")
     found.load("test")  # said once
@@ -197,7 +201,7 @@ def test_people_in_both_files_are_named(tmp_path, tables):
         (tmp_path / f"{name}.csv").write_text(f"user,age,score\n{rows}")
     source = Table(
         path=str(tmp_path / "train.csv"),
-        held_out=str(tmp_path / "test.csv"),
+        test=str(tmp_path / "test.csv"),
         groups=("user",),
         features=("age",),
         target="score",
@@ -212,7 +216,7 @@ def test_classes_without_names_share_none(tmp_path, tables):
         images = rng.integers(0, 256, (4, 3, 8, 8), dtype=np.uint8)
         np.savez(tmp_path / f"{name}.npz", images=images)
     places = [str(tmp_path / f"{name}.npz") for name in ("train", "test")]
-    tables(Npz(path=places[0], held_out=places[1])).load("test")
+    tables(Npz(path=places[0], test=places[1])).load("test")
 
 
 def test_our_own_parts_have_nothing_in_common(tables):

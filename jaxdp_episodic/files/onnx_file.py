@@ -1,0 +1,127 @@
+"""ONNX files: a network of any framework, cut off behind one of its values."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.files.archive import check_plain_file
+from jaxdp_episodic.files.optional import require
+
+_MAX_BYTES = 2**30  # of a file; a message of Protocol Buffers ends at 2 GiB
+
+
+class OnnxNetwork(NamedTuple):
+    """A network of one output, with its weights."""
+
+    content: bytes  # an ONNX model; what the output does not need is left out
+    output: str  # name of the output
+    sha256: str  # of the whole file
+
+
+def require_onnx(module: str) -> Any:
+    """Returns ``onnx`` or ``onnxruntime``; see `require`."""
+    return require(module, purpose="features of kind 'onnx'", extra="onnx")
+
+
+def read_onnx(path: Path, output: str | None = None) -> OnnxNetwork:
+    """Returns the network in a file, which anybody may have written.
+
+    Args:
+      path: the file, which holds its weights itself.
+      output: name of any value in the network; None: of its first output.
+
+    Raises:
+      ImportError: without the extra ``[onnx]``.
+      OSError: a file that cannot be read.
+      ValueError: no plain file, one of more than 1 GiB, no ONNX, weights in other
+        files, or an output that is not there.
+    """
+    onnx = require_onnx("onnx")
+    check_plain_file(path)
+    with path.open("rb") as file:
+        data = file.read(min(_MAX_BYTES, os.fstat(file.fileno()).st_size) + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"{path} must have at most {_MAX_BYTES} bytes")
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception as error:  # a DecodeError of Protocol Buffers, wherever that is
+        raise ValueError(f"{path} must be an ONNX file: {error}") from None
+    if not model.graph.node or not model.graph.output:
+        raise ValueError(f"{path} must be an ONNX file with a network, has none")
+    for tensor in _tensors(model):
+        # Another file is not in the checksum, and its name may lead anywhere.
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+            raise ValueError(
+                f"{path} must hold its weights itself, {tensor.name[:80]!r} is in "
+                "another file; save it again without external data"
+            )
+    name = model.graph.output[0].name if output is None else output
+    _cut(onnx, model.graph, name, path)
+    return OnnxNetwork(
+        model.SerializeToString(), name, hashlib.sha256(data).hexdigest()
+    )
+
+
+def _cut(onnx: Any, graph: Any, output: str, path: Path) -> None:
+    """Makes a value the only output, and leaves out what it does not need."""
+    made = [name for node in graph.node for name in node.output if name]
+    if output not in made:
+        hint = _validation.nearest(output, made) or f"; the last are {made[-3:]}"
+        raise ValueError(f"output must be a value in {path}, got {output!r}{hint}")
+    needed = {output}
+    for place in reversed(range(len(graph.node))):  # each comes after what it needs
+        node = graph.node[place]
+        if needed.isdisjoint(node.output):
+            del graph.node[place]
+        else:
+            needed.update(_names_used(node))
+    for place in reversed(range(len(graph.initializer))):
+        if graph.initializer[place].name not in needed:
+            del graph.initializer[place]
+    del graph.output[:]
+    graph.output.append(onnx.ValueInfoProto(name=output))
+
+
+def _names_used(node: Any) -> Iterator[str]:
+    """What a node needs, and the graphs in it."""
+    yield from node.input
+    for graph in _graphs_in(node):
+        for inside in graph.node:
+            yield from _names_used(inside)
+        yield from (value.name for value in graph.output)
+
+
+def _graphs_in(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _tensors(model: Any) -> Iterator[Any]:
+    """All tensors of a model, those in attributes and in graphs within nodes too."""
+    nodes = [node for function in model.functions for node in function.node]
+    graphs = [model.graph]
+    for info in model.training_info:
+        graphs += [info.initialization, info.algorithm]
+    while nodes or graphs:
+        if graphs:
+            graph = graphs.pop()
+            nodes.extend(graph.node)
+            yield from graph.initializer
+            sparse = list(graph.sparse_initializer)
+        else:
+            node = nodes.pop()
+            graphs.extend(_graphs_in(node))
+            sparse = []
+            for attribute in node.attribute:
+                yield attribute.t
+                yield from attribute.tensors
+                sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
+        for one in sparse:
+            yield from (one.values, one.indices)

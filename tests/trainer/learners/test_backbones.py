@@ -1,0 +1,316 @@
+"""Networks in ONNX files as fixed features: against NumPy, and what is refused."""
+
+import hashlib
+import tomllib
+
+import numpy as np
+import pytest
+
+from jaxdp_episodic.files import onnx_file
+from jaxdp_episodic.files.onnx_file import read_onnx
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_features import FeaturesConfig
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.backbones import network_features
+from jaxdp_episodic.trainer.learners.features import FixedFeatures
+from jaxdp_episodic.trainer.run.assemble import Tables
+from training_runs import TINY
+
+REASON = "the extra [onnx] is not installed"
+onnx = pytest.importorskip("onnx", reason=REASON)
+pytest.importorskip("onnxruntime", reason=REASON)
+helper, numpy_helper = onnx.helper, onnx.numpy_helper
+FLOAT = onnx.TensorProto.FLOAT
+RNG = np.random.default_rng(0)
+WEIGHTS = RNG.normal(size=(5, 3, 1, 1)).astype(np.float32)
+IMAGES = RNG.random((6, 8, 10, 3)).astype(np.float32)
+
+
+def saved(path, nodes, shape=("n", 3, None, None), weights=WEIGHTS, **changes):
+    """An ONNX file of nodes from "x" to "y"; returns its path."""
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info("x", changes.pop("kind", FLOAT), shape)],
+        [helper.make_tensor_value_info("y", FLOAT, None)],
+        [numpy_helper.from_array(weights, "w"), *changes.pop("more", [])],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def convolution(path, **changes):
+    """Convolution 1 x 1 ("z"), then a rectifier ("y")."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["z"]),
+        helper.make_node("Relu", ["z"], ["y"]),
+    ]
+    return saved(path, nodes, **changes)
+
+
+def features(path, images=IMAGES, **settings):
+    config = FeaturesConfig(kind="onnx", path=str(path), **settings)
+    return network_features(config)[0](images)
+
+
+def table_of(path):
+    table = ExampleTable.from_records(IMAGES, units={"class": np.arange(6) // 2})
+    return FixedFeatures.onnx(path).table(table)
+
+
+def by_numpy(images, mean=0.0, std=1.0):
+    """(n, H, W, 5): what the convolution makes of images."""
+    return ((images - np.float32(mean)) / np.float32(std)) @ WEIGHTS[:, :, 0, 0].T
+
+
+def test_pools_against_numpy(tmp_path):
+    path = convolution(tmp_path / "a.onnx")
+    z = by_numpy(IMAGES)
+    y = np.maximum(z, 0)
+    close = dict(rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(features(path), y.mean((1, 2)), **close)
+    found = features(path, output="z", pool="max")
+    np.testing.assert_allclose(found, z.max((1, 2)), **close)
+    found = features(path, pool="none")
+    np.testing.assert_allclose(found, y.transpose(0, 3, 1, 2).reshape(6, -1), **close)
+    blocks = y.reshape(6, 2, 4, 2, 5, 5).mean((2, 4)).reshape(6, -1)
+    np.testing.assert_allclose(features(path, grid=2), blocks, **close)
+
+
+def test_images_are_put_in_as_the_network_takes_them(tmp_path):
+    path = convolution(tmp_path / "a.onnx")
+    close = dict(rtol=1e-4, atol=1e-5)
+    mean, std = (0.5, 0.4, 0.3), (0.2, -0.1, 1.0)
+    found = features(path, output="z", mean=mean, std=std)
+    np.testing.assert_allclose(found, by_numpy(IMAGES, mean, std).mean((1, 2)), **close)
+    found = features(path, output="z", channels="bgr")
+    np.testing.assert_allclose(found, by_numpy(IMAGES[..., ::-1]).mean((1, 2)), **close)
+    grey = IMAGES[..., :1]
+    found = features(path, grey, output="z")
+    np.testing.assert_allclose(found, by_numpy(grey.repeat(3, 3)).mean((1, 2)), **close)
+    found = features(path, np.full_like(IMAGES, 0.3), output="z", size=(5, 7))
+    assert found.shape == (6, 5)
+    wanted = by_numpy(np.full_like(IMAGES, 0.3)).mean((1, 2))
+    np.testing.assert_allclose(found, wanted, **close)
+    one = WEIGHTS[:, :1]
+    path = convolution(tmp_path / "b.onnx", shape=(1, 1, 8, 10), weights=one)
+    found = features(path, output="z", channels="grey")
+    luma = IMAGES @ np.float32([0.299, 0.587, 0.114])
+    wanted = luma.mean((1, 2))[:, None] * one[:, 0, 0, 0]
+    np.testing.assert_allclose(found, wanted, **close)
+
+
+def test_channels_last_and_the_size_that_a_file_states(tmp_path):
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["t", "w"], ["z"]),
+        helper.make_node("Transpose", ["z"], ["y"], perm=[0, 2, 3, 1]),
+    ]
+    path = saved(tmp_path / "a.onnx", nodes, shape=(1, 4, 5, 3))
+    found = features(path, channels_last=True, pool="none")
+    assert found.shape == (6, 4 * 5 * 5)
+    wanted = by_numpy(IMAGES.reshape(6, 4, 2, 5, 2, 3)[:, :, :, :, :, :])
+    same = features(path, IMAGES[:, ::2, ::2], channels_last=True)
+    close = dict(rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(same, wanted[:, :, 0, :, 0].mean((1, 2)), **close)
+
+
+def test_tokens_and_vectors(tmp_path):
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["z"]),
+        helper.make_node("Reshape", ["z", "shape"], ["t"]),
+        helper.make_node("Transpose", ["t"], ["y"], perm=[0, 2, 1]),
+        helper.make_node("ReduceMean", ["y"], ["v"], axes=[1], keepdims=0),
+    ]
+    shape = numpy_helper.from_array(np.array([1, 5, 80]), "shape")
+    path = saved(tmp_path / "a.onnx", nodes, more=[shape])
+    tokens, vectors = features(path), features(path, output="v")
+    wanted = by_numpy(IMAGES).mean((1, 2))
+    np.testing.assert_allclose(tokens, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(vectors, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_images_cannot_change_each_other(tmp_path):
+    """A network that takes off the mean of its batch: of one image there is none."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["z"]),
+        helper.make_node("ReduceMean", ["z"], ["m"], axes=[0]),
+        helper.make_node("Sub", ["z", "m"], ["y"]),
+    ]
+    path = saved(tmp_path / "a.onnx", nodes)
+    assert not features(path).any()
+    path = convolution(tmp_path / "b.onnx")
+    together = features(path)
+    alone = np.concatenate([features(path, IMAGES[i : i + 1]) for i in range(6)])
+    np.testing.assert_array_equal(alone, together)
+    unit = together / np.linalg.norm(together, axis=1, keepdims=True)
+    np.testing.assert_allclose(table_of(path).features, unit, rtol=1e-6)
+
+
+def test_random_numbers_are_refused(tmp_path):
+    nodes = [
+        helper.make_node("RandomNormalLike", ["x"], ["r"]),
+        helper.make_node("Add", ["x", "r"], ["y"]),
+    ]
+    path = saved(tmp_path / "a.onnx", nodes)
+    with pytest.raises(ValueError, match="must depend on it alone"):
+        table_of(path)
+
+
+def test_what_an_output_does_not_need_is_left_out(tmp_path):
+    big = RNG.normal(size=(1_000, 5, 1, 1)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["z"]),
+        helper.make_node("Conv", ["z", "big"], ["y"]),
+    ]
+    more = [numpy_helper.from_array(big, "big")]
+    path = saved(tmp_path / "a.onnx", nodes, more=more)
+    assert len(read_onnx(path, "z").content) < 1_000 < 20_000 < path.stat().st_size
+    np.testing.assert_allclose(
+        features(path, output="z"), by_numpy(IMAGES).mean((1, 2)), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_graphs_in_nodes_keep_what_they_use(tmp_path):
+    branch = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["inner"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("inner", FLOAT, None)],
+    )
+    nodes = [
+        helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)
+    ]
+    yes = numpy_helper.from_array(np.array(True), "yes")
+    path = saved(tmp_path / "a.onnx", nodes, more=[yes])
+    np.testing.assert_allclose(
+        features(path), by_numpy(IMAGES).mean((1, 2)), rtol=1e-4, atol=1e-5
+    )
+
+
+def outside(tensor):
+    """Says of a tensor that it is in another file."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    entry = tensor.external_data.add()
+    entry.key, entry.value = "location", "/etc/passwd"
+
+
+@pytest.mark.parametrize("place", ["initializer", "attribute", "branch"])
+def test_weights_in_other_files_are_refused(place, tmp_path):
+    path = convolution(tmp_path / "a.onnx")
+    model = onnx.load_model_from_string(path.read_bytes())
+    constant = helper.make_node(
+        "Constant", [], ["c"], value=numpy_helper.from_array(WEIGHTS, "hidden")
+    )
+    if place == "initializer":
+        outside(model.graph.initializer[0])
+    else:
+        outside(constant.attribute[0].t)
+        node = constant
+        if place == "branch":
+            graph = helper.make_graph([constant], "g", [], [])
+            node = helper.make_node("If", ["c"], ["y2"], then_branch=graph)
+        model.graph.node.append(node)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="must hold its weights itself"):
+        read_onnx(path)
+
+
+def test_files_that_are_no_network(tmp_path, monkeypatch):
+    for name, content in (("a", b"no network"), ("b", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match="must be an ONNX file"):
+            read_onnx(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        read_onnx(tmp_path / "none")
+    with pytest.raises(ValueError, match="must be a plain file"):
+        read_onnx(tmp_path)
+    path = convolution(tmp_path / "c")
+    for name in ("q", "x"):
+        with pytest.raises(ValueError, match=r"output must be a value .* \['z', 'y'\]"):
+            read_onnx(path, name)
+    monkeypatch.setattr(onnx_file, "_MAX_BYTES", path.stat().st_size - 1)
+    with pytest.raises(ValueError, match="must have at most"):
+        read_onnx(path)
+
+
+def test_every_cut_and_many_changes_of_a_file_end_in_an_error_or_features(tmp_path):
+    """What anybody may have written does not bring the process down."""
+    whole = convolution(tmp_path / "whole").read_bytes()
+    path, rng = tmp_path / "a.onnx", np.random.default_rng(0)
+    damaged = [whole[:n] for n in range(0, len(whole), 7)]
+    for _ in range(60):
+        content = bytearray(whole)
+        content[rng.integers(len(content))] = rng.integers(256)
+        damaged.append(bytes(content))
+    refused = 0
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            FixedFeatures.onnx(path)
+        except ValueError:
+            refused += 1
+    assert refused > len(damaged) // 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"shape": ("n", 4, None, None)}, {}, "has 3 of them, input 'x' .* takes 4"),
+        ({"shape": (8, 3, None, None)}, {}, "must take one image, takes 8"),
+        ({"shape": (1, 3, 8, 9)}, {"size": 8}, r"size must be that of input 'x'"),
+        ({}, {"grid": 9}, r"grid must be at most the positions .* \(8, 10\), got 9"),
+        ({"weights": np.ones((5, 4, 1, 1), np.float32)}, {}, "cannot be run"),
+    ],
+)
+def test_what_does_not_fit_is_said(changes, settings, message, tmp_path):
+    path = convolution(tmp_path / "a.onnx", **changes)
+    with pytest.raises(ValueError, match=message):
+        features(path, **settings)
+
+
+def test_inputs_that_are_no_images(tmp_path):
+    """And an output that is not finite."""
+    path = tmp_path / "a.onnx"
+    node = [helper.make_node("Relu", ["x"], ["y"])]
+    for changes in ({"shape": ("n", 3, None)}, {"kind": onnx.TensorProto.DOUBLE}):
+        saved(path, node, **changes)
+        with pytest.raises(ValueError, match="must be float32 images of 4 axes"):
+            features(path)
+    with pytest.raises(ValueError, match="features 'onnx' must be finite"):
+        table_of(convolution(path, weights=WEIGHTS * np.nan))
+
+
+def test_examples_that_are_no_images(tmp_path):
+    path = convolution(tmp_path / "a.onnx")
+    for images in (IMAGES[..., 0], (IMAGES * 255).astype(np.uint8)):
+        with pytest.raises(ValueError, match="need images"):
+            features(path, images)
+    with pytest.raises(ValueError, match="1 or 3 channels, got 2"):
+        features(path, IMAGES[..., :2])
+
+
+def test_a_run_is_held_to_file_and_settings(tmp_path):
+    path = convolution(tmp_path / "a.onnx")
+    config = tomllib.loads(TINY) | {"type": "TrainingConfig"}
+    config["features"] = {
+        "type": "FeaturesConfig",
+        "kind": "onnx",
+        "path": "a.onnx",
+        "cache": "cache",
+        "grid": 2,
+    }
+    tables = Tables(TrainingConfig.from_dict(config), tmp_path)
+    assert tables.features is not None
+    described = tables.features.described()
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert described["settings"]["sha256"] == sha256
+    assert described["settings"]["grid"] == 2
+    assert str(tmp_path) not in str(described)
+    convolution(path, weights=WEIGHTS * 2)
+    again = FixedFeatures.onnx(path, grid=2)
+    assert again.described() != described
+    assert FixedFeatures.onnx(path, grid=2, std=0.5).described() != again.described()

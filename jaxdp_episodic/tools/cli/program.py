@@ -78,6 +78,10 @@ COMMANDS = {
         "train",
         "Train a random number of times, release the best run, and charge the choice.",
     ),
+    "predict": (
+        "predict",
+        "Say of examples which class they are of, or their values, by a run's release.",
+    ),
     "book": (
         "book",
         "Keep one privacy budget for all that is ever run on a data set.",

@@ -23,8 +23,11 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
+from jaxdp_episodic.trainer.data.sources import Omniglot
 from jaxdp_episodic.trainer.data.splits import TRAIN
+from jaxdp_episodic.trainer.data.stored_features import INVERTED
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.episode import code_of
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
@@ -62,7 +65,7 @@ class Tables:
       has_own_features: they were given in place of the config's.
       truncation: what bounding people has left out of the training data, once they are
         loaded; None: there are no bounds.
-      examples: shape and type of a training example without features, once loaded.
+      examples: what a training example is without features, plain values, once loaded.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class Tables:
         self._config, self._base = config, base
         self._loaded: dict[str, ExampleTable] = {}
         self.truncation: Truncation | None = None
-        self.examples: tuple[tuple[int, ...], str] | None = None
+        self.examples: dict[str, Any] = {}
         self.has_own_features = features is not None
         self.features = (
             FixedFeatures.of(config.features, base) if features is None else features
@@ -96,7 +99,11 @@ class Tables:
         if split not in self._loaded:
             if split == TRAIN:
                 data, self.truncation = self._config.training_data(self._base)
-                self.examples = data.features.shape[1:], str(data.features.dtype)
+                self.examples = {
+                    "example_shape": list(data.features.shape[1:]),
+                    "dtype": str(data.features.dtype),
+                    "inverted": code_of(data) == INVERTED,
+                }
             else:
                 data = self._config.data.load(split, self._base)
             if self.features is not None:
@@ -200,8 +207,10 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
     if config.model is not None and own.model is None:
         num_classes = len(tables.load(TRAIN).population.children_counts[-1])
         model = {**model, "outputs": num_outputs(config, _ways(config), num_classes)}
-    shape, dtype = tables.examples or ((), "")
-    source = config.data.to_dict()
+    given, examples = config.data.to_dict(), dict(tables.examples)
+    source = {key: given[key] for key in _SOURCE_KEYS if key in given}
+    if examples.pop("inverted") or isinstance(config.data, Omniglot):
+        source["inverted"] = True
     features = None
     if tables.features is not None:
         is_own = tables.has_own_features
@@ -210,9 +219,8 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
     return {
         "model": model if isinstance(model, dict) else {},
         "features": features,
-        "example_shape": shape,
-        "dtype": dtype,
-        "source": {key: source[key] for key in _SOURCE_KEYS if key in source},
+        "source": source,
+        **examples,
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,8 @@ from flax import nnx
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import check_plain_file, read_arrays
 from jaxdp_episodic.files.json_file import read_json
-from jaxdp_episodic.trainer.config.training_parts import WAVELETS, ModelConfig
+from jaxdp_episodic.trainer.config.training_features import ONNX, WAVELETS
+from jaxdp_episodic.trainer.config.training_parts import ModelConfig
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
@@ -54,7 +56,7 @@ def load_release(
     *,
     model: Any = None,
     learner: Any = None,
-    features: FixedFeatures | None = None,
+    features: FixedFeatures | str | os.PathLike[str] | None = None,
     max_bytes: int = _MOST_BYTES,
 ) -> Release:
     """Returns what a run has released, ready for use.
@@ -66,7 +68,8 @@ def load_release(
       model: of your own, as `run_training` was given it; the parameters that it has are
         not used.
       learner: of your own, likewise.
-      features: of your own, likewise.
+      features: of your own, likewise; or the file of the run's network (ONNX), which
+        a release does not hold.
       max_bytes: most that parameters may take.
 
     Raises:
@@ -85,7 +88,7 @@ def load_release(
         if learner is not None and not told["has_own_learner"]:
             raise ValueError("learner must be left out: the release describes its own")
         fixed = _features(told["features"], features)
-        dtype, source = np.dtype(str(told["dtype"])), dict(told["source"])
+        dtype, source = np.dtype(str(told["dtype"])), _source(told["source"])
         if dtype.kind not in "iuf":
             raise ValueError(f"dtype must be of numbers, got {dtype}")
     arrays = read_arrays(folder / PARAMETERS, max_bytes=max_bytes)
@@ -116,6 +119,9 @@ def _description(folder: Path) -> dict[str, Any]:
             "there is none, though parameters are there: they are of an older version, "
             "which described no model; load_parameters reads them"
         )
+    inside = folder / "release"
+    if not path.exists() and (inside / DESCRIPTION).exists():
+        raise ValueError(f"this is the folder of a run or a search: name {inside}")
     told = _table(read_json(path, max_bytes=_MOST_TEXT))
     if told.get("format") != FORMAT:
         shown = _validation.shown(told.get("format"))
@@ -151,6 +157,19 @@ def _shape(name: str, value: Any) -> tuple[int, ...]:
     if math.prod(max(n, 1) for n in value) > _MOST_NUMBERS:
         raise ValueError(f"{name} must be at most {_MOST_NUMBERS} numbers, got {value}")
     return tuple(value)
+
+
+def _source(told: Any) -> dict[str, Any]:
+    """What is known of the training files: names, numbers and lists of names."""
+    for name, value in _table(told).items():
+        several = value if isinstance(value, list) else [value]
+        if not all(isinstance(v, str | int | bool | None) for v in several):
+            raise TypeError(
+                f"source.{name} must be plain values, got {_validation.shown(value)}"
+            )
+        if name in ("groups", "features") and not isinstance(value, list):
+            raise TypeError(f"source.{name} must be a list of names")
+    return told
 
 
 def _parameters(told: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -239,7 +258,7 @@ def _function(name: str, functions: Mapping[str, Any]) -> Any:
     return functions[name]
 
 
-def _features(told: Any, own: FixedFeatures | None) -> FixedFeatures | None:
+def _features(told: Any, own: Any) -> FixedFeatures | None:
     """The fixed features, which are those of the run."""
     if told is None:
         if own is not None:
@@ -248,15 +267,21 @@ def _features(told: Any, own: FixedFeatures | None) -> FixedFeatures | None:
     described = dict(_table(told))
     kind = described.pop("kind")
     if own is None and kind != WAVELETS:
+        name = _validation.shown(described.get("name"))
         raise ValueError(
-            "features must be given, as the run was: it had some of its own, "
-            f"{_validation.shown(described.get('name'))}"
+            f"features must be given, as the run was: the file of its network, {name}"
+            if kind == ONNX
+            else f"features must be given, as the run was: it had its own, {name}"
         )
     features = FixedFeatures.wavelets() if own is None else own
+    if isinstance(own, str | os.PathLike):
+        settings = dict(_table(described["settings"]))
+        settings.pop("sha256", None)
+        features = FixedFeatures.onnx(own, **settings)
     if features.described() != described:
+        shown = _validation.shown(json.dumps(described))
         raise ValueError(
-            "features must be those of the run, "
-            f"{_validation.shown(json.dumps(described))}, got {features.described()}"
+            f"features must be those of the run, {shown}, got {features.described()}"
         )
     return features
 

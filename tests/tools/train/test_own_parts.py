@@ -16,7 +16,8 @@ from jaxdp_episodic.trainer.config.training_parts import LearnerConfig
 from jaxdp_episodic.trainer.learners.learners import MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
 from jaxdp_episodic.trainer.run.description import described_part
-from training_runs import TINY
+from jaxdp_episodic.trainer.run.run_files import LOG, read_log, releasable_records
+from training_runs import TINY, plain_trainer, trainer
 
 
 class Bare(nnx.Module):
@@ -99,6 +100,23 @@ def test_a_description_tells_parts_apart_and_equal_ones_not():
     ways = [of(3), of(4)]
     assert ways[0] != ways[1]
     assert "0x" not in json.dumps([adam, ways, described(Bare(rngs=nnx.Rngs(0)))])
+
+
+# --- Who is told of steps ---
+
+
+def test_a_callback_is_told_what_is_public(tmp_path):
+    told = []
+    plain_trainer(num_steps=2).train(tmp_path / "public", on_step=told.append)
+    public = releasable_records(read_log(tmp_path / "public" / LOG))
+    assert [one.public for one in told] == public[1:]  # the first is of no step
+    assert [one.step for one in told] == [1, 2] and told[0].num_steps == 2
+    assert "mean_loss" in told[0].private_record["private"]
+    # Epsilon rests on private sizes here: nothing is public before the release.
+    told.clear()
+    trainer(num_steps=2).train(tmp_path / "private", on_step=told.append)
+    assert [one.public for one in told] == [{}, {}]
+    assert told[1].private_record["epsilon"] > 0
 
 
 # --- A run with them ---

@@ -37,7 +37,6 @@ from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.checkpoint import Checkpoints
 from jaxdp_episodic.trainer.run.description import RunMismatchError
-from jaxdp_episodic.trainer.run.release import export_run
 from jaxdp_episodic.trainer.run.report import load_parameters
 from jaxdp_episodic.training import ProtoNet, Trainer
 from training_runs import (

@@ -227,8 +227,8 @@ class RunState:
                     "ledger is there"
                 )
             run_files.refuse_other_files(folder)
-            for name in (run_files.EPOCH, run_files.BEST):
-                (folder / name).unlink(missing_ok=True)
+            for left in (run_files.EPOCH, run_files.BEST):
+                (folder / left).unlink(missing_ok=True)
             path, is_seeded = folder / run_files.LEDGER, self.is_seeded
             self._name = create_ledger(path, self.budget, is_seeded=is_seeded, run=name)
             self._folder = folder.resolve()

@@ -146,7 +146,7 @@ def test_parts_of_the_data_that_share_nobody_pay_each_for_itself():
     check = dataclasses.replace(CHECK, sampling=wide)
     runs = (runs[0], jde.AdaptiveRun({"check": check}, quotas={"check": 3}))
     learner, params = protonet()
-    with pytest.raises(ValueError, match="looks at the training data"):
+    with pytest.raises(ValueError, match="got all of the training data"):
         AdaptiveTrainer(
             learner,
             params,

@@ -52,7 +52,7 @@ class Predict:
         with ended_by_sigterm(), waiting("predicting (new kinds compile first)"):
             answer = _values if release.is_regression else _classes
             answers = answer(release, support, queries)
-        lines = _shown(answers)
+        lines = _shown(answers, is_written=self.out is not None)
         if self.out is not None:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             with writing(self.out, answers.types) as write:
@@ -140,7 +140,7 @@ def _rows(types: dict[str, str], columns: dict[str, Any]) -> list[dict[str, Any]
     return [dict(zip(types, row, strict=True)) for row in cells]
 
 
-def _shown(answers: _Answers) -> list[str]:
+def _shown(answers: _Answers, *, is_written: bool) -> list[str]:
     """The first rows as a table, and what is said of all."""
     rows = [
         tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values())
@@ -149,5 +149,6 @@ def _shown(answers: _Answers) -> list[str]:
     lines = aligned([tuple(answers.types), *rows], left=len(answers.types) - 1)
     more = len(answers.rows) - len(rows)
     if more:
-        lines.append(f"... and {more:,} more; --out FILE.csv has all")
+        hint = "" if is_written else "; --out FILE.csv has all"
+        lines.append(f"... and {more:,} more{hint}")
     return [*lines, *([""] if answers.said else []), *answers.said]

@@ -81,7 +81,7 @@ def load_release(
     folder = Path(folder)
     with _named(folder / DESCRIPTION):
         told = _description(folder)
-        shape = _shape("example_shape", told["example_shape"])
+        shape, stage = _shape("example_shape", told["example_shape"]), told["stage"]
         wanted = _parameters(told)
         functions, like = _functions(told, model, wanted)
         made = _learner(told["learner"], functions, learner)
@@ -97,8 +97,9 @@ def load_release(
     statement = _text(folder / STATEMENT)
     with _named(folder / FACTS):
         facts = _table(read_json(folder / FACTS, max_bytes=_MOST_TEXT))
-    stage = str(told["stage"])
-    return Release(stage, made, params, fixed, shape, dtype, source, statement, facts)
+    return Release(
+        str(stage), made, params, fixed, shape, dtype, source, statement, facts
+    )
 
 
 @contextmanager

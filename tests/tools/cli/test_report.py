@@ -1,5 +1,7 @@
 """``report``: a run's privacy in plain words."""
 
+from typing import Any
+
 import pytest
 
 import jaxdp_episodic as jde
@@ -83,7 +85,7 @@ def test_the_odds_are_those_of_the_attacker_rounded_up():
 
 def test_it_says_why_a_record_costs_more_than_its_patient():
     _, report, words = of()
-    levels = report.epsilon_by_level
+    levels: Any = report.epsilon_by_level
     assert levels["record"] > 10 * levels["patient"]
     assert "Why one record costs more than one patient" in words
     assert "Above what is clipped, each `record`, draws are in the open" in words
@@ -92,7 +94,7 @@ def test_it_says_why_a_record_costs_more_than_its_patient():
 
 def test_it_says_no_such_thing_where_it_does_not():
     run, report, words = of("patient", "replace_one")
-    levels = report.epsilon_by_level
+    levels: Any = report.epsilon_by_level
     assert levels["record"] < levels["patient"] and "Why one" not in words
     # Clipped as one, a patient's draw hides her records; one that goes is replaced.
     _, report, words = of("patient")

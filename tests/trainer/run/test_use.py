@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -216,7 +217,7 @@ def test_a_model_of_ones_own_comes_back_with_it(tmp_path, kind):
     def cosine(apply):
         return Mine(ProtoNet(apply, ways=4, distance="cosine"))
 
-    given = {"model": Bared()}
+    given: dict[str, Any] = {"model": Bared()}
     if kind == "nnx":
         given = {"model": Flat(rngs=nnx.Rngs(3))}
     if kind == "learner":
@@ -290,6 +291,7 @@ def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
         tmp_path / "release", model=(learner.apply, sinusoid_learner(3)[1])
     )
     assert release.is_regression
+    assert data.targets is not None
     x, y = data.features[:8], data.targets[:8]
     found = release.predict(x[:5], y[:5], x[5:])
     mask = jnp.ones(8, jnp.float32)
@@ -335,6 +337,7 @@ def test_a_mixed_model_is_used_without_more(tmp_path):
     result = run_training(read_config(tmp_path / "run.toml"), tmp_path / "out")
     release = load_release(tmp_path / "out" / "release")
     data = make_sinusoids(2, points=8, seed=3)
+    assert data.targets is not None
     x, y, mask = data.features[:8], data.targets[:8], jnp.ones(8, jnp.float32)
     episode = regression_episode(jnp.asarray(x), jnp.asarray(y), mask, shots=3)
     stage = result.trainer.released

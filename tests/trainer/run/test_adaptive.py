@@ -31,6 +31,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError, _check_apart
 from jaxdp_episodic.trainer.run.adaptive_report import adaptive_statement
+from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from rows import fast_and_slow
@@ -122,6 +123,18 @@ def test_it_takes_what_the_rule_chooses_and_says_what_is_left(whole):
     scores = [r["score"] for r in records if "score" in r]
     assert len(scores) == chosen.count("check") == len(run.scores) > 0
     assert [r["option"] for r in records if "score" in r] == ["check"] * len(scores)
+
+
+@pytest.mark.slow
+def test_stages_are_scored_and_none_is_chosen_by_scores_without_noise(tmp_path):
+    run = adaptive()
+    data = classes(seed=9)
+    held_out = Evaluation(data, ways=3, shots=1, queries=2, num_episodes=20)
+    records = run.train(tmp_path, evaluations={"validation": held_out})
+    assert run.released.name == "steps" and run.selection.split is None
+    assert "looks at scores with noise alone" in run.selection.words
+    assert [r["step"] for r in records if run_files.STAGES in r] == [8]
+    assert list(run.selection.scores) == ["features", "initial", "steps"]
 
 
 def test_the_guarantee_is_that_of_all_quotas_whatever_was_taken(whole):

@@ -1,5 +1,5 @@
 """The run: trainer, ledger, journal, checkpoints.
 
 Doors: `adaptive`, `adaptive_report`, `assemble`, `checks`, `evaluation`, `report`,
-`run_files`, `stages`, `trainer`, `validation`.
+`run_files`, `selection`, `stages`, `trainer`, `validation`.
 """

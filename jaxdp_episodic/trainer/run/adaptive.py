@@ -92,7 +92,6 @@ class AdaptiveTrainer(Trainer):
     """
 
     ledger: AdaptiveLedger
-    _no_choice = "a run that chooses its steps looks at scores with noise alone"
 
     def __init__(
         self,
@@ -110,6 +109,8 @@ class AdaptiveTrainer(Trainer):
         if not callable(rule):
             raise TypeError(f"rule must be a function, got {_validation.shown(rule)}")
         self._rule, self.checks = rule, dict(checks)
+        if checks:  # the guarantee is about their data, too
+            self._no_choice = "held-out data are private here, and scored with noise"
         super().__init__(
             learner, params, data=data, budget=cast(Any, budget), **arguments
         )

@@ -314,7 +314,7 @@ def markdown_report(
         "",
     ]
     if picture:
-        lines += [f"![loss, score and epsilon against the step]({picture})", ""]
+        lines += [f"![stages; loss, score and epsilon against the step]({picture})", ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts.items()]
     lines += stages

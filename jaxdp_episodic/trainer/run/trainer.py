@@ -90,7 +90,7 @@ class Trainer(RunState):
         that does not contain what interacts.
     """
 
-    _no_choice = ""  # why a run of this kind chooses no stage
+    _no_choice: str = ""  # why a run of this kind chooses no stage
 
     def __init__(
         self,

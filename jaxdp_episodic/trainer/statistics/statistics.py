@@ -350,11 +350,8 @@ class Started:
 
 def _seen(start: Any, episode: Episode) -> Episode:
     """The episode with projected features."""
-    inputs = episode.support_inputs, episode.query_inputs
-    seen = [
-        projected(one, start["mean"], start["projection"]).astype(mask.dtype)
-        for one, mask in zip(
-            inputs, (episode.support_mask, episode.query_mask), strict=True
-        )
-    ]
-    return episode._replace(support_inputs=seen[0], query_inputs=seen[1])
+    number = len(episode.support_inputs)
+    inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
+    seen = projected(inputs, start["mean"], start["projection"])
+    seen = seen.astype(episode.support_mask.dtype)
+    return episode._replace(support_inputs=seen[:number], query_inputs=seen[number:])

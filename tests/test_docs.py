@@ -44,8 +44,8 @@ SESSIONS = [
     pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
     for page in DOCS
 ]
-# Pages about packages that `make test` does not install; `make test-peers` does.
-NEEDS = {"docs/opacus.md": "opacus"}
+# Pages about packages; `make test-peers` installs opacus, `make test` the other.
+NEEDS = {"docs/opacus.md": "opacus", "docs/backbones.md": "onnxruntime"}
 # What makes a config lighter: the commands stay as they are printed.
 LIGHTER = {
     "glyphs_5w1s.toml": {

@@ -105,14 +105,19 @@ def _rests_on_private_sizes(description: PlanDescription) -> bool:
 
 
 def _relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The config with absolute paths of data: they hold from anywhere."""
-    data = {
-        key: str((base / value).resolve())
-        if key in ("path", *SPLITS) and isinstance(value, str)
-        else value
-        for key, value in config["data"].items()
+    """The config with absolute paths: they hold from anywhere."""
+    paths = {"data": ("path", *SPLITS), "features": ("path", "cache")}
+    moved = {
+        part: {
+            key: str((base / value).resolve())
+            if key in paths[part] and isinstance(value, str)
+            else value
+            for key, value in config[part].items()
+        }
+        for part in paths
+        if part in config
     }
-    return config | {"data": data}
+    return config | moved
 
 
 def _comment(plan: Candidates, pipeline: Pipeline | None) -> str:

@@ -10,6 +10,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.cli import plan as plan_command
 from jaxdp_episodic.tools.cli.plan import Plan as PlanCommand
+from jaxdp_episodic.tools.cli.plan import _relocated
 from jaxdp_episodic.tools.plan.designs import possible_designs
 from jaxdp_episodic.tools.plan.plan import (
     _front,
@@ -468,3 +469,17 @@ def test_without_bounds_blocks_alone_protect_people():
 def test_people_of_a_plan_are_checked(change, message):
     with pytest.raises(ValueError, match=message):
         PlanRequest(episode=EpisodeShape(**POOL), **(PEOPLE | change), **SMALL)
+
+
+def test_paths_hold_wherever_the_config_is_written(tmp_path):
+    config = {
+        "data": {"type": "Npz", "path": "a.npz", "validation": 0.2, "test": "b.npz"},
+        "features": {"kind": "onnx", "path": "c.onnx", "size": 8},
+    }
+    moved = _relocated(config, tmp_path / "x" / "..")
+    place = str(tmp_path.resolve())
+    assert moved["data"] == config["data"] | {
+        "path": f"{place}/a.npz",
+        "test": f"{place}/b.npz",
+    }
+    assert moved["features"] == config["features"] | {"path": f"{place}/c.onnx"}

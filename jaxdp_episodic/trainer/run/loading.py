@@ -221,7 +221,7 @@ def _applied(told: Any) -> set[Any]:
         return _applied(fields["learner"])
     if fields["type"] == OWN:
         return {OWN}
-    return {fields.get("apply"), fields.get("embedding")}
+    return {fields.get("apply"), fields.get("features")}
 
 
 def _learner(told: Any, functions: Mapping[str, Any], own: Any) -> Any:
@@ -242,7 +242,7 @@ def _learner(told: Any, functions: Mapping[str, Any], own: Any) -> Any:
             f"learner.type must be one of {sorted(LEARNERS)}, got "
             f"{_validation.shown(kind)}"
         )
-    for name in ("apply", "embedding"):
+    for name in ("apply", "features"):
         if isinstance(fields.get(name), str):
             fields[name] = _function(fields[name], functions)
     return LEARNERS[kind](**fields)

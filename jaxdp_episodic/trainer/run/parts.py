@@ -12,7 +12,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
     CLASSIFIER,
     CLOSED_FORM,
     COSINE,
-    HIDDEN,
     LOGITS,
     MIXED,
     PLDA,
@@ -91,23 +90,24 @@ def built_model(
     learner, model = config.learner, config.model
     if model is None:  # statistics alone: as they project
         return _learner(learner, as_they_are, None, ways), {}
-    hidden = None
+    features = None
     if own.model is None:
         outputs = num_outputs(config, ways, num_classes)
         module = built_module(model, input_shape, outputs)
         apply, params = split_model(module)
-        if learner.kind == CLASSIFIER and learner.embed == HIDDEN:
-            hidden, _ = split_model(module, "hidden")
+        if learner.kind == CLASSIFIER:
+            features, _ = split_model(module, "hidden")
     else:
         apply, params = apply_and_params(own.model, input_shape, seed=model.seed)
-        if own.learner is None and learner.embed == HIDDEN:
+        needs_features = learner.kind == CLASSIFIER and learner.embed != LOGITS
+        if needs_features and own.learner is None:
             raise ValueError(
                 f"learner.embed must be {LOGITS!r} with a model of your own, got "
-                f"{HIDDEN!r}; or give a learner of your own"
+                f"{learner.embed!r}; or give a learner of your own"
             )
     if own.learner is not None:
         return learner_of(own.learner, apply), params
-    return _learner(learner, apply, hidden, ways), params
+    return _learner(learner, apply, features, ways), params
 
 
 def num_outputs(config: TrainingConfig, ways: int | None, num_classes: int) -> int:
@@ -117,11 +117,15 @@ def num_outputs(config: TrainingConfig, ways: int | None, num_classes: int) -> i
     return outputs.get(config.learner.kind, ways or 1)
 
 
-def _learner(config: LearnerConfig, apply: Any, hidden: Any, ways: int | None) -> Any:
-    """The learner for a model's ``apply(params, inputs)``, and its last layer's."""
+def _learner(config: LearnerConfig, apply: Any, features: Any, ways: int | None) -> Any:
+    """The learner for a model's outputs, and what its last layer sees."""
     if config.kind == CLASSIFIER:
         return Classifier(
-            apply, embedding=hidden, ways=int(ways or 1), distance=config.distance
+            apply,
+            features=features,
+            embed=config.embed,
+            ways=int(ways or 1),
+            distance=config.distance,
         )
     if config.kind in (PROTONET, PLDA):
         return ProtoNet(

@@ -163,7 +163,7 @@ def described_learner(learner: Any) -> dict[str, Any]:
         if value is as_they_are:
             fields[name] = AS_THEY_ARE
         elif callable(value):
-            fields[name] = HIDDEN if name == "embedding" else MODEL
+            fields[name] = HIDDEN if name == "features" else MODEL
     return {"type": cls.__name__, **fields}
 
 

@@ -89,8 +89,9 @@ class Release:
             to each task.
           TypeError, ValueError: examples of another type or shape, or not finite.
         """
-        if not hasattr(self.learner, "embed"):
-            name = type(self.learner).__name__
+        inner = getattr(self.learner, "learner", self.learner)  # of `Started`
+        if not hasattr(inner, "embedding"):
+            name = type(inner).__name__
             raise NotImplementedError(f"{name} has no embedding: it adapts to a task")
         inputs = self._inputs("examples", examples)
         made = [
@@ -199,7 +200,7 @@ class Release:
 
 @functools.partial(jax.jit, static_argnames="learner")
 def _embedded(params: Any, inputs: Any, *, learner: Any) -> Any:
-    return learner.embed(params, inputs)
+    return learner.embedding(params, inputs)
 
 
 @functools.partial(jax.jit, static_argnames="learner")

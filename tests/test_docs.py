@@ -38,6 +38,7 @@ SLOW = {
     "docs/runs.md",
     "docs/sweep.md",
     "docs/training.md",
+    "docs/use.md",
 }
 SESSIONS = [
     pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page

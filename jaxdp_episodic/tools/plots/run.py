@@ -1,18 +1,23 @@
-"""The picture of a training run: loss, scores and epsilon against the step."""
+"""The picture of a training run: its stages; loss, scores, epsilon by the step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic.tools.plots.figures import new_figure, plain, save
+from jaxdp_episodic.trainer.run.evaluation import Score
 
 _BLACK = "#333333"
 _BLUE = "#2a6fbb"
 _ORANGE = "#c8641b"
+# Of the parts of the held-out data.
+_STYLES = ((_BLUE, "o"), (_ORANGE, "s"), (_BLACK, "D"))
+_ROW = 0.42  # height of a stage, inches
 
 
 def draw_run(
@@ -22,11 +27,13 @@ def draw_run(
     losses: Sequence[tuple[int, float]],
     scores: Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]],
     target_epsilon: float,
+    stages: Mapping[str, Mapping[str, Score]] = MappingProxyType({}),
+    released: str = "",
     without_noise: Mapping[str, Mapping[str, Any]] | None = None,
     meaning: str = "",
     is_guarantee: bool = False,
 ) -> None:
-    """Draws loss, scores and epsilon against the step, one above the other.
+    """Draws the stages; below them loss, scores and epsilon against the step.
 
     Args:
       path: of the picture, .png or .svg; readable by its owner only, as losses are
@@ -36,12 +43,20 @@ def draw_run(
       scores: steps, and for each part of the held-out data its score as in the log;
         may be empty.
       target_epsilon: inf for a run without noise.
+      stages: scores of each stage, on each part of the held-out data; may be empty.
+      released: the stage that is.
       without_noise: last scores of the same run without noise, which is not private.
       meaning: a sentence or two below, of what the protection means.
       is_guarantee: the epsilons are what holds at any time, of a run that chooses.
     """
-    figure = new_figure(7.2, 7.4)
-    panels = list(figure.subplots(3 if losses else 2, sharex=True))
+    rows, height = 3 if losses else 2, _ROW * (len(stages) + 3) if stages else 0.0
+    figure = new_figure(7.2, 7.4 + height)
+    whole, over = figure, []
+    if stages:
+        upper, whole = figure.subfigures(2, height_ratios=(height, 7.4))
+        over = [upper.subplots()]
+        _draw_stages(over[0], stages, released)
+    panels = list(whole.subplots(rows, sharex=True))
     *tops, middle, bottom = panels
     for top in tops:
         _draw_losses(top, np.array(losses, float))
@@ -60,8 +75,50 @@ def draw_run(
         bottom.set_yticks([])
     bottom.set_ylabel("epsilon (nats)")
     bottom.set_xlabel("step" + ("\n\n" + meaning if meaning else ""))
-    plain(*panels)
+    plain(*over, *panels)
     save(figure, path, is_private=True)
+
+
+def _draw_stages(
+    axes: Any, stages: Mapping[str, Mapping[str, Score]], released: str
+) -> None:
+    """Each stage's scores with their intervals, a row each, the simplest on top."""
+    splits = list(
+        dict.fromkeys(split for scores in stages.values() for split in scores)
+    )
+    for split, (color, marker) in zip(splits, _STYLES, strict=False):
+        shown = [(row, scores[split]) for row, scores in enumerate(stages.values())]
+        means = np.array([score.mean for _, score in shown])
+        ends = np.array([[score.low, score.high] for _, score in shown]).T
+        axes.errorbar(
+            means,
+            [row + 0.22 * splits.index(split) - 0.11 for row, _ in shown],
+            xerr=np.abs(ends - means),
+            color=color,
+            marker=marker,
+            ls="",
+            ms=5,
+            capsize=2,
+            label=split,
+        )
+    for row, (name, scores) in enumerate(stages.items()):
+        words = "   ".join(f"{score.mean:.4f}" for score in scores.values())
+        weight = "bold" if name == released else "normal"
+        place = {"transform": axes.get_yaxis_transform(), "va": "center"}
+        axes.text(1.01, row, words, fontweight=weight, **place)
+    axes.set_yticks(range(len(stages)), [_row_name(n, released) for n in stages])
+    axes.set_ylim(len(stages) - 0.5, -0.5)
+    axes.set_xlabel(f"{_kind_of(stages)} (held out) of what the run has at each stage")
+    above = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
+    axes.legend(frameon=False, ncols=len(splits), **above)
+
+
+def _row_name(name: str, released: str) -> str:
+    return f"{name}\n(released)" if name == released else name
+
+
+def _kind_of(stages: Mapping[str, Mapping[str, Score]]) -> str:
+    return next(iter(next(iter(stages.values())).values())).name
 
 
 def _draw_losses(axes: Any, losses: np.ndarray) -> None:
@@ -86,9 +143,10 @@ def _draw_scores(
 
     Beside it, dashed, what it would be without noise.
     """
-    styles = zip((_BLUE, _ORANGE, _BLACK), "osD", strict=True)
+    # What there was before the first step is among the stages.
+    scores = [record for record in scores if record[0] > 0] or scores
     names = list(dict.fromkeys(name for _, parts in scores for name in parts))
-    for name, (color, marker) in zip(names, styles, strict=False):
+    for name, (color, marker) in zip(names, _STYLES, strict=False):
         rows = [(step, parts[name]) for step, parts in scores if name in parts]
         steps = [step for step, _ in rows]
         mean = np.array([score["mean"] for _, score in rows])
@@ -113,12 +171,3 @@ def _draw_scores(
         above = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
         narrow = {"columnspacing": 1.0, "handlelength": 1.5}
         axes.legend(frameon=False, ncols=2, **above, **narrow)
-    if names and without_noise and len(scores) > 2:
-        # The axis shows both runs' scores closely; that before learning lies beyond.
-        parts = [part for _, part in scores[1:]]
-        ends = [
-            s[end] for part in parts for s in part.values() for end in ("low", "high")
-        ]
-        ends += [score["mean"] for score in without_noise.values()]
-        low, high = min(ends), max(ends)
-        axes.set_ylim(low - 1.2 * (high - low), high + 0.3 * (high - low))

@@ -61,7 +61,9 @@ class EvaluationConfig(Spec):
       shots: support examples, of each class or of the task; None: as in training.
       queries: query examples, of each class or of the task.
       num_episodes: episodes, at least 2; 600 is the custom of the field.
-      every: steps between evaluations; None: before the first step and after the last.
+      every: steps between evaluations; None: steps are scored after the last alone.
+      select: release the simplest stage within a standard error of the best on the
+        split "validation", else on the first that is not "test"; false: the last one.
       without_noise: also train without noise, for the private report's picture. Only
         the scores are kept.
     """
@@ -72,10 +74,11 @@ class EvaluationConfig(Spec):
     queries: int = 5
     num_episodes: int = 600
     every: int | None = None
+    select: bool = True
     without_noise: bool = False
 
     def __post_init__(self) -> None:
-        check_flags(self, "without_noise")
+        check_flags(self, "select", "without_noise")
         if not isinstance(self.splits, list | tuple) or not all(
             isinstance(name, str) for name in self.splits
         ):

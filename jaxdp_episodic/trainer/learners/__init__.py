@@ -1,4 +1,5 @@
 """Models, and how they learn from an episode.
 
-Doors: `episode`, `features`, `learners`, `models`, `optimizers`.
+Doors: `episode`, `features`, `learners`, `models`, `optimizers`, `own`,
+`untrained`.
 """

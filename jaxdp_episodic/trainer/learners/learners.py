@@ -85,13 +85,16 @@ class ProtoNet:
         """Logits of the queries, (Q, ways)."""
         return self._logits(self._embedded(params, episode))
 
+    def embedding(self, params: Any, inputs: Array) -> Array:
+        """(n, embedding) of inputs (n, *features), whose means are prototypes."""
+        embedded = at_least_float32(self.apply(params, inputs))
+        return _unit(embedded) if self.distance == COSINE else embedded
+
     def _embedded(self, params: Any, episode: Episode) -> Episode:
         """The episode with embeddings in place of its inputs."""
         number = len(episode.support_inputs)
         inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
-        embedded = at_least_float32(self.apply(params, inputs))
-        if self.distance == COSINE:
-            embedded = _unit(embedded)
+        embedded = self.embedding(params, inputs)
         return episode._replace(
             support_inputs=embedded[:number], query_inputs=embedded[number:]
         )
@@ -305,6 +308,10 @@ class Classifier(Supervised):
     def predict(self, params: Any, episode: Episode) -> Array:
         """Logits of the queries among the classes of the episode, (Q, ways)."""
         return self._prototypes.predict(params, episode)
+
+    def embedding(self, params: Any, inputs: Array) -> Array:
+        """(n, embedding) of inputs (n, *features), whose means are prototypes."""
+        return self._prototypes.embedding(params, inputs)
 
     @property
     def _prototypes(self) -> ProtoNet:

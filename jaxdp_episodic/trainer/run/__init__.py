@@ -1,5 +1,6 @@
 """The run: trainer, ledger, journal, checkpoints.
 
 Doors: `adaptive`, `adaptive_report`, `assemble`, `checks`, `contributions`,
-`evaluation`, `report`, `run_files`, `trainer`, `validation`.
+`evaluation`, `loading`, `parts`, `release`, `report`, `run_files`, `said`,
+`selection`, `stages`, `trainer`, `use`, `validation`.
 """

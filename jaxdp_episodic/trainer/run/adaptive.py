@@ -26,14 +26,12 @@ from jaxdp_episodic.trainer.config.rules import Released, Rule, ScoreThen
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import checks as run_checks
 from jaxdp_episodic.trainer.run.adaptive_ledger import AdaptiveLedger
+from jaxdp_episodic.trainer.run.apart import found_in_both
 from jaxdp_episodic.trainer.run.description import described_step
 from jaxdp_episodic.trainer.run.draws import PreparedStep
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 
-# Share of a check's examples up to which those equal to the last bit to ones trained on
-# are warned of and no more: of the package's glyphs it is 1 of 4,000, by chance.
-_MOST_EQUAL = 1e-3
 # Most scores that a run keeps for its rule.
 _MOST_SCORES = 100_000
 # What a trainer has of the step that it takes, and another option has otherwise.
@@ -112,6 +110,8 @@ class AdaptiveTrainer(Trainer):
         if not callable(rule):
             raise TypeError(f"rule must be a function, got {_validation.shown(rule)}")
         self._rule, self.checks = rule, dict(checks)
+        if checks:  # the guarantee is about their data, too
+            self._no_choice = "held-out data are private here, and scored with noise"
         super().__init__(
             learner, params, data=data, budget=cast(Any, budget), **arguments
         )
@@ -230,6 +230,11 @@ class AdaptiveTrainer(Trainer):
             )
         return choice
 
+    @property
+    def has_public_accounting(self) -> bool:
+        """True: the menu of such a run, and its prices, are public."""
+        return True
+
     def accounting(self) -> Callable[[int], dict[str, Any]]:
         """Returns what says, of a release, the guarantee, the choice and what is left.
 
@@ -262,7 +267,7 @@ class AdaptiveTrainer(Trainer):
         self._processes.meet()  # the first has charged
         if self._processes.is_first:
             check = self.checks[name]
-            noised = check.release(self._judged, self.params, self._keys, number)
+            noised = check.release(self._stages.judged, self.params, self._keys, number)
             state = self._let_out(state, number, noised)
         self._processes.meet()
         self._now = (state, number)
@@ -328,54 +333,26 @@ class AdaptiveTrainer(Trainer):
                     f"check {name!r} must have noise={self.noise!r} as the run has, "
                     f"got {one.noise!r}"
                 )
-            one.check_learner(self._judged)
+            one.check_learner(self._stages.judged)
             run_checks.warn_about_delta(one.step, budget.delta, one.data)
             if len(budget.runs) > 1:
                 _check_apart(name, one, self.data)
 
 
 def _check_apart(name: str, check: PrivateValidation, data: ExampleTable) -> None:
-    """Refuses to count apart what a protected unit of both parts would pay for twice.
-
-    Units are told apart by their names, where they have any, and by their examples.
-    """
-    if check.data.fingerprint == data.fingerprint:
+    """Refuses to count apart what a protected unit of both would pay for twice."""
+    found, by_chance = found_in_both(check.data, data, check.step)
+    if found:
         raise ValueError(
-            f"check {name!r} looks at the training data: put its option into one run "
-            "with those that train"
+            f"check {name!r} must be apart from the training data, got {found}: put "
+            "its option into one run with those that train"
         )
-    same = run_checks.shared_rows(check.data, data)
-    if same:
-        found = f"{len(same):,} examples (rows) in both, such as row {same[0]}"
-        if len(same) > _MOST_EQUAL * check.data.num_examples:
-            raise ValueError(
-                f"check {name!r} must be apart from the training data, got {found}: "
-                "put its option into one run with those that train"
-            )
+    if by_chance:
         warnings.warn(
-            f"check {name!r} is apart from the training data, but has {found}: by "
+            f"check {name!r} is apart from the training data, but has {by_chance}: by "
             "chance, or whoever gave that example to both parts pays for one only",
             stacklevel=4,
         )
-    unit = str(check.step.privacy_unit)
-    looked_at, trained_on = (_names_of(t, unit) for t in (check.data, data))
-    if looked_at.dtype.kind == trained_on.dtype.kind:
-        both = np.intersect1d(looked_at, trained_on)
-        if both.size:
-            raise ValueError(
-                f"check {name!r} must be apart from the training data, whose "
-                f"{unit!r} units are others, got {both.size:,} in both, such as "
-                f"{both[0].item()!r}: put its option into one run with those that train"
-            )
-
-
-def _names_of(data: ExampleTable, unit: str) -> np.ndarray:
-    """Names of the units of a level; none where they are only counted."""
-    names, ids = data.level_names, data.population.unit_ids or ()
-    level = names.index(unit) if unit in names else len(ids)
-    found = np.asarray(ids[level]) if level < len(ids) else np.empty(0)
-    is_count = np.array_equal(found, np.arange(len(found)))
-    return found[:0] if is_count else found
 
 
 def _of_step(trainer: Trainer) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -62,6 +62,56 @@ class Score(NamedTuple):
         )
 
 
+class EpisodeScores(NamedTuple):
+    """The scores of one learner on the episodes of an `Evaluation`.
+
+    Attributes:
+      sums: (J,) float64, of each episode's hits or squared errors.
+      weights: (J,) float64, its queries: the same for every learner.
+      is_regression: the sums are of squared errors.
+    """
+
+    sums: np.ndarray
+    weights: np.ndarray
+    is_regression: bool
+
+    @property
+    def value(self) -> float:
+        """The mean over all queries, of errors times -1; -inf if it is no number."""
+        value = float(self.sums.sum() / self.weights.sum())
+        if not math.isfinite(value):
+            return -math.inf
+        return -value if self.is_regression else value
+
+    def score(self) -> Score:
+        """Ratio of the sums over all queries, and its interval by the delta method."""
+        number, mean = self.sums.size, self.sums.sum() / self.weights.sum()
+        half = _Z95 * self._error(self.sums - mean * self.weights)
+        low, high = mean - half, mean + half
+        if not self.is_regression:
+            return Score("accuracy", mean, max(low, 0.0), min(high, 1.0), number)
+        low, mean, high = (math.sqrt(max(value, 0.0)) for value in (low, mean, high))
+        return Score("rmse", mean, low, high, number)
+
+    def ahead_of(self, other: EpisodeScores) -> tuple[float, float]:
+        """How much higher `value` is than another learner's on the same episodes.
+
+        Returns:
+          The difference and its standard error, of the differences episode by episode:
+          what makes an episode hard for both is not in it.
+        """
+        differences = self.sums - other.sums
+        if self.is_regression:
+            differences = -differences
+        mean = differences.sum() / self.weights.sum()
+        return float(mean), self._error(differences - mean * self.weights)
+
+    def _error(self, residuals: np.ndarray) -> float:
+        """Standard error of a ratio to the weights, by what remains of each episode."""
+        deviation = (residuals / self.weights.mean()).std(ddof=1)
+        return float(deviation) / math.sqrt(residuals.size)
+
+
 class Evaluation:
     """Draws the same held-out episodes every time; call it with a learner and params.
 
@@ -77,6 +127,9 @@ class Evaluation:
       queries: query examples, likewise.
       num_episodes: at least 2; 600 is the custom of the field.
       seed: of the episodes.
+
+    Attributes:
+      data: as given.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -129,7 +182,7 @@ class Evaluation:
         draw = draw._replace(
             examples=draw.examples.reshape(shape), mask=draw.mask.reshape(shape)
         )
-        self._draw, self._data = draw, data
+        self._draw, self.data = draw, data
         # Episodes are evaluated one by one: the block size changes no score.
         bytes_each = 4 * math.prod(shape[1:]) * math.prod(data.features.shape[1:])
         fitting = max(_BLOCK_BYTES // max(bytes_each, 1), 1)
@@ -141,6 +194,10 @@ class Evaluation:
         `ProtoNet` and `Classifier`, whatever their ways, tell as many classes apart as
         the episodes have.
         """
+        return self.episodes(learner, params).score()
+
+    def episodes(self, learner: Any, params: Any) -> EpisodeScores:
+        """Returns the scores episode by episode; those without a query are left out."""
         learner = for_ways(learner, self._ways)
         scores, weights = [], []
         with closing(self._blocks()) as blocks:
@@ -151,15 +208,19 @@ class Evaluation:
                     learner=learner,
                     shots=self._shots,
                     is_regression=self._is_regression,
-                    encoding=code_of(self._data),
+                    encoding=code_of(self.data),
                 )
                 scores.append(np.asarray(score)[block.unit_mask > 0])
                 weights.append(np.asarray(weight)[block.unit_mask > 0])
-        return _summary(
-            np.concatenate(scores).astype(np.float64),
-            np.concatenate(weights).astype(np.float64),
-            self._is_regression,
+        sums, queries = (
+            np.concatenate(a).astype(np.float64) for a in (scores, weights)
         )
+        used = queries > 0
+        if np.count_nonzero(used) < 2:
+            raise ValueError(
+                "evaluation needs at least 2 episodes with a query example"
+            )
+        return EpisodeScores(sums[used], queries[used], self._is_regression)
 
     def _blocks(self) -> Generator[Block, None, None]:
         """The episodes, gathered anew each time: all at once they may not fit."""
@@ -169,20 +230,10 @@ class Evaluation:
             here = slice(start, start + size)
             examples, mask = draw.examples[here], draw.mask[here]  # there are no nulls
             part = draw._replace(examples=examples, mask=mask, holds_null=None)
-            return make_blocks(part, self._data, block_size=size)[0]
+            return make_blocks(part, self.data, block_size=size)[0]
 
         starts = range(0, len(draw.mask), size)
         return prefetched(made, ((start,) for start in starts))
-
-
-def evaluated(
-    evaluations: Mapping[str, Evaluation], learner: Any, params: Any
-) -> dict[str, dict[str, Any]]:
-    """Returns the scores by name, as plain values for a log."""
-    return {
-        name: evaluation(learner, params)._asdict()
-        for name, evaluation in evaluations.items()
-    }
 
 
 def for_ways(learner: Any, ways: int | None) -> Any:
@@ -192,22 +243,6 @@ def for_ways(learner: Any, ways: int | None) -> Any:
     if isinstance(learner, ProtoNet | Classifier) and ways is not None:
         return dataclasses.replace(learner, ways=ways)
     return learner
-
-
-def _summary(sums: np.ndarray, weights: np.ndarray, is_regression: bool) -> Score:
-    """Ratio of the sums over all queries, and its interval by the delta method."""
-    used = weights > 0
-    sums, weights = sums[used], weights[used]
-    if sums.size < 2:
-        raise ValueError("evaluation needs at least 2 episodes with a query example")
-    mean = sums.sum() / weights.sum()
-    residual = (sums - mean * weights) / weights.mean()
-    half = _Z95 * residual.std(ddof=1) / math.sqrt(residual.size)
-    low, high = mean - half, mean + half
-    if not is_regression:
-        return Score("accuracy", mean, max(low, 0.0), min(high, 1.0), sums.size)
-    low, mean, high = (math.sqrt(max(value, 0.0)) for value in (low, mean, high))
-    return Score("rmse", mean, low, high, sums.size)
 
 
 @functools.partial(

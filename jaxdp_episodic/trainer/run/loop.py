@@ -14,17 +14,19 @@ from jaxdp_episodic.trainer.run.description import described_opening
 from jaxdp_episodic.trainer.run.journal import Journal
 from jaxdp_episodic.trainer.run.ledger import LedgerFile
 from jaxdp_episodic.trainer.run.run_files import (
-    HELD_OUT,
     PRIVATE,
+    STAGES,
     RunLog,
     StepProgress,
+    public_record,
 )
+from jaxdp_episodic.trainer.run.selection import Scoring
 
 
 def take_all_steps(
     run: Any,
     folder: Path,
-    evaluate: Callable[[], dict[str, Any]],
+    scoring: Scoring,
     every: tuple[int | None, int, int],
     on_step: Callable[[StepProgress], None] | None,
 ) -> list[dict[str, Any]]:
@@ -36,14 +38,14 @@ def take_all_steps(
     Args:
       run: a `Trainer`.
       folder: with its ledger.
-      evaluate: returns scores for a record.
+      scoring: scores for records, and the choice of what is released.
       every: steps between evaluations (None: before the first step and after the last),
         checkpoints and records.
       on_step: is called after every record.
     """
     budget = run.budget
     last, before = budget.num_steps, len(budget.before)
-    accounted = run.accounting()
+    accounted, is_public = run.accounting(), run.has_public_accounting
 
     def is_due(often: int | None, step: int) -> bool:
         return step in (last, before) or (often is not None and step % often == 0)
@@ -61,13 +63,15 @@ def take_all_steps(
             noted.append(record)
             log.write(record)
 
-        start, logged = run.num_steps_taken, log.last_step
-        if logged is None and start == 0:
-            note({**public(0), **evaluate()})
-        elif logged is None or logged < start:
-            is_evaluated = is_due(evaluate_every, start)
-            if is_evaluated or is_due(log_every, start):
-                held_out = evaluate() if is_evaluated else {}
+        def evaluate(step: int) -> dict[str, Any]:
+            is_evaluated = step == 0 or is_due(evaluate_every, step)
+            return scoring.now(is_last=step == last) if is_evaluated else {}
+
+        run.selection = None
+        start, noted_last = run.num_steps_taken, log.last or {}
+        if noted_last.get("step", -1) < start:
+            held_out = evaluate(start)
+            if held_out or is_due(log_every, start):
                 note({**public(start), **held_out})
         try:
             with run.ahead() as ahead:
@@ -75,20 +79,21 @@ def take_all_steps(
                     begun = time.perf_counter()
                     diagnostics = run.step(prepared)
                     step = run.num_steps_taken
-                    held_out = evaluate() if is_due(evaluate_every, step) else {}
+                    held_out = evaluate(step)
                     if is_due(log_every, step) or held_out:
                         seconds = time.perf_counter() - begun
                         private = {**diagnostics, "seconds": seconds}
                         note({**public(step), PRIVATE: private, **held_out})
                         if on_step is not None:
-                            epsilon = noted[-1]["epsilon"]
-                            on_step(StepProgress(step, last, epsilon, noted[-1]))
+                            shown = public_record(noted[-1]) if is_public else {}
+                            on_step(StepProgress(step, last, shown, noted[-1]))
                     if is_due(checkpoint_every, step) or journal.is_full:
                         commit()
-            step = run.num_steps_taken
-            if step != last and noted and HELD_OUT not in noted[-1]:
-                # A run that chose to end has not known before that this is the last.
-                if held_out := evaluate():
+            if run.selection is None or run.selection.step != run.num_steps_taken:
+                # The run ended before, or has not known that this step is the last.
+                step, chosen = run.num_steps_taken, scoring.choose()
+                if STAGES not in (noted[-1] if noted else noted_last) and chosen.scores:
+                    held_out = scoring.now(is_last=True)
                     epsilon = accounted(step)["epsilon"]
                     note({"step": step, "epsilon": epsilon, **held_out})
             commit()

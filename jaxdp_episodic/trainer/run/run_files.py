@@ -10,8 +10,9 @@ decided where it is computed:
   of it may be released, and nothing of it steers the run.
 * ``"held_out"``: results on held-out people. The training did not see them, so its
   epsilon does not cover them: releasing such a number discloses *their* data.
+* ``"stages"``: likewise, of each stage that could be released; once, at the end.
 
-`releasable_records` leaves the last two out.
+`releasable_records` leaves the last three out.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ CHECKPOINTS = "checkpoints"
 LEDGER = "ledger.jsonl"
 JOURNAL = "journal"
 EPOCH = "epoch"
+BEST = "best.npz"
 
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
@@ -117,6 +119,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 PRIVATE = "private"
 HELD_OUT = "held_out"
+STAGES = "stages"
 
 
 class RunLog:
@@ -128,14 +131,14 @@ class RunLog:
         steps whose release is not on the disk. None keeps all.
 
     Attributes:
-      last_step: of the last record that was there; None if there was none.
+      last: the last record that was there; None if there was none.
     """
 
     def __init__(self, path: Path, *, keep_through: int | None = None) -> None:
         self._path = path
-        self.last_step: int | None = None
+        self.last: Mapping[str, Any] | None = None
         if path.exists() and keep_through is not None:
-            self.last_step = _rewrite(path, keep_through)
+            self.last = _rewrite(path, keep_through)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(descriptor, "a", encoding="utf-8")
 
@@ -173,31 +176,46 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+_NOT_PUBLIC = (PRIVATE, HELD_OUT, STAGES)
+
+
 def releasable_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the records without what was computed from anybody's data in the clear.
 
     Records that hold nothing but a step number after that are left out.
     """
-    public = [
-        {key: value for key, value in record.items() if key not in (PRIVATE, HELD_OUT)}
-        for record in records
-    ]
+    public = map(public_record, records)
     return [record for record in public if record.keys() - {"step"}]
 
 
-def _rewrite(path: Path, keep_through: int) -> int | None:
-    """Drops the records of later steps, atomically; returns the last one's step."""
+def public_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the top level of a record, without its other compartments."""
+    return {key: value for key, value in record.items() if key not in _NOT_PUBLIC}
+
+
+def _rewrite(path: Path, keep_through: int) -> Mapping[str, Any] | None:
+    """Drops the records of later steps, atomically; returns the last one."""
     kept = [r for r in read_log(path) if r.get("step", 0) <= keep_through]
     text = "".join(json.dumps(record) + "\n" for record in kept)
     atomic.write_atomically(path, text, is_private=True)
-    return kept[-1].get("step", 0) if kept else None
+    return kept[-1] if kept else None
 
 
 class StepProgress(NamedTuple):
-    """What a progress display is told after every step."""
+    """What ``on_step`` is told of a step that was logged.
 
-    step: int  # steps taken and charged
-    num_steps: int  # steps that the run takes
-    epsilon: float  # spent by these steps, nats
-    # The log record of the step, private compartments included.
-    record: Mapping[str, Any]
+    Attributes:
+      step: steps taken and charged.
+      num_steps: steps that the run takes.
+      public: the step's record in the public log, which may go to a tracker that others
+        see. Empty where the accounting rests on private sizes: nothing of the run is
+        then public before its release, the number of its steps neither.
+      private_record: its record in the full log, with epsilon, and by name what was
+        computed from private data ("private") and from held-out people ("held_out",
+        "stages").
+    """
+
+    step: int
+    num_steps: int
+    public: Mapping[str, Any]
+    private_record: Mapping[str, Any]

@@ -11,7 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, SpentAhead
+from jaxdp_episodic.accountant.questions.budget import (
+    PrivacyBudget,
+    SpentAhead,
+    public_budget,
+)
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError
 from jaxdp_episodic.files.atomic import TEMPORARY
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
@@ -38,6 +42,10 @@ from jaxdp_episodic.trainer.run.journal import (
     from_bytes,
 )
 from jaxdp_episodic.trainer.run.ledger import Ledger, create_ledger, taken_up
+from jaxdp_episodic.trainer.run.release import write_release
+from jaxdp_episodic.trainer.run.said import said_of
+from jaxdp_episodic.trainer.run.selection import Selection
+from jaxdp_episodic.trainer.run.stages import Stage, Stages
 
 
 class RunState:
@@ -59,10 +67,14 @@ class RunState:
       run: what the run is.
       ledger: counts its charges; in other processes than the first a copy in memory.
       versions: of what this process computes with; see `described_versions`.
+      recipe: how examples become what the model sees, and what the model is, as plain
+        values; of a run from a config. They are for its release; see `load_release`.
+      selection: what `train` has chosen to release; None before its end.
     """
 
     _draws: RunDraws
     _noise_multiplier: float
+    _stages: Stages
 
     def __init__(
         self,
@@ -75,11 +87,13 @@ class RunState:
     ) -> None:
         self.run, self.budget, self.noise = run, budget, noise
         self.ledger, self.versions = self._new_ledger(), described_versions()
+        self.recipe: Mapping[str, Any] = {}
         self._gradient, self._keys = gradient, keys
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (gradient.on_devices(state), 0)
         self._processes = all_processes()
         self._has_agreed = self._is_joined = False
+        self.selection: Selection | None = None
         self._folder: Path | None = None
         self._name = ""
         self._journal: Journal | None = None
@@ -102,6 +116,25 @@ class RunState:
         """The parameters to evaluate and release; see `released_params`."""
         return released_params(self.state)
 
+    def stages(self) -> tuple[Stage, ...]:
+        """What the run has now, the simplest first: see `Stage`.
+
+        All of it is post-processing of what was charged.
+        """
+        has_stepped = self.num_steps_taken > len(self.budget.before)
+        return self._stages.of(self.state, has_stepped=has_stepped)
+
+    @property
+    def released(self) -> Stage:
+        """The stage that is released: in the first process what `train` has chosen.
+
+        The last, where there was no choice, or steps were taken since.
+        """
+        chosen = self.selection
+        if chosen is None or chosen.step != self.num_steps_taken:
+            return self.stages()[-1]
+        return chosen.stage
+
     @property
     def num_steps_taken(self) -> int:
         """Steps in the state, those given up included."""
@@ -111,6 +144,11 @@ class RunState:
     def num_steps_charged(self) -> int:
         """Steps charged: those taken, and perhaps one that was interrupted."""
         return self.ledger.charged
+
+    @property
+    def has_public_accounting(self) -> bool:
+        """False if epsilons were computed from private sizes; see `public_budget`."""
+        return public_budget(self.budget) is not None
 
     def accounting(self) -> Callable[[int], dict[str, Any]]:
         """Returns what says, of a step, what the log's public part has besides."""
@@ -135,6 +173,31 @@ class RunState:
     def noise_deviation(self) -> float:
         """Of the noise in each coordinate of the next step's sum."""
         return self._gradient.deviation(self._noise_multiplier) * self.clip_norm
+
+    def release(self, folder: Path) -> list[Path]:
+        """Writes what may be published of the run, as the command does; see `Release`.
+
+        The parameters that `released` has, the statement of the run's privacy, the
+        public log, and what `load_release` needs. It speaks of all steps that were
+        charged, and leaves out whatever was computed from private sizes.
+
+        Args:
+          folder: made if missing; files of these names are replaced, all at once.
+
+        Returns:
+          The files; in other processes than the first, which write nothing, none.
+
+        Raises:
+          OSError: a file that cannot be written.
+          ValueError: a run that was not trained in a folder, where its log is.
+        """
+        if not self._processes.is_first:
+            return []
+        if self._folder is None:
+            raise ValueError(
+                "release must come after train or resume: the log is there"
+            )
+        return write_release(folder, self, self._folder / run_files.LOG, said_of(self))
 
     def snapshot(self) -> Snapshot:
         """Returns the run after its last step, without secrets of draws or noise."""
@@ -164,7 +227,8 @@ class RunState:
                     "ledger is there"
                 )
             run_files.refuse_other_files(folder)
-            (folder / run_files.EPOCH).unlink(missing_ok=True)
+            for left in (run_files.EPOCH, run_files.BEST):
+                (folder / left).unlink(missing_ok=True)
             path, is_seeded = folder / run_files.LEDGER, self.is_seeded
             self._name = create_ledger(path, self.budget, is_seeded=is_seeded, run=name)
             self._folder = folder.resolve()

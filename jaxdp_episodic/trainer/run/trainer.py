@@ -31,10 +31,12 @@ from jaxdp_episodic.trainer.run.checkpoint import (
 )
 from jaxdp_episodic.trainer.run.description import described_run
 from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep, RunDraws
-from jaxdp_episodic.trainer.run.evaluation import Evaluation, evaluated
+from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.loop import take_all_steps
-from jaxdp_episodic.trainer.run.run_files import HELD_OUT, StepProgress
+from jaxdp_episodic.trainer.run.run_files import StepProgress
 from jaxdp_episodic.trainer.run.run_state import RunState
+from jaxdp_episodic.trainer.run.selection import Scoring
+from jaxdp_episodic.trainer.run.stages import Stages
 from jaxdp_episodic.trainer.run.update import updater
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
@@ -89,6 +91,8 @@ class Trainer(RunState):
         that does not contain what interacts.
     """
 
+    _no_choice: str = ""  # why a run of this kind chooses no stage
+
     def __init__(
         self,
         learner: Any,
@@ -120,7 +124,6 @@ class Trainer(RunState):
         checked_noise(step.noise_multiplier, noise)
         checks.check_start(budget, start, noise, data)
         self._start = start
-        self._judged = learner if start is None else start.learner(learner)
         checks.warn_about_delta(step, budget.delta, data)
         self.sampler = checks.sampler_of(step, data)
         loss = episode.contribution_loss(learner, self.sampler.slot_shape, shots=shots)
@@ -131,6 +134,8 @@ class Trainer(RunState):
             self.sampler, self.needs, budget
         )
         params = as_arrays(params)
+        ways = getattr(learner, "ways", [1, 1, *self.sampler.slot_shape][-2])
+        self._stages = Stages(learner, start, params, ways)
         checks.check_finite(params, 0)
         inputs = checks.seen_by_model(data, start)
         checks.check_outputs(learner, params, inputs, self.sampler.slot_shape)
@@ -304,6 +309,7 @@ class Trainer(RunState):
         *,
         evaluations: Mapping[str, Evaluation] | None = None,
         evaluate_every: int | None = None,
+        select: bool = True,
         checkpoint_every: int = 100,
         log_every: int = 1,
         on_step: Callable[[StepProgress], None] | None = None,
@@ -318,13 +324,17 @@ class Trainer(RunState):
           folder: made if missing; ``ledger.jsonl``, ``journal``, ``log.jsonl`` and
             ``checkpoints/`` in it, and ``epoch`` while one runs. All are private. No
             other run's may be there.
-          evaluations: by name ("validation"), on held-out data; run before the first
-            step, every ``evaluate_every`` steps and after the last.
-          evaluate_every: None: before the first step and after the last.
+          evaluations: by name, on held-out data; run before the first step, after the
+            statistics, every ``evaluate_every`` steps and after the last.
+          evaluate_every: None: steps are scored after the last alone.
+          select: what is `released` is the simplest stage within a standard error of
+            the best on "validation", else on the first that is not "test"; where that
+            has nobody in common with the training data. False: the last stage is.
           checkpoint_every: steps between checkpoints; there is one after the last step,
             and whenever the journal exceeds 256 MiB.
           log_every: steps between log records.
-          on_step: is called after every logged step.
+          on_step: is called after every logged step, with a `StepProgress`: for a
+            progress bar, or a tracker such as TensorBoard.
 
         Returns:
           The log's records, those of earlier parts of a resumed run not included; in
@@ -355,9 +365,10 @@ class Trainer(RunState):
                 return []
             with run_files.locked(folder):
                 self.begin(folder)
-                records = take_all_steps(
-                    self, folder, lambda: self._evaluate(evaluations), every, on_step
+                scoring = Scoring(
+                    self, folder, evaluations, select=select, reason=self._no_choice
                 )
+                records = take_all_steps(self, folder, scoring, every, on_step)
             self._processes.meet()
             return records
 
@@ -390,7 +401,3 @@ class Trainer(RunState):
                 self._take_up(folder)
             self._share()
         return self.num_steps_taken
-
-    def _evaluate(self, evaluations: Mapping[str, Evaluation] | None) -> dict[str, Any]:
-        scores = evaluated(evaluations or {}, self._judged, self.params)
-        return {HELD_OUT: scores} if scores else {}

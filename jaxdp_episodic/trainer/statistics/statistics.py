@@ -62,6 +62,8 @@ _ROWS = 4096  # gathered at a time: all may not fit into memory
 # Kinds of moments: of pairs of examples, of all examples.
 _PAIRS = "pairs"
 _ALL = "all"
+STATISTICS = "statistics"
+"""Stage of a run after all of them; the one after the first is `MEAN`."""
 
 
 class PrivateStatistics:
@@ -141,7 +143,27 @@ class PrivateStatistics:
 
     def learner(self, learner: Any) -> Any:
         """Returns a learner on examples, of one on what the statistics make of them."""
-        return learner if self._mixed is not None else Started(learner)
+        return Started(learner) if self._mixed is None else self._mixed
+
+    def stages(self, state: Any) -> dict[str, dict[str, Any]]:
+        """Returns what predictions need after each stage that is there, in order.
+
+        "mean": the mean alone, of a mixed model the line of all tasks; "statistics":
+        all. One that was given up, or came to nothing, is not there.
+        """
+        found, last = {}, state.released()
+        if self._mixed is not None:
+            if np.any(state.coefficients):
+                alone = jnp.zeros_like(state.covariance), jnp.ones_like(state.variance)
+                one = state._replace(covariance=alone[0], variance=alone[1])
+                found[MEAN] = one.released()
+            is_whole = np.any(state.covariance)
+        else:
+            if state.count > 0:
+                every = jnp.eye(len(state.mean), dtype=jnp.float32)
+                found[MEAN] = state._replace(projection=every).released()
+            is_whole = self.config.kind == PLDA and np.any(state.projection)
+        return found | ({STATISTICS: last} if is_whole else {})
 
     def initial(self) -> Start | Mixed:
         """Returns the state before the first release."""
@@ -324,14 +346,19 @@ class Started:
         """Predictions by ``{"start": {"mean", "projection"}, "model": …}``."""
         return self.learner.predict(params["model"], _seen(params["start"], episode))
 
+    def embedding(self, params: Any, inputs: Array) -> Array:
+        """As the other learner, of examples; see `ProtoNet.embedding`."""
+        start = params["start"]
+        seen = projected(inputs, start["mean"], start["projection"])
+        is_float = jnp.issubdtype(inputs.dtype, jnp.floating)
+        seen = seen.astype(inputs.dtype if is_float else seen.dtype)
+        return self.learner.embedding(params["model"], seen)
+
 
 def _seen(start: Any, episode: Episode) -> Episode:
     """The episode with projected features."""
-    inputs = episode.support_inputs, episode.query_inputs
-    seen = [
-        projected(one, start["mean"], start["projection"]).astype(mask.dtype)
-        for one, mask in zip(
-            inputs, (episode.support_mask, episode.query_mask), strict=True
-        )
-    ]
-    return episode._replace(support_inputs=seen[0], query_inputs=seen[1])
+    number = len(episode.support_inputs)
+    inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
+    seen = projected(inputs, start["mean"], start["projection"])
+    seen = seen.astype(episode.support_mask.dtype)
+    return episode._replace(support_inputs=seen[:number], query_inputs=seen[number:])

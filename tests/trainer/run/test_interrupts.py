@@ -27,6 +27,13 @@ def held_out():
     return {"validation": Evaluation(data, ways=3, shots=1, queries=2, num_episodes=20)}
 
 
+def broken_off(which):
+    """An evaluation that is interrupted at one of its calls."""
+    evaluation = held_out()["validation"]
+    evaluation.episodes = Interrupted(evaluation.episodes, which)
+    return evaluation
+
+
 class Interrupted:
     """Calls a function, but for one call, which is interrupted."""
 
@@ -46,9 +53,7 @@ class Interrupted:
 def started(run, folder):
     """Leaves the folder of a run that has taken no step."""
     with pytest.raises(KeyboardInterrupt):
-        run.train(
-            folder, evaluations={"test": Interrupted(held_out()["validation"], 1)}
-        )
+        run.train(folder, evaluations={"test": broken_off(1)})
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +116,8 @@ def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
 def test_an_evaluation_broken_off_is_done_again(tmp_path, whole, which, same):
     """The first leaves a folder to go on with; after the last, its score is there."""
     folder, run = tmp_path / "parts", trainer()
-    evaluate = Interrupted(held_out()["validation"], which)
     with pytest.raises(KeyboardInterrupt):
-        run.train(folder, evaluations={"validation": evaluate})
+        run.train(folder, evaluations={"validation": broken_off(which)})
     again = run
     if not same:
         again = trainer()

@@ -1,0 +1,252 @@
+"""Which stage of a run is released: the simplest that is as good as the best.
+
+Stages are compared on held-out data that are not for testing, episode by episode. It
+reads data that the run's guarantee does not cover; of those that it covers the choice
+sees what was released, and nothing else.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.files.archive import write_arrays
+from jaxdp_episodic.trainer.run.apart import found_in_both
+from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation, Score
+from jaxdp_episodic.trainer.run.report import flat_arrays, load_parameters
+from jaxdp_episodic.trainer.run.run_files import BEST, HELD_OUT, STAGES
+from jaxdp_episodic.trainer.run.stages import STEPS, Stage
+
+_VALIDATION = "validation"
+_TEST = "test"
+
+
+class Selection(NamedTuple):
+    """What is released, and why.
+
+    Attributes:
+      stage: that is released.
+      step: after which it was chosen.
+      split: of the held-out data, by which it was; None: nothing was chosen, and it is
+        the last stage.
+      reason: why nothing was chosen, in words; "" if it was.
+      scores: of each stage, in order, on each split.
+      behind: of each stage by how much the best one is ahead, and the standard error of
+        that difference; see `EpisodeScores.ahead_of`. Empty if nothing was chosen.
+    """
+
+    stage: Stage
+    step: int
+    split: str | None
+    reason: str
+    scores: Mapping[str, Mapping[str, Score]]
+    behind: Mapping[str, tuple[float, float]]
+
+    @property
+    def words(self) -> str:
+        """What the statement of the run's privacy says of the choice."""
+        if self.split is None:
+            return (
+                f"Released is the last stage of the run, {self.stage.name!r}. No "
+                f"choice among its stages was made: {self.reason}."
+            )
+        return (
+            f"Released is the stage {self.stage.name!r} of the run: of "
+            f"{', '.join(map(repr, self.behind))}, the simplest within a standard "
+            f"error of the best on the held-out data {self.split!r}. **Who is in "
+            "those is not protected**: the guarantee is about the training data, which "
+            "they are no part of, and covers nothing that the choice tells of them."
+        )
+
+    def without_step(self) -> Selection:
+        """Returns it without the number of a step: it says how many there were."""
+        name, behind = self.stage.name.partition("@")[0], self.behind
+        names = dict.fromkeys(key.partition("@")[0] for key in behind)
+        stage = self.stage._replace(name=name)
+        return self._replace(stage=stage, behind=dict.fromkeys(names, (0.0, 0.0)))
+
+    def table(self) -> list[str]:
+        """Returns the scores of the stages as lines of Markdown."""
+        splits = list(next(iter(self.scores.values()), {}))
+        if not splits:
+            return []
+        what = next(iter(self.scores[self.stage.name].values())).name
+        head = ["stage", *splits, "behind the best"]
+        lines = ["", f"Every stage's {what}:", ""]
+        lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+        for name, scores in self.scores.items():
+            cells = [f"{one.mean:.4f}" for one in scores.values()]
+            ahead, error = self.behind.get(name, (0.0, 0.0))
+            cells.append(f"{ahead:.4f} ± {error:.4f}" if name in self.behind else "")
+            shown = f"**{name}**" if name == self.stage.name else name
+            lines.append(f"| {' | '.join([shown, *cells])} |")
+        return lines
+
+    def record(self) -> dict[str, Any]:
+        """Returns what the log says of it: the name is public, the scores are not."""
+        scores = {
+            name: {split: score._asdict() for split, score in of_stage.items()}
+            for name, of_stage in self.scores.items()
+        }
+        behind = {name: list(pair) for name, pair in self.behind.items()}
+        stages = {"split": self.split, "scores": scores, "behind": behind}
+        return {"released": self.stage.name, STAGES: stages}
+
+
+class Scoring:
+    """The scores of a run while it trains, and the choice at its end.
+
+    Args:
+      run: a `Trainer`.
+      folder: of the run, in which the best of the steps so far is kept.
+      evaluations: by the names of the splits.
+      select: choose; False: the last stage is released.
+      reason: why a run of its kind does not choose, in words; "": it does.
+    """
+
+    def __init__(
+        self,
+        run: Any,
+        folder: Path,
+        evaluations: Mapping[str, Evaluation] | None,
+        *,
+        select: bool,
+        reason: str = "",
+    ) -> None:
+        self._run, self._evaluations = run, dict(evaluations or {})
+        self.split, self.reason = choosing_split(self._evaluations), reason
+        if not self._evaluations:
+            self.reason = "nothing was scored on held-out data"
+        elif not select:
+            self.reason = "the choice was turned off"
+        elif self.split is None:
+            self.reason = f"{_TEST!r} alone was scored, and nothing is chosen by that"
+        elif not self.reason:
+            data = self._evaluations[self.split].data
+            found, _ = found_in_both(data, run.data, run.budget.step)
+            if found:
+                self.reason = (
+                    f"data of {self.split!r} are in the training data, too, and what a "
+                    f"choice tells of them no guarantee would cover ({found})"
+                )
+                warnings.warn(f"no choice among stages: {self.reason}", stacklevel=4)
+        if self.reason:
+            self.split = None
+        self._known: dict[str, dict[str, EpisodeScores]] = {}
+        self._best, self._path = None, folder / BEST
+        if self.split is not None:
+            self._best = self._kept()
+
+    def now(self, *, is_last: bool) -> dict[str, Any]:
+        """Scores what the run has come to; returns that part of a log record.
+
+        Before the first step that are the features as they are. After the last one it
+        is chosen what is released.
+        """
+        if not self._evaluations:
+            return {}
+        stages = self._run.stages()
+        stage = stages[-1 if self._run.num_steps_taken else 0]
+        scores = self._of(stage)
+        if stage.name == STEPS and not is_last:
+            self._keep_if_best(stage)
+        said = {
+            "stage": stage.name,
+            HELD_OUT: {name: one.score()._asdict() for name, one in scores.items()},
+        }
+        return said | (self.choose().record() if is_last else {})
+
+    def choose(self) -> Selection:
+        """Chooses among the stages that there are, once after a step."""
+        taken, stages = self._run.num_steps_taken, self._run.stages()
+        if self._best is not None and stages[-1].name == STEPS:
+            step, params = self._best
+            early = stages[-1]._replace(name=f"{STEPS}@{step}", params=params)
+            stages = (*stages, early) if step < taken else stages
+        scores = {stage.name: self._of(stage) for stage in stages}
+        chosen, behind = stages[-1], {}
+        if self.split is not None:
+            compared = [scores[stage.name][self.split] for stage in stages]
+            place, pairs = simplest(compared)
+            chosen, names = stages[place], [stage.name for stage in stages]
+            behind = dict(zip(names, pairs, strict=True))
+        shown = {
+            name: {split: one.score() for split, one in of_stage.items()}
+            for name, of_stage in scores.items()
+            if of_stage
+        }
+        self._run.selection = Selection(
+            chosen, taken, self.split, self.reason, shown, behind
+        )
+        return self._run.selection
+
+    def _of(self, stage: Stage) -> dict[str, EpisodeScores]:
+        """A stage's scores, computed once; those of steps once after each."""
+        name = stage.name
+        if name == STEPS:
+            name = f"{STEPS}@{self._run.num_steps_taken}"
+        if name not in self._known:
+            self._known[name] = {
+                split: evaluation.episodes(stage.learner, stage.params)
+                for split, evaluation in self._evaluations.items()
+            }
+        return self._known[name]
+
+    def _keep_if_best(self, stage: Stage) -> None:
+        """Keeps the parameters, on the disk, if no earlier ones are as good."""
+        if self.split is None:
+            return
+        split, step = self.split, self._run.num_steps_taken
+        if self._best is not None:
+            before, params = self._best
+            best = self._of(Stage(f"{STEPS}@{before}", stage.learner, params))
+            if self._of(stage)[split].value <= best[split].value:
+                return
+        self._best = step, stage.params
+        write_arrays(self._path, flat_arrays(_file(*self._best)), is_private=True)
+
+    def _kept(self) -> tuple[int, Any] | None:
+        """What an earlier part of the run has kept, but for steps that it gave up."""
+        if not self._path.exists():
+            return None
+        kept = load_parameters(self._path, like=_file(0, self._run.params))
+        step = int(kept["step"])
+        return (step, kept["params"]) if step <= self._run.num_steps_taken else None
+
+
+def _file(step: int, params: Any) -> dict[str, Any]:
+    return {"step": np.asarray(step, np.int32), "params": params}
+
+
+def choosing_split(splits: Iterable[str]) -> str | None:
+    """Returns by which split stages are compared: never by "test"."""
+    others = [name for name in splits if name != _TEST]
+    return _VALIDATION if _VALIDATION in others else next(iter(others), None)
+
+
+def simplest(
+    scores: Sequence[EpisodeScores],
+) -> tuple[int, list[tuple[float, float]]]:
+    """Returns the first that is within a standard error of the best.
+
+    Reference: Breiman, Friedman, Olshen, Stone (1984), Classification and Regression
+    Trees, section 3.4.3 (the rule of one standard error), here of paired differences.
+
+    Args:
+      scores: on the same episodes, the simplest learner's first.
+
+    Returns:
+      Its index, and for each learner by how much the best is ahead, and the standard
+      error; inf of one whose score is no number, which is never taken if another's is.
+    """
+    best = max(scores, key=lambda one: one.value)  # of equal ones the first
+    behind = [
+        best.ahead_of(one) if np.isfinite(one.value) else (np.inf, 0.0)
+        for one in scores
+    ]
+    taken = (i for i, (ahead, error) in enumerate(behind) if ahead <= error)
+    return next(taken, len(scores) - 1), behind

@@ -1,0 +1,77 @@
+"""What a run has at each stage: all of it follows from what it has released."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxdp_episodic.trainer.learners.untrained import untrained
+from jaxdp_episodic.trainer.run.checkpoint import TrainingState, released_params
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+
+FEATURES = "features"
+INITIAL = "initial"
+STEPS = "steps"
+
+
+class Stage(NamedTuple):
+    """Something that a run can release: ``evaluation(learner, params)`` scores it.
+
+    Attributes:
+      name: from the simplest on: "features" (as they are: nearest class mean or, of
+        numbers, `Ridge` on the task's own support; nothing of anybody is in it),
+        "initial" (of a run without statistics: the network before any step), "mean"
+        (the mean taken off; of a mixed model the line of all tasks), "statistics",
+        "steps" (the parameters after gradient steps, or their average, where the
+        optimizer keeps one), "steps@N" (those after step N).
+      learner: that predicts.
+      params: its released parameters.
+    """
+
+    name: str
+    learner: Any
+    params: Any
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What makes the stages of a run.
+
+    Attributes:
+      learner: that is trained, on what the statistics make of examples.
+      start: private statistics of the run; None: there are none.
+      initial: the parameters before the first step.
+      ways: classes an episode.
+    """
+
+    learner: Any
+    start: PrivateStatistics | None
+    initial: Any
+    ways: int
+
+    @property
+    def judged(self) -> Any:
+        """The learner on examples that predicts by the run's parameters."""
+        return self.learner if self.start is None else self.start.learner(self.learner)
+
+    def of(self, state: TrainingState, *, has_stepped: bool) -> tuple[Stage, ...]:
+        """Returns the stages that a state has, the simplest first.
+
+        Args:
+          state: of the run.
+          has_stepped: a gradient step was taken.
+        """
+        simple = untrained(self.learner, self.ways)
+        found = [Stage(FEATURES, simple, {})]
+        if self.start is not None:
+            on_features = self.start.learner(simple)
+            for name, released in self.start.stages(state.start).items():
+                params = {"start": released, "model": {}}
+                found.append(Stage(name, on_features, params))
+        elif jax.tree.leaves(self.initial):
+            found.append(Stage(INITIAL, self.judged, self.initial))
+        if has_stepped:
+            found.append(Stage(STEPS, self.judged, released_params(state)))
+        return tuple(found)

@@ -1,0 +1,492 @@
+"""What a run has at each stage, and which one it releases."""
+
+import dataclasses
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.trainer.config.training_start import StartConfig
+from jaxdp_episodic.trainer.data.built_in import make_sinusoids
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.episode import regression_episode
+from jaxdp_episodic.trainer.learners.learners import ProtoNet, Supervised
+from jaxdp_episodic.trainer.learners.untrained import Ridge, as_they_are, untrained
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.apart import found_in_both
+from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation
+from jaxdp_episodic.trainer.run.run_files import (
+    BEST,
+    STAGES,
+    read_log,
+    releasable_records,
+)
+from jaxdp_episodic.trainer.run.selection import choosing_split, simplest
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.statistics.mixed import MixedModel
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+from training_runs import GROUPED, adam, classes, plain_trainer, sinusoid_learner
+
+VALIDATION = "validation"
+
+
+def scored(data=None, split=VALIDATION, num_episodes=60, **arguments):
+    data = classes(seed=9) if data is None else data
+    given = {"ways": 3, "shots": 1, "queries": 2, **arguments}
+    return {split: Evaluation(data, num_episodes=num_episodes, **given)}
+
+
+def names(run):
+    return [stage.name for stage in run.stages()]
+
+
+# --- What nobody is needed for ---
+
+
+def test_untrained_is_the_nearest_class_mean_or_the_tasks_own_line():
+    learner = ProtoNet(len, ways=3, distance="cosine", resplits=True)
+    found = untrained(learner, 7)
+    assert found == ProtoNet(as_they_are, ways=3, distance="cosine")
+    assert untrained(Supervised(len), 7) == ProtoNet(as_they_are, ways=7)
+    assert untrained(MixedModel(), 1) == Ridge()
+
+
+def test_ridge_is_ridge_regression_with_one_example_at_the_mean():
+    rng = np.random.default_rng(0)
+    rows, targets = rng.normal(size=(9, 3)), rng.normal(size=9)
+    mask = np.r_[np.ones(4), 0.0, np.ones(4)]  # the fifth of the support is not there
+    rows[4], targets[4] = np.nan, np.nan
+    episode = regression_episode(
+        np.float32(rows), np.float32(targets), np.float32(mask), shots=5
+    )
+    support, values = rows[:4], targets[:4]
+    apart = support - support.mean(axis=0)
+    penalty = np.square(apart).sum() / 4
+    normal = apart.T @ apart + penalty * np.eye(3)
+    slopes = np.linalg.solve(normal, apart.T @ (values - values.mean()))
+    expected = values.mean() + (rows[5:] - support.mean(axis=0)) @ slopes
+    np.testing.assert_allclose(Ridge().predict({}, episode), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_ridge_of_inputs_that_are_all_the_same_is_the_mean(number):
+    mask = np.r_[np.arange(3) < number, 1.0].astype(np.float32)
+    targets = np.float32([2.0, 4.0, 9.0, 0.0])
+    ones = np.ones((4, 2), np.float32)
+    found = Ridge().predict({}, regression_episode(ones, targets, mask, shots=3))
+    np.testing.assert_allclose(found, [np.mean(targets[:number]) if number else 0.0])
+
+
+# --- What there is, and when ---
+
+
+def test_stages_of_a_run_of_steps_alone():
+    run = plain_trainer(num_steps=2)
+    initial = run.params
+    assert names(run) == ["features", "initial"] and run.released.name == "initial"
+    run.step()
+    assert names(run) == ["features", "initial", "steps"]
+    features, before, steps = run.stages()
+    assert features.params == {} and run.released.name == "steps"
+    for ours, theirs in ((before.params, initial), (steps.params, run.params)):
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def started(*, num_steps=2, data=None, noise=0.3, kind="plda", **changes):
+    """A run on rows whose classes differ in the first two of five coordinates."""
+    data = directions() if data is None else data
+    step = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
+    config = StartConfig(kind=kind, mean=0.2, within=(0.3,), total=0.5, dimensions=2)
+    own = PrivateStatistics(
+        data,
+        config,
+        privacy_unit="example",
+        neighboring_relation="zero_out",
+        slots=6,
+    )
+    before = tuple(dataclasses.replace(s, noise_multiplier=noise) for s in own.steps)
+    total = len(before) + num_steps
+    step = dataclasses.replace(step, noise_multiplier=0.5)
+    width = own.dimensions
+    return Trainer(
+        ProtoNet(_linear, ways=3, distance="cosine"),
+        {"w": np.eye(width, dtype=np.float32)} if num_steps else {},
+        data=data,
+        budget=PrivacyBudget(step, 1e9, 1e-5, total, total, before),
+        optimizer=adam(0.01),
+        start=own,
+        **{"shots": 1, "l2_clip_norm": 0.5, "seed": 1, **changes},
+    )
+
+
+def _linear(params, inputs):
+    return inputs @ params["w"] if params else inputs
+
+
+def directions(seed=0, num_classes=30):
+    """Classes that differ in two coordinates, and vary most in the last."""
+    rng = np.random.default_rng(seed)
+    spread = np.array([0.05] * 4 + [1.0])
+    centers = np.zeros((num_classes, 1, 5))
+    centers[..., :2] = rng.normal(size=(num_classes, 1, 2))
+    rows = np.concatenate(centers + spread * rng.normal(size=(num_classes, 6, 5)))
+    ids = np.repeat(np.arange(num_classes), 6)
+    return ExampleTable.from_records(rows, units={"class": ids})
+
+
+def test_stages_of_statistics_then_steps():
+    run = started()
+    assert names(run) == ["features"]  # there is no zero projection to score
+    seen = [names(run) for _ in range(4) if run.step() is not None]
+    assert seen == [
+        ["features", "mean"],
+        ["features", "mean"],
+        ["features", "mean", "statistics"],
+        ["features", "mean", "statistics", "steps"],
+    ]
+    _, mean, statistics, steps = run.stages()
+    start = run.state.start
+    np.testing.assert_array_equal(mean.params["start"]["projection"], np.eye(5))
+    np.testing.assert_array_equal(mean.params["start"]["mean"], start.mean)
+    for stage in (statistics, steps):
+        projection = stage.params["start"]["projection"]
+        np.testing.assert_array_equal(projection, start.projection)
+    assert mean.params["model"] == statistics.params["model"] == {}
+    assert steps.params["model"].keys() == {"w"}
+
+
+def test_the_mean_alone_is_taken_off_unit_rows():
+    run = started(kind="mean", num_steps=1)
+    run.step()
+    (_, mean), data = run.stages(), directions(seed=3)
+    rows = data.features / np.linalg.norm(data.features, axis=1, keepdims=True)
+    rows = np.float32(rows - np.asarray(run.state.start.mean))
+    (by_hand,) = scored(data.with_features(rows)).values()
+    (evaluation,) = scored(data).values()
+    cosine = ProtoNet(as_they_are, ways=3, distance="cosine")
+    expected = by_hand(cosine, {}).mean
+    assert evaluation(mean.learner, mean.params).mean == pytest.approx(expected)
+
+
+def test_a_statistic_that_was_given_up_is_no_stage():
+    own = started()._start
+    nothing = own.initial()
+    assert own.stages(nothing) == {}
+    noised = np.eye(5)
+    late = own.with_sum(nothing, len(own.steps) - 1, noised, 0.0)
+    assert list(own.stages(late)) == ["statistics"]
+
+
+def test_stages_of_a_mixed_model():
+    model = MixedModel(powers=1, slopes=1)
+    table = make_sinusoids(5, points=4, seed=0)
+    config = StartConfig(kind="mixed", powers=1, slopes=1)
+    levels = {"privacy_unit": "point", "neighboring_relation": "add_remove"}
+    own = PrivateStatistics(table, config, **levels)
+    state = model.initial(1)._replace(coefficients=jnp.array([0.5, 1.0]))
+    assert list(own.stages(state)) == ["mean"]
+    state = state._replace(covariance=jnp.eye(2), variance=jnp.array(0.1))
+    mean, whole = own.stages(state).values()
+    points, none = np.float32([[0.0], [0.2], [0.3]]), np.ones(3, np.float32)
+    episode = regression_episode(points, np.float32([1.0, 0, 0]), none, shots=1)
+    line = np.float32([0.7, 0.8])  # whatever the support says
+    found = model.predict({"start": mean, "model": {}}, episode)
+    np.testing.assert_allclose(found, line, rtol=1e-6)
+    assert np.all(model.predict({"start": whole, "model": {}}, episode) > line)
+
+
+# --- Which is as good as the best ---
+
+
+def test_the_difference_is_that_of_pairs():
+    rng = np.random.default_rng(0)
+    hard, gain = rng.random(400), 0.1 * rng.random(400)
+    weights = np.full(400, 10.0)
+    worse = EpisodeScores(10 * hard, weights, False)
+    better = EpisodeScores(10 * (hard + gain), weights, False)
+    ahead, error = better.ahead_of(worse)
+    assert ahead == pytest.approx(gain.mean())
+    assert error == pytest.approx(gain.std(ddof=1) / 20)
+    # Two intervals for the two would hide it.
+    assert better.score().low < worse.score().high and ahead > 20 * error
+    errors = [one._replace(is_regression=True) for one in (worse, better)]
+    assert errors[0].ahead_of(errors[1]) == pytest.approx((ahead, error))
+    assert errors[0].value == pytest.approx(-hard.mean())
+
+
+def test_the_simplest_within_a_standard_error_of_the_best():
+    def hits(*numbers):
+        return EpisodeScores(np.array(numbers, float), np.ones(len(numbers)), False)
+
+    tied = hits(1, 0, 1, 0), hits(0, 1, 0, 1)  # as good, on other episodes
+    assert simplest(tied)[0] == 0
+    # One more of four: a standard error of .25 beside a difference of .25.
+    place, behind = simplest([hits(1, 0, 0, 0), hits(1, 1, 0, 0)])
+    assert place == 0 and behind == [(0.25, 0.25), (0.0, 0.0)]
+    assert simplest([hits(1, 0, 0, 0), hits(1, 1, 1, 0)])[0] == 1
+    # What is worse than the best, and simpler, does not bring in what is worse still.
+    assert simplest([hits(0, 0, 0, 0), hits(1, 1, 1, 0), hits(1, 1, 1, 1)])[0] == 1
+    broken = hits(1, 1, np.nan, 1)
+    place, behind = simplest([broken, hits(0, 0, 0, 1)])
+    assert place == 1 and behind[0][0] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [
+        (["test", "validation"], "validation"),
+        (["dev", "validation"], "validation"),
+        (["test", "dev", "other"], "dev"),
+        (["test"], None),
+        ([], None),
+    ],
+)
+def test_nothing_is_chosen_on_the_test_part(splits, expected):
+    assert choosing_split(splits) == expected
+
+
+# --- Runs ---
+
+
+def test_without_any_signal_features_are_released(tmp_path):
+    """Classes of noise teach nothing, and what is learned of them does harm."""
+    rng = np.random.default_rng(0)
+    noise = classes().with_features(np.float32(rng.normal(size=(180, 2))))
+    run = plain_trainer(data=noise, num_steps=4, optimizer=adam(0.5))
+    records = run.train(tmp_path, evaluations=scored())
+    chosen = run.selection
+    assert run.released.name == chosen.stage.name == "features"
+    assert list(chosen.scores) == ["features", "initial", "steps"]
+    ahead, error = chosen.behind["steps"]
+    assert ahead > 2 * error > 0
+    run.selection = chosen._replace(step=3)  # steps were taken since
+    assert run.released.name == "steps"
+    assert records[0]["stage"] == "features" and records[-1]["stage"] == "steps"
+    assert records[-1]["released"] == "features"
+    found = records[-1][STAGES]["scores"]
+    assert found["features"] == records[0]["held_out"]
+    # The name is released, the scores are not.
+    public = releasable_records(records)
+    assert public[-1]["released"] == "features"
+    assert STAGES not in str(public) and "mean" not in str(public)
+    assert "**Who is in those is not protected**" in chosen.words
+
+
+def test_what_helps_is_released(tmp_path):
+    run = started()
+    run.train(tmp_path, evaluations=scored(directions(seed=3), num_episodes=200))
+    scores = [one[VALIDATION].mean for one in run.selection.scores.values()]
+    assert list(run.selection.scores) == ["features", "mean", "statistics", "steps"]
+    assert max(scores[:2]) + 0.1 < min(scores[2:])
+    assert run.released.name in ("statistics", "steps")
+
+
+@pytest.mark.slow
+def test_steps_that_help_are_released(tmp_path):
+    data = directions()
+    params = {"w": np.eye(5, dtype=np.float32)}
+    learner = ProtoNet(_linear, ways=3), params
+    step = dataclasses.replace(GROUPED, noise_multiplier=0.01)
+    run = plain_trainer(data=data, learner=learner, num_steps=60, step=step)
+    run.train(tmp_path, evaluations=scored(directions(seed=3), num_episodes=300))
+    assert run.released.name == "steps"
+    ahead, error = run.selection.behind["features"]
+    assert ahead > 5 * error
+
+
+def constant(_, inputs):
+    return jnp.zeros((len(inputs), 1))
+
+
+def test_of_equal_stages_the_simplest_is_released(tmp_path):
+    """A network that tells nothing apart is as good after steps as before."""
+    same = classes(seed=9)
+    same = same.with_features(np.ones_like(same.features))
+    learner = ProtoNet(constant, ways=3), {"w": np.ones(1, np.float32)}
+    run = plain_trainer(learner=learner, num_steps=1)
+    run.train(tmp_path, evaluations=scored(same))
+    assert set(run.selection.behind.values()) == {(0.0, 0.0)}
+    assert run.released.name == "features"
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "select", "reason"),
+    [
+        ({}, True, "nothing was scored on held-out data"),
+        ({"test": None}, True, "'test' alone was scored, and nothing is chosen by"),
+        ({"validation": None}, False, "the choice was turned off"),
+    ],
+)
+def test_where_nothing_is_chosen_the_last_stage_is_released(
+    tmp_path, evaluations, select, reason
+):
+    (evaluation,) = scored().values()
+    run = plain_trainer(num_steps=1)
+    given = dict.fromkeys(evaluations, evaluation)
+    records = run.train(tmp_path, evaluations=given, select=select)
+    chosen = run.selection
+    assert run.released.name == "steps" and chosen.split is None
+    assert reason in chosen.words and "No choice" in chosen.words
+    assert list(chosen.scores) == ["features", "initial", "steps"] * bool(given)
+    assert (STAGES in records[-1]) == bool(given)
+
+
+def test_maml_of_numbers_is_compared_with_each_tasks_own_line(tmp_path):
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("task", sampling_probability=0.5),
+            jde.WithoutReplacement("point", size=6, population=8),
+        ),
+        noise_multiplier=1.0,
+        clip_unit="task",
+        privacy_unit="point",
+    )
+    run = plain_trainer(
+        data=make_sinusoids(40, points=8, seed=0),
+        step=step,
+        learner=sinusoid_learner(),
+        shots=3,
+        normalizer=20.0,
+        num_steps=2,
+    )
+    held_out = make_sinusoids(40, points=8, seed=1)
+    run.train(tmp_path, evaluations=scored(held_out, ways=None, shots=3, queries=5))
+    assert list(run.selection.scores) == ["features", "initial", "steps"]
+    scores = {name: one[VALIDATION] for name, one in run.selection.scores.items()}
+    assert {score.name for score in scores.values()} == {"rmse"}
+    best = min(scores, key=lambda name: scores[name].mean)
+    assert run.selection.behind[best] == (0.0, 0.0)
+
+
+# --- Whom the choice may look at ---
+
+
+def owned(data, first):
+    owners = first + np.tile(np.arange(6), data.population.num_units(1))
+    units = {"class": data.class_places}
+    return ExampleTable.from_records(data.features, units=units, owners=owners)
+
+
+PERSON = dataclasses.replace(
+    GROUPED,
+    privacy_unit="person",
+    people=jde.PersonBounds(classes=30, examples=1),
+)
+
+
+def test_people_in_both_parts_choose_nothing(tmp_path):
+    run = plain_trainer(step=PERSON, data=owned(classes(), 0), num_steps=1)
+    mine = scored(owned(classes(seed=9), 5))
+    with pytest.warns(UserWarning, match="1 'person' units in both, such as 5"):
+        run.train(tmp_path / "both", evaluations=mine)
+    assert run.released.name == "steps"
+    assert "no guarantee would cover" in run.selection.words
+    again = plain_trainer(step=PERSON, data=owned(classes(), 0), num_steps=1)
+    apart = scored(owned(classes(seed=9), 6))
+    again.train(tmp_path / "apart", evaluations=apart)
+    assert again.selection.split == VALIDATION
+
+
+def test_what_is_in_both_parts():
+    ours, theirs = owned(classes(), 0), classes(seed=9)
+    assert "nobody knows" in found_in_both(theirs, ours, PERSON)[0]
+    assert found_in_both(ours, ours, GROUPED) == ("all of the training data", "")
+    assert found_in_both(theirs, ours, GROUPED) == ("", "")
+    strings = ExampleTable.from_records(
+        theirs.features,
+        units={"class": theirs.class_places},
+        owners=[f"p{i % 6}" for i in range(180)],
+    )
+    assert "of two kinds" in found_in_both(strings, ours, PERSON)[0]
+
+
+# --- Killed and resumed ---
+
+
+def spoiled(after):
+    """An optimizer that is good for some steps, and then climbs."""
+    rates = optax.join_schedules(
+        [optax.constant_schedule(0.02), optax.constant_schedule(-50.0)], [after]
+    )
+    return optax.sgd(rates)
+
+
+def early(seed=1):
+    step = dataclasses.replace(GROUPED, noise_multiplier=0.01)
+    params = {"w": np.eye(5, dtype=np.float32)}
+    return plain_trainer(
+        data=directions(),
+        learner=(ProtoNet(_linear, ways=3), params),
+        step=step,
+        num_steps=6,
+        l2_clip_norm=5.0,
+        optimizer=spoiled(4),
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize(
+    "killed_after", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5, 6))]
+)
+def test_the_best_steps_survive_a_kill(tmp_path, killed_after):
+    given = {
+        "evaluations": scored(directions(seed=3), num_episodes=200),
+        "evaluate_every": 2,
+    }
+    whole = early()
+    whole.train(tmp_path / "whole", **given)
+
+    def kill(progress):
+        if progress.step == killed_after:
+            raise RuntimeError("killed")  # nothing is committed
+
+    part, rest = early(), early()
+    with pytest.raises(RuntimeError, match="killed"):
+        part.train(tmp_path / "part", on_step=kill, **given)
+    rest.resume(tmp_path / "part")
+    rest.train(tmp_path / "part", **given)
+    assert whole.released.name == "steps@4"
+    assert rest.selection.scores == whole.selection.scores
+    assert rest.selection.behind == whole.selection.behind
+    for run, folder in ((whole, "whole"), (rest, "part")):
+        path = tmp_path / folder / BEST
+        assert path.stat().st_mode & 0o077 == 0
+        with np.load(path) as kept:
+            assert kept["step"] == 4
+            np.testing.assert_array_equal(run.released.params["w"], kept["params/w"])
+    logs = [read_log(tmp_path / name / run_files.LOG) for name in ("whole", "part")]
+    assert [r["step"] for r in logs[0]] == [r["step"] for r in logs[1]]
+    assert logs[0][-1] | {"private": 0} == logs[1][-1] | {"private": 0}
+
+
+@pytest.mark.slow
+def test_a_finished_run_that_is_resumed_chooses_the_same(tmp_path):
+    given = {"evaluations": scored(directions(seed=3)), "evaluate_every": 2}
+    run, again = early(), early()
+    run.train(tmp_path, **given)
+    before = (tmp_path / run_files.LOG).read_bytes()
+    again.resume(tmp_path)
+    assert again.released.name == "steps"
+    assert again.train(tmp_path, **given) == []
+    assert again.selection.behind == run.selection.behind
+    assert again.released.name == run.released.name
+    assert (tmp_path / run_files.LOG).read_bytes() == before
+    (tmp_path / BEST).write_bytes(b"PK")
+    with pytest.raises(ValueError, match="best.npz must be an npz file"):
+        again.train(tmp_path, **given)
+
+
+def test_what_another_run_has_kept_is_not_taken_up(tmp_path):
+    (tmp_path / BEST).write_bytes(b"of a run that was removed")
+    run = plain_trainer(num_steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.train(tmp_path, evaluations=scored(), evaluate_every=1)
+    assert not (tmp_path / BEST).exists()
+    assert list(run.selection.scores) == ["features", "initial", "steps"]

@@ -49,9 +49,12 @@ from jaxdp_episodic.trainer.learners.models import (
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
+from jaxdp_episodic.trainer.run.loading import load_release
 from jaxdp_episodic.trainer.run.report import load_parameters
+from jaxdp_episodic.trainer.run.run_files import StepProgress
 from jaxdp_episodic.trainer.run.stages import Stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.run.use import Classified, Release
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
@@ -66,6 +69,7 @@ __all__ = [
     "BayesianRegression",
     "BudgetExhaustedError",
     "Classifier",
+    "Classified",
     "ClippingConfig",
     "ConvNet",
     "Episode",
@@ -81,6 +85,7 @@ __all__ = [
     "PrivateStatistics",
     "PrivateValidation",
     "ProtoNet",
+    "Release",
     "Released",
     "RuleError",
     "RunEndedError",
@@ -88,6 +93,7 @@ __all__ = [
     "Stage",
     "SpendRest",
     "StartConfig",
+    "StepProgress",
     "StopWhenStalled",
     "Supervised",
     "Trainer",
@@ -95,6 +101,7 @@ __all__ = [
     "averaged",
     "classification_episode",
     "load_parameters",
+    "load_release",
     "noise_corrected_adam",
     "plan_budget",
     "read_config",

@@ -38,13 +38,14 @@ SLOW = {
     "docs/runs.md",
     "docs/sweep.md",
     "docs/training.md",
+    "docs/use.md",
 }
 SESSIONS = [
     pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
     for page in DOCS
 ]
-# Pages about packages that `make test` does not install; `make test-peers` does.
-NEEDS = {"docs/opacus.md": "opacus"}
+# Pages about packages; `make test-peers` installs opacus, `make test` the other.
+NEEDS = {"docs/opacus.md": "opacus", "docs/backbones.md": "onnxruntime"}
 # What makes a config lighter: the commands stay as they are printed.
 LIGHTER = {
     "glyphs_5w1s.toml": {
@@ -99,7 +100,8 @@ PLACES = {"/shared/": "shared/"}
 # One is there until it is ended, one ends its process, one needs a reader's images:
 # tests/explore, tests/trainer/gradient/test_processes.py and tests/data start them.
 ELSEWHERE = tuple(
-    f"{pages.PROGRAM} {words}" for words in ("explore", "train run.toml", "data ")
+    f"{pages.PROGRAM} {words}"
+    for words in ("explore", "train run.toml", "data ", "init ")
 )
 # Until a long page of formulas is typeset on a busy machine, milliseconds.
 PATIENCE = 180_000

@@ -80,9 +80,10 @@ def _cut(onnx: Any, graph: Any, output: str, path: Path) -> None:
             del graph.node[place]
         else:
             needed.update(_names_used(node))
-    for place in reversed(range(len(graph.initializer))):
-        if graph.initializer[place].name not in needed:
-            del graph.initializer[place]
+    for values in (graph.input, graph.initializer, graph.value_info):
+        for place in reversed(range(len(values))):
+            if values[place].name not in needed:
+                del values[place]
     del graph.output[:]
     graph.output.append(onnx.ValueInfoProto(name=output))
 

@@ -30,6 +30,7 @@ _TOKEN = re.compile(
     r"|[\[\]{}.=,\n]",
     re.DOTALL,
 )
+_WIDTH = 100  # letters of a line with a comment; of longer ones it stands above
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -81,26 +82,39 @@ def _check_depth(text: str) -> None:
             )
 
 
-def to_toml(table: Mapping[str, Any]) -> str:
+def to_toml(table: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
     """Returns the TOML document of a table; ``tomllib.loads`` gives it back.
 
     It holds strings, numbers, truth values, lists and tables of these. What is None is
-    left out; a value that TOML has no form for is a `TypeError`.
+    left out; a value that TOML has no form for is a `TypeError`. Comments are of one
+    line each, by the dotted names of what they stand behind.
     """
-    return "\n".join(_lines(table, ())).strip() + "\n"
+    return "\n".join(_lines(table, (), comments or {})).strip() + "\n"
 
 
-def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+def _lines(
+    table: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[str, str]
+) -> list[str]:
     """Values first, then the tables below; tables in lists are written in line."""
-    lines = [
-        f"{_key(k)} = {_value(v)}"
-        for k, v in table.items()
-        if v is not None and not isinstance(v, Mapping)
-    ]
+
+    def explained(line: str, key: str) -> list[str]:
+        comment = comments.get(".".join((*path, key)))
+        if comment is None:
+            return [line]
+        # Controls, of which a name may have some, are no part of a comment.
+        said = f"# {''.join(c if c.isprintable() else '?' for c in comment)}"
+        one = f"{line}  {said}"
+        return [one] if len(one) <= _WIDTH else [said, line]
+
+    lines = []
+    for key, value in table.items():
+        if value is not None and not isinstance(value, Mapping):
+            lines += explained(f"{_key(key)} = {_value(value)}", key)
     for key, value in table.items():
         if isinstance(value, Mapping):
             below = (*path, key)
-            lines += ["", f"[{'.'.join(map(_key, below))}]", *_lines(value, below)]
+            head = explained(f"[{'.'.join(map(_key, below))}]", key)
+            lines += ["", *head, *_lines(value, below, comments)]
     return lines
 
 

@@ -42,6 +42,7 @@ from jaxdp_episodic.tools.sweep.folder import (
 from jaxdp_episodic.tools.sweep.table import read_columns
 from jaxdp_episodic.tools.train.search_space import read_search
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.config.training_parts import ModelConfig
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.trainer.data.folders import load_class_folders
 from jaxdp_episodic.trainer.data.import_sources import npz_records
@@ -49,6 +50,15 @@ from jaxdp_episodic.trainer.data.sources import SOURCES, Glyphs, Schools
 from jaxdp_episodic.trainer.data.stored import load_stored, store
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
+from jaxdp_episodic.trainer.run.loading import load_release
+from jaxdp_episodic.trainer.run.release import (
+    DESCRIPTION,
+    FACTS,
+    FORMAT,
+    PARAMETERS,
+    STATEMENT,
+    VERSION,
+)
 
 # What the docstrings announce; whatever else is raised is a defect.
 CLEAR = (TypeError, ValueError, NotImplementedError, OSError)
@@ -280,6 +290,46 @@ def _table_columns(names: list[str], rows: int) -> Callable[[Path], Any]:
     return columns
 
 
+# What describes a release of a small model after statistics; its parameters are whole.
+_RELEASE = {
+    "format": FORMAT,
+    "version": VERSION,
+    "stage": "steps",
+    "learner": {
+        "type": "Started",
+        "learner": {"type": "ProtoNet", "apply": "model", "ways": 2},
+    },
+    "has_own_learner": False,
+    "model": {
+        **ModelConfig(kind="linear", embedding=2).to_dict(),
+        "outputs": 2,
+        "input_shape": [3],
+    },
+    "features": None,
+    "feature_shape": [4],
+    "example_shape": [4],
+    "dtype": "float32",
+    "source": {"type": "Table", "groups": ["a"], "features": ["b"]},
+    "parameters": {
+        "start/mean": [4],
+        "start/projection": [4, 3],
+        "model/kernel": [3, 2],
+    },
+}
+
+
+def _release(case: Any, folder: Path) -> None:
+    """A release whose description is broken."""
+    shapes = _RELEASE["parameters"]
+    arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    np.savez(folder / PARAMETERS, allow_pickle=False, **arrays)
+    (folder / STATEMENT).write_text("# Privacy")
+    (folder / FACTS).write_text("{}")
+    text = case if isinstance(case, bytes) else json.dumps(case, default=str).encode()
+    (folder / DESCRIPTION).write_bytes(text)
+    load_release(folder)
+
+
 def _json_safe(document: Any) -> bool:
     """False for what no JSON file can hold."""
     try:
@@ -396,6 +446,13 @@ def targets() -> list[Target]:
             broken_bytes((json.dumps(manifest).encode(),))
             | broken_documents((manifest,)).filter(_json_safe),
             _manifest,
+        ),
+        Target(
+            "releases",
+            broken_bytes((json.dumps(_RELEASE).encode(),))
+            | broken_documents((_RELEASE,)).filter(_json_safe),
+            _release,
+            0.3,
         ),
         Target("shards", broken_bytes((shard,)), _shard(manifest, shard)),
         Target(

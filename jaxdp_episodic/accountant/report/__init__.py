@@ -1,5 +1,5 @@
 """What is said of a run: report, statement, caveats, ledger format.
 
-Doors: `adaptive_words`, `ledger_content`, `ledger_file`, `ledgers`,
+Doors: `adaptive_words`, `in_words`, `ledger_content`, `ledger_file`, `ledgers`,
 `privacy_statement`, `protected`, `report`, `rounding`.
 """

@@ -89,7 +89,7 @@ def privacy_report(
         bound.
     """
     check_method(method)
-    run = _single_run(step, num_steps)
+    run = single_run(step, num_steps)
     target = _validation.open_unit_array("delta", delta)
     if target.ndim:
         raise ValueError(f"delta must be one number, got {delta!r}")
@@ -144,8 +144,8 @@ def _check_people(people: Any, step: GaussianStep) -> None:
         raise ValueError(f"people must be bounds of one setting, got {people!r}")
 
 
-def _single_run(step: Any, num_steps: Any) -> ComposedSteps:
-    """The run as a composition, all of whose fields are scalars."""
+def single_run(step: Any, num_steps: Any) -> ComposedSteps:
+    """Returns the run as a composition, all of whose fields must be scalars."""
     if isinstance(step, ComposedSteps):
         if num_steps is not None:
             raise ValueError(
@@ -275,16 +275,27 @@ def _by_level(
             continue
         bounds = people if level == PERSON else None
         try:
-            steps = [
-                dataclasses.replace(step, privacy_unit=level, people=bounds)
-                for step in run.gaussian_steps
-            ]
-            same = ComposedSteps(tuple(steps), run.counts)
+            same = run_at_level(run, level, bounds)
             values[level] = _worst_epsilon(same, delta, method)
             runs[level] = same
         except (ValueError, NotImplementedError) as error:
             values[level] = str(error)
     return values, runs
+
+
+def run_at_level(
+    run: ComposedSteps, level: str, people: PersonBounds | None = None
+) -> ComposedSteps:
+    """Returns the run with another privacy unit; of a person, within bounds.
+
+    Raises:
+      ValueError, NotImplementedError: no theorem covers it.
+    """
+    steps = [
+        dataclasses.replace(step, privacy_unit=level, people=people)
+        for step in run.gaussian_steps
+    ]
+    return ComposedSteps(tuple(steps), run.counts)
 
 
 def _worst_epsilon(run: ComposedSteps, delta: np.ndarray, method: str) -> float:

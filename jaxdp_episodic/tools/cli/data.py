@@ -19,7 +19,6 @@ from jaxdp_episodic.tools.cli.messages import Name, Whole, option, reported
 from jaxdp_episodic.tools.cli.process import ended_by_sigterm
 from jaxdp_episodic.trainer.data.folders import (
     FOLDER_OF_SPLIT,
-    is_ignored,
     listed_classes,
     listed_omniglot,
 )
@@ -28,6 +27,14 @@ from jaxdp_episodic.trainer.data.import_sources import (
     npz_records,
     parquet_records,
     part_of_records,
+)
+from jaxdp_episodic.trainer.data.layouts import (
+    CLASSES,
+    MINI_IMAGENET,
+    NPZ,
+    OMNIGLOT,
+    PARQUET,
+    recognized,
 )
 from jaxdp_episodic.trainer.data.sources import FileSource
 from jaxdp_episodic.trainer.data.splits import (
@@ -47,11 +54,6 @@ from jaxdp_episodic.trainer.data.stored import (
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import refuse_unnamed
 
-CLASSES = "class-folders"
-OMNIGLOT = "omniglot"
-MINI_IMAGENET = "mini-imagenet"
-NPZ = "npz"
-PARQUET = "parquet"
 _Argument = tyro.conf.Positional[Path]
 _Names = tuple[str, ...]
 _HeldOut = Annotated[Union[str, None], option("SHARE|SOURCE")]  # noqa: UP007
@@ -143,7 +145,12 @@ class Import:
         """What SOURCE is; options that it does not have are refused."""
         layout = self.layout
         if layout == "auto":
-            layout = _recognized(self.source)
+            layout = recognized(self.source)
+        if layout not in _OF_LAYOUT:
+            raise ValueError(
+                f"{self.source} must be a folder of images, an .npz or a .parquet "
+                f"file, got one that is {layout}"
+            )
         for name in sorted(set().union(*_OF_LAYOUT.values())):
             given = getattr(self, name) not in (None, (), False)
             if given and name not in _OF_LAYOUT[layout]:
@@ -273,26 +280,6 @@ def _share_or_path(text: str | None) -> float | str | None:
         return None if text is None else float(text)
     except ValueError:
         return text
-
-
-def _recognized(source: Path) -> str:
-    """The layout of a source, by its name and what is in it."""
-    if source.suffix.lower() == ".npz":
-        return NPZ
-    if source.suffix.lower() == ".parquet":
-        return PARQUET
-    if not source.is_dir():
-        raise ValueError(
-            f"{source} must be a folder, an .npz or a .parquet file, or --layout given"
-        )
-    if (source / TRAIN).is_dir() and any(
-        (source / FOLDER_OF_SPLIT[split]).is_dir() for split in ("validation", "test")
-    ):
-        return MINI_IMAGENET
-    inside = (p for p in sorted(source.iterdir()) if not is_ignored(p.name))
-    first = next(filter(Path.is_dir, inside), source)
-    found = (p for p in first.iterdir() if not is_ignored(p.name))
-    return OMNIGLOT if any(map(Path.is_dir, found)) else CLASSES
 
 
 def _of_people(table: ExampleTable) -> list[str]:

@@ -13,6 +13,7 @@ from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.tools.plan.plan import (
     CONFIG,
     TABLE,
+    advice,
     make_plan,
     training_config,
     write_table,
@@ -54,6 +55,7 @@ class Plan:
         lines = _table(plan)
         if pipeline is not None:
             lines += ["", f"pipeline: {pipeline.name}: {pipeline.reason}"]
+            lines += pipeline.comparison()
             if asked is not target:
                 lines += [f"steps are planned with what is left, {asked.epsilon:.4g}"]
         try:
@@ -65,6 +67,7 @@ class Plan:
             written.append(str(self.out / PICTURE))
         lines += [f"{name}: {why}" for name, why in plan.gains.items()]
         lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]
+        lines += advice(plan, asked, description.population)
         if _rests_on_private_sizes(description):
             lines.append(
                 "note: planned with sizes of the data that are private under "
@@ -86,7 +89,7 @@ class Plan:
         if config is None:
             return []
         if pipeline is not None:
-            config = pipeline.config(config)
+            config = pipeline.config(config, description)
         config = _relocated(config, self.file.parent)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
         text = _comment(plan, pipeline) + to_toml(config)
@@ -105,14 +108,19 @@ def _rests_on_private_sizes(description: PlanDescription) -> bool:
 
 
 def _relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The config with absolute paths of data: they hold from anywhere."""
-    data = {
-        key: str((base / value).resolve())
-        if key in ("path", *SPLITS) and isinstance(value, str)
-        else value
-        for key, value in config["data"].items()
+    """The config with absolute paths: they hold from anywhere."""
+    paths = {"data": ("path", *SPLITS), "features": ("path", "cache")}
+    moved = {
+        part: {
+            key: str((base / value).resolve())
+            if key in paths[part] and isinstance(value, str)
+            else value
+            for key, value in config[part].items()
+        }
+        for part in paths
+        if part in config
     }
-    return config | {"data": data}
+    return config | moved
 
 
 def _comment(plan: Candidates, pipeline: Pipeline | None) -> str:
@@ -134,7 +142,8 @@ def _comment(plan: Candidates, pipeline: Pipeline | None) -> str:
 def _table(plan: Candidates) -> list[str]:
     """The best of each design side by side, the recommended one marked."""
     rows = [
-        ("", "design", "episodes", "steps", "noise", "signal/noise", "effective steps")
+        ("", "design", "episodes", "complete", "steps", "noise", "signal/noise")
+        + ("effective steps",)
     ]
     for index, design in enumerate(plan.designs):
         if not (plan.design == index).any():
@@ -146,6 +155,7 @@ def _table(plan: Candidates) -> list[str]:
                 "*" if is_best else "",
                 design.name,
                 f"{plan.episodes_per_step[best]:,.4g}",
+                f"{plan.complete_per_step[best]:,.3g}",
                 f"{int(plan.num_steps[best]):,}",
                 f"{plan.noise_multiplier[best]:.4g}",
                 f"{plan.signal_to_noise[best]:.4g}",

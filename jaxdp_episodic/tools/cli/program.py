@@ -37,6 +37,10 @@ COMMANDS = {
         "answers",
         "What a run costs in privacy: epsilon at a delta, or delta at an epsilon.",
     ),
+    "report": (
+        "report",
+        "Say in plain words what a run protects, how well, and under which conditions.",
+    ),
     "calibrate": (
         "answers",
         "Which noise, number of steps or rate keeps a run within a target epsilon.",
@@ -66,6 +70,12 @@ COMMANDS = {
         "data",
         "Keep data on the disk: import it into a folder to train on, or check one.",
     ),
+    "init": (
+        "init",
+        "Read data, and write a commented config for them that runs as it is.\n\n"
+        "What it counts in the data and writes down is marked: private, unless it was "
+        "public\nbefore. Nothing is trained, and nothing released.",
+    ),
     "train": (
         "train",
         "Train privately on episodes, and stop before the target epsilon is exceeded.",
@@ -73,6 +83,10 @@ COMMANDS = {
     "tune": (
         "train",
         "Train a random number of times, release the best run, and charge the choice.",
+    ),
+    "predict": (
+        "predict",
+        "Say of examples which class they are of, or their values, by a run's release.",
     ),
     "book": (
         "book",

@@ -48,10 +48,6 @@ class Design:
     # The sampling for (mean) numbers of episodes, a number or an array.
     sampling: Callable[[Any], Sampling]
 
-    def clipped_contributions(self, episodes: np.ndarray) -> np.ndarray:
-        """Returns how many contributions are clipped in a step, on average."""
-        return np.ones_like(episodes) if self.clip_unit == STEP else episodes
-
     def is_rival_of(self, other: Design) -> bool:
         """Whether this is Poisson sampling of what the other design draws and clips."""
         ours, theirs = (

@@ -2,7 +2,8 @@
 
 Every candidate is calibrated to the same (epsilon, delta). They are compared by
 
-* ``signal_to_noise``: of a sum of ``m`` clipped contributions with noise of standard
+* ``signal_to_noise``: of a sum of ``m`` complete contributions (the others give nothing
+  or little: `EpisodeSampler.complete_units`) with noise of standard
   deviation ``noise_multiplier`` clip norms in every direction, the ratio
   ``m / noise_multiplier``: what the step would have if all contributions had the clip
   norm and agreed. With the whole step as one contribution, ``m = 1``.
@@ -37,8 +38,16 @@ from jaxdp_episodic.tools.plan.settings import (
     Candidates,
     budgeted,
     calibrated_noise,
+    complete_contributions,
     in_epochs,
+    planned_step,
     recommended,
+)
+from jaxdp_episodic.trainer.draw.complete import Needs
+from jaxdp_episodic.trainer.run.contributions import (
+    LEAST_IN_RUN,
+    LEAST_SHARE,
+    better_settings,
 )
 
 TABLE = "plan.csv"
@@ -51,6 +60,7 @@ class Plan(NamedTuple):
     designs: tuple[Design, ...]  # the designs that were compared
     design: np.ndarray  # index of the candidate's design among them
     episodes_per_step: np.ndarray  # on average
+    complete_per_step: np.ndarray  # contributions that are complete, on average
     num_steps: np.ndarray  # of the run
     # The smallest that keeps the run within the target, or up to 1e-3 more, relative.
     noise_multiplier: np.ndarray
@@ -109,22 +119,36 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
                     request, population, design, coins, (episodes, steps)
                 )
                 gains |= {design.name: gain} if gain else {}
+            complete = complete_contributions(request, population, design, episodes)
+            some = complete * steps >= LEAST_IN_RUN
+            if not some.any():
+                share = float(np.max(complete / episodes))
+                left_out[design.name] = (
+                    f"{np.max(complete * steps):.2g} episodes in the run would be "
+                    "complete, fewer than one"
+                    + _better(request, population, design, float(episodes[0]), share)
+                )
+                continue
+            episodes, steps, complete = (a[some] for a in (episodes, steps, complete))
             noise = calibrated_noise(request, population, design, episodes, steps)
         except (ValueError, NotImplementedError) as error:
             left_out[design.name] = str(error)
             continue
         good = np.isfinite(noise) & (noise > 0)
-        episodes, steps, noise = (a[good] for a in (episodes, steps, noise))
+        episodes, steps, noise, complete = (
+            a[good] for a in (episodes, steps, noise, complete)
+        )
+        is_one = design.clip_unit == STEP  # complete or not, as a whole
         worth = effective_steps(
-            steps,
+            steps * complete if is_one else steps,
             noise_multiplier=noise,
-            episodes_per_step=episodes,
-            is_one_contribution=design.clip_unit == STEP,
+            episodes_per_step=episodes if is_one else complete,
+            is_one_contribution=is_one,
             effective_dimension=learning.effective_dimension,
             alignment=learning.alignment,
         )
         total = np.ceil(episodes * steps * weight)
-        parts.append(Candidates(design, episodes, steps, noise, total, worth))
+        parts.append(Candidates(design, episodes, steps, noise, total, worth, complete))
     kept = tuple(part.design for part in parts)
     if not sum(part.steps.size for part in parts):
         reasons = "; ".join(f"{k}: {v}" for k, v in left_out.items())
@@ -136,15 +160,13 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
     columns = [
         np.concatenate(column) for column in zip(*(p[1:] for p in parts), strict=True)
     ]
-    episodes, steps, noise, total, worth = columns
-    contributions = np.concatenate(
-        [part.design.clipped_contributions(part.episodes) for part in parts]
-    )
-    signal = contributions / noise
+    episodes, steps, noise, total, worth, complete = columns
+    signal = complete / noise
     return Plan(
         designs=kept,
         design=np.repeat(np.arange(len(parts)), [part.steps.size for part in parts]),
         episodes_per_step=episodes,
+        complete_per_step=complete,
         num_steps=steps,
         noise_multiplier=noise,
         signal_to_noise=signal,
@@ -155,6 +177,35 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
         left_out=left_out,
         gains=gains,
     )
+
+
+def advice(plan: Plan, request: PlanRequest, population: Population) -> list[str]:
+    """Returns what to change where few contributions of the recommended are complete.
+
+    A sentence; none where a third or more are.
+    """
+    best = plan.recommended
+    design = plan.designs[int(plan.design[best])]
+    episodes = float(plan.episodes_per_step[best])
+    drawn = 1.0 if design.clip_unit == STEP else episodes
+    share = float(plan.complete_per_step[best]) / drawn
+    if share >= LEAST_SHARE:
+        return []
+    said = _better(request, population, design, episodes, share)
+    return [f"few of the recommended design's contributions are complete{said}"]
+
+
+def _better(
+    request: PlanRequest,
+    population: Population,
+    design: Design,
+    episodes: float,
+    share: float,
+) -> str:
+    """What else would make more contributions complete, as the end of a sentence."""
+    step = planned_step(request, population, design, episodes)
+    needs = Needs.of(request.episode.shots, request.episode.ways is None)
+    return better_settings(share, step, population, needs)
 
 
 def effective_steps(

@@ -7,11 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.tools.plan.designs import BLOCKS, EPOCHS, INDEPENDENT, Design
 from jaxdp_episodic.tools.plan.question import Compute, PlanRequest
+from jaxdp_episodic.trainer.draw.complete import Needs
+from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
+from jaxdp_episodic.trainer.run.checks import level_of_slots
 
 # Independent episodes cost a sum over their number, and every length of an epoch has a
 # distribution of its own: seconds for a few points.
@@ -36,6 +39,7 @@ class Candidates(NamedTuple):
     noise: np.ndarray
     total: np.ndarray
     worth: np.ndarray
+    complete: np.ndarray
 
 
 def budgeted(
@@ -74,7 +78,7 @@ def calibrated_noise(
     """Returns the smallest noise of each setting, to 1e-3, by one call for all."""
     return np.asarray(
         calibrate_noise_multiplier(
-            _step(request, population, design, episodes, 1.0),
+            planned_step(request, population, design, episodes),
             epsilon=request.epsilon,
             delta=request.delta,
             num_steps=steps,
@@ -82,6 +86,40 @@ def calibrated_noise(
             tolerance=_NOISE_TOLERANCE,
         )
     )
+
+
+def complete_contributions(
+    request: PlanRequest, population: Population, design: Design, episodes: np.ndarray
+) -> np.ndarray:
+    """Returns how many contributions of a step are complete, on average; (n,).
+
+    *Exact*, but of blocks of people all are counted: what an episode draws there is not
+    said. See `EpisodeSampler.complete_units`.
+
+    Raises:
+      ValueError: sizes that contradict the public ones.
+    """
+    if design.scheme == BLOCKS:
+        return episodes
+    numbers, place = np.unique(episodes, return_inverse=True)
+    if design.clip_unit != STEP:  # what one episode draws does not depend on others
+        numbers = numbers[-1:]
+    needs = Needs.of(request.episode.shots, request.episode.ways is None)
+    found = []
+    for number in numbers:
+        step = planned_step(request, population, design, number)
+        sampler = EpisodeSampler(
+            step.design,
+            population,
+            clip_unit=str(step.clip_unit),
+            population_is_accounted=step.population is not None,
+            privacy_unit=step.privacy_unit,
+            slots_of=level_of_slots(step),
+        )
+        found.append(sampler.complete_units(needs))
+    if design.clip_unit == STEP:
+        return np.array([units.complete for units in found])[place]
+    return found[0].share * episodes
 
 
 def recommended(worth: np.ndarray, total: np.ndarray) -> int:
@@ -123,7 +161,7 @@ def in_epochs(
         return episodes, steps, ""
     first = episodes[:1], steps[:1]
     noise = calibrated_noise(request, population, coins.design, *first)
-    step = _step(request, population, design, first[0], noise)
+    step = planned_step(request, population, design, first[0], noise)
     asked = {"delta": request.delta, "method": request.method}
     spent = float(np.asarray(epsilon_of(step, num_steps=first[1], **asked))[0])
     where = f"{first[0][0]:,.4g} episodes, {steps[0]:,} steps and noise {noise[0]:.4g}"
@@ -133,13 +171,14 @@ def in_epochs(
     return episodes, steps, compared
 
 
-def _step(
+def planned_step(
     request: PlanRequest,
     population: Population,
     design: Design,
-    episodes: np.ndarray,
-    noise: np.ndarray | float,
+    episodes: np.ndarray | float,
+    noise: np.ndarray | float = 1.0,
 ) -> GaussianStep:
+    """Returns the step of a design with so many episodes, a number or an array."""
     in_blocks = design.scheme == BLOCKS
     rests_on_sizes = request.episode.population is None and not in_blocks
     return GaussianStep(

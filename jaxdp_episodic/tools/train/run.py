@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar
@@ -20,12 +21,7 @@ from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.tools.book.check_in import refuse_copied
 from jaxdp_episodic.tools.train import booked
 from jaxdp_episodic.tools.train.booked import Booking
-from jaxdp_episodic.tools.train.result import (
-    SEEDED,
-    Result,
-    epsilon_without_last_stage,
-    finished,
-)
+from jaxdp_episodic.tools.train.result import Result, finished
 from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.gradient.processes import all_processes
@@ -33,6 +29,10 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.contributions import in_words
+from jaxdp_episodic.trainer.run.parts import OwnParts
+from jaxdp_episodic.trainer.run.run_files import StepProgress
+from jaxdp_episodic.trainer.run.said import SEEDED, epsilon_without_last_stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 
@@ -47,6 +47,10 @@ def run_training(
     features: FixedFeatures | None = None,
     book: Booking | None = None,
     rule: Rule | None = None,
+    model: Any = None,
+    learner: Any = None,
+    optimizer: optax.GradientTransformation | None = None,
+    on_step: Callable[[StepProgress], None] | None = None,
 ) -> Result:
     """Trains as the config says; everything that it leaves is in ``folder``.
 
@@ -71,6 +75,14 @@ def run_training(
         that has paid pays no second time, and is resumed with the same book.
       rule: a function of your own, for a config with ``adaptive`` that names none; see
         `Released`.
+      model: of your own, in place of the config's: a module of flax's nnx or linen, or
+        a pair ``(apply, params)``. Parameters at the start are public.
+      learner: of your own: a function of ``apply`` that returns one, such as
+        ``lambda apply: ProtoNet(apply, ways=5)``.
+      optimizer: of your own, of optax. A run that goes on with other parts than it had
+        is warned of, as of other settings.
+      on_step: is called in the first process after every step, with a `StepProgress`,
+        whose ``public`` record may go to a tracker.
 
     Raises:
       OSError: a file that cannot be read or written; no run to resume.
@@ -79,6 +91,7 @@ def run_training(
       TypeError: something of the wrong type.
       RunEndedError: another process has ended.
     """
+    own = OwnParts(model, learner, optimizer, rule)
     processes = all_processes()
     with processes.together(), keeping_kernels():
         # Where nothing was charged there is nothing to repeat.
@@ -90,11 +103,11 @@ def run_training(
                 console.print("nothing was charged yet: the run begins anew")
             tables = Tables(config, base, folder=folder, features=features)
             result = _run(
-                config, folder, resume, title, base, console, tables, rule, book
+                config, folder, resume, title, base, console, tables, own, book, on_step
             )
         else:
             tables = Tables(config, base, features=features, keeps_features=False)
-            result = _helped(config, folder, resume, tables, rule, book)
+            result = _helped(config, folder, resume, tables, own, book)
         processes.meet()  # the first has written all
         return result
 
@@ -107,8 +120,9 @@ def _run(
     base: Path | None,
     console: Console,
     tables: Tables,
-    rule: Rule | None,
+    own: OwnParts,
     book: Booking | None,
+    on_step: Callable[[StepProgress], None] | None,
 ) -> Result:
     """`run_training` in the first process."""
     if resume:
@@ -116,7 +130,7 @@ def _run(
     else:
         run_files.refuse_other_files(folder)
     with _shown_warnings(console):
-        trainer, evaluations, size = assembled(config, tables, rule)
+        trainer, evaluations, size = assembled(config, tables, own)
     with run_files.locked(folder):
         booked.refuse_other_way(folder, resume=resume, is_booked=book is not None)
         if resume:
@@ -131,6 +145,13 @@ def _run(
             console.print(f"{said}, and gets nothing back", highlight=False)
         budget, taken = trainer.budget, trainer.num_steps_taken
         wanted = config.evaluation
+
+        def shown(progress: StepProgress) -> None:
+            spent = progress.private_record["epsilon"]
+            bar.show(progress.step, _so_far(trainer, spent))
+            if on_step is not None:
+                on_step(progress)
+
         with ProgressBar(console, "steps", budget.num_steps, taken) as bar:
             trainer.train(
                 folder,
@@ -138,9 +159,7 @@ def _run(
                 evaluate_every=None if wanted is None else wanted.every,
                 select=wanted is None or wanted.select,
                 checkpoint_every=config.checkpoint_every,
-                on_step=lambda progress: bar.show(
-                    progress.step, _so_far(trainer, progress.epsilon)
-                ),
+                on_step=shown,
             )
         if book is not None and paid is not None:
             refuse_copied(book.where, folder, paid)
@@ -153,7 +172,7 @@ def _run(
             )
         elif bare:
             console.print("once more without noise, to compare (not private)")
-            without = _scores_without_noise(config, trainer.budget, tables, folder)
+            without = _scores_without_noise(config, trainer.budget, tables, folder, own)
         return finished(trainer, folder, title, console, without, paid)
 
 
@@ -162,18 +181,18 @@ def _helped(
     folder: Path,
     resume: bool,
     tables: Tables,
-    rule: Rule | None,
+    own: OwnParts,
     book: Booking | None,
 ) -> Result:
     """`run_training` in another process, which writes and scores nothing."""
     wanted, config = config.evaluation, dataclasses.replace(config, evaluation=None)
     with _shown_warnings(Console(quiet=True)):
-        trainer, *_ = assembled(config, tables, rule)
+        trainer, *_ = assembled(config, tables, own)
         if resume:
             trainer.resume(folder)
         trainer.train(folder)
         if wanted is not None and wanted.without_noise and book is None:
-            bare, *_ = assembled(_bare(config, trainer.budget), tables)
+            bare, *_ = assembled(_bare(config, trainer.budget), tables, own)
             bare.train(folder)
     budget, taken = trainer.budget, trainer.num_steps_charged
     if isinstance(trainer, AdaptiveTrainer):
@@ -210,10 +229,14 @@ def _shown_warnings(console: Console) -> Iterator[None]:
 
 
 def _scores_without_noise(
-    config: TrainingConfig, budget: PrivacyBudget, tables: Tables, folder: Path
+    config: TrainingConfig,
+    budget: PrivacyBudget,
+    tables: Tables,
+    folder: Path,
+    own: OwnParts,
 ) -> dict[str, dict[str, Any]]:
     """The scores of the last stage of a run without noise, which is not kept."""
-    trainer, evaluations, _ = assembled(_bare(config, budget), tables)
+    trainer, evaluations, _ = assembled(_bare(config, budget), tables, own)
     temporary = folder / "without-noise"
     shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
     try:
@@ -256,6 +279,7 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
             f"average; noise multiplier {step.noise_multiplier:.5g}",
             highlight=False,
         )
+        _announce_contributions(console, trainer, budget.num_steps - first)
     if budget.is_private:
         console.print(
             f"protected: one {step.privacy_unit} ({step.neighboring_relation}), "
@@ -275,6 +299,14 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
         console.print(f"[bold]not private[/bold]: {SEEDED}")
 
 
+def _announce_contributions(console: Console, trainer: Trainer, number: int) -> None:
+    """What is expected to come of the draws; private, as the sizes of the data are."""
+    if trainer.complete_units is not None:
+        unit = str(trainer.budget.step.clip_unit)
+        words = in_words(trainer.complete_units, unit, number)
+        console.print(f"expected (private): {words}", highlight=False)
+
+
 def _announce_choices(console: Console, trainer: AdaptiveTrainer, size: int) -> None:
     """What a run may choose, and what that costs whatever it chooses."""
     budget = trainer.ledger.now
@@ -285,6 +317,7 @@ def _announce_choices(console: Console, trainer: AdaptiveTrainer, size: int) -> 
             f"{float(step.noise_multiplier):.5g}",
             highlight=False,
         )
+    _announce_contributions(console, trainer, budget.most(budget.training[0]))
     if not budget.is_private:
         console.print(
             "[bold]not private[/bold]: epsilon is infinite, there is no noise"

@@ -39,7 +39,7 @@ from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import plan
 from jaxdp_episodic.trainer.run.evaluation import Score
-from jaxdp_episodic.trainer.run.report import STATEMENT
+from jaxdp_episodic.trainer.run.release import STATEMENT
 
 STATE = "search.json"
 RUNS = "runs"

@@ -312,7 +312,7 @@ class TrainingConfig(Spec):
         assert self.model is not None
         if self.learner.embed == HIDDEN and self.model.kind == LINEAR:
             raise ValueError(
-                f"learner.embed={HIDDEN!r} needs a model with a hidden layer, got "
+                f"learner.embed={HIDDEN!r} needs a model that makes some, got "
                 f"model.kind={LINEAR!r}"
             )
         if self.evaluation is not None and self.evaluation.ways is None:

@@ -37,7 +37,8 @@ _LOSS_OF = {
 }
 LOGITS = "logits"
 HIDDEN = "features"
-EMBEDS = (LOGITS, HIDDEN)
+BOTH = "both"
+EMBEDS = (BOTH, LOGITS, HIDDEN)
 
 CONV_EMBEDDING = "conv_embedding"
 LINEAR = "linear"
@@ -111,8 +112,8 @@ class LearnerConfig(Spec):
       shots: support examples, of each class or of the task; of "classifier", which
         draws no support, in evaluation.
       distance: of "protonet" and "classifier": "euclidean" or "cosine".
-      embed: of "classifier": what held-out classes are told apart by, its "logits" or
-        its "features", the last hidden layer.
+      embed: of "classifier": what held-out classes are told apart by, its "logits",
+        its "features", which the last layer sees, or "both".
       temperature: of "protonet": factor of the logits.
       resplits: of "protonet": train on every example as support.
       inner_steps: gradient steps on the support set (not for ProtoNet).
@@ -132,7 +133,7 @@ class LearnerConfig(Spec):
     kind: str
     shots: int
     distance: str = EUCLIDEAN
-    embed: str = LOGITS
+    embed: str = BOTH
     temperature: float = 1.0
     resplits: bool = False
     inner_steps: int = 3

@@ -53,7 +53,8 @@ class StartConfig(Spec):
         are, and give the pairs in all of their common classes as one.
       num_people: public number of people, or of slots for them; needed under zero_out
         where people are paired.
-      dimensions: most directions that are kept.
+      dimensions: most directions that are kept; None: all. Where classes are few, or
+        there is much noise, all of them say something.
       pooled: of "mixed", as the rest: share in (0, 1) of what all tasks have in common;
         the pairs of examples of a task have the rest.
       powers: of each feature that the common line has; see `MixedModel`.
@@ -68,7 +69,7 @@ class StartConfig(Spec):
     total: float = 0.28
     pairs: str = CLASS
     num_people: int | None = None
-    dimensions: int = 128
+    dimensions: int | None = None
     pooled: float = 0.5
     powers: int = 2
     slopes: int = 1
@@ -97,7 +98,8 @@ class StartConfig(Spec):
                 "the shares mean, within and total must sum to 1, got "
                 f"{self.mean}, {list(self.within)} and {self.total}: {total:.10g}"
             )
-        set_whole_numbers(self, "dimensions", maximum=MOST_FEATURES)
+        if self.dimensions is not None:
+            set_whole_numbers(self, "dimensions", maximum=MOST_FEATURES)
         set_positive(self, "pooled", "target_bound")
         if not self.pooled < 1:
             raise ValueError(f"pooled must lie in (0, 1), got {self.pooled!r}")

@@ -204,7 +204,7 @@ def _images(
     """All images of the classes."""
     if size is not None:
         size = _validation.whole_number("size", size)
-    files = [_images_in(folder) for _, folder in classes]
+    files = [listed_images(folder) for _, folder in classes]
     paths = [path for inside in files for path in inside]
     if not paths:
         raise ValueError(
@@ -243,12 +243,16 @@ def _folders(path: Path) -> list[Entry]:
     return _entries(path, "a folder", lambda e: e.is_dir(follow_symlinks=False))
 
 
-def _images_in(path: Path) -> list[Path]:
-    """The images in a folder, by name."""
+def is_image_name(name: str) -> bool:
+    """Returns whether a file's name is one of an image."""
+    return name.lower().endswith(_SUFFIXES)
+
+
+def listed_images(path: Path) -> list[Path]:
+    """Returns the images in a folder, by name; it holds nothing else."""
 
     def is_image(entry: os.DirEntry[str]) -> bool:
-        named = entry.name.lower().endswith(_SUFFIXES)
-        return named and entry.is_file(follow_symlinks=False)
+        return is_image_name(entry.name) and entry.is_file(follow_symlinks=False)
 
     found = _entries(path, f"an image, one of {_SUFFIXES}", is_image)
     return [file for _, file in found]

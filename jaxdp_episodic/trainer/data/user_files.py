@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import array_headers, read_arrays
-from jaxdp_episodic.files.csv_file import read_csv_columns
+from jaxdp_episodic.files.csv_file import csv_lines, read_csv_columns
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
 from jaxdp_episodic.trainer.data.owners import Owners
@@ -194,20 +194,11 @@ def load_table(
     ]
     if len(set(wanted)) < len(wanted):
         raise ValueError(f"columns must be used once each, got {wanted}")
-    # A CSV file's first record is in its second line.
-    readers = {".csv": (read_csv_columns, 2), ".parquet": (parquet_columns, 1)}
-    suffix = file.suffix.lower()
-    if suffix not in readers:
-        raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
-    read, first = readers[suffix]
-    try:
-        columns = read(file, wanted, max_bytes=max_bytes)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+    columns, first = columns_of(file, wanted, max_bytes=max_bytes)
     if not columns[wanted[0]]:
         raise ValueError(f"{file} must have at least one record, has none")
     numbers = {
-        name: _numbers(columns[name], name, file, first)
+        name: numbers_of(columns[name], name, file, first)
         for name in (*features, *([] if target is None else [target]))
     }
     return ExampleTable.from_records(
@@ -268,8 +259,47 @@ def parquet_columns(
     return columns
 
 
-def _numbers(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndarray:
-    """float64 of the cells, each a finite float32."""
+def columns_of(
+    file: Path, wanted: Sequence[str], *, max_bytes: int
+) -> tuple[dict[str, list[Any]], int]:
+    """Returns columns of a CSV or Parquet file, and the row of its first record.
+
+    Raises:
+      ValueError: another kind of file, or as of its reader; the message has the path.
+    """
+    # A CSV file's first record is in its second line.
+    readers = {".csv": (read_csv_columns, 2), ".parquet": (parquet_columns, 1)}
+    suffix = file.suffix.lower()
+    if suffix not in readers:
+        raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
+    read, first = readers[suffix]
+    try:
+        return read(file, wanted, max_bytes=max_bytes), first
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def names_of_columns(file: Path) -> list[str]:
+    """Returns the names of the columns of a CSV or Parquet file.
+
+    Raises:
+      OSError, ValueError: as of the readers.
+    """
+    if file.suffix.lower() == ".csv":
+        _, cells = next(csv_lines(file), (1, []))
+        if isinstance(cells, ValueError):
+            raise ValueError(f"{file}: {cells}")
+        return cells
+    names, _ = next(parquet_batches(file, None, rows=1), ([], []))
+    return list(names)
+
+
+def numbers_of(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndarray:
+    """Returns float64 of the cells of a column; ``first`` is the first record's row.
+
+    Raises:
+      ValueError: one that is no finite float32.
+    """
     values = np.empty(len(cells))
     for row, cell in enumerate(cells):
         try:

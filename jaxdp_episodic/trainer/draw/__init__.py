@@ -1,6 +1,6 @@
 """The sampler of what was described.
 
-Doors: `generators`, `sampler`.
+Doors: `complete`, `generators`, `sampler`.
 """
 
 from jaxdp_episodic.trainer.draw.generators import step_generator

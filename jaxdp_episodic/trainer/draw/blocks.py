@@ -190,7 +190,7 @@ class BlockExamples:
         number, classes = len(people), np.arange(self.num_classes)
         first, _ = self._ranges(people, classes[:1])
         last, rest = self._ranges(people, classes[-1:])
-        lengths = last + rest - first
+        lengths = np.where(people < 0, 0, last + rest - first)
         row = np.repeat(np.arange(number), lengths.sum(axis=1))
         offset = np.arange(len(row)) - np.repeat(
             np.cumsum(lengths) - lengths.ravel(), lengths.ravel()

@@ -312,12 +312,17 @@ def expected_total(levels: Sequence[Level]) -> float:
     """Returns the mean number of units drawn at the last level; 1 without levels."""
     if not levels:
         return 1.0
-    chances = np.ones(1)  # of the units of one level to be drawn
-    # Not of the last one's: there may be many more of these than of all others.
-    for level in levels[:-1]:
+    # No chance for each of the last level's: there may be many more than of others.
+    return float(np.sum(chances(levels[:-1]) * levels[-1].expected))
+
+
+def chances(levels: Sequence[Level]) -> np.ndarray:
+    """Returns the chance of each unit of the last level to be drawn; no level: 1."""
+    result = np.ones(1)
+    for level in levels:
         share = level.expected / np.maximum(level.counts, 1)
-        chances = np.repeat(chances * share, level.filled)
-    return float(np.sum(chances * levels[-1].expected))
+        result = np.repeat(result * share, level.filled)
+    return result
 
 
 def largest_total(levels: Sequence[Level]) -> int:

@@ -121,8 +121,9 @@ def _checked_input(
         )
     size = config.size
     if size is None:
-        is_free = height is None or width is None
-        return images.name, None if is_free else (height, width)
+        if height is None or width is None:
+            return images.name, None
+        return images.name, (height, width)
     if height not in (None, size[0]) or width not in (None, size[1]):
         raise ValueError(
             f"size must be that of input {images.name!r} of {path}, {height, width}, "

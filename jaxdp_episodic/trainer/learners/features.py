@@ -148,10 +148,14 @@ class FixedFeatures:
         """
         made: Any
         if cache is None:
-            made = np.concatenate(list(self._made(data.features)))
+            made = self.of_examples(data.features)
         else:
             made = self._cached(Path(cache), data)
         return data.with_features(made)
+
+    def of_examples(self, examples: Any) -> np.ndarray:
+        """Returns the features (n, D) of examples (n, ...), float32; see `table`."""
+        return np.concatenate(list(self._made(examples)))
 
     def _made(self, examples: Any) -> Iterator[np.ndarray]:
         """The features, some rows at a time."""

@@ -239,7 +239,11 @@ class Linear(nnx.Module):
 
     def __call__(self, inputs: Array) -> Array:
         """(n, *features) to (n, outputs)."""
-        return inputs.reshape(len(inputs), -1) @ self.kernel[...]
+        return self.hidden(inputs) @ self.kernel[...]
+
+    def hidden(self, inputs: Array) -> Array:
+        """(n, *features) to (n, all features): what the map sees."""
+        return inputs.reshape(len(inputs), -1)
 
 
 def split_model(

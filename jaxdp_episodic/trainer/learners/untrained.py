@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array
 
+from jaxdp_episodic.trainer.config.training_parts import EUCLIDEAN
 from jaxdp_episodic.trainer.gradient.precision import at_least_float32
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
@@ -22,7 +23,7 @@ def as_they_are(params: Any, inputs: Array) -> Array:
 def untrained(learner: Any, ways: int) -> Any:
     """Returns the learner that does nothing but look at the features as they are.
 
-    Nearest class mean, by the distance that a `ProtoNet` has; of numbers `Ridge`.
+    Nearest class mean, by the learner's distance if it has one; of numbers `Ridge`.
 
     Args:
       learner: that is trained.
@@ -30,7 +31,10 @@ def untrained(learner: Any, ways: int) -> Any:
     """
     if isinstance(learner, ProtoNet):
         return dataclasses.replace(learner, apply=as_they_are, resplits=False)
-    return Ridge() if learner.is_regression else ProtoNet(as_they_are, ways=ways)
+    if learner.is_regression:
+        return Ridge()
+    distance = getattr(learner, "distance", EUCLIDEAN)
+    return ProtoNet(as_they_are, ways=ways, distance=distance)
 
 
 @dataclass(frozen=True)

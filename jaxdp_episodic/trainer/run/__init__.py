@@ -1,5 +1,6 @@
 """The run: trainer, ledger, journal, checkpoints.
 
-Doors: `adaptive`, `adaptive_report`, `assemble`, `checks`, `evaluation`, `report`,
-`run_files`, `stages`, `trainer`, `validation`.
+Doors: `adaptive`, `adaptive_report`, `assemble`, `checks`, `contributions`,
+`evaluation`, `loading`, `parts`, `release`, `report`, `run_files`, `said`,
+`selection`, `stages`, `trainer`, `use`, `validation`.
 """

@@ -37,6 +37,7 @@ _MOST_SCORES = 100_000
 # What a trainer has of the step that it takes, and another option has otherwise.
 _OF_STEP = (
     "sampler",
+    "complete_units",
     "normalizer",
     "_block_size",
     "_draws",
@@ -92,7 +93,6 @@ class AdaptiveTrainer(Trainer):
     """
 
     ledger: AdaptiveLedger
-    _no_choice = "a run that chooses its steps looks at scores with noise alone"
 
     def __init__(
         self,
@@ -110,6 +110,8 @@ class AdaptiveTrainer(Trainer):
         if not callable(rule):
             raise TypeError(f"rule must be a function, got {_validation.shown(rule)}")
         self._rule, self.checks = rule, dict(checks)
+        if checks:  # the guarantee is about their data, too
+            self._no_choice = "held-out data are private here, and scored with noise"
         super().__init__(
             learner, params, data=data, budget=cast(Any, budget), **arguments
         )
@@ -227,6 +229,11 @@ class AdaptiveTrainer(Trainer):
                 f"or not now; left are {now.left_in_words()}"
             )
         return choice
+
+    @property
+    def has_public_accounting(self) -> bool:
+        """True: the menu of such a run, and its prices, are public."""
+        return True
 
     def accounting(self) -> Callable[[int], dict[str, Any]]:
         """Returns what says, of a release, the guarantee, the choice and what is left.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,34 +18,34 @@ from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
-    BAYES,
     CLASSIFIER,
     CLOSED_FORM,
-    COSINE,
-    HIDDEN,
-    MIXED,
-    PLDA,
-    PROTONET,
-    LearnerConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
+from jaxdp_episodic.trainer.data.sources import Omniglot
 from jaxdp_episodic.trainer.data.splits import TRAIN
+from jaxdp_episodic.trainer.data.stored_features import INVERTED
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
+from jaxdp_episodic.trainer.learners.episode import code_of
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, Classifier, ProtoNet
-from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
-from jaxdp_episodic.trainer.learners.untrained import as_they_are
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.adaptive_plan import adaptive_plan
+from jaxdp_episodic.trainer.run.adaptive_plan import AdaptivePlan, adaptive_plan
 from jaxdp_episodic.trainer.run.checks import shared_rows
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.parts import (
+    NO_PARTS,
+    OWN,
+    OwnParts,
+    built_model,
+    num_outputs,
+)
 from jaxdp_episodic.trainer.run.trainer import Trainer
-from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
+# Of a source, what says how files become examples: no path, and no list of units.
+_SOURCE_KEYS = ("type", "size", "grey", "groups", "features", "target")
 FEATURES = "features"  # folder of a run, where they are cached
 
 
@@ -63,8 +62,10 @@ class Tables:
 
     Attributes:
       features: those of every split; None: the examples' own.
+      has_own_features: they were given in place of the config's.
       truncation: what bounding people has left out of the training data, once they are
         loaded; None: there are no bounds.
+      examples: what a training example is without features, plain values, once loaded.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class Tables:
         self._config, self._base = config, base
         self._loaded: dict[str, ExampleTable] = {}
         self.truncation: Truncation | None = None
+        self.examples: dict[str, Any] = {}
+        self.has_own_features = features is not None
         self.features = (
             FixedFeatures.of(config.features, base) if features is None else features
         )
@@ -96,6 +99,11 @@ class Tables:
         if split not in self._loaded:
             if split == TRAIN:
                 data, self.truncation = self._config.training_data(self._base)
+                self.examples = {
+                    "example_shape": list(data.features.shape[1:]),
+                    "dtype": str(data.features.dtype),
+                    "inverted": code_of(data) == INVERTED,
+                }
             else:
                 data = self._config.data.load(split, self._base)
             if self.features is not None:
@@ -162,17 +170,13 @@ def _warn_of_shared(split: str, what: str, number: int, of: int, first: Any) -> 
 
 
 def assembled(
-    config: TrainingConfig, tables: Tables, rule: Rule | None = None
+    config: TrainingConfig, tables: Tables, own: OwnParts = NO_PARTS
 ) -> tuple[Trainer, dict[str, Evaluation], int]:
-    """Returns the trainer, the evaluations and the number of parameters.
-
-    The rule of one's own is for a config with ``adaptive`` that names none.
-    """
+    """Returns the trainer, the evaluations and the number of parameters."""
     data = tables.load(TRAIN)
     evaluations = _evaluations(config, tables)
     settings = {
-        "model": "none" if config.model is None else config.model.to_dict(),
-        "optimizer": config.optimizer.to_dict(),
+        **own.settings(config),
         "features": tables.features.described() if tables.features else "none",
         "start": "none" if config.start is None else config.start.to_dict(),
     }
@@ -183,21 +187,49 @@ def assembled(
         "settings": settings,
     }
     if config.adaptive is None:
-        if rule is not None:
+        if own.rule is not None:
             raise ValueError("rule is for a config with adaptive, got one without")
-        parts = run_parts(config, data)
+        parts = run_parts(config, data, own=own)
         trainer = Trainer(**common, **parts)
     else:
-        check = config.adaptive.check
-        held_out = None if check is None else tables.load(check.split)
-        budget, checks = adaptive_plan(
-            config, data, held_out, _statistics(config, data)
-        )
-        parts = run_parts(config, data, budget)
-        rule = _rule(config.adaptive, rule)
+        budget, checks = adaptive_plan_of(config, tables)
+        parts = run_parts(config, data, budget, own=own)
+        rule = _rule(config.adaptive, own.rule)
         trainer = AdaptiveTrainer(rule=rule, checks=checks, **common, **parts)
+    trainer.recipe = _recipe(config, tables, own)
     size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
     return trainer, evaluations, size
+
+
+def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, Any]:
+    """How to put to use what a run releases: settings, and shapes, alone."""
+    model = own.settings(config)["model"]
+    if config.model is not None and own.model is None:
+        num_classes = len(tables.load(TRAIN).population.children_counts[-1])
+        model = {**model, "outputs": num_outputs(config, _ways(config), num_classes)}
+    given, examples = config.data.to_dict(), dict(tables.examples)
+    source = {key: given[key] for key in _SOURCE_KEYS if key in given}
+    if examples.pop("inverted") or isinstance(config.data, Omniglot):
+        source["inverted"] = True
+    features = None
+    if tables.features is not None:
+        is_own = tables.has_own_features
+        kind = OWN if is_own else config.features.kind
+        features = {"kind": kind, **tables.features.described()}
+    return {
+        "model": model if isinstance(model, dict) else {},
+        "features": features,
+        "source": source,
+        **examples,
+    }
+
+
+def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
+    """Returns the budget of a config with ``adaptive``, and its validations."""
+    assert config.adaptive is not None
+    data, check = tables.load(TRAIN), config.adaptive.check
+    held_out = None if check is None else tables.load(check.split)
+    return adaptive_plan(config, data, held_out, _statistics(config, data))
 
 
 def _rule(config: AdaptiveConfig, rule: Rule | None) -> Rule:
@@ -215,10 +247,12 @@ def run_parts(
     config: TrainingConfig,
     data: ExampleTable,
     budget: AdaptiveBudget | None = None,
+    *,
+    own: OwnParts = NO_PARTS,
 ) -> dict[str, Any]:
     """Returns what a config says of a `Trainer` on these data, by argument.
 
-    With the budget of a run that chooses, if it is one.
+    With the budget of a run that chooses, if it is one, and parts of one's own.
 
     Raises:
       NotImplementedError: such a run without its budget, where a plan is asked for.
@@ -231,7 +265,8 @@ def run_parts(
     planned = plan(config, data) if budget is None else budget
     start = statistics_of(config, planned.step, data)
     shape = data.features.shape[1:] if start is None else (start.dimensions,)
-    learner, params = _built_model(config, shape, data)
+    num_classes = len(data.population.children_counts[-1])
+    learner, params = built_model(config, shape, _ways(config), num_classes, own)
     gradient_steps = max(planned.num_steps - len(planned.before), 1)
     if budget is not None:
         gradient_steps = max(budget.most(name) for name in budget.training)
@@ -240,7 +275,7 @@ def run_parts(
         "params": params,
         "budget": planned,
         "shots": 0 if config.learner.kind == CLASSIFIER else config.learner.shots,
-        "optimizer": built_optimizer(config.optimizer, gradient_steps),
+        "optimizer": own.optimizer or built_optimizer(config.optimizer, gradient_steps),
         "l2_clip_norm": 1.0 if config.l2_clip_norm is None else config.l2_clip_norm,
         "clipping": config.clipping,
         "normalizer": config.normalizer,
@@ -248,59 +283,6 @@ def run_parts(
         "noise": config.noise,
         "start": start,
     }
-
-
-def _built_model(
-    config: TrainingConfig, input_shape: tuple[int, ...], data: ExampleTable
-) -> tuple[Any, Any]:
-    """Returns ``(learner, params)`` of a config on inputs of this shape."""
-    if config.start is not None and config.start.kind == MIXED:
-        return MixedModel.of(config.start), {}
-    learner, ways = config.learner, _ways(config)
-    if config.model is None:  # statistics alone, or "bayes": what they are given
-        apply, params, outputs = as_they_are, {}, math.prod(input_shape)
-    else:
-        outputs = 1 if ways is None else ways
-        if learner.kind in (PROTONET, BAYES):
-            outputs = config.model.embedding
-        if learner.kind == CLASSIFIER:  # the table's own, by a public list
-            outputs = len(data.population.children_counts[-1])
-        module = built_module(config.model, input_shape, outputs)
-        apply, params = split_model(module)
-        if learner.kind == CLASSIFIER:
-            is_hidden = learner.embed == HIDDEN
-            embedding = split_model(module, "hidden")[0] if is_hidden else None
-            ways, distance = int(ways or 1), learner.distance
-            return Classifier(
-                apply, embedding=embedding, ways=ways, distance=distance
-            ), params
-    if learner.kind == BAYES:
-        bayes = BayesianRegression(apply, rank=learner.rank)
-        scale, noise = learner.prior_scale, learner.noise_scale
-        return bayes, bayes.initial(params, outputs, scale=scale, noise=noise)
-    return _learner(learner, apply, ways), params
-
-
-def _learner(config: LearnerConfig, apply: Any, ways: int | None) -> Any:
-    """The learner of episodes for a model's ``apply(params, inputs)``."""
-    if config.kind in (PROTONET, PLDA):
-        return ProtoNet(
-            apply,
-            ways=int(ways or 1),
-            distance=COSINE if config.kind == PLDA else config.distance,
-            temperature=config.temperature,
-            resplits=config.resplits,
-        )
-    inner = {
-        "inner_steps": config.inner_steps,
-        "inner_learning_rate": config.inner_learning_rate,
-        "first_order": config.first_order,
-        "checkpoint": config.checkpoint,
-        "task_loss": config.loss,
-    }
-    if config.kind == "maml":
-        return MAML(apply, **inner)
-    return ANIL(apply, head=config.head, **inner)
 
 
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:

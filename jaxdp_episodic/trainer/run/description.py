@@ -27,6 +27,11 @@ _ACCOUNTED = frozenset(
     "step before target units data seed l2_clip_norm clipping noise adaptive checks"
     "".split()
 )
+# Functions within functions of which a part's description says what they hold.
+_DEPTH = 8
+# Letters of what a part shows of itself.
+_MOST_SHOWN = 2000
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Packages that draws and sums come from.
 _PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "optax")
 
@@ -78,6 +83,34 @@ def described_learner(learner: Any) -> dict[str, Any]:
             if isinstance(value, bool | int | float | str):
                 plain[field.name] = value
     return plain
+
+
+def described_part(value: Any, depth: int = 0) -> Any:
+    """Returns a part of one's own (a model, learner, optimizer) as plain values.
+
+    Of a function they are its name and what it closes over: an optimizer of optax shows
+    its numbers, so that another learning rate is another description. They tell parts
+    apart; they do not rebuild them.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if depth == _DEPTH:
+        return name
+    if isinstance(value, Mapping):
+        return {str(k): described_part(v, depth + 1) for k, v in value.items()}
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return [described_part(one, depth + 1) for one in value]
+    if isinstance(value, functools.partial):
+        parts = (value.func, value.args, value.keywords)
+        return {"partial": described_part(parts, depth + 1)}
+    if code := getattr(value, "__code__", None):
+        inside = zip(code.co_freevars, value.__closure__ or (), strict=True)
+        given = {k: described_part(cell.cell_contents, depth + 1) for k, cell in inside}
+        return {"function": f"{value.__module__}.{value.__qualname__}", **given}
+    return {"type": name, "shown": _ADDRESS.sub("", repr(value))[:_MOST_SHOWN]}
 
 
 class RunMismatchError(ValueError):

@@ -39,6 +39,7 @@ class PreparedStep(NamedTuple):
     step: int  # its number
     blocks: list[Block]  # of its draw
     noise: Any  # for its sum; in the first process alone
+    complete: int  # contributions of its draw, in all processes
 
 
 class RunDraws:

@@ -18,6 +18,7 @@ from jaxdp_episodic.trainer.run.run_files import (
     STAGES,
     RunLog,
     StepProgress,
+    public_record,
 )
 from jaxdp_episodic.trainer.run.selection import Scoring
 
@@ -44,7 +45,7 @@ def take_all_steps(
     """
     budget = run.budget
     last, before = budget.num_steps, len(budget.before)
-    accounted = run.accounting()
+    accounted, is_public = run.accounting(), run.has_public_accounting
 
     def is_due(often: int | None, step: int) -> bool:
         return step in (last, before) or (often is not None and step % often == 0)
@@ -84,8 +85,8 @@ def take_all_steps(
                         private = {**diagnostics, "seconds": seconds}
                         note({**public(step), PRIVATE: private, **held_out})
                         if on_step is not None:
-                            epsilon = noted[-1]["epsilon"]
-                            on_step(StepProgress(step, last, epsilon, noted[-1]))
+                            shown = public_record(noted[-1]) if is_public else {}
+                            on_step(StepProgress(step, last, shown, noted[-1]))
                     if is_due(checkpoint_every, step) or journal.is_full:
                         commit()
             if run.selection is None or run.selection.step != run.num_steps_taken:

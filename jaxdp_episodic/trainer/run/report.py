@@ -8,7 +8,6 @@ are not.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.people import PersonBounds
+from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
@@ -24,15 +23,15 @@ from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.accountant.report.protected import bounds_in_words, changed_unit
 from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.accountant.report.rounding import upward
-from jaxdp_episodic.files.archive import read_arrays, write_arrays
-from jaxdp_episodic.files.atomic import atomic_folder
+from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.trainer.config.training_config import DISCRETE
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import contribution_norm
-from jaxdp_episodic.trainer.data.people import Truncation
+from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.clip_norm import clipped_and_noised
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
-from jaxdp_episodic.trainer.run.run_files import HELD_OUT, read_log, releasable_records
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT
 
 
 def privacy_statement(
@@ -82,11 +81,9 @@ def privacy_statement(
             "",
         ]
     shown = None if for_release else people
-    report = privacy_report(_run(budget, owed), delta=budget.delta, people=shown)
-    if budget.step.neighboring_relation == "zero_out":
-        report = _without_finer_levels(report)
-    if has_default_normalizer:
-        report = _without_private_divisor(report, budget.step)
+    report, _ = report_of_budget(
+        budget, owed, shown, has_default_normalizer=has_default_normalizer
+    )
     kind = clipping or ClippingConfig(kind=FIXED)
     words = _in_words(report, budget, num_steps, noise, kind)
     if people is not None:
@@ -94,6 +91,36 @@ def privacy_statement(
     if truncation is not None:
         words += ["", bounded(truncation, for_release=for_release)]
     return "\n".join([*lines, *words, "", "```", str(report), "```"]) + "\n"
+
+
+def report_of_budget(
+    budget: PrivacyBudget,
+    owed: int,
+    people: PersonBounds | None = None,
+    *,
+    has_default_normalizer: bool = False,
+) -> tuple[PrivacyReport, ComposedSteps]:
+    """Returns the report of a run's first steps, and these; see `privacy_statement`.
+
+    Levels of which the way it trains covers nothing have no epsilon.
+    """
+    run = _run(budget, owed)
+    report = privacy_report(run, delta=budget.delta, people=people)
+    if budget.step.neighboring_relation == "zero_out":
+        report = _without_finer_levels(report)
+    if has_default_normalizer:
+        report = _without_private_divisor(report, budget.step)
+    return report, run
+
+
+def people_of(data: ExampleTable, unit: str) -> PersonBounds | None:
+    """Returns what people own where less than one is protected, and owners are known.
+
+    It is private.
+    """
+    if data.owners is None or unit == PERSON or len(data.level_names) > len(BOUNDS):
+        return None
+    return fitting_bounds(data)
 
 
 def _of_a_person(
@@ -287,7 +314,7 @@ def markdown_report(
         "",
     ]
     if picture:
-        lines += [f"![loss, score and epsilon against the step]({picture})", ""]
+        lines += [f"![stages; loss, score and epsilon against the step]({picture})", ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts.items()]
     lines += stages
@@ -305,47 +332,7 @@ def markdown_report(
     return "\n".join([*lines, "", statement.replace("# Privacy", "## Privacy", 1)])
 
 
-PARAMETERS = "parameters.npz"
-STATEMENT = "privacy.md"
-PUBLIC_LOG = "log.jsonl"
 _HEADER_BYTES = 1 << 20  # most that headers of arrays may take
-
-
-def export_run(
-    folder: Path,
-    *,
-    params: Any,
-    statement: str,
-    log: Path,
-    facts: Mapping[str, Any],
-    has_public_epsilon: bool = True,
-) -> list[Path]:
-    """Writes the releasable part of a run and returns the files.
-
-    Args:
-      folder: made if missing; files of these names are replaced, all at once.
-      params: the parameters after the last step.
-      statement: what is protected, how well and under which conditions (Markdown).
-      log: the run's full log, whose public compartment is copied.
-      facts: public settings of the run, plain values; written as ``run.json``.
-      has_public_epsilon: False if the epsilons in the log were computed from private
-        sizes: they, and with them how many steps there were, are left out.
-
-    Raises:
-      OSError: a file that cannot be written.
-      TypeError: facts that JSON cannot hold.
-    """
-    records = releasable_records(read_log(log)) if has_public_epsilon else []
-    texts = {
-        STATEMENT: statement,
-        PUBLIC_LOG: "".join(json.dumps(record) + "\n" for record in records),
-        "run.json": json.dumps(facts, indent=2, allow_nan=False) + "\n",
-    }
-    with atomic_folder(folder) as whole:
-        write_arrays(whole / PARAMETERS, flat_arrays(params))
-        for name, text in texts.items():
-            (whole / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in (PARAMETERS, *texts)]
 
 
 def load_parameters(path: Path, like: Any) -> Any:
@@ -387,14 +374,3 @@ def flat_arrays(params: Any) -> dict[str, Any]:
         path: np.asarray(leaf, np.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf
         for path, leaf in flat_params(params).items()
     }
-
-
-def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
-    """Returns those facts of a run that hold no private number of units."""
-    hidden: set[str] = set()
-    if not mean_units_are_public(budget.step):
-        hidden.add("mean units a step")
-    if public_budget(budget) is None:  # the noise was calibrated to private sizes
-        hidden |= {"steps", "noise multiplier", "mean units a step"}
-        hidden |= {name for name in facts if name.startswith("epsilon ")}
-    return {name: value for name, value in facts.items() if name not in hidden}

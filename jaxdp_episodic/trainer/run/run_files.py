@@ -184,11 +184,13 @@ def releasable_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Records that hold nothing but a step number after that are left out.
     """
-    public = [
-        {key: value for key, value in record.items() if key not in _NOT_PUBLIC}
-        for record in records
-    ]
+    public = map(public_record, records)
     return [record for record in public if record.keys() - {"step"}]
+
+
+def public_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the top level of a record, without its other compartments."""
+    return {key: value for key, value in record.items() if key not in _NOT_PUBLIC}
 
 
 def _rewrite(path: Path, keep_through: int) -> Mapping[str, Any] | None:
@@ -200,10 +202,20 @@ def _rewrite(path: Path, keep_through: int) -> Mapping[str, Any] | None:
 
 
 class StepProgress(NamedTuple):
-    """What a progress display is told after every step."""
+    """What ``on_step`` is told of a step that was logged.
 
-    step: int  # steps taken and charged
-    num_steps: int  # steps that the run takes
-    epsilon: float  # spent by these steps, nats
-    # The log record of the step, private compartments included.
-    record: Mapping[str, Any]
+    Attributes:
+      step: steps taken and charged.
+      num_steps: steps that the run takes.
+      public: the step's record in the public log, which may go to a tracker that others
+        see. Empty where the accounting rests on private sizes: nothing of the run is
+        then public before its release, the number of its steps neither.
+      private_record: its record in the full log, with epsilon, and by name what was
+        computed from private data ("private") and from held-out people ("held_out",
+        "stages").
+    """
+
+    step: int
+    num_steps: int
+    public: Mapping[str, Any]
+    private_record: Mapping[str, Any]

@@ -11,7 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, SpentAhead
+from jaxdp_episodic.accountant.questions.budget import (
+    PrivacyBudget,
+    SpentAhead,
+    public_budget,
+)
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError
 from jaxdp_episodic.files.atomic import TEMPORARY
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
@@ -38,6 +42,8 @@ from jaxdp_episodic.trainer.run.journal import (
     from_bytes,
 )
 from jaxdp_episodic.trainer.run.ledger import Ledger, create_ledger, taken_up
+from jaxdp_episodic.trainer.run.release import write_release
+from jaxdp_episodic.trainer.run.said import said_of
 from jaxdp_episodic.trainer.run.selection import Selection
 from jaxdp_episodic.trainer.run.stages import Stage, Stages
 
@@ -61,6 +67,8 @@ class RunState:
       run: what the run is.
       ledger: counts its charges; in other processes than the first a copy in memory.
       versions: of what this process computes with; see `described_versions`.
+      recipe: how examples become what the model sees, and what the model is, as plain
+        values; of a run from a config. They are for its release; see `load_release`.
       selection: what `train` has chosen to release; None before its end.
     """
 
@@ -79,6 +87,7 @@ class RunState:
     ) -> None:
         self.run, self.budget, self.noise = run, budget, noise
         self.ledger, self.versions = self._new_ledger(), described_versions()
+        self.recipe: Mapping[str, Any] = {}
         self._gradient, self._keys = gradient, keys
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (gradient.on_devices(state), 0)
@@ -136,6 +145,11 @@ class RunState:
         """Steps charged: those taken, and perhaps one that was interrupted."""
         return self.ledger.charged
 
+    @property
+    def has_public_accounting(self) -> bool:
+        """False if epsilons were computed from private sizes; see `public_budget`."""
+        return public_budget(self.budget) is not None
+
     def accounting(self) -> Callable[[int], dict[str, Any]]:
         """Returns what says, of a step, what the log's public part has besides."""
         spent = SpentAhead(self.budget)
@@ -159,6 +173,31 @@ class RunState:
     def noise_deviation(self) -> float:
         """Of the noise in each coordinate of the next step's sum."""
         return self._gradient.deviation(self._noise_multiplier) * self.clip_norm
+
+    def release(self, folder: Path) -> list[Path]:
+        """Writes what may be published of the run, as the command does; see `Release`.
+
+        The parameters that `released` has, the statement of the run's privacy, the
+        public log, and what `load_release` needs. It speaks of all steps that were
+        charged, and leaves out whatever was computed from private sizes.
+
+        Args:
+          folder: made if missing; files of these names are replaced, all at once.
+
+        Returns:
+          The files; in other processes than the first, which write nothing, none.
+
+        Raises:
+          OSError: a file that cannot be written.
+          ValueError: a run that was not trained in a folder, where its log is.
+        """
+        if not self._processes.is_first:
+            return []
+        if self._folder is None:
+            raise ValueError(
+                "release must come after train or resume: the log is there"
+            )
+        return write_release(folder, self, self._folder / run_files.LOG, said_of(self))
 
     def snapshot(self) -> Snapshot:
         """Returns the run after its last step, without secrets of draws or noise."""

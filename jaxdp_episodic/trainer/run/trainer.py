@@ -18,11 +18,12 @@ from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys, generator
+from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.gradient.noise import checked_noise
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners import episode
-from jaxdp_episodic.trainer.run import checks, run_files
+from jaxdp_episodic.trainer.run import checks, contributions, run_files
 from jaxdp_episodic.trainer.run.checkpoint import (
     TrainingState,
     as_arrays,
@@ -90,7 +91,7 @@ class Trainer(RunState):
         that does not contain what interacts.
     """
 
-    _no_choice = ""  # why a run of this kind chooses no stage
+    _no_choice: str = ""  # why a run of this kind chooses no stage
 
     def __init__(
         self,
@@ -128,6 +129,10 @@ class Trainer(RunState):
         loss = episode.contribution_loss(learner, self.sampler.slot_shape, shots=shots)
         if start is None:  # else the model sees what the statistics project
             loss = episode.loss_on_codes(loss, episode.code_of(data))
+        self.needs = contributions.needs_of(learner, shots)
+        self.complete_units = contributions.checked_units(
+            self.sampler, self.needs, budget
+        )
         params = as_arrays(params)
         ways = getattr(learner, "ways", [1, 1, *self.sampler.slot_shape][-2])
         self._stages = Stages(learner, start, params, ways)
@@ -184,8 +189,9 @@ class Trainer(RunState):
           prepared: what was made ahead for this step; None makes it here.
 
         Returns:
-          Realised number of units, mean loss, mean norm before clipping and the share
-          clipped. They come from private data without noise: see `RunLog`.
+          Realised number of units, and of complete ones, mean loss, mean norm before
+          clipping and the share clipped. They come from private data without noise: see
+          `RunLog`.
 
         Raises:
           BudgetExhaustedError: the step would exceed the target; nothing happened.
@@ -231,7 +237,7 @@ class Trainer(RunState):
         self._now = (state._replace(params=params), number)
         if self._journal is not None:
             self._end_epoch(self._journal.path.parent, number)
-        return diagnostics
+        return {**diagnostics, "num_complete": prepared.complete}
 
     def _release_statistic(self, state: TrainingState, number: int) -> dict[str, Any]:
         """Takes a step of the start, which has no diagnostics."""
@@ -263,12 +269,12 @@ class Trainer(RunState):
         Of several processes, which all call it, each gets its share.
         """
         self._join()  # or each would draw from entropy of its own
-        return self._blocks(self._draws.secret(step))
+        return self._blocks(self._draws.draw(self._draws.secret(step)))
 
-    def _blocks(self, secret: DrawSecret) -> list[episode.Block]:
+    def _blocks(self, draw: Draw) -> list[episode.Block]:
         start = self._start
         return episode.make_blocks(
-            self._draws.draw(secret),
+            draw,
             self.data if start is None else start.table(self.state.start),
             block_size=self._block_size,
             num_shards=len(self._devices),
@@ -282,7 +288,9 @@ class Trainer(RunState):
             noise = self._gradient.noise(
                 self.state.params, self._keys.new("noise", step), self._noise_multiplier
             )
-        return PreparedStep(step, self._blocks(secret), noise)
+        draw = self._draws.draw(secret)
+        complete = self.sampler.complete_in(draw, self.needs)
+        return PreparedStep(step, self._blocks(draw), noise, complete)
 
     @contextmanager
     def ahead(self) -> Iterator[Iterator[PreparedStep | None]]:
@@ -325,7 +333,8 @@ class Trainer(RunState):
           checkpoint_every: steps between checkpoints; there is one after the last step,
             and whenever the journal exceeds 256 MiB.
           log_every: steps between log records.
-          on_step: is called after every logged step.
+          on_step: is called after every logged step, with a `StepProgress`: for a
+            progress bar, or a tracker such as TensorBoard.
 
         Returns:
           The log's records, those of earlier parts of a resumed run not included; in

@@ -128,8 +128,12 @@ class PrivateStatistics:
                     "table without"
                 )
         self.dimensions = number
-        if config.kind == PLDA:
+        if config.kind == PLDA and config.dimensions is not None:
             self.dimensions = min(config.dimensions, number)
+        # Public, unless classes are protected, whose noised number is released.
+        is_private = privacy_unit == data.level_names[-2]
+        number = len(data.population.children_counts[-1])
+        self._num_classes = None if is_private else number
         who = {
             "privacy_unit": privacy_unit,
             "neighboring_relation": neighboring_relation,
@@ -212,7 +216,10 @@ class PrivateStatistics:
             return state
         if kind == _PAIRS:
             return whitened(state, noised, noise)
-        return weighed_projection(state, noised, noise, self.dimensions)
+        classes = max(float(state.count), 1.0)
+        if self._num_classes is not None:
+            classes = float(self._num_classes)
+        return weighed_projection(state, noised, noise, self.dimensions, classes)
 
     def noised_sum(
         self,
@@ -339,14 +346,19 @@ class Started:
         """Predictions by ``{"start": {"mean", "projection"}, "model": …}``."""
         return self.learner.predict(params["model"], _seen(params["start"], episode))
 
+    def embedding(self, params: Any, inputs: Array) -> Array:
+        """As the other learner, of examples; see `ProtoNet.embedding`."""
+        start = params["start"]
+        seen = projected(inputs, start["mean"], start["projection"])
+        is_float = jnp.issubdtype(inputs.dtype, jnp.floating)
+        seen = seen.astype(inputs.dtype if is_float else seen.dtype)
+        return self.learner.embedding(params["model"], seen)
+
 
 def _seen(start: Any, episode: Episode) -> Episode:
     """The episode with projected features."""
-    inputs = episode.support_inputs, episode.query_inputs
-    seen = [
-        projected(one, start["mean"], start["projection"]).astype(mask.dtype)
-        for one, mask in zip(
-            inputs, (episode.support_mask, episode.query_mask), strict=True
-        )
-    ]
-    return episode._replace(support_inputs=seen[0], query_inputs=seen[1])
+    number = len(episode.support_inputs)
+    inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
+    seen = projected(inputs, start["mean"], start["projection"])
+    seen = seen.astype(episode.support_mask.dtype)
+    return episode._replace(support_inputs=seen[:number], query_inputs=seen[number:])

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.tools.plan.pipelines import MIN_RATIO, recommended_pipeline
+from jaxdp_episodic.tools.plan.pipelines import (
+    BOTH,
+    CLASSES,
+    MIN_RATIO,
+    NONE,
+    recommended_pipeline,
+)
 from jaxdp_episodic.tools.plan.question import (
     Compute,
     EpisodeShape,
@@ -40,6 +46,27 @@ def asked(classes=1_800, epsilon=8.0, shape=(28, 28, 1), train=None, **changes):
     return PlanDescription(request, tree, TRAIN if train is None else train, {}, shape)
 
 
+def texts(classes=18, examples=2_000, epsilon=1.0, **changes):
+    """Short texts as 512 hashed n-grams."""
+    most = max(classes // 5, 1)
+    description = asked(
+        epsilon=epsilon,
+        shape=(512,),
+        train={"learner": {}},
+        **{
+            "episode": EpisodeShape(
+                shots=5, examples=(8,), ways=min(5, classes), population=examples
+            ),
+            "compute": Compute(episodes_per_step=most, total_episodes=300 * most),
+            **changes,
+        },
+    )
+    tree = jde.Population.from_sizes(
+        [examples] * classes, level_names=("class", "example")
+    )
+    return description._replace(population=tree)
+
+
 def schools(number=1_676, epsilon=1.0):
     tree = jde.Population.from_sizes([13] * number, level_names=("school", "pupil"))
     description = asked(
@@ -61,6 +88,11 @@ def schools(number=1_676, epsilon=1.0):
         (asked(compute=Compute(episodes_per_step=9, total_episodes=99)), "statistics"),
         (asked(train={"learner": {}}), "steps"),  # images without fixed features
         (asked(shape=(64,), train={"learner": {}}), "statistics, then steps"),
+        (texts(), "classifier"),
+        (texts(epsilon=8.0), "classifier"),
+        (texts(privacy_unit="class"), "do not train"),  # its list would be private
+        (texts(classes=5, examples=170), "statistics"),
+        (texts(classes=20, examples=6), "do not train"),
         (schools(), "mixed model"),
         (schools(number=20), "steps"),
     ],
@@ -82,7 +114,8 @@ def test_the_ratio_is_that_of_its_definition():
     paired = recommended_pipeline(asked(neighboring_relation="add_remove"))
     zeroed = recommended_pipeline(asked())
     assert paired.ratio == pytest.approx(zeroed.ratio / math.sqrt(2), rel=1e-6)
-    many = [recommended_pipeline(asked(classes=c)).ratio for c in (100, 200)]
+    found = [recommended_pipeline(asked(classes=c)) for c in (100, 200)]
+    many = [one.weighed[BOTH][0] for one in found]
     assert many[1] == pytest.approx(2 * many[0]) and many[0] < MIN_RATIO
 
 
@@ -107,6 +140,46 @@ def test_steps_are_planned_with_the_epsilon_that_is_left():
     assert alone.left_for_steps(description.request) is description.request
 
 
+def test_a_classifier_clips_each_example_and_says_how_many_are_drawn():
+    description = texts()
+    found = recommended_pipeline(description)
+    table = {
+        "version": 1,
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "data": {"type": "Glyphs"},
+        "step": {"privacy_unit": "example", "neighboring_relation": "zero_out"},
+        "learner": {"kind": "protonet", "shots": 5, "distance": "cosine"},
+        "evaluation": {"splits": ["test"]},
+    }
+    written = found.config(table, description)
+    config = TrainingConfig.from_dict(
+        {"type": "TrainingConfig", **written}, where="config"
+    )
+    assert (config.learner.kind, config.learner.shots) == (CLASSES, 5)
+    assert config.step.clip_unit == "example" and config.evaluation.ways == 5
+    of_class, of_example = config.step.sampling.levels
+    assert of_class.sampling_probability == 1.0 and of_example.population == 2_000
+    drawn = 36_000 * of_example.sampling_probability
+    assert config.normalizer == pytest.approx(drawn, rel=1e-3)
+
+
+def test_all_that_was_weighed_is_said():
+    found = recommended_pipeline(texts(classes=20, examples=6))
+    assert found.name == NONE and found.learner == "plda"
+    assert all(ratio < least for ratio, least in found.weighed.values())
+    lines = found.comparison()
+    assert len(lines) == len(found.weighed) == 4
+    assert all("of at least" in line for line in lines)
+
+
+def test_a_level_of_another_name_has_no_episodes():
+    description = asked(shape=(64,), train={"learner": {}})
+    tree = jde.Population.from_sizes([20] * 1_800, level_names=("sort", "example"))
+    found = recommended_pipeline(description._replace(population=tree))
+    assert found.name == "statistics" and "called 'class'" in found.reason
+
+
 @pytest.mark.parametrize("description", [asked(), asked(classes=100), schools()])
 def test_the_config_can_be_trained(description):
     found = recommended_pipeline(description)
@@ -125,7 +198,7 @@ def test_the_config_can_be_trained(description):
         "learner": {"shots": 1, **TRAIN["learner"]},
     }
     config = TrainingConfig.from_dict(
-        {"type": "TrainingConfig", **found.config(table)}, where="config"
+        {"type": "TrainingConfig", **found.config(table, description)}, where="config"
     )
     assert config.start.kind == found.start["kind"]
     assert config.learner.kind == (found.learner or "protonet")

@@ -10,9 +10,11 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.cli import plan as plan_command
 from jaxdp_episodic.tools.cli.plan import Plan as PlanCommand
+from jaxdp_episodic.tools.cli.plan import _relocated
 from jaxdp_episodic.tools.plan.designs import possible_designs
 from jaxdp_episodic.tools.plan.plan import (
     _front,
+    advice,
     effective_steps,
     make_plan,
     training_config,
@@ -157,7 +159,7 @@ def test_epochs_are_compared_at_the_setting_that_is_best_of_coins(number, is_che
     designs = possible_designs(tree, ways=None, sizes=(20,), stated_size=None)
     coins, epochs = designs[0], designs[2]
     assert coins.is_rival_of(epochs) and not designs[1].is_rival_of(epochs)
-    one = [np.array([x]) for x in (1.0 * number, 60, 1.0, 60.0, 1.0)]
+    one = [np.array([x]) for x in (1.0 * number, 60, 1.0, 60.0, 1.0, 1.0)]
     asked = np.array([2.0]), np.array([30])
     settings = (request, tree, epochs, Candidates(coins, *one), asked)
     if not is_cheaper:
@@ -397,6 +399,55 @@ def test_toml_is_read_back():
         to_toml({"x": object()})
 
 
+def test_a_comment_stands_behind_its_line_or_above_a_long_one():
+    table = {"a": 1, "b": {"c": "x" * 90, "d": 2}}
+    comments = {"a": "one", "b": "a\ntable", "b.c": "long", "no": "nothing"}
+    text = to_toml(table, comments)
+    assert tomllib.loads(text) == table
+    lines = text.splitlines()
+    assert lines[0] == "a = 1  # one" and lines[2] == "[b]  # a?table"
+    assert lines[3] == "# long" and lines[4].startswith("c = ")
+
+
+# --- Unequal classes ---
+
+UNEQUAL = jde.Population.from_sizes(
+    [3, 30, *range(4, 26)], level_names=("class", "example")
+)
+
+
+def unequal(relation, slots, size=2):
+    return PlanRequest(
+        episode=EpisodeShape(ways=4, shots=1, examples=(size,), population=slots),
+        neighboring_relation=relation,
+        schemes=("poisson",),
+        **SMALL,
+    )
+
+
+def test_signal_is_that_of_complete_episodes():
+    plan = make_plan(unequal("zero_out", 30), UNEQUAL)
+    share = plan.complete_per_step / plan.episodes_per_step
+    assert 0.005 < share[0] < 0.05
+    np.testing.assert_allclose(share, share[0])
+    signal = plan.complete_per_step / plan.noise_multiplier
+    np.testing.assert_allclose(plan.signal_to_noise, signal)
+    with pytest.raises(ValueError, match="fewer than one. .* it would be 1 under"):
+        make_plan(unequal("zero_out", 30, size=8), UNEQUAL)
+    (said,) = advice(plan, unequal("zero_out", 30), UNEQUAL)
+    assert 'it would be 1 under neighboring_relation = "add_remove"' in said
+    whole = make_plan(unequal("add_remove", 3), UNEQUAL)
+    np.testing.assert_array_equal(whole.complete_per_step, whole.episodes_per_step)
+    assert advice(whole, unequal("add_remove", 3), UNEQUAL) == []
+
+
+def test_bounds_that_the_data_contradict_are_no_plan():
+    with pytest.raises(ValueError, match="at least the children of every unit"):
+        make_plan(unequal("zero_out", 20), UNEQUAL)
+    with pytest.raises(ValueError, match="at most the number of children"):
+        make_plan(unequal("add_remove", 20), UNEQUAL)
+
+
 # --- People ---
 
 PEOPLE = {
@@ -468,3 +519,17 @@ def test_without_bounds_blocks_alone_protect_people():
 def test_people_of_a_plan_are_checked(change, message):
     with pytest.raises(ValueError, match=message):
         PlanRequest(episode=EpisodeShape(**POOL), **(PEOPLE | change), **SMALL)
+
+
+def test_paths_hold_wherever_the_config_is_written(tmp_path):
+    config = {
+        "data": {"type": "Npz", "path": "a.npz", "validation": 0.2, "test": "b.npz"},
+        "features": {"kind": "onnx", "path": "c.onnx", "size": 8},
+    }
+    moved = _relocated(config, tmp_path / "x" / "..")
+    place = str(tmp_path.resolve())
+    assert moved["data"] == config["data"] | {
+        "path": f"{place}/a.npz",
+        "test": f"{place}/b.npz",
+    }
+    assert moved["features"] == config["features"] | {"path": f"{place}/c.onnx"}

@@ -6,6 +6,7 @@ import pytest
 
 from jaxdp_episodic.tools.plots import run
 from jaxdp_episodic.tools.plots.run import draw_run
+from jaxdp_episodic.trainer.run.evaluation import Score
 
 pytest.importorskip("matplotlib").use("Agg")
 
@@ -58,6 +59,29 @@ def test_loss_scores_and_epsilon(drawn):
     assert bottom.get_xlabel() == "step\n\nwhat it means"
     assert [line.get_label() for line in bottom.lines] == ["spent", "target"]
     assert bottom.lines[0].get_ydata().tolist() == [0.5, 0.9]
+
+
+def test_stages_stand_above_and_the_released_one_is_named(drawn):
+    score = Score("accuracy", 0.8, 0.7, 0.9, 20)
+    better = score._replace(mean=0.9, high=0.95)
+    panel, middle, _ = drawn(
+        scores=[(0, {"validation": SCORE}), (2, {"validation": SCORE})],
+        stages={
+            "features": {"validation": score, "test": score},
+            "steps": {"validation": better, "test": score},
+        },
+        released="steps",
+    )
+    rows = [label.get_text() for label in panel.get_yticklabels()]
+    assert rows == ["features", "steps\n(released)"]
+    assert [text.get_text() for text in panel.texts] == [
+        "0.8000   0.8000",
+        "0.9000   0.8000",
+    ]
+    assert panel.get_xlabel().startswith("accuracy (held out)")
+    assert panel.yaxis_inverted()  # the simplest on top
+    (line, *_) = middle.lines
+    assert line.get_xdata().tolist() == [2]  # the score before is that of a stage
 
 
 def test_without_noise_and_without_logs(drawn):

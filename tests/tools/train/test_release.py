@@ -69,7 +69,7 @@ def _undrawn():
     with pytest.MonkeyPatch.context() as patch:
         result = "jaxdp_episodic.tools.train.result"
         patch.setattr(f"{result}.draw_run", lambda *_, **__: None)
-        patch.setattr(f"{result}._meaning", lambda _: "")
+        patch.setattr(f"{result}.meaning_of", lambda _: "")
         yield
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -18,8 +19,12 @@ from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.train import run
 from jaxdp_episodic.tools.train.run import Result, run_training
 from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.run import selection as selection_module
 from jaxdp_episodic.trainer.run.evaluation import Score
+from jaxdp_episodic.trainer.run.report import load_parameters
 from jaxdp_episodic.trainer.run.run_files import read_log
+from jaxdp_episodic.trainer.run.selection import Selection
+from jaxdp_episodic.trainer.run.stages import Stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from training_runs import TINY
 
@@ -63,6 +68,14 @@ def test_the_score_without_noise_stands_below_the_private_one():
     assert first.startswith("test        accuracy 0.9000")
     assert second.split() == "0.9900 without noise, not private".split()
     assert third.startswith("validation  accuracy 0.9000")
+    stages = {"features": {"test": score}, "steps": {"test": score}}
+    stage = Stage("steps", None, {})
+    selection = Selection(stage, 10, None, "the choice was turned off", stages, {})
+    lines = str(result._replace(selection=selection)).splitlines()[3:7]
+    assert lines[0].split() == ["stages", "test"]
+    assert lines[1].split() == ["features", "0.9000"]
+    assert lines[2].split() == "steps 0.9000 is released".split()
+    assert lines[3].endswith("no choice was made: the choice was turned off")
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +115,22 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     private = (path for path in out.iterdir() if path.name != "release")
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)
     released = {p.name for p in (out / "release").iterdir()}
-    assert released == {"parameters.npz", "privacy.md", "log.jsonl", "run.json"}
+    names = "parameters.npz privacy.md log.jsonl run.json release.json".split()
+    assert released == set(names)
     statement = (out / "release" / "privacy.md").read_text()
     assert "one `example` more or less" in statement
     assert "not for publication" not in statement
     facts = json.loads((out / "release" / "run.json").read_text())
     assert facts["steps"] == 3 and facts["epsilon spent"] <= 8.0
+    # What is released is one of the stages that are shown.
+    last = read_log(out / "log.jsonl")[-1]
+    assert facts["stage"] == last["released"] in last["stages"]["scores"]
+    assert f"Released is the stage {facts['stage']!r} of the run" in statement
+    assert f"| **{facts['stage']}** |" in report
+    assert f"released    {facts['stage']}, the simplest within" in printed.out
+    public = read_log(out / "release" / "log.jsonl")
+    assert public[-1]["released"] == facts["stage"]
+    assert not any("stages" in record or "held_out" in record for record in public)
     # It is a run without a seed, and the next one does not write over it.
     assert "not private" not in printed.out + statement + str(facts)
     before = (out / "log.jsonl").read_bytes()
@@ -216,6 +239,42 @@ def test_an_interruption_before_the_first_checkpoint(train, monkeypatch, capsys)
     assert train() == 130
     assert "nothing was trained yet, start again" in capsys.readouterr().err
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    "name", ["features", pytest.param("steps", marks=pytest.mark.slow)]
+)
+def test_the_parameters_released_are_the_stages(tmp_path, monkeypatch, name):
+    """Of features as they are there are none."""
+
+    def simplest(scores):
+        place = 0 if name == "features" else len(scores) - 1
+        return place, [(0.0, 0.0)] * len(scores)
+
+    monkeypatch.setattr(selection_module, "simplest", simplest)
+    result = run_training(parsed(TINY, tmp_path), tmp_path / "out")
+    stage = result.trainer.released
+    assert stage.name == name
+    assert result.scores == result.selection.scores[name]
+    path = tmp_path / "out" / "release" / "parameters.npz"
+    loaded = load_parameters(path, like=stage.params)
+    jax.tree.map(np.testing.assert_array_equal, loaded, stage.params)
+    assert bool(jax.tree.leaves(loaded)) == (name == "steps")
+
+
+def test_the_choice_can_be_turned_off(tmp_path):
+    text = TINY.replace('splits = ["validation"]', 'splits = ["test"]\nselect = false')
+    result = run_training(parsed(text, tmp_path), tmp_path / "out")
+    assert result.selection is not None and result.selection.split is None
+    assert result.trainer.released.name == "steps"
+    statement = (tmp_path / "out" / "release" / "privacy.md").read_text()
+    assert "No choice among its stages was made: the choice was turned off" in statement
+
+
+def parsed(text, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return read_config(path)
 
 
 @pytest.mark.slow

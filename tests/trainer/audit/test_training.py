@@ -260,6 +260,7 @@ def test_the_claim_is_for_the_steps_that_were_taken():
     assert short.claimed_exact == pytest.approx(float(expected), rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:sampling draws")
 def test_a_replaced_example_and_a_class():
     for more in ({"neighboring_relation": "replace_one"}, {"privacy_unit": "class"}):
         audit = audit_run(few_shot(**more), num_canaries=CANARIES, num_steps=4)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxdp_episodic.tools.cli.data import _recognized
 from jaxdp_episodic.trainer.data.folders import (
     load_class_folders,
     load_mini_imagenet,
     load_omniglot,
 )
+from jaxdp_episodic.trainer.data.layouts import recognized
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
 
 RNG = np.random.default_rng(0)
@@ -198,7 +198,7 @@ def test_litter_is_no_class_and_no_image(tmp_path):
     table = load_class_folders(tmp_path)
     assert table.unit_column("class").tolist() == ["a", "b"]
     for layout in ("class-folders", "omniglot"):
-        assert _recognized(tmp_path) == layout
+        assert recognized(tmp_path) == layout
         shutil.rmtree(tmp_path / "a")
         picture(tmp_path / "a" / "character01" / "1.png")
     (tmp_path / "a" / "notes.ini").write_text("")

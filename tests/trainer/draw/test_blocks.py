@@ -82,6 +82,17 @@ def test_a_slot_that_nobody_fills_is_null_under_zero_out_and_masked_else():
         assert np.concatenate(some).mean() == pytest.approx(share, abs=0.08)
 
 
+def test_somebody_who_is_not_in_the_data_shows_nothing():
+    """Neither their own, of which there are none, nor anybody else's."""
+    has = np.ones((PEOPLE - 3, CLASSES), int) * SIZE  # three on the list are not there
+    alone = blocks(people_per_block=1, slots=SIZE)
+    for among_slots in (True, False):
+        given = sampler(alone, has, among_slots=among_slots)
+        for owner, _, draw in rows(*given, 50):
+            of_one_block(owner)
+            assert draw.mask.any(axis=(1, 2)).sum() <= PEOPLE - 3
+
+
 def test_an_episode_that_looks_takes_classes_with_enough_drawings():
     has = np.zeros((PEOPLE, CLASSES), int)
     has[:, :2] = 1  # every block has them

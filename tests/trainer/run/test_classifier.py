@@ -65,7 +65,7 @@ EMBED = ("shots = 1", 'shots = 1\nembed = "features"')
         ([CLASS], "privacy_unit must be 'example' or 'person'.* list is public"),
         ([('"example"\nn', '"class"\nn')], "clip_unit must be 'example'.* alone"),
         ([("ways = 5\n", "")], "evaluation.ways must be given"),
-        ([LINEAR, EMBED], "needs a model with a hidden layer"),
+        ([LINEAR, EMBED], "needs a model that makes some"),
         ([("shots = 1", 'shots = 1\nembed = "x"')], "embed must be one of"),
         ([('kind = "mlp"', 'kind = "conv_embedding"')], "model.kind must be one of"),
     ],
@@ -88,7 +88,7 @@ examples = { type = "WithoutReplacement", name = "example", size = 2, population
         config((sampling, grouped), ('clip_unit = "example"', 'clip_unit = "episode"'))
 
 
-@pytest.mark.parametrize("embed", ["logits", "features"])
+@pytest.mark.parametrize("embed", ["both", "logits", "features"])
 def test_it_has_an_output_for_each_class_and_prototypes_of_what_it_embeds(
     config, embed
 ):
@@ -103,7 +103,13 @@ def test_it_has_an_output_for_each_class_and_prototypes_of_what_it_embeds(
         flat = rows.reshape(len(rows), -1)
         first, head = params["layers"]["0"], params["head"]
         hidden = np.tanh(flat @ first["kernel"] + first["bias"])
-        return hidden if embed == "features" else hidden @ head["kernel"] + head["bias"]
+        logits = hidden @ head["kernel"] + head["bias"]
+        units = hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
+        return {
+            "logits": logits,
+            "features": hidden,
+            "both": np.concatenate([units, 0.1 * logits], axis=1),
+        }[embed]
 
     expected = ProtoNet(embedded, ways=5).predict(params, episode)
     np.testing.assert_allclose(
@@ -118,6 +124,21 @@ def test_it_has_an_output_for_each_class_and_prototypes_of_what_it_embeds(
     np.testing.assert_allclose(
         learner.loss(params, episode), np.mean(losses), rtol=1e-5
     )
+
+
+def test_logits_that_say_nothing_leave_the_features(config):
+    """A linear map of zeros is next to nothing: that is, the features as they are."""
+    read = config(LINEAR)
+    trainer, evaluations, _ = assembled(read, Tables(read, None))
+    zeros = jax.tree.map(np.zeros_like, trainer.params)
+
+    def units(_, rows):
+        flat = rows.reshape(len(rows), -1)
+        return flat / jax.numpy.linalg.norm(flat, axis=1, keepdims=True)
+
+    alone = ProtoNet(units, ways=5)
+    evaluation = evaluations["validation"]
+    assert evaluation(trainer.learner, zeros).mean == evaluation(alone, {}).mean
 
 
 def test_it_draws_examples_of_the_whole_data_and_is_validated_by_episodes(config):

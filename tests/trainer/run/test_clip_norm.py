@@ -155,9 +155,10 @@ def test_an_episode_without_examples_has_no_vote():
         sampling, noise_multiplier=1.0, clip_unit="task", privacy_unit="task"
     )
     learner = sinusoid_learner()
-    run = plain_trainer(
-        data=data, clipping=CLIPPING, normalizer=10.0, step=step, learner=learner
-    )
+    with pytest.warns(UserWarning, match="1.8 are complete"):
+        run = plain_trainer(
+            data=data, clipping=CLIPPING, normalizer=10.0, step=step, learner=learner
+        )
     for step in range(1, 4):
         block = run.draw_blocks(step)[0]
         found = of_each_row(run, block)

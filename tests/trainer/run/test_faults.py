@@ -37,7 +37,7 @@ from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.checkpoint import Checkpoints
 from jaxdp_episodic.trainer.run.description import RunMismatchError
-from jaxdp_episodic.trainer.run.report import export_run, load_parameters
+from jaxdp_episodic.trainer.run.report import load_parameters
 from jaxdp_episodic.training import ProtoNet, Trainer
 from training_runs import (
     TINY,
@@ -615,13 +615,7 @@ def test_bfloat16_parameters_train_resume_and_leave(tmp_path):
     assert again.resume(tmp_path / "parts") == 3
     again.train(tmp_path / "parts")
     assert_same(again, run)
-    export_run(
-        tmp_path / "release",
-        params=run.params,
-        statement="",
-        log=tmp_path / "whole" / run_files.LOG,
-        facts={},
-    )
+    again.release(tmp_path / "release")
     back = load_parameters(tmp_path / "release" / "parameters.npz", run.params)
     jax.tree.map(np.testing.assert_array_equal, back, run.params)
 

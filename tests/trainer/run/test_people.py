@@ -12,6 +12,7 @@ from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.data import truncated
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw import step_generator
+from jaxdp_episodic.trainer.run import contributions
 from jaxdp_episodic.trainer.run.assemble import check_held_out
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from rows import fast_and_slow
@@ -117,7 +118,11 @@ def test_data_without_owners_and_people_beyond_their_bounds_are_refused():
         plain_trainer(step=few, data=owned(), num_steps=1)
 
 
-def test_what_bounding_left_out_is_in_the_ledger_and_not_in_what_is_released(tmp_path):
+@pytest.mark.filterwarnings("ignore:sampling draws")
+def test_what_bounding_left_out_is_in_the_ledger_and_not_in_what_is_released(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(contributions, "LEAST_IN_RUN", 0.0)  # else it is refused
     bounds = jde.PersonBounds(classes=12, examples=1)
     bounded = truncated(owned(), bounds)
     run = plain_trainer(

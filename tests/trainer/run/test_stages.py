@@ -477,6 +477,9 @@ def test_a_finished_run_that_is_resumed_chooses_the_same(tmp_path):
     assert again.selection.behind == run.selection.behind
     assert again.released.name == run.released.name
     assert (tmp_path / run_files.LOG).read_bytes() == before
+    (tmp_path / BEST).write_bytes(b"PK")
+    with pytest.raises(ValueError, match="best.npz must be an npz file"):
+        again.train(tmp_path, **given)
 
 
 def test_what_another_run_has_kept_is_not_taken_up(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.config.training_step import StepConfig
+from jaxdp_episodic.trainer.run import contributions
 from jaxdp_episodic.trainer.run.report import _without_finer_levels
 from training_runs import GROUPED, classes, trainer
 
@@ -22,7 +23,8 @@ def zeroed(slots=8, **changes):
 
 
 def test_a_run_charges_for_the_relation(tmp_path):
-    run = trainer(num_steps=3, step=zeroed())
+    with pytest.warns(UserWarning, match="2.8 in 3 steps"):
+        run = trainer(num_steps=3, step=zeroed(slots=7))
     run.train(tmp_path)
     assert run.num_steps_taken == 3
     text = json.dumps(run.budget.step.to_dict())
@@ -31,8 +33,10 @@ def test_a_run_charges_for_the_relation(tmp_path):
     assert drawn.holds_null is not None and drawn.holds_null.any()
 
 
-def test_where_every_contribution_holds_a_null_the_data_do_not_matter():
+@pytest.mark.filterwarnings("ignore:sampling draws")
+def test_where_every_contribution_holds_a_null_the_data_do_not_matter(monkeypatch):
     """30 classes of 6 examples in 10,000 slots: hardly any draw is without a null."""
+    monkeypatch.setattr(contributions, "LEAST_IN_RUN", 0.0)  # else it is refused
     step = zeroed(slots=10_000)
     first = trainer(num_steps=2, step=step, data=classes(seed=0))
     second = trainer(num_steps=2, step=step, data=classes(seed=5))

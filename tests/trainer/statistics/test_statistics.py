@@ -28,6 +28,7 @@ from jaxdp_episodic.trainer.statistics.plda import (
     second_moment,
     sum_of_rows,
     symmetric_noise,
+    weighed_projection,
     whole_rows,
 )
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
@@ -400,6 +401,41 @@ def test_without_noise_the_metric_finds_what_tells_classes_apart():
     before = np.mean(np.sum((raw.reshape(60, 6, 5) - raw_means) ** 2, axis=2))
     assert within < 0.5 * before
     assert float(state.count) == pytest.approx(360, rel=1e-4)
+
+
+def weights(classes, noise, moment):
+    """Of the projection's directions, with nothing whitened before."""
+    state = statistics().initial()
+    state = weighed_projection(state, moment, noise, len(moment), classes)
+    return np.linalg.norm(np.asarray(state.projection), axis=0)
+
+
+def test_few_classes_and_much_noise_leave_directions_their_weight():
+    """Where nothing was seen, classes to come may differ all the same."""
+    moment = 100 * np.diag([0.7, 0.1, 0.1, 0.05, 0.05])
+    many = weights(1_800, 0.0, moment)
+    assert many[0] > 0.8 and many[1:].max() < 0.01
+    unseen = [weights(c, 0.0, moment)[1] ** 2 for c in (2, 5, 18, 200)]
+    assert unseen == sorted(unseen, reverse=True)
+    assert unseen[1] == pytest.approx(0.5) and unseen[3] < 0.001
+    noisy = [weights(1_800, s, moment)[4] ** 2 for s in (1.0, 100.0, 1e6)]
+    assert noisy[0] < 0.01 and noisy == sorted(noisy)
+    np.testing.assert_allclose(weights(1_800, 1e6, moment), 1.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("unit", "classes"), [("example", 60), ("class", 1_000)])
+def test_the_number_of_classes_is_public_or_as_released(monkeypatch, unit, classes):
+    given = []
+
+    def projection(state, moment, noise, dimensions, classes):
+        given.append(classes)
+        return weighed_projection(state, moment, noise, dimensions, classes)
+
+    monkeypatch.setattr(statistics_module, "weighed_projection", projection)
+    own = statistics(gaussian_classes((6,) * 60), unit=unit)
+    state = own.initial()._replace(count=np.float32(1_000))
+    own.release(state, len(own.steps) - 1, np.random.default_rng(0), KEY, 1.0)
+    assert given == [classes]
 
 
 def test_all_noise_still_makes_a_finite_metric():

@@ -1,0 +1,168 @@
+"""A privacy report in plain words: for whoever decides, and knows no epsilon."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.people import PersonBounds
+from jaxdp_episodic.accountant.describe.schemes import PERSON, WithoutReplacement
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
+from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
+from jaxdp_episodic.accountant.report.protected import changed_unit
+from jaxdp_episodic.accountant.report.report import run_at_level
+from jaxdp_episodic.accountant.report.rounding import upward
+
+FALSE_ALARMS = 0.01
+"""False positive rate at which an attack is described."""
+
+_WIDTH = 88  # letters a line
+# Relative; epsilons of two levels that are closer are rounding apart.
+_APART = 1e-3
+
+
+def report_in_words(
+    report: PrivacyReport, run: ComposedSteps, people: PersonBounds | None = None
+) -> str:
+    """Returns what is protected, how well, why and under which conditions (Markdown).
+
+    Numbers of attackers are *upper bounds*, rounded up, at every level that the report
+    has an epsilon of.
+
+    Args:
+      report: of the run.
+      run: what the report is about.
+      people: as they were given to `privacy_report`.
+    """
+    unit, changed = (
+        report.privacy_unit,
+        changed_unit(report.privacy_unit, report.neighboring_relation).rstrip(","),
+    )
+    steps = sum(report.num_steps)
+    rows = _rows(report, run, people)
+    own = rows[unit]
+    lines = [
+        "# Privacy in words",
+        "",
+        "## What is protected",
+        "",
+        f"Protected is {report.protected}: what the {steps:,} steps of this run "
+        f"release would have come out nearly the same with {changed} in the training "
+        "data. That holds whatever else is known, and whatever is done with the "
+        "release.",
+        "",
+        "## How well",
+        "",
+        f"Epsilon is {_epsilon(report.epsilon)} at delta {report.delta:g}. Suppose "
+        "that somebody sees everything that is released, knows all of the rest of the "
+        "data, and asks whether the data were changed like that:",
+        "",
+        f"* If a coin had decided, at most {own[1]} of the answers would be right; "
+        "without the release 50 % are.",
+        f"* If a false alarm may be raised in {100 * FALSE_ALARMS:g} % of the cases "
+        f"in which nothing was changed, at most {own[2]} of the changes are found; "
+        f"without the release {100 * FALSE_ALARMS:g} % are.",
+    ]
+    if len(rows) > 1:
+        lines += ["", "## Whom else it protects, and how well", "", *_table(rows)]
+    for level, reason in report.epsilon_by_level.items():
+        if isinstance(reason, str):
+            lines += ["", f"For one `{level}` no epsilon is known: {reason}."]
+    lines += _reversals(report, run)
+    listed = {"It holds if": report.preconditions, "To be known": report.warnings}
+    for title, texts in listed.items():
+        if texts:
+            lines += ["", f"## {title}", "", *(f"* {text}" for text in texts)]
+    return "\n".join(map(_filled, lines))
+
+
+def _rows(
+    report: PrivacyReport, run: ComposedSteps, people: PersonBounds | None
+) -> dict[str, tuple[str, str, str]]:
+    """Epsilon and the two attacks of each level that has an epsilon."""
+    rows = {}
+    for level, value in report.epsilon_by_level.items():
+        if isinstance(value, str):
+            continue
+        bounds = people if level == PERSON else None
+        same = run if level == report.privacy_unit else run_at_level(run, level, bounds)
+        right = 0.5 + float(advantage(same, method=report.method)) / 2
+        found = true_positive_rate(
+            same, false_positive_rate=FALSE_ALARMS, method=report.method
+        )
+        rows[level] = _epsilon(value), _percent(right), _percent(float(found))
+    return rows
+
+
+def _epsilon(value: float) -> str:
+    return "infinite" if math.isinf(value) else upward(value, 4, zeros=True)
+
+
+def _percent(share: float) -> str:
+    """In percent, rounded up to a tenth."""
+    return f"{min(np.ceil(1000 * share) / 10, 100.0):g} %"
+
+
+def _table(rows: dict[str, tuple[str, str, str]]) -> list[str]:
+    alarms = f"found with {100 * FALSE_ALARMS:g} % false alarms"
+    return [
+        f"| one | epsilon | right answers, a coin deciding | {alarms} |",
+        "|---|---|---|---|",
+        *(f"| {level} | {' | '.join(cells)} |" for level, cells in rows.items()),
+    ]
+
+
+def _reversals(report: PrivacyReport, run: ComposedSteps) -> list[str]:
+    """Why a unit costs more than another one that it is a part of, where one does."""
+    lines = []
+    known = {k: v for k, v in report.epsilon_by_level.items() if isinstance(v, float)}
+    levels = [level for level in known if level != PERSON]
+    for coarse, fine in itertools.combinations(levels, 2):
+        if not known[fine] > known[coarse] * (1 + _APART):
+            continue
+        reasons: dict[str, None] = {}
+        for step in run.gaussian_steps:
+            reasons |= dict.fromkeys(_reasons(step, coarse, fine))
+        lines += ["", f"## Why one {fine} costs more than one {coarse}", ""]
+        lines += [f"* {reason}" for reason in reasons]
+    return lines
+
+
+def _reasons(step: GaussianStep, coarse: str, fine: str) -> list[str]:
+    """What hides a unit more than one of its parts, in a step."""
+    names, found = list(step.design.level_names), []
+    clip = str(step.clip_unit)
+    depth = names.index(clip) if clip in names else -1  # the whole step is clipped
+    if coarse in names and names.index(coarse) < depth:
+        found.append(
+            f"Above what is clipped, each `{clip}`, draws are in the open: whether a "
+            f"`{coarse}` was drawn may show in the contributions of all that was "
+            f"drawn of it. That draw hides a `{coarse}` who comes or goes as a whole; "
+            f"it does not hide a `{fine}` of one who stays: for that it lowers delta "
+            "alone. "
+            f'With `clip_unit = "{coarse}"` it would count for both.'
+        )
+    schemes = {scheme.name: scheme for scheme in step.design.schemes}
+    is_replaced = isinstance(schemes.get(fine), WithoutReplacement) or (
+        fine in names and names.index(fine) > depth
+    )
+    if step.neighboring_relation == "add_remove" and is_replaced:
+        found.append(
+            f"A `{fine}` that goes is replaced: another one is drawn in its place, or "
+            "what it is clipped with gives another contribution, and two of them may "
+            f"be twice the clip norm apart. A `{coarse}` that goes takes contributions "
+            "away, and puts no others in their place."
+        )
+    return found
+
+
+def _filled(line: str) -> str:
+    """A line of text in several, of a width; rows of tables stay whole."""
+    if line.startswith(("|", "#")):
+        return line
+    indent = "  " if line.startswith("* ") else ""
+    return textwrap.fill(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)

@@ -1,0 +1,106 @@
+"""``jaxdp-episodic init``: from data to a training config that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Union
+
+import tyro
+
+from jaxdp_episodic.files.atomic import owner_only
+from jaxdp_episodic.tools.cli.messages import Name, Whole, option, reported
+from jaxdp_episodic.tools.plan.first_config import (
+    DELTA,
+    EPSILON,
+    Wishes,
+    first_config,
+)
+from jaxdp_episodic.tools.plan.source import described_source
+
+_Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Init:
+    """Read data, and write a commented config for them that runs as it is.
+
+    What it counts in the data and writes down is marked: private, unless it was public
+    before. Nothing is trained, and nothing released.
+    """
+
+    source: Annotated[tyro.conf.Positional[Path], option("SOURCE")]
+    """A folder with a folder of images for each class (or Omniglot's, mini-ImageNet's),
+    an .npz, .csv or .parquet file, or a folder made by `data import`."""
+    out: Annotated[Path, option("FILE.toml")] = Path("train.toml")
+    """The config, which must not exist."""
+    epsilon: Annotated[float, option("FLOAT")] = EPSILON
+    """The target."""
+    delta: Annotated[float, option("FLOAT")] = DELTA
+    """The target."""
+    unit: Annotated[Name, option("NAME")] = None
+    """What is protected: "example", "class" (or the column of tasks), or "person", who
+    is known by --owner; default: one example."""
+    relation: Annotated[
+        Union[Literal["add_remove", "zero_out"], None],  # noqa: UP007
+        option("NAME"),
+    ] = None
+    """One more or less, or one of public slots filled or not; default: zero_out where a
+    third of the episodes or more find no empty slot."""
+    population: Annotated[Whole, option("INT")] = None
+    """Public number of examples that no class has fewer than (add_remove) or more than
+    (zero_out); default: counted in the data, and marked."""
+    ways: Annotated[Whole, option("INT")] = None
+    """Classes an episode; default: 5, or as many as there are."""
+    shots: Annotated[Whole, option("INT")] = None
+    """Labelled examples of each class; default: 1, of a task to predict numbers 4."""
+    size: Annotated[Whole, option("INT")] = None
+    """Side to which pictures are brought; default: 28."""
+    grey: bool = False
+    """Pictures in one channel; default: if those looked at have no colour."""
+    owner: Annotated[Name, option("NAME")] = None
+    """Whose an example is: a column, an array, or of files' names a regular expression
+    with one group."""
+    groups: Annotated[_Names, option("NAME ...")] = ()
+    """Of a table: the column of classes or tasks; default: the one of texts."""
+    features: Annotated[_Names, option("NAME ...")] = ()
+    """Of a table: columns of numbers; default: all others that are."""
+    target: Annotated[Name, option("NAME")] = None
+    """Of a table: column of numbers to predict; default: classes are told apart."""
+
+    def run(self) -> int:
+        """Writes the config; returns the exit code."""
+        return reported(self.source, self._written, says_warnings=True)
+
+    def _written(self) -> list[str]:
+        if self.out.exists():
+            raise FileExistsError(f"{self.out} exists; name another file by --out")
+        source = described_source(
+            self.source,
+            self.out,
+            owner=self.owner,
+            size=self.size,
+            grey=self.grey or None,
+            groups=self.groups or None,
+            features=self.features or None,
+            target=self.target,
+        )
+        text, said = first_config(
+            source,
+            Wishes(
+                epsilon=self.epsilon,
+                delta=self.delta,
+                unit=self.unit,
+                population=self.population,
+                relation=self.relation,
+                ways=self.ways,
+                shots=self.shots,
+            ),
+        )
+        with open(self.out, "x", encoding="utf-8", opener=owner_only) as file:
+            file.write(text)  # it holds private numbers
+        lines = [f"{self.source}: {source.layout}"]
+        for split, part in source.parts.items():
+            units = (f"{number:,} {name}" for name, number in part.num_units.items())
+            lines.append(f"{split:<12}{', '.join(units)}")
+        return [*lines, *said, f"written: {self.out}; read its comments"]

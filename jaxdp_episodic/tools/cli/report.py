@@ -1,0 +1,99 @@
+"""``jaxdp-episodic report``: a run's privacy in plain words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant.report.in_words import report_in_words
+from jaxdp_episodic.accountant.report.report import privacy_report, single_run
+from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.tools.cli.messages import TomlFile, reported, waiting
+from jaxdp_episodic.tools.cli.process import ended_by_sigterm
+from jaxdp_episodic.tools.requests.request import EpsilonRequest
+from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+
+# Keys by which a file is known that is no request.
+_OF_TRAINING = "learner"
+_OF_PLAN = "episode"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Say in plain words what a run protects, how well, and under which conditions."""
+
+    file: TomlFile
+    """A request, as for `epsilon`; or a run, as for `train`, whose data are read."""
+
+    def run(self) -> int:
+        """Prints Markdown; returns the exit code."""
+
+        def said() -> list[str]:
+            keys = read_toml(self.file).keys()
+            if _OF_PLAN in keys:
+                raise ValueError(
+                    "a plan is a question: `plan` it with --out DIR, and report on "
+                    "DIR/recommended.toml"
+                )
+            with ended_by_sigterm(), waiting("computing (new kinds compile first)"):
+                if _OF_TRAINING in keys:
+                    return [_of_config(read_config(self.file), self.file.parent)]
+                return [_of_request(read_request(self.file, EpsilonRequest))]
+
+        return reported(self.file, said, says_warnings=True)
+
+
+def _of_request(request: EpsilonRequest) -> str:
+    """The words of a request."""
+    if request.delta is None:
+        raise ValueError("a report needs a delta, got a request with an epsilon")
+    step: Any = request.planned("report")
+    run = single_run(step, request.num_steps)
+    delta = np.asarray(request.delta)
+    return report_in_words(privacy_report(run, delta=delta, method=request.method), run)
+
+
+def _of_config(config: TrainingConfig, base: Path) -> str:
+    """The words of a run before it begins."""
+    # Imported here: Flax costs a second, which a request should not pay.
+    from jaxdp_episodic.trainer.run.adaptive_report import adaptive_statement
+    from jaxdp_episodic.trainer.run.assemble import Tables, adaptive_plan_of, plan
+    from jaxdp_episodic.trainer.run.report import (
+        bounded,
+        opening,
+        people_of,
+        report_of_budget,
+    )
+
+    tables = Tables(config, base, keeps_features=False)
+    data, truncation = config.training_data(base)
+    is_seeded = config.seed is not None
+    if config.adaptive is not None:
+        budget, checks = adaptive_plan_of(config, tables)
+        return adaptive_statement(
+            budget,
+            is_seeded=is_seeded,
+            noise=config.noise,
+            fixed=[name for name, check in checks.items() if check.fixed],
+            clipping=config.clipping,
+            truncation=truncation,
+        )
+    budget = plan(config, data)
+    lines = opening(is_private=budget.is_private, is_seeded=is_seeded)
+    if not budget.is_private:
+        return "\n".join(lines)
+    people = people_of(data, str(budget.step.privacy_unit))
+    report, run = report_of_budget(
+        budget,
+        budget.num_steps,
+        people,
+        has_default_normalizer=config.normalizer is None and budget.takes_steps,
+    )
+    words = report_in_words(report, run, people)
+    if truncation is not None:
+        words += f"\n\n{bounded(truncation, for_release=False)}"
+    return "\n".join([*lines[2:], words])

@@ -1,0 +1,287 @@
+"""A source of data as the table ``[data]`` of a config, and what it says of itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.files.csv_file import csv_lines
+from jaxdp_episodic.files.parquet_file import parquet_batches
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.data.folders import (
+    FOLDER_OF_SPLIT,
+    Images,
+    decoded_image,
+    listed_classes,
+    listed_omniglot,
+)
+from jaxdp_episodic.trainer.data.layouts import (
+    CLASSES,
+    CSV,
+    MINI_IMAGENET,
+    NPZ,
+    OMNIGLOT,
+    PARQUET,
+    STORED,
+    recognized,
+)
+from jaxdp_episodic.trainer.data.splits import (
+    SPLITS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    ClassSplit,
+)
+from jaxdp_episodic.trainer.data.stored import load_stored, stored_splits
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.user_files import (
+    load_npz,
+    load_table,
+    refuse_unnamed,
+)
+
+SHARE = 0.2  # of the classes to validate on, and to test on: three fifths train
+SIZE = 28  # side to which pictures are brought, which the wavelets were measured at
+_SALTS = 20  # keys of the hash that are tried until all parts have enough classes
+_CLASSES = 5  # of a part at least: episodes are of so many by the field's custom
+_LOOKED_AT = 64  # pictures that are decoded to see whether there are colours
+_ROWS = 1_000  # records that are read to guess what the columns are
+_DATA = "the data"
+
+
+class Source(NamedTuple):
+    """A source, described for a config.
+
+    Attributes:
+      layout: see `recognized`.
+      table: ``[data]``; ``path`` relative to the config's folder.
+      parts: of each split its data, without features where these are pictures.
+      feature_shape: of an example.
+      notes: of keys of ``[data]``, what they rest on.
+    """
+
+    layout: str
+    table: dict[str, Any]
+    parts: dict[str, ExampleTable]
+    feature_shape: tuple[int, ...]
+    notes: dict[str, str]
+
+
+def described_source(path: Path, out: Path, **options: Any) -> Source:
+    """Returns a source as the table of a config that is written to ``out``.
+
+    Held out are a fifth of the classes to validate on and one to test on, by a hash of
+    their names, where the source does not come in parts.
+
+    Args:
+      path: a folder of class folders, Omniglot's or mini-ImageNet's folders, a stored
+        folder, an .npz, .csv or .parquet file.
+      out: the config's file.
+      **options: ``owner`` of any; ``size`` and ``grey`` of pictures; ``groups``,
+        ``features`` and ``target`` of a table. None where not given.
+
+    Raises:
+      ImportError: an extra that is not installed.
+      OSError, TypeError, ValueError: a source that cannot be read.
+    """
+    layout = recognized(path)
+    given = {name: value for name, value in options.items() if value is not None}
+    allowed = {"owner"} if layout != STORED else set()
+    if layout in (CLASSES, OMNIGLOT, MINI_IMAGENET):
+        allowed |= {"size"} | ({"grey"} if layout == CLASSES else set())
+    if layout in (CSV, PARQUET):
+        allowed |= {"groups", "features", "target"}
+    for name in given:
+        if name not in allowed:
+            raise ValueError(f"{name} is for other sources than {layout}, {path}")
+    where = os.path.relpath(path, out.absolute().parent).replace(os.sep, "/")
+    if layout in (CLASSES, OMNIGLOT, MINI_IMAGENET):
+        return _of_pictures(layout, path, where, given)
+    if layout == STORED:
+        parts = {split: load_stored(path, split) for split in stored_splits(path)}
+        table = {"type": "Stored", "path": where}
+        shape = parts[TRAIN].features.shape[1:]
+        return Source(layout, table, parts, tuple(shape), {})
+    notes: dict[str, str] = {}
+    if layout == NPZ:
+        table: dict[str, Any] = {"type": "Npz", "path": where, **given}
+        data = load_npz(path, owner=given.get("owner"))
+        try:
+            refuse_unnamed(path)
+        except ValueError as error:
+            notes["path"] = f"nothing is held out, and no score is to be had: {error}"
+            shape = tuple(data.features.shape[1:])
+            return Source(layout, table, {TRAIN: data}, shape, notes)
+    else:
+        columns, notes = _columns(path, layout, given)
+        table = {"type": "Table", "path": where, **columns}
+        data = load_table(path, **columns)
+    shape = tuple(data.features.shape[1:])
+    table, parts = _split(table, data)
+    return Source(layout, table, parts, shape, notes)
+
+
+def checked_data(source: Source) -> None:
+    """Refuses a table ``[data]`` that the trainer's reader would.
+
+    Raises:
+      TypeError, ValueError: such a table.
+    """
+    kinds = TrainingConfig.nested_specs["data"]
+    kind = next(kind for kind in kinds if kind.__name__ == source.table["type"])
+    spec_from_dict(kind, source.table, where="data")
+
+
+def _of_pictures(
+    layout: str, path: Path, where: str, given: Mapping[str, Any]
+) -> Source:
+    """Pictures are listed, and a few of them decoded."""
+    owner, size = given.get("owner"), int(given.get("size", SIZE))
+    notes: dict[str, str] = {}
+    channels = {OMNIGLOT: 1, MINI_IMAGENET: 3}.get(layout, 0)
+    if layout == MINI_IMAGENET:
+        listed = {
+            split: listed_classes(path / folder, size=size, owner=owner)
+            for split, folder in FOLDER_OF_SPLIT.items()
+            if (path / folder).is_dir()
+        }
+    elif layout == OMNIGLOT:
+        listed = {TRAIN: listed_omniglot(path, size=size, owner=owner)}
+    else:
+        listed = {TRAIN: listed_classes(path, size=size, owner=owner)}
+    is_grey = _look_at(listed[TRAIN], size)
+    table: dict[str, Any] = {"type": _TYPES[layout], "path": where, "size": size}
+    if layout == CLASSES:
+        table["grey"] = given.get("grey", is_grey)
+        channels = 1 if table["grey"] else 3
+        if "grey" not in given and is_grey:
+            notes["grey"] = f"from {_DATA}: no colour in those pictures looked at"
+    if owner is not None:
+        table["owner"] = owner
+    parts = {s: one.table(np.arange(len(one.paths))) for s, one in listed.items()}
+    if layout != MINI_IMAGENET:
+        table, parts = _split(table, parts[TRAIN])
+    return Source(layout, table, parts, (size, size, channels), notes)
+
+
+_TYPES = {CLASSES: "ClassFolders", OMNIGLOT: "Omniglot", MINI_IMAGENET: "MiniImageNet"}
+
+
+def _look_at(found: Images, size: int) -> bool:
+    """Whether a few pictures, from all over, have no colour; they must be readable."""
+    places = np.linspace(0, len(found.paths) - 1, _LOOKED_AT).astype(int)
+    pixels = [
+        decoded_image(found.paths[i], size, False, found.paths[i])
+        for i in np.unique(places).tolist()
+    ]
+    return all(np.array_equal(p.min(axis=-1), p.max(axis=-1)) for p in pixels)
+
+
+def _split(
+    table: dict[str, Any], data: ExampleTable
+) -> tuple[dict[str, Any], dict[str, ExampleTable]]:
+    """The table with shares of its classes, and the parts.
+
+    Each part has at least five classes with two examples, or its share of them where
+    that is less, or two; the key of the hash is the first that does it.
+    """
+    shares = {VALIDATION: SHARE, TEST: SHARE}
+    wanted = min(_CLASSES, int(SHARE * len(_sizes(data))))
+    tries = [(fewest, salt) for fewest in (wanted, 2) for salt in range(_SALTS)]
+    for fewest, number in tries:
+        salt = str(number) if number else ""
+        split = ClassSplit(**shares, salt=salt)
+        try:
+            parts = {name: split.part(data, name) for name in SPLITS}
+        except ValueError:
+            continue
+        if all(_num_filled(part) >= max(fewest, 2) for part in parts.values()):
+            salted = {"split_salt": salt} if salt else {}
+            return {**table, **shares, **salted}, parts
+    raise ValueError(
+        f"{table['path']} must have classes to train on, to validate and to test on, "
+        f"two of two examples each, got {len(_sizes(data))} classes; give it more, or "
+        "write a config by hand"
+    )
+
+
+def _num_filled(data: ExampleTable) -> int:
+    """Classes with two examples or more."""
+    return int(np.count_nonzero(_sizes(data) > 1))
+
+
+def _sizes(data: ExampleTable) -> np.ndarray:
+    """Examples of each class, or of each task."""
+    return data.population.children_counts[-1]
+
+
+def _columns(
+    path: Path, layout: str, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The columns of a table: those given, the others as guessed from some records.
+
+    Numbers are features; the one column that repeats texts or whole numbers is the
+    class, or with a target the task.
+    """
+    records = _records(path, layout)
+    if len(records) < 2:
+        raise ValueError(f"{path} must have records below a line of column names")
+    names, rows = records[0], records[1:]
+    cells = dict(zip(names, zip(*rows, strict=True), strict=True))
+    named = {*given.get("groups", ()), *given.get("features", ())}
+    named |= {given[name] for name in ("target", "owner") if name in given}
+    for name in named:
+        if name not in names:
+            raise ValueError(f"{path} has no column {name!r}; it has {names}")
+    free = [name for name in names if name not in named]
+    notes, groups = {}, given.get("groups")
+    if groups is None:
+        texts = [n for n in free if not _are_numbers(cells[n]) and _repeats(cells[n])]
+        if len(texts) != 1:
+            raise ValueError(
+                f"groups must be given, the column of classes (or tasks) of {path}: "
+                f"{'several' if texts else 'no'} columns of texts repeat, {texts} of "
+                f"{names}"
+            )
+        groups = tuple(texts)
+        notes["groups"] = f"guessed from {_DATA}: the column of texts that repeat"
+    features = given.get("features")
+    if features is None:
+        features = tuple(n for n in free if n not in groups and _are_numbers(cells[n]))
+        if not features:
+            raise ValueError(f"features must be given, columns of numbers of {names}")
+        notes["features"] = f"guessed from {_DATA}: all columns of numbers"
+    columns = {"groups": tuple(groups), "features": tuple(features)}
+    others = {name: given[name] for name in ("target", "owner") if name in given}
+    return {**columns, **others}, notes
+
+
+def _records(path: Path, layout: str) -> list[Sequence[Any]]:
+    """Column names, and the first records."""
+    if layout == CSV:
+        found: list[Sequence[Any]] = []
+        for _, cells in itertools.islice(csv_lines(path), _ROWS):
+            if isinstance(cells, ValueError):
+                raise cells
+            found.append(cells)
+        return found
+    batches = itertools.islice(parquet_batches(path, None, rows=_ROWS), 2)
+    (names, _), *filled = batches  # the first has no rows
+    return [names, *(row for _, cells in filled for row in zip(*cells, strict=True))]
+
+
+def _are_numbers(cells: Sequence[Any]) -> bool:
+    try:
+        return all(np.isfinite(float(cell)) for cell in cells)
+    except (TypeError, ValueError):
+        return False
+
+
+def _repeats(cells: Sequence[Any]) -> bool:
+    return len(set(cells)) < len(cells)

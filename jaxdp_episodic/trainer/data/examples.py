@@ -1,0 +1,198 @@
+"""Examples in files that nothing is trained on, in the order in which they come.
+
+For use of a model: read as a source reads what was trained on, with a name for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.files.archive import read_arrays
+from jaxdp_episodic.trainer.data.folders import (
+    check_alike,
+    decoded_image,
+    is_image_name,
+    listed_classes,
+    listed_images,
+)
+from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
+from jaxdp_episodic.trainer.data.user_files import (
+    columns_of,
+    ids_of,
+    names_of_columns,
+    numbers_of,
+    scaled_images,
+)
+
+_TABLES = (".csv", ".parquet")
+
+
+class Examples(NamedTuple):
+    """Examples as they come.
+
+    Attributes:
+      names: of each: its file, below the folder of all, or the number of its record.
+      features: (n, *shape).
+      units: (n,) ids of the class or task of each; None: not said.
+      targets: (n,) float32; None: not said.
+    """
+
+    names: list[str]
+    features: np.ndarray
+    units: np.ndarray | None
+    targets: np.ndarray | None
+
+
+def read_examples(
+    paths: Sequence[Path], *, shape: tuple[int, ...], source: Mapping[str, Any]
+) -> Examples:
+    """Returns the examples of a folder of class folders, of images, or of a table.
+
+    Args:
+      paths: a folder of images, or of a folder a class; image files; or one file
+        ``.npz``, ``.csv`` or ``.parquet``.
+      shape: of an example.
+      source: what is known of the files that were trained on: of a table the columns
+        ``groups``, ``features`` and ``target``; ``inverted`` of images whose ink is 1.
+
+    Raises:
+      ImportError, OSError, TypeError, ValueError: as of the loaders; nothing to read,
+        or examples of another shape.
+    """
+    if not paths:
+        raise ValueError("there must be at least one file or folder, got none")
+    first = paths[0]
+    suffix = first.suffix.lower()
+    if suffix == ".npz" or suffix in _TABLES:
+        if len(paths) > 1:
+            raise ValueError(f"{first} must be the only file, got {len(paths)}")
+        read = _of_arrays if suffix == ".npz" else _of_table
+        return read(first, shape, source)
+    if len(shape) != 3:
+        raise ValueError(
+            f"examples of shape {shape} come in a file .npz, .csv or .parquet, got "
+            f"{first}"
+        )
+    files, names, units = _images(paths)
+    return Examples(names, _pixels(files, shape, source), units, None)
+
+
+def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | None]:
+    """The images at some paths, their names, and their classes where these are said."""
+    first = paths[0]
+    if not first.is_dir():
+        for path in paths:
+            if not is_image_name(path.name):
+                raise ValueError(
+                    f"{path} must be an image, a folder, or a file .npz, .csv or "
+                    ".parquet"
+                )
+        return list(paths), [str(path) for path in paths], None
+    if len(paths) > 1:
+        raise ValueError(f"{first} must be the only folder, got {len(paths)} paths")
+    if any(inside.is_dir() for inside in first.iterdir() if inside.name[0] != "."):
+        found = listed_classes(first)
+        units = found.units["class"]
+        pairs = zip(units.tolist(), found.paths, strict=True)
+        return found.paths, [f"{unit}/{path.name}" for unit, path in pairs], units
+    files = listed_images(first)
+    if not files:
+        raise ValueError(f"{first} must hold images, or folders of them; it has none")
+    return files, [path.name for path in files], None
+
+
+def _pixels(
+    files: Sequence[Path], shape: tuple[int, ...], source: Mapping[str, Any]
+) -> np.ndarray:
+    """(n, H, W, channels) float32 in [0, 1] of image files, brought to the shape."""
+    height, width, channels = shape
+    if channels not in (1, 3):
+        raise ValueError(f"images have 1 or 3 channels, the examples are of {shape}")
+    if 4 * len(files) * math.prod(shape) > MAX_BYTES:
+        raise ValueError(
+            f"images must take at most {MAX_BYTES} bytes, got {len(files)}"
+        )
+    size = height if height == width else None
+    images = np.empty((len(files), *shape), np.float32)
+    for row, path in enumerate(files):
+        image = decoded_image(path, size, channels == 1, path)
+        check_alike(path, image, files[0], shape)
+        images[row] = image
+    images /= 255
+    return 1 - images if source.get("inverted") else images
+
+
+def _of_arrays(
+    path: Path, shape: tuple[int, ...], source: Mapping[str, Any]
+) -> Examples:
+    """The arrays of an npz file, laid out as for `load_npz`, or without labels."""
+    arrays = read_arrays(path, max_bytes=MAX_BYTES)
+    given = [name for name in ("images", "features") if name in arrays]
+    if len(given) != 1:
+        raise ValueError(
+            f"{path} must hold images or features, one of the two, has {list(arrays)}"
+        )
+    values = arrays[given[0]]
+    kinds = [shape]
+    if given[0] == "images" and shape[-1:] == (1,):
+        kinds.append(shape[:-1])
+    axes = [n for n in (1, 2) if values.shape[n:] in kinds and values.size]
+    if not axes:
+        raise ValueError(
+            f"{given[0]} in {path} must be examples of shape {shape}, [record, ...] or "
+            f"[class, example, ...], got {values.shape}"
+        )
+    grid = values.shape[: axes[0]]
+    number = math.prod(grid)
+    values = values.reshape(number, *values.shape[axes[0] :])
+    if given[0] == "images":
+        values = scaled_images(values)
+    units = arrays.get("labels")
+    if len(grid) == 2:
+        units = np.repeat(arrays.get("classes", np.arange(grid[0])), grid[1])
+    targets = arrays.get("targets")
+    for name, column in (("labels", units), ("targets", targets)):
+        if column is not None and column.size != number:
+            raise ValueError(
+                f"{name} in {path} must be one for each of {number} records, got "
+                f"{column.shape}"
+            )
+    return Examples(
+        [str(record + 1) for record in range(number)],
+        values,
+        None if units is None else id_array("labels", units.reshape(-1)),
+        None if targets is None else targets.reshape(-1).astype(np.float32),
+    )
+
+
+def _of_table(
+    path: Path, shape: tuple[int, ...], source: Mapping[str, Any]
+) -> Examples:
+    """The records of a CSV or Parquet file, perhaps without last group and target."""
+    features, groups = source.get("features"), source.get("groups")
+    if not features or not groups:
+        raise ValueError(
+            f"{path}: what was trained on came from no table, so that nobody knows "
+            "which columns are meant; give an .npz file"
+        )
+    there, unit = names_of_columns(path), str(groups[-1])
+    target = source.get("target")
+    others = [name for name in (unit, target) if name in there]
+    columns, first = columns_of(path, [*features, *others], max_bytes=MAX_BYTES)
+    numbers = [numbers_of(columns[name], name, path, first) for name in features]
+    if not numbers[0].size:
+        raise ValueError(f"{path} must have at least one record, has none")
+    targets = None
+    if target in others:
+        targets = numbers_of(columns[target], target, path, first).astype(np.float32)
+    units = ids_of(columns[unit], unit, path, first) if unit in others else None
+    names = [str(record + 1) for record in range(len(numbers[0]))]
+    values = np.stack(numbers, axis=1).astype(np.float32)
+    if values.shape[1:] != shape:
+        raise ValueError(f"{path} must give examples of shape {shape}")
+    return Examples(names, values, units, targets)

@@ -1,0 +1,192 @@
+"""How many contributions of a run are complete: said, warned of or refused before it.
+
+All of it follows from the sizes of the data, which may be private: it is for whoever
+has the data, in the terminal and the private report, never for a release.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
+from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses, Sampling
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import WithoutReplacement
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.trainer.draw.complete import CompleteUnits, Needs
+from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
+from jaxdp_episodic.trainer.learners.episode import Learner
+from jaxdp_episodic.trainer.run.checks import level_of_slots
+from jaxdp_episodic.trainer.run.run_files import PRIVATE
+
+LEAST_SHARE = 1 / 3  # of the drawn contributions to be complete; below it one is warned
+LEAST_IN_RUN = 1.0  # complete contributions in all; below it a run is refused
+_BETTER = 1.1  # by this factor another setting must raise the share to be named
+
+
+def needs_of(learner: Learner, shots: int) -> Needs:
+    """Returns what an episode of a learner needs, to be complete."""
+    has_episodes = getattr(learner, "couples_examples", True)
+    return Needs.of(shots, learner.is_regression, has_episodes)
+
+
+def checked_units(
+    sampler: EpisodeSampler, needs: Needs, budget: PrivacyBudget
+) -> CompleteUnits | None:
+    """Returns how many contributions of a step are complete; None of a run without any.
+
+    Warns where few are, and says what would help.
+
+    Raises:
+      ValueError: fewer than one is expected in the whole run.
+    """
+    if not budget.takes_steps:
+        return None
+    units, step = sampler.complete_units(needs), budget.step
+    number = budget.num_steps - len(budget.before)
+    is_refused = units.most * number < LEAST_IN_RUN
+    if units.share >= LEAST_SHARE and not is_refused:
+        return units
+    said = (
+        f"sampling draws {in_words(units, str(step.clip_unit), number)}; any other "
+        "contributes nothing, or little"
+    )
+    said += better_settings(units.share, step, sampler.population, needs)
+    if is_refused:
+        raise ValueError(
+            f"{said}. A run must expect at least {LEAST_IN_RUN:g}: this one would "
+            "spend its budget on noise alone; nothing was charged"
+        )
+    warnings.warn(said, stacklevel=3)
+    return units
+
+
+def in_words(units: CompleteUnits, clip_unit: str, num_steps: int) -> str:
+    """Returns how many contributions are complete, a step and in the run."""
+    unit = f"contributions ({clip_unit})"
+    about = "" if units.is_exact else "about "
+    return (
+        f"{units.drawn:.4g} {unit} a step on average, of which {about}"
+        f"{units.complete:.2g} are complete, {units.complete * num_steps:,.3g} in "
+        f"{num_steps:,} steps"
+    )
+
+
+def found_in(records: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+    """Returns how many contributions of a run's log took part, and were complete.
+
+    None of a log without gradient steps.
+    """
+    noted = [r[PRIVATE] for r in records if "num_complete" in r.get(PRIVATE, {})]
+    if not noted:
+        return None
+    drawn, complete = (
+        sum(int(one[name]) for one in noted) for name in ("num_units", "num_complete")
+    )
+    return drawn, complete
+
+
+def better_settings(
+    share: float, step: GaussianStep, population: Population, needs: Needs
+) -> str:
+    """Returns under which settings more contributions are complete, if there are any.
+
+    As the end of a sentence; ``share`` is that of the step as it is.
+    """
+    other = ways_out(step, population, needs)
+    better = [f"{v:.2g} {how}" for how, v in other.items() if v > _BETTER * share]
+    if not better:
+        return ""
+    return f". {share:.2g} of them are complete; it would be {', '.join(better)}"
+
+
+def ways_out(
+    step: GaussianStep, population: Population, needs: Needs
+) -> dict[str, float]:
+    """Returns the share of complete contributions under other settings, by what to do.
+
+    Other relations, smaller draws, fewer classes an episode, and without classes that
+    are small; none in blocks of people, where it is more people a block that help.
+    """
+    design = step.design
+    if isinstance(design, PeopleBlocks):
+        return {}
+    slots = level_of_slots(step)
+    tried: dict[str, tuple[Sampling, Population, str | None]] = {}
+    last = design.schemes[-1]
+    if slots is not None:
+        how = 'under neighboring_relation = "add_remove"'
+        tried[how] = _without_slots(design, population, slots), population, None
+    if (
+        isinstance(last, WithoutReplacement)
+        and int(np.asarray(last.size)) > needs.examples
+    ):
+        fewer = dataclasses.replace(last, size=needs.examples)
+        how = f"with size = {needs.examples} of {last.name!r} in place of {last.size}"
+        tried[how] = design.with_scheme(fewer), population, slots
+    if isinstance(design, GroupedClasses):
+        if int(np.asarray(design.ways)) > 2:
+            how = f"with ways = 2 in place of {design.ways}"
+            tried[how] = dataclasses.replace(design, ways=2), population, slots
+        if slots is not None and slots == last.name:
+            tried |= _without_small(design, population, needs, slots)
+    return {how: _share(step, *other, needs) for how, other in tried.items()}
+
+
+def _without_slots(design: Sampling, population: Population, slots: str) -> Sampling:
+    """The design with the units that there are in place of a public number of slots."""
+    if isinstance(design, GroupedClasses) and slots == CLASS:
+        return dataclasses.replace(design, num_classes=population.num_units(1))
+    scheme = next(scheme for scheme in design.schemes if scheme.name == slots)
+    return design.with_scheme(dataclasses.replace(scheme, population=None))
+
+
+def _share(
+    step: GaussianStep,
+    design: Sampling,
+    population: Population,
+    slots_of: str | None,
+    needs: Needs,
+) -> float:
+    sampler = EpisodeSampler(
+        design,
+        population,
+        clip_unit=str(step.clip_unit),
+        population_is_accounted=True,
+        privacy_unit=step.privacy_unit,
+        slots_of=slots_of,
+    )
+    return sampler.complete_units(needs).share
+
+
+def _without_small(
+    design: GroupedClasses, population: Population, needs: Needs, slots: str
+) -> dict[str, Any]:
+    """Without classes below the size from which the share is no longer warned of."""
+    ways, sizes = int(np.asarray(design.ways)), population.children_counts[1]
+    for fewest in np.unique(sizes).tolist():
+        kept = sizes[sizes >= fewest]
+        if len(kept) < ways:
+            break
+        fewer = dataclasses.replace(design, num_classes=len(kept))
+        tree = Population.from_sizes(kept.tolist(), level_names=population.level_names)
+        sampler = EpisodeSampler(
+            fewer,
+            tree,
+            clip_unit="episode",
+            population_is_accounted=True,
+            slots_of=slots,
+        )
+        if sampler.complete_units(needs).share >= LEAST_SHARE:
+            how = (
+                f"without the {len(sizes) - len(kept)} classes of fewer than {fewest} "
+                "(leave out such as are publicly known to be small)"
+            )
+            return {how: (fewer, tree, slots)}
+    return {}

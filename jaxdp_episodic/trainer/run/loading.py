@@ -1,0 +1,332 @@
+"""Reading a release, which anybody may have written: nothing is unpickled, all checked.
+
+Sizes are bounded before anything of them is read or made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.files.archive import check_plain_file, read_arrays
+from jaxdp_episodic.files.json_file import read_json
+from jaxdp_episodic.trainer.config.training_features import ONNX, WAVELETS
+from jaxdp_episodic.trainer.config.training_parts import ModelConfig
+from jaxdp_episodic.trainer.learners.features import FixedFeatures
+from jaxdp_episodic.trainer.learners.models import built_module, split_model
+from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
+from jaxdp_episodic.trainer.learners.untrained import as_they_are
+from jaxdp_episodic.trainer.run.parts import OWN
+from jaxdp_episodic.trainer.run.release import (
+    AS_THEY_ARE,
+    DESCRIPTION,
+    FACTS,
+    FORMAT,
+    HIDDEN,
+    LEARNERS,
+    MODEL,
+    PARAMETERS,
+    STATEMENT,
+    VERSION,
+)
+from jaxdp_episodic.trainer.run.report import flat_params
+from jaxdp_episodic.trainer.run.use import Release
+from jaxdp_episodic.trainer.statistics.mixed import MixedModel
+from jaxdp_episodic.trainer.statistics.statistics import Started
+
+_MOST_BYTES = 2**30  # of parameters, unless a call says otherwise
+_MOST_TEXT = 2**20  # bytes of a text of a release
+_MOST_AXES = 8  # of an example
+_MOST_NUMBERS = 2**30  # of an example, or a parameter
+
+
+def load_release(
+    folder: Path,
+    *,
+    model: Any = None,
+    learner: Any = None,
+    features: FixedFeatures | str | os.PathLike[str] | None = None,
+    max_bytes: int = _MOST_BYTES,
+) -> Release:
+    """Returns what a run has released, ready for use.
+
+    Nothing is unpickled; sizes are bounded before anything of them is read.
+
+    Args:
+      folder: ``release`` of a run or a search, or what `Trainer.release` has made.
+      model: of your own, as `run_training` was given it; the parameters that it has are
+        not used.
+      learner: of your own, likewise.
+      features: of your own, likewise; or the file of the run's network (ONNX), which
+        a release does not hold.
+      max_bytes: most that parameters may take.
+
+    Raises:
+      OSError: a file that is missing or cannot be read.
+      TypeError, ValueError: a folder that is damaged, of another version or no release,
+        or whose parameters do not fit; a part of your own that is needed and not given,
+        or given and not needed.
+    """
+    folder = Path(folder)
+    with _named(folder / DESCRIPTION):
+        told = _description(folder)
+        shape, stage = _shape("example_shape", told["example_shape"]), told["stage"]
+        wanted = _parameters(told)
+        functions, like = _functions(told, model, wanted)
+        made = _learner(told["learner"], functions, learner)
+        if learner is not None and not told["has_own_learner"]:
+            raise ValueError("learner must be left out: the release describes its own")
+        fixed = _features(told["features"], features)
+        dtype, source = np.dtype(str(told["dtype"])), _source(told["source"])
+        if dtype.kind not in "iuf":
+            raise ValueError(f"dtype must be of numbers, got {dtype}")
+    arrays = read_arrays(folder / PARAMETERS, max_bytes=max_bytes)
+    with _named(folder / PARAMETERS):
+        params = _params(arrays, wanted, like, made)
+    statement = _text(folder / STATEMENT)
+    with _named(folder / FACTS):
+        facts = _table(read_json(folder / FACTS, max_bytes=_MOST_TEXT))
+    return Release(
+        str(stage), made, params, fixed, shape, dtype, source, statement, facts
+    )
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Puts a file's path before what is wrong with it."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{path}: missing key {error}") from error
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    path = folder / DESCRIPTION
+    if not path.exists() and (folder / PARAMETERS).exists():
+        raise ValueError(
+            "there is none, though parameters are there: they are of an older version, "
+            "which described no model; load_parameters reads them"
+        )
+    inside = folder / "release"
+    if not path.exists() and (inside / DESCRIPTION).exists():
+        raise ValueError(f"this is the folder of a run or a search: name {inside}")
+    told = _table(read_json(path, max_bytes=_MOST_TEXT))
+    if told.get("format") != FORMAT:
+        shown = _validation.shown(told.get("format"))
+        raise ValueError(f"format must be {FORMAT!r}, got {shown}: this is no release")
+    if told.get("version") != VERSION:
+        shown = _validation.shown(told.get("version"))
+        raise ValueError(f"version must be {VERSION}, got {shown}: of another release")
+    return told
+
+
+def _table(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"must be an object, got {_validation.shown(value)}")
+    return value
+
+
+def _text(path: Path) -> str:
+    check_plain_file(path)
+    with path.open("rb") as file:
+        data = file.read(_MOST_TEXT + 1)
+    if len(data) > _MOST_TEXT:
+        raise ValueError(f"{path} must be at most {_MOST_TEXT} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8 text: {error.reason}") from None
+
+
+def _shape(name: str, value: Any) -> tuple[int, ...]:
+    fits = isinstance(value, list) and len(value) <= _MOST_AXES
+    if not fits or not all(type(n) is int and n >= 0 for n in value):
+        raise TypeError(f"{name} must be a shape, got {_validation.shown(value)}")
+    if math.prod(max(n, 1) for n in value) > _MOST_NUMBERS:
+        raise ValueError(f"{name} must be at most {_MOST_NUMBERS} numbers, got {value}")
+    return tuple(value)
+
+
+def _source(told: Any) -> dict[str, Any]:
+    """What is known of the training files: names, numbers and lists of names."""
+    for name, value in _table(told).items():
+        several = value if isinstance(value, list) else [value]
+        if not all(isinstance(v, str | int | bool | None) for v in several):
+            raise TypeError(
+                f"source.{name} must be plain values, got {_validation.shown(value)}"
+            )
+        if name in ("groups", "features") and not isinstance(value, list):
+            raise TypeError(f"source.{name} must be a list of names")
+    return told
+
+
+def _parameters(told: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    named = _table(told["parameters"])
+    return {name: _shape(f"parameters.{name}", value) for name, value in named.items()}
+
+
+def _functions(
+    told: Mapping[str, Any], model: Any, wanted: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Any], Any]:
+    """What a learner may apply, by name, and parameters like those of the model."""
+    functions: dict[str, Any] = {AS_THEY_ARE: as_they_are}
+    described = dict(_table(told["model"]))
+    shape = _shape("model.input_shape", described.pop("input_shape"))
+    if model is not None and OWN not in described:
+        raise ValueError("model must be left out: the release describes its own")
+    if not described or not _applied(told["learner"]) & {MODEL, HIDDEN, OWN}:
+        return functions, {}
+    if OWN in described:
+        if model is None:
+            return functions, {}
+        functions[MODEL], like = apply_and_params(model, shape)
+        return functions, like
+    outputs = _validation.whole_number("model.outputs", described.pop("outputs"))
+    config = ModelConfig.from_dict(described, where="model")
+
+    def made() -> Any:
+        return built_module(config, shape, outputs)
+
+    # Without memory for them: of what a file asks for there may be too much.
+    state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(made), nnx.Param))
+    is_started = told["learner"]["type"] in (Started.__name__, MixedModel.__name__)
+    _check_shapes(
+        _below("model", wanted) if is_started else wanted,
+        {name: tuple(leaf.shape) for name, leaf in flat_params(state).items()},
+    )
+    module = made()
+    functions[MODEL], like = split_model(module)
+    if hasattr(module, HIDDEN):
+        functions[HIDDEN], _ = split_model(module, HIDDEN)
+    return functions, like
+
+
+def _applied(told: Any) -> set[Any]:
+    """What a described learner applies: names, or `OWN` where nobody knows."""
+    fields = _table(told)
+    if fields["type"] == Started.__name__:
+        return _applied(fields["learner"])
+    if fields["type"] == OWN:
+        return {OWN}
+    return {fields.get("apply"), fields.get("features")}
+
+
+def _learner(told: Any, functions: Mapping[str, Any], own: Any) -> Any:
+    """The learner of a description."""
+    fields = dict(_table(told))
+    kind = fields.pop("type")
+    if kind == Started.__name__:
+        return Started(_learner(fields["learner"], functions, own))
+    if kind == OWN:
+        if own is None:
+            raise ValueError(
+                "learner must be given, as the run was: it had one of its own, "
+                f"{_validation.shown(fields.get('name'))}"
+            )
+        return learner_of(own, _function(MODEL, functions))
+    if kind not in LEARNERS:
+        raise ValueError(
+            f"learner.type must be one of {sorted(LEARNERS)}, got "
+            f"{_validation.shown(kind)}"
+        )
+    for name in ("apply", "features"):
+        if isinstance(fields.get(name), str):
+            fields[name] = _function(fields[name], functions)
+    return LEARNERS[kind](**fields)
+
+
+def _function(name: str, functions: Mapping[str, Any]) -> Any:
+    if name not in functions:
+        raise ValueError(
+            "model must be given, as the run was: it had one of its own"
+            if name == MODEL
+            else f"learner.apply must be one of {sorted(functions)}, got "
+            f"{_validation.shown(name)}"
+        )
+    return functions[name]
+
+
+def _features(told: Any, own: Any) -> FixedFeatures | None:
+    """The fixed features, which are those of the run."""
+    if told is None:
+        if own is not None:
+            raise ValueError("features must be left out: the run had none")
+        return None
+    described = dict(_table(told))
+    kind = described.pop("kind")
+    if own is None and kind != WAVELETS:
+        name = _validation.shown(described.get("name"))
+        raise ValueError(
+            f"features must be given, as the run was: the file of its network, {name}"
+            if kind == ONNX
+            else f"features must be given, as the run was: it had its own, {name}"
+        )
+    features = FixedFeatures.wavelets() if own is None else own
+    if isinstance(own, str | os.PathLike):
+        settings = dict(_table(described["settings"]))
+        settings.pop("sha256", None)
+        features = FixedFeatures.onnx(own, **settings)
+    if features.described() != described:
+        shown = _validation.shown(json.dumps(described))
+        raise ValueError(
+            f"features must be those of the run, {shown}, got {features.described()}"
+        )
+    return features
+
+
+def _params(
+    arrays: Mapping[str, np.ndarray],
+    wanted: Mapping[str, tuple[int, ...]],
+    like: Any,
+    learner: Any,
+) -> Any:
+    """The parameters in the structure that the learner takes."""
+    _check_shapes({name: array.shape for name, array in arrays.items()}, wanted)
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise ValueError(f"{name} must be finite numbers")
+    is_started = isinstance(learner, Started | MixedModel)
+    own = _below("model", arrays) if is_started else arrays
+    leaves = flat_params(like)
+    _check_shapes(
+        {name: array.shape for name, array in own.items()},
+        {name: tuple(leaf.shape) for name, leaf in leaves.items()},
+    )
+    made = [jnp.asarray(own[name], leaf.dtype) for name, leaf in leaves.items()]
+    model = jax.tree.unflatten(jax.tree.structure(like), made)
+    if not is_started:
+        return model
+    start = {name: jnp.asarray(a) for name, a in _below("start", arrays).items()}
+    return {"start": start, "model": model}
+
+
+def _below(part: str, named: Mapping[str, Any]) -> dict[str, Any]:
+    """What is of a part of the parameters, by the rest of its name."""
+    head = f"{part}/"
+    return {n[len(head) :]: one for n, one in named.items() if n.startswith(head)}
+
+
+def _check_shapes(
+    found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    odd = sorted(
+        n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n)
+    )
+    if odd:
+        raise ValueError(
+            f"parameter {odd[0]!r} must be of shape {wanted.get(odd[0], '(none)')}, "
+            f"got {found.get(odd[0], '(none)')}"
+        )

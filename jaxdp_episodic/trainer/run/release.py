@@ -1,0 +1,171 @@
+"""A run's release: what may leave the house, and how it is written.
+
+A folder with the parameters of the stage that is released, the statement of the run's
+privacy, the public log, public facts, and ``release.json``: how the parameters are put
+to use, in plain values. All of it follows from what the noised steps released and from
+public settings. `load_release` reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxdp_episodic.files.archive import write_arrays
+from jaxdp_episodic.files.atomic import atomic_folder
+from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.trainer.learners.learners import (
+    ANIL,
+    MAML,
+    Classifier,
+    ProtoNet,
+    Supervised,
+)
+from jaxdp_episodic.trainer.learners.untrained import Ridge, as_they_are
+from jaxdp_episodic.trainer.run.parts import OWN
+from jaxdp_episodic.trainer.run.report import flat_arrays
+from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
+from jaxdp_episodic.trainer.run.said import Said
+from jaxdp_episodic.trainer.statistics.mixed import MixedModel
+from jaxdp_episodic.trainer.statistics.statistics import Started
+
+PARAMETERS = "parameters.npz"
+STATEMENT = "privacy.md"
+PUBLIC_LOG = "log.jsonl"
+FACTS = "run.json"
+DESCRIPTION = "release.json"
+FORMAT = "jaxdp-episodic release"
+VERSION = 1
+"""Of `DESCRIPTION`; others are refused."""
+
+LEARNERS = {
+    cls.__name__: cls
+    for cls in (ANIL, MAML, Classifier, MixedModel, ProtoNet, Ridge, Supervised)
+}
+"""Learners that a description rebuilds by their fields."""
+
+AS_THEY_ARE = "as_they_are"
+MODEL = "model"
+HIDDEN = "hidden"
+"""What a learner applies: nothing, the model, or what the model's last layer sees."""
+
+
+def write_release(folder: Path, trainer: Any, log: Path, said: Said) -> list[Path]:
+    """Writes what a run releases, and returns the files.
+
+    Args:
+      folder: made if missing; files of these names are replaced, all at once.
+      trainer: of the run.
+      log: the run's full log, whose public part is copied.
+      said: what is said of the run.
+
+    Raises:
+      OSError: a file that cannot be written.
+    """
+    facts, statement = said.released
+    return export_run(
+        folder,
+        params=trainer.released.params,
+        statement=statement,
+        log=log,
+        facts=facts,
+        description=described_release(trainer),
+        has_public_epsilon=said.has_public_epsilon,
+    )
+
+
+def export_run(
+    folder: Path,
+    *,
+    params: Any,
+    statement: str,
+    log: Path,
+    facts: Mapping[str, Any],
+    description: Mapping[str, Any],
+    has_public_epsilon: bool = True,
+) -> list[Path]:
+    """Writes the releasable part of a run and returns the files.
+
+    Args:
+      folder: made if missing; files of these names are replaced, all at once.
+      params: the parameters of what is released.
+      statement: what is protected, how well and under which conditions (Markdown).
+      log: the run's full log, whose public compartment is copied.
+      facts: public settings of the run, plain values; written as ``run.json``.
+      description: of `described_release`; written as ``release.json``.
+      has_public_epsilon: False if the epsilons in the log were computed from private
+        sizes: they, and with them how many steps there were, are left out.
+
+    Raises:
+      OSError: a file that cannot be written.
+      TypeError: facts that JSON cannot hold.
+    """
+    arrays = flat_arrays(params)
+    records = releasable_records(read_log(log)) if has_public_epsilon else []
+    shapes = {name: list(array.shape) for name, array in arrays.items()}
+    described = {**description, "parameters": shapes}
+    lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in described.items()]
+    texts = {
+        STATEMENT: statement,
+        PUBLIC_LOG: "".join(json.dumps(record) + "\n" for record in records),
+        FACTS: json.dumps(facts, indent=2, allow_nan=False) + "\n",
+        DESCRIPTION: "{\n" + ",\n".join(lines) + "\n}\n",
+    }
+    with atomic_folder(folder) as whole:
+        write_arrays(whole / PARAMETERS, arrays)
+        for name, text in texts.items():
+            (whole / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in (PARAMETERS, *texts)]
+
+
+def described_release(trainer: Any) -> dict[str, Any]:
+    """Returns how to put to use what a trainer releases, as plain values.
+
+    It holds settings, and shapes of what a model sees; no number of units.
+    """
+    recipe, stage = dict(trainer.recipe), trainer.released
+    features = list(trainer.data.features.shape[1:])
+    shape, model = features, recipe.pop("model", {OWN: True})
+    name = stage.name
+    if not trainer.has_public_accounting:  # nor is the number of a step
+        name = name.partition("@")[0]
+    if isinstance(stage.learner, Started):
+        shape = stage.params["start"]["projection"].shape[1:]
+    return plain(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "stage": name,
+            "learner": described_learner(stage.learner),
+            "has_own_learner": described_learner(trainer.learner)["type"] == OWN,
+            "model": {**model, "input_shape": shape},
+            "features": recipe.pop("features", None),
+            "feature_shape": features,
+            "example_shape": recipe.pop("example_shape", features),
+            "dtype": recipe.pop("dtype", str(trainer.data.features.dtype)),
+            "source": recipe.pop("source", {}),
+        }
+    )
+
+
+def described_learner(learner: Any) -> dict[str, Any]:
+    """Returns a learner's type and fields, functions by what they stand for."""
+    if isinstance(learner, Started):
+        return {"type": Started.__name__, "learner": described_learner(learner.learner)}
+    cls = type(learner)
+    if LEARNERS.get(cls.__name__) is not cls:
+        return {"type": OWN, "name": f"{cls.__module__}.{cls.__qualname__}"}
+    fields = {field.name: getattr(learner, field.name) for field in _fields(learner)}
+    for name, value in fields.items():
+        if value is as_they_are:
+            fields[name] = AS_THEY_ARE
+        elif callable(value):
+            fields[name] = HIDDEN if name == "features" else MODEL
+    return {"type": cls.__name__, **fields}
+
+
+def _fields(learner: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(learner)

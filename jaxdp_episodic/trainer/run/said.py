@@ -1,0 +1,216 @@
+"""What a run says of itself: its facts, and the statements of its privacy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
+    Poisson,
+    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
+from jaxdp_episodic.accountant.report.in_words import FALSE_ALARMS
+from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.trainer.config.training_parts import NORMALIZE
+from jaxdp_episodic.trainer.run.adaptive_report import (
+    adaptive_facts,
+    adaptive_statement,
+)
+from jaxdp_episodic.trainer.run.checks import mean_units_are_public
+from jaxdp_episodic.trainer.run.report import people_of, privacy_statement
+from jaxdp_episodic.trainer.run.selection import Selection
+
+SEEDED = "draws and noise come from a fixed seed"
+_ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are drawn
+
+
+class Said(NamedTuple):
+    """What a run says of itself, for its page and for its release.
+
+    Attributes:
+      epsilon: spent, or guaranteed.
+      uncounted: see `Result`.
+      facts: of the page.
+      statement: of the page.
+      released: facts, and the statement, of the release.
+      has_public_epsilon: whether the log's epsilons are for release.
+    """
+
+    epsilon: float
+    uncounted: float
+    facts: dict[str, Any]
+    statement: str
+    released: tuple[dict[str, Any], str]
+    has_public_epsilon: bool
+
+
+def said_of(trainer: Any) -> Said:
+    """Returns what a trainer's run says of itself, after the steps that were charged.
+
+    It speaks of every step that was charged, and of none that is to come.
+    """
+    chose = isinstance(trainer.budget, AdaptiveBudget)
+    said = _said_of_choices(trainer) if chose else _said_of_plan(trainer)
+    selection = trainer.selection
+    return said if selection is None else _with_selection(said, selection)
+
+
+def _said_of_plan(trainer: Any) -> Said:
+    """What is said of a run that was fixed in advance."""
+    budget, taken = trainer.budget, trainer.num_steps_charged
+    spent = float(budget.spent(taken))
+    how = {
+        "is_seeded": trainer.is_seeded,
+        "has_default_normalizer": trainer.has_default_normalizer,
+        "noise": trainer.noise,
+        "clipping": trainer.clipping,
+        "truncation": trainer.truncation,
+        "people": people_of(trainer.data, str(budget.step.privacy_unit)),
+    }
+    uncounted = epsilon_without_last_stage(budget, taken)
+    facts: dict[str, Any] = {
+        "steps": taken,
+        "epsilon spent": spent,
+        **_uncounted(budget, uncounted),
+        "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
+        "noise": trainer.noise,
+        "protected": f"one {budget.step.privacy_unit} "
+        f"({budget.step.neighboring_relation})",
+    }
+    if budget.before:
+        noises = [float(step.noise_multiplier) for step in budget.before]
+        facts["noise multipliers of statistics"] = noises
+    if budget.num_steps > len(budget.before):
+        facts |= {
+            "noise multiplier": budget.step.noise_multiplier,
+            "clip norm": _clip_norm(trainer),
+            "clipped": f"each {budget.step.clip_unit}",
+            "mean units a step": trainer.sampler.expected_units,
+        }
+    if trainer.is_seeded or not budget.is_private:
+        facts["not private"] = SEEDED if budget.is_private else "there is no noise"
+    facts = plain(facts)
+    released = privacy_statement(budget, taken, for_release=True, **how)
+    return Said(
+        spent,
+        uncounted,
+        facts,
+        privacy_statement(budget, taken, **how),
+        (released_facts(facts, budget), released),
+        trainer.has_public_accounting,
+    )
+
+
+def _said_of_choices(trainer: Any) -> Said:
+    """What is said of a run that chose on the way; its facts are public."""
+    budget, facts = trainer.ledger.now, adaptive_facts(trainer.ledger.now)
+    facts |= {"noise": trainer.noise, "clip norm": _clip_norm(trainer)}
+    if trainer.is_seeded or not budget.is_private:
+        facts["not private"] = SEEDED if budget.is_private else "there is no noise"
+    facts = plain(facts)
+    statement, released = (
+        adaptive_statement(
+            budget,
+            is_seeded=trainer.is_seeded,
+            noise=trainer.noise,
+            fixed=[name for name, check in trainer.checks.items() if check.fixed],
+            clipping=trainer.clipping,
+            truncation=trainer.truncation,
+            for_release=for_release,
+        )
+        for for_release in (False, True)
+    )
+    epsilon = budget.epsilon
+    return Said(epsilon, epsilon, facts, statement, (facts, released), True)
+
+
+def _with_selection(said: Said, selection: Selection) -> Said:
+    """What is said of a run, and of the stage of it that is released."""
+    facts, statement = said.released
+    if not said.has_public_epsilon:  # nor is the number of steps
+        selection = selection.without_step()
+    own = {"stage": selection.stage.name}
+    words = f"\n{selection.words}\n"
+    return said._replace(
+        facts=said.facts | own,
+        statement=said.statement + words,
+        released=(facts | own, statement + words),
+    )
+
+
+def _clip_norm(trainer: Any) -> float | str:
+    """The clip norm in words, of a run in which it was not one number for all."""
+    clipping, first = trainer.clipping, trainer.l2_clip_norm
+    if clipping.kind == NORMALIZE:
+        return f"{first:g}, of all contributions"
+    if not clipping.counts:
+        return first
+    return (
+        f"{first:g} at first, {trainer.clip_norm:.4g} at last: by the "
+        f"{clipping.quantile:g} quantile"
+    )
+
+
+def _uncounted(budget: PrivacyBudget, value: float) -> dict[str, float]:
+    """What others would charge, who do not count the draw of an example."""
+    if budget.step.privacy_unit == PERSON:
+        return {}
+    return {"epsilon without counting the draw of examples": value}
+
+
+def meaning_of(trainer: Any) -> str:
+    """Returns what the protection of a run means for one unit, in a sentence."""
+    budget, taken = trainer.budget, trainer.num_steps_charged
+    unit = budget.step.privacy_unit
+    if not budget.is_private or trainer.is_seeded:
+        return "not private"
+    if isinstance(budget, AdaptiveBudget):
+        return f"Protected is every single {unit}, however the run chose its steps."
+    found = true_positive_rate(budget.run(taken), false_positive_rate=FALSE_ALARMS)
+    rate = np.ceil(1000 * float(found)) / 10
+    return (
+        f"Protected is every single {unit} ({budget.step.neighboring_relation}). "
+        "Whoever sees all releases,\nand knows all the rest, detects that it was there "
+        f"with probability at most {rate:.1f} %,\nif false alarms are to come in "
+        f"{100 * FALSE_ALARMS:g} % of the cases (by guessing: "
+        f"{100 * FALSE_ALARMS:g} %)."
+    )
+
+
+def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
+    """Returns epsilon of the same noise if all examples of a drawn unit took part.
+
+    What the last stage of the draw is worth: the same steps, the last level drawn
+    whole. *Upper bound*, as `PrivacyBudget.spent`; where people are protected that
+    itself, as others count no draw of theirs at all.
+    """
+    if budget.step.privacy_unit == PERSON:
+        return float(budget.spent(num_steps))
+    step, last = budget.step, budget.step.design.schemes[-1]
+    if isinstance(last, WithoutReplacement):
+        last = dataclasses.replace(last, size=_ALL_EXAMPLES, population_is_exact=False)
+    else:  # Poisson, or epochs
+        last = Poisson(last.name, sampling_probability=1.0, population=last.population)
+    step = dataclasses.replace(
+        step, sampling=step.design.with_scheme(last), small_units="keep"
+    )
+    owed = budget.owed(num_steps)
+    return float(dataclasses.replace(budget, step=step).spent(owed))
+
+
+def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
+    """Returns those facts of a run that hold no private number of units."""
+    hidden: set[str] = set()
+    if not mean_units_are_public(budget.step):
+        hidden.add("mean units a step")
+    if public_budget(budget) is None:  # the noise was calibrated to private sizes
+        hidden |= {"steps", "noise multiplier", "mean units a step"}
+        hidden |= {name for name in facts if name.startswith("epsilon ")}
+    return {name: value for name, value in facts.items() if name not in hidden}

@@ -1,0 +1,250 @@
+"""``predict``: from a release and some files to classes or numbers."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxdp_episodic.tools.cli import program
+from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.data.examples import read_examples
+from jaxdp_episodic.trainer.data.folders import load_class_folders
+from jaxdp_episodic.trainer.run.loading import load_release
+from jaxdp_episodic.trainer.run.release import DESCRIPTION, export_run
+
+SHAPE = (6, 6, 1)
+RIDGE = {"type": "Ridge"}
+NEAREST = {
+    "type": "ProtoNet",
+    "apply": "as_they_are",
+    "ways": 5,
+    "distance": "euclidean",
+    "temperature": 1.0,
+    "resplits": False,
+}
+
+
+def released(folder, *, learner=NEAREST, shape=SHAPE, source=None):
+    """A release of features as they are: nothing has to be trained for it."""
+    (folder / "log").write_text("")
+    export_run(
+        folder / "release",
+        params={},
+        statement="# Privacy of this run\n",
+        log=folder / "log",
+        facts={"steps": 0},
+        description={
+            "format": "jaxdp-episodic release",
+            "version": 1,
+            "stage": "features",
+            "learner": learner,
+            "has_own_learner": False,
+            "model": {"input_shape": list(shape)},
+            "features": None,
+            "feature_shape": list(shape),
+            "example_shape": list(shape),
+            "dtype": "float32",
+            "source": source or {},
+        },
+    )
+    return folder / "release"
+
+
+def picture(path, bright, seed=0):
+    """A small image whose left part is as bright as this."""
+    noise = np.random.default_rng(seed).integers(0, 30, (8, 8), np.uint8)
+    pixels = noise + np.where(np.arange(8) < 4, bright, 10).astype(np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Class folders of two kinds to learn from, and to ask."""
+    for i in range(3):
+        picture(tmp_path / "support" / "dark" / f"{i}.png", 20, i)
+        picture(tmp_path / "support" / "light" / f"{i}.png", 200, i)
+        picture(tmp_path / "queries" / "dark" / f"{i}.png", 30, 9 + i)
+        picture(tmp_path / "queries" / "light" / f"{i}.png", 190, 9 + i)
+    return tmp_path
+
+
+@pytest.fixture
+def predict(capsys):
+    def run(release, support, *queries, out=None):
+        more = [] if out is None else ["--out", str(out)]
+        code = program.run(
+            [
+                *("predict", str(release), "--support", str(support), "--queries"),
+                *(str(query) for query in queries),
+                *more,
+            ]
+        )
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def test_folders_of_classes(folder, predict):
+    release = released(folder)
+    out = folder / "results" / "found.csv"
+    code, said = predict(release, folder / "support", folder / "queries", out=out)
+    assert code == 0 and "accuracy  1.0000 (6 of 6)" in said
+    assert said.splitlines()[0].split() == ["query", "class", "predicted", "score"]
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [row["query"] for row in rows][:2] == ["dark/0.png", "dark/1.png"]
+    assert all(row["class"] == row["predicted"] for row in rows)
+    assert all(0.5 < float(row["score"]) <= 1 for row in rows)
+    # A class that nobody has shown is never right, and that is said.
+    (folder / "queries" / "light").rename(folder / "queries" / "other")
+    _, said = predict(release, folder / "support", folder / "queries")
+    assert "accuracy  0.5000" in said and "3 queries are of classes that" in said
+
+
+def test_images_and_folders_of_them(folder, predict):
+    release, asked = released(folder), folder / "queries" / "light"
+    code, said = predict(release, folder / "support", asked)
+    assert code == 0 and said.count("light") == 3 and "accuracy" not in said
+    code, said = predict(release, folder / "support", asked / "0.png", asked / "1.png")
+    assert code == 0 and str(asked / "1.png") in said
+
+
+def test_arrays_with_labels_and_without(folder, predict):
+    release = released(folder)
+    found = load_class_folders(folder / "support", size=6, grey=True)
+    labels = found.unit_column("class")
+    np.savez(folder / "known.npz", images=found.features, labels=labels)
+    np.savez(folder / "asked.npz", images=found.features[..., 0])
+    code, said = predict(release, folder / "known.npz", folder / "known.npz")
+    assert code == 0 and "accuracy  1.0000" in said
+    code, said = predict(release, folder / "known.npz", folder / "asked.npz")
+    assert code == 0 and "accuracy" not in said and said.count("light") == 3
+    codes = np.rint(255 * found.features.reshape(2, 3, 6, 6)).astype(np.uint8)
+    np.savez(folder / "grid.npz", images=codes)  # [class, example, ...], numbered
+    code, said = predict(release, folder / "grid.npz", folder / "grid.npz")
+    assert code == 0 and "accuracy  1.0000" in said
+    code, said = predict(release, folder / "asked.npz", folder / "asked.npz")
+    assert code == 2 and "support must say the class of each example" in said
+
+
+TABLE = {"groups": ["task"], "features": ["x"], "target": "y"}
+
+
+def table(path, rows, names="task,x,y"):
+    path.write_text("\n".join([names, *rows]) + "\n")
+    return path
+
+
+def test_tables_of_tasks(tmp_path, predict):
+    release = released(tmp_path, learner=RIDGE, shape=(1,), source=TABLE)
+    known = [f"{t},{x},{t * 10 + x}" for t in (1, 2) for x in range(5)]
+    support = table(tmp_path / "known.csv", known)
+    asked = [f"2,{x},{20 + x}" for x in (1, 3)] + ["1,2,12"]
+    out = tmp_path / "found.jsonl"
+    code, said = predict(release, support, table(tmp_path / "a.csv", asked), out=out)
+    assert code == 0 and "rmse  " in said
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["query"], row["task"]) for row in rows] == [
+        ("1", "2"),
+        ("2", "2"),
+        ("3", "1"),
+    ]
+    for row in rows:  # the support's line, shrunk towards its mean
+        assert row["predicted"] == pytest.approx(row["target"], abs=1.0)
+    no_target = table(tmp_path / "b.csv", ["2,1", "2,3"], "task,x")
+    code, said = predict(release, support, no_target)
+    assert code == 0 and "rmse" not in said
+    code, said = predict(release, support, table(tmp_path / "c.csv", ["7,1,1"]))
+    assert code == 2 and "support must have examples of the task '7'" in said
+    code, said = predict(release, no_target, no_target)
+    assert code == 2 and "support must have a target for each example" in said
+    code, said = predict(release, support, table(tmp_path / "d.csv", ["1"], "x"))
+    assert code == 2 and "queries must say the task of each example" in said
+
+
+def test_what_is_no_input_is_said(folder, predict):
+    release = released(folder)
+    support, asked = folder / "support", folder / "queries"
+    code, said = predict(folder, support, asked)
+    assert code == 2 and f"name {release}" in said and said.count("\n") == 1
+    code, said = predict(folder / "nothing", support, asked)
+    assert code == 2 and "No such file" in said
+    code, said = predict(release, folder / "nothing", asked)
+    assert code == 2 and "must be an image, a folder, or a file .npz" in said
+    code, said = predict(release, support, asked / "light", asked / "dark")
+    assert code == 2 and "must be the only folder" in said
+    code, said = predict(release, support, table(folder / "t.csv", ["1,2,3"]))
+    assert code == 2 and "came from no table" in said
+    np.savez(folder / "odd.npz", images=np.zeros((3, 7, 7), np.float32))
+    code, said = predict(release, support, folder / "odd.npz")
+    assert code == 2 and "must be examples of shape (6, 6, 1)" in said
+    (folder / "empty").mkdir()
+    code, said = predict(release, support, folder / "empty")
+    assert code == 2 and "must hold images, or folders of them" in said
+    (asked / "light" / "0.png").write_bytes(b"no image")
+    code, said = predict(release, support, asked / "light")
+    assert code == 2 and "must be a readable image" in said
+    code, said = predict(release, support, asked, out=folder / "found.txt")
+    assert code == 2 and "the name must end in" in said
+    told = json.loads((release / DESCRIPTION).read_text())
+    (release / DESCRIPTION).write_text(json.dumps(told | {"example_shape": [4]}))
+    code, said = predict(release, support, asked)
+    assert code == 2 and "come in a file .npz, .csv or .parquet" in said
+
+
+def test_images_are_read_as_they_were_trained_on(folder):
+    """As the loader of class folders has them; ink is 1 where it was."""
+    found = load_class_folders(folder / "support", size=6, grey=True)
+    read = read_examples([folder / "support"], shape=SHAPE, source={})
+    np.testing.assert_array_equal(read.features, found.features)
+    np.testing.assert_array_equal(read.units, found.unit_column("class"))
+    ink = read_examples([folder / "support"], shape=SHAPE, source={"inverted": True})
+    np.testing.assert_array_equal(ink.features, 1 - found.features)
+
+
+CONFIG = """
+version = 1
+epsilon = 8.0
+delta = 1e-5
+num_steps = 2
+l2_clip_norm = 0.1
+[data]
+type = "ClassFolders"
+path = "all"
+size = 6
+grey = true
+[step]
+privacy_unit = "example"
+[step.sampling]
+type = "GroupedClasses"
+num_classes = 6
+ways = 2
+episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
+examples = { type = "WithoutReplacement", name = "example", size = 3, population = 3 }
+[learner]
+kind = "protonet"
+shots = 1
+[model]
+kind = "linear"
+embedding = 4
+"""
+
+
+@pytest.mark.slow
+def test_from_a_folder_to_predictions(folder, predict):
+    for number in range(6):
+        shutil.copytree(folder / "support" / "dark", folder / "all" / str(number))
+    (folder / "run.toml").write_text(CONFIG)
+    run_training(read_config(folder / "run.toml"), folder / "out", base=folder)
+    release = load_release(folder / "out" / "release")
+    assert release.source["grey"] is True and "path" not in release.source
+    assert str(folder) not in (folder / "out" / "release" / DESCRIPTION).read_text()
+    code, said = predict(
+        folder / "out" / "release", folder / "support", folder / "queries"
+    )
+    assert code == 0 and "accuracy  " in said

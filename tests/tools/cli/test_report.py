@@ -1,0 +1,136 @@
+"""``report``: a run's privacy in plain words."""
+
+from typing import Any
+
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
+from jaxdp_episodic.accountant.report.in_words import report_in_words
+from jaxdp_episodic.accountant.report.report import run_at_level, single_run
+from jaxdp_episodic.tools.cli import program
+from training_runs import TINY
+
+PATIENTS = """
+version = 1
+num_steps = 500
+delta = 1e-5
+[step]
+type = "GaussianStep"
+noise_multiplier = 1.0
+privacy_unit = "patient"
+clip_unit = "record"
+[step.sampling]
+type = "MultistageSampling"
+levels = [
+  { type = "Poisson", name = "patient", sampling_probability = 0.01 },
+  { type = "WithoutReplacement", name = "record", size = 1, population = 2 },
+]
+"""
+
+
+@pytest.fixture
+def said(tmp_path, capsys):
+    """Runs the command on a file's text; returns its exit code and words."""
+
+    def run(text):
+        (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+        code = program.run(["report", str(tmp_path / "run.toml")])
+        printed = capsys.readouterr()
+        return code, " ".join((printed.out + printed.err).split())
+
+    return run
+
+
+def of(clip_unit="record", relation="add_remove", **fields):
+    """The report of patients and their records, in words."""
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("patient", sampling_probability=0.01),
+            jde.WithoutReplacement("record", size=1, population=2),
+        ),
+        noise_multiplier=1.0,
+        privacy_unit="patient",
+        clip_unit=clip_unit,
+        neighboring_relation=relation,
+        **fields,
+    )
+    run = single_run(step, 500)
+    report = jde.privacy_report(run, delta=1e-5, method="rdp")
+    return run, report, " ".join(report_in_words(report, run).split())
+
+
+def test_a_request_is_said_in_words(said):
+    code, words = said(PATIENTS)
+    assert code == 0
+    assert "Protected is one patient: what the 500 steps" in words
+    assert "with one `patient` more or less in the training data" in words
+    assert "Epsilon is 1.327 at delta 1e-05" in words
+    assert "It holds if" in words and "Fresh draws" in words
+
+
+def test_the_odds_are_those_of_the_attacker_rounded_up():
+    run, report, words = of()
+    for level, epsilon in report.epsilon_by_level.items():
+        same = run_at_level(run, level)
+        right = 50 + 50 * float(advantage(same, method="rdp"))
+        found = 100 * float(
+            true_positive_rate(same, false_positive_rate=0.01, method="rdp")
+        )
+        row = words.partition(f"| {level} | ")[2].split(" |")[:3]
+        shown = [float(cell.strip(" |%")) for cell in row]
+        for value, least in zip(shown, (epsilon, right, found), strict=True):
+            assert least <= value < least + max(0.1, 1e-3 * least)
+
+
+def test_it_says_why_a_record_costs_more_than_its_patient():
+    _, report, words = of()
+    levels: Any = report.epsilon_by_level
+    assert levels["record"] > 10 * levels["patient"]
+    assert "Why one record costs more than one patient" in words
+    assert "Above what is clipped, each `record`, draws are in the open" in words
+    assert "A `record` that goes is replaced" in words
+
+
+def test_it_says_no_such_thing_where_it_does_not():
+    run, report, words = of("patient", "replace_one")
+    levels: Any = report.epsilon_by_level
+    assert levels["record"] < levels["patient"] and "Why one" not in words
+    # Clipped as one, a patient's draw hides her records; one that goes is replaced.
+    _, report, words = of("patient")
+    levels = report.epsilon_by_level
+    if levels["record"] > levels["patient"] * 1.001:
+        assert "is replaced" in words and "in the open" not in words
+
+
+def test_without_noise_everything_is_seen():
+    step = jde.GaussianStep(
+        jde.Poisson("record", sampling_probability=0.5), noise_multiplier=0.0
+    )
+    run = single_run(step, 1)
+    words = report_in_words(jde.privacy_report(run, delta=1e-5), run)
+    assert "Epsilon is infinite" in words and "no 'record' is protected at all" in words
+
+
+def test_a_run_is_read_with_its_data(said):
+    code, words = said(TINY)
+    assert code == 0
+    assert "Protected is one example: what the 3 steps" in words
+    # As the run's own statement: no epsilon where its default divisor is private.
+    assert "epsilon is known" in words or "| class |" in words
+    code, words = said(f"seed = 1\n{TINY}")
+    assert code == 0 and words.startswith("**Not private**")
+    code, words = said(TINY.replace("epsilon = 8.0", "epsilon = inf"))
+    assert code == 0 and "trained without noise" in words
+
+
+def test_what_it_cannot_answer_is_said(said):
+    assert said("episode = 1")[1].endswith(
+        "a plan is a question: `plan` it with --out DIR, and report on "
+        "DIR/recommended.toml"
+    )
+    code, words = said(PATIENTS.replace("delta = 1e-5", "epsilon = 1.0"))
+    assert code == 2 and "a report needs a delta" in words
+    code, words = said(PATIENTS.replace("num_steps = 500", "num_steps = [1, 2]"))
+    assert code == 2 and "a report is about one setting" in words
+    assert said("version = 1")[0] == 2

@@ -1,0 +1,219 @@
+"""From data to a config: for each kind of source one that the trainer takes."""
+
+import csv
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.tools.plan.first_config import Wishes, first_config
+from jaxdp_episodic.tools.plan.source import described_source
+from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.data.splits import SPLITS
+from rows import fast_and_slow
+
+NAMES = [f"class {k}" for k in range(30)]
+
+
+def features(number=12, names=NAMES, seed=0):
+    """Clusters, and the classes that they are of."""
+    rng = np.random.default_rng(seed)
+    centers = np.repeat(2 * rng.normal(size=(len(names), 6)), number, axis=0)
+    return centers + rng.normal(size=centers.shape), np.repeat(names, number)
+
+
+def npz(folder):
+    values, labels = features()
+    np.savez(folder / "data.npz", features=values.astype(np.float32), labels=labels)
+    return folder / "data.npz"
+
+
+def table(folder, name="data.csv"):
+    values, labels = features()
+    with open(folder / name, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["sort", *"abcdef"])
+        for label, row in zip(labels, values.tolist(), strict=True):
+            writer.writerow([label, *row])
+    return folder / name
+
+
+def tasks(folder):
+    rng = np.random.default_rng(0)
+    with open(folder / "tasks.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["school", "x", "y"])
+        for school in range(60):
+            for x in rng.normal(size=rng.integers(9, 15)):
+                writer.writerow([f"s{school}", x, 0.1 * x + school / 600])
+    return folder / "tasks.csv"
+
+
+def pictures(folder, sizes=(4,) * 30, colour=False):
+    rng = np.random.default_rng(0)
+    for name, size in zip(NAMES, sizes, strict=False):
+        (folder / "pictures" / name).mkdir(parents=True)
+        for k in range(size):
+            pixels = rng.integers(0, 255, (12, 12, 3) if colour else (12, 12))
+            image = Image.fromarray(pixels.astype(np.uint8))
+            image.save(folder / "pictures" / name / f"{k}.png")
+    return folder / "pictures"
+
+
+def stored(folder):
+    made = folder / "stored"
+    arguments = ["--validation", "0.2", "--test", "0.2"]
+    assert cli.run(["data", "import", str(npz(folder)), str(made), *arguments]) == 0
+    return made
+
+
+SOURCES = {
+    "ClassFolders": (pictures, []),
+    "Npz": (npz, []),
+    "Stored": (stored, []),
+    "Table": (table, []),
+    "Table of tasks": (tasks, ["--target", "y"]),
+}
+
+
+def init(source, out, *options):
+    return cli.run(["init", str(source), "--out", str(out), *options])
+
+
+@pytest.mark.parametrize(
+    "kind", fast_and_slow(SOURCES, lambda kind: kind in ("ClassFolders", "Table"))
+)
+def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
+    make, options = SOURCES[kind]
+    source, out = make(tmp_path), tmp_path / "configs" / "first.toml"
+    out.parent.mkdir()
+    assert init(source, out, *options) == 0
+    printed = capsys.readouterr().out
+    assert "pipeline: " in printed and str(out) in printed
+    assert out.stat().st_mode & 0o077 == 0  # it holds private numbers
+    config = read_config(out)
+    assert type(config.data).__name__ == kind.split()[0]
+    data, _ = config.training_data(out.parent)
+    config.step.step(data.population)  # what is accounted is well-formed
+    assert config.evaluation is not None
+    assert config.evaluation.splits == ("validation", "test")
+    for split in SPLITS:
+        assert config.data.load(split, out.parent).num_examples
+    assert "private unless" in out.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SOURCES)
+def test_what_is_written_trains_as_it_is(kind, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "use_all_cores", lambda: None)
+    make, options = SOURCES[kind]
+    out = tmp_path / "first.toml"
+    assert init(make(tmp_path), out, *options) == 0
+    assert cli.run(["train", str(out), "--out", str(tmp_path / "run")]) == 0
+    assert "validation" in capsys.readouterr().out
+    assert (tmp_path / "run" / "release" / "privacy.md").is_file()
+
+
+def test_slots_where_classes_are_alike_and_none_where_they_are_not(tmp_path):
+    same, other = tmp_path / "a", tmp_path / "b"
+    alike = described_source(pictures(same), tmp_path / "x.toml")
+    text, _ = first_config(alike, Wishes())
+    assert tomllib.loads(text)["step"]["neighboring_relation"] == "zero_out"
+    assert "it was public that no class has more" in text
+    unlike = pictures(other, sizes=[2 + k % 29 for k in range(30)])
+    source = described_source(unlike, tmp_path / "x.toml")
+    text, _ = first_config(source, Wishes())
+    assert tomllib.loads(text)["step"]["neighboring_relation"] == "add_remove"
+    assert "it was public that no class has fewer" in text
+    text, _ = first_config(source, Wishes(population=40, relation="zero_out"))
+    assert "private unless it was public" not in text
+
+
+def test_colours_are_seen_and_names_escaped(tmp_path):
+    global_names = ['quote " and \\', "new\nline", "[table]"]
+    folder = pictures(tmp_path, colour=True)
+    for name, odd in zip(NAMES, global_names, strict=False):
+        (folder / name).rename(folder / odd)
+    folder = folder.rename(tmp_path / 'odd "name" # = ]')
+    source = described_source(folder, tmp_path / "x.toml")
+    assert source.table["grey"] is False and source.feature_shape == (28, 28, 3)
+    text, _ = first_config(source, Wishes(ways=2))
+    assert tomllib.loads(text)["data"]["path"] == folder.name
+
+
+def test_what_is_protected_can_be_chosen(tmp_path):
+    source = described_source(npz(tmp_path), tmp_path / "x.toml")
+    text, _ = first_config(source, Wishes(unit="class", epsilon=2.0))
+    config = tomllib.loads(text)
+    assert config["step"]["privacy_unit"] == "class" and config["epsilon"] == 2.0
+    with pytest.raises(ValueError, match="unit must be one of"):
+        first_config(source, Wishes(unit="patient"))
+    with pytest.raises(ValueError, match="owner must be given"):
+        first_config(source, Wishes(unit="person"))
+    with pytest.raises(ValueError, match="ways must be at most"):
+        first_config(source, Wishes(ways=29))
+
+
+def test_a_file_that_is_there_stays(tmp_path, capsys):
+    out = tmp_path / "first.toml"
+    out.write_text("mine")
+    assert init(npz(tmp_path), out) == 2
+    assert "exists" in capsys.readouterr().err and out.read_text() == "mine"
+
+
+def two_texts(folder):
+    path = folder / "two.csv"
+    path.write_text("a,b,c\n" + "x,y,1\n" * 9)
+    return path
+
+
+def without_names(folder):
+    np.savez(folder / "numbered.npz", features=np.ones((9, 4, 3), np.float32))
+    return folder / "numbered.npz"
+
+
+def damaged(folder):
+    folder = pictures(folder)
+    (folder / NAMES[0] / "0.png").write_bytes(b"no picture")
+    return folder
+
+
+def empty(folder):
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+def few(folder):
+    return pictures(folder, sizes=(4, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda folder: folder / "nothing", [], "does not exist"),
+        (lambda folder: Path(__file__), [], "must be a folder or end in one of"),
+        (empty, [], "must hold folders, one of images for each class"),
+        (damaged, [], "0.png"),
+        (few, [], "must have classes to train on, to validate and to test on"),
+        (two_texts, [], "groups must be given"),
+        (two_texts, ["--groups", "d"], "has no column 'd'"),
+        (npz, ["--target", "y"], "target is for other sources than npz"),
+        (npz, ["--epsilon", "-1"], "epsilon must be"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(make, options, message, tmp_path, capsys):
+    out = tmp_path / "first.toml"
+    assert init(make(tmp_path), out, *options) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and message in said
+    assert not out.exists()
+
+
+def test_numbered_classes_are_not_held_out(tmp_path):
+    source = described_source(without_names(tmp_path), tmp_path / "x.toml")
+    text, _ = first_config(source, Wishes())
+    assert "evaluation" not in tomllib.loads(text)
+    assert "nothing is held out" in text

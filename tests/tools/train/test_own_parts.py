@@ -1,0 +1,170 @@
+"""Runs with a model, a learner, an optimizer of one's own; and who is told of steps."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.config.training_parts import LearnerConfig
+from jaxdp_episodic.trainer.learners.learners import MAML, ProtoNet
+from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
+from jaxdp_episodic.trainer.run.description import described_part
+from jaxdp_episodic.trainer.run.run_files import LOG, read_log, releasable_records
+from training_runs import TINY, plain_trainer, trainer
+
+
+class Bare(nnx.Module):
+    """One linear map, of nnx."""
+
+    def __init__(self, *, rngs):
+        self.map = nnx.Linear(14 * 14, 4, rngs=rngs)
+
+    def __call__(self, inputs):
+        return self.map(inputs.reshape(len(inputs), -1))
+
+
+class Bared(linen.Module):
+    """One linear map, of linen."""
+
+    size: int = 4
+
+    @linen.compact
+    def __call__(self, inputs):
+        return linen.Dense(self.size)(inputs.reshape(len(inputs), -1))
+
+
+class Batched(linen.Module):
+    """Batch statistics, which couple examples."""
+
+    @linen.compact
+    def __call__(self, inputs):
+        return linen.BatchNorm(use_running_average=False)(inputs)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY, encoding="utf-8")
+    return dataclasses.replace(read_config(path), checkpoint_every=1)
+
+
+# --- What a part is ---
+
+
+def test_modules_of_both_kinds_and_pairs_are_functions():
+    inputs = jnp.ones((3, 14, 14, 1))
+    for model in (Bare(rngs=nnx.Rngs(0)), Bared()):
+        apply, params = apply_and_params(model, (14, 14, 1))
+        assert apply(params, inputs).shape == (3, 4)
+    pair = (lambda params, inputs: inputs * params, jnp.ones(()))
+    assert apply_and_params(pair, (2,)) == pair
+    # Equal modules are one function, which compiles once.
+    assert apply_and_params(Bared(), (4,))[0] == apply_and_params(Bared(), (4,))[0]
+    assert apply_and_params(Bared(5), (4,))[0] != apply_and_params(Bared(), (4,))[0]
+
+
+def test_what_is_no_model_or_learner_is_refused():
+    with pytest.raises(ValueError, match="the collection 'batch_stats'.*GroupNorm"):
+        apply_and_params(Batched(), (4,))
+    with pytest.raises(
+        TypeError, match="a module of flax.nnx or flax.linen, or a pair"
+    ):
+        apply_and_params(lambda inputs: inputs, (4,))
+    with pytest.raises(TypeError, match="got a int without is_regression"):
+        learner_of(lambda apply: 1, jnp.add)
+    made = learner_of(MAML, jnp.add)
+    assert made == MAML(jnp.add)
+    assert learner_of(made, jnp.subtract) is made
+
+
+def test_a_description_tells_parts_apart_and_equal_ones_not():
+    def described(part):
+        return json.loads(json.dumps(described_part(part)))
+
+    adam = described(optax.adam(1e-3))
+    assert adam == described(optax.adam(1e-3))
+    assert adam != described(optax.adam(2e-3)) != described(optax.sgd(2e-3))
+    assert described(Bare(rngs=nnx.Rngs(0))) == described(Bare(rngs=nnx.Rngs(0)))
+    assert described(Bared()) != described(Bared(5))
+
+    def of(n):
+        return described(lambda apply: ProtoNet(apply, ways=n))
+
+    ways = [of(3), of(4)]
+    assert ways[0] != ways[1]
+    assert "0x" not in json.dumps([adam, ways, described(Bare(rngs=nnx.Rngs(0)))])
+
+
+# --- Who is told of steps ---
+
+
+def test_a_callback_is_told_what_is_public(tmp_path):
+    told = []
+    plain_trainer(num_steps=2).train(tmp_path / "public", on_step=told.append)
+    public = releasable_records(read_log(tmp_path / "public" / LOG))
+    assert [one.public for one in told] == public[1:]  # the first is of no step
+    assert [one.step for one in told] == [1, 2] and told[0].num_steps == 2
+    assert "mean_loss" in told[0].private_record["private"]
+    # Epsilon rests on private sizes here: nothing is public before the release.
+    told.clear()
+    trainer(num_steps=2).train(tmp_path / "private", on_step=told.append)
+    assert [one.public for one in told] == [{}, {}]
+    assert told[1].private_record["epsilon"] > 0
+
+
+# --- A run with them ---
+
+
+def test_closed_forms_take_no_parts(config, tmp_path):
+    alone = dataclasses.replace(
+        config,
+        learner=LearnerConfig(kind="plda", shots=1),
+        model=None,
+        l2_clip_norm=None,
+        num_steps=None,
+    )
+    with pytest.raises(ValueError, match="model must not be given with learner.kind"):
+        run_training(alone, tmp_path / "out", model=Bared())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nnx", "linen"])
+def test_a_run_trains_them_and_warns_of_others(config, tmp_path, kind, capsys):
+    told = []
+
+    def parts(rate):
+        model = Bare(rngs=nnx.Rngs(0)) if kind == "nnx" else Bared()
+        return {
+            "model": model,
+            "learner": lambda apply: ProtoNet(apply, ways=4, distance="cosine"),
+            "optimizer": optax.sgd(rate),
+        }
+
+    def stop(progress):
+        told.append(progress)
+        if progress.step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_training(config, tmp_path / "out", on_step=stop, **parts(0.1))
+    # What may be shown to others, and what not, by name.
+    assert told[0].public.keys() == {"step", "epsilon"} and told[0].num_steps == 3
+    assert "mean_loss" in told[0].private_record["private"]
+    capsys.readouterr()
+    result = run_training(config, tmp_path / "out", resume=True, **parts(0.2))
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "goes on with other settings than it had: settings.optimizer.own" in printed
+    assert "step_size: -0.1 in the checkpoint, -0.2 now" in printed
+    sizes = sorted(leaf.size for leaf in jax.tree.leaves(result.trainer.params))
+    assert sizes == [4, 784]
+    assert result.trainer.learner.distance == "cosine"
+    settings = result.trainer.run["settings"]
+    assert "Bare" in json.dumps(settings["model"]["own"])
+    assert np.isfinite(result.scores["validation"].mean)

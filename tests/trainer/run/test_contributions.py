@@ -1,0 +1,95 @@
+"""What a run is expected to draw: said, warned of, refused before anything is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.complete import Needs
+from jaxdp_episodic.trainer.run.contributions import found_in, ways_out
+from jaxdp_episodic.trainer.run.run_files import read_log
+from training_runs import plain_trainer, protonet
+
+SIZES = np.random.default_rng(0).integers(3, 31, 48)  # of 3 to 30 images
+
+
+def unequal(sizes=SIZES):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    points = np.random.default_rng(1).normal(size=(len(labels), 2))
+    return ExampleTable.from_records(points, units={"class": labels})
+
+
+def step(relation="zero_out", size=4, slots=30, ways=3):
+    return jde.GaussianStep(
+        jde.GroupedClasses(
+            num_classes=48,
+            ways=ways,
+            episodes=jde.Poisson("episode", sampling_probability=0.5),
+            examples=jde.WithoutReplacement("example", size=size, population=slots),
+        ),
+        noise_multiplier=1.0,
+        neighboring_relation=relation,
+        small_units="keep",
+    )
+
+
+def test_a_run_that_would_learn_from_nothing_is_refused():
+    model, params = protonet()
+    learner = dataclasses.replace(model, ways=5), params
+    wasted = step(size=4, ways=5)
+    with pytest.raises(ValueError, match="nothing was charged") as caught:
+        plain_trainer(data=unequal(), learner=learner, step=wasted, num_steps=60)
+    said = str(caught.value)
+    assert "4.5 contributions (episode) a step on average" in said
+    assert 'it would be 1 under neighboring_relation = "add_remove"' in said
+    assert "with size = 2 of 'example' in place of 4" in said
+
+
+def test_few_complete_contributions_are_warned_of_and_counted(tmp_path):
+    with pytest.warns(UserWarning, match="of which 0.3 are complete, 14.8 in 50"):
+        run = plain_trainer(data=unequal(), step=step(size=2), num_steps=50)
+    assert run.complete_units is not None
+    assert run.complete_units.share == pytest.approx(0.037, abs=1e-3)
+    run.train(tmp_path, checkpoint_every=50)
+    took_part, complete = found_in(read_log(tmp_path / "log.jsonl")) or (0, 0)
+    # All that hold no null are complete; 4 deviations of a Poisson count of 14.8.
+    assert took_part == complete and abs(complete - 14.8) < 16
+
+
+def test_whole_classes_are_neither_warned_of_nor_refused():
+    run = plain_trainer(data=unequal(), step=step("add_remove", size=3, slots=3))
+    assert run.complete_units is not None and run.complete_units.share == 1.0
+
+
+def test_what_would_help_is_priced_by_the_sizes():
+    tree = unequal().population
+    found = ways_out(step(size=4, ways=5), tree, Needs.of(1, is_regression=False))
+    relation, size, ways = found.values()
+    assert relation == 1.0 and 0 < size < ways < 0.1
+    sizes = np.repeat([3, 30], [30, 18]).tolist()
+    tree = jde.Population.from_sizes(sizes, level_names=("class",))
+    found = ways_out(step(size=4, ways=5), tree, Needs.of(1, is_regression=False))
+    *_, (without, share) = found.items()
+    assert without.startswith("without the 30 classes of fewer than 30")
+    assert share == 1.0
+
+
+def test_slots_of_classes_can_be_left_for_the_classes_there_are():
+    design = jde.GroupedClasses(
+        num_classes=60,
+        ways=3,
+        episodes=jde.Poisson("episode", sampling_probability=0.5),
+        examples=jde.WithoutReplacement("example", size=2, population=3),
+    )
+    wide = jde.GaussianStep(
+        design,
+        noise_multiplier=1.0,
+        privacy_unit="class",
+        neighboring_relation="zero_out",
+        small_units="keep",
+    )
+    tree = unequal().population
+    found = ways_out(wide, tree, Needs.of(1, is_regression=False))
+    assert found['under neighboring_relation = "add_remove"'] == 1.0

@@ -1,0 +1,459 @@
+"""From a release to its use: what it predicts is what the run's evaluation saw."""
+
+import dataclasses
+import json
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.trainer.config.training_config import read_config
+from jaxdp_episodic.trainer.data.built_in import make_sinusoids
+from jaxdp_episodic.trainer.data.sources import Glyphs
+from jaxdp_episodic.trainer.learners.episode import (
+    classification_episode,
+    regression_episode,
+)
+from jaxdp_episodic.trainer.learners.features import FixedFeatures
+from jaxdp_episodic.trainer.learners.learners import ProtoNet
+from jaxdp_episodic.trainer.run.evaluation import for_ways
+from jaxdp_episodic.trainer.run.loading import load_release
+from jaxdp_episodic.trainer.run.release import DESCRIPTION
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from training_runs import (
+    TINY,
+    PlainBudget,
+    classes,
+    plain_trainer,
+    protonet,
+    sinusoid_learner,
+)
+
+LINEAR = (
+    TINY.replace('kind = "conv_embedding"\nchannels = [4]', 'kind = "linear"')
+    + '[features]\nkind = "wavelets"\n[start]\nkind = "plda"\nwithin = [0.7]\n'
+)
+MAML = TINY.replace("protonet", "maml").replace("conv_embedding", "conv_classifier")
+
+
+class Bared(linen.Module):
+    """One linear map, of linen."""
+
+    @linen.compact
+    def __call__(self, inputs):
+        return linen.Dense(4)(inputs.reshape(len(inputs), -1))
+
+
+def few(ways=4, shots=1, queries=2):
+    """Support, labels, queries and their classes, of glyphs that are held out."""
+    data = Glyphs(small=True).load("validation")
+    rows = np.flatnonzero(data.class_places < ways).reshape(ways, -1)
+    rows = rows[:, : shots + queries]
+    features = data.features[rows]
+    ids = data.unit_column("class")[rows]
+    return features, ids, shots
+
+
+def check_against_learner(release, learner, params, task, *, seen=None):
+    """What a release says of a task is what the learner says of the episode."""
+    inputs, ids, shots = task
+    support, queries = (
+        part.reshape(-1, *inputs.shape[2:])
+        for part in (inputs[:, :shots], inputs[:, shots:])
+    )
+    given = release.classify(support, ids[:, :shots].ravel(), queries)
+    seen = inputs if seen is None else seen
+    mask = jnp.ones(seen.shape[:2], jnp.float32)
+    episode = classification_episode(jnp.asarray(seen), mask, shots=shots)
+    logits = np.asarray(for_ways(learner, len(inputs)).predict(params, episode))
+    wanted = np.asarray(jax.nn.softmax(logits))
+    np.testing.assert_allclose(given.scores, wanted, rtol=2e-4, atol=1e-5)
+    assert given.classes.tolist() == sorted(set(ids.ravel().tolist()))
+    best = given.classes[given.scores.argmax(axis=1)]
+    np.testing.assert_array_equal(given.labels, best)
+    np.testing.assert_allclose(given.scores.sum(axis=1), 1, rtol=1e-5)
+    return given
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run from Python, of points in the plane, with its release."""
+    folder = tmp_path_factory.mktemp("plain")
+    run = plain_trainer(num_steps=2)
+    run.train(folder / "run")
+    run.release(folder / "release")
+    return run, folder / "release"
+
+
+@pytest.fixture
+def copied(plain, tmp_path):
+    """A copy of the release, to damage."""
+    shutil.copytree(plain[1], tmp_path / "release")
+    return tmp_path / "release"
+
+
+def own_mlp():
+    """The model of the run, made anew."""
+    return protonet(seed=5)[0].apply, protonet(seed=5)[1]
+
+
+def edit(folder, **changes):
+    path = folder / DESCRIPTION
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | changes))
+
+
+# --- Round trips ---
+
+
+def test_a_run_from_python_is_released_and_used(plain):
+    run, folder = plain
+    release = load_release(folder, model=own_mlp())
+    assert release.stage == run.released.name and not release.is_regression
+    assert release.facts["steps"] == 2 and release.statement.startswith("# Privacy")
+    jax.tree.map(np.testing.assert_array_equal, release.params, run.released.params)
+    data = classes(seed=3)
+    inputs = data.features.reshape(30, 6, 2)[:3, :4]
+    ids = data.unit_column("class").reshape(30, 6)[:3, :4]
+    check_against_learner(release, run.learner, run.params, (inputs, ids, 2))
+    # More classes than it was trained with, of unequal sizes.
+    given = release.classify(
+        data.features[:24], data.unit_column("class")[:24], data.features[24:27]
+    )
+    assert given.scores.shape == (3, 4) and given.labels.dtype == ids.dtype
+    embedded = release.embed(data.features[:7])
+    wanted = run.learner.apply(run.params, jnp.asarray(data.features[:7]))
+    np.testing.assert_allclose(embedded, wanted, rtol=1e-5)
+    assert embedded.dtype == np.float32
+
+
+def test_blocks_and_padding_change_nothing(plain, monkeypatch):
+    release = load_release(plain[1], model=own_mlp())
+    data, labels = classes(seed=3), classes(seed=3).unit_column("class")
+    whole = release.classify(data.features[:9], labels[:9], data.features[9:])
+    monkeypatch.setattr("jaxdp_episodic.trainer.run.use._QUERIES", 8)
+    parts = release.classify(data.features[:9], labels[:9], data.features[9:])
+    np.testing.assert_allclose(whole.scores, parts.scores, rtol=1e-5)
+    rows = [release.embed(data.features[i : i + 1]) for i in range(3)]
+    np.testing.assert_allclose(
+        np.concatenate(rows), release.embed(data.features[:3]), rtol=1e-5
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["linear", "maml", "classifier"])
+def test_a_run_from_a_config_needs_nothing_else(tmp_path, kind, monkeypatch):
+    text = {"linear": LINEAR, "maml": MAML, "classifier": _CLASSIFIER}[kind]
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    result = run_training(read_config(tmp_path / "run.toml"), tmp_path / "out")
+    release = load_release(tmp_path / "out" / "release")
+    stage = result.trainer.released
+    assert release.stage == stage.name
+    jax.tree.map(np.testing.assert_array_equal, release.params, stage.params)
+    task, seen = few(), None
+    if kind == "linear":
+        inputs = task[0]
+        made = FixedFeatures.wavelets().of_examples(inputs.reshape(-1, 14, 14, 1))
+        seen = made.reshape(*inputs.shape[:2], -1)
+        assert release.embed(inputs[:, 0]).shape[0] == 4
+    check_against_learner(release, stage.learner, stage.params, task, seen=seen)
+    # Whatever stage is released.
+    for stage in result.trainer.stages():
+        monkeypatch.setattr(Trainer, "released", stage)
+        result.trainer.release(tmp_path / "stage")
+        release = load_release(tmp_path / "stage")
+        assert release.stage == stage.name
+        check_against_learner(release, stage.learner, stage.params, task, seen=seen)
+    if kind == "maml":
+        with pytest.raises(ValueError, match="labels must name 4 classes.*got 3"):
+            few_ways = few(ways=3)
+            check_against_learner(release, stage.learner, stage.params, few_ways)
+        with pytest.raises(NotImplementedError, match="MAML has no embedding"):
+            release.embed(task[0][0])
+
+
+_CLASSIFIER = """
+version = 1
+epsilon = 8.0
+delta = 1e-5
+num_steps = 3
+l2_clip_norm = 0.1
+normalizer = 80.0
+[data]
+type = "Glyphs"
+small = true
+[step]
+clip_unit = "example"
+privacy_unit = "example"
+[step.sampling]
+type = "MultistageSampling"
+levels = [
+  { type = "Poisson", name = "class", sampling_probability = 1.0 },
+  { type = "Poisson", name = "example", sampling_probability = 0.1 },
+]
+[learner]
+kind = "classifier"
+shots = 1
+embed = "features"
+[model]
+kind = "mlp"
+channels = [6]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nnx", "linen", "learner"])
+def test_a_model_of_ones_own_comes_back_with_it(tmp_path, kind):
+    (tmp_path / "run.toml").write_text(TINY, encoding="utf-8")
+    config = read_config(tmp_path / "run.toml")
+
+    def cosine(apply):
+        return Mine(ProtoNet(apply, ways=4, distance="cosine"))
+
+    given: dict[str, Any] = {"model": Bared()}
+    if kind == "nnx":
+        given = {"model": Flat(rngs=nnx.Rngs(3))}
+    if kind == "learner":
+        given["learner"] = cosine
+    result = run_training(config, tmp_path / "out", **given)
+    folder = tmp_path / "out" / "release"
+    if kind == "nnx":
+        given = {"model": Flat(rngs=nnx.Rngs(4))}
+    release = load_release(folder, **given)
+    stage = result.trainer.released
+    check_against_learner(release, stage.learner, stage.params, few())
+    if stage.name == "steps":
+        with pytest.raises(ValueError, match="must be given, as the run was"):
+            load_release(folder)
+        wrong = {**given, "model": (lambda p, x: x, {"other": jnp.ones(3)})}
+        with pytest.raises(ValueError, match=r"parameters.npz: parameter '.*' must be"):
+            load_release(folder, **wrong)
+
+
+class Flat(nnx.Module):
+    """One linear map, of nnx."""
+
+    def __init__(self, *, rngs):
+        self.map = nnx.Linear(14 * 14, 4, rngs=rngs)
+
+    def __call__(self, inputs):
+        return self.map(inputs.reshape(len(inputs), -1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine:
+    """A learner that nobody knows."""
+
+    inner: ProtoNet
+    is_regression = False
+
+    def loss(self, params, episode):
+        return self.inner.loss(params, episode)
+
+    def predict(self, params, episode):
+        return self.inner.predict(params, episode)
+
+
+def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
+    data = make_sinusoids(30, points=8, seed=0)
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("task", sampling_probability=0.2),
+            jde.WithoutReplacement("point", size=8, population=8),
+        ),
+        noise_multiplier=1.0,
+        clip_unit="task",
+        privacy_unit="task",
+    )
+    learner, params = sinusoid_learner()
+    run = Trainer(
+        learner,
+        params,
+        data=data,
+        budget=PlainBudget(step, 1e9, 1e-5, 2, 2),
+        shots=5,
+        optimizer=optax.sgd(0.1),
+        l2_clip_norm=1.0,
+        normalizer=6.0,
+    )
+    with pytest.raises(ValueError, match="release must come after train"):
+        run.release(tmp_path / "release")
+    run.train(tmp_path / "run")
+    run.release(tmp_path / "release")
+    release = load_release(
+        tmp_path / "release", model=(learner.apply, sinusoid_learner(3)[1])
+    )
+    assert release.is_regression
+    assert data.targets is not None
+    x, y = data.features[:8], data.targets[:8]
+    found = release.predict(x[:5], y[:5], x[5:])
+    mask = jnp.ones(8, jnp.float32)
+    episode = regression_episode(jnp.asarray(x), jnp.asarray(y), mask, shots=5)
+    stage = run.released
+    wanted = stage.learner.predict(stage.params, episode)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="predicts numbers: use predict"):
+        release.classify(x[:5], [1] * 5, x[5:])
+    with pytest.raises(ValueError, match="targets must be one for each of the 5"):
+        release.predict(x[:5], y[:4], x[5:])
+
+
+_MIXED = """
+version = 1
+epsilon = 8.0
+delta = 1e-5
+[data]
+type = "Sinusoids"
+num_tasks = 40
+[step]
+clip_unit = "task"
+privacy_unit = "point"
+[step.sampling]
+type = "MultistageSampling"
+levels = [
+  { type = "Poisson", name = "task", sampling_probability = 1.0 },
+  { type = "Poisson", name = "point", sampling_probability = 1.0 },
+]
+[learner]
+kind = "mixed"
+shots = 4
+loss = "squared_error"
+[start]
+kind = "mixed"
+target_bound = 5.0
+"""
+
+
+@pytest.mark.slow
+def test_a_mixed_model_is_used_without_more(tmp_path):
+    (tmp_path / "run.toml").write_text(_MIXED, encoding="utf-8")
+    result = run_training(read_config(tmp_path / "run.toml"), tmp_path / "out")
+    release = load_release(tmp_path / "out" / "release")
+    data = make_sinusoids(2, points=8, seed=3)
+    assert data.targets is not None
+    x, y, mask = data.features[:8], data.targets[:8], jnp.ones(8, jnp.float32)
+    episode = regression_episode(jnp.asarray(x), jnp.asarray(y), mask, shots=3)
+    stage = result.trainer.released
+    wanted = stage.learner.predict(stage.params, episode)
+    found = release.predict(x[:3], y[:3], x[3:])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert release.stage == stage.name
+
+
+# --- What does not fit ---
+
+
+def test_examples_of_another_kind_are_refused(plain):
+    release = load_release(plain[1], model=own_mlp())
+    x = classes().features
+    for wrong, error, match in (
+        (x[0], ValueError, r"examples must be of shape \(n, 2\)"),
+        (x[:0], ValueError, "n at least 1"),
+        (x[:2, :1], ValueError, r"got \(2, 1\)"),
+        (np.ones((2, 2), np.uint8), TypeError, "images of 8 bits are divided by 255"),
+        (np.full((2, 2), np.nan, np.float32), ValueError, "examples must be finite"),
+    ):
+        with pytest.raises(error, match=match):
+            release.embed(wrong)
+    with pytest.raises(ValueError, match="labels must be one for each of the 3"):
+        release.classify(x[:3], [1, 2], x[3:5])
+    with pytest.raises(NotImplementedError, match="tells classes apart: use classify"):
+        release.predict(x[:3], [1.0, 2, 3], x[3:5])
+
+
+def test_a_foreign_or_damaged_folder_is_refused(copied):
+    load_release(copied, model=own_mlp())
+    with pytest.raises(ValueError, match="model must be given, as the run was"):
+        load_release(copied)
+    with pytest.raises(ValueError, match="learner must be left out"):
+        load_release(copied, model=own_mlp(), learner=lambda apply: apply)
+    with pytest.raises(ValueError, match="features must be left out"):
+        load_release(copied, model=own_mlp(), features=FixedFeatures.wavelets())
+    with pytest.raises(ValueError, match="must be of shape"):
+        load_release(copied, model=(lambda p, x: x, {"a": jnp.ones(2)}))
+    with pytest.raises(ValueError, match="npz"):
+        load_release(copied, model=own_mlp(), max_bytes=10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"format": "x"}, "format must be 'jaxdp-episodic release', got 'x'"),
+        ({"version": 2}, "version must be 1, got 2"),
+        ({"version": "1"}, "version must be 1, got '1'"),
+        ({"learner": {"type": "os"}}, "learner.type must be one of"),
+        ({"learner": {"type": "ProtoNet", "apply": "eval"}}, "learner.apply must be"),
+        ({"learner": {"type": "ProtoNet", "apply": "model", "x": 1}}, "unexpected"),
+        ({"learner": 3}, "must be an object"),
+        ({"model": {}}, "missing key 'input_shape'"),
+        ({"example_shape": [1 << 40]}, "at most"),
+        ({"example_shape": [-1]}, "must be a shape"),
+        ({"parameters": {}}, "parameter .* must be of shape"),
+        ({"dtype": "object"}, "dtype must be of numbers"),
+        ({"features": {"kind": "wavelets"}}, "features must be those of the run"),
+        ({"features": {"kind": "own", "name": "n"}}, "features must be given"),
+    ],
+)
+def test_a_description_is_checked(copied, changes, match):
+    edit(copied, **changes)
+    with pytest.raises((TypeError, ValueError), match=match) as caught:
+        load_release(copied, model=own_mlp())
+    assert str(copied) in str(caught.value)
+
+
+def test_a_description_cannot_ask_for_much_memory(copied):
+    huge = {
+        "version": 1,
+        "type": "ModelConfig",
+        "kind": "mlp",
+        "channels": [2**14] * 64,
+    }
+    huge |= {"outputs": 3, "input_shape": [2]}
+    edit(copied, model=huge)
+    with pytest.raises(ValueError, match="parameter .* must be of shape"):
+        load_release(copied)
+    edit(copied, model=huge | {"outputs": 2**60})
+    with pytest.raises(ValueError):
+        load_release(copied)
+
+
+def test_other_files_are_checked(copied, tmp_path):
+    (copied / DESCRIPTION).write_text("{")
+    with pytest.raises(ValueError, match=r"release.json: not valid JSON"):
+        load_release(copied)
+    (copied / DESCRIPTION).unlink()
+    with pytest.raises(ValueError, match="of an older version.*load_parameters"):
+        load_release(copied)
+    with pytest.raises(FileNotFoundError):
+        load_release(tmp_path / "nothing")
+
+
+def test_parameters_must_be_numbers(copied):
+    with np.load(copied / "parameters.npz") as archive:
+        arrays = dict(archive)
+    name = next(iter(arrays))
+    np.savez(copied / "parameters.npz", **{**arrays, name: arrays[name] * np.nan})
+    with pytest.raises(ValueError, match="must be finite numbers"):
+        load_release(copied, model=own_mlp())
+    pickled = {**arrays, name: np.array([object()])}
+    np.savez(copied / "parameters.npz", allow_pickle=True, **pickled)
+    with pytest.raises(ValueError, match="npz"):
+        load_release(copied, model=own_mlp())
+
+
+def test_a_release_names_no_number_of_units(plain):
+    """Sizes of the data are not in what says how to use it."""
+    told = json.loads((plain[1] / DESCRIPTION).read_text())
+    assert told.keys() == {
+        *("format", "version", "stage", "learner", "has_own_learner", "model"),
+        *("features", "feature_shape", "example_shape", "dtype", "source"),
+        "parameters",
+    }
+    assert told["learner"]["ways"] == 3 and told["learner"]["apply"] == "model"

@@ -33,7 +33,7 @@ from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.adaptive_plan import adaptive_plan
+from jaxdp_episodic.trainer.run.adaptive_plan import AdaptivePlan, adaptive_plan
 from jaxdp_episodic.trainer.run.checks import shared_rows
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.trainer import Trainer
@@ -183,9 +183,7 @@ def assembled(
     else:
         check = config.adaptive.check
         held_out = None if check is None else tables.load(check.split)
-        budget, checks = adaptive_plan(
-            config, data, held_out, _statistics(config, data)
-        )
+        budget, checks = choices(config, data, held_out)
         parts = run_parts(config, data, budget)
         rule = _rule(config.adaptive, rule)
         trainer = AdaptiveTrainer(rule=rule, checks=checks, **common, **parts)
@@ -288,6 +286,13 @@ def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
         num_steps=0 if config.learner.kind in CLOSED_FORM else config.num_steps,
         before=tuple(_statistics(config, data).values()),
     )
+
+
+def choices(
+    config: TrainingConfig, data: ExampleTable, held_out: ExampleTable | None
+) -> AdaptivePlan:
+    """Returns what a run may choose, of a config with ``adaptive``, and its checks."""
+    return adaptive_plan(config, data, held_out, _statistics(config, data))
 
 
 def _statistics(

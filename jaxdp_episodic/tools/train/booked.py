@@ -12,7 +12,7 @@ from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
-from jaxdp_episodic.tools.book.book import Order, order_of
+from jaxdp_episodic.tools.book.book import Order, order_of, read_book
 from jaxdp_episodic.tools.book.check_in import (
     RECEIPT,
     Paid,
@@ -85,11 +85,17 @@ def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
     """Refuses to go on with a run other than it began: with its book, or without.
 
     Raises:
+      OSError: a file that cannot be read.
       ValueError: it would.
     """
     receipt = read_receipt(folder)
     if is_booked:
         if resume and receipt is None:
+            if read_ledger(folder / run_files.LEDGER).book is not None:
+                raise ValueError(
+                    f"the receipt {folder / RECEIPT} is gone: the run is charged to a "
+                    "book, and only the folder that has it can go on"
+                )
             raise ValueError(
                 f"book must be left out: the run in {folder} began without one, and a "
                 "run pays before its first draw"
@@ -136,7 +142,8 @@ def check_in_run(
         protected=protected_by(config, base),
         floor=booking.floor,
     )
-    name = trainer.begin(folder, name=_name_before(folder))
+    book = read_book(booking.where).terms.name
+    name = trainer.begin(folder, name=_name_before(folder), book=book)
     return check_in(booking.where, folder, order, run=name)
 
 

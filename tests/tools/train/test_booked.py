@@ -11,7 +11,7 @@ from jaxdp_episodic.accountant.describe.mechanisms import LaplaceRelease
 from jaxdp_episodic.accountant.describe.step import compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
-from jaxdp_episodic.accountant.report.ledger_file import has_charges
+from jaxdp_episodic.accountant.report.ledger_file import has_charges, read_ledger
 from jaxdp_episodic.tools.book.book import (
     Order,
     close_book,
@@ -75,6 +75,17 @@ def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys
     shutil.copytree(out, tmp_path / "copy")
     with pytest.raises(ValueError, match="book must be given: the run in"):
         train(config, out, None, resume=True)
+    # Nor without its receipt: the ledger knows that the run is charged to a book.
+    assert read_ledger(out / "ledger.jsonl").book == read_book(book).terms.name
+    receipt = (out / "book.json").read_text()
+    (out / "book.json").unlink()
+    with pytest.raises(
+        ValueError, match="book must be given: .*its ledger says, got no"
+    ):
+        train(config, out, None, resume=True)
+    with pytest.raises(ValueError, match="the receipt .*book.json is gone"):
+        train(config, out, book, resume=True)
+    (out / "book.json").write_text(receipt)
     close_book(book)  # what has paid goes on
     train(config, out, book, resume=True)
     assert len(read_book(book).entries) == 1
@@ -233,6 +244,7 @@ def test_a_run_that_adapts_within_quotas_is_its_composition(tmp_path, config):
         train(config, tmp_path / "other", menu)
 
 
+@pytest.mark.slow
 def test_a_run_that_adapts_at_prices_pays_for_its_worst_strategy(
     tmp_path, config, book, monkeypatch
 ):

@@ -13,7 +13,7 @@ from jaxdp_episodic.trainer.learners.learners import ProtoNet
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, read_log
-from training_runs import assert_same, classes, trainer
+from training_runs import Interrupted, assert_same, classes, trainer
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -25,22 +25,6 @@ def steps_in(folder):
 def held_out():
     data = classes(seed=9)
     return {"validation": Evaluation(data, ways=3, shots=1, queries=2, num_episodes=20)}
-
-
-class Interrupted:
-    """Calls a function, but for one call, which is interrupted."""
-
-    def __init__(self, function, call):
-        self.function, self.left = function, call
-
-    def __call__(self, *args, **kwargs):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return self.function(*args, **kwargs)
-
-    def __getattr__(self, name):
-        return getattr(self.function, name)
 
 
 def started(run, folder):

@@ -49,6 +49,22 @@ num_episodes = 20
 KEY = bytes(range(32))
 
 
+class Interrupted:
+    """Calls a function, but for one call, which is interrupted."""
+
+    def __init__(self, function, call):
+        self.function, self.left = function, call
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.function(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.function, name)
+
+
 def noised(gradient, params, blocks, key=KEY, **settings):
     """What a `PrivateGradient` returns with the noise of a key."""
     noise = gradient.noise(params, key, settings["noise_multiplier"])

@@ -99,6 +99,22 @@ class RuleBook(Spec):
                 moves[f"{name}, {done} of {length}"] = {name: after}
         return cls("decide", moves)
 
+    @classmethod
+    def freely(cls, options: Sequence[str]) -> Self:
+        """Returns "any of them, whenever one likes"."""
+        names = _checked_names(options)
+        return cls("free", {"free": dict.fromkeys(names, "free")})
+
+    def preceded_by(self, options: Sequence[str]) -> Self:
+        """Returns "first these, each once and in this order", and then these rules."""
+        names = _checked_names(options)
+        states = [f"{i} of {len(names)} first" for i in range(len(names))]
+        if not self.moves.keys().isdisjoint(states):
+            raise ValueError(f"states must have other names than {states[0]!r}")
+        after = zip(states, names, [*states[1:], self.start], strict=True)
+        first = {state: {name: following} for state, name, following in after}
+        return type(self)(states[0], {**first, **self.moves})
+
     @property
     def options(self) -> frozenset[str]:
         """The options that are allowed somewhere."""

@@ -36,7 +36,7 @@ class AdaptiveBudget:
       runs: of each part of the data, at their start; one, where a unit may be in all.
       delta: in (0, 1).
       first: names of options that are taken first, in this order, and never again:
-        each has a quota, which is how often it is named here.
+        each has a quota, which is how often it is named here, or rules that say so.
       checks: names of options that look at held-out data; all others train.
 
     Attributes:
@@ -93,15 +93,43 @@ class AdaptiveBudget:
         Charged again it would be a statistic, and nothing else is at hand to be taken.
         """
         for name in self.first:
-            quotas, number = self._run_of(name).quotas, self.first.count(name)
-            if quotas is None or quotas[name] != number:
-                quota = "none" if quotas is None else quotas[name]
+            run, number = self._run_of(name), self.first.count(name)
+            if run.rules is not None:
+                self._check_rules_of_first(run)
+            elif run.quotas is None or run.quotas[name] != number:
+                quota = "none" if run.quotas is None else run.quotas[name]
                 raise ValueError(
                     f"option {name!r} is taken first, {number} time(s), and must have "
                     f"that as its quota, got {quota}"
                 )
             if name in self.checks:
                 raise ValueError(f"checks must not name {name!r}, which is taken first")
+
+    def _check_rules_of_first(self, run: AdaptiveRun) -> None:
+        """Refuses rules by which one of the first could come otherwise, or again."""
+        rules = run.rules
+        assert rules is not None
+        first = [name for name in self.first if name in run.options]
+        state, later = rules.start, set[str]()
+        for name in first:
+            if set(rules.moves.get(state, {})) != {name}:
+                raise ValueError(
+                    f"rules must allow {name!r} alone where it is taken first, got "
+                    f"{sorted(rules.moves.get(state, {}))}"
+                )
+            state = rules.moves[state][name]
+        waiting, seen = [state], set[str]()
+        while waiting:
+            here = waiting.pop()
+            if here not in seen:
+                seen.add(here)
+                later |= rules.moves.get(here, {}).keys()
+                waiting += rules.moves.get(here, {}).values()
+        if not later.isdisjoint(first):
+            raise ValueError(
+                "rules must not allow what is taken first once more, got "
+                f"{sorted(later.intersection(first))}"
+            )
 
     @functools.cached_property
     def options(self) -> Mapping[str, GaussianStep]:
@@ -177,8 +205,17 @@ class AdaptiveBudget:
         return {name: self.most(name) for name in self.options}
 
     def most(self, name: str) -> int:
-        """Returns how often an option could still be taken, if nothing else is."""
-        return int(self._run_of(name).most(name))
+        """Returns how often an option could still be taken, if nothing else is.
+
+        But for what is taken first, which is taken before it.
+        """
+        run = self._run_of(name)
+        if name in self.first:
+            return self.first.count(name) - int(run.taken[name])
+        for one in dict.fromkeys(self.first):
+            for _ in range(self.most(one) if one in run.options else 0):
+                run = run.charge(one)
+        return int(run.most(name))
 
     def can(self, name: str) -> bool:
         """Returns whether an option can be taken now."""

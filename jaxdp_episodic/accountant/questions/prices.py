@@ -195,7 +195,9 @@ def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:
         number = number_alone(menu.options[name], epsilon, delta)
         # One block more than is allowed is too much.
         alone[name] = price * (number / blocks.get(name, 1) + 1)
-    most = min(min(alone.values()), MOST_BUDGET + 1.0)
+    # By rules an option may not be taken so often that it alone would be too much.
+    bound = min if menu.rules is None else max
+    most = min(bound(alone.values()), MOST_BUDGET + 1.0)
     if most > MOST_BUDGET:
         raise ValueError(
             f"prices must be such that the target is worth at most {MOST_BUDGET:,} "

@@ -72,7 +72,7 @@ def _spent(budget: AdaptiveBudget) -> list[str]:
     found = []
     for run in budget.runs:
         each = ", ".join(
-            f"{number:,} of {name!r} ({run.most(name):,} left)"
+            f"{number:,} of {name!r} ({budget.most(name):,} left)"
             for name, number in run.taken.items()
         )
         if run.budget is not None:

@@ -44,6 +44,8 @@ class LedgerContent(NamedTuple):
       options: of such a run the name of the option of each group. The last group may
         have no charge: a choice that was noted and not charged.
       has_ended: such a run has chosen to end.
+      book: name of the book that the run is charged to, by which it goes on; None of
+        others, and of those that earlier versions began.
     """
 
     target_epsilon: float
@@ -58,6 +60,20 @@ class LedgerContent(NamedTuple):
     adaptive: AdaptiveBudget | None = None
     options: tuple[str, ...] = ()
     has_ended: bool = False
+    book: str | None = None
+
+    def refuse_other_book(self, book: str | None) -> None:
+        """Refuses to go on with a run but by the book that it is charged to.
+
+        Raises:
+          ValueError: the run names another one than ``book``.
+        """
+        if self.book not in (None, book):
+            given = "none" if book is None else f"{book[:12]}…"
+            raise ValueError(
+                f"book must be given: the run is charged to one, {self.book[:12]}…, as "
+                f"its ledger says, got {given}"
+            )
 
     @property
     def a_step(self) -> GaussianStep:

@@ -5,7 +5,8 @@ says what happened:
 
     {"format":"jaxdp-episodic ledger","version":1,"run":"…","epsilon":8.0,
         "delta":1e-05,"seeded":false,"hash":"…"}       (one line in the file;
-        of steps in epochs also "planned":25, the steps fixed in advance)
+        of steps in epochs also "planned":25, the steps fixed in advance; of a run that
+        is charged to a book also "book":"…", the book's name)
     {"step":{…},"hash":"…"}                what the steps that follow are
     {"opened":{…},"charged":0,"hash":"…"}  a process begins, on this machine; of what is
         opened "process" is its random name
@@ -68,6 +69,7 @@ _HASH_KEY = b',"hash":"'
 _HASH_END = b'"}\n'
 _HASH_BYTES = len(_HASH_KEY) + 64 + len(_HASH_END)
 _PLANNED = "planned"
+_BOOK = "book"
 _HEADER_KEYS = {"format", "version", "run", "epsilon", "delta", "seeded"}
 
 
@@ -110,6 +112,7 @@ def header(
     delta: float,
     is_seeded: bool,
     planned: int | None = None,
+    book: str | None = None,
 ) -> dict[str, Any]:
     """Returns the first record of a ledger; ``planned`` of steps in epochs."""
     record = {
@@ -120,7 +123,8 @@ def header(
         "delta": delta,
         "seeded": is_seeded,
     }
-    return record if planned is None else record | {_PLANNED: planned}
+    more = {_PLANNED: planned, _BOOK: book}
+    return record | {name: value for name, value in more.items() if value is not None}
 
 
 def opening(environment: Mapping[str, Any], charged: int) -> dict[str, Any]:
@@ -268,6 +272,7 @@ class _Reader:
             delta=self._header["delta"],
             is_seeded=self._header["seeded"],
             planned=self._header.get(_PLANNED),
+            book=self._header.get(_BOOK),
             groups=tuple(self._groups),
             openings=tuple(self._openings),
             end=LedgerMark(
@@ -362,11 +367,13 @@ def _checked_header(record: dict[str, Any]) -> dict[str, Any]:
         raise LedgerError(
             f"version must be {VERSION}, got {shown(record.get('version'))}"
         )
-    if record.keys() - {_PLANNED} != _HEADER_KEYS:
+    if record.keys() - {_PLANNED, _BOOK} != _HEADER_KEYS:
         raise LedgerError(f"the keys must be {sorted(_HEADER_KEYS)}")
     planned = record.get(_PLANNED, 1)
     if type(planned) is not int or planned < 1:
         raise LedgerError(f"planned must be a number of steps, got {shown(planned)}")
+    if not isinstance(record.get(_BOOK, ""), str):
+        raise LedgerError(f"book must be a name, got {shown(record[_BOOK])}")
     epsilon, delta = record["epsilon"], record["delta"]
     if epsilon != "inf" and not (isinstance(epsilon, float) and epsilon > 0):
         raise LedgerError(f"epsilon must be > 0 or 'inf', got {shown(epsilon)}")

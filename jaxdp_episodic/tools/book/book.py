@@ -7,10 +7,12 @@ once, and what all runs have paid never exceeds the total.
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.base_budget import BaseBudget
@@ -28,6 +30,7 @@ from jaxdp_episodic.tools.book.content import (
 )
 from jaxdp_episodic.tools.book.prices import (
     FLOORS_SHARE,
+    AnyRun,
     BasePrices,
     GdpPrices,
     MenuPrices,
@@ -75,66 +78,46 @@ class Order:
 
 
 def order_of(
-    run: ComposedSteps, *, what: str, name: str, protected: Protected, floor: Any = None
+    *parts: AnyRun, what: str, name: str, protected: Protected, floor: Any = None
 ) -> Order:
-    """Returns the order of a run of steps and releases, at a floor of its own."""
+    """Returns the order of a run of steps and releases, at a floor of its own.
+
+    Of a run that adapts the whole of what it may choose; of data apart each part.
+    """
 
     def price(terms: BookTerms) -> Mapping[str, Any]:
-        return terms.prices.price(run, method=terms.method, floor=floor)
+        return terms.prices.price(*parts, method=terms.method, floor=floor)
 
-    return Order(what, name, protected, {"steps": run.to_dict()}, price)
+    run, *others = parts
+    if others or isinstance(run, AdaptiveRun):
+        about = {"parts": [part.to_dict() for part in parts]}
+    else:
+        about = {"steps": run.to_dict()}
+    return Order(what, name, protected, json.loads(json.dumps(about)), price)
 
 
-def create_gdp_book(
+def create_book(
     where: str,
     protected: Protected,
+    base: ComposedSteps | None = None,
     *,
     epsilon: Any,
     delta: Any,
     floors: Any = None,
     method: str = "exact",
 ) -> BookTerms:
-    """Makes a book for any runs, each charged mu and a floor; see `GdpBudget`.
+    """Makes a book for any runs; see `GdpBudget` and `BaseBudget`.
 
     Args:
       where: path of an SQLite file, or a URL of SQLAlchemy's.
       protected: who, in which data.
+      base: a run of one kind of step or release, of which one is the unit that runs are
+        charged in; None: they are charged mu. A floor either way.
       epsilon: of all runs together, nats, > 0.
       delta: likewise, in (0, 1).
       floors: of delta, what the floors of all runs may take; None: a fifth of delta.
-      method: how prices are computed; "pld" is certified, and slower.
-
-    Raises:
-      FileExistsError: there is a book.
-      ImportError, OSError: it cannot be made there.
-      ValueError: a value out of range.
-    """
-    share = FLOORS_SHARE * delta if floors is None else floors
-    prices = GdpPrices(GdpBudget(epsilon, delta, share))
-    budget = prices.budget
-    return _created(where, protected, budget.epsilon, budget.delta, method, prices)
-
-
-def create_base_book(
-    where: str,
-    protected: Protected,
-    base: ComposedSteps,
-    *,
-    epsilon: Any,
-    delta: Any,
-    floors: Any = None,
-    method: str = "exact",
-) -> BookTerms:
-    """Makes a book for any runs, each charged units of a base; see `BaseBudget`.
-
-    Args:
-      where: path of an SQLite file, or a URL of SQLAlchemy's.
-      protected: who, in which data.
-      base: a run of one kind of step or release, of which one is the unit.
-      epsilon: of all runs together, nats, > 0.
-      delta: likewise, in (0, 1).
-      floors: of delta, what the floors of all runs may take; None: a fifth of delta.
-      method: how delta of the base is computed; prices are certified with any.
+      method: how prices in mu and delta of the base are computed; prices in base steps
+        are certified with any. "pld" is certified, and slower.
 
     Raises:
       FileExistsError: there is a book.
@@ -143,9 +126,13 @@ def create_base_book(
       ValueError: a value out of range.
     """
     share = FLOORS_SHARE * delta if floors is None else floors
-    budget = BaseBudget(only_step(base), epsilon, delta, share, method)
-    prices = BasePrices(budget)
-    return _created(where, protected, budget.epsilon, budget.delta, method, prices)
+    if base is None:
+        prices = GdpPrices(GdpBudget(epsilon, delta, share))
+    else:
+        budget = BaseBudget(only_step(base), epsilon, delta, share, method)
+        prices = BasePrices(budget)
+    total = prices.budget
+    return _created(where, protected, total.epsilon, total.delta, method, prices)
 
 
 def create_menu_book(
@@ -217,7 +204,7 @@ def close_book(where: str) -> BookContent:
 
 
 def charge_query(
-    where: str, run: ComposedSteps, *, name: str, floor: float | None = None
+    where: str, run: AnyRun, *, name: str, floor: float | None = None
 ) -> Entry:
     """Charges what is asked outside of training, before it is asked; see `charge`.
 
@@ -226,7 +213,7 @@ def charge_query(
     word, as far as its steps do not say it.
     """
     terms = read_book(where).terms
-    for part in run.steps:
+    for part in parts_of(run):
         terms.refuse_other(_protected_by(part, terms.protected))
     order = order_of(run, what=QUERY, name=name, protected=terms.protected, floor=floor)
     return charge(where, order, run=new_name(), sessions=(), session=new_name())

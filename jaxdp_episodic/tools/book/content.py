@@ -159,7 +159,7 @@ class Entry(NamedTuple):
 
     @property
     def steps(self) -> ComposedSteps | None:
-        """The run, for the accountant; None of a search."""
+        """The run, for the accountant; None of a search, and where choices cost."""
         found = self.about.get("steps")
         return None if found is None else ComposedSteps.from_dict(found)
 
@@ -196,7 +196,7 @@ class BookContent(NamedTuple):
         """Returns all runs that are there, as one that was fixed in advance.
 
         What it costs is no guarantee where a run was chosen in view of others. None:
-        there are none, or one of them is a search.
+        there are none, or one of them is a search, or adapts at prices or by rules.
         """
         runs = [entry.steps for entry in self.entries]
         known = [run for run in runs if run is not None]

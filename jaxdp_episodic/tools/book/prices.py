@@ -38,6 +38,7 @@ from jaxdp_episodic.accountant.questions.gdp_budget import (
 FLOORS_SHARE = 0.2
 FLOOR_SHARE = 0.01
 
+AnyRun = ComposedSteps | AdaptiveRun
 Price = Mapping[str, Any]
 
 
@@ -53,6 +54,9 @@ class _FloorPrices:
       budget: of all runs together.
     """
 
+    kind: ClassVar[str]
+    price_class: ClassVar[type]
+
     budget: Any
 
     @property
@@ -62,7 +66,24 @@ class _FloorPrices:
 
     def read(self, price: Price) -> Any:
         """Returns a price as the budget takes it."""
+        return self.price_class(**price)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values; `prices_from_dict` reads them."""
+        return {"kind": self.kind, "floors": self.budget.floors}
+
+    def _price(self, run: AnyRun, method: str, floor: float) -> Any:
         raise NotImplementedError
+
+    def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
+        """Returns the price of a run, at its floor; see `gdp_price` and `base_price`.
+
+        Of a run whose parts are of data apart what covers each of them: nobody is in
+        two.
+        """
+        lost = self.default_floor if floor is None else floor
+        each = [dataclasses.asdict(self._price(p, method, lost)) for p in parts]
+        return {name: max(one[name] for one in each) for name in each[0]}
 
     def holds(self, paid: Sequence[Price]) -> bool:
         """Returns whether the prices do not exceed the total."""
@@ -86,15 +107,12 @@ class GdpPrices(_FloorPrices):
     """Any runs, each charged mu and a floor of its own; see `GdpBudget`."""
 
     kind: ClassVar[str] = "gdp"
+    price_class: ClassVar[type] = GdpPrice
 
     budget: GdpBudget
 
-    def price(
-        self, run: ComposedSteps, *, method: str, floor: float | None = None
-    ) -> Price:
-        """Returns the price of a run, at its floor; see `gdp_price`."""
-        lost = self.default_floor if floor is None else floor
-        return dataclasses.asdict(gdp_price(run, floor=lost, method=method))
+    def _price(self, run: AnyRun, method: str, floor: float) -> GdpPrice:
+        return gdp_price(run, floor=floor, method=method)
 
     def price_of_rdp(
         self, orders: Any, rdp: Any, *, floor: float | None = None
@@ -102,10 +120,6 @@ class GdpPrices(_FloorPrices):
         """Returns the price of what is known by its Rényi-DP; see `price_of_rdp`."""
         lost = self.default_floor if floor is None else floor
         return dataclasses.asdict(price_of_rdp(orders, rdp, floor=lost))
-
-    def read(self, price: Price) -> GdpPrice:
-        """Returns a price as the budget takes it."""
-        return GdpPrice(**price)
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
         """Returns names of the currencies, what was spent, and the total of each."""
@@ -119,10 +133,6 @@ class GdpPrices(_FloorPrices):
         """Returns what is left, in words."""
         left = self.budget.left([self.read(price) for price in paid])
         return f"a run of mu {left.mu:.5g}; floors {left.floor:.3g}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values; `prices_from_dict` reads them."""
-        return {"kind": self.kind, "floors": self.budget.floors}
 
     @classmethod
     def from_dict(
@@ -138,16 +148,13 @@ class BasePrices(_FloorPrices):
     """Any runs, each charged units of a base and a floor; see `BaseBudget`."""
 
     kind: ClassVar[str] = "base"
+    price_class: ClassVar[type] = BasePrice
 
     budget: BaseBudget
 
-    def price(
-        self, run: ComposedSteps, *, method: str, floor: float | None = None
-    ) -> Price:
-        """Returns the price of a run, at its floor; certified, whatever the method."""
-        del method
-        lost = self.default_floor if floor is None else floor
-        return dataclasses.asdict(base_price(run, self.budget.base, floor=lost))
+    def _price(self, run: AnyRun, method: str, floor: float) -> BasePrice:
+        del method  # it is certified with any
+        return base_price(run, self.budget.base, floor=floor)
 
     def price_of_rdp(
         self, orders: Any, rdp: Any, *, floor: float | None = None
@@ -157,10 +164,6 @@ class BasePrices(_FloorPrices):
             "a search for hyperparameters has no price in base steps: a Rényi bound of "
             "it is all that is known; a book with mu-GDP prices charges it"
         )
-
-    def read(self, price: Price) -> BasePrice:
-        """Returns a price as the budget takes it."""
-        return BasePrice(**price)
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
         """Returns names of the currencies, what was spent, and the total of each."""
@@ -180,8 +183,7 @@ class BasePrices(_FloorPrices):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values; `prices_from_dict` reads them."""
-        base = compose((self.budget.base, 1)).to_dict()
-        return {"kind": self.kind, "floors": self.budget.floors, "base": base}
+        return {**super().to_dict(), "base": compose((self.budget.base, 1)).to_dict()}
 
     @classmethod
     def from_dict(
@@ -221,23 +223,27 @@ class MenuPrices:
         Raises:
           ValueError: it does.
         """
-        if self.menu.quotas is None:
+        same = self.menu.composition()
+        if same is None:
             cost = float(self.menu.epsilon(delta=delta))
         else:
-            quotas = self.menu.quotas.items()
-            run = compose(*((self.menu.options[name], n) for name, n in quotas))
-            cost = float(epsilon_of(run, delta=delta, method=method))
+            cost = float(epsilon_of(same, delta=delta, method=method))
         if not cost <= epsilon:
             raise ValueError(
                 f"epsilon={epsilon:g} is less than the menu costs, {cost:.5g} at "
                 f"delta={delta:g}: take smaller quotas, or runs with more noise"
             )
 
-    def price(
-        self, run: ComposedSteps, *, method: str, floor: float | None = None
-    ) -> Price:
+    def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
         """Returns the option that a run is; more noise than it says is allowed."""
         del method
+        run, *others = parts
+        if others or isinstance(run, AdaptiveRun):
+            raise NotImplementedError(
+                "adaptive: a book with a menu has whole runs that are compositions: "
+                "such as adapt within quotas on one part of the data; a book with "
+                "mu-GDP prices or base steps charges any"
+            )
         if floor is not None:
             raise ValueError(
                 "floor is for a book with mu-GDP prices or base steps, got a menu"

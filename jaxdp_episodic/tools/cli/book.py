@@ -19,8 +19,7 @@ from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.book.book import (
     charge_query,
     close_book,
-    create_base_book,
-    create_gdp_book,
+    create_book,
     create_menu_book,
     read_book,
 )
@@ -101,14 +100,12 @@ class Create:
         }
         if sum(map(bool, (self.base, self.quota, self.menu))) > 1:
             raise ValueError("give one of --base, --quota and --menu, got more")
-        if self.base is not None:
-            with waiting("how many base steps the total is worth"):
-                base, floors = _run_of(self.base), self.floors
-                terms = create_base_book(
-                    self.book, protected, base, floors=floors, **total
+        if not (self.quota or self.menu):
+            base_run = None if self.base is None else _whole_run_of(self.base)
+            with waiting("what the total is worth"):
+                terms = create_book(
+                    self.book, protected, base_run, floors=self.floors, **total
                 )
-        elif not (self.quota or self.menu):
-            terms = create_gdp_book(self.book, protected, floors=self.floors, **total)
         elif self.floors is not None:
             raise ValueError("--floors is for prices with floors, not for a menu")
         else:
@@ -120,7 +117,7 @@ class Create:
                     raise ValueError(f"the menu has two files named {name!r}")
             quotas = {path.stem: number for path, number in given} or None
             with waiting("what the menu costs"):
-                menu = {path.stem: _run_of(path) for path in paths}
+                menu = {path.stem: _whole_run_of(path) for path in paths}
                 terms = create_menu_book(
                     self.book, protected, menu, quotas=quotas, **total
                 )
@@ -246,23 +243,29 @@ def _quota(text: str) -> tuple[Path, int]:
     return Path(path), int(number)
 
 
-def _run_of(path: Path) -> ComposedSteps:
-    """The run that a training config or a request describes."""
-    if "data" not in read_toml(path):
-        return _run_of_request(path)
-    from jaxdp_episodic.tools.train.booked import run_of_config
+def _whole_run_of(path: Path) -> ComposedSteps:
+    """The run that a training config or a request describes, if it is a composition."""
+    if "data" in read_toml(path):
+        from jaxdp_episodic.tools.train.booked import run_of_config
 
-    return run_of_config(read_config(path), path.parent)
+        return run_of_config(read_config(path), path.parent)
+    run = _run_of_request(path)
+    if isinstance(run, AdaptiveRun):
+        raise NotImplementedError(
+            f"step of {path}: a run that adapts at prices or by rules is no "
+            "composition, and neither a base nor on a menu"
+        )
+    return run
 
 
-def _run_of_request(path: Path) -> ComposedSteps:
+def _run_of_request(path: Path) -> ComposedSteps | AdaptiveRun:
+    """What a request describes; of a run that adapts the worst composition, if any."""
     request = read_request(path, EpsilonRequest)
     if isinstance(request.step, ComposedSteps):
         return request.step
     if isinstance(request.step, AdaptiveRun):
-        raise NotImplementedError(
-            f"step of {path}: a run that chooses on the way has no price in a book"
-        )
+        same = request.step.composition()
+        return request.step if same is None else same
     return compose((request.step, request.num_steps))
 
 
@@ -331,8 +334,8 @@ def _text(content: BookContent, cost: float | None) -> list[str]:
         )
     elif content.entries:
         lines.append(
-            f"{'information':<12}the composition of what was run is not known, as "
-            "there is a search in it"
+            f"{'information':<12}the composition of what was run is not known: there "
+            "is a search in it, or a run that adapts at prices or by rules"
         )
     return lines
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
-from jaxdp_episodic.tools.book.book import Order, order_of
+from jaxdp_episodic.tools.book.book import Order, order_of, read_book
 from jaxdp_episodic.tools.book.check_in import (
     RECEIPT,
     Paid,
@@ -22,7 +24,7 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.assemble import plan
+from jaxdp_episodic.trainer.run.assemble import choices, plan
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 
@@ -62,22 +64,38 @@ def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
     Raises:
       OSError, TypeError, ValueError: data that cannot be read; a run without privacy,
         or whose accounting rests on private sizes.
+      NotImplementedError: a run that adapts, and is no composition.
     """
     _refuse_seed(config.seed)
-    _refuse_choices(config)
     data, _ = config.training_data(base)
-    return _public_run(plan(config, data))
+    if config.adaptive is None:
+        return _public_run(plan(config, data))
+    check = config.adaptive.check
+    held_out = None if check is None else config.data.load(check.split, base)
+    run, *others = _parts(choices(config, data, held_out).budget)
+    if others or isinstance(run, AdaptiveRun):
+        raise NotImplementedError(
+            "adaptive: a run on a menu, or of a base, must be a composition: one that "
+            "adapts within quotas, on one part of the data"
+        )
+    return run
 
 
 def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
     """Refuses to go on with a run other than it began: with its book, or without.
 
     Raises:
+      OSError: a file that cannot be read.
       ValueError: it would.
     """
     receipt = read_receipt(folder)
     if is_booked:
         if resume and receipt is None:
+            if read_ledger(folder / run_files.LEDGER).book is not None:
+                raise ValueError(
+                    f"the receipt {folder / RECEIPT} is gone: the run is charged to a "
+                    "book, and only the folder that has it can go on"
+                )
             raise ValueError(
                 f"book must be left out: the run in {folder} began without one, and a "
                 "run pays before its first draw"
@@ -114,15 +132,18 @@ def check_in_run(
         privacy, or whose accounting rests on private sizes. Nothing was drawn.
     """
     _refuse_seed(config.seed)
-    _refuse_choices(config)
+    budget: PrivacyBudget | AdaptiveBudget = trainer.budget
+    is_fixed = isinstance(budget, PrivacyBudget)
+    parts = (_public_run(budget),) if is_fixed else _parts(budget)
     order = order_of(
-        _public_run(trainer.budget),
+        *parts,
         what=TRAIN,
         name=title,
         protected=protected_by(config, base),
         floor=booking.floor,
     )
-    name = trainer.begin(folder, name=_name_before(folder))
+    book = read_book(booking.where).terms.name
+    name = trainer.begin(folder, name=_name_before(folder), book=book)
     return check_in(booking.where, folder, order, run=name)
 
 
@@ -179,12 +200,16 @@ def _refuse_seed(seed: int | None) -> None:
         )
 
 
-def _refuse_choices(config: TrainingConfig) -> None:
-    if config.adaptive is not None:
-        raise NotImplementedError(
-            "adaptive: a run that chooses its steps on the way has no price in a book; "
-            "covered: runs that are fixed when they begin"
-        )
+def _parts(budget: AdaptiveBudget) -> tuple[ComposedSteps | AdaptiveRun, ...]:
+    """What a run that adapts may do in each part of the data, whatever it chooses.
+
+    That is what it pays, before its first draw: what was not taken is not given back.
+    """
+    if not budget.is_private:
+        raise ValueError("epsilon must be finite for a run in a book, got inf")
+    fixed = (run.composition() for run in budget.runs)
+    pairs = zip(budget.runs, fixed, strict=True)
+    return tuple(run if same is None else same for run, same in pairs)
 
 
 def _public_run(budget: PrivacyBudget) -> ComposedSteps:

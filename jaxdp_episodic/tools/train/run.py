@@ -18,6 +18,7 @@ from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._engine import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic.tools.book.book import read_book
 from jaxdp_episodic.tools.book.check_in import refuse_copied
 from jaxdp_episodic.tools.train import booked
 from jaxdp_episodic.tools.train.booked import Booking
@@ -135,7 +136,8 @@ def _run(
         booked.refuse_other_way(folder, resume=resume, is_booked=book is not None)
         if resume:
             with _shown_warnings(console):
-                step = trainer.resume(folder)
+                name = None if book is None else read_book(book.where).terms.name
+                step = trainer.resume(folder, book=name)
             console.print(f"resumed after step {step:,}{_owed(trainer, step)}")
         _announce(console, trainer, size)
         paid = None

@@ -342,11 +342,8 @@ class TrainingConfig(Spec):
                     f"num_steps must be that of all options together, {most}, got "
                     f"{self.num_steps}"
                 )
-        if not adaptive.has_quotas and self.start is not None:
-            raise ValueError(
-                "start goes with adaptive options that have quotas (most), got some "
-                "with prices"
-            )
+        if self.start is not None and self.num_steps is None:
+            raise ValueError("num_steps must be given with start, got None")
         if not adaptive.has_quotas and self.epsilon == float("inf"):
             raise ValueError("epsilon must be finite with adaptive prices, got inf")
 

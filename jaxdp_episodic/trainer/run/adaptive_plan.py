@@ -16,6 +16,7 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
+from jaxdp_episodic.accountant.questions.prices import default_prices
 from jaxdp_episodic.trainer.config.training_adaptive import CHECK, CheckConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER
@@ -162,14 +163,18 @@ def _with_prices(
 ) -> tuple[tuple[AdaptiveRun, ...], GaussianStep | None]:
     """Options that are paid from one budget, each for its share of the target."""
     adaptive = config.adaptive
-    assert adaptive is not None and not statistics
+    assert adaptive is not None
+    first: dict[str, GaussianStep] = {}
     if config.num_steps is not None:
-        step = plan_budget(
+        planned = plan_budget(
             step,
             epsilon=config.epsilon,
             delta=config.delta,
             num_steps=config.num_steps,
-        ).step
+            before=tuple(statistics.values()),
+        )
+        step = planned.step
+        first = dict(zip(statistics, planned.before, strict=True))
     noise = float(step.noise_multiplier)
     options = {
         name: _with_noise(step, noise * one.noise)
@@ -193,7 +198,25 @@ def _with_prices(
             factor = 1 / math.sqrt(adaptive.check_share)
             check = _with_noise(alone, float(alone.noise_multiplier) * factor)
             options[CHECK] = check
-    run = AdaptiveRun(options, epsilon=config.epsilon, delta=config.delta, rules=rules)
+    epsilon, delta = config.epsilon, config.delta
+    if not first:
+        run = AdaptiveRun(options, epsilon=epsilon, delta=delta, rules=rules)
+        return (run, *apart), check
+    # Each statistic once, by rules that lead to all else: its price is a formality.
+    rules = (rules or RuleBook.freely(list(options))).preceded_by(list(first))
+    prices = default_prices(options, epsilon, delta, blocks=False).prices
+    run = AdaptiveRun(
+        {**first, **options},
+        prices={**dict.fromkeys(first, 1), **prices},
+        epsilon=epsilon,
+        delta=delta,
+        rules=rules,
+    )
+    if not (run.budget or 0) >= len(first) + min(prices.values()):
+        raise ValueError(
+            f"epsilon={epsilon:g} and delta={delta:g} allow no step after the "
+            "statistics: give them a smaller share"
+        )
     return (run, *apart), check
 
 

@@ -224,12 +224,19 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
     }
 
 
-def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
-    """Returns the budget of a config with ``adaptive``, and its validations."""
-    assert config.adaptive is not None
-    data, check = tables.load(TRAIN), config.adaptive.check
-    held_out = None if check is None else tables.load(check.split)
+def choices(
+    config: TrainingConfig, data: ExampleTable, held_out: ExampleTable | None
+) -> AdaptivePlan:
+    """Returns what a run may choose, of a config with ``adaptive``, and its checks."""
     return adaptive_plan(config, data, held_out, _statistics(config, data))
+
+
+def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
+    """Returns `choices` on the data that the config names."""
+    assert config.adaptive is not None
+    check = config.adaptive.check
+    held_out = None if check is None else tables.load(check.split)
+    return choices(config, tables.load(TRAIN), held_out)
 
 
 def _rule(config: AdaptiveConfig, rule: Rule | None) -> Rule:

@@ -25,7 +25,7 @@ from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
 )
-from jaxdp_episodic.accountant.report.ledger_content import LedgerMark
+from jaxdp_episodic.accountant.report.ledger_content import LedgerContent, LedgerMark
 from jaxdp_episodic.accountant.report.ledger_file import (
     ADAPTIVE,
     CHARGE,
@@ -33,7 +33,6 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     MOST_DESCRIBED,
     OPTION,
     Chain,
-    LedgerContent,
     LedgerError,
     header,
     opening,
@@ -168,13 +167,16 @@ class Ledger:
         file.charge()
 
 
-def taken_up(path: Path, snapshot: Snapshot, ledger: Ledger) -> Ledger:
+def taken_up(
+    path: Path, snapshot: Snapshot, ledger: Ledger, book: str | None
+) -> Ledger:
     """Returns the ledger of a resumed run, of its file, its checkpoint and a new one.
 
     Raises:
       FileNotFoundError: no ledger.
       OSError: one that cannot be read.
       LedgerError: one that is damaged, or not this run's from its beginning on.
+      ValueError: it is charged to another book than this, or to none.
     """
     if snapshot.ledger is None:
         raise LedgerError("the checkpoint was made without a ledger")
@@ -186,6 +188,7 @@ def taken_up(path: Path, snapshot: Snapshot, ledger: Ledger) -> Ledger:
             "is not known, and the run cannot go on"
         ) from None
     ledger.refuse_other(content)
+    content.refuse_other_book(book)
     taken, charged, most = snapshot.charged_steps, content.charged, ledger.most
     if not taken <= charged <= most:
         raise LedgerError(
@@ -260,7 +263,7 @@ class LedgerFile:
 
     def describe(self, step: GaussianStep) -> None:
         """Says what the steps that are charged next are."""
-        self._append(_step_line(self._chain, step))
+        self._append(_described(self._chain, {"step": step.to_dict()}))
         self.num_described += 1
 
     def note_opening(self, environment: Mapping[str, Any]) -> None:
@@ -362,6 +365,7 @@ def create_ledger(
     *,
     is_seeded: bool,
     run: str | None = None,
+    book: str | None = None,
 ) -> str:
     """Makes the ledger of a new run, in place of one without charges.
 
@@ -373,23 +377,19 @@ def create_ledger(
     """
     chain, run = Chain(), run or secrets.token_hex(16)
     target = {"epsilon": budget.epsilon, "delta": budget.delta}
-    first = header(run, **target, is_seeded=is_seeded, planned=budget.planned)
-    start = chain.line(first)
+    known = {"is_seeded": is_seeded, "planned": budget.planned, "book": book}
+    start = chain.line(header(run, **target, **known))
     chain.add(start)
     if isinstance(budget, AdaptiveBudget):
-        said = _described(chain, {ADAPTIVE: budget.to_dict()})
+        record = {ADAPTIVE: budget.to_dict()}
     else:
-        said = _step_line(chain, budget.phases[0][0])
-    write_atomically(path, start + said, is_private=True)
+        record = {"step": budget.phases[0][0].to_dict()}
+    write_atomically(path, start + _described(chain, record), is_private=True)
     return run
 
 
-def _step_line(chain: Chain, step: GaussianStep) -> bytes:
-    """The line that says what the steps that follow are."""
-    return _described(chain, {"step": step.to_dict()})
-
-
 def _described(chain: Chain, record: Mapping[str, Any]) -> bytes:
+    """The line that says what the steps that follow are."""
     line = chain.line(record)
     if len(line) > MOST_DESCRIBED // 2:
         raise ValueError(

@@ -203,7 +203,9 @@ class RunState:
         """Returns the run after its last step, without secrets of draws or noise."""
         return Snapshot(*self._now, self.run)
 
-    def begin(self, folder: Path, *, name: str | None = None) -> str:
+    def begin(
+        self, folder: Path, *, name: str | None = None, book: str | None = None
+    ) -> str:
         """Makes the ledger of a new run in a folder, which this process holds.
 
         Nothing is charged. Where the run has its ledger there nothing happens.
@@ -211,6 +213,7 @@ class RunState:
         Args:
           folder: see `Trainer.train`.
           name: of the run; None: a random one.
+          book: name of the one that the run is charged to, if any.
 
         Returns:
           The run's name.
@@ -230,7 +233,9 @@ class RunState:
             for left in (run_files.EPOCH, run_files.BEST):
                 (folder / left).unlink(missing_ok=True)
             path, is_seeded = folder / run_files.LEDGER, self.is_seeded
-            self._name = create_ledger(path, self.budget, is_seeded=is_seeded, run=name)
+            self._name = create_ledger(
+                path, self.budget, is_seeded=is_seeded, run=name, book=book
+            )
             self._folder = folder.resolve()
         mark = self.ledger.mark
         return self._name if mark is None else mark.run
@@ -328,7 +333,7 @@ class RunState:
         shared = self._processes.shared(tree)
         return shared if shared is tree else self._gradient.on_devices(shared)
 
-    def _take_up(self, folder: Path) -> None:
+    def _take_up(self, folder: Path, book: str | None) -> None:
         """Takes up checkpoint, ledger, journal and epoch in a folder."""
         run_files.refuse_without_checkpoint(folder)
         with (
@@ -337,7 +342,7 @@ class RunState:
         ):
             snapshot = checkpoints.restore(self.state, self.run)
             path = folder / run_files.LEDGER
-            self.ledger = taken_up(path, snapshot, self._new_ledger())
+            self.ledger = taken_up(path, snapshot, self._new_ledger(), book)
             state = type(self.state)(*snapshot.state)
             state = self._gradient.on_devices(state)
             self._now = (state, snapshot.charged_steps)

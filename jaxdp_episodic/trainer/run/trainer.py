@@ -372,13 +372,17 @@ class Trainer(RunState):
             self._processes.meet()
             return records
 
-    def resume(self, folder: Path) -> int:
+    def resume(self, folder: Path, *, book: str | None = None) -> int:
         """Resumes a run after the last step that was released; returns its number.
 
         The state is its latest checkpoint and what was released since, which goes
         through the optimizer again. Steps that were charged and not released are given
         up, with a warning, and counted as taken; of a run with a seed they are taken
         again. Models, versions, machines may have changed: nothing is released twice.
+
+        Args:
+          folder: of the run.
+          book: name of the book that it is charged to, if any.
 
         Raises:
           FileNotFoundError: there is none, or the run's ledger is gone.
@@ -387,7 +391,8 @@ class Trainer(RunState):
           JournalError: so is the journal of releases.
           RunEndedError: another process has ended.
           ValueError: the checkpoint is damaged, or this trainer has taken steps of its
-            own, which the checkpoint's ledger knows nothing of.
+            own, which the checkpoint's ledger knows nothing of; the run is charged to
+            another book.
         """
         if self.ledger.charged:
             raise ValueError(
@@ -398,6 +403,6 @@ class Trainer(RunState):
         with self._processes.together():
             self._agree()
             if self._processes.is_first:
-                self._take_up(folder)
+                self._take_up(folder, book)
             self._share()
         return self.num_steps_taken

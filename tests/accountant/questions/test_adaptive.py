@@ -352,6 +352,27 @@ def test_a_run_within_a_run_has_its_price_for_a_target():
         ).epsilon(delta=1e-5)
 
 
+def test_what_comes_first_by_rules_is_as_before_a_run():
+    """Two ways to say it, and two graphs."""
+    rules = jde.RuleBook.freely(["slow", "fast"]).preceded_by(["check", "wide"])
+    wide = gaussian(8.0, 1.0)
+    ruled = jde.AdaptiveRun(
+        {"check": CHECK, "wide": wide, "slow": SLOW, "fast": FAST},
+        prices={"check": 1, "wide": 1, "slow": 5, "fast": 2},
+        budget=9,
+        rules=rules,
+    )
+    whole = jde.AdaptiveRun(
+        {"check": CHECK, "wide": wide, "run": WITHIN},
+        quotas={"check": 1, "wide": 1, "run": 1},
+    )
+    one, other = (run.epsilon_interval(delta=1e-5) for run in (ruled, whole))
+    assert max(one[0], other[0]) <= min(one[1], other[1])
+    assert max(one[1], other[1]) - min(one[0], other[0]) < 1e-4
+    with pytest.raises(ValueError, match="states must have other names than '0 of 1"):
+        rules.preceded_by(["check"]).preceded_by(["wide"])
+
+
 def test_an_option_in_which_nothing_can_be_taken_leads_on():
     nothing = jde.AdaptiveRun(WITHIN.options, prices=WITHIN.prices, budget=1)
     rules = jde.RuleBook("a", {"a": {"run": "b"}, "b": {"slow": "c"}})

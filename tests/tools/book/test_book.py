@@ -18,8 +18,7 @@ from jaxdp_episodic.tools.book.book import (
     charge,
     charge_query,
     close_book,
-    create_base_book,
-    create_gdp_book,
+    create_book,
     create_menu_book,
     order_of,
     read_book,
@@ -49,7 +48,7 @@ def paid(where, run, wanted=None, sessions=(), session="s"):
 @pytest.fixture
 def book(tmp_path):
     where = str(tmp_path / "b.book")
-    create_gdp_book(where, PROTECTED, epsilon=3.0, delta=1e-5)
+    create_book(where, PROTECTED, epsilon=3.0, delta=1e-5)
     return where
 
 
@@ -139,7 +138,7 @@ def test_a_menu_is_taken_as_often_as_it_says(tmp_path):
 
 def test_runs_are_charged_in_base_steps(tmp_path):
     where, totals = str(tmp_path / "base.book"), {"epsilon": 3.0, "delta": 1e-5}
-    create_base_book(where, PROTECTED, RUN, **totals)
+    create_book(where, PROTECTED, RUN, **totals)
     prices = read_book(where).terms.prices
     # Of Gaussians the same as mu: each is worth a 400th of mu^2.
     units = int(400 * GdpBudget(3.0, 1e-5, 2e-6).mu ** 2)
@@ -161,14 +160,14 @@ def test_runs_are_charged_in_base_steps(tmp_path):
         prices.price_of_rdp([2.0], [0.1])
     base = jde.compose((ALWAYS, 1), (jde.LaplaceRelease(20.0), 1))
     with pytest.raises(ValueError, match="base must have one kind of step, got 2"):
-        create_base_book(str(tmp_path / "2.book"), PROTECTED, base, **totals)
+        create_book(str(tmp_path / "2.book"), PROTECTED, base, **totals)
 
 
 @pytest.mark.parametrize("price", [{"units": 300, "floor": 0.0}, {"units": True}])
 def test_prices_in_base_steps_that_were_changed(tmp_path, price):
     where = str(tmp_path / "base.book")
     base = jde.compose((ALWAYS, 1))
-    create_base_book(where, PROTECTED, base, epsilon=3.0, delta=1e-5)
+    create_book(where, PROTECTED, base, epsilon=3.0, delta=1e-5)
     paid(where, "one")
     price = {"floor": 0.0} | price
 
@@ -250,7 +249,7 @@ def test_bounds_of_people_are_kept(tmp_path):
     people = jde.PersonBounds(examples=3, classes=2)
     protected = PROTECTED._replace(privacy_unit="person", people=people)
     where = str(tmp_path / "people.book")
-    create_gdp_book(where, protected, epsilon=3.0, delta=1e-5)
+    create_book(where, protected, epsilon=3.0, delta=1e-5)
     found = read_book(where).terms.protected
     assert found == protected
     assert found.words.startswith("one person, all examples, in at most 2 classes")
@@ -298,7 +297,7 @@ def test_a_book_put_back_to_an_older_state_and_another_book(book, tmp_path):
     shutil.copy(book, tmp_path / "older.book")
     check_in(book, folder, order(), run="r")
     other = str(tmp_path / "other.book")
-    create_gdp_book(other, PROTECTED, epsilon=3.0, delta=1e-5)
+    create_book(other, PROTECTED, epsilon=3.0, delta=1e-5)
     with pytest.raises(ValueError, match="book must be the one that the run in"):
         check_in(other, folder, order(), run="r")
     shutil.copy(tmp_path / "older.book", book)
@@ -408,7 +407,7 @@ def test_files_that_are_no_books(tmp_path):
     with pytest.raises(BookError, match="must be a plain file"):
         read_book(str(tmp_path))
     with pytest.raises(FileExistsError, match="is there already"):
-        create_gdp_book(str(path), PROTECTED, epsilon=1.0, delta=1e-5)
+        create_book(str(path), PROTECTED, epsilon=1.0, delta=1e-5)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other.db", "text.book"]
 
 
@@ -425,7 +424,7 @@ def test_files_that_are_no_books(tmp_path):
 )
 def test_totals_that_are_none(tmp_path, totals, message):
     with pytest.raises(ValueError, match=message):
-        create_gdp_book(
+        create_book(
             str(tmp_path / "b.book"),
             PROTECTED,
             **{"epsilon": 1.0, "delta": 1e-5} | totals,
@@ -472,3 +471,46 @@ def test_orders_need_no_more_than_a_price(book):
     one = Order("tune", "t", PROTECTED, {"search": {}}, lambda terms: price)
     assert paid(book, "s", one).what == "tune"
     assert read_book(book).composition() is None
+
+
+# --- Runs that adapt ---
+
+
+def adaptive(noise=20.0):
+    """Between steps and Laplace noise as one likes: no composition is the worst."""
+    step = jde.GaussianStep(ALWAYS.sampling, noise_multiplier=noise)
+    score = jde.LaplaceRelease(30.0)
+    return jde.AdaptiveRun(
+        {"step": step, "score": score}, prices={"step": 1, "score": 1}, budget=9
+    )
+
+
+@pytest.mark.parametrize("base", [None, RUN], ids=["mu", "base steps"])
+def test_a_run_that_adapts_is_charged_for_its_worst_strategy(tmp_path, base):
+    where = str(tmp_path / "a.book")
+    create_book(where, PROTECTED, base, epsilon=3.0, delta=1e-5)
+    entry = charge_query(where, adaptive(), name="a study", floor=1e-6)
+    assert jde.AdaptiveRun.from_dict(entry.about["parts"][0]) == adaptive()
+    prices = read_book(where).terms.prices
+    plan = jde.compose((adaptive().options["step"], 9))
+    fixed = prices.price(plan, method="exact", floor=1e-6)
+    assert all(fixed[name] <= value for name, value in entry.price.items())
+    # Parts of data apart: nobody is in two, and whoever is in one is covered.
+    more = prices.price(adaptive(10.0), method="exact", floor=1e-6)
+    both = prices.price(adaptive(), adaptive(10.0), method="exact", floor=1e-6)
+    assert both == more != entry.price
+    # The same run under the same name is found, another one is not.
+    first = order_of(adaptive(), what="train", name="r", protected=PROTECTED)
+    paid(where, "run", first, session="s")
+    assert paid(where, "run", first, ("s",), "t").number == 2
+    other = order_of(adaptive(21.0), what="train", name="r", protected=PROTECTED)
+    with pytest.raises(ValueError, match="of this run with other settings"):
+        paid(where, "run", other, ("t",), "u")
+
+
+def test_no_run_at_prices_is_on_a_menu(tmp_path):
+    where = menu_book(tmp_path)
+    with pytest.raises(NotImplementedError, match="adaptive: a book with a menu has"):
+        charge_query(where, adaptive(), name="a study")
+    quotas = jde.AdaptiveRun({"step": ALWAYS}, quotas={"step": 10})
+    assert paid(where, "1", order(quotas.composition())).price == {"option": "short"}

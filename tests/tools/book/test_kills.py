@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp_episodic.tools.book.book import create_gdp_book, read_book
+from jaxdp_episodic.tools.book.book import create_book, read_book
 from jaxdp_episodic.tools.book.content import Protected
 
 HERE = Path(__file__).parent
@@ -19,7 +19,7 @@ PROTECTED = Protected("example", "add_remove", None, "ab" * 32)
 
 
 def check_kills(book, folder, *, runs, kills):
-    create_gdp_book(book, PROTECTED, epsilon=8.0, delta=1e-5)
+    create_book(book, PROTECTED, epsilon=8.0, delta=1e-5)
     command = [sys.executable, HERE / "reserving.py", book, folder, runs, kills]
     done = subprocess.run(
         [str(part) for part in command],
@@ -84,4 +84,4 @@ def postgresql():
 def test_a_hundred_kills_at_postgresql(postgresql, tmp_path):
     assert check_kills(postgresql, tmp_path, runs=1000, kills=100) == 100
     with pytest.raises(FileExistsError, match="there is a book"):
-        create_gdp_book(postgresql, PROTECTED, epsilon=8.0, delta=1e-5)
+        create_book(postgresql, PROTECTED, epsilon=8.0, delta=1e-5)

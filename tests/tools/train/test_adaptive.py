@@ -5,6 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from jaxdp_episodic.accountant.describe.rule_book import RuleBook
+from jaxdp_episodic.accountant.describe.schemes import Poisson
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.train.run import run_training
@@ -128,6 +133,68 @@ def test_scores_that_share_the_budget_leave_less_for_the_steps(tmp_path):
     )
     assert loud == pytest.approx(2 * quiet)
     assert quiet < apart[0] < loud
+
+
+def at_prices():
+    """Two noises at prices, after the statistics."""
+    config = described()
+    config["num_steps"] = 3
+    config["start"]["share"] = 0.2
+    config["adaptive"]["options"] = {"loud": {"noise": 1.5}, "quiet": {"noise": 1.0}}
+    config["adaptive"]["rule"] = {
+        "type": "SpendRest",
+        "first": "loud",
+        "number": 2,
+        "rest": "quiet",
+    }
+    return config
+
+
+@pytest.mark.slow
+def test_statistics_come_before_options_at_prices():
+    config = config_of(at_prices())
+    trainer, *_ = assembled(config, Tables(config, None))
+    budget = trainer.budget
+    run = budget.runs[0]
+    assert budget.first == ("statistic 1",) and run.prices["statistic 1"] == 1
+    assert 7.5 < run.epsilon(delta=1e-5) <= 8.0
+    assert budget.most("quiet") >= 2 and not budget.can("quiet")
+
+
+def test_rules_say_that_what_comes_first_comes_once():
+    draw = Poisson("example", sampling_probability=0.5)
+    names = ("statistic", "loud", "quiet")
+    options = {name: GaussianStep(draw, noise_multiplier=4.0) for name in names}
+
+    def budget(rules):
+        prices = {"statistic": 1, "loud": 2, "quiet": 3}
+        run = AdaptiveRun(options, prices=prices, budget=7, rules=rules)
+        return AdaptiveBudget(run, 1e-5, ("statistic",))
+
+    rules = RuleBook.freely(names[1:])
+    begun = budget(rules.preceded_by(["statistic"]))
+    assert begun.left == {"statistic": 1, "loud": 3, "quiet": 2}
+    assert begun.can("statistic") and not begun.can("quiet")
+    after = begun.charge("statistic")
+    assert after.left == {"statistic": 0, "loud": 3, "quiet": 2} and after.can("quiet")
+    assert AdaptiveBudget.from_dict(after.to_dict()).left == after.left
+    with pytest.raises(ValueError, match="rules must allow 'statistic' alone"):
+        budget(RuleBook.freely(names))
+    moves = {"a": {"statistic": "b"}, "b": {"quiet": "b", "statistic": "b"}}
+    with pytest.raises(ValueError, match="what is taken first once more"):
+        budget(RuleBook("a", moves))
+
+
+@pytest.mark.slow
+def test_a_run_at_prices_begins_with_its_statistics(tmp_path):
+    result = run_training(config_of(at_prices()), tmp_path)
+    ledger = result.trainer.ledger
+    assert ledger.options[:3] == ["statistic 1", "loud", "loud"]
+    assert set(ledger.options[3:]) <= {"quiet"} and result.epsilon <= 8
+    content = read_ledger(tmp_path / run_files.LEDGER)
+    assert content.adaptive_taken.taken == ledger.now.taken
+    statement = (tmp_path / "release" / "privacy.md").read_text()
+    assert "1 of 'statistic 1' (0 left)" in statement
 
 
 @pytest.mark.parametrize(

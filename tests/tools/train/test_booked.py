@@ -7,11 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxdp_episodic.accountant.report.ledger_file import has_charges
+from jaxdp_episodic.accountant.describe.mechanisms import LaplaceRelease
+from jaxdp_episodic.accountant.describe.step import compose
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
+from jaxdp_episodic.accountant.report.ledger_file import has_charges, read_ledger
 from jaxdp_episodic.tools.book.book import (
     Order,
     close_book,
-    create_gdp_book,
+    create_book,
+    create_menu_book,
     read_book,
 )
 from jaxdp_episodic.tools.book.check_in import check_in
@@ -21,9 +26,12 @@ from jaxdp_episodic.tools.train import run as run_module
 from jaxdp_episodic.tools.train import search as search_module
 from jaxdp_episodic.tools.train.booked import Booking, protected_by, run_of_config
 from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.training import read_config
 from training_runs import TINY
+
+SCORE = LaplaceRelease(20.0)
 
 
 @pytest.fixture
@@ -38,7 +46,7 @@ def book(tmp_path, config):
     """Of the data of the config, with room for one such run and half of another."""
     where = str(tmp_path / "b.book")
     protected = protected_by(read_config(config), tmp_path)
-    create_gdp_book(where, protected, epsilon=11.0, delta=1e-5)
+    create_book(where, protected, epsilon=11.0, delta=1e-5)
     return where
 
 
@@ -67,6 +75,17 @@ def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys
     shutil.copytree(out, tmp_path / "copy")
     with pytest.raises(ValueError, match="book must be given: the run in"):
         train(config, out, None, resume=True)
+    # Nor without its receipt: the ledger knows that the run is charged to a book.
+    assert read_ledger(out / "ledger.jsonl").book == read_book(book).terms.name
+    receipt = (out / "book.json").read_text()
+    (out / "book.json").unlink()
+    with pytest.raises(
+        ValueError, match="book must be given: .*its ledger says, got no"
+    ):
+        train(config, out, None, resume=True)
+    with pytest.raises(ValueError, match="the receipt .*book.json is gone"):
+        train(config, out, book, resume=True)
+    (out / "book.json").write_text(receipt)
     close_book(book)  # what has paid goes on
     train(config, out, book, resume=True)
     assert len(read_book(book).entries) == 1
@@ -89,12 +108,12 @@ def test_what_the_book_refuses_draws_nothing(tmp_path, config, book, monkeypatch
     out = tmp_path / "out"
     small = str(tmp_path / "small.book")
     protected = protected_by(read_config(config), tmp_path)
-    create_gdp_book(small, protected, epsilon=1.0, delta=1e-5)
+    create_book(small, protected, epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match="the run costs mu .* nothing was drawn"):
         train(config, out, small)
     assert not has_charges(out / "ledger.jsonl") and not read_book(small).entries
     other = str(tmp_path / "other.book")
-    create_gdp_book(other, protected._replace(data="00" * 32), epsilon=9.0, delta=1e-5)
+    create_book(other, protected._replace(data="00" * 32), epsilon=9.0, delta=1e-5)
     with pytest.raises(ValueError, match="book is for other data"):
         train(config, out, other)
     for line, words in (
@@ -187,6 +206,98 @@ def test_killed_behind_its_payment_a_run_begins_without_another(
         train(config, out, book)
 
 
+# --- Runs that adapt ---
+
+# Two steps at most, the first of which anything; and at prices.
+QUOTAS = """
+[adaptive.rule]
+type = "SpendRest"
+first = "a"
+number = 1
+rest = "b"
+[adaptive.options.a]
+most = 1
+[adaptive.options.b]
+most = 2
+"""
+AT_PRICES = QUOTAS.replace("most = 1", "").replace("most = 2", "noise = 1.5")
+
+
+@pytest.mark.slow
+def test_a_run_that_adapts_within_quotas_is_its_composition(tmp_path, config):
+    """In every book, on a menu as well; a rule decides nothing of what is paid."""
+    text = config.read_text()
+    fixed = run_of_config(read_config(config), tmp_path)
+    config.write_text(text + QUOTAS)
+    run = run_of_config(read_config(config), tmp_path)
+    assert sum(run.counts) == 3 and len(run.steps) == 2
+    prices = [gdp_price(one, floor=1e-7).mu for one in (run, fixed)]
+    assert prices[0] == pytest.approx(prices[1], rel=1e-6)
+    protected = protected_by(read_config(config), tmp_path)
+    totals = {"epsilon": 14.0, "delta": 1e-5}
+    menu = str(tmp_path / "menu.book")
+    create_menu_book(menu, protected, {"it": run}, quotas={"it": 1}, **totals)
+    train(config, tmp_path / "out", menu)
+    (entry,) = read_book(menu).entries
+    assert entry.price == {"option": "it"} and entry.steps == run
+    with pytest.raises(ValueError, match="its quota of 1 is used up"):
+        train(config, tmp_path / "other", menu)
+
+
+@pytest.mark.slow
+def test_a_run_that_adapts_at_prices_pays_for_its_worst_strategy(
+    tmp_path, config, book, monkeypatch
+):
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    config.write_text(config.read_text() + AT_PRICES)
+    monkeypatch.setattr(AdaptiveTrainer, "train", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "out", book)
+    (entry,) = read_book(book).entries
+    (part,) = entry.about["parts"]
+    run = AdaptiveRun.from_dict(part)
+    assert run.prices is not None and read_book(book).composition() is None
+    floor = entry.price["floor"]
+    assert entry.price == dataclasses.asdict(gdp_price(run, floor=floor))
+    # Whatever it chooses: more than either option alone.
+    for name, option in run.options.items():
+        alone = compose((option, run.most(name)))
+        assert gdp_price(alone, floor=floor).mu <= entry.price["mu"] * (1 + 1e-4)
+    # No composition: neither an option of a menu, nor a base.
+    with pytest.raises(NotImplementedError, match="adaptive: a run on a menu, or of"):
+        run_of_config(read_config(config), tmp_path)
+    menu, plain = str(tmp_path / "menu.book"), {"score": compose((SCORE, 1))}
+    protected = protected_by(read_config(config), tmp_path)
+    create_menu_book(
+        menu, protected, plain, quotas={"score": 1}, epsilon=9.0, delta=1e-5
+    )
+    with pytest.raises(NotImplementedError, match="a book with a menu has whole runs"):
+        train(config, tmp_path / "third", menu)
+    assert not read_book(menu).entries
+
+
+@pytest.mark.slow
+def test_a_run_that_adapts_pays_once(tmp_path, config, book, monkeypatch):
+    config.write_text(config.read_text() + AT_PRICES)
+    out, step = tmp_path / "out", AdaptiveTrainer.step
+
+    def interrupted(trainer, prepared=None):
+        if trainer.num_steps_taken == 1:
+            raise KeyboardInterrupt
+        return step(trainer, prepared)
+
+    with monkeypatch.context() as m:
+        m.setattr(AdaptiveTrainer, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out, book)
+    before = read_book(book).entries
+    train(config, out, book, resume=True)
+    assert read_book(book).entries == before and len(before) == 1
+    assert "entry 1 of the book" in (out / "release" / "privacy.md").read_text()
+
+
 # --- Searches ---
 
 SEARCH = """
@@ -214,7 +325,7 @@ def test_a_search_pays_once(tmp_path, config, monkeypatch):
     search.write_text(SEARCH.replace("epsilon = 40.0", "run_epsilon = 1.0") + run)
     book, out = str(tmp_path / "b.book"), tmp_path / "out"
     protected = protected_by(read_config(config), tmp_path)
-    create_gdp_book(book, protected, epsilon=30.0, delta=1e-5)
+    create_book(book, protected, epsilon=30.0, delta=1e-5)
 
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt

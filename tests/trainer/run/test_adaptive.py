@@ -39,6 +39,7 @@ from training_runs import (
     GROUPED,
     SHOTS,
     WAYS,
+    Interrupted,
     adam,
     assert_same,
     classes,
@@ -250,20 +251,6 @@ def test_one_of_many_examples_may_be_equal_by_chance():
 
 
 # --- Interrupted, killed, resumed ---
-
-
-class Interrupted:
-    def __init__(self, function, call):
-        self.function, self.left = function, call
-
-    def __call__(self, *args, **kwargs):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return self.function(*args, **kwargs)
-
-    def __getattr__(self, name):
-        return getattr(self.function, name)
 
 
 @pytest.mark.parametrize(

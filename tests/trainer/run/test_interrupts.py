@@ -13,7 +13,7 @@ from jaxdp_episodic.trainer.learners.learners import ProtoNet
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, read_log
-from training_runs import assert_same, classes, trainer
+from training_runs import Interrupted, assert_same, classes, trainer
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -32,22 +32,6 @@ def broken_off(which):
     evaluation = held_out()["validation"]
     evaluation.episodes = Interrupted(evaluation.episodes, which)
     return evaluation
-
-
-class Interrupted:
-    """Calls a function, but for one call, which is interrupted."""
-
-    def __init__(self, function, call):
-        self.function, self.left = function, call
-
-    def __call__(self, *args, **kwargs):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return self.function(*args, **kwargs)
-
-    def __getattr__(self, name):
-        return getattr(self.function, name)
 
 
 def started(run, folder):

@@ -53,7 +53,9 @@ _AT_MOST = 1e-3
 # Points of all transforms of one end, usually: some 0.15 s.
 _USUAL_WORK = 1.1e7
 # The same, at most, of all passes of one question: 5 s.
-_MOST_WORK = 4e8
+_MOST_WORK = 2.5e8
+# Points of a window for which there is work in any case, however many the states.
+_SURE_POINTS = 4000
 # Most points of a window.
 _MOST_POINTS = 2.0**19
 # Part of the share that may be lost by what is left out of kernels: less than what
@@ -78,7 +80,7 @@ _LEAST_LOG_SIZE = -550.0
 # Rounding, over what is looked at, from which on a smaller tilt is tried.
 _VISIBLE = 1e-4
 # Factor of a tilt that was too steep.
-_FLATTER = 0.6
+_FLATTER = 0.75
 # Tilts that are tried, at most.
 _MOST_TRIALS = 6
 # Rounding of a logarithm, relative to 1 and its size.
@@ -112,7 +114,10 @@ class Solver:
         self.filters = {b: Filter.of(problem, backward=b) for b in problem.orientations}
         self.uppers = dict.fromkeys(problem.orientations, question.everything)
         self.lower = question.nothing
-        self.spacing, self.work_left = math.inf, _MOST_WORK
+        moves = problem.graph.moves
+        self.transforms = sum(map(len, moves)) + len(moves)
+        self.spacing = math.inf
+        self.work_left = max(_MOST_WORK, _SURE_POINTS * self.transforms)
         # Of the answer, relative, what may be lost by looking at less than everything.
         self.share = _ENOUGH
         # Of everything being lost at once, at most.
@@ -207,38 +212,44 @@ class Solver:
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
         waiting, lead = dict(self.views), max(self.views, key=self._expected_at)
+        best: dict[bool, tuple[float, Window, list[Row]]] = {}
         for trial in range(_MOST_TRIALS):
             windows = {
                 backward: self.window(view, (view.left + view.right) / _COARSE_POINTS)
                 for backward, view in waiting.items()
             }
             size = max(window.size for window in windows.values())
-            sides = [(b, up) for b in waiting for up in (True, False) if up or b == lead]
-            passes = [
-                self.side(b, _lengthened(windows[b], size), up=up) for b, up in sides
-            ]
-            rows = dict(zip(sides, solve(self.problem.graph, passes), strict=True))
-            for one, (backward, up) in zip(passes, sides, strict=True):
-                if not up:
-                    continue
-                view, row, window = waiting[backward], rows[backward, True], one.window
-                # Where the tilt is too steep the largest values are elsewhere.
+            passes = {
+                (backward, up): self.side(backward, _lengthened(window, size), up=up)
+                for backward, window in windows.items()
+                for up in ((True, False) if backward == lead else (True,))
+            }
+            rows = solve(self.problem.graph, list(passes.values()))
+            for backward, view in list(waiting.items()):
+                here = [r for k, r in zip(passes, rows, strict=True) if k[0] == backward]
+                window = passes[backward, True].window
                 at = np.argmin(np.abs(window.points - view.at))
-                is_visible = row.error < _VISIBLE * row.values[at]
-                if is_visible or not view.tilt or trial == _MOST_TRIALS - 1:
+                # Where the tilt is too steep the largest values are elsewhere.
+                error = here[0].error / max(here[0].values[at], 1e-300)
+                is_better = backward not in best or error < best[backward][0]
+                if is_better:
+                    best[backward] = error, window, here
+                is_last = trial == _MOST_TRIALS - 1 or not view.tilt
+                if is_last or error < _VISIBLE or not is_better:
                     del waiting[backward]
-                    self._begun(backward, window, row, rows.get((backward, False)))
+                    self._begun(backward, *best[backward][1:])
                 else:
                     waiting[backward] = view._replace(tilt=_FLATTER * view.tilt)
             if not waiting:
                 return
 
-    def _begun(self, backward: bool, window: Window, row: Row, low: Row | None) -> None:
-        """What coarse rows say."""
+    def _begun(self, backward: bool, window: Window, rows: list[Row]) -> None:
+        """What coarse rows say, from above and maybe from below."""
+        row, *low = rows
         curve = curve_of(row, window, up=True)
         self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
-        if low is not None:
-            self.lower = self.lower_end(curve_of(low, window, up=False), curve)
+        for below in low:
+            self.lower = self.lower_end(curve_of(below, window, up=False), curve)
         # Not a bound: where the curve is, and how steep.
         seen = curve_of(row._replace(error=0.0), window, up=True)
         self.views[backward] = self._seen(self.views[backward], seen)
@@ -318,13 +329,11 @@ class Solver:
           at_most: a width for which all that may be done is.
           usual_work: points of all transforms of one end.
         """
-        graph = self.problem.graph
-        transforms = sum(map(len, graph.moves)) + len(graph.moves)
         for _ in range(_MOST_REFINEMENTS):
             view = self.near[self.lead]
             if self.width <= enough or self.known is not None or view.at > FURTHEST:
                 return
-            reach = (view.left + view.right) * transforms
+            reach = (view.left + view.right) * self.transforms
             finer = max(self._spacing_for(enough), reach / usual_work)
             finer = max(
                 min(finer, self._spacing_for(at_most)),

@@ -104,8 +104,7 @@ class Solver:
         self.filters = {b: Filter.of(problem, backward=b) for b in problem.orientations}
         self.uppers = dict.fromkeys(problem.orientations, question.everything)
         self.lower = question.nothing
-        moves = problem.graph.moves
-        self.transforms = sum(map(len, moves)) + len(moves)
+        self.transforms = sum(len(moves) + 1 for moves in problem.graph.moves)
         self.spacing = math.inf
         self.work_left = max(_MOST_WORK, _SURE_POINTS * self.transforms)
         # Of the answer, relative, what may be lost by looking at less than everything.
@@ -114,10 +113,7 @@ class Solver:
         self.lost = -math.expm1(-lost) * (1 + RDP_ROUNDING)
         self.log_lost = math.log(self.lost) if self.lost else -math.inf
         self.views = {
-            backward: expected_view(
-                question, of, self.filters.get(not backward, of), self.lost
-            )
-            for backward, of in self.filters.items()
+            b: expected_view(question, self.filters, b, self.lost) for b in self.filters
         }
         # The same without what counts for nothing in this question's answer.
         self.near = dict(self.views)

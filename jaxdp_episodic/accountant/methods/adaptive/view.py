@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -42,15 +43,18 @@ class View(NamedTuple):
     right: float
 
 
-def expected_view(question: Question, of: Filter, other: Filter, lost: float) -> View:
+def expected_view(
+    question: Question, filters: Mapping[bool, Filter], backward: bool, lost: float
+) -> View:
     """Where the answer is expected: not finite where there is none.
 
     Args:
       question: of one target.
-      of: the filter of this orientation.
-      other: of the other one.
+      filters: of the orientations.
+      backward: the orientation.
       lost: probability that everything is lost at once.
     """
+    of = filters[backward]
     at = log_size = float(question.target)
     if question.is_epsilon:
         at, order = of.epsilon(log_size)
@@ -59,7 +63,7 @@ def expected_view(question: Question, of: Filter, other: Filter, lost: float) ->
     if not (math.isfinite(at) and math.isfinite(log_size)):
         return View(at, log_size, 0.0, 0.0, 0.0)
     right = max(of.epsilon(log_size + math.log(_RIGHT_SHARE))[0], at)
-    left = other.epsilon(math.log(_LEFT_VALUE))[0]
+    left = filters.get(not backward, of).epsilon(math.log(_LEFT_VALUE))[0]
     left, right = (min(x + _LEAST_REACH, FURTHEST) for x in (left, right))
     # Values that do not fall to the right are not to be multiplied up.
     tilt = 0.0 if lost else min(order - 1, _MOST_TILT)

@@ -14,6 +14,9 @@ noise multipliers and rates.
 * a hundred thousand by the exact method;
 * of examples drawn by coins ten million by Rényi-DP and a million by the exact method.
 
+And a batch of menus: four noises and a budget of 1,000 each, both ends of the worst
+strategy's epsilon.
+
 Nothing here fails for being slow: the numbers are for a reader. Times mean something on
 an idle machine only; on a shared one, CPU times mean a little more.
 """
@@ -107,9 +110,10 @@ class Sizes(NamedTuple):
     exact: Grid = Grid(10, 100, 100)
     many_rdp: Grid = Grid(10, 1_000, 1_000)
     many_exact: Grid = Grid(10, 400, 250)
+    menus: int = 50
 
 
-QUICK = Sizes(Grid(2, 50, 50), Grid(2, 6, 6), Grid(2, 100, 100), Grid(2, 16, 32))
+QUICK = Sizes(Grid(2, 50, 50), Grid(2, 6, 6), Grid(2, 100, 100), Grid(2, 16, 32), 4)
 
 
 class Cost(NamedTuple):
@@ -127,9 +131,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small, to see it works")
     parser.add_argument("--out", type=Path, default=Path("results/benchmark-sweep"))
     parser.add_argument("--kernel", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--menus", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.kernel:
         print(json.dumps(bare_kernel(arguments.kernel)))
+        return
+    if arguments.menus:
+        print(json.dumps(worst_strategies(arguments.menus)))
         return
     sizes = QUICK if arguments.quick else Sizes()
     load = os.getloadavg()
@@ -173,6 +181,7 @@ def measured(sizes: Sizes, folder: Path) -> dict[str, Any]:
         "the same by cpu seconds": kernel["cpu seconds"]
         / max(rdp.cpu_seconds - start.cpu_seconds, 1e-9),
         "exact": numbers(exact),
+        "menus": json.loads(run(__file__, "--menus", sizes.menus).output),
         **{name: numbers(cost) for name, cost in many.items()},
     }
 
@@ -259,6 +268,31 @@ def bare_kernel(file: Path) -> dict[str, float]:
     }
 
 
+def worst_strategies(number: int) -> dict[str, float]:
+    """A batch of menus, whose worst strategies are found on all cores."""
+    import numpy as np
+
+    import jaxdp_episodic as jde
+
+    draw = jde.Poisson("example", sampling_probability=0.1)
+    prices = {1.5: 30, 2.2: 11, 3.3: 5, 5.0: 2}
+    scale = np.linspace(1.0, 1.1, number)
+    menus = jde.AdaptiveRun(
+        {f"{n:g}": jde.GaussianStep(draw, noise_multiplier=n * scale) for n in prices},
+        prices={f"{n:g}": price for n, price in prices.items()},
+        budget=1000,
+    )
+    begun, worked = time.perf_counter(), time.process_time()
+    lower, upper = menus.epsilon_interval(delta=1e-5)
+    seconds = time.perf_counter() - begun
+    return {
+        "menus": number,
+        "menus a minute": 60 * number / seconds,
+        "cpu seconds a menu": (time.process_time() - worked) / number,
+        "widest interval": float((upper - lower).max()),
+    }
+
+
 def _first(field: Any, rows: int) -> Any:
     """The first rows of a field that has one a setting."""
     return field[:rows] if getattr(field, "ndim", 0) == 2 and len(field) > 1 else field
@@ -282,11 +316,15 @@ def report(results: dict[str, Any]) -> list[str]:
             f"{row['settings a second, all included']:11,.0f}{row['peak MiB']:11,.0f}"
         )
     kernel, share = results["bare kernel"], results["sweep relative to the bare kernel"]
+    menus = results["menus"]
     return [
         *lines,
         f"bare kernel: {kernel['settings a second']:,.0f} settings a second; the "
         f"sweep, its start left out, has {share:.0%} of that, "
         f"{results['the same by cpu seconds']:.0%} by CPU time",
+        f"menus of four noises, budget 1,000: {menus['menus a minute']:,.0f} a minute, "
+        f"{menus['cpu seconds a menu']:.2f} CPU s each; ends at most "
+        f"{menus['widest interval']:.1e} nats apart",
         f"load before {results['load before'][0]:.1f}, after "
         f"{results['load after'][0]:.1f}",
     ]

@@ -17,6 +17,9 @@ _RELATIVE = 2e-4
 _REFINEMENTS = 3
 # Parts of an interval in each round, at most.
 _MOST_PARTS = 32
+# Points that a round adds to a curve, at most: more are asked for where the errors of
+# nearly equal deltas look like bends, as near sampling rate 1.
+_MOST_ADDED = 1500
 # Where few rates are asked for, one of so many points of the first grid is used ...
 _COARSER = 4
 # ... and there may be so many more rounds.
@@ -36,8 +39,8 @@ def curve_points(
     e^epsilon a``; the smallest over the points is the bound, an *upper bound* whatever
     the points are. Points are added until the bound is estimated to be within 8e-7, or
     2e-4 of what there is to gain or to miss, of that from the whole curve. That is an
-    aim: after three rounds, or five where a few rates are asked for, no more are added.
-    Each round is a call for all settings at once.
+    aim: after three rounds, or five where a few rates are asked for, no more are added,
+    nor more than 1,500 in a round. Each round is a call for all settings at once.
 
     Args:
       delta: maps epsilons (K, num_settings) to upper bounds of delta, same shape.
@@ -58,6 +61,8 @@ def curve_points(
         parts = _parts(epsilons, deltas, floor, rates)
         if np.all(parts == 1):
             break
+        while (parts - 1).sum(axis=0).max() > _MOST_ADDED:
+            parts = np.minimum(parts, max(int(parts.max()) // 2, 1))
         more = _between(epsilons, parts)
         epsilons = np.concatenate([epsilons, more])
         deltas = np.concatenate([deltas, delta(more)])

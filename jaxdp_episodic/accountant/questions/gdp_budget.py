@@ -166,7 +166,8 @@ def gdp_price(
 
     The smallest mu, up to two thousandths, with ``delta(eps) <= floor + (1 - floor)
     D(mu, eps)`` for all eps >= 0 and both directions: an *upper end*, as sure as the
-    method. Chords between points of delta lie above it, and are compared with D by
+    method, whatever the points at which delta is computed, some thousands at most.
+    Chords between points of delta lie above it, and are compared with D by
     their duals; see `jaxdp_episodic.gdp_mu`, whose mu is for the larger of the two
     instead of their sum, and therefore a little larger. Always drawn Gaussians need no
     floor; they pay none.

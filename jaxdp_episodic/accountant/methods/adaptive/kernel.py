@@ -46,8 +46,7 @@ class Spacing(NamedTuple):
       step: h, nats; of few bits, so that ``j h`` is exact.
       reach: losses beyond it, in cells, are counted as infinite, or as this far down.
       log_size: logarithm of the divergences that are asked about, <= 0.
-      log_left_out: of the mass over that whose losses a move may count as infinite, or
-        leave out.
+      log_left_out: of the mass, over that, which a move may lose at its furthest end.
       parts: cells of a coarser lattice's cell, wherever this one is a finer one.
     """
 

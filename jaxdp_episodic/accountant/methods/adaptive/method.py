@@ -20,25 +20,28 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     Ends,
     Filter,
     Problem,
-    View,
     aligned,
     atoms_of,
 )
 from jaxdp_episodic.accountant.methods.adaptive.reading import (
-    LEAST_REACH,
     Curve,
     curve_of,
-    epsilon_above,
-    epsilon_below,
-    narrowed,
-    value_above,
-    value_below,
+    lower_end,
+    upper_end,
 )
 from jaxdp_episodic.accountant.methods.adaptive.recursion import (
     Pass,
     Row,
     Window,
     solve,
+)
+from jaxdp_episodic.accountant.methods.adaptive.view import (
+    View,
+    expected_view,
+    lengthened,
+    narrowed,
+    seen_view,
+    window_of,
 )
 from jaxdp_episodic.accountant.methods.question import Question
 
@@ -53,7 +56,9 @@ _AT_MOST = 1e-3
 # Points of all transforms of one end, usually: some 0.15 s.
 _USUAL_WORK = 1.1e7
 # The same, at most, of all passes of one question: 5 s.
-_MOST_WORK = 4e8
+_MOST_WORK = 2.5e8
+# Points of a window for which there is work in any case, however many the states.
+_SURE_POINTS = 4000
 # Most points of a window.
 _MOST_POINTS = 2.0**19
 # Part of the share that may be lost by what is left out of kernels: less than what
@@ -63,26 +68,14 @@ _LEFT_OUT = 0.01
 _CLOSER = 0.8
 # Refinements of one question, at most.
 _MOST_REFINEMENTS = 8
-# Share of delta to which values fall at the window's right end.
-_RIGHT_SHARE = 1e-6
-# Value to which they fall at its left end.
-_LEFT_VALUE = 1e-6
-# Nats over which a slope is taken.
-_SLOPE_NATS = 0.05
-# Largest exponent of a weight over the window: float64 ends at 700.
-_MOST_EXPONENT = 300.0
-# Largest tilt, per nat.
-_MOST_TILT = 100.0
 # Logarithm of a delta below which masses may underflow.
 _LEAST_LOG_SIZE = -550.0
 # Rounding, over what is looked at, from which on a smaller tilt is tried.
 _VISIBLE = 1e-4
 # Factor of a tilt that was too steep.
-_FLATTER = 0.6
+_FLATTER = 0.75
 # Tilts that are tried, at most.
 _MOST_TRIALS = 6
-# Rounding of a logarithm, relative to 1 and its size.
-_ROUNDING = 1e-15
 
 
 class Solver:
@@ -98,7 +91,6 @@ class Solver:
 
     def __init__(self, question: Question, problem: Problem) -> None:
         self.question, self.problem = question, problem
-        self.of_epsilon = question.is_epsilon
         # By how much losses and masses may be off along a path, and what it loses.
         costs = [
             getattr(side, field)
@@ -106,39 +98,26 @@ class Solver:
             for side in (problem.lower, problem.upper)
         ]
         costs.append([1.0] * len(problem.runs))
-        *collected, self.most_moves = problem.graph.most(np.abs(costs).T).tolist()
-        self.displaced, self.mass_error, (_, lost) = zip(*[iter(collected)] * 2)
+        *errors, _, lost, self.most_moves = problem.graph.most(np.abs(costs).T).tolist()
+        self.errors = {False: errors[::2], True: errors[1::2]}
         self.atoms = atoms_of(problem)
         self.filters = {b: Filter.of(problem, backward=b) for b in problem.orientations}
         self.uppers = dict.fromkeys(problem.orientations, question.everything)
         self.lower = question.nothing
-        self.spacing, self.work_left = math.inf, _MOST_WORK
+        self.transforms = sum(len(moves) + 1 for moves in problem.graph.moves)
+        self.spacing = math.inf
+        self.work_left = max(_MOST_WORK, _SURE_POINTS * self.transforms)
         # Of the answer, relative, what may be lost by looking at less than everything.
         self.share = _ENOUGH
         # Of everything being lost at once, at most.
         self.lost = -math.expm1(-lost) * (1 + RDP_ROUNDING)
-        self.views = {b: self._expected(b) for b in problem.orientations}
+        self.log_lost = math.log(self.lost) if self.lost else -math.inf
+        self.views = {
+            b: expected_view(question, self.filters, b, self.lost) for b in self.filters
+        }
         # The same without what counts for nothing in this question's answer.
         self.near = dict(self.views)
         self.known = self._without_passes()
-
-    def _expected(self, backward: bool) -> View:
-        """Where the answer of one orientation is expected."""
-        at = log_size = float(self.question.target)
-        of = self.filters[backward]
-        if self.of_epsilon:
-            at, order = of.epsilon(log_size)
-        else:
-            log_size, order = of.log_delta(at)
-        if not (math.isfinite(at) and math.isfinite(log_size)):
-            return View(at, log_size, 0.0, 0.0, 0.0)
-        right = max(of.epsilon(log_size + math.log(_RIGHT_SHARE))[0], at)
-        other = self.filters.get(not backward, of)
-        left = other.epsilon(math.log(_LEFT_VALUE))[0]
-        left, right = (min(x + LEAST_REACH, FURTHEST) for x in (left, right))
-        # Values that do not fall to the right are not to be multiplied up.
-        tilt = 0.0 if self.lost else min(order - 1, _MOST_TILT)
-        return View(at, log_size, tilt, left, right)
 
     def _without_passes(self) -> Ends | None:
         """The ends where nothing, or everything, may be lost."""
@@ -147,11 +126,10 @@ class Solver:
             problem.upper.log_kept
         ):
             return Ends(asked.nothing, asked.nothing)
-        log_lost = math.log(self.lost) if self.lost else -math.inf
         views = self.views.values()
         if not np.isfinite(np.array(list(views))).all():
             return Ends(asked.nothing, asked.everything)
-        if self.of_epsilon and log_lost >= float(asked.target):
+        if self.question.is_epsilon and self.log_lost >= float(asked.target):
             return Ends(asked.nothing, asked.everything)
         if max(v.log_size for v in views) < _LEAST_LOG_SIZE:
             # Masses behind it would underflow: Rényi's bound stands.
@@ -162,15 +140,14 @@ class Solver:
         """*Upper bound* of the answer by Rényi's filter, and what is lost at once."""
         target = float(self.question.target)
         filters = self.filters.values()
-        if self.of_epsilon:
+        if self.question.is_epsilon:
             if self.lost:
                 return math.inf
             found = max(f.epsilon(target)[0] for f in filters)
             return found + RDP_ROUNDING * (1 + abs(found))
         found = max(f.log_delta(target)[0] for f in filters)
         found += RDP_ROUNDING * (1 + abs(found))
-        log_lost = math.log(self.lost) if self.lost else -math.inf
-        return min(float(np.logaddexp(found, log_lost)), 0.0)
+        return min(float(np.logaddexp(found, self.log_lost)), 0.0)
 
     @property
     def expected(self) -> float:
@@ -179,14 +156,15 @@ class Solver:
 
     def _expected_at(self, backward: bool) -> float:
         view = self.views[backward]
-        return view.at if self.of_epsilon else view.log_size
+        return view.at if self.question.is_epsilon else view.log_size
 
     def answer(self, width: float | None, *, at_least: float = -math.inf) -> Ends:
         """Certified ends of epsilon or log(delta) of the worst strategy.
 
         Args:
-          width: that is enough: of epsilon in nats, of delta relative. None is 1e-5, or
-            1e-4 of delta, where that is quickly had, and else 1e-3 of either.
+          width: that is aimed at: of epsilon in nats, of delta relative. None is 1e-5,
+            or 1e-4 of delta, where that is quickly had, and else 1e-3 of either. Work
+            has a bound, though: at a tiny delta the upper end may be Rényi's.
           at_least: an upper end below it need not be a close one.
         """
         if self.known is not None:
@@ -194,80 +172,61 @@ class Solver:
         exact = ends_of_finite(self.question, self.problem)
         if exact is not None:
             return exact
-        enough = _ENOUGH if self.of_epsilon else _ENOUGH_OF_DELTA
+        enough = _ENOUGH if self.question.is_epsilon else _ENOUGH_OF_DELTA
         self.share = min(width or enough, _ENOUGH)
         self.begin()
         if max(self.uppers.values()) > at_least:
-            if width is not None:
-                self.refine(width, width)
-            else:
-                self.refine(enough, _AT_MOST)
+            self.refine(width or enough, width or _AT_MOST)
         return self.found()
 
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
         waiting, lead = dict(self.views), max(self.views, key=self._expected_at)
+        best: dict[bool, tuple[float, Window, list[Row]]] = {}
         for trial in range(_MOST_TRIALS):
             windows = {
                 backward: self.window(view, (view.left + view.right) / _COARSE_POINTS)
                 for backward, view in waiting.items()
             }
             size = max(window.size for window in windows.values())
-            sides = [(b, up) for b in waiting for up in (True, False) if up or b == lead]
-            passes = [
-                self.side(b, _lengthened(windows[b], size), up=up) for b, up in sides
-            ]
-            rows = dict(zip(sides, solve(self.problem.graph, passes), strict=True))
-            for one, (backward, up) in zip(passes, sides, strict=True):
-                if not up:
-                    continue
-                view, row, window = waiting[backward], rows[backward, True], one.window
-                # Where the tilt is too steep the largest values are elsewhere.
+            passes = {
+                (backward, up): self.side(backward, lengthened(window, size), up=up)
+                for backward, window in windows.items()
+                for up in ((True, False) if backward == lead else (True,))
+            }
+            rows = solve(self.problem.graph, list(passes.values()))
+            for backward, view in list(waiting.items()):
+                here = [
+                    r for r, (b, _) in zip(rows, passes, strict=True) if b == backward
+                ]
+                window = passes[backward, True].window
                 at = np.argmin(np.abs(window.points - view.at))
-                is_visible = row.error < _VISIBLE * row.values[at]
-                if is_visible or not view.tilt or trial == _MOST_TRIALS - 1:
+                # Where the tilt is too steep the largest values are elsewhere.
+                error = here[0].error / max(here[0].values[at], 1e-300)
+                if is_better := backward not in best or error < best[backward][0]:
+                    best[backward] = error, window, here
+                waiting[backward] = view._replace(tilt=_FLATTER * view.tilt)
+                is_last = trial == _MOST_TRIALS - 1 or not view.tilt
+                if is_last or error < _VISIBLE or not is_better:
                     del waiting[backward]
-                    self._begun(backward, window, row, rows.get((backward, False)))
-                else:
-                    waiting[backward] = view._replace(tilt=_FLATTER * view.tilt)
+                    self._begun(backward, *best[backward][1:])
             if not waiting:
                 return
 
-    def _begun(self, backward: bool, window: Window, row: Row, low: Row | None) -> None:
-        """What coarse rows say."""
+    def _begun(self, backward: bool, window: Window, rows: list[Row]) -> None:
+        """What coarse rows say, from above and maybe from below."""
+        row, *low = rows
         curve = curve_of(row, window, up=True)
         self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
-        if low is not None:
-            self.lower = self.lower_end(curve_of(low, window, up=False), curve)
+        for below in low:
+            self.lower = self.lower_end(curve_of(below, window, up=False), curve)
         # Not a bound: where the curve is, and how steep.
         seen = curve_of(row._replace(error=0.0), window, up=True)
-        self.views[backward] = self._seen(self.views[backward], seen)
-        self.near[backward] = narrowed(
-            self.views[backward], row, window, self.share
+        self.views[backward] = seen_view(
+            self.question, self.views[backward], seen, self.lost
         )
+        self.near[backward] = narrowed(self.views[backward], row, window, self.share)
         self.spacing = min(self.spacing, window.step)
-
-    def _seen(self, view: View, curve: Curve) -> View:
-        """A view of what a coarse curve shows."""
-        at = view.at
-        if self.of_epsilon:
-            at = min(epsilon_above(curve, math.exp(view.log_size)), at)
-        log_values = np.log(curve.values + 1e-300)
-        log_size, beside = np.interp([at, at + _SLOPE_NATS], curve.x, log_values)
-        small = np.flatnonzero(log_values <= log_size + math.log(_RIGHT_SHARE))
-        end = int(small[0]) if small.size else len(curve.x) - 1
-        right = float(curve.x[end])
-        # Of a heavy tail less than the slope: tilted, it would be larger than the rest.
-        tilt = (log_size - beside) / _SLOPE_NATS
-        if right > at + _SLOPE_NATS:
-            tilt = min(tilt, (log_size - log_values[end]) / (right - at))
-        return View(
-            at,
-            min(float(log_size), 0.0),
-            0.0 if self.lost else float(np.clip(tilt, 0.0, _MOST_TILT)),
-            view.left,
-            min(max(right, at) + LEAST_REACH, FURTHEST),
-        )
 
     def largest_budget(self, log_delta: float, width: float, of: dict[int, int]) -> int:
         """The largest budget whose delta, at the question's epsilon, is certified.
@@ -320,13 +279,11 @@ class Solver:
           at_most: a width for which all that may be done is.
           usual_work: points of all transforms of one end.
         """
-        graph = self.problem.graph
-        transforms = sum(map(len, graph.moves)) + len(graph.moves)
         for _ in range(_MOST_REFINEMENTS):
             view = self.near[self.lead]
             if self.width <= enough or self.known is not None or view.at > FURTHEST:
                 return
-            reach = (view.left + view.right) * transforms
+            reach = (view.left + view.right) * self.transforms
             finer = max(self._spacing_for(enough), reach / usual_work)
             finer = max(
                 min(finer, self._spacing_for(at_most)),
@@ -375,10 +332,7 @@ class Solver:
     def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
         """The window of a view, on a lattice that has the options' atoms."""
         step = spacing if is_aligned else aligned(spacing, self.atoms)
-        first = -math.ceil(view.left / step)
-        size = math.ceil(view.right / step) - first + 3
-        window = Window(step, first, size, view.tilt, min(view.at, view.right))
-        return _lengthened(window, size)
+        return window_of(view, step)
 
     def row(
         self,
@@ -441,30 +395,8 @@ class Solver:
 
     def upper_end(self, curve: Curve) -> float:
         """The upper end that a curve from above says."""
-        target = float(self.question.target)
-        shift, scale = self.displaced[True], self.mass_error[True]
-        if self.of_epsilon:
-            return epsilon_above(curve, math.exp(target - scale)) + shift
-        found = value_above(curve, max(target - shift, 0.0))
-        # Of g below 1 the divergence is at most 1 - g more than at 1.
-        found += max(shift - target, 0.0)
-        if not found > 0:  # Of NaN nothing is known.
-            return self.question.nothing if found == 0 else self.question.everything
-        log_found = math.log(found) + scale
-        return min(log_found + _ROUNDING * (1 + abs(log_found)), 0.0)
+        return upper_end(self.question, curve, *self.errors[True])
 
     def lower_end(self, curve: Curve, above: Curve) -> float:
         """The lower end that curves from below and above say."""
-        target = float(self.question.target)
-        shift, scale = self.displaced[False], self.mass_error[False]
-        if self.of_epsilon:
-            found = epsilon_below(curve, above, math.exp(target + scale))
-            return max(found - shift, 0.0)
-        found = value_below(curve, above, target + shift)
-        return math.log(found) - scale - _ROUNDING * 700 if found > 0 else -math.inf
-
-
-def _lengthened(window: Window, size: int) -> Window:
-    """A window of a size, further to the right, whose weights float64 can hold."""
-    tilt = min(window.tilt, _MOST_EXPONENT / (window.step * size))
-    return window._replace(size=size, tilt=tilt)
+        return lower_end(self.question, curve, above, *self.errors[False])

@@ -192,19 +192,3 @@ class Ends(NamedTuple):
 
     lower: float
     upper: float
-
-
-class View(NamedTuple):
-    """Where one orientation's curve is looked at.
-
-    Attributes:
-      at, log_size: the answer that is expected, epsilon and log(delta).
-      tilt: how steep log(delta) is there.
-      left, right: nats to the ends of the window, from g = 1.
-    """
-
-    at: float
-    log_size: float
-    tilt: float
-    left: float
-    right: float

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.methods.adaptive.problem import View
 from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window
+from jaxdp_episodic.accountant.methods.question import Question
 
 # Points to the right of an answer through which a line bounds it from below.
 _SECANTS = 2 ** np.arange(6)
-# Nats that a window has at least on either side of what is asked.
-LEAST_REACH = 1e-3
 # Rounding of a few operations.
 _ROUNDING = 4e-15
+# Rounding of a logarithm, relative to 1 and its size.
+_LOG_ROUNDING = 1e-15
 
 
 class Curve(NamedTuple):
@@ -107,27 +107,33 @@ def _slopes(curve: Curve, above: Curve, j: int) -> list[float]:
     return ((curve.values[j] - above.values[further]) / gaps).tolist()
 
 
-def narrowed(view: View, row: Row, window: Window, share: float) -> View:
-    """A view without what strategies seldom cross, and gain little from beyond.
-
-    To be u nats left of g = 1 a run from the answer has lost u nats more than that, and
-    there the value is v(-u): about v(at + u) v(-u) in all. The same at u nats right of
-    the answer, as losses below -u have about the mass v(-u). An estimate: both ends of
-    the answer hold on every window.
+def upper_end(question: Question, curve: Curve, shift: float, scale: float) -> float:
+    """The *upper end* that a curve from above says.
 
     Args:
-      view, row, window: of a coarse pass from above.
-      share: of the answer that may leave the window at either end and come back.
+      question: of one target.
+      curve: from above.
+      shift: nats by which losses may be off.
+      scale: error of the logarithms of the values.
     """
-    values = np.abs(row.values / window.weights)
-    zero = -window.first
-    at = zero + int(np.clip(round(view.at / window.step), 0, window.size - 1 - zero))
-    u = np.arange(min(zero, window.size - 1 - at) + 1)
-    # Both fall, but for rounding.
-    left, right = (np.minimum.accumulate(values[i]) for i in (zero - u, at + u))
-    small = left * right <= share * values[at]
-    if not small.any():
-        return view
-    reach = window.step * int(np.argmax(small)) + LEAST_REACH
-    right = min(view.right, max(view.at, 0.0) + reach)
-    return view._replace(left=min(view.left, reach), right=right)
+    target = float(question.target)
+    if question.is_epsilon:
+        return epsilon_above(curve, math.exp(target - scale)) + shift
+    found = value_above(curve, max(target - shift, 0.0))
+    # Of g below 1 the divergence is at most 1 - g more than at 1.
+    found += max(shift - target, 0.0)
+    if not found > 0:  # Of NaN nothing is known.
+        return question.nothing if found == 0 else question.everything
+    log_found = math.log(found) + scale
+    return min(log_found + _LOG_ROUNDING * (1 + abs(log_found)), 0.0)
+
+
+def lower_end(
+    question: Question, curve: Curve, above: Curve, shift: float, scale: float
+) -> float:
+    """The *lower end* that curves from below and above say; see `upper_end`."""
+    target = float(question.target)
+    if question.is_epsilon:
+        return max(epsilon_below(curve, above, math.exp(target + scale)) - shift, 0.0)
+    found = value_below(curve, above, target + shift)
+    return math.log(found) - scale - _LOG_ROUNDING * 700 if found > 0 else -math.inf

@@ -232,15 +232,19 @@ class _Plan:
             # A bound that is too small for float64 is not 0.
             bound = np.maximum(one.beyond(x), 1e-300)
             limit = bound * np.exp(tilt * (x - one.window.center))
-        return np.exp(tilt * further), limit, np.exp(-tilt * h * np.arange(self.left, 0, -1))
+        return (
+            np.exp(tilt * further),
+            limit,
+            np.exp(-tilt * h * np.arange(self.left, 0, -1)),
+        )
 
     def stopping(self, group: range) -> np.ndarray:
         """(m, P, size) values of states, weighted, where they are the last."""
         found = np.zeros((len(group), *self.weights.shape))
         for i, one in enumerate(self.passes):
             if one.payoff is not None:
-                for values, state in zip(found, group, strict=True):
-                    values[i] = one.payoff(state) * self.weights[i]
+                for j, state in enumerate(group):
+                    found[j, i] = one.payoff(state) * self.weights[i]
         return found
 
     def spectra(self, values: np.ndarray, errors: list[float]) -> list[_Spectrum]:

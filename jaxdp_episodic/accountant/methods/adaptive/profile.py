@@ -52,7 +52,7 @@ def profiles_above(
       step: of the points; None: as fine as that costs little.
     """
     solver = Solver(EpsilonAt(np.asarray(math.log(least))), problem)
-    errors = solver.displaced[True], solver.mass_error[True]
+    errors = tuple(solver.errors[True])
     if solver.known is not None:
         if solver.known.upper > 0:
             return None

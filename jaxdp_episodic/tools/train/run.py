@@ -33,6 +33,7 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.selection import choosing_split
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 
@@ -124,19 +125,20 @@ def _run(
                 step = trainer.resume(folder)
             console.print(f"resumed after step {step:,}{_owed(trainer, step)}")
         _announce(console, trainer, size)
-        paid = None
+        wanted, paid = config.evaluation, None
+        select = None if wanted is None else wanted.select
         if book is not None:
+            choosing_split(trainer, evaluations, select)  # refused before it pays
             paid = booked.check_in_run(book, trainer, config, base, folder, title)
             said = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
             console.print(f"{said}, and gets nothing back", highlight=False)
         budget, taken = trainer.budget, trainer.num_steps_taken
-        wanted = config.evaluation
         with ProgressBar(console, "steps", budget.num_steps, taken) as bar:
             trainer.train(
                 folder,
                 evaluations=evaluations,
                 evaluate_every=None if wanted is None else wanted.every,
-                select=wanted is None or wanted.select,
+                select=select,
                 checkpoint_every=config.checkpoint_every,
                 on_step=lambda progress: bar.show(
                     progress.step, _so_far(trainer, progress.epsilon)

@@ -62,11 +62,13 @@ class RunState:
       ledger: counts its charges; in other processes than the first a copy in memory.
       versions: of what this process computes with; see `described_versions`.
       selection: what `train` has chosen to release; None before its end.
+      has_private_scores: held-out data are protected, too, and scored with noise.
     """
 
     _draws: RunDraws
     _noise_multiplier: float
     _stages: Stages
+    has_private_scores = False
 
     def __init__(
         self,

@@ -198,7 +198,7 @@ def _functions(
     config = ModelConfig.from_dict(described, where="model")
 
     def made() -> Any:
-        return built_module(config, shape, outputs)
+        return built_module(config, shape, outputs, embeds=True)
 
     # Without memory for them: of what a file asks for there may be too much.
     state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(made), nnx.Param))

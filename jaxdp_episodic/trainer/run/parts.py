@@ -98,7 +98,8 @@ def built_model(
     elif own.model is None:
         outputs = num_outputs(config, ways, num_classes)
         assert model is not None
-        module = built_module(model, input_shape, outputs)
+        embeds = learner.kind == PROTONET
+        module = built_module(model, input_shape, outputs, embeds=embeds)
         apply, params = split_model(module)
         if learner.kind == CLASSIFIER:
             features, _ = split_model(module, "hidden")

@@ -36,7 +36,7 @@ def needs_of(learner: Learner, shots: int) -> Needs:
     return Needs.of(shots, learner.is_regression, has_episodes)
 
 
-def checked_units(
+def checked(
     sampler: EpisodeSampler, needs: Needs, budget: PrivacyBudget
 ) -> CompleteUnits | None:
     """Returns how many contributions of a step are complete; None of a run without any.

@@ -128,9 +128,7 @@ class Trainer(RunState):
         if start is None:  # else the model sees what the statistics project
             loss = episode.loss_on_codes(loss, episode.code_of(data))
         self.needs = contributions.needs_of(learner, shots)
-        self.complete_units = contributions.checked_units(
-            self.sampler, self.needs, budget
-        )
+        self.complete_units = contributions.checked(self.sampler, self.needs, budget)
         params = as_arrays(params)
         ways = getattr(learner, "ways", [1, 1, *self.sampler.slot_shape][-2])
         self._stages = Stages(learner, start, params, ways)
@@ -187,9 +185,8 @@ class Trainer(RunState):
           prepared: what was made ahead for this step; None makes it here.
 
         Returns:
-          Realised number of units, and of complete ones, mean loss, mean norm before
-          clipping and the share clipped. They come from private data without noise: see
-          `RunLog`.
+          Realised numbers of units and of complete ones, mean loss and norm before
+          clipping, the share clipped: of private data without noise, see `RunLog`.
 
         Raises:
           BudgetExhaustedError: the step would exceed the target; nothing happened.

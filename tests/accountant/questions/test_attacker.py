@@ -11,6 +11,7 @@ from scipy import optimize, stats
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
 from jaxdp_episodic.accountant.questions import attacker
+from jaxdp_episodic.accountant.questions import curve_points as curve_points_module
 from jaxdp_episodic.accountant.questions.api import PrivacyInfo
 from jaxdp_episodic.accountant.questions.curve_points import curve_points, lower_hull
 from rows import fast_and_slow
@@ -395,3 +396,17 @@ def test_only_what_matters_is_asked_exactly(monkeypatch):
     rates = np.linspace(0.01, 0.9, 9)
     attacker.true_positive_rate(step, false_positive_rate=rates, num_steps=300)
     assert alone < len(asked) / 2
+
+
+def test_a_round_adds_no_more_points_than_it_may():
+    asked = []
+
+    def delta(epsilons):
+        # A curve with the errors that deltas have near sampling rate 1.
+        asked.append(len(epsilons))
+        wrong = 1e-6 * np.sin(1e9 * epsilons)
+        return np.exp(-epsilons) * (1 + wrong)
+
+    epsilons, deltas = curve_points(delta, 1, floor=1e-12)
+    assert len(asked) == 4 and max(asked) <= curve_points_module._MOST_ADDED
+    assert len(epsilons) == sum(asked) and np.all(np.diff(deltas, axis=0) <= 0)

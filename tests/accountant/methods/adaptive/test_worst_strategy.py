@@ -179,6 +179,27 @@ def test_random_finite_menus_lie_between_the_ends(seed, monkeypatch):
         assert found.upper >= exact.lower - 1e-12
 
 
+def test_ends_are_sure_where_the_work_has_come_to_its_end(monkeypatch):
+    problem = Problem.of(budget_graph((15, 5, 2), 60), THREE)
+    question = EpsilonAt(np.array(math.log(1e-6)))
+    fine = Solver(question, problem).answer(None)
+    monkeypatch.setattr(method, "_MOST_WORK", 0.0)
+    monkeypatch.setattr(method, "_SURE_POINTS", 0)
+    coarse = Solver(question, problem).answer(1e-9)
+    assert coarse.upper - coarse.lower > 10 * (fine.upper - fine.lower)
+    assert coarse.lower <= fine.lower and fine.upper <= coarse.upper < math.inf
+
+
+@pytest.mark.slow
+def test_a_tiny_delta_takes_no_more_work_than_there_is():
+    problem = Problem.of(budget_graph((15, 5, 2), 600), THREE)
+    solver = Solver(EpsilonAt(np.array(math.log(1e-100))), problem)
+    found = solver.answer(None)
+    renyi = max(f.epsilon(math.log(1e-100))[0] for f in solver.filters.values())
+    assert 0 <= solver.work_left < method._MOST_WORK
+    assert 17 < found.lower <= found.upper <= renyi * (1 + 1e-8)
+
+
 def test_gaussians_alone_have_a_closed_form():
     options = [gaussian(2.0, 1.0), gaussian(4.0, 1.0)]
     problem = Problem.of(budget_graph((4, 1), 7), options)

@@ -109,7 +109,7 @@ class AdaptiveBudget:
         """Refuses rules by which one of the first could come otherwise, or again."""
         rules = run.rules
         assert rules is not None
-        first = [name for name in self.first if name in run.options]
+        first = self._first_of(run)
         state, later = rules.start, set[str]()
         for name in first:
             if set(rules.moves.get(state, {})) != {name}:
@@ -212,10 +212,15 @@ class AdaptiveBudget:
         run = self._run_of(name)
         if name in self.first:
             return self.first.count(name) - int(run.taken[name])
-        for one in dict.fromkeys(self.first):
-            for _ in range(self.most(one) if one in run.options else 0):
+        if run.rules is not None:
+            first = self._first_of(run)
+            for one in first[sum(int(run.taken[n]) for n in set(first)) :]:
                 run = run.charge(one)
         return int(run.most(name))
+
+    def _first_of(self, run: AdaptiveRun) -> list[str]:
+        """What of a run is taken first, in order."""
+        return [name for name in self.first if name in run.options]
 
     def can(self, name: str) -> bool:
         """Returns whether an option can be taken now."""

@@ -91,7 +91,8 @@ def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
     receipt = read_receipt(folder)
     if is_booked:
         if resume and receipt is None:
-            if read_ledger(folder / run_files.LEDGER).book is not None:
+            ledger = folder / run_files.LEDGER  # which a search has none of
+            if ledger.exists() and read_ledger(ledger).book is not None:
                 raise ValueError(
                     f"the receipt {folder / RECEIPT} is gone: the run is charged to a "
                     "book, and only the folder that has it can go on"

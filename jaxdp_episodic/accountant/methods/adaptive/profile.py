@@ -19,6 +19,8 @@ _ERROR = 0.1
 # Least number of points of a window, and the largest.
 _LEAST_POINTS = 1_000
 _MOST_POINTS = 2**17
+# Points of all transforms of one row, at most: some 10 s.
+_MOST_WORK = 2e9
 
 
 class Profile(NamedTuple):
@@ -57,13 +59,16 @@ def profiles_above(
         if solver.known.upper > 0:
             return None
         return {b: Profile(1.0, np.zeros(1), *errors) for b in problem.orientations}
+    moves = problem.graph.moves
+    transforms = sum(map(len, moves)) + len(moves)
+    most = max(min(_MOST_POINTS, _MOST_WORK / transforms), _LEAST_POINTS)
     found = {}
     for backward, view in solver.views.items():
         reach = view.left + view.right
         if step is None:
-            moves = float(problem.graph.most(np.ones(len(problem.runs))))
-            fine = min(math.sqrt(_WIDTH / (_ERROR * moves)), reach / _LEAST_POINTS)
-            spacing, is_aligned = max(fine, reach / _MOST_POINTS), False
+            longest = float(problem.graph.most(np.ones(len(problem.runs))))
+            fine = min(math.sqrt(_WIDTH / (_ERROR * longest)), reach / _LEAST_POINTS)
+            spacing, is_aligned = max(fine, reach / most), False
         else:
             spacing, is_aligned = step, True
         curves = []

@@ -23,6 +23,7 @@ from jaxdp_episodic.files.archive import check_plain_file, read_arrays
 from jaxdp_episodic.files.json_file import read_json
 from jaxdp_episodic.trainer.config.training_features import ONNX, WAVELETS
 from jaxdp_episodic.trainer.config.training_parts import ModelConfig
+from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
@@ -84,6 +85,7 @@ def load_release(
         shape, stage = _shape("example_shape", told["example_shape"]), told["stage"]
         wanted = _parameters(told)
         functions, like = _functions(told, model, wanted)
+        depth = _depth(told["learner"])
         made = _learner(told["learner"], functions, learner)
         if learner is not None and not told["has_own_learner"]:
             raise ValueError("learner must be left out: the release describes its own")
@@ -93,7 +95,7 @@ def load_release(
             raise ValueError(f"dtype must be of numbers, got {dtype}")
     arrays = read_arrays(folder / PARAMETERS, max_bytes=max_bytes)
     with _named(folder / PARAMETERS):
-        params = _params(arrays, wanted, like, made)
+        params = _params(arrays, wanted, like, depth)
     statement = _text(folder / STATEMENT)
     with _named(folder / FACTS):
         facts = _table(read_json(folder / FACTS, max_bytes=_MOST_TEXT))
@@ -202,9 +204,8 @@ def _functions(
 
     # Without memory for them: of what a file asks for there may be too much.
     state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(made), nnx.Param))
-    is_started = told["learner"]["type"] in (Started.__name__, MixedModel.__name__)
     _check_shapes(
-        _below("model", wanted) if is_started else wanted,
+        _below(_depth(told["learner"]), wanted),
         {name: tuple(leaf.shape) for name, leaf in flat_params(state).items()},
     )
     module = made()
@@ -212,6 +213,14 @@ def _functions(
     if hasattr(module, HIDDEN):
         functions[HIDDEN], _ = split_model(module, HIDDEN)
     return functions, like
+
+
+def _depth(told: Any) -> int:
+    """How deep in a described learner's parameters, below "model", those of it are."""
+    fields = _table(told)
+    if fields["type"] == Started.__name__:
+        return 1 + _depth(fields["learner"])
+    return int(fields["type"] in (MixedModel.__name__, BayesianRegression.__name__))
 
 
 def _applied(told: Any) -> set[Any]:
@@ -291,31 +300,33 @@ def _params(
     arrays: Mapping[str, np.ndarray],
     wanted: Mapping[str, tuple[int, ...]],
     like: Any,
-    learner: Any,
+    depth: int,
 ) -> Any:
     """The parameters in the structure that the learner takes."""
     _check_shapes({name: array.shape for name, array in arrays.items()}, wanted)
     for name, array in arrays.items():
         if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
             raise ValueError(f"{name} must be finite numbers")
-    is_started = isinstance(learner, Started | MixedModel)
-    own = _below("model", arrays) if is_started else arrays
+    own = _below(depth, arrays)
     leaves = flat_params(like)
     _check_shapes(
         {name: array.shape for name, array in own.items()},
         {name: tuple(leaf.shape) for name, leaf in leaves.items()},
     )
     made = [jnp.asarray(own[name], leaf.dtype) for name, leaf in leaves.items()]
-    model = jax.tree.unflatten(jax.tree.structure(like), made)
-    if not is_started:
-        return model
-    start = {name: jnp.asarray(a) for name, a in _below("start", arrays).items()}
-    return {"start": start, "model": model}
+    params = jax.tree.unflatten(jax.tree.structure(like), made)
+    for level in reversed(range(depth)):
+        params = {MODEL: params}
+        for name, array in _below(level, arrays).items():
+            part, _, rest = name.partition("/")
+            if part != MODEL:
+                params.setdefault(part, {})[rest] = jnp.asarray(array)
+    return params
 
 
-def _below(part: str, named: Mapping[str, Any]) -> dict[str, Any]:
-    """What is of a part of the parameters, by the rest of its name."""
-    head = f"{part}/"
+def _below(depth: int, named: Mapping[str, Any]) -> dict[str, Any]:
+    """What is so deep below "model" of the parameters, by the rest of its name."""
+    head = f"{MODEL}/" * depth
     return {n[len(head) :]: one for n, one in named.items() if n.startswith(head)}
 
 

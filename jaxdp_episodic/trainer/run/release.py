@@ -17,6 +17,7 @@ from typing import Any
 from jaxdp_episodic.files.archive import write_arrays
 from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.learners import (
     ANIL,
     MAML,
@@ -43,7 +44,16 @@ VERSION = 1
 
 LEARNERS = {
     cls.__name__: cls
-    for cls in (ANIL, MAML, Classifier, MixedModel, ProtoNet, Ridge, Supervised)
+    for cls in (
+        ANIL,
+        BayesianRegression,
+        Classifier,
+        MAML,
+        MixedModel,
+        ProtoNet,
+        Ridge,
+        Supervised,
+    )
 }
 """Learners that a description rebuilds by their fields."""
 

@@ -331,9 +331,26 @@ target_bound = 5.0
 """
 
 
+_BAYES = (
+    _MIXED.partition("[learner]")[0].replace("version", "num_steps = 2\nversion")
+    + """
+[learner]
+kind = "bayes"
+shots = 4
+loss = "squared_error"
+"""
+)
+_NETWORK = '[model]\nkind = "mlp"\nchannels = [3]\nembedding = 2\n'
+
+
 @pytest.mark.slow
-def test_a_mixed_model_is_used_without_more(tmp_path):
-    (tmp_path / "run.toml").write_text(_MIXED, encoding="utf-8")
+@pytest.mark.parametrize("text", [_MIXED, _BAYES, _BAYES + _NETWORK])
+def test_a_model_of_tasks_is_used_without_more(tmp_path, text):
+    if text is not _MIXED:
+        text = text.replace("version", "l2_clip_norm = 0.1\nversion")
+        text = text.replace('privacy_unit = "point"', 'privacy_unit = "task"')
+        text = text.replace("[data]", "normalizer = 40.0\n[data]", 1)
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     result = run_training(read_config(tmp_path / "run.toml"), tmp_path / "out")
     release = load_release(tmp_path / "out" / "release")
     data = make_sinusoids(2, points=8, seed=3)

@@ -6,6 +6,7 @@ number is private, a comment says so, and what else would do.
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,13 +125,15 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
                 raise
             said = [f"no design of episodes: {error}"]
     config = _config(description, plan, pipeline)
-    TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
     has_bound = wishes.population is not None
     comments = notes(source, description, has_bound)
     head = heading(description, plan, pipeline)
     if pipeline is not None:
         said = [f"pipeline: {pipeline.name}: {pipeline.reason}", *said]
-    return head + to_toml(config, comments), said
+    text = head + to_toml(config, comments)
+    read = {"type": "TrainingConfig", **tomllib.loads(text)}
+    TrainingConfig.from_dict(read, where="config")
+    return text, said
 
 
 def _question(source: Source, wishes: Wishes) -> PlanDescription:

@@ -144,6 +144,15 @@ def test_colours_are_seen_and_names_escaped(tmp_path):
     assert tomllib.loads(text)["data"]["path"] == folder.name
 
 
+def test_a_column_with_controls_in_its_name_is_no_line_of_toml(tmp_path):
+    path = tmp_path / "odd.csv"
+    text = table(tmp_path).read_text().replace("sort", '"so\x01rt\n[evil]"', 1)
+    path.write_text(text, newline="")
+    source = described_source(path, tmp_path / "x.toml")
+    text, _ = first_config(source, Wishes(unit="so\x01rt\n[evil]"))
+    assert tomllib.loads(text)["data"]["groups"] == ["so\x01rt\n[evil]"]
+
+
 def test_what_is_protected_can_be_chosen(tmp_path):
     source = described_source(npz(tmp_path), tmp_path / "x.toml")
     text, _ = first_config(source, Wishes(unit="class", epsilon=2.0))

@@ -38,9 +38,9 @@ class Plan:
 
     def run(self) -> int:
         """Plans; returns the exit code."""
-        return reported(self.file, self._planned, says_warnings=True)
+        return reported(self.file, self.planned, says_warnings=True)
 
-    def _planned(self) -> list[str]:
+    def planned(self) -> list[str]:
         """Searches, writes, and returns what to say."""
         description = read_plan(self.file)
         pipeline = recommended_pipeline(description)

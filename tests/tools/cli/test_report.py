@@ -124,11 +124,46 @@ def test_a_run_is_read_with_its_data(said):
     assert code == 0 and "trained without noise" in words
 
 
+_PLAN = """
+version = 1
+epsilon = 8.0
+delta = 1e-5
+method = "rdp"
+schemes = ["poisson"]
+[data]
+type = "Glyphs"
+small = true
+[episode]
+ways = 4
+shots = 1
+examples = [3]
+population = 20
+[compute]
+episodes_per_step = 10
+total_episodes = 200
+"""
+_TRAIN = """
+[train]
+l2_clip_norm = 0.1
+[train.learner]
+kind = "protonet"
+[train.model]
+kind = "linear"
+embedding = 4
+"""
+
+
+@pytest.mark.slow
+def test_of_a_plan_the_recommended_run_is_meant(said):
+    code, words = said(_PLAN + _TRAIN)
+    assert code == 0 and "Protected is one example" in words and "at delta" in words
+    code, words = said(_PLAN)
+    assert code == 2 and "recommends no run here; no config: the file has no" in words
+
+
 def test_what_it_cannot_answer_is_said(said):
-    assert said("episode = 1")[1].endswith(
-        "a plan is a question: `plan` it with --out DIR, and report on "
-        "DIR/recommended.toml"
-    )
+    code, words = said("episode = 1")
+    assert code == 2 and "plan: " in words
     code, words = said(PATIENTS.replace("delta = 1e-5", "epsilon = 1.0"))
     assert code == 2 and "a report needs a delta" in words
     code, words = said(PATIENTS.replace("num_steps = 500", "num_steps = [1, 2]"))

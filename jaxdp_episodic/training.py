@@ -43,6 +43,7 @@ from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
 from jaxdp_episodic.trainer.run.report import load_parameters
+from jaxdp_episodic.trainer.run.selection import Selection
 from jaxdp_episodic.trainer.run.stages import Stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
@@ -76,6 +77,7 @@ __all__ = [
     "RuleError",
     "RunEndedError",
     "Score",
+    "Selection",
     "Stage",
     "SpendRest",
     "StartConfig",

@@ -204,11 +204,11 @@ class AdaptiveRun(Menu):
             else up to 1e-3. Of a thousand states no more than some 10 s are spent: at a
             delta like 1e-100 the ends may be far apart, each as sure as ever.
         """
-        same = self.composition()
+        same, asked = self.composition(), {"delta": delta, "max_width": max_width}
         if same is not None:
-            return intervals.epsilon_interval(same, delta=delta, max_width=max_width)
+            lower, upper = intervals.epsilon_interval(same, **asked)
+            return self._reached(lower), upper
         if self.shape:
-            asked = {"delta": delta, "max_width": max_width}
             return of_settings(self, "epsilon_interval", **asked)
         width = None
         if max_width is not None:
@@ -225,7 +225,8 @@ class AdaptiveRun(Menu):
         """
         same = self.composition()
         if same is not None:
-            return intervals.delta_interval(same, epsilon=epsilon)
+            lower, upper = intervals.delta_interval(same, epsilon=epsilon)
+            return self._reached(lower), upper
         if self.shape:
             return of_settings(self, "delta_interval", epsilon=epsilon)
         targets = _validation.nonnegative_array("epsilon", epsilon)
@@ -342,6 +343,10 @@ class AdaptiveRun(Menu):
         part = self._part()
         return None if isinstance(part, Game) else part
 
+    def _reached(self, lower: Any) -> Any:
+        """A composition's lower end; 0 where rules may forbid to take all of it."""
+        return lower if self.rules is None else np.zeros_like(lower)[()]
+
     def settings(self) -> tuple[AdaptiveRun, ...]:
         """Returns the runs of one setting each, in the order of a flattened array."""
         return self._kept("settings", self._apart)
@@ -373,12 +378,7 @@ class AdaptiveRun(Menu):
             return Ends(0.0, 0.0)
 
         def solved() -> Ends:
-            found = ends(DeltaAt(np.asarray(epsilon)), self._game())
-            lower, upper = (np.asarray(end) for end in found)
-            return Ends(
-                float(api.delta_of(lower, up=False)),
-                float(api.delta_of(upper, up=True)),
-            )
+            return _as_deltas(ends(DeltaAt(np.asarray(epsilon)), self._game()))
 
         return self._kept(("delta", epsilon), solved)
 
@@ -395,7 +395,6 @@ AdaptiveRun.nested_specs = {
 
 def _as_deltas(found: Ends) -> Ends:
     """Ends of delta from those of its logarithm."""
-    lower, upper = (np.asarray(end) for end in found)
-    return Ends(
-        float(api.delta_of(lower, up=False)), float(api.delta_of(upper, up=True))
-    )
+    lower, upper = map(np.asarray, found)
+    above = float(api.delta_of(upper, up=True))
+    return Ends(float(api.delta_of(lower, up=False)), above)

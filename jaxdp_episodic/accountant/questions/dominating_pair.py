@@ -9,6 +9,8 @@ and those below it amplify.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -123,7 +125,14 @@ def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
     if not isinstance(step, ComposedSteps):
         assert num_steps is not None  # the callers check
         return tuple(Run(*zip(*uses, strict=True)) for uses in _uses(step, num_steps))
-    parts = [_uses(*part) for part in zip(step.steps, step.counts, strict=True)]
+    return runs_of_parts(step.steps, step.counts)
+
+
+def runs_of_parts(
+    steps: Sequence[OneStep], counts: Sequence[ArrayLike]
+) -> tuple[Run, ...]:
+    """Returns the runs of composed steps, whose counts may be real numbers."""
+    parts = [_uses(*part) for part in zip(steps, counts, strict=True)]
     runs = []
     for theorem in range(max(map(len, parts))):
         uses = [use for part in parts for use in part[min(theorem, len(part) - 1)]]

@@ -1,0 +1,321 @@
+"""Derivatives of an answer, by one rule: at fixed delta
+
+    d epsilon / d x = (d log delta / d x) / (-d log delta / d epsilon),
+
+where log(delta) is a method's at the contour, the direction, the path or the order of
+its answer, all of them held (`methods.slopes`). The numerator is a difference quotient
+of fourth order of that smooth function, checked by one of second order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.methods.exact.method import exact_answer
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_answer, rdp_bound
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.slopes import (
+    ATTAINED,
+    Moves,
+    moves_at_order,
+    moves_by_contour,
+    moves_by_profile,
+)
+from jaxdp_episodic.accountant.questions import worst_path
+from jaxdp_episodic.accountant.questions.paths import undominated_paths
+
+# Methods whose answers have derivatives.
+METHODS = ("exact", "rdp")
+# Points of the quotient, in widths: about a parameter, and above one that is at 0.
+POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
+# Weights, of the values at these points less that in the middle, of fourth order ...
+_WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
+# ... and of second order.
+_CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
+# Widths as shares of a parameter's scale, tried in turn: curved functions ask for less,
+# functions that hardly change for more.
+_SHARES = (1e-3, 1e-4, 8e-3, 1e-5)
+# Relative difference of the two quotients at which the first is right to its square.
+_APART = 1e-4
+# The same, absolute: rounding of log(delta), relative to 1 and its size.
+_ROUNDING = 1e-12
+# Relative difference of the quotients on two contours up to which they are one.
+_AGREEMENT = 1e-6
+
+
+class Parameter(NamedTuple):
+    """A real number of a run, in each setting, that answers are differentiated by."""
+
+    # What widths are a share of, of the settings' shape; NaN: there is no derivative.
+    scale: np.ndarray
+    # From displacements, (K, *settings), to the runs with these, settings as wide.
+    moved: Callable[[np.ndarray], Sequence[Run]]
+    # A number of steps, (*settings,): 0 where none is taken; None of other parameters.
+    count: np.ndarray | None = None
+
+
+def gradient_of_epsilon(
+    epsilon: np.ndarray,
+    log_delta: np.ndarray,
+    runs: Sequence[Run],
+    parameters: Sequence[Parameter],
+    method: str,
+) -> np.ndarray:
+    """(parameters, *settings) derivatives of epsilon at fixed delta; see `slopes`.
+
+    They are 0 where epsilon 0 needs less than delta.
+    """
+    question = EpsilonAt(log_delta)
+    found = slopes(question, epsilon, runs, parameters, method)
+    gradient = found.along / found.by_epsilon
+    if np.any(epsilon <= 0):
+        by = worst_path.CONTOUR if method == "exact" else method
+        at_zero = worst_path.answer(DeltaAt(np.zeros(epsilon.shape)), runs, by).value
+        gradient = np.where((epsilon <= 0) & (at_zero < log_delta), 0.0, gradient)
+    return gradient
+
+
+class Slopes(NamedTuple):
+    """Derivatives of log(delta), NaN where they are not known."""
+
+    by_epsilon: np.ndarray  # -d log(delta) / d epsilon, > 0, of the settings' shape
+    along: np.ndarray  # (parameters, *settings)
+
+
+def slopes(
+    question: Question,
+    answer: np.ndarray,
+    runs: Sequence[Run],
+    parameters: Sequence[Parameter],
+    method: str,
+) -> Slopes:
+    """Derivatives of log(delta) at the epsilon of an answer, or of a question.
+
+    *Exact* up to rounding and quadrature: relative error about 1e-8. NaN, never a wrong
+    number, where the method's answer is not known to be the smooth function's: it is 0
+    or infinite, only a bound, or the two quotients do not agree.
+
+    Args:
+      question: its target is of the settings' shape.
+      answer: epsilon, or log(delta), of the settings' shape.
+      runs: as of `worst_path.answer`.
+      parameters: what to differentiate by.
+      method: "exact" or "rdp".
+
+    Raises:
+      NotImplementedError: a mechanism or a method without derivatives.
+    """
+    if method not in METHODS:
+        raise NotImplementedError(
+            f"answers with method={method!r} have no derivatives; those of "
+            f"{METHODS} have"
+        )
+    epsilon, log_delta = answer, question.target
+    if not question.is_epsilon:
+        epsilon, log_delta = log_delta, answer
+    shape = answer.shape
+    result = Slopes(np.full(shape, np.nan), np.full((len(parameters), *shape), np.nan))
+    inside = (epsilon > 0) & np.isfinite(epsilon) & np.isfinite(log_delta)
+    index = np.flatnonzero(inside & (log_delta < 0))
+    if not index.size:
+        return result
+    flat = result.along.reshape(len(parameters), -1)
+    asked, known = question.at(question.target.reshape(-1)), answer.reshape(-1)
+    theorem, path = _attained(
+        asked.take(index), known[index], runs, shape, index, method
+    )
+    for number in np.unique(theorem):
+        here = np.flatnonzero(theorem == number)
+        settings = _Settings(shape, index[here], path[here], int(number), len(runs))
+        rows = settings.of(runs[number])
+        good = ~rows.is_unprotected & (rows.log_kept() == 0)
+        single = (rows.num_steps == 1) & (method == "exact")
+        for is_single in (False, True):
+            part = np.flatnonzero(good & (single == is_single))
+            if part.size:
+                by_epsilon, along = _of_alike(
+                    asked.take(index[here[part]]),
+                    known[index[here[part]]],
+                    rows.take(part),
+                    parameters,
+                    settings.take(part),
+                    "profile" if is_single else method,
+                )
+                result.by_epsilon.reshape(-1)[index[here[part]]] = by_epsilon
+                flat[:, index[here[part]]] = along
+    return result
+
+
+class _Settings(NamedTuple):
+    """Some settings of a shape, each with the path and the theorem of its answer."""
+
+    shape: tuple[int, ...]
+    index: np.ndarray  # (n,), flat
+    path: np.ndarray  # (n,)
+    theorem: int
+    num_theorems: int
+
+    def take(self, some: np.ndarray) -> _Settings:
+        return self._replace(index=self.index[some], path=self.path[some])
+
+    def of(self, run: Run) -> Run:
+        """The run in these settings, (n,), or (K, n) of one with a further axis."""
+        ahead = max(len(run.shape) - len(self.shape) - 1, 0)
+        where = (self.path,)
+        if self.shape:
+            where = (*np.unravel_index(self.index, self.shape), self.path)
+        shape = (*run.shape[:ahead], *self.shape, run.shape[-1])
+
+        def rows(field: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(field, shape)[(slice(None),) * ahead + where]
+
+        return run.map(rows)
+
+    def moved(self, parameter: Parameter, displacement: np.ndarray) -> list[Run]:
+        """The run at each of (K, n) displacements of a parameter."""
+        whole = np.zeros((len(displacement), int(np.prod(self.shape))))
+        whole[:, self.index] = displacement
+        runs = parameter.moved(whole.reshape(-1, *self.shape))
+        if len(runs) != self.num_theorems:
+            raise NotImplementedError("a small move makes it a run of another kind")
+        rows = self.of(runs[self.theorem])
+        return [
+            rows.map(lambda field, k=k: field[k]) for k in range(len(displacement))
+        ]
+
+
+def _of_alike(
+    question: Question,
+    answer: np.ndarray,
+    run: Run,
+    parameters: Sequence[Parameter],
+    settings: _Settings,
+    method: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) and (parameters, n), of (n,) settings that are computed alike."""
+    kinds = {
+        "profile": moves_by_profile,
+        "rdp": moves_at_order,
+        "exact": moves_by_contour,
+    }
+    solve: Callable[..., Moves] = kinds[method]
+    along = np.full((len(parameters), answer.size), np.nan)
+    by_epsilon = None
+    counts = [i for i, parameter in enumerate(parameters) if parameter.count is not None]
+    others = [i for i in range(len(parameters)) if i not in counts]
+    if others or not counts:
+        chosen = [parameters[i] for i in others]
+        by_epsilon, along[others] = _quotients(
+            solve, question, answer, run, chosen, settings
+        )
+    if counts:
+        chosen = [parameters[i] for i in counts]
+        # A single step's profile says nothing of its powers.
+        power = moves_by_contour if method == "profile" else solve
+        found, along[counts] = _quotients(
+            power, question, answer, run, chosen, settings
+        )
+        by_epsilon = found if by_epsilon is None else by_epsilon
+        if power is moves_by_contour:
+            again = functools.partial(power, other=True)
+            _, check = _quotients(again, question, answer, run, chosen, settings)
+            apart = ~(np.abs(along[counts] - check) <= _AGREEMENT * np.abs(check))
+            along[counts] = np.where(apart, np.nan, along[counts])
+    assert by_epsilon is not None
+    return by_epsilon, along
+
+
+def _quotients(
+    solve: Callable[..., Moves],
+    question: Question,
+    answer: np.ndarray,
+    run: Run,
+    parameters: Sequence[Parameter],
+    settings: _Settings,
+) -> tuple[np.ndarray, np.ndarray]:
+    """``-d log(delta) / d epsilon``, and difference quotients by each parameter."""
+    shape = len(parameters), answer.size
+    best, found = np.full(shape, np.inf), np.full(shape, np.nan)
+    scale = np.array([p.scale.reshape(-1)[settings.index] for p in parameters])
+    scale = scale.reshape(shape)
+    at_end = np.zeros(shape, int)
+    for row, parameter in zip(at_end, parameters, strict=True):
+        if parameter.count is not None:
+            row[:] = parameter.count.reshape(-1)[settings.index] == 0
+    left = np.isfinite(scale) & (scale > 0)
+    by_epsilon = np.full(answer.size, np.nan)
+    for share in _SHARES:
+        index = np.flatnonzero(left.any(axis=0))
+        first = share == _SHARES[0]
+        if first:
+            index = np.arange(answer.size)
+        if not index.size:
+            break
+        which = np.flatnonzero(left.any(axis=1))
+        some = settings.take(index)
+        ends, width = at_end[which][:, index], share * scale[which][:, index]
+        width = np.where(np.isfinite(width), width, 0.0)
+        moved = []
+        for i, end, wide in zip(which, ends, width, strict=True):
+            moved += some.moved(parameters[i], POINTS[:, end] * wide)
+        moves = solve(question.take(index), answer[index], run.take(index), moved)
+        if first:
+            by_epsilon = np.where(np.isnan(moves.log_delta), np.nan, moves.slope)
+        values = moves.moved.reshape(len(which), len(POINTS), index.size) - moves.log_delta
+        steep = np.einsum("kmn,mkn->mn", _WEIGHTS[:, ends], values)
+        check = np.einsum("kmn,mkn->mn", _CHECK[:, ends], values)
+        apart = np.abs(steep - check)
+        rounding = _ROUNDING * (1 + np.abs(moves.log_delta))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            worse = apart / np.abs(steep)
+            worse = np.where(apart <= rounding, np.minimum(worse, 0.5 * _APART), worse)
+            quotient = steep / width
+        grid = np.ix_(which, index)
+        better = left[grid] & (worse < best[grid])
+        best[grid] = np.where(better, worse, best[grid])
+        found[grid] = np.where(better, quotient, found[grid])
+        left &= ~(best <= _APART) & ~np.isnan(by_epsilon)
+    return by_epsilon, np.where(best <= _APART, found, np.nan)
+
+
+def _attained(
+    question: Question,
+    answer: np.ndarray,
+    runs: Sequence[Run],
+    shape: tuple[int, ...],
+    index: np.ndarray,
+    method: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each setting the theorem and the path that its answer is of; (n,)."""
+    paths = np.arange(max(run.num_paths for run in runs))
+    if len(runs) == 1:
+        paths = undominated_paths(runs[0])
+    path, theorem = np.full(index.size, paths[0]), np.zeros(index.size, np.int64)
+    if len(runs) == paths.size == 1:
+        return theorem, path
+    epsilon, log_delta = answer, question.target
+    if not question.is_epsilon:
+        epsilon, log_delta = log_delta, answer
+    values = np.full((len(runs), index.size, paths.size), -np.inf)
+    solve = rdp_answer
+    if method == "exact":
+        solve = functools.partial(exact_answer, certify=False)
+    for value, run in zip(values, runs, strict=True):
+        grid = np.repeat(index, paths.size), np.tile(paths, index.size)
+        every = _Settings(shape, *grid, 0, 1).of(run)
+        at, target = (np.repeat(a, paths.size) for a in (epsilon, log_delta))
+        # Rényi's bound says of most paths that they are not the worst.
+        bound, _ = rdp_bound(EpsilonAt(target), every)
+        near = np.flatnonzero(bound >= at * (1 - ATTAINED))
+        if near.size:
+            found = solve(DeltaAt(at[near]), every.take(near)).value
+            value.reshape(-1)[near] = found
+    # The least of the theorems counts, path by path, and the worst of the paths.
+    worst = np.argmax(values.min(axis=0), axis=1)
+    theorem = np.argmin(values[:, np.arange(index.size), worst], axis=0)
+    return theorem, paths[worst]

@@ -7,6 +7,7 @@ run is a smooth function of the move, but for rounding, and has differences.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -52,11 +53,19 @@ _CHUNKS = Chunks(8, (1, 8, 64), (8, 512, 4096))
 _BREAK_EVEN = 30_000
 
 
+class Moved(NamedTuple):
+    """A run near another one, whose counts may be real numbers."""
+
+    run: Run
+    epsilon: np.ndarray  # (n,) at which its log(delta) is asked for
+
+
 class Moves(NamedTuple):
     """What is known about ``log(delta)`` at some epsilon; arrays (n,)."""
 
     log_delta: np.ndarray  # of the run, by the rule of the moved ones; NaN: not known
     slope: np.ndarray  # ``-d log(delta) / d epsilon``
+    error: np.ndarray  # estimate of the error of ``log_delta``, nats
     moved: np.ndarray  # (M, n) of each of the moved runs
 
 
@@ -64,11 +73,11 @@ def moves_by_contour(
     question: Question,
     answer: np.ndarray,
     run: Run,
-    moved: Sequence[Run],
+    moved: Sequence[Moved],
     *,
     other: bool = False,
 ) -> Moves:
-    """Log(delta) of (n,) moved runs at the epsilon of an exact answer.
+    """Log(delta) of (n,) moved runs near the epsilon of an exact answer.
 
     By the contour integral of the direction that has this delta.
 
@@ -76,7 +85,7 @@ def moves_by_contour(
       question: what was asked; its epsilon, or the answer's, is > 0 and finite.
       answer: what was answered.
       run: the run asked about.
-      moved: runs near it, whose counts may be real numbers.
+      moved: runs and epsilons near it.
       other: by a second contour. Powers of a moment have no unique continuation to real
         exponents where the two disagree.
 
@@ -92,46 +101,47 @@ def moves_by_contour(
             )
     epsilon, log_delta = _both(question, answer)
     (first, many), *others = (
-        _truncated(one, log_delta, run.counts) for one in (run, *moved)
+        _truncated(one, log_delta, run.counts)
+        for one in (run, *(one.run for one in moved))
     )
-    every = [first, *(one for one, _ in others)]
     # A step that is not taken may be taken by the moved runs: its contour is laid too.
     counts = tuple(np.maximum(count, _SMALLEST_COUNT) for count in first.counts)
-    every[0] = Run(first.losses, counts)
+    every = [Moved(Run(first.losses, counts), epsilon)]
+    for (kept, _), one in zip(others, moved, strict=True):
+        every.append(Moved(kept, one.epsilon))
     has_tables = any(isinstance(loss, Tabulated) for loss in run.losses)
     largest, enough = _LARGEST_ERROR, _ENOUGH
     if has_tables:
         largest = enough = _LARGEST_OF_TABLES
     size = epsilon.size
-    best = Moves(np.full(size, np.nan), np.ones(size), np.zeros((len(moved), size)))
-    least = np.full(size, np.inf)
+    rows = np.zeros((len(moved), size))
+    best = Moves(np.full(size, np.nan), np.ones(size), np.full(size, np.inf), rows)
     for backward in (False,) if run.is_symmetric else (False, True):
         # Where one direction's delta is this one the other one's is not larger.
         index = np.flatnonzero(np.isnan(best.log_delta) & ~many)
         for sizes in _PASSES:
             if not index.size:
                 break
-            error, found = _on_one_contour(
-                epsilon[index],
+            found = _on_one_contour(
                 log_delta[index],
-                [one.take(index) for one in every],
+                [Moved(one.run.take(index), one.epsilon[index]) for one in every],
                 (backward, other),
                 sizes,
             )
             scale = np.maximum(epsilon[index], _SMALLEST_EPSILON) * found.slope
             gap = np.abs(found.log_delta - log_delta[index])
+            error = found.error
             attained = gap <= ATTAINED * scale + error + _LEFT_OUT
-            better = attained & (error < np.minimum(least[index], largest))
+            better = attained & (error < np.minimum(best.error[index], largest))
             for field, part in zip(best, found, strict=True):
                 field[..., index[better]] = part[..., better]
-            least[index[better]] = error[better]
             # More nodes may say more, or that this is not the direction.
             index = index[~(error <= enough)]
     return best
 
 
 def moves_by_profile(
-    question: Question, answer: np.ndarray, run: Run, moved: Sequence[Run]
+    question: Question, answer: np.ndarray, run: Run, moved: Sequence[Moved]
 ) -> Moves:
     """The same of runs of one step, by its profile.
 
@@ -149,24 +159,24 @@ def moves_by_profile(
             loss = run.losses[i].map(lambda field: field[taken]).kept_in_range()
             return cast(Profile, loss)
 
-        def profiles(loss: Profile, at: np.ndarray = epsilon[taken]) -> np.ndarray:
+        def profiles(loss: Profile, at: np.ndarray) -> np.ndarray:
             _prepare(loss)
             with np.errstate(all="ignore"):
                 return np.stack([tail for tail, _ in loss.log_tails(at)])
 
-        here = profiles(one(run))
+        here = profiles(one(run), epsilon[taken])
         direction = np.argmax(here, axis=0)[None]
         value[taken], slope[taken] = slope_of_profile(epsilon[taken], one(run))
         for row, other in zip(rows, moved, strict=True):
-            both = profiles(one(other))
+            both = profiles(one(other.run), other.epsilon[taken])
             row[taken] = np.take_along_axis(both, direction, axis=0)[0]
     scale = np.maximum(epsilon, _SMALLEST_EPSILON) * slope
     attained = np.abs(value - log_delta) <= ATTAINED * scale + _LEFT_OUT
-    return Moves(np.where(attained, value, np.nan), slope, rows)
+    return Moves(np.where(attained, value, np.nan), slope, 0 * slope, rows)
 
 
 def moves_at_order(
-    question: Question, answer: np.ndarray, run: Run, moved: Sequence[Run]
+    question: Question, answer: np.ndarray, run: Run, moved: Sequence[Moved]
 ) -> Moves:
     """The same of answers by Rényi-DP: the bound at the order that is best for it."""
     epsilon, log_delta = _both(question, answer)
@@ -174,16 +184,16 @@ def moves_at_order(
     known = np.isfinite(order) & (np.abs(value - answer) <= ATTAINED * np.abs(answer))
     order = np.where(known, order, 2.0)
     t = order - 1
-    fixed = t * (np.log1p(-1 / order) - epsilon) - np.log(order)
 
-    def bound(run: Run) -> np.ndarray:
-        return t * rdp_curve(order, run, LARGER) + fixed
+    def bound(run: Run, epsilon: np.ndarray) -> np.ndarray:
+        gap = rdp_curve(order, run, LARGER) - epsilon + np.log1p(-1 / order)
+        return t * gap - np.log(order)
 
-    here = bound(run)
+    here = bound(run, epsilon)
     # Total variation may bound it by less than any order.
     known &= np.abs(here - log_delta) <= ATTAINED * t * epsilon + _LEFT_OUT
-    rows = np.array([bound(one) for one in moved]).reshape(-1, epsilon.size)
-    return Moves(np.where(known, here, np.nan), t, rows)
+    rows = np.array([bound(*one) for one in moved]).reshape(-1, epsilon.size)
+    return Moves(np.where(known, here, np.nan), t, 0 * t, rows)
 
 
 def _both(question: Question, answer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -212,40 +222,38 @@ def _truncated(
 
 
 def _on_one_contour(
-    epsilon: np.ndarray,
     log_delta: np.ndarray,
-    runs: Sequence[Run],
+    every: Sequence[Moved],
     place: tuple[bool, bool],
     sizes: tuple[int, int],
-) -> tuple[np.ndarray, Moves]:
-    """Errors of log(delta), and the moves, by integrals on the first run's contour."""
+) -> Moves:
+    """The moves by integrals on the contour of the first one."""
     backward, other = place
-    for one in runs:
-        for loss in one.losses:
-            _prepare(loss)
+    runs = [one.run for one in every]
+    for loss in (loss for run in runs for loss in run.losses):
+        _prepare(loss)
+    log_cut = np.minimum(log_delta, 0.0) - _CUT
+    log_cut -= np.log(np.maximum(runs[0].num_steps, 1.0))
     groups = [one.groups() for one in runs]
-    arrays = (
-        epsilon,
-        np.minimum(log_delta, 0.0)
-        - np.log(np.maximum(runs[0].num_steps, 1.0))
-        - _CUT,
-        np.full(epsilon.shape, float(backward)),
-    )
+    arrays = [one.epsilon for one in every], log_cut, 0 * log_cut + backward, groups
     # Powers of two, each of which is compiled.
     terms = tuple(
         1 << (int(max(np.max(g.loss.num_terms) for g in kind)) - 1).bit_length()
         for kind in zip(*groups, strict=True)
     )
-    engine = choose_engine(epsilon.size * len(runs), _BREAK_EVEN, runs[0].losses)
+    engine = choose_engine(log_delta.size * len(runs), _BREAK_EVEN, runs[0].losses)
     with using_engine(engine):
         kernel = _kernel(terms, sizes, other, compiled=engine == "jax")
         value, error, slope, *rows = in_chunks(
-            lambda part: kernel(*part), (arrays, groups), _CHUNKS
+            lambda part: kernel(*part), arrays, _CHUNKS
         )
     good = np.isfinite(value) & np.isfinite(error) & (slope > 0)
-    rows = np.array(rows).reshape(-1, epsilon.size)
-    found = Moves(np.where(good, value, np.nan), np.where(good, slope, 1.0), rows)
-    return np.where(good, error, np.inf), found
+    return Moves(
+        np.where(good, value, np.nan),
+        np.where(good, slope, 1.0),
+        np.where(good, error, np.inf),
+        np.array(rows).reshape(-1, log_delta.size),
+    )
 
 
 def _kernel(
@@ -257,8 +265,12 @@ def _kernel(
     def run(kernel: Any, *static: str) -> Any:
         return jitted(kernel, static) if compiled else kernel
 
-    def call(arrays: Any, groups: list[tuple[Group, ...]]) -> tuple[Any, ...]:
-        epsilon, log_cut, backward = arrays
+    def call(
+        epsilons: list[Any],
+        log_cut: Any,
+        backward: Any,
+        groups: list[tuple[Group, ...]],
+    ) -> tuple[Any, ...]:
         lay_nodes = run(steps_of, "num_nodes", "num_terms")
         solve = run(integral.log_delta, "num_nodes")
 
@@ -270,8 +282,7 @@ def _kernel(
                 for group, number in zip(groups, terms, strict=True)
             )
 
-        first, *moved = groups
-        here = steps(first)
+        epsilon, here = epsilons[0], steps(groups[0])
         contour = run(contours.lay_contour)(epsilon, here)
         if other:
             contour = contour._replace(
@@ -279,16 +290,16 @@ def _kernel(
             )
         solution = solve(epsilon, contour, here, num_nodes=contour_nodes)
         values = [
-            solve(epsilon, contour, steps(one), num_nodes=contour_nodes).value
-            for one in moved
+            solve(at, contour, steps(one), num_nodes=contour_nodes).value
+            for at, one in zip(epsilons[1:], groups[1:], strict=True)
         ]
         return solution.value, solution.log_error, solution.slope, *values
 
     if compiled:
-        return lambda arrays, groups: on_jax(call, arrays, groups)
+        return functools.partial(on_jax, call)
 
-    def on_numpy(arrays: Any, groups: Any) -> tuple[Any, ...]:
+    def on_numpy(*arrays: Any) -> tuple[Any, ...]:
         with np.errstate(all="ignore"):
-            return call(arrays, groups)
+            return call(*arrays)
 
     return on_numpy

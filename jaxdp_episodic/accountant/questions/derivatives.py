@@ -21,6 +21,7 @@ from jaxdp_episodic.accountant.methods.rdp.method import rdp_answer, rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.slopes import (
     ATTAINED,
+    Moved,
     Moves,
     moves_at_order,
     moves_by_contour,
@@ -37,13 +38,26 @@ POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
 _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 # ... and of second order.
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
-# Widths as shares of a parameter's scale, tried in turn: curved functions ask for less,
-# functions that hardly change for more.
-_SHARES = (1e-3, 1e-4, 8e-3, 1e-5)
-# Relative difference of the two quotients at which the first is right to its square.
-_APART = 1e-4
-# The same, absolute: rounding of log(delta), relative to 1 and its size.
-_ROUNDING = 1e-12
+# The first width, as a share of a parameter's scale, and the largest one.
+_SHARE = 1e-3
+_LARGEST_SHARE = 2e-2
+# Nats by which log(delta) should change in a width, tried in turn after the first, and
+# whether along the line of the quotients so far.
+_TRIES = ((0.1, False), (1.0, True), (8.0, True), (0.01, False))
+# Nats beyond which it may bend more than quotients of second order tell.
+_FAR = 0.5
+# Relative error of a quotient over the square of what one of second order is off: of
+# log(delta) = -x²/2 - log(x), with the argument moved, 14 |log(delta)|.
+_ERROR_OVER_SQUARE = 300.0
+# Relative error of a quotient with which no other width is tried; the largest one with
+# which it is returned; and, in nats of log(delta) as a parameter changes by its whole
+# scale, what is as good as nothing.
+_ENOUGH = 1e-8
+_LARGEST = 1e-6
+_NOTHING = 1e-9
+# Rounding of log(delta), relative to 1 and its size; and as a share of the error.
+_ROUNDING = 1e-15
+_ROUNDED = 0.03
 # Relative difference of the quotients on two contours up to which they are one.
 _AGREEMENT = 1e-6
 
@@ -51,7 +65,8 @@ _AGREEMENT = 1e-6
 class Parameter(NamedTuple):
     """A real number of a run, in each setting, that answers are differentiated by."""
 
-    # What widths are a share of, of the settings' shape; NaN: there is no derivative.
+    # What widths are a share of, of the settings' shape and a last axis for the paths;
+    # NaN: there is no derivative.
     scale: np.ndarray
     # From displacements, (K, *settings), to the runs with these, settings as wide.
     moved: Callable[[np.ndarray], Sequence[Run]]
@@ -124,7 +139,7 @@ def slopes(
     index = np.flatnonzero(inside & (log_delta < 0))
     if not index.size:
         return result
-    flat = result.along.reshape(len(parameters), -1)
+    flat = result.along.reshape(len(parameters), answer.size)
     asked, known = question.at(question.target.reshape(-1)), answer.reshape(-1)
     theorem, path = _attained(
         asked.take(index), known[index], runs, shape, index, method
@@ -175,6 +190,16 @@ class _Settings(NamedTuple):
             return np.broadcast_to(field, shape)[(slice(None),) * ahead + where]
 
         return run.map(rows)
+
+    def widths(self, parameter: Parameter) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) scales of a parameter, and whether it is a count of 0."""
+        paths = (*self.shape, max(parameter.scale.shape[-1], self.path.max() + 1))
+        scale = np.broadcast_to(parameter.scale, paths).reshape(-1, paths[-1])
+        if parameter.count is None:
+            at_end = np.zeros(self.index.size, bool)
+        else:
+            at_end = parameter.count.reshape(-1)[self.index] == 0
+        return scale[self.index, self.path], at_end
 
     def moved(self, parameter: Parameter, displacement: np.ndarray) -> list[Run]:
         """The run at each of (K, n) displacements of a parameter."""
@@ -238,49 +263,62 @@ def _quotients(
     parameters: Sequence[Parameter],
     settings: _Settings,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``-d log(delta) / d epsilon``, and difference quotients by each parameter."""
+    """``-d log(delta) / d epsilon``, and difference quotients by each parameter.
+
+    Where rounding counts they are taken again along the line of the first ones: epsilon
+    moves, too, such that log(delta) stays about what it is, and widths may be large.
+    """
     shape = len(parameters), answer.size
+    scale, at_end = np.zeros(shape), np.zeros(shape, int)
+    for i, parameter in enumerate(parameters):
+        scale[i], at_end[i] = settings.widths(parameter)
     best, found = np.full(shape, np.inf), np.full(shape, np.nan)
-    scale = np.array([p.scale.reshape(-1)[settings.index] for p in parameters])
-    scale = scale.reshape(shape)
-    at_end = np.zeros(shape, int)
-    for row, parameter in zip(at_end, parameters, strict=True):
-        if parameter.count is not None:
-            row[:] = parameter.count.reshape(-1)[settings.index] == 0
-    left = np.isfinite(scale) & (scale > 0)
     by_epsilon = np.full(answer.size, np.nan)
-    for share in _SHARES:
-        index = np.flatnonzero(left.any(axis=0))
-        first = share == _SHARES[0]
-        if first:
-            index = np.arange(answer.size)
-        if not index.size:
-            break
+    left = np.isfinite(scale) & (scale > 0)
+    for nats, on_line in ((None, False), *_TRIES):
         which = np.flatnonzero(left.any(axis=1))
-        some = settings.take(index)
-        ends, width = at_end[which][:, index], share * scale[which][:, index]
-        width = np.where(np.isfinite(width), width, 0.0)
-        moved = []
-        for i, end, wide in zip(which, ends, width, strict=True):
-            moved += some.moved(parameters[i], POINTS[:, end] * wide)
-        moves = solve(question.take(index), answer[index], run.take(index), moved)
-        if first:
-            by_epsilon = np.where(np.isnan(moves.log_delta), np.nan, moves.slope)
-        values = moves.moved.reshape(len(which), len(POINTS), index.size) - moves.log_delta
-        steep = np.einsum("kmn,mkn->mn", _WEIGHTS[:, ends], values)
-        check = np.einsum("kmn,mkn->mn", _CHECK[:, ends], values)
-        apart = np.abs(steep - check)
-        rounding = _ROUNDING * (1 + np.abs(moves.log_delta))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            worse = apart / np.abs(steep)
-            worse = np.where(apart <= rounding, np.minimum(worse, 0.5 * _APART), worse)
-            quotient = steep / width
+        index = np.flatnonzero(left.any(axis=0))
+        if nats is None:
+            index = np.arange(answer.size)  # of no parameter too
+        elif not index.size:
+            break
         grid = np.ix_(which, index)
-        better = left[grid] & (worse < best[grid])
-        best[grid] = np.where(better, worse, best[grid])
+        ends, most, line = at_end[grid], np.where(left, scale, 0.0)[grid], 0.0
+        width = _SHARE * most
+        if nats is not None:
+            steep = np.abs(np.nan_to_num(found[grid], nan=1.0))
+            width = np.minimum(nats / np.maximum(steep, 1e-300), _LARGEST_SHARE * most)
+            if on_line:
+                line = np.nan_to_num(found[grid] / by_epsilon[index])
+        asked, known = question.take(index), answer[index]
+        epsilon = known if question.is_epsilon else asked.target
+        some, moved = settings.take(index), []
+        for i, end, wide, rise in zip(which, ends, width, line + 0 * width, strict=True):
+            far = POINTS[:, end] * wide
+            runs = some.moved(parameters[i], far)
+            moved += map(Moved, runs, epsilon + rise * far)
+        moves = solve(asked, known, run.take(index), moved)
+        if nats is None:
+            by_epsilon = np.where(np.isnan(moves.log_delta), np.nan, moves.slope)
+        values = moves.moved.reshape(len(which), len(POINTS), index.size)
+        values = values - moves.log_delta
+        fourth = np.einsum("kmn,mkn->mn", _WEIGHTS[:, ends], values)
+        second = np.einsum("kmn,mkn->mn", _CHECK[:, ends], values)
+        change = fourth + line * moves.slope * width
+        rounding = _ROUNDING * (1 + np.abs(moves.log_delta)) + _ROUNDED * moves.error
+        with np.errstate(invalid="ignore", divide="ignore"):
+            size, apart = np.abs(change), np.abs(fourth - second)
+            apart = np.where(apart > rounding, apart, 0.0) / size
+            off = _ERROR_OVER_SQUARE * apart**2 + rounding / size
+            off = np.where((size > _FAR) & (not on_line), np.maximum(off, _LARGEST), off)
+            off = np.where(size == 0, 0.0, off)
+            quotient = change / width
+        better = left[grid] & (off < best[grid])
+        best[grid] = np.where(better, off, best[grid])
         found[grid] = np.where(better, quotient, found[grid])
-        left &= ~(best <= _APART) & ~np.isnan(by_epsilon)
-    return by_epsilon, np.where(best <= _APART, found, np.nan)
+        left &= ~(best <= _ENOUGH) & ~np.isnan(by_epsilon)
+    small = np.abs(found) * scale <= _NOTHING
+    return by_epsilon, np.where((best < _LARGEST) | small, found, np.nan)
 
 
 def _attained(

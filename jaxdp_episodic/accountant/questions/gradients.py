@@ -16,6 +16,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,
     EpochScheme,
     Poisson,
+    Scheme,
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.step import (
@@ -117,14 +118,21 @@ def epsilon_and_gradient(
         )
         counts = np.broadcast_to(0 if num_steps is None else num_steps, shape)
         fields = _Fields(step, counts.astype(np.float64), shape)
+        # A name whose steps are all named one by one is their sum.
+        alone = {name: fields.alone(name) for name in names}
+        sums = {n: some for n, some in alone.items() if some and some <= set(names)}
+        apart = [name for name in names if name not in sums]
         rows = gradient_of_epsilon(
             np.where(info.is_certified_bound, np.inf, value),
             np.broadcast_to(log_delta, shape),
             runs,
-            [fields.parameter(name) for name in names],
+            [fields.parameter(name) for name in apart],
             method,
         )
-    return value, {name: row[()] for name, row in zip(names, rows, strict=True)}
+    gradient = dict(zip(apart, rows, strict=True))
+    for name, parts in sums.items():
+        gradient[name] = sum((gradient[part] for part in parts), np.zeros(shape))
+    return value, {name: gradient[name][()] for name in names}
 
 
 class _Fields(NamedTuple):
@@ -151,7 +159,7 @@ class _Fields(NamedTuple):
                     moved[i] = moved[i] + displacement
                 return self._runs(parts, moved)
 
-            return Parameter(np.maximum(least, 1.0), more, least)
+            return Parameter(np.maximum(least, 1.0)[..., None], more, least)
         having = [i for i in chosen if plain == NOISE or plain in _rate_names(parts[i])]
         scales = [self._scale(parts[i], plain) for i in having]
 
@@ -162,6 +170,13 @@ class _Fields(NamedTuple):
             return self._runs(changed, self.counts)
 
         return Parameter(np.min(scales, axis=0), moved)
+
+    def alone(self, name: str) -> set[str]:
+        """Names of the field in each of the composed steps that have it."""
+        if isinstance(self.step, GaussianStep) or "[" in name:
+            return set()
+        every = field_names(self.step)
+        return {other for other in every if other.startswith(f"{name}[")}
 
     @property
     def parts(self) -> tuple[GaussianStep, ...]:
@@ -184,16 +199,25 @@ class _Fields(NamedTuple):
         return runs_of_parts(parts, counts)
 
     def _scale(self, step: GaussianStep, name: str) -> np.ndarray:
-        """What a field's differences are taken at shares of."""
+        """What a field's differences are taken at shares of, on every path."""
         if name == NOISE:
-            scale = np.asarray(step.noise_multiplier, np.float64)
+            scale = np.asarray(step.noise_multiplier, np.float64)[..., None]
         else:
             scheme = _rate_names(step)[name]
             rate = np.asarray(getattr(scheme, scheme.rate_field), np.float64)
-            scale = rate
-            if isinstance(scheme, Poisson):
-                scale = np.minimum(rate, 1 - rate)
-        return np.broadcast_to(scale, self.shape)
+            scale = np.minimum(rate, 1 - rate)[..., None]
+            if isinstance(scheme, WithoutReplacement):
+                draw, group = _drawn(step, scheme)
+                scale = np.where(draw == group, np.nan, rate[..., None])
+        return np.broadcast_to(scale, (*self.shape, np.shape(scale)[-1]))
+
+
+def _drawn(step: GaussianStep, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
+    """How many units of a level are drawn without replacement, of how many."""
+    levels, position = step.path_rates, step.level_names_used.index(scheme.name)
+    draw, group = levels.draw_sizes[position], levels.group_sizes[position]
+    assert draw is not None and group is not None  # it has a size
+    return draw, group
 
 
 def _moved(step: GaussianStep, name: str, displacement: np.ndarray) -> GaussianStep:
@@ -212,14 +236,13 @@ def _moved(step: GaussianStep, name: str, displacement: np.ndarray) -> GaussianS
         raise NotImplementedError(
             f"epsilon_and_gradient does not cover {name!r} with privacy_unit='person'"
         )
+    draw, group = _drawn(step, scheme)
     levels, position = step.path_rates, step.level_names_used.index(scheme.name)
-    draw, group = levels.draw_sizes[position], levels.group_sizes[position]
-    assert draw is not None and group is not None  # a level without replacement
     # No larger size can be drawn.
     slope = np.where(draw > group, 0.0, 1.0 / group)
     rate = levels.rates[position] + displacement[..., None] * slope
     rates = list(levels.rates)
-    rates[position] = np.clip(rate, 0.0, 1.0)
+    rates[position] = np.minimum(rate, 1.0)
     other = copy.copy(step)
     # The cached property of the copy.
     vars(other)["path_rates"] = dataclasses.replace(levels, rates=tuple(rates))
@@ -256,7 +279,7 @@ def _checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, .
     return tuple(wrt)
 
 
-def _rate_names(step: GaussianStep) -> dict[str, Poisson | WithoutReplacement]:
+def _rate_names(step: GaussianStep) -> dict[str, Scheme]:
     """Names of the fields that set a rate, and the schemes of their levels."""
     used = step.level_names_used
     # The length of an epoch is a whole number.

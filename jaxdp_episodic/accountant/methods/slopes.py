@@ -274,13 +274,17 @@ def _kernel(
         lay_nodes = run(steps_of, "num_nodes", "num_terms")
         solve = run(integral.log_delta, "num_nodes")
 
-        def steps(groups: tuple[Group, ...]) -> Any:
+        def steps(groups: tuple[Group, ...], **checked: bool) -> Any:
+            rules = [
+                {"num_nodes": loss_nodes, "num_terms": number} for number in terms
+            ]
             return tuple(
-                lay_nodes(
-                    group, backward, log_cut, num_nodes=loss_nodes, num_terms=number
-                )
-                for group, number in zip(groups, terms, strict=True)
+                lay_nodes(group, backward, log_cut, **rule, **checked)
+                for group, rule in zip(groups, rules, strict=True)
             )
+
+        # Compiled for moved runs, too, are the kernels that check their nodes.
+        unchecked = {} if compiled else {"checked": False}
 
         epsilon, here = epsilons[0], steps(groups[0])
         contour = run(contours.lay_contour)(epsilon, here)
@@ -290,7 +294,9 @@ def _kernel(
             )
         solution = solve(epsilon, contour, here, num_nodes=contour_nodes)
         values = [
-            solve(at, contour, steps(one), num_nodes=contour_nodes).value
+            solve(
+                at, contour, steps(one, **unchecked), num_nodes=contour_nodes
+            ).value
             for at, one in zip(epsilons[1:], groups[1:], strict=True)
         ]
         return solution.value, solution.log_error, solution.slope, *values

@@ -106,26 +106,37 @@ def rdp(
     check_step(step)
     orders = _validation.order_array("orders", orders, infinite=True)
     _validation.choice("direction", direction, DIRECTIONS)
-    curves = [
-        _worst_curve(run.with_axis(), orders.reshape(-1), direction)
-        for run in runs_of(step, np.asarray(1))
-    ]
+    expanded = orders.reshape(1, -1)
+    values = curve_of(step, expanded, direction, (*step.shape, orders.size), axis=True)
+    return _scalar_or_array(values.reshape(step.shape + orders.shape))
+
+
+def curve_of(
+    step: AnyStep,
+    orders: np.ndarray,
+    direction: str,
+    shape: tuple[int, ...],
+    *,
+    axis: bool = False,
+) -> np.ndarray:
+    """The worst path's divergences, of a shape.
+
+    Orders broadcast with the settings and a last axis for the paths; or, with an
+    ``axis`` of their own behind these.
+    """
+    curves = []
+    for run in runs_of(step, np.asarray(1)):
+        run.refuse("rdp")
+        run = run.with_axis() if axis else run
+        finite, values = np.where(np.isinf(orders), 2.0, orders), np.zeros(())
+        for one in ("forward", "backward") if direction == "both" else (direction,):
+            curve = rdp_curve(finite, run, one)
+            most = run.largest_loss(backward=one == "backward")
+            most = np.where(run.is_unprotected, np.inf, most)
+            values = np.maximum(values, np.where(np.isinf(orders), most, curve))
+        curves.append(np.where(run.log_kept() < 0, np.inf, values))
     least = np.minimum.reduce(np.broadcast_arrays(*curves))
-    worst = np.broadcast_to(least.max(axis=-2), (*step.shape, orders.size))
-    return _scalar_or_array(worst.reshape(step.shape + orders.shape))
-
-
-def _worst_curve(run: Run, orders: np.ndarray, direction: str) -> np.ndarray:
-    """(..., P, orders) the divergences of a run with one more axis, for the orders."""
-    run.refuse("rdp")
-    finite = np.where(np.isinf(orders), 2.0, orders)
-    values = np.zeros((1, orders.size))
-    for one in ("forward", "backward") if direction == "both" else (direction,):
-        curve = rdp_curve(finite, run, one)
-        most = run.largest_loss(backward=one == "backward")
-        most = np.where(run.is_unprotected, np.inf, most)
-        values = np.maximum(values, np.where(np.isinf(orders), most, curve))
-    return np.where(run.log_kept() < 0, np.inf, values)
+    return np.broadcast_to(least.max(axis=-2 if axis else -1), shape)
 
 
 @on_engine

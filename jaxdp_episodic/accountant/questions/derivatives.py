@@ -38,12 +38,17 @@ POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
 _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 # ... and of second order.
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
-# The first width, as a share of a parameter's scale, and the largest one.
-_SHARE = 1e-3
+# The largest width, as a share of a parameter's scale.
 _LARGEST_SHARE = 2e-2
-# Nats by which log(delta) should change in a width, tried in turn after the first, and
-# whether along the line of the quotients so far.
-_TRIES = ((0.1, False), (1.0, True), (8.0, True), (0.01, False))
+# First widths, as such shares, and nats by which log(delta) should change in those that
+# are tried in turn, and whether along the line of the quotients so far. Rényi's bound is
+# known to rounding, and at a cliff of the moments it bends within a hundredth of a nat.
+_FIRST = {"profile": 1e-3, "exact": 1e-3, "rdp": 1e-5}
+_TRIES = {
+    "profile": ((0.1, False), (0.01, False), (1e-3, False)),
+    "exact": ((0.1, False), (1.0, True), (8.0, True), (0.01, False)),
+    "rdp": ((1e-3, False), (1e-4, False), (1e-5, False)),
+}
 # Nats beyond which it may bend more than quotients of second order tell.
 _FAR = 0.5
 # Relative error of a quotient over the square of what one of second order is off: of
@@ -88,11 +93,18 @@ def gradient_of_epsilon(
     question = EpsilonAt(log_delta)
     found = slopes(question, epsilon, runs, parameters, method)
     gradient = found.along / found.by_epsilon
-    if np.any(epsilon <= 0):
-        by = worst_path.CONTOUR if method == "exact" else method
-        at_zero = worst_path.answer(DeltaAt(np.zeros(epsilon.shape)), runs, by).value
-        gradient = np.where((epsilon <= 0) & (at_zero < log_delta), 0.0, gradient)
-    return gradient
+    return np.where(is_constant(epsilon, log_delta, runs, method), 0.0, gradient)
+
+
+def is_constant(
+    epsilon: np.ndarray, log_delta: np.ndarray, runs: Sequence[Run], method: str
+) -> np.ndarray:
+    """Where epsilon is 0, and stays it as anything moves a little."""
+    if not np.any(epsilon <= 0):
+        return np.zeros(epsilon.shape, bool)
+    by = worst_path.CONTOUR if method == "exact" else method
+    at_zero = worst_path.answer(DeltaAt(np.zeros(epsilon.shape)), runs, by).value
+    return (epsilon <= 0) & (at_zero < log_delta)
 
 
 class Slopes(NamedTuple):
@@ -223,36 +235,31 @@ def _of_alike(
     method: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(n,) and (parameters, n), of (n,) settings that are computed alike."""
-    kinds = {
-        "profile": moves_by_profile,
-        "rdp": moves_at_order,
-        "exact": moves_by_contour,
-    }
-    solve: Callable[..., Moves] = kinds[method]
     along = np.full((len(parameters), answer.size), np.nan)
-    by_epsilon = None
     counts = [i for i, parameter in enumerate(parameters) if parameter.count is not None]
     others = [i for i in range(len(parameters)) if i not in counts]
-    if others or not counts:
-        chosen = [parameters[i] for i in others]
-        by_epsilon, along[others] = _quotients(
-            solve, question, answer, run, chosen, settings
-        )
-    if counts:
-        chosen = [parameters[i] for i in counts]
-        # A single step's profile says nothing of its powers.
-        power = moves_by_contour if method == "profile" else solve
-        found, along[counts] = _quotients(
-            power, question, answer, run, chosen, settings
-        )
-        by_epsilon = found if by_epsilon is None else by_epsilon
-        if power is moves_by_contour:
-            again = functools.partial(power, other=True)
-            _, check = _quotients(again, question, answer, run, chosen, settings)
-            apart = ~(np.abs(along[counts] - check) <= _AGREEMENT * np.abs(check))
-            along[counts] = np.where(apart, np.nan, along[counts])
-    assert by_epsilon is not None
+    # A single step's profile says nothing of its powers.
+    power = "exact" if method == "profile" else method
+    by_epsilon = np.full(answer.size, np.nan)
+    for chosen, by in ((counts, power), (others, method)):
+        if chosen or chosen is others and not counts:
+            some = [parameters[i] for i in chosen]
+            solve = _MOVES[by]
+            problem = question, answer, run, some, settings, by
+            by_epsilon, along[chosen] = _quotients(solve, *problem)
+            if chosen is counts and by == "exact":
+                again = functools.partial(solve, other=True)
+                _, check = _quotients(again, *problem)
+                apart = ~(np.abs(along[counts] - check) <= _AGREEMENT * np.abs(check))
+                along[counts] = np.where(apart, np.nan, along[counts])
     return by_epsilon, along
+
+
+_MOVES: dict[str, Callable[..., Moves]] = {
+    "profile": moves_by_profile,
+    "exact": moves_by_contour,
+    "rdp": moves_at_order,
+}
 
 
 def _quotients(
@@ -262,6 +269,7 @@ def _quotients(
     run: Run,
     parameters: Sequence[Parameter],
     settings: _Settings,
+    method: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """``-d log(delta) / d epsilon``, and difference quotients by each parameter.
 
@@ -275,7 +283,7 @@ def _quotients(
     best, found = np.full(shape, np.inf), np.full(shape, np.nan)
     by_epsilon = np.full(answer.size, np.nan)
     left = np.isfinite(scale) & (scale > 0)
-    for nats, on_line in ((None, False), *_TRIES):
+    for nats, on_line in ((None, False), *_TRIES[method]):
         which = np.flatnonzero(left.any(axis=1))
         index = np.flatnonzero(left.any(axis=0))
         if nats is None:
@@ -284,7 +292,7 @@ def _quotients(
             break
         grid = np.ix_(which, index)
         ends, most, line = at_end[grid], np.where(left, scale, 0.0)[grid], 0.0
-        width = _SHARE * most
+        width = _FIRST[method] * most
         if nats is not None:
             steep = np.abs(np.nan_to_num(found[grid], nan=1.0))
             width = np.minimum(nats / np.maximum(steep, 1e-300), _LARGEST_SHARE * most)
@@ -319,6 +327,30 @@ def _quotients(
         left &= ~(best <= _ENOUGH) & ~np.isnan(by_epsilon)
     small = np.abs(found) * scale <= _NOTHING
     return by_epsilon, np.where((best < _LARGEST) | small, found, np.nan)
+
+
+def difference(
+    function: Callable[[np.ndarray], np.ndarray], *widths: np.ndarray
+) -> np.ndarray:
+    """The derivative of a function that is known to rounding; NaN where it bends.
+
+    It maps displacements (K, *settings) to (..., K, *settings); of widths, each of the
+    settings' shape, the one is taken at which quotients of two orders agree best.
+    """
+    best = result = None
+    for width in widths:
+        far = POINTS[:, 0].reshape(-1, *(1,) * width.ndim) * width
+        values = np.moveaxis(function(far), -1 - width.ndim, 0)
+        fourth = np.tensordot(_WEIGHTS[:, 0], values, 1)
+        apart = np.abs(fourth - np.tensordot(_CHECK[:, 0], values, 1))
+        off = np.where(fourth == 0, 0.0, apart / np.abs(fourth))
+        off = np.where(np.isnan(off), np.inf, off)
+        if best is None or result is None:
+            best, result = off, fourth / width
+        result = np.where(off < best, fourth / width, result)
+        best = np.minimum(off, best)
+    assert best is not None and result is not None  # there is at least one width
+    return np.where(_ERROR_OVER_SQUARE * best**2 < _LARGEST, result, np.nan)
 
 
 def _attained(

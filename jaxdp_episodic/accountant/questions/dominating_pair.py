@@ -27,6 +27,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     RandomAllocation,
     ShuffledEpochs,
 )
+from jaxdp_episodic.accountant.describe.spec import refuse_traced
 from jaxdp_episodic.accountant.describe.step import (
     STEP,
     AnyStep,
@@ -93,6 +94,7 @@ def dominating_pairs(step: OneStep) -> tuple[PrivacyLoss, ...]:
       NotImplementedError: more independent episodes, or clip units of a person, than a
         sum can have terms.
     """
+    refuse_traced(step)
     if not isinstance(step, GaussianStep):
         return (pair_of_release(step),)
     step = in_one_place(step)
@@ -122,6 +124,7 @@ def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
     Each by itself bounds what the steps cost; the least answer counts. Composed steps
     go by the theorem of the same number in each of them.
     """
+    refuse_traced(step)
     if not isinstance(step, ComposedSteps):
         assert num_steps is not None  # the callers check
         return tuple(Run(*zip(*uses, strict=True)) for uses in _uses(step, num_steps))

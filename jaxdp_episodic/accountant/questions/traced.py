@@ -7,6 +7,8 @@ float64 (`questions.traced_host`). Derivatives are its own, too, by `jax.custom_
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -308,8 +310,11 @@ def _called_back(
         call, (result,) * number, *given, vmap_method="broadcast_all"
     )
     if is_double:
-        return tuple(jax.lax.bitcast_convert_type(row, np.float64) for row in found)
-    return tuple(found)
+        found = (jax.lax.bitcast_convert_type(row, np.float64) for row in found)
+    # Within shard_map the answer varies over the axes that a number varies over, which
+    # callbacks do not say.
+    varies = functools.reduce(operator.and_, (leaf == leaf for leaf in leaves))
+    return tuple(jax.numpy.where(varies, row, row) for row in found)
 
 
 def _rounded_up(value: np.ndarray, dtype: Any) -> np.ndarray:

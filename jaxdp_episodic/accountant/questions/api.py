@@ -262,7 +262,9 @@ def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
     """``e^log_delta`` rounded up, or down; 0 and 1 are exact."""
     # exp rounds to the nearest: one ulp outwards keeps the bound.
     value = np.nextafter(np.exp(log_delta), 2.0 if up else -1.0)
-    value = np.where(log_delta == 0, 1.0, np.clip(value, 0.0, 1.0))
+    # Without comparing with 0 what a thread of JAX may take for it.
+    value = np.where(np.signbit(value), 0.0, np.where(value > 1, 1.0, value))
+    value = np.where(log_delta == 0, 1.0, value)
     return np.where(np.isneginf(log_delta), 0.0, value)
 
 

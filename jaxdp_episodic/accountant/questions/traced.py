@@ -326,4 +326,6 @@ def _rounded_up(value: np.ndarray, dtype: Any) -> np.ndarray:
         near = value.astype(dtype)
         up = np.nextafter(near, np.asarray(np.inf, dtype))
     near = np.where(near.astype(np.float64) < value, up, near)
-    return np.where(value > 0, np.maximum(near, np.finfo(dtype).tiny), near)
+    # By its bits: nor does a thread that calls back compute with such numbers.
+    some = np.array(value, np.float64).view(np.int64) > 0
+    return np.where(some, np.maximum(near, np.finfo(dtype).tiny), near)

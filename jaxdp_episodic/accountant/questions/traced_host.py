@@ -230,7 +230,8 @@ def _runs(step: AnyStep, counts: Sequence[np.ndarray], times: Any) -> Sequence[R
 def _rdp(step: AnyStep, orders: Any, direction: str) -> np.ndarray:
     """A curve at one order in each setting."""
     orders = _validation.order_array(ORDERS, orders, infinite=True)
-    return api.curve_of(step, orders[..., None], direction, step.shape)
+    shape = np.broadcast_shapes(step.shape, orders.shape)
+    return api.curve_of(step, orders[..., None], direction, shape)
 
 
 def _scale(place: str, value: np.ndarray) -> np.ndarray:

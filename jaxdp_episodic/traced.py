@@ -1,6 +1,6 @@
 """Questions within JAX programs: under jit, vmap, grad, scan and all the others.
 
-The same questions as of `jaxdp_episodic`, of descriptions whose numbers JAX may trace.
+The same questions as outside, of descriptions whose numbers JAX may trace.
 See docs/in_jax.md.
 """
 

@@ -13,7 +13,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import choose_engine, jitted, on_jax, using_engine
+from jaxdp_episodic.accountant._engine import (
+    choose_engine,
+    jitted,
+    on_jax,
+    using_engine,
+)
 from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact import contour as contours
@@ -275,9 +280,7 @@ def _kernel(
         solve = run(integral.log_delta, "num_nodes")
 
         def steps(groups: tuple[Group, ...], **checked: bool) -> Any:
-            rules = [
-                {"num_nodes": loss_nodes, "num_terms": number} for number in terms
-            ]
+            rules = [{"num_nodes": loss_nodes, "num_terms": number} for number in terms]
             return tuple(
                 lay_nodes(group, backward, log_cut, **rule, **checked)
                 for group, rule in zip(groups, rules, strict=True)
@@ -294,9 +297,7 @@ def _kernel(
             )
         solution = solve(epsilon, contour, here, num_nodes=contour_nodes)
         values = [
-            solve(
-                at, contour, steps(one, **unchecked), num_nodes=contour_nodes
-            ).value
+            solve(at, contour, steps(one, **unchecked), num_nodes=contour_nodes).value
             for at, one in zip(epsilons[1:], groups[1:], strict=True)
         ]
         return solution.value, solution.log_error, solution.slope, *values

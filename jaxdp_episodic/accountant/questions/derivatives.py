@@ -221,9 +221,7 @@ class _Settings(NamedTuple):
         if len(runs) != self.num_theorems:
             raise NotImplementedError("a small move makes it a run of another kind")
         rows = self.of(runs[self.theorem])
-        return [
-            rows.map(lambda field, k=k: field[k]) for k in range(len(displacement))
-        ]
+        return [rows.map(lambda field, k=k: field[k]) for k in range(len(displacement))]
 
 
 def _of_alike(
@@ -236,7 +234,9 @@ def _of_alike(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(n,) and (parameters, n), of (n,) settings that are computed alike."""
     along = np.full((len(parameters), answer.size), np.nan)
-    counts = [i for i, parameter in enumerate(parameters) if parameter.count is not None]
+    counts = [
+        i for i, parameter in enumerate(parameters) if parameter.count is not None
+    ]
     others = [i for i in range(len(parameters)) if i not in counts]
     # A single step's profile says nothing of its powers.
     power = "exact" if method == "profile" else method
@@ -301,7 +301,9 @@ def _quotients(
         asked, known = question.take(index), answer[index]
         epsilon = known if question.is_epsilon else asked.target
         some, moved = settings.take(index), []
-        for i, end, wide, rise in zip(which, ends, width, line + 0 * width, strict=True):
+        for i, end, wide, rise in zip(
+            which, ends, width, line + 0 * width, strict=True
+        ):
             far = POINTS[:, end] * wide
             runs = some.moved(parameters[i], far)
             moved += map(Moved, runs, epsilon + rise * far)
@@ -318,7 +320,9 @@ def _quotients(
             size, apart = np.abs(change), np.abs(fourth - second)
             apart = np.where(apart > rounding, apart, 0.0) / size
             off = _ERROR_OVER_SQUARE * apart**2 + rounding / size
-            off = np.where((size > _FAR) & (not on_line), np.maximum(off, _LARGEST), off)
+            off = np.where(
+                (size > _FAR) & (not on_line), np.maximum(off, _LARGEST), off
+            )
             off = np.where(size == 0, 0.0, off)
             quotient = change / width
         better = left[grid] & (off < best[grid])
@@ -337,20 +341,19 @@ def difference(
     It maps displacements (K, *settings) to (..., K, *settings); of widths, each of the
     settings' shape, the one is taken at which quotients of two orders agree best.
     """
-    best = result = None
+    best, result = np.inf, np.nan
     for width in widths:
         far = POINTS[:, 0].reshape(-1, *(1,) * width.ndim) * width
         values = np.moveaxis(function(far), -1 - width.ndim, 0)
         fourth = np.tensordot(_WEIGHTS[:, 0], values, 1)
         apart = np.abs(fourth - np.tensordot(_CHECK[:, 0], values, 1))
         off = np.where(fourth == 0, 0.0, apart / np.abs(fourth))
-        off = np.where(np.isnan(off), np.inf, off)
-        if best is None or result is None:
-            best, result = off, fourth / width
+        off = np.where(np.isnan(off), np.inf, _ERROR_OVER_SQUARE * off**2)
         result = np.where(off < best, fourth / width, result)
         best = np.minimum(off, best)
-    assert best is not None and result is not None  # there is at least one width
-    return np.where(_ERROR_OVER_SQUARE * best**2 < _LARGEST, result, np.nan)
+        if np.all(best <= _ENOUGH):
+            break
+    return np.where(best < _LARGEST, result, np.nan)
 
 
 def _attained(

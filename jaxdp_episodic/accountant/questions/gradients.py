@@ -49,16 +49,16 @@ def epsilon_and_gradient(
     wrt: tuple[str, ...] = ("noise_multiplier",),
     method: str = "exact",
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the exact epsilon and its derivatives by fields of the step.
+    """Returns epsilon and its derivatives by fields of the step.
 
     By the implicit-function theorem, at fixed delta,
 
         d eps / d field = (d log delta / d field) / (-d log delta / d eps),
 
-    where both derivatives are of the integral (for one step: of the profile) that
-    `epsilon` with method "exact" solves, on the worst path and in the worse of the two
-    directions. *Exact* up to rounding and quadrature, not differences: relative error
-    about 1e-8 (docs/theory.md, "Exact", for the integral).
+    where log(delta) is the integral (for one step the profile, with "rdp" the bound at
+    the best order) that the method solves, on the worst path and in the worse of the
+    two directions. The numerator is a difference of that smooth function, on one
+    contour and at one order: relative error about 1e-8 (docs/proofs.md).
 
     What can be named:
 
@@ -69,9 +69,8 @@ def epsilon_and_gradient(
     * "LEVEL.size" of a level without replacement, treated as a real number (the rate is
       size over population; the population stays).
 
-    With steps in epochs "noise_multiplier" alone; of random allocation whose units may
-    turn around (replace_one, episodes) by differences of exact epsilons (*estimate*,
-    relative error about 1e-6).
+    With steps in epochs "noise_multiplier" alone, of random allocation with a relative
+    error of about 1e-6 (*estimate*).
 
     Of a composed run a name moves all steps that have the field, by the same amount;
     with an index, "noise_multiplier[0]", "num_steps[1]", it moves one step's only.
@@ -92,6 +91,7 @@ def epsilon_and_gradient(
       delta: in (0, 1).
       num_steps: whole number >= 0; of a composed run as of `epsilon`.
       wrt: names of fields.
+      method: "exact" or "rdp".
 
     Returns:
       ``(epsilon, gradient)``: float64 nats of the broadcast shape of step, ``delta``
@@ -101,7 +101,6 @@ def epsilon_and_gradient(
       ValueError: ``num_steps`` given twice or not at all, or a
         name that the step does not have.
       NotImplementedError: steps in epochs, and another name than "noise_multiplier".
-      ImportError: JAX is not installed, and the derivative is not by differences.
     """
     gaussian_parts(step, "epsilon_and_gradient")  # refuses others
     _validation.open_unit_array("delta", delta)
@@ -247,6 +246,7 @@ def _moved(step: GaussianStep, name: str, displacement: np.ndarray) -> GaussianS
     # The cached property of the copy.
     vars(other)["path_rates"] = dataclasses.replace(levels, rates=tuple(rates))
     return other
+
 
 def field_names(step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
     """Returns the names of what epsilon can be differentiated by.

@@ -187,7 +187,9 @@ def _answer(
     if not missing:
         found = np.broadcast_to(question.answer(), shape)
         return jax.numpy.asarray(_rounded_up(found, dtype))
-    leaves = [jax.numpy.broadcast_to(a, shape) for a in map(_canonical, missing.values())]
+    leaves = [
+        jax.numpy.broadcast_to(a, shape) for a in map(_canonical, missing.values())
+    ]
     return _differentiable(question, shape, dtype)(*leaves)
 
 
@@ -208,7 +210,9 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
     def on_host(function: Callable[..., Sequence[np.ndarray]], number: int) -> Any:
         return lambda *leaves: _called_back(function, number, shape, dtype, leaves)
 
-    def combined(rows: Sequence[Any], tangents: Sequence[Any], by: Sequence[int]) -> Any:
+    def combined(
+        rows: Sequence[Any], tangents: Sequence[Any], by: Sequence[int]
+    ) -> Any:
         moved = (tangents[i].astype(dtype) for i in by)
         pairs = zip(rows, moved, strict=True)
         return sum((row * moves for row, moves in pairs), jax.numpy.zeros(shape, dtype))

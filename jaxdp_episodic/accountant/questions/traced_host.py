@@ -118,7 +118,9 @@ class Question(NamedTuple):
             raise NotImplementedError(
                 f"answers with method={method!r} have no derivatives; covered: {METHODS}"
             )
-        parts = self.step.steps if isinstance(self.step, ComposedSteps) else (self.step,)
+        parts = (
+            self.step.steps if isinstance(self.step, ComposedSteps) else (self.step,)
+        )
         epochs = any(
             isinstance(part, GaussianStep) and epoch_scheme(part.design) is not None
             for part in parts

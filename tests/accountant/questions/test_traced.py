@@ -66,7 +66,9 @@ def test_answers_are_float64_where_x64_is_on() -> None:
 
 def test_known_numbers_stay_float64() -> None:
     target = 1.0 + 1e-12  # as 1 in float32
-    found = jax.jit(lambda rate: traced.delta(step(0.9, rate), epsilon=2.0, num_steps=1))
+    found = jax.jit(
+        lambda rate: traced.delta(step(0.9, rate), epsilon=2.0, num_steps=1)
+    )
     assert float(found(jnp.float32(target))) >= jde.delta(
         step(0.9, 1.0), epsilon=2.0, num_steps=1
     )
@@ -94,9 +96,13 @@ def test_any_floating_type_is_taken_at_face_value(dtype) -> None:
 
 def test_batches_are_their_settings() -> None:
     true = on_host(NOISES[:, None], float32(0.01, 0.02))
-    grid = jax.vmap(jax.vmap(epsilon, (None, 0)), (0, None))(NOISES, float32(0.01, 0.02))
+    grid = jax.vmap(jax.vmap(epsilon, (None, 0)), (0, None))(
+        NOISES, float32(0.01, 0.02)
+    )
     np.testing.assert_allclose(grid, true, rtol=2e-7)
-    np.testing.assert_allclose(epsilon(NOISES[:, None], float32(0.01, 0.02)), true, 2e-7)
+    np.testing.assert_allclose(
+        epsilon(NOISES[:, None], float32(0.01, 0.02)), true, 2e-7
+    )
     counts = jax.vmap(lambda n: epsilon(0.8, num_steps=n, method="rdp"))(
         jnp.arange(3, dtype=jnp.int32)
     )
@@ -124,9 +130,13 @@ def test_loops() -> None:
 
     last, seen = jax.lax.scan(body, jnp.float32(0.6), None, length=3)
     np.testing.assert_allclose(seen, on_host(0.6 * 1.25 ** np.arange(3)), rtol=1e-5)
-    enough = jax.lax.while_loop(lambda n: epsilon(n) > seen[1], lambda n: n * 1.25, last)
+    enough = jax.lax.while_loop(
+        lambda n: epsilon(n) > seen[1], lambda n: n * 1.25, last
+    )
     assert enough == last
-    few = jax.lax.fori_loop(0, 2, lambda i, total: total + epsilon(0.8, num_steps=i), 0.0)
+    few = jax.lax.fori_loop(
+        0, 2, lambda i, total: total + epsilon(0.8, num_steps=i), 0.0
+    )
     np.testing.assert_allclose(few, on_host(0.8), rtol=2e-7)
 
 

@@ -122,7 +122,7 @@ def traced_numbers(spec: Spec) -> dict[str, Any]:
 
 
 def without_traced(spec: Any) -> Any:
-    """Returns a copy with ``...`` for the numbers that JAX traces: only for `mapped`."""
+    """Returns a copy with ``...`` for numbers that JAX traces, only for `mapped`."""
     if isinstance(spec, tuple):
         return tuple(without_traced(part) for part in spec)
     if not isinstance(spec, Spec):
@@ -191,8 +191,8 @@ def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any
 def set_numbers(spec: Spec) -> None:
     """Checks the numeric fields of a frozen spec; refuses those that do not broadcast.
 
-    A field may be None if that is what it is when it is left out; one that JAX traces is
-    checked when its value is known, in `mapped`.
+    A field may be None if that is what it is when it is left out; one that JAX traces
+    is checked when its value is known, in `mapped`.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(spec)}  # pyright: ignore[reportArgumentType]: specs are dataclasses
     for name, check in spec.numeric.items():

@@ -1,7 +1,6 @@
-"""Derivatives of an answer, by one rule: at fixed delta
+"""Derivatives of an answer, by one rule.
 
-    d epsilon / d x = (d log delta / d x) / (-d log delta / d epsilon),
-
+At fixed delta ``d epsilon / d x = (d log delta / d x) / (-d log delta / d epsilon)``,
 where log(delta) is a method's at the contour, the direction, the path or the order of
 its answer, all of them held (`methods.slopes`). The numerator is a difference quotient
 of fourth order of that smooth function, checked by one of second order.
@@ -40,15 +39,18 @@ _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
 # The largest width, as a share of a parameter's scale.
 _LARGEST_SHARE = 2e-2
-# First widths, as such shares, and nats by which log(delta) should change in those that
-# are tried in turn, and whether along the line of the quotients so far. Rényi's bound is
-# known to rounding, and at a cliff of the moments it bends within a hundredth of a nat.
+# First widths, as such shares, and nats by which log(delta) should change in those
+# that are tried in turn, and whether along the line of the quotients so far. Rényi's
+# bound is known to rounding, and at a cliff of the moments it bends within a hundredth
+# of a nat.
 _FIRST = {"profile": 1e-3, "exact": 1e-3, "rdp": 1e-5}
 _TRIES = {
     "profile": ((0.1, False), (0.01, False), (1e-3, False)),
     "exact": ((0.1, False), (1.0, True), (8.0, True), (0.01, False)),
     "rdp": ((1e-3, False), (1e-4, False), (1e-5, False)),
 }
+# Share of epsilon by which it moves along a line in a width, at most.
+_LARGEST_REACH = 0.1
 # Nats beyond which it may bend more than quotients of second order tell.
 _FAR = 0.5
 # Relative error of a quotient over the square of what one of second order is off: of
@@ -291,22 +293,23 @@ def _quotients(
         elif not index.size:
             break
         grid = np.ix_(which, index)
-        ends, most, line = at_end[grid], np.where(left, scale, 0.0)[grid], 0.0
+        ends, most = at_end[grid], np.where(left, scale, 0.0)[grid]
         width = _FIRST[method] * most
         if nats is not None:
             steep = np.abs(np.nan_to_num(found[grid], nan=1.0))
             width = np.minimum(nats / np.maximum(steep, 1e-300), _LARGEST_SHARE * most)
-            if on_line:
-                line = np.nan_to_num(found[grid] / by_epsilon[index])
         asked, known = question.take(index), answer[index]
         epsilon = known if question.is_epsilon else asked.target
+        line = np.zeros(width.shape)
+        if on_line:
+            line = np.nan_to_num(found[grid] / by_epsilon[index])
+            reach = _LARGEST_REACH * epsilon / np.maximum(np.abs(line), 1e-300)
+            width = np.minimum(width, reach)
         some, moved = settings.take(index), []
-        for i, end, wide, rise in zip(
-            which, ends, width, line + 0 * width, strict=True
-        ):
-            far = POINTS[:, end] * wide
+        for row, i in enumerate(which.tolist()):
+            far = POINTS[:, ends[row]] * width[row]
             runs = some.moved(parameters[i], far)
-            moved += map(Moved, runs, epsilon + rise * far)
+            moved += map(Moved, runs, epsilon + line[row] * far)
         moves = solve(asked, known, run.take(index), moved)
         if nats is None:
             by_epsilon = np.where(np.isnan(moves.log_delta), np.nan, moves.slope)

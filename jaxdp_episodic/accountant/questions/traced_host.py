@@ -1,7 +1,7 @@
 """Questions about descriptions whose numbers become known on the host.
 
-What `questions.traced` calls from a compiled program: NumPy in, NumPy out. Arrays are of
-the settings' shape, which the program's batches lead.
+What `questions.traced` calls from a compiled program: NumPy in, NumPy out. Arrays are
+of the settings' shape, which the program's batches lead.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class Question(NamedTuple):
         method = self.options.get("method", METHODS[0])
         if method not in METHODS:
             raise NotImplementedError(
-                f"answers with method={method!r} have no derivatives; covered: {METHODS}"
+                f"answers with method={method!r} have no derivatives; "
+                f"covered: {METHODS}"
             )
         parts = (
             self.step.steps if isinstance(self.step, ComposedSteps) else (self.step,)

@@ -1,5 +1,7 @@
 """Questions within JAX programs: the host's numbers, whatever transforms them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,20 +15,26 @@ DELTA = 1e-5
 P = jax.sharding.PartitionSpec
 
 
-def step(noise, rate=0.01):
+def step(noise: Any, rate: Any = 0.01) -> jde.GaussianStep:
     return jde.GaussianStep(
         jde.Poisson("example", sampling_probability=rate), noise_multiplier=noise
     )
 
 
-def epsilon(noise, rate=0.01, num_steps=1, delta=DELTA, method="exact"):
+def epsilon(
+    noise: Any,
+    rate: Any = 0.01,
+    num_steps: Any = 1,
+    delta: Any = DELTA,
+    method: str = "exact",
+) -> Any:
     """Of one step, which takes no integral, unless more are asked for."""
     return traced.epsilon(
         step(noise, rate), delta=delta, num_steps=num_steps, method=method
     )
 
 
-def on_host(noise, rate=0.01, num_steps=1, **asked):
+def on_host(noise: Any, rate: Any = 0.01, num_steps: Any = 1, **asked: Any) -> Any:
     """The same of the plain question, at the numbers that float32 has."""
     noise, rate = (np.asarray(a, np.float64) for a in (noise, rate))
     return jde.epsilon(step(noise, rate), delta=DELTA, num_steps=num_steps, **asked)

@@ -261,6 +261,7 @@ class Mine:
         return self.inner.predict(params, episode)
 
 
+@pytest.mark.slow
 def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
     data = make_sinusoids(30, points=8, seed=0)
     step = jde.GaussianStep(

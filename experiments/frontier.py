@@ -95,9 +95,14 @@ def school_baselines(config: TrainingConfig) -> dict[str, Score]:
 
 
 def train(name: str, target: float, folder: Path) -> Score:
-    """Returns the test score of one config at one epsilon."""
+    """Returns the test score of one config at one epsilon, of its last stage."""
+    config = read_config(CONFIGS / f"{name}.toml")
+    assert config.evaluation is not None
     config = dataclasses.replace(
-        read_config(CONFIGS / f"{name}.toml"), epsilon=target, checkpoint_every=10_000
+        config,
+        epsilon=target,
+        checkpoint_every=10_000,
+        evaluation=dataclasses.replace(config.evaluation, select=False),
     )
     result = run_training(
         config, folder / f"{name}-{target:g}", title=f"{name}, epsilon {target:g}"

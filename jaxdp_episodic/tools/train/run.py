@@ -32,6 +32,7 @@ from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from jaxdp_episodic.trainer.run.parts import OwnParts
 from jaxdp_episodic.trainer.run.run_files import StepProgress
 from jaxdp_episodic.trainer.run.said import SEEDED, epsilon_without_last_stage
+from jaxdp_episodic.trainer.run.selection import choosing_split
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 
@@ -137,13 +138,14 @@ def _run(
                 step = trainer.resume(folder)
             console.print(f"resumed after step {step:,}{_owed(trainer, step)}")
         _announce(console, trainer, size)
-        paid = None
+        wanted, paid = config.evaluation, None
+        select = None if wanted is None else wanted.select
         if book is not None:
+            choosing_split(trainer, evaluations, select)  # refused before it pays
             paid = booked.check_in_run(book, trainer, config, base, folder, title)
             said = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
             console.print(f"{said}, and gets nothing back", highlight=False)
         budget, taken = trainer.budget, trainer.num_steps_taken
-        wanted = config.evaluation
 
         def shown(progress: StepProgress) -> None:
             spent = progress.private_record["epsilon"]
@@ -156,7 +158,7 @@ def _run(
                 folder,
                 evaluations=evaluations,
                 evaluate_every=None if wanted is None else wanted.every,
-                select=wanted is None or wanted.select,
+                select=select,
                 checkpoint_every=config.checkpoint_every,
                 on_step=shown,
             )

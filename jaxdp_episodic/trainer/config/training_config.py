@@ -64,6 +64,7 @@ class EvaluationConfig(Spec):
       every: steps between evaluations; None: steps are scored after the last alone.
       select: release the simplest stage within a standard error of the best on the
         split "validation", else on the first that is not "test"; false: the last one.
+        None: true, but where people are protected, who may be in both parts.
       without_noise: also train without noise, for the private report's picture. Only
         the scores are kept.
     """
@@ -74,11 +75,11 @@ class EvaluationConfig(Spec):
     queries: int = 5
     num_episodes: int = 600
     every: int | None = None
-    select: bool = True
+    select: bool | None = None
     without_noise: bool = False
 
     def __post_init__(self) -> None:
-        check_flags(self, "select", "without_noise")
+        check_flags(self, "without_noise", *["select"] * (self.select is not None))
         if not isinstance(self.splits, list | tuple) or not all(
             isinstance(name, str) for name in self.splits
         ):

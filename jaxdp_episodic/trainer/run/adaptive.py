@@ -109,8 +109,7 @@ class AdaptiveTrainer(Trainer):
         if not callable(rule):
             raise TypeError(f"rule must be a function, got {_validation.shown(rule)}")
         self._rule, self.checks = rule, dict(checks)
-        if checks:  # the guarantee is about their data, too
-            self._no_choice = "held-out data are private here, and scored with noise"
+        self.has_private_scores = bool(checks)
         super().__init__(
             learner, params, data=data, budget=cast(Any, budget), **arguments
         )

@@ -29,7 +29,7 @@ def found_in_both(
     if held_out.fingerprint == trained.fingerprint:
         return "all of the training data", ""
     unit, by_chance = str(step.privacy_unit), ""
-    if unit == PERSON or isinstance(step.design, PeopleBlocks):
+    if protects_people(step):
         if held_out.owners is None or trained.owners is None:
             return "perhaps people in both: nobody knows whose the examples are", ""
         ours, theirs = held_out.owners.present, trained.owners.present
@@ -50,6 +50,11 @@ def found_in_both(
             some = f"{both.size:,} {unit!r} units in both"
             return f"{some}, such as {both[0].item()!r}", by_chance
     return "", by_chance
+
+
+def protects_people(step: GaussianStep) -> bool:
+    """Whether somebody is protected with all that is hers."""
+    return step.privacy_unit == PERSON or isinstance(step.design, PeopleBlocks)
 
 
 def _names_of(data: ExampleTable, unit: str) -> np.ndarray:

@@ -70,11 +70,13 @@ class RunState:
       recipe: how examples become what the model sees, and what the model is, as plain
         values; of a run from a config. They are for its release; see `load_release`.
       selection: what `train` has chosen to release; None before its end.
+      has_private_scores: held-out data are protected, too, and scored with noise.
     """
 
     _draws: RunDraws
     _noise_multiplier: float
     _stages: Stages
+    has_private_scores = False
 
     def __init__(
         self,

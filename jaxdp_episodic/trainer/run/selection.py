@@ -7,15 +7,14 @@ sees what was released, and nothing else.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.files.archive import write_arrays
-from jaxdp_episodic.trainer.run.apart import found_in_both
+from jaxdp_episodic.trainer.run.apart import found_in_both, protects_people
 from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation, Score
 from jaxdp_episodic.trainer.run.report import flat_arrays, load_parameters
 from jaxdp_episodic.trainer.run.run_files import BEST, HELD_OUT, STAGES
@@ -104,8 +103,10 @@ class Scoring:
       run: a `Trainer`.
       folder: of the run, in which the best of the steps so far is kept.
       evaluations: by the names of the splits.
-      select: choose; False: the last stage is released.
-      reason: why a run of its kind does not choose, in words; "": it does.
+      select: see `Trainer.train`.
+
+    Raises:
+      ValueError: see `choosing_split`; what was kept of the best steps is damaged.
     """
 
     def __init__(
@@ -114,28 +115,10 @@ class Scoring:
         folder: Path,
         evaluations: Mapping[str, Evaluation] | None,
         *,
-        select: bool,
-        reason: str = "",
+        select: bool | None,
     ) -> None:
         self._run, self._evaluations = run, dict(evaluations or {})
-        self.split, self.reason = choosing_split(self._evaluations), reason
-        if not self._evaluations:
-            self.reason = "nothing was scored on held-out data"
-        elif not select:
-            self.reason = "the choice was turned off"
-        elif self.split is None:
-            self.reason = f"{_TEST!r} alone was scored, and nothing is chosen by that"
-        elif not self.reason:
-            data = self._evaluations[self.split].data
-            found, _ = found_in_both(data, run.data, run.budget.step)
-            if found:
-                self.reason = (
-                    f"data of {self.split!r} are in the training data, too, and what a "
-                    f"choice tells of them no guarantee would cover ({found})"
-                )
-                warnings.warn(f"no choice among stages: {self.reason}", stacklevel=4)
-        if self.reason:
-            self.split = None
+        self.split, self.reason = choosing_split(run, self._evaluations, select)
         self._known: dict[str, dict[str, EpisodeScores]] = {}
         self._best, self._path = None, folder / BEST
         if self.split is not None:
@@ -222,10 +205,42 @@ def _file(step: int, params: Any) -> dict[str, Any]:
     return {"step": np.asarray(step, np.int32), "params": params}
 
 
-def choosing_split(splits: Iterable[str]) -> str | None:
-    """Returns by which split stages are compared: never by "test"."""
-    others = [name for name in splits if name != _TEST]
-    return _VALIDATION if _VALIDATION in others else next(iter(others), None)
+def choosing_split(
+    run: Any, evaluations: Mapping[str, Evaluation], select: bool | None
+) -> tuple[str | None, str]:
+    """Returns by which split stages are compared, or None and why by none, in words.
+
+    Whether any are is decided by public facts: else it would tell who is in both parts
+    of the data. Arguments are those of `Scoring`.
+
+    Raises:
+      ValueError: the split has somebody who is protected in common with the training
+        data, of whom the choice would tell what no guarantee covers.
+    """
+    others = [name for name in evaluations if name != _TEST]
+    split = _VALIDATION if _VALIDATION in others else next(iter(others), None)
+    step = run.budget.step
+    if not evaluations:
+        return None, "nothing was scored on held-out data"
+    if select is False:
+        return None, "the choice was turned off"
+    if split is None:
+        return None, f"{_TEST!r} alone was scored, and nothing is chosen by that"
+    if run.has_private_scores:  # the guarantee is about them, too
+        return None, "held-out data are private here, and scored with noise"
+    if select is None and protects_people(step):
+        return None, (
+            "people are protected, who may be in the held-out data, too, unless the "
+            "run's settings say that nobody is"
+        )
+    found, _ = found_in_both(evaluations[split].data, run.data, step)
+    if found:
+        raise ValueError(
+            f"{split!r} must have nobody in common with the training data to choose a "
+            f"stage by it, got {found}: no guarantee would cover what the choice tells "
+            "of them; set select = false of the evaluation, or separate the data"
+        )
+    return split, ""
 
 
 def simplest(

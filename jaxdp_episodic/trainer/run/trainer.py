@@ -90,8 +90,6 @@ class Trainer(RunState):
         that does not contain what interacts.
     """
 
-    _no_choice: str = ""  # why a run of this kind chooses no stage
-
     def __init__(
         self,
         learner: Any,
@@ -301,7 +299,7 @@ class Trainer(RunState):
         *,
         evaluations: Mapping[str, Evaluation] | None = None,
         evaluate_every: int | None = None,
-        select: bool = True,
+        select: bool | None = None,
         checkpoint_every: int = 100,
         log_every: int = 1,
         on_step: Callable[[StepProgress], None] | None = None,
@@ -320,8 +318,9 @@ class Trainer(RunState):
             statistics, every ``evaluate_every`` steps and after the last.
           evaluate_every: None: steps are scored after the last alone.
           select: what is `released` is the simplest stage within a standard error of
-            the best on "validation", else on the first that is not "test"; where that
-            has nobody in common with the training data. False: the last stage is.
+            the best on "validation", else on the first that is not "test"; which must
+            have nobody in common with the training data. False: the last stage is.
+            None: that is so where people are protected, who may be in both.
           checkpoint_every: steps between checkpoints; there is one after the last step,
             and whenever the journal exceeds 256 MiB.
           log_every: steps between log records.
@@ -340,7 +339,8 @@ class Trainer(RunState):
             be gone on with.
           RunEndedError: another process has ended; the last step is committed.
           RunMismatchError: another process has another run; nothing was charged.
-          ValueError: the parameters are no longer finite; the run has another folder.
+          ValueError: the parameters are no longer finite; the run has another folder;
+            stages are to be chosen by data that are in both parts.
         """
         if evaluate_every is not None:
             _validation.whole_number("evaluate_every", evaluate_every)
@@ -357,9 +357,7 @@ class Trainer(RunState):
                 return []
             with run_files.locked(folder):
                 self.begin(folder)
-                scoring = Scoring(
-                    self, folder, evaluations, select=select, reason=self._no_choice
-                )
+                scoring = Scoring(self, folder, evaluations, select=select)
                 records = take_all_steps(self, folder, scoring, every, on_step)
             self._processes.meet()
             return records

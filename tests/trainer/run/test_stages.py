@@ -248,7 +248,9 @@ def test_the_simplest_within_a_standard_error_of_the_best():
     ],
 )
 def test_nothing_is_chosen_on_the_test_part(splits, expected):
-    assert choosing_split(splits) == expected
+    (evaluation,) = scored().values()
+    given = dict.fromkeys(splits, evaluation)
+    assert choosing_split(plain_trainer(), given, None)[0] == expected
 
 
 # --- Runs ---
@@ -380,17 +382,27 @@ PERSON = dataclasses.replace(
 )
 
 
-def test_people_in_both_parts_choose_nothing(tmp_path):
+def test_people_who_may_be_in_both_parts_choose_nothing(tmp_path):
+    """Who is there decides nothing: an answer would tell who is."""
     run = plain_trainer(step=PERSON, data=owned(classes(), 0), num_steps=1)
-    mine = scored(owned(classes(seed=9), 5))
-    with pytest.warns(UserWarning, match="1 'person' units in both, such as 5"):
-        run.train(tmp_path / "both", evaluations=mine)
+    both, apart = (scored(owned(classes(seed=9), first)) for first in (5, 6))
+    found = [choosing_split(run, one, None) for one in (both, apart)]
+    assert found[0] == found[1] and found[0][0] is None
+    with pytest.raises(ValueError, match="got 1 'person' units in both, such as 5"):
+        run.train(tmp_path, evaluations=both, select=True)
+    assert run.num_steps_charged == 0
+    run.train(tmp_path, evaluations=apart)
     assert run.released.name == "steps"
-    assert "no guarantee would cover" in run.selection.words
-    again = plain_trainer(step=PERSON, data=owned(classes(), 0), num_steps=1)
-    apart = scored(owned(classes(seed=9), 6))
-    again.train(tmp_path / "apart", evaluations=apart)
-    assert again.selection.split == VALIDATION
+    assert "people are protected" in run.selection.words
+    assert choosing_split(run, apart, True) == (VALIDATION, "")
+
+
+def test_data_that_are_trained_on_choose_nothing(tmp_path):
+    run = plain_trainer(num_steps=1)
+    with pytest.raises(ValueError, match="nobody in common .* set select = false"):
+        run.train(tmp_path, evaluations=scored(classes()))
+    run.train(tmp_path, evaluations=scored(classes()), select=False)
+    assert run.released.name == "steps"
 
 
 def test_what_is_in_both_parts():

@@ -164,8 +164,9 @@ class ModelConfig(Spec):
       kind: "conv_embedding" or "linear" (for ProtoNet), "conv_classifier" or "mlp"; a
         classifier takes any of the last three.
       channels: of each convolution (stride 2 each), or units of each hidden layer.
-      embedding: size of the embedding, of "conv_embedding" and "linear"; a classifier
-        has as many outputs as there are classes.
+      embedding: outputs for prototypes; a classifier has one for each class.
+      skip: of "linear" with prototypes: what they are taken of are the inputs, too,
+        beside the outputs, so that nothing is lost where nothing is learned.
       seed: of the initial parameters, which are public.
     """
 
@@ -174,6 +175,7 @@ class ModelConfig(Spec):
     kind: str
     channels: tuple[int, ...] = (16, 32, 32)
     embedding: int = 32
+    skip: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -186,6 +188,7 @@ class ModelConfig(Spec):
             )
         object.__setattr__(self, "channels", tuple(channels.tolist()))
         set_whole_numbers(self, "embedding")
+        check_flags(self, "skip")
         if max(*self.channels, self.embedding) > _MOST_UNITS:
             raise ValueError(
                 f"channels and embedding must be at most {_MOST_UNITS}, got "

@@ -230,16 +230,25 @@ class Linear(nnx.Module):
     Args:
       inputs: number of features, all axes together.
       outputs: size of the embedding, or number of classes.
+      skip: give the inputs, too, beside the outputs: distances are then nearly those of
+        the inputs at the start, and as far as nothing is learned.
       rngs: for the initial parameters.
     """
 
-    def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, *, skip: bool = False, rngs: nnx.Rngs
+    ) -> None:
         make = nnx.initializers.orthogonal()
         self.kernel = nnx.Param(make(rngs.params(), (inputs, outputs), jnp.float32))
+        self.skip = skip
 
     def __call__(self, inputs: Array) -> Array:
-        """(n, *features) to (n, outputs)."""
-        return self.hidden(inputs) @ self.kernel[...]
+        """(n, *features) to (n, outputs), with ``skip`` (n, all features + outputs)."""
+        seen = self.hidden(inputs)
+        outputs = seen @ self.kernel[...]
+        if not self.skip:
+            return outputs
+        return jnp.concatenate([seen.astype(outputs.dtype), outputs], axis=-1)
 
     def hidden(self, inputs: Array) -> Array:
         """(n, *features) to (n, all features): what the map sees."""
@@ -342,15 +351,21 @@ def _string_keys(tree: Any) -> Any:
 
 
 def built_module(
-    config: ModelConfig, input_shape: tuple[int, ...], num_outputs: int
+    config: ModelConfig,
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    *,
+    embeds: bool = False,
 ) -> Any:
     """Returns the NNX module for inputs of this shape (without a batch axis).
 
-    ``num_outputs`` are those of a learner of logits or values, or of an embedding.
+    ``num_outputs`` are those of a learner of logits or values; of an embedding, which
+    ``embeds`` says that it is, those that are learned.
     """
     rngs = nnx.Rngs(config.seed)
     if config.kind == LINEAR:
-        return Linear(math.prod(input_shape), num_outputs, rngs=rngs)
+        skip = config.skip and embeds
+        return Linear(math.prod(input_shape), num_outputs, skip=skip, rngs=rngs)
     if config.kind == MLP_KIND:
         return MLP(math.prod(input_shape), config.channels, num_outputs, rngs=rngs)
     if len(input_shape) != 3:

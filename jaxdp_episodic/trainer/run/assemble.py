@@ -20,6 +20,7 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     CLASSIFIER,
     CLOSED_FORM,
+    PROTONET,
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
@@ -206,7 +207,11 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
     model = own.settings(config)["model"]
     if config.model is not None and own.model is None:
         num_classes = len(tables.load(TRAIN).population.children_counts[-1])
-        model = {**model, "outputs": num_outputs(config, _ways(config), num_classes)}
+        model = {
+            **model,
+            "outputs": num_outputs(config, _ways(config), num_classes),
+            "embeds": config.learner.kind == PROTONET,
+        }
     given, examples = config.data.to_dict(), dict(tables.examples)
     source = {key: given[key] for key in _SOURCE_KEYS if key in given}
     if examples.pop("inverted") or isinstance(config.data, Omniglot):

@@ -93,7 +93,8 @@ def built_model(
     features = None
     if own.model is None:
         outputs = num_outputs(config, ways, num_classes)
-        module = built_module(model, input_shape, outputs)
+        embeds = learner.kind == PROTONET
+        module = built_module(model, input_shape, outputs, embeds=embeds)
         apply, params = split_model(module)
         if learner.kind == CLASSIFIER:
             features, _ = split_model(module, "hidden")

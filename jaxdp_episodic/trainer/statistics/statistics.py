@@ -132,8 +132,8 @@ class PrivateStatistics:
             self.dimensions = min(config.dimensions, number)
         # Public, unless classes are protected, whose noised number is released.
         is_private = privacy_unit == data.level_names[-2]
-        number = len(data.population.children_counts[-1])
-        self._num_classes = None if is_private else number
+        classes = len(data.population.children_counts[-1])
+        self._num_classes = None if is_private else classes
         who = {
             "privacy_unit": privacy_unit,
             "neighboring_relation": neighboring_relation,

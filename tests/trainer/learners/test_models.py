@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from jaxdp_episodic.trainer.learners.models import GroupNorm
+from jaxdp_episodic.trainer.config.training_parts import ModelConfig
+from jaxdp_episodic.trainer.learners.models import GroupNorm, built_module
 from jaxdp_episodic.training import (
     MLP,
     ConvNet,
@@ -148,6 +149,24 @@ def test_a_linear_embedding_starts_orthogonal():
     images = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     made = apply(params, images)
     np.testing.assert_allclose(made, images.reshape(2, 12) @ kernel, rtol=1e-5)
+
+
+def test_a_skip_keeps_the_inputs_beside_what_is_learned():
+    """Under nothing learned prototypes are those of the inputs, and it is an own one."""
+    apply, params = split_model(Linear(12, 4, skip=True, rngs=nnx.Rngs(0)))
+    images = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    made = np.asarray(apply(params, images))
+    np.testing.assert_array_equal(made[:, :12], images.reshape(2, 12))
+    kernel = np.asarray(params["kernel"])
+    np.testing.assert_allclose(made[:, 12:], images.reshape(2, 12) @ kernel, rtol=1e-5)
+    assert apply != split_model(Linear(12, 4, rngs=nnx.Rngs(0)))[0]
+
+
+@pytest.mark.parametrize("embeds", [True, False])
+def test_logits_have_no_inputs_beside_them(embeds):
+    module = built_module(ModelConfig(kind="linear"), (6,), 3, embeds=embeds)
+    apply, params = split_model(module)
+    assert apply(params, np.ones((2, 6), np.float32)).shape == (2, 9 if embeds else 3)
 
 
 def test_networks_of_one_architecture_are_one_function():

@@ -416,7 +416,7 @@ def test_a_description_cannot_ask_for_much_memory(copied):
         "kind": "mlp",
         "channels": [2**14] * 64,
     }
-    huge |= {"outputs": 3, "input_shape": [2]}
+    huge |= {"outputs": 3, "input_shape": [2], "embeds": False}
     edit(copied, model=huge)
     with pytest.raises(ValueError, match="parameter .* must be of shape"):
         load_release(copied)

@@ -207,9 +207,11 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
     model = own.settings(config)["model"]
     if config.model is not None and own.model is None:
         num_classes = len(tables.load(TRAIN).population.children_counts[-1])
-        outputs = num_outputs(config, _ways(config), num_classes)
-        skip = config.model.skip and config.learner.kind == PROTONET
-        model = {**model, "outputs": outputs, "skip": skip}
+        model = {
+            **model,
+            "outputs": num_outputs(config, _ways(config), num_classes),
+            "embeds": config.learner.kind == PROTONET,
+        }
     given, examples = config.data.to_dict(), dict(tables.examples)
     source = {key: given[key] for key in _SOURCE_KEYS if key in given}
     if examples.pop("inverted") or isinstance(config.data, Omniglot):

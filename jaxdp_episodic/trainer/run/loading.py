@@ -197,10 +197,11 @@ def _functions(
         functions[MODEL], like = apply_and_params(model, shape)
         return functions, like
     outputs = _validation.whole_number("model.outputs", described.pop("outputs"))
+    embeds = _validation.flag("model.embeds", described.pop("embeds"))
     config = ModelConfig.from_dict(described, where="model")
 
     def made() -> Any:
-        return built_module(config, shape, outputs, embeds=True)
+        return built_module(config, shape, outputs, embeds=embeds)
 
     # Without memory for them: of what a file asks for there may be too much.
     state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(made), nnx.Param))

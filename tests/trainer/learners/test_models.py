@@ -152,7 +152,7 @@ def test_a_linear_embedding_starts_orthogonal():
 
 
 def test_a_skip_keeps_the_inputs_beside_what_is_learned():
-    """Under nothing learned prototypes are those of the inputs, and it is an own one."""
+    """Where nothing is learned, prototypes are those of the inputs."""
     apply, params = split_model(Linear(12, 4, skip=True, rngs=nnx.Rngs(0)))
     images = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     made = np.asarray(apply(params, images))

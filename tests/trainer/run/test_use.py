@@ -261,6 +261,7 @@ class Mine:
         return self.inner.predict(params, episode)
 
 
+@pytest.mark.slow
 def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
     data = make_sinusoids(30, points=8, seed=0)
     step = jde.GaussianStep(
@@ -432,7 +433,7 @@ def test_a_description_cannot_ask_for_much_memory(copied):
         "kind": "mlp",
         "channels": [2**14] * 64,
     }
-    huge |= {"outputs": 3, "input_shape": [2]}
+    huge |= {"outputs": 3, "input_shape": [2], "embeds": False}
     edit(copied, model=huge)
     with pytest.raises(ValueError, match="parameter .* must be of shape"):
         load_release(copied)

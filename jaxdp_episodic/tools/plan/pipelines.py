@@ -134,8 +134,11 @@ class Pipeline(NamedTuple):
         if evaluation:
             evaluation.setdefault("ways", description.request.episode.ways)
         rows = class_slots(description).sum() * self.rate
+        # A learning rate of the episodes' design is scaled for its number of steps.
+        kept = {k: v for k, v in (description.train or {}).items() if k == "optimizer"}
         return {
             **config,
+            **kept,
             "num_steps": CLASSIFIER_STEPS,
             "l2_clip_norm": _CLASSIFIER_NORM,
             "step": {

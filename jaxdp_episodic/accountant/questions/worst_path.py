@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import choose_engine, using_engine
+from jaxdp_episodic.accountant._engine import choose_engine, using_choice
 from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
@@ -42,7 +42,7 @@ _BREAK_EVEN = {
 
 def engine_for(evaluations: int, method: str) -> AbstractContextManager[None]:
     """The engine for this number of evaluations that belong together."""
-    return using_engine(choose_engine(evaluations, _BREAK_EVEN[method]))
+    return using_choice(choose_engine(evaluations, _BREAK_EVEN[method]))
 
 
 def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:

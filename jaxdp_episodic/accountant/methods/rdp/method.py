@@ -11,7 +11,7 @@ from jaxdp_episodic.accountant._engine import (
     choose_engine,
     engine_name,
     float64_boundary,
-    using_engine,
+    using_choice,
 )
 from jaxdp_episodic.accountant.methods.engine import (
     Chunks,
@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.methods.engine import (
     num_cores,
     on_cpu,
 )
+from jaxdp_episodic.accountant.methods.learning import Learnable
 from jaxdp_episodic.accountant.methods.question import Answer, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.rdp import kernels
 from jaxdp_episodic.accountant.methods.rdp.moments import LARGER
@@ -35,6 +36,8 @@ _CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
 # Blocks in a chunk, where every core has four chunks of them: a chunk costs its start
 # and waits for its slowest setting, but the last one is filled up.
 _MANY_BLOCKS = 8, 32
+# Widths of chunks for which the kernel is learned: of few settings, and of many.
+_LEARNED = _CPU_BLOCK, 8 * _CPU_BLOCK
 # Minimum number of settings for which compiling pays: it takes as long as NumPy does.
 BREAK_EVEN = 25_000
 
@@ -109,18 +112,21 @@ def _evaluate(
     no_loss, no_noise = run.loses_nothing, run.is_unprotected
     flat_target = np.broadcast_to(np.asarray(target, np.float64), shape).reshape(-1)
     groups = tuple(_all(group, flat_target.size) for group in whole.groups())
-    with using_engine(choose_engine(flat_target.size, BREAK_EVEN, run.losses)):
+    with using_choice(choose_engine(flat_target.size, BREAK_EVEN, run.losses)):
 
         def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
-            return kernel(*part, block=_block(part[0].shape[-1]), **static)
+            options = dict(static)
+            if engine_name() == "jax":  # nothing is compiled for these two
+                part = part[:2]
+                options.pop("loose", None)
+            return kernel(*part, block=_block(part[0].shape[-1]), **options)
 
         arrays: tuple[Any, ...] = (flat_target, groups)
-        if engine_name() == "jax":  # nothing is compiled for these two
-            near = None
-            static.pop("loose", None)
         if near is not None:
             arrays += (np.broadcast_to(near, shape).reshape(-1),)
-        value, order = in_chunks(chunk, arrays, _chunks(flat_target.size))
+        widths = _chunks(flat_target.size)
+        learnable = _learnable(kernel, static.get("direction"), widths.cpu[-1])
+        value, order = in_chunks(chunk, arrays, widths, learnable)
     value, order = value.reshape(shape), order.reshape(shape)
     value = np.where(no_loss, nothing, np.where(no_noise, everything, value))
     order = np.where(no_loss | no_noise, np.inf, order)
@@ -137,6 +143,11 @@ def _chunks(size: int) -> Chunks:
     enough = 4 * _CPU_BLOCK * num_cores()
     larger = [n * _CPU_BLOCK for n in _MANY_BLOCKS if size >= n * enough]
     return _CHUNKS._replace(cpu=(*_CHUNKS.cpu, *larger[-1:]))
+
+
+def _learnable(kernel: Any, direction: str | None, largest: int) -> Learnable:
+    widths = tuple(width for width in _LEARNED if width <= largest)
+    return Learnable((kernel, direction), widths, BREAK_EVEN)
 
 
 def _block(size: int) -> int:

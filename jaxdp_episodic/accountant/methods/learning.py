@@ -3,7 +3,8 @@
 A call compiles where that pays in it alone (`_engine.choose_engine`). Smaller calls
 count together: once a process has asked one kernel of as many settings as it would be
 compiled for at once, a thread compiles it. NumPy answers until that is done, then JAX
-does. So what is compiled in vain takes about as long as the answers before it did.
+does. What is compiled in vain takes about twice the CPU time of the answers before it:
+7 s by "rdp", 3 and 15 s for the two passes that most settings of "exact" take.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def count(
             return
         _waiting[kernel] = call
         if _thread is None:
-            # No daemon: XLA cannot be interrupted, and crashes in a process that ends.
+            # No daemon: XLA cannot be interrupted, and aborts a process that ends under
+            # it (jaxlib 0.10: "FATAL: exception not rethrown").
             _thread = threading.Thread(target=_compile_all, name="jaxdp-episodic")
             _thread.start()
 
@@ -137,6 +139,7 @@ def _compile_all() -> None:
         try:
             with _importing:
                 import jax
+            stop_if_ended()
             with using_engine("jax"), jax.default_device(learned_on()):
                 call()
         except Ended:

@@ -37,10 +37,10 @@ def nothing_known(monkeypatch):
     wait_for_thread()
 
 
-def wait_for_thread():
+def wait_for_thread(seconds=60):
     thread = learning._thread
     if thread is not None:
-        thread.join(60)
+        thread.join(seconds)
         assert not thread.is_alive()
 
 
@@ -322,16 +322,18 @@ def test_a_process_that_ends_compiles_no_further(monkeypatch):
             raise
         raise AssertionError
 
-    call = lambda: two_kernels(np.ones(3))  # noqa: E731
-    learning.count("first", BREAK_EVEN, BREAK_EVEN, call)
-    learning.count("second", BREAK_EVEN, BREAK_EVEN, Kernel())
+    def count(name):
+        learning.count(name, 5, 5, lambda: two_kernels(np.ones(3)))
+
+    count("first")
+    count("second")
     assert kernel.begun.wait(60)
     monkeypatch.setattr(threading, "main_thread", Gone)
     kernel.may_compile.set()
     wait_for_thread()
     assert stopped and not (learning._waiting or learning._compiled or learning._failed)
     learning.stop_if_ended()  # nor are other threads kept from asking
-    learning.count("third", BREAK_EVEN, BREAK_EVEN, Kernel())
+    count("third")
     assert learning._thread is None
 
 
@@ -357,7 +359,7 @@ def test_answers_are_the_same_before_and_after(method, monkeypatch):
     assert not learning._asked
     found = jde.epsilon(grid(300), **asked)
     np.testing.assert_array_equal(found, before)
-    learning._thread.join(600)
+    wait_for_thread(600)
     assert learning._compiled and not learning._failed
     after = jde.epsilon(grid(300), **asked)
     np.testing.assert_allclose(after, before, rtol=1e-9)

@@ -9,11 +9,13 @@ does. What is compiled in vain takes about twice the CPU time of the answers bef
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +25,15 @@ from jaxdp_episodic.accountant._engine import may_compile_beside, using_engine
 
 # Settings asked of a kernel, in break-evens of one call, from which it is compiled.
 _LEARNED_AT = 1.0
-# Share of a chunk's settings from which it is faster than NumPy, which takes at least
-# five times as long for a setting, with its padding.
-_WORTH_PADDING = 0.25
+# Settings from which a chunk of 64 is faster than NumPy, padding included: NumPy takes
+# at least five times as long for a setting.
+_FEWEST = 16
 # Seconds for which a fork waits while JAX is being imported; that takes 0.4 to 3.
 _LONGEST_IMPORT = 30.0
+
+# Whether the question is about a batch. The paths of one setting are none: what a run's
+# ledger says of it has the same digits whatever its process was asked before.
+_in_batch: ContextVar[bool] = ContextVar("in_batch", default=False)
 
 _lock = threading.Lock()
 _asked: dict[Hashable, int] = {}
@@ -54,9 +60,19 @@ class Ended(Exception):
     """The process ends: what it has no more use for is not compiled."""
 
 
+@contextlib.contextmanager
+def asked_of(settings: int) -> Iterator[None]:
+    """The body is about so many settings: kernels are learned for a batch."""
+    token = _in_batch.set(settings >= _FEWEST)
+    try:
+        yield
+    finally:
+        _in_batch.reset(token)
+
+
 def kernels_of(learnable: Learnable, arrays: Any, size: int) -> dict[int, Hashable]:
     """The kernels by width; none where they may not be learned, or for few settings."""
-    if size < _WORTH_PADDING * learnable.widths[0] or not may_compile_beside(arrays):
+    if size < _FEWEST or not _in_batch.get() or not may_compile_beside(arrays):
         return {}
     shapes = _signature(arrays)
     return {width: (learnable.name, shapes, width) for width in learnable.widths}

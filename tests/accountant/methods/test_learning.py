@@ -37,6 +37,12 @@ def nothing_known(monkeypatch):
     wait_for_thread()
 
 
+@pytest.fixture
+def in_batch():
+    with learning.asked_of(100):
+        yield
+
+
 def wait_for_thread(seconds=60):
     thread = learning._thread
     if thread is not None:
@@ -63,7 +69,8 @@ class Kernel:
 
     def ask(self, size, learnable=LEARNABLE):
         given = np.arange(float(size))
-        (found,) = in_chunks(self, given, SIZES, learnable)
+        with learning.asked_of(size):
+            (found,) = in_chunks(self, given, SIZES, learnable)
         assert found.shape == given.shape and np.all(np.diff(found) == 1)
         return "jax" if found[0] else "numpy"
 
@@ -117,7 +124,17 @@ def test_many_settings_take_the_narrow_kernel_while_there_is_no_wide_one():
     assert wide.ask(500, other) == "jax" and set(wide.calls) == {("jax", 4 * WIDTH)}
 
 
-def test_kernels_of_other_names_types_and_shapes_are_others():
+def test_the_paths_of_one_setting_are_no_batch():
+    """What a run's ledger says has the same digits in whatever process."""
+    kernel = Kernel().learned()
+    assert kernel.ask(100) == "jax"
+    for settings in (1, 15):
+        with learning.asked_of(settings):
+            (found,) = in_chunks(kernel, np.arange(100.0), SIZES, LEARNABLE)
+        assert found[0] == 0  # NumPy's
+
+
+def test_kernels_of_other_names_types_and_shapes_are_others(in_batch):
     def kernel_of(arrays, name=("fake",)):
         (kernel,) = learning.kernels_of(
             LEARNABLE._replace(name=name), arrays, 100
@@ -159,7 +176,7 @@ def test_a_choice_of_our_own_is_learned():
         assert Kernel().ask(100) == "numpy"
 
 
-def test_nothing_is_learned_that_jax_may_not_do(monkeypatch):
+def test_nothing_is_learned_that_jax_may_not_do(monkeypatch, in_batch):
     class ByNumPy(RandomizedResponseLoss):
         compiles = False
 
@@ -240,7 +257,8 @@ def test_a_callers_settings_compile_nothing_anew(around):
         return (_engine.on_jax(_engine.jitted(double), part),)
 
     def ask():
-        return in_chunks(kernel, np.arange(50.0), SIZES, LEARNABLE)[0]
+        with learning.asked_of(50):
+            return in_chunks(kernel, np.arange(50.0), SIZES, LEARNABLE)[0]
 
     for _ in range(4):
         expected = ask()
@@ -337,7 +355,41 @@ def test_a_process_that_ends_compiles_no_further(monkeypatch):
     assert learning._thread is None
 
 
-# --- Real kernels ---
+# --- Real questions ---
+
+
+def asked(monkeypatch, question):
+    """Of how many settings NumPy was asked by a question, kernel by kernel."""
+    monkeypatch.setattr(learning, "_LEARNED_AT", float("inf"))
+    learning._asked.clear()
+    question()
+    return sorted(learning._asked.values())
+
+
+def test_batches_of_settings_are_counted_and_nothing_else(monkeypatch):
+    run = {"num_steps": 300, "delta": 1e-6}
+    rdp = {**run, "method": "rdp"}
+    assert asked(monkeypatch, lambda: jde.epsilon(grid(20), **rdp)) == [20]
+    assert asked(monkeypatch, lambda: jde.epsilon(grid(15), **rdp)) == []
+    assert asked(monkeypatch, lambda: jde.rdp(grid(20), [2.0, 3.0])) == [40, 40]  # ways
+    assert asked(monkeypatch, lambda: jde.rdp(grid(1), np.linspace(2, 9, 40))) == []
+    assert len(asked(monkeypatch, lambda: jde.epsilon(grid(20), **run))) >= 2
+    sizes = jde.Population.from_sizes(range(20, 60), level_names=("group", "user"))
+    scheme = jde.MultistageSampling(
+        jde.Poisson("group", sampling_probability=0.1),
+        jde.WithoutReplacement("user", size=5),
+    )
+    unequal = jde.GaussianStep(
+        scheme, noise_multiplier=2.0, clip_unit="group", population=sizes
+    )
+    assert asked(monkeypatch, lambda: jde.epsilon(unequal, **rdp)) == []
+
+
+def test_searches_are_counted(monkeypatch):
+    def search():
+        jde.calibrate_num_steps(grid(20), epsilon=1.0, delta=1e-6, method="rdp")
+
+    assert sum(asked(monkeypatch, search)) > 2 * 20
 
 
 def grid(size):

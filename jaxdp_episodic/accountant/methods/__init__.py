@@ -1,6 +1,6 @@
 """Rényi, exact and certified: three methods against one protocol of losses.
 
 Doors: `adaptive.comparison`, `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
-`adaptive.problem`, `certified.method`, `closed_form`, `engine`, `exact.contour`,
-`exact.integral`, `exact.method`, `exact.mgf`, `question`, `rdp.method`, `run`.
+`adaptive.problem`, `certified.method`, `closed_form`, `engine`, `exact.method`,
+`question`, `rdp.method`, `run`, `slopes`.
 """

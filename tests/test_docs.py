@@ -33,6 +33,7 @@ SLOW = {
     "docs/audit.md",
     "docs/book.md",
     "docs/draws.md",
+    "docs/in_jax.md",
     "docs/people.md",
     "docs/plan.md",
     "docs/runs.md",

@@ -106,26 +106,37 @@ def rdp(
     check_step(step)
     orders = _validation.order_array("orders", orders, infinite=True)
     _validation.choice("direction", direction, DIRECTIONS)
-    curves = [
-        _worst_curve(run.with_axis(), orders.reshape(-1), direction)
-        for run in runs_of(step, np.asarray(1))
-    ]
+    expanded = orders.reshape(1, -1)
+    values = curve_of(step, expanded, direction, (*step.shape, orders.size), axis=True)
+    return _scalar_or_array(values.reshape(step.shape + orders.shape))
+
+
+def curve_of(
+    step: AnyStep,
+    orders: np.ndarray,
+    direction: str,
+    shape: tuple[int, ...],
+    *,
+    axis: bool = False,
+) -> np.ndarray:
+    """The worst path's divergences, of a shape.
+
+    Orders broadcast with the settings and a last axis for the paths; or, with an
+    ``axis`` of their own behind these.
+    """
+    curves = []
+    for run in runs_of(step, np.asarray(1)):
+        run.refuse("rdp")
+        run = run.with_axis() if axis else run
+        finite, values = np.where(np.isinf(orders), 2.0, orders), np.zeros(())
+        for one in ("forward", "backward") if direction == "both" else (direction,):
+            curve = rdp_curve(finite, run, one)
+            most = run.largest_loss(backward=one == "backward")
+            most = np.where(run.is_unprotected, np.inf, most)
+            values = np.maximum(values, np.where(np.isinf(orders), most, curve))
+        curves.append(np.where(run.log_kept() < 0, np.inf, values))
     least = np.minimum.reduce(np.broadcast_arrays(*curves))
-    worst = np.broadcast_to(least.max(axis=-2), (*step.shape, orders.size))
-    return _scalar_or_array(worst.reshape(step.shape + orders.shape))
-
-
-def _worst_curve(run: Run, orders: np.ndarray, direction: str) -> np.ndarray:
-    """(..., P, orders) the divergences of a run with one more axis, for the orders."""
-    run.refuse("rdp")
-    finite = np.where(np.isinf(orders), 2.0, orders)
-    values = np.zeros((1, orders.size))
-    for one in ("forward", "backward") if direction == "both" else (direction,):
-        curve = rdp_curve(finite, run, one)
-        most = run.largest_loss(backward=one == "backward")
-        most = np.where(run.is_unprotected, np.inf, most)
-        values = np.maximum(values, np.where(np.isinf(orders), most, curve))
-    return np.where(run.log_kept() < 0, np.inf, values)
+    return np.broadcast_to(least.max(axis=-2 if axis else -1), shape)
 
 
 @on_engine
@@ -251,7 +262,9 @@ def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
     """``e^log_delta`` rounded up, or down; 0 and 1 are exact."""
     # exp rounds to the nearest: one ulp outwards keeps the bound.
     value = np.nextafter(np.exp(log_delta), 2.0 if up else -1.0)
-    value = np.where(log_delta == 0, 1.0, np.clip(value, 0.0, 1.0))
+    # Without comparing with 0 what a thread of JAX may take for it.
+    value = np.where(np.signbit(value), 0.0, np.where(value > 1, 1.0, value))
+    value = np.where(log_delta == 0, 1.0, value)
     return np.where(np.isneginf(log_delta), 0.0, value)
 
 

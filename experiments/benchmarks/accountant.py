@@ -35,6 +35,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from in_jax import measure_in_jax
 from peers import DELTA, EPSILON_PEERS, NOISE_PEERS, NUM_STEPS, run_peers, summary
 from presentation import describe_machine, draw_chart, table
 
@@ -105,6 +106,7 @@ def main() -> None:
     ):
         print(f"measuring: {name} …", file=sys.stderr, flush=True)
         parts[name] = in_fresh_process(measure, sizes)
+    parts["in_jax"] = in_fresh_process(measure_in_jax, DELTA)
     sample = parts["grid"].pop("sample")
     parts["accelerator"] = in_fresh_process(
         measure_accelerator, sizes, sample, on_cpu=False

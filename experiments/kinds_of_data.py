@@ -147,7 +147,7 @@ def trained(kind: Kind, pipeline: str, epsilon: float, folder: Path) -> tuple[st
         trainer, _, _ = assembled(config, tables)
         with tempfile.TemporaryDirectory() as scratch:
             trainer.train(Path(scratch), checkpoint_every=10**6)
-        learner, params = trainer._judged, trainer.params
+        _, learner, params = trainer.stages()[-1]
     scores = []
     for split in SPLITS[1:]:
         held_out = load_npz(folder / f"{split}.npz")

@@ -38,10 +38,18 @@ _SMALLEST_RATE = 1e-60
 
 
 class Quadrature(NamedTuple):
-    """Size of a quadrature: panels and Gauss–Legendre nodes in each."""
+    """Size of a quadrature: panels and Gauss–Legendre nodes in each.
+
+    Without panels: so many equally spaced nodes at most, of all that has a lattice.
+    """
 
     num_panels: int
     nodes_per_panel: int
+
+    @property
+    def is_lattice(self) -> bool:
+        """Whether its nodes are equally spaced."""
+        return self.num_panels == 0
 
 
 class MomentRule(NamedTuple):

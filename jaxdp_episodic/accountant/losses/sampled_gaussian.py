@@ -13,6 +13,7 @@ there and docs/proofs.md, "Moments", that the forward one is the larger.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -49,6 +50,14 @@ from jaxdp_episodic.accountant.losses.windows import (
     windows_around,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid
+from jaxdp_episodic.accountant.numerics.quadrature import Lattice
+
+
+# Nats by which the error of a sum of equally spaced nodes is below the integral.
+_LATTICE_DIGITS = 32.0
+# Distance of the first node and the last from the nearest bump, in deviations: what is
+# beyond is 1e-15 of it.
+_REACH = 8.5
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
     shift: Array
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
+    has_lattice: ClassVar[bool] = True
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The density with the unit is at least ``1 - p`` of that without."""
@@ -93,6 +103,10 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact up to quadrature error."""
         return mixture_excess(t, self.rate, self.shift, rule)
+
+    def largest_on_lattice(self, most_nodes: int) -> Array:
+        """See `Moments`."""
+        return ((most_nodes - 2) * _spacing(self.shift) - 2 * _REACH) / self.shift - 1
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`.
@@ -141,9 +155,14 @@ def mixture_excess(
     xp = namespace(t, sampling_probability, shift)
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
     rate = Rate.of(p)
-    log_odds = rate.log_rest - rate.log  # hardly any at p = 1
-    kink = xp.maximum(0.5 * s + log_odds / s, -1e300)
-    windows = _windows(t, kink, s, rule.direction)
+    windows: tuple[Windows | Lattice, Array]
+    if rule.quadrature.is_lattice:
+        lattice = _lattice(t, s, rule.quadrature.nodes_per_panel)
+        windows = lattice, ((1 + t) * s)[None]
+    else:
+        log_odds = rate.log_rest - rate.log  # hardly any at p = 1
+        kink = xp.maximum(0.5 * s + log_odds / s, -1e300)
+        windows = _windows(t, kink, s, rule.direction)
     floor = 0.5 * s if rule.direction == "symmetric" else xp.full_like(s, -xp.inf)
 
     def log_parts(x: Array) -> tuple[Array, Array]:
@@ -154,6 +173,25 @@ def mixture_excess(
     excess = log_integral(log_parts, *windows, floor, t, rule)
     rounds = float(rule.direction != "backward")
     return unless_gaussian(p >= 1, rate.log, 0.5 * s * s, t, excess, rounds=rounds)
+
+
+def _spacing(s: Array) -> Array:
+    """Of nodes whose sum is the forward integral to 1e-13.
+
+    A sum of nodes at a distance h is off by ``e^{-2 pi a / h}`` times the integral over
+    a line at the height a, which here is ``e^{a²/2}`` times the one over the real line
+    (there ``|1 + v|`` is no larger) up to the first zero of P/Q, at pi / s.
+    """
+    xp = namespace(s)
+    height = xp.minimum(math.pi / s, math.sqrt(2 * _LATTICE_DIGITS))
+    return 2 * math.pi * height / (_LATTICE_DIGITS + 0.5 * height * height)
+
+
+def _lattice(t: Array, s: Array, most: int) -> Lattice:
+    """Nodes for the forward integral: no bump is left of 0 or right of (1 + t) s."""
+    xp, spacing = namespace(t, s), _spacing(s)
+    number = xp.ceil(((1 + t) * s + 2 * _REACH) / spacing) + 1
+    return Lattice(xp.full_like(s, -_REACH), spacing, xp.minimum(number, most))
 
 
 def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:

@@ -87,9 +87,13 @@ def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:
     return value
 
 
-_rdp = float64_boundary(kernels.rdp, static=("direction", "block"))
-_best_epsilon = float64_boundary(kernels.best_epsilon, static=("loose", "block"))
-_best_log_delta = float64_boundary(kernels.best_log_delta, static=("loose", "block"))
+_rdp = float64_boundary(kernels.rdp, static=("direction", "on_lattice", "block"))
+_best_epsilon = float64_boundary(
+    kernels.best_epsilon, static=("loose", "on_lattice", "block")
+)
+_best_log_delta = float64_boundary(
+    kernels.best_log_delta, static=("loose", "on_lattice", "block")
+)
 
 
 def _evaluate(
@@ -112,26 +116,47 @@ def _evaluate(
     no_loss, no_noise = run.loses_nothing, run.is_unprotected
     flat_target = np.broadcast_to(np.asarray(target, np.float64), shape).reshape(-1)
     groups = tuple(_all(group, flat_target.size) for group in whole.groups())
-    with using_choice(choose_engine(flat_target.size, BREAK_EVEN, run.losses)):
-
-        def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
-            options = dict(static)
-            if engine_name() == "jax":  # nothing is compiled for these two
-                part = part[:2]
-                options.pop("loose", None)
-            return kernel(*part, block=_block(part[0].shape[-1]), **options)
-
-        arrays: tuple[Any, ...] = (flat_target, groups)
-        if near is not None:
-            arrays += (np.broadcast_to(near, shape).reshape(-1),)
-        widths = _chunks(flat_target.size)
-        learnable = _learnable(kernel, static.get("direction"), widths.cpu[-1])
-        value, order = in_chunks(chunk, arrays, widths, learnable)
+    arrays: tuple[Any, ...] = (flat_target, groups)
+    if near is not None:
+        arrays += (np.broadcast_to(near, shape).reshape(-1),)
+    forward = static.get("direction", LARGER) != "backward"
+    if forward and all(loss.has_lattice for loss in run.losses):
+        value, order = _by_chunks(kernel, arrays, on_lattice=True, **static)
+        left = np.flatnonzero(np.isnan(value))
+        if left.size:
+            some = map_arrays(lambda a: a[..., left], arrays)
+            value[left], order[left] = _by_chunks(kernel, some, **static)
+    else:
+        value, order = _by_chunks(kernel, arrays, **static)
     value, order = value.reshape(shape), order.reshape(shape)
     value = np.where(no_loss, nothing, np.where(no_noise, everything, value))
     order = np.where(no_loss | no_noise, np.inf, order)
     # A NaN would compare as safe in the wrong direction; it becomes the upper end.
     return np.where(np.isnan(value), everything, value), order
+
+
+def _by_chunks(
+    kernel: Callable[..., tuple[np.ndarray, np.ndarray]],
+    arrays: tuple[Any, ...],
+    *,
+    on_lattice: bool = False,
+    **static: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a kernel says, on the engine for so many settings."""
+    size, losses = arrays[0].size, [group.loss for group in arrays[1]]
+    with using_choice(choose_engine(size, BREAK_EVEN, losses)):
+
+        def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
+            options = {**static, "on_lattice": on_lattice}
+            if engine_name() == "jax":  # nothing is compiled for these two
+                part = part[:2]
+                options.pop("loose", None)
+            return kernel(*part, block=_block(part[0].shape[-1]), **options)
+
+        sizes = _chunks(size)
+        widths = tuple(width for width in _LEARNED if width <= sizes.cpu[-1])
+        name = (kernel, static.get("direction"), on_lattice)
+        return in_chunks(chunk, arrays, sizes, Learnable(name, widths, BREAK_EVEN))
 
 
 def _all(group: Group, size: int) -> Group:
@@ -143,11 +168,6 @@ def _chunks(size: int) -> Chunks:
     enough = 4 * _CPU_BLOCK * num_cores()
     larger = [n * _CPU_BLOCK for n in _MANY_BLOCKS if size >= n * enough]
     return _CHUNKS._replace(cpu=(*_CHUNKS.cpu, *larger[-1:]))
-
-
-def _learnable(kernel: Any, direction: str | None, largest: int) -> Learnable:
-    widths = tuple(width for width in _LEARNED if width <= largest)
-    return Learnable((kernel, direction), widths, BREAK_EVEN)
 
 
 def _block(size: int) -> int:

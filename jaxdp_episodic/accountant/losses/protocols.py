@@ -135,7 +135,6 @@ class Moments(PrivacyLoss):
         finely, and whether to append the derivatives.
         """
 
-
     def largest_on_lattice(self, most_nodes: int) -> Array:
         """Largest t whose integral is the sum of so many nodes; <= 0: there is none."""
         raise NotImplementedError(f"{type(self).__name__} has no lattice")

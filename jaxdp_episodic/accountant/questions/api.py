@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     compose,
 )
+from jaxdp_episodic.accountant.methods.learning import asked_of
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
@@ -107,7 +109,9 @@ def rdp(
     orders = _validation.order_array("orders", orders, infinite=True)
     _validation.choice("direction", direction, DIRECTIONS)
     expanded = orders.reshape(1, -1)
-    values = curve_of(step, expanded, direction, (*step.shape, orders.size), axis=True)
+    shape = (*step.shape, orders.size)
+    with asked_of(math.prod(step.shape)):
+        values = curve_of(step, expanded, direction, shape, axis=True)
     return _scalar_or_array(values.reshape(step.shape + orders.shape))
 
 

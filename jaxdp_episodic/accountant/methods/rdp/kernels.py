@@ -204,7 +204,12 @@ def _search(
         log_t = np.clip(log_t, low, high)
         if np.all(known) and not on_lattice:
             searches = (_NEAR_SEARCH,)
-    elif xp is np and not on_lattice and log_t.size <= _FEW and all(g.loss.compiles for g in groups):
+    elif (
+        xp is np
+        and not on_lattice
+        and log_t.size <= _FEW
+        and all(g.loss.compiles for g in groups)
+    ):
         problem = target, groups, residual, log_t, high
         log_t, bracket, sure = _probed(*problem, loose)
         if np.all(sure):

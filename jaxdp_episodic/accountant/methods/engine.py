@@ -2,8 +2,8 @@
 
 The settings are cut into chunks of a few fixed sizes, so that JAX compiles a kernel
 once and not for every number of settings. On the CPU a chunk fits the cache, and chunks
-run side by side, one a core; on an accelerator a chunk is one launch. Memory is
-bounded by the chunk, not by the grid.
+run side by side, one a core; on an accelerator a chunk is one launch, and the next one
+is made ready meanwhile. Memory is bounded by the chunk, not by the grid.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 from jaxdp_episodic.accountant._engine import chosen_device, engine_name, in_threads
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
+# Chunks that an accelerator is given at once.
+_AHEAD = 2
 # Number of settings on NumPy below which a thread costs more than it saves.
 _FEW = 8
 
@@ -56,7 +58,9 @@ def in_chunks(
         return tuple(result[..., : stop - start] for result in kernel(part))
 
     starts = range(0, size, chunk)
-    workers = min(len(starts), num_cores()) if on_numpy or on_cpu() else 1
+    # While a device computes a chunk the next one is made ready.
+    side_by_side = num_cores() if on_numpy or on_cpu() else _AHEAD
+    workers = min(len(starts), side_by_side)
     if workers <= 1:
         parts = [work(start) for start in starts]
     else:

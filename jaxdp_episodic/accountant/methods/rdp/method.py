@@ -120,7 +120,7 @@ def _evaluate(
     if near is not None:
         arrays += (np.broadcast_to(near, shape).reshape(-1),)
     forward = static.get("direction", LARGER) != "backward"
-    if forward and all(loss.has_lattice for loss in run.losses):
+    if forward and all(g.loss.has_lattice for g in groups):
         value, order = _by_chunks(kernel, arrays, on_lattice=True, **static)
         left = np.flatnonzero(np.isnan(value))
         if left.size:

@@ -191,7 +191,9 @@ def _lattice(t: Array, s: Array, most: int) -> Lattice:
     """Nodes for the forward integral: no bump is left of 0 or right of (1 + t) s."""
     xp, spacing = namespace(t, s), _spacing(s)
     number = xp.ceil(((1 + t) * s + 2 * _REACH) / spacing) + 1
-    return Lattice(xp.full_like(s, -_REACH), spacing, xp.minimum(number, most))
+    # Where an order is no number, others beside it need theirs all the same.
+    number = xp.where(number < most, number, most)
+    return Lattice(xp.full_like(s, -_REACH), spacing, number)
 
 
 def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:

@@ -361,16 +361,14 @@ def built_module(
     input_shape: tuple[int, ...],
     num_outputs: int,
     *,
-    embeds: bool = False,
+    skip: bool = False,
 ) -> Any:
     """Returns the NNX module for inputs of this shape (without a batch axis).
 
-    ``num_outputs`` are those of a learner of logits or values; of an embedding, which
-    ``embeds`` says that it is, those that are learned.
+    ``num_outputs`` are logits or values, or of an embedding; ``skip`` is of "linear".
     """
     rngs = nnx.Rngs(config.seed)
     if config.kind == LINEAR:
-        skip = config.skip and embeds
         return Linear(math.prod(input_shape), num_outputs, skip=skip, rngs=rngs)
     if config.kind == MLP_KIND:
         return MLP(math.prod(input_shape), config.channels, num_outputs, rngs=rngs)

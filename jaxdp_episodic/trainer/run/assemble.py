@@ -254,13 +254,13 @@ def _built_model(
     ways = _ways(config)
     if config.model is None:  # statistics alone: as they project
         return _learner(config.learner, lambda _, inputs: inputs, ways), {}
-    embeds = config.learner.kind == PROTONET
-    outputs = 1 if ways is None else ways
-    if embeds:
+    outputs, skip = 1 if ways is None else ways, False
+    if config.learner.kind == PROTONET:
         outputs = config.model.embedding
+        skip = config.model.skips(config.step.sampling)
     if config.learner.kind == CLASSIFIER:  # the table's own, by a public list
         outputs = len(data.population.children_counts[-1])
-    module = built_module(config.model, input_shape, outputs, embeds=embeds)
+    module = built_module(config.model, input_shape, outputs, skip=skip)
     apply, params = split_model(module)
     if config.learner.kind != CLASSIFIER:
         return _learner(config.learner, apply, ways), params

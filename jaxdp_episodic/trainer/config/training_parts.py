@@ -50,8 +50,8 @@ FEATURES = (NONE, WAVELETS)
 # Features of a channel: 16 Gabor filters and the image, 5 x 5 coefficients of each.
 NUM_WAVELETS = 425
 
-# Episodes a step below which a linear map had better keep its inputs. Measured: with 3 of
-# them they save 0.04 to 0.06 (texts); with 360 they cost 0.02 to 0.03 (glyphs).
+# Episodes a step below which a linear map had better keep its inputs. Measured: with 3
+# they save 0.04 to 0.06 (texts); with 360 they cost 0.02 to 0.03 (glyphs).
 _FEW_EPISODES = 30
 
 # Limits of what an untrusted config may ask for.

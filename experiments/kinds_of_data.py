@@ -25,7 +25,7 @@ import functools
 import itertools
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,9 @@ from jaxdp_episodic.training import Evaluation
 
 PLANNED = "recommended"  # in place of the name of a pipeline
 NAMED = (STATISTICS, CLASSES, STEPS, BOTH)
+# Of runs before there were stages to choose from, of which the last score alone is
+# known; P0 is a classifier, P1 steps, P2 statistics, P3 statistics, then steps.
+EARLIER = ("P0", "P1", "P2", "P3", "P0 after P2")
 EPSILONS = (1.0, 8.0, 0.5, 4.0)
 RESULTS = Path(__file__).with_suffix(".csv")
 # Scores are of test classes; the difference is that of released and untrained, episode
@@ -240,41 +243,70 @@ def write(row: Mapping[str, str]) -> None:
     print(*row.values(), flush=True)
 
 
-def table() -> str:
-    """Mean test accuracies over runs by set, pipeline and epsilon, as Markdown."""
-    runs: dict[tuple[str, str, float], list[dict[str, str]]] = defaultdict(list)
+def releases() -> str:
+    """Test accuracies by set and epsilon, as Markdown: of means over runs, and the sum.
+
+    The standard error is over episodes; runs share them, so it is the mean of theirs.
+    """
+    runs: dict[tuple[str, float, str], list[dict[str, str]]] = defaultdict(list)
     for row in read():
-        runs[row["set"], row["pipeline"], float(row["epsilon"])].append(row)
-    head = ["set", "pipeline", "epsilon", "untrained", "released", "stages", "last"]
-    lines = [
-        "| " + " | ".join([*head, "released − untrained"]) + " |",
-        "|---" * (len(head) + 1) + "|",
-    ]
-    order = {name: place for place, name in enumerate(KINDS)}
-    for key in sorted(runs, key=lambda key: (order[key[0]], key[2], key[1])):
-        rows = runs[key]
-
-        def mean(field: str, rows: Sequence[Mapping[str, str]] = rows) -> float:
-            return float(np.mean([float(row[field]) for row in rows]))
-
-        stages = sorted({row["stage"] for row in rows})
-        # All runs are scored on the same episodes: their errors do not average out.
-        cells = [f"{mean('untrained'):.3f}", f"{mean('released'):.3f}"]
-        cells += [", ".join(stages), f"{mean('last'):.3f}"]
-        cells.append(f"{mean('difference'):+.4f} ± {mean('error'):.4f} ({len(rows)})")
-        lines.append("| " + " | ".join([*key[:2], f"{key[2]:g}", *cells]) + " |")
-    return "\n".join([*lines, "", harm()])
+        if row["stage"]:
+            runs[row["set"], float(row["epsilon"]), row["pipeline"]].append(row)
+    head = (
+        "set, epsilon|pipeline|untrained|released (stage, runs)|last stage|difference"
+    )
+    lines = [head, "|".join(["---"] * 6)]
+    for name, epsilon, pipeline in sorted(
+        runs, key=lambda key: (list(KINDS).index(key[0]), *key[1:])
+    ):
+        rows = runs[name, epsilon, pipeline]
+        means = {
+            field: float(np.mean([float(row[field]) for row in rows]))
+            for field in FIELDS[4:10]
+            if field != "stage"
+        }
+        counts = Counter(row["stage"] for row in rows).most_common()
+        stages = ", ".join(f"{stage} {number}" for stage, number in counts)
+        cells = [
+            f"{name}, {epsilon:g}",
+            pipeline,
+            f"{means['untrained']:.3f}",
+            f"{means['released']:.3f} ({stages})",
+            f"{means['last']:.3f}",
+            f"{means['difference']:+.4f} ± {means['error']:.4f}",
+        ]
+        lines.append("|".join(cells))
+    return "\n".join(f"|{line}|" for line in lines)
 
 
 def harm() -> str:
     """How many runs release what is worse than untrained features, in words."""
-    pairs = [(float(row["difference"]), float(row["error"])) for row in read()]
+    found = [row for row in read() if row["stage"]]
+    pairs = [(float(row["difference"]), float(row["error"])) for row in found]
     below = [(ahead, error) for ahead, error in pairs if ahead < -NO_HARM]
     within = sum(ahead + 2 * error >= -NO_HARM for ahead, error in below)
     return (
         f"{len(below)} of {len(pairs)} runs release what is more than {NO_HARM:g} "
         f"below untrained features, {within} of these within two standard errors of it."
     )
+
+
+def last_stages() -> str:
+    """What runs of earlier settings ended with, by set and pipeline, as Markdown."""
+    scores = {
+        (row["set"], row["pipeline"], row["epsilon"]): row["last"]
+        for row in read()
+        if not row["stage"]
+    }
+    lines = ["|".join(["set, epsilon 1 / 8", *EARLIER]), "|".join(["---"] * 6)]
+    for name in KINDS:
+        pairs = [
+            [f"{float(scores.get((name, pipeline, e), 'nan')):.3f}" for e in ("1", "8")]
+            for pipeline in EARLIER
+        ]
+        cells = [" / ".join(pair).replace("nan", "–") for pair in pairs]
+        lines.append("|".join([name, *cells]))
+    return "\n".join(f"|{line}|" for line in lines)
 
 
 def main() -> None:
@@ -299,7 +331,7 @@ def main() -> None:
         data = given.data.resolve()
         jax.config.update("jax_compilation_cache_dir", str(data / "compiled"))
         run(data, names, given.pipeline, given.epsilons, given.seeds)
-    print(table())
+    print(releases(), "", harm(), "", last_stages(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The settings are cut into chunks of a few fixed sizes, so that JAX compiles a kernel
 once and not for every number of settings. On the CPU a chunk fits the cache, and chunks
-run side by side, one a core; on an accelerator a chunk is one launch. Memory is
-bounded by the chunk, not by the grid.
+run side by side, one a core; on an accelerator a chunk is one launch, and the next one
+is made ready meanwhile. Memory is bounded by the chunk, not by the grid.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from jaxdp_episodic.accountant._engine import (
 from jaxdp_episodic.accountant.methods import learning
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
+# Chunks that an accelerator is given at once.
+_AHEAD = 2
 # Number of settings on NumPy below which a thread costs more than it saves.
 _FEW = 8
 
@@ -54,7 +56,8 @@ def in_chunks(
     if engine_name() == "jax":
         widths = sizes.cpu if on_cpu() else sizes.accelerator
         chunk = next((width for width in widths if size <= width), widths[-1])
-        workers = num_cores() if on_cpu() else 1
+        # While a device computes a chunk the next one is made ready.
+        workers = num_cores() if on_cpu() else _AHEAD
         device = chosen_device()
         return _by_parts(kernel, arrays, chunk, workers, padded=True, device=device)
     kernels = learning.kernels_of(learnable, arrays, size) if learnable else {}

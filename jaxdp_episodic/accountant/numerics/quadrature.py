@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 
 # Nodes of a lattice that are computed side by side.
-_LATTICE_ROWS = 16
+_LATTICE_ROWS = 8
 # Points at which a polynomial is evaluated at once.
 _BLOCK = 64
 # Half the number of products, real or complex, for which BLAS wakes its threads: these

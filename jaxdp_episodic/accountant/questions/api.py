@@ -133,11 +133,14 @@ def curve_of(
         run.refuse("rdp")
         run = run.with_axis() if axis else run
         finite, values = np.where(np.isinf(orders), 2.0, orders), np.zeros(())
-        for one in ("forward", "backward") if direction == "both" else (direction,):
-            curve = rdp_curve(finite, run, one)
-            most = run.largest_loss(backward=one == "backward")
-            most = np.where(run.is_unprotected, np.inf, most)
-            values = np.maximum(values, np.where(np.isinf(orders), most, curve))
+        every = ("forward", "backward") if direction == "both" else (direction,)
+        for one in every:
+            # The backward one is not needed where it is proven not to be larger.
+            if one == every[0] or not run.forward_is_larger:
+                values = np.maximum(values, rdp_curve(finite, run, one))
+        largest = [run.largest_loss(backward=one == "backward") for one in every]
+        most = np.where(run.is_unprotected, np.inf, np.maximum.reduce(largest))
+        values = np.where(np.isinf(orders), most, values)
         curves.append(np.where(run.log_kept() < 0, np.inf, values))
     least = np.minimum.reduce(np.broadcast_arrays(*curves))
     return np.broadcast_to(least.max(axis=-2 if axis else -1), shape)

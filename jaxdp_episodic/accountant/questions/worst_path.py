@@ -210,6 +210,8 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
 
 def _largest(every: Answer) -> Answer:
     """The answer of the path with the largest value."""
+    if every.value.shape[-1] == 1:  # as a rule
+        return Answer(*(field[..., 0] for field in every))
     index = every.value.argmax(axis=-1)[..., None]
     return Answer(*(np.take_along_axis(f, index, axis=-1)[..., 0] for f in every))
 

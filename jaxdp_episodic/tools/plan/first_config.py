@@ -148,6 +148,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     is_regression = data.targets is not None
     sizes = data.population.children_counts[1]
     shots = wishes.shots or (_TASK_SHOTS if is_regression else SHOTS)
+    _check_shots(source, shots)
     ways = None if is_regression else _ways(source, wishes)
     size = 2 * shots
     relation, population = _sizes(sizes, size, ways, wishes, unit == example)
@@ -178,6 +179,17 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
         source.table,
         source.feature_shape,
     )
+
+
+def _check_shots(source: Source, shots: int) -> None:
+    """Refuses so many that no class of a part has a query beside them."""
+    for name, part in source.parts.items():
+        most = int(part.population.children_counts[-1].max())
+        if shots >= most:
+            raise ValueError(
+                f"shots must be less than {most}, the examples of the largest "
+                f"{part.level_names[0]} of {name!r}, got {shots}: none is left to ask"
+            )
 
 
 def _ways(source: Source, wishes: Wishes) -> int:

@@ -211,6 +211,7 @@ def few(folder):
         (two_texts, ["--groups", "d"], "has no column 'd'"),
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--epsilon", "-1"], "epsilon must be"),
+        (npz, ["--shots", "99"], "shots must be less than"),
     ],
 )
 def test_what_cannot_be_used_is_refused(make, options, message, tmp_path, capsys):

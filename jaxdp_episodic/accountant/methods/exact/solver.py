@@ -50,7 +50,7 @@ _USELESS = 10.0
 # Largest error on a shared contour; settings above it get one of their own.
 _SHARED_ERROR = 1e-9
 # Settings in a chunk; JAX compiles a kernel for each of these sizes.
-_CHUNKS = Chunks(numpy=8, cpu=(1, 8), accelerator=(8, 512, 4096))
+_CHUNKS = Chunks(numpy=8, cpu=(1, 8), accelerator=(8, 512, 4096, 16384))
 _LEARNED = (64,)  # of a kernel that is learned
 # Number of settings from which chunks on the CPU are larger; their sizes, and least
 # number of settings for each: starting a chunk costs time, but all cores want one.

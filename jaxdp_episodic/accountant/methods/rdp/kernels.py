@@ -46,8 +46,9 @@ COARSE = Quadrature(12, 8)
 MEDIUM = Quadrature(16, 10)
 
 
-# Instead of all these, where every mechanism has a lattice.
-LATTICE = Quadrature(0, 512)
+# Instead of the first and of both others, where every mechanism has a lattice.
+LATTICE = Quadrature(0, 0, 32.0)
+_COARSE_LATTICE = Quadrature(0, 0, 18.0)
 
 
 class _NewtonRule(NamedTuple):
@@ -60,7 +61,7 @@ class _NewtonRule(NamedTuple):
 
 
 _SEARCHES = _NewtonRule(COARSE, 20, 4.0, 1e-4), _NewtonRule(MEDIUM, 28, 0.06, 1e-10)
-_LATTICE_SEARCH = _NewtonRule(LATTICE, 40, 1.0, 1e-10)
+_LATTICE_SEARCH = _NewtonRule(_COARSE_LATTICE, 40, 1.0, 1e-8)
 _NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Logarithm of the derivative over its target beyond which no step is the last.
@@ -286,8 +287,7 @@ def _search(
 def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
     """log t up to which all moments are sums over a lattice; (n,), finite."""
     xp = namespace(groups[0].count)
-    most = LATTICE.nodes_per_panel
-    ends = [xp.min(g.loss.largest_on_lattice(most), axis=0) for g in groups]
+    ends = [xp.min(g.loss.largest_on_lattice(LATTICE), axis=0) for g in groups]
     return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-9))
 
 

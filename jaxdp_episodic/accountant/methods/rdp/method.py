@@ -120,7 +120,7 @@ def _evaluate(
     if near is not None:
         arrays += (np.broadcast_to(near, shape).reshape(-1),)
     forward = static.get("direction", LARGER) != "backward"
-    if forward and all(loss.has_lattice for loss in run.losses):
+    if forward and all(g.loss.has_lattice for g in groups):
         value, order = _by_chunks(kernel, arrays, on_lattice=True, **static)
         left = np.flatnonzero(np.isnan(value))
         if left.size:
@@ -144,19 +144,19 @@ def _by_chunks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a kernel says, on the engine for so many settings."""
     size, losses = arrays[0].size, [group.loss for group in arrays[1]]
+
+    def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
+        options = dict(static)
+        if engine_name() == "jax":  # nothing is compiled for these two
+            part = part[:2]
+            options.pop("loose", None)
+        block = _block(part[0].shape[-1])
+        return kernel(*part, on_lattice=on_lattice, block=block, **options)
+
+    widths = _chunks(size)
+    asked = kernel, static.get("direction"), on_lattice
     with using_choice(choose_engine(size, BREAK_EVEN, losses)):
-
-        def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
-            options = {**static, "on_lattice": on_lattice}
-            if engine_name() == "jax":  # nothing is compiled for these two
-                part = part[:2]
-                options.pop("loose", None)
-            return kernel(*part, block=_block(part[0].shape[-1]), **options)
-
-        sizes = _chunks(size)
-        widths = tuple(width for width in _LEARNED if width <= sizes.cpu[-1])
-        name = (kernel, static.get("direction"), on_lattice)
-        return in_chunks(chunk, arrays, sizes, Learnable(name, widths, BREAK_EVEN))
+        return in_chunks(chunk, arrays, widths, _learnable(asked, widths.cpu[-1]))
 
 
 def _all(group: Group, size: int) -> Group:
@@ -168,6 +168,11 @@ def _chunks(size: int) -> Chunks:
     enough = 4 * _CPU_BLOCK * num_cores()
     larger = [n * _CPU_BLOCK for n in _MANY_BLOCKS if size >= n * enough]
     return _CHUNKS._replace(cpu=(*_CHUNKS.cpu, *larger[-1:]))
+
+
+def _learnable(asked: tuple[Any, ...], largest: int) -> Learnable:
+    widths = tuple(width for width in _LEARNED if width <= largest)
+    return Learnable(asked, widths, BREAK_EVEN)
 
 
 def _block(size: int) -> int:

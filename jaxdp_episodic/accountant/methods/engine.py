@@ -73,7 +73,7 @@ def in_chunks(
     if learnable and kernels:
         width, name = [*kernels.items()][-1]
         call = functools.partial(_call, kernel, arrays, 0, width, padded=True)
-        learning.count(name, size, learnable.break_even, call)
+        learning.count(name, size, learnable.enough, call)
     return answer
 
 

@@ -1,10 +1,10 @@
 """Kernels that a process asks again and again are compiled beside its questions.
 
 A call compiles where that pays in it alone (`_engine.choose_engine`). Smaller calls
-count together: once a process has asked one kernel of as many settings as it would be
-compiled for at once, a thread compiles it. NumPy answers until that is done, then JAX
-does. What is compiled in vain takes about twice the CPU time of the answers before it:
-7 s by "rdp", 3 and 15 s for the two passes that most settings of "exact" take.
+count together: once a process has asked one kernel of enough settings, a thread
+compiles it. NumPy answers until that is done, then JAX does. What is compiled in vain
+takes at most about twice the CPU time of the answers before it: 7 s by "rdp", 3 and
+15 s for the two passes that most settings of "exact" take.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 from jaxdp_episodic.accountant import _engine
 from jaxdp_episodic.accountant._engine import may_compile_beside, using_engine
 
-# Settings asked of a kernel, in break-evens of one call, from which it is compiled.
+# Multiple of what is enough at which a kernel is compiled.
 _LEARNED_AT = 1.0
-# Settings from which a chunk of 64 is faster than NumPy, padding included: NumPy takes
-# at least five times as long for a setting.
+# Settings from which a chunk of 64 is no slower than NumPy, which takes four to five
+# times as long for a setting.
 _FEWEST = 16
 # Seconds for which a fork waits while JAX is being imported; that takes 0.4 to 3.
 _LONGEST_IMPORT = 30.0
@@ -53,7 +53,7 @@ class Learnable(NamedTuple):
 
     name: tuple[Hashable, ...]  # all that it is compiled for, but its arrays
     widths: tuple[int, ...]  # ascending; the last is the best one for these settings
-    break_even: int  # settings of one call for which it is compiled at once
+    enough: int  # settings asked of it for which it is compiled
 
 
 class Ended(Exception):
@@ -85,9 +85,9 @@ def compiled_width(kernels: dict[int, Hashable]) -> int | None:
 
 
 def count(
-    kernel: Hashable, settings: int, break_even: int, call: Callable[[], object]
+    kernel: Hashable, settings: int, enough: int, call: Callable[[], object]
 ) -> None:
-    """Notes what NumPy was asked; from some number on ``call``, on JAX, is compiled."""
+    """Notes what NumPy was asked; if that is enough ``call``, on JAX, is compiled."""
     global _thread
     with _lock:
         if kernel in _failed or kernel in _waiting or _is_compiled(kernel):
@@ -95,8 +95,8 @@ def count(
         if _compiled.pop(kernel, None) is not None:  # and cleared since
             _asked[kernel] = 0
         _asked[kernel] = _asked.get(kernel, 0) + settings
-        enough = _asked[kernel] >= _LEARNED_AT * break_even
-        if not enough or not threading.main_thread().is_alive():
+        worth_it = _asked[kernel] >= _LEARNED_AT * enough
+        if not worth_it or not threading.main_thread().is_alive():
             return
         _waiting[kernel] = call
         if _thread is None:

@@ -20,8 +20,8 @@ from jaxdp_episodic.accountant.losses.randomized_response import RandomizedRespo
 from jaxdp_episodic.accountant.methods import learning
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 
-WIDTH, BREAK_EVEN = 64, 200
-LEARNABLE = learning.Learnable(("fake",), (WIDTH,), BREAK_EVEN)
+WIDTH, ENOUGH = 64, 200
+LEARNABLE = learning.Learnable(("fake",), (WIDTH,), ENOUGH)
 SIZES = Chunks(numpy=50, cpu=(8,), accelerator=(8,))
 
 
@@ -77,7 +77,7 @@ class Kernel:
     def learned(self, size=100):
         """Asked until it is compiled."""
         self.may_compile.set()
-        for _ in range(-(-BREAK_EVEN // size)):
+        for _ in range(-(-ENOUGH // size)):
             assert self.ask(size) == "numpy"
         wait_for_thread()
         self.calls.clear()
@@ -105,7 +105,7 @@ def test_all_sizes_go_through_one_compiled_width():
 
 def test_few_settings_are_neither_counted_nor_padded():
     kernel = Kernel()
-    for _ in range(BREAK_EVEN):
+    for _ in range(ENOUGH):
         assert kernel.ask(15) == "numpy"
     assert learning._asked == {} and learning._thread is None
     assert kernel.learned().ask(15) == "numpy"
@@ -158,9 +158,9 @@ def test_kernels_of_other_names_types_and_shapes_are_others(in_batch):
 def test_what_somebody_asked_for_is_not_learned(name, monkeypatch):
     kernel = Kernel()
     with using_engine(name):
-        assert {kernel.ask(BREAK_EVEN) for _ in range(3)} == {name}
+        assert {kernel.ask(ENOUGH) for _ in range(3)} == {name}
     monkeypatch.setenv(_engine.VARIABLE, name)
-    assert {kernel.ask(BREAK_EVEN) for _ in range(3)} == {name}
+    assert {kernel.ask(ENOUGH) for _ in range(3)} == {name}
     assert learning._asked == {} and learning._thread is None
 
 
@@ -206,9 +206,9 @@ def test_threads_that_ask_at_once_compile_once():
 def test_several_kernels_are_compiled_one_after_the_other():
     first, second = Kernel(), Kernel()
     other = LEARNABLE._replace(name=("other",))
-    first.ask(BREAK_EVEN)
+    first.ask(ENOUGH)
     assert first.begun.wait(60)
-    second.ask(BREAK_EVEN, other)
+    second.ask(ENOUGH, other)
     assert not second.begun.is_set()
     second.may_compile.set()
     first.may_compile.set()
@@ -277,7 +277,7 @@ def test_a_callers_settings_compile_nothing_anew(around):
 def test_a_forked_process_has_neither_the_thread_nor_jax():
     kernel, compiled = Kernel(), Kernel().learned()
     other = LEARNABLE._replace(name=("other",))
-    kernel.ask(BREAK_EVEN, other)
+    kernel.ask(ENOUGH, other)
     assert kernel.begun.wait(60)  # and still compiling
     child = os.fork()
     if child == 0:
@@ -371,7 +371,8 @@ def test_batches_of_settings_are_counted_and_nothing_else(monkeypatch):
     rdp = {**run, "method": "rdp"}
     assert asked(monkeypatch, lambda: jde.epsilon(grid(20), **rdp)) == [20]
     assert asked(monkeypatch, lambda: jde.epsilon(grid(15), **rdp)) == []
-    assert asked(monkeypatch, lambda: jde.rdp(grid(20), [2.0, 3.0])) == [40, 40]  # ways
+    found = asked(monkeypatch, lambda: jde.rdp(grid(20), [2.0, 3.0]))
+    assert set(found) == {40}  # in one direction or both
     assert asked(monkeypatch, lambda: jde.rdp(grid(1), np.linspace(2, 9, 40))) == []
     assert len(asked(monkeypatch, lambda: jde.epsilon(grid(20), **run))) >= 2
     sizes = jde.Population.from_sizes([*range(20, 60)], level_names=("group", "user"))

@@ -38,6 +38,8 @@ _CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
 _MANY_BLOCKS = 8, 32
 # Widths of chunks for which the kernel is learned: of few settings, and of many.
 _LEARNED = _CPU_BLOCK, 8 * _CPU_BLOCK
+# Settings asked for which it is: NumPy answers them in the 7 s of CPU time that takes.
+_ENOUGH = 100_000
 # Minimum number of settings for which compiling pays: it takes as long as NumPy does.
 BREAK_EVEN = 25_000
 
@@ -172,7 +174,7 @@ def _chunks(size: int) -> Chunks:
 
 def _learnable(asked: tuple[Any, ...], largest: int) -> Learnable:
     widths = tuple(width for width in _LEARNED if width <= largest)
-    return Learnable(asked, widths, BREAK_EVEN)
+    return Learnable(asked, widths, _ENOUGH)
 
 
 def _block(size: int) -> int:

@@ -142,7 +142,6 @@ class Moments(PrivacyLoss):
         finely, and whether to append the derivatives.
         """
 
-
     def largest_on_lattice(self, rule: Quadrature) -> Array:
         """Largest t at which a lattice has enough nodes; <= 0: there is none."""
         raise NotImplementedError(f"{type(self).__name__} has no lattice")

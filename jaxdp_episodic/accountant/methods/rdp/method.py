@@ -85,8 +85,12 @@ def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:
 
 
 _rdp = float64_boundary(kernels.rdp, static=("direction", "on_lattice", "block"))
-_best_epsilon = float64_boundary(kernels.best_epsilon, static=("loose", "on_lattice", "block"))
-_best_log_delta = float64_boundary(kernels.best_log_delta, static=("loose", "on_lattice", "block"))
+_best_epsilon = float64_boundary(
+    kernels.best_epsilon, static=("loose", "on_lattice", "block")
+)
+_best_log_delta = float64_boundary(
+    kernels.best_log_delta, static=("loose", "on_lattice", "block")
+)
 
 
 def _evaluate(

@@ -28,7 +28,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -58,8 +58,9 @@ from jaxdp_episodic.training import Evaluation
 
 PLANNED = "recommended"  # in place of the name of a pipeline
 NAMED = (STATISTICS, CLASSES, STEPS, BOTH)
-# Of runs before there were stages to choose from, of which the last score alone is
-# known; P0 is a classifier, P1 steps, P2 statistics, P3 statistics, then steps.
+# Of earlier runs, of which the last stage's score alone was kept, on sets some of which
+# had examples in several classes. P0 is a classifier, of the mean taken off or after
+# statistics (P2), P1 steps, P3 statistics, then steps.
 EARLIER = ("P0", "P1", "P2", "P3", "P0 after P2")
 EPSILONS = (1.0, 8.0, 0.5, 4.0)
 RESULTS = Path(__file__).with_suffix(".csv")
@@ -243,52 +244,76 @@ def write(row: Mapping[str, str]) -> None:
     print(*row.values(), flush=True)
 
 
-def releases() -> str:
-    """Test accuracies by set and epsilon, as Markdown: of means over runs, and the sum.
+class Cell(NamedTuple):
+    """The runs of a set at an epsilon, in means.
 
-    The standard error is over episodes; runs share them, so it is the mean of theirs.
+    The standard error of the difference is over episodes. Runs share these: it is the
+    mean of theirs, and knows nothing of the runs' noise.
     """
+
+    name: str
+    epsilon: float
+    pipeline: str
+    stages: Mapping[str, int]
+    untrained: float
+    released: float
+    last: float
+    difference: float
+    error: float
+
+
+def cells() -> list[Cell]:
+    """What came of each set, pipeline and epsilon."""
     runs: dict[tuple[str, float, str], list[dict[str, str]]] = defaultdict(list)
     for row in read():
         if row["stage"]:
             runs[row["set"], float(row["epsilon"]), row["pipeline"]].append(row)
-    head = (
-        "set, epsilon|pipeline|untrained|released (stage, runs)|last stage|difference"
-    )
-    lines = [head, "|".join(["---"] * 6)]
-    for name, epsilon, pipeline in sorted(
-        runs, key=lambda key: (list(KINDS).index(key[0]), *key[1:])
-    ):
-        rows = runs[name, epsilon, pipeline]
-        means = {
-            field: float(np.mean([float(row[field]) for row in rows]))
-            for field in FIELDS[4:10]
-            if field != "stage"
-        }
-        counts = Counter(row["stage"] for row in rows).most_common()
-        stages = ", ".join(f"{stage} {number}" for stage, number in counts)
-        cells = [
-            f"{name}, {epsilon:g}",
-            pipeline,
-            f"{means['untrained']:.3f}",
-            f"{means['released']:.3f} ({stages})",
-            f"{means['last']:.3f}",
-            f"{means['difference']:+.4f} ± {means['error']:.4f}",
-        ]
-        lines.append("|".join(cells))
+
+    def order(key: tuple[str, float, str]) -> Any:
+        return list(KINDS).index(key[0]), *key[1:]
+
+    return [
+        Cell(
+            *key,
+            Counter(row["stage"] for row in runs[key]),
+            *(
+                float(np.mean([float(row[field]) for row in runs[key]]))
+                for field in Cell._fields[4:]
+            ),
+        )
+        for key in sorted(runs, key=order)
+    ]
+
+
+def releases() -> str:
+    """Test accuracies by set and epsilon, as Markdown."""
+    head = "set, epsilon|pipeline|untrained|released|stage (runs)|last stage|difference"
+    lines = [head, "|".join(["---"] * 7)]
+    for cell in cells():
+        stages = ", ".join(f"{stage} ({n})" for stage, n in cell.stages.items())
+        means = f"{cell.untrained:.3f}|{cell.released:.3f}|{stages}|{cell.last:.3f}"
+        lines.append(
+            f"{cell.name}, {cell.epsilon:g}|{cell.pipeline}|{means}|"
+            f"{cell.difference:+.4f} ± {cell.error:.4f}"
+        )
     return "\n".join(f"|{line}|" for line in lines)
 
 
 def harm() -> str:
-    """How many runs release what is worse than untrained features, in words."""
-    found = [row for row in read() if row["stage"]]
-    pairs = [(float(row["difference"]), float(row["error"])) for row in found]
-    below = [(ahead, error) for ahead, error in pairs if ahead < -NO_HARM]
-    within = sum(ahead + 2 * error >= -NO_HARM for ahead, error in below)
-    return (
-        f"{len(below)} of {len(pairs)} runs release what is more than {NO_HARM:g} "
-        f"below untrained features, {within} of these within two standard errors of it."
-    )
+    """How much is released that is worse than untrained features, in words."""
+    rows = [row for row in read() if row["stage"]]
+    of_runs = [(float(row["difference"]), float(row["error"])) for row in rows]
+    of_cells = [(cell.difference, cell.error) for cell in cells()]
+    said = []
+    for what, pairs in (("runs", of_runs), ("rows of the table", of_cells)):
+        below = [(ahead, error) for ahead, error in pairs if ahead < -NO_HARM]
+        within = sum(ahead + 2 * error >= -NO_HARM for ahead, error in below)
+        said.append(
+            f"{len(below)} of {len(pairs)} {what} release what is more than "
+            f"{NO_HARM:g} below untrained features, {within} of these by less than "
+            "two standard errors more."
+        )
+    return "\n".join(said)
 
 
 def last_stages() -> str:

@@ -57,7 +57,6 @@ from jaxdp_episodic.accountant.losses.windows import (
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid
 from jaxdp_episodic.accountant.numerics.quadrature import Lattice
 
-
 # Most nodes of a lattice: panels take no more.
 _MOST_NODES = 512
 

@@ -214,8 +214,7 @@ def _sizes(
     Slots (zero_out) cost less noise, and an empty one the whole episode: they are taken
     where a third of the episodes are complete.
     """
-    filled = sizes[sizes > 0]
-    most, fewest = int(filled.max()), int(filled.min())
+    most, fewest = int(sizes.max()), max(int(sizes.min()), 1)  # empty classes count
     if not is_example:
         return wishes.relation or ADD_REMOVE, wishes.population
     slots = wishes.population or most

@@ -158,7 +158,9 @@ def _by_chunks(
     widths = _chunks(size)
     asked = kernel, static.get("direction"), on_lattice
     with using_choice(choose_engine(size, BREAK_EVEN, losses)):
-        value, order = in_chunks(chunk, arrays, widths, _learnable(asked, widths.cpu[-1]))
+        value, order = in_chunks(
+            chunk, arrays, widths, _learnable(asked, widths.cpu[-1])
+        )
     return value, order
 
 

@@ -289,7 +289,7 @@ def _search(
 
 
 def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
-    """Logarithm of the t up to which all moments are sums over a lattice; (n,), finite."""
+    """Logarithm, finite, of the t up to which all moments have a lattice; (n,)."""
     xp = namespace(groups[0].count)
     ends = [xp.min(g.loss.largest_on_lattice(LATTICE), axis=0) for g in groups]
     return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-9))

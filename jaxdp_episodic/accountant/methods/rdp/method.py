@@ -150,7 +150,8 @@ def _by_chunks(
             block = _block(part[0].shape[-1])
             return kernel(*part, on_lattice=on_lattice, block=block, **static)
 
-        return in_chunks(chunk, arrays, _chunks(size))
+        value, order = in_chunks(chunk, arrays, _chunks(size))
+    return value, order
 
 
 def _all(group: Group, size: int) -> Group:

@@ -44,8 +44,6 @@ COARSE = Quadrature(12, 8)
 # At a cliff of very high order the coarse rule may be off by a few per cent: it leads
 # to the neighbourhood, and a few steps with this one to the best order.
 MEDIUM = Quadrature(16, 10)
-
-
 # Instead of all these, where every mechanism has a lattice.
 LATTICE = Quadrature(0, 512)
 
@@ -100,7 +98,8 @@ def rdp(
         xp, t = namespace(orders, groups[0].count), orders - 1
         (value,) = log_moment(t, groups, rule)
         if on_lattice:
-            within = xp.log(t) < _log_lattice_end(groups)
+            # A sum of what is too large for float64 may be small all the same.
+            within = (xp.log(t) < _log_lattice_end(groups)) & xp.isfinite(value)
             value = xp.where(within, value, xp.nan)
         return value / t, orders
 
@@ -275,15 +274,19 @@ def _search(
     t = xp.exp(log_t)
     moment = functools.partial(log_moment, rule=answer)
     (value,) = by_blocks(moment, (t, groups), block)
-    return t, xp.where((log_t < end) | idle, value, xp.nan)
+    known = (log_t < end) & xp.isfinite(value) if on_lattice else log_t < end
+    return t, xp.where(known | idle, value, xp.nan)
 
 
 def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
-    """log t up to which all moments are sums over a lattice; (n,), finite."""
+    """Log t up to which all moments are sums over a lattice; (n,), finite.
+
+    Of little noise none is: below all that is searched, and any order of float64.
+    """
     xp = namespace(groups[0].count)
     most = LATTICE.nodes_per_panel
     ends = [xp.min(g.loss.largest_on_lattice(most), axis=0) for g in groups]
-    return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-9))
+    return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-40))
 
 
 def _probed(

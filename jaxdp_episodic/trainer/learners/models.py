@@ -370,7 +370,7 @@ def built_module(
     """
     rngs = nnx.Rngs(config.seed)
     if config.kind == LINEAR:
-        skip = config.skip and embeds
+        skip = bool(config.skip) and embeds
         return Linear(math.prod(input_shape), num_outputs, skip=skip, rngs=rngs)
     if config.kind == MLP_KIND:
         return MLP(math.prod(input_shape), config.channels, num_outputs, rngs=rngs)

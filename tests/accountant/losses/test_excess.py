@@ -339,3 +339,22 @@ def test_a_lattice_is_as_exact_as_it_says(engine, nats, error):
         np.testing.assert_allclose(sums[0], fine[0], rtol=most, atol=most)
         for one, other in zip(sums[1:], fine[1:], strict=True):
             np.testing.assert_allclose(one, other, rtol=most)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "jax"])
+def test_orders_without_a_lattice(engine):
+    """Next to 1 with little noise, and where its largest terms are no numbers."""
+    orders, step = 1 + np.array([2e-16, 5e-10, 2e-9]), sampled(0.01, 0.045)
+    found = jde.rdp(step, orders, engine=engine)
+    # There it is the Kullback-Leibler divergence.
+    np.testing.assert_allclose(found, found[-1], rtol=1e-6)
+    large = jde.rdp(sampled(0.25, 3_600.0), 750_000.0, engine=engine)
+    by_gaussian = 750_000 / (2 * 3_600**2)
+    assert large < by_gaussian
+    # A rate of 1/4 takes less than log(4) / t off it, by the largest term alone.
+    assert large > by_gaussian - np.log(4) * 750_000 / 749_999
+    assert np.isfinite(large)
+
+
+def sampled(rate, noise):
+    return jde.GaussianStep(poisson("unit", rate), noise_multiplier=noise)

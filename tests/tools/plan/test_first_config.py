@@ -229,6 +229,14 @@ def test_numbered_classes_are_not_held_out(tmp_path):
     assert "nothing is held out" in text
 
 
+def test_tiny_pictures_have_no_wavelets(tmp_path):
+    folder = pictures(tmp_path)
+    for size, has_features in ((7, False), (8, True)):
+        source = described_source(folder, tmp_path / "x.toml", size=size)
+        text, _ = first_config(source, Wishes())
+        assert ("features" in tomllib.loads(text)) == has_features
+
+
 def test_empty_classes_are_the_smallest_under_add_remove(tmp_path):
     source = described_source(
         pictures(tmp_path, sizes=(4,) * 27 + (0,) * 3), tmp_path / "x.toml"

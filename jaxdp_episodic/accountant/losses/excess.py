@@ -40,7 +40,12 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
     scaled_power_excess,
     scaled_power_excess_derivatives,
 )
-from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels, lay_panels
+from jaxdp_episodic.accountant.numerics.quadrature import (
+    Lattice,
+    integrate_lattice,
+    integrate_panels,
+    lay_panels,
+)
 
 # Largest logarithm of a term of a sum, nats; larger ones are scaled down: e^709
 # overflows.
@@ -61,7 +66,7 @@ _MOST_ROUNDING = 1.0
 
 def log_integral(
     log_parts: Callable[[Array], tuple[Array, Array]],
-    windows: Windows,
+    windows: Windows | Lattice,
     bumps: Array,
     floor: Array,
     t: Array,
@@ -91,10 +96,13 @@ def log_integral(
             return scaled_power_excess_derivatives(y, b - peak, t, direction)
         return (scaled_power_excess(y, b - peak, t, direction),)
 
-    lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)
-    total, *derivatives = integrate_panels(
-        integrand, lefts, rights, nodes_per_panel=quadrature.nodes_per_panel
-    )
+    if isinstance(windows, Lattice):
+        total, *derivatives = integrate_lattice(integrand, windows)
+    else:
+        lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)
+        total, *derivatives = integrate_panels(
+            integrand, lefts, rights, nodes_per_panel=quadrature.nodes_per_panel
+        )
     return xp.log(total) + peak, *(d / total for d in derivatives)
 
 

@@ -38,10 +38,15 @@ _SMALLEST_RATE = 1e-60
 
 
 class Quadrature(NamedTuple):
-    """Size of a quadrature: panels and Gauss–Legendre nodes in each."""
+    """Size of a quadrature: panels and Gauss–Legendre nodes in each.
+
+    Or without panels ``lattice``: the nats by which the error of a sum of equally
+    spaced nodes is below the integral, of what has a lattice (`Moments`).
+    """
 
     num_panels: int
     nodes_per_panel: int
+    lattice: float = 0.0
 
 
 class MomentRule(NamedTuple):

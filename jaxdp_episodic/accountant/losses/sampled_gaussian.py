@@ -13,6 +13,7 @@ there and docs/proofs.md, "Moments", that the forward one is the larger.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -38,7 +39,12 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     sampled_ends,
     undrawn_loss,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import MixturePair, MomentRule, Tails
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    MixturePair,
+    MomentRule,
+    Quadrature,
+    Tails,
+)
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.losses.windows import (
@@ -49,6 +55,10 @@ from jaxdp_episodic.accountant.losses.windows import (
     windows_around,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid
+from jaxdp_episodic.accountant.numerics.quadrature import Lattice
+
+# Most nodes of a lattice: panels take no more.
+_MOST_NODES = 512
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
     shift: Array
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
+    has_lattice: ClassVar[bool] = True
 
     def largest_loss(self, *, backward: bool) -> Array:
         """The density with the unit is at least ``1 - p`` of that without."""
@@ -93,6 +104,11 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact up to quadrature error."""
         return mixture_excess(t, self.rate, self.shift, rule)
+
+    def largest_on_lattice(self, rule: Quadrature) -> Array:
+        """See `Moments`."""
+        length = (_MOST_NODES - 2) * _spacing(self.shift, rule.lattice)
+        return (length - 2 * _reach(rule.lattice)) / self.shift - 1
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`.
@@ -141,9 +157,13 @@ def mixture_excess(
     xp = namespace(t, sampling_probability, shift)
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
     rate = Rate.of(p)
-    log_odds = rate.log_rest - rate.log  # hardly any at p = 1
-    kink = xp.maximum(0.5 * s + log_odds / s, -1e300)
-    windows = _windows(t, kink, s, rule.direction)
+    windows: tuple[Windows | Lattice, Array]
+    if rule.quadrature.lattice:
+        windows = _lattice(t, s, rule.quadrature.lattice), ((1 + t) * s)[None]
+    else:
+        log_odds = rate.log_rest - rate.log  # hardly any at p = 1
+        kink = xp.maximum(0.5 * s + log_odds / s, -1e300)
+        windows = _windows(t, kink, s, rule.direction)
     floor = 0.5 * s if rule.direction == "symmetric" else xp.full_like(s, -xp.inf)
 
     def log_parts(x: Array) -> tuple[Array, Array]:
@@ -154,6 +174,32 @@ def mixture_excess(
     excess = log_integral(log_parts, *windows, floor, t, rule)
     rounds = float(rule.direction != "backward")
     return unless_gaussian(p >= 1, rate.log, 0.5 * s * s, t, excess, rounds=rounds)
+
+
+def _spacing(s: Array, digits: float) -> Array:
+    """Of nodes whose sum is the forward integral but for e^-digits of it.
+
+    A sum of nodes at a distance h is off by ``e^{-2 pi a / h}`` times the integral over
+    a line at the height a, which here is ``e^{a²/2}`` times the one over the real line
+    (there ``|1 + v|`` is no larger) up to the first zero of P/Q, at pi / s.
+    """
+    xp = namespace(s)
+    height = xp.minimum(math.pi / s, math.sqrt(2 * digits))
+    return 2 * math.pi * height / (digits + 0.5 * height * height)
+
+
+def _reach(digits: float) -> float:
+    """Deviations from the nearest bump beyond which there is less than e^-digits."""
+    return math.sqrt(2 * digits + 8)
+
+
+def _lattice(t: Array, s: Array, digits: float) -> Lattice:
+    """Nodes for the forward integral: no bump is left of 0 or right of (1 + t) s."""
+    xp, spacing, reach = namespace(t, s), _spacing(s, digits), _reach(digits)
+    number = xp.ceil(((1 + t) * s + 2 * reach) / spacing) + 1
+    # Where an order is no number, others beside it need theirs all the same.
+    number = xp.where(number < _MOST_NODES, number, _MOST_NODES)
+    return Lattice(xp.full_like(s, -reach), spacing, number)
 
 
 def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:

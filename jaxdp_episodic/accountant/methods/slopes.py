@@ -58,13 +58,6 @@ _CHUNKS = Chunks(8, (1, 8, 64), (8, 512, 4096))
 _BREAK_EVEN = 30_000
 
 
-class Moved(NamedTuple):
-    """A run near another one, whose counts may be real numbers."""
-
-    run: Run
-    epsilon: np.ndarray  # (n,) at which its log(delta) is asked for
-
-
 class Moves(NamedTuple):
     """What is known about ``log(delta)`` at some epsilon; arrays (n,)."""
 
@@ -78,7 +71,7 @@ def moves_by_contour(
     question: Question,
     answer: np.ndarray,
     run: Run,
-    moved: Sequence[Moved],
+    moved: Sequence[Run],
     *,
     other: bool = False,
 ) -> Moves:
@@ -90,7 +83,7 @@ def moves_by_contour(
       question: what was asked; its epsilon, or the answer's, is > 0 and finite.
       answer: what was answered.
       run: the run asked about.
-      moved: runs and epsilons near it.
+      moved: runs near it, whose counts may be real numbers.
       other: by a second contour. Powers of a moment have no unique continuation to real
         exponents where the two disagree.
 
@@ -106,14 +99,11 @@ def moves_by_contour(
             )
     epsilon, log_delta = _both(question, answer)
     (first, many), *others = (
-        _truncated(one, log_delta, run.counts)
-        for one in (run, *(one.run for one in moved))
+        _truncated(one, log_delta, run.counts) for one in (run, *moved)
     )
     # A step that is not taken may be taken by the moved runs: its contour is laid too.
     counts = tuple(np.maximum(count, _SMALLEST_COUNT) for count in first.counts)
-    every = [Moved(Run(first.losses, counts), epsilon)]
-    for (kept, _), one in zip(others, moved, strict=True):
-        every.append(Moved(kept, one.epsilon))
+    every = [Run(first.losses, counts), *(kept for kept, _ in others)]
     has_tables = any(isinstance(loss, Tabulated) for loss in run.losses)
     largest, enough = _LARGEST_ERROR, _ENOUGH
     if has_tables:
@@ -128,8 +118,9 @@ def moves_by_contour(
             if not index.size:
                 break
             found = _on_one_contour(
+                epsilon[index],
                 log_delta[index],
-                [Moved(one.run.take(index), one.epsilon[index]) for one in every],
+                [one.take(index) for one in every],
                 (backward, other),
                 sizes,
             )
@@ -146,7 +137,7 @@ def moves_by_contour(
 
 
 def moves_by_profile(
-    question: Question, answer: np.ndarray, run: Run, moved: Sequence[Moved]
+    question: Question, answer: np.ndarray, run: Run, moved: Sequence[Run]
 ) -> Moves:
     """The same of runs of one step, by its profile.
 
@@ -164,16 +155,16 @@ def moves_by_profile(
             loss = run.losses[i].map(lambda field: field[taken]).kept_in_range()
             return cast(Profile, loss)
 
-        def profiles(loss: Profile, at: np.ndarray) -> np.ndarray:
+        def profiles(loss: Profile, at: np.ndarray = epsilon[taken]) -> np.ndarray:
             _prepare(loss)
             with np.errstate(all="ignore"):
                 return np.stack([tail for tail, _ in loss.log_tails(at)])
 
-        here = profiles(one(run), epsilon[taken])
+        here = profiles(one(run))
         direction = np.argmax(here, axis=0)[None]
         value[taken], slope[taken] = slope_of_profile(epsilon[taken], one(run))
         for row, other in zip(rows, moved, strict=True):
-            both = profiles(one(other.run), other.epsilon[taken])
+            both = profiles(one(other))
             row[taken] = np.take_along_axis(both, direction, axis=0)[0]
     scale = np.maximum(epsilon, _SMALLEST_EPSILON) * slope
     attained = np.abs(value - log_delta) <= ATTAINED * scale + _LEFT_OUT
@@ -181,7 +172,7 @@ def moves_by_profile(
 
 
 def moves_at_order(
-    question: Question, answer: np.ndarray, run: Run, moved: Sequence[Moved]
+    question: Question, answer: np.ndarray, run: Run, moved: Sequence[Run]
 ) -> Moves:
     """The same of answers by Rényi-DP: the bound at the order that is best for it."""
     epsilon, log_delta = _both(question, answer)
@@ -190,14 +181,14 @@ def moves_at_order(
     order = np.where(known, order, 2.0)
     t = order - 1
 
-    def bound(run: Run, epsilon: np.ndarray) -> np.ndarray:
+    def bound(run: Run) -> np.ndarray:
         gap = rdp_curve(order, run, LARGER) - epsilon + np.log1p(-1 / order)
         return t * gap - np.log(order)
 
-    here = bound(run, epsilon)
+    here = bound(run)
     # Total variation may bound it by less than any order.
     known &= np.abs(here - log_delta) <= ATTAINED * t * epsilon + _LEFT_OUT
-    rows = np.array([bound(*one) for one in moved]).reshape(-1, epsilon.size)
+    rows = np.array([bound(one) for one in moved]).reshape(-1, epsilon.size)
     return Moves(np.where(known, here, np.nan), t, 0 * t, rows)
 
 
@@ -227,20 +218,20 @@ def _truncated(
 
 
 def _on_one_contour(
+    epsilon: np.ndarray,
     log_delta: np.ndarray,
-    every: Sequence[Moved],
+    runs: Sequence[Run],
     place: tuple[bool, bool],
     sizes: tuple[int, int],
 ) -> Moves:
     """The moves by integrals on the contour of the first one."""
     backward, other = place
-    runs = [one.run for one in every]
     for loss in (loss for run in runs for loss in run.losses):
         _prepare(loss)
     log_cut = np.minimum(log_delta, 0.0) - _CUT
     log_cut -= np.log(np.maximum(runs[0].num_steps, 1.0))
     groups = [one.groups() for one in runs]
-    arrays = [one.epsilon for one in every], log_cut, 0 * log_cut + backward, groups
+    arrays = epsilon, log_cut, 0 * log_cut + backward, groups
     # Powers of two, each of which is compiled.
     terms = tuple(
         1 << (int(max(np.max(g.loss.num_terms) for g in kind)) - 1).bit_length()
@@ -271,7 +262,7 @@ def _kernel(
         return jitted(kernel, static) if compiled else kernel
 
     def call(
-        epsilons: list[Any],
+        epsilon: Any,
         log_cut: Any,
         backward: Any,
         groups: list[tuple[Group, ...]],
@@ -289,7 +280,7 @@ def _kernel(
         # Compiled for moved runs, too, are the kernels that check their nodes.
         unchecked = {} if compiled else {"checked": False}
 
-        epsilon, here = epsilons[0], steps(groups[0])
+        here = steps(groups[0])
         contour = run(contours.lay_contour)(epsilon, here)
         if other:
             contour = contour._replace(
@@ -297,8 +288,10 @@ def _kernel(
             )
         solution = solve(epsilon, contour, here, num_nodes=contour_nodes)
         values = [
-            solve(at, contour, steps(one, **unchecked), num_nodes=contour_nodes).value
-            for at, one in zip(epsilons[1:], groups[1:], strict=True)
+            solve(
+                epsilon, contour, steps(one, **unchecked), num_nodes=contour_nodes
+            ).value
+            for one in groups[1:]
         ]
         return solution.value, solution.log_error, solution.slope, *values
 

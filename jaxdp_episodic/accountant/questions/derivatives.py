@@ -20,7 +20,6 @@ from jaxdp_episodic.accountant.methods.rdp.method import rdp_answer, rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.slopes import (
     ATTAINED,
-    Moved,
     Moves,
     moves_at_order,
     moves_by_contour,
@@ -40,17 +39,14 @@ _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
 # The largest width, as a share of a parameter's scale.
 _LARGEST_SHARE = 2e-2
 # First widths, as such shares, and nats by which log(delta) should change in those
-# that are tried in turn, and whether along the line of the quotients so far. Rényi's
-# bound is known to rounding, and at a cliff of the moments it bends within a hundredth
-# of a nat.
+# that are tried in turn. Rényi's bound is known to rounding, and at a cliff of the
+# moments it bends within a hundredth of a nat.
 _FIRST = {"profile": 1e-3, "exact": 1e-3, "rdp": 1e-5}
 _TRIES = {
-    "profile": ((0.1, False), (0.01, False), (1e-3, False)),
-    "exact": ((0.1, False), (1.0, True), (8.0, True), (0.01, False)),
-    "rdp": ((1e-3, False), (1e-4, False), (1e-5, False)),
+    "profile": (0.1, 0.01, 1e-3),
+    "exact": (0.1, 0.4, 0.01),
+    "rdp": (1e-3, 1e-4, 1e-5),
 }
-# Share of epsilon by which it moves along a line in a width, at most.
-_LARGEST_REACH = 0.1
 # Nats beyond which it may bend more than quotients of second order tell.
 _FAR = 0.5
 # Relative error of a quotient over the square of what one of second order is off: of
@@ -273,11 +269,7 @@ def _quotients(
     settings: _Settings,
     method: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``-d log(delta) / d epsilon``, and difference quotients by each parameter.
-
-    Where rounding counts they are taken again along the line of the first ones: epsilon
-    moves, too, such that log(delta) stays about what it is, and widths may be large.
-    """
+    """``-d log(delta) / d epsilon``, and difference quotients by each parameter."""
     shape = len(parameters), answer.size
     scale, at_end = np.zeros(shape), np.zeros(shape, int)
     for i, parameter in enumerate(parameters):
@@ -285,7 +277,7 @@ def _quotients(
     best, found = np.full(shape, np.inf), np.full(shape, np.nan)
     by_epsilon = np.full(answer.size, np.nan)
     left = np.isfinite(scale) & (scale > 0)
-    for nats, on_line in ((None, False), *_TRIES[method]):
+    for nats in (None, *_TRIES[method]):
         which = np.flatnonzero(left.any(axis=1))
         index = np.flatnonzero(left.any(axis=0))
         if nats is None:
@@ -298,36 +290,24 @@ def _quotients(
         if nats is not None:
             steep = np.abs(np.nan_to_num(found[grid], nan=1.0))
             width = np.minimum(nats / np.maximum(steep, 1e-300), _LARGEST_SHARE * most)
-        asked, known = question.take(index), answer[index]
-        epsilon = known if question.is_epsilon else asked.target
-        line = np.zeros(width.shape)
-        if on_line:
-            line = np.nan_to_num(found[grid] / by_epsilon[index])
-            reach = _LARGEST_REACH * epsilon / np.maximum(np.abs(line), 1e-300)
-            width = np.minimum(width, reach)
         some, moved = settings.take(index), []
         for row, i in enumerate(which.tolist()):
-            far = POINTS[:, ends[row]] * width[row]
-            runs = some.moved(parameters[i], far)
-            moved += map(Moved, runs, epsilon + line[row] * far)
-        moves = solve(asked, known, run.take(index), moved)
+            moved += some.moved(parameters[i], POINTS[:, ends[row]] * width[row])
+        moves = solve(question.take(index), answer[index], run.take(index), moved)
         if nats is None:
             by_epsilon = np.where(np.isnan(moves.log_delta), np.nan, moves.slope)
         values = moves.moved.reshape(len(which), len(POINTS), index.size)
         values = values - moves.log_delta
         fourth = np.einsum("kmn,mkn->mn", _WEIGHTS[:, ends], values)
         second = np.einsum("kmn,mkn->mn", _CHECK[:, ends], values)
-        change = fourth + line * moves.slope * width
         rounding = _ROUNDING * (1 + np.abs(moves.log_delta)) + _ROUNDED * moves.error
         with np.errstate(invalid="ignore", divide="ignore"):
-            size, apart = np.abs(change), np.abs(fourth - second)
+            size, apart = np.abs(fourth), np.abs(fourth - second)
             apart = np.where(apart > rounding, apart, 0.0) / size
             off = _ERROR_OVER_SQUARE * apart**2 + rounding / size
-            off = np.where(
-                (size > _FAR) & (not on_line), np.maximum(off, _LARGEST), off
-            )
+            off = np.where(size > _FAR, np.maximum(off, _LARGEST), off)
             off = np.where(size == 0, 0.0, off)
-            quotient = change / width
+            quotient = fourth / width
         better = left[grid] & (off < best[grid])
         best[grid] = np.where(better, off, best[grid])
         found[grid] = np.where(better, quotient, found[grid])

@@ -61,7 +61,7 @@ MIN_BETWEEN = 0.5  # of few classes' means, above which statistics alone helped
 MIN_CLASSIFIER = 4.0  # of a class's part of a classifier, likewise
 MIN_STEPS = 2.0  # of a run of episodes, likewise
 # Classes below which logits, and episodes that draw some of them, tell of these alone:
-# with 12 typefaces statistics were better, with 18 kinds of texts a classifier was.
+# with 12 typefaces statistics were better, with 18 kinds of texts neither was.
 FEWEST_CLASSES = 15
 _DIMENSIONS = 128  # of the space that steps after statistics were measured in
 _CLASSIFIER_NORM = 0.5  # to which these clipped each example

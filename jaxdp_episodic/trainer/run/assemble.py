@@ -217,6 +217,7 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
         model = {
             **model,
             "outputs": num_outputs(config, _ways(config), num_classes),
+            "skip": config.model.skips(config.step.sampling),
             "embeds": config.learner.kind == PROTONET,
         }
     given, examples = config.data.to_dict(), dict(tables.examples)

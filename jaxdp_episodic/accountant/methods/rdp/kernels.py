@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
+from jaxdp_episodic.accountant.methods.rdp.first_order import first_order
 from jaxdp_episodic.accountant.methods.rdp.moments import LARGER, log_moment
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import (
@@ -46,6 +47,11 @@ COARSE = Quadrature(12, 8)
 MEDIUM = Quadrature(16, 10)
 
 
+# Instead of the first and of both others, where every mechanism has a lattice.
+LATTICE = Quadrature(0, 0, 32.0)
+_COARSE_LATTICE = Quadrature(0, 0, 18.0)
+
+
 class _NewtonRule(NamedTuple):
     """How log t is searched: in three or four steps as a rule, in dozens at a cliff."""
 
@@ -56,6 +62,7 @@ class _NewtonRule(NamedTuple):
 
 
 _SEARCHES = _NewtonRule(COARSE, 20, 4.0, 1e-4), _NewtonRule(MEDIUM, 28, 0.06, 1e-10)
+_LATTICE_SEARCH = _NewtonRule(_COARSE_LATTICE, 40, 1.0, 1e-9)
 _NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Logarithm of the derivative over its target beyond which no step is the last.
@@ -73,18 +80,28 @@ _SURE = 1e-8
 _LOOSE = 1e-2
 # log t that is searched; e^90 is beyond every order that pays.
 _LOG_T_RANGE = (-90.0, 90.0)
-# Shift beyond which there is no order whose moment is that of small losses.
-_LARGE_SHIFT = 1e3
 
 
 def rdp(
-    orders: Array, groups: tuple[Group, ...], *, direction: str, block: int
+    orders: Array,
+    groups: tuple[Group, ...],
+    *,
+    direction: str,
+    on_lattice: bool,
+    block: int,
 ) -> tuple[Array, Array]:
-    """``rdp(alpha)`` in nats, (n,), for one order each, and the orders."""
+    """``rdp(alpha)`` in nats, (n,), for one order each, and the orders.
+
+    With ``on_lattice``, as in `best_epsilon`, NaN where it takes more nodes.
+    """
+    rule = MomentRule(direction, LATTICE if on_lattice else FINE)
 
     def curve(orders: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
-        t = orders - 1
-        (value,) = log_moment(t, groups, MomentRule(direction, FINE))
+        xp, t = namespace(orders, groups[0].count), orders - 1
+        (value,) = log_moment(t, groups, rule)
+        if on_lattice:
+            within = xp.log(t) < _log_lattice_end(groups)
+            value = xp.where(within & xp.isfinite(value), value, xp.nan)
         return value / t, orders
 
     return by_blocks(curve, (orders, groups), block)
@@ -96,13 +113,15 @@ def best_epsilon(
     near: Array | None = None,
     *,
     loose: bool = False,
+    on_lattice: bool = False,
     block: int = 0,
 ) -> tuple[Array, Array]:
     """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,).
 
     On NumPy ``near``, (n,), may give an order to start at, or NaN; and ``loose`` ends
     the search early: an upper bound too, but not the smallest. On JAX ``block``, which
-    divides n, are computed side by side; 0: all.
+    divides n, are computed side by side; 0: all. With ``on_lattice``, of mechanisms
+    that all have one, epsilon is NaN where the best order takes more nodes than that.
     """
     xp = namespace(log_delta, groups[0].count)
 
@@ -117,7 +136,7 @@ def best_epsilon(
         return xp.log(spent) - xp.log(-log_delta), slope
 
     problem = log_delta, groups, objective, residual
-    t, value = _search(*problem, -log_delta, -log_delta, block, near, loose)
+    t, value = _search(*problem, -log_delta, -log_delta, block, on_lattice, near, loose)
     return xp.maximum(objective(log_delta, t, value), 0.0), 1 + t
 
 
@@ -126,11 +145,12 @@ def best_log_delta(
     groups: tuple[Group, ...],
     *,
     loose: bool = False,
+    on_lattice: bool = False,
     block: int = 0,
 ) -> tuple[Array, Array]:
     """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order.
 
-    ``loose``, and in blocks, as in `best_epsilon`.
+    ``loose``, in blocks, and on a lattice, as in `best_epsilon`.
     """
     xp = namespace(epsilon, groups[0].count)
 
@@ -146,7 +166,7 @@ def best_log_delta(
         return xp.log(first) - xp.log(paid), slope
 
     problem = epsilon, groups, objective, residual
-    t, value = _search(*problem, _LOG_T_RANGE[1], 10.0, block, loose=loose)
+    t, value = _search(*problem, _LOG_T_RANGE[1], 10.0, block, on_lattice, loose=loose)
     return xp.minimum(objective(epsilon, t, value), 0.0), 1 + t
 
 
@@ -158,6 +178,7 @@ def _search(
     highest: Array | float,
     budget: Array | float,
     block: int,
+    on_lattice: bool,
     near: Array | None = None,
     loose: bool = False,
 ) -> tuple[Array, Array]:
@@ -171,14 +192,24 @@ def _search(
     block = block or example.size
     low = xp.full_like(example, _LOG_T_RANGE[0])
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
-    log_t = xp.clip(_first_order(groups, budget), low, high)
-    searches = _SEARCHES
+    searches, answer, end = _SEARCHES, _ANSWER, high + 1
+    if on_lattice:
+        searches, answer = (_LATTICE_SEARCH,), MomentRule(LARGER, LATTICE)
+        end = _log_lattice_end(groups)
+        high = xp.minimum(high, end)
+    log_t = xp.clip(first_order(groups, budget), low, high)
     known = near is not None and near > 1
     if near is not None and np.any(known):
         log_t = np.where(known, np.log(np.where(known, near, 2.0) - 1), log_t)
         log_t = np.clip(log_t, low, high)
-        searches = (_NEAR_SEARCH,) if np.all(known) else searches
-    elif xp is np and log_t.size <= _FEW and all(g.loss.compiles for g in groups):
+        if np.all(known) and not on_lattice:
+            searches = (_NEAR_SEARCH,)
+    elif (
+        xp is np
+        and not on_lattice
+        and log_t.size <= _FEW
+        and all(g.loss.compiles for g in groups)
+    ):
         problem = target, groups, residual, log_t, high
         log_t, bracket, sure = _probed(*problem, loose)
         if np.all(sure):
@@ -188,11 +219,11 @@ def _search(
             searches, (low, high) = searches[1:], bracket
 
     def improve(
-        given: tuple[Array, tuple[Group, ...]],
+        given: tuple[Array, tuple[Group, ...], Array],
         state: _Search,
         rule: _NewtonRule,
     ) -> _Search:
-        target, groups = given
+        target, groups, end = given
         log_t, low, high = state.log_t, state.low, state.high
         t = xp.exp(log_t)
         moment = log_moment(t, groups, MomentRule(LARGER, rule.quadrature, True))
@@ -218,6 +249,11 @@ def _search(
         last = (near > low) & (near < high) & (xp.abs(value) < _CLOSE)
         last &= newton * newton * xp.maximum(slope, 1.0) < rule.tolerance
         best = xp.where(better, log_t, state.best_log_t)
+        # The best order takes more nodes than there are, or a scale of its own.
+        beyond = log_t + step >= end
+        if on_lattice:
+            beyond |= ~xp.isfinite(moment[0])
+        best = xp.where(beyond, end, best)
         return _Search(
             state.count + 1,
             proposal,
@@ -226,7 +262,7 @@ def _search(
             high,
             xp.where(better, cost, state.best),
             xp.where(last, near, best),
-            last | (high - low < _NARROW),
+            last | beyond | (high - low < _NARROW),
         )
 
     # Without steps there is nothing to search, and no order is better than another.
@@ -241,11 +277,22 @@ def _search(
         if loose:
             rule = rule._replace(tolerance=_LOOSE)
         step = functools.partial(improve, rule=rule)
-        state = while_each(xp, unfinished, step, (target, groups), state, block)
+        state = while_each(xp, unfinished, step, (target, groups, end), state, block)
         log_t = state.best_log_t
     t = xp.exp(log_t)
-    moment = functools.partial(log_moment, rule=_ANSWER)
-    return t, by_blocks(moment, (t, groups), block)[0]
+    moment = functools.partial(log_moment, rule=answer)
+    (value,) = by_blocks(moment, (t, groups), block)
+    if on_lattice:
+        found = (log_t < end) & xp.isfinite(value)
+        value = xp.where(found | idle, value, xp.nan)
+    return t, value
+
+
+def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
+    """(n,) the log of the t up to which all moments are sums over a lattice; finite."""
+    xp = namespace(groups[0].count)
+    ends = [xp.min(g.loss.largest_on_lattice(LATTICE), axis=0) for g in groups]
+    return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-9))
 
 
 def _probed(
@@ -321,54 +368,3 @@ class _Search(NamedTuple):
     best: Array
     best_log_t: Array
     settled: Array
-
-
-def _first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
-    """An initial log t of the best order: the smaller of two approximations.
-
-    One is where a run spends ``budget`` nats at the curvature of small rates,
-    ``rate² (e^{shift²} - 1) t²``. The other is where the term ``rate^alpha
-    e^{alpha (alpha-1) shift²/2}`` takes over: beyond it L(t) jumps by orders of
-    magnitude within a thousandth of log t, and a search that starts on the wrong side
-    of the jump would have to bisect.
-    """
-    xp = namespace(groups[0].count)
-    curvature, jump = 0.0, xp.inf
-    for group in groups:
-        hints = group.loss.hints()
-        rate, s = hints.rate, hints.shift
-        # The variance of the privacy loss: of order rate² where losses are small; for
-        # large shifts a loss of s²/2 comes up with probability `rate`.
-        growth = xp.expm1(xp.minimum(s * s, 30.0))
-        variance = rate * (s**2 + 0.25 * s**4)
-        small = xp.minimum(rate**2 * growth, variance)
-        variance = xp.where(s > _LARGE_SHIFT, variance, small)
-        curvature += xp.sum(group.count * group.loss.outer_rate * variance, axis=0)
-        last = _jump_order(xp.log(hints.odds), s, group, budget)
-        # Below order 2 the moment is that of small losses.
-        jump = xp.minimum(jump, xp.min(xp.where(last > 2, last, xp.inf), axis=0))
-    smooth = 0.5 * (xp.log(2.0 * budget) - xp.log(curvature))
-    return xp.minimum(smooth, xp.log(jump - 1))
-
-
-def _jump_order(
-    log_rate: Array, s: Array, group: Group, budget: Array | float
-) -> Array:
-    """The order at which the jump of L(t) has spent the budget; inf without a jump."""
-    xp = namespace(log_rate, s, group.count)
-    half = 0.5 * s * s
-
-    def reaching(log_excess: Array) -> Array:
-        """Alpha with ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
-        b = log_rate - half
-        root = xp.sqrt(xp.maximum(b * b + 4 * half * log_excess, 0.0))
-        return xp.where(b < 0, (root - b) / (2 * half), xp.inf)
-
-    counts = xp.maximum(group.count, 1e-300)
-    log_outer = xp.log(group.loss.outer_rate)
-    top = reaching(-log_outer)  # where M - 1 = 1 and growth slows down
-    steepness = xp.maximum((top - 1) * (log_rate + top * s * s), 1.0)
-    # t L' = count M steepness = budget; one nat more, to start on the steep side.
-    needed = xp.log(budget) - xp.log(counts * steepness) + 1.0
-    beyond = xp.maximum(top, xp.sqrt(2 * budget / counts) / s)
-    return xp.where(needed > 0, beyond, reaching(xp.minimum(needed, 0.0) - log_outer))

@@ -212,6 +212,7 @@ def few(folder):
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--epsilon", "-1"], "epsilon must be"),
         (npz, ["--shots", "99"], "shots must be less than"),
+        (pictures, ["--size", "99999"], "size must be"),
     ],
 )
 def test_what_cannot_be_used_is_refused(make, options, message, tmp_path, capsys):

@@ -40,16 +40,13 @@ _SMALLEST_RATE = 1e-60
 class Quadrature(NamedTuple):
     """Size of a quadrature: panels and Gauss–Legendre nodes in each.
 
-    Without panels: so many equally spaced nodes at most, of all that has a lattice.
+    Or without panels ``lattice``: the nats by which the error of a sum of equally
+    spaced nodes is below the integral, of what has a lattice (`Moments`).
     """
 
     num_panels: int
     nodes_per_panel: int
-
-    @property
-    def is_lattice(self) -> bool:
-        """Whether its nodes are equally spaced."""
-        return self.num_panels == 0
+    lattice: float = 0.0
 
 
 class MomentRule(NamedTuple):

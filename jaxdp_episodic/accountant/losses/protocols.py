@@ -22,7 +22,12 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
-from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, PrivacyLoss, Tails
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    MomentRule,
+    PrivacyLoss,
+    Quadrature,
+    Tails,
+)
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
 
@@ -135,9 +140,8 @@ class Moments(PrivacyLoss):
         finely, and whether to append the derivatives.
         """
 
-
-    def largest_on_lattice(self, most_nodes: int) -> Array:
-        """Largest t whose integral is the sum of so many nodes; <= 0: there is none."""
+    def largest_on_lattice(self, rule: Quadrature) -> Array:
+        """Largest t at which a lattice has enough nodes; <= 0: there is none."""
         raise NotImplementedError(f"{type(self).__name__} has no lattice")
 
 

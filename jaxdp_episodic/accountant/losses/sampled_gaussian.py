@@ -39,7 +39,12 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     sampled_ends,
     undrawn_loss,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import MixturePair, MomentRule, Tails
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    MixturePair,
+    MomentRule,
+    Quadrature,
+    Tails,
+)
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.losses.windows import (
@@ -52,12 +57,8 @@ from jaxdp_episodic.accountant.losses.windows import (
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid
 from jaxdp_episodic.accountant.numerics.quadrature import Lattice
 
-
-# Nats by which the error of a sum of equally spaced nodes is below the integral.
-_LATTICE_DIGITS = 32.0
-# Distance of the first node and the last from the nearest bump, in deviations: what is
-# beyond is 1e-15 of it.
-_REACH = 8.5
+# Most nodes of a lattice: panels take no more.
+_MOST_NODES = 512
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,10 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         """See `Moments`; exact up to quadrature error."""
         return mixture_excess(t, self.rate, self.shift, rule)
 
-    def largest_on_lattice(self, most_nodes: int) -> Array:
+    def largest_on_lattice(self, rule: Quadrature) -> Array:
         """See `Moments`."""
-        return ((most_nodes - 2) * _spacing(self.shift) - 2 * _REACH) / self.shift - 1
+        length = (_MOST_NODES - 2) * _spacing(self.shift, rule.lattice)
+        return (length - 2 * _reach(rule.lattice)) / self.shift - 1
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`.
@@ -156,9 +158,8 @@ def mixture_excess(
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
     rate = Rate.of(p)
     windows: tuple[Windows | Lattice, Array]
-    if rule.quadrature.is_lattice:
-        lattice = _lattice(t, s, rule.quadrature.nodes_per_panel)
-        windows = lattice, ((1 + t) * s)[None]
+    if rule.quadrature.lattice:
+        windows = _lattice(t, s, rule.quadrature.lattice), ((1 + t) * s)[None]
     else:
         log_odds = rate.log_rest - rate.log  # hardly any at p = 1
         kink = xp.maximum(0.5 * s + log_odds / s, -1e300)
@@ -175,23 +176,30 @@ def mixture_excess(
     return unless_gaussian(p >= 1, rate.log, 0.5 * s * s, t, excess, rounds=rounds)
 
 
-def _spacing(s: Array) -> Array:
-    """Of nodes whose sum is the forward integral to 1e-13.
+def _spacing(s: Array, digits: float) -> Array:
+    """Of nodes whose sum is the forward integral but for e^-digits of it.
 
     A sum of nodes at a distance h is off by ``e^{-2 pi a / h}`` times the integral over
     a line at the height a, which here is ``e^{a²/2}`` times the one over the real line
     (there ``|1 + v|`` is no larger) up to the first zero of P/Q, at pi / s.
     """
     xp = namespace(s)
-    height = xp.minimum(math.pi / s, math.sqrt(2 * _LATTICE_DIGITS))
-    return 2 * math.pi * height / (_LATTICE_DIGITS + 0.5 * height * height)
+    height = xp.minimum(math.pi / s, math.sqrt(2 * digits))
+    return 2 * math.pi * height / (digits + 0.5 * height * height)
 
 
-def _lattice(t: Array, s: Array, most: int) -> Lattice:
+def _reach(digits: float) -> float:
+    """Deviations from the nearest bump beyond which there is less than e^-digits."""
+    return math.sqrt(2 * digits + 8)
+
+
+def _lattice(t: Array, s: Array, digits: float) -> Lattice:
     """Nodes for the forward integral: no bump is left of 0 or right of (1 + t) s."""
-    xp, spacing = namespace(t, s), _spacing(s)
-    number = xp.ceil(((1 + t) * s + 2 * _REACH) / spacing) + 1
-    return Lattice(xp.full_like(s, -_REACH), spacing, xp.minimum(number, most))
+    xp, spacing, reach = namespace(t, s), _spacing(s, digits), _reach(digits)
+    number = xp.ceil(((1 + t) * s + 2 * reach) / spacing) + 1
+    # Where an order is no number, others beside it need theirs all the same.
+    number = xp.where(number < _MOST_NODES, number, _MOST_NODES)
+    return Lattice(xp.full_like(s, -reach), spacing, number)
 
 
 def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:

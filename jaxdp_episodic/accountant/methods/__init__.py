@@ -2,5 +2,5 @@
 
 Doors: `adaptive.comparison`, `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
 `adaptive.problem`, `adaptive.profile`, `certified.method`, `closed_form`, `engine`,
-`exact.method`, `question`, `rdp.method`, `run`, `slopes`.
+`exact.method`, `learning`, `question`, `rdp.method`, `run`, `slopes`.
 """

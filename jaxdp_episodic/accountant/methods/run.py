@@ -138,6 +138,14 @@ class Run:
         """Whether both directions are alike in every step."""
         return all(loss.is_symmetric for loss in self.losses)
 
+    @property
+    def forward_is_larger(self) -> bool:
+        """Whether the forward moment is proven to be at least the backward one."""
+        return all(
+            loss.is_symmetric or (isinstance(loss, Moments) and loss.forward_is_larger)
+            for loss in self.losses
+        )
+
     @functools.cached_property
     def loses_nothing(self) -> np.ndarray:
         """Where no step loses anything, or none is taken."""

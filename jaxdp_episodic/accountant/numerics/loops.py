@@ -17,6 +17,10 @@ Array = Any
 """A NumPy array, a JAX array or a tracer."""
 
 
+# Share of a block, as its inverse, that is left to be computed with what is left of
+# others.
+_FEW_LEFT = 8
+
 # Classes that are not JAX's: looked up by class, as this is called very often.
 _NUMPY = (np.ndarray, np.generic, float, int)
 
@@ -156,8 +160,8 @@ def while_each(
 ) -> Any:
     """For each setting ``state = body(given, state)`` while it is unfinished.
 
-    No setting waits for another one: NumPy computes those that are left; JAX ``block``
-    at a time, and each that has finished is replaced by the next one.
+    Hardly any setting waits for another one: NumPy computes those that are left; JAX
+    ``block`` at a time while more than a few are, and these later, together.
 
     ``unfinished`` maps a state, a named tuple of (n,) arrays, to (n,) booleans;
     ``body`` is one iteration, elementwise; ``given`` a tree of (..., n) arrays. The
@@ -176,7 +180,7 @@ def while_each(
             state = body(given, state)
             for whole, part in zip(result, state, strict=True):
                 whole[index] = part
-    from jax import lax, tree
+    from jax import lax
 
     def iterate(given: Any, state: Any) -> Any:
         """One iteration of the settings that are unfinished."""
@@ -185,45 +189,35 @@ def while_each(
             *(xp.where(goes_on, b, a) for a, b in zip(state, new, strict=True))
         )
 
-    if size == block:
+    def run(given: Any, state: Any, most: int) -> Any:
+        """Iterates until no more than so many are unfinished."""
         return lax.while_loop(
-            lambda state: xp.any(unfinished(state)), lambda s: iterate(given, s), state
-        )
-    # A block is a slice of the queue: settings in order, then padding.
-    index = xp.asarray(np.minimum(np.arange(size + block), size), np.int32)
-    queue = (
-        index,
-        *map_arrays(
-            lambda a: xp.concatenate([a, a[..., -block:]], axis=-1), (given, state)
-        ),
-    )
-
-    def part(start: Any) -> Any:
-        return map_arrays(
-            lambda a: lax.dynamic_slice_in_dim(a, start, block, axis=-1), queue
+            lambda state: xp.sum(unfinished(state), dtype=np.int32) > most,
+            functools.partial(iterate, given),
+            state,
         )
 
-    def step(carry: Any) -> Any:
-        (index, given, state), done, answers = carry
-        state = iterate(given, state)
-        ready = ~unfinished(state) & (index < size)
-        order = xp.argsort(~ready)  # stable: finished ones first
-        held = map_arrays(lambda a: a[..., order], (index, given, state))
-        answers = tuple(
-            lax.dynamic_update_slice_in_dim(whole, own, done, axis=0)
-            for whole, own in zip(answers, (held[0], *held[2]), strict=True)
-        )
-        number = xp.sum(ready, dtype=np.int32)
-        is_free = np.arange(block, dtype=np.int32) < number
-        following = part(done + block)
-        held = tree.map(lambda a, b: xp.where(is_free, b, a), held, following)
-        return held, done + number, answers
+    # Those that are left of a single block are few.
+    later = block // _FEW_LEFT if size == block else block
+    if later < _FEW_LEFT:
+        return run(given, state, 0)
+    many = functools.partial(run, most=block // _FEW_LEFT)
+    state = type(state)(*by_blocks(many, (given, state), block))
+    left = unfinished(state)
+    index = xp.nonzero(left, size=size, fill_value=size - 1)[0]
 
-    answers = queue[0], *queue[2]
-    start = part(0), xp.zeros((), np.int32), answers
-    _, _, (index, *answers) = lax.while_loop(lambda c: c[1] < size, step, start)
-    back = xp.argsort(index[:size])
-    return type(state)(*(a[back] for a in answers))
+    def finish(start: Any, state: Any) -> Any:
+        """The next of those that are left; behind the last, that of all again."""
+        those = lax.dynamic_slice_in_dim(index, start, later)
+        some = map_arrays(lambda a: a[..., those], (given, state))
+        ends = zip(state, run(*some, 0), strict=True)
+        return type(state)(*(whole.at[those].set(part) for whole, part in ends))
+
+    return lax.while_loop(
+        lambda carry: carry[0] < xp.sum(left, dtype=np.int32),
+        lambda carry: (carry[0] + later, finish(*carry)),
+        (xp.zeros((), np.int32), state),
+    )[1]
 
 
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:

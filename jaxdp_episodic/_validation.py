@@ -169,15 +169,21 @@ def broadcast_shape(**arrays: Any) -> tuple[int, ...]:
         raise ValueError(f"shapes do not broadcast together: {shapes}") from None
 
 
+def is_traced(value: Any) -> bool:
+    """Returns whether JAX stands in for a value that it knows only later."""
+    # Another thread may be importing JAX just now: then there is none.
+    core = getattr(sys.modules.get("jax"), "core", None)
+    return isinstance(value, getattr(core, "Tracer", ()))
+
+
 def _numeric(name: str, value: Any) -> np.ndarray:
     """Converts to an integer or float array; refuses everything else."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array: its mask would be lost")
-    if _is_traced(value):
+    if is_traced(value):
         raise TypeError(
             f"{name} must be a known number, got a value that JAX traces: ask outside "
-            "of jax.jit, jax.grad and jax.vmap (arrays of settings broadcast; "
-            "epsilon_and_gradient differentiates)"
+            "of jax.jit, jax.grad and jax.vmap, or ask jaxdp_episodic.traced within"
         )
     try:
         array = np.asarray(value)
@@ -198,13 +204,6 @@ def _numeric(name: str, value: Any) -> np.ndarray:
             f"{name} must be a number or an array of numbers, got {shown(value)}"
         )
     return array
-
-
-def _is_traced(value: Any) -> bool:
-    """Whether JAX stands in for a value that it knows only later."""
-    # Another thread may be importing JAX just now: then there is none.
-    core = getattr(sys.modules.get("jax"), "core", None)
-    return isinstance(value, getattr(core, "Tracer", ()))
 
 
 def _holds_bool(value: Any) -> bool:

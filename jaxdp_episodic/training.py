@@ -52,6 +52,7 @@ from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
 from jaxdp_episodic.trainer.run.loading import load_release
 from jaxdp_episodic.trainer.run.report import load_parameters
 from jaxdp_episodic.trainer.run.run_files import StepProgress
+from jaxdp_episodic.trainer.run.selection import Selection
 from jaxdp_episodic.trainer.run.stages import Stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.run.use import Classified, Release
@@ -90,6 +91,7 @@ __all__ = [
     "RuleError",
     "RunEndedError",
     "Score",
+    "Selection",
     "Stage",
     "SpendRest",
     "StartConfig",

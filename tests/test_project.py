@@ -33,6 +33,7 @@ LAYERS = (
     "accountant.bounds",
     "accountant.report",
     "accountant.interop",
+    "traced",
     "trainer.data",
     "trainer.draw",
     "trainer.config",

@@ -48,6 +48,7 @@ def table(results: dict[str, Any]) -> str:
         *_million(results["million"]),
         *_calibration(results["calibration"]),
         *_scalar_and_command_line(results),
+        *_in_jax(results["in_jax"]),
         *_accelerator(results["accelerator"]),
     ]
     return "\n".join(lines)
@@ -142,9 +143,23 @@ def _calibration(part: dict[str, Any]) -> Iterator[str]:
     yield f"our epsilon against its target: {_spread(part['epsilon_reached'])}"
 
 
+def again(part: dict[str, Any]) -> str:
+    """A batch that is asked again and again, in a line."""
+    first, last = (
+        "{:.3g} ms (CPU {:.3g})".format(*(1e3 * s / part["num_settings"] for s in took))
+        for took in (part["first_seconds"], part["last_seconds"])
+    )
+    wall, cpu = part["fast_after_seconds"]
+    return (
+        f"{part['num_settings']:,} again and again, {part['num_calls']} times: {first} "
+        f"a setting at first, {last} after {wall:.0f} s of asking (CPU {cpu:.0f} s)"
+    )
+
+
 def _scalar_and_command_line(results: dict[str, Any]) -> Iterator[str]:
     part = results["scalar"]
-    yield from _title("4. One epsilon a call, warm")
+    yield from _title("4. One epsilon a call, warm; one batch again and again")
+    yield again(results["again"])
     yield (
         f"{part['num_calls']} calls: median {_time(part['median_seconds'])}, largest "
         f"{_time(part['largest_seconds'])}; the first, which compiles, "
@@ -160,6 +175,20 @@ def _scalar_and_command_line(results: dict[str, Any]) -> Iterator[str]:
         f"{part['request']}: {_time(part['first_seconds'])} with no kept kernels, then "
         f"{_time(min(later))} to {_time(max(later))}"
     )
+
+
+def _in_jax(part: dict[str, Any]) -> Iterator[str]:
+    yield from _title("In a jitted program, float32: ours, and fifteen lines of jnp")
+    for count, found in part.items():
+        if not isinstance(found, dict):
+            continue
+        yield (
+            f"{count} steps, {part['num_settings']} settings: ours "
+            f"{_time(found['seconds'])}, below the best bound of any order in "
+            f"{found['ours_below_proven']:.0%}; theirs "
+            f"{_time(found['their_seconds'])}, in {found['theirs_below_proven']:.0%}, "
+            f"and below the true epsilon in {found['theirs_below_true']:.0%}"
+        )
 
 
 def _accelerator(part: dict[str, Any]) -> Iterator[str]:

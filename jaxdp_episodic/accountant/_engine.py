@@ -38,7 +38,11 @@ VARIABLE = "JAXDP_EPISODIC_ENGINE"
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 # Minimum elements of the largest argument for which "auto" compiles a single kernel.
 _COMPILED_ELEMENTS = 2**21
+# The engine that the body runs on, and the one that its caller has asked for.
 _chosen: ContextVar[str | None] = ContextVar("engine", default=None)
+_asked: ContextVar[str | None] = ContextVar("asked", default=None)
+# What takes an accelerator for itself when JAX starts.
+_ACCELERATORS = ("jax_plugins", "libtpu")
 
 # Linux's table of this process's memory mappings, and their largest number.
 _MAPPINGS = Path("/proc/self/maps")
@@ -48,6 +52,8 @@ _MAPPINGS_LIMIT = Path("/proc/sys/vm/max_map_count")
 _LARGEST_SHARE = 0.6
 _CHECK_INTERVAL = 2.0
 _next_check = 0.0
+# How often JAX's caches have been cleared.
+num_clearings = 0
 # Whether this process was forked off one that had JAX, whose threads it lacks.
 _is_fork_of_jax = False
 # Dataclasses that JAX knows; chunks in several threads may bring the same one.
@@ -61,9 +67,10 @@ def engine_name() -> str:
     Raises:
       ValueError: the environment variable ``JAXDP_EPISODIC_ENGINE`` names no engine.
     """
-    chosen = _chosen.get()
-    if chosen is not None:
-        return chosen
+    return _chosen.get() or _named_engine()
+
+
+def _named_engine() -> str:
     named = os.environ.get(VARIABLE, "auto")
     if named not in ENGINES:
         raise ValueError(f"{VARIABLE} must be one of {ENGINES}, got {named!r}")
@@ -82,6 +89,17 @@ def using_engine(name: str) -> Iterator[None]:
         raise ValueError(f"engine must be one of {ENGINES}, got {name[:60]!r}")
     if name == "jax" and not _has_jax():
         require("jax", purpose="the engine 'jax'", extra=None)
+    token = _asked.set(name)
+    try:
+        with using_choice(name):
+            yield
+    finally:
+        _asked.reset(token)
+
+
+@contextlib.contextmanager
+def using_choice(name: str) -> Iterator[None]:
+    """As `using_engine`, of what `choose_engine` says: what was asked for stays."""
     token = _chosen.set(name)
     try:
         yield
@@ -114,6 +132,19 @@ def choose_engine(settings: int, break_even: int, what: Any = ()) -> str:
     return "jax" if may_compile else "numpy"
 
 
+def may_compile_beside(what: Any) -> bool:
+    """Whether NumPy is our own choice, and JAX may be started beside it to take over.
+
+    Not where importing JAX might take an accelerator, which may be another's.
+    """
+    if (_asked.get() or _named_engine()) != "auto" or engine_name() == "jax":
+        return False
+    if _is_fork_of_jax or never_compiled(what) is not None or not _has_jax():
+        return False
+    on_cpu = "jax" in sys.modules or os.environ.get("JAX_PLATFORMS") == "cpu"
+    return on_cpu or not _has_accelerator()
+
+
 def never_compiled(tree: Any) -> str | None:
     """Returns a mechanism's name in a tree whose class has ``compiles = False``."""
     if isinstance(tree, tuple | list):
@@ -124,6 +155,11 @@ def never_compiled(tree: Any) -> str | None:
 @functools.cache
 def _has_jax() -> bool:
     return importlib.util.find_spec("jax") is not None
+
+
+@functools.cache
+def _has_accelerator() -> bool:
+    return any(map(importlib.util.find_spec, _ACCELERATORS))
 
 
 def float64_boundary(
@@ -188,10 +224,16 @@ def chosen_device() -> Any:
 
 
 def in_threads(
-    work: Callable[[Any], Any], items: Sequence[Any], workers: int, *, on_numpy: bool
+    work: Callable[[Any], Any],
+    items: Sequence[Any],
+    workers: int,
+    *,
+    device: Any = None,
 ) -> list[Any]:
-    """Results of items, in threads that use the caller's engine and device."""
-    device = None if on_numpy else chosen_device()
+    """Results of items, in threads that use the caller's engine.
+
+    JAX's settings of the caller's thread are not theirs, so ``device`` says its device.
+    """
     contexts = [copy_context() for _ in items]
 
     def there(context: Context, item: Any) -> Any:
@@ -284,7 +326,7 @@ def clear_kernels_if_crowded() -> None:
     with a segmentation fault. Kernels called again are compiled again; numbers do not
     change. Other systems than Linux have no such limit.
     """
-    global _next_check
+    global _next_check, num_clearings
     now = time.monotonic()
     if now < _next_check:
         return
@@ -297,6 +339,7 @@ def clear_kernels_if_crowded() -> None:
     if used > _LARGEST_SHARE * limit:
         import jax
 
+        num_clearings += 1
         jax.clear_caches()
 
 

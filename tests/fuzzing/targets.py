@@ -303,6 +303,7 @@ _RELEASE = {
     "model": {
         **ModelConfig(kind="linear", embedding=2).to_dict(),
         "outputs": 2,
+        "embeds": True,
         "input_shape": [3],
     },
     "features": None,

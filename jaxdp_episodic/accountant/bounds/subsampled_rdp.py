@@ -40,7 +40,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import (
     choose_engine,
     float64_boundary,
-    using_engine,
+    using_choice,
 )
 from jaxdp_episodic.accountant.bounds.mechanisms import Mechanism, RdpCurve
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
@@ -226,7 +226,7 @@ def _subsampled(
     above = np.searchsorted(whole, np.ceil(flat))
     base_rdp = np.asarray(mechanism.rdp(flat)).reshape(size, flat.size)
     num_terms = max(top, 2) - 1
-    with using_engine(choose_engine(rows.size * whole.size * num_terms, _BREAK_EVEN)):
+    with using_choice(choose_engine(rows.size * whole.size * num_terms, _BREAK_EVEN)):
         values = _series_at_orders(
             (rows, row_of(rate), row_of(outer)),
             flat_parameters,

@@ -15,6 +15,7 @@ from jaxdp_episodic.accountant.describe.spec import (
     Spec,
     frozen_number,
     set_numbers,
+    traced_numbers,
 )
 
 
@@ -191,6 +192,8 @@ def check_relation(release: Any, *covered: str) -> None:
 
 def check_unsampled(release: Any) -> None:
     """Refuses a sample under replace_one."""
+    if traced_numbers(release):
+        return  # checked when they are known
     sampled = np.any(np.less(release.sampling_probability, 1))
     if release.neighboring_relation == "replace_one" and sampled:
         raise NotImplementedError(

@@ -15,6 +15,7 @@ from jaxdp_episodic.accountant.describe.spec import (
     Check,
     Spec,
     set_numbers,
+    traced_numbers,
 )
 
 # The clip unit "step" means the whole step, so no level may be called that.
@@ -185,6 +186,8 @@ class RandomAllocation(LevelScheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if traced_numbers(self):
+            return  # checked when they are known
         if np.any(np.greater(self.times, self.steps_per_epoch)):
             raise ValueError(
                 "times must be at most steps_per_epoch, got "
@@ -268,6 +271,8 @@ class MultistageSampling(Spec):
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "levels": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs)
     }
+
+    traceable: ClassVar[tuple[str, ...]] = ("levels",)
 
     levels: tuple[Scheme, ...]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -48,6 +49,8 @@ class Spec(ByValue):
     also_read: ClassVar[tuple[str, ...]] = ()
     # Field -> its check, of the fields that may be arrays and broadcast together.
     numeric: ClassVar[Mapping[str, Check]] = {}
+    # Fields that are tuples of specs, or of numbers.
+    traceable: ClassVar[tuple[str, ...]] = ()
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -73,6 +76,87 @@ class Spec(ByValue):
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Returns the spec with these fields: the constructor by keyword."""
         return cls(**fields)
+
+
+def mapped(spec: Any, function: Callable[[str, Any], Any], where: str = "") -> Any:
+    """Returns a spec, checked anew, with a function applied to every numeric field.
+
+    Args:
+      spec: any; tuples and counts in them go item by item.
+      function: takes the place of a field, as ``"sampling.levels[0].size"``, and its
+        value, a number or an array, and returns what takes its place.
+      where: the place of ``spec``.
+    """
+    if isinstance(spec, tuple):
+        parts = [mapped(p, function, f"{where}[{i}]") for i, p in enumerate(spec)]
+        same = all(new is old for new, old in zip(parts, spec, strict=True))
+        return spec if same else tuple(parts)
+    if not isinstance(spec, Spec):
+        return function(where, spec)
+    fields = {}
+    for name in serialization.spec_fields(spec):
+        value, place = getattr(spec, name), f"{where}.{name}".lstrip(".")
+        nested = isinstance(value, Spec) or name in spec.traceable
+        if value is not None and (nested or name in spec.numeric):
+            value = mapped(value, function, place)
+        fields[name] = value
+    if all(value is getattr(spec, name) for name, value in fields.items()):
+        return spec
+    return type(spec).from_fields(fields)
+
+
+def traced_numbers(spec: Spec) -> dict[str, Any]:
+    """Returns the numbers of a spec that JAX traces, by their place; see `mapped`.
+
+    Such a spec describes one step for each value that they will have. It answers no
+    question but those of `jaxdp_episodic.traced`.
+    """
+    found: dict[str, Any] = {}
+
+    def note(where: str, value: Any) -> None:
+        if _validation.is_traced(value):
+            found[where] = value
+
+    _visit(spec, note, "")
+    return found
+
+
+def without_traced(spec: Any) -> Any:
+    """Returns a copy with ``...`` for numbers that JAX traces, only for `mapped`."""
+    if isinstance(spec, tuple):
+        return tuple(without_traced(part) for part in spec)
+    if not isinstance(spec, Spec):
+        return ... if _validation.is_traced(spec) else spec
+    if not traced_numbers(spec):
+        return spec
+    other = copy.copy(spec)
+    for name in serialization.spec_fields(spec):
+        object.__setattr__(other, name, without_traced(getattr(spec, name)))
+    return other
+
+
+def refuse_traced(spec: Spec) -> None:
+    """Refuses a spec with numbers that JAX traces, naming one."""
+    for where in traced_numbers(spec):
+        raise TypeError(
+            f"{where} must be a known number, got a value that JAX traces: "
+            "jaxdp_episodic.traced answers within jax.jit, jax.grad and jax.vmap"
+        )
+
+
+def _visit(spec: Any, note: Callable[[str, Any], None], where: str) -> None:
+    """Calls a function of every numeric field and its place."""
+    if isinstance(spec, tuple):
+        for i, part in enumerate(spec):
+            _visit(part, note, f"{where}[{i}]")
+    elif isinstance(spec, Spec):
+        for name in serialization.spec_fields(spec):
+            value = getattr(spec, name)
+            nested = isinstance(value, Spec) or name in spec.traceable
+            if value is not None and (nested or name in spec.numeric):
+                _visit(value, note, f"{where}.{name}".lstrip("."))
+    else:
+        note(where, spec)
 
 
 def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any:
@@ -107,10 +191,13 @@ def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any
 def set_numbers(spec: Spec) -> None:
     """Checks the numeric fields of a frozen spec; refuses those that do not broadcast.
 
-    A field may be None if that is what it is when it is left out.
+    A field may be None if that is what it is when it is left out; one that JAX traces
+    is checked when its value is known, in `mapped`.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(spec)}  # pyright: ignore[reportArgumentType]: specs are dataclasses
     for name, check in spec.numeric.items():
+        if _validation.is_traced(getattr(spec, name)):
+            continue
         set_checked(spec, check, name, optional=defaults[name] is None)
     _ = spec.shape
 

@@ -38,7 +38,9 @@ from jaxdp_episodic.accountant.describe.spec import (
     Check,
     Spec,
     frozen_number,
+    refuse_traced,
     set_numbers,
+    traced_numbers,
 )
 
 STEP = RESERVED_LEVEL_NAME
@@ -142,6 +144,8 @@ class GaussianStep(Spec):
             self.small_units, self.neighboring_relation
         )
         object.__setattr__(self, "small_units", small_units)
+        if traced_numbers(self):
+            return  # checked when they are known
         if small_units == "error":
             names = self.level_names_used
             units.refuse_small_units(self.path_rates, names, self.population)
@@ -169,6 +173,7 @@ class GaussianStep(Spec):
 
         Of a person, whose examples may be on many paths: down to the last level.
         """
+        refuse_traced(self)
         drawn = self.design
         levels = drawn.level_names
         used = len(levels)
@@ -210,6 +215,8 @@ class ComposedSteps(Spec):
         "steps": (GaussianStep, *RELEASES)
     }
 
+    traceable: ClassVar[tuple[str, ...]] = ("steps", "counts")
+
     steps: tuple[GaussianStep | Release, ...]
     counts: tuple[int | np.ndarray, ...]
 
@@ -228,8 +235,10 @@ class ComposedSteps(Spec):
                 f"got {len(self.counts)}"
             )
         counts = tuple(
-            frozen_number(_validation.integer_array("count", c, minimum=0))
-            for c in self.counts
+            count
+            if _validation.is_traced(count)
+            else frozen_number(_validation.integer_array("count", count, minimum=0))
+            for count in self.counts
         )
         object.__setattr__(self, "counts", counts)
         _check_composable(self.steps)

@@ -107,8 +107,8 @@ class TabulatedAllocation(AllocatedLoss, Tabulated, Nodes):
 
     # Maps shift, slots and steps of one setting to its tables.
     _tables: ClassVar[Callable[[float, float, float], list[Table]]]
-    # Makes those of many settings: slots, steps and shift; with slopes or without.
-    _prepare: ClassVar[Callable[[list[tuple[int, int, float]], bool], None]]
+    # Makes those of many settings: slots, steps and shift.
+    _prepare: ClassVar[Callable[[list[tuple[int, int, float]]], None]]
 
     @abc.abstractmethod
     def with_little_noise(self) -> PrivacyLoss:
@@ -138,14 +138,14 @@ class TabulatedAllocation(AllocatedLoss, Tabulated, Nodes):
         kept = self.kept_in_range()  # of some no step may be run
         return by_setting(function, u, kept._shift, kept._slots, kept._steps)[0]
 
-    def prepare(self, *, slopes: bool = False) -> None:
+    def prepare(self) -> None:
         """Makes the tables, of settings in which something is lost, but not all."""
         kept = self.kept_in_range()
         is_asked = ~np.asarray(self.loses_nothing | self.is_unprotected)
         fields = (kept._slots, kept._steps, kept._shift)
         fields = (np.broadcast_to(f, self.shape)[is_asked].tolist() for f in fields)
         settings = [(round(t), round(j), s) for t, j, s in zip(*fields, strict=True)]
-        type(self)._prepare(settings, slopes)
+        type(self)._prepare(settings)
 
 
 def tails_from(rows: Array) -> tuple[Tails, Tails]:
@@ -201,7 +201,6 @@ def nodes_from(
     evaluate: Callable[..., np.ndarray],
     rule: NodeRule,
     *fields: Array,
-    by_first: Callable[..., np.ndarray] | None = None,
 ) -> LossNodes:
     """Nodes on the real line, made on the host.
 
@@ -210,13 +209,11 @@ def nodes_from(
         weights, and five of the ends and the spacing.
       rule: which nodes are asked for; those that check have a height below 1.
       *fields: (m,) each.
-      by_first: the rows' derivatives by the first field, if they are known.
     """
     size = _NODES_EACH * rule.num_nodes
     number = 2 * size + 5
 
     def rows(
-        evaluate: Callable[..., np.ndarray],
         backward: np.ndarray,
         cut: np.ndarray,
         height: np.ndarray,
@@ -230,12 +227,10 @@ def nodes_from(
         return result
 
     every = on_host(
-        functools.partial(rows, evaluate),
+        rows,
         rule.log_cut.shape,
         *(rule.backward, rule.log_cut, rule.height, *fields),
         number=number,
-        slopes=None if by_first is None else functools.partial(rows, by_first),
-        by=(3,),
     )
     xp = namespace(every)
 

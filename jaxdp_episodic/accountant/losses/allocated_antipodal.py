@@ -84,7 +84,6 @@ class AllocatedAntipodalLoss(TabulatedAllocation):
     slots: Array
     steps: Array
     is_symmetric: ClassVar[bool] = True
-    has_slopes: ClassVar[bool] = False
     # CPU time of an epsilon, 10 slots: 0.1 s at 2, 0.75 s at 6.3, 3.4 s at 9.95.
     slow_shift: ClassVar[float] = 4.5
 
@@ -123,8 +122,8 @@ class AllocatedAntipodalLoss(TabulatedAllocation):
     _excess = staticmethod(antipodal_excess)
 
     @staticmethod
-    def _prepare(settings: list[tuple[int, int, float]], slopes: bool) -> None:
-        prepare_antipodal(settings)  # they have no slopes
+    def _prepare(settings: list[tuple[int, int, float]]) -> None:
+        prepare_antipodal(settings)
 
     @staticmethod
     def _tables(s: float, t: float, j: float) -> list[Table]:

@@ -91,11 +91,8 @@ class AllocatedGaussianLoss(TabulatedAllocation):
         u, outer, s, t, j = xp.broadcast_arrays(u, *self.fields)
         j = xp.maximum(j, 2.0)  # where none is run nobody asks
         t = xp.maximum(t, j)
-        rows, slopes = (
-            functools.partial(by_setting, f) for f in (_tails, _tail_slopes)
-        )
-        how = {"number": 4, "slopes": slopes, "by": (0, 1)}
-        both = tails_from(on_host(rows, u.shape, u, s, t, j, **how))
+        rows = functools.partial(by_setting, _tails)
+        both = tails_from(on_host(rows, u.shape, u, s, t, j, number=4))
         return scaled(both[0], outer), scaled(both[1], outer)
 
     def profile_error_at(self, u: Array) -> Array:
@@ -115,7 +112,7 @@ class AllocatedGaussianLoss(TabulatedAllocation):
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`: along the logarithm of the sum."""
         fields = (self.shift, self.slots, self.steps)
-        return nodes_from(_node_rows, rule, *fields, by_first=_node_slopes)
+        return nodes_from(_node_rows, rule, *fields)
 
     def with_little_noise(self) -> SampledGaussianLoss:
         """See `TabulatedAllocation`."""
@@ -124,8 +121,8 @@ class AllocatedGaussianLoss(TabulatedAllocation):
     _excess = staticmethod(sum_excess)
 
     @staticmethod
-    def _prepare(settings: list[tuple[int, int, float]], slopes: bool) -> None:
-        prepare_sums(((j, s) for _, j, s in settings), slopes=slopes)
+    def _prepare(settings: list[tuple[int, int, float]]) -> None:
+        prepare_sums((j, s) for _, j, s in settings)
 
     @staticmethod
     def _tables(s: float, _: float, j: float) -> list[Table]:
@@ -164,30 +161,6 @@ def _tails(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
                 np.where(reached, tail, -np.inf),
             ]
         )
-
-
-def _tail_slopes(u: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
-    """Derivatives of `_tails` by u, and by s; (8, m)."""
-    upper, lower = sum_tables(round(j), s, slopes=True)
-    gain, tail, loss, rest = _tails(u, s, t, j)
-    with np.errstate(all="ignore"):
-        above, below, reached = _log_ratios(u, t, j)
-        high, low = upper.at(above), lower.at(below)
-        # low[1] is log P(X < x); minus its derivative by u is the density times x's.
-        below, fall = np.exp(low[1]), np.exp(low[2]) * t * np.exp(-u)
-        by_loss = 1 - np.exp(low[1] - low[0]) * t * np.exp(-u)
-        rows = [
-            -np.exp(tail - gain),
-            1 - np.exp(high[2] - high[1] + u) * t,
-            by_loss,
-            (-fall - np.exp(loss) * by_loss) / np.exp(rest),
-            high[3],
-            high[4],
-            low[3],
-            (below * low[4] - np.exp(loss) * low[3]) / np.exp(rest),
-        ]
-    is_there = np.stack([np.ones_like(reached)] * 2 + [reached] * 2)
-    return np.where(np.tile(is_there, (2, 1)), rows, 0.0)
 
 
 def _log_density(
@@ -260,15 +233,3 @@ def _node_rows(asked: Asked, s: float, t: float, j: float) -> np.ndarray:
     return np.concatenate(
         [sign * loss, weight, ends, sign * loss[order], width.max(keepdims=True)]
     )
-
-
-def _node_slopes(asked: Asked, s: float, t: float, j: float) -> np.ndarray:
-    """Derivatives of `_node_rows` by s, at losses that stay where they are."""
-    loss, mass, _, y = _loss_distribution(asked, s, t, j)
-    upper, lower = sum_tables(round(j), s, slopes=True)
-    moved = np.where(y >= 0, upper.at(y)[5], lower.at(-y)[5])
-    moved = moved + _correction(loss, mass, mass * moved, 0.0)
-    weight = mass if asked.backward else mass * np.exp(loss)
-    order = [0, -1] if asked.backward else [-1, 0]
-    nothing = np.zeros_like(loss)
-    return np.concatenate([nothing, weight * moved, moved[order], nothing[:3]])

@@ -159,7 +159,7 @@ def make_sum_tables(
     if len(parts) < 2:
         made = map(pairs, parts)
     else:
-        made = in_threads(pairs, parts, _THREADS, on_numpy=True)
+        made = in_threads(pairs, parts, _THREADS)
     result = list(itertools.chain.from_iterable(made))
     _kept.keep([(*one, slopes) for one in asked], result)
     return result

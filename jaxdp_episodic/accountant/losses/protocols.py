@@ -92,17 +92,15 @@ class Tabulated(Profile):
     But for moments only what is computed of `Bounds.certified` is proven.
 
     Attributes:
-      has_slopes: class constant; whether JAX can differentiate what is read off.
       slow_shift: class constant; the shift, in deviations of the noise, from which on
         a table takes some tenths of a second or more.
     """
 
-    has_slopes: ClassVar[bool] = True
     slow_shift: ClassVar[float]
 
     @abc.abstractmethod
-    def prepare(self, *, slopes: bool = False) -> None:
-        """Computes the tables that kernels will need, or differentiate, together."""
+    def prepare(self) -> None:
+        """Computes the tables that kernels will need, together."""
 
     def profile_error_at(self, u: Array) -> Array:
         """Relative error of the profile at u; infinite where it is an upper bound.

@@ -197,7 +197,9 @@ def _lattice(t: Array, s: Array, digits: float) -> Lattice:
     """Nodes for the forward integral: no bump is left of 0 or right of (1 + t) s."""
     xp, spacing, reach = namespace(t, s), _spacing(s, digits), _reach(digits)
     number = xp.ceil(((1 + t) * s + 2 * reach) / spacing) + 1
-    return Lattice(xp.full_like(s, -reach), spacing, xp.minimum(number, _MOST_NODES))
+    # Where an order is no number, others beside it need theirs all the same.
+    number = xp.where(number < _MOST_NODES, number, _MOST_NODES)
+    return Lattice(xp.full_like(s, -reach), spacing, number)
 
 
 def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:

@@ -2,6 +2,5 @@
 
 Doors: `adaptive.comparison`, `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
 `adaptive.problem`, `adaptive.profile`, `certified.method`, `closed_form`, `engine`,
-`exact.contour`, `exact.integral`, `exact.method`, `exact.mgf`, `question`,
-`rdp.method`, `run`.
+`exact.method`, `learning`, `question`, `rdp.method`, `run`, `slopes`.
 """

@@ -8,19 +8,28 @@ is made ready meanwhile. Memory is bounded by the chunk, not by the grid.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import chosen_device, engine_name, in_threads
+from jaxdp_episodic.accountant._engine import (
+    chosen_device,
+    engine_name,
+    in_threads,
+    using_choice,
+)
+from jaxdp_episodic.accountant.methods import learning
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
 # Chunks that an accelerator is given at once.
 _AHEAD = 2
 # Number of settings on NumPy below which a thread costs more than it saves.
 _FEW = 8
+
+_Kernel = Callable[[Any], tuple[np.ndarray, ...]]
 
 
 class Chunks(NamedTuple):
@@ -32,40 +41,73 @@ class Chunks(NamedTuple):
 
 
 def in_chunks(
-    kernel: Callable[[Any], tuple[np.ndarray, ...]], arrays: Any, sizes: Chunks
+    kernel: _Kernel,
+    arrays: Any,
+    sizes: Chunks,
+    learnable: learning.Learnable | None = None,
 ) -> tuple[np.ndarray, ...]:
     """Calls a kernel chunk by chunk, on the CPU one chunk a core; results are (n,).
 
     The kernel maps nested arrays, whose last axis are the settings, at least one, to a
-    tuple of results of a chunk.
+    tuple of results of a chunk. One that is ``learnable`` may be called on JAX where
+    the engine is "numpy" by our own choice (see `learning`).
     """
     size = num_settings(arrays)
-    on_numpy = engine_name() != "jax"
-    if on_numpy:
-        chunk = min(size, sizes.numpy)
-        # Every core gets settings.
-        if size >= max(_FEW, sizes.numpy // 4):
-            chunk = min(chunk, -(-size // num_cores()))
-    else:
+    if engine_name() == "jax":
         widths = sizes.cpu if on_cpu() else sizes.accelerator
         chunk = next((width for width in widths if size <= width), widths[-1])
+        # While a device computes a chunk the next one is made ready.
+        workers = num_cores() if on_cpu() else _AHEAD
+        device = chosen_device()
+        return _by_parts(kernel, arrays, chunk, workers, padded=True, device=device)
+    kernels = learning.kernels_of(learnable, arrays, size) if learnable else {}
+    if width := learning.compiled_width(kernels):
+        with using_choice("jax"):
+            device = learning.learned_on()
+            return _by_parts(kernel, arrays, width, num_cores(), True, device, True)
+    chunk = min(size, sizes.numpy)
+    # Every core gets settings.
+    if size >= max(_FEW, sizes.numpy // 4):
+        chunk = min(chunk, -(-size // num_cores()))
+    answer = _by_parts(kernel, arrays, chunk, num_cores())
+    if learnable and kernels:
+        width, name = [*kernels.items()][-1]
+        call = functools.partial(_call, kernel, arrays, 0, width, padded=True)
+        learning.count(name, size, learnable.enough, call)
+    return answer
+
+
+def _by_parts(
+    kernel: _Kernel,
+    arrays: Any,
+    chunk: int,
+    workers: int,
+    padded: bool = False,
+    device: Any = None,
+    apart: bool = False,
+) -> tuple[np.ndarray, ...]:
+    """Results of all chunks; ``apart``: in no case in the caller's own thread."""
+    starts = range(0, num_settings(arrays), chunk)
 
     def work(start: int) -> tuple[np.ndarray, ...]:
-        stop = min(start + chunk, size)
-        # The last chunk is padded with the last setting, which is dropped below.
-        pad = 0 if on_numpy else chunk - (stop - start)
-        part = map_arrays(lambda a: _padded(a[..., start:stop], pad), arrays)
-        return tuple(result[..., : stop - start] for result in kernel(part))
+        return _call(kernel, arrays, start, chunk, padded=padded)
 
-    starts = range(0, size, chunk)
-    # While a device computes a chunk the next one is made ready.
-    side_by_side = num_cores() if on_numpy or on_cpu() else _AHEAD
-    workers = min(len(starts), side_by_side)
-    if workers <= 1:
+    workers = min(len(starts), workers)
+    if workers <= 1 and not apart:
         parts = [work(start) for start in starts]
     else:
-        parts = in_threads(work, starts, workers, on_numpy=on_numpy)
+        parts = in_threads(work, starts, workers, device=device)
     return tuple(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
+
+
+def _call(
+    kernel: _Kernel, arrays: Any, start: int, chunk: int, *, padded: bool
+) -> tuple[np.ndarray, ...]:
+    """One chunk's results; padded with its last setting, which is dropped again."""
+    stop = min(start + chunk, num_settings(arrays))
+    pad = chunk - (stop - start) if padded else 0
+    part = map_arrays(lambda a: _padded(a[..., start:stop], pad), arrays)
+    return tuple(result[..., : stop - start] for result in kernel(part))
 
 
 def num_settings(arrays: Any) -> int:

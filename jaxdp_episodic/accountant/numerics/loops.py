@@ -298,34 +298,15 @@ def on_host(
     like: tuple[int, ...],
     *arrays: Any,
     number: int,
-    slopes: Callable[..., Any] | None = None,
-    by: tuple[int, ...] = (),
 ) -> Any:
     """Calls a function of NumPy arrays, from within a compiled JAX kernel too.
 
-    It returns one float64 array of ``number`` rows of the shape ``like``. ``slopes``
-    takes the same and returns the rows' derivatives ``by`` some of the arrays, one
-    array after the other; those by others are 0. Without it JAX cannot differentiate.
+    It returns one float64 array of ``number`` rows of the shape ``like``. JAX cannot
+    differentiate it.
     """
     if namespace(*arrays) is np:
         return function(*arrays)
-    if slopes is None:
-        return _called_back(function, (number, *like), *arrays)
-    import jax
-
-    @jax.custom_jvp
-    def value(*arrays: Any) -> Any:
-        return _called_back(function, (number, *like), *arrays)
-
-    @value.defjvp
-    def derivative(arrays: tuple[Any, ...], moved: tuple[Any, ...]) -> Any:
-        found = _called_back(slopes, (len(by) * number, *like), *arrays)
-        rows = found.reshape(len(by), number, *like)
-        return value(*arrays), sum(
-            row * moved[i] for row, i in zip(rows, by, strict=True)
-        )
-
-    return value(*arrays)
+    return _called_back(function, (number, *like), *arrays)
 
 
 def _called_back(

@@ -122,9 +122,8 @@ def integrate_lattice(
     row = np.arange(_LATTICE_ROWS, dtype=np.float64)[:, None]
 
     def add(i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        values = integrand(
-            first + spacing * (row + _LATTICE_ROWS * i.astype(row.dtype))
-        )
+        start = _LATTICE_ROWS * xp.float64(i)
+        values = integrand(first + spacing * (row + start))
         return tuple(a + b for a, b in zip(totals, values, strict=True))
 
     passes = xp.ceil(xp.max(number) / _LATTICE_ROWS).astype(np.int32)

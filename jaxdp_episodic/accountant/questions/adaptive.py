@@ -30,6 +30,7 @@ from jaxdp_episodic.accountant.questions.prices import (
 )
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
+    as_deltas,
     ends,
     largest_loss,
     lost_at_once,
@@ -204,11 +205,11 @@ class AdaptiveRun(Menu):
             else up to 1e-3. Of a thousand states no more than some 10 s are spent: at a
             delta like 1e-100 the ends may be far apart, each as sure as ever.
         """
-        same = self.composition()
+        same, asked = self.composition(), {"delta": delta, "max_width": max_width}
         if same is not None:
-            return intervals.epsilon_interval(same, delta=delta, max_width=max_width)
+            lower, upper = intervals.epsilon_interval(same, **asked)
+            return self._reached(lower), upper
         if self.shape:
-            asked = {"delta": delta, "max_width": max_width}
             return of_settings(self, "epsilon_interval", **asked)
         width = None
         if max_width is not None:
@@ -225,7 +226,8 @@ class AdaptiveRun(Menu):
         """
         same = self.composition()
         if same is not None:
-            return intervals.delta_interval(same, epsilon=epsilon)
+            lower, upper = intervals.delta_interval(same, epsilon=epsilon)
+            return self._reached(lower), upper
         if self.shape:
             return of_settings(self, "delta_interval", epsilon=epsilon)
         targets = _validation.nonnegative_array("epsilon", epsilon)
@@ -279,14 +281,14 @@ class AdaptiveRun(Menu):
         Raises:
           ValueError: no odometer was stated.
         """
-        odometer = self.odometer
-        if odometer is None:
+        if (odometer := self.odometer) is None:
             raise ValueError("odometer must be stated when the run is described")
 
         def solved() -> Ends:
-            return _as_deltas(odometer_ends(self, odometer))
+            return as_deltas(odometer_ends(self, odometer))
 
-        return tuple(self._kept("odometer", solved))
+        found = self._kept("odometer", solved)
+        return float(self._reached(found.lower)), found.upper
 
     def taken_composed(self) -> ComposedSteps | None:
         """Returns what was taken as a run of its own: information, no guarantee.
@@ -342,6 +344,16 @@ class AdaptiveRun(Menu):
         part = self._part()
         return None if isinstance(part, Game) else part
 
+    def _reached(self, lower: Any) -> Any:
+        """A lower end; 0 where rules may forbid to take all of somebody's quotas."""
+        return np.zeros_like(lower)[()] if self._may_forbid() else lower
+
+    def _may_forbid(self) -> bool:
+        """Whether there are quotas with rules, here or within: they count as free."""
+        runs = (o for o in self.options.values() if isinstance(o, AdaptiveRun))
+        here = self.quotas is not None and self.rules is not None
+        return here or any(run._may_forbid() for run in runs)
+
     def settings(self) -> tuple[AdaptiveRun, ...]:
         """Returns the runs of one setting each, in the order of a flattened array."""
         return self._kept("settings", self._apart)
@@ -351,7 +363,7 @@ class AdaptiveRun(Menu):
     ) -> tuple[Any, Any]:
         found = np.array([ends_at(float(t)) for t in targets.reshape(-1)])
         lower, upper = found.reshape(*targets.shape, 2).T
-        return lower.T[()], upper.T[()]
+        return self._reached(lower.T[()]), upper.T[()]
 
     def _epsilon_ends(self, delta: float, width: float | None) -> Ends:
         if delta >= 1:
@@ -373,12 +385,7 @@ class AdaptiveRun(Menu):
             return Ends(0.0, 0.0)
 
         def solved() -> Ends:
-            found = ends(DeltaAt(np.asarray(epsilon)), self._game())
-            lower, upper = (np.asarray(end) for end in found)
-            return Ends(
-                float(api.delta_of(lower, up=False)),
-                float(api.delta_of(upper, up=True)),
-            )
+            return as_deltas(ends(DeltaAt(np.asarray(epsilon)), self._game()))
 
         return self._kept(("delta", epsilon), solved)
 
@@ -391,11 +398,3 @@ AdaptiveRun.nested_specs = {
     **Menu.nested_specs,
     "options": (*Menu.nested_specs["options"], AdaptiveRun),
 }
-
-
-def _as_deltas(found: Ends) -> Ends:
-    """Ends of delta from those of its logarithm."""
-    lower, upper = (np.asarray(end) for end in found)
-    return Ends(
-        float(api.delta_of(lower, up=False)), float(api.delta_of(upper, up=True))
-    )

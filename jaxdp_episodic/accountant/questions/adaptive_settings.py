@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import engine_name, in_threads
+from jaxdp_episodic.accountant._engine import (
+    chosen_device,
+    engine_name,
+    in_threads,
+)
 from jaxdp_episodic.accountant.methods.engine import num_cores
 
 
@@ -39,7 +43,7 @@ def of_settings(run: Any, question: str, **asked: Any) -> Any:
         ),
         list(zip(number.ravel().tolist(), at, strict=True)),
         max(min(num_cores(), len(at)), 1),
-        on_numpy=engine_name() != "jax",
+        device=chosen_device() if engine_name() == "jax" else None,
     )
     if not question.endswith("interval"):
         return np.array(found, np.float64).reshape(shape)

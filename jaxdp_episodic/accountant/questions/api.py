@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     compose,
 )
+from jaxdp_episodic.accountant.methods.learning import asked_of
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
@@ -106,29 +108,42 @@ def rdp(
     check_step(step)
     orders = _validation.order_array("orders", orders, infinite=True)
     _validation.choice("direction", direction, DIRECTIONS)
-    curves = [
-        _worst_curve(run.with_axis(), orders.reshape(-1), direction)
-        for run in runs_of(step, np.asarray(1))
-    ]
+    expanded = orders.reshape(1, -1)
+    shape = (*step.shape, orders.size)
+    with asked_of(math.prod(step.shape)):
+        values = curve_of(step, expanded, direction, shape, axis=True)
+    return _scalar_or_array(values.reshape(step.shape + orders.shape))
+
+
+def curve_of(
+    step: AnyStep,
+    orders: np.ndarray,
+    direction: str,
+    shape: tuple[int, ...],
+    *,
+    axis: bool = False,
+) -> np.ndarray:
+    """The worst path's divergences, of a shape.
+
+    Orders broadcast with the settings and a last axis for the paths; or, with an
+    ``axis`` of their own behind these.
+    """
+    curves = []
+    for run in runs_of(step, np.asarray(1)):
+        run.refuse("rdp")
+        run = run.with_axis() if axis else run
+        finite, values = np.where(np.isinf(orders), 2.0, orders), np.zeros(())
+        every = ("forward", "backward") if direction == "both" else (direction,)
+        for one in every:
+            # The backward one is not needed where it is proven not to be larger.
+            if one == every[0] or not run.forward_is_larger:
+                values = np.maximum(values, rdp_curve(finite, run, one))
+        largest = [run.largest_loss(backward=one == "backward") for one in every]
+        most = np.where(run.is_unprotected, np.inf, np.maximum.reduce(largest))
+        values = np.where(np.isinf(orders), most, values)
+        curves.append(np.where(run.log_kept() < 0, np.inf, values))
     least = np.minimum.reduce(np.broadcast_arrays(*curves))
-    worst = np.broadcast_to(least.max(axis=-2), (*step.shape, orders.size))
-    return _scalar_or_array(worst.reshape(step.shape + orders.shape))
-
-
-def _worst_curve(run: Run, orders: np.ndarray, direction: str) -> np.ndarray:
-    """(..., P, orders) the divergences of a run with one more axis, for the orders."""
-    run.refuse("rdp")
-    finite = np.where(np.isinf(orders), 2.0, orders)
-    values = np.zeros((1, orders.size))
-    every = ("forward", "backward") if direction == "both" else (direction,)
-    for one in every:
-        # The backward one is not needed where it is proven not to be larger.
-        if one == every[0] or not run.forward_is_larger:
-            values = np.maximum(values, rdp_curve(finite, run, one))
-    largest = [run.largest_loss(backward=one == "backward") for one in every]
-    most = np.where(run.is_unprotected, np.inf, np.maximum.reduce(largest))
-    values = np.where(np.isinf(orders), most, values)
-    return np.where(run.log_kept() < 0, np.inf, values)
+    return np.broadcast_to(least.max(axis=-2 if axis else -1), shape)
 
 
 @on_engine
@@ -254,7 +269,9 @@ def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
     """``e^log_delta`` rounded up, or down; 0 and 1 are exact."""
     # exp rounds to the nearest: one ulp outwards keeps the bound.
     value = np.nextafter(np.exp(log_delta), 2.0 if up else -1.0)
-    value = np.where(log_delta == 0, 1.0, np.clip(value, 0.0, 1.0))
+    # Without comparing with 0 what a thread of JAX may take for it.
+    value = np.where(np.signbit(value), 0.0, np.where(value > 1, 1.0, value))
+    value = np.where(log_delta == 0, 1.0, value)
     return np.where(np.isneginf(log_delta), 0.0, value)
 
 

@@ -9,6 +9,8 @@ and those below it amplify.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -25,6 +27,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     RandomAllocation,
     ShuffledEpochs,
 )
+from jaxdp_episodic.accountant.describe.spec import refuse_traced
 from jaxdp_episodic.accountant.describe.step import (
     STEP,
     AnyStep,
@@ -91,6 +94,7 @@ def dominating_pairs(step: OneStep) -> tuple[PrivacyLoss, ...]:
       NotImplementedError: more independent episodes, or clip units of a person, than a
         sum can have terms.
     """
+    refuse_traced(step)
     if not isinstance(step, GaussianStep):
         return (pair_of_release(step),)
     step = in_one_place(step)
@@ -120,10 +124,18 @@ def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
     Each by itself bounds what the steps cost; the least answer counts. Composed steps
     go by the theorem of the same number in each of them.
     """
+    refuse_traced(step)
     if not isinstance(step, ComposedSteps):
         assert num_steps is not None  # the callers check
         return tuple(Run(*zip(*uses, strict=True)) for uses in _uses(step, num_steps))
-    parts = [_uses(*part) for part in zip(step.steps, step.counts, strict=True)]
+    return runs_of_parts(step.steps, step.counts)
+
+
+def runs_of_parts(
+    steps: Sequence[OneStep], counts: Sequence[ArrayLike]
+) -> tuple[Run, ...]:
+    """Returns the runs of composed steps, whose counts may be real numbers."""
+    parts = [_uses(*part) for part in zip(steps, counts, strict=True)]
     runs = []
     for theorem in range(max(map(len, parts))):
         uses = [use for part in parts for use in part[min(theorem, len(part) - 1)]]

@@ -1,57 +1,44 @@
-"""Derivatives of epsilon by the implicit-function theorem.
-
-They are taken along a *tangent* of the run: the derivatives of its pairs' fields by a
-field that a user sets. A pair's shift is in inverse proportion to the noise, each of
-its rates a product of levels' rates: each derivative is the field over what it is
-differentiated by.
-"""
+"""Epsilon and its derivatives by fields of a step, by name."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
-from jaxdp_episodic.accountant.describe.schemes import EpochScheme
+from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
+    EpochScheme,
+    Poisson,
+    Scheme,
+    WithoutReplacement,
+)
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
     compose,
     gaussian_parts,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
-from jaxdp_episodic.accountant.losses.protocols import Tabulated
-from jaxdp_episodic.accountant.methods.exact.method import exact_answer
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
-from jaxdp_episodic.accountant.questions import api
-from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, run_of
-from jaxdp_episodic.accountant.questions.gradient_kernels import (
-    ATTAINED,
-    Problem,
-    gradient_of_rows,
+from jaxdp_episodic.accountant.questions import api, worst_path
+from jaxdp_episodic.accountant.questions.derivatives import (
+    METHODS,
+    POINTS,
+    Parameter,
+    gradient_of_epsilon,
 )
-from jaxdp_episodic.accountant.questions.paths import undominated_paths
-from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of, runs_of_parts
+from jaxdp_episodic.accountant.questions.people_pairs import in_one_place
 
 # Names of the fields that every step has.
 NOISE = "noise_multiplier"
 COUNT = "num_steps"
-# Points of a difference quotient, in widths.
-_POINTS = np.array([-2.0, -1.0, 1.0, 2.0])
-# Width, as a share of the noise multiplier.
-_WIDTH = 4e-3
-# Weights of the quotient, of fourth order, and of one of second order that checks it.
-_FOURTH_ORDER = np.array([1.0, -8.0, 8.0, -1.0]) / 12
-_SECOND_ORDER = np.array([-1.0, 0.0, 0.0, 1.0]) / 4
-# Relative difference of the two up to which the first is returned.
-_APART = 1e-3
 
 
 def epsilon_and_gradient(
@@ -60,17 +47,18 @@ def epsilon_and_gradient(
     delta: Any,
     num_steps: Any = None,
     wrt: tuple[str, ...] = ("noise_multiplier",),
+    method: str = "exact",
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the exact epsilon and its derivatives by fields of the step.
+    """Returns epsilon and its derivatives by fields of the step.
 
     By the implicit-function theorem, at fixed delta,
 
         d eps / d field = (d log delta / d field) / (-d log delta / d eps),
 
-    where both derivatives are of the integral (for one step: of the profile) that
-    `epsilon` with method "exact" solves, on the worst path and in the worse of the two
-    directions. *Exact* up to rounding and quadrature, not differences: relative error
-    about 1e-8 (docs/theory.md, "Exact", for the integral).
+    where log(delta) is the integral (for one step the profile, with "rdp" the bound at
+    the best order) that the method solves, on the worst path and in the worse of the
+    two directions. The numerator is a difference of that smooth function, on one
+    contour and at one order: relative error about 1e-8 (docs/proofs.md).
 
     What can be named:
 
@@ -81,9 +69,8 @@ def epsilon_and_gradient(
     * "LEVEL.size" of a level without replacement, treated as a real number (the rate is
       size over population; the population stays).
 
-    With steps in epochs "noise_multiplier" alone; of random allocation whose units may
-    turn around (replace_one, episodes) by differences of exact epsilons (*estimate*,
-    relative error about 1e-6).
+    With steps in epochs "noise_multiplier" alone, of random allocation with a relative
+    error of about 1e-6 (*estimate*).
 
     Of a composed run a name moves all steps that have the field, by the same amount;
     with an index, "noise_multiplier[0]", "num_steps[1]", it moves one step's only.
@@ -104,6 +91,7 @@ def epsilon_and_gradient(
       delta: in (0, 1).
       num_steps: whole number >= 0; of a composed run as of `epsilon`.
       wrt: names of fields.
+      method: "exact" or "rdp".
 
     Returns:
       ``(epsilon, gradient)``: float64 nats of the broadcast shape of step, ``delta``
@@ -113,118 +101,151 @@ def epsilon_and_gradient(
       ValueError: ``num_steps`` given twice or not at all, or a
         name that the step does not have.
       NotImplementedError: steps in epochs, and another name than "noise_multiplier".
-      ImportError: JAX is not installed, and the derivative is not by differences.
     """
     gaussian_parts(step, "epsilon_and_gradient")  # refuses others
     _validation.open_unit_array("delta", delta)
+    _validation.choice("method", method, METHODS)
     if isinstance(step, ComposedSteps) and num_steps is not None:
         step, num_steps = compose((step, num_steps)), None
     names = _checked_names(wrt, step)
-    value, info = api.epsilon(step, delta=delta, num_steps=num_steps, return_info=True)
     log_delta = np.log(np.asarray(delta, np.float64))
     runs, shape = api.checked_runs(step, num_steps, delta=log_delta)
-    accounted = runs[0]
-    tables = [loss for loss in accounted.losses if isinstance(loss, Tabulated)]
-    # Of several pairs the least counts; pairs of many parts have no tangent here.
-    mixtures = len(runs) > 1 or any(loss.padding for loss in accounted.losses)
-    if mixtures:
-        _refuse_all_but_noise("several contributions of a unit", names)
-    if mixtures or not all(loss.has_slopes for loss in tables):
-        return value, {
-            name: _by_differences(name, step, delta, num_steps) for name in names
-        }
-    require("jax", purpose="epsilon_and_gradient", extra=None)
-    paths = undominated_paths(accounted)
-    counts = None if num_steps is None else np.asarray(num_steps, np.float64)
-    tangents = [_tangent(name, step, counts).take_paths(paths) for name in names]
-    problem = Problem(log_delta[..., None], accounted.take_paths(paths), tangents)
-    certified = np.reshape(info.is_certified_bound, -1)
-    rows = _gradient(problem, shape, np.reshape(value, -1), certified)
-    gradient = {
-        name: row.reshape(shape)[()] for name, row in zip(names, rows, strict=True)
-    }
-    return value, gradient
-
-
-def _refuse_all_but_noise(what: str, names: Iterable[str]) -> None:
-    for name in names:
-        if name.partition("[")[0] != NOISE:
-            raise NotImplementedError(
-                f"epsilon_and_gradient with {what} covers {NOISE!r} only, got {name!r}"
-            )
-
-
-def _by_differences(
-    name: str, step: GaussianStep | ComposedSteps, delta: Any, num_steps: Any
-) -> Any:
-    """The derivative by a noise multiplier, as differences of exact epsilons."""
-    _, _, index = name.partition("[")
-    parts = gaussian_parts(step, "epsilon_and_gradient")
-    chosen = [int(index[:-1])] if index else range(len(parts))
-    noises = [np.asarray(parts[i].noise_multiplier, np.float64) for i in chosen]
-    shape = np.shape(api.epsilon(step, delta=delta, num_steps=num_steps, method="rdp"))
-    width = _WIDTH * np.broadcast_to(
-        np.min(np.broadcast_arrays(*noises), axis=0), shape
-    )
-    points = np.reshape(_POINTS, (-1, *(1,) * len(shape))) * width
-    changed = list(parts)
-    for i, noise in zip(chosen, noises, strict=True):
-        changed[i] = dataclasses.replace(parts[i], noise_multiplier=noise + points)
-    run: Any = changed[0]
-    if isinstance(step, ComposedSteps):
-        run = compose(*zip(changed, step.counts, strict=True))
-    found, info = api.epsilon(run, delta=delta, num_steps=num_steps, return_info=True)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        slope = np.tensordot(_FOURTH_ORDER, found, 1) / width
-        check = np.tensordot(_SECOND_ORDER, found, 1) / width
-        apart = ~(np.abs(slope - check) <= _APART * np.abs(slope))
-    bad = apart | np.any(info.is_certified_bound, axis=0)
-    return np.where(bad, np.nan, slope)[()]
-
-
-def _gradient(
-    problem: Problem,
-    shape: tuple[int, ...],
-    epsilon: np.ndarray,
-    certified: np.ndarray,
-) -> np.ndarray:
-    """(names, n) derivatives, from epsilon and whether it is only a bound."""
-    num_paths = problem.run.num_paths
-    shape = shape or (1,)
-    every_path = np.arange(num_paths)[None]
-
-    def rows(index: np.ndarray, path: np.ndarray) -> Problem:
-        """Settings by their flat index, with a path each; the two broadcast."""
-        index, path = np.broadcast_arrays(index, path)
-        entries = (*np.unravel_index(index, shape), path)
-        return problem.map(
-            lambda field: np.broadcast_to(field, (*shape, num_paths))[entries]
+    evaluations = math.prod(shape) * (1 + len(POINTS) * len(names))
+    with worst_path.engine_for(evaluations, method):
+        value, info = api.epsilon(
+            step, delta=delta, num_steps=num_steps, method=method, return_info=True
         )
+        counts = np.broadcast_to(0 if num_steps is None else num_steps, shape)
+        fields = _Fields(step, counts.astype(np.float64), shape)
+        # A name whose steps are all named one by one is their sum.
+        alone = {name: fields.alone(name) for name in names}
+        sums = {n: some for n, some in alone.items() if some and some <= set(names)}
+        apart = [name for name in names if name not in sums]
+        rows = gradient_of_epsilon(
+            np.where(info.is_certified_bound, np.inf, value),
+            np.broadcast_to(log_delta, shape),
+            runs,
+            [fields.parameter(name) for name in apart],
+            method,
+        )
+    gradient = dict(zip(apart, rows, strict=True))
+    for name, parts in sums.items():
+        gradient[name] = sum((gradient[part] for part in parts), np.zeros(shape))
+    return value, {name: gradient[name][()] for name in names}
 
-    result = np.full((len(problem.tangents), epsilon.size), np.nan)
-    index = np.flatnonzero(epsilon <= 0)
-    if index.size:
-        # 0 where delta is not even reached at epsilon 0.
-        every = rows(index[:, None], every_path)
-        at_zero = exact_answer(DeltaAt(np.zeros(())), every.run).value
-        result[:, index[(at_zero < every.log_delta).all(axis=-1)]] = 0.0
-    index = np.flatnonzero((epsilon > 0) & np.isfinite(epsilon) & ~certified)
-    if not index.size or not problem.tangents:
-        return result
-    # The path of each setting that attains its epsilon.
-    worst = np.zeros(index.size, np.int64)
-    if num_paths > 1:
-        every = rows(index[:, None], every_path)
-        bound, _ = rdp_bound(EpsilonAt(every.log_delta), every.run)
-        least = epsilon[index] * (1 - ATTAINED)
-        row, path = np.nonzero(bound >= least[:, None])
-        some = rows(index[row], path)
-        values = exact_answer(EpsilonAt(some.log_delta), some.run).value
-        # Ascending, so that the last one written for a row is the largest.
-        order = np.argsort(values, kind="stable")
-        worst[row[order]] = path[order]
-    result[:, index] = gradient_of_rows(epsilon[index], rows(index, worst))
-    return result
+
+class _Fields(NamedTuple):
+    """A step whose named fields move, at every setting."""
+
+    step: GaussianStep | ComposedSteps
+    num_steps: np.ndarray  # of one step, of the settings' shape
+    shape: tuple[int, ...]
+
+    def parameter(self, name: str) -> Parameter:
+        """The field of that name: of all steps that have it, or of one."""
+        plain, _, index = name.partition("[")
+        parts = self.parts
+        chosen = [int(index[:-1])] if index else range(len(parts))
+        if plain == COUNT:
+            counts = np.array(
+                [np.broadcast_to(self.counts[i], self.shape) for i in chosen]
+            )
+            least = counts.min(axis=0)
+
+            def more(displacement: np.ndarray) -> Sequence[Run]:
+                moved = list(self.counts)
+                for i in chosen:
+                    moved[i] = moved[i] + displacement
+                return self._runs(parts, moved)
+
+            return Parameter(np.maximum(least, 1.0)[..., None], more, least)
+        having = [i for i in chosen if plain == NOISE or plain in _rate_names(parts[i])]
+        scales = [self._scale(parts[i], plain) for i in having]
+
+        def moved(displacement: np.ndarray) -> Sequence[Run]:
+            changed = list(parts)
+            for i in having:
+                changed[i] = _moved(parts[i], plain, displacement)
+            return self._runs(changed, self.counts)
+
+        return Parameter(np.min(scales, axis=0), moved)
+
+    def alone(self, name: str) -> set[str]:
+        """Names of the field in each of the composed steps that have it."""
+        if isinstance(self.step, GaussianStep) or "[" in name:
+            return set()
+        every = field_names(self.step)
+        return {other for other in every if other.startswith(f"{name}[")}
+
+    @property
+    def parts(self) -> tuple[GaussianStep, ...]:
+        if isinstance(self.step, GaussianStep):
+            return (self.step,)
+        return self.step.gaussian_steps
+
+    @property
+    def counts(self) -> tuple[np.ndarray, ...]:
+        if isinstance(self.step, GaussianStep):
+            return (self.num_steps,)
+        return tuple(np.asarray(count, np.float64) for count in self.step.counts)
+
+    def _runs(
+        self, parts: Sequence[GaussianStep], counts: Sequence[np.ndarray]
+    ) -> Sequence[Run]:
+        """Runs whose counts may be real numbers."""
+        if isinstance(self.step, GaussianStep):
+            return runs_of(parts[0], counts[0])
+        return runs_of_parts(parts, counts)
+
+    def _scale(self, step: GaussianStep, name: str) -> np.ndarray:
+        """What a field's differences are taken at shares of, on every path."""
+        if name == NOISE:
+            scale = np.asarray(step.noise_multiplier, np.float64)[..., None]
+        else:
+            scheme = _rate_names(step)[name]
+            rate = np.asarray(getattr(scheme, scheme.rate_field), np.float64)
+            scale = np.minimum(rate, 1 - rate)[..., None]
+            if isinstance(scheme, WithoutReplacement):
+                draw, group = _drawn(step, scheme)
+                scale = np.where(draw == group, np.nan, rate[..., None])
+        return np.broadcast_to(scale, (*self.shape, np.shape(scale)[-1]))
+
+
+def _drawn(step: GaussianStep, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
+    """How many units of a level are drawn without replacement, of how many."""
+    levels, position = step.path_rates, step.level_names_used.index(scheme.name)
+    draw, group = levels.draw_sizes[position], levels.group_sizes[position]
+    assert draw is not None and group is not None  # it has a size
+    return draw, group
+
+
+def _moved(step: GaussianStep, name: str, displacement: np.ndarray) -> GaussianStep:
+    """The step with a field displaced, by real numbers."""
+    if name == NOISE:
+        noise = step.noise_multiplier + displacement
+        return dataclasses.replace(step, noise_multiplier=noise)
+    scheme = _rate_names(step)[name]
+    if isinstance(scheme, Poisson):
+        rate = scheme.sampling_probability + displacement
+        scheme = dataclasses.replace(scheme, sampling_probability=rate)
+        return dataclasses.replace(step, sampling=step.design.with_scheme(scheme))
+    # A size is a whole number; its rate is not.
+    step = in_one_place(step)
+    if step.privacy_unit == PERSON:
+        raise NotImplementedError(
+            f"epsilon_and_gradient does not cover {name!r} with privacy_unit='person'"
+        )
+    draw, group = _drawn(step, scheme)
+    levels, position = step.path_rates, step.level_names_used.index(scheme.name)
+    # No larger size can be drawn.
+    slope = np.where(draw > group, 0.0, 1.0 / group)
+    rate = levels.rates[position] + displacement[..., None] * slope
+    rates = list(levels.rates)
+    rates[position] = np.minimum(rate, 1.0)
+    other = copy.copy(step)
+    # The cached property of the copy.
+    vars(other)["path_rates"] = dataclasses.replace(levels, rates=tuple(rates))
+    return other
 
 
 def field_names(step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
@@ -250,94 +271,20 @@ def _checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, .
     has_epochs = any(epoch_scheme(part.design) is not None for part in parts)
     for name in wrt:
         _validation.choice("wrt", name, allowed)
-    if has_epochs:
-        _refuse_all_but_noise("epochs", wrt)
+    for name in wrt if has_epochs else ():
+        if name.partition("[")[0] != NOISE:
+            raise NotImplementedError(
+                f"epsilon_and_gradient with epochs covers {NOISE!r} only, got {name!r}"
+            )
     return tuple(wrt)
 
 
-def _tangent(name: str, step: GaussianStep | ComposedSteps, num_steps: Any) -> Run:
-    """The derivative of each step's pair and count by the field; as `run_of` has them.
-
-    NaN where epsilon has no derivative by a rate, which is 0 or 1.
-    """
-    plain, _, index = name.partition("[")
-    if isinstance(step, ComposedSteps):
-        parts, counts = step.gaussian_steps, step.counts
-    else:
-        parts, counts = (step,), (num_steps,)
-    found = []
-    for i, (part, count) in enumerate(zip(parts, counts, strict=True)):
-        has_field = not index or i == int(index[:-1])
-        found += _tangents(plain if has_field else "", part, count)
-    return Run(*zip(*found, strict=True))
-
-
-def _tangents(
-    name: str, step: GaussianStep, count: Any
-) -> list[tuple[PrivacyLoss, np.ndarray]]:
-    """Of one kind of steps; 0 by a field that they do not have."""
-    losses = [dominating_pair(step)]
-    names = _rate_names(step)
-    if epoch_scheme(step.design) is not None:
-        # An epoch is made of blocks, and parts of them.
-        losses, names = list(run_of(step, count).losses), {}
-    found = []
-    for loss in losses:
-        fields = {}
-        if name == NOISE:
-            noise = np.asarray(step.noise_multiplier, np.float64)[..., None]
-            shift = loss.hints().shift
-            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-                fields["shift"] = np.where(noise > 0, -shift / noise, 0.0)
-        elif name in names:
-            fields = _by_rate(step, names[name])
-        along = dataclasses.replace(loss.map(np.zeros_like), **fields)
-        found.append((along, np.full(1, float(name == COUNT))))
-    return found
-
-
-def _rate_names(step: GaussianStep) -> dict[str, int]:
-    """Names of the fields that set a rate, and the position of their level."""
+def _rate_names(step: GaussianStep) -> dict[str, Scheme]:
+    """Names of the fields that set a rate, and the schemes of their levels."""
     used = step.level_names_used
     # The length of an epoch is a whole number.
     return {
-        f"{scheme.name}.{scheme.rate_field}": used.index(scheme.name)
+        f"{scheme.name}.{scheme.rate_field}": scheme
         for scheme in step.design.schemes
         if not isinstance(scheme, EpochScheme) and scheme.name in used
     }
-
-
-def _by_rate(step: GaussianStep, position: int) -> dict[str, np.ndarray]:
-    """The derivatives of the pair's rates of which the level's rate is a factor.
-
-    Which these are is found by halving it, all levels alike: so there is one place
-    where designs meet theorems.
-    """
-    levels = step.path_rates
-    rate = levels.rates[position]
-    draw, group = levels.draw_sizes[position], levels.group_sizes[position]
-    if draw is None or group is None:
-        slope = np.ones_like(rate)
-        smooth = (rate > 0) & (rate < 1)
-    else:
-        # No larger size can be drawn.
-        slope = np.where(draw > group, 0.0, 1.0 / group)
-        smooth = draw != group
-    loss, before = dominating_pair(step), _pair_at(step, {})
-    after = _pair_at(step, {position: 0.25})
-    relative = slope / np.where(smooth & (rate > 0), rate, 1.0)
-    return {
-        field: np.where(smooth, getattr(loss, field) * relative, np.nan)
-        for field in before.rates
-        if np.any(getattr(before, field) != getattr(after, field))
-    }
-
-
-def _pair_at(step: GaussianStep, rates: dict[int, float]) -> PrivacyLoss:
-    """The pair of a step whose levels all have rate 1/2, but for those named."""
-    levels = step.path_rates
-    drawn = tuple(np.full(1, rates.get(i, 0.5)) for i in range(levels.num_levels))
-    other = copy.copy(step)
-    # The cached property of the copy.
-    vars(other)["path_rates"] = dataclasses.replace(levels, rates=drawn)
-    return dominating_pair(other)

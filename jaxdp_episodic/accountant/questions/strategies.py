@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.methods.adaptive.method import Solver
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
 from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions.api import delta_of
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.paths import rounded_up, undominated_paths
 
@@ -237,6 +238,12 @@ def _path(graph: Graph, runs: Sequence[Run], joint: Run, index: int) -> Problem:
         options.append(Run(one.losses[at:end], one.counts[at:end]))
         at = end
     return Problem.of(graph, options)
+
+
+def as_deltas(found: Ends) -> Ends:
+    """Ends of delta from those of its logarithm."""
+    lower, upper = map(np.asarray, found)
+    return Ends(float(delta_of(lower, up=False)), float(delta_of(upper, up=True)))
 
 
 def largest_loss(game: Game) -> float:

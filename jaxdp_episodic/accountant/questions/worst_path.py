@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import choose_engine, using_engine
+from jaxdp_episodic.accountant._engine import choose_engine, using_choice
 from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
+from jaxdp_episodic.accountant.methods.learning import asked_of
 from jaxdp_episodic.accountant.methods.question import (
     Answer,
     EpsilonAt,
@@ -42,7 +44,7 @@ _BREAK_EVEN = {
 
 def engine_for(evaluations: int, method: str) -> AbstractContextManager[None]:
     """The engine for this number of evaluations that belong together."""
-    return using_engine(choose_engine(evaluations, _BREAK_EVEN[method]))
+    return using_choice(choose_engine(evaluations, _BREAK_EVEN[method]))
 
 
 def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
@@ -58,6 +60,12 @@ def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
       Value, error and whether it is certified only, of the broadcast shape without
       the path axis.
     """
+    shape = np.broadcast_shapes(np.shape(question.target), runs[0].shape[:-1])
+    with asked_of(math.prod(shape)):
+        return _of_least(question, runs, method)
+
+
+def _of_least(question: Question, runs: Sequence[Run], method: str) -> Answer:
     if len(runs) == 1:
         return _of_one(question, runs[0], method)
     # Paths take the place of settings, so that the least is taken of each of them.

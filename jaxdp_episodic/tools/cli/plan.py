@@ -22,6 +22,7 @@ from jaxdp_episodic.tools.plan.plan import Plan as Candidates
 from jaxdp_episodic.tools.plan.question import PlanDescription, read_plan
 from jaxdp_episodic.tools.plots.plan import draw_plan
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER
 from jaxdp_episodic.trainer.data.splits import SPLITS
 
 PICTURE = "plan.png"
@@ -38,9 +39,9 @@ class Plan:
 
     def run(self) -> int:
         """Plans; returns the exit code."""
-        return reported(self.file, self._planned, says_warnings=True)
+        return reported(self.file, self.planned, says_warnings=True)
 
-    def _planned(self) -> list[str]:
+    def planned(self) -> list[str]:
         """Searches, writes, and returns what to say."""
         description = read_plan(self.file)
         pipeline = recommended_pipeline(description)
@@ -68,7 +69,7 @@ class Plan:
         lines += [f"{name}: {why}" for name, why in plan.gains.items()]
         lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]
         lines += advice(plan, asked, description.population)
-        if _rests_on_private_sizes(description):
+        if _rests_on_private_sizes(description, pipeline):
             lines.append(
                 "note: planned with sizes of the data that are private under "
                 "add_remove; so is everything written here (episode.population, a "
@@ -97,11 +98,15 @@ class Plan:
         return [str(self.out / CONFIG)]
 
 
-def _rests_on_private_sizes(description: PlanDescription) -> bool:
+def _rests_on_private_sizes(
+    description: PlanDescription, pipeline: Pipeline | None
+) -> bool:
     """True if somebody's presence changes the plan: a size, or the number of tasks."""
     request = description.request
     if request.neighboring_relation != "add_remove":
         return False
+    if pipeline is not None and pipeline.learner == CLASSIFIER:
+        return True  # the divisor of its sums
     tasks = description.population.level_names[:1]
     counts_tasks = request.episode.ways is None and request.privacy_unit in tasks
     return request.episode.population is None or counts_tasks

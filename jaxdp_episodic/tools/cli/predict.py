@@ -11,7 +11,14 @@ import numpy as np
 import tyro
 
 from jaxdp_episodic.files.table_file import check_suffix, writing
-from jaxdp_episodic.tools.cli.messages import File, aligned, option, reported, waiting
+from jaxdp_episodic.tools.cli.messages import (
+    File,
+    aligned,
+    option,
+    printable,
+    reported,
+    waiting,
+)
 from jaxdp_episodic.tools.cli.process import ended_by_sigterm
 from jaxdp_episodic.trainer.data.examples import Examples, read_examples
 
@@ -143,7 +150,11 @@ def _rows(types: dict[str, str], columns: dict[str, Any]) -> list[dict[str, Any]
 def _shown(answers: _Answers, *, is_written: bool) -> list[str]:
     """The first rows as a table, and what is said of all."""
     rows = [
-        tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values())
+        # In names of files and classes there may be ends of lines.
+        tuple(
+            f"{v:.4g}" if isinstance(v, float) else printable(str(v))
+            for v in row.values()
+        )
         for row in answers.rows[:_SHOWN]
     ]
     lines = aligned([tuple(answers.types), *rows], left=len(answers.types) - 1)

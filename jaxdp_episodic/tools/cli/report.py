@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,17 @@ class Report:
     """Say in plain words what a run protects, how well, and under which conditions."""
 
     file: TomlFile
-    """A request, as for `epsilon`; or a run, as for `train`, whose data are read."""
+    """A request, as for `epsilon`; or a run, as for `train`, whose data are read; or a
+    plan, as for `plan`, of which the recommended run is meant."""
 
     def run(self) -> int:
         """Prints Markdown; returns the exit code."""
 
         def said() -> list[str]:
             keys = read_toml(self.file).keys()
-            if _OF_PLAN in keys:
-                raise ValueError(
-                    "a plan is a question: `plan` it with --out DIR, and report on "
-                    "DIR/recommended.toml"
-                )
             with ended_by_sigterm(), waiting("computing (new kinds compile first)"):
+                if _OF_PLAN in keys:
+                    return [_of_plan(self.file)]
                 if _OF_TRAINING in keys:
                     return [_of_config(read_config(self.file), self.file.parent)]
                 return [_of_request(read_request(self.file, EpsilonRequest))]
@@ -55,6 +54,19 @@ def _of_request(request: EpsilonRequest) -> str:
     run = single_run(step, request.num_steps)
     delta = np.asarray(request.delta)
     return report_in_words(privacy_report(run, delta=delta, method=request.method), run)
+
+
+def _of_plan(file: Path) -> str:
+    """The words of the run that a plan recommends."""
+    # Imported here: it draws.
+    from jaxdp_episodic.tools.cli.plan import CONFIG, Plan
+
+    with tempfile.TemporaryDirectory() as folder:
+        said, config = Plan(file, Path(folder)).planned(), Path(folder, CONFIG)
+        if not config.exists():
+            why = [line for line in said if line.startswith("no config")]
+            raise ValueError("; ".join(["a plan recommends no run here", *why]))
+        return _of_config(read_config(config), config.parent)
 
 
 def _of_config(config: TrainingConfig, base: Path) -> str:

@@ -85,7 +85,9 @@ def heading(
         else "#"
         for line in lines
     ]
-    return "\n".join(wrapped) + "\n\n"
+    text = "\n".join(wrapped) + "\n\n"
+    # A name of a column may have controls, which TOML's comments may not.
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def _prices(

@@ -6,6 +6,7 @@ number is private, a comment says so, and what else would do.
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ from jaxdp_episodic.tools.plan.question import (
 )
 from jaxdp_episodic.tools.plan.source import Source
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_features import WAVELETS
+from jaxdp_episodic.trainer.config.training_features import LEAST_SIDE, WAVELETS
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.draw.complete import mean_product
@@ -124,13 +125,15 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
                 raise
             said = [f"no design of episodes: {error}"]
     config = _config(description, plan, pipeline)
-    TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
     has_bound = wishes.population is not None
     comments = notes(source, description, has_bound)
     head = heading(description, plan, pipeline)
     if pipeline is not None:
         said = [f"pipeline: {pipeline.name}: {pipeline.reason}", *said]
-    return head + to_toml(config, comments), said
+    text = head + to_toml(config, comments)
+    read = {"type": "TrainingConfig", **tomllib.loads(text)}
+    TrainingConfig.from_dict(read, where="config")
+    return text, said
 
 
 def _question(source: Source, wishes: Wishes) -> PlanDescription:
@@ -145,6 +148,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     is_regression = data.targets is not None
     sizes = data.population.children_counts[1]
     shots = wishes.shots or (_TASK_SHOTS if is_regression else SHOTS)
+    _check_shots(source, shots)
     ways = None if is_regression else _ways(source, wishes)
     size = 2 * shots
     relation, population = _sizes(sizes, size, ways, wishes, unit == example)
@@ -177,6 +181,17 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     )
 
 
+def _check_shots(source: Source, shots: int) -> None:
+    """Refuses so many that no class of a part has a query beside them."""
+    for name, part in source.parts.items():
+        most = int(part.population.children_counts[-1].max())
+        if shots >= most:
+            raise ValueError(
+                f"shots must be less than {most}, the examples of the largest "
+                f"{part.level_names[0]} of {name!r}, got {shots}: none is left to ask"
+            )
+
+
 def _ways(source: Source, wishes: Wishes) -> int:
     """Classes an episode: as many as every part has."""
     fewest = min(
@@ -199,8 +214,7 @@ def _sizes(
     Slots (zero_out) cost less noise, and an empty one the whole episode: they are taken
     where a third of the episodes are complete.
     """
-    filled = sizes[sizes > 0]
-    most, fewest = int(filled.max()), int(filled.min())
+    most, fewest = int(sizes.max()), max(int(sizes.min()), 1)  # empty classes count
     if not is_example:
         return wishes.relation or ADD_REMOVE, wishes.population
     slots = wishes.population or most
@@ -219,7 +233,8 @@ def _sizes(
 def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
     """The rest of the config, before a pipeline is chosen."""
     table = dict(_OF_TASKS if ways is None else _OF_CLASSES)
-    if ways is not None and len(source.feature_shape) == 3:
+    shape = source.feature_shape
+    if ways is not None and len(shape) == 3 and min(shape[:2]) >= LEAST_SIDE:
         table["features"] = {"kind": WAVELETS}
     held_out = [name for name in source.parts if name != TRAIN]
     if held_out:

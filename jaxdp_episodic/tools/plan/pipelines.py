@@ -61,7 +61,7 @@ MIN_BETWEEN = 0.5  # of few classes' means, above which statistics alone helped
 MIN_CLASSIFIER = 4.0  # of a class's part of a classifier, likewise
 MIN_STEPS = 2.0  # of a run of episodes, likewise
 # Classes below which logits, and episodes that draw some of them, tell of these alone:
-# with 12 typefaces statistics were better, with 18 kinds of texts a classifier was.
+# with 12 typefaces statistics were better, with 18 kinds of texts neither was.
 FEWEST_CLASSES = 15
 _DIMENSIONS = 128  # of the space that steps after statistics were measured in
 _CLASSIFIER_NORM = 0.5  # to which these clipped each example
@@ -134,8 +134,11 @@ class Pipeline(NamedTuple):
         if evaluation:
             evaluation.setdefault("ways", description.request.episode.ways)
         rows = class_slots(description).sum() * self.rate
+        # A learning rate of the episodes' design is scaled for its number of steps.
+        kept = {k: v for k, v in (description.train or {}).items() if k == "optimizer"}
         return {
             **config,
+            **kept,
             "num_steps": CLASSIFIER_STEPS,
             "l2_clip_norm": _CLASSIFIER_NORM,
             "step": {

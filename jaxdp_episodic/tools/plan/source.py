@@ -123,7 +123,7 @@ def described_source(path: Path, out: Path, **options: Any) -> Source:
         table = {"type": "Table", "path": where, **columns}
         data = load_table(path, **columns)
     shape = tuple(data.features.shape[1:])
-    table, parts = _split(table, data)
+    table, parts = _split(table, data, notes)
     return Source(layout, table, parts, shape, notes)
 
 
@@ -166,7 +166,7 @@ def _of_pictures(
         table["owner"] = owner
     parts = {s: one.table(np.arange(len(one.paths))) for s, one in listed.items()}
     if layout != MINI_IMAGENET:
-        table, parts = _split(table, parts[TRAIN])
+        table, parts = _split(table, parts[TRAIN], notes)
     return Source(layout, table, parts, (size, size, channels), notes)
 
 
@@ -184,12 +184,13 @@ def _look_at(found: Images, size: int) -> bool:
 
 
 def _split(
-    table: dict[str, Any], data: ExampleTable
+    table: dict[str, Any], data: ExampleTable, notes: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, ExampleTable]]:
     """The table with shares of its classes, and the parts.
 
     Each part has at least five classes with two examples, or its share of them where
-    that is less, or two; the key of the hash is the first that does it.
+    that is less, or two; the key of the hash is the first that does it. Who is trained
+    on then follows from sizes: another key than the first is noted.
     """
     shares = {VALIDATION: SHARE, TEST: SHARE}
     wanted = min(_CLASSES, int(SHARE * len(_sizes(data))))
@@ -203,6 +204,11 @@ def _split(
             continue
         if all(_num_filled(part) >= max(fewest, 2) for part in parts.values()):
             salted = {"split_salt": salt} if salt else {}
+            if salt:
+                notes["split_salt"] = (
+                    f"from {_DATA}: the first that leaves every part enough classes; "
+                    "private, as it says who is trained on: take one chosen before"
+                )
             return {**table, **shares, **salted}, parts
     raise ValueError(
         f"{table['path']} must have classes to train on, to validate and to test on, "

@@ -44,8 +44,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 DISCRETE = "discrete"
 GAUSSIAN = "gaussian"
 NOISES = (DISCRETE, GAUSSIAN)
-"""What can be added to a sum: the hardened discrete noise, or float64 Gaussian noise.
-"""
+"""What is added to a sum: the hardened discrete noise, or float64 Gaussian noise."""
 
 # Parts that a config may leave out.
 _OPTIONAL = ("evaluation", "start", "model", "people", "clipping", "adaptive")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import GroupedClasses
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.spec import (
     Spec,
@@ -46,6 +47,10 @@ CONV_CLASSIFIER = "conv_classifier"
 MLP_KIND = "mlp"
 EMBEDDINGS = (CONV_EMBEDDING, LINEAR)
 MODELS = (*EMBEDDINGS, CONV_CLASSIFIER, MLP_KIND)
+
+# Episodes a step below which a linear map had better keep its inputs. Measured: with 3
+# they save 0.04 to 0.06 (texts); with 360 they cost 0.02 to 0.03 (glyphs).
+_FEW_EPISODES = 30
 
 # Limits of what an untrusted config may ask for.
 _MOST_INNER_STEPS = 10_000  # of an episode
@@ -180,7 +185,8 @@ class ModelConfig(Spec):
       embedding: outputs for prototypes, or for the lines of "bayes"; a classifier has
         one for each class.
       skip: of "linear" with prototypes: what they are taken of are the inputs, too,
-        beside the outputs, so that nothing is lost where nothing is learned.
+        beside the outputs, so that nothing is lost where nothing is learned. None:
+        where grouped classes make fewer than 30 episodes a step.
       seed: of the initial parameters, which are public.
     """
 
@@ -189,7 +195,7 @@ class ModelConfig(Spec):
     kind: str
     channels: tuple[int, ...] = (16, 32, 32)
     embedding: int = 32
-    skip: bool = True
+    skip: bool | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -202,13 +208,21 @@ class ModelConfig(Spec):
             )
         object.__setattr__(self, "channels", tuple(channels.tolist()))
         set_whole_numbers(self, "embedding")
-        check_flags(self, "skip")
+        if self.skip is not None:
+            check_flags(self, "skip")
         if max(*self.channels, self.embedding) > _MOST_UNITS:
             raise ValueError(
                 f"channels and embedding must be at most {_MOST_UNITS}, got "
                 f"{self.channels} and {self.embedding}"
             )
         set_whole_numbers(self, "seed", minimum=0, maximum=_LARGEST_SEED)
+
+    def skips(self, sampling: Any) -> bool:
+        """Returns ``skip``, or what it is by default: of public numbers alone."""
+        if self.skip is not None or not isinstance(sampling, GroupedClasses):
+            return bool(self.skip)
+        episodes = np.asarray(sampling.num_classes) // np.asarray(sampling.ways)
+        return bool(episodes < _FEW_EPISODES)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -66,6 +66,9 @@ def read_examples(
     """
     if not paths:
         raise ValueError("there must be at least one file or folder, got none")
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist")
     first = paths[0]
     suffix = first.suffix.lower()
     if suffix == ".npz" or suffix in _TABLES:
@@ -154,7 +157,10 @@ def _of_arrays(
         values = scaled_images(values)
     units = arrays.get("labels")
     if len(grid) == 2:
-        units = np.repeat(arrays.get("classes", np.arange(grid[0])), grid[1])
+        numbered = np.arange(grid[0])
+        units = np.repeat(
+            arrays["classes"] if "classes" in arrays else numbered, grid[1]
+        )
     targets = arrays.get("targets")
     for name, column in (("labels", units), ("targets", targets)):
         if column is not None and column.size != number:
@@ -188,7 +194,7 @@ def _of_table(
     if not numbers[0].size:
         raise ValueError(f"{path} must have at least one record, has none")
     targets = None
-    if target in others:
+    if isinstance(target, str) and target in others:
         targets = numbers_of(columns[target], target, path, first).astype(np.float32)
     units = ids_of(columns[unit], unit, path, first) if unit in others else None
     names = [str(record + 1) for record in range(len(numbers[0]))]

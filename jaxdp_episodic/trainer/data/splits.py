@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,8 +72,12 @@ class ClassSplit(Spec):
             )
 
     def split_of(self, name: Any) -> str:
-        """Returns "train", "validation" or "test", of the class of this name."""
-        fraction = salted_fraction(f"{_SALT}{self.salt}: ", name)
+        """Returns "train", "validation" or "test", of the class of this name.
+
+        Of a name that Unicode writes in two ways, as systems of files do, it is one.
+        """
+        composed = unicodedata.normalize("NFC", str(name))
+        fraction = salted_fraction(f"{_SALT}{self.salt}: ", composed)
         if fraction < self.test:
             return TEST
         return VALIDATION if fraction < self.test + self.validation else TRAIN

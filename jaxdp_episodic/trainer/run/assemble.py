@@ -171,11 +171,18 @@ def _warn_of_shared(split: str, what: str, number: int, of: int, first: Any) -> 
 
 
 def assembled(
-    config: TrainingConfig, tables: Tables, own: OwnParts = NO_PARTS
+    config: TrainingConfig,
+    tables: Tables,
+    own: OwnParts = NO_PARTS,
+    *,
+    evaluates: bool = True,
 ) -> tuple[Trainer, dict[str, Evaluation], int]:
-    """Returns the trainer, the evaluations and the number of parameters."""
+    """Returns the trainer, the evaluations and the number of parameters.
+
+    No evaluations, and held-out data are not loaded for any, without ``evaluates``.
+    """
     data = tables.load(TRAIN)
-    evaluations = _evaluations(config, tables)
+    evaluations = _evaluations(config, tables) if evaluates else {}
     settings = {
         **own.settings(config),
         "features": tables.features.described() if tables.features else "none",
@@ -207,9 +214,12 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
     model = own.settings(config)["model"]
     if config.model is not None and own.model is None:
         num_classes = len(tables.load(TRAIN).population.children_counts[-1])
-        outputs = num_outputs(config, _ways(config), num_classes)
-        skip = config.model.skip and config.learner.kind == PROTONET
-        model = {**model, "outputs": outputs, "skip": skip}
+        model = {
+            **model,
+            "outputs": num_outputs(config, _ways(config), num_classes),
+            "skip": config.model.skips(config.step.sampling),
+            "embeds": config.learner.kind == PROTONET,
+        }
     given, examples = config.data.to_dict(), dict(tables.examples)
     source = {key: given[key] for key in _SOURCE_KEYS if key in given}
     if examples.pop("inverted") or isinstance(config.data, Omniglot):

@@ -23,11 +23,14 @@ from jaxdp_episodic.files.archive import check_plain_file, read_arrays
 from jaxdp_episodic.files.json_file import read_json
 from jaxdp_episodic.trainer.config.training_features import ONNX, WAVELETS
 from jaxdp_episodic.trainer.config.training_parts import ModelConfig
+from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
+from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
 from jaxdp_episodic.trainer.learners.untrained import as_they_are
+from jaxdp_episodic.trainer.run.evaluation import for_ways
 from jaxdp_episodic.trainer.run.parts import OWN
 from jaxdp_episodic.trainer.run.release import (
     AS_THEY_ARE,
@@ -82,7 +85,9 @@ def load_release(
     folder = Path(folder)
     with _named(folder / DESCRIPTION):
         told = _description(folder)
-        shape, stage = _shape("example_shape", told["example_shape"]), told["stage"]
+        shape = _shape("example_shape", told["example_shape"], fewest=1)
+        seen = _shape("feature_shape", told["feature_shape"], fewest=1)
+        stage = told["stage"]
         wanted = _parameters(told)
         functions, like = _functions(told, model, wanted)
         depth = _depth(told["learner"])
@@ -93,9 +98,17 @@ def load_release(
         dtype, source = np.dtype(str(told["dtype"])), _source(told["source"])
         if dtype.kind not in "iuf":
             raise ValueError(f"dtype must be of numbers, got {dtype}")
+        if fixed is None and seen != shape:
+            raise ValueError(
+                f"example_shape must be feature_shape, {list(seen)}, where there are "
+                f"no features, got {list(shape)}"
+            )
     arrays = read_arrays(folder / PARAMETERS, max_bytes=max_bytes)
     with _named(folder / PARAMETERS):
         params = _params(arrays, wanted, like, depth)
+    if learner is None:  # one's own may take none but certain episodes
+        with _named(folder / DESCRIPTION):
+            _check_use(made, params, seen, dtype)
     statement = _text(folder / STATEMENT)
     with _named(folder / FACTS):
         facts = _table(read_json(folder / FACTS, max_bytes=_MOST_TEXT))
@@ -153,9 +166,9 @@ def _text(path: Path) -> str:
         raise ValueError(f"{path} must be UTF-8 text: {error.reason}") from None
 
 
-def _shape(name: str, value: Any) -> tuple[int, ...]:
+def _shape(name: str, value: Any, *, fewest: int = 0) -> tuple[int, ...]:
     fits = isinstance(value, list) and len(value) <= _MOST_AXES
-    if not fits or not all(type(n) is int and n >= 0 for n in value):
+    if not fits or not all(type(n) is int and n >= fewest for n in value):
         raise TypeError(f"{name} must be a shape, got {_validation.shown(value)}")
     if math.prod(max(n, 1) for n in value) > _MOST_NUMBERS:
         raise ValueError(f"{name} must be at most {_MOST_NUMBERS} numbers, got {value}")
@@ -186,7 +199,7 @@ def _functions(
     """What a learner may apply, by name, and parameters like those of the model."""
     functions: dict[str, Any] = {AS_THEY_ARE: as_they_are}
     described = dict(_table(told["model"]))
-    shape = _shape("model.input_shape", described.pop("input_shape"))
+    shape = _shape("model.input_shape", described.pop("input_shape"), fewest=1)
     if model is not None and OWN not in described:
         raise ValueError("model must be left out: the release describes its own")
     if not described or not _applied(told["learner"]) & {MODEL, HIDDEN, OWN}:
@@ -197,10 +210,11 @@ def _functions(
         functions[MODEL], like = apply_and_params(model, shape)
         return functions, like
     outputs = _validation.whole_number("model.outputs", described.pop("outputs"))
+    embeds = _validation.flag("model.embeds", described.pop("embeds"))
     config = ModelConfig.from_dict(described, where="model")
 
     def made() -> Any:
-        return built_module(config, shape, outputs, embeds=True)
+        return built_module(config, shape, outputs, embeds=embeds)
 
     # Without memory for them: of what a file asks for there may be too much.
     state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(made), nnx.Param))
@@ -285,6 +299,11 @@ def _features(told: Any, own: Any) -> FixedFeatures | None:
         )
     features = FixedFeatures.wavelets() if own is None else own
     if isinstance(own, str | os.PathLike):
+        if kind != ONNX:
+            shown = _validation.shown(kind)
+            raise ValueError(
+                f"features must be no file: the run's are no network, but {shown}"
+            )
         settings = dict(_table(described["settings"]))
         settings.pop("sha256", None)
         features = FixedFeatures.onnx(own, **settings)
@@ -322,6 +341,24 @@ def _params(
             if part != MODEL:
                 params.setdefault(part, {})[rest] = jnp.asarray(array)
     return params
+
+
+def _check_use(
+    learner: Any, params: Any, shape: tuple[int, ...], dtype: np.dtype
+) -> None:
+    """Refuses a learner that cannot predict by the parameters; nothing is computed."""
+    wide = training_dtype(params)
+    kind = wide if dtype.kind == "f" else dtype
+    labels = wide if learner.is_regression else np.int32
+    rows: list[Any] = [jax.ShapeDtypeStruct((2, *shape), kind)]
+    rows += [jax.ShapeDtypeStruct((2,), one) for one in (labels, wide)]
+    try:
+        jax.eval_shape(for_ways(learner, 2).predict, params, Episode(*rows, *rows))
+    except Exception as error:  # what a file says may fail anywhere
+        raise ValueError(
+            "learner must be one that predicts by these parameters, got "
+            f"{_validation.shown(str(error))} ({type(error).__name__})"
+        ) from error
 
 
 def _below(depth: int, named: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -99,6 +100,7 @@ def built_model(
         outputs = num_outputs(config, ways, num_classes)
         assert model is not None
         embeds = learner.kind == PROTONET
+        model = dataclasses.replace(model, skip=model.skips(config.step.sampling))
         module = built_module(model, input_shape, outputs, embeds=embeds)
         apply, params = split_model(module)
         if learner.kind == CLASSIFIER:

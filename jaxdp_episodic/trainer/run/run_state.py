@@ -181,7 +181,8 @@ class RunState:
 
         The parameters that `released` has, the statement of the run's privacy, the
         public log, and what `load_release` needs. It speaks of all steps that were
-        charged, and leaves out whatever was computed from private sizes.
+        charged, and leaves out whatever was computed from private sizes. Of a book,
+        which it knows nothing of, `run_training` says more.
 
         Args:
           folder: made if missing; files of these names are replaced, all at once.

@@ -121,9 +121,8 @@ class Trainer(RunState):
         _validation.choice("noise", noise, NOISES)
         checked_noise(step.noise_multiplier, noise)
         checks.check_start(budget, start, noise, data)
-        self._start = start
         checks.warn_about_delta(step, budget.delta, data)
-        self.sampler = checks.sampler_of(step, data)
+        self.sampler = sampler = checks.sampler_of(step, data)
         loss = episode.contribution_loss(learner, self.sampler.slot_shape, shots=shots)
         if start is None:  # else the model sees what the statistics project
             loss = episode.loss_on_codes(loss, episode.code_of(data))
@@ -136,9 +135,7 @@ class Trainer(RunState):
         inputs = checks.seen_by_model(data, start)
         checks.check_outputs(learner, params, inputs, self.sampler.slot_shape)
         self.normalizer = checks.public_normalizer(normalizer, budget, self.sampler)
-        clipping = checks.checked_clipping(
-            clipping, self.normalizer, budget, self.sampler
-        )
+        clipping = checks.checked_clipping(clipping, self.normalizer, budget, sampler)
         self.has_default_normalizer = normalizer is None and budget.takes_steps
         self._devices = list(jax.local_devices() if devices is None else devices)
         number = len(self._devices) * all_processes().count
@@ -152,7 +149,7 @@ class Trainer(RunState):
             units_at_once=1 if couples else _EXAMPLES_AT_ONCE,
             noise=noise,
         )
-        statistics = () if start is None else start.initial()
+        self._start, statistics = start, () if start is None else start.initial()
         self._noise_multiplier = float(step.noise_multiplier)
         deviation = gradient.deviation(self._noise_multiplier) / self.normalizer
         self._update = updater(optimizer, clipping, self.l2_clip_norm, deviation)

@@ -19,10 +19,6 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.learners import Classifier, Supervised
 from jaxdp_episodic.trainer.run.evaluation import for_ways
 
-_MOST_BYTES = 2**30  # of parameters, unless a call says otherwise
-_MOST_TEXT = 2**20  # bytes of a text of a release
-_MOST_AXES = 8  # of an example
-_MOST_NUMBERS = 2**30  # of an example, or a parameter
 # Queries of a call, at most, and their inputs' bytes.
 _QUERIES = 512
 _BLOCK_BYTES = 2**26
@@ -124,6 +120,8 @@ class Release:
                 "episode) gives their logits"
             )
         ids = id_array("labels", labels)
+        if ids.dtype.kind not in "iuU":
+            raise TypeError(f"labels must be integers or strings, got {ids.dtype}")
         rows = self._inputs("support", support)
         _same_length("labels", ids, rows)
         classes, places = np.unique(ids, return_inverse=True)

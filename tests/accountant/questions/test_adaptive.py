@@ -510,3 +510,20 @@ def test_what_is_of_one_run_is_refused_by_name(what, ask):
     match = rf"{what} is of a run of one setting.*\(2,\)"
     with pytest.raises(ValueError, match=match):
         ask()
+
+
+@pytest.mark.parametrize("limits", [{"quotas": {"run": 1}}, {"rules": "run"}])
+def test_rules_of_quotas_within_leave_no_lower_end(limits):
+    """Either may be taken, not both: that both are counted bounds it from above."""
+    either = jde.RuleBook("start", {"start": {"a": "end", "b": "end"}})
+    options = {"a": jde.ApproximateDP(0.5), "b": jde.ApproximateDP(0.7)}
+    inner = jde.AdaptiveRun(options, quotas={"a": 1, "b": 1}, rules=either)
+    if "rules" in limits:
+        limits = {"rules": jde.RuleBook.in_order(["run"]), "prices": {"run": 1}}
+        limits["budget"] = 1
+    run = jde.AdaptiveRun({"run": inner}, **limits)
+    true = jde.delta(options["b"], epsilon=0.3, num_steps=1)
+    lower, upper = run.delta_interval(epsilon=0.3)
+    assert lower <= true < upper
+    lower, _ = run.epsilon_interval(delta=0.01)
+    assert lower <= jde.epsilon(options["b"], delta=0.01, num_steps=1)

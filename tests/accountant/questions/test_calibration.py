@@ -473,3 +473,18 @@ def test_noise_and_number_of_steps_by_epochs():
     steps = rdp_num_steps(step, epsilon=4.0, delta=DELTA)
     assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=steps) <= 4)
     assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=steps + 1) > 4)
+
+
+@NEXT_TO_NONE
+def test_what_needs_no_noise_leaves_others_theirs():
+    """Nothing is taken, or delta covers everything: no order is the best one."""
+    step = jde.GaussianStep(poisson(np.array([0.01, 0.01, 0.0])), noise_multiplier=1.0)
+    asked = {"epsilon": 1.0, "num_steps": np.array([1_000, 0, 1])}
+    found = rdp_noise_multiplier(step, delta=np.array([1e-5, 1.0, 1.0]), **asked)
+    alone = rdp_noise_multiplier(
+        jde.GaussianStep(poisson(), noise_multiplier=1.0),
+        epsilon=1.0,
+        num_steps=1_000,
+        delta=1e-5,
+    )
+    np.testing.assert_allclose(found, [alone, 0.0, 0.0], rtol=1e-9)

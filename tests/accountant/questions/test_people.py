@@ -453,8 +453,9 @@ def test_other_questions_are_answered_or_refused_by_name() -> None:
     )
     slope = (above - below) / 0.006
     assert gradient["noise_multiplier"] == pytest.approx(slope, rel=1e-4)
-    with pytest.raises(NotImplementedError, match="covers 'noise_multiplier' only"):
-        jde.epsilon_and_gradient(step, **run, wrt=("num_steps",))
+    _, gradient = jde.epsilon_and_gradient(step, **run, wrt=("num_steps",))
+    above, below = (jde.epsilon(step, num_steps=n, delta=1e-5) for n in (101, 99))
+    assert gradient["num_steps"] == pytest.approx((above - below) / 2, rel=1e-3)
     curve = jde.rdp(step, [2.0, 8.0])
     assert np.all(np.diff(curve) > 0)
     rate = jde.true_positive_rate(step, num_steps=1, false_positive_rate=0.1)

@@ -112,6 +112,9 @@ def test_images_and_folders_of_them(folder, predict):
     assert code == 0 and said.count("light") == 3 and "accuracy" not in said
     code, said = predict(release, folder / "support", asked / "0.png", asked / "1.png")
     assert code == 0 and str(asked / "1.png") in said
+    (asked / "0.png").rename(asked / "0\naccuracy  1.png")  # a name is no line
+    code, said = predict(release, folder / "support", asked)
+    assert code == 0 and said.count("\n") == 4 and r"0\naccuracy" in said
 
 
 def test_arrays_with_labels_and_without(folder, predict):
@@ -175,6 +178,8 @@ def test_what_is_no_input_is_said(folder, predict):
     code, said = predict(folder / "nothing", support, asked)
     assert code == 2 and "No such file" in said
     code, said = predict(release, folder / "nothing", asked)
+    assert code == 2 and f"{folder / 'nothing'} does not exist" in said
+    code, said = predict(release, folder / "log", asked)
     assert code == 2 and "must be an image, a folder, or a file .npz" in said
     code, said = predict(release, support, asked / "light", asked / "dark")
     assert code == 2 and "must be the only folder" in said
@@ -192,7 +197,9 @@ def test_what_is_no_input_is_said(folder, predict):
     code, said = predict(release, support, asked, out=folder / "found.txt")
     assert code == 2 and "the name must end in" in said
     told = json.loads((release / DESCRIPTION).read_text())
-    (release / DESCRIPTION).write_text(json.dumps(told | {"example_shape": [4]}))
+    (release / DESCRIPTION).write_text(
+        json.dumps(told | dict.fromkeys(("example_shape", "feature_shape"), [4]))
+    )
     code, said = predict(release, support, asked)
     assert code == 2 and "come in a file .npz, .csv or .parquet" in said
 

@@ -144,6 +144,15 @@ def test_colours_are_seen_and_names_escaped(tmp_path):
     assert tomllib.loads(text)["data"]["path"] == folder.name
 
 
+def test_a_column_with_controls_in_its_name_is_no_line_of_toml(tmp_path):
+    path = tmp_path / "odd.csv"
+    text = table(tmp_path).read_text().replace("sort", '"so\x01rt\n[evil]"', 1)
+    path.write_text(text, newline="")
+    source = described_source(path, tmp_path / "x.toml")
+    text, _ = first_config(source, Wishes(unit="so\x01rt\n[evil]"))
+    assert tomllib.loads(text)["data"]["groups"] == ["so\x01rt\n[evil]"]
+
+
 def test_what_is_protected_can_be_chosen(tmp_path):
     source = described_source(npz(tmp_path), tmp_path / "x.toml")
     text, _ = first_config(source, Wishes(unit="class", epsilon=2.0))
@@ -202,6 +211,8 @@ def few(folder):
         (two_texts, ["--groups", "d"], "has no column 'd'"),
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--epsilon", "-1"], "epsilon must be"),
+        (npz, ["--shots", "99"], "shots must be less than"),
+        (pictures, ["--size", "99999"], "size must be"),
     ],
 )
 def test_what_cannot_be_used_is_refused(make, options, message, tmp_path, capsys):
@@ -217,3 +228,33 @@ def test_numbered_classes_are_not_held_out(tmp_path):
     text, _ = first_config(source, Wishes())
     assert "evaluation" not in tomllib.loads(text)
     assert "nothing is held out" in text
+
+
+def test_tiny_pictures_have_no_wavelets(tmp_path):
+    folder = pictures(tmp_path)
+    for size, has_features in ((7, False), (8, True)):
+        source = described_source(folder, tmp_path / "x.toml", size=size)
+        text, _ = first_config(source, Wishes())
+        assert ("features" in tomllib.loads(text)) == has_features
+
+
+def test_empty_classes_are_the_smallest_under_add_remove(tmp_path):
+    source = described_source(
+        pictures(tmp_path, sizes=(4,) * 27 + (0,) * 3), tmp_path / "x.toml"
+    )
+    text, said = first_config(source, Wishes(relation="add_remove"))
+    assert "no design" not in "".join(said) and "population = 1 }" in text
+
+
+def test_a_key_of_the_split_that_sizes_have_chosen_is_private(tmp_path):
+    path, has_key = tmp_path / "data.npz", set()
+    for first in range(0, 400, 20):  # classes of other names
+        labels = first + np.arange(120) // 6
+        np.savez(path, features=np.ones((120, 2), np.float32), labels=labels)
+        source = described_source(path, tmp_path / "x.toml")
+        has_key.add("split_salt" in source.table)
+        assert ("split_salt" in source.notes) == ("split_salt" in source.table)
+        if "split_salt" in source.table and len(has_key) == 2:
+            break
+    assert has_key == {True, False}
+    assert "private, as it says who is trained on" in first_config(source, Wishes())[0]

@@ -151,13 +151,17 @@ def test_a_classifier_clips_each_example_and_says_how_many_are_drawn():
         "step": {"privacy_unit": "example", "neighboring_relation": "zero_out"},
         "learner": {"kind": "protonet", "shots": 5, "distance": "cosine"},
         "evaluation": {"splits": ["test"]},
+        "optimizer": {"kind": "adam", "learning_rate": 0.001},  # of its episodes
     }
+    train = {"learner": {}, "optimizer": {"kind": "adam", "learning_rate": 0.01}}
+    description = description._replace(train=train)
     written = found.config(table, description)
     config = TrainingConfig.from_dict(
         {"type": "TrainingConfig", **written}, where="config"
     )
     assert (config.learner.kind, config.learner.shots) == (CLASSES, 5)
     assert config.step.clip_unit == "example" and config.evaluation.ways == 5
+    assert config.optimizer.learning_rate == 0.01
     of_class, of_example = config.step.sampling.levels
     assert of_class.sampling_probability == 1.0 and of_example.population == 2_000
     drawn = 36_000 * of_example.sampling_probability

@@ -463,7 +463,7 @@ def test_blocks_are_recommended_where_people_are_in_many_classes():
     request = PlanRequest(
         episode=EpisodeShape(ways=4, shots=1, examples=(2,), population=20),
         schemes=("poisson", "blocks"),
-        **PEOPLE,
+        **(PEOPLE | {"people": jde.PersonBounds(classes=20, examples=1)}),
         **(SMALL | {"compute": Compute(**(COMPUTE | {"most_steps": 20}))}),
     )
     plan = make_plan(request, CLASSES)

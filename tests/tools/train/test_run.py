@@ -111,6 +111,10 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     assert "step 3 is the last" in " ".join(printed.err.split())
     report = (out / "report.md").read_text()
     assert report.startswith("# tiny\n") and "Private: this page" in report
+    assert "expected (private): 5 contributions (episode) a step" in printed.err
+    assert "that took part were complete" in report
+    for path in (out / "release").glob("*.[jm]*"):  # texts: no count of what was drawn
+        assert "complete" not in path.read_text(), path
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
     private = (path for path in out.iterdir() if path.name != "release")
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)

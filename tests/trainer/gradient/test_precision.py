@@ -237,6 +237,7 @@ def test_regression_learns_from_either_type(x64, kind, coupled, of_features):
     )
     diagnostics = run.step()
     assert math.isfinite(diagnostics["mean_loss"])
+    assert type(diagnostics.pop("num_complete")) is int  # counted where it was drawn
     kinds = {leaf.dtype for leaf in jax.tree.leaves((run.params, diagnostics))}
     assert kinds == {np.dtype(kind)}
     if coupled:  # an evaluation is a compilation of its own

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
+import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.config.training_parts import ModelConfig
 from jaxdp_episodic.trainer.learners.models import GroupNorm, built_module
 from jaxdp_episodic.training import (
@@ -152,20 +153,36 @@ def test_a_linear_embedding_starts_orthogonal():
 
 
 def test_a_skip_keeps_the_inputs_beside_what_is_learned():
-    """Under nothing learned prototypes are those of the inputs, and it is an own one."""
+    """Where nothing is learned, prototypes are nearly those of the inputs."""
     apply, params = split_model(Linear(12, 4, skip=True, rngs=nnx.Rngs(0)))
     images = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     made = np.asarray(apply(params, images))
     np.testing.assert_array_equal(made[:, :12], images.reshape(2, 12))
     kernel = np.asarray(params["kernel"])
-    np.testing.assert_allclose(made[:, 12:], images.reshape(2, 12) @ kernel, rtol=1e-5)
+    beside = 0.3 * images.reshape(2, 12) @ kernel
+    np.testing.assert_allclose(made[:, 12:], beside, rtol=1e-5)
     assert apply != split_model(Linear(12, 4, rngs=nnx.Rngs(0)))[0]
+
+
+def test_inputs_are_kept_by_default_where_episodes_are_few():
+    def grouped(classes):
+        one = jde.Poisson("episode", sampling_probability=1.0)
+        two = jde.WithoutReplacement("example", size=2, population=9)
+        return jde.GroupedClasses(
+            num_classes=classes, ways=5, episodes=one, examples=two
+        )
+
+    default = ModelConfig(kind="linear")
+    assert default.skips(grouped(149)) and not default.skips(grouped(150))
+    assert not default.skips(jde.Poisson("task", sampling_probability=0.1))
+    assert ModelConfig(kind="linear", skip=True).skips(grouped(150))
+    assert not ModelConfig(kind="linear", skip=False).skips(grouped(149))
 
 
 @pytest.mark.parametrize("embeds", [True, False])
 def test_logits_have_no_inputs_beside_them(embeds):
-    module = built_module(ModelConfig(kind="linear"), (6,), 3, embeds=embeds)
-    apply, params = split_model(module)
+    config = ModelConfig(kind="linear", skip=True)
+    apply, params = split_model(built_module(config, (6,), 3, embeds=embeds))
     assert apply(params, np.ones((2, 6), np.float32)).shape == (2, 9 if embeds else 3)
 
 

@@ -6,8 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from jaxdp_episodic.tools.train import run
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.parts import NO_PARTS
 from jaxdp_episodic.training import Classifier, ProtoNet, classification_episode
 
 CONFIG = """
@@ -153,8 +155,64 @@ def test_it_draws_examples_of_the_whole_data_and_is_validated_by_episodes(config
     assert 0.2 < score.mean < 1.0
 
 
+ADAPTIVE = """
+[adaptive.rule]
+type = "StopWhenStalled"
+every = 1
+[adaptive.check]
+number = 2
+[adaptive.check.sampling]
+type = "GroupedClasses"
+num_classes = 8
+ways = 5
+episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
+examples = { type = "WithoutReplacement", name = "example", size = 2, population = 20 }
+"""
+
+
+@pytest.mark.slow
+def test_noisy_scores_of_it_are_of_episodes(config, tmp_path):
+    read = config(more=ADAPTIVE)
+    trainer, _, _ = assembled(read, Tables(read, None))
+    trainer.train(tmp_path / "run")
+    assert [score.option for score in trainer.scores] == ["check"] * 2
+    assert trainer.budget.step.clip_unit == "example"
+
+
+def test_people_may_be_protected(config):
+    read = config(
+        ("small = true", 'small = true\nowner = "typeface"'),
+        ('"zero_out"', '"add_remove"\nprivacy_unit = "person"'),
+        (", population = 20", ""),
+        ("l2_clip_norm = 0.5", "l2_clip_norm = 0.5\nnormalizer = 16.0"),
+        more="[people]\nexamples = 1\nclasses = 2\n",
+    )
+    trainer, _, _ = assembled(read, Tables(read, None))
+    alone = config(("epsilon = 8.0", "epsilon = 8.0"))
+    noise = assembled(alone, Tables(alone, None))[0].budget.step.noise_multiplier
+    assert trainer.budget.step.noise_multiplier > 1.2 * noise  # two examples, not one
+
+
 def test_it_is_refused_what_it_does_not_take():
     with pytest.raises(ValueError, match="task_loss must be one of"):
         Classifier(len, ways=2, task_loss="squared_error")
     with pytest.raises(ValueError, match="distance must be one of"):
         Classifier(len, ways=2, distance="x")
+
+
+def test_another_process_trains_the_same_classifier(config, tmp_path, monkeypatch):
+    """Of its own ways, or all processes would end: its run would be another one."""
+    read = config()
+    expected, evaluations, _ = assembled(read, Tables(read, None))
+    made = []
+
+    def noted(*arguments, **settings):
+        made.append(assembled(*arguments, **settings))
+        raise InterruptedError
+
+    monkeypatch.setattr(run, "assembled", noted)
+    with pytest.raises(InterruptedError):
+        run._helped(read, tmp_path, False, Tables(read, None), NO_PARTS, None)
+    [(trainer, found, _)] = made
+    assert trainer.run == expected.run
+    assert evaluations and not found

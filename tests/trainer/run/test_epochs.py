@@ -20,11 +20,11 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     read_ledger,
 )
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.tools.train.result import epsilon_without_last_stage
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.ledger import Ledger, LedgerFile, create_ledger
 from jaxdp_episodic.trainer.run.report import privacy_statement
+from jaxdp_episodic.trainer.run.said import epsilon_without_last_stage
 from oracles import allocation_epochs
 from training_runs import GROUPED, assert_same, plain_trainer
 

@@ -261,6 +261,7 @@ class Mine:
         return self.inner.predict(params, episode)
 
 
+@pytest.mark.slow
 def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
     data = make_sinusoids(30, points=8, seed=0)
     step = jde.GaussianStep(
@@ -381,6 +382,8 @@ def test_examples_of_another_kind_are_refused(plain):
             release.embed(wrong)
     with pytest.raises(ValueError, match="labels must be one for each of the 3"):
         release.classify(x[:3], [1, 2], x[3:5])
+    with pytest.raises(TypeError, match="labels must be integers or strings"):
+        release.classify(x[:3], [0.5, 1.0, 1.0], x[3:5])
     with pytest.raises(NotImplementedError, match="tells classes apart: use classify"):
         release.predict(x[:3], [1.0, 2, 3], x[3:5])
 
@@ -397,6 +400,9 @@ def test_a_foreign_or_damaged_folder_is_refused(copied):
         load_release(copied, model=(lambda p, x: x, {"a": jnp.ones(2)}))
     with pytest.raises(ValueError, match="npz"):
         load_release(copied, model=own_mlp(), max_bytes=10)
+    edit(copied, features={"kind": "wavelets"})
+    with pytest.raises(ValueError, match="features must be no file"):
+        load_release(copied, model=own_mlp(), features="network.onnx")
 
 
 @pytest.mark.parametrize(
@@ -408,7 +414,11 @@ def test_a_foreign_or_damaged_folder_is_refused(copied):
         ({"learner": {"type": "os"}}, "learner.type must be one of"),
         ({"learner": {"type": "ProtoNet", "apply": "eval"}}, "learner.apply must be"),
         ({"learner": {"type": "ProtoNet", "apply": "model", "x": 1}}, "unexpected"),
+        ({"learner": {"type": "ANIL", "apply": "model", "head": 2}}, "learner must be"),
         ({"learner": 3}, "must be an object"),
+        ({"feature_shape": [3]}, "example_shape must be feature_shape"),
+        ({"feature_shape": [3], "example_shape": [3]}, "learner must be one that"),
+        ({"example_shape": [0]}, "must be a shape"),
         ({"model": {}}, "missing key 'input_shape'"),
         ({"example_shape": [1 << 40]}, "at most"),
         ({"example_shape": [-1]}, "must be a shape"),
@@ -432,7 +442,7 @@ def test_a_description_cannot_ask_for_much_memory(copied):
         "kind": "mlp",
         "channels": [2**14] * 64,
     }
-    huge |= {"outputs": 3, "input_shape": [2]}
+    huge |= {"outputs": 3, "input_shape": [2], "embeds": False}
     edit(copied, model=huge)
     with pytest.raises(ValueError, match="parameter .* must be of shape"):
         load_release(copied)

@@ -122,9 +122,7 @@ class Solver:
     def _without_passes(self) -> Ends | None:
         """The ends where nothing, or everything, may be lost."""
         asked, problem = self.question, self.problem
-        if all(not losses for losses in problem.upper.losses) and not any(
-            problem.upper.log_kept
-        ):
+        if not any(problem.upper.losses) and not any(problem.upper.log_kept):
             return Ends(asked.nothing, asked.nothing)
         views = self.views.values()
         if not np.isfinite(np.array(list(views))).all():
@@ -222,10 +220,9 @@ class Solver:
             self.lower = self.lower_end(curve_of(below, window, up=False), curve)
         # Not a bound: where the curve is, and how steep.
         seen = curve_of(row._replace(error=0.0), window, up=True)
-        self.views[backward] = seen_view(
-            self.question, self.views[backward], seen, self.lost
-        )
-        self.near[backward] = narrowed(self.views[backward], row, window, self.share)
+        view = seen_view(self.question, self.views[backward], seen, self.lost)
+        self.views[backward] = view
+        self.near[backward] = narrowed(view, row, window, self.share)
         self.spacing = min(self.spacing, window.step)
 
     def largest_budget(self, log_delta: float, width: float, of: dict[int, int]) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import choose_engine, using_engine
+from jaxdp_episodic.accountant._engine import choose_engine, using_choice
 from jaxdp_episodic.accountant.methods.certified import refine, single
 from jaxdp_episodic.accountant.methods.certified.interval_state import (
     Setting,
@@ -105,7 +105,7 @@ def pld_bounds(
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
-    with using_engine(choose_engine(target.size, BREAK_EVEN, run.losses)):
+    with using_choice(choose_engine(target.size, BREAK_EVEN, run.losses)):
         below, above = run.certified(up=False), run.certified(up=True)
         if all(map(operator.is_, below.losses, run.losses)):
             lower, upper = _bounds(question, run, width)

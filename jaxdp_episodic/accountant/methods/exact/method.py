@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import choose_engine, using_engine
+from jaxdp_episodic.accountant._engine import choose_engine, using_choice
 from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS, ROUNDING
 from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
 from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
@@ -98,7 +98,7 @@ def _answer(question: Question, run: Run, certify: bool) -> Answer:
     """Of (n,) settings: those that need no integral first, then the others."""
     # Each part chooses its own engine, so that nothing is compiled for few settings.
     engine = choose_engine(question.target.size, BREAK_EVEN, run.losses)
-    with using_engine(engine):
+    with using_choice(engine):
         for loss in run.losses:
             if isinstance(loss, Tabulated):
                 loss.prepare()
@@ -140,12 +140,12 @@ def _of_one_step(question: Question, run: Run, engine: str, certify: bool) -> An
     """The profile itself, or where it is poorly known its certified upper end."""
     # What has tables takes minutes for that, all others milliseconds.
     certify = certify or not any(isinstance(loss, Tabulated) for loss in run.losses)
-    with using_engine(engine):
+    with using_choice(engine):
         value = solve_single_step(question, run)
     epsilon = value if question.is_epsilon else question.target
     error = _PROFILE_ERROR + _of_profiles(run, epsilon)
     if question.is_epsilon:
-        with using_engine(engine):
+        with using_choice(engine):
             error = error_in_nats(error, epsilon, question, run)
     else:
         error += _of_rounded_losses(epsilon, run)
@@ -173,7 +173,7 @@ def _of_gaussians(question: Question, run: Run, engine: str, _: bool) -> Answer:
     """Of steps that always see the unit: one Gaussian step of their joint shift."""
     shift = run.gaussian_shift()
     one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
-    with using_engine(engine):
+    with using_choice(engine):
         value = solve_single_step(question, one)
     # Derivative of the answer by log(shift).
     size = np.abs(value)

@@ -46,7 +46,7 @@ class Steps(NamedTuple):
     """K steps of one kind in each of n settings; arrays (K, n) but for the nodes."""
 
     nodes: LossNodes  # arrays (J, K n), setting by setting within a step
-    check: LossNodes  # the same by another rule
+    check: LossNodes | None  # the same by another rule, if that is asked for
     count: Array  # how often each step is taken
     outer_rate: Array  # probability that the step sees anything
     # Loss of a step that does not draw the unit, where nearly all losses are there and
@@ -61,9 +61,15 @@ class Steps(NamedTuple):
 
 
 def steps_of(
-    group: Group, backward: Array, log_cut: Array, *, num_nodes: int, num_terms: int
+    group: Group,
+    backward: Array,
+    log_cut: Array,
+    *,
+    num_nodes: int,
+    num_terms: int,
+    checked: bool = True,
 ) -> Steps:
-    """The nodes of one group's losses, (K, n), and others that check them.
+    """The nodes of one group's losses, (K, n), and others if they are to be checked.
 
     ``backward`` is 1 or 0, ``log_cut`` the logarithm of the density at which the
     distributions are cut, (n,) each; ``num_terms`` of those that are mixtures, else 1.
@@ -80,9 +86,11 @@ def steps_of(
     # The nodes and those that check them.
     cuts = xp.minimum(xp.stack([cut, cut + _CHECK_CUT]), _LEAST_CUT)
     heights = xp.stack([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
-    both = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
+    number = 2 if checked else 1
+    cuts, heights = cuts[:number], heights[:number]
+    rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
     sign = 1 - 2 * backward
-    nodes = at(both, 0)
+    nodes = at(rules, 0)
     atoms = None
     if group.loss.may_have_atoms:
         # Nodes of a smooth density on the real line stand for no atoms.
@@ -90,7 +98,7 @@ def steps_of(
         atoms = atoms & (loss.gaussian_shift() <= 0)
     return Steps(
         nodes,
-        at(both, 1),
+        at(rules, 1) if checked else None,
         group.count,
         group.loss.outer_rate,
         sign * group.loss.bulk_loss(),
@@ -212,7 +220,7 @@ def log_powers(
         size = outer * steps.nodes.size * xp.hypot(*wide)
         off = _MOMENT_ROUNDING * xp.minimum(size, 3.0)
         off = off + _ROUNDING * xp.hypot(*log_moment)
-        if checked:
+        if checked and steps.check is not None:
             some = (wide[0][::_CHECK_STRIDE], wide[1][::_CHECK_STRIDE])
             again = _log_moment(some, steps, steps.check)
             # arg M is known modulo 2 pi: the chord stands for the angle.

@@ -17,7 +17,7 @@ from jaxdp_episodic.accountant._engine import (
     engine_name,
     jitted,
     on_jax,
-    using_engine,
+    using_choice,
 )
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact import contour as contours
@@ -29,6 +29,7 @@ from jaxdp_episodic.accountant.methods.exact.batching import (
     shared_lengths,
 )
 from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
+from jaxdp_episodic.accountant.methods.learning import Learnable, stop_if_ended
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.run import Group, Run
 
@@ -50,6 +51,7 @@ _USELESS = 10.0
 _SHARED_ERROR = 1e-9
 # Settings in a chunk; JAX compiles a kernel for each of these sizes.
 _CHUNKS = Chunks(numpy=8, cpu=(1, 8), accelerator=(8, 512, 4096, 16384))
+_LEARNED = (64,)  # of a kernel that is learned
 # Number of settings from which chunks on the CPU are larger; their sizes, and least
 # number of settings for each: starting a chunk costs time, but all cores want one.
 _LARGE_BATCH = 512
@@ -216,7 +218,7 @@ class ContourSolver:
         those that are to be ``alone`` (None: all).
         """
         engine = choose_engine(index.size, BREAK_EVEN, self.run.losses)
-        with using_engine(engine):
+        with using_choice(engine):
             padded = index.size < _LARGE_BATCH
             terms, sizes = shared_lengths(self.run, index, padded=padded)
         result: tuple[np.ndarray, ...] = ()
@@ -234,7 +236,7 @@ class ContourSolver:
             # Settings with a contour of their own.
             if len(members) == 1:
                 members = middle
-            with using_engine(engine):
+            with using_choice(engine):
                 part = self._solve_alike(
                     question.take(members),
                     index[members],
@@ -302,7 +304,9 @@ class ContourSolver:
                 question.is_epsilon, arrays, groups, terms, effort, find
             )
 
-        value, error, *rest = in_chunks(on_chunk, (arrays, groups), sizes)
+        name = (_solve_chunk, question.is_epsilon, terms, effort, find)
+        learnable = Learnable(name, _LEARNED, BREAK_EVEN)
+        value, error, *rest = in_chunks(on_chunk, (arrays, groups), sizes, learnable)
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
             if not question.is_epsilon:
                 value = np.logaddexp(value, added)
@@ -329,6 +333,8 @@ def _solve_chunk(
     compiled = engine_name() == "jax"
 
     def run(kernel: Any, *static: str) -> Any:
+        if compiled:
+            stop_if_ended()
         return jitted(kernel, static) if compiled else kernel
 
     def call(arrays: Any, groups: tuple[Group, ...]) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from jaxdp_episodic.accountant._engine import (
     choose_engine,
     engine_name,
     float64_boundary,
-    using_engine,
+    using_choice,
 )
 from jaxdp_episodic.accountant.methods.engine import (
     Chunks,
@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.methods.engine import (
     num_cores,
     on_cpu,
 )
+from jaxdp_episodic.accountant.methods.learning import Learnable
 from jaxdp_episodic.accountant.methods.question import Answer, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.rdp import kernels
 from jaxdp_episodic.accountant.methods.rdp.moments import LARGER
@@ -35,6 +36,10 @@ _CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
 # Blocks in a chunk, where every core has four chunks of them: a chunk costs its start
 # and waits for its slowest setting, but the last one is filled up.
 _MANY_BLOCKS = 8, 32
+# Widths of chunks for which the kernel is learned: of few settings, and of many.
+_LEARNED = _CPU_BLOCK, 8 * _CPU_BLOCK
+# Settings asked for which it is: NumPy answers them in the 7 s of CPU time that takes.
+_ENOUGH = 100_000
 # Minimum number of settings for which compiling pays: it takes as long as NumPy does.
 BREAK_EVEN = 25_000
 
@@ -141,16 +146,21 @@ def _by_chunks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a kernel says, on the engine for so many settings."""
     size, losses = arrays[0].size, [group.loss for group in arrays[1]]
-    with using_engine(choose_engine(size, BREAK_EVEN, losses)):
+
+    def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
+        options = dict(static)
         if engine_name() == "jax":  # nothing is compiled for these two
-            arrays = arrays[:2]
-            static.pop("loose", None)
+            part = part[:2]
+            options.pop("loose", None)
+        block = _block(part[0].shape[-1])
+        return kernel(*part, on_lattice=on_lattice, block=block, **options)
 
-        def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
-            block = _block(part[0].shape[-1])
-            return kernel(*part, on_lattice=on_lattice, block=block, **static)
-
-        value, order = in_chunks(chunk, arrays, _chunks(size))
+    widths = _chunks(size)
+    asked = kernel, static.get("direction"), on_lattice
+    with using_choice(choose_engine(size, BREAK_EVEN, losses)):
+        value, order = in_chunks(
+            chunk, arrays, widths, _learnable(asked, widths.cpu[-1])
+        )
     return value, order
 
 
@@ -163,6 +173,11 @@ def _chunks(size: int) -> Chunks:
     enough = 4 * _CPU_BLOCK * num_cores()
     larger = [n * _CPU_BLOCK for n in _MANY_BLOCKS if size >= n * enough]
     return _CHUNKS._replace(cpu=(*_CHUNKS.cpu, *larger[-1:]))
+
+
+def _learnable(asked: tuple[Any, ...], largest: int) -> Learnable:
+    widths = tuple(width for width in _LEARNED if width <= largest)
+    return Learnable(asked, widths, _ENOUGH)
 
 
 def _block(size: int) -> int:

@@ -1,0 +1,348 @@
+"""Questions that may be asked within a JAX program; see `jaxdp_episodic.traced`.
+
+A program calls back to the host, once for a batch, where the same accountant answers in
+float64 (`questions.traced_host`). Derivatives are its own, too, by `jax.custom_jvp`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
+from jaxdp_episodic.accountant.describe.spec import (
+    AT_LEAST_ZERO,
+    mapped,
+    traced_numbers,
+    without_traced,
+)
+from jaxdp_episodic.accountant.describe.step import (
+    AnyStep,
+    ComposedSteps,
+    GaussianStep,
+)
+from jaxdp_episodic.accountant.questions import api
+from jaxdp_episodic.accountant.questions.traced_host import (
+    DELTA,
+    EPSILON,
+    NOISE,
+    NUM_STEPS,
+    ORDERS,
+    Question,
+)
+from jaxdp_episodic.files.optional import require
+
+Check = Callable[[str, Any], np.ndarray]
+
+
+def epsilon(
+    step: AnyStep, *, delta: Any, num_steps: Any = None, method: str = "exact"
+) -> Any:
+    """Returns `jaxdp_episodic.epsilon`, of values that JAX may trace.
+
+    Args:
+      step: a step, a release, or a run made by `compose`; its numbers may be traced.
+      delta: in [0, 1].
+      num_steps: whole number >= 0; of a composed run None for once. Of a floating dtype
+        it has a derivative, as a real number.
+      method: "rdp", "exact" or "pld", which has no derivatives.
+
+    Returns:
+      A JAX array of the broadcast shape, nats: float64 where x64 is on, else float32,
+      rounded up.
+
+    Raises:
+      ValueError: a number out of range that is known, or ``num_steps`` not given of a
+        step. One that is traced raises when the program runs, as a JAX runtime error
+        with that message.
+      NotImplementedError: a derivative by a whole number, or one that the method or a
+        mechanism does not have.
+    """
+    arguments = {DELTA: (delta, _validation.probability_array)}
+    return _counted(EPSILON, step, num_steps, arguments, method)
+
+
+def delta(
+    step: AnyStep, *, epsilon: Any, num_steps: Any = None, method: str = "exact"
+) -> Any:
+    """Returns `jaxdp_episodic.delta`, of values that JAX may trace.
+
+    Args:
+      step: as of `epsilon`.
+      epsilon: >= 0, nats.
+      num_steps: as of `epsilon`.
+      method: as of `epsilon`.
+
+    Returns:
+      As `epsilon`: in [0, 1], rounded up. What is above 0 stays above it.
+    """
+    arguments = {EPSILON: (epsilon, _validation.nonnegative_array)}
+    return _counted(DELTA, step, num_steps, arguments, method)
+
+
+def noise_multiplier(
+    step: GaussianStep | LaplaceRelease,
+    *,
+    epsilon: Any,
+    delta: Any,
+    num_steps: Any,
+    method: str = "exact",
+) -> Any:
+    """Returns `calibrate_noise_multiplier`, of values that JAX may trace.
+
+    Args:
+      step: the step; the noise that it has is ignored.
+      epsilon: target, > 0 and finite, nats.
+      delta: in (0, 1].
+      num_steps: whole number >= 0.
+      method: as of `epsilon`.
+
+    Returns:
+      As `epsilon`: a noise multiplier that keeps the target, rounded up.
+    """
+    if not isinstance(step, GaussianStep | LaplaceRelease):
+        raise TypeError(
+            "step must be a GaussianStep or a LaplaceRelease, "
+            f"got {_validation.shown(step)}"
+        )
+    arguments = {
+        EPSILON: (epsilon, _validation.positive_array),
+        DELTA: (delta, _validation.positive_share_array),
+    }
+    step = dataclasses.replace(step, noise_multiplier=1.0)
+    return _counted(NOISE, step, num_steps, arguments, method)
+
+
+def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
+    """Returns `jaxdp_episodic.rdp`, of values that JAX may trace.
+
+    Args:
+      step: as of `epsilon`.
+      orders: each > 1, of any shape.
+      direction: "forward", "backward" or "both".
+
+    Returns:
+      As `epsilon`, of shape ``step.shape + np.shape(orders)``.
+    """
+    api.check_step(step)
+    _validation.choice("direction", direction, api.DIRECTIONS)
+    axes = (1,) * np.ndim(orders)
+
+    def expanded(_: str, value: Any) -> Any:
+        return value.reshape(value.shape + axes) if np.ndim(value) else value
+
+    shape = step.shape + np.shape(orders)
+    step = mapped(step, expanded)
+
+    def check(name: str, value: Any) -> np.ndarray:
+        return _validation.order_array(name, value, infinite=True)
+
+    orders = {ORDERS: (orders, check)}
+    return _answer("rdp", step, orders, {"direction": direction}, shape)
+
+
+def _counted(
+    kind: str,
+    step: AnyStep,
+    num_steps: Any,
+    arguments: dict[str, tuple[Any, Check]],
+    method: str,
+) -> Any:
+    """The answer about so many steps."""
+    api.check_step(step)
+    api.check_method(method)
+    if num_steps is None and not isinstance(step, ComposedSteps):
+        raise ValueError("num_steps must be a whole number >= 0, got None")
+    arguments = {**arguments, NUM_STEPS: (num_steps, AT_LEAST_ZERO)}
+    given = {name: value for name, (value, _) in arguments.items() if value is not None}
+    shape = _validation.broadcast_shape(step=np.empty(step.shape, np.uint8), **given)
+    return _answer(kind, step, arguments, {"method": method}, shape)
+
+
+def _answer(
+    kind: str,
+    step: AnyStep,
+    arguments: dict[str, tuple[Any, Check]],
+    options: dict[str, str],
+    shape: tuple[int, ...],
+) -> Any:
+    """A JAX array; what is known now stays float64, and is checked now."""
+    require("jax", purpose="jaxdp_episodic.traced", extra=None)
+    import jax
+
+    missing, known = traced_numbers(step), {}
+    for name, (value, check) in arguments.items():
+        if _validation.is_traced(value):
+            missing[name] = value
+        else:
+            known[name] = None if value is None else check(name, value)
+    question = Question(kind, without_traced(step), known, tuple(missing), options)
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
+    if not missing:
+        found = np.broadcast_to(question.answer(), shape)
+        return jax.numpy.asarray(_rounded_up(found, dtype))
+    leaves = [
+        jax.numpy.broadcast_to(a, shape) for a in map(_canonical, missing.values())
+    ]
+    return _differentiable(question, shape, dtype)(*leaves)
+
+
+def _canonical(value: Any) -> Any:
+    """A traced number as one of the types that are handed to the host, exactly."""
+    import jax
+
+    kind = jax.dtypes.canonicalize_dtype(np.float64)
+    if jax.numpy.issubdtype(value.dtype, jax.numpy.floating) or kind == np.float64:
+        return jax.lax.convert_element_type(value, kind)
+    return value
+
+
+def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The answer as a function of what is missing, twice differentiable."""
+    import jax
+
+    def on_host(function: Callable[..., Sequence[np.ndarray]], number: int) -> Any:
+        return lambda *leaves: _called_back(function, number, shape, dtype, leaves)
+
+    def combined(
+        rows: Sequence[Any], tangents: Sequence[Any], by: Sequence[int]
+    ) -> Any:
+        moved = (tangents[i].astype(dtype) for i in by)
+        pairs = zip(rows, moved, strict=True)
+        return sum((row * moves for row, moves in pairs), jax.numpy.zeros(shape, dtype))
+
+    @jax.custom_jvp
+    def answer(*leaves: Any) -> Any:
+        return on_host(lambda *given: [question.answer(*given)], 1)(*leaves)[0]
+
+    def answer_jvp(leaves: Any, tangents: Any) -> Any:
+        by = _moving(tangents)
+        question.refuse_derivatives(by)
+        value, *rows = first(by)(*leaves)
+        return value, combined(rows, tangents, by)
+
+    answer.defjvp(answer_jvp, symbolic_zeros=True)
+
+    def first(by: tuple[int, ...]) -> Any:
+        """The answer and its derivatives."""
+
+        def function(*given: np.ndarray) -> Sequence[np.ndarray]:
+            return question.answer_and_slopes(by, *given)
+
+        slopes = jax.custom_jvp(on_host(function, 1 + len(by)))
+
+        def slopes_jvp(leaves: Any, tangents: Any) -> Any:
+            also = _moving(tangents)
+            question.refuse_derivatives(also, second=True)
+            every = tuple(sorted({*by, *also}))
+            value, *rows = first(every)(*leaves)
+            row_of = dict(zip(every, rows, strict=True))
+            bends = second(by, also)(*leaves)
+            moved = [combined([row_of[i] for i in also], tangents, also)]
+            for k in range(len(by)):
+                part = bends[k * len(also) : (k + 1) * len(also)]
+                moved.append(combined(part, tangents, also))
+            return (value, *(row_of[i] for i in by)), tuple(moved)
+
+        slopes.defjvp(slopes_jvp, symbolic_zeros=True)
+        return slopes
+
+    def second(by: tuple[int, ...], also: tuple[int, ...]) -> Any:
+        def function(*given: np.ndarray) -> Sequence[np.ndarray]:
+            return question.second_slopes(by, also, *given)
+
+        bends = jax.custom_jvp(on_host(function, len(by) * len(also)))
+
+        def bends_jvp(leaves: Any, tangents: Any) -> Any:
+            del leaves, tangents
+            raise NotImplementedError(
+                "answers have first and second derivatives, no third ones"
+            )
+
+        bends.defjvp(bends_jvp, symbolic_zeros=True)
+        return bends
+
+    return answer
+
+
+def _moving(tangents: Sequence[Any]) -> tuple[int, ...]:
+    """Which of the numbers move."""
+    from jax.custom_derivatives import SymbolicZero
+
+    still = (isinstance(tangent, SymbolicZero) for tangent in tangents)
+    return tuple(i for i, zero in enumerate(still) if not zero)
+
+
+def _called_back(
+    function: Callable[..., Sequence[np.ndarray]],
+    number: int,
+    shape: tuple[int, ...],
+    dtype: Any,
+    leaves: Sequence[Any],
+) -> Any:
+    """That many arrays of a function of NumPy arrays; the first one rounded up.
+
+    In float64 they go as pairs of 32 bits: a thread that calls back may not have x64
+    enabled.
+    """
+    import jax
+
+    is_double = dtype == np.float64
+    given, result = leaves, jax.ShapeDtypeStruct(shape, dtype)
+    if is_double:
+        given = [jax.lax.bitcast_convert_type(leaf, np.uint32) for leaf in leaves]
+        result = jax.ShapeDtypeStruct((*shape, 2), np.uint32)
+
+    def call(*arrays: Any) -> tuple[np.ndarray, ...]:
+        arrays = tuple(np.array(array, order="C") for array in arrays)
+        if is_double:
+            arrays = tuple(array.view(np.float64)[..., 0] for array in arrays)
+        arrays = tuple(map(_widened, arrays))
+        found = [np.broadcast_to(row, arrays[0].shape) for row in function(*arrays)]
+        with np.errstate(all="ignore"):
+            rows = [_rounded_up(found[0], dtype), *(r.astype(dtype) for r in found[1:])]
+        if is_double:
+            rows = [np.array(row, order="C")[..., None].view(np.uint32) for row in rows]
+        return tuple(rows)
+
+    found = jax.pure_callback(
+        call, (result,) * number, *given, vmap_method="broadcast_all"
+    )
+    if is_double:
+        found = (jax.lax.bitcast_convert_type(row, np.float64) for row in found)
+    # Within shard_map the answer varies over the axes that a number varies over, which
+    # callbacks do not say.
+    varies = functools.reduce(operator.and_, (leaf == leaf for leaf in leaves))
+    return tuple(jax.numpy.where(varies, row, row) for row in found)
+
+
+def _widened(array: np.ndarray) -> np.ndarray:
+    """Numbers of float32 in float64: a thread that calls back may lose small ones.
+
+    It takes what is below normal numbers for 0, and a rate of 0 loses nothing.
+    """
+    if array.dtype != np.float32:
+        return array
+    bits, spacing = array.view(np.int32), 2.0**-149  # of the numbers below normal ones
+    small = np.where(bits < 0, -spacing, spacing) * (bits & 0x7FFFFF)
+    return np.where(bits & 0x7F800000 == 0, small, array.astype(np.float64))
+
+
+def _rounded_up(value: np.ndarray, dtype: Any) -> np.ndarray:
+    """Numbers >= 0 in a floating type, none smaller; what is above 0 is normal.
+
+    Devices may take smaller numbers than normal ones for 0.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        near = value.astype(dtype)
+        up = np.nextafter(near, np.asarray(np.inf, dtype))
+    near = np.where(near.astype(np.float64) < value, up, near)
+    # By its bits: nor does a thread that calls back compute with such numbers.
+    some = np.array(value, np.float64).view(np.int64) > 0
+    return np.where(some, np.maximum(near, np.finfo(dtype).tiny), near)

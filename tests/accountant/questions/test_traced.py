@@ -1,0 +1,432 @@
+"""Questions within JAX programs: the host's numbers, whatever transforms them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic import traced
+from jaxdp_episodic.accountant.questions.traced_host import Question
+
+DELTA = 1e-5
+P = jax.sharding.PartitionSpec
+
+
+def step(noise: Any, rate: Any = 0.01) -> jde.GaussianStep:
+    return jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=rate), noise_multiplier=noise
+    )
+
+
+def epsilon(
+    noise: Any,
+    rate: Any = 0.01,
+    num_steps: Any = 1,
+    delta: Any = DELTA,
+    method: str = "exact",
+) -> Any:
+    """Of one step, which takes no integral, unless more are asked for."""
+    return traced.epsilon(
+        step(noise, rate), delta=delta, num_steps=num_steps, method=method
+    )
+
+
+def on_host(noise: Any, rate: Any = 0.01, num_steps: Any = 1, **asked: Any) -> Any:
+    """The same of the plain question, at the numbers that float32 has."""
+    noise, rate = (np.asarray(a, np.float64) for a in (noise, rate))
+    return jde.epsilon(step(noise, rate), delta=DELTA, num_steps=num_steps, **asked)
+
+
+def float32(*numbers):
+    return jnp.asarray(numbers, jnp.float32)
+
+
+NOISES = float32(0.6, 0.8, 1.1)
+
+
+# --- Values ---
+
+
+def test_numbers_below_normal_ones_are_what_they_are() -> None:
+    """JAX takes them for 0 where it computes, and a rate of 0 loses nothing."""
+
+    def delta(rate: Any) -> Any:
+        return traced.delta(step(2.0, rate), epsilon=0.5, num_steps=1)
+
+    rates = np.array([1e-38, 1e-40, 1e-44, 0.0], np.float32)
+    found = np.asarray(jax.jit(delta)(rates), np.float64)
+    true = jde.delta(step(2.0, rates.astype(np.float64)), epsilon=0.5, num_steps=1)
+    assert np.all(found >= true) and found[2] > 0 == found[3]
+    with jax.enable_x64(True):
+        assert jax.jit(delta)(5e-324) > 0
+    # Each delta, too, is what it is: at 0 no epsilon would do.
+    small = jax.jit(lambda d: epsilon(5.0, delta=d))(np.float32(1e-42))
+    assert small < 4
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="must"):
+        jax.block_until_ready(jax.jit(delta)(np.float32(-1e-42)))
+
+
+def test_answers_are_float32_rounded_up() -> None:
+    noises = jnp.linspace(0.4, 1.2, 300, dtype=jnp.float32)
+    found = jax.jit(epsilon)(noises)
+    true = on_host(noises)
+    assert found.dtype == jnp.float32 and not found.weak_type
+    found = np.asarray(found)
+    assert np.all(found >= true)
+    # By less than one unit in the last place; rounding to the nearest errs downwards.
+    assert np.all(np.nextafter(found, np.float32(-1)) < true)
+    assert np.mean(true.astype(np.float32) < true) > 0.3
+
+
+def test_answers_are_float64_where_x64_is_on() -> None:
+    with jax.enable_x64(True):
+        found = jax.jit(epsilon)(NOISES)
+        slope = jax.grad(epsilon)(jnp.asarray(0.8))
+        assert found.dtype == slope.dtype == jnp.float64
+        np.testing.assert_array_equal(found, on_host(NOISES))
+    _, true = jde.epsilon_and_gradient(step(0.8), delta=DELTA, num_steps=1)
+    assert slope == true["noise_multiplier"]
+
+
+def test_known_numbers_stay_float64() -> None:
+    target = 1.0 + 1e-12  # as 1 in float32
+    found = jax.jit(
+        lambda rate: traced.delta(step(0.9, rate), epsilon=2.0, num_steps=1)
+    )
+    assert float(found(jnp.float32(target))) >= jde.delta(
+        step(0.9, 1.0), epsilon=2.0, num_steps=1
+    )
+    answer = epsilon(0.8)  # nothing is traced
+    assert isinstance(answer, jax.Array) and answer >= on_host(0.8)
+
+
+def test_a_delta_above_0_stays_above_it() -> None:
+    tiny = jax.jit(lambda noise: traced.delta(step(noise), epsilon=40.0, num_steps=1))
+    for noise in (1.0, 3.0):
+        assert 0 < jde.delta(step(noise), epsilon=40.0, num_steps=1) < 1e-60
+        assert tiny(jnp.float32(noise)) == np.finfo(np.float32).tiny
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_any_floating_type_is_taken_at_face_value(dtype) -> None:
+    noise = jnp.asarray(0.83, dtype)
+    found = jax.jit(epsilon)(noise)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, on_host(float(noise)), rtol=2e-7)
+
+
+# --- Transforms ---
+
+
+def test_batches_are_their_settings() -> None:
+    true = on_host(NOISES[:, None], float32(0.01, 0.02))
+    grid = jax.vmap(jax.vmap(epsilon, (None, 0)), (0, None))(
+        NOISES, float32(0.01, 0.02)
+    )
+    np.testing.assert_allclose(grid, true, rtol=2e-7)
+    np.testing.assert_allclose(
+        epsilon(NOISES[:, None], float32(0.01, 0.02)), true, 2e-7
+    )
+    counts = jax.vmap(lambda n: epsilon(0.8, num_steps=n, method="rdp"))(
+        jnp.arange(3, dtype=jnp.int32)
+    )
+    np.testing.assert_allclose(
+        counts, on_host(0.8, num_steps=np.arange(3), method="rdp"), rtol=2e-7
+    )
+
+
+def test_one_callback_serves_a_batch(monkeypatch) -> None:
+    calls = []
+    plain = Question.answer
+
+    def counted(self, *missing):
+        calls.append(missing[0].shape)
+        return plain(self, *missing)
+
+    monkeypatch.setattr(Question, "answer", counted)
+    jax.block_until_ready(jax.jit(jax.vmap(epsilon))(NOISES))
+    assert calls == [(3,)]
+
+
+def test_loops() -> None:
+    def body(noise, _):
+        return noise * 1.25, epsilon(noise)
+
+    last, seen = jax.lax.scan(body, jnp.float32(0.6), None, length=3)
+    np.testing.assert_allclose(seen, on_host(0.6 * 1.25 ** np.arange(3)), rtol=1e-5)
+    enough = jax.lax.while_loop(
+        lambda n: epsilon(n) > seen[1], lambda n: n * 1.25, last
+    )
+    assert enough == last
+    few = jax.lax.fori_loop(
+        0, 2, lambda i, total: total + epsilon(0.8, num_steps=i), 0.0
+    )
+    np.testing.assert_allclose(few, on_host(0.8), rtol=2e-7)
+
+
+def test_shards() -> None:
+    devices = np.array(jax.devices()[:1])
+    mesh = jax.sharding.Mesh(devices, ("runs",))
+    sharded = jax.shard_map(epsilon, mesh=mesh, in_specs=P("runs"), out_specs=P("runs"))
+    np.testing.assert_allclose(jax.jit(sharded)(NOISES), on_host(NOISES), rtol=2e-7)
+    slopes = jax.grad(lambda noises: sharded(noises).sum())(NOISES)
+    np.testing.assert_allclose(slopes, jax.vmap(jax.grad(epsilon))(NOISES), rtol=1e-6)
+
+
+def test_nothing_leaks() -> None:
+    with jax.checking_leaks():
+        assert jax.jit(epsilon)(NOISES[0]) > 0
+
+
+# --- Derivatives ---
+
+
+def difference(function, x, step=1e-3):
+    """A central difference of fourth order, in float64."""
+    h = step * x
+    near, far = function(x + h) - function(x - h), function(x + 2 * h)
+    return (8 * near - (far - function(x - 2 * h))) / (12 * h)
+
+
+@pytest.mark.parametrize("method", ["exact", "rdp"])
+def test_derivatives_by_everything(method) -> None:
+    with jax.enable_x64(True):
+        at = tuple(map(jnp.asarray, (0.8, 0.01, 1.0, DELTA)))
+        # The powers of one step's moment are not unique; Rényi's are.
+        by = (0, 1, 3) if method == "exact" else (0, 1, 2, 3)
+        slopes = jax.jit(jax.grad(epsilon, by), static_argnums=4)(*at, method)
+    for i, slope in zip(by, slopes, strict=True):
+        if i == 2:
+            assert slope > 0  # epsilon is asked of whole numbers of steps
+            continue
+
+        def plain(x, i=i):
+            noise, rate, count, delta = (*at[:i], x, *at[i + 1 :])
+            return jde.epsilon(
+                step(float(noise), float(rate)),
+                delta=float(delta),
+                num_steps=int(count),
+                method=method,
+            )
+
+        assert slope == pytest.approx(difference(plain, float(at[i])), rel=1e-7), i
+
+
+def test_derivatives_by_steps() -> None:
+    """Of Gaussians, whose Rényi bound depends on ``num_steps / noise²`` alone."""
+    with jax.enable_x64(True):
+        at = jnp.asarray(3.0), jnp.asarray(1.0), jnp.asarray(4.0)
+        by_noise, by_steps = jax.grad(
+            lambda noise, rate, steps: epsilon(noise, rate, steps, method="rdp"), (0, 2)
+        )(*at)
+    assert float(by_steps) == pytest.approx(-float(by_noise) * 3 / 8, rel=1e-8)
+
+
+def test_jvp_and_broadcasting() -> None:
+    value, along = jax.jvp(epsilon, (NOISES,), (jnp.ones_like(NOISES),))
+    np.testing.assert_allclose(along, jax.vmap(jax.grad(epsilon))(NOISES), rtol=1e-6)
+    one = jax.grad(lambda rate: epsilon(NOISES, rate).sum())(jnp.float32(0.01))
+    each = jax.vmap(jax.grad(epsilon, 1), (0, None))(NOISES, jnp.float32(0.01))
+    assert one.shape == () and one == pytest.approx(float(each.sum()), rel=1e-6)
+    assert value.shape == NOISES.shape
+
+
+def test_hessians_and_no_further() -> None:
+    with jax.enable_x64(True):
+        at = jnp.asarray(0.8), jnp.asarray(0.01)
+        bends = np.array(jax.hessian(epsilon, (0, 1))(*at))
+
+        def slopes(noise, rate):
+            return np.array(jax.grad(epsilon, (0, 1))(noise, rate))
+
+        true = np.array(
+            [
+                difference(lambda x: slopes(x, at[1]), at[0]),
+                difference(lambda x: slopes(at[0], x), at[1]),
+            ]
+        )
+        np.testing.assert_allclose(bends, true, rtol=1e-5)
+        np.testing.assert_allclose(bends, bends.T, rtol=1e-5)
+        with pytest.raises(NotImplementedError, match="no third ones"):
+            jax.grad(jax.grad(jax.grad(epsilon)))(*at)
+
+
+def test_delta_and_its_derivatives() -> None:
+    def delta(noise, epsilon):
+        return traced.delta(step(noise), epsilon=epsilon, num_steps=1)
+
+    def plain(noise, epsilon):
+        return jde.delta(step(float(noise)), epsilon=float(epsilon), num_steps=1)
+
+    with jax.enable_x64(True):
+        at = jnp.asarray(0.8), jnp.asarray(0.5)
+        value, (by_noise, by_epsilon) = jax.value_and_grad(delta, (0, 1))(*at)
+    assert float(value) == plain(0.8, 0.5)
+    true = difference(lambda x: plain(x, 0.5), 0.8)
+    assert float(by_noise) == pytest.approx(true, rel=1e-7)
+    true = difference(lambda x: plain(0.8, x), 0.5)
+    assert float(by_epsilon) == pytest.approx(true, rel=1e-7)
+
+
+def test_calibrated_noise_and_its_derivatives() -> None:
+    def noise(target, delta, rate):
+        asked = {"epsilon": target, "delta": delta, "num_steps": 1}
+        return traced.noise_multiplier(step(1.0, rate), **asked)
+
+    targets = float32(0.5, 1.0, 2.0)
+    found = jax.vmap(noise, (0, None, None))(targets, DELTA, 0.01)
+    assert np.all(on_host(found) <= np.asarray(targets, np.float64))
+    with jax.enable_x64(True):
+        at = tuple(map(jnp.asarray, (1.0, DELTA, 0.01)))
+        value, slopes = jax.value_and_grad(noise, (0, 1, 2))(*at)
+        inverse = jax.grad(lambda *a: epsilon(*a[:2], delta=a[2]), (0, 1, 2))(
+            value, at[2], at[1]
+        )
+    by_noise, by_rate, by_delta = map(float, inverse)
+    true = 1 / by_noise, -by_delta / by_noise, -by_rate / by_noise
+    np.testing.assert_allclose(slopes, true, rtol=1e-6)
+
+
+def test_curves() -> None:
+    orders = np.array([[1.5, 2.0, np.inf], [8.0, 32.0, 64.0]])
+    noises = NOISES[:2]
+    found = jax.jit(lambda noises: traced.rdp(step(noises), orders))(noises)
+    true = jde.rdp(step(np.asarray(noises, np.float64)), orders)
+    assert found.shape == true.shape == (2, 2, 3)
+    np.testing.assert_allclose(found, true, rtol=2e-7)
+    assert np.all(np.asarray(found) >= true)
+
+    def curve(noise, order):
+        return traced.rdp(step(noise), order)
+
+    with jax.enable_x64(True):
+        at = jnp.asarray(0.8), jnp.asarray(4.0)
+        by_noise, by_order = jax.grad(curve, (0, 1))(*at)
+    true = difference(lambda x: jde.rdp(step(x), 4.0), 0.8)
+    assert float(by_noise) == pytest.approx(true, rel=1e-7)
+    true = difference(lambda x: jde.rdp(step(0.8), x), 4.0)
+    assert float(by_order) == pytest.approx(true, rel=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["numpy", "jax"])
+def test_runs_of_many_steps_and_parts(engine, monkeypatch) -> None:
+    monkeypatch.setenv("JAXDP_EPISODIC_ENGINE", engine)
+
+    def run(first, second, count):
+        parts = ((step(first), count), (step(second, 0.02), 200))
+        return traced.epsilon(jde.compose(*parts), delta=DELTA)
+
+    found = jax.grad(run, (0, 1, 2))(1.0, 2.0, 100.0)
+    parts = jde.compose((step(1.0), 100), (step(2.0, 0.02), 200))
+    names = ("noise_multiplier[0]", "noise_multiplier[1]", "num_steps[0]")
+    value, true = jde.epsilon_and_gradient(parts, delta=DELTA, wrt=names)
+    np.testing.assert_allclose(run(1.0, 2.0, 100), value, rtol=2e-7)
+    np.testing.assert_allclose(found, [true[name] for name in names], rtol=1e-6)
+
+
+def test_descriptions_of_every_kind() -> None:
+    tree = jde.Population.from_sizes([[30, 12], [11, 40]])
+
+    def schools(noise, rate, size):
+        sampling = jde.MultistageSampling(
+            jde.Poisson("school", sampling_probability=rate),
+            jde.WithoutReplacement("class", size=size),
+        )
+        return jde.GaussianStep(
+            sampling, noise_multiplier=noise, clip_unit="class", population=tree
+        )
+
+    def classes(noise, rate, size):
+        episodes = jde.Poisson("episode", sampling_probability=rate)
+        examples = jde.WithoutReplacement("example", size=size, population=20)
+        design = jde.GroupedClasses(
+            num_classes=100, ways=5, episodes=episodes, examples=examples
+        )
+        return jde.GaussianStep(design, noise_multiplier=noise)
+
+    def laplace(noise, rate, _):
+        return jde.LaplaceRelease(noise, sampling_probability=rate)
+
+    def epochs(noise, _, size):
+        scheme = jde.ShuffledEpochs("example", steps_per_epoch=size)
+        return jde.GaussianStep(scheme, noise_multiplier=noise)
+
+    for describe in (schools, classes, laplace, epochs):
+        asked = {"delta": 0.01, "num_steps": 4, "method": "rdp"}
+        found = jax.jit(lambda *a, d=describe, k=asked: traced.epsilon(d(*a), **k))(
+            jnp.float32(1.5), jnp.float32(0.5), jnp.int32(2)
+        )
+        true = jde.epsilon(describe(1.5, 0.5, 2), **asked)
+        assert true > 0, describe
+        assert 0 <= float(found) / true - 1 < 2e-7, describe
+
+
+# --- Refusals ---
+
+
+def test_values_are_checked_when_they_are_known() -> None:
+    run = jax.jit(epsilon)
+    for bad, words in ((-0.5, "noise_multiplier must be >= 0"), (np.nan, "be NaN")):
+        with pytest.raises(Exception, match=words):
+            jax.block_until_ready(run(jnp.float32(bad)))
+    with pytest.raises(Exception, match=r"sampling_probability must lie in \[0, 1\]"):
+        jax.block_until_ready(run(NOISES, float32(0.1, 1.5, 0.1)))
+    assert run(NOISES).shape == (3,)  # later calls are not disturbed
+    with pytest.raises(ValueError, match="delta must lie in"):
+        epsilon(NOISES, delta=2.0)
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        (lambda n: epsilon(n, method="pld"), "method='pld' have no derivatives"),
+        (
+            lambda n: traced.epsilon(
+                jde.GaussianStep(
+                    jde.WithoutReplacement("a", size=n, population=9),
+                    noise_multiplier=1.0,
+                ),
+                delta=DELTA,
+                num_steps=1,
+            ),
+            r"sampling.levels\[0\].size is a whole number",
+        ),
+        (
+            lambda n: traced.epsilon(
+                jde.GaussianStep(
+                    jde.ShuffledEpochs("a", steps_per_epoch=3), noise_multiplier=1.0
+                ),
+                delta=DELTA,
+                num_steps=n,
+            ),
+            "num_steps has no derivative where steps come in epochs",
+        ),
+    ],
+    ids=["certified", "size", "epochs"],
+)
+def test_derivatives_that_do_not_exist_are_refused(question, words) -> None:
+    with pytest.raises(NotImplementedError, match=words):
+        jax.grad(question)(3.0)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda n: jde.epsilon(step(n), delta=DELTA, num_steps=1),
+        lambda n: jde.epsilon(step(1.0), delta=n, num_steps=1),
+        lambda n: jde.rdp(step(n), 2.0),
+        lambda n: step(1.0, n).path_rates,
+        lambda n: jde.calibrate_num_steps(step(n), epsilon=1.0, delta=DELTA),
+        lambda n: jde.epsilon_interval(step(n), delta=DELTA, num_steps=1),
+        lambda n: jde.epsilon(jde.compose((step(1.0), n)), delta=DELTA),
+    ],
+    ids=["noise", "delta", "curve", "rates", "search", "interval", "composed"],
+)
+def test_plain_questions_name_the_module(question) -> None:
+    with pytest.raises(TypeError, match=r"JAX traces: .*jaxdp_episodic\.traced"):
+        jax.jit(question)(0.5)

@@ -375,7 +375,9 @@ def test_beyond_the_lattice_panels_answer(kernel, question, rate, noise, num_ste
 
 
 def test_the_larger_direction_is_the_forward_one():
-    step = jde.GaussianStep(poisson("user", [0.01, 0.6]), noise_multiplier=[0.3, 2.0])
+    step = jde.GaussianStep(
+        poisson("user", np.array([0.01, 0.6])), noise_multiplier=np.array([0.3, 2.0])
+    )
     orders = np.array([1.01, 2.0, 17.5, 900.0, np.inf])
     one = {way: jde.rdp(step, orders, direction=way) for way in ("forward", "backward")}
     larger = np.maximum(one["forward"], one["backward"])

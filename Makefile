@@ -86,7 +86,7 @@ $(BENCH_VENV)/.stamp: pyproject.toml $(BENCH_PINS)
 $(ALLOCATION_VENV)/.stamp: Makefile
 	$(PYTHON) -m venv --clear $(ALLOCATION_VENV)
 	$(ALLOCATION_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  random-allocation==1.0.5 numpy==2.1.3 pandas==3.1.1
+	  random-allocation==1.0.5 pld-accounting==2.0 numpy==2.1.3 pandas==3.1.1
 	@touch $@
 
 $(GPU_VENV)/.stamp: pyproject.toml constraints.txt

@@ -1,13 +1,16 @@
-"""Random allocation: width and time of certified ends, next to random-allocation.
+"""Random allocation: width and time of certified ends, next to its authors' packages.
 
     python experiments/benchmarks/allocation.py [--peer PYTHON] [--limit SECONDS]
 
-The peer, ``random-allocation==1.0.5`` of Feldman and Shenfeld (with pandas), needs an
-older NumPy than this library: ``--peer`` names the Python of an environment that has it
-(``make bench-exact`` makes one); without one it is not asked. Its upper end is the
-least of its bounds (``allocation_epsilon_combined``, orders as in its README), its
-lower one ``allocation_epsilon_lower_bound``, which is searched for to 1e-3 only and
-given for a single epoch alone. Both are asked in one process a setting, up to a limit.
+The peers of Feldman and Shenfeld are ``random-allocation==1.0.5`` (with pandas), which
+needs an older NumPy than this library, and its successor ``pld-accounting==2.0``:
+``--peer`` names the Python of an environment that has them (``make bench-exact`` makes
+one); without one they are not asked. The former's upper end is the least of its bounds
+(``allocation_epsilon_combined``, orders as in its README), its lower one
+``allocation_epsilon_lower_bound``, which is searched for to 1e-3 only and given for a
+single epoch alone; the latter's ends are refined to its own relative accuracy
+(``gaussian_allocation_epsilon_range``). Each is asked in one process a setting, up to a
+limit, after its imports.
 
 Times are of the processor, of one question each with nothing cached:
 "distribution" is that of one epoch's distribution, both ends, "exact" that of its
@@ -24,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Steps in an epoch, noise multiplier, epochs, delta.
 SETTINGS = (
@@ -37,8 +41,8 @@ SETTINGS = (
 )
 
 
-def peer_ends(setting: list[float]) -> dict[str, float]:
-    """The peer's ends of epsilon and its time; in an environment that has it."""
+def random_allocation_ends(setting: list[Any]) -> dict[str, float]:
+    """Ends of epsilon and their time; in an environment that has the peer."""
     from random_allocation.comparisons import structs
     from random_allocation.random_allocation_scheme import (
         allocation_epsilon_combined,
@@ -55,6 +59,25 @@ def peer_ends(setting: list[float]) -> dict[str, float]:
     upper = allocation_epsilon_combined(asked, config)
     spent = time.process_time() - start
     return {"lower": float(lower), "upper": float(upper), "seconds": spent}
+
+
+def pld_accounting_ends(setting: list[Any]) -> dict[str, float]:
+    """Ends of epsilon and their time; in an environment that has the peer."""
+    from PLD_accounting import gaussian_allocation_epsilon_range  # pyright: ignore[reportMissingImports]
+
+    steps, noise, epochs, delta = setting
+    start = time.process_time()
+    upper, lower = gaussian_allocation_epsilon_range(
+        delta=delta, sigma=noise, num_steps=steps, num_epochs=epochs
+    )
+    spent = time.process_time() - start
+    return {"lower": float(lower), "upper": float(upper), "seconds": spent}
+
+
+PEERS = {
+    "random-allocation": random_allocation_ends,
+    "pld-accounting": pld_accounting_ends,
+}
 
 
 def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
@@ -152,10 +175,10 @@ def table_times(number: int) -> dict[str, dict[str, float]]:
 
 
 def ask_peer(
-    python: str, setting: tuple[int, float, int, float], limit: float
+    name: str, python: str, setting: tuple[int, float, int, float], limit: float
 ) -> dict[str, float] | str:
-    """The peer's answer, in a process of its own, or why there is none."""
-    command = [python, __file__, "--as-peer", json.dumps(setting)]
+    """A peer's answer, in a process of its own, or why there is none."""
+    command = [python, __file__, "--as-peer", json.dumps([name, setting])]
     try:
         found = subprocess.run(
             command, capture_output=True, text=True, timeout=limit, check=False
@@ -170,23 +193,27 @@ def ask_peer(
 def main() -> None:
     """Prints the table, a line a setting, and writes it."""
     parser = argparse.ArgumentParser(description="certified ends of random allocation")
-    parser.add_argument("--peer", help="Python of an environment with the peer")
+    parser.add_argument("--peer", help="Python of an environment with the peers")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a setting")
     parser.add_argument("--batch", type=int, default=64, help="settings of the batch")
     parser.add_argument("--out", type=Path, help="file to write the results to")
     parser.add_argument("--as-peer", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.as_peer:
-        print(json.dumps(peer_ends(json.loads(arguments.as_peer))))
+        name, setting = json.loads(arguments.as_peer)
+        print(json.dumps(PEERS[name](setting)))
         return
     our_ends(SETTINGS[0])  # what is imported and computed once
     rows = []
     for setting in SETTINGS:
         ours = our_ends(setting)
-        peers: dict[str, float] | str = "not asked"
+        peers: dict[str, dict[str, float] | str] = {}
         if arguments.peer:
-            peers = ask_peer(arguments.peer, setting, arguments.limit)
-        rows.append({"setting": setting, "ours": ours, "peer": peers})
+            peers = {
+                name: ask_peer(name, arguments.peer, setting, arguments.limit)
+                for name in PEERS
+            }
+        rows.append({"setting": setting, "ours": ours, "peers": peers})
         line = (
             f"t {setting[0]:>6} noise {setting[1]:g} epochs {setting[2]:>3} "
             f"delta {setting[3]:g}: [{ours['lower']:.6f}, {ours['upper']:.6f}] "
@@ -195,12 +222,13 @@ def main() -> None:
             f"in all {ours['seconds']:.2f} s, "
             f"exact {1e3 * ours['exact_seconds']:.0f} ms"
         )
-        if isinstance(peers, str):
-            line += f"; random-allocation: {peers}"
-        else:
+        for name, ends in peers.items():
+            if isinstance(ends, str):
+                line += f"; {name}: {ends}"
+                continue
             line += (
-                f"; random-allocation [{peers['lower']:.4f}, {peers['upper']:.4f}] "
-                f"width {peers['upper'] - peers['lower']:.1e}, {peers['seconds']:.1f} s"
+                f"; {name} [{ends['lower']:.4f}, {ends['upper']:.4f}] "
+                f"width {ends['upper'] - ends['lower']:.1e}, {ends['seconds']:.1f} s"
             )
         print(line, flush=True)
     times = table_times(arguments.batch)

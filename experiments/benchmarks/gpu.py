@@ -12,7 +12,8 @@ loses one part.
 * sweeps: ten million settings by Rényi-DP and a million by the exact method, each the
   command ``jaxdp-episodic sweep`` with nothing compiled before, picture included;
 * chunks: settings a second of one call, for several sizes of what is launched at once:
-  those of `Chunks.accelerator`, to be chosen by what is measured here;
+  those of `Chunks.accelerator`, to be chosen by what is measured here; of "rdp" also
+  what the host alone takes of a call;
 * training: private steps of MAML and ProtoNet, with and without deterministic
   operations, in float32 and in JAX's default precision of products (on NVIDIA's
   devices, TensorFloat-32), and whether a second process gets the same bits.
@@ -34,6 +35,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from sweep import EXAMPLES, Grid, numbers, sweep
 
@@ -50,8 +52,8 @@ class Sizes(NamedTuple):
     )
     rdp: Grid = Grid(10, 1_000, 1_000)
     exact: Grid = Grid(10, 400, 250)
-    rdp_chunks: tuple[int, ...] = (16_384, 65_536, 131_072, 524_288)
-    exact_chunks: tuple[int, ...] = (1_024, 4_096, 16_384, 65_536)
+    rdp_chunks: tuple[int, ...] = (65_536, 131_072, 262_144, 524_288, 1_048_576)
+    exact_chunks: tuple[int, ...] = (4_096, 16_384, 65_536)
     calls: tuple[tuple[str, int], ...] = (("rdp", 2**20), ("exact", 2**16))
     learners: tuple[str, ...] = ("maml", "protonet")
     episodes: int = 0  # as in training.py
@@ -247,11 +249,25 @@ def call(method: str, settings: int, size: int, repeats: int) -> dict[str, Any]:
             begun = time.perf_counter()
             answer = jde.epsilon(step, num_steps=1_000, delta=1e-5, method=method)
             times.append(time.perf_counter() - begun)
-    return {
-        "settings": int(np.size(answer)),
-        "settings a second": np.size(answer) / min(times[1:]),
-        "seconds of the first call": times[0],
-    }
+        row = {
+            "settings": int(np.size(answer)),
+            "settings a second": np.size(answer) / min(times[1:]),
+            "seconds of a call": min(times[1:]),
+            "seconds of the first call": times[0],
+        }
+        if method == "rdp":
+            nothing = mock.patch.object(rdp, "in_chunks", _nothing)
+            with nothing:
+                begun = time.perf_counter()
+                jde.epsilon(step, num_steps=1_000, delta=1e-5, method=method)
+                row["of these the host alone"] = time.perf_counter() - begun
+    return row
+
+
+def _nothing(kernel: Any, arrays: tuple[Any, ...], sizes: Any) -> tuple[Any, ...]:
+    """In place of `in_chunks`: no kernel runs, and every answer is 1."""
+    del kernel, sizes
+    return tuple(arrays[0] * 0 + 1 for _ in range(2))
 
 
 def step(learner: str, episodes: int, steps: int) -> dict[str, Any]:

@@ -209,8 +209,8 @@ def while_each(
     def finish(start: Any, state: Any) -> Any:
         """The next of those that are left; behind the last, that of all again."""
         those = lax.dynamic_slice_in_dim(index, start, later)
-        some = map_arrays(lambda a: a[..., those], (given, state))
-        ends = zip(state, run(*some, 0), strict=True)
+        some, begun = map_arrays(lambda a: a[..., those], (given, state))
+        ends = zip(state, run(some, begun, 0), strict=True)
         return type(state)(*(whole.at[those].set(part) for whole, part in ends))
 
     return lax.while_loop(

@@ -140,7 +140,13 @@ class Question(NamedTuple):
     def _known(self, missing: Sequence[np.ndarray]) -> tuple[Any, dict[str, Any]]:
         """The description, and the other arguments, with all numbers."""
         given = dict(zip(self.places, missing, strict=True))
-        step: Any = mapped(self.step, lambda where, value: given.pop(where, value))
+
+        def filled(where: str, value: Any) -> Any:
+            found = given.pop(where, value)
+            is_rate = found is not value and where.endswith("sampling_probability")
+            return _normal(found) if is_rate else found
+
+        step: Any = mapped(self.step, filled)
         return step, {**self.known, **given}
 
     def _slopes(
@@ -214,6 +220,14 @@ class Question(NamedTuple):
 
         scale = _scale(place, missing[i])
         return difference(curve, *(share * scale for share in _CURVE_SHARES))
+
+
+def _normal(rate: np.ndarray) -> np.ndarray:
+    """A rate, raised to a normal number: of those below it a thread of JAX sees 0."""
+    if rate.dtype != np.float64:
+        return rate
+    some = np.array(rate).view(np.int64) > 0
+    return np.where(some, np.maximum(rate, np.finfo(np.float64).tiny), rate)
 
 
 def _base_counts(step: AnyStep) -> list[np.ndarray]:

@@ -33,7 +33,7 @@ from jaxdp_episodic.tools.plan.question import (
 )
 from jaxdp_episodic.tools.plan.source import Source
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_features import WAVELETS
+from jaxdp_episodic.trainer.config.training_features import LEAST_SIDE, WAVELETS
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.draw.complete import mean_product
@@ -233,7 +233,8 @@ def _sizes(
 def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
     """The rest of the config, before a pipeline is chosen."""
     table = dict(_OF_TASKS if ways is None else _OF_CLASSES)
-    if ways is not None and len(source.feature_shape) == 3:
+    shape = source.feature_shape
+    if ways is not None and len(shape) == 3 and min(shape[:2]) >= LEAST_SIDE:
         table["features"] = {"kind": WAVELETS}
     held_out = [name for name in source.parts if name != TRAIN]
     if held_out:

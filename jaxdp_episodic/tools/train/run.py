@@ -189,14 +189,16 @@ def _helped(
     book: Booking | None,
 ) -> Result:
     """`run_training` in another process, which writes and scores nothing."""
-    wanted, config = config.evaluation, dataclasses.replace(config, evaluation=None)
+    # Whole, with its evaluation: the ways of that are a classifier's.
+    wanted = config.evaluation
     with _shown_warnings(Console(quiet=True)):
-        trainer, *_ = assembled(config, tables, own)
+        trainer, *_ = assembled(config, tables, own, evaluates=False)
         if resume:
             trainer.resume(folder)
         trainer.train(folder)
         if wanted is not None and wanted.without_noise and book is None:
-            bare, *_ = assembled(_bare(config, trainer.budget), tables, own)
+            bare_config = _bare(config, trainer.budget)
+            bare, *_ = assembled(bare_config, tables, own, evaluates=False)
             bare.train(folder)
     budget, taken = trainer.budget, trainer.num_steps_charged
     if isinstance(trainer, AdaptiveTrainer):

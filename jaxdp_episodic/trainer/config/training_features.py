@@ -16,6 +16,7 @@ ONNX = "onnx"
 FEATURES = (NONE, WAVELETS, ONNX)
 # Features of a channel: 16 Gabor filters and the image, 5 x 5 coefficients of each.
 NUM_WAVELETS = 425
+LEAST_SIDE = 8  # pixels of an image that has wavelets
 
 RGB = "rgb"
 BGR = "bgr"

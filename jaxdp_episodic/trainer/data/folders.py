@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -203,7 +204,8 @@ def _images(
 ) -> Images:
     """All images of the classes."""
     if size is not None:
-        size = _validation.whole_number("size", size)
+        most = math.isqrt(_MAX_PIXELS)
+        size = _validation.whole_number("size", size, maximum=most)
     files = [listed_images(folder) for _, folder in classes]
     paths = [path for inside in files for path in inside]
     if not paths:

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxdp_episodic.trainer.config.training_features import LEAST_SIDE
+
 # Wavelengths as shares of the image's side: 4 and 8 pixels of 28.
 _WAVELENGTHS = (1 / 7, 2 / 7)
 _ORIENTATIONS = 8  # of a wavelength
@@ -63,10 +65,10 @@ def wavelet_features(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
     Raises:
       ValueError: features that are no images.
     """
-    if len(image_shape) != 3 or min(image_shape[:2]) < 8:
+    if len(image_shape) != 3 or min(image_shape[:2]) < LEAST_SIDE:
         raise ValueError(
-            "wavelets need images (height, width, channels) of at least 8 x 8 pixels, "
-            f"got features of shape {tuple(image_shape)}"
+            f"wavelets need images (height, width, channels) of at least {LEAST_SIDE} "
+            f"x {LEAST_SIDE} pixels, got features of shape {tuple(image_shape)}"
         )
     filters = make_filters(*image_shape[:2])
 

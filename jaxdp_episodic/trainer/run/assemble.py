@@ -171,11 +171,18 @@ def _warn_of_shared(split: str, what: str, number: int, of: int, first: Any) -> 
 
 
 def assembled(
-    config: TrainingConfig, tables: Tables, own: OwnParts = NO_PARTS
+    config: TrainingConfig,
+    tables: Tables,
+    own: OwnParts = NO_PARTS,
+    *,
+    evaluates: bool = True,
 ) -> tuple[Trainer, dict[str, Evaluation], int]:
-    """Returns the trainer, the evaluations and the number of parameters."""
+    """Returns the trainer, the evaluations and the number of parameters.
+
+    No evaluations, and held-out data are not loaded for any, without ``evaluates``.
+    """
     data = tables.load(TRAIN)
-    evaluations = _evaluations(config, tables)
+    evaluations = _evaluations(config, tables) if evaluates else {}
     settings = {
         **own.settings(config),
         "features": tables.features.described() if tables.features else "none",

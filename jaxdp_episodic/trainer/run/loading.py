@@ -350,7 +350,7 @@ def _check_use(
     wide = training_dtype(params)
     kind = wide if dtype.kind == "f" else dtype
     labels = wide if learner.is_regression else np.int32
-    rows = [jax.ShapeDtypeStruct((2, *shape), kind)]
+    rows: list[Any] = [jax.ShapeDtypeStruct((2, *shape), kind)]
     rows += [jax.ShapeDtypeStruct((2,), one) for one in (labels, wide)]
     try:
         jax.eval_shape(for_ways(learner, 2).predict, params, Episode(*rows, *rows))

@@ -14,8 +14,12 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
-from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
+from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
+from jaxdp_episodic.accountant.losses.sampled_gaussian import (
+    SampledGaussianLoss,
+    mixture_excess,
+)
 from jaxdp_episodic.accountant.methods.rdp.kernels import LATTICE
 from oracles import moments
 
@@ -307,3 +311,50 @@ def test_an_order_that_is_no_number_leaves_the_others_theirs():
     with jax.enable_x64(True):
         (compiled,) = mixture_excess(*map(jax.numpy.asarray, both), rule)
     assert compiled[0] == pytest.approx(alone[0], rel=1e-13)
+
+
+@pytest.mark.parametrize(("nats", "error"), [(32.0, 1e-11), (18.0, 1e-5)])
+@pytest.mark.parametrize(
+    "engine", ["numpy", pytest.param("jax", marks=pytest.mark.slow)], indirect=True
+)
+def test_a_lattice_is_as_exact_as_it_says(engine, nats, error):
+    """Against 2,560 nodes on panels, with derivatives and without."""
+    rng, n = np.random.default_rng(3), 200
+    rate, shift = 10 ** rng.uniform(-8, 0, n), 10 ** rng.uniform(-2, 1, n)
+    loss, lattice = SampledGaussianLoss(np.ones(n), rate, shift), Quadrature(0, 0, nats)
+    least = np.minimum(10 ** rng.uniform(-3, 3, n), 30 / shift)
+    t = np.minimum(least, 0.999 * loss.largest_on_lattice(lattice))
+    assert np.all(t > 0)
+
+    def excess(t, loss, *, quadrature, slopes):
+        return loss.log_excess(t, MomentRule("forward", quadrature, slopes))
+
+    ask = float64_boundary(excess, ("quadrature", "slopes"))
+    for slopes in (False, True):
+        sums, fine = (
+            ask(t, loss, quadrature=quadrature, slopes=slopes)
+            for quadrature in (lattice, Quadrature(128, 20))
+        )
+        most = max(error, 1e-8 * slopes)  # slopes are good for searches
+        np.testing.assert_allclose(sums[0], fine[0], rtol=most, atol=most)
+        for one, other in zip(sums[1:], fine[1:], strict=True):
+            np.testing.assert_allclose(one, other, rtol=most)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "jax"])
+def test_orders_without_a_lattice(engine):
+    """Next to 1 with little noise, and where its largest terms are no numbers."""
+    orders, step = 1 + np.array([2e-16, 5e-10, 2e-9]), sampled(0.01, 0.045)
+    found = jde.rdp(step, orders, engine=engine)
+    # There it is the Kullback-Leibler divergence.
+    np.testing.assert_allclose(found, found[-1], rtol=1e-6)
+    large = jde.rdp(sampled(0.25, 3_600.0), 750_000.0, engine=engine)
+    by_gaussian = 750_000 / (2 * 3_600**2)
+    assert large < by_gaussian
+    # A rate of 1/4 takes less than log(4) / t off it, by the largest term alone.
+    assert large > by_gaussian - np.log(4) * 750_000 / 749_999
+    assert np.isfinite(large)
+
+
+def sampled(rate, noise):
+    return jde.GaussianStep(poisson("unit", rate), noise_multiplier=noise)

@@ -406,7 +406,7 @@ def grid(size):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["rdp", "exact"])
 def test_answers_are_the_same_before_and_after(method, monkeypatch):
-    monkeypatch.setattr(learning, "_LEARNED_AT", 0.01)
+    monkeypatch.setattr(learning, "_LEARNED_AT", 1e-4)
     asked = {"num_steps": 300, "delta": 1e-6, "method": method}
     before = jde.epsilon(grid(300), **asked, engine="numpy")
     assert not learning._asked
@@ -426,7 +426,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.methods import learning
 
 assert "jax" not in sys.modules
-learning._LEARNED_AT = 0.001
+learning._LEARNED_AT = 1e-4
 example = jde.Poisson("example", sampling_probability=np.geomspace(1e-3, 0.1, 64))
 step = jde.GaussianStep(example, noise_multiplier=1.0)
 jde.epsilon(step, num_steps=300, delta=1e-6, method=sys.argv[1])

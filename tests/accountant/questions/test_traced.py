@@ -60,6 +60,8 @@ def test_numbers_below_normal_ones_are_what_they_are() -> None:
     found = np.asarray(jax.jit(delta)(rates), np.float64)
     true = jde.delta(step(2.0, rates.astype(np.float64)), epsilon=0.5, num_steps=1)
     assert np.all(found >= true) and found[2] > 0 == found[3]
+    with jax.enable_x64(True):
+        assert jax.jit(delta)(5e-324) > 0
     # Each delta, too, is what it is: at 0 no epsilon would do.
     small = jax.jit(lambda d: epsilon(5.0, delta=d))(np.float32(1e-42))
     assert small < 4

@@ -212,6 +212,7 @@ def few(folder):
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--epsilon", "-1"], "epsilon must be"),
         (npz, ["--shots", "99"], "shots must be less than"),
+        (pictures, ["--size", "99999"], "size must be"),
     ],
 )
 def test_what_cannot_be_used_is_refused(make, options, message, tmp_path, capsys):
@@ -227,6 +228,14 @@ def test_numbered_classes_are_not_held_out(tmp_path):
     text, _ = first_config(source, Wishes())
     assert "evaluation" not in tomllib.loads(text)
     assert "nothing is held out" in text
+
+
+def test_tiny_pictures_have_no_wavelets(tmp_path):
+    folder = pictures(tmp_path)
+    for size, has_features in ((7, False), (8, True)):
+        source = described_source(folder, tmp_path / "x.toml", size=size)
+        text, _ = first_config(source, Wishes())
+        assert ("features" in tomllib.loads(text)) == has_features
 
 
 def test_empty_classes_are_the_smallest_under_add_remove(tmp_path):

@@ -6,8 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from jaxdp_episodic.tools.train import run
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.parts import NO_PARTS
 from jaxdp_episodic.training import Classifier, ProtoNet, classification_episode
 
 CONFIG = """
@@ -196,3 +198,21 @@ def test_it_is_refused_what_it_does_not_take():
         Classifier(len, ways=2, task_loss="squared_error")
     with pytest.raises(ValueError, match="distance must be one of"):
         Classifier(len, ways=2, distance="x")
+
+
+def test_another_process_trains_the_same_classifier(config, tmp_path, monkeypatch):
+    """Of its own ways, or all processes would end: its run would be another one."""
+    read = config()
+    expected, evaluations, _ = assembled(read, Tables(read, None))
+    made = []
+
+    def noted(*arguments, **settings):
+        made.append(assembled(*arguments, **settings))
+        raise InterruptedError
+
+    monkeypatch.setattr(run, "assembled", noted)
+    with pytest.raises(InterruptedError):
+        run._helped(read, tmp_path, False, Tables(read, None), NO_PARTS, None)
+    [(trainer, found, _)] = made
+    assert trainer.run == expected.run
+    assert evaluations and not found

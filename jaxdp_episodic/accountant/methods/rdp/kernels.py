@@ -289,10 +289,13 @@ def _search(
 
 
 def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
-    """(n,) the log of the t up to which all moments are sums over a lattice; finite."""
+    """(n,) the log of the t up to which all moments are sums over a lattice; finite.
+
+    Of little noise none is: it is below all that is searched, and any order asked for.
+    """
     xp = namespace(groups[0].count)
     ends = [xp.min(g.loss.largest_on_lattice(LATTICE), axis=0) for g in groups]
-    return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-9))
+    return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-40))
 
 
 def _probed(

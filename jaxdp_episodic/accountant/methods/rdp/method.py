@@ -158,7 +158,10 @@ def _by_chunks(
     widths = _chunks(size)
     asked = kernel, static.get("direction"), on_lattice
     with using_choice(choose_engine(size, BREAK_EVEN, losses)):
-        return in_chunks(chunk, arrays, widths, _learnable(asked, widths.cpu[-1]))
+        value, order = in_chunks(
+            chunk, arrays, widths, _learnable(asked, widths.cpu[-1])
+        )
+    return value, order
 
 
 def _all(group: Group, size: int) -> Group:

@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp import kernels
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Group
+from jaxdp_episodic.accountant.methods.run import Run as EveryRun
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -318,3 +321,62 @@ def check_there_and_back(rate, noise, steps, delta, kind):
     assert again[0] <= epsilon[0] * (1 + 2 * EXCESS)
     # log delta falls by at most (order - 1) times the change of epsilon.
     assert again[0] >= epsilon[0] * (1 - 2 * EXCESS)
+
+
+def _sampled(rate, noise, num_steps) -> tuple[Group]:
+    rate, noise, num_steps = (np.atleast_2d(a) for a in (rate, noise, num_steps))
+    loss = SampledGaussianLoss(np.ones_like(rate), rate, 1 / noise)
+    return (Group(loss, num_steps),)
+
+
+@pytest.mark.parametrize("transition", [False, True])
+@pytest.mark.parametrize(
+    "engine", ["numpy", pytest.param("jax", marks=pytest.mark.slow)], indirect=True
+)
+def test_a_lattice_finds_what_panels_do(engine, transition):
+    """Never more than by panels, whose own search may end a little above."""
+    block = 16 if engine == "jax" else 64
+    runs = random_runs(12, 64, transition=transition)
+    groups = _sampled(runs.rate, runs.noise, runs.num_steps)
+    questions = (
+        (kernels.best_epsilon, np.log(runs.delta)),
+        (kernels.best_log_delta, np.geomspace(0.01, 30, 64)),
+    )
+    for kernel, target in questions:
+        ask = float64_boundary(kernel, ("on_lattice", "block"))
+        by_panels, _ = ask(target, groups, block=block)
+        on_lattice, order = ask(target, groups, on_lattice=True, block=block)
+        known = np.isfinite(on_lattice)
+        assert known.sum() > 40
+        least = by_panels - 1e-5 * np.abs(by_panels)
+        most = by_panels + 1e-10 * np.maximum(np.abs(by_panels), 1e-3)
+        assert np.all(((least <= on_lattice) & (on_lattice <= most))[known])
+        assert np.all(order >= 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "question", "rate", "noise", "num_steps"),
+    [
+        (kernels.best_epsilon, EpsilonAt, 1e-4, 0.02, 10.0),  # takes too many nodes
+        (kernels.best_log_delta, DeltaAt, 0.2, 40.0, 5.0),  # its moment overflows
+    ],
+)
+def test_beyond_the_lattice_panels_answer(kernel, question, rate, noise, num_steps):
+    groups = _sampled([rate, 0.01], [noise, 1.0], [num_steps, 100.0])
+    target = np.full(2, -9.0) if question is EpsilonAt else np.full(2, 4.45)
+    ask = float64_boundary(kernel, ("on_lattice",))
+    found, _ = ask(target, groups, on_lattice=True)
+    np.testing.assert_array_equal(np.isnan(found), [True, False])
+    ((loss, count),) = groups
+    bound, _ = rdp_bound(
+        question(target), EveryRun((loss.map(np.ravel),), (count.ravel(),))
+    )
+    np.testing.assert_allclose(bound, ask(target, groups)[0], rtol=1e-9)
+
+
+def test_the_larger_direction_is_the_forward_one():
+    step = jde.GaussianStep(poisson("user", [0.01, 0.6]), noise_multiplier=[0.3, 2.0])
+    orders = np.array([1.01, 2.0, 17.5, 900.0, np.inf])
+    one = {way: jde.rdp(step, orders, direction=way) for way in ("forward", "backward")}
+    larger = np.maximum(one["forward"], one["backward"])
+    np.testing.assert_array_equal(jde.rdp(step, orders), larger)

@@ -170,7 +170,7 @@ def test_no_process_trains_without_noise_beside_a_book(tmp_path, config, monkeyp
             trained.append(folder)
 
     helper = Helper(), {}, 0
-    monkeypatch.setattr(run_module, "assembled", lambda *args: helper)
+    monkeypatch.setattr(run_module, "assembled", lambda *args, **_: helper)
     monkeypatch.setattr(run_module, "Result", lambda *args: args)
     monkeypatch.setattr(run_module, "epsilon_without_last_stage", lambda *args: 0.0)
     monkeypatch.setattr(Helper, "budget", SimpleNamespace(spent=float))

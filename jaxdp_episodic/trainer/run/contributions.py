@@ -71,11 +71,17 @@ def in_words(units: CompleteUnits, clip_unit: str, num_steps: int) -> str:
     """Returns how many contributions are complete, a step and in the run."""
     unit = f"contributions ({clip_unit})"
     about = "" if units.is_exact else "about "
+    in_all = units.complete * num_steps
     return (
         f"{units.drawn:.4g} {unit} a step on average, of which {about}"
-        f"{units.complete:.2g} are complete, {units.complete * num_steps:,.3g} in "
+        f"{_shown(units.complete, 2)} are complete, {_shown(in_all, 3)} in "
         f"{num_steps:,} steps"
     )
+
+
+def _shown(number: float, digits: int) -> str:
+    """A mean number: a whole one from 100 on."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.{digits}g}"
 
 
 def found_in(records: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:

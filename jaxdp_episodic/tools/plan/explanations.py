@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import textwrap
 
+from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.tools.plan.designs import POISSON, Design, possible_designs
 from jaxdp_episodic.tools.plan.pipelines import Pipeline
 from jaxdp_episodic.tools.plan.plan import Plan
@@ -64,6 +65,13 @@ def heading(
         f"delta {request.delta:g}.",
         "Private numbers are marked; they are in this file, which is then private too.",
     ]
+    if unit == PERSON:
+        lines += [
+            "",
+            "The last stage is released, be it worse than the features: people may be "
+            "in validation classes, too. With `select = true` under [evaluation] these "
+            "choose, and data with people in both parts are refused.",
+        ]
     if pipeline is not None:
         lines += ["", f"Pipeline: {pipeline.name}: {pipeline.reason}."]
         lines += pipeline.comparison()

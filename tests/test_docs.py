@@ -91,10 +91,11 @@ LIGHTER = {
 MOST_WORDS = 2_500
 MOST_WORDS_OF_README = 1_200
 REFERENCE = ("docs/theory.md", "docs/proofs.md")
-# Blocks that are files: where a reader would save them, and what makes them lighter.
+# Blocks that are files: where a reader would save them, one after the other, and what
+# makes them lighter.
 FILES = {
     ("docs/account.md", "csv"): ("requests.csv", {}),
-    ("docs/book.md", "toml"): ("count.toml", {}),
+    ("docs/book.md", "toml"): ("count.toml step.toml", {}),
     ("docs/own_images.md", "toml"): (
         "network.toml",
         {"num_steps = 60": "num_steps = 3"},
@@ -143,14 +144,17 @@ def test_what_a_page_shows_happens(page, folder):
         warnings.simplefilter("ignore")  # of theirs, at import and in their hooks
         pytest.importorskip(NEEDS[page])
     namespace, printed = {}, ""
+    names = {key: iter(names.split()) for key, (names, _) in FILES.items()}
     for number, block in enumerate(pages.blocks(pages.read(page))):
         if block.language == "python":
             printed = pages.run_python(block.text, f"{page}, {number}", namespace)
         elif block.is_output:
             assert printed == block.text
         elif (page, block.language) in FILES:
-            name, changes = FILES[page, block.language]
-            (folder / name).write_text(lighter(block.text, changes))
+            name = next(names[page, block.language], None)
+            _, changes = FILES[page, block.language]
+            if name is not None:
+                (folder / name).write_text(lighter(block.text, changes))
         for command, output in pages.commands(block):
             if not command.startswith(pages.PROGRAM):
                 pages.check_command(command)

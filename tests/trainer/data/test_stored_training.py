@@ -251,7 +251,7 @@ def test_a_convolution_sees_the_same_bit_for_bit(tmp_path):
 COUNTED = """
 import re, sys
 from pathlib import Path
-from jaxdp_episodic import cli
+from jaxdp_episodic.tools import cli
 assert cli.run(sys.argv[1:]) == 0
 status = Path("/proc/self/status").read_text()
 print("peak", re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
@@ -287,8 +287,8 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
 
 KILLED = """
 import sys
-from jaxdp_episodic import cli
-from jaxdp_episodic.data import stored
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.trainer.data import stored
 stored._SECONDS = 0.0
 sys.exit(cli.run(["data", "import", *sys.argv[1:]]))
 """

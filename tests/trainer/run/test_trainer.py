@@ -350,7 +350,7 @@ def test_single_examples_are_clipped_one_by_one():
     gradient, _ = noised(
         run._gradient,
         params,
-        run._blocks(secret),
+        run._blocks(run._draws.draw(secret)),
         l2_clip_norm=0.8,
         noise_multiplier=0.0,
         normalizer=1.0,

@@ -104,6 +104,25 @@ def test_one_users_tasks_do_not_move_the_others():
     assert 0.75 < scale < 1.5
 
 
+def test_places_of_classes_are_no_targets_to_regress_on():
+    step = jde.GaussianStep(FLAT, noise_multiplier=1.0, clip_unit="class")
+    with pytest.raises(ValueError, match="data must have targets for a learner of num"):
+        trainer(data=classes(), step=step, learner=sinusoid_learner(), shots=1)
+
+
+def test_labels_must_not_be_places_in_a_private_list():
+    apply, params = protonet()[0].apply, protonet()[1]
+    step = jde.GaussianStep(
+        FLAT, noise_multiplier=1.0, clip_unit="class", privacy_unit="class"
+    )
+    arguments = {"shots": 0, "normalizer": 3.0, "learner": (Supervised(apply), params)}
+    with pytest.raises(ValueError, match="data must have targets for Supervised"):
+        trainer(data=classes(num_classes=4), step=step, **arguments)
+    table = classes(num_classes=4)
+    labelled = ExampleTable(table.features, table.class_places * 1.0, table.population)
+    trainer(data=labelled, step=step, **arguments)
+
+
 def test_ways_must_be_those_of_the_draw():
     _, params = protonet()
     with pytest.raises(ValueError, match="ways must be the number of classes"):

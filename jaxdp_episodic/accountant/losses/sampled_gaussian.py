@@ -181,7 +181,8 @@ def _spacing(s: Array, digits: float) -> Array:
 
     A sum of nodes at a distance h is off by ``e^{-2 pi a / h}`` times the integral over
     a line at the height a, which here is ``e^{a²/2}`` times the one over the real line
-    (there ``|1 + v|`` is no larger) up to the first zero of P/Q, at pi / s.
+    (there ``|1 + v|`` is no larger) up to the first zero of P/Q, at pi / s. An excess
+    of rare draws is a small part of that: digits are to spare.
     """
     xp = namespace(s)
     height = xp.minimum(math.pi / s, math.sqrt(2 * digits))

@@ -3,8 +3,8 @@
 One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
 milliseconds each. They are smooth: their logarithms are interpolated, and a table
 serves every loss, order and number of epochs of a setting. Those of add_remove are made
-side by side, and hold their derivatives by the shift. All are made by NumPy, before
-threads or kernels on JAX ask the host for them (`numerics.loops.on_host`).
+side by side. All are made by NumPy, before threads or kernels on JAX ask the host for
+them (`numerics.loops.on_host`).
 """
 
 from __future__ import annotations
@@ -119,31 +119,27 @@ class _Kept(dict):
                 self[one] = tables
 
 
-# By count, shift, and whether with slopes.
+# By count and shift.
 _kept = _Kept(_CAPACITY)
 # By slots, count and shift.
 _antipodal = _Kept(_CAPACITY)
 
 
-def sum_tables(
-    count: int, shift: float, *, slopes: bool = False
-) -> tuple[Table, Table]:
+def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
     """Tails of the sum X of lognormal terms of mean 1, by ``y = |log(x / count)|``.
 
     ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^y``
     (upper), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-y``
-    (lower); with their derivatives by the shift, at fixed x, if asked for.
+    (lower).
 
     A table has no values unless its density has mass 1, mean 1 and the profile at the
     mean, and that the transforms and moments that `numerics.table_checks` knows.
     """
-    found = _kept.get((count, shift, slopes))
-    return found or make_sum_tables([(count, shift)], slopes=slopes)[0]
+    found = _kept.get((count, shift))
+    return found or make_sum_tables([(count, shift)])[0]
 
 
-def make_sum_tables(
-    settings: Iterable[tuple[int, float]], *, slopes: bool = False
-) -> list[tuple[Table, Table]]:
+def make_sum_tables(settings: Iterable[tuple[int, float]]) -> list[tuple[Table, Table]]:
     """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
     asked = list(settings)
 
@@ -151,7 +147,7 @@ def make_sum_tables(
         count, shift = np.array(part, np.float64).T
         upper = np.repeat([1.0, 0.0], len(part))
         terms = Sums(np.tile(count, 2), np.tile(shift, 2), upper)
-        made = _made(terms, slopes=slopes)
+        made = _made(terms)
         return _checked_tables(made[: len(part)], made[len(part) :], count, shift)
 
     size = min(max(-(-len(asked) // _THREADS), _FEWEST_OF_THREAD), _SIDE_BY_SIDE)
@@ -161,7 +157,7 @@ def make_sum_tables(
     else:
         made = in_threads(pairs, parts, _THREADS)
     result = list(itertools.chain.from_iterable(made))
-    _kept.keep([(*one, slopes) for one in asked], result)
+    _kept.keep(asked, result)
     return result
 
 
@@ -171,12 +167,9 @@ def forget_tables() -> None:
     _antipodal.clear()
 
 
-def prepare_sums(
-    settings: Iterable[tuple[int, float]], *, slopes: bool = False
-) -> None:
+def prepare_sums(settings: Iterable[tuple[int, float]]) -> None:
     """Makes the `sum_tables` that there are not, of as many as are kept."""
-    new = sorted(one for one in {*settings} if (*one, slopes) not in _kept)
-    make_sum_tables(new[:_CAPACITY], slopes=slopes)
+    make_sum_tables(sorted({*settings} - _kept.keys())[:_CAPACITY])
 
 
 def prepare_antipodal(settings: Iterable[tuple[int, int, float]]) -> None:
@@ -237,7 +230,7 @@ def _checked_together(
     ]
 
 
-def _made(terms: Sums, *, slopes: bool) -> list[Table]:
+def _made(terms: Sums) -> list[Table]:
     """Tables of sums, upper tails first, unchecked."""
     count, shift, upper = terms.count, terms.shift, terms.upper > 0
     axis = axis_of(terms)
@@ -253,8 +246,7 @@ def _made(terms: Sums, *, slopes: bool) -> list[Table]:
     # As far as Chernoff's bound is not too small.
     last = _chernoff_ends(at(axis, lower), LEAST + _BELOW_CHERNOFF)
     end[lower] = np.minimum(end[lower], last)
-    along = contours(axis, end, slopes=slopes)
-    return tabulated(core, end, along.log_tails)
+    return tabulated(core, end, contours(axis, end).log_tails)
 
 
 def _chernoff_ends(axis: Axis, least: float) -> np.ndarray:

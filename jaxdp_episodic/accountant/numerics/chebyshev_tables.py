@@ -39,8 +39,8 @@ _CHECKS_APART = 5.5
 _FEW_FAIL = 0.2
 
 Evaluate = Callable[..., np.ndarray]
-"""Maps numbers of tables and points x, (m,), to (3, m), or (6, m) with derivatives;
-``finer=True`` by other sums, with more nodes."""
+"""Maps numbers of tables and points x, (m,), to (3, m); ``finer=True`` by other sums,
+with more nodes."""
 
 
 class Table(NamedTuple):
@@ -52,7 +52,7 @@ class Table(NamedTuple):
 
     core: float  # scale; interpolation is in asinh(x / core)
     edges: np.ndarray  # (panels + 1,) of that, from 0
-    values: np.ndarray  # (3, panels, nodes), or (6, ...) with derivatives
+    values: np.ndarray  # (3, panels, nodes)
     error: float  # largest error of the logarithms, down to e^-36
     off: np.ndarray  # (3, panels) largest error in each panel, however rare its tails
 
@@ -122,8 +122,8 @@ def side_by_side(tables: list[Table]) -> tuple[np.ndarray, np.ndarray, np.ndarra
     values = np.empty((3, len(tables), max(number), _NODES))
     for i, (n, table) in enumerate(zip(number, tables, strict=True)):
         edges[i, : n + 1], edges[i, n + 1 :] = table.edges, table.edges[-1]
-        values[:, i, :n] = table.values[:3]
-        values[:, i, n:] = table.values[:3, -1:, -1:]
+        values[:, i, :n] = table.values
+        values[:, i, n:] = table.values[:, -1:, -1:]
     return np.array([table.core for table in tables]), edges, values
 
 
@@ -186,7 +186,7 @@ def tabulated(
         place = (core[mine][:, None] * np.sinh(z)).reshape(-1)
         values = evaluate(np.repeat(mine, _NODES), place)
         values = values.reshape(len(values), *z.shape)
-        last = np.abs(values[:3] @ _LAST.T)
+        last = np.abs(values @ _LAST.T)
         rough = last.max(axis=(0, 2))
         # The truncated coefficients are smaller than the last two.
         left_out = last[..., 1:].max(axis=2)
@@ -221,7 +221,7 @@ def _joined(
     bad = [i for i, (*_, left_out) in enumerate(done) if math.isnan(left_out[0])]
     kept = done[: bad[0]] if bad else done
     if not kept:
-        nothing = np.full((len(done[0][2]), 1, _NODES), np.nan)
+        nothing = np.full((3, 1, _NODES), np.nan)
         return Table(core, np.array([0.0, whole]), nothing, 1.0, np.ones((3, 1)))
     left, right, values, left_out = zip(*kept, strict=True)
     edges, values = np.array([left[0], *right]), np.stack(values, axis=1)
@@ -247,7 +247,7 @@ def _with_errors(tables: list[Table], evaluate: Evaluate) -> list[Table]:
     # Nearly up to the end, where most digits are lost.
     z = edges[:, -1:] * (places + 0.37) / (_CHECKS - 0.6)
     place = core[:, None] * np.sinh(z)
-    finer = evaluate(np.repeat(known, _CHECKS), place.reshape(-1), finer=True)[:3]
+    finer = evaluate(np.repeat(known, _CHECKS), place.reshape(-1), finer=True)
     # Number of points before each edge, and the panel of each point.
     before = np.sum(z[:, None] < edges[..., None], axis=2)
     panel = np.sum(places[:, None] >= before[:, None, 1:-1], axis=2)

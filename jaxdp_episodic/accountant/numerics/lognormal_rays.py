@@ -183,19 +183,13 @@ def _exponent(s: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (_expm1(s * y) - s * y) / (s * s)
 
 
-def log_transform_on_rays(
-    terms: Sums, path: Path, p: np.ndarray, *, slopes: bool = False
-) -> list[np.ndarray]:
-    """``n log K`` at complex p, (B, K), where each of K rows has a path of its own.
-
-    ``slopes`` appends the derivatives by the shift at fixed p, (B, K).
-    """
-    s, square = terms.shift, terms.shift**2
-    w = lambert(_lambert_argument(terms, p))
+def log_transform_on_rays(terms: Sums, path: Path, p: np.ndarray) -> np.ndarray:
+    """``n log K`` at complex p, (B, K), where each of K rows has a path of its own."""
+    square, w = terms.shift**2, lambert(_lambert_argument(terms, p))
     # K - 1 is the sum of masses times e^{-wE} less that of the masses: term by term
     # where K is near 1.
     near_one = path.is_bounded & (terms.count > _MANY_TERMS)
-    total, mass, *moved = _summed(terms, path, -w, near_one, slopes)
+    total, mass = _summed(terms, path, -w, near_one)
     subtracted = np.where(near_one, 0.0, np.where(path.is_bounded, mass, 1.0))
     # On a steep path the normal density oscillates too fast for these nodes.
     is_one = path.is_whole & (np.abs(mass - 1) < _ROUNDING)
@@ -205,27 +199,18 @@ def log_transform_on_rays(
     # -(w² + 2w) / (2 s²); and p m more, which is (w / s²) e^{w + s²/2}.
     grown = np.where(terms.mean > 0, _expm1(w + 0.5 * square), -1.0)
     logs = log_near(whole, excess) + w * (grown - 0.5 * w) / square
-    result = [logs]
-    if slopes:
-        # The mean of p A (x - s) under the distribution that e^{-pA} tilts.
-        once, grown = moved
-        result.append(w * ((w / s + s) * once - grown) / (whole * square))
-    return [
-        terms.count * complex_of(np, np.real(part), -terms.sign * np.imag(part))
-        for part in result
-    ]
+    return terms.count * complex_of(np, np.real(logs), -terms.sign * np.imag(logs))
 
 
 def _summed(
-    terms: Sums, path: Path, z: np.ndarray, near_one: np.ndarray, slopes: bool
-) -> list[np.ndarray]:
+    terms: Sums, path: Path, z: np.ndarray, near_one: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Sums over nodes of mass times ``e^{zE}``, less 1 where ``near_one``, (B, K).
 
-    Then the masses' sum, (K,), and the sums of mass times ``e^{zE} e^{sy}`` and ``y
-    e^{zE} e^{sy}``, if asked for.
+    And the masses' sum, (K,).
     """
     size = len(z)
-    sums = np.empty((1 + 2 * slopes, size, len(path.num_nodes)), complex)
+    sums = np.empty(z.shape, complex)
     masses = np.empty(len(path.num_nodes), complex)
     for rows, most in similar_rows(path.num_nodes, size):
         column, i = rows[:, None], np.arange(most)
@@ -236,12 +221,8 @@ def _summed(
         mass = exp_complex(-0.5 * y * y) * dy * (some.spacing / SQRT_2PI)
         mass = np.where(i < some.num_nodes, mass, 0.0)
         masses[rows] = mass.sum(axis=1)
-        columns = [mass]
-        if slopes:
-            once = mass * exp_complex(s * y)
-            columns += [once, once * y]
         # As real arrays: products and exponentials are faster than of complex ones.
-        columns = np.stack(columns, axis=-1).view(float)
+        columns = mass[..., None].view(float)
         grown = z[:, rows].T[..., None] * _exponent(s, y)[:, None]
         grown, many = (np.real(grown).copy(), np.imag(grown).copy()), near_one[rows]
         less = None
@@ -250,12 +231,12 @@ def _summed(
         exp_in_place(*grown)
         added = _product(grown, columns)
         if less is not None:
-            added[many, :, :1] = _product(less, columns[many, :, :2])
-        sums[:, :, rows] = added.transpose(2, 1, 0)
-    return [sums[0], masses, *sums[1:]]
+            added[many] = _product(less, columns[many])
+        sums[:, rows] = added[..., 0].T
+    return sums, masses
 
 
 def _product(pair: tuple, columns: np.ndarray) -> np.ndarray:
-    """Complex (..., B, N) by (..., N, C), whose real and imaginary parts alternate."""
+    """Complex (..., B, N) by (..., N, 1), as two columns: real, imaginary part."""
     real, imaginary = (part @ columns for part in pair)
     return real.view(complex) + 1j * imaginary.view(complex)

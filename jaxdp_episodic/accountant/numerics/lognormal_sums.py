@@ -148,10 +148,10 @@ def axis_of(terms: Sums) -> Axis:
     return Axis(terms, log_p, power, phase, number)
 
 
-def contours(axis: Axis, end: np.ndarray, *, slopes: bool = False) -> Contours:
+def contours(axis: Axis, end: np.ndarray) -> Contours:
     """Contours for ``|log(x / n)|`` from 0 to ``end``, and finer ones to compare with.
 
-    ``end`` is (S,), >= 0; ``slopes``: the tails' derivatives by the shift as well.
+    ``end`` is (S,), >= 0.
     """
     terms, number, rows = axis.terms, axis.number, np.arange(len(end))
     with np.errstate(all="ignore"):
@@ -184,8 +184,8 @@ def contours(axis: Axis, end: np.ndarray, *, slopes: bool = False) -> Contours:
         slowest = 2 + 0.5 * terms.sign[which] * _DISTANCES[fine] * narrow
         slowest = slowest / start - 0.5 * (slope[:, 1:] + slope[:, :-1])[chosen]
         line = _Line(at(terms, which), start, base, narrow, slowest)
-        rays = _rays(line, _ends(line, which, fine == 0), fine > 0, slopes)
-        jumps = jumps_of(terms, which, start, fine, slopes)
+        rays = _rays(line, _ends(line, which, fine == 0), fine > 0)
+        jumps = jumps_of(terms, which, start, fine)
     first = np.searchsorted(kind, np.arange(len(steps)))
     column = np.arange(len(kind)) - first[kind]
     starts = np.zeros((len(steps), column.max() + 1))
@@ -237,12 +237,11 @@ class _Line(NamedTuple):
         return (1j + lean) / self.narrowness
 
     def power(
-        self, away: np.ndarray, is_there: np.ndarray, fine: np.ndarray, slopes: bool
+        self, away: np.ndarray, is_there: np.ndarray, fine: np.ndarray
     ) -> list[np.ndarray]:
         """Real and imaginary part of ``n log K - base`` at (J, N) from the start.
 
-        And of their derivatives by the shift. Paths have ``fine`` times as many nodes,
-        (J,).
+        Paths have ``fine`` times as many nodes, (J,).
         """
         each = (self.start[:, None] + away).reshape(-1, _BLOCK).T
         kept = np.flatnonzero(is_there[:, ::_BLOCK])
@@ -255,10 +254,9 @@ class _Line(NamedTuple):
         order = np.argsort(path.num_nodes, kind="stable")
         kept, p, terms = kept[order], p[:, order], at(terms, order)
         path = at(path, order)
-        found = by_rows(log_transform_on_rays, terms, path, p, slopes=slopes)
-        found = [part for logs in found for part in (np.real(logs), np.imag(logs))]
+        (found,) = by_rows(lambda *rows: [log_transform_on_rays(*rows)], terms, path, p)
         result = []
-        for part, empty in zip(found, (ABSENT, 0.0, 0.0, 0.0), strict=False):
+        for part, empty in ((np.real(found), ABSENT), (np.imag(found), 0.0)):
             whole = np.full(each.T.shape, empty)
             whole[kept] = part.T
             result.append(whole.reshape(away.shape))
@@ -270,7 +268,7 @@ def _ends(every: _Line, which: np.ndarray, is_coarse: np.ndarray) -> np.ndarray:
     """Lengths of rays as asinh of widths; of finer ones by the others of the sum."""
     line = at(every, is_coarse)
     away = np.sinh(_TRIED) * (line.start * line.direction)[:, None]
-    power = line.power(away, away != 0, np.full(len(away), _ROUGHLY), False)[0]
+    power = line.power(away, away != 0, np.full(len(away), _ROUGHLY))[0]
     above = power + np.real(away) * line.slowest[:, None]
     above += _FALL + 0.5 * np.log(line.terms.count)[:, None]
     first = np.argmax((above < 0) | (_TRIED == _TRIED[-1]), axis=1)
@@ -284,7 +282,7 @@ def _ends(every: _Line, which: np.ndarray, is_coarse: np.ndarray) -> np.ndarray:
     return np.where(is_coarse, end, _FURTHER * end)
 
 
-def _rays(line: _Line, end: np.ndarray, fine: np.ndarray, slopes: bool) -> Rays:
+def _rays(line: _Line, end: np.ndarray, fine: np.ndarray) -> Rays:
     """Nodes of rays from the starts to the ends, finer ones where ``fine``; (J,)."""
     terms, direction, end = line.terms, line.direction, end[:, None]
     unit, finer = (line.start * direction)[:, None], np.where(fine, _FINER, 1.0)
@@ -300,11 +298,11 @@ def _rays(line: _Line, end: np.ndarray, fine: np.ndarray, slopes: bool) -> Rays:
     nodes, weight = side_by_side(number, _ray_rule)
     points = np.where((known == number)[:, None], nodes[:, : points.shape[1]], points)
     is_there = np.arange(points.shape[1]) < known[:, None]
-    found = line.power(np.sinh(points * end) * unit, is_there, finer, slopes)
+    found = line.power(np.sinh(points * end) * unit, is_there, finer)
     # n arg K is known modulo 2 pi n: made continuous along the ray.
     period = (2 * math.pi * terms.count)[:, None]
     found[1][:, 1:] -= period * np.cumsum(np.rint(np.diff(found[1]) / period), axis=1)
-    power, phase, *slope = _interpolated(found, known, number)
+    power, phase = _interpolated(found, known, number)
     along = np.sinh(nodes * end)
     # |dp| / pi, and its angle.
     size = np.sqrt(1 + along * along) * weight * (np.abs(unit) * end / math.pi)
@@ -312,7 +310,7 @@ def _rays(line: _Line, end: np.ndarray, fine: np.ndarray, slopes: bool) -> Rays:
     over = np.where(weight > 0, 1 / (1 + along * direction[:, None]), 0.0)
     real = np.stack([along * np.real(unit), power], axis=1)
     imaginary = np.stack([along * np.imag(unit), phase + np.angle(unit)], axis=1)
-    share = powers(over, 1.0, *([slope[0] + 1j * slope[1]] if slopes else []))
+    share = powers(over)
     share = [np.ascontiguousarray(part) for part in (np.imag(share), np.real(share))]
     return Rays(number, [real, imaginary], share)
 

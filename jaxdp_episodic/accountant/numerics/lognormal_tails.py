@@ -58,16 +58,15 @@ _PANEL_NODES = 22
 class Rays(NamedTuple):
     """Integrands ``e^{power + k p}`` times powers of ``start / p`` at nodes of rays.
 
-    Shares are those of the second, first and zeroth power of ``start / p``, and of
-    these times the derivative of ``power`` by the shift, if that is asked for.
+    Shares are those of the second, first and zeroth power of ``start / p``.
     """
 
     num_nodes: np.ndarray  # (J,); rows are padded by `ABSENT`
     parts: list[np.ndarray]  # real, imaginary: (J, 2, N) of p from the start, and power
-    share: list[np.ndarray]  # imaginary, real: (J, N, 3), or (J, N, 6)
+    share: list[np.ndarray]  # imaginary, real: (J, N, 3)
 
     def sums(self, contour: np.ndarray, constant: np.ndarray) -> np.ndarray:
-        """Sums over nodes by second, first, zeroth power, and derivatives; (R, M, ...).
+        """Sums over nodes by second, first and zeroth power, (R, M, 3).
 
         Of contours (R,) and k, (R, M).
         """
@@ -84,14 +83,14 @@ class Rays(NamedTuple):
 
 
 class Jumps(NamedTuple):
-    """The same along the axis, all real: (J, 2, N), and (J, N, 3) or (J, N, 6)."""
+    """The same along the axis, all real: (J, 2, N), and (J, N, 3)."""
 
     num_nodes: np.ndarray
     parts: np.ndarray
     share: np.ndarray
 
     def sums(self, contour: np.ndarray, constant: np.ndarray) -> np.ndarray:
-        """As those of rays, over e to the power that is last of all; (R, M, 4 or 7)."""
+        """As those of rays, over e to the power that is last of all; (R, M, 4)."""
         result = np.empty((*constant.shape, self.share.shape[-1] + 1))
         for rows, most in similar_rows(self.num_nodes[contour], _TOGETHER):
             some = contour[rows]
@@ -104,15 +103,13 @@ class Jumps(NamedTuple):
         return result
 
 
-def powers(over: np.ndarray, *factors: Any) -> np.ndarray:
-    """``over`` squared, to the first and to the zeroth, by each factor, (..., 3 F)."""
-    kind = np.result_type(over, *factors)
-    result = np.empty((*over.shape, len(factors), 3), kind)
-    for i, factor in enumerate(factors):
-        result[..., i, 2] = factor
-        result[..., i, 1] = over * factor
-        result[..., i, 0] = over * result[..., i, 1]
-    return result.reshape(*over.shape, -1)
+def powers(over: np.ndarray, factor: Any = 1.0) -> np.ndarray:
+    """``over`` squared, to the first and to the zeroth, by a factor; (..., 3)."""
+    result = np.empty((*over.shape, 3), over.dtype)
+    result[..., 2] = factor
+    result[..., 1] = over * factor
+    result[..., 0] = over * result[..., 1]
+    return result
 
 
 def _exponents(parts: np.ndarray, constant: np.ndarray, most: int) -> np.ndarray:
@@ -140,8 +137,7 @@ class Contours(NamedTuple):
         Of lower tails ``log E(x - X)_+``, ``log P(X < x)``, it at ``n e^-log_ratio``.
 
         Of sums ``which`` (m,) at ``log_ratio`` >= 0; the ``finer`` contours tell the
-        error of the others. (3, m), or (6, m) with derivatives by the shift at fixed x;
-        NaN where more cancels than double precision has.
+        error of the others. (3, m); NaN where more cancels than double precision has.
         """
         with np.errstate(all="ignore"):
             constant = at(self.terms, which).constant(log_ratio)
@@ -162,11 +158,10 @@ class Contours(NamedTuple):
                     sums[..., -1:] - both[..., None]
                 )
                 top[:upper] = both
-            logs = np.log(totals[..., :3]) + top[..., None]
+            logs = np.log(totals) + top[..., None]
             logs -= np.log(start)[..., None] * np.array([2.0, 1.0, 0.0])
-            slopes = totals[..., 3:] / totals[..., : totals.shape[-1] - 3]
-            result = np.empty((len(log_ratio), totals.shape[-1]))
-            result[column] = np.concatenate([logs, slopes], axis=-1)
+            result = np.empty((len(log_ratio), 3))
+            result[column] = logs
         return result.T
 
 
@@ -186,11 +181,7 @@ def _side_by_side(contour: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def jumps_of(
-    terms: Sums,
-    which: np.ndarray,
-    start: np.ndarray,
-    fine: np.ndarray,
-    slopes: bool,
+    terms: Sums, which: np.ndarray, start: np.ndarray, fine: np.ndarray
 ) -> Jumps:
     """Integrands of upper tails along the axis from 0 to the contours' starts.
 
@@ -220,12 +211,12 @@ def jumps_of(
     # One transform for all contours of a sum, of which the coarse use fewer nodes.
     low, high = np.full(len(upper.count), np.inf), upper.last_saddle - 1e-9
     np.minimum.at(low, which, first)
-    values = _along_axis(upper, low, high, slopes)
+    values = _along_axis(upper, low, high)
     row, number = which[mine], np.repeat(_CHEBYSHEV, len(low))
     position = np.clip(2 * (x - low[row]) / (high - low)[row] - 1, -1.0, 1.0)
     values = values.reshape(len(values), len(number), -1)
-    found = through_columns(values, number, position, row + len(low) * fine[mine])
-    log_tangent, real, *moved = found
+    column = row + len(low) * fine[mine]
+    log_tangent, real = through_columns(values, number, position, column)
     tangent, power = np.exp(log_tangent), np.where(line.mean > 0, p * p, p)
     size = line.count * (real * power + 0.5 * np.log1p(tangent * tangent))
     size += np.log(p * (s - 1 / x) * length * weight / math.pi)  # -dp = p (s - 1/x) dx
@@ -236,37 +227,28 @@ def jumps_of(
         result[mine, rank] = nodes
         return result
 
-    factors = [dense(np.sin(angle))]
-    if slopes:
-        turned = line.count * tangent * moved[0] / (1 + tangent * tangent)
-        grown = line.count * moved[1] * power + tangent * turned
-        factors.append(dense(grown * np.sin(angle) + turned * np.cos(angle)))
     parts = np.stack([dense(p), dense(size, ABSENT)], axis=1)
-    return Jumps(np.maximum(count, 1), parts, powers(dense(start[mine] / p), *factors))
+    share = powers(dense(start[mine] / p), dense(np.sin(angle)))
+    return Jumps(np.maximum(count, 1), parts, share)
 
 
-def _along_axis(
-    terms: Sums, low: np.ndarray, high: np.ndarray, slopes: bool
-) -> np.ndarray:
-    """Logarithms of tan(arg K) and of Re K over p, or p², and their slopes; smooth.
+def _along_axis(terms: Sums, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Logarithms of tan(arg K) and of Re K over p, or p²; smooth.
 
     At Chebyshev points from low to high, (S,), in x, for coarse and for finer contours:
-    (R, 2, S, N). Re K > 0, as arg K < pi/4.
+    (2, 2, S, N). Re K > 0, as arg K < pi/4.
     """
     points = 0.5 * (chebyshev_points(_CHEBYSHEV[1]) + 1)
     nodes = low[:, None] + (high - low)[:, None] * points
     terms = at(terms, np.repeat(np.arange(len(low)), len(points)))
     p = np.exp(place_of(nodes.reshape(-1), terms.shift))
-    how = {"rules": _AXIS_RULES, "jumps": True, "slopes": slopes}
+    how = {"rules": _AXIS_RULES, "jumps": True}
     found = AxisTransform(*by_rows(transform_on_axis, terms, p, **how))
     scale = np.where(terms.mean > 0, p * p, p)
     real = np.real(log_near(np.real(found.whole), np.real(found.excess)))
     rows = [np.log(np.imag(found.whole)) - real, real / scale]
-    if slopes:
-        moved = np.real(found.slope) / np.real(found.whole)
-        rows += [np.imag(found.slope) / np.imag(found.whole) - moved, moved / scale]
-    values = np.zeros((len(rows), 2, *nodes.shape))
-    values[:, 1] = np.reshape(rows, (len(rows), *nodes.shape))
+    values = np.zeros((2, 2, *nodes.shape))
+    values[:, 1] = np.reshape(rows, (2, *nodes.shape))
     values[:, 0, :, : _CHEBYSHEV[0]] = in_blocks(values[:, 1], _fewer(*_CHEBYSHEV))
     return values
 

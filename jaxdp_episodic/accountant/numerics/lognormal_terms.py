@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.complex_exponentials import exp_complex
 from jaxdp_episodic.accountant.numerics.loops import complex_of, map_arrays
 from jaxdp_episodic.accountant.numerics.skewed_terms import (
     SQRT_2PI,
@@ -94,11 +93,10 @@ class AxisTransform(NamedTuple):
 
     whole: np.ndarray  # K
     excess: np.ndarray  # K - 1, without cancellation
-    slope: np.ndarray  # derivative of K by the shift at fixed p; (0,) if not asked for
 
 
 def transform_on_axis(
-    terms: Sums, p: np.ndarray, *, rules: tuple, jumps: bool, slopes: bool = False
+    terms: Sums, p: np.ndarray, *, rules: tuple, jumps: bool
 ) -> AxisTransform:
     """At real p > 0, (R,), of as many terms; ``jumps``: these are upper tails.
 
@@ -116,24 +114,16 @@ def transform_on_axis(
     excess = np.sum(grown, axis=0) - np.exp(log_normal_tail(end)) + 0j
     # Upper tails have K >= 1; lower ones a K that may be far below.
     tilted = grown + normal if jumps else np.exp(exponent) * normal
-    whole, slope = np.sum(tilted, axis=0) + 0j, np.zeros(0)
-    if slopes:
-        # dA/ds = (v - s) A.
-        moved = (v - s) * (term + terms.sign * terms.mean)
-        slope = p * np.sum(moved * tilted, axis=0) + 0j
+    whole = np.sum(tilted, axis=0) + 0j
     if jumps:
-        v, dv, exponent = steepest(saddle, s, gauss(*rules[1]))
+        _, dv, exponent = steepest(saddle, s, gauss(*rules[1]))
         exponent = np.clip(exponent - (terms.mean * p)[:, None], -745, 700)
         size = np.exp(exponent) / SQRT_2PI
         size[~(saddle < terms.last_saddle)] = 0.0
-        v, grown = complex_of(np, *v), size * complex_of(np, *dv)
-        jump, column = np.sum(grown, axis=1), s[:, None]
+        grown = size * complex_of(np, *dv)
+        jump = np.sum(grown, axis=1)
         whole, excess = whole + jump, excess + jump
-        if slopes:
-            # p A = (x / s) e^{s (v - x)} with x the saddle.
-            moved = grown * exp_complex(column * (v - saddle[:, None])) * (v - column)
-            slope = slope + np.sum(moved, axis=1) * saddle / s
-    return AxisTransform(whole, excess, slope)
+    return AxisTransform(whole, excess)
 
 
 def similar_rows(num_nodes: np.ndarray, each: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -164,7 +164,7 @@ def vouched(rising, falling, count, shift):
 
 def made(count, shift):
     terms = Sums(np.full(2, float(count)), np.full(2, shift), np.array([1.0, 0.0]))
-    return allocation_tables._made(terms, slopes=False)
+    return allocation_tables._made(terms)
 
 
 def fitted(table, count):
@@ -213,7 +213,7 @@ def test_tables_that_are_off_by_little_are_not_used(off):
 def test_tables_end_at_a_jump_into_a_panel_that_reaches_far_down():
     # By what counts at its end, nothing, it was let off.
     terms = Sums(np.array([20.0]), np.array([3.0]), np.ones(1))
-    (table,) = allocation_tables._made(terms, slopes=False)
+    (table,) = allocation_tables._made(terms)
     last = table.values.shape[1] - 1
     depth = table.values[0, last, [0, -1]] - table.values[0, 0, 0]
     assert -36 < depth[0] and depth[1] < -80

@@ -42,21 +42,14 @@ def test_against_integrals(shift, upper):
     both = np.stack([0.7 * given, given])
     terms = Sums(*(np.full(len(p), value) for value in (1.0, shift, float(upper))))
     path = paths(terms, given, np.full(len(p), 0.7), np.ones(len(p)))
-    found, slope = log_transform_on_rays(terms, path, both, slopes=True)
-    found = np.exp(found)
+    found = np.exp(log_transform_on_rays(terms, path, both))
     with mp.workdps(70):
         for i in range(0, len(p), 11):
             for j, share in enumerate((0.7, 1.0)):
                 z = mp.mpc(complex(share * p[i]))
                 true = integral(z, angle[i], mp.mpf(shift))
-                step = mp.mpf("1e-9")
-                more = integral(z, angle[i], shift + step) / true
-                moved = complex(mp.log(more) / step)
-                true = complex(true)
-                if upper:
-                    true, moved = true.conjugate(), moved.conjugate()
+                true = complex(true.conjugate() if upper else true)
                 assert found[j, i] == pytest.approx(true, rel=2e-12)
-                assert slope[j, i] == pytest.approx(moved, rel=1e-7)
 
 
 def test_lambert_in_the_upper_half_plane():

@@ -106,23 +106,6 @@ def test_sums_side_by_side():
         np.testing.assert_allclose(rows, tails([setting], place), rtol=1e-13)
 
 
-@pytest.mark.parametrize(("shift", "epsilon"), [(0.5, 0.3), (2.0, 3.0)])
-def test_slopes_of_two_terms(shift, epsilon):
-    rising, falling = sum_tables(2, shift, slopes=True)
-    h = 0.01 * shift
-    for table, direction in ((rising, "remove"), (falling, "add")):
-        ours = table.at(np.array([epsilon]))[3, 0]
-        logs = [
-            np.log(allocation.add_remove(2, 2, shift + k * h, epsilon, direction))
-            for k in (-2, -1, 1, 2)
-        ]
-        true = (logs[0] - 8 * logs[1] + 8 * logs[2] - logs[3]) / (12 * h)
-        # Differences, of a rule whose integrand has a kink.
-        assert ours == pytest.approx(true, rel=1e-6)
-        # Half the shift's move, a mistake that is easily made, is seen.
-        assert ours != pytest.approx(0.5 * true, rel=0.1)
-
-
 def test_single_epochs_of_the_reference():
     for steps, noise, epochs, direction, epsilon, delta in ROWS:
         if epochs > 1:

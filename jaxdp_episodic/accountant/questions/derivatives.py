@@ -9,13 +9,14 @@ of fourth order of that smooth function, checked by one of second order.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_answer, rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.slopes import (
@@ -88,10 +89,9 @@ def gradient_of_epsilon(
 
     They are 0 where epsilon 0 needs less than delta.
     """
-    question = EpsilonAt(log_delta)
-    found = slopes(question, epsilon, runs, parameters, method)
-    gradient = found.along / found.by_epsilon
-    return np.where(is_constant(epsilon, log_delta, runs, method), 0.0, gradient)
+    by_epsilon, along = slopes(epsilon, log_delta, runs, parameters, method)
+    still = is_constant(epsilon, log_delta, runs, method)
+    return np.where(still, 0.0, along / by_epsilon)
 
 
 def is_constant(
@@ -105,32 +105,28 @@ def is_constant(
     return (epsilon <= 0) & (at_zero < log_delta)
 
 
-class Slopes(NamedTuple):
-    """Derivatives of log(delta), NaN where they are not known."""
-
-    by_epsilon: np.ndarray  # -d log(delta) / d epsilon, > 0, of the settings' shape
-    along: np.ndarray  # (parameters, *settings)
-
-
 def slopes(
-    question: Question,
-    answer: np.ndarray,
+    epsilon: np.ndarray,
+    log_delta: np.ndarray,
     runs: Sequence[Run],
     parameters: Sequence[Parameter],
     method: str,
-) -> Slopes:
-    """Derivatives of log(delta) at the epsilon of an answer, or of a question.
+) -> tuple[np.ndarray, np.ndarray]:
+    """``-d log(delta) / d epsilon`` and the derivatives by parameters at an answer.
 
     *Exact* up to rounding and quadrature: relative error about 1e-8. NaN, never a wrong
     number, where the method's answer is not known to be the smooth function's: it is 0
     or infinite, only a bound, or the two quotients do not agree.
 
     Args:
-      question: its target is of the settings' shape.
-      answer: epsilon, or log(delta), of the settings' shape.
+      epsilon: of the settings' shape; it or log_delta is the answer to the other one.
+      log_delta: of the same shape.
       runs: as of `worst_path.answer`.
       parameters: what to differentiate by.
       method: "exact" or "rdp".
+
+    Returns:
+      The former > 0, of the settings' shape; and ``(parameters, *settings)``.
 
     Raises:
       NotImplementedError: a mechanism or a method without derivatives.
@@ -140,40 +136,25 @@ def slopes(
             f"answers with method={method!r} have no derivatives; those of "
             f"{METHODS} have"
         )
-    epsilon, log_delta = answer, question.target
-    if not question.is_epsilon:
-        epsilon, log_delta = log_delta, answer
-    shape = answer.shape
-    result = Slopes(np.full(shape, np.nan), np.full((len(parameters), *shape), np.nan))
+    found = np.full((1 + len(parameters), epsilon.size), np.nan)
     inside = (epsilon > 0) & np.isfinite(epsilon) & np.isfinite(log_delta)
     index = np.flatnonzero(inside & (log_delta < 0))
-    if not index.size:
-        return result
-    flat = result.along.reshape(len(parameters), answer.size)
-    asked, known = question.at(question.target.reshape(-1)), answer.reshape(-1)
-    theorem, path = _attained(
-        asked.take(index), known[index], runs, shape, index, method
-    )
-    for number in np.unique(theorem):
-        here = np.flatnonzero(theorem == number)
-        settings = _Settings(shape, index[here], path[here], int(number), len(runs))
-        rows = settings.of(runs[number])
-        good = ~rows.is_unprotected & (rows.log_kept() == 0)
-        single = (rows.num_steps == 1) & (method == "exact")
-        for is_single in (False, True):
-            part = np.flatnonzero(good & (single == is_single))
-            if part.size:
-                by_epsilon, along = _of_alike(
-                    asked.take(index[here[part]]),
-                    known[index[here[part]]],
-                    rows.take(part),
-                    parameters,
-                    settings.take(part),
-                    "profile" if is_single else method,
-                )
-                result.by_epsilon.reshape(-1)[index[here[part]]] = by_epsilon
-                flat[:, index[here[part]]] = along
-    return result
+    if index.size:
+        asked = epsilon.reshape(-1)[index], log_delta.reshape(-1)[index]
+        theorem, path = _attained(*asked, runs, epsilon.shape, index, method)
+        for number in np.unique(theorem).tolist():
+            settings = _Settings(epsilon.shape, index, path, number, len(runs))
+            rows = settings.of(runs[number])
+            good = ~rows.is_unprotected & (rows.log_kept() == 0) & (theorem == number)
+            single = (rows.num_steps == 1) & (method == "exact")
+            for kind, by in ((single, "profile"), (~single, method)):
+                part = np.flatnonzero(good & kind)
+                if part.size:
+                    some = *(one[part] for one in asked), rows.take(part)
+                    those = parameters, settings.take(part), by
+                    found[:, index[part]] = _of_alike(*some, *those)
+    found = found.reshape(len(found), *epsilon.shape)
+    return found[0], found[1:]
 
 
 class _Settings(NamedTuple):
@@ -188,69 +169,61 @@ class _Settings(NamedTuple):
     def take(self, some: np.ndarray) -> _Settings:
         return self._replace(index=self.index[some], path=self.path[some])
 
-    def of(self, run: Run) -> Run:
-        """The run in these settings, (n,), or (K, n) of one with a further axis."""
-        ahead = max(len(run.shape) - len(self.shape) - 1, 0)
-        where = (self.path,)
-        if self.shape:
-            where = (*np.unravel_index(self.index, self.shape), self.path)
-        shape = (*run.shape[:ahead], *self.shape, run.shape[-1])
+    def rows(self, field: np.ndarray, paths: int, *ahead: int) -> np.ndarray:
+        """Of a field with so many paths the rows of these settings, flat."""
+        shape = (*ahead, *self.shape, paths)
+        begins = np.arange(math.prod(ahead))[:, None] * (math.prod(self.shape) * paths)
+        every = (begins + self.index * paths + self.path).reshape(-1)
+        return np.broadcast_to(field, shape)[np.unravel_index(every, shape)]
 
-        def rows(field: np.ndarray) -> np.ndarray:
-            return np.broadcast_to(field, shape)[(slice(None),) * ahead + where]
-
-        return run.map(rows)
+    def of(self, run: Run, *ahead: int) -> Run:
+        """The run in these settings, (n,), or (K n,) of one with a further axis."""
+        return run.map(lambda field: self.rows(field, run.shape[-1], *ahead))
 
     def widths(self, parameter: Parameter) -> tuple[np.ndarray, np.ndarray]:
         """(n,) scales of a parameter, and whether it is a count of 0."""
-        paths = (*self.shape, max(parameter.scale.shape[-1], self.path.max() + 1))
-        scale = np.broadcast_to(parameter.scale, paths).reshape(-1, paths[-1])
-        if parameter.count is None:
-            at_end = np.zeros(self.index.size, bool)
-        else:
-            at_end = parameter.count.reshape(-1)[self.index] == 0
-        return scale[self.index, self.path], at_end
+        paths = max(parameter.scale.shape[-1], self.path.max() + 1)
+        at_end = np.zeros(self.index.size, int)
+        if parameter.count is not None:
+            at_end += parameter.count.reshape(-1)[self.index] == 0
+        return self.rows(parameter.scale, paths), at_end
 
-    def moved(self, parameter: Parameter, displacement: np.ndarray) -> list[Run]:
-        """The run at each of (K, n) displacements of a parameter."""
-        whole = np.zeros((len(displacement), int(np.prod(self.shape))))
-        whole[:, self.index] = displacement
+    def moved(self, parameter: Parameter, displacement: np.ndarray) -> Run:
+        """The run, and it at (K, n) displacements of a parameter, (K n + n,)."""
+        whole = np.zeros((1 + len(displacement), math.prod(self.shape)))
+        whole[1:, self.index] = displacement
         runs = parameter.moved(whole.reshape(-1, *self.shape))
         if len(runs) != self.num_theorems:
             raise NotImplementedError("a small move makes it a run of another kind")
-        rows = self.of(runs[self.theorem])
-        return [rows.map(lambda field, k=k: field[k]) for k in range(len(displacement))]
+        return self.of(runs[self.theorem], len(whole))
 
 
 def _of_alike(
-    question: Question,
-    answer: np.ndarray,
+    epsilon: np.ndarray,
+    log_delta: np.ndarray,
     run: Run,
     parameters: Sequence[Parameter],
     settings: _Settings,
     method: str,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) and (parameters, n), of (n,) settings that are computed alike."""
-    along = np.full((len(parameters), answer.size), np.nan)
-    counts = [
-        i for i, parameter in enumerate(parameters) if parameter.count is not None
-    ]
-    others = [i for i in range(len(parameters)) if i not in counts]
-    # A single step's profile says nothing of its powers.
-    power = "exact" if method == "profile" else method
-    by_epsilon = np.full(answer.size, np.nan)
-    for chosen, by in ((counts, power), (others, method)):
-        if chosen or chosen is others and not counts:
-            some = [parameters[i] for i in chosen]
-            solve = _MOVES[by]
-            problem = question, answer, run, some, settings, by
-            by_epsilon, along[chosen] = _quotients(solve, *problem)
-            if chosen is counts and by == "exact":
-                again = functools.partial(solve, other=True)
-                _, check = _quotients(again, *problem)
-                apart = ~(np.abs(along[counts] - check) <= _AGREEMENT * np.abs(check))
-                along[counts] = np.where(apart, np.nan, along[counts])
-    return by_epsilon, along
+) -> np.ndarray:
+    """(1 + parameters, n): `slopes` of (n,) settings that are computed alike."""
+    found = np.full((1 + len(parameters), epsilon.size), np.nan)
+    for row, parameter in zip(found[1:], parameters, strict=True):
+        by, is_count = method, parameter.count is not None
+        if is_count and method == "profile":
+            by = "exact"  # a single step's profile says nothing of its powers
+        problem = epsilon, log_delta, parameter, settings, by
+        slope, row[:] = _quotient(_MOVES[by], *problem)
+        found[0] = np.where(np.isnan(found[0]), slope, found[0])
+        if is_count and by == "exact":
+            again = functools.partial(moves_by_contour, other=True)
+            _, check = _quotient(again, *problem)
+            row[~(np.abs(row - check) <= _AGREEMENT * np.abs(check))] = np.nan
+    left = np.flatnonzero(np.isnan(found[0]))
+    if left.size:  # there is no parameter, or none with a scale
+        moves = _MOVES[method](epsilon[left], log_delta[left], run.take(left))
+        found[0, left] = np.where(np.isnan(moves.log_delta[0]), np.nan, moves.slope)
+    return found
 
 
 _MOVES: dict[str, Callable[..., Moves]] = {
@@ -260,60 +233,53 @@ _MOVES: dict[str, Callable[..., Moves]] = {
 }
 
 
-def _quotients(
+def _quotient(
     solve: Callable[..., Moves],
-    question: Question,
-    answer: np.ndarray,
-    run: Run,
-    parameters: Sequence[Parameter],
+    epsilon: np.ndarray,
+    log_delta: np.ndarray,
+    parameter: Parameter,
     settings: _Settings,
     method: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``-d log(delta) / d epsilon``, and difference quotients by each parameter."""
-    shape = len(parameters), answer.size
-    scale, at_end = np.zeros(shape), np.zeros(shape, int)
-    for i, parameter in enumerate(parameters):
-        scale[i], at_end[i] = settings.widths(parameter)
-    best, found = np.full(shape, np.inf), np.full(shape, np.nan)
-    by_epsilon = np.full(answer.size, np.nan)
-    left = np.isfinite(scale) & (scale > 0)
-    for nats in (None, *_TRIES[method]):
-        which = np.flatnonzero(left.any(axis=1))
-        index = np.flatnonzero(left.any(axis=0))
-        if nats is None:
-            index = np.arange(answer.size)  # of no parameter too
-        elif not index.size:
+    """``-d log(delta) / d epsilon``, and the difference quotient by a parameter."""
+    scale, at_end = settings.widths(parameter)
+    best, (found, by_epsilon) = (
+        np.full(scale.shape, np.inf),
+        np.full((2, scale.size), np.nan),
+    )
+    left = np.flatnonzero(np.isfinite(scale) & (scale > 0))
+    width = _FIRST[method] * scale[left]
+    for nats in (*_TRIES[method], None):
+        if not left.size:
             break
-        grid = np.ix_(which, index)
-        ends, most = at_end[grid], np.where(left, scale, 0.0)[grid]
-        width = _FIRST[method] * most
-        if nats is not None:
-            steep = np.abs(np.nan_to_num(found[grid], nan=1.0))
-            width = np.minimum(nats / np.maximum(steep, 1e-300), _LARGEST_SHARE * most)
-        some, moved = settings.take(index), []
-        for row, i in enumerate(which.tolist()):
-            moved += some.moved(parameters[i], POINTS[:, ends[row]] * width[row])
-        moves = solve(question.take(index), answer[index], run.take(index), moved)
-        if nats is None:
-            by_epsilon = np.where(np.isnan(moves.log_delta), np.nan, moves.slope)
-        values = moves.moved.reshape(len(which), len(POINTS), index.size)
-        values = values - moves.log_delta
-        fourth = np.einsum("kmn,mkn->mn", _WEIGHTS[:, ends], values)
-        second = np.einsum("kmn,mkn->mn", _CHECK[:, ends], values)
-        rounding = _ROUNDING * (1 + np.abs(moves.log_delta)) + _ROUNDED * moves.error
+        runs = settings.take(left).moved(parameter, POINTS[:, at_end[left]] * width)
+        moves = solve(epsilon[left], log_delta[left], runs)
+        here, *there = moves.log_delta
+        by_epsilon[left] = np.where(np.isnan(here), np.nan, moves.slope)
+        fourth, second = _differences(np.array(there) - here, at_end[left])
+        rounding = _ROUNDING * (1 + np.abs(here)) + _ROUNDED * moves.error
         with np.errstate(invalid="ignore", divide="ignore"):
             size, apart = np.abs(fourth), np.abs(fourth - second)
             apart = np.where(apart > rounding, apart, 0.0) / size
             off = _ERROR_OVER_SQUARE * apart**2 + rounding / size
             off = np.where(size > _FAR, np.maximum(off, _LARGEST), off)
             off = np.where(size == 0, 0.0, off)
-            quotient = fourth / width
-        better = left[grid] & (off < best[grid])
-        best[grid] = np.where(better, off, best[grid])
-        found[grid] = np.where(better, quotient, found[grid])
-        left &= ~(best <= _ENOUGH) & ~np.isnan(by_epsilon)
+        better = off < best[left]
+        best[left] = np.where(better, off, best[left])
+        found[left] = np.where(better, fourth / width, found[left])
+        left = left[~(best[left] <= _ENOUGH) & ~np.isnan(here)]
+        if nats is not None:
+            steep = np.maximum(np.abs(np.nan_to_num(found[left], nan=1.0)), 1e-300)
+            width = np.minimum(nats / steep, _LARGEST_SHARE * scale[left])
     small = np.abs(found) * scale <= _NOTHING
     return by_epsilon, np.where((best < _LARGEST) | small, found, np.nan)
+
+
+def _differences(values: np.ndarray, at_end: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Of fourth and second order, of (4, ..., n) values less that in the middle."""
+    fourth, second = _WEIGHTS[:, at_end], _CHECK[:, at_end]
+    of = "k...,k...->..."
+    return np.einsum(of, fourth, values), np.einsum(of, second, values)
 
 
 def difference(
@@ -326,11 +292,10 @@ def difference(
     """
     best, result = np.inf, np.nan
     for width in widths:
-        far = POINTS[:, 0].reshape(-1, *(1,) * width.ndim) * width
-        values = np.moveaxis(function(far), -1 - width.ndim, 0)
-        fourth = np.tensordot(_WEIGHTS[:, 0], values, 1)
-        apart = np.abs(fourth - np.tensordot(_CHECK[:, 0], values, 1))
-        off = np.where(fourth == 0, 0.0, apart / np.abs(fourth))
+        inside = np.zeros(width.shape, int)
+        values = np.moveaxis(function(POINTS[:, inside] * width), -1 - width.ndim, 0)
+        fourth, second = _differences(values, inside)
+        off = np.where(fourth == 0, 0.0, np.abs(fourth - second) / np.abs(fourth))
         off = np.where(np.isnan(off), np.inf, _ERROR_OVER_SQUARE * off**2)
         result = np.where(off < best, fourth / width, result)
         best = np.minimum(off, best)
@@ -340,8 +305,8 @@ def difference(
 
 
 def _attained(
-    question: Question,
-    answer: np.ndarray,
+    epsilon: np.ndarray,
+    log_delta: np.ndarray,
     runs: Sequence[Run],
     shape: tuple[int, ...],
     index: np.ndarray,
@@ -351,20 +316,16 @@ def _attained(
     paths = np.arange(max(run.num_paths for run in runs))
     if len(runs) == 1:
         paths = undominated_paths(runs[0])
-    path, theorem = np.full(index.size, paths[0]), np.zeros(index.size, np.int64)
     if len(runs) == paths.size == 1:
-        return theorem, path
-    epsilon, log_delta = answer, question.target
-    if not question.is_epsilon:
-        epsilon, log_delta = log_delta, answer
+        return np.zeros(index.size, np.int64), np.full(index.size, paths[0])
     values = np.full((len(runs), index.size, paths.size), -np.inf)
     solve = rdp_answer
     if method == "exact":
         solve = functools.partial(exact_answer, certify=False)
+    grid = np.repeat(index, paths.size), np.tile(paths, index.size)
+    at, target = (np.repeat(one, paths.size) for one in (epsilon, log_delta))
     for value, run in zip(values, runs, strict=True):
-        grid = np.repeat(index, paths.size), np.tile(paths, index.size)
         every = _Settings(shape, *grid, 0, 1).of(run)
-        at, target = (np.repeat(a, paths.size) for a in (epsilon, log_delta))
         # Rényi's bound says of most paths that they are not the worst.
         bound, _ = rdp_bound(EpsilonAt(target), every)
         near = np.flatnonzero(bound >= at * (1 - ATTAINED))

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from jaxdp_episodic.accountant.questions.derivatives import (
     Parameter,
     gradient_of_epsilon,
 )
-from jaxdp_episodic.accountant.questions.dominating_pair import runs_of, runs_of_parts
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
 from jaxdp_episodic.accountant.questions.people_pairs import in_one_place
 
 # Names of the fields that every step has.
@@ -49,16 +49,13 @@ def epsilon_and_gradient(
     wrt: tuple[str, ...] = ("noise_multiplier",),
     method: str = "exact",
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns epsilon and its derivatives by fields of the step.
+    """Returns epsilon and its derivatives by fields of the step, at fixed delta.
 
-    By the implicit-function theorem, at fixed delta,
-
-        d eps / d field = (d log delta / d field) / (-d log delta / d eps),
-
-    where log(delta) is the integral (for one step the profile, with "rdp" the bound at
-    the best order) that the method solves, on the worst path and in the worse of the
-    two directions. The numerator is a difference of that smooth function, on one
-    contour and at one order: relative error about 1e-8 (docs/proofs.md).
+    ``d eps / d field = (d log delta / d field) / (-d log delta / d eps)``, where
+    log(delta) is what the method solves (an integral, for one step the profile, with
+    "rdp" the bound at the best order), on the worst path and in the worse of the two
+    directions. The numerator is a difference of that smooth function, on one contour
+    and at one order: relative error about 1e-8 (docs/proofs.md).
 
     What can be named:
 
@@ -70,21 +67,19 @@ def epsilon_and_gradient(
       size over population; the population stays).
 
     With steps in epochs "noise_multiplier" alone, of random allocation with a relative
-    error of about 1e-6 (*estimate*).
-
-    Of a composed run a name moves all steps that have the field, by the same amount;
-    with an index, "noise_multiplier[0]", "num_steps[1]", it moves one step's only.
-    Levels below the privacy unit have no rate and cannot be named, nor can the number
-    of independent episodes.
+    error of about 1e-6 (*estimate*). Of a composed run a name moves all steps that have
+    the field, by the same amount; with an index, "noise_multiplier[0]", one step's
+    only. Levels below the privacy unit have no rate and cannot be named, nor can the
+    number of independent episodes.
 
     The derivative is *NaN*, never a wrong number, where it is not known: where epsilon
     is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`), where the
     integral's error estimate is above 1e-7 (of random allocation, which includes its
-    tables', 1e-5) or two contours disagree by 1e-6, where a
-    rate is at an end (a probability of 0 or 1, a size equal to the population), and
-    where epsilon is 0 but delta is reached there. It is 0 where epsilon 0 needs less
-    than delta. Where two paths or directions are equally bad epsilon has a kink; the
-    derivative is that of one.
+    tables', 1e-5) or two contours disagree by 1e-6, where a rate is at an end (a
+    probability of 0 or 1, a size equal to the population), and where epsilon is 0 but
+    delta is reached there. It is 0 where epsilon 0 needs less than delta. Where two
+    paths or directions are equally bad epsilon has a kink; the derivative is that of
+    one.
 
     Args:
       step: the step, or a run made by `compose`.
@@ -115,100 +110,70 @@ def epsilon_and_gradient(
         value, info = api.epsilon(
             step, delta=delta, num_steps=num_steps, method=method, return_info=True
         )
-        counts = np.broadcast_to(0 if num_steps is None else num_steps, shape)
-        fields = _Fields(step, counts.astype(np.float64), shape)
         # A name whose steps are all named one by one is their sum.
-        alone = {name: fields.alone(name) for name in names}
-        sums = {n: some for n, some in alone.items() if some and some <= set(names)}
+        every = field_names(step)
+        alone = {n: [e for e in every if e.startswith(f"{n}[")] for n in names}
+        sums = {n: some for n, some in alone.items() if some and {*some} <= {*names}}
         apart = [name for name in names if name not in sums]
         rows = gradient_of_epsilon(
             np.where(info.is_certified_bound, np.inf, value),
             np.broadcast_to(log_delta, shape),
             runs,
-            [fields.parameter(name) for name in apart],
+            [_parameter(name, step, num_steps, shape) for name in apart],
             method,
         )
     gradient = dict(zip(apart, rows, strict=True))
     for name, parts in sums.items():
-        gradient[name] = sum((gradient[part] for part in parts), np.zeros(shape))
+        gradient[name] = np.sum([gradient[part] for part in parts], axis=0)
     return value, {name: gradient[name][()] for name in names}
 
 
-class _Fields(NamedTuple):
-    """A step whose named fields move, at every setting."""
+def _parameter(
+    name: str,
+    step: GaussianStep | ComposedSteps,
+    num_steps: Any,
+    shape: tuple[int, ...],
+) -> Parameter:
+    """The field of that name: of all steps that have it, or of one."""
+    plain, _, index = name.partition("[")
+    parts, counts = _parts(step), (num_steps,)
+    if isinstance(step, ComposedSteps):
+        counts = step.counts
+    counts = [np.broadcast_to(np.asarray(n, np.float64), shape) for n in counts]
+    chosen = [int(index[:-1])] if index else range(len(parts))
+    chosen = [i for i in chosen if plain in field_names(parts[i])]
 
-    step: GaussianStep | ComposedSteps
-    num_steps: np.ndarray  # of one step, of the settings' shape
-    shape: tuple[int, ...]
-
-    def parameter(self, name: str) -> Parameter:
-        """The field of that name: of all steps that have it, or of one."""
-        plain, _, index = name.partition("[")
-        parts = self.parts
-        chosen = [int(index[:-1])] if index else range(len(parts))
-        if plain == COUNT:
-            counts = np.array(
-                [np.broadcast_to(self.counts[i], self.shape) for i in chosen]
-            )
-            least = counts.min(axis=0)
-
-            def more(displacement: np.ndarray) -> Sequence[Run]:
-                moved = list(self.counts)
-                for i in chosen:
-                    moved[i] = moved[i] + displacement
-                return self._runs(parts, moved)
-
-            return Parameter(np.maximum(least, 1.0)[..., None], more, least)
-        having = [i for i in chosen if plain == NOISE or plain in _rate_names(parts[i])]
-        scales = [self._scale(parts[i], plain) for i in having]
-
-        def moved(displacement: np.ndarray) -> Sequence[Run]:
-            changed = list(parts)
-            for i in having:
-                changed[i] = _moved(parts[i], plain, displacement)
-            return self._runs(changed, self.counts)
-
-        return Parameter(np.min(scales, axis=0), moved)
-
-    def alone(self, name: str) -> set[str]:
-        """Names of the field in each of the composed steps that have it."""
-        if isinstance(self.step, GaussianStep) or "[" in name:
-            return set()
-        every = field_names(self.step)
-        return {other for other in every if other.startswith(f"{name}[")}
-
-    @property
-    def parts(self) -> tuple[GaussianStep, ...]:
-        if isinstance(self.step, GaussianStep):
-            return (self.step,)
-        return self.step.gaussian_steps
-
-    @property
-    def counts(self) -> tuple[np.ndarray, ...]:
-        if isinstance(self.step, GaussianStep):
-            return (self.num_steps,)
-        return tuple(np.asarray(count, np.float64) for count in self.step.counts)
-
-    def _runs(
-        self, parts: Sequence[GaussianStep], counts: Sequence[np.ndarray]
-    ) -> Sequence[Run]:
+    def moved(displacement: np.ndarray) -> Sequence[Run]:
         """Runs whose counts may be real numbers."""
-        if isinstance(self.step, GaussianStep):
-            return runs_of(parts[0], counts[0])
-        return runs_of_parts(parts, counts)
+        steps, taken = list(parts), list(counts)
+        for i in chosen:
+            if plain == COUNT:
+                taken[i] = taken[i] + displacement
+            else:
+                steps[i] = _moved(steps[i], plain, displacement)
+        return runs_of_parts(steps, taken)
 
-    def _scale(self, step: GaussianStep, name: str) -> np.ndarray:
-        """What a field's differences are taken at shares of, on every path."""
-        if name == NOISE:
-            scale = np.asarray(step.noise_multiplier, np.float64)[..., None]
-        else:
-            scheme = _rate_names(step)[name]
-            rate = np.asarray(getattr(scheme, scheme.rate_field), np.float64)
-            scale = np.minimum(rate, 1 - rate)[..., None]
-            if isinstance(scheme, WithoutReplacement):
-                draw, group = _drawn(step, scheme)
-                scale = np.where(draw == group, np.nan, rate[..., None])
-        return np.broadcast_to(scale, (*self.shape, np.shape(scale)[-1]))
+    if plain == COUNT:
+        least = np.min([counts[i] for i in chosen], axis=0)
+        return Parameter(np.maximum(least, 1.0)[..., None], moved, least)
+    scales = np.broadcast_arrays(*(_scale(parts[i], plain) for i in chosen))
+    return Parameter(np.min(scales, axis=0), moved)
+
+
+def _parts(step: GaussianStep | ComposedSteps) -> tuple[GaussianStep, ...]:
+    return (step,) if isinstance(step, GaussianStep) else step.gaussian_steps
+
+
+def _scale(step: GaussianStep, name: str) -> np.ndarray:
+    """What a field's differences are taken at shares of, with an axis of paths."""
+    if name == NOISE:
+        return np.asarray(step.noise_multiplier, np.float64)[..., None]
+    scheme = _rate_names(step)[name]
+    rate = np.asarray(getattr(scheme, scheme.rate_field), np.float64)[..., None]
+    if not isinstance(scheme, WithoutReplacement):
+        return np.minimum(rate, 1 - rate)
+    draw, group = _drawn(step, scheme)
+    return np.where(draw == group, np.nan, rate)
 
 
 def _drawn(step: GaussianStep, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
@@ -267,7 +232,7 @@ def _checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, .
     if isinstance(wrt, str) or not isinstance(wrt, tuple | list):
         raise TypeError(f"wrt must be a tuple of names, got {_validation.shown(wrt)}")
     allowed = field_names(step)
-    parts = (step,) if isinstance(step, GaussianStep) else step.gaussian_steps
+    parts = _parts(step)
     has_epochs = any(epoch_scheme(part.design) is not None for part in parts)
     for name in wrt:
         _validation.choice("wrt", name, allowed)

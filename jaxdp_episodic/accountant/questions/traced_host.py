@@ -21,7 +21,6 @@ from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
 )
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
@@ -172,11 +171,8 @@ class Question(NamedTuple):
             self._parameter(place, step, numbers[place], others.get(NUM_STEPS))
             for place in fields
         ]
-        question, known = EpsilonAt(log_delta), epsilon
-        if self.kind == DELTA:
-            question, known = DeltaAt(epsilon), log_delta
         runs = _runs(step, _base_counts(step), others.get(NUM_STEPS))
-        by_epsilon, along = slopes(question, known, runs, parameters, method)
+        by_epsilon, along = slopes(epsilon, log_delta, runs, parameters, method)
         # What is answered moves such that log(delta) is what it should be.
         rows = dict(zip(fields, along, strict=True))
         rows |= {DELTA: -np.exp(-log_delta), EPSILON: -by_epsilon}

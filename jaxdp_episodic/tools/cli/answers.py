@@ -310,6 +310,18 @@ def _caveats_on_ledger(content: LedgerContent) -> list[str]:
             "not private: draws and noise came from a fixed seed; the answer holds for "
             "the same run with fresh entropy"
         )
+    if content.search is not None:
+        caveats.append(
+            "one run of a search: the search's own epsilon, in its release/privacy.md, "
+            "counts the other runs and the choice among them; this one does not"
+        )
+    if content.book is not None:
+        what = "the run" if content.search is None else "the search as a whole"
+        caveats.append(
+            f"{what} is charged to the book {content.book}, whose guarantee holds for "
+            "all of its runs together (jaxdp-episodic book show); this one is of the "
+            "run alone"
+        )
     if content.adaptive is None and content.owed > content.charged:
         caveats.append(
             f"{content.charged:,} steps were charged, the last within an epoch, and "

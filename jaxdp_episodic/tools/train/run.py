@@ -221,9 +221,10 @@ def _owed(trainer: Trainer, step: int) -> str:
 
 def _so_far(trainer: Trainer, epsilon: float) -> str:
     """What was spent after a step; of a run that chooses what is left."""
+    said = f"epsilon {upward(epsilon)}"
     if isinstance(trainer, AdaptiveTrainer):
-        return f"epsilon {epsilon:.3f}; left {trainer.ledger.now.left_in_words()}"
-    return f"epsilon {epsilon:.3f} of {trainer.budget.epsilon:g}"
+        return f"{said}; left {trainer.ledger.now.left_in_words()}"
+    return f"{said} of {trainer.budget.epsilon:g}"
 
 
 @contextmanager

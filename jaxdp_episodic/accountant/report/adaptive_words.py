@@ -15,8 +15,29 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.report.caveats import preconditions_of
 from jaxdp_episodic.accountant.report.rounding import upward
 
+GUARANTEE = "guarantee"
+"""The name of what does not move."""
+
 INFORMATION = "no guarantee; the same steps, had they been fixed in advance"
 """What the exact composition of the steps that were taken is."""
+
+
+def owed_by_plan(epsilon: float, delta: float, *, together: bool = False) -> str:
+    """Returns what holds of a fixed run that ended before its plan did.
+
+    To end is a choice as well; that it was none is nothing that can be checked.
+
+    Args:
+      epsilon: of the plan.
+      delta: of the plan.
+      together: of the plans of several runs.
+    """
+    return (
+        "what was charged is what a run costs whose end did not depend on what it "
+        "released (planned, a crash, a bill); one that was stopped for what was seen, "
+        f"such as a score, owes its plan: epsilon {upward(epsilon, 5)} at delta "
+        f"{delta:g}" + " together" * together
+    )
 
 
 def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
@@ -39,7 +60,7 @@ def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
     ]
     return [
         (
-            "guarantee",
+            GUARANTEE,
             f"epsilon {upward(budget.epsilon)} at delta {budget.delta:g}, however the "
             "steps were chosen and whenever the run ends; it does not move",
         ),

@@ -46,6 +46,8 @@ class LedgerContent(NamedTuple):
       has_ended: such a run has chosen to end.
       book: name of the book that the run is charged to, by which it goes on; None of
         others, and of those that earlier versions began.
+      search: of one run of a search the search's name, that of its entry in the book;
+        None as of ``book``.
     """
 
     target_epsilon: float
@@ -61,6 +63,7 @@ class LedgerContent(NamedTuple):
     options: tuple[str, ...] = ()
     has_ended: bool = False
     book: str | None = None
+    search: str | None = None
 
     def refuse_other_book(self, book: str | None) -> None:
         """Refuses to go on with a run but by the book that it is charged to.

@@ -5,8 +5,8 @@ says what happened:
 
     {"format":"jaxdp-episodic ledger","version":1,"run":"…","epsilon":8.0,
         "delta":1e-05,"seeded":false,"hash":"…"}       (one line in the file;
-        of steps in epochs also "planned":25, the steps fixed in advance; of a run that
-        is charged to a book also "book":"…", the book's name)
+        of steps in epochs also "planned":25, the steps fixed in advance; where the run
+        is charged to a book, or one of a search, also "book":"…", "search":"…")
     {"step":{…},"hash":"…"}                what the steps that follow are
     {"opened":{…},"charged":0,"hash":"…"}  a process begins, on this machine; of what is
         opened "process" is its random name
@@ -60,16 +60,14 @@ T = TypeVar("T")
 FORMAT = "jaxdp-episodic ledger"
 VERSION = 1
 CHARGE = b"1\n"
-ADAPTIVE, OPTION, ENDED = "adaptive", "option", "ended"
-PROCESS = "process"
+ADAPTIVE, OPTION, ENDED, PROCESS = "adaptive", "option", "ended", "process"
 MOST_DESCRIBED = 2**26
 """Bytes of all steps and machines that are described: tens of millions of units."""
 
 _HASH_KEY = b',"hash":"'
 _HASH_END = b'"}\n'
 _HASH_BYTES = len(_HASH_KEY) + 64 + len(_HASH_END)
-_PLANNED = "planned"
-_BOOK = "book"
+_PLANNED, _BOOK, _SEARCH = "planned", "book", "search"
 _HEADER_KEYS = {"format", "version", "run", "epsilon", "delta", "seeded"}
 
 
@@ -113,6 +111,7 @@ def header(
     is_seeded: bool,
     planned: int | None = None,
     book: str | None = None,
+    search: str | None = None,
 ) -> dict[str, Any]:
     """Returns the first record of a ledger; ``planned`` of steps in epochs."""
     record = {
@@ -123,7 +122,7 @@ def header(
         "delta": delta,
         "seeded": is_seeded,
     }
-    more = {_PLANNED: planned, _BOOK: book}
+    more = {_PLANNED: planned, _BOOK: book, _SEARCH: search}
     return record | {name: value for name, value in more.items() if value is not None}
 
 
@@ -225,8 +224,7 @@ class _Reader:
 
     def take_unfinished(self, line: bytes) -> None:
         """Takes up a last line without an end."""
-        self._unfinished = line
-        self._is_sealed = False
+        self._unfinished, self._is_sealed = line, False
         if len(line) > MOST_DESCRIBED:
             raise LedgerError(f"longer than {MOST_DESCRIBED:,} bytes")
         if CHARGE.startswith(line):
@@ -273,6 +271,7 @@ class _Reader:
             is_seeded=self._header["seeded"],
             planned=self._header.get(_PLANNED),
             book=self._header.get(_BOOK),
+            search=self._header.get(_SEARCH),
             groups=tuple(self._groups),
             openings=tuple(self._openings),
             end=LedgerMark(
@@ -367,13 +366,14 @@ def _checked_header(record: dict[str, Any]) -> dict[str, Any]:
         raise LedgerError(
             f"version must be {VERSION}, got {shown(record.get('version'))}"
         )
-    if record.keys() - {_PLANNED, _BOOK} != _HEADER_KEYS:
+    if record.keys() - {_PLANNED, _BOOK, _SEARCH} != _HEADER_KEYS:
         raise LedgerError(f"the keys must be {sorted(_HEADER_KEYS)}")
     planned = record.get(_PLANNED, 1)
     if type(planned) is not int or planned < 1:
         raise LedgerError(f"planned must be a number of steps, got {shown(planned)}")
-    if not isinstance(record.get(_BOOK, ""), str):
-        raise LedgerError(f"book must be a name, got {shown(record[_BOOK])}")
+    for key in (_BOOK, _SEARCH):
+        if not isinstance(record.get(key, ""), str):
+            raise LedgerError(f"{key} must be a name, got {shown(record[key])}")
     epsilon, delta = record["epsilon"], record["delta"]
     if epsilon != "inf" and not (isinstance(epsilon, float) and epsilon > 0):
         raise LedgerError(f"epsilon must be > 0 or 'inf', got {shown(epsilon)}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
@@ -23,6 +24,7 @@ from jaxdp_episodic.tools.book.content import (
     BookTerms,
     Entry,
     Protected,
+    check_name,
     first_row,
     new_name,
     next_row,
@@ -43,9 +45,6 @@ from jaxdp_episodic.tools.book.storage import (
     shown,
     storage_of,
 )
-
-# Letters of a run's title.
-_MOST_NAME = 200
 
 
 class BookClosedError(ValueError):
@@ -71,10 +70,7 @@ class Order:
     price: Callable[[BookTerms], Mapping[str, Any]]
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= _MOST_NAME:
-            raise ValueError(
-                f"name must have 1 to {_MOST_NAME} letters, got {len(self.name)}"
-            )
+        check_name(self.name)
 
 
 def order_of(
@@ -125,7 +121,7 @@ def create_book(
       NotImplementedError: a base that no price can be stated in.
       ValueError: a value out of range.
     """
-    share = FLOORS_SHARE * delta if floors is None else floors
+    share = _default_floors(delta) if floors is None else floors
     if base is None:
         prices = GdpPrices(GdpBudget(epsilon, delta, share))
     else:
@@ -164,12 +160,18 @@ def create_menu_book(
       ValueError: a value out of range; a menu that costs more than epsilon.
     """
     # Checked as a budget is, of which the floors are of no interest here.
-    total = GdpBudget(epsilon, delta, FLOORS_SHARE * delta)
+    total = GdpBudget(epsilon, delta, _default_floors(delta))
     totals = {"epsilon": total.epsilon, "delta": total.delta}
     limits: dict[str, Any] = totals if quotas is None else {"quotas": quotas}
     prices = MenuPrices(AdaptiveRun(menu, **limits))
     prices.check_total(**totals, method=method)
     return _created(where, protected, *totals.values(), method, prices)
+
+
+def _default_floors(delta: Any) -> float:
+    """What of a total's delta floors take, unless it is stated."""
+    checked = _validation.open_unit_array("delta", delta)
+    return FLOORS_SHARE * _validation.single("delta", checked)
 
 
 def _created(where: str, protected: Protected, *rest: Any) -> BookTerms:
@@ -236,7 +238,13 @@ def _protected_by(step: Any, unsaid: Protected) -> Protected:
 
 
 def charge(
-    where: str, order: Order, *, run: str, sessions: tuple[str, ...], session: str
+    where: str,
+    order: Order,
+    *,
+    run: str,
+    sessions: tuple[str, ...],
+    session: str,
+    book: str | None = None,
 ) -> Entry:
     """Charges a run, or finds that it has paid; when this returns it is on the disk.
 
@@ -250,10 +258,11 @@ def charge(
       run: its name.
       sessions: random names of earlier processes, as its folder has them.
       session: of this process.
+      book: the name that it must have; None: any.
 
     Raises:
       BookClosedError: the book is closed.
-      BookError: it is damaged, or was put back to an older state.
+      BookError: it is damaged, was put back to an older state, or is another one.
       BookExhaustedError: not so much is left.
       ImportError, OSError: it cannot be read or written.
       ValueError: another run under this name, one of other data, unit or relation, one
@@ -262,6 +271,7 @@ def charge(
     storage = storage_of(where)
     content = _read(storage, where)
     content.terms.refuse_other(order.protected)
+    name = content.terms.name if book is None else book
     price: Mapping[str, Any] | None = None
     if content.entry_of(run) is None:
         if content.is_closed:
@@ -270,6 +280,11 @@ def charge(
 
     def take(rows: Rows) -> Entry:
         content = _content(rows, where)
+        if content.terms.name != name:  # for which the price was computed
+            raise BookError(
+                f"book {shown(where)} was {name[:12]}… a moment ago, and another one, "
+                f"{content.terms.name[:12]}…, is in its place: nothing was charged"
+            )
         paid = content.entry_of(run)
         if paid is None:
             return _charge_new(rows, content, where, order, price, run, session)

@@ -91,7 +91,9 @@ def check_in(where: str, folder: Path, order: Order, *, run: str) -> Paid:
         )
     session = new_name()
     _write(folder, Receipt(terms.name, run, (*known, session), has_paid))
-    entry = charge(where, order, run=run, sessions=known, session=session)
+    entry = charge(
+        where, order, run=run, sessions=known, session=session, book=terms.name
+    )
     _write(folder, Receipt(terms.name, run, (session,), True))
     return Paid(terms, entry)
 

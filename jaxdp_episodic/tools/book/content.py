@@ -41,6 +41,8 @@ TRAIN = "train"
 TUNE = "tune"
 QUERY = "query"
 _WHATS = (TRAIN, TUNE, QUERY)
+# Letters of a run's title.
+_MOST_NAME = 200
 # Bytes of a record: millions of units.
 _MOST_BYTES = 2**26
 
@@ -208,6 +210,21 @@ def first_row(terms: BookTerms) -> Row:
     return _row(0, "", terms.to_dict())
 
 
+def check_name(name: Any) -> None:
+    """Refuses what is no title: it is printed, in one line.
+
+    Raises:
+      TypeError, ValueError: it is none.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a text, got {_validation.shown(name)}")
+    if not (0 < len(name) <= _MOST_NAME and name.isprintable()):
+        raise ValueError(
+            f"name must have 1 to {_MOST_NAME} letters that can be printed, got "
+            f"{len(name)}: {_validation.shown(name)}"
+        )
+
+
 def new_name() -> str:
     """Returns a random name, for books, runs and sessions."""
     return secrets.token_hex(16)
@@ -250,7 +267,7 @@ def _header(row: Row) -> BookTerms:
         method, people = fields["method"], fields["people"]
         bounds = None if people is None else PersonBounds.from_dict(people)
         texts = [fields[name] for name in ("privacy_unit", "data", "book")]
-        if not all(isinstance(text, str) for text in texts):
+        if not all(isinstance(text, str) and text.isprintable() for text in texts):
             raise BookError("privacy_unit, data and book must be texts")
         return BookTerms(
             texts[2],
@@ -305,6 +322,8 @@ class _Reader:
         names = ("run", "what", "name", "about", "price", "time")
         entry = Entry(len(self._entries) + 1, *(record[name] for name in names))
         _validation.choice("what", entry.what, _WHATS)
+        for text in (entry.name, entry.run, entry.time):
+            check_name(text)
         if entry.run in self._sessions:
             raise ValueError("its run has paid already")
         self._sessions[entry.run] = str(record["session"])

@@ -225,8 +225,8 @@ class _Database:
             )
         except ImportError as error:  # of the driver that the URL names
             raise ImportError(
-                f"book {self._shown} needs the driver {error.name}, which is not "
-                f"installed: pip install {error.name}"
+                f"book {self._shown} needs the database's driver for Python, with the "
+                f"module {error.name}, which is not installed"
             ) from None
         except alchemy.exc.SQLAlchemyError:
             raise ValueError(

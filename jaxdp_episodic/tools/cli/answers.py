@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxdp_episodic.accountant.questions.api import epsilon
+from jaxdp_episodic.accountant.report.adaptive_words import owed_by_plan
 from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
 from jaxdp_episodic.accountant.report.ledgers import LedgersContent, read_ledgers
 from jaxdp_episodic.accountant.report.rounding import upward
@@ -293,13 +294,8 @@ def _caveats_on_plans(
     if not early:
         return []
     total, delta = ledgers.planned
-    return [
-        *early,
-        "what was charged is what a run costs whose end did not depend on what it "
-        "released (planned, a crash, a bill); one that was stopped for what was seen, "
-        f"such as a score, owes its plan: epsilon {upward(total, 5)} at delta "
-        f"{delta:g}" + " together" * (len(ledgers.contents) > 1),
-    ]
+    together = len(ledgers.contents) > 1
+    return [*early, owed_by_plan(total, delta, together=together)]
 
 
 def _caveats_on_ledger(content: LedgerContent) -> list[str]:
@@ -309,6 +305,18 @@ def _caveats_on_ledger(content: LedgerContent) -> list[str]:
         caveats.append(
             "not private: draws and noise came from a fixed seed; the answer holds for "
             "the same run with fresh entropy"
+        )
+    if content.search is not None:
+        caveats.append(
+            "one run of a search: the search's own epsilon, in its release/privacy.md, "
+            "counts the other runs and the choice among them; this one does not"
+        )
+    if content.book is not None:
+        what = "the run" if content.search is None else "the search as a whole"
+        caveats.append(
+            f"{what} is charged to the book {content.book}, whose guarantee holds for "
+            "all of its runs together (jaxdp-episodic book show); this one is of the "
+            "run alone"
         )
     if content.adaptive is None and content.owed > content.charged:
         caveats.append(

@@ -80,6 +80,7 @@ def _document(
     """The answer for a program."""
     step = budget.a_step
     prices = [run for run in budget.runs if run.budget is not None]
+    stated = [run for run in budget.runs if run.odometer is not None]
     return {
         "version": 1,
         "delta": budget.delta,
@@ -89,6 +90,10 @@ def _document(
         "price": {"spent": prices[0].spent, "budget": prices[0].budget}
         if prices
         else None,
+        "odometers": [
+            {"epsilon": run.epsilon_so_far, "delta": run.odometer_interval()[1]}
+            for run in stated
+        ],
         "information": {
             "epsilon": plain(budget.epsilon_taken()),
             "meaning": INFORMATION,

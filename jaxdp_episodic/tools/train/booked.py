@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
@@ -19,7 +19,7 @@ from jaxdp_episodic.tools.book.check_in import (
     check_in,
     read_receipt,
 )
-from jaxdp_episodic.tools.book.content import TRAIN, Protected
+from jaxdp_episodic.tools.book.content import TRAIN, TUNE, Protected
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -39,6 +39,28 @@ class Booking:
 
     where: str
     floor: float | None = None
+
+    @property
+    def book(self) -> str:
+        """The book's name."""
+        return read_book(self.where).terms.name
+
+
+class PartOfSearch(NamedTuple):
+    """That a run is one of a search, which is charged as a whole.
+
+    Attributes:
+      name: of the search, in its state.
+      paid: its entry in a book; None: it has none.
+    """
+
+    name: str
+    paid: Paid | None
+
+    @property
+    def book(self) -> str | None:
+        """The book's name, if there is one."""
+        return None if self.paid is None else self.paid.terms.name
 
 
 def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
@@ -143,23 +165,26 @@ def check_in_run(
         protected=protected_by(config, base),
         floor=booking.floor,
     )
-    book = read_book(booking.where).terms.name
-    name = trainer.begin(folder, name=_name_before(folder), book=book)
+    name = trainer.begin(folder, name=_name_before(folder), book=booking.book)
     return check_in(booking.where, folder, order, run=name)
 
 
 def statement_of_book(paid: Paid) -> str:
     """Returns what a run's statement says of the book, in Markdown."""
     terms, entry = paid
+    own, own_epsilon = "is", "run"
+    if entry.what == TUNE:
+        own = "is one run of a search, which as a whole is"
+        own_epsilon = "run, or of its search,"
     return (
         "\n## One budget for the data set\n\n"
-        f"This run is entry {entry.number} of the book `{terms.name}`, and paid "
+        f"This run {own} entry {entry.number} of the book `{terms.name}`, and paid "
         f"{paid.price} before its first draw. The guarantee of the book: "
         f"**{paid.guarantee}**. That is what holds where several of them are released. "
-        "The epsilon above is of this run alone; such epsilons, added or composed "
-        "afterwards, are no guarantee for runs of which one was chosen in view of "
-        "another. Chosen by losses, norms or other numbers that are not released, runs "
-        "have no guarantee together.\n"
+        f"The epsilon above is of this {own_epsilon} alone; such epsilons, added or "
+        "composed afterwards, are no guarantee for runs of which one was chosen in "
+        "view of another. Chosen by losses, norms or other numbers that are not "
+        "released, runs have no guarantee together.\n"
     )
 
 
@@ -167,7 +192,8 @@ def facts_of_book(paid: Paid) -> dict[str, str]:
     """Returns what a run's page and ``run.json`` say of the book."""
     terms, entry = paid
     return {
-        "book": f"{terms.name}, entry {entry.number}: {paid.price}",
+        "book": f"{terms.name}, entry {entry.number}: {paid.price}"
+        + " for a whole search" * (entry.what == TUNE),
         "guarantee of the book": f"epsilon {terms.epsilon:g}, delta {terms.delta:g}, "
         "all of its runs together, each chosen by what was released",
     }
@@ -178,7 +204,7 @@ def order_of_search(
 ) -> Order:
     """Returns the order of a search, which is known by a curve alone."""
     about = json.loads(json.dumps({"search": described}))
-    return Order("tune", name, protected, about, price)
+    return Order(TUNE, name, protected, about, price)
 
 
 def _name_before(folder: Path) -> str | None:

@@ -10,6 +10,11 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from jaxdp_episodic.accountant.report.adaptive_words import (
+    GUARANTEE,
+    budget_in_words,
+)
+from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.tools.book.check_in import Paid
 from jaxdp_episodic.tools.plots.run import draw_run
@@ -47,8 +52,6 @@ class Result(NamedTuple):
 
     def __str__(self) -> str:
         budget, lines = self.trainer.budget, []
-        chose = isinstance(self.trainer, AdaptiveTrainer)
-        what = "guarantee" if chose else "target"
         for name, score in self.scores.items():
             lines.append(f"{name:<12}{score}")
             if name in self.without_noise:
@@ -56,13 +59,18 @@ class Result(NamedTuple):
                 lines.append(f"{'':<12}{bare:.4f} without noise, not private")
         if self.selection is not None:
             lines += _stages_in_lines(self.selection)
-        spent = f"{self.epsilon:.5g}" if budget.is_private else "inf (not private)"
+        spent = upward(self.epsilon, 5) if budget.is_private else "inf (not private)"
         if self.trainer.is_seeded and budget.is_private:
             spent += f" were it not seeded; not private: {SEEDED}"
+        chose = isinstance(self.trainer, AdaptiveTrainer)
+        what = "guarantee" if chose else f"target {budget.epsilon:g}"
+        unit = budget.step.privacy_unit
         lines.append(
-            f"{'epsilon':<12}{spent}   ({what} {budget.epsilon:g}, delta "
-            f"{budget.delta:g}, one {budget.step.privacy_unit})"
+            f"{'epsilon':<12}{spent}   ({what}, delta {budget.delta:g}, one {unit})"
         )
+        if chose and budget.is_private:
+            words = budget_in_words(self.trainer.ledger.budget_charged)
+            lines += [f"{name:<12}{text}" for name, text in words if name != GUARANTEE]
         if self.epsilon_without_last_stage > 1.001 * self.epsilon:
             lines.append(
                 f"{'':<12}{self.epsilon_without_last_stage:.5g} for the same noise if "

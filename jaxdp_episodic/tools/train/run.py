@@ -18,10 +18,9 @@ from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._engine import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.rounding import upward
-from jaxdp_episodic.tools.book.book import read_book
 from jaxdp_episodic.tools.book.check_in import refuse_copied
 from jaxdp_episodic.tools.train import booked
-from jaxdp_episodic.tools.train.booked import Booking
+from jaxdp_episodic.tools.train.booked import Booking, PartOfSearch
 from jaxdp_episodic.tools.train.result import Result, finished
 from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
@@ -47,7 +46,7 @@ def run_training(
     base: Path | None = None,
     console: Console | None = None,
     features: FixedFeatures | None = None,
-    book: Booking | None = None,
+    book: Booking | PartOfSearch | None = None,
     rule: Rule | None = None,
     model: Any = None,
     learner: Any = None,
@@ -74,7 +73,8 @@ def run_training(
       console: where progress is shown; None: standard error.
       features: a fixed function of your own in place of the config's ``features``.
       book: of the data set, to which the run is charged before its first draw; a run
-        that has paid pays no second time, and is resumed with the same book.
+        that has paid pays no second time, and is resumed with the same book. Or the
+        search that the run is one of, which pays for all of them.
       rule: a function of your own, for a config with ``adaptive`` that names none; see
         `Released`.
       model: of your own, in place of the config's: a module of flax's nnx or linen, or
@@ -123,7 +123,7 @@ def _run(
     console: Console,
     tables: Tables,
     own: OwnParts,
-    book: Booking | None,
+    book: Booking | PartOfSearch | None,
     on_step: Callable[[StepProgress], None] | None,
 ) -> Result:
     """`run_training` in the first process."""
@@ -134,16 +134,20 @@ def _run(
     with _shown_warnings(console):
         trainer, evaluations, size = assembled(config, tables, own)
     with run_files.locked(folder):
-        booked.refuse_other_way(folder, resume=resume, is_booked=book is not None)
+        pays = isinstance(book, Booking)
+        booked.refuse_other_way(folder, resume=resume, is_booked=pays)
         if resume:
             with _shown_warnings(console):
-                name = None if book is None else read_book(book.where).terms.name
+                name = None if book is None else book.book
                 step = trainer.resume(folder, book=name)
             console.print(f"resumed after step {step:,}{_owed(trainer, step)}")
         _announce(console, trainer, size)
         wanted, paid = config.evaluation, None
         select = None if wanted is None else wanted.select
-        if book is not None:
+        if isinstance(book, PartOfSearch):
+            paid = book.paid
+            trainer.begin(folder, book=book.book, search=book.name)
+        elif book is not None:
             choosing_split(trainer, evaluations, select)  # refused before it pays
             paid = booked.check_in_run(book, trainer, config, base, folder, title)
             said = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
@@ -165,7 +169,7 @@ def _run(
                 checkpoint_every=config.checkpoint_every,
                 on_step=shown,
             )
-        if book is not None and paid is not None:
+        if isinstance(book, Booking) and paid is not None:
             refuse_copied(book.where, folder, paid)
         without = {}
         bare = wanted is not None and wanted.without_noise
@@ -186,7 +190,7 @@ def _helped(
     resume: bool,
     tables: Tables,
     own: OwnParts,
-    book: Booking | None,
+    book: Booking | PartOfSearch | None,
 ) -> Result:
     """`run_training` in another process, which writes and scores nothing."""
     # Whole, with its evaluation: the ways of that are a classifier's.
@@ -217,9 +221,10 @@ def _owed(trainer: Trainer, step: int) -> str:
 
 def _so_far(trainer: Trainer, epsilon: float) -> str:
     """What was spent after a step; of a run that chooses what is left."""
+    said = f"epsilon {upward(epsilon)}"
     if isinstance(trainer, AdaptiveTrainer):
-        return f"epsilon {epsilon:.3f}; left {trainer.ledger.now.left_in_words()}"
-    return f"epsilon {epsilon:.3f} of {trainer.budget.epsilon:g}"
+        return f"{said}; left {trainer.ledger.now.left_in_words()}"
+    return f"{said} of {trainer.budget.epsilon:g}"
 
 
 @contextmanager

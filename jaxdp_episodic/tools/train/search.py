@@ -25,10 +25,10 @@ from jaxdp_episodic.tools.book.check_in import Paid, check_in, refuse_copied
 from jaxdp_episodic.tools.book.content import BookTerms, new_name
 from jaxdp_episodic.tools.train.booked import (
     Booking,
+    PartOfSearch,
     order_of_search,
     protected_in,
     refuse_other_way,
-    statement_of_book,
 )
 from jaxdp_episodic.tools.train.result import RELEASE
 from jaxdp_episodic.tools.train.run import run_training
@@ -136,12 +136,13 @@ def run_search(
                 title=f"Run {index + 1}",
                 base=base,
                 console=console,
+                book=PartOfSearch(state["name"], paid),
             )
             run["score"] = _larger_is_better(result.scores[search.settings.split])
             _save(folder, state)
         if book is not None and paid is not None:
             refuse_copied(book.where, folder, paid)
-        return _finish(search, folder, state, budget, paid)
+        return _finish(search, folder, state, budget)
 
 
 def _started(
@@ -204,7 +205,6 @@ def _finish(
     folder: Path,
     state: dict[str, Any],
     budget: SearchBudget,
-    paid: Paid | None,
 ) -> SearchResult:
     """Chooses, and writes what may be published."""
     scores = [float(run["score"]) for run in state["runs"]]
@@ -220,9 +220,7 @@ def _finish(
     shutil.copytree(chosen, temporary, copy_function=shutil.copyfile)
     statement = temporary / STATEMENT
     single = statement.read_text(encoding="utf-8")
-    of_book = "" if paid is None else statement_of_book(paid)
-    whole = _statement(search, budget) + single + of_book
-    statement.write_text(whole, encoding="utf-8")
+    statement.write_text(_statement(search, budget) + single, encoding="utf-8")
     (temporary / CHOSEN).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
     shutil.rmtree(release, ignore_errors=True)
     temporary.rename(release)

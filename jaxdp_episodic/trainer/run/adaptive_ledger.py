@@ -48,6 +48,7 @@ class AdaptiveLedger(Ledger):
         # What the base asks of a planned budget this one answers, too.
         super().__init__(cast(PrivacyBudget, budget), charged=charged, mark=mark)
         self.options, self.now, self.has_ended = list[str](), budget, False
+        self._before = budget
         for name in options:
             self.choose(name)
         self.has_ended = self._is_end_noted = has_ended
@@ -56,6 +57,11 @@ class AdaptiveLedger(Ledger):
     def is_chosen(self) -> bool:
         """Whether the next charge's option is known."""
         return len(self.options) > self.charged
+
+    @property
+    def budget_charged(self) -> AdaptiveBudget:
+        """The budget after all that was charged: without a choice that is not yet."""
+        return self._before if self.is_chosen else self.now
 
     def choose(self, name: str) -> None:
         """Makes an option the next one to be charged.
@@ -73,7 +79,7 @@ class AdaptiveLedger(Ledger):
                 f"option {name!r} cannot be taken any more, or not now; left are "
                 f"{self.now.left_in_words()}"
             )
-        self.now = self.now.charge(name)
+        self._before, self.now = self.now, self.now.charge(name)
         self.options.append(name)
 
     def end(self) -> None:

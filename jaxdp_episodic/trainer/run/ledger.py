@@ -366,6 +366,7 @@ def create_ledger(
     is_seeded: bool,
     run: str | None = None,
     book: str | None = None,
+    search: str | None = None,
 ) -> str:
     """Makes the ledger of a new run, in place of one without charges.
 
@@ -377,13 +378,12 @@ def create_ledger(
     """
     chain, run = Chain(), run or secrets.token_hex(16)
     target = {"epsilon": budget.epsilon, "delta": budget.delta}
-    known = {"is_seeded": is_seeded, "planned": budget.planned, "book": book}
-    start = chain.line(header(run, **target, **known))
+    known = {"planned": budget.planned, "book": book, "search": search}
+    start = chain.line(header(run, **target, is_seeded=is_seeded, **known))
     chain.add(start)
-    if isinstance(budget, AdaptiveBudget):
-        record = {ADAPTIVE: budget.to_dict()}
-    else:
-        record = {"step": budget.phases[0][0].to_dict()}
+    chooses = isinstance(budget, AdaptiveBudget)
+    described = budget if chooses else budget.phases[0][0]
+    record = {ADAPTIVE if chooses else "step": described.to_dict()}
     write_atomically(path, start + _described(chain, record), is_private=True)
     return run
 

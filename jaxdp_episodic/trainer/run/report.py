@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
+from jaxdp_episodic.accountant.report.adaptive_words import owed_by_plan
 from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.accountant.report.protected import bounds_in_words, changed_unit
 from jaxdp_episodic.accountant.report.report import privacy_report
@@ -274,11 +275,19 @@ def _in_words(
         kind = "discrete Gaussian noise"
         bits = "Sums and noise were whole numbers, whose low-order bits tell nothing."
     changed = changed_unit(report.privacy_unit, report.neighboring_relation)
+    epsilon, early = report.epsilon, ""
+    if num_steps < budget.num_steps:
+        epsilon = max(budget.epsilon, epsilon)
+        owed = owed_by_plan(budget.epsilon, budget.delta)
+        early = (
+            f" It ended after {num_steps:,} of {budget.num_steps:,} steps, which alone "
+            f"are epsilon {upward(report.epsilon)}: {owed}."
+        )
     return [
         f"Whoever sees everything that this run released can hardly tell it from the "
         f"run with {changed} in the training data: the two are "
-        f"({upward(report.epsilon)}, {report.delta:g})-indistinguishable. The target "
-        f"was epsilon <= {budget.epsilon:g}.",
+        f"({upward(epsilon)}, {report.delta:g})-indistinguishable. The target "
+        f"was epsilon <= {budget.epsilon:g}.{early}",
         "",
         "It holds because "
         + "; and because ".join(_reasons(budget, num_steps, kind, clipping))

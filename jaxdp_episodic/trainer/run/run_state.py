@@ -207,7 +207,12 @@ class RunState:
         return Snapshot(*self._now, self.run)
 
     def begin(
-        self, folder: Path, *, name: str | None = None, book: str | None = None
+        self,
+        folder: Path,
+        *,
+        name: str | None = None,
+        book: str | None = None,
+        search: str | None = None,
     ) -> str:
         """Makes the ledger of a new run in a folder, which this process holds.
 
@@ -217,6 +222,7 @@ class RunState:
           folder: see `Trainer.train`.
           name: of the run; None: a random one.
           book: name of the one that the run is charged to, if any.
+          search: name of the one that it is one run of, if any.
 
         Returns:
           The run's name.
@@ -235,9 +241,13 @@ class RunState:
             run_files.refuse_other_files(folder)
             for left in (run_files.EPOCH, run_files.BEST):
                 (folder / left).unlink(missing_ok=True)
-            path, is_seeded = folder / run_files.LEDGER, self.is_seeded
             self._name = create_ledger(
-                path, self.budget, is_seeded=is_seeded, run=name, book=book
+                folder / run_files.LEDGER,
+                self.budget,
+                is_seeded=self.is_seeded,
+                run=name,
+                book=book,
+                search=search,
             )
             self._folder = folder.resolve()
         mark = self.ledger.mark

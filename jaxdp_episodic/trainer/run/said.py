@@ -16,6 +16,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
+from jaxdp_episodic.accountant.report.adaptive_words import owed_by_plan
 from jaxdp_episodic.accountant.report.in_words import FALSE_ALARMS
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.trainer.config.training_parts import NORMALIZE
@@ -84,6 +85,8 @@ def _said_of_plan(trainer: Any) -> Said:
         "protected": f"one {budget.step.privacy_unit} "
         f"({budget.step.neighboring_relation})",
     }
+    if budget.is_private and taken < budget.num_steps:
+        facts["ended early"] = owed_by_plan(budget.epsilon, budget.delta)
     if budget.before:
         noises = [float(step.noise_multiplier) for step in budget.before]
         facts["noise multipliers of statistics"] = noises
@@ -110,7 +113,8 @@ def _said_of_plan(trainer: Any) -> Said:
 
 def _said_of_choices(trainer: Any) -> Said:
     """What is said of a run that chose on the way; its facts are public."""
-    budget, facts = trainer.ledger.now, adaptive_facts(trainer.ledger.now)
+    budget = trainer.ledger.budget_charged
+    facts = adaptive_facts(budget)
     facts |= {"noise": trainer.noise, "clip norm": _clip_norm(trainer)}
     if trainer.is_seeded or not budget.is_private:
         facts["not private"] = SEEDED if budget.is_private else "there is no noise"

@@ -308,6 +308,27 @@ def test_a_book_put_back_to_an_older_state_and_another_book(book, tmp_path):
         check_in(book, folder, order(), run="r")
 
 
+def test_a_book_that_is_replaced_while_the_price_is_computed(book, tmp_path):
+    def price(terms):
+        Path(book).unlink()
+        create_book(book, PROTECTED, epsilon=9.0, delta=1e-5)
+        return {"mu": 0.1, "floor": 0.0}
+
+    late = Order("query", "q", PROTECTED, {}, price)
+    with pytest.raises(BookError, match="another one, .* is in its place"):
+        paid(book, "r", late)
+    name = read_book(book).terms.name
+    with pytest.raises(BookError, match="nothing was charged"):
+        charge(book, order(), run="r", sessions=(), session="s", book="else")
+    assert not read_book(book).entries and read_book(book).terms.name == name
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\ud800", "x" * 201])
+def test_titles_that_cannot_be_printed(name):
+    with pytest.raises(ValueError, match="name must have 1 to 200 letters that can"):
+        order_of(RUN, what="query", name=name, protected=PROTECTED)
+
+
 # --- What is no book ---
 
 
@@ -376,6 +397,9 @@ def rechained(where, edit):
         (1, "price", {"mu": -9.0, "floor": 0.0}, "prices: mu"),
         (1, "price", {}, "prices: "),
         (1, "what", "gift", "record 1: what must be"),
+        (1, "name", "a\x1b[31m", "record 1: name must have 1 to 200 letters that can"),
+        (1, "time", None, "record 1: name must be a text"),
+        (0, "book", "a\nb", "must be texts"),
         (2, "run", "one", "record 2: its run has paid already"),
     ],
 )
@@ -416,14 +440,15 @@ def test_files_that_are_no_books(tmp_path):
     [
         ({"epsilon": 0.0}, "epsilon must be > 0"),
         ({"epsilon": -1.0}, "epsilon must be"),
-        ({"delta": 0.0}, "floors must lie in|delta must lie in"),
+        ({"delta": 0.0}, "delta must lie in"),
+        ({"delta": "x"}, "delta must be a number"),
         ({"delta": 1.0}, "delta must lie in"),
         ({"floors": 1e-5}, "floors must be below delta"),
         ({"method": "guess"}, "method must be"),
     ],
 )
 def test_totals_that_are_none(tmp_path, totals, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         create_book(
             str(tmp_path / "b.book"),
             PROTECTED,

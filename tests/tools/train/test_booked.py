@@ -316,7 +316,7 @@ expected_runs = 1.0
 
 
 @pytest.mark.slow
-def test_a_search_pays_once(tmp_path, config, monkeypatch):
+def test_a_search_pays_once(tmp_path, config, monkeypatch, capsys):
     lines = [one for one in TINY.splitlines() if one[:5] not in ("epsil", "delta")]
     run = "\n".join(lines).replace("version = 1", "")
     for name in ("data", "step", "learner", "model", "evaluation"):
@@ -338,8 +338,23 @@ def test_a_search_pays_once(tmp_path, config, monkeypatch):
     assert entry.what == "tune" and entry.steps is None
     assert command([*arguments, "--resume"]) == 0
     assert len(read_book(book).entries) == 1
-    assert "entry 1 of the book" in (out / "release" / "privacy.md").read_text()
+    said = (out / "release" / "privacy.md").read_text()
+    assert said.count("entry 1 of the book") == 1
+    assert "is one run of a search, which as a whole is entry 1 of the book" in said
     assert command(arguments[:4] + ["--resume"]) == 2
+    # Each of its runs says where it is charged, and goes on by that alone.
+    capsys.readouterr()
+    for ledger in out.glob("runs/*/ledger.jsonl"):
+        content = read_ledger(ledger)
+        assert (content.book, content.search) == (read_book(book).terms.name, entry.run)
+        facts = json.loads((ledger.parent / "release" / "run.json").read_text())
+        assert facts["book"].endswith(" for a whole search")
+        assert command(["epsilon", "--ledger", str(ledger)]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "warning: one run of a search: the search's own epsilon" in said
+        assert f"search as a whole is charged to the book {content.book}" in said
+        again = ["train", str(config), "--out", str(ledger.parent), "--resume"]
+        assert command(again) == 2
 
 
 # --- The command line ---

@@ -18,6 +18,7 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.tools import cli
+from jaxdp_episodic.tools.train.result import Result
 from jaxdp_episodic.trainer.config.rules import (
     NextWhenStalled,
     Released,
@@ -32,7 +33,10 @@ from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError, _check_apart
 from jaxdp_episodic.trainer.run.adaptive_report import adaptive_statement
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.ledger import LedgerFile, create_ledger
+from jaxdp_episodic.trainer.run.report import markdown_report
 from jaxdp_episodic.trainer.run.run_files import read_log
+from jaxdp_episodic.trainer.run.said import said_of
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from rows import fast_and_slow
 from training_runs import (
@@ -514,6 +518,40 @@ def test_a_ledger_says_guarantee_choices_and_information_apart(whole, capsys):
     assert found["epsilon"] == run.budget.epsilon_at(1e-6) > run.budget.epsilon
     assert cli.run(["epsilon", "--ledger", path, "--method", "pld"]) == 2
     assert "--method does not go with" in capsys.readouterr().err
+
+
+def test_statement_and_facts_say_what_the_ledger_says(whole, capsys):
+    """A choice that was made, and is not charged yet, is in none of them."""
+    run, folder = whole
+    assert cli.run(["epsilon", "--ledger", str(folder / run_files.LEDGER)]) == 0
+    said, ledger = said_of(run), capsys.readouterr().out
+    result = str(Result(run, run.budget.epsilon, 0.0, {}, folder))
+    for name in ("taken", "information"):
+        assert said.facts[name] in ledger and said.facts[name] in result
+        assert all(said.facts[name] in text for text in (said.statement, page(said)))
+    early = adaptive()
+    early.choose()
+    assert early.ledger.now.taken != early.ledger.budget_charged.taken
+    assert "0 of 'loud' (4 left)" in said_of(early).statement
+
+
+def page(said):
+    return markdown_report(
+        [], title="", facts=said.facts, statement=said.statement, picture=None
+    )
+
+
+def test_an_odometer_is_said_to_a_program_as_well(tmp_path, capsys):
+    run = jde.AdaptiveRun(
+        {"loud": LOUD}, prices={"loud": 1}, budget=2, odometer=[0.0, 3.0, 4.0]
+    )
+    path, budget = tmp_path / "ledger.jsonl", AdaptiveBudget((run,), DELTA)
+    create_ledger(path, budget, is_seeded=False)
+    with LedgerFile(path) as file:
+        file.charge(option="loud")
+    assert cli.run(["epsilon", "--ledger", str(path), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["odometers"]
+    assert found == {"epsilon": 3.0, "delta": run.odometer_interval()[1]}
 
 
 def test_beside_other_ledgers_it_owes_its_quotas(tmp_path, whole, capsys):

@@ -262,6 +262,7 @@ MANY = {"step": jde.GaussianStep(flat_step().design, noise_multiplier=[1.0, 2.0]
         ([{**FIRST, "delta": 1.0}], b"", "delta must lie in"),
         ([{**FIRST, "run": 3}], b"", "run must be a string"),
         ([{**FIRST, "book": 3}], b"", "book must be a name"),
+        ([{**FIRST, "search": []}], b"", "search must be a name"),
         ([FIRST], CHARGE, "a charge before any step"),
         ([FIRST, {"step": {"type": "os.system"}}], b"", "missing key 'version'"),
         ([FIRST, {"step": MANY["step"].to_dict()}], b"", "one setting"),
@@ -274,7 +275,7 @@ MANY = {"step": jde.GaussianStep(flat_step().design, noise_multiplier=[1.0, 2.0]
         ([b'{"a":' + b"9" * 10**5 + b"}"], b"", "not valid JSON"),
         ([FIRST, STEP], b"1\n{x\n", "neither a charge nor a record"),
     ],
-    ids=range(20),
+    ids=range(21),
 )
 def test_an_untrusted_file_is_refused_with_the_reason(path, records, tail, reason):
     sealed_file(path, *records, tail=tail)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.trainer.run.report import flat_params, load_parameters
+from jaxdp_episodic.trainer.run.said import said_of
 from training_runs import plain_trainer, protonet
 
 
@@ -33,6 +34,19 @@ def test_nothing_private_is_in_it(release):
     assert [r["step"] for r in records] == list(range(7))
     facts = json.loads(files[3].read_text())
     assert facts["steps"] == 6 and facts["epsilon spent"] > 0
+
+
+def test_a_run_that_ended_early_guarantees_its_plan(release):
+    whole, _ = release
+    early = plain_trainer()
+    early.step()
+    target = f"({early.budget.epsilon:g}, 1e-05)-indistinguishable"
+    said, planned = said_of(early), said_of(whole)
+    for facts, text in ((said.facts, said.statement), said.released):
+        assert target in text and "It ended after 1 of 6 steps, which alone" in text
+        assert facts["ended early"] in text and "owes its plan" in text
+    for facts, text in ((planned.facts, planned.statement), planned.released):
+        assert "ended early" not in facts and "It ended" not in text
 
 
 def test_names_are_paths():

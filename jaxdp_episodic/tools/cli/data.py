@@ -18,9 +18,9 @@ from jaxdp_episodic.files.column_folder import check_sums
 from jaxdp_episodic.tools.cli.messages import Name, Whole, option, reported
 from jaxdp_episodic.tools.cli.process import ended_by_sigterm
 from jaxdp_episodic.trainer.data.folders import (
-    FOLDER_OF_SPLIT,
     listed_classes,
     listed_omniglot,
+    split_folders,
 )
 from jaxdp_episodic.trainer.data.import_sources import (
     image_records,
@@ -162,9 +162,8 @@ class Import:
     def _splits(self, layout: str) -> dict[str, Records]:
         if layout == MINI_IMAGENET:
             return {
-                split: self._records(layout, self.source / folder)
-                for split, folder in FOLDER_OF_SPLIT.items()
-                if (self.source / folder).is_dir()
+                split: self._records(layout, folder)
+                for split, folder in split_folders(self.source).items()
             }
         source = FileSource(
             path=str(self.source),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Union
@@ -61,8 +62,9 @@ class Init:
     owner: Annotated[Name, option("NAME")] = None
     """Whose an example is: a column, an array, or of files' names a regular expression
     with one group."""
-    groups: Annotated[_Names, option("NAME ...")] = ()
-    """Of a table: the column of classes or tasks; default: the one of texts."""
+    label: Annotated[Name, option("NAME")] = None
+    """Of a table: the column of classes, or with --target of tasks; default: the one
+    whose values repeat."""
     features: Annotated[_Names, option("NAME ...")] = ()
     """Of a table: columns of numbers; default: all others that are."""
     target: Annotated[Name, option("NAME")] = None
@@ -81,7 +83,7 @@ class Init:
             owner=self.owner,
             size=self.size,
             grey=self.grey or None,
-            groups=self.groups or None,
+            label=self.label,
             features=self.features or None,
             target=self.target,
         )
@@ -99,8 +101,19 @@ class Init:
         )
         with open(self.out, "x", encoding="utf-8", opener=owner_only) as file:
             file.write(text)  # it holds private numbers
-        lines = [f"{self.source}: {source.layout}"]
+        lines = [f"source      {self.source} ({source.layout})"]
         for split, part in source.parts.items():
-            units = (f"{number:,} {name}" for name, number in part.num_units.items())
+            units = (f"{name} {number:,}" for name, number in part.num_units.items())
             lines.append(f"{split:<12}{', '.join(units)}")
-        return [*lines, *said, f"written: {self.out}; read its comments"]
+        for key in ("label", "groups", "features"):
+            if key not in source.notes:
+                continue
+            names = source.table[key]
+            shown = names if isinstance(names, str) else ", ".join(names)
+            lines.append(f"{key:<12}{shown} ({source.notes[key]})")
+        return [
+            *lines,
+            *said,
+            f"written     {self.out}; read its comments, then",
+            f"next        jaxdp-episodic train {shlex.quote(str(self.out))} --out runs/1",
+        ]

@@ -69,7 +69,8 @@ def reported(
         with catcher if says_warnings else contextlib.nullcontext() as caught:
             lines = act()
     except USER_ERRORS as error:
-        complain(f"{file}: {reason(error, file)}")
+        said = reason(error, file)
+        complain(said if said.startswith(str(file)) else f"{file}: {said}")
         return USER_ERROR
     except KeyboardInterrupt as end:
         if interrupted is None:

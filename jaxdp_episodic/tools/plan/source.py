@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +16,11 @@ from jaxdp_episodic.files.csv_file import csv_lines
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.folders import (
-    FOLDER_OF_SPLIT,
     Images,
     decoded_image,
     listed_classes,
     listed_omniglot,
+    split_folders,
 )
 from jaxdp_episodic.trainer.data.layouts import (
     CLASSES,
@@ -53,6 +54,8 @@ _CLASSES = 5  # of a part at least: episodes are of so many by the field's custo
 _LOOKED_AT = 64  # pictures that are decoded to see whether there are colours
 _ROWS = 1_000  # records that are read to guess what the columns are
 _DATA = "the data"
+_LABELS = ("class", "label", "species", "category", "target", "y")  # of columns
+_OMNIGLOT_NAME = re.compile(r"\d+_\d+\.\w+")  # number of the character, of the drawer
 
 
 class Source(NamedTuple):
@@ -83,7 +86,7 @@ def described_source(path: Path, out: Path, **options: Any) -> Source:
       path: a folder of class folders, Omniglot's or mini-ImageNet's folders, a stored
         folder, an .npz, .csv or .parquet file.
       out: the config's file.
-      **options: ``owner`` of any; ``size`` and ``grey`` of pictures; ``groups``,
+      **options: ``owner`` of any; ``size`` and ``grey`` of pictures; ``label``,
         ``features`` and ``target`` of a table. None where not given.
 
     Raises:
@@ -96,7 +99,7 @@ def described_source(path: Path, out: Path, **options: Any) -> Source:
     if layout in (CLASSES, OMNIGLOT, MINI_IMAGENET):
         allowed |= {"size"} | ({"grey"} if layout == CLASSES else set())
     if layout in (CSV, PARQUET):
-        allowed |= {"groups", "features", "target"}
+        allowed |= {"label", "features", "target"}
     for name in given:
         if name not in allowed:
             raise ValueError(f"{name} is for other sources than {layout}, {path}")
@@ -147,12 +150,19 @@ def _of_pictures(
     channels = {OMNIGLOT: 1, MINI_IMAGENET: 3}.get(layout, 0)
     if layout == MINI_IMAGENET:
         listed = {
-            split: listed_classes(path / folder, size=size, owner=owner)
-            for split, folder in FOLDER_OF_SPLIT.items()
-            if (path / folder).is_dir()
+            split: listed_classes(folder, size=size, owner=owner)
+            for split, folder in split_folders(path).items()
         }
+        _check_apart(path, listed)
     elif layout == OMNIGLOT:
         listed = {TRAIN: listed_omniglot(path, size=size, owner=owner)}
+        for file in listed[TRAIN].paths:
+            if not _OMNIGLOT_NAME.fullmatch(file.name):
+                raise ValueError(
+                    f"{path} must hold a folder of images for each class, but the "
+                    f"images are deeper, such as {file}; name the folder whose folders "
+                    f"are the classes, such as {file.parent.parent}"
+                )
     else:
         listed = {TRAIN: listed_classes(path, size=size, owner=owner)}
     is_grey = _look_at(listed[TRAIN], size)
@@ -171,6 +181,19 @@ def _of_pictures(
 
 
 _TYPES = {CLASSES: "ClassFolders", OMNIGLOT: "Omniglot", MINI_IMAGENET: "MiniImageNet"}
+
+
+def _check_apart(path: Path, listed: Mapping[str, Images]) -> None:
+    """Refuses splits that have classes in common: they tell nothing of new ones."""
+    for split, found in listed.items():
+        common = sorted(set(found.units["class"]) & set(listed[TRAIN].units["class"]))
+        if split != TRAIN and common:
+            raise ValueError(
+                f"{path}: {split} must have other classes than {TRAIN}, as a model is "
+                f"for new classes, but both have {str(common[0])!r} ({len(common)} in "
+                f"all); name {split_folders(path)[TRAIN]}, whose classes are then "
+                "split"
+            )
 
 
 def _look_at(found: Images, size: int) -> bool:
@@ -212,8 +235,9 @@ def _split(
             return {**table, **shares, **salted}, parts
     raise ValueError(
         f"{table['path']} must have classes to train on, to validate and to test on, "
-        f"two of two examples each, got {len(_sizes(data))} classes; give it more, or "
-        "write a config by hand"
+        f"two of two examples each; of its {len(_sizes(data))} classes "
+        f"{_num_filled(data)} have two examples, and parts that are drawn by a hash "
+        "need some ten"
     )
 
 
@@ -232,40 +256,97 @@ def _columns(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The columns of a table: those given, the others as guessed from some records.
 
-    Numbers are features; the one column that repeats texts or whole numbers is the
-    class, or with a target the task.
+    Numbers are features, but for those that number the records.
     """
     records = _records(path, layout)
     if len(records) < 2:
         raise ValueError(f"{path} must have records below a line of column names")
     names, rows = records[0], records[1:]
+    if len(names) == 1 and ";" in names[0]:
+        raise ValueError(f"cells of {path} must be separated by commas, got {names[0]}")
     cells = dict(zip(names, zip(*rows, strict=True), strict=True))
-    named = {*given.get("groups", ()), *given.get("features", ())}
-    named |= {given[name] for name in ("target", "owner") if name in given}
-    for name in named:
-        if name not in names:
-            raise ValueError(f"{path} has no column {name!r}; it has {names}")
-    free = [name for name in names if name not in named]
-    notes, groups = {}, given.get("groups")
-    if groups is None:
-        texts = [n for n in free if not _are_numbers(cells[n]) and _repeats(cells[n])]
-        if len(texts) != 1:
-            raise ValueError(
-                f"groups must be given, the column of classes (or tasks) of {path}: "
-                f"{'several' if texts else 'no'} columns of texts repeat, {texts} of "
-                f"{names}"
-            )
-        groups = tuple(texts)
-        notes["groups"] = f"guessed from {_DATA}: the column of texts that repeat"
-    features = given.get("features")
-    if features is None:
-        features = tuple(n for n in free if n not in groups and _are_numbers(cells[n]))
-        if not features:
-            raise ValueError(f"features must be given, columns of numbers of {names}")
-        notes["features"] = f"guessed from {_DATA}: all columns of numbers"
-    columns = {"groups": tuple(groups), "features": tuple(features)}
     others = {name: given[name] for name in ("target", "owner") if name in given}
-    return {**columns, **others}, notes
+    features, notes = tuple(given.get("features", ())), {}
+    named = {*features, *others.values()}
+    for name in (*named, *filter(None, [given.get("label")])):
+        if name not in names:
+            raise ValueError(f"{path} has no column {name!r}; it has {list(names)}")
+    free = {name: column for name, column in cells.items() if name not in named}
+    label = given.get("label")
+    if label is None:
+        label = _label(path, free)
+        notes["label"] = f"guessed from {_DATA}: the column whose values repeat"
+    free.pop(label, None)
+    if not features:
+        features, left_out = _numeric(path, free)
+        notes["features"] = f"guessed from {_DATA}: all columns of numbers"
+        if left_out:
+            notes["features"] += f" but {', '.join(left_out)}"
+    if "target" in others:  # each task is a unit of the level that its column names
+        notes = {"groups" if k == "label" else k: note for k, note in notes.items()}
+        return {"groups": (label,), "features": features, **others}, notes
+    return {"label": label, "features": features, **others}, notes
+
+
+def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
+    """The one column whose values repeat: texts, else whole numbers."""
+    texts = [n for n, c in cells.items() if not _are_numbers(c) and _repeats(c)]
+    whole = [
+        name
+        for name, column in cells.items()
+        if _are_numbers(column)
+        and all(float(cell).is_integer() for cell in column)
+        and _repeats(column)
+    ]
+    found = texts or whole
+    by_name = [n for n in (*texts, *whole) if str(n).strip().lower() in _LABELS]
+    if len(found) != 1 and len(by_name) == 1:
+        found = by_name
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(
+            f"no column of {path} has values that repeat, as the names of classes (or "
+            f"tasks) do; it has {list(cells)}"
+        )
+    each = ", ".join(
+        f"{name} ({len(set(cells[name]))} values in {len(cells[name])} records)"
+        for name in found
+    )
+    raise ValueError(
+        f"label must be given (--label COLUMN), which column of {path} names the class "
+        f"(or task) of a record; values repeat in {each}"
+    )
+
+
+def _numeric(
+    path: Path, cells: Mapping[str, Sequence[Any]]
+) -> tuple[tuple[str, ...], list[str]]:
+    """The columns of numbers, and those that only number the records.
+
+    Raises:
+      ValueError: none; or one of numbers with something else among them, which must
+        not be left out in silence.
+    """
+    features, left_out = [], []
+    for name, column in cells.items():
+        if not _are_numbers(column):
+            odd = [row for row, cell in enumerate(column) if not _are_numbers([cell])]
+            if 2 * len(odd) < len(column):
+                raise ValueError(
+                    f"column {name!r} of {path} has numbers, but {column[odd[0]]!r} in "
+                    f"record {odd[0] + 1}; fill it, or name others by --features"
+                )
+        elif _counts(column):
+            left_out.append(f"{name}, which numbers the records")
+        else:
+            features.append(name)
+    if not features:
+        raise ValueError(
+            f"{path} must have columns of numbers, to be features, beside the label; "
+            f"others are {list(cells)}"
+        )
+    return tuple(features), left_out
 
 
 def _records(path: Path, layout: str) -> list[Sequence[Any]]:
@@ -291,3 +372,9 @@ def _are_numbers(cells: Sequence[Any]) -> bool:
 
 def _repeats(cells: Sequence[Any]) -> bool:
     return len(set(cells)) < len(cells)
+
+
+def _counts(cells: Sequence[Any]) -> bool:
+    """Whether these are successive whole numbers, in any order."""
+    numbers = sorted(map(float, cells))
+    return len(cells) > 2 and numbers == [numbers[0] + i for i in range(len(cells))]

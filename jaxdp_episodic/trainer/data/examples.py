@@ -58,7 +58,7 @@ def read_examples(
         ``.npz``, ``.csv`` or ``.parquet``.
       shape: of an example.
       source: what is known of the files that were trained on: of a table the columns
-        ``groups``, ``features`` and ``target``; ``inverted`` of images whose ink is 1.
+        ``groups`` or ``label``, ``features`` and ``target``; ``inverted`` of images whose ink is 1.
 
     Raises:
       ImportError, OSError, TypeError, ValueError: as of the loaders; nothing to read,
@@ -180,7 +180,8 @@ def _of_table(
     path: Path, shape: tuple[int, ...], source: Mapping[str, Any]
 ) -> Examples:
     """The records of a CSV or Parquet file, perhaps without last group and target."""
-    features, groups = source.get("features"), source.get("groups")
+    features, label = source.get("features"), source.get("label")
+    groups = source.get("groups") if label is None else [label]
     if not features or not groups:
         raise ValueError(
             f"{path}: what was trained on came from no table, so that nobody knows "

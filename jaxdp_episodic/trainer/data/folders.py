@@ -15,6 +15,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.files.optional import require
 from jaxdp_episodic.trainer.data.ids import MAX_BYTES
 from jaxdp_episodic.trainer.data.owners import Owners, owner_of_name
+from jaxdp_episodic.trainer.data.splits import SPLITS, TEST, TRAIN, VALIDATION
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 _MAX_PIXELS = 2**26  # of one image, before it is resized: 200 MB decoded
@@ -27,7 +28,12 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 # What operating systems and archives leave in folders, in lower case.
 _LITTER = ("__macosx", "desktop.ini", "thumbs.db")
-FOLDER_OF_SPLIT = {"train": "train", "validation": "val", "test": "test"}
+# What folders of splits are called, the customary name first.
+_NAMES_OF_SPLIT = {
+    TRAIN: ("train",),
+    VALIDATION: ("val", "validation", "valid"),
+    TEST: ("test",),
+}
 
 Entry = tuple[str, Path]  # a unit's id, and its folder or file
 Keeps = Callable[[Sequence[str]], np.ndarray]  # of names of classes: which stay
@@ -114,11 +120,12 @@ def load_mini_imagenet(
     owner: Owner | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
-    """Returns one split of ``train|val|test/<class>/*.jpg``.
+    """Returns one split of ``train|val|test/<class>/*.jpg``, or "validation" for "val".
 
     Args:
       path: the folder that holds the three.
-      split: "train", "validation" (the folder ``val``) or "test".
+      split: "train", "validation" (the folder ``val``, ``validation`` or ``valid``) or
+        "test".
       size: side to which images are brought.
       owner: as of `load_class_folders`.
       max_bytes: most bytes that the features may take.
@@ -129,9 +136,24 @@ def load_mini_imagenet(
     Raises:
       As `load_class_folders`.
     """
-    folder = FOLDER_OF_SPLIT[_validation.choice("split", split, FOLDER_OF_SPLIT)]
-    path = Path(path) / folder
-    return load_class_folders(path, size=size, owner=owner, max_bytes=max_bytes)
+    _validation.choice("split", split, SPLITS)
+    folder = split_folders(Path(path)).get(split, Path(path, _NAMES_OF_SPLIT[split][0]))
+    return load_class_folders(folder, size=size, owner=owner, max_bytes=max_bytes)
+
+
+def split_folders(path: Path) -> dict[str, Path]:
+    """Returns the folders of the splits that are in a folder, by split.
+
+    Raises:
+      ValueError: two that are of one split.
+    """
+    found = {}
+    for split, names in _NAMES_OF_SPLIT.items():
+        there = [path / name for name in names if (path / name).is_dir()]
+        if len(there) > 1:
+            raise ValueError(f"{there[0]} and {there[1]} must not both be there")
+        found |= {split: folder for folder in there}
+    return found
 
 
 class Images(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxdp_episodic.files.column_folder import MANIFEST
-from jaxdp_episodic.trainer.data.folders import FOLDER_OF_SPLIT, is_ignored
-from jaxdp_episodic.trainer.data.splits import TEST, TRAIN, VALIDATION
+from jaxdp_episodic.trainer.data.folders import is_ignored, split_folders
+from jaxdp_episodic.trainer.data.splits import TRAIN
 
 CLASSES = "class-folders"
 OMNIGLOT = "omniglot"
@@ -23,7 +23,8 @@ def recognized(source: Path) -> str:
 
     Raises:
       FileNotFoundError: there is nothing.
-      ValueError: a file of another kind; a folder without folders.
+      ValueError: a file of another kind; a folder without folders, or with two of a
+        split.
     """
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist")
@@ -36,15 +37,14 @@ def recognized(source: Path) -> str:
         return layout
     if (source / MANIFEST).is_file():
         return STORED
-    if (source / FOLDER_OF_SPLIT[TRAIN]).is_dir() and any(
-        (source / FOLDER_OF_SPLIT[split]).is_dir() for split in (VALIDATION, TEST)
-    ):
+    splits = split_folders(source)
+    if TRAIN in splits and len(splits) > 1:
         return MINI_IMAGENET
     inside = (p for p in sorted(source.iterdir()) if not is_ignored(p.name))
     first = next(filter(Path.is_dir, inside), None)
     if first is None:
         raise ValueError(
-            f"{source} must hold folders, one of images for each class, got none"
+            f"{source} must hold folders, one of images for each class; it has no folder"
         )
     found = (p for p in first.iterdir() if not is_ignored(p.name))
     return OMNIGLOT if any(map(Path.is_dir, found)) else CLASSES

@@ -258,17 +258,20 @@ class Table(FileSource):
     """Columns of a CSV or Parquet file; see `load_table`.
 
     Attributes:
-      groups: columns of unit ids, top level first; the last one's are split.
+      groups: columns of unit ids, top level first, which name the levels; the last
+        one's are split.
       features: columns of numbers.
       target: column of numbers; None: the last group is the class.
+      label: column of classes, in place of groups: their level is called "class".
       public_units: public list of ids of the only group of ``path``; those without a
         record are empty units. None: every unit has one.
       owner: column of owners; None: not known.
     """
 
-    groups: tuple[str, ...]
+    groups: tuple[str, ...] | None = None
     features: tuple[str, ...]
     target: str | None = None
+    label: str | None = None
     public_units: tuple[str | int, ...] | None = None
     owner: str | None = None
 
@@ -278,9 +281,10 @@ class Table(FileSource):
         is_training_file = parts is not None or split == TRAIN
         data = load_table(
             path,
-            groups=self.groups,
+            groups=self.groups or (),
             features=self.features,
             target=self.target,
+            label=self.label,
             public_units=self.public_units if is_training_file else None,
             owner=self.owner,
         )

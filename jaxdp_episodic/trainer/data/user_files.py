@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.files.archive import array_headers, read_arrays
 from jaxdp_episodic.files.csv_file import csv_lines, read_csv_columns
 from jaxdp_episodic.files.parquet_file import parquet_batches
@@ -73,8 +74,10 @@ def arranged(
     """Returns the table of an npz file's arrays; see `load_npz`."""
     given = [name for name in ("images", "features") if name in arrays]
     if len(given) != 1:
+        shapes = {name: array.shape for name, array in arrays.items()}
         raise ValueError(
-            f"{path} must hold images or features, one of the two, has {list(arrays)}"
+            f"{path} must hold images or features, one of the two, and labels, has "
+            f"{shapes}; rename them: np.savez(FILE, images=..., labels=...)"
         )
     values = arrays[given[0]]
     if not values.size:
@@ -89,10 +92,10 @@ def arranged(
                 "level of units and all records, got levels or split"
             )
     else:
-        if values.ndim < 3:
+        if values.ndim < (4 if given[0] == "images" else 3):
             raise ValueError(
-                f"{given[0]} must be [class, example, ...], or come with labels; "
-                f"got shape {values.shape}"
+                f"{given[0]} must be [class, example, ...], or come with an array "
+                f"labels, the class of each; got shape {values.shape}, and no labels"
             )
         grid = values.shape[:2]
         labels = arrays.get("classes", np.arange(grid[0]))
@@ -147,9 +150,10 @@ def refuse_unnamed(path: Path) -> None:
 def load_table(
     path: str | os.PathLike[str],
     *,
-    groups: Sequence[str],
+    groups: Sequence[str] = (),
     features: Sequence[str],
     target: str | None = None,
+    label: str | None = None,
     public_units: Sequence[Any] | None = None,
     owner: str | None = None,
     max_bytes: int = MAX_BYTES,
@@ -162,13 +166,15 @@ def load_table(
         are strings, as written: "07" is not "7".
       features: columns of numbers.
       target: column of numbers; None: the last group is the class.
+      label: column of classes, in place of ``groups``: its level is called "class",
+        whatever its own name.
       public_units: the public list of ids of the only group; those without a record
         are empty units, which stay when somebody's last record is taken away.
       owner: column of owners, ids of people; None: not known.
       max_bytes: most bytes of the file (CSV) or of its columns (Parquet).
 
     Returns:
-      Levels ``groups`` and "example"; features (R, columns) float32.
+      Levels ``groups``, or "class", and "example"; features (R, columns) float32.
 
     Raises:
       ImportError: a Parquet file without pyarrow, of the extra ``[data]``.
@@ -177,12 +183,20 @@ def load_table(
         cell that is no finite number, a file that is too large; the message says where.
     """
     file = Path(path)
+    if label is not None:
+        if groups or target is not None:
+            raise ValueError(
+                "label must be left out with groups or a target: a column of classes "
+                f"is all that it says, got {label!r}, {groups}, {target!r}"
+            )
+        groups = (label,)
     for name, columns in (("groups", groups), ("features", features)):
         if isinstance(columns, str):
             raise TypeError(f"{name} must be a list of column names, got {columns!r}")
         if not columns:
-            raise ValueError(f"{name} must name at least one column, got none")
-    if "example" in groups:
+            what = "groups or label" if name == "groups" else name
+            raise ValueError(f"{what} must name at least one column, got none")
+    if "example" in groups and label is None:
         raise ValueError(
             "groups must not name a column 'example', which is the level of the "
             f"records themselves, got {list(groups)}; rename the column"
@@ -204,7 +218,10 @@ def load_table(
     return ExampleTable.from_records(
         np.stack([numbers[name] for name in features], axis=1),
         None if target is None else numbers[target],
-        units={name: ids_of(columns[name], name, file, first) for name in groups},
+        units={
+            name if label is None else CLASS: ids_of(columns[name], name, file, first)
+            for name in groups
+        },
         public_units=public_units,
         owners=None if owner is None else owners_of(columns[owner], owner, file, first),
     )

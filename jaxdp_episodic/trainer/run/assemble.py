@@ -46,7 +46,7 @@ from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 # Of a source, what says how files become examples: no path, and no list of units.
-_SOURCE_KEYS = ("type", "size", "grey", "groups", "features", "target")
+_SOURCE_KEYS = ("type", "size", "grey", "groups", "label", "features", "target")
 FEATURES = "features"  # folder of a run, where they are cached
 
 

@@ -1,6 +1,7 @@
 """From data to a config: for each kind of source one that the trainer takes."""
 
 import csv
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -149,8 +150,8 @@ def test_a_column_with_controls_in_its_name_is_no_line_of_toml(tmp_path):
     text = table(tmp_path).read_text().replace("sort", '"so\x01rt\n[evil]"', 1)
     path.write_text(text, newline="")
     source = described_source(path, tmp_path / "x.toml")
-    text, _ = first_config(source, Wishes(unit="so\x01rt\n[evil]"))
-    assert tomllib.loads(text)["data"]["groups"] == ["so\x01rt\n[evil]"]
+    text, _ = first_config(source, Wishes(unit="class"))
+    assert tomllib.loads(text)["data"]["label"] == "so\x01rt\n[evil]"
 
 
 def test_what_is_protected_can_be_chosen(tmp_path):
@@ -177,6 +178,40 @@ def two_texts(folder):
     path = folder / "two.csv"
     path.write_text("a,b,c\n" + "x,y,1\n" * 9)
     return path
+
+
+def table_of(text):
+    def make(folder):
+        (folder / "t.csv").write_text(text)
+        return folder / "t.csv"
+
+    return make
+
+
+def npz_of(**shapes):
+    def make(folder):
+        np.savez(folder / "t.npz", **{k: np.zeros(v) for k, v in shapes.items()})
+        return folder / "t.npz"
+
+    return make
+
+
+def same_classes(folder):
+    whole = pictures(folder, sizes=(2, 2))
+    for name in ("valid", "train"):
+        shutil.copytree(whole, folder / "new" / name)
+    shutil.rmtree(whole)
+    return (folder / "new").rename(whole)
+
+
+def deeper(folder):
+    pictures(folder, sizes=(2, 2)).rename(folder / "all")
+    (folder / "data").mkdir()
+    return (folder / "all").rename(folder / "data" / "all").parent
+
+
+def one_each(folder):
+    return pictures(folder, sizes=(1,) * 30)
 
 
 def without_names(folder):
@@ -207,8 +242,16 @@ def few(folder):
         (empty, [], "must hold folders, one of images for each class"),
         (damaged, [], "0.png"),
         (few, [], "must have classes to train on, to validate and to test on"),
-        (two_texts, [], "groups must be given"),
-        (two_texts, ["--groups", "d"], "has no column 'd'"),
+        (two_texts, [], "label must be given (--label COLUMN)"),
+        (two_texts, ["--label", "d"], "has no column 'd'"),
+        (table_of("a;b;class\n" + "1;2;x\n" * 3), [], "must be separated by commas"),
+        (table_of("class,a\nx,1\nx,2\ny,\ny,4\n"), [], "'' in record 3"),
+        (table_of("class,a\n"), [], "must have records"),
+        (npz_of(X=(9, 8, 8), y=(9,)), [], "rename them: np.savez"),
+        (npz_of(images=(9, 8, 8)), [], "and no labels"),
+        (same_classes, [], "pictures/train, whose classes"),
+        (deeper, [], "name the folder whose folders are the classes"),
+        (one_each, [], "of its 30 classes 0 have two examples"),
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--epsilon", "-1"], "epsilon must be"),
         (npz, ["--shots", "99"], "shots must be less than"),
@@ -221,6 +264,38 @@ def test_what_cannot_be_used_is_refused(make, options, message, tmp_path, capsys
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and message in said
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "label"),
+    [
+        ("id,a,kind", "{0},{1},k{2}", "kind"),  # the only texts that repeat
+        ("id,a,digit", "{0},{1},{2}", "digit"),  # the only whole numbers that do
+        ("id,a,land,species", "{0},{1},l{3},s{2}", "species"),  # by its name
+    ],
+)
+def test_the_column_of_classes_is_found(head, row, label, tmp_path):
+    rows = [row.format(k, k / 7, k % 30, k % 4) for k in range(120)]
+    (tmp_path / "t.csv").write_text("\n".join([head, *rows]))
+    source = described_source(tmp_path / "t.csv", tmp_path / "x.toml")
+    assert (source.table["label"], source.table["features"]) == (label, ("a",))
+    assert "guessed" in source.notes["label"] and "id" in source.notes["features"]
+    assert source.parts["train"].level_names == ("class", "example")
+    text, _ = first_config(source, Wishes(epsilon=1000.0))
+    assert "GroupedClasses" in text  # episodes of classes, as of any source
+
+
+def test_validation_may_be_called_so(tmp_path):
+    whole = pictures(tmp_path)
+    for name, kept in (("train", NAMES[:20]), ("validation", NAMES[20:])):
+        (tmp_path / "parts" / name).mkdir(parents=True)
+        for one in kept:
+            (whole / one).rename(tmp_path / "parts" / name / one)
+    source = described_source(tmp_path / "parts", tmp_path / "x.toml")
+    assert [part.num_units["class"] for part in source.parts.values()] == [20, 10]
+    (tmp_path / "parts" / "val").mkdir()
+    with pytest.raises(ValueError, match="must not both be there"):
+        described_source(tmp_path / "parts", tmp_path / "x.toml")
 
 
 def test_numbered_classes_are_not_held_out(tmp_path):

@@ -109,7 +109,7 @@ def test_a_header_that_lies_is_refused(tmp_path):
     [
         ({"labels": np.zeros(3, int)}, "must hold images or features"),
         ({"images": np.zeros((2, 2)), "features": np.zeros((2, 2))}, "one of the two"),
-        ({"features": np.zeros((3, 2))}, "come with labels"),
+        ({"features": np.zeros((3, 2))}, "come with an array labels"),
         ({"features": np.zeros((3, 2)), "labels": np.zeros(2, int)}, "one entry"),
         ({"features": np.full((3, 2), np.nan), "labels": np.zeros(3, int)}, "row 0"),
         ({"images": np.zeros((3, 2, 2), int), "labels": np.zeros(3, int)}, "uint8"),

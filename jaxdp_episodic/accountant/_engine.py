@@ -198,7 +198,7 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
     if name := never_compiled(args):
         raise NotImplementedError(f"{name} is computed by NumPy alone, not by JAX")
     converted = map_arrays(_float64, args)
-    _register_dataclasses(converted)
+    register_dataclasses(converted)
     # A caller's settings are for the caller's code. Kernels broadcast, move arrays to
     # the device and back, and have inf and NaN in branches not taken. Within a caller's
     # jit known numbers are computed at once. Training may multiply in 16 bits, not we.
@@ -277,17 +277,17 @@ def jitted(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
     return jax.jit(kernel, static_argnames=static)
 
 
-def _register_dataclasses(tree: Any) -> None:
+def register_dataclasses(tree: Any) -> None:
     """Makes JAX see the arrays in the dataclasses of a tree."""
     if isinstance(tree, tuple | list):
         for part in tree:
-            _register_dataclasses(part)
+            register_dataclasses(part)
     elif dataclasses.is_dataclass(tree):
         with _registering:
             if type(tree) not in _registered:
                 _register(type(tree))
         for field in dataclasses.fields(tree):
-            _register_dataclasses(getattr(tree, field.name))
+            register_dataclasses(getattr(tree, field.name))
 
 
 def _register(kind: type) -> None:

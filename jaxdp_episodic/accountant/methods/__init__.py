@@ -2,5 +2,6 @@
 
 Doors: `adaptive.comparison`, `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
 `adaptive.problem`, `adaptive.profile`, `certified.method`, `closed_form`, `engine`,
-`exact.method`, `learning`, `question`, `rdp.method`, `run`, `slopes`.
+`exact.method`, `learning`, `question`, `rdp.method`, `rdp.on_lattice`, `run`,
+`slopes`.
 """

@@ -9,7 +9,9 @@ and those below it amplify.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -45,6 +47,7 @@ from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLos
 from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.numerics.loops import namespace
 from jaxdp_episodic.accountant.questions.contribution_pairs import contribution_pairs
 from jaxdp_episodic.accountant.questions.epoch_pairs import (
     allocated_uses,
@@ -206,6 +209,37 @@ def _one_contribution(step: GaussianStep, sampling: MultistageSampling) -> Priva
             outer, rate, shift_of(step, np.where(everyone, 1.0, 2.0))
         )
     return SwappedGaussianLoss(outer, rate * inner, shift_of(step, 2.0))
+
+
+def coins_of(step: OneStep) -> tuple[Poisson, ...]:
+    """Returns the levels of a step of which `drawn_by_coins` is the pair, else none.
+
+    What is protected is clipped, and everything drawn by coins.
+    """
+    if not isinstance(step, GaussianStep) or step.clip_unit != step.privacy_unit:
+        return ()
+    if step.population is not None or step.people is not None:
+        return ()
+    if step.neighboring_relation not in ("add_remove", "zero_out"):
+        return ()
+    levels = getattr(step.design, "levels", ())
+    coins = tuple(level for level in levels if isinstance(level, Poisson))
+    is_level = step.privacy_unit in step.design.level_names
+    return coins if is_level and len(coins) == len(levels) else ()
+
+
+def drawn_by_coins(step: GaussianStep) -> SampledGaussianLoss:
+    """Returns the pair of a step that has `coins_of`; its numbers may be traced.
+
+    Fields are of the step's own shapes, without an axis for paths.
+    """
+    last = step.design.level_names.index(str(step.privacy_unit))
+    rates: list[Any] = [coin.sampling_probability for coin in coins_of(step)]
+    noise: Any = step.noise_multiplier
+    with np.errstate(divide="ignore", over="ignore"):
+        shift = namespace(noise).divide(1.0, noise)
+    outer = math.prod(rates[:last], start=1.0)
+    return SampledGaussianLoss(outer, rates[last], shift)
 
 
 def _grouped_classes(step: GaussianStep, sampling: GroupedClasses) -> PrivacyLoss:

@@ -1,7 +1,8 @@
 """Questions that may be asked within a JAX program; see `jaxdp_episodic.traced`.
 
 A program calls back to the host, once for a batch, where the same accountant answers in
-float64 (`questions.traced_host`). Derivatives are its own, too, by `jax.custom_jvp`.
+float64 (`questions.traced_host`); what can be compiled well is part of the program
+itself (`questions.traced_program`). Derivatives are its own, too, by `jax.custom_jvp`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ from jaxdp_episodic.accountant.questions.traced_host import (
     NUM_STEPS,
     ORDERS,
     Question,
+)
+from jaxdp_episodic.accountant.questions.traced_program import (
+    Ask,
+    evaluated,
+    is_in_program,
 )
 from jaxdp_episodic.files.optional import require
 
@@ -207,8 +213,13 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
     """The answer as a function of what is missing, twice differentiable."""
     import jax
 
-    def on_host(function: Callable[..., Sequence[np.ndarray]], number: int) -> Any:
-        return lambda *leaves: _called_back(function, number, shape, dtype, leaves)
+    def asked(ask: Ask, by: tuple[int, ...]) -> Any:
+        """The answer, and derivatives by some of the numbers, as a function of all."""
+        back = functools.partial(_called_back, number=1 + len(by), dtype=dtype)
+        if dtype == np.float64 and is_in_program(question):
+            return evaluated(question, by, ask, back, shape)
+        function = functools.partial(ask, question)
+        return lambda *leaves: back(function, shape=shape, leaves=leaves)
 
     def combined(
         rows: Sequence[Any], tangents: Sequence[Any], by: Sequence[int]
@@ -219,7 +230,7 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
 
     @jax.custom_jvp
     def answer(*leaves: Any) -> Any:
-        return on_host(lambda *given: [question.answer(*given)], 1)(*leaves)[0]
+        return asked(lambda about, *given: [about.answer(*given)], ())(*leaves)[0]
 
     def answer_jvp(leaves: Any, tangents: Any) -> Any:
         by = _moving(tangents)
@@ -231,11 +242,9 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
 
     def first(by: tuple[int, ...]) -> Any:
         """The answer and its derivatives."""
-
-        def function(*given: np.ndarray) -> Sequence[np.ndarray]:
-            return question.answer_and_slopes(by, *given)
-
-        slopes = jax.custom_jvp(on_host(function, 1 + len(by)))
+        slopes = jax.custom_jvp(
+            asked(lambda about, *given: about.answer_and_slopes(by, *given), by)
+        )
 
         def slopes_jvp(leaves: Any, tangents: Any) -> Any:
             also = _moving(tangents)
@@ -257,7 +266,10 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
         def function(*given: np.ndarray) -> Sequence[np.ndarray]:
             return question.second_slopes(by, also, *given)
 
-        bends = jax.custom_jvp(on_host(function, len(by) * len(also)))
+        number = len(by) * len(also)
+        bends = jax.custom_jvp(
+            lambda *leaves: _called_back(function, number, shape, dtype, leaves)
+        )
 
         def bends_jvp(leaves: Any, tangents: Any) -> Any:
             del leaves, tangents

@@ -54,6 +54,8 @@ class Question(NamedTuple):
       known: the other arguments by name, but for those that are missing.
       places: of the missing ones, as of `spec.traced_numbers`, or names of arguments.
       options: "method", or "direction" of a curve.
+      chosen: None, or which of the settings are asked about, of their shape; then
+        missing numbers are of these alone, in one dimension.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Question(NamedTuple):
     known: Mapping[str, Any]
     places: tuple[str, ...]
     options: Mapping[str, str]
+    chosen: np.ndarray | None = None
 
     def answer(self, *missing: np.ndarray) -> np.ndarray:
         """The answer at these numbers, float64 of their shape.
@@ -140,13 +143,21 @@ class Question(NamedTuple):
         """The description, and the other arguments, with all numbers."""
         given = dict(zip(self.places, missing, strict=True))
 
+        def of_chosen(value: Any) -> Any:
+            if self.chosen is None or np.ndim(value) == 0:
+                return value
+            return np.broadcast_to(value, self.chosen.shape)[self.chosen]
+
         def filled(where: str, value: Any) -> Any:
             found = given.pop(where, value)
-            is_rate = found is not value and where.endswith("sampling_probability")
+            if found is value:
+                return of_chosen(value)
+            is_rate = where.endswith("sampling_probability")
             return _normal(found) if is_rate else found
 
         step: Any = mapped(self.step, filled)
-        return step, {**self.known, **given}
+        known = {name: of_chosen(value) for name, value in self.known.items()}
+        return step, {**known, **given}
 
     def _slopes(
         self, answer: np.ndarray, by: Sequence[str], missing: Sequence[np.ndarray]

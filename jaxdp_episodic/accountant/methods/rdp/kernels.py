@@ -50,6 +50,7 @@ MEDIUM = Quadrature(16, 10)
 # Instead of the first and of both others, where every mechanism has a lattice. At 32
 # nats a moment at rate 1e-12 and noise 0.4 is 4e-10 of itself too small, at 40 1e-12.
 LATTICE = Quadrature(0, 0, 40.0)
+LATTICE_ANSWER = MomentRule(LARGER, LATTICE)
 _COARSE_LATTICE = Quadrature(0, 0, 18.0)
 
 
@@ -108,6 +109,18 @@ def rdp(
     return by_blocks(curve, (orders, groups), block)
 
 
+def epsilon_at(log_delta: Array, t: Array, value: Array) -> Array:
+    """What ``value``, L(t), says of epsilon: an upper bound."""
+    xp = namespace(log_delta, t, value)
+    return (value - log_delta - xp.log1p(t)) / t - xp.log1p(1 / t)
+
+
+def log_delta_at(epsilon: Array, t: Array, value: Array) -> Array:
+    """What ``value``, L(t), says of log(delta): an upper bound."""
+    xp = namespace(epsilon, t, value)
+    return value - t * (epsilon + xp.log1p(1 / t)) - xp.log1p(t)
+
+
 def best_epsilon(
     log_delta: Array,
     groups: tuple[Group, ...],
@@ -126,9 +139,6 @@ def best_epsilon(
     """
     xp = namespace(log_delta, groups[0].count)
 
-    def objective(log_delta: Array, t: Array, value: Array) -> Array:
-        return (value - log_delta - xp.log1p(t)) / t - xp.log1p(1 / t)
-
     def residual(
         log_delta: Array, t: Array, value: Array, first: Array, second: Array
     ) -> tuple[Array, Array]:
@@ -136,9 +146,9 @@ def best_epsilon(
         slope = t * (t * second + 1 / (1 + t)) / spent
         return xp.log(spent) - xp.log(-log_delta), slope
 
-    problem = log_delta, groups, objective, residual
+    problem = log_delta, groups, epsilon_at, residual
     t, value = _search(*problem, -log_delta, -log_delta, block, on_lattice, near, loose)
-    return xp.maximum(objective(log_delta, t, value), 0.0), 1 + t
+    return xp.maximum(epsilon_at(log_delta, t, value), 0.0), 1 + t
 
 
 def best_log_delta(
@@ -155,9 +165,6 @@ def best_log_delta(
     """
     xp = namespace(epsilon, groups[0].count)
 
-    def objective(epsilon: Array, t: Array, value: Array) -> Array:
-        return value - t * (epsilon + xp.log1p(1 / t)) - xp.log1p(t)
-
     def residual(
         epsilon: Array, t: Array, value: Array, first: Array, second: Array
     ) -> tuple[Array, Array]:
@@ -166,9 +173,9 @@ def best_log_delta(
         slope = t * second / first + 1 / ((1 + t) * paid)
         return xp.log(first) - xp.log(paid), slope
 
-    problem = epsilon, groups, objective, residual
+    problem = epsilon, groups, log_delta_at, residual
     t, value = _search(*problem, _LOG_T_RANGE[1], 10.0, block, on_lattice, loose=loose)
-    return xp.minimum(objective(epsilon, t, value), 0.0), 1 + t
+    return xp.minimum(log_delta_at(epsilon, t, value), 0.0), 1 + t
 
 
 def _search(
@@ -195,7 +202,7 @@ def _search(
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
     searches, answer, end = _SEARCHES, _ANSWER, high + 1
     if on_lattice:
-        searches, answer = (_LATTICE_SEARCH,), MomentRule(LARGER, LATTICE)
+        searches, answer = (_LATTICE_SEARCH,), LATTICE_ANSWER
         end = _log_lattice_end(groups)
         high = xp.minimum(high, end)
     log_t = xp.clip(first_order(groups, budget), low, high)

@@ -7,15 +7,18 @@ probabilities. From that delta on epsilon is 0, which no order of Rényi-DP sees
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.protocols import BoundingPair, Profile
 from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.single_step import delta_of_profile
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
 # Nats by which the estimated total variation may exceed delta and yet be computed.
-_NEAR = 3.0
+NEAR = 3.0
 # Rounding error of the profiles' logarithms, nats.
 _ROUNDING = 1e-12
 
@@ -27,7 +30,7 @@ def at_most_total_variation(
     target = np.broadcast_to(question.target, value.shape)
     log_delta = target if question.is_epsilon else value
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)
-    asked &= np.isfinite(value) & (_log_estimate(run) < log_delta + _NEAR)
+    asked &= np.isfinite(value) & (_log_estimate(run) < log_delta + NEAR)
     chosen = np.flatnonzero(asked & ~run.is_unprotected)
     if not chosen.size:
         return value
@@ -44,11 +47,17 @@ def _log_estimate(run: Run) -> np.ndarray:
     """An approximation of the logarithm of the total variation."""
     total = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        hints = loss.hints()
-        one = loss.outer_rate * hints.rate * np.minimum(0.4 * hints.shift, 1.0)
+        one = estimate(loss)
         total = total + np.where(loss.loses_nothing, 0.0, count * one)
     with np.errstate(divide="ignore"):
         return np.log(total)
+
+
+def estimate(loss: Any) -> Array:
+    """An approximation of the total variation of one step."""
+    hints = loss.hints()
+    share = namespace(hints.shift).minimum(0.4 * hints.shift, 1.0)
+    return loss.outer_rate * hints.rate * share
 
 
 def _log_total_variation(run: Run) -> np.ndarray:

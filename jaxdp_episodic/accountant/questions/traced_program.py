@@ -1,0 +1,279 @@
+"""Rényi's questions in the compiled program itself; see `questions.traced`.
+
+The kernel of method "rdp" on a lattice, which is the one that answers plain questions,
+of numbers that JAX traces. Where it has no answer, and where a number is at an end of
+its range or beyond it, its answer is NaN: the host is asked about those settings alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant._engine import engine_name, register_dataclasses
+from jaxdp_episodic.accountant.describe.spec import mapped
+from jaxdp_episodic.accountant.describe.step import ComposedSteps
+from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.methods.engine import on_cpu
+from jaxdp_episodic.accountant.methods.rdp import on_lattice
+from jaxdp_episodic.accountant.methods.run import Group
+from jaxdp_episodic.accountant.numerics.loops import Array
+from jaxdp_episodic.accountant.questions.dominating_pair import (
+    coins_of,
+    drawn_by_coins,
+)
+from jaxdp_episodic.accountant.questions.traced_host import (
+    DELTA,
+    EPSILON,
+    NUM_STEPS,
+    ORDERS,
+    Question,
+)
+
+# Settings from which a batch is compiled: it takes 5 s of CPU time and then 0.02 ms a
+# setting in place of 0.10 on the host, so that 16 calls of this size make up for it.
+FEWEST = 4096
+# Settings side by side: on the CPU their arrays fit its cache, elsewhere the memory.
+_CPU_BLOCK = 64
+_ACCELERATOR_BLOCK = 131072
+# Ranges of numbers that the host computes with as they are; those beyond are its own.
+_RATES = (1e-60, 1.0)
+_SHIFTS = (1e-20, 1e70)
+_MOST_STEPS = 2.0**53
+_LARGEST_ORDER = 1e30
+# Smallest log(delta) that is a normal number.
+_SMALLEST_LOG_DELTA = -700.0
+# In place of numbers that are not computed with.
+_SOME_TARGET = {EPSILON: 0.5, DELTA: 0.5, "rdp": 2.0}
+_SOME_FIELD = 0.5
+# By the kind of question the argument that it is asked at.
+_TARGETS = {EPSILON: DELTA, DELTA: EPSILON, "rdp": ORDERS}
+
+# Numbers that may be traced.
+_TRACED = (
+    *("noise_multiplier", "sampling_probability", "counts"),
+    *(DELTA, EPSILON, NUM_STEPS, ORDERS),
+)
+
+Ask = Callable[..., Sequence[np.ndarray]]
+"""What the host says: of a question and missing numbers, some arrays."""
+
+
+def is_in_program(question: Question) -> bool:
+    """Whether questions of this kind are compiled where a batch is large."""
+    if engine_name() == "numpy" or question.kind not in on_lattice.KINDS:
+        return False
+    options = question.options
+    asked = options.get("method", "rdp"), options.get("direction", "both")
+    names = (place.rpartition(".")[2].partition("[")[0] for place in question.places)
+    steps, _ = _parts(question.step)
+    return (
+        asked in (("rdp", "both"), ("rdp", "forward"))
+        and all(map(coins_of, steps))
+        and all(name in _TRACED for name in names)
+    )
+
+
+def evaluated(
+    question: Question,
+    by: tuple[int, ...],
+    ask: Ask,
+    call_back: Callable[..., tuple[Array, ...]],
+    shape: tuple[int, ...],
+) -> Callable[..., tuple[Array, ...]]:
+    """The answer, and its derivatives by some of the leaves, as a function of these.
+
+    Args:
+      question: one that `is_in_program`.
+      by: indices of leaves.
+      ask: what the host says of the question and its missing numbers.
+      call_back: of a function of NumPy arrays, a shape and leaves of it: the arrays of
+        that shape, 1 and one for each derivative, that a callback returns.
+      shape: of the leaves.
+    """
+    import jax
+
+    @jax.custom_batching.custom_vmap
+    def call(*leaves: Array) -> tuple[Array, ...]:
+        if math.prod(shape) < FEWEST:
+            return call_back(
+                functools.partial(ask, question), shape=shape, leaves=leaves
+            )
+        return in_program(*leaves)
+
+    @jax.jit
+    def in_program(*leaves: Array) -> tuple[Array, ...]:
+        # A caller's settings are for the caller's code.
+        with (
+            jax.numpy_rank_promotion("allow"),
+            jax.default_matmul_precision("highest"),
+        ):
+            rows = _answer_and_slopes(question, by, shape, leaves)
+
+        def of_host(*arrays: np.ndarray) -> Sequence[np.ndarray]:
+            rows, given = np.array(arrays[: len(by) + 1]), arrays[len(by) + 1 :]
+            left = np.isnan(rows).any(axis=0)
+            if np.any(left):
+                some = question._replace(chosen=left)
+                rows[:, left] = ask(some, *(number[left] for number in given))
+            return list(rows)
+
+        unknown = functools.reduce(operator.or_, map(jax.numpy.isnan, rows))
+        return jax.lax.cond(
+            jax.numpy.any(unknown),
+            lambda: call_back(of_host, shape=shape, leaves=(*rows, *leaves)),
+            lambda: rows,
+        )
+
+    @call.def_vmap
+    def batched(size: int, are_batched: Sequence[bool], *leaves: Array) -> Any:
+        whole = (size, *shape)
+        every = (
+            leaf if is_batched else jax.numpy.broadcast_to(leaf, whole)
+            for leaf, is_batched in zip(leaves, are_batched, strict=True)
+        )
+        rows = evaluated(question, by, ask, call_back, whole)(*every)
+        return rows, (True,) * len(rows)
+
+    del batched
+    return call
+
+
+def _answer_and_slopes(
+    question: Question,
+    by: Sequence[int],
+    shape: tuple[int, ...],
+    leaves: tuple[Array, ...],
+) -> tuple[Array, ...]:
+    """The answer and derivatives, float64 of the shape; NaN: the host is to be asked.
+
+    As good a bound as the host's. Derivatives are at its order, which is held: it is
+    the best one.
+    """
+    import jax
+
+    xp = jax.numpy
+
+    def row(value: Array) -> Array:
+        return value[: math.prod(shape)].reshape(shape)
+
+    numbers = _Numbers.of(question, shape, leaves)
+    value, order = on_lattice.bound(question.kind, *numbers.asked)
+    value = xp.where(numbers.idle, -np.inf if question.kind == DELTA else 0.0, value)
+    value = row(xp.where(numbers.usual, value, np.nan))
+    if not by:
+        return (_delta_of(value) if question.kind == DELTA else value,)
+
+    def at_order(*leaves: Array) -> Array:
+        asked = _Numbers.of(question, shape, leaves).asked
+        return row(on_lattice.at_order(question.kind, *asked, order))
+
+    rows = []
+    for i in by:
+        along = (xp.full_like(leaf, float(i == k)) for k, leaf in enumerate(leaves))
+        rows.append(jax.jvp(at_order, leaves, tuple(along))[1])
+    if question.kind == DELTA:
+        value = _delta_of(value)
+        rows = [value * one for one in rows]
+    # An answer that is 0, or of no steps, may have a kink there.
+    known = xp.isfinite(sum(rows, value)) & (value > 0)
+    return tuple(xp.where(known, one, np.nan) for one in (value, *rows))
+
+
+def _delta_of(log_delta: Array) -> Array:
+    """Rounded up, as `api.delta_of`; NaN where it is below normal numbers."""
+    import jax
+
+    xp = jax.numpy
+    near = xp.minimum(xp.nextafter(xp.exp(log_delta), np.inf), 1.0)
+    is_normal = xp.isneginf(log_delta) | (log_delta > _SMALLEST_LOG_DELTA)
+    near = xp.where(xp.isneginf(log_delta), 0.0, near)
+    return xp.where(is_normal, near, np.nan)
+
+
+class _Numbers(NamedTuple):
+    """What a batch is computed of; arrays of all settings, and some to fill a block."""
+
+    asked: tuple[Array, tuple[Group, ...], int]  # target, groups and block
+    usual: Array  # whether the numbers are what the host would compute with
+    idle: Array  # whether no step is taken
+
+    @classmethod
+    def of(
+        cls, question: Question, shape: tuple[int, ...], leaves: Sequence[Array]
+    ) -> _Numbers:
+        """The numbers of a question, with those that were missing."""
+        import jax
+
+        xp, size = jax.numpy, math.prod(shape)
+        block = min(size, _CPU_BLOCK if on_cpu() else _ACCELERATOR_BLOCK)
+
+        def flat(number: Any) -> Array:
+            number = xp.broadcast_to(xp.asarray(number, np.float64), shape)
+            return xp.pad(number.reshape(-1), (0, -size % block), "edge")
+
+        given = dict(zip(question.places, leaves, strict=True))
+        step = mapped(question.step, lambda where, value: given.get(where, value))
+        others = {**question.known, **given}
+        parts, counts = _parts(step)
+        counts = [flat(count) for count in counts]
+        times = others.get(NUM_STEPS)
+        times = flat(1.0 if times is None else times)
+        losses = [drawn_by_coins(part).map(flat) for part in parts]
+        coins = [coin for part in parts for coin in coins_of(part)]
+        rates = [flat(coin.sampling_probability) for coin in coins]
+        target = flat(others[_TARGETS[question.kind]])
+        usual = functools.reduce(
+            operator.and_,
+            (
+                _is_target(question.kind, target),
+                *(_is_whole(count) for count in (times, *counts)),
+                *(_is_within(rate, _RATES) for rate in rates),
+                *(_is_within(loss.outer_rate, _RATES) for loss in losses),
+                *(_is_within(loss.shift, _SHIFTS) for loss in losses),
+            ),
+        )
+        counts = xp.stack([xp.where(usual, count * times, 1.0) for count in counts])
+        idle = xp.sum(counts, axis=0) == 0
+
+        def stacked(columns: Sequence[Array]) -> Array:
+            return xp.stack([xp.where(usual, one, _SOME_FIELD) for one in columns])
+
+        fields = zip(*(loss.fields for loss in losses), strict=True)
+        loss = SampledGaussianLoss(*map(stacked, fields))
+        register_dataclasses(loss)
+        groups = (Group(loss, xp.where(idle, 1.0, counts)),)
+        target = xp.where(usual, target, _SOME_TARGET[question.kind])
+        target = xp.log(target) if question.kind == EPSILON else target
+        return cls((target, groups, block), usual, idle)
+
+
+def _parts(step: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The steps of a run, and how often each is taken."""
+    if isinstance(step, ComposedSteps):
+        return step.steps, step.counts
+    return (step,), (1,)
+
+
+def _is_target(kind: str, target: Array) -> Array:
+    """Whether what is asked at is at neither end of its range."""
+    if kind == EPSILON:
+        return (target > 0) & (target < 1)
+    if kind == DELTA:
+        return (target >= 0) & (target < np.inf)
+    return (target > 1) & (target < _LARGEST_ORDER)
+
+
+def _is_whole(count: Array) -> Array:
+    import jax
+
+    return (count == jax.numpy.floor(count)) & (count >= 0) & (count <= _MOST_STEPS)
+
+
+def _is_within(number: Array, ends: tuple[float, float]) -> Array:
+    return (number >= ends[0]) & (number <= ends[1])

@@ -1,0 +1,221 @@
+"""Rényi's questions in a compiled program: the host's numbers, without asking it."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic import traced
+from jaxdp_episodic.accountant.questions import dominating_pair, traced_program
+from jaxdp_episodic.accountant.questions.traced_host import Question
+
+DELTA = 1e-5
+P = jax.sharding.PartitionSpec
+NOISES = np.array([0.6, 0.8, 1.1, 2.0, 5.0])
+RATES = np.array([0.3, 0.01, 1e-3, 1e-5, 0.05])
+
+
+def step(noise: Any, rate: Any = 0.01, **more: Any) -> jde.GaussianStep:
+    return jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=rate),
+        noise_multiplier=noise,
+        **more,
+    )
+
+
+def epsilon(noise: Any, rate: Any = 0.01, num_steps: Any = 1000, delta: Any = DELTA):
+    asked = {"delta": delta, "num_steps": num_steps, "method": "rdp"}
+    return traced.epsilon(step(noise, rate), **asked)
+
+
+def plain(noise: Any, rate: Any = 0.01, num_steps: Any = 1000, delta: Any = DELTA):
+    asked = {"delta": delta, "num_steps": num_steps, "method": "rdp"}
+    return jde.epsilon(step(noise, rate), **asked)
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    monkeypatch.setattr(traced_program, "FEWEST", len(NOISES))
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """The shapes of what the host is asked about."""
+    calls = []
+    known = Question.answer
+
+    def counted(self, *given):
+        calls.append(np.shape(given[-1]))
+        return known(self, *given)
+
+    monkeypatch.setattr(Question, "answer", counted)
+    return calls
+
+
+# --- What is compiled ---
+
+
+def test_curves(host) -> None:
+    """At their ends, and beyond them, the host answers: there alone."""
+    orders = np.array([1.5, 4.0, 64.0])
+    curve = jax.jit(lambda noise: traced.rdp(step(noise, RATES), orders))
+    true = jde.rdp(step(NOISES, RATES), orders)
+    np.testing.assert_allclose(curve(NOISES), true, rtol=1e-12)
+    assert host == []
+    noises = np.where(NOISES == 2.0, 0.0, NOISES)
+    np.testing.assert_allclose(
+        curve(noises), jde.rdp(step(noises, RATES), orders), rtol=1e-12
+    )
+    assert host == [(3,)]
+    with pytest.raises(Exception, match="noise_multiplier must be >= 0, got"):
+        jax.block_until_ready(curve(-NOISES))
+    with pytest.raises(Exception, match="noise_multiplier must not be NaN"):
+        jax.block_until_ready(curve(np.nan * NOISES))
+
+
+def test_small_batches_are_the_hosts(host) -> None:
+    few = jax.jit(jax.vmap(epsilon))(NOISES[:4])
+    np.testing.assert_array_equal(few, plain(NOISES[:4]))
+    assert host == [(4,)]
+
+
+@pytest.mark.parametrize("what", ["numpy", "float32", "exact", "backward", "sizes"])
+def test_what_is_left_to_the_host(what, monkeypatch) -> None:
+    monkeypatch.delenv("JAXDP_EPISODIC_ENGINE", raising=False)
+    sampling = jde.Poisson("example", sampling_probability=0.1)
+    if what == "sizes":
+        sampling = jde.WithoutReplacement("example", size=2, population=20)
+    one = jde.GaussianStep(sampling, noise_multiplier=1.0)
+    option = {"direction": "backward"} if what == "backward" else {"method": "rdp"}
+    kind = "rdp" if what == "backward" else "epsilon"
+    if what == "exact":
+        option = {"method": "exact"}
+    if what == "numpy":
+        monkeypatch.setenv("JAXDP_EPISODIC_ENGINE", "numpy")
+    question = Question(kind, one, {}, ("noise_multiplier",), option)
+    assert traced_program.is_in_program(question) == (what == "float32")
+
+
+# --- The pair of what is drawn by coins ---
+
+
+def levels(*rates: float, **options: Any) -> jde.GaussianStep:
+    names = "school", "class", "child"
+    coins = (
+        jde.Poisson(name, sampling_probability=rate)
+        for name, rate in zip(names, rates, strict=False)
+    )
+    return jde.GaussianStep(
+        jde.MultistageSampling(*coins), noise_multiplier=0.7, **options
+    )
+
+
+def test_the_pair_is_the_theorems() -> None:
+    for one in (
+        levels(0.2),
+        levels(0.2, 0.3, clip_unit="class"),
+        levels(0.2, 0.3, 0.4, clip_unit="child", neighboring_relation="zero_out"),
+        levels(0.2, 0.3, 0.4, clip_unit="class", privacy_unit="class"),
+        levels(0.2, 0.3, clip_unit="school", privacy_unit="school"),
+    ):
+        assert dominating_pair.coins_of(one)
+        true = dominating_pair.dominating_pair(one)
+        pair = dominating_pair.drawn_by_coins(one)
+        assert type(true) is type(pair)
+        fields = zip(pair.fields, true.fields, strict=True)
+        assert all(np.all(a == np.squeeze(b)) for a, b in fields)
+
+
+def test_other_pairs_have_no_coins() -> None:
+    tree = jde.Population.from_sizes([[30, 12], [11, 40]])
+    for one in (
+        levels(0.2, neighboring_relation="replace_one"),
+        levels(0.2, 0.3, clip_unit="school"),
+        levels(0.2, 0.3, clip_unit="class", population=tree),
+        levels(0.2, 0.3, clip_unit="step"),
+        jde.LaplaceRelease(1.0, sampling_probability=0.2),
+        jde.GaussianStep(
+            jde.MultistageSampling(
+                jde.Poisson("school", sampling_probability=0.2),
+                jde.WithoutReplacement("class", size=2, population=9),
+            ),
+            noise_multiplier=1.0,
+            clip_unit="school",
+            privacy_unit="school",
+        ),
+    ):
+        assert dominating_pair.coins_of(one) == ()
+
+
+# --- Searches ---
+
+
+@pytest.mark.slow
+def test_epsilons_and_derivatives(host, monkeypatch) -> None:
+    """Of each number, also where the host answers some."""
+    counts, deltas = np.array([1e4, 10.0, 1e3, 1e5, 0.0]), np.full(5, 1e-6)
+    at = NOISES, RATES, counts, deltas
+    by = tuple(range(4))
+    each = jax.jit(jax.vmap(jax.value_and_grad(epsilon, by)))
+    value, slopes = each(*at)
+    assert host and set(host) == {(1,)}  # no step is taken
+    np.testing.assert_allclose(value, plain(*at), rtol=1e-12)
+    monkeypatch.setattr(traced_program, "FEWEST", 100)
+    _, true = jax.vmap(jax.value_and_grad(epsilon, by))(*at)
+    for slope, one in zip(slopes, true, strict=True):
+        np.testing.assert_allclose(slope, one, rtol=2e-8)
+    assert np.all(np.isfinite(slopes[0][:4]))
+
+
+@pytest.mark.slow
+def test_deltas_of_a_composed_run(host) -> None:
+    def delta(first, rate, epsilon, times):
+        parts = (step(first, rate), 100), (step(2.0, 0.02), 200)
+        run = jde.compose(*parts)
+        asked = {"epsilon": epsilon, "num_steps": times, "method": "rdp"}
+        return traced.delta(run, **asked)
+
+    targets, times = np.array([0.5, 2.0, 8.0, 1.0, np.inf]), np.arange(1, 6)
+    at = NOISES, RATES, targets, times
+    value, slopes = jax.jit(jax.vmap(jax.value_and_grad(delta, (0, 1, 2))))(*at)
+    assert (1,) in host and (5,) not in host
+    run = jde.compose((step(NOISES, RATES), 100), (step(2.0, 0.02), 200))
+    asked = {"epsilon": targets, "num_steps": times, "method": "rdp"}
+    true = jde.delta(run, **asked)
+    np.testing.assert_allclose(value, true, rtol=1e-10)
+    h = 1e-4
+    more = jde.compose((step(NOISES * (1 + h), RATES), 100), (step(2.0, 0.02), 200))
+    less = jde.compose((step(NOISES * (1 - h), RATES), 100), (step(2.0, 0.02), 200))
+    rise = jde.delta(more, **asked) - jde.delta(less, **asked)
+    np.testing.assert_allclose(slopes[0][:4], (rise / (2 * h * NOISES))[:4], 1e-4)
+
+
+@pytest.mark.slow
+def test_loops_shards_and_hessians(host) -> None:
+    true = plain(NOISES)
+
+    def body(carry, _):
+        return carry * 1.0, epsilon(carry)
+
+    _, seen = jax.jit(lambda x: jax.lax.scan(body, x, None, length=2))(NOISES)
+    np.testing.assert_allclose(seen, np.stack([true, true]), rtol=1e-12)
+    end = jax.jit(
+        lambda x: jax.lax.while_loop(
+            lambda x: epsilon(x).max() > 0.9 * true.max(), lambda x: 1.1 * x, x
+        )
+    )(NOISES)
+    assert plain(np.asarray(end)).max() <= 0.9 * true.max()
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("runs",))
+    sharded = jax.shard_map(epsilon, mesh=mesh, in_specs=P("runs"), out_specs=P("runs"))
+    np.testing.assert_allclose(jax.jit(sharded)(NOISES), true, rtol=1e-12)
+    assert host == []
+    bends = jax.vmap(jax.hessian(epsilon))(NOISES)
+    assert np.all(np.isfinite(bends)) and np.all(bends > 0)

@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.tools.book.check_in import Paid, check_in, refuse_copied
 from jaxdp_episodic.tools.book.content import BookTerms, new_name
+from jaxdp_episodic.tools.book.prices import price_of_search
 from jaxdp_episodic.tools.train.booked import (
     Booking,
     PartOfSearch,
@@ -362,7 +363,7 @@ def _check_in(
                 "run.step.sampling: a book's prices are public, that of this search "
                 "rests on private sizes of groups; state a population in every draw"
             )
-        return terms.prices.price_of_rdp(DEFAULT_ORDERS, tuned, floor=book.floor)
+        return price_of_search(terms.prices, DEFAULT_ORDERS, tuned, floor=book.floor)
 
     order = order_of_search(state["search"], folder.name, whom.pop(), price)
     return check_in(book.where, folder, order, run=state["name"])

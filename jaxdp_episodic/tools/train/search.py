@@ -29,7 +29,6 @@ from jaxdp_episodic.tools.train.booked import (
     PartOfSearch,
     order_of_search,
     protected_in,
-    refuse_other_way,
 )
 from jaxdp_episodic.tools.train.result import RELEASE
 from jaxdp_episodic.tools.train.run import run_training
@@ -108,11 +107,11 @@ def run_search(
         )
     console = console or Console(stderr=True)
     with run_files.locked(folder):
-        refuse_other_way(folder, resume=resume, is_booked=book is not None)
+        name = None if book is None else book.book
         state = (
-            _resumed(search, folder)
+            _resumed(search, folder, name)
             if resume
-            else _started(search, folder, base, console)
+            else _started(search, folder, base, console, name)
         )
         budget = SearchBudget(**state["budget"])
         console.print(
@@ -147,7 +146,11 @@ def run_search(
 
 
 def _started(
-    search: Search, folder: Path, base: Path | None, console: Console
+    search: Search,
+    folder: Path,
+    base: Path | None,
+    console: Console,
+    book: str | None,
 ) -> dict[str, Any]:
     """Draws the search, and stores it before anything is trained."""
     if (folder / STATE).exists():
@@ -163,6 +166,7 @@ def _started(
     state = {
         "version": _VERSION,
         "name": new_name(),
+        "book": book,
         "search": _described(search),
         "budget": budget._asdict(),
         "runs": runs,
@@ -171,8 +175,8 @@ def _started(
     return state
 
 
-def _resumed(search: Search, folder: Path) -> dict[str, Any]:
-    """The search that was drawn; it must be the one that is described."""
+def _resumed(search: Search, folder: Path, book: str | None) -> dict[str, Any]:
+    """The search that was drawn; it must be the one that is described, and its book."""
     try:
         state = json.loads((folder / STATE).read_bytes())
     except FileNotFoundError:
@@ -182,6 +186,13 @@ def _resumed(search: Search, folder: Path) -> dict[str, Any]:
     if state.get("version") != _VERSION or state["search"] != _described(search):
         raise ValueError(
             f"{folder} holds another search: the file has changed since it was drawn"
+        )
+    if (began := state.get("book")) != book:
+        with_it = "without one" if began is None else f"with {began[:12]}…"
+        given = "none" if book is None else f"{book[:12]}…"
+        raise ValueError(
+            f"book must be as it was: the search in {folder} began {with_it}, got "
+            f"{given}"
         )
     return state
 

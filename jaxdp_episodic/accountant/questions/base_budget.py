@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -37,9 +35,9 @@ from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.calibration import calibrate_num_steps
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.gdp_budget import (
+    FloorBudget,
+    check_number,
     checked_floor,
-    checked_total,
-    rounded_down,
 )
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
 from jaxdp_episodic.accountant.questions.strategy_prices import worst_of, worst_units
@@ -66,14 +64,16 @@ class BasePrice:
                 "units must be a whole number >= 0, got "
                 f"{_validation.shown(self.units)}"
             )
-        floor = _validation.nonnegative_array("floor", self.floor)
-        object.__setattr__(self, "floor", float(_validation.single("floor", floor)))
-        if self.floor >= 1:
-            raise ValueError(f"floor must lie in [0, 1), got {self.floor}")
+        check_number(self, "floor", below=1)
+
+    @property
+    def amount(self) -> int:
+        """The units."""
+        return self.units
 
 
 @dataclass(frozen=True)
-class BaseBudget:
+class BaseBudget(FloorBudget):
     """A total (epsilon, delta), and how many units of a base step runs may take of it.
 
     For every adaptive choice of runs, each with a price that was fixed before it began,
@@ -84,9 +84,6 @@ class BaseBudget:
 
     Attributes:
       base: one step or release of single settings, as `base_price` takes it.
-      epsilon: of all runs together, nats; > 0 and finite.
-      delta: in (0, 1).
-      floors: in (0, delta): what of delta the floors of all runs may take.
       method: how delta of the base is computed; see `jaxdp_episodic.delta`.
 
     Raises:
@@ -106,8 +103,7 @@ class BaseBudget:
 
     def __post_init__(self) -> None:
         _ = _base_run(self.base)
-        for name, value in checked_total(self.epsilon, self.delta, self.floors).items():
-            object.__setattr__(self, name, value)
+        self._check_total()
         api.check_method(self.method)
         _ = self.units
 
@@ -127,27 +123,13 @@ class BaseBudget:
             )
         return units
 
-    def left(self, prices: Iterable[BasePrice]) -> BasePrice:
-        """Returns the largest price that still fits, rounded down.
+    @property
+    def total(self) -> int:
+        """The units."""
+        return self.units
 
-        Raises:
-          ValueError: the prices exceed the budget.
-        """
-        units, floors = self._left(prices)
-        if units < 0 or floors < 0:
-            raise ValueError("prices must not exceed the budget, got ones that do")
-        return BasePrice(units, rounded_down(floors))
-
-    def permits(self, prices: Iterable[BasePrice], price: BasePrice) -> bool:
-        """Returns whether a price fits beside those that were paid."""
-        return min(self._left([*prices, price])) >= 0
-
-    def _left(self, prices: Iterable[BasePrice]) -> tuple[int, Fraction]:
-        units, floors = self.units, Fraction(self.floors)
-        for price in prices:
-            units -= price.units
-            floors -= Fraction(price.floor)
-        return units, floors
+    def _price_within(self, amount: int, floor: float) -> BasePrice:
+        return BasePrice(amount, floor)
 
 
 def base_price(

@@ -50,6 +50,63 @@ _LARGEST_DELTA = 0.9
 _TOLERANCE = 1e-9
 
 
+class FloorBudget:
+    """Base of budgets of whose prices the amounts add up, exactly, and the floors.
+
+    Attributes:
+      epsilon: of all runs together, nats; > 0 and finite.
+      delta: in (0, 1).
+      floors: in (0, delta): what of delta the floors of all runs may take.
+    """
+
+    epsilon: float
+    delta: float
+    floors: float
+
+    @property
+    def total(self) -> Any:
+        """What the amounts of all runs may be together."""
+        raise NotImplementedError
+
+    def _price_within(self, amount: Any, floor: float) -> Any:
+        raise NotImplementedError
+
+    def left(self, prices: Iterable[Any]) -> Any:
+        """Returns the largest price that still fits, rounded down.
+
+        Raises:
+          ValueError: the prices exceed the budget.
+        """
+        amount, floors = self._left(prices)
+        if amount < 0 or floors < 0:
+            raise ValueError("prices must not exceed the budget, got ones that do")
+        return self._price_within(amount, _rounded_down(floors))
+
+    def permits(self, prices: Iterable[Any], price: Any) -> bool:
+        """Returns whether a price fits beside those that were paid."""
+        return min(self._left([*prices, price])) >= 0
+
+    def _left(self, prices: Iterable[Any]) -> tuple[Fraction | int, Fraction]:
+        amount, floors = self.total, Fraction(self.floors)
+        for price in prices:
+            amount -= price.amount
+            floors -= Fraction(price.floor)
+        return amount, floors
+
+    def _check_total(self) -> None:
+        """Checks a total, and what of its delta floors may take."""
+        check_number(self, "epsilon")
+        if not 0 < self.epsilon < np.inf:
+            raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon:g}")
+        for name in ("delta", "floors"):
+            share = _validation.open_unit_array(name, getattr(self, name))
+            object.__setattr__(self, name, float(_validation.single(name, share)))
+        if not self.floors < self.delta:
+            raise ValueError(
+                f"floors must be below delta, {self.delta:g}, got {self.floors:g}"
+            )
+
+
 @dataclass(frozen=True)
 class GdpPrice:
     """What a run takes of a `GdpBudget`.
@@ -63,19 +120,19 @@ class GdpPrice:
     floor: float
 
     def __post_init__(self) -> None:
-        for name in ("mu", "floor"):
-            value = getattr(self, name)
-            if type(value) is not float or not value >= 0:  # books hold thousands
-                value = float(_validation.single(name, _number(name, value)))
-                object.__setattr__(self, name, value)
+        check_number(self, "mu")
         if not math.isfinite(self.mu):
             raise ValueError(f"mu must be finite, got {self.mu}: no noise")
-        if self.floor >= 1:
-            raise ValueError(f"floor must lie in [0, 1), got {self.floor}")
+        check_number(self, "floor", below=1)
+
+    @property
+    def amount(self) -> Fraction:
+        """The square of mu."""
+        return Fraction(self.mu) ** 2
 
 
 @dataclass(frozen=True)
-class GdpBudget:
+class GdpBudget(FloorBudget):
     """A total (epsilon, delta), and what runs may take of it.
 
     For every adaptive choice of runs, each with a price that was fixed before it began,
@@ -83,11 +140,6 @@ class GdpBudget:
     together has ``delta(eps) <= floors + (1 - floors) D(mu, eps)`` for every eps >= 0,
     an *upper bound*, and so is (epsilon, delta)-private. Sums are those of the floats,
     as exact fractions. A run that ends early gives nothing back.
-
-    Attributes:
-      epsilon: of all runs together, nats; > 0 and finite.
-      delta: in (0, 1).
-      floors: in (0, delta): what of delta the floors of all runs may take.
 
     Raises:
       ValueError: a value out of range; an epsilon so large that mu exceeds 100.
@@ -102,8 +154,7 @@ class GdpBudget:
     floors: float
 
     def __post_init__(self) -> None:
-        for name, value in checked_total(self.epsilon, self.delta, self.floors).items():
-            object.__setattr__(self, name, value)
+        self._check_total()
         _ = self.mu
 
     @functools.cached_property
@@ -123,30 +174,16 @@ class GdpBudget:
         found = float(largest_within(excess, low, high, tolerance=_TOLERANCE)[0])
         return found
 
-    def left(self, prices: Iterable[GdpPrice]) -> GdpPrice:
-        """Returns the largest price that still fits, rounded down.
+    @property
+    def total(self) -> Fraction:
+        """The square of mu."""
+        return Fraction(self.mu) ** 2
 
-        Raises:
-          ValueError: the prices exceed the budget.
-        """
-        squares, floors = self._left(prices)
-        if squares < 0 or floors < 0:
-            raise ValueError("prices must not exceed the budget, got ones that do")
-        mu = math.sqrt(squares)
-        while Fraction(mu) ** 2 > squares:
+    def _price_within(self, amount: Fraction, floor: float) -> GdpPrice:
+        mu = math.sqrt(amount)
+        while Fraction(mu) ** 2 > amount:
             mu = math.nextafter(mu, 0.0)
-        return GdpPrice(mu, rounded_down(floors))
-
-    def permits(self, prices: Iterable[GdpPrice], price: GdpPrice) -> bool:
-        """Returns whether a price fits beside those that were paid."""
-        return min(self._left([*prices, price])) >= 0
-
-    def _left(self, prices: Iterable[GdpPrice]) -> tuple[Fraction, Fraction]:
-        squares, floors = Fraction(self.mu) ** 2, Fraction(self.floors)
-        for price in prices:
-            squares -= Fraction(price.mu) ** 2
-            floors -= Fraction(price.floor)
-        return squares, floors
+        return GdpPrice(mu, floor)
 
     def delta_at(self, epsilon: Any) -> np.ndarray | np.float64:
         """Returns what the budget guarantees at another epsilon >= 0: *upper bound*."""
@@ -272,24 +309,8 @@ def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
     return price_of_curve(epsilons, np.minimum.accumulate(deltas), floor=lost)
 
 
-def checked_total(epsilon: Any, delta: Any, floors: Any) -> dict[str, float]:
-    """Returns a total, and what of its delta floors may take, checked."""
-    target = _validation.single("epsilon", _number("epsilon", epsilon))
-    if not 0 < target < np.inf:
-        raise ValueError(f"epsilon must be > 0 and finite, got {target:g}")
-    found = {"epsilon": float(target)}
-    for name, value in {"delta": delta, "floors": floors}.items():
-        share = _validation.single(name, _validation.open_unit_array(name, value))
-        found[name] = float(share)
-    if not found["floors"] < found["delta"]:
-        raise ValueError(
-            f"floors must be below delta, {found['delta']:g}, got {found['floors']:g}"
-        )
-    return found
-
-
-def rounded_down(exact: Fraction) -> float:
-    """Returns the largest float that is not above a fraction >= 0."""
+def _rounded_down(exact: Fraction) -> float:
+    """The largest float that is not above a fraction >= 0."""
     found = float(exact)
     while Fraction(found) > exact:
         found = math.nextafter(found, 0.0)
@@ -306,8 +327,14 @@ def checked_floor(floor: Any) -> float:
     return float(value)
 
 
-def _number(name: str, value: Any) -> np.ndarray:
-    return _validation.nonnegative_array(name, value)
+def check_number(described: Any, name: str, *, below: float = math.inf) -> None:
+    """Makes a field the number >= 0 that it must be."""
+    value = getattr(described, name)
+    if type(value) is not float or not value >= 0:  # books hold thousands
+        checked = _validation.single(name, _validation.nonnegative_array(name, value))
+        object.__setattr__(described, name, value := float(checked))
+    if below < math.inf and value >= below:
+        raise ValueError(f"{name} must lie in [0, {below:g}), got {value}")
 
 
 def _log_profile(mu: Any, epsilon: Any) -> np.ndarray:

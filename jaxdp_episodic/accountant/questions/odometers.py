@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,13 +13,11 @@ from jaxdp_episodic.accountant.methods.adaptive.odometer import (
     margin,
     odometer_delta,
 )
-from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
+from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
 from jaxdp_episodic.accountant.questions.strategies import (
-    Game,
-    all_runs,
     game_of,
     game_of_budgets,
-    problems_of,
+    problems_by_theorem,
 )
 
 
@@ -29,7 +27,7 @@ def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Ends:
     if not game.steps:
         return Ends(-math.inf, -math.inf)
     found = []
-    for above, below in _problems(game):
+    for above, below in problems_by_theorem(game):
         each = [odometer_delta(problem, odometer) for problem in above]
         lower = [odometer_delta(p, odometer).lower for p in below]
         lower = lower or [ends.lower for ends in each]
@@ -48,7 +46,7 @@ def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
         return np.zeros(menu.budget + 1)
     budgets = game_of_budgets(menu, menu.budget)
     epsilons = np.full(menu.budget + 1, np.inf)
-    for above, _ in _problems(budgets):
+    for above, _ in problems_by_theorem(budgets):
         worst = [filter_epsilons(p, log_delta, budgets.budgets) for p in above]
         epsilons = np.minimum(epsilons, np.maximum.reduce(worst))
     if not np.isfinite(epsilons).all():
@@ -57,17 +55,9 @@ def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
     epsilons = np.maximum.accumulate(epsilons)
     found = min(
         max(margin(problem, epsilons.tolist(), log_delta) for problem in above)
-        for above, _ in _problems(game)
+        for above, _ in problems_by_theorem(game)
     )
     epsilons = epsilons + found
     # Of nothing that was released.
     epsilons[0] = 0.0
     return epsilons
-
-
-def _problems(game: Game) -> Iterator[tuple[list[Problem], list[Problem]]]:
-    """Of each theorem the paths' problems."""
-    each = [all_runs(step) for step in game.steps]
-    for theorem in range(max(map(len, each))):
-        runs = [some[min(theorem, len(some) - 1)] for some in each]
-        yield problems_of(game.graph, runs)

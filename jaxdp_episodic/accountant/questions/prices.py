@@ -22,13 +22,12 @@ from jaxdp_episodic.accountant.methods.question import DeltaAt
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
-    all_runs,
     equivalent,
     game_of,
     game_of_budgets,
     largest_within,
     part_of,
-    problems_of,
+    problems_by_theorem,
 )
 
 # Budgets that prices are laid for.
@@ -230,12 +229,8 @@ def _delta_above(game: Game, epsilon: float) -> float:
     same = equivalent(game)
     if same is not None:
         return float(api.delta(same, epsilon=epsilon, method="pld"))
-    each = [all_runs(step) for step in game.steps]
-    found = math.inf
-    for theorem in range(max(map(len, each))):
-        runs = [some[min(theorem, len(some) - 1)] for some in each]
-        problems, _ = problems_of(game.graph, runs)
-        question = DeltaAt(np.asarray(epsilon))
+    question, found = DeltaAt(np.asarray(epsilon)), math.inf
+    for problems, _ in problems_by_theorem(game):
         uppers = [Solver(question, p).answer(_WIDTH).upper for p in problems]
         found = min(found, math.exp(max(uppers)))
     return found * (1 + 1e-15)
@@ -243,11 +238,8 @@ def _delta_above(game: Game, epsilon: float) -> float:
 
 def _by_one_pass(game: Game, epsilon: float, delta: float) -> int:
     """The rows of one recursion are the worst strategies of all smaller budgets."""
-    each = [all_runs(step) for step in game.steps]
     best = 0
-    for theorem in range(max(map(len, each))):
-        runs = [some[min(theorem, len(some) - 1)] for some in each]
-        problems, _ = problems_of(game.graph, runs)
+    for problems, _ in problems_by_theorem(game):
         budget = max(game.budgets.values())
         for problem in problems:
             solver = Solver(DeltaAt(np.asarray(epsilon)), problem)

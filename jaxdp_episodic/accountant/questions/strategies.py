@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,11 +183,10 @@ def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
       game: of at least one option.
       width: see `Solver.answer`.
     """
-    each = [all_runs(step) for step in game.steps]
-    by_theorem = []
-    for theorem in range(max(map(len, each))):
-        runs = [some[min(theorem, len(some) - 1)] for some in each]
-        by_theorem.append(_ends_of_paths(question, game.graph, runs, width))
+    by_theorem = [
+        _ends_of_paths(question, *problems, width)
+        for problems in problems_by_theorem(game)
+    ]
     return Ends(
         min(found.lower for found in by_theorem),
         min(found.upper for found in by_theorem),
@@ -195,9 +194,11 @@ def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
 
 
 def _ends_of_paths(
-    question: Question, graph: Graph, runs: Sequence[Run], width: float | None
+    question: Question,
+    above: Sequence[Problem],
+    below: Sequence[Problem],
+    width: float | None,
 ) -> Ends:
-    above, below = problems_of(graph, runs)
     lower, upper = question.nothing, question.nothing
     solvers = [Solver(question, problem) for problem in above]
     # The worst first: most others then need no second look.
@@ -211,10 +212,26 @@ def _ends_of_paths(
     return Ends(min(lower, upper), upper)
 
 
-def problems_of(
+def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Problem]]]:
+    """Of each theorem, which holds by itself, the problems of the paths.
+
+    Where these stand for more paths, also some of a lower end.
+    """
+    for runs in _runs_by_theorem(game):
+        yield _problems_of(game.graph, runs)
+
+
+def _runs_by_theorem(game: Game) -> Iterator[tuple[Run, ...]]:
+    """Of each theorem the runs of all steps; a step with fewer keeps its last one."""
+    each = [all_runs(step) for step in game.steps]
+    for theorem in range(max(map(len, each))):
+        yield tuple(some[min(theorem, len(some) - 1)] for some in each)
+
+
+def _problems_of(
     graph: Graph, runs: Sequence[Run]
 ) -> tuple[list[Problem], list[Problem]]:
-    """The paths' problems; where these stand for more paths, some of a lower end."""
+    """The problems of one theorem."""
     joint = Run(
         tuple(loss for run in runs for loss in run.losses),
         tuple(count for run in runs for count in run.counts),
@@ -249,7 +266,7 @@ def as_deltas(found: Ends) -> Ends:
 def largest_loss(game: Game) -> float:
     """*Upper bound* of what any strategy loses; inf where there is none."""
     most = 0.0
-    for steps in zip(*_padded([all_runs(s) for s in game.steps]), strict=True):
+    for steps in _runs_by_theorem(game):
         costs = np.array([float(run.most_lost.max()) for run in steps])
         lost = any(np.any(run.log_kept() < 0) for run in steps)
         total = math.inf if lost else float(game.graph.most(costs))
@@ -260,17 +277,12 @@ def largest_loss(game: Game) -> float:
 def lost_at_once(game: Game) -> float:
     """*Upper bound* of the probability that a strategy loses everything at once."""
     most = 0.0
-    for steps in zip(*_padded([all_runs(s) for s in game.steps]), strict=True):
+    for steps in _runs_by_theorem(game):
         costs = np.array([-float(run.log_kept().min()) for run in steps])
         with np.errstate(invalid="ignore"):
             lost = -math.expm1(-float(game.graph.most(costs)))
         most = max(most, lost)
     return min(most * (1 + 1e-12), 1.0)
-
-
-def _padded(each: Sequence[tuple[Run, ...]]) -> list[tuple[Run, ...]]:
-    length = max(map(len, each))
-    return [runs + (runs[-1],) * (length - len(runs)) for runs in each]
 
 
 def largest_within(fits: Callable[[int], bool], most: int) -> int:

@@ -8,7 +8,7 @@ in one go with others, it is compared at all g >= 1 and in both orientations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,8 @@ from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
-    all_runs,
     part_of,
-    problems_of,
+    problems_by_theorem,
 )
 
 
@@ -89,15 +88,6 @@ def _points(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
 
 def _least_of_theorems(run: AdaptiveRun, of_path: Callable[[Problem], float]) -> float:
     """Each theorem holds by itself; of its paths the dearest counts."""
-    return min(
-        max(of_path(problem) for problem in problems) for problems in _problems(run)
-    )
-
-
-def _problems(run: AdaptiveRun) -> Iterator[list[Problem]]:
     game = part_of(run)
     assert isinstance(game, Game)
-    each = [all_runs(step) for step in game.steps]
-    for theorem in range(max(map(len, each))):
-        runs = [some[min(theorem, len(some) - 1)] for some in each]
-        yield problems_of(game.graph, runs)[0]
+    return min(max(map(of_path, above)) for above, _ in problems_by_theorem(game))

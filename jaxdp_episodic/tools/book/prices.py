@@ -55,6 +55,7 @@ class _FloorPrices:
     """
 
     kind: ClassVar[str]
+    currency: ClassVar[str]
     price_class: ClassVar[type]
 
     budget: Any
@@ -85,6 +86,16 @@ class _FloorPrices:
         each = [dataclasses.asdict(self._price(p, method, lost)) for p in parts]
         return {name: max(one[name] for one in each) for name in each[0]}
 
+    def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
+        """Returns names of the currencies, what was spent, and the total of each."""
+        before = [self.read(price) for price in paid]
+        amounts = sum(price.amount for price in before)
+        floors, total = sum(price.floor for price in before), self.budget
+        return [
+            (self.currency, float(amounts), float(total.total)),
+            ("floor", float(floors), total.floors),
+        ]
+
     def holds(self, paid: Sequence[Price]) -> bool:
         """Returns whether the prices do not exceed the total."""
         *before, last = [self.read(price) for price in paid] or [None]
@@ -107,27 +118,13 @@ class GdpPrices(_FloorPrices):
     """Any runs, each charged mu and a floor of its own; see `GdpBudget`."""
 
     kind: ClassVar[str] = "gdp"
+    currency: ClassVar[str] = "mu^2"
     price_class: ClassVar[type] = GdpPrice
 
     budget: GdpBudget
 
     def _price(self, run: AnyRun, method: str, floor: float) -> GdpPrice:
         return gdp_price(run, floor=floor, method=method)
-
-    def price_of_rdp(
-        self, orders: Any, rdp: Any, *, floor: float | None = None
-    ) -> Price:
-        """Returns the price of what is known by its Rényi-DP; see `price_of_rdp`."""
-        lost = self.default_floor if floor is None else floor
-        return dataclasses.asdict(price_of_rdp(orders, rdp, floor=lost))
-
-    def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
-        """Returns names of the currencies, what was spent, and the total of each."""
-        before = [self.read(price) for price in paid]
-        squares = sum(price.mu**2 for price in before)
-        floors = sum(price.floor for price in before)
-        total = self.budget
-        return [("mu^2", squares, total.mu**2), ("floor", floors, total.floors)]
 
     def left(self, paid: Sequence[Price]) -> str:
         """Returns what is left, in words."""
@@ -148,6 +145,7 @@ class BasePrices(_FloorPrices):
     """Any runs, each charged units of a base and a floor; see `BaseBudget`."""
 
     kind: ClassVar[str] = "base"
+    currency: ClassVar[str] = "base steps"
     price_class: ClassVar[type] = BasePrice
 
     budget: BaseBudget
@@ -155,26 +153,6 @@ class BasePrices(_FloorPrices):
     def _price(self, run: AnyRun, method: str, floor: float) -> BasePrice:
         del method  # it is certified with any
         return base_price(run, self.budget.base, floor=floor)
-
-    def price_of_rdp(
-        self, orders: Any, rdp: Any, *, floor: float | None = None
-    ) -> Price:
-        """Refuses a search, which is known by its Rényi-DP alone."""
-        raise NotImplementedError(
-            "a search for hyperparameters has no price in base steps: a Rényi bound of "
-            "it is all that is known; a book with mu-GDP prices charges it"
-        )
-
-    def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
-        """Returns names of the currencies, what was spent, and the total of each."""
-        before = [self.read(price) for price in paid]
-        units = sum(price.units for price in before)
-        floors = sum(price.floor for price in before)
-        total = self.budget
-        return [
-            ("base steps", float(units), float(total.units)),
-            ("floor", float(floors), total.floors),
-        ]
 
     def left(self, paid: Sequence[Price]) -> str:
         """Returns what is left, in words."""
@@ -257,15 +235,6 @@ class MenuPrices:
             + ", ".join(options)
         )
 
-    def price_of_rdp(
-        self, orders: Any, rdp: Any, *, floor: float | None = None
-    ) -> Price:
-        """Refuses a search, which is known by its Rényi-DP alone."""
-        raise NotImplementedError(
-            "a search for hyperparameters is on no menu: its composition with other "
-            "runs is not covered; a book with mu-GDP prices charges it"
-        )
-
     def holds(self, paid: Sequence[Price]) -> bool:
         """Returns whether the menu allows what was taken."""
         try:
@@ -339,6 +308,24 @@ def prices_from_dict(
     }
     kind = _validation.choice("kind of prices", fields["kind"], kinds)
     return kinds[kind].from_dict(fields, epsilon=epsilon, delta=delta, method=method)
+
+
+def price_of_search(
+    prices: Prices, orders: Any, rdp: Any, *, floor: float | None = None
+) -> Price:
+    """Returns the price of what is known by its Rényi-DP; see `price_of_rdp`.
+
+    Raises:
+      NotImplementedError: prices other than mu-GDP.
+    """
+    if not isinstance(prices, GdpPrices):
+        raise NotImplementedError(
+            "a search for hyperparameters has no price in base steps, and is on no "
+            "menu: a Rényi bound of it is all that is known; a book with mu-GDP prices "
+            "charges it"
+        )
+    lost = prices.default_floor if floor is None else floor
+    return dataclasses.asdict(price_of_rdp(orders, rdp, floor=lost))
 
 
 def in_words(price: Price) -> str:

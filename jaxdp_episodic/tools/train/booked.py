@@ -113,7 +113,7 @@ def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
     receipt = read_receipt(folder)
     if is_booked:
         if resume and receipt is None:
-            ledger = folder / run_files.LEDGER  # which a search has none of
+            ledger = folder / run_files.LEDGER
             if ledger.exists() and read_ledger(ledger).book is not None:
                 raise ValueError(
                     f"the receipt {folder / RECEIPT} is gone: the run is charged to a "

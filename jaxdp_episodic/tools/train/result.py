@@ -62,14 +62,15 @@ class Result(NamedTuple):
         spent = upward(self.epsilon, 5) if budget.is_private else "inf (not private)"
         if self.trainer.is_seeded and budget.is_private:
             spent += f" were it not seeded; not private: {SEEDED}"
-        chose = isinstance(self.trainer, AdaptiveTrainer)
-        what = "guarantee" if chose else f"target {budget.epsilon:g}"
+        trainer, what = self.trainer, f"target {budget.epsilon:g}"
+        if isinstance(trainer, AdaptiveTrainer):
+            what = "guarantee"
         unit = budget.step.privacy_unit
         lines.append(
             f"{'epsilon':<12}{spent}   ({what}, delta {budget.delta:g}, one {unit})"
         )
-        if chose and budget.is_private:
-            words = budget_in_words(self.trainer.ledger.budget_charged)
+        if isinstance(trainer, AdaptiveTrainer) and budget.is_private:
+            words = budget_in_words(trainer.ledger.budget_charged)
             lines += [f"{name:<12}{text}" for name, text in words if name != GUARANTEE]
         if self.epsilon_without_last_stage > 1.001 * self.epsilon:
             lines.append(

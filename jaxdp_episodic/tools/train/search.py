@@ -23,12 +23,12 @@ from jaxdp_episodic.accountant.questions.tuning import (
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.tools.book.check_in import Paid, check_in, refuse_copied
 from jaxdp_episodic.tools.book.content import BookTerms, new_name
+from jaxdp_episodic.tools.book.prices import price_of_search
 from jaxdp_episodic.tools.train.booked import (
     Booking,
     PartOfSearch,
     order_of_search,
     protected_in,
-    refuse_other_way,
 )
 from jaxdp_episodic.tools.train.result import RELEASE
 from jaxdp_episodic.tools.train.run import run_training
@@ -107,11 +107,11 @@ def run_search(
         )
     console = console or Console(stderr=True)
     with run_files.locked(folder):
-        refuse_other_way(folder, resume=resume, is_booked=book is not None)
+        name = None if book is None else book.book
         state = (
-            _resumed(search, folder)
+            _resumed(search, folder, name)
             if resume
-            else _started(search, folder, base, console)
+            else _started(search, folder, base, console, name)
         )
         budget = SearchBudget(**state["budget"])
         console.print(
@@ -146,7 +146,11 @@ def run_search(
 
 
 def _started(
-    search: Search, folder: Path, base: Path | None, console: Console
+    search: Search,
+    folder: Path,
+    base: Path | None,
+    console: Console,
+    book: str | None,
 ) -> dict[str, Any]:
     """Draws the search, and stores it before anything is trained."""
     if (folder / STATE).exists():
@@ -162,6 +166,7 @@ def _started(
     state = {
         "version": _VERSION,
         "name": new_name(),
+        "book": book,
         "search": _described(search),
         "budget": budget._asdict(),
         "runs": runs,
@@ -170,8 +175,8 @@ def _started(
     return state
 
 
-def _resumed(search: Search, folder: Path) -> dict[str, Any]:
-    """The search that was drawn; it must be the one that is described."""
+def _resumed(search: Search, folder: Path, book: str | None) -> dict[str, Any]:
+    """The search that was drawn; it must be the one that is described, and its book."""
     try:
         state = json.loads((folder / STATE).read_bytes())
     except FileNotFoundError:
@@ -181,6 +186,13 @@ def _resumed(search: Search, folder: Path) -> dict[str, Any]:
     if state.get("version") != _VERSION or state["search"] != _described(search):
         raise ValueError(
             f"{folder} holds another search: the file has changed since it was drawn"
+        )
+    if (began := state.get("book")) != book:
+        with_it = "without one" if began is None else f"with {began[:12]}…"
+        given = "none" if book is None else f"{book[:12]}…"
+        raise ValueError(
+            f"book must be as it was: the search in {folder} began {with_it}, got "
+            f"{given}"
         )
     return state
 
@@ -362,7 +374,7 @@ def _check_in(
                 "run.step.sampling: a book's prices are public, that of this search "
                 "rests on private sizes of groups; state a population in every draw"
             )
-        return terms.prices.price_of_rdp(DEFAULT_ORDERS, tuned, floor=book.floor)
+        return price_of_search(terms.prices, DEFAULT_ORDERS, tuned, floor=book.floor)
 
     order = order_of_search(state["search"], folder.name, whom.pop(), price)
     return check_in(book.where, folder, order, run=state["name"])

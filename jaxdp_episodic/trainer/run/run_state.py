@@ -126,6 +126,10 @@ class RunState:
         has_stepped = self.num_steps_taken > len(self.budget.before)
         return self._stages.of(self.state, has_stepped=has_stepped)
 
+    def stages_after(self, step: int, params: Any) -> tuple[Stage, ...]:
+        """What parameters after an earlier gradient step can be used as."""
+        return tuple(self._stages.stepped(params, f"@{step}"))
+
     @property
     def released(self) -> Stage:
         """The stage that is released: in the first process what `train` has chosen.

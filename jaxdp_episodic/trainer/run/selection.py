@@ -2,7 +2,8 @@
 
 Stages are compared on held-out data that are not for testing, episode by episode. It
 reads data that the run's guarantee does not cover; of those that it covers the choice
-sees what was released, and nothing else.
+sees what was released, and nothing else. Where all episodes have the same classes, as
+few say little of others, the last stage is compared with the features alone.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class Selection(NamedTuple):
         the last stage.
       reason: why nothing was chosen, in words; "" if it was.
       scores: of each stage, in order, on each split.
-      behind: of each stage by how much the best one is ahead, and the standard error of
-        that difference; see `EpisodeScores.ahead_of`. Empty if nothing was chosen.
+      behind: of each stage that was compared by how much the best of these is ahead,
+        and the standard error of that; see `EpisodeScores.ahead_of`. Empty if nothing
+        was chosen.
     """
 
     stage: Stage
@@ -146,17 +148,18 @@ class Scoring:
     def choose(self) -> Selection:
         """Chooses among the stages that there are, once after a step."""
         taken, stages = self._run.num_steps_taken, self._run.stages()
-        if self._best is not None and stages[-1].name == STEPS:
-            step, params = self._best
-            early = stages[-1]._replace(name=f"{STEPS}@{step}", params=params)
-            stages = (*stages, early) if step < taken else stages
-        scores = {stage.name: self._of(stage) for stage in stages}
-        chosen, behind = stages[-1], {}
+        chosen, early, behind = stages[-1], (), {}
+        if self._best is not None and self._best[0] < taken:
+            early = self._run.stages_after(*self._best)
+        scores = {stage.name: self._of(stage) for stage in (*stages, *early)}
         if self.split is not None:
-            compared = [scores[stage.name][self.split] for stage in stages]
-            place, pairs = simplest(compared)
-            chosen, names = stages[place], [stage.name for stage in stages]
+            first = scores[stages[0].name][self.split]
+            few = list(dict.fromkeys((stages[0].name, chosen.name)))
+            names = list(scores) if first.has_other_classes else few
+            place, pairs = simplest([scores[name][self.split] for name in names])
             behind = dict(zip(names, pairs, strict=True))
+            by_name = {stage.name: stage for stage in (*stages, *early)}
+            chosen = by_name[names[place]]
         shown = {
             name: {split: one.score() for split, one in of_stage.items()}
             for name, of_stage in scores.items()
@@ -170,8 +173,8 @@ class Scoring:
     def _of(self, stage: Stage) -> dict[str, EpisodeScores]:
         """A stage's scores, computed once; those of steps once after each."""
         name = stage.name
-        if name == STEPS:
-            name = f"{STEPS}@{self._run.num_steps_taken}"
+        if name.startswith(STEPS) and "@" not in name:
+            name = f"{name}@{self._run.num_steps_taken}"
         if name not in self._known:
             self._known[name] = {
                 split: evaluation.episodes(stage.learner, stage.params)

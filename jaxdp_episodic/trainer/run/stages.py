@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
+from jaxdp_episodic.trainer.config.training_parts import BOTH, HIDDEN, LOGITS
+from jaxdp_episodic.trainer.learners.learners import Classifier
 from jaxdp_episodic.trainer.learners.untrained import untrained
 from jaxdp_episodic.trainer.run.checkpoint import TrainingState, released_params
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
@@ -25,7 +29,8 @@ class Stage(NamedTuple):
         "initial" (of a run without statistics: the network before any step), "mean"
         (the mean taken off; of a mixed model the line of all tasks), "statistics",
         "steps" (the parameters after gradient steps, or their average, where the
-        optimizer keeps one), "steps@N" (those after step N).
+        optimizer keeps one), "steps@N" (those after step N); of a `Classifier` also
+        "steps/logits" and the like, of what else prototypes can be taken.
       learner: that predicts.
       params: its released parameters.
     """
@@ -73,5 +78,22 @@ class Stages:
         elif jax.tree.leaves(self.initial):
             found.append(Stage(INITIAL, self.judged, self.initial))
         if has_stepped:
-            found.append(Stage(STEPS, self.judged, released_params(state)))
+            found += self.stepped(released_params(state))
         return tuple(found)
+
+    def stepped(self, params: Any, at: str = "") -> list[Stage]:
+        """What parameters after steps can be used as; last as the run is told to."""
+        whole = Stage(f"{STEPS}{at}", self.judged, params)
+        learner = self.learner
+        if not isinstance(learner, Classifier) or learner.features is None:
+            return [whole]
+        # A model of the last layer alone sees the examples' own features.
+        has_more = isinstance(self.initial, Mapping) and len(self.initial) > 1
+        others = (LOGITS, HIDDEN, BOTH) if has_more else (LOGITS, BOTH)
+        stages = []
+        for embed in others:
+            if embed != learner.embed:
+                other = dataclasses.replace(learner, embed=embed)
+                judged = other if self.start is None else self.start.learner(other)
+                stages.append(Stage(f"{STEPS}/{embed}{at}", judged, params))
+        return [*stages, whole]

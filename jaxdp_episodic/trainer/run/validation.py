@@ -211,7 +211,7 @@ class PrivateValidation:
                 encoding=code_of(self.data),
             )
         )
-        sums, weights = sums.astype(np.float64), weights.astype(np.float64)
+        sums, weights = (a.astype(np.float64).sum(axis=1) for a in (sums, weights))
         # What a unit without queries would have is not asked for.
         mean = sums / np.maximum(weights, 1.0)
         score = mean if self.error_bound is None else 1 - mean / self.error_bound

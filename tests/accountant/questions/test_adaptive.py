@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from menus import two_groups
 
 
 def gaussian(noise, rate=0.1, **others):
@@ -382,24 +383,8 @@ def test_an_option_in_which_nothing_can_be_taken_leads_on():
 
 
 def test_the_supremum_over_paths_is_taken_last():
-    # Two groups: option "a" draws the first more often, "b" the second.
-    tree = jde.Population.from_sizes([10, 30])
-
-    def step(size):
-        draw = jde.MultistageSampling(
-            jde.WithoutReplacement("group", size=1),
-            jde.WithoutReplacement("example", size=size),
-        )
-        return jde.GaussianStep(
-            draw,
-            noise_multiplier=2.0,
-            clip_unit="example",
-            population=tree,
-            small_units="keep",
-        )
-
-    options = {"a": step(1), "b": step(20)}
-    run = jde.AdaptiveRun(options, prices={"a": 1, "b": 2}, budget=6)
+    run = two_groups()
+    options = run.options
     lower, upper = run.epsilon_interval(delta=1e-5)
     assert 0 < lower <= upper < lower + 1e-3
     for fixed in (((options["a"], 6),), ((options["b"], 3),)):

@@ -13,6 +13,7 @@ from jaxdp_episodic.accountant.methods.adaptive.profile import profiles_above
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.base_budget import BasePrice, base_price
 from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
+from menus import two_groups
 
 FLOOR = 1e-6
 # Where prices are looked at, nats.
@@ -98,23 +99,7 @@ def test_what_is_a_composition_costs_as_that():
 
 
 def test_the_dearest_path_counts():
-    tree = jde.Population.from_sizes([10, 30])
-
-    def drawn(size):
-        draw = jde.MultistageSampling(
-            jde.WithoutReplacement("group", size=1),
-            jde.WithoutReplacement("example", size=size),
-        )
-        return jde.GaussianStep(
-            draw,
-            noise_multiplier=2.0,
-            clip_unit="example",
-            population=tree,
-            small_units="keep",
-        )
-
-    options = {"a": drawn(1), "b": drawn(20)}
-    run = jde.AdaptiveRun(options, prices={"a": 1, "b": 2}, budget=6)
+    run = two_groups()
     mu = gdp_price(run, floor=FLOOR).mu
     for epsilon in (0.0, 0.3, 0.6):
         claimed = Gaussian(noise_multiplier=1 / mu).delta(epsilon)

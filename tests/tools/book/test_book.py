@@ -25,7 +25,11 @@ from jaxdp_episodic.tools.book.book import (
 )
 from jaxdp_episodic.tools.book.check_in import check_in, read_receipt
 from jaxdp_episodic.tools.book.content import Protected
-from jaxdp_episodic.tools.book.prices import BookExhaustedError, merged
+from jaxdp_episodic.tools.book.prices import (
+    BookExhaustedError,
+    merged,
+    price_of_search,
+)
 from jaxdp_episodic.tools.book.storage import BookError, shown
 
 PROTECTED = Protected("user", "add_remove", None, "ab" * 32)
@@ -157,7 +161,7 @@ def test_runs_are_charged_in_base_steps(tmp_path):
     assert steps == ("base steps", 191.0, 202.0) and floor[1] == 1.5e-6
     assert sorted(content.composition().counts) == [100, 360]
     with pytest.raises(NotImplementedError, match="has no price in base steps"):
-        prices.price_of_rdp([2.0], [0.1])
+        price_of_search(prices, [2.0], [0.1])
     base = jde.compose((ALWAYS, 1), (jde.LaplaceRelease(20.0), 1))
     with pytest.raises(ValueError, match="base must have one kind of step, got 2"):
         create_book(str(tmp_path / "2.book"), PROTECTED, base, **totals)

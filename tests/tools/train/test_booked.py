@@ -331,10 +331,23 @@ def test_a_search_pays_once(tmp_path, config, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     arguments = ["tune", str(search), "--out", str(out), "--book", book]
+    # Killed before it pays, and behind it.
+    with monkeypatch.context() as m:
+        m.setattr(search_module, "_check_in", interrupted)
+        assert command(arguments) == 130
+    assert not read_book(book).entries
     with monkeypatch.context() as m:
         m.setattr(search_module, "run_training", interrupted)
-        assert command(arguments) == 130
+        assert command([*arguments, "--resume"]) == 130
     (entry,) = read_book(book).entries
+    # Nor without its receipt does it go on by another way.
+    receipt = (out / "book.json").read_bytes()
+    (out / "book.json").unlink()
+    capsys.readouterr()
+    for how, said in ((2, "book must be as it was: the search in"), (0, "copy of it")):
+        assert command([*arguments[: 6 - how], "--resume"]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    (out / "book.json").write_bytes(receipt)
     assert entry.what == "tune" and entry.steps is None
     assert command([*arguments, "--resume"]) == 0
     assert len(read_book(book).entries) == 1

@@ -128,6 +128,22 @@ def test_it_has_an_output_for_each_class_and_prototypes_of_what_it_embeds(
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "others"), [([], ["logits", "features"]), ([LINEAR], ["logits"])]
+)
+def test_whatever_else_it_can_embed_are_stages(config, changes, others):
+    read = config(*changes)
+    trainer, evaluations, _ = assembled(read, Tables(read, None))
+    assert [stage.name for stage in trainer.stages()] == ["features", "initial"]
+    *found, last = trainer.stages_after(2, trainer.params)
+    assert [stage.name for stage in found] == [f"steps/{e}@2" for e in others]
+    assert last.name == "steps@2" and last.learner == trainer.learner
+    wanted = config(*changes, ("shots = 1", 'shots = 1\nembed = "logits"'))
+    alone = assembled(wanted, Tables(wanted, None))[0].learner
+    score = evaluations["validation"]
+    assert score(found[0].learner, last.params) == score(alone, last.params)
+
+
 def test_logits_that_say_nothing_leave_the_features(config):
     """A linear map of zeros is next to nothing: that is, the features as they are."""
     read = config(LINEAR)

@@ -206,10 +206,10 @@ def test_stages_of_a_mixed_model():
 
 def test_the_difference_is_that_of_pairs():
     rng = np.random.default_rng(0)
-    hard, gain = rng.random(400), 0.1 * rng.random(400)
-    weights = np.full(400, 10.0)
-    worse = EpisodeScores(10 * hard, weights, False)
-    better = EpisodeScores(10 * (hard + gain), weights, False)
+    hard, gain = rng.random((400, 1)), 0.1 * rng.random((400, 1))
+    weights, one_class = np.full((400, 1), 10.0), np.zeros((400, 1), int)
+    worse = EpisodeScores(10 * hard, weights, one_class, False)
+    better = EpisodeScores(10 * (hard + gain), weights, one_class, False)
     ahead, error = better.ahead_of(worse)
     assert ahead == pytest.approx(gain.mean())
     assert error == pytest.approx(gain.std(ddof=1) / 20)
@@ -220,9 +220,34 @@ def test_the_difference_is_that_of_pairs():
     assert errors[0].value == pytest.approx(-hard.mean())
 
 
+@pytest.mark.parametrize(("classes", "ways"), [(200, 5), (20, 5), (8, 5), (30, 1)])
+def test_the_error_is_over_the_draw_of_the_classes_too(classes, ways):
+    """What a class takes of the others of its episodes is in no episode's score."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(200):
+        gain, taken = 0.05 * rng.normal(size=classes), 0.2 * rng.normal(size=classes)
+        groups = rng.random((300, classes)).argsort(axis=1)[:, :ways]
+        taken = taken[groups] - taken[groups].mean(axis=1, keepdims=True)
+        sums = gain[groups].mean(axis=1, keepdims=True) + taken
+        sums += 0.2 * rng.normal(size=groups.shape)
+        nothing = EpisodeScores(0 * sums, np.ones(sums.shape), groups, False)
+        one = nothing._replace(sums=sums)
+        over_episodes = sums.mean(axis=1).std() / np.sqrt(300)
+        found.append((*one.ahead_of(nothing), over_episodes))
+    values, errors, over_episodes = np.array(found).T
+    true = np.sqrt(np.mean(np.square(values)))  # the mean of all is 0
+    assert 0.85 < np.sqrt(np.mean(np.square(errors))) / true < 1.3
+    assert (errors >= over_episodes).all()
+    # Beyond its error is a third. That of the episodes would make it more than half.
+    assert np.mean(np.abs(values) > errors) < 0.46
+    if classes < 200:
+        assert np.mean(np.abs(values) > over_episodes) > 0.5 - 0.15 * (ways == 1)
+
+
 def test_the_simplest_within_a_standard_error_of_the_best():
     def hits(*numbers):
-        return EpisodeScores(np.array(numbers, float), np.ones(len(numbers)), False)
+        sums = np.array(numbers, float)[:, None]
+        return EpisodeScores(sums, np.ones(sums.shape), np.zeros(sums.shape), False)
 
     tied = hits(1, 0, 1, 0), hits(0, 1, 0, 1)  # as good, on other episodes
     assert simplest(tied)[0] == 0
@@ -300,6 +325,15 @@ def test_steps_that_help_are_released(tmp_path):
     assert run.released.name == "steps"
     ahead, error = run.selection.behind["features"]
     assert ahead > 5 * error
+
+
+def test_the_same_classes_in_all_episodes_choose_no_stage_between(tmp_path):
+    run = started(num_steps=1)
+    run.train(tmp_path, evaluations=scored(directions(seed=3, num_classes=3)))
+    assert list(run.selection.scores) == ["features", "mean", "statistics", "steps"]
+    assert list(run.selection.behind) == ["features", "steps"]
+    assert run.released.name in run.selection.behind
+    assert any(line.endswith("|  |") for line in run.selection.table())  # not compared
 
 
 def constant(_, inputs):

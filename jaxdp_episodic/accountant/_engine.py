@@ -41,6 +41,8 @@ _COMPILED_ELEMENTS = 2**21
 # The engine that the body runs on, and the one that its caller has asked for.
 _chosen: ContextVar[str | None] = ContextVar("engine", default=None)
 _asked: ContextVar[str | None] = ContextVar("asked", default=None)
+# Threads among which this one shares the cores.
+_sharing: ContextVar[int] = ContextVar("sharing", default=1)
 # What takes an accelerator for itself when JAX starts.
 _ACCELERATORS = ("jax_plugins", "libtpu")
 
@@ -230,11 +232,13 @@ def in_threads(
     *,
     device: Any = None,
 ) -> list[Any]:
-    """Results of items, in threads that use the caller's engine.
+    """Results of items, in threads that use the caller's engine and share its cores.
 
     JAX's settings of the caller's thread are not theirs, so ``device`` says its device.
     """
     contexts = [copy_context() for _ in items]
+    for context in contexts:
+        context.run(_sharing.set, _sharing.get() * min(workers, len(items)))
 
     def there(context: Context, item: Any) -> Any:
         if device is None:
@@ -247,6 +251,15 @@ def in_threads(
 
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(there, contexts, items))
+
+
+def num_cores() -> int:
+    """Returns how many cores this thread may use: its share of the process's."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return max(cores // _sharing.get(), 1)
 
 
 def compiled(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:

@@ -9,7 +9,6 @@ is made ready meanwhile. Memory is bounded by the chunk, not by the grid.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from jaxdp_episodic.accountant._engine import (
     chosen_device,
     engine_name,
     in_threads,
+    num_cores,
     using_choice,
 )
 from jaxdp_episodic.accountant.methods import learning
@@ -132,10 +132,3 @@ def _padded(array: np.ndarray, pad: int) -> np.ndarray:
         return array
     last = np.broadcast_to(array[..., -1:], (*array.shape[:-1], pad))
     return np.concatenate([array, last], axis=-1)
-
-
-def num_cores() -> int:
-    """Returns how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -11,8 +11,8 @@ from jaxdp_episodic.accountant._engine import (
     chosen_device,
     engine_name,
     in_threads,
+    num_cores,
 )
-from jaxdp_episodic.accountant.methods.engine import num_cores
 
 
 def of_settings(run: Any, question: str, **asked: Any) -> Any:

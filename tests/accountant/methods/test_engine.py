@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant._engine import in_threads, num_cores, using_engine
 from jaxdp_episodic.accountant.methods import engine as accounting_engine
 
 # The bounds by Rényi-DP are what these tests are about.
@@ -321,3 +321,14 @@ def test_threads_compute_on_the_callers_device():
         np.testing.assert_array_equal(found, np.arange(9.0))
         assert len(seen) == 2 * 5
         assert seen[1::2] == [wanted] * 5
+
+
+def test_threads_share_the_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)), raising=False)
+
+    def inner(_):
+        return in_threads(lambda _: num_cores(), [0, 1], 5)
+
+    assert in_threads(inner, range(3), 3) == [[2, 2]] * 3
+    assert in_threads(lambda _: num_cores(), [0] * 30, 24) == [1] * 30
+    assert num_cores() == 12

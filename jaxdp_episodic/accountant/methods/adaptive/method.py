@@ -74,6 +74,11 @@ _LEAST_LOG_SIZE = -550.0
 _VISIBLE = 1e-4
 # Factor of a tilt that was too steep.
 _FLATTER = 0.75
+# Logarithm of deltas that a pass without any tilt resolves.
+_LEAST_LOG_BOTH = -20.0
+# Variance that a move has too much and too little, over the squared spacing; a guess:
+# a sixth each if all were even within cells, and few strategies take the most moves.
+_SPREAD = 0.04
 # Tilts that are tried, at most.
 _MOST_TRIALS = 6
 
@@ -179,6 +184,10 @@ class Solver:
 
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
+        least = min(view.log_size for view in self.views.values())
+        if len(self.views) == 2 and least > _LEAST_LOG_BOTH:
+            self._begin_with_both()
+            return
         waiting, lead = dict(self.views), max(self.views, key=self._expected_at)
         best: dict[bool, tuple[float, Window, list[Row]]] = {}
         for trial in range(_MOST_TRIALS):
@@ -210,6 +219,19 @@ class Solver:
                     self._begun(backward, *best[backward][1:])
             if not waiting:
                 return
+
+    def _begin_with_both(self) -> None:
+        """One pass for both orientations, where no values need be multiplied up.
+
+        Left of g = 1 a row is the other orientation's, times g.
+        """
+        ahead, back = self.views[False], self.views[True]
+        view = ahead._replace(tilt=0.0, left=back.right)
+        window = self.window(view, (view.left + view.right) / _COARSE_POINTS)
+        row = self.row(False, window, up=True)
+        self._begun(False, window, [row])
+        other = Window(window.step, 1 - window.first - window.size, window.size, -1, 0)
+        self._begun(True, other, [row._replace(values=row.values[::-1])])
 
     def _begun(self, backward: bool, window: Window, rows: list[Row]) -> None:
         """What coarse rows say, from above and maybe from below."""
@@ -277,8 +299,10 @@ class Solver:
           usual_work: points of all transforms of one end.
         """
         for _ in range(_MOST_REFINEMENTS):
-            view = self.near[self.lead]
-            if self.width <= enough or self.known is not None or view.at > FURTHEST:
+            view, is_begun = self.near[self.lead], self.lower == self.question.nothing
+            if self.width <= enough or self.known is not None:
+                return
+            if view.at > FURTHEST and not is_begun:
                 return
             reach = (view.left + view.right) * self.transforms
             finer = max(self._spacing_for(enough), reach / usual_work)
@@ -295,12 +319,16 @@ class Solver:
     def _spacing_for(self, width: float) -> float:
         """A spacing at which the ends are expected to be so close: an estimate."""
         # Both ends' errors are of second order in the spacing.
-        if self.width <= width:
+        wide, least = self.width, 0.05
+        if wide <= width:
             return self.spacing
         if self.lower == self.question.nothing:
-            return 0.25 * self.spacing  # no lower end yet
-        share = math.sqrt(_CLOSER * width / self.width)
-        return max(min(share, 0.7), 0.05) * self.spacing
+            # No lower end yet, and moves that spread losses too much, and too little.
+            tilt, least = self.views[self.lead].tilt, 0.2
+            slope = tilt if self.question.is_epsilon else tilt**2
+            wide = max(slope, 1.0) * _SPREAD * self.most_moves * self.spacing**2
+        share = math.sqrt(_CLOSER * width / max(wide, width))
+        return max(min(share, 0.7), least) * self.spacing
 
     def found(self) -> Ends:
         """The ends."""

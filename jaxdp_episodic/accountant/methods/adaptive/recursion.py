@@ -255,14 +255,14 @@ class _Plan:
         padded[..., end : self.length - self.left] = 0.0
         # From above, v falls away from g = 1 on both sides of it: it is no more than
         # at the ends, where it is no more than these values and their error.
-        edges = values[..., [0, -1], None] + np.array(errors)[:, None, None]
-        first, last = edges[..., 0, :], edges[..., 1, :]
+        sure = np.array(errors)[:, None]
+        first, last = values[..., :1] + sure, values[..., -1:] + sure
         last = np.maximum(last, 1e-300)  # 0 times what is too large would be none
         right = padded[..., self.size : end]
         np.minimum(np.multiply(last, self.growth, out=right), self.limit, out=right)
         left = padded[..., self.length - self.left :]
         np.multiply(first, self.decay, out=left)
-        norms = np.sqrt(np.einsum("ijk,ijk->ij", padded, padded))
+        norms = np.sqrt(np.vecdot(padded, padded))
         if norms.min() < _LEAST_NORM:
             largest = math.sqrt(self.length) * np.abs(padded).max(axis=-1)
             norms = np.where(norms < _LEAST_NORM, largest, norms)

@@ -11,14 +11,10 @@ from jaxdp_episodic.accountant._engine import (
     choose_engine,
     engine_name,
     float64_boundary,
+    num_cores,
     using_choice,
 )
-from jaxdp_episodic.accountant.methods.engine import (
-    Chunks,
-    in_chunks,
-    num_cores,
-    on_cpu,
-)
+from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks, on_cpu
 from jaxdp_episodic.accountant.methods.learning import Learnable
 from jaxdp_episodic.accountant.methods.question import Answer, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.rdp import kernels

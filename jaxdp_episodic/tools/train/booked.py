@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
-from jaxdp_episodic.tools.book.book import Order, order_of, read_book
+from jaxdp_episodic.tools.book.book import order_of, read_book
 from jaxdp_episodic.tools.book.check_in import (
     RECEIPT,
     Paid,
@@ -197,14 +196,6 @@ def facts_of_book(paid: Paid) -> dict[str, str]:
         "guarantee of the book": f"epsilon {terms.epsilon:g}, delta {terms.delta:g}, "
         "all of its runs together, each chosen by what was released",
     }
-
-
-def order_of_search(
-    described: dict[str, Any], name: str, protected: Protected, price: Any
-) -> Order:
-    """Returns the order of a search, which is known by a curve alone."""
-    about = json.loads(json.dumps({"search": described}))
-    return Order(TUNE, name, protected, about, price)
 
 
 def _name_before(folder: Path) -> str | None:

@@ -21,13 +21,13 @@ from jaxdp_episodic.accountant.questions.tuning import (
     tuned_rdp,
 )
 from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.tools.book.book import Order
 from jaxdp_episodic.tools.book.check_in import Paid, check_in, refuse_copied
-from jaxdp_episodic.tools.book.content import BookTerms, new_name
+from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name
 from jaxdp_episodic.tools.book.prices import price_of_search
 from jaxdp_episodic.tools.train.booked import (
     Booking,
     PartOfSearch,
-    order_of_search,
     protected_in,
 )
 from jaxdp_episodic.tools.train.result import RELEASE
@@ -376,5 +376,6 @@ def _check_in(
             )
         return price_of_search(terms.prices, DEFAULT_ORDERS, tuned, floor=book.floor)
 
-    order = order_of_search(state["search"], folder.name, whom.pop(), price)
+    about = {"search": state["search"]}
+    order = Order(TUNE, folder.name, whom.pop(), about, price)
     return check_in(book.where, folder, order, run=state["name"])

@@ -21,7 +21,6 @@ from jaxdp_episodic.tools.book.check_in import (
 from jaxdp_episodic.tools.book.content import TRAIN, TUNE, Protected
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
-from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import choices, plan
 from jaxdp_episodic.trainer.run.trainer import Trainer
@@ -68,11 +67,7 @@ def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
     Raises:
       OSError, TypeError, ValueError: data that cannot be read, as of the loaders.
     """
-    return protected_in(config, config.data.load(TRAINING_DATA, base))
-
-
-def protected_in(config: TrainingConfig, data: ExampleTable) -> Protected:
-    """Returns whom a run protects in data as they were loaded."""
+    data = config.data.load(TRAINING_DATA, base)
     people = None if config.people is None else config.people.bounds
     step = config.step.step(data.population, people)
     unit, relation = str(step.privacy_unit), step.neighboring_relation

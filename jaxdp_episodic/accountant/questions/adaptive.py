@@ -174,12 +174,7 @@ class AdaptiveRun(Menu):
         Args:
           delta: in [0, 1], any shape.
         """
-        same = self.composition()
-        if same is not None:
-            return api.epsilon(same, delta=delta)
-        if self.shape:
-            return of_settings(self, "epsilon", delta=delta)
-        return self.epsilon_interval(delta=delta)[1]
+        return self._upper("epsilon", api.epsilon, delta=delta)
 
     def delta(self, *, epsilon: Any) -> Any:
         """Returns delta of the worst strategy: an *upper bound*, as of `epsilon`.
@@ -187,12 +182,16 @@ class AdaptiveRun(Menu):
         Args:
           epsilon: >= 0, nats, any shape.
         """
+        return self._upper("delta", api.delta, epsilon=epsilon)
+
+    def _upper(self, question: str, composed: Callable[..., Any], **asked: Any) -> Any:
+        """An upper bound: of a composition, of each setting, or of an interval."""
         same = self.composition()
         if same is not None:
-            return api.delta(same, epsilon=epsilon)
+            return composed(same, **asked)
         if self.shape:
-            return of_settings(self, "delta", epsilon=epsilon)
-        return self.delta_interval(epsilon=epsilon)[1]
+            return of_settings(self, question, **asked)
+        return getattr(self, f"{question}_interval")(**asked)[1]
 
     def epsilon_interval(
         self, *, delta: Any, max_width: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,7 +161,7 @@ class SpentAhead:
         self._first, self._values = 0, np.zeros(0)
         runs = runs_of(budget.step, np.ones(()))
         self._is_slow = not all(loss.compiles for run in runs for loss in run.losses)
-        self._known: dict[int, float] = {}
+        self._after = functools.cache(lambda step: float(budget.spent(step)))
 
     def at(self, step: int) -> float:
         """Returns epsilon after that many steps, at least 1 (*upper bound*)."""
@@ -180,12 +181,6 @@ class SpentAhead:
             spent = np.asarray(self._budget.spent(kept))
             self._values = spent[np.searchsorted(kept, owed)]
         return float(self._values[index])
-
-    def _after(self, step: int) -> float:
-        """The same, computed by itself and once."""
-        if step not in self._known:
-            self._known[step] = float(self._budget.spent(step))
-        return self._known[step]
 
 
 def _next_of(step: int) -> int:

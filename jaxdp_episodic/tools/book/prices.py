@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
@@ -131,14 +131,6 @@ class GdpPrices(_FloorPrices):
         left = self.budget.left([self.read(price) for price in paid])
         return f"a run of mu {left.mu:.5g}; floors {left.floor:.3g}"
 
-    @classmethod
-    def from_dict(
-        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float, method: str
-    ) -> Self:
-        """Reads what `to_dict` returned."""
-        del method
-        return cls(_budget(epsilon, delta, fields["floors"]))
-
 
 @dataclass(frozen=True)
 class BasePrices(_FloorPrices):
@@ -162,14 +154,6 @@ class BasePrices(_FloorPrices):
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values; `prices_from_dict` reads them."""
         return {**super().to_dict(), "base": compose((self.budget.base, 1)).to_dict()}
-
-    @classmethod
-    def from_dict(
-        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float, method: str
-    ) -> Self:
-        """Reads what `to_dict` returned."""
-        base = only_step(ComposedSteps.from_dict(fields["base"]))
-        return cls(_base_budget(base, epsilon, delta, fields["floors"], method))
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,17 +261,6 @@ class MenuPrices:
         """Returns plain values; `prices_from_dict` reads them."""
         return {"kind": self.kind, "menu": self.menu.to_dict()}
 
-    @classmethod
-    def from_dict(
-        cls, fields: Mapping[str, Any], *, epsilon: float, delta: float, method: str
-    ) -> Self:
-        """Reads what `to_dict` returned."""
-        del epsilon, delta, method
-        menu = AdaptiveRun.from_dict(fields["menu"])
-        if any(menu.taken.values()) or menu.rules is not None:
-            raise ValueError("menu must be one of quotas or prices that has not begun")
-        return cls(menu)
-
 
 Prices = GdpPrices | BasePrices | MenuPrices
 
@@ -300,14 +273,17 @@ def prices_from_dict(
     Raises:
       KeyError, TypeError, ValueError: it is no such description.
     """
-    kinds = {
-        "gdp": GdpPrices,
-        "base": BasePrices,
-        "quotas": MenuPrices,
-        "prices": MenuPrices,
-    }
+    kinds = ("gdp", "base", "quotas", "prices")
     kind = _validation.choice("kind of prices", fields["kind"], kinds)
-    return kinds[kind].from_dict(fields, epsilon=epsilon, delta=delta, method=method)
+    if kind == "gdp":
+        return GdpPrices(_budget(epsilon, delta, fields["floors"]))
+    if kind == "base":
+        base = only_step(ComposedSteps.from_dict(fields["base"]))
+        return BasePrices(_base_budget(base, epsilon, delta, fields["floors"], method))
+    menu = AdaptiveRun.from_dict(fields["menu"])
+    if any(menu.taken.values()) or menu.rules is not None:
+        raise ValueError("menu must be one of quotas or prices that has not begun")
+    return MenuPrices(menu)
 
 
 def price_of_search(

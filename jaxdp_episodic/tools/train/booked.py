@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
-from jaxdp_episodic.tools.book.book import Order, order_of, read_book
+from jaxdp_episodic.tools.book.book import order_of, read_book
 from jaxdp_episodic.tools.book.check_in import (
     RECEIPT,
     Paid,
@@ -22,7 +21,6 @@ from jaxdp_episodic.tools.book.check_in import (
 from jaxdp_episodic.tools.book.content import TRAIN, TUNE, Protected
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
-from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import choices, plan
 from jaxdp_episodic.trainer.run.trainer import Trainer
@@ -69,11 +67,7 @@ def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
     Raises:
       OSError, TypeError, ValueError: data that cannot be read, as of the loaders.
     """
-    return protected_in(config, config.data.load(TRAINING_DATA, base))
-
-
-def protected_in(config: TrainingConfig, data: ExampleTable) -> Protected:
-    """Returns whom a run protects in data as they were loaded."""
+    data = config.data.load(TRAINING_DATA, base)
     people = None if config.people is None else config.people.bounds
     step = config.step.step(data.population, people)
     unit, relation = str(step.privacy_unit), step.neighboring_relation
@@ -197,14 +191,6 @@ def facts_of_book(paid: Paid) -> dict[str, str]:
         "guarantee of the book": f"epsilon {terms.epsilon:g}, delta {terms.delta:g}, "
         "all of its runs together, each chosen by what was released",
     }
-
-
-def order_of_search(
-    described: dict[str, Any], name: str, protected: Protected, price: Any
-) -> Order:
-    """Returns the order of a search, which is known by a curve alone."""
-    about = json.loads(json.dumps({"search": described}))
-    return Order(TUNE, name, protected, about, price)
 
 
 def _name_before(folder: Path) -> str | None:

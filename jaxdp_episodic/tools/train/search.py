@@ -21,19 +21,18 @@ from jaxdp_episodic.accountant.questions.tuning import (
     tuned_rdp,
 )
 from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.tools.book.book import Order
 from jaxdp_episodic.tools.book.check_in import Paid, check_in, refuse_copied
-from jaxdp_episodic.tools.book.content import BookTerms, new_name
+from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name
 from jaxdp_episodic.tools.book.prices import price_of_search
 from jaxdp_episodic.tools.train.booked import (
     Booking,
     PartOfSearch,
-    order_of_search,
-    protected_in,
+    protected_by,
 )
 from jaxdp_episodic.tools.train.result import RELEASE
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.tools.train.search_space import Search
-from jaxdp_episodic.trainer.data.splits import TRAIN as TRAINING_DATA
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.run import run_files
@@ -333,7 +332,7 @@ def _curve(
 ) -> tuple[np.ndarray, bool]:
     """The search's Rényi-DP at `DEFAULT_ORDERS`; whether it rests on public facts."""
     curve = np.zeros(DEFAULT_ORDERS.size)
-    is_public = True
+    is_public, whom = True, set[tuple[Any, ...]]()
     configs = [search.config(values, run_epsilon) for values in search.variants()]
     # Values that have no effect beside others leave equal configs: once each.
     different = {json.dumps(config.to_dict()): config for config in configs}
@@ -341,7 +340,14 @@ def _curve(
         budget = plan(config, data)
         one = run_rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
         curve = np.maximum(curve, one)
+        step = budget.step
+        whom.add((step.privacy_unit, step.neighboring_relation, step.people))
         is_public &= public_budget(budget) is not None
+    if len(whom) > 1:
+        raise ValueError(
+            "hyperparameters must leave whom a run protects as it is, got "
+            f"{len(whom)} different protections: a search has one guarantee"
+        )
     return tuned_rdp(search.settings.trials, DEFAULT_ORDERS, curve), is_public
 
 
@@ -356,16 +362,7 @@ def _check_in(
     run_epsilon = state["budget"]["run_epsilon"]
     first = search.config({}, run_epsilon)
     data, _ = first.training_data(base)
-    raw = first.data.load(TRAINING_DATA, base)
-    whom = {
-        protected_in(search.config(values, run_epsilon), raw)
-        for values in search.variants()
-    }
-    if len(whom) > 1:
-        raise ValueError(
-            "hyperparameters must leave whom a run protects as it is for a book, got "
-            f"{len(whom)} different protections"
-        )
+    protected = protected_by(first, base)
 
     def price(terms: BookTerms) -> Mapping[str, Any]:
         tuned, is_public = _curve(search, run_epsilon, data)
@@ -376,5 +373,6 @@ def _check_in(
             )
         return price_of_search(terms.prices, DEFAULT_ORDERS, tuned, floor=book.floor)
 
-    order = order_of_search(state["search"], folder.name, whom.pop(), price)
+    about = {"search": state["search"]}
+    order = Order(TUNE, folder.name, protected, about, price)
     return check_in(book.where, folder, order, run=state["name"])

@@ -243,11 +243,11 @@ def is_priced(name: str) -> bool:
     """True if a field of a run changes what the run costs in privacy.
 
     Of equal epsilon, runs with other statistics, or other shares of them, have another
-    Rényi-DP curve, by which a search is charged.
+    Rényi-DP curve, by which a search is charged; with other bounds of people as well.
     """
     first = name.split(".")[0]
     priced = ("num_steps", "learner", "learner.kind")
-    return first in ("step", "start") or name in priced
+    return first in ("step", "start", "people") or name in priced
 
 
 def read_search(path: Path) -> Search:

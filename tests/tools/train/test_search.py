@@ -68,6 +68,24 @@ def test_budget_of_the_whole_search_calibrates_each_run(tmp_path):
     assert budget.is_public
 
 
+def test_all_runs_of_a_search_protect_the_same(tmp_path, monkeypatch):
+    def planned(config, data):
+        step = config.step.step(data.population, None)
+        return types.SimpleNamespace(step=step, num_steps=1, run=lambda _: step)
+
+    for name, value in (
+        ("plan", planned),
+        ("run_rdp", lambda *_: 0.0),
+        ("public_budget", lambda budget: budget),
+    ):
+        monkeypatch.setattr(search_module, name, value)
+    relations = '["add_remove", "zero_out"]'
+    more = f'"step.neighboring_relation" = {{ type = "Choice", values = {relations} }}'
+    search = read_search(written(tmp_path, target="run_epsilon = 1.0", more=more))
+    with pytest.raises(ValueError, match="got 2 different protections"):
+        search_budget(search, tmp_path)
+
+
 @pytest.mark.slow
 def test_runs_that_differ_in_privacy_are_charged_as_the_worst_of_them(tmp_path):
     more = '"num_steps" = { type = "Choice", values = [3, 30] }'
@@ -161,7 +179,8 @@ class Trainings:
     def __init__(self, scores, stop_at=None):
         self.scores, self.stop_at, self.calls = scores, stop_at, []
 
-    def __call__(self, config, folder, *, resume, title, base, console):
+    def __call__(self, config, folder, *, resume, title, base, console, book):
+        assert book.name and book.paid is None
         place = int(folder.name)
         if place == self.stop_at:
             raise KeyboardInterrupt
@@ -253,6 +272,7 @@ def test_pipelines_can_be_drawn_and_what_they_share_is_priced():
     ]
     assert all(c.model is None for c in found[2:])
     # Each changes a run's Rényi-DP at equal epsilon, by which the search is charged.
-    for name in ("start", "start.share", "start.within", "learner", "learner.kind"):
+    names = ("start", "start.share", "start.within", "learner", "learner.kind")
+    for name in (*names, "people.examples"):
         assert is_priced(name)
     assert not is_priced("learner.temperature") and not is_priced("l2_clip_norm")

@@ -11,8 +11,10 @@ is installed; no data are in this repository:
 ``run`` trains what is not yet in ``kinds_of_data.csv``, which lies beside this script
 and gets a line as soon as a run is finished: by the pipeline that `plan` recommends for
 the set and epsilon, or by one that is named. A run chooses by the validation classes
-what it releases; only then the test classes are scored: untrained features, the last
-stage, and what is released, on the same episodes. ``table`` says what came of it.
+what it releases; only then each of its stages is scored on the test classes. The scores
+of all episodes stay in the folder ``scores`` beside the sets, from which ``choose``
+writes these lines anew, by the rule of the day, without training. ``table`` says what
+came of it.
 
 `small_sets` says what the sets are, and whose.
 """
@@ -23,10 +25,11 @@ import argparse
 import csv
 import functools
 import itertools
+import json
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +57,8 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER, PLDA
 from jaxdp_episodic.trainer.config.training_start import MEAN
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.evaluation import EpisodeScores
+from jaxdp_episodic.trainer.run.selection import chosen_by
 from jaxdp_episodic.training import Evaluation
 
 PLANNED = "recommended"  # in place of the name of a pipeline
@@ -64,8 +69,12 @@ NAMED = (STATISTICS, CLASSES, STEPS, BOTH)
 EARLIER = ("P0", "P1", "P2", "P3", "P0 after P2")
 EPSILONS = (1.0, 8.0, 0.5, 4.0)
 RESULTS = Path(__file__).with_suffix(".csv")
+SCORES = "scores"  # folder of the scores of all episodes
+Scores = Mapping[str, Mapping[str, EpisodeScores]]
 # Scores are of test classes; the difference is that of released and untrained, episode
-# by episode, and its standard error.
+# by episode, and its standard error. `STAGES` has of each what it scores on validation
+# and test classes.
+STAGES = "stages"
 FIELDS: tuple[str, ...] = (
     "set",
     "pipeline",
@@ -78,6 +87,7 @@ FIELDS: tuple[str, ...] = (
     "difference",
     "error",
     "seconds",
+    STAGES,
 )
 NO_HARM = 0.005  # the most that a released stage may be below untrained features
 _DELTA = 1e-5
@@ -182,30 +192,68 @@ def run(
         if key in {(r["set"], r["pipeline"], r["epsilon"], r["seed"]) for r in read()}:
             continue
         start, folder = time.process_time(), data / file_name(name)
-        config = config_of(description, chosen, folder)
-        scores = trained(config, KINDS[name], folder)
-        spent = f"{time.process_time() - start:.1f}"
-        write(dict(zip(FIELDS, (*key, *scores, spent), strict=True)))
+        scores = trained(config_of(description, chosen, folder), KINDS[name], folder)
+        path = data / SCORES / f"{'-'.join(key).replace(' ', '_')}.npz"
+        path.parent.mkdir(exist_ok=True)
+        seconds = f"{time.process_time() - start:.1f}"
+        keep(path, dict(zip(FIELDS, key, strict=False)) | {"seconds": seconds}, scores)
+        write(line_of(path))
 
 
-def trained(config: TrainingConfig, kind: Kind, folder: Path) -> Iterable[str]:
-    """What `FIELDS` has between the seed and the seconds, of one run."""
+def trained(config: TrainingConfig, kind: Kind, folder: Path) -> Scores:
+    """The scores of each stage of one run, by split."""
     tables = Tables(config, None)
     trainer, _, _ = assembled(config, tables)
     held_out = evaluations(kind, folder)
-    chosen_by, test = {"validation": held_out["validation"]}, held_out["test"]
+    validation = {"validation": held_out["validation"]}
     with tempfile.TemporaryDirectory() as scratch:
-        trainer.train(Path(scratch), evaluations=chosen_by, checkpoint_every=10**6)
-    stages, released = trainer.stages(), trainer.released
-    scored = {
-        stage.name: test.episodes(stage.learner, stage.params)
-        for stage in (stages[0], stages[-1], released)
+        trainer.train(Path(scratch), evaluations=validation, checkpoint_every=10**6)
+    return {
+        stage.name: {
+            split: evaluation.episodes(stage.learner, stage.params)
+            for split, evaluation in held_out.items()
+        }
+        for stage in trainer.stages()
     }
-    untrained = scored[stages[0].name]
-    ahead = scored[released.name].ahead_of(untrained)
-    means = untrained, scored[stages[-1].name], scored[released.name]
-    numbers = [f"{one.value:.4f}" for one in means]
-    return *numbers, released.name, *(f"{number:.4f}" for number in ahead)
+
+
+def keep(path: Path, run: Mapping[str, str], scores: Scores) -> None:
+    """Writes a run's scores; queries and classes are the same for all of its stages."""
+    arrays = {}
+    for stage, by_split in scores.items():
+        for split, one in by_split.items():
+            arrays[f"{stage}|{split}"] = one.sums.astype(np.int16)
+            arrays[f"queries|{split}"] = one.weights.astype(np.int16)
+            arrays[f"classes|{split}"] = one.groups.astype(np.int32)
+    np.savez_compressed(path, run=json.dumps(run), **arrays)
+
+
+def line_of(path: Path) -> dict[str, str]:
+    """What `FIELDS` has of a run whose scores were kept."""
+    with np.load(path) as kept:
+        arrays = dict(kept)
+    run = json.loads(str(arrays.pop("run")))
+    scores: dict[str, dict[str, EpisodeScores]] = defaultdict(dict)
+    for name, hits in arrays.items():
+        stage, split = name.split("|")
+        if stage not in ("queries", "classes"):
+            shared = (arrays[f"{what}|{split}"] for what in ("queries", "classes"))
+            queries, classes = shared
+            scores[stage][split] = EpisodeScores(
+                hits.astype(float), queries.astype(float), classes, False
+            )
+    validation, test = (
+        {stage: one[split] for stage, one in scores.items()} for split in SPLITS[1:]
+    )
+    names = list(scores)
+    released, _ = chosen_by(validation, last=names[-1])
+    ahead = test[released].ahead_of(test[names[0]])
+    values = [*(test[n].value for n in (names[0], names[-1], released)), *ahead]
+    numbers = [f"{value:.4f}" for value in values]
+    each = [f"{n} {validation[n].value:.4f} {test[n].value:.4f}" for n in names]
+    fields = (*numbers[:3], released, *numbers[3:])
+    of_test = dict(zip(FIELDS[4:10], fields, strict=True))
+    return {**run, **of_test, STAGES: "; ".join(each)}
 
 
 @functools.cache
@@ -337,7 +385,7 @@ def last_stages() -> str:
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("make", "run", "table"))
+    parser.add_argument("what", choices=("make", "run", "choose", "table"))
     parser.add_argument("--packages", type=Path, default=Path("results/packages"))
     parser.add_argument("--data", type=Path, default=Path("results/kinds_of_data"))
     parser.add_argument("--sets", nargs="*", choices=KINDS, default=None)
@@ -356,6 +404,12 @@ def main() -> None:
         data = given.data.resolve()
         jax.config.update("jax_compilation_cache_dir", str(data / "compiled"))
         run(data, names, given.pipeline, given.epsilons, given.seeds)
+    elif given.what == "choose":
+        lines = [line_of(path) for path in sorted(given.data.glob(f"{SCORES}/*.npz"))]
+        kept = [row for row in read() if not row["stage"]]
+        RESULTS.unlink()
+        for row in (*kept, *lines):
+            write(row)
     print(releases(), "", harm(), "", last_stages(), sep="\n")
 
 

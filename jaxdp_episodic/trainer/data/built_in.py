@@ -86,6 +86,7 @@ def load_glyphs(
     return ExampleTable.from_records(
         images.reshape(-1, size, size, 1),
         units={"class": np.repeat(names, images.shape[1])},
+        public_units=names.tolist(),
         owners=None if owner is None else Owners(faces.reshape(-1), _typefaces()),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -28,12 +29,14 @@ class ExampleTable:
       targets: (R,) float32, or None where the class is the target.
       population: the tree; its last level are the R examples.
       owners: whose they are, one person each; None: not known.
+      has_public_units: the units that examples lie in are those of a public list.
     """
 
     features: np.ndarray | StoredFeatures
     targets: np.ndarray | None
     population: Population
     owners: Owners | None = None
+    has_public_units: bool = False
 
     def __post_init__(self) -> None:
         number = self.population.num_units(self.population.num_levels)
@@ -119,7 +122,7 @@ class ExampleTable:
         if values is not None:
             values = values[order].astype(np.float32)
         owned = None if owners is None else owners.take(order)
-        return cls(inputs[order], values, tree, owned)
+        return cls(inputs[order], values, tree, owned, public_units is not None)
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -160,7 +163,7 @@ class ExampleTable:
     def with_features(self, features: Any, targets: Any = None) -> ExampleTable:
         """Returns the table with other features, and perhaps targets, of the same."""
         targets = self.targets if targets is None else targets
-        return ExampleTable(features, targets, self.population, self.owners)
+        return dataclasses.replace(self, features=features, targets=targets)
 
     def take(self, rows: np.ndarray) -> ExampleTable:
         """Returns the table of some examples; units that lose all of theirs stay.
@@ -179,6 +182,7 @@ class ExampleTable:
             None if self.targets is None else self.targets[rows],
             Population((*above, sizes), tree.level_names, ids),
             None if self.owners is None else self.owners.take(rows),
+            self.has_public_units,
         )
 
     def of_classes(self, kept: np.ndarray) -> ExampleTable:
@@ -198,6 +202,7 @@ class ExampleTable:
             None if self.targets is None else self.targets[rows],
             Population((*above, sizes[kept]), self.level_names, ids),
             None if self.owners is None else self.owners.take(rows),
+            self.has_public_units,
         )
 
     @functools.cached_property

@@ -43,8 +43,7 @@ from jaxdp_episodic.trainer.learners.backbones import network_features
 from jaxdp_episodic.trainer.learners.wavelets import compiled_wavelets
 
 _VERSION = 1  # of what a cache is compared by
-# Rows a call, always: else a row's last bits could depend on how many there are.
-_BATCH = 500
+_BATCH = 500  # most rows a call
 _MOST_FEATURES = 2**16  # of an example
 # Relative difference of a row's features alone and beside others: rounding is below.
 _ROUNDING = 1e-3
@@ -60,18 +59,21 @@ class FixedFeatures:
 
     Attributes:
       function: ``(n, *features) array -> (n, D) array``, each row of the result a
-        function of that row alone (no batch statistics, no random numbers); always
-        called with 500 rows.
+        function of that row alone (no batch statistics, no random numbers).
       name: says which function it is, with its version and its weights: what a cache
         was made with, and what a run that is resumed is held to.
       unit_norm: scale each row to norm 1 (a row of zeros stays one).
       settings: plain values that the function depends on, also compared.
+      one_by_one: the function takes row by row, so it is called with those that there
+        are; else always with 500, so that a row's last bits never depend on how many
+        others there are.
     """
 
     function: Callable[[np.ndarray], Any]
     name: str
     unit_norm: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
+    one_by_one: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -79,6 +81,7 @@ class FixedFeatures:
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"name must be a non-empty string, got {self.name!r}")
         _validation.flag("unit_norm", self.unit_norm)
+        _validation.flag("one_by_one", self.one_by_one)
         self.described()  # refuses settings that JSON cannot hold
 
     @classmethod
@@ -114,7 +117,7 @@ class FixedFeatures:
         if config.kind == ONNX:
             function, sha256 = network_features(config, base)
             settings = {**config.network, "sha256": sha256}
-            return cls(function, ONNX, settings=settings)
+            return cls(function, ONNX, settings=settings, one_by_one=True)
         return cls.wavelets() if config.kind == WAVELETS else None
 
     def described(self) -> dict[str, Any]:
@@ -188,7 +191,7 @@ class FixedFeatures:
     def _called(self, rows: np.ndarray) -> np.ndarray:
         """What the function makes of up to `_BATCH` rows."""
         number = len(rows)
-        if number < _BATCH:
+        if number < _BATCH and not self.one_by_one:
             rest = np.zeros((_BATCH - number, *rows.shape[1:]), rows.dtype)
             rows = np.concatenate([rows, rest])
         try:
@@ -196,10 +199,10 @@ class FixedFeatures:
         except ValueError as error:  # rows of different lengths
             error.add_note(f"in the function of features {self.name!r}")
             raise
-        if made.ndim != 2 or len(made) != _BATCH or not made.shape[1]:
+        if made.ndim != 2 or len(made) != len(rows) or not made.shape[1]:
             raise ValueError(
                 f"function of features {self.name!r} must return an array of shape "
-                f"({_BATCH}, D) for {_BATCH} rows, got {made.shape}"
+                f"({len(rows)}, D) for {len(rows)} rows, got {made.shape}"
             )
         if made.dtype.kind not in "iuf":
             raise TypeError(

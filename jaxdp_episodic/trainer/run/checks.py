@@ -183,7 +183,8 @@ def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
     """Refuses targets that are indices into a list which others' presence changes.
 
     That is regression on data without targets; or supervised classes, numbered by
-    their index, where the list of classes is itself private.
+    their index, where the list of classes is itself private. Warns where that list is
+    read off the data, and an example more or less may change it.
     """
     if data.targets is not None:
         return
@@ -203,6 +204,15 @@ def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
             f"{unit!r} under {relation}: without them a label is the place of a class "
             "among all classes, which moves when somebody joins; give class numbers "
             "from a public list as targets"
+        )
+    if relation == "add_remove" and not data.has_public_units:
+        warnings.warn(
+            f"{type(learner).__name__} has an output for each of the "
+            f"{data.level_names[-2]} units that the data have, so their number is not "
+            "protected, though an example alone in its own changes it. Where there is "
+            "a public list, give it (public_units; classes beside labels), or protect "
+            "by 'zero_out'",
+            stacklevel=3,
         )
 
 

@@ -133,8 +133,8 @@ class EpisodeScores(NamedTuple):
         Episodes that share classes are correlated. Of each pair of them the product of
         what remains counts as often as they share one (Aronow, Samii and Assenova 2015,
         doi:10.1093/pan/mpv018, of pairs where episodes are here), scaled up from these
-        classes to all there might be, times the quantile of Student's t at one less than
-        the classes that is exceeded as seldom as a normal one exceeds its standard
+        classes to all there might be, times that quantile of Student's t at one less
+        than the classes that is exceeded as seldom as a normal one exceeds its standard
         error: of 3 classes 1.32, of 8 1.08.
         """
         names, places = np.unique(self.groups, return_inverse=True)

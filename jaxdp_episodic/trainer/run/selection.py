@@ -153,13 +153,10 @@ class Scoring:
             early = self._run.stages_after(*self._best)
         scores = {stage.name: self._of(stage) for stage in (*stages, *early)}
         if self.split is not None:
-            first = scores[stages[0].name][self.split]
-            few = list(dict.fromkeys((stages[0].name, chosen.name)))
-            names = list(scores) if first.has_other_classes else few
-            place, pairs = simplest([scores[name][self.split] for name in names])
-            behind = dict(zip(names, pairs, strict=True))
+            by_split = {name: one[self.split] for name, one in scores.items()}
+            released, behind = chosen_by(by_split, last=chosen.name)
             by_name = {stage.name: stage for stage in (*stages, *early)}
-            chosen = by_name[names[place]]
+            chosen = by_name[released]
         shown = {
             name: {split: one.score() for split, one in of_stage.items()}
             for name, of_stage in scores.items()
@@ -244,6 +241,22 @@ def choosing_split(
             "of them; set select = false of the evaluation, or separate the data"
         )
     return split, ""
+
+
+def chosen_by(
+    scores: Mapping[str, EpisodeScores], *, last: str
+) -> tuple[str, dict[str, tuple[float, float]]]:
+    """Returns which stage is released, and what `Selection.behind` says.
+
+    Args:
+      scores: by the names of the stages, the simplest first.
+      last: what is released where nothing is chosen.
+    """
+    names = list(scores)
+    if not scores[names[0]].has_other_classes:
+        names = list(dict.fromkeys((names[0], last)))
+    place, pairs = simplest([scores[name] for name in names])
+    return names[place], dict(zip(names, pairs, strict=True))
 
 
 def simplest(

@@ -28,6 +28,23 @@ def squares(rows):
     return np.square(rows) * 2.0
 
 
+@pytest.mark.parametrize(
+    ("one_by_one", "calls"), [(True, [20, 11]), (False, [500] * 2)]
+)
+def test_few_rows_are_not_filled_up_for_what_takes_one_by_one(one_by_one, calls):
+    seen = []
+
+    def function(rows):
+        seen.append(len(rows))
+        return rows.reshape(len(rows), -1)
+
+    features = FixedFeatures(function, name="own", one_by_one=one_by_one)
+    rows = np.random.default_rng(0).normal(size=(20, 2, 2)).astype(np.float32)
+    made = features.of_examples(rows)
+    assert seen == calls  # all, and half of them to see that rows are alone
+    np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1.0, rtol=1e-6)
+
+
 def test_rows_are_features_of_examples():
     data = table(num=1_200)  # three calls, the last one filled up
     made = FixedFeatures(squares, "squares", unit_norm=False).table(data)

@@ -9,8 +9,10 @@ import pytest
 from jaxdp_episodic.tools.train import run
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.checks import check_targets
 from jaxdp_episodic.trainer.run.parts import NO_PARTS
 from jaxdp_episodic.training import Classifier, ProtoNet, classification_episode
+from training_runs import GROUPED, classes
 
 CONFIG = """
 version = 1
@@ -207,6 +209,22 @@ def test_people_may_be_protected(config):
     alone = config(("epsilon = 8.0", "epsilon = 8.0"))
     noise = assembled(alone, Tables(alone, None))[0].budget.step.noise_multiplier
     assert trainer.budget.step.noise_multiplier > 1.2 * noise  # two examples, not one
+
+
+def test_classes_that_are_read_off_private_data_are_said():
+    """An example that is alone in its class is one output more."""
+    data = classes()
+    public = dataclasses.replace(data, has_public_units=True)
+    assert public.with_features(data.features).take(np.arange(9)).has_public_units
+    learner = Classifier(len, ways=2)
+    check_targets(learner, public, GROUPED)
+    check_targets(
+        learner, data, dataclasses.replace(GROUPED, neighboring_relation="zero_out")
+    )
+    with pytest.warns(
+        UserWarning, match="output for each of the class units .*public_units"
+    ):
+        check_targets(learner, data, GROUPED)
 
 
 def test_it_is_refused_what_it_does_not_take():

@@ -40,7 +40,6 @@ from small_sets import KINDS, SPLITS, TEXTS, Kind, file_name, make
 from jaxdp_episodic import Population
 from jaxdp_episodic.tools.plan.pipelines import (
     BOTH,
-    CLASSES,
     STATISTICS,
     STEPS,
     Pipeline,
@@ -52,7 +51,6 @@ from jaxdp_episodic.tools.plan.question import (
     PlanDescription,
     PlanRequest,
 )
-from jaxdp_episodic.tools.plan.ratios import class_slots, classifier_rate
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER, PLDA
 from jaxdp_episodic.trainer.config.training_start import MEAN
@@ -62,6 +60,7 @@ from jaxdp_episodic.trainer.run.selection import chosen_by
 from jaxdp_episodic.training import Evaluation
 
 PLANNED = "recommended"  # in place of the name of a pipeline
+CLASSES = "classifier"  # which `plan` does not recommend: it was never the best
 NAMED = (STATISTICS, CLASSES, STEPS, BOTH)
 # Of earlier runs, of which the last stage's score alone was kept, on sets some of which
 # had examples in several classes. P0 is a classifier, of the mean taken off or after
@@ -123,10 +122,9 @@ def pipeline_of(name: str, description: PlanDescription) -> Pipeline:
     assert planned is not None
     if name in (PLANNED, planned.name):
         return planned
-    rate = classifier_rate(description.request, float(class_slots(description).sum()))
     return {
         STATISTICS: Pipeline(name, "", {"kind": PLDA}, PLDA),
-        CLASSES: Pipeline(name, "", {"kind": PLDA}, CLASSIFIER, rate=rate),
+        CLASSES: Pipeline(name, "", {"kind": PLDA}, CLASSIFIER),
         STEPS: Pipeline(name, "", {"kind": MEAN}),
         BOTH: Pipeline(name, "", {"kind": PLDA, "dimensions": 128}),
     }[name]
@@ -173,8 +171,36 @@ def config_of(
         "model": {"kind": "linear", "embedding": 128},
         "optimizer": {"kind": "adam", "learning_rate": 0.01, "ema": 0.97},
     }
-    written = pipeline.config(config, description)
+    if pipeline.learner == CLASSIFIER:
+        written = of_classes(config, description) | {"start": pipeline.start}
+    else:
+        written = pipeline.config(config)
     return TrainingConfig.from_dict(written | {"type": "TrainingConfig"})
+
+
+def of_classes(
+    config: Mapping[str, Any], description: PlanDescription
+) -> dict[str, Any]:
+    """The config of a classifier: single examples are drawn, and clipped alone."""
+    request, sizes = description.request, description.population.children_counts[1]
+    examples = float(sizes.sum())
+    cost = request.compute.total_episodes * (request.episode.ways or 1)
+    rate = cost * request.episode.examples[0] / (_STEPS * examples)
+    rate = float(f"{min(rate, 1.0):.2g}")
+    drawn = {"type": "Poisson", "name": "example", "sampling_probability": rate}
+    everybody = {"type": "Poisson", "name": "class", "sampling_probability": 1.0}
+    slots = {"population": request.episode.population}
+    sampling = {"type": "MultistageSampling", "levels": [everybody, drawn | slots]}
+    learner = {key: config["learner"][key] for key in ("shots", "distance")}
+    return {
+        **config,
+        "num_steps": _STEPS,
+        "l2_clip_norm": 0.5,
+        "step": {**config["step"], "clip_unit": "example", "sampling": sampling},
+        "learner": {"kind": CLASSIFIER, **learner},
+        "model": {"kind": "linear"},
+        "normalizer": float(f"{rate * examples:.4g}"),
+    }
 
 
 def run(

@@ -11,6 +11,7 @@ import tyro
 
 from jaxdp_episodic.files.atomic import owner_only
 from jaxdp_episodic.tools.cli.messages import Name, Whole, option, reported
+from jaxdp_episodic.tools.cli.process import PROGRAM
 from jaxdp_episodic.tools.plan.first_config import (
     DELTA,
     EPSILON,
@@ -115,5 +116,5 @@ class Init:
             *lines,
             *said,
             f"written     {self.out}; read its comments, then",
-            f"next        jaxdp-episodic train {shlex.quote(str(self.out))} --out runs/1",
+            f"next        {PROGRAM} train {shlex.quote(str(self.out))} --out runs/1",
         ]

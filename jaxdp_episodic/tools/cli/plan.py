@@ -22,7 +22,6 @@ from jaxdp_episodic.tools.plan.plan import Plan as Candidates
 from jaxdp_episodic.tools.plan.question import PlanDescription, read_plan
 from jaxdp_episodic.tools.plots.plan import draw_plan
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER
 from jaxdp_episodic.trainer.data.splits import SPLITS
 
 PICTURE = "plan.png"
@@ -90,7 +89,7 @@ class Plan:
         if config is None:
             return []
         if pipeline is not None:
-            config = pipeline.config(config, description)
+            config = pipeline.config(config)
         config = _relocated(config, self.file.parent)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
         text = _comment(plan, pipeline) + to_toml(config)
@@ -105,8 +104,8 @@ def _rests_on_private_sizes(
     request = description.request
     if request.neighboring_relation != "add_remove":
         return False
-    if pipeline is not None and pipeline.learner == CLASSIFIER:
-        return True  # the divisor of its sums
+    if pipeline is not None and pipeline.weighed:
+        return True  # by how many there are
     tasks = description.population.level_names[:1]
     counts_tasks = request.episode.ways is None and request.privacy_unit in tasks
     return request.episode.population is None or counts_tasks

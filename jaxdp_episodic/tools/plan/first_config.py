@@ -178,6 +178,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
         _train_table(source, ways),
         source.table,
         source.feature_shape,
+        None if data.people is None else data.people.people,
     )
 
 
@@ -258,7 +259,7 @@ def _config(
     else:
         config = _without_episodes(description)
     if pipeline is not None:
-        config = pipeline.config(config, description)
+        config = pipeline.config(config)
     order = ("version", "epsilon", "delta", "num_steps", "l2_clip_norm", "normalizer")
     first = {key: config[key] for key in order if key in config}
     tables = ("data", "features", "start", "step", "people", "learner", "model")

@@ -203,6 +203,7 @@ class PlanDescription(NamedTuple):
       train: the table ``train``, what a training config needs besides; or None.
       data: the table ``data`` as it stands; or None.
       feature_shape: of an example of the data; or None.
+      people: who own the data, or are listed; None: not known.
     """
 
     request: PlanRequest
@@ -210,6 +211,7 @@ class PlanDescription(NamedTuple):
     train: dict[str, Any] | None
     data: dict[str, Any] | None
     feature_shape: tuple[int, ...] | None = None
+    people: int | None = None
 
 
 def read_plan(path: Path) -> PlanDescription:
@@ -255,10 +257,13 @@ def read_plan(path: Path) -> PlanDescription:
     if (request.data is None) == (table is None):
         raise ValueError("give exactly one of the tables data and population")
     if request.data is None:
-        return PlanDescription(request, _population(table), train, None)
+        tree = _population(table)
+        return PlanDescription(request, tree, train, None, people=request.num_people)
     loaded = request.data.load("train", path.parent)
     shape = loaded.features.shape[1:]
-    return PlanDescription(request, loaded.population, train, mapping["data"], shape)
+    tree, people = loaded.population, loaded.people
+    number = None if people is None else people.people
+    return PlanDescription(request, tree, train, mapping["data"], shape, number)
 
 
 def learning_rate(train: Mapping[str, Any] | None) -> float | None:

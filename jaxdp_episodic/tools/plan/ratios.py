@@ -1,14 +1,13 @@
 """How far what a pipeline adds up stands out of its noise, from sizes alone.
 
-With D features, C classes and n examples of them, all in units of what one of D
-directions of a vector, or of a covariance, bears:
+In units of what one contribution gives in the one direction in which it lies:
 
-* within classes: (pairs / D) / (noise sqrt(2 D)), the noise's largest eigenvalue
-  (Wigner's semicircle) below; what is learned serves every class, new ones too;
-* between classes: C classes differ in C - 1 directions at most, so their means have
-  (n / min(C - 1, D)) / (noise sqrt(2 D));
-* steps on examples, T of them: (n / C) rate sqrt(T) / (noise sqrt(D)) a class;
-* steps on episodes: complete episodes sqrt(T) / (noise sqrt(D)) a run.
+* statistics, of N contributions in D features: N / (noise sqrt(2 D)), all of the signal
+  over the noise's largest eigenvalue (Wigner's semicircle). In how many directions the
+  signal lies nobody knows beforehand; the largest of them have most of it, and the
+  number of classes says little of that;
+* episodes, of which so many are complete a step, T steps: complete sqrt(T) / (noise
+  sqrt(D)) a run.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.schemes import MultistageSampling, Poisson
-from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.tools.plan.designs import POISSON, possible_designs
 from jaxdp_episodic.tools.plan.question import PlanDescription, PlanRequest
@@ -38,27 +36,6 @@ from jaxdp_episodic.trainer.config.training_start import (
 )
 
 MEASURED_STEPS = 300  # of the runs on episodes that the limits were read from
-CLASSIFIER_STEPS = 200  # likewise of a classifier
-
-
-def classifier_step(description: PlanDescription, rate: float) -> GaussianStep:
-    """Returns the step of a classifier: each example by a coin, clipped alone."""
-    request = description.request
-    classes, example = description.population.level_names
-    slots = None
-    if request.neighboring_relation == "zero_out":
-        slots = int(class_slots(description)[0])
-    return GaussianStep(
-        MultistageSampling(
-            Poisson(classes, sampling_probability=1.0),
-            Poisson(example, sampling_probability=rate, population=slots),
-        ),
-        noise_multiplier=1.0,
-        clip_unit=example,
-        privacy_unit=request.privacy_unit or example,
-        neighboring_relation=request.neighboring_relation,
-        people=request.people,
-    )
 
 
 def ratio_of_moments(
@@ -69,52 +46,24 @@ def ratio_of_moments(
     of_pairs: bool = True,
 ) -> float:
     """Mean signal of a direction over the noise's largest eigenvalue."""
-    request, population = description.request, description.population
-    config = StartConfig(kind=kind)
-    sizes = class_sizes(description)
-    if request.privacy_unit == population.level_names[0]:
-        number = float(np.count_nonzero(sizes > (1 if of_pairs else 0)))
-    elif not of_pairs:
-        number = float(sizes.sum())
-    else:
-        slots = class_slots(description)
-        number = float(np.sum(sizes * (sizes - 1) / (2 * np.maximum(slots - 1, 1))))
+    request, config = description.request, StartConfig(kind=kind)
+    number = num_pairs(description) if of_pairs else num_contributions(description)
     index = 1 if of_pairs else 0
-    step = _steps(request, population.level_names, config)[index]
+    step = _steps(request, description.population.level_names, config)[index]
     shares = config.shares(kind == MIXED)
     share = max(shares[1:]) if of_pairs else shares[0]
     noise = noise_of_one(step, request) * contribution_norm(step) / math.sqrt(share)
     return number / directions / (noise * math.sqrt(2 * directions))
 
 
-def ratio_between(description: PlanDescription, number: int) -> float:
-    """The same of the means of classes, in the total covariance."""
-    request, population = description.request, description.population
-    config, sizes = StartConfig(kind=PLDA), class_sizes(description)
-    classes = int(np.count_nonzero(sizes))
-    is_class = request.privacy_unit == population.level_names[0]
-    total = float(classes if is_class else sizes.sum())
-    step = _steps(request, population.level_names, config)[-1]
-    noise = noise_of_one(step, request) * contribution_norm(step)
+def ratio_of_statistics(description: PlanDescription, number: int) -> float:
+    """The total covariance's trace over its noise's largest eigenvalue."""
+    config = StartConfig(kind=PLDA)
+    levels = description.population.level_names
+    step = _steps(description.request, levels, config)[-1]
+    noise = noise_of_one(step, description.request) * contribution_norm(step)
     noise /= math.sqrt(config.shares(False)[-1])
-    directions = max(min(classes - 1, number), 1)
-    return total / directions / (noise * math.sqrt(2 * number))
-
-
-def ratio_of_classifier(
-    description: PlanDescription, number: int, rate: float
-) -> float:
-    """What a class's examples add up to over a run, over its noise."""
-    request, sizes = description.request, class_sizes(description)
-    noise = calibrate_noise_multiplier(
-        classifier_step(description, rate),
-        epsilon=request.epsilon,
-        delta=request.delta,
-        num_steps=CLASSIFIER_STEPS,
-        method=request.method,
-    )
-    drawn = rate * math.sqrt(CLASSIFIER_STEPS) * float(np.mean(sizes[sizes > 0]))
-    return drawn / (float(noise) * math.sqrt(number))
+    return num_contributions(description) / (noise * math.sqrt(2 * number))
 
 
 def ratio_of_steps(description: PlanDescription, number: int) -> float:
@@ -149,12 +98,33 @@ def ratio_of_steps(description: PlanDescription, number: int) -> float:
     return best
 
 
-def classifier_rate(request: PlanRequest, examples: float) -> float:
-    """A share of the examples a step that costs as many as the budget of episodes."""
-    compute, episode = request.compute, request.episode
-    each = (episode.ways or 1) * episode.examples[0]
-    wanted = compute.total_episodes * each / (CLASSIFIER_STEPS * max(examples, 1.0))
-    return float(f"{min(wanted, 1.0):.2g}")
+def num_contributions(description: PlanDescription) -> float:
+    """Protected units that have examples: each gives one contribution.
+
+    People who are not counted are at least as many as their bounds allow.
+    """
+    unit, sizes = description.request.privacy_unit, class_sizes(description)
+    if unit == description.population.level_names[0]:
+        return float(np.count_nonzero(sizes))
+    if unit != PERSON:
+        return float(sizes.sum())
+    if description.people is not None:
+        return float(description.people)
+    bounds = description.request.people
+    assert bounds is not None  # or people are listed, and counted
+    most = math.prod(np.maximum(list(bounds.numbers.values()), 1).tolist())
+    return float(math.ceil(sizes.sum() / most))
+
+
+def num_pairs(description: PlanDescription) -> float:
+    """Contributions of pairs: of examples, of classes that have one, or of people."""
+    unit, sizes = description.request.privacy_unit, class_sizes(description)
+    if unit == description.population.level_names[0]:
+        return float(np.count_nonzero(sizes > 1))
+    if unit == PERSON:
+        return num_contributions(description) / 2
+    slots = class_slots(description)
+    return float(np.sum(sizes * (sizes - 1) / (2 * np.maximum(slots - 1, 1))))
 
 
 def class_sizes(description: PlanDescription) -> np.ndarray:
@@ -182,7 +152,9 @@ def _steps(request: PlanRequest, levels: tuple[str, ...], config: StartConfig) -
 def one_release(request: PlanRequest) -> Any:
     """A Gaussian mechanism: one statistic in which every example is by itself."""
     levels = ("class", "example")
-    plain = dataclasses.replace(request, privacy_unit=None)
+    plain = dataclasses.replace(
+        request, privacy_unit=None, people=None, num_people=None
+    )
     return _steps(plain, levels, StartConfig(kind=MEAN))[0]
 
 

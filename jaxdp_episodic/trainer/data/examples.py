@@ -58,7 +58,8 @@ def read_examples(
         ``.npz``, ``.csv`` or ``.parquet``.
       shape: of an example.
       source: what is known of the files that were trained on: of a table the columns
-        ``groups`` or ``label``, ``features`` and ``target``; ``inverted`` of images whose ink is 1.
+        ``groups`` or ``label``, ``features`` and ``target``; ``inverted`` of images
+        whose ink is 1.
 
     Raises:
       ImportError, OSError, TypeError, ValueError: as of the loaders; nothing to read,

@@ -152,7 +152,8 @@ def split_folders(path: Path) -> dict[str, Path]:
         there = [path / name for name in names if (path / name).is_dir()]
         if len(there) > 1:
             raise ValueError(f"{there[0]} and {there[1]} must not both be there")
-        found |= {split: folder for folder in there}
+        if there:
+            found[split] = there[0]
     return found
 
 

@@ -44,7 +44,7 @@ def recognized(source: Path) -> str:
     first = next(filter(Path.is_dir, inside), None)
     if first is None:
         raise ValueError(
-            f"{source} must hold folders, one of images for each class; it has no folder"
+            f"{source} must hold folders, one of images for each class; it has none"
         )
     found = (p for p in first.iterdir() if not is_ignored(p.name))
     return OMNIGLOT if any(map(Path.is_dir, found)) else CLASSES

@@ -5,8 +5,8 @@ Sizes are bounded before anything of them is read or made.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +44,7 @@ from jaxdp_episodic.trainer.run.release import (
     STATEMENT,
     VERSION,
 )
+from jaxdp_episodic.trainer.run.release_values import plain_value, shape_of, table_of
 from jaxdp_episodic.trainer.run.report import flat_params
 from jaxdp_episodic.trainer.run.use import Release
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
@@ -51,8 +52,7 @@ from jaxdp_episodic.trainer.statistics.statistics import Started
 
 _MOST_BYTES = 2**30  # of parameters, unless a call says otherwise
 _MOST_TEXT = 2**20  # bytes of a text of a release
-_MOST_AXES = 8  # of an example
-_MOST_NUMBERS = 2**30  # of an example, or a parameter
+_DTYPES = tuple(np.dtype(code).name for code in "bBhHiIlLefd")
 
 
 def load_release(
@@ -85,19 +85,19 @@ def load_release(
     folder = Path(folder)
     with _named(folder / DESCRIPTION):
         told = _description(folder)
-        shape = _shape("example_shape", told["example_shape"], fewest=1)
-        seen = _shape("feature_shape", told["feature_shape"], fewest=1)
-        stage = told["stage"]
+        shape = shape_of("example_shape", told["example_shape"], fewest=1)
+        seen = shape_of("feature_shape", told["feature_shape"], fewest=1)
+        stage = plain_value("stage", told["stage"], "str")
+        is_own = _validation.flag("has_own_learner", told["has_own_learner"])
         wanted = _parameters(told)
         functions, like = _functions(told, model, wanted)
         depth = _depth(told["learner"])
         made = _learner(told["learner"], functions, learner)
-        if learner is not None and not told["has_own_learner"]:
+        if learner is not None and not is_own:
             raise ValueError("learner must be left out: the release describes its own")
         fixed = _features(told["features"], features)
-        dtype, source = np.dtype(str(told["dtype"])), _source(told["source"])
-        if dtype.kind not in "iuf":
-            raise ValueError(f"dtype must be of numbers, got {dtype}")
+        dtype = np.dtype(_validation.choice("dtype", told["dtype"], _DTYPES))
+        source = _source(told["source"])
         if fixed is None and seen != shape:
             raise ValueError(
                 f"example_shape must be feature_shape, {list(seen)}, where there are "
@@ -111,10 +111,8 @@ def load_release(
             _check_use(made, params, seen, dtype)
     statement = _text(folder / STATEMENT)
     with _named(folder / FACTS):
-        facts = _table(read_json(folder / FACTS, max_bytes=_MOST_TEXT))
-    return Release(
-        str(stage), made, params, fixed, shape, dtype, source, statement, facts
-    )
+        facts = table_of("it", read_json(folder / FACTS, max_bytes=_MOST_TEXT))
+    return Release(stage, made, params, fixed, shape, dtype, source, statement, facts)
 
 
 @contextmanager
@@ -122,8 +120,6 @@ def _named(path: Path) -> Iterator[None]:
     """Puts a file's path before what is wrong with it."""
     try:
         yield
-    except KeyError as error:
-        raise ValueError(f"{path}: missing key {error}") from error
     except (TypeError, ValueError) as error:
         raise type(error)(f"{path}: {error}") from error
 
@@ -138,7 +134,7 @@ def _description(folder: Path) -> dict[str, Any]:
     inside = folder / "release"
     if not path.exists() and (inside / DESCRIPTION).exists():
         raise ValueError(f"this is the folder of a run or a search: name {inside}")
-    told = _table(read_json(path, max_bytes=_MOST_TEXT))
+    told = table_of("it", read_json(path, max_bytes=_MOST_TEXT))
     if told.get("format") != FORMAT:
         shown = _validation.shown(told.get("format"))
         raise ValueError(f"format must be {FORMAT!r}, got {shown}: this is no release")
@@ -146,12 +142,6 @@ def _description(folder: Path) -> dict[str, Any]:
         shown = _validation.shown(told.get("version"))
         raise ValueError(f"version must be {VERSION}, got {shown}: of another release")
     return told
-
-
-def _table(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"must be an object, got {_validation.shown(value)}")
-    return value
 
 
 def _text(path: Path) -> str:
@@ -166,18 +156,9 @@ def _text(path: Path) -> str:
         raise ValueError(f"{path} must be UTF-8 text: {error.reason}") from None
 
 
-def _shape(name: str, value: Any, *, fewest: int = 0) -> tuple[int, ...]:
-    fits = isinstance(value, list) and len(value) <= _MOST_AXES
-    if not fits or not all(type(n) is int and n >= fewest for n in value):
-        raise TypeError(f"{name} must be a shape, got {_validation.shown(value)}")
-    if math.prod(max(n, 1) for n in value) > _MOST_NUMBERS:
-        raise ValueError(f"{name} must be at most {_MOST_NUMBERS} numbers, got {value}")
-    return tuple(value)
-
-
 def _source(told: Any) -> dict[str, Any]:
     """What is known of the training files: names, numbers and lists of names."""
-    for name, value in _table(told).items():
+    for name, value in table_of("source", told).items():
         several = value if isinstance(value, list) else [value]
         if not all(isinstance(v, str | int | bool | None) for v in several):
             raise TypeError(
@@ -189,8 +170,10 @@ def _source(told: Any) -> dict[str, Any]:
 
 
 def _parameters(told: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    named = _table(told["parameters"])
-    return {name: _shape(f"parameters.{name}", value) for name, value in named.items()}
+    named = table_of("parameters", told["parameters"])
+    return {
+        name: shape_of(f"parameters.{name}", value) for name, value in named.items()
+    }
 
 
 def _functions(
@@ -198,8 +181,9 @@ def _functions(
 ) -> tuple[dict[str, Any], Any]:
     """What a learner may apply, by name, and parameters like those of the model."""
     functions: dict[str, Any] = {AS_THEY_ARE: as_they_are}
-    described = dict(_table(told["model"]))
-    shape = _shape("model.input_shape", described.pop("input_shape"), fewest=1)
+    described = table_of("model", told["model"])
+    shape = shape_of("model.input_shape", described["input_shape"], fewest=1)
+    del described["input_shape"]
     if model is not None and OWN not in described:
         raise ValueError("model must be left out: the release describes its own")
     if not described or not _applied(told["learner"]) & {MODEL, HIDDEN, OWN}:
@@ -209,9 +193,10 @@ def _functions(
             return functions, {}
         functions[MODEL], like = apply_and_params(model, shape)
         return functions, like
-    outputs = _validation.whole_number("model.outputs", described.pop("outputs"))
-    embeds = _validation.flag("model.embeds", described.pop("embeds"))
-    config = ModelConfig.from_dict(described, where="model")
+    outputs = _validation.whole_number("model.outputs", described["outputs"])
+    embeds = _validation.flag("model.embeds", described["embeds"])
+    given = {k: v for k, v in described.items() if k not in ("outputs", "embeds")}
+    config = ModelConfig.from_dict(given, where="model")
 
     def made() -> Any:
         return built_module(config, shape, outputs, embeds=embeds)
@@ -231,7 +216,7 @@ def _functions(
 
 def _depth(told: Any) -> int:
     """How deep in a described learner's parameters, below "model", those of it are."""
-    fields = _table(told)
+    fields = table_of("learner", told)
     if fields["type"] == Started.__name__:
         return 1 + _depth(fields["learner"])
     return int(fields["type"] in (MixedModel.__name__, BayesianRegression.__name__))
@@ -239,18 +224,18 @@ def _depth(told: Any) -> int:
 
 def _applied(told: Any) -> set[Any]:
     """What a described learner applies: names, or `OWN` where nobody knows."""
-    fields = _table(told)
+    fields = table_of("learner", told)
     if fields["type"] == Started.__name__:
         return _applied(fields["learner"])
     if fields["type"] == OWN:
         return {OWN}
-    return {fields.get("apply"), fields.get("features")}
+    return {str(fields.get("apply")), str(fields.get("features"))}
 
 
 def _learner(told: Any, functions: Mapping[str, Any], own: Any) -> Any:
     """The learner of a description."""
-    fields = dict(_table(told))
-    kind = fields.pop("type")
+    fields = table_of("learner", told)
+    kind = fields["type"]
     if kind == Started.__name__:
         return Started(_learner(fields["learner"], functions, own))
     if kind == OWN:
@@ -260,15 +245,26 @@ def _learner(told: Any, functions: Mapping[str, Any], own: Any) -> Any:
                 f"{_validation.shown(fields.get('name'))}"
             )
         return learner_of(own, _function(MODEL, functions))
-    if kind not in LEARNERS:
-        raise ValueError(
-            f"learner.type must be one of {sorted(LEARNERS)}, got "
-            f"{_validation.shown(kind)}"
-        )
-    for name in ("apply", "features"):
-        if isinstance(fields.get(name), str):
-            fields[name] = _function(fields[name], functions)
-    return LEARNERS[kind](**fields)
+    cls = LEARNERS[_validation.choice("learner.type", kind, LEARNERS)]
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    for name in set(fields) - {"type"} - kinds.keys():
+        raise ValueError(f"learner.{name} is unexpected: {kind} has {list(kinds)}")
+    given = {}
+    for name, declared in kinds.items():
+        if name not in fields and name != "apply":
+            continue  # its default; a field without one is missed by the class
+        value = fields[name]
+        if value is None and declared.endswith("| None"):
+            given[name] = None
+        elif declared.startswith("Apply"):
+            plain_value(f"learner.{name}", value, "str")
+            given[name] = _function(value, functions)
+        else:
+            given[name] = plain_value(f"learner.{name}", value, declared)
+    try:
+        return cls(**given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"learner.{error}") from error
 
 
 def _function(name: str, functions: Mapping[str, Any]) -> Any:
@@ -288,8 +284,8 @@ def _features(told: Any, own: Any) -> FixedFeatures | None:
         if own is not None:
             raise ValueError("features must be left out: the run had none")
         return None
-    described = dict(_table(told))
-    kind = described.pop("kind")
+    table = table_of("features", told)
+    kind, described = table["kind"], {k: v for k, v in told.items() if k != "kind"}
     if own is None and kind != WAVELETS:
         name = _validation.shown(described.get("name"))
         raise ValueError(
@@ -304,7 +300,7 @@ def _features(told: Any, own: Any) -> FixedFeatures | None:
             raise ValueError(
                 f"features must be no file: the run's are no network, but {shown}"
             )
-        settings = dict(_table(described["settings"]))
+        settings = table_of("features.settings", table["settings"])
         settings.pop("sha256", None)
         features = FixedFeatures.onnx(own, **settings)
     if features.described() != described:

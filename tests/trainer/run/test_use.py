@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from typing import Any
 
@@ -97,6 +98,9 @@ def copied(plain, tmp_path):
     """A copy of the release, to damage."""
     shutil.copytree(plain[1], tmp_path / "release")
     return tmp_path / "release"
+
+
+MAML_OF = {"type": "MAML", "apply": "model"}
 
 
 def own_mlp():
@@ -414,16 +418,25 @@ def test_a_foreign_or_damaged_folder_is_refused(copied):
         ({"learner": {"type": "os"}}, "learner.type must be one of"),
         ({"learner": {"type": "ProtoNet", "apply": "eval"}}, "learner.apply must be"),
         ({"learner": {"type": "ProtoNet", "apply": "model", "x": 1}}, "unexpected"),
-        ({"learner": {"type": "ANIL", "apply": "model", "head": 2}}, "learner must be"),
+        ({"learner": {"type": "ANIL", "apply": "model", "head": 2}}, "learner.head must be"),
+        ({"learner": MAML_OF | {"first_order": [1]}}, "learner.first_order must be"),
+        ({"learner": MAML_OF | {"inner_steps": 0}}, "learner.inner_steps must be"),
+        ({"learner": MAML_OF | {"inner_learning_rate": math.nan}}, "learner.inner_lea"),
+        ({"learner": {"type": "MAML"}}, "missing key 'learner.apply'"),
+        ({"learner": {"type": "Started", "learner": {}}}, "missing key 'learner.type'"),
+        ({"stage": 3}, "stage must be of type str"),
+        ({"has_own_learner": 1}, "has_own_learner must be"),
+        ({"dtype": []}, "dtype must be one of"),
+        ({"parameters": [1]}, "parameters must be an object"),
         ({"learner": 3}, "must be an object"),
         ({"feature_shape": [3]}, "example_shape must be feature_shape"),
         ({"feature_shape": [3], "example_shape": [3]}, "learner must be one that"),
         ({"example_shape": [0]}, "must be a shape"),
-        ({"model": {}}, "missing key 'input_shape'"),
+        ({"model": {}}, "missing key 'model.input_shape'"),
         ({"example_shape": [1 << 40]}, "at most"),
         ({"example_shape": [-1]}, "must be a shape"),
         ({"parameters": {}}, "parameter .* must be of shape"),
-        ({"dtype": "object"}, "dtype must be of numbers"),
+        ({"dtype": "object"}, "dtype must be one of"),
         ({"features": {"kind": "wavelets"}}, "features must be those of the run"),
         ({"features": {"kind": "own", "name": "n"}}, "features must be given"),
     ],

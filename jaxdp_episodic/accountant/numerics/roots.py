@@ -133,7 +133,7 @@ def log_crossing(
     Each round evaluates points between the ends side by side, which takes few calls,
     and keeps the two about the root; the last two are interpolated.
 
-    The function maps (num_points, n) to values of that shape; 0 < low <= high, (n,).
+    The function maps (K, n) to values of that shape; 0 < low <= high, (n,).
     Each round narrows the bracket, in log, by ``num_points - 1``. (n,) between the
     ends; an end where the sign does not change.
     """
@@ -142,9 +142,13 @@ def log_crossing(
     share = np.linspace(0.0, 1.0, num_points)[:, None]
     index = np.arange(num_points)[:, None]
     bracket = values = xp.stack([low, high])
-    for _ in range(num_refinements):
+    for i in range(num_refinements):
         x = bracket[0] + share * (bracket[1] - bracket[0])
-        value = function(xp.exp(x))
+        if i == 0:
+            value = function(xp.exp(x))
+        else:  # at the ends it is known
+            value = function(xp.exp(x[1:-1]))
+            value = xp.concatenate([values[:1], value, values[1:]])
         last = xp.max(xp.where(value > 0, index, 0), axis=0)
         ends = xp.stack([last, xp.minimum(last + 1, num_points - 1)])
         bracket = xp.take_along_axis(x, ends, axis=0)

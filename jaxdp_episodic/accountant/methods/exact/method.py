@@ -205,13 +205,15 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     state = ContourSolver(question, cut, bound, order, goal, log_added)
     value, error = state.solve(wanted, backward=False)
     if not run.is_symmetric:
-        # The other direction is integrated only where Rényi's bound of it is larger.
+        # The other direction is integrated only where it may be larger: where neither
+        # a sum of few nodes, the cheaper, nor Rényi's bound says that it is not.
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
-        may_be_larger = wanted & _may_exceed(question, run, least, order)
         asked = least if question.is_epsilon else question.target
-        may_be_larger &= asked < run.largest_loss(backward=True)
+        may_be_larger = wanted & (asked < run.largest_loss(backward=True))
         if question.is_epsilon:
             may_be_larger &= ~state.surely_private(may_be_larger, least, backward=True)
+        left = np.where(may_be_larger, order, np.inf)
+        may_be_larger &= _may_exceed(question, run, least, left)
         other, other_error = state.solve(may_be_larger, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, may_be_larger)
     error = error + _of_composed_profiles(question, run, bound, order)
@@ -351,7 +353,7 @@ def _may_exceed(
 ) -> np.ndarray:
     """Where the backward direction's Rényi bound is above a known answer.
 
-    At a few orders about the best one of the forward direction.
+    At a few orders about the best one of the forward direction, where that is finite.
     """
     epsilon, goal = question.target, least
     if question.is_epsilon:

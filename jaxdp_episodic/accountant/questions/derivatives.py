@@ -116,9 +116,9 @@ def slopes(
             for kind, by in ((single, "profile"), (~single, method)):
                 part = np.flatnonzero(good & kind)
                 if part.size:
-                    some = *(one[part] for one in asked), rows.take(part)
-                    those = parameters, settings.take(part), by
-                    found[:, index[part]] = _of_alike(*some, *those)
+                    at, target = (one[part] for one in asked)
+                    some = rows.take(part), parameters, settings.take(part), by
+                    found[:, index[part]] = _of_alike(at, target, *some)
     found = found.reshape(len(found), *epsilon.shape)
     return found[0], found[1:]
 

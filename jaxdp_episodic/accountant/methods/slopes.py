@@ -51,8 +51,7 @@ _TERMS_CUT = 12.0
 # Count of steps not taken.
 _SMALLEST_COUNT = 1e-300
 # Factors of the center and of the end of a second contour, which has other nodes.
-_OTHER_CENTER = 0.98
-_OTHER_END = 1.1
+_OTHER = (0.98, 1.1)
 # Settings in a call of the kernels.
 _CHUNKS = Chunks(32, (1, 8, 64), (8, 512, 4096))
 # Minimum number of evaluations for which compiling pays.
@@ -84,13 +83,12 @@ def moves_by_contour(
     Raises:
       NotImplementedError: a mechanism without `Nodes`.
     """
-    for loss in runs.losses:
-        if not isinstance(loss, Nodes):
-            name = type(loss).__name__.removesuffix("Loss")
-            raise NotImplementedError(
-                f"{name} has no distribution of losses to differentiate with method="
-                "'exact'; method='rdp' covers it"
-            )
+    if lacking := [loss for loss in runs.losses if not isinstance(loss, Nodes)]:
+        name = type(lacking[0]).__name__.removesuffix("Loss")
+        raise NotImplementedError(
+            f"{name} has no nodes to differentiate with method='exact'; method='rdp' "
+            "covers it"
+        )
     size, times = epsilon.size, runs.shape[0] // epsilon.size
     largest, enough = _LARGEST_ERROR, _ENOUGH
     if any(isinstance(loss, Tabulated) for loss in runs.losses):
@@ -206,9 +204,10 @@ def _on_one_contour(
         values, slope, error = in_chunks(lambda part: kernel(*part), arrays, _CHUNKS)
     good = np.isfinite(values[0]) & np.isfinite(error) & (slope > 0)
     return Moves(
-        np.where(good, values, np.nan),
-        np.where(good, slope, 1.0),
-        np.where(good, error, np.inf),
+        *(
+            np.where(good, *pair)
+            for pair in ((values, np.nan), (slope, 1.0), (error, np.inf))
+        )
     )
 
 
@@ -241,9 +240,8 @@ def _kernel(
         here = steps(first, backward, log_cut, checked=True)
         contour = part(contours.lay_contour)(epsilon, here, fall)
         if other:
-            contour = contour._replace(
-                center=contour.center * _OTHER_CENTER, end=contour.end * _OTHER_END
-            )
+            center, end = contour.center * _OTHER[0], contour.end * _OTHER[1]
+            contour = contour._replace(center=center, end=end)
         value, error, slope = solve(epsilon, contour, here, num_nodes=contour_nodes)
         values = value[None]
         if times:

@@ -31,39 +31,35 @@ from jaxdp_episodic.accountant.questions.paths import undominated_paths
 
 # Methods whose answers have derivatives.
 METHODS = ("exact", "rdp")
-# Points of the quotient, in widths: about a parameter, and above one that is at 0.
+# Points of the quotient, in widths: about a parameter, and above one that is at 0; and
+# weights of the values there less that in the middle, of fourth and of second order.
 POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
-# Weights, of the values at these points less that in the middle, of fourth order ...
 _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
-# ... and of second order.
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
-# The largest width, as a share of a parameter's scale.
-_LARGEST_SHARE = 2e-2
-# First widths, as such shares, and nats by which log(delta) should change in those
-# that are tried in turn. Rényi's bound is known to rounding, and at a cliff of the
-# moments it bends within a hundredth of a nat.
-_FIRST = {"profile": 1e-3, "exact": 1e-3, "rdp": 1e-5}
-_TRIES = {
-    "profile": (0.1, 0.01, 1e-3),
-    "exact": (0.1, 0.4, 0.01),
-    "rdp": (1e-3, 1e-4, 1e-5),
+# What knows log(delta) of moved runs; the first width as a share of a parameter's
+# scale, and nats by which it should change in those tried then. Rényi's bound is known
+# to rounding, and at a cliff of the moments it bends within a hundredth of a nat.
+_MOVES: dict[str, tuple[Callable[..., Moves], tuple[float, ...]]] = {
+    "profile": (moves_by_profile, (1e-3, 0.1, 0.01, 1e-3)),
+    "exact": (moves_by_contour, (1e-3, 0.1, 0.4, 0.01)),
+    "rdp": (moves_at_order, (1e-5, 1e-3, 1e-4, 1e-5)),
 }
-# Nats beyond which it may bend more than quotients of second order tell.
+# The largest width, as such a share; and nats beyond which log(delta) may bend more
+# than quotients of second order tell.
+_LARGEST_SHARE = 2e-2
 _FAR = 0.5
 # Relative error of a quotient over the square of what one of second order is off: of
 # log(delta) = -x²/2 - log(x), with the argument moved, 14 |log(delta)|.
 _ERROR_OVER_SQUARE = 300.0
 # Relative error of a quotient with which no other width is tried; the largest one with
-# which it is returned; and, in nats of log(delta) as a parameter changes by its whole
-# scale, what is as good as nothing.
+# which it is returned, also of that on another contour; and, in nats of log(delta) as a
+# parameter changes by its whole scale, what is as good as nothing.
 _ENOUGH = 1e-8
 _LARGEST = 1e-6
 _NOTHING = 1e-9
 # Rounding of log(delta), relative to 1 and its size; and as a share of the error.
 _ROUNDING = 1e-15
 _ROUNDED = 0.03
-# Relative difference of the quotients on two contours up to which they are one.
-_AGREEMENT = 1e-6
 
 
 class Parameter(NamedTuple):
@@ -76,22 +72,6 @@ class Parameter(NamedTuple):
     moved: Callable[[np.ndarray], Sequence[Run]]
     # A number of steps, (*settings,): 0 where none is taken; None of other parameters.
     count: np.ndarray | None = None
-
-
-def gradient_of_epsilon(
-    epsilon: np.ndarray,
-    log_delta: np.ndarray,
-    runs: Sequence[Run],
-    parameters: Sequence[Parameter],
-    method: str,
-) -> np.ndarray:
-    """(parameters, *settings) derivatives of epsilon at fixed delta; see `slopes`.
-
-    They are 0 where epsilon 0 needs less than delta.
-    """
-    by_epsilon, along = slopes(epsilon, log_delta, runs, parameters, method)
-    still = is_constant(epsilon, log_delta, runs, method)
-    return np.where(still, 0.0, along / by_epsilon)
 
 
 def is_constant(
@@ -118,24 +98,10 @@ def slopes(
     number, where the method's answer is not known to be the smooth function's: it is 0
     or infinite, only a bound, or the two quotients do not agree.
 
-    Args:
-      epsilon: of the settings' shape; it or log_delta is the answer to the other one.
-      log_delta: of the same shape.
-      runs: as of `worst_path.answer`.
-      parameters: what to differentiate by.
-      method: "exact" or "rdp".
-
-    Returns:
-      The former > 0, of the settings' shape; and ``(parameters, *settings)``.
-
-    Raises:
-      NotImplementedError: a mechanism or a method without derivatives.
+    Of epsilon and log(delta), of the settings' shape, one is the answer to the other;
+    runs are those of `worst_path.answer`, the method is one of `METHODS`. The former is
+    > 0 and of the settings' shape, the latter are (parameters, *settings).
     """
-    if method not in METHODS:
-        raise NotImplementedError(
-            f"answers with method={method!r} have no derivatives; those of "
-            f"{METHODS} have"
-        )
     found = np.full((1 + len(parameters), epsilon.size), np.nan)
     inside = (epsilon > 0) & np.isfinite(epsilon) & np.isfinite(log_delta)
     index = np.flatnonzero(inside & (log_delta < 0))
@@ -150,9 +116,9 @@ def slopes(
             for kind, by in ((single, "profile"), (~single, method)):
                 part = np.flatnonzero(good & kind)
                 if part.size:
-                    some = *(one[part] for one in asked), rows.take(part)
-                    those = parameters, settings.take(part), by
-                    found[:, index[part]] = _of_alike(*some, *those)
+                    at, target = (one[part] for one in asked)
+                    some = rows.take(part), parameters, settings.take(part), by
+                    found[:, index[part]] = _of_alike(at, target, *some)
     found = found.reshape(len(found), *epsilon.shape)
     return found[0], found[1:]
 
@@ -212,47 +178,38 @@ def _of_alike(
         by, is_count = method, parameter.count is not None
         if is_count and method == "profile":
             by = "exact"  # a single step's profile says nothing of its powers
-        problem = epsilon, log_delta, parameter, settings, by
-        slope, row[:] = _quotient(_MOVES[by], *problem)
+        problem = epsilon, log_delta, parameter, settings, *_MOVES[by]
+        slope, row[:] = _quotient(*problem)
         found[0] = np.where(np.isnan(found[0]), slope, found[0])
         if is_count and by == "exact":
             again = functools.partial(moves_by_contour, other=True)
-            _, check = _quotient(again, *problem)
-            row[~(np.abs(row - check) <= _AGREEMENT * np.abs(check))] = np.nan
+            _, check = _quotient(*problem[:4], again, problem[-1])
+            row[~(np.abs(row - check) <= _LARGEST * np.abs(check))] = np.nan
     left = np.flatnonzero(np.isnan(found[0]))
     if left.size:  # there is no parameter, or none with a scale
-        moves = _MOVES[method](epsilon[left], log_delta[left], run.take(left))
+        moves = _MOVES[method][0](epsilon[left], log_delta[left], run.take(left))
         found[0, left] = np.where(np.isnan(moves.log_delta[0]), np.nan, moves.slope)
     return found
 
 
-_MOVES: dict[str, Callable[..., Moves]] = {
-    "profile": moves_by_profile,
-    "exact": moves_by_contour,
-    "rdp": moves_at_order,
-}
-
-
 def _quotient(
-    solve: Callable[..., Moves],
     epsilon: np.ndarray,
     log_delta: np.ndarray,
     parameter: Parameter,
     settings: _Settings,
-    method: str,
+    solve: Callable[..., Moves],
+    tries: tuple[float, ...],
 ) -> tuple[np.ndarray, np.ndarray]:
     """``-d log(delta) / d epsilon``, and the difference quotient by a parameter."""
     scale, at_end = settings.widths(parameter)
-    best, (found, by_epsilon) = (
-        np.full(scale.shape, np.inf),
-        np.full((2, scale.size), np.nan),
-    )
+    found, by_epsilon = np.full((2, scale.size), np.nan)
+    best, width = np.full(scale.size, np.inf), tries[0] * scale
     left = np.flatnonzero(np.isfinite(scale) & (scale > 0))
-    width = _FIRST[method] * scale[left]
-    for nats in (*_TRIES[method], None):
+    for nats in (*tries[1:], math.nan):
         if not left.size:
             break
-        runs = settings.take(left).moved(parameter, POINTS[:, at_end[left]] * width)
+        far = POINTS[:, at_end[left]] * width[left]
+        runs = settings.take(left).moved(parameter, far)
         moves = solve(epsilon[left], log_delta[left], runs)
         here, *there = moves.log_delta
         by_epsilon[left] = np.where(np.isnan(here), np.nan, moves.slope)
@@ -266,11 +223,10 @@ def _quotient(
             off = np.where(size == 0, 0.0, off)
         better = off < best[left]
         best[left] = np.where(better, off, best[left])
-        found[left] = np.where(better, fourth / width, found[left])
+        found[left] = np.where(better, fourth / width[left], found[left])
         left = left[~(best[left] <= _ENOUGH) & ~np.isnan(here)]
-        if nats is not None:
-            steep = np.maximum(np.abs(np.nan_to_num(found[left], nan=1.0)), 1e-300)
-            width = np.minimum(nats / steep, _LARGEST_SHARE * scale[left])
+        steep = np.maximum(np.abs(np.nan_to_num(found, nan=1.0)), 1e-300)
+        width = np.minimum(nats / steep, _LARGEST_SHARE * scale)
     small = np.abs(found) * scale <= _NOTHING
     return by_epsilon, np.where((best < _LARGEST) | small, found, np.nan)
 

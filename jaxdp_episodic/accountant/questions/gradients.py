@@ -31,7 +31,8 @@ from jaxdp_episodic.accountant.questions.derivatives import (
     METHODS,
     POINTS,
     Parameter,
-    gradient_of_epsilon,
+    is_constant,
+    slopes,
 )
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
 from jaxdp_episodic.accountant.questions.people_pairs import in_one_place
@@ -39,6 +40,7 @@ from jaxdp_episodic.accountant.questions.people_pairs import in_one_place
 # Names of the fields that every step has.
 NOISE = "noise_multiplier"
 COUNT = "num_steps"
+_NAME = "epsilon_and_gradient"
 
 
 def epsilon_and_gradient(
@@ -51,13 +53,12 @@ def epsilon_and_gradient(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns epsilon and its derivatives by fields of the step, at fixed delta.
 
-    ``d eps / d field = (d log delta / d field) / (-d log delta / d eps)``, where
-    log(delta) is what the method solves (an integral, for one step the profile, with
-    "rdp" the bound at the best order), on the worst path and in the worse of the two
-    directions. The numerator is a difference of that smooth function, on one contour
-    and at one order: relative error about 1e-8 (docs/proofs.md).
+    ``d eps / d field = (d log delta / d field) / (-d log delta / d eps)`` on the worst
+    path and in the worse direction, where log(delta) is what the method solves. The
+    numerator is a difference of that smooth function: relative error about 1e-8, of
+    random allocation 1e-6 (*estimates*; docs/proofs.md).
 
-    What can be named:
+    What can be named, of steps in epochs only the first:
 
     * "noise_multiplier"; the derivative in nats per unit of it.
     * "num_steps", treated as a real number: nats per step more. M(z)^T is continued to
@@ -66,20 +67,17 @@ def epsilon_and_gradient(
     * "LEVEL.size" of a level without replacement, treated as a real number (the rate is
       size over population; the population stays).
 
-    With steps in epochs "noise_multiplier" alone, of random allocation with a relative
-    error of about 1e-6 (*estimate*). Of a composed run a name moves all steps that have
-    the field, by the same amount; with an index, "noise_multiplier[0]", one step's
-    only. Levels below the privacy unit have no rate and cannot be named, nor can the
-    number of independent episodes.
+    Of a composed run a name moves all steps that have the field, by the same amount;
+    with an index, "noise_multiplier[0]", one step's only. Levels below the privacy unit
+    have no rate and cannot be named, nor can the number of independent episodes.
 
     The derivative is *NaN*, never a wrong number, where it is not known: where epsilon
     is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`), where the
-    integral's error estimate is above 1e-7 (of random allocation, which includes its
-    tables', 1e-5) or two contours disagree by 1e-6, where a rate is at an end (a
-    probability of 0 or 1, a size equal to the population), and where epsilon is 0 but
-    delta is reached there. It is 0 where epsilon 0 needs less than delta. Where two
-    paths or directions are equally bad epsilon has a kink; the derivative is that of
-    one.
+    integral's error estimate is above 1e-7 (of random allocation 1e-5) or two contours
+    disagree by 1e-6, where a rate is at an end (a probability of 0 or 1, a size equal
+    to the population), and where epsilon is 0 but delta is reached there. It is 0 where
+    epsilon 0 needs less than delta. Where two paths or directions are equally bad
+    epsilon has a kink; the derivative is that of one.
 
     Args:
       step: the step, or a run made by `compose`.
@@ -93,11 +91,11 @@ def epsilon_and_gradient(
       and ``num_steps``, and for every name in ``wrt`` the derivative, of that shape.
 
     Raises:
-      ValueError: ``num_steps`` given twice or not at all, or a
-        name that the step does not have.
+      ValueError: ``num_steps`` given twice or not at all, or a name that the step does
+        not have.
       NotImplementedError: steps in epochs, and another name than "noise_multiplier".
     """
-    gaussian_parts(step, "epsilon_and_gradient")  # refuses others
+    gaussian_parts(step, _NAME)  # refuses others
     _validation.open_unit_array("delta", delta)
     _validation.choice("method", method, METHODS)
     if isinstance(step, ComposedSteps) and num_steps is not None:
@@ -115,13 +113,12 @@ def epsilon_and_gradient(
         alone = {n: [e for e in every if e.startswith(f"{n}[")] for n in names}
         sums = {n: some for n, some in alone.items() if some and {*some} <= {*names}}
         apart = [name for name in names if name not in sums]
-        rows = gradient_of_epsilon(
-            np.where(info.is_certified_bound, np.inf, value),
-            np.broadcast_to(log_delta, shape),
-            runs,
-            [_parameter(name, step, num_steps, shape) for name in apart],
-            method,
-        )
+        known = np.where(info.is_certified_bound, np.inf, value)
+        log_delta = np.broadcast_to(log_delta, shape)
+        fields = [_parameter(name, step, num_steps, shape) for name in apart]
+        by_epsilon, along = slopes(known, log_delta, runs, fields, method)
+        still = is_constant(known, log_delta, runs, method)
+    rows = np.where(still, 0.0, along / by_epsilon)
     gradient = dict(zip(apart, rows, strict=True))
     for name, parts in sums.items():
         gradient[name] = np.sum([gradient[part] for part in parts], axis=0)
@@ -136,9 +133,8 @@ def _parameter(
 ) -> Parameter:
     """The field of that name: of all steps that have it, or of one."""
     plain, _, index = name.partition("[")
-    parts, counts = _parts(step), (num_steps,)
-    if isinstance(step, ComposedSteps):
-        counts = step.counts
+    parts = gaussian_parts(step, _NAME)
+    counts = step.counts if isinstance(step, ComposedSteps) else (num_steps,)
     counts = [np.broadcast_to(np.asarray(n, np.float64), shape) for n in counts]
     chosen = [int(index[:-1])] if index else range(len(parts))
     chosen = [i for i in chosen if plain in field_names(parts[i])]
@@ -158,10 +154,6 @@ def _parameter(
         return Parameter(np.maximum(least, 1.0)[..., None], moved, least)
     scales = np.broadcast_arrays(*(_scale(parts[i], plain) for i in chosen))
     return Parameter(np.min(scales, axis=0), moved)
-
-
-def _parts(step: GaussianStep | ComposedSteps) -> tuple[GaussianStep, ...]:
-    return (step,) if isinstance(step, GaussianStep) else step.gaussian_steps
 
 
 def _scale(step: GaussianStep, name: str) -> np.ndarray:
@@ -198,7 +190,7 @@ def _moved(step: GaussianStep, name: str, displacement: np.ndarray) -> GaussianS
     step = in_one_place(step)
     if step.privacy_unit == PERSON:
         raise NotImplementedError(
-            f"epsilon_and_gradient does not cover {name!r} with privacy_unit='person'"
+            f"{_NAME} does not cover {name!r} with privacy_unit='person'"
         )
     draw, group = _drawn(step, scheme)
     levels, position = step.path_rates, step.level_names_used.index(scheme.name)
@@ -232,14 +224,14 @@ def _checked_names(wrt: Any, step: GaussianStep | ComposedSteps) -> tuple[str, .
     if isinstance(wrt, str) or not isinstance(wrt, tuple | list):
         raise TypeError(f"wrt must be a tuple of names, got {_validation.shown(wrt)}")
     allowed = field_names(step)
-    parts = _parts(step)
+    parts = gaussian_parts(step, _NAME)
     has_epochs = any(epoch_scheme(part.design) is not None for part in parts)
     for name in wrt:
         _validation.choice("wrt", name, allowed)
     for name in wrt if has_epochs else ():
         if name.partition("[")[0] != NOISE:
             raise NotImplementedError(
-                f"epsilon_and_gradient with epochs covers {NOISE!r} only, got {name!r}"
+                f"{_NAME} with epochs covers {NOISE!r} only, got {name!r}"
             )
     return tuple(wrt)
 

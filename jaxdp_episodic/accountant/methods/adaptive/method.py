@@ -259,7 +259,8 @@ class Solver:
         self.begin()
         self.refine(width)
         within = dict.fromkeys(self.uppers, 0)
-        for backward in self.uppers:
+        # Where the end of the largest is within, so are those of all others.
+        for backward in [b for b, end in self.uppers.items() if end > log_delta]:
             view = self.views[backward]
             window = self.window(view, min(self.spacing, view.right + view.left))
 

@@ -246,19 +246,18 @@ def _learner(told: Any, functions: Mapping[str, Any], own: Any) -> Any:
             )
         return learner_of(own, _function(MODEL, functions))
     cls = LEARNERS[_validation.choice("learner.type", kind, LEARNERS)]
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    kinds = {field.name: field for field in dataclasses.fields(cls)}
     for name in set(fields) - {"type"} - kinds.keys():
         raise ValueError(f"learner.{name} is unexpected: {kind} has {list(kinds)}")
     given = {}
-    for name, declared in kinds.items():
-        if name not in fields and name != "apply":
-            continue  # its default; a field without one is missed by the class
-        value = fields[name]
+    for name, field in kinds.items():
+        if name not in fields and field.default is not dataclasses.MISSING:
+            continue
+        value, declared = fields[name], str(field.type)
         if value is None and declared.endswith("| None"):
             given[name] = None
         elif declared.startswith("Apply"):
-            plain_value(f"learner.{name}", value, "str")
-            given[name] = _function(value, functions)
+            given[name] = _function(value, functions, f"learner.{name}")
         else:
             given[name] = plain_value(f"learner.{name}", value, declared)
     try:
@@ -267,15 +266,10 @@ def _learner(told: Any, functions: Mapping[str, Any], own: Any) -> Any:
         raise type(error)(f"learner.{error}") from error
 
 
-def _function(name: str, functions: Mapping[str, Any]) -> Any:
-    if name not in functions:
-        raise ValueError(
-            "model must be given, as the run was: it had one of its own"
-            if name == MODEL
-            else f"learner.apply must be one of {sorted(functions)}, got "
-            f"{_validation.shown(name)}"
-        )
-    return functions[name]
+def _function(name: Any, functions: Mapping[str, Any], key: str = "") -> Any:
+    if name == MODEL and MODEL not in functions:
+        raise ValueError("model must be given, as the run was: it had one of its own")
+    return functions[_validation.choice(key, name, functions)]
 
 
 def _features(told: Any, own: Any) -> FixedFeatures | None:
@@ -285,7 +279,8 @@ def _features(told: Any, own: Any) -> FixedFeatures | None:
             raise ValueError("features must be left out: the run had none")
         return None
     table = table_of("features", told)
-    kind, described = table["kind"], {k: v for k, v in told.items() if k != "kind"}
+    kind = _validation.choice("features.kind", table["kind"], (WAVELETS, ONNX, OWN))
+    described = {k: v for k, v in table.items() if k != "kind"}
     if own is None and kind != WAVELETS:
         name = _validation.shown(described.get("name"))
         raise ValueError(

@@ -195,13 +195,13 @@ class PrivacyLoss(abc.ABC):
         asked, and epsilon is too small.
         """
 
-    @property
+    @functools.cached_property
     def rates(self) -> dict[str, Array]:
         """The fields that are probabilities, by name."""
         names = (field.name for field in dataclasses.fields(self))
         return {name: getattr(self, name) for name in names if name.endswith("rate")}
 
-    @property
+    @functools.cached_property
     def chance(self) -> Array:
         """Probability that the step sees the unit: the product of all rates."""
         return math.prod(self.rates.values(), start=1.0)

@@ -75,7 +75,7 @@ def _by_jumps(
     fields: tuple[Group, ...],
     few: bool,
 ) -> Array:
-    """Epsilon at which the bulk and the sum of the steps' forward profiles are delta."""
+    """Epsilon at which the bulk and the sum of forward profiles are delta."""
     xp = namespace(log_delta, highest, bulk, fields[0].count)
     mu = xp.sqrt(xp.maximum(bulk, 0.0))
 

@@ -45,8 +45,8 @@ _CUT = 50.0
 _CUT_MARGIN = 30.0
 # As `NEAR`: distance from a contour's own epsilon beyond which the error is unknown.
 _FAR = 10.0
-# Error of log(delta) above which the sum is nothing but rounding errors.
-_USELESS = 10.0
+# Error of log(delta) above which an answer is no guess of the right one.
+_USELESS = 0.5
 # Largest error on a shared contour; settings above it get one of their own.
 _SHARED_ERROR = 1e-9
 # Settings in a chunk; JAX compiles a kernel for each of these sizes.
@@ -385,10 +385,12 @@ def _judged_epsilon(
     error = np.where(falls & (log_error == 0), 0.0, error)
     distance = np.abs(value - used) * np.abs(slope)
     error = np.where(distance > NEAR, 10.0 * error, error)
-    known = np.isfinite(error) & (log_error < _USELESS) & ~np.isnan(value)
     far = (distance > _FAR) | (used > LARGEST_RATIO * value)
-    # Without an answer the guess was too large.
-    return value, error, far, np.where(known, value, 0.5 * used)
+    # Without an answer the guess was too large; a poor one says little but that.
+    known = np.isfinite(error) & ~np.isnan(value)
+    poor = np.clip(value, 0.5 * used, 2.0 * used)
+    closer = np.where(log_error < _USELESS, value, poor)
+    return value, error, far, np.where(known, closer, 0.5 * used)
 
 
 def _growth(error: np.ndarray) -> np.ndarray:

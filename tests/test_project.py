@@ -25,6 +25,7 @@ LAYERS = (
     "_progress",
     "files",
     "accountant.numerics",
+    "accountant._kernel_cache",
     "accountant._engine",
     "accountant.describe",
     "accountant.losses",

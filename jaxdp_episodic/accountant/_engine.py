@@ -26,16 +26,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant._kernel_cache import is_kept, note_kept
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 from jaxdp_episodic.files.optional import require
 
 ENGINES = ("auto", "numpy", "jax")
 VARIABLE = "JAXDP_EPISODIC_ENGINE"
-CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 # Minimum elements of the largest argument for which "auto" compiles a single kernel.
 _COMPILED_ELEMENTS = 2**21
 # The engine that the body runs on, and the one that its caller has asked for.
@@ -56,6 +56,8 @@ _CHECK_INTERVAL = 2.0
 _next_check = 0.0
 # How often JAX's caches have been cleared.
 num_clearings = 0
+# What "auto" has compiled since then.
+_compiled: set[tuple[str, ...]] = set()
 # Whether this process was forked off one that had JAX, whose threads it lacks.
 _is_fork_of_jax = False
 # Dataclasses that JAX knows; chunks in several threads may bring the same one.
@@ -118,20 +120,40 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
-def choose_engine(settings: int, break_even: int, what: Any = ()) -> str:
+class BreakEven(NamedTuple):
+    """Numbers of settings from which JAX is faster, compilation included."""
+
+    name: str  # of what is compiled, for each set of mechanisms
+    cold: int
+    kept: int  # where this process has compiled it, or some other one onto the disk
+
+
+def choose_engine(settings: int, break_even: int | BreakEven, what: Any = ()) -> str:
     """Returns the engine that was asked for, or for "auto" the faster.
 
     Without JAX it is NumPy, and behind ``os.fork()``, where JAX may wait for ever for
     its threads; and always of a mechanism that does not compile.
 
-    JAX is faster for ``break_even`` settings or more, compilation included; ``what``
-    are the nested mechanisms and arrays to be evaluated.
+    JAX is faster for ``break_even`` settings or more; ``what`` are the nested
+    mechanisms and arrays to be evaluated.
     """
     name = engine_name() if never_compiled(what) is None else "numpy"
     if name != "auto":
         return name
-    may_compile = settings >= break_even and not _is_fork_of_jax and _has_jax()
-    return "jax" if may_compile else "numpy"
+    if _is_fork_of_jax or not _has_jax():
+        return "numpy"
+    if isinstance(break_even, int):
+        return "jax" if settings >= break_even else "numpy"
+    kernel = (break_even.name, *sorted({type(one).__name__ for one in what}))
+    least = break_even.cold
+    if settings < least and (kernel in _compiled or is_kept(kernel)):
+        least = break_even.kept
+    if settings < least:
+        return "numpy"
+    if kernel not in _compiled:
+        _compiled.add(kernel)
+        note_kept(kernel)
+    return "jax"
 
 
 def may_compile_beside(what: Any) -> bool:
@@ -353,41 +375,5 @@ def clear_kernels_if_crowded() -> None:
         import jax
 
         num_clearings += 1
+        _compiled.clear()
         jax.clear_caches()
-
-
-def kernel_folder() -> Path | None:
-    """Returns the user's folder of compiled kernels, made if missing.
-
-    None where ``JAX_COMPILATION_CACHE_DIR`` says another, or none, and where the folder
-    cannot be written.
-    """
-    if os.environ.get(CACHE_VARIABLE) is not None:
-        return None
-    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: nobody's home
-        base = Path(home) if home else Path("~/.cache").expanduser()
-        folder = base / "jaxdp-episodic" / "kernels"  # JAX's keys hold its version
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder if os.access(folder, os.W_OK) else None
-    return None
-
-
-@contextlib.contextmanager
-def keeping_kernels() -> Iterator[None]:
-    """Keeps on disk what JAX compiles in the body, unless the caller has a cache."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]: made at run time
-    folder = kernel_folder() if chosen is None else None
-    if folder is None:
-        yield
-        return
-    compilation_cache.set_cache_dir(str(folder))
-    compilation_cache.reset_cache()  # JAX decides once, at its first compilation
-    try:
-        yield
-    finally:
-        compilation_cache.set_cache_dir(None)
-        compilation_cache.reset_cache()

@@ -22,7 +22,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant import _engine, losses
+from jaxdp_episodic.accountant import _engine, _kernel_cache, losses
 from jaxdp_episodic.accountant._engine import (
     choose_engine,
     compiled,
@@ -142,6 +142,36 @@ def test_left_to_itself_it_takes_numpy_for_small_arguments(monkeypatch):
         assert spaces(call(10)) == [np] and choose_engine(5, 5) == "numpy"
 
 
+def test_what_is_compiled_already_pays_sooner(monkeypatch, tmp_path):
+    """By this process, or by some other one onto the disk."""
+    monkeypatch.delenv(_engine.VARIABLE, raising=False)
+    loss = SampledGaussianLoss(np.ones(1), np.ones(1), np.ones(1))
+    pays = _engine.BreakEven("some", cold=100, kept=10)
+
+    def first_size(what=(loss,)):
+        sizes = (9, 10, 99, 100)
+        return next(n for n in sizes if choose_engine(n, pays, what) == "jax")
+
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        monkeypatch.setattr(_engine, "_compiled", set())
+        assert (first_size(), first_size()) == (100, 10)
+        monkeypatch.setattr(_engine, "_compiled", set())
+        assert first_size() == 100
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        assert first_size() == 10 and first_size(()) == 100
+        for _ in range(2):
+            monkeypatch.setattr(_engine, "_compiled", set())
+            assert first_size(()) == 10
+        assert first_size() == 100  # what was compiled before there was a folder
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "missing"))
+        monkeypatch.setattr(_engine, "_compiled", set())
+        assert first_size() == 100  # nothing can be noted there
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
 def test_engines_that_there_are_not(monkeypatch):
     with pytest.raises(ValueError, match="engine must be one of .* got 'torch'"):
         with using_engine("torch"):
@@ -228,20 +258,20 @@ def test_a_callers_process_keeps_kernels_for_a_while(tmp_path, monkeypatch):
     def kept():
         return len(list((tmp_path / "jaxdp-episodic" / "kernels").glob("*-cache")))
 
-    with _engine.keeping_kernels():  # the tests' own cache
+    with _kernel_cache.keeping_kernels():  # the tests' own cache
         assert jax.config.jax_compilation_cache_dir == ours
     assert not list(tmp_path.iterdir())
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update(least, 0)
     try:
-        with _engine.keeping_kernels():
+        with _kernel_cache.keeping_kernels():
             jax.jit(lambda x: x * 3.25 + 1.5)(np.float32(1))
             number = kept()
         assert number > 0
         jax.jit(lambda x: x * 4.25 + 1.5)(np.float32(1))
         assert kept() == number and jax.config.jax_compilation_cache_dir is None
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # switched off
-        with _engine.keeping_kernels():
+        with _kernel_cache.keeping_kernels():
             jax.jit(lambda x: x * 5.25 + 1.5)(np.float32(1))
         assert kept() == number
     finally:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from jaxdp_episodic.accountant._engine import CACHE_VARIABLE, kernel_folder
+from jaxdp_episodic.accountant._kernel_cache import CACHE_VARIABLE, kernel_folder
 
 PROGRAM = "jaxdp-episodic"
 

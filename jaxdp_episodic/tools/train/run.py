@@ -15,7 +15,7 @@ import optax
 from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar
-from jaxdp_episodic.accountant._engine import keeping_kernels
+from jaxdp_episodic.accountant._kernel_cache import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.tools.book.check_in import refuse_copied

@@ -32,6 +32,8 @@ def nothing_known(monkeypatch):
     for name in ("_asked", "_waiting", "_compiled"):
         monkeypatch.setattr(learning, name, {})
     monkeypatch.setattr(learning, "_failed", set())
+    monkeypatch.setattr(learning, "is_kept", lambda kernel: False)
+    monkeypatch.setattr(learning, "note_kept", lambda kernel: None)
     monkeypatch.delenv(_engine.VARIABLE, raising=False)
     yield
     wait_for_thread()
@@ -201,6 +203,23 @@ def test_threads_that_ask_at_once_compile_once():
     kernel.may_compile.set()
     wait_for_thread()
     assert [call for call in kernel.calls if call[0] == "jax"] == [("jax", WIDTH)]
+
+
+def test_what_lies_on_the_disk_is_learned_sooner(monkeypatch):
+    kept = []
+    monkeypatch.setattr(learning, "is_kept", kept.__contains__)
+    monkeypatch.setattr(learning, "note_kept", kept.append)
+    kernel = Kernel().learned()
+    assert kernel.ask(100) == "jax" and len(kept) == 1
+    monkeypatch.setattr(learning, "_compiled", {})  # another process
+    monkeypatch.setattr(learning, "_asked", {})
+    other = Kernel()
+    other.may_compile.set()
+    fewest = int(ENOUGH * learning._KEPT_SHARE)
+    assert other.ask(fewest - 1) == "numpy" and learning._thread is None
+    assert other.ask(16) == "numpy"
+    wait_for_thread()
+    assert other.ask(16) == "jax"
 
 
 def test_several_kernels_are_compiled_one_after_the_other():

@@ -32,7 +32,7 @@ def epsilon(noise: Any, rate: Any = 0.01, num_steps: Any = 1000, delta: Any = DE
 
 def plain(noise: Any, rate: Any = 0.01, num_steps: Any = 1000, delta: Any = DELTA):
     asked = {"delta": delta, "num_steps": num_steps, "method": "rdp"}
-    return jde.epsilon(step(noise, rate), **asked)
+    return jde.epsilon(step(noise, rate), **asked, engine="numpy")
 
 
 @pytest.fixture(autouse=True)

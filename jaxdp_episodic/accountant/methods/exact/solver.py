@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import (
+    BreakEven,
     choose_engine,
     engine_name,
     jitted,
@@ -33,9 +34,10 @@ from jaxdp_episodic.accountant.methods.learning import Learnable, stop_if_ended
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.run import Group, Run
 
-# Minimum batch for which XLA compilation pays: it takes about as long as these settings
-# do on NumPy.
-BREAK_EVEN = 4_000
+# NumPy takes 2 ms, JAX 0.4 and 25 s of CPU time to compile, or 4 s from the disk.
+BREAK_EVEN = BreakEven("exact", cold=16_000, kept=2_500)
+# Settings asked for which a pass is learned: sooner, as nobody waits for it.
+_ENOUGH = 4_000
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
 # Nats below delta at which loss distributions are truncated. With a later cut, rare
@@ -49,11 +51,11 @@ _FAR = 10.0
 _USELESS = 0.5
 # Largest error on a shared contour; settings above it get one of their own.
 _SHARED_ERROR = 1e-9
-# Settings in a chunk; JAX compiles a kernel for each of these sizes.
+# Settings in a chunk: JAX compiles a kernel for each.
 _CHUNKS = Chunks(numpy=8, cpu=(1, 8), accelerator=(8, 512, 4096, 16384))
 _LEARNED = (64,)  # of a kernel that is learned
-# Number of settings from which chunks on the CPU are larger; their sizes, and least
-# number of settings for each: starting a chunk costs time, but all cores want one.
+# Settings from which chunks on the CPU are larger; sizes, and the least number of
+# settings for each: starting a chunk costs time, but all cores want one.
 _LARGE_BATCH = 512
 _LARGE_CHUNKS = ((256, 1024), (64, 32), (_CHUNKS.cpu[-1], 0))
 # Number of settings up to which one by one is faster than in a padded chunk.
@@ -219,7 +221,8 @@ class ContourSolver:
         Deltas of the same run at epsilons near to one another share a contour, but for
         those that are to be ``alone`` (None: all).
         """
-        engine = choose_engine(index.size, BREAK_EVEN, self.run.losses)
+        pays = BREAK_EVEN._replace(name=f"exact {question.is_epsilon} {effort}")
+        engine = choose_engine(index.size, pays, self.run.losses)
         with using_choice(engine):
             padded = index.size < _LARGE_BATCH
             terms, sizes = shared_lengths(self.run, index, padded=padded)
@@ -235,7 +238,6 @@ class ContourSolver:
                     question.target[rows], part, bound, alone[rows]
                 )
                 members, middle = (rows[column] for column in columns)
-            # Settings with a contour of their own.
             if len(members) == 1:
                 members = middle
             with using_choice(engine):
@@ -307,7 +309,7 @@ class ContourSolver:
             )
 
         name = (_solve_chunk, question.is_epsilon, terms, effort, find)
-        learnable = Learnable(name, _LEARNED, BREAK_EVEN)
+        learnable = Learnable(name, _LEARNED, _ENOUGH)
         value, error, *rest = in_chunks(on_chunk, (arrays, groups), sizes, learnable)
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
             if not question.is_epsilon:
@@ -394,10 +396,8 @@ def _judged_epsilon(
 
 
 def _growth(error: np.ndarray) -> np.ndarray:
-    """Factor in the number of nodes that the relative error asks for; 0 if unknown.
-
-    The error's logarithm is about proportional to the number of nodes.
-    """
+    """Factor in the number of nodes that the relative error asks for; 0 if unknown."""
+    # The error's logarithm is about proportional to the number of nodes.
     known = (error > _SETTLED * TOLERANCE) & (error < 0.5)
     return np.where(
         known, math.log(_SETTLED * TOLERANCE) / np.log(np.where(known, error, 0.1)), 0.0

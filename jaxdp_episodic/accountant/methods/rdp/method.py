@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import (
+    BreakEven,
     choose_engine,
     engine_name,
     float64_boundary,
@@ -36,8 +37,9 @@ _MANY_BLOCKS = 8, 32
 _LEARNED = _CPU_BLOCK, 8 * _CPU_BLOCK
 # Settings asked for which it is: NumPy answers them in the 7 s of CPU time that takes.
 _ENOUGH = 100_000
-# Minimum number of settings for which compiling pays: it takes as long as NumPy does.
-BREAK_EVEN = 25_000
+# Numbers of settings that NumPy answers in the 7 s of CPU time that compiling takes, or
+# the 1.3 s that finding it on the disk takes.
+BREAK_EVEN = BreakEven("rdp", cold=_ENOUGH, kept=25_000)
 
 
 def rdp_answer(question: Question, run: Run) -> Answer:
@@ -153,7 +155,8 @@ def _by_chunks(
 
     widths = _chunks(size)
     asked = kernel, static.get("direction"), on_lattice
-    with using_choice(choose_engine(size, BREAK_EVEN, losses)):
+    pays = BREAK_EVEN._replace(name=f"rdp {kernel.__name__} {asked[1:]}")
+    with using_choice(choose_engine(size, pays, losses)):
         value, order = in_chunks(
             chunk, arrays, widths, _learnable(asked, widths.cpu[-1])
         )

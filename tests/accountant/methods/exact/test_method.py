@@ -261,7 +261,8 @@ def test_nothing_is_compiled_for_the_few_that_need_more(monkeypatch):
 
     solve_alike = solver.ContourSolver._solve_alike
     monkeypatch.setattr(solver.ContourSolver, "_solve_alike", watched)
-    monkeypatch.setattr(solver, "BREAK_EVEN", 8)
+    pays = solver.BREAK_EVEN._replace(cold=8, kept=8)
+    monkeypatch.setattr(solver, "BREAK_EVEN", pays)
     noise = np.append(np.linspace(1.0, 3.0, 8), 1.3)
     step = poisson_step(np.append(np.full(8, 0.01), 5e-4), noise)
     asked = {"num_steps": 1_400, "delta": 1e-8}

@@ -2,7 +2,7 @@
 
 A kernel is a pure function of arrays that takes its namespace from its arguments
 (`numerics.loops.namespace`). The *NumPy* engine calls it as it is: no compiling, no
-JAX in the process. The *JAX* engine compiles it, for large batches, gradients and
+JAX in the process. The *JAX* engine compiles it, for large batches and
 accelerators. This file alone chooses between them, and alone knows of x64.
 
 Privacy accounting in float32 is wrong in the dangerous direction (``log1p`` of a

@@ -33,7 +33,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     logsumexp,
     namespace,
-    stop_gradient,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import (
     log_expm1,
@@ -79,8 +78,6 @@ def log_integral(
     first two derivatives of the integral in t, divided by it.
     """
     xp = namespace(windows[0], bumps, floor, t)
-    # The panels are a choice of nodes, not part of the function: no gradient.
-    windows, bumps, floor = stop_gradient(xp, (windows, bumps, floor))
     direction, quadrature, with_derivatives = rule
     y, b = log_parts(xp.maximum(bumps, floor))
     exponents = [b + (1 + t) * y] * (direction != "backward")
@@ -88,7 +85,7 @@ def log_integral(
     # Large moments are scaled down by their size at the bumps. Were a bump missed by
     # far the sum would overflow to inf, which is the safe side.
     peak = xp.max(xp.concatenate(exponents), axis=0)
-    peak = stop_gradient(xp, xp.maximum(peak - LARGEST_EXPONENT, 0.0))
+    peak = xp.maximum(peak - LARGEST_EXPONENT, 0.0)
 
     def integrand(x: Array) -> tuple[Array, ...]:
         y, b = log_parts(x)

@@ -39,7 +39,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     logsumexp,
     namespace,
-    stop_gradient,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import (
     log_expm1,
@@ -147,7 +146,7 @@ def log_excess_of_atoms(
     largest = xp.max(xp.where(log_mass > -xp.inf, xp.abs(loss), 0.0), axis=0)
     power = -t if direction == "backward" else 1 + t
     peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT
-    peak = stop_gradient(xp, xp.maximum(peak, 0.0))
+    peak = xp.maximum(peak, 0.0)
     value = xp.sum(scaled_power_excess(loss, base - peak, t, direction), axis=0)
     # Masses of the other distribution are rounded as losses are. Where these are large
     # ``M - 1 <= E[e^(t L) - 1; L > 0]``, with masses of at most 1.

@@ -62,7 +62,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     map_first,
     namespace,
-    stop_gradient,
 )
 
 # Terms are left out up to this share of delta, which is then added to it.
@@ -121,11 +120,10 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         return MixturePair.sampled(any_rate, float(self.shift), (number, rate))
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `Profile`, with derivatives in forward mode only."""
+        """See `Profile`."""
         xp = namespace(u, *self.fields)
         u, outer, eta, s, episodes, kept = xp.broadcast_arrays(u, *self.fields)
-        episodes = stop_gradient(xp, episodes)
-        kept = xp.minimum(episodes, stop_gradient(xp, kept))
+        kept = xp.minimum(episodes, kept)
         safe = positive(eta, 1.0)
         certain = safe >= 1
         log_absent = xp.log1p(-xp.where(certain, 0.5, safe))
@@ -232,15 +230,13 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         cos, sin = xp.cos(im), xp.sin(im)
         x = scale * grown * cos, scale * rise * sin
         element = times(element, (rise * cos, grown * sin))
-        # An integral does not depend on its path.
-        x, element = stop_gradient(xp, (x, element))
 
         def log_density(x: Pair, used: Array) -> Pair:
             """Of Q at points (J, m)."""
             wide = width[:, None]
             re, im = log_normal((x[0] / wide + 0.5 * wide * s, x[1] / wide))
             re = xp.where(used[:, None], log_factor[:, None] + re, -1e300)
-            peak = stop_gradient(xp, xp.max(re, axis=0))
+            peak = xp.max(re, axis=0)
             total = (xp.sum(part, axis=0) for part in polar(re - peak, im))
             re, im = log_complex(*total)
             return re + peak, im
@@ -320,7 +316,7 @@ def _log_weight(episodes: Array, k: Array, rate: Array) -> tuple[Array, Array]:
 def _added(total: Pair, terms: Array) -> Pair:
     """The largest logarithm of a sum and terms, (k, ...); the sum over that term."""
     xp = namespace(terms)
-    higher = stop_gradient(xp, xp.maximum(total[0], xp.max(terms, axis=0)))
+    higher = xp.maximum(total[0], xp.max(terms, axis=0))
     ratio = total[1] * xp.exp(total[0] - higher)
     return higher, ratio + xp.sum(xp.exp(terms - higher), axis=0)
 

@@ -16,7 +16,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     map_first,
     namespace,
-    stop_gradient,
 )
 
 Pair = tuple[Array, Array]
@@ -63,10 +62,7 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
     spacing = (end - begin) / (num_nodes - 1)
     u = begin + spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None]
     bent = xp.tanh((u - kink) / width)
-    # An integral does not depend on its path: derivatives are taken with it held.
-    return stop_gradient(
-        xp, (u - share * width * bent, spacing * (1 - share * (1 - bent * bent)))
-    )
+    return u - share * width * bent, spacing * (1 - share * (1 - bent * bent))
 
 
 def half_line(
@@ -122,8 +118,6 @@ def half_line(
     first = (weight[:1] - bent) / (1 - ratio)
     weight = xp.concatenate([first, weight[1:]])
     node = xp.concatenate([node[:1] / (1 + ratio), node[1:]])
-    node, weight = stop_gradient(xp, (node, weight))
-    # The path starts at the end of the domain, and is differentiated along with it.
     return floor + node, weight
 
 
@@ -156,12 +150,10 @@ def path_points(
       height: (V, n) factor on the imaginary part.
       most: largest imaginary part, about, in the scale of the nodes.
     """
-    xp = namespace(line[0])
 
     def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
         imaginary, slope = _imaginary_part(node, floor, kink, s, most)
-        imaginary, slope = stop_gradient(xp, (height * imaginary, height * slope))
-        return (node, imaginary), (weight, weight * slope)
+        return (node, height * imaginary), (weight, weight * (height * slope))
 
     return map_first(lift, *line, height)
 

@@ -58,7 +58,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     map_first,
     namespace,
-    stop_gradient,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import (
     log_expm1,
@@ -238,7 +237,6 @@ def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
     b = xp.stack([xp.full_like(s, -_LOG_2), -s - _LOG_2])
     power = -t if direction == "backward" else 1 + t
     peak = xp.maximum(xp.max(b + power * y, axis=0) - LARGEST_EXPONENT, 0.0)
-    peak = stop_gradient(xp, peak)
 
     def values(y: Array, b: Array) -> tuple[Array, ...]:
         if with_derivatives:
@@ -248,7 +246,6 @@ def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
     sums = [xp.sum(value, axis=0) for value in values(y, b)]
     edges = _edges(1 + t, p, s, quadrature.num_panels)
     for sign, depth in zip((1.0, -1.0), edges, strict=True):
-        depth = stop_gradient(xp, depth)
 
         def integrand(depth: Array, sign: float = sign) -> tuple[Array, ...]:
             return values(*log_parts(sign * (s - depth)))
@@ -319,5 +316,4 @@ def _path(s: Array, height: Array, num_nodes: int) -> tuple[tuple, tuple]:
     bent = xp.tanh(_SLOPE * inner / _TOP)
     slope = _SLOPE * (1 - bent * bent) * (1 - 2 * near) * xp.where(u < 0, 1.0, -1.0)
     imaginary = height * _TOP * bent
-    element = weight, weight * height * slope
-    return stop_gradient(xp, ((real, imaginary), element))
+    return (real, imaginary), (weight, weight * height * slope)

@@ -9,9 +9,9 @@ loss is ``L = log P/Q`` under P. Everything else follows from the pair.
 What methods ask beyond that are the protocols of `losses.protocols`.
 
 Fields are arrays that broadcast together: one object is one setting or a million, with
-the paths of a population as last axis. Their derivatives, too, are objects of the same
-class. Kernels (`log_tails`, `log_excess`, `nodes` and what they call) are pure
-functions of the fields and take their array namespace from them.
+the paths of a population as last axis. Kernels (`log_tails`, `log_excess`, `nodes` and
+what they call) are pure functions of the fields and take their array namespace from
+them.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from jaxdp_episodic.accountant.questions.paths import undominated_paths
 METHODS = ("exact", "rdp")
 # Points of the quotient, in widths: about a parameter, and above one that is at 0; and
 # weights of the values there less that in the middle, of fourth and of second order.
-POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
+_POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
 _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
 # What knows log(delta) of moved runs; the first width as a share of a parameter's
@@ -208,7 +208,7 @@ def _quotient(
     for nats in (*tries[1:], math.nan):
         if not left.size:
             break
-        far = POINTS[:, at_end[left]] * width[left]
+        far = _POINTS[:, at_end[left]] * width[left]
         runs = settings.take(left).moved(parameter, far)
         moves = solve(epsilon[left], log_delta[left], runs)
         here, *there = moves.log_delta
@@ -249,7 +249,7 @@ def difference(
     best, result = np.inf, np.nan
     for width in widths:
         inside = np.zeros(width.shape, int)
-        values = np.moveaxis(function(POINTS[:, inside] * width), -1 - width.ndim, 0)
+        values = np.moveaxis(function(_POINTS[:, inside] * width), -1 - width.ndim, 0)
         fourth, second = _differences(values, inside)
         off = np.where(fourth == 0, 0.0, np.abs(fourth - second) / np.abs(fourth))
         off = np.where(np.isnan(off), np.inf, _ERROR_OVER_SQUARE * off**2)

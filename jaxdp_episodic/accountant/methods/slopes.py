@@ -15,18 +15,21 @@ import numpy as np
 
 from jaxdp_episodic.accountant._engine import (
     choose_engine,
+    float64_boundary,
     jitted,
     on_jax,
     using_engine,
 )
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
 from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact import contour as contours
 from jaxdp_episodic.accountant.methods.exact import integral
 from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
+from jaxdp_episodic.accountant.methods.rdp.kernels import FINE
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
-from jaxdp_episodic.accountant.methods.rdp.moments import LARGER
+from jaxdp_episodic.accountant.methods.rdp.moments import LARGER, log_moment
 from jaxdp_episodic.accountant.methods.run import Group, Run
 from jaxdp_episodic.accountant.methods.single_step import slope_of_profile
 from jaxdp_episodic.accountant.numerics.loops import map_arrays, namespace
@@ -52,6 +55,9 @@ _TERMS_CUT = 12.0
 _SMALLEST_COUNT = 1e-300
 # Factors of the center and of the end of a second contour, which has other nodes.
 _OTHER = (0.98, 1.1)
+# Steps to an order of more digits, and the largest of the logarithm of order - 1.
+_ORDER_STEPS = 2
+_FURTHEST = 1e-3
 # Settings in a call of the kernels.
 _CHUNKS = Chunks(32, (1, 8, 64), (8, 512, 4096))
 # Minimum number of evaluations for which compiling pays: half a minute, against half a
@@ -156,15 +162,30 @@ def moves_by_profile(epsilon: np.ndarray, log_delta: np.ndarray, runs: Run) -> M
 def moves_at_order(epsilon: np.ndarray, log_delta: np.ndarray, runs: Run) -> Moves:
     """The same of answers by Rényi-DP: the bound at the order that is best for it."""
     size, times = epsilon.size, runs.shape[0] // epsilon.size
-    value, order = rdp_bound(EpsilonAt(log_delta), runs.take(np.arange(size)))
+    first = runs.take(np.arange(size))
+    value, order = rdp_bound(EpsilonAt(log_delta), first)
     known = np.isfinite(order) & (np.abs(value - epsilon) <= ATTAINED * epsilon)
-    order = np.where(known, order, 2.0)
-    t = order - 1
-    curve = rdp_curve(np.tile(order, times), runs, LARGER).reshape(times, size)
-    values = t * (curve - epsilon + np.log1p(-1 / order)) - np.log(order)
+    t, groups = np.where(known, order, 2.0) - 1, first.groups()
+    with using_engine(choose_engine(runs.shape[0], _BREAK_EVEN, runs.losses)):
+        for _ in range(_ORDER_STEPS):
+            # A slope at a held order wants more digits of it than the bound does.
+            arrays = epsilon, t, groups
+            (step,) = in_chunks(lambda part: (_newton(*part),), arrays, _CHUNKS)
+            t = t * np.exp(np.clip(np.nan_to_num(step), -_FURTHEST, _FURTHEST))
+    curve = rdp_curve(np.tile(1 + t, times), runs, LARGER).reshape(times, size)
+    values = t * (curve - epsilon + np.log(t / (1 + t))) - np.log1p(t)
     # Total variation may bound it by less than any order.
     known &= np.abs(values[0] - log_delta) <= ATTAINED * t * epsilon + _LEFT_OUT
     return Moves(np.where(known, values, np.nan), t, 0 * t)
+
+
+@float64_boundary
+def _newton(epsilon: Any, t: Any, groups: tuple[Group, ...]) -> Any:
+    """Newton's step in log t to the order - 1 of least delta at an epsilon."""
+    xp = namespace(t)
+    _, slope, bend = log_moment(t, groups, MomentRule(LARGER, FINE, True))
+    slope = slope - epsilon + xp.log(t / (1 + t))
+    return -slope / (t * bend + 1 / (1 + t))
 
 
 def _rows(runs: Run, size: int, index: np.ndarray) -> np.ndarray:

@@ -223,6 +223,33 @@ def test_where_there_is_nothing_to_lose_or_nothing_known():
         np.testing.assert_array_equal(slope, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("unit", "relation", "arguments", "num_steps", "delta"),
+    [
+        # Where the moments have a cliff an order good enough for the bound is off by
+        # 2e-4 of the slope.
+        ("step", "zero_out", (11.339018784966942, 5.5556e-4, 3.218e-3), 8242, 7.21e-11),
+        ("school", "add_remove", (8.44917529, 3.642254e-3, 4.6895e-3), 8638, 9.588e-10),
+        ("class", "zero_out", (1.5, 0.2, 0.1), 30, 1e-6),
+    ],
+)
+def test_renyi_bounds_by_differences(unit, relation, arguments, num_steps, delta):
+    def ask(question, *arguments, **more):
+        step = levels(unit, relation)(*arguments)
+        asked = {"delta": delta, "num_steps": num_steps, "method": "rdp"}
+        return question(step, **asked, **more)
+
+    names = "noise_multiplier", "school.sampling_probability"
+    _, gradient = ask(jde.epsilon_and_gradient, *arguments, wrt=names)
+    for i, name in enumerate(names):
+
+        def epsilon(x, i=i):
+            return ask(jde.epsilon, *arguments[:i], x, *arguments[i + 1 :])
+
+        expected = difference(epsilon, arguments[i])
+        assert gradient[name] == pytest.approx(expected, rel=1e-7), name
+
+
 @pytest.mark.slow
 def test_zero_after_several_steps():
     step = levels("class")(np.array([2.0, 50.0]), 0.2, 0.1)

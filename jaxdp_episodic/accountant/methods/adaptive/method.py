@@ -79,6 +79,8 @@ _LEAST_LOG_BOTH = -20.0
 # Variance that a move has too much and too little, over the squared spacing; a guess:
 # a sixth each if all were even within cells, and few strategies take the most moves.
 _SPREAD = 0.04
+# Ratio of two orientations' windows up to which one spacing serves both.
+_ALIKE = 3.0
 # Tilts that are tried, at most.
 _MOST_TRIALS = 6
 
@@ -184,10 +186,13 @@ class Solver:
 
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
+        rights = [view.right for view in self.views.values()]
         least = min(view.log_size for view in self.views.values())
-        if len(self.views) == 2 and least > _LEAST_LOG_BOTH:
+        are_alike = len(rights) == 2 and max(rights) < _ALIKE * min(rights)
+        if are_alike and least > _LEAST_LOG_BOTH:
             self._begin_with_both()
-            return
+            if max(self.uppers.values()) < self.question.everything:
+                return
         waiting, lead = dict(self.views), max(self.views, key=self._expected_at)
         best: dict[bool, tuple[float, Window, list[Row]]] = {}
         for trial in range(_MOST_TRIALS):

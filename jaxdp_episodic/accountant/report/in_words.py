@@ -17,6 +17,10 @@ from jaxdp_episodic.accountant.report.protected import changed_unit
 from jaxdp_episodic.accountant.report.report import run_at_level
 from jaxdp_episodic.accountant.report.rounding import upward
 
+_ANSWER = (
+    "Whoever trains answers for these, as no program can check them all; they are in "
+    "the words of docs/guarantees.md."
+)
 FALSE_ALARMS = 0.01
 """False positive rate at which an attack is described."""
 
@@ -57,7 +61,8 @@ def report_in_words(
         "",
         "## How well",
         "",
-        f"Epsilon is {_epsilon(report.epsilon)} at delta {report.delta:g}. Suppose "
+        f"Epsilon is {_epsilon(report.epsilon)} at delta {report.delta:g}; the smaller "
+        "both are, the better. What they mean: suppose "
         "that somebody sees everything that is released, knows all of the rest of the "
         "data, and asks whether the data were changed like that:",
         "",
@@ -71,12 +76,16 @@ def report_in_words(
         lines += ["", "## Whom else it protects, and how well", "", *_table(rows)]
     for level, reason in report.epsilon_by_level.items():
         if isinstance(reason, str):
-            lines += ["", f"For one `{level}` no epsilon is known: {reason}."]
+            said = f"About one `{level}` nothing is promised, as no epsilon of it is "
+            lines += ["", f"{said}known. The accountant's reason: {reason}."]
     lines += _reversals(report, run)
     listed = {"It holds if": report.preconditions, "To be known": report.warnings}
     for title, texts in listed.items():
         if texts:
-            lines += ["", f"## {title}", "", *(f"* {text}" for text in texts)]
+            lines += ["", f"## {title}", ""]
+            if texts is report.preconditions:
+                lines += [_ANSWER, ""]
+            lines += [f"* {text}" for text in texts]
     return "\n".join(map(_filled, lines))
 
 

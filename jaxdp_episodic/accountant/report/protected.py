@@ -25,7 +25,7 @@ def changed_unit(privacy_unit: str, neighboring_relation: str) -> str:
     return {
         "add_remove": f"one `{privacy_unit}` more or less",
         "replace_one": f"the content of one `{privacy_unit}` replaced",
-        "zero_out": f"one more of the public slots for a `{privacy_unit}` empty, or "
+        "zero_out": f"one more of the public slots of `{privacy_unit}` empty, or "
         "filled,",
     }[neighboring_relation]
 

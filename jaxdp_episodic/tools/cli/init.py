@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, Union
 
@@ -21,6 +21,7 @@ from jaxdp_episodic.tools.plan.first_config import (
 from jaxdp_episodic.tools.plan.source import described_source
 
 _Names = tuple[str, ...]
+_OF_SOURCE = ("owner", "size", "grey", "label", "features", "target")
 
 
 @dataclass(frozen=True)
@@ -78,28 +79,10 @@ class Init:
     def _written(self) -> list[str]:
         if self.out.exists():
             raise FileExistsError(f"{self.out} exists; name another file by --out")
-        source = described_source(
-            self.source,
-            self.out,
-            owner=self.owner,
-            size=self.size,
-            grey=self.grey or None,
-            label=self.label,
-            features=self.features or None,
-            target=self.target,
-        )
-        text, said = first_config(
-            source,
-            Wishes(
-                epsilon=self.epsilon,
-                delta=self.delta,
-                unit=self.unit,
-                population=self.population,
-                relation=self.relation,
-                ways=self.ways,
-                shots=self.shots,
-            ),
-        )
+        options = {name: getattr(self, name) or None for name in _OF_SOURCE}
+        source = described_source(self.source, self.out, **options)
+        wishes = {field.name: getattr(self, field.name) for field in fields(Wishes)}
+        text, said = first_config(source, Wishes(**wishes))
         with open(self.out, "x", encoding="utf-8", opener=owner_only) as file:
             file.write(text)  # it holds private numbers
         lines = [f"source      {self.source} ({source.layout})"]

@@ -41,8 +41,8 @@ BOTH = "statistics, then steps"
 NONE = "do not train"
 MIXED_MODEL = "mixed model"
 
-# Statistics helped from 0.25 on, the smallest measured, not at 0.17 (41 people).
-# They do no harm, being shrunk by what is known of their noise (docs/plan.md).
+# Statistics helped at 0.25 and all above, not at 0.17 (41 people) and below, where the
+# last stage was up to 0.006 worse than untrained features (docs/plan.md).
 MIN_STATISTICS = 0.2
 # Of a run of episodes: from 5.7 on steps after statistics were as good as these alone
 # or better, at 1.4 and below worse.

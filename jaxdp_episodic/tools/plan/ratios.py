@@ -123,21 +123,16 @@ def num_pairs(description: PlanDescription) -> float:
         return float(np.count_nonzero(sizes > 1))
     if unit == PERSON:
         return num_contributions(description) / 2
-    slots = class_slots(description)
+    slots = sizes  # what is drawn from in each class: under zero_out public slots
+    if description.request.neighboring_relation == "zero_out":
+        public = description.request.episode.population
+        slots = np.full_like(sizes, public or sizes.max())
     return float(np.sum(sizes * (sizes - 1) / (2 * np.maximum(slots - 1, 1))))
 
 
 def class_sizes(description: PlanDescription) -> np.ndarray:
     """Returns the examples of each class, (C,)."""
     return np.asarray(description.population.children_counts[1], np.float64)
-
-
-def class_slots(description: PlanDescription) -> np.ndarray:
-    """Returns what is drawn from in each class, (C,): under zero_out public slots."""
-    request, sizes = description.request, class_sizes(description)
-    if request.neighboring_relation != "zero_out":
-        return sizes
-    return np.full_like(sizes, request.episode.population or sizes.max())
 
 
 def _steps(request: PlanRequest, levels: tuple[str, ...], config: StartConfig) -> Any:

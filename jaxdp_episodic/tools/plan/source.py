@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.files.csv_file import csv_lines
 from jaxdp_episodic.files.parquet_file import parquet_batches
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.folders import (
     Images,
     decoded_image,
@@ -128,17 +126,6 @@ def described_source(path: Path, out: Path, **options: Any) -> Source:
     shape = tuple(data.features.shape[1:])
     table, parts = _split(table, data, notes)
     return Source(layout, table, parts, shape, notes)
-
-
-def checked_data(source: Source) -> None:
-    """Refuses a table ``[data]`` that the trainer's reader would.
-
-    Raises:
-      TypeError, ValueError: such a table.
-    """
-    kinds = TrainingConfig.nested_specs["data"]
-    kind = next(kind for kind in kinds if kind.__name__ == source.table["type"])
-    spec_from_dict(kind, source.table, where="data")
 
 
 def _of_pictures(

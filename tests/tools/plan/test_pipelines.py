@@ -122,6 +122,8 @@ def measured(classes, examples, epsilon, features=425):
     [
         # What statistics, and statistics and steps, had on untrained features: rows of
         # docs/plan.md, test classes; standard errors are 0.001 to 0.005.
+        ((33, 6, 0.1), None),  # 0.006 worse
+        ((20, 20, 0.1), None),  # 0.001 better, within the error
         ((33, 6, 0.3), (0.006, None)),
         ((33, 20, 1.0), (0.027, None)),
         ((33, 20, 8.0), (0.088, None)),
@@ -141,6 +143,9 @@ def measured(classes, examples, epsilon, features=425):
 )
 def test_the_best_that_was_measured_is_recommended(sizes, gains):
     found = recommended_pipeline(measured(*sizes))
+    if gains is None:
+        assert found.name == NONE
+        return
     gained = dict(zip((STATISTICS, BOTH), gains, strict=True))[found.name]
     assert gained >= max(g for g in gains if g is not None) - 0.004
 

@@ -53,6 +53,7 @@ from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLos
 from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+    cos_sin,
     log_complex,
     polar,
     times,
@@ -227,7 +228,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         v, element = path_points(line, floor, kink, steep, height, _MOST_HEIGHT)
         re, im = v[0] / scale, v[1] / scale
         grown, rise = xp.sinh(re), xp.cosh(re)
-        cos, sin = xp.cos(im), xp.sin(im)
+        cos, sin = cos_sin(im)
         x = scale * grown * cos, scale * rise * sin
         element = times(element, (rise * cos, grown * sin))
 

@@ -74,6 +74,8 @@ class Run:
 
     def take(self, index: np.ndarray) -> Self:
         """Returns some settings of a flattened run."""
+        if self.shape == (1,) == index.shape:
+            return self  # with what it knows of itself
         return self.map(lambda field: field[index])
 
     def take_paths(self, index: np.ndarray) -> Self:

@@ -144,10 +144,8 @@ def log_crossing(
     bracket = values = xp.stack([low, high])
     for i in range(num_refinements):
         x = bracket[0] + share * (bracket[1] - bracket[0])
-        if i == 0:
-            value = function(xp.exp(x))
-        else:  # at the ends it is known
-            value = function(xp.exp(x[1:-1]))
+        value = function(xp.exp(x[1:-1] if i else x))
+        if i:  # at the ends it is known
             value = xp.concatenate([values[:1], value, values[1:]])
         last = xp.max(xp.where(value > 0, index, 0), axis=0)
         ends = xp.stack([last, xp.minimum(last + 1, num_points - 1)])

@@ -134,21 +134,19 @@ class ContourSolver:
 
         Values surely below ``least`` are not refined.
         """
-        value = np.full(self.bound.shape, np.nan)
-        error = np.full(self.bound.shape, np.inf)
-        initial = np.full(self.bound.shape, -1.0)  # negative: the kernel guesses
+        shape = self.bound.shape
+        value, error = np.full(shape, np.nan), np.full(shape, np.inf)
+        guess = self.question.guess if isinstance(self.question, EpsilonAt) else None
+        guess = guess if least is None else least
+        initial = np.full(shape, -1.0)  # negative: the kernel guesses
         if not self.question.is_epsilon:
             initial = self.question.target
-        elif least is not None:
-            initial = np.clip(least, 0.0, self.bound)
-        elif isinstance(self.question, EpsilonAt) and self.question.guess is not None:
-            initial = np.clip(self.question.guess, 0.0, self.bound)
-        if least is None:
-            least = np.full(self.bound.shape, -np.inf)
-        far = np.zeros(self.bound.shape, bool)
-        alone = np.zeros(self.bound.shape, bool)
+        elif guess is not None:
+            initial = np.clip(guess, 0.0, self.bound)
+        least = np.full(shape, -np.inf) if least is None else least
+        far, alone = np.zeros(shape, bool), np.zeros(shape, bool)
         # Nodes needed by the last error estimate, which is squared as they are doubled.
-        expected = np.zeros(self.bound.shape)
+        expected = np.zeros(shape)
         efforts = [(effort, False) for effort in _PASSES]
         if not self.question.is_epsilon:
             # A contour of their own is all that those far from a shared one may need.
@@ -182,9 +180,7 @@ class ContourSolver:
             if question.is_epsilon:
                 # The first answer, even a poor one, says where the saddle point is.
                 new_value, new_error, far[index], closer = _judged_epsilon(*found)
-                initial = initial.copy()
-                initial[index] = closer
-                initial = np.clip(initial, 0.0, self.bound)
+                initial[index] = np.clip(closer, 0.0, self.bound[index])
             else:
                 new_value, new_error, slope, used = found
                 # A delta this small may be due to the truncated mass.

@@ -47,10 +47,9 @@ _CUT = 50.0
 _CUT_MARGIN = 30.0
 # As `NEAR`: distance from a contour's own epsilon beyond which the error is unknown.
 _FAR = 10.0
-# Error of log(delta) above which an answer is no guess of the right one.
-_USELESS = 0.5
-# The same above which it does not even say that the guess was too large.
-_NO_SIGN = 10.0
+# Errors of log(delta) above which an answer is no guess of the right one, and above
+# which it does not even say that the last guess was too large.
+_USELESS, _NO_SIGN = 0.5, 10.0
 # Largest error on a shared contour; settings above it get one of their own.
 _SHARED_ERROR = 1e-9
 # Settings in a chunk: JAX compiles a kernel for each.
@@ -389,9 +388,8 @@ def _judged_epsilon(
     # Without an answer the guess was too large; a poor one says little but that.
     known = np.isfinite(error) & ~np.isnan(value)
     lowest = np.where(log_error < _NO_SIGN, 0.0, 0.5 * used)
-    poor = np.clip(value, lowest, 2.0 * used)
-    closer = np.where(log_error < _USELESS, value, poor)
-    return value, error, far, np.where(known, closer, 0.5 * used)
+    poor = np.where(known, np.clip(value, lowest, 2.0 * used), 0.5 * used)
+    return value, error, far, np.where(known & (log_error < _USELESS), value, poor)
 
 
 def _growth(error: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+import scipy.special
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
@@ -147,7 +147,7 @@ class EpisodeScores(NamedTuple):
         shared = np.square(np.bincount(where, np.repeat(of_each, ways))) - alone
         scale = (number - 1) / (number - ways)
         scale *= math.sqrt(number / (number - 1)) / self.weights.sum()
-        quantile = scipy.stats.t.ppf(scipy.stats.norm.cdf(1.0), number - 1)
+        quantile = scipy.special.stdtrit(number - 1, scipy.special.ndtr(1.0))
         return float(quantile * scale * math.sqrt(max(shared.sum(), 0.0)))
 
 

@@ -310,7 +310,7 @@ class Solver:
             return spacing
         if self.lower == self.question.nothing:
             # No lower end yet, and moves that spread losses too much, and too little.
-            tilt, least = self.views[self.lead].tilt, 0.2
+            tilt, least = self.views[self.lead].tilt, 0.15
             slope = tilt if self.question.is_epsilon else tilt**2
             wide = max(slope, 1.0) * _SPREAD * self.most_moves * spacing**2
         share = math.sqrt(_CLOSER * width / max(wide, width))

@@ -50,8 +50,7 @@ MEDIUM = Quadrature(16, 10)
 # Instead of the first and of both others, where every mechanism has a lattice. At 32
 # nats a moment at rate 1e-12 and noise 0.4 is 4e-10 of itself too small, at 40 1e-12.
 LATTICE = Quadrature(0, 0, 40.0)
-# The search's: its error of 1e-6 in the order is one of 1e-12 in the bound.
-_COARSE_LATTICE = Quadrature(0, 0, 14.0)
+_COARSE_LATTICE = Quadrature(0, 0, 18.0)
 
 
 class _NewtonRule(NamedTuple):
@@ -64,7 +63,7 @@ class _NewtonRule(NamedTuple):
 
 
 _SEARCHES = _NewtonRule(COARSE, 20, 4.0, 1e-4), _NewtonRule(MEDIUM, 28, 0.06, 1e-10)
-_LATTICE_SEARCH = _NewtonRule(_COARSE_LATTICE, 40, 1.0, 1e-7)
+_LATTICE_SEARCH = _NewtonRule(_COARSE_LATTICE, 40, 1.0, 1e-9)
 _NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Logarithm of the derivative over its target beyond which no step is the last.

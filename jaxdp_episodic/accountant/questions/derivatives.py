@@ -26,6 +26,7 @@ from jaxdp_episodic.accountant.methods.slopes import (
     moves_by_contour,
     moves_by_profile,
 )
+from jaxdp_episodic.accountant.numerics.loops import namespace
 from jaxdp_episodic.accountant.questions import worst_path
 from jaxdp_episodic.accountant.questions.paths import undominated_paths
 
@@ -57,6 +58,8 @@ _ERROR_OVER_SQUARE = 300.0
 _ENOUGH = 1e-8
 _LARGEST = 1e-6
 _NOTHING = 1e-9
+# Least distance of a rate from 1 of which all widths are above its rounding.
+_RESOLVED = 1e-10
 # Rounding of log(delta), relative to 1 and its size; and as a share of the error.
 _ROUNDING = 1e-15
 _ROUNDED = 0.03
@@ -66,12 +69,18 @@ class Parameter(NamedTuple):
     """A real number of a run, in each setting, that answers are differentiated by."""
 
     # What widths are a share of, of the settings' shape and a last axis for the paths;
-    # NaN: there is no derivative.
+    # NaN or 0: there is no derivative.
     scale: np.ndarray
     # From displacements, (K, *settings), to the runs with these, settings as wide.
     moved: Callable[[np.ndarray], Sequence[Run]]
     # A number of steps, (*settings,): 0 where none is taken; None of other parameters.
     count: np.ndarray | None = None
+
+
+def scale_of_rate(rate: Any) -> Any:
+    """The scale of a probability; 0, no derivative, where it is at an end or near 1."""
+    xp = namespace(rate)
+    return xp.where(1 - rate >= _RESOLVED, xp.minimum(rate, 1 - rate), 0.0)
 
 
 def is_constant(
@@ -208,6 +217,7 @@ def _quotient(
     for nats in (*tries[1:], math.nan):
         if not left.size:
             break
+        width[left] = _exact(width[left])
         far = _POINTS[:, at_end[left]] * width[left]
         runs = settings.take(left).moved(parameter, far)
         moves = solve(epsilon[left], log_delta[left], runs)
@@ -231,6 +241,12 @@ def _quotient(
     return by_epsilon, np.where((best < _LARGEST) | small, found, np.nan)
 
 
+def _exact(width: np.ndarray) -> np.ndarray:
+    """A power of two that is not larger: a number moves by exactly that."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.exp2(np.floor(np.log2(width)))
+
+
 def _differences(values: np.ndarray, at_end: Any) -> tuple[np.ndarray, np.ndarray]:
     """Of fourth and second order, of (4, ..., n) values less that in the middle."""
     fourth, second = _WEIGHTS[:, at_end], _CHECK[:, at_end]
@@ -248,7 +264,7 @@ def difference(
     """
     best, result = np.inf, np.nan
     for width in widths:
-        inside = np.zeros(width.shape, int)
+        width, inside = _exact(width), np.zeros(width.shape, int)
         values = np.moveaxis(function(_POINTS[:, inside] * width), -1 - width.ndim, 0)
         fourth, second = _differences(values, inside)
         off = np.where(fourth == 0, 0.0, np.abs(fourth - second) / np.abs(fourth))

@@ -31,6 +31,7 @@ from jaxdp_episodic.accountant.questions.derivatives import (
     METHODS,
     Parameter,
     is_constant,
+    scale_of_rate,
     slopes,
 )
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
@@ -73,10 +74,10 @@ def epsilon_and_gradient(
     The derivative is *NaN*, never a wrong number, where it is not known: where epsilon
     is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`), where the
     integral's error estimate is above 1e-7 (of random allocation 1e-5) or two contours
-    disagree by 1e-6, where a rate is at an end (a probability of 0 or 1, a size equal
-    to the population), and where epsilon is 0 but delta is reached there. It is 0 where
-    epsilon 0 needs less than delta. Where two paths or directions are equally bad
-    epsilon has a kink; the derivative is that of one.
+    disagree by 1e-6, where a rate is at an end (a probability of 0, or within 1e-10 of
+    1; a size equal to the population), and where epsilon is 0 but delta is reached
+    there. It is 0 where epsilon 0 needs less than delta. Where two paths or directions
+    are equally bad epsilon has a kink; the derivative is that of one.
 
     Args:
       step: the step, or a run made by `compose`.
@@ -162,9 +163,10 @@ def _scale(step: GaussianStep, name: str) -> np.ndarray:
     scheme = _rate_names(step)[name]
     rate = np.asarray(getattr(scheme, scheme.rate_field), np.float64)[..., None]
     if not isinstance(scheme, WithoutReplacement):
-        return np.minimum(rate, 1 - rate)
+        return scale_of_rate(rate)
     draw, group = _drawn(step, scheme)
-    return np.where(draw == group, np.nan, rate)
+    # No larger size can be drawn: nothing changes with it.
+    return np.where(draw > group, draw, group * scale_of_rate(draw / group))
 
 
 def _drawn(step: GaussianStep, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:

@@ -29,6 +29,7 @@ from jaxdp_episodic.accountant.questions.derivatives import (
     Parameter,
     difference,
     is_constant,
+    scale_of_rate,
     slopes,
 )
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of, runs_of_parts
@@ -263,7 +264,7 @@ def _scale(place: str, value: np.ndarray) -> np.ndarray:
     value, name = np.asarray(value, np.float64), place.rpartition(".")[2]
     if name == ORDERS:
         return np.where(np.isfinite(value), value - 1, np.nan)
-    return np.minimum(value, 1 - value) if name in _PROBABILITIES else np.abs(value)
+    return scale_of_rate(value) if name in _PROBABILITIES else np.abs(value)
 
 
 _QUESTIONS = {

@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.methods.engine import on_cpu
 from jaxdp_episodic.accountant.methods.rdp import on_lattice
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import Array
+from jaxdp_episodic.accountant.questions.derivatives import scale_of_rate
 from jaxdp_episodic.accountant.questions.dominating_pair import (
     coins_of,
     drawn_by_coins,
@@ -182,6 +183,9 @@ def _answer_and_slopes(
         rows = [value * one for one in rows]
     # An answer that is 0, or of no steps, may have a kink there.
     known = xp.isfinite(sum(rows, value)) & (value > 0)
+    for i in by:
+        if question.places[i].rpartition(".")[2] == "sampling_probability":
+            known &= scale_of_rate(leaves[i]) > 0
     return tuple(xp.where(known, one, np.nan) for one in (value, *rows))
 
 

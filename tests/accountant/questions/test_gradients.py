@@ -270,6 +270,31 @@ def test_a_rate_at_its_end_has_no_derivative():
     assert not np.isnan(gradient["school.sampling_probability"]).any()
 
 
+@pytest.mark.parametrize("method", ["rdp", "exact"])
+def test_next_to_an_end_no_number_is_a_wrong_one(method):
+    """Where a move is below the rounding of a rate the quotient of it would be 0."""
+    rate = 1 - 10.0 ** -np.array([2, 3, 6, 9, 11, 12, 13, 15])
+    _, by_rate = jde.epsilon_and_gradient(
+        jde.GaussianStep(poisson("a", rate), noise_multiplier=25.0),
+        **{"delta": 1e-6, "num_steps": 1000, "method": method},
+        wrt=("a.sampling_probability",),
+    )
+    group = np.array([10**3, 10**6, 10**11, 10**13])
+    draw = jde.WithoutReplacement("a", size=group - 1, population=group)
+    step = jde.GaussianStep(
+        draw, noise_multiplier=25.0, neighboring_relation="replace_one"
+    )
+    _, by_size = jde.epsilon_and_gradient(
+        step, delta=1e-6, num_steps=1000, method=method, wrt=("a.size",)
+    )
+    # The derivative has a limit.
+    for slope in (by_rate["a.sampling_probability"], group * by_size["a.size"]):
+        np.testing.assert_allclose(slope[:2], slope[1], rtol=3e-3)
+        known = slope[~np.isnan(slope)]
+        np.testing.assert_allclose(known, slope[1], rtol=3e-3)
+        assert np.isnan(slope[-1])
+
+
 def test_no_names_and_no_settings():
     step = levels("class")(np.empty(0), 0.2, 0.1)
     value, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=3)

@@ -49,6 +49,8 @@ _CUT_MARGIN = 30.0
 _FAR = 10.0
 # Error of log(delta) above which an answer is no guess of the right one.
 _USELESS = 0.5
+# The same above which it does not even say that the guess was too large.
+_NO_SIGN = 10.0
 # Largest error on a shared contour; settings above it get one of their own.
 _SHARED_ERROR = 1e-9
 # Settings in a chunk: JAX compiles a kernel for each.
@@ -386,7 +388,8 @@ def _judged_epsilon(
     far = (distance > _FAR) | (used > LARGEST_RATIO * value)
     # Without an answer the guess was too large; a poor one says little but that.
     known = np.isfinite(error) & ~np.isnan(value)
-    poor = np.clip(value, 0.5 * used, 2.0 * used)
+    lowest = np.where(log_error < _NO_SIGN, 0.0, 0.5 * used)
+    poor = np.clip(value, lowest, 2.0 * used)
     closer = np.where(log_error < _USELESS, value, poor)
     return value, error, far, np.where(known, closer, 0.5 * used)
 

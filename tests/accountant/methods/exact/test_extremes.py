@@ -50,3 +50,13 @@ def test_nearly_no_noise():
     value, info = jde.epsilon(step, num_steps=steps, delta=delta, return_info=True)
     assert truth * (1 - 1e-4) <= value <= truth * (1 + 1e-4)  # 3.689e6 once
     assert info.is_certified_bound and value - info.error <= truth <= value
+
+
+def test_a_guess_far_too_large_is_left_at_once():
+    """The contour at 4e-5 says only that epsilon is far below, not where."""
+    step, run = sampled(2.26e-10, 2.007), {"num_steps": 74006, "delta": 4.41e-9}
+    value, info = jde.epsilon(step, **run, return_info=True)
+    assert not info.is_certified_bound and info.error <= 1e-9
+    assert jde.delta(step, num_steps=74006, epsilon=value) == pytest.approx(4.41e-9)
+    lower, upper = jde.epsilon_interval(step, **run)
+    assert 0 < lower <= value <= upper

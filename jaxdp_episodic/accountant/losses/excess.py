@@ -40,8 +40,6 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
     scaled_power_excess_derivatives,
 )
 from jaxdp_episodic.accountant.numerics.quadrature import (
-    Lattice,
-    integrate_lattice,
     integrate_panels,
     lay_panels,
 )
@@ -65,7 +63,7 @@ _MOST_ROUNDING = 1.0
 
 def log_integral(
     log_parts: Callable[[Array], tuple[Array, Array]],
-    windows: Windows | Lattice,
+    windows: Windows,
     bumps: Array,
     floor: Array,
     t: Array,
@@ -93,13 +91,10 @@ def log_integral(
             return scaled_power_excess_derivatives(y, b - peak, t, direction)
         return (scaled_power_excess(y, b - peak, t, direction),)
 
-    if isinstance(windows, Lattice):
-        total, *derivatives = integrate_lattice(integrand, windows)
-    else:
-        lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)
-        total, *derivatives = integrate_panels(
-            integrand, lefts, rights, nodes_per_panel=quadrature.nodes_per_panel
-        )
+    lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)
+    total, *derivatives = integrate_panels(
+        integrand, lefts, rights, nodes_per_panel=quadrature.nodes_per_panel
+    )
     return xp.log(total) + peak, *(d / total for d in derivatives)
 
 

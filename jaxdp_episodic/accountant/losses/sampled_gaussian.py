@@ -13,7 +13,6 @@ there and docs/proofs.md, "Moments", that the forward one is the larger.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -47,6 +46,10 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 )
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
+from jaxdp_episodic.accountant.losses.sampled_lattice import (
+    largest_order,
+    lattice_excess,
+)
 from jaxdp_episodic.accountant.losses.windows import (
     Windows,
     only_root,
@@ -55,10 +58,6 @@ from jaxdp_episodic.accountant.losses.windows import (
     windows_around,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace, sigmoid
-from jaxdp_episodic.accountant.numerics.quadrature import Lattice
-
-# Most nodes of a lattice: panels take no more.
-_MOST_NODES = 512
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
 
     def largest_on_lattice(self, rule: Quadrature) -> Array:
         """See `Moments`."""
-        length = (_MOST_NODES - 2) * _spacing(self.shift, rule.lattice)
-        return (length - 2 * _reach(rule.lattice)) / self.shift - 1
+        return largest_order(self.shift, rule.lattice)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`.
@@ -157,50 +155,22 @@ def mixture_excess(
     xp = namespace(t, sampling_probability, shift)
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
     rate = Rate.of(p)
-    windows: tuple[Windows | Lattice, Array]
-    if rule.quadrature.lattice:
-        windows = _lattice(t, s, rule.quadrature.lattice), ((1 + t) * s)[None]
+    if digits := rule.quadrature.lattice:
+        excess = lattice_excess(t, p, s, digits, rule.with_derivatives)
     else:
         log_odds = rate.log_rest - rate.log  # hardly any at p = 1
         kink = xp.maximum(0.5 * s + log_odds / s, -1e300)
         windows = _windows(t, kink, s, rule.direction)
-    floor = 0.5 * s if rule.direction == "symmetric" else xp.full_like(s, -xp.inf)
+        floor = 0.5 * s if rule.direction == "symmetric" else xp.full_like(s, -xp.inf)
 
-    def log_parts(x: Array) -> tuple[Array, Array]:
-        """Log-ratio of P to Q and log-density of Q at x."""
-        log_ratio = real_log_mixture(s * (x - 0.5 * s), rate)
-        return log_ratio, -0.5 * x * x - LOG_SQRT_2PI
+        def log_parts(x: Array) -> tuple[Array, Array]:
+            """Log-ratio of P to Q and log-density of Q at x."""
+            log_ratio = real_log_mixture(s * (x - 0.5 * s), rate)
+            return log_ratio, -0.5 * x * x - LOG_SQRT_2PI
 
-    excess = log_integral(log_parts, *windows, floor, t, rule)
+        excess = log_integral(log_parts, *windows, floor, t, rule)
     rounds = float(rule.direction != "backward")
     return unless_gaussian(p >= 1, rate.log, 0.5 * s * s, t, excess, rounds=rounds)
-
-
-def _spacing(s: Array, digits: float) -> Array:
-    """Of nodes whose sum is the forward integral but for e^-digits of it.
-
-    A sum of nodes at a distance h is off by ``e^{-2 pi a / h}`` times the integral over
-    a line at the height a, which here is ``e^{a²/2}`` times the one over the real line
-    (there ``|1 + v|`` is no larger) up to the first zero of P/Q, at pi / s. An excess
-    of rare draws is a small part of that: digits are to spare.
-    """
-    xp = namespace(s)
-    height = xp.minimum(math.pi / s, math.sqrt(2 * digits))
-    return 2 * math.pi * height / (digits + 0.5 * height * height)
-
-
-def _reach(digits: float) -> float:
-    """Deviations from the nearest bump beyond which there is less than e^-digits."""
-    return math.sqrt(2 * digits + 8)
-
-
-def _lattice(t: Array, s: Array, digits: float) -> Lattice:
-    """Nodes for the forward integral: no bump is left of 0 or right of (1 + t) s."""
-    xp, spacing, reach = namespace(t, s), _spacing(s, digits), _reach(digits)
-    number = xp.ceil(((1 + t) * s + 2 * reach) / spacing) + 1
-    # Where an order is no number, others beside it need theirs all the same.
-    number = xp.where(number < _MOST_NODES, number, _MOST_NODES)
-    return Lattice(xp.full_like(s, -reach), spacing, number)
 
 
 def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:

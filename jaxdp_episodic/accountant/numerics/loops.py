@@ -284,6 +284,18 @@ def computed_once(xp: Any, tree: Any) -> Any:
     return lax.optimization_barrier(tree)
 
 
+def stop_gradient(xp: Any, tree: Any) -> Any:
+    """The same numbers, with derivative 0: nodes are a choice, no part of a function.
+
+    For the kernels that `questions.traced_program` differentiates.
+    """
+    if xp is np:
+        return tree
+    from jax import lax
+
+    return lax.stop_gradient(tree)
+
+
 def on_host(
     function: Callable[..., Any],
     like: tuple[int, ...],

@@ -16,20 +16,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     computed_once,
-    fori_loop,
     namespace,
     scan,
 )
 
-# Nodes of a lattice that are computed side by side.
-_LATTICE_ROWS = 8
 # Points at which a polynomial is evaluated at once.
 _BLOCK = 64
 # Half the number of products, real or complex, for which BLAS wakes its threads: these
@@ -90,45 +86,6 @@ def integrate_panels(
     rule = (xp.asarray(nodes[1:]), xp.asarray(weights[1:]))
     totals = scan(xp, add_node, first, rule)
     return tuple(xp.sum(width * total, axis=0) for total in totals)
-
-
-class Lattice(NamedTuple):
-    """Equally spaced nodes on the line, (n,) each: the first, their distance, how many.
-
-    Of an analytic function that falls off at both ends their sum is as good as any
-    rule: its error falls exponentially in ``1 / spacing``.
-    """
-
-    first: Array
-    spacing: Array
-    number: Array
-
-
-def integrate_lattice(
-    integrand: Callable[[Array], tuple[Array, ...]], lattice: Lattice
-) -> tuple[Array, ...]:
-    """Integrals of functions over the line, each (n,).
-
-    The integrand is that of `integrate_panels`. All settings have as many nodes as the
-    one that needs most: beyond its own the integrand must be negligible, and finite.
-    """
-    first, spacing, number = lattice
-    xp = namespace(first, spacing)
-    if xp is np:
-        row = np.arange(np.max(number))[:, None]
-        values = integrand(first + spacing * row)
-        return tuple(spacing * np.sum(value, axis=0) for value in values)
-
-    row = np.arange(_LATTICE_ROWS, dtype=np.float64)[:, None]
-
-    def add(i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        start = _LATTICE_ROWS * xp.float64(i)
-        values = integrand(first + spacing * (row + start))
-        return tuple(a + b for a, b in zip(totals, values, strict=True))
-
-    passes = xp.ceil(xp.max(number) / _LATTICE_ROWS).astype(np.int32)
-    totals = fori_loop(xp, 1, passes, add, integrand(first + spacing * row))
-    return tuple(spacing * xp.sum(total, axis=0) for total in totals)
 
 
 def lay_panels(

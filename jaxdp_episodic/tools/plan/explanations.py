@@ -76,7 +76,9 @@ def heading(
         lines += ["", f"Pipeline: {pipeline.name}: {pipeline.reason}."]
         lines += pipeline.comparison()
     if plan is not None:
-        lines += ["", "Designs of episodes within this budget, and their noise:"]
+        is_taken = pipeline is None or pipeline.learner is None
+        unused = "" if is_taken else " (the pipeline takes none)"
+        lines += ["", f"Designs of episodes in this budget, their noise{unused}:"]
         for index, design in enumerate(plan.designs):
             if (plan.design == index).any():
                 best = plan.best_of(index)

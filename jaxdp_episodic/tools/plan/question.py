@@ -203,7 +203,7 @@ class PlanDescription(NamedTuple):
       train: the table ``train``, what a training config needs besides; or None.
       data: the table ``data`` as it stands; or None.
       feature_shape: of an example of the data; or None.
-      people: who own the data, or are listed; None: not known.
+      people: who own the data; None: not known.
     """
 
     request: PlanRequest
@@ -258,7 +258,7 @@ def read_plan(path: Path) -> PlanDescription:
         raise ValueError("give exactly one of the tables data and population")
     if request.data is None:
         tree = _population(table)
-        return PlanDescription(request, tree, train, None, people=request.num_people)
+        return PlanDescription(request, tree, train, None)
     loaded = request.data.load("train", path.parent)
     shape = loaded.features.shape[1:]
     tree, people = loaded.population, loaded.people

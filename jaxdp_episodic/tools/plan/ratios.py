@@ -103,15 +103,15 @@ def num_contributions(description: PlanDescription) -> float:
 
     People who are not counted are at least as many as their bounds allow.
     """
-    unit, sizes = description.request.privacy_unit, class_sizes(description)
+    request, sizes = description.request, class_sizes(description)
+    unit, bounds = request.privacy_unit, request.people
     if unit == description.population.level_names[0]:
         return float(np.count_nonzero(sizes))
     if unit != PERSON:
         return float(sizes.sum())
-    if description.people is not None:
-        return float(description.people)
-    bounds = description.request.people
-    assert bounds is not None  # or people are listed, and counted
+    if known := description.people or request.num_people:
+        return float(known)
+    assert bounds is not None  # or people are listed, which `PlanRequest` asks for
     most = math.prod(np.maximum(list(bounds.numbers.values()), 1).tolist())
     return float(math.ceil(sizes.sum() / most))
 

@@ -374,5 +374,5 @@ def _check_in(
         return price_of_search(terms.prices, DEFAULT_ORDERS, tuned, floor=book.floor)
 
     about = {"search": state["search"]}
-    order = Order(TUNE, folder.name, protected, about, price)
+    order = Order(TUNE, folder.resolve().name, protected, about, price)
     return check_in(book.where, folder, order, run=state["name"])

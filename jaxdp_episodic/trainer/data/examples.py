@@ -6,12 +6,14 @@ For use of a model: read as a source reads what was trained on, with a name for 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.trainer.data.folders import (
     check_alike,
@@ -99,8 +101,14 @@ def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | 
         return list(paths), [str(path) for path in paths], None
     if len(paths) > 1:
         raise ValueError(f"{first} must be the only folder, got {len(paths)} paths")
-    if any(inside.is_dir() for inside in first.iterdir() if inside.name[0] != "."):
+    inside = [one for one in first.iterdir() if one.name[0] != "." and one.is_dir()]
+    if inside:
         found = listed_classes(first)
+        there = {path.parent for path in found.paths}
+        empty = sorted(one.name for one in inside if one not in there)
+        if empty:
+            shown = _validation.shown(", ".join(empty))
+            warnings.warn(f"{first}: no images in {shown}: left out", stacklevel=3)
         units = found.units["class"]
         pairs = zip(units.tolist(), found.paths, strict=True)
         return found.paths, [f"{unit}/{path.name}" for unit, path in pairs], units

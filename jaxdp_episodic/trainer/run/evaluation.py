@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+import scipy.special
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
@@ -70,7 +70,7 @@ class EpisodeScores(NamedTuple):
       sums: (J, K) float64, hits of each class of an episode; of numbers (J, 1), squared
         errors of its task.
       weights: (J, K) float64, queries: the same for every learner.
-      groups: (J, K) integers: which class or task each is.
+      groups: (J, K) integers: which class or task each is; -1 of one without examples.
       is_regression: the sums are of squared errors.
     """
 
@@ -100,7 +100,8 @@ class EpisodeScores(NamedTuple):
     @property
     def has_other_classes(self) -> bool:
         """Whether episodes differ by their classes (tasks): not all have the same."""
-        return len(np.unique(self.groups)) > self.groups.shape[1]
+        there = self.groups >= 0
+        return len(np.unique(self.groups[there])) > there.sum(axis=1).min()
 
     def ahead_of(self, other: EpisodeScores) -> tuple[float, float]:
         """How much higher `value` is than another learner's on the same episodes.
@@ -137,17 +138,17 @@ class EpisodeScores(NamedTuple):
         than the classes that is exceeded as seldom as a normal one exceeds its standard
         error: of 3 classes 1.32, of 8 1.08.
         """
-        names, places = np.unique(self.groups, return_inverse=True)
-        number, ways, where = len(names), self.groups.shape[1], places.ravel()
-        of_each = residuals.sum(axis=1)
-        squares = np.square(of_each)
+        there, of_each = self.groups >= 0, residuals.sum(axis=1)
+        names, where = np.unique(self.groups[there], return_inverse=True)
+        number, ways = len(names), there.sum() / len(there)
+        of_slots = np.broadcast_to(of_each[:, None], there.shape)[there]
         share = np.bincount(where) / len(of_each)  # of the episodes, that have a class
-        alone = (1 - 2 * share) * np.bincount(where, np.repeat(squares, ways))
-        alone += share**2 * squares.sum()
-        shared = np.square(np.bincount(where, np.repeat(of_each, ways))) - alone
+        alone = (1 - 2 * share) * np.bincount(where, np.square(of_slots))
+        alone += share**2 * np.square(of_each).sum()
+        shared = np.square(np.bincount(where, of_slots)) - alone
         scale = (number - 1) / (number - ways)
         scale *= math.sqrt(number / (number - 1)) / self.weights.sum()
-        quantile = scipy.stats.t.ppf(scipy.stats.norm.cdf(1.0), number - 1)
+        quantile = scipy.special.stdtrit(number - 1, scipy.special.ndtr(1.0))
         return float(quantile * scale * math.sqrt(max(shared.sum(), 0.0)))
 
 
@@ -222,10 +223,10 @@ class Evaluation:
             examples=draw.examples.reshape(shape), mask=draw.mask.reshape(shape)
         )
         self._draw, self.data = draw, data
-        # Of each class (task) its first example: slots that are there are filled first.
-        self._groups = data.class_places[draw.examples[..., 0]].reshape(
-            num_episodes, -1
-        )
+        # Of each class (task) its first example, if any: those are in the first slots.
+        groups = data.class_places[draw.examples[..., 0]]
+        groups = np.where(draw.mask[..., 0], groups, -1)
+        self._groups = groups.reshape(num_episodes, -1)
         # Episodes are evaluated one by one: the block size changes no score.
         bytes_each = 4 * math.prod(shape[1:]) * math.prod(data.features.shape[1:])
         fitting = max(_BLOCK_BYTES // max(bytes_each, 1), 1)

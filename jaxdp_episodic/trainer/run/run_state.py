@@ -245,14 +245,9 @@ class RunState:
             run_files.refuse_other_files(folder)
             for left in (run_files.EPOCH, run_files.BEST):
                 (folder / left).unlink(missing_ok=True)
-            self._name = create_ledger(
-                folder / run_files.LEDGER,
-                self.budget,
-                is_seeded=self.is_seeded,
-                run=name,
-                book=book,
-                search=search,
-            )
+            names = {"run": name, "book": book, "search": search}
+            path, is_seeded = folder / run_files.LEDGER, self.is_seeded
+            self._name = create_ledger(path, self.budget, is_seeded=is_seeded, **names)
             self._folder = folder.resolve()
         mark = self.ledger.mark
         return self._name if mark is None else mark.run

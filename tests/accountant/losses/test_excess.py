@@ -313,6 +313,15 @@ def test_an_order_that_is_no_number_leaves_the_others_theirs():
     assert compiled[0] == pytest.approx(alone[0], rel=1e-13)
 
 
+@pytest.mark.parametrize("rate", [1e-15, 1e-20, 1e-50])
+def test_a_lattice_reaches_the_bump_of_rare_draws_at_orders_below_2(rate):
+    """It is at twice the shift, which nodes up to (1 + t) times that left out."""
+    setting = np.array([[0.001], [rate], [1 / 0.19]])
+    (found,) = mixture_excess(*setting, MomentRule("forward", LATTICE))
+    (panels,) = mixture_excess(*setting, MomentRule("forward", Quadrature(160, 16)))
+    np.testing.assert_allclose(found, panels, rtol=0, atol=1e-11)
+
+
 @pytest.mark.parametrize(("nats", "error"), [(32.0, 1e-11), (18.0, 1e-5)])
 @pytest.mark.parametrize(
     "engine", ["numpy", pytest.param("jax", marks=pytest.mark.slow)], indirect=True

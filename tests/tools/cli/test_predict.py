@@ -102,8 +102,10 @@ def test_folders_of_classes(folder, predict):
     assert all(0.5 < float(row["score"]) <= 1 for row in rows)
     # A class that nobody has shown is never right, and that is said.
     (folder / "queries" / "light").rename(folder / "queries" / "other")
+    (folder / "support" / "void").mkdir()
     _, said = predict(release, folder / "support", folder / "queries")
     assert "accuracy  0.5000" in said and "3 queries are of classes that" in said
+    assert "no images in 'void': left out" in " ".join(said.split())
 
 
 def test_images_and_folders_of_them(folder, predict):

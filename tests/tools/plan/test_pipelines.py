@@ -185,6 +185,11 @@ def test_people_are_counted_in_place_of_examples():
     # Where nobody has counted them, as many as their bounds allow at least.
     found = recommended_pipeline(of_people)
     assert "40 contributions (person)" in found.reason
+    # Or as many as their public list has: of data that say of nobody whose they are.
+    found = recommended_pipeline(
+        asked(privacy_unit="person", num_people=77, neighboring_relation="zero_out")
+    )
+    assert "77 contributions (person)" in found.reason
 
 
 def test_steps_are_planned_with_the_epsilon_that_is_left():

@@ -338,8 +338,11 @@ def test_a_search_pays_once(tmp_path, config, monkeypatch, capsys):
     assert not read_book(book).entries
     with monkeypatch.context() as m:
         m.setattr(search_module, "run_training", interrupted)
-        assert command([*arguments, "--resume"]) == 130
+        m.chdir(out)
+        here = [*arguments[:3], ".", *arguments[4:]]
+        assert command([*here, "--resume"]) == 130
     (entry,) = read_book(book).entries
+    assert entry.name == "out"  # that of the folder, however it is given
     # Nor without its receipt does it go on by another way.
     receipt = (out / "book.json").read_bytes()
     (out / "book.json").unlink()

@@ -541,6 +541,7 @@ def page(said):
     )
 
 
+@pytest.mark.slow
 def test_an_odometer_is_said_to_a_program_as_well(tmp_path, capsys):
     run = jde.AdaptiveRun(
         {"loud": LOUD}, prices={"loud": 1}, budget=2, odometer=[0.0, 3.0, 4.0]

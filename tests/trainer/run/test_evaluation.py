@@ -13,10 +13,11 @@ from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.sources import ClassFolders, Glyphs, Npz, Table
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
 from jaxdp_episodic.trainer.run.assemble import Tables
-from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
+from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation, Score
 from jaxdp_episodic.trainer.statistics.statistics import Started
 from training_runs import TINY, classes, protonet, sinusoid_learner
 
@@ -119,6 +120,35 @@ def test_units_with_too_few_examples_count_what_they_have():
     evaluation = Evaluation(data, ways=3, shots=1, queries=10, num_episodes=10)
     learner, params = protonet()
     assert 0.0 <= evaluation(learner, params).mean <= 1.0
+
+
+def test_a_class_without_examples_is_no_other_one():
+    """Its slots are filled by example 0, whose class it is not taken for."""
+    rows, names = np.repeat(np.arange(1, 6), 8), np.arange(10)
+    data = ExampleTable.from_records(
+        np.float32([rows, rows**2]).T,
+        units={"class": rows},
+        public_units=names.tolist(),
+    )
+    evaluation = Evaluation(data, ways=4, shots=1, queries=3, num_episodes=60)
+    scores = evaluation.episodes(*protonet())
+    assert set(np.unique(scores.groups)) == {-1, 1, 2, 3, 4, 5}
+    np.testing.assert_array_equal(scores.groups < 0, scores.weights == 0)
+    # They change nothing that is said of the others: whatever their number, no error.
+    sums = scores.weights * np.isin(scores.groups, (1, 2))
+    bare = scores._replace(sums=0 * sums)
+    padding = [
+        np.pad(a, ((0, 0), (0, 2)), constant_values=v)
+        for a, v in ((sums, 0), (scores.weights, 0), (scores.groups, -1))
+    ]
+    padded = EpisodeScores(*padding, False)
+    expected = scores._replace(sums=sums).ahead_of(bare)
+    assert padded.ahead_of(padded._replace(sums=0 * padding[0])) == pytest.approx(
+        expected
+    )
+    # Two classes, of which each episode has both: there are no others.
+    same = np.array([[3, -1, 7]] * 4)
+    assert not scores._replace(groups=same).has_other_classes
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,9 @@ def test_the_whole_step_may_be_the_clip_unit(tmp_path):
 )
 def test_examples_that_do_not_interact_may_be_clipped_alone(tmp_path, clip_unit):
     """DP-SGD, and the same loss clipped by class and by step."""
-    data = classes(num_classes=4, examples=50)
+    data = dataclasses.replace(
+        classes(num_classes=4, examples=50), has_public_units=True
+    )
     sampling = jde.MultistageSampling(
         jde.Poisson("class", sampling_probability=1.0),
         jde.Poisson("example", sampling_probability=0.3),
@@ -370,7 +372,7 @@ def test_single_examples_are_clipped_one_by_one():
 
 
 def test_supervised_learning_has_no_shots():
-    data = classes()
+    data = dataclasses.replace(classes(), has_public_units=True)
     apply, params = split_model(MLP(2, (8,), 30, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match="shots must be 0 with Supervised"):
         trainer(data=data, learner=(Supervised(apply), params), shots=1)

@@ -8,12 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxdp_episodic.accountant.methods.adaptive.finite import ends_of_finite
-from jaxdp_episodic.accountant.methods.adaptive.kernel import (
-    Kernel,
-    Spacing,
-    kernel_of,
-    with_failure,
-)
+from jaxdp_episodic.accountant.methods.adaptive.kernel import Spacing
 from jaxdp_episodic.accountant.methods.adaptive.problem import (
     FURTHEST,
     RDP_ROUNDING,
@@ -37,6 +32,7 @@ from jaxdp_episodic.accountant.methods.adaptive.recursion import (
 )
 from jaxdp_episodic.accountant.methods.adaptive.view import (
     View,
+    are_alike,
     expected_view,
     lengthened,
     narrowed,
@@ -74,13 +70,9 @@ _LEAST_LOG_SIZE = -550.0
 _VISIBLE = 1e-4
 # Factor of a tilt that was too steep.
 _FLATTER = 0.75
-# Logarithm of deltas that a pass without any tilt resolves.
-_LEAST_LOG_BOTH = -20.0
 # Variance that a move has too much and too little, over the squared spacing; a guess:
 # a sixth each if all were even within cells, and few strategies take the most moves.
 _SPREAD = 0.04
-# Ratio of two orientations' windows up to which one spacing serves both.
-_ALIKE = 3.0
 # Tilts that are tried, at most.
 _MOST_TRIALS = 6
 
@@ -92,7 +84,7 @@ class Solver:
 
     Attributes:
       known: the ends where no pass is needed; else None.
-      uppers: of each orientation the upper end found.
+      uppers: of each orientation the upper end found, at first Rényi's.
       lower: the lower end found, of the orientation whose upper one is the largest.
     """
 
@@ -109,16 +101,18 @@ class Solver:
         self.errors = {False: errors[::2], True: errors[1::2]}
         self.atoms = atoms_of(problem)
         self.filters = {b: Filter.of(problem, backward=b) for b in problem.orientations}
-        self.uppers = dict.fromkeys(problem.orientations, question.everything)
         self.lower = question.nothing
         self.transforms = sum(len(moves) + 1 for moves in problem.graph.moves)
-        self.spacing = math.inf
+        self.spacings = dict.fromkeys(problem.orientations, math.inf)
         self.work_left = max(_MOST_WORK, _SURE_POINTS * self.transforms)
         # Of the answer, relative, what may be lost by looking at less than everything.
         self.share = _ENOUGH
         # Of everything being lost at once, at most.
         self.lost = -math.expm1(-lost) * (1 + RDP_ROUNDING)
         self.log_lost = math.log(self.lost) if self.lost else -math.inf
+        self.uppers = {
+            b: of.answer(question, self.log_lost) for b, of in self.filters.items()
+        }
         self.views = {
             b: expected_view(question, self.filters, b, self.lost) for b in self.filters
         }
@@ -138,21 +132,13 @@ class Solver:
             return Ends(asked.nothing, asked.everything)
         if max(v.log_size for v in views) < _LEAST_LOG_SIZE:
             # Masses behind it would underflow: Rényi's bound stands.
-            return Ends(asked.nothing, self._bound())
+            return Ends(asked.nothing, max(self.uppers.values()))
         return None
 
-    def _bound(self) -> float:
-        """*Upper bound* of the answer by Rényi's filter, and what is lost at once."""
-        target = float(self.question.target)
-        filters = self.filters.values()
-        if self.question.is_epsilon:
-            if self.lost:
-                return math.inf
-            found = max(f.epsilon(target)[0] for f in filters)
-            return found + RDP_ROUNDING * (1 + abs(found))
-        found = max(f.log_delta(target)[0] for f in filters)
-        found += RDP_ROUNDING * (1 + abs(found))
-        return min(float(np.logaddexp(found, self.log_lost)), 0.0)
+    @property
+    def spacing(self) -> float:
+        """The finest that was looked at."""
+        return min(self.spacings.values())
 
     @property
     def expected(self) -> float:
@@ -186,13 +172,8 @@ class Solver:
 
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
-        rights = [view.right for view in self.views.values()]
-        least = min(view.log_size for view in self.views.values())
-        are_alike = len(rights) == 2 and max(rights) < _ALIKE * min(rights)
-        if are_alike and least > _LEAST_LOG_BOTH:
-            self._begin_with_both()
-            if max(self.uppers.values()) < self.question.everything:
-                return
+        if are_alike(self.views):
+            return self._begin_with_both()
         waiting, lead = dict(self.views), max(self.views, key=self._expected_at)
         best: dict[bool, tuple[float, Window, list[Row]]] = {}
         for trial in range(_MOST_TRIALS):
@@ -250,7 +231,7 @@ class Solver:
         view = seen_view(self.question, self.views[backward], seen, self.lost)
         self.views[backward] = view
         self.near[backward] = narrowed(view, row, window, self.share)
-        self.spacing = min(self.spacing, window.step)
+        self.spacings[backward] = window.step
 
     def largest_budget(self, log_delta: float, width: float, of: dict[int, int]) -> int:
         """The largest budget whose delta, at the question's epsilon, is certified.
@@ -305,10 +286,10 @@ class Solver:
           usual_work: points of all transforms of one end.
         """
         for _ in range(_MOST_REFINEMENTS):
-            view, is_begun = self.near[self.lead], self.lower == self.question.nothing
+            view, has_lower = self.near[self.lead], self.lower > self.question.nothing
             if self.width <= enough or self.known is not None:
                 return
-            if view.at > FURTHEST and not is_begun:
+            if view.at > FURTHEST and has_lower:
                 return
             reach = (view.left + view.right) * self.transforms
             finer = max(self._spacing_for(enough), reach / usual_work)
@@ -317,7 +298,7 @@ class Solver:
                 (view.left + view.right) / _MOST_POINTS,
                 reach / max(self.work_left, 1.0),
             )
-            if finer > 0.75 * self.spacing:
+            if finer > 0.75 * self.spacings[self.lead]:
                 return
             self.work_left -= reach / finer
             self._look(finer)
@@ -325,20 +306,20 @@ class Solver:
     def _spacing_for(self, width: float) -> float:
         """A spacing at which the ends are expected to be so close: an estimate."""
         # Both ends' errors are of second order in the spacing.
-        wide, least = self.width, 0.05
+        wide, least, spacing = self.width, 0.05, self.spacings[self.lead]
         if wide <= width:
-            return self.spacing
+            return spacing
         if self.lower == self.question.nothing:
             # No lower end yet, and moves that spread losses too much, and too little.
-            tilt, least = self.views[self.lead].tilt, 0.2
+            tilt, least = self.views[self.lead].tilt, 0.15
             slope = tilt if self.question.is_epsilon else tilt**2
-            wide = max(slope, 1.0) * _SPREAD * self.most_moves * self.spacing**2
+            wide = max(slope, 1.0) * _SPREAD * self.most_moves * spacing**2
         share = math.sqrt(_CLOSER * width / max(wide, width))
-        return max(min(share, 0.7), least) * self.spacing
+        return max(min(share, 0.7), least) * spacing
 
     def found(self) -> Ends:
         """The ends."""
-        upper = min(max(self.uppers.values()), self._bound())
+        upper = max(self.uppers.values())
         return Ends(min(self.lower, upper), upper)
 
     def _look(self, spacing: float) -> None:
@@ -350,12 +331,13 @@ class Solver:
             curve_of(row, window, up=one.up)
             for one, row in zip(sides, solve(self.problem.graph, sides), strict=True)
         )
-        self.spacing = window.step
+        self.spacings[lead] = window.step
         self.uppers[lead] = min(self.uppers[lead], self.upper_end(curve))
         self.lower = max(self.lower, self.lower_end(below, curve))
         for other in self.uppers:
             if other != lead and self.uppers[other] > self.lower:
                 window = self.window(self.near[other], spacing)
+                self.spacings[other] = min(window.step, self.spacings[other])
                 row = self.row(other, window, up=True)
                 upper = self.upper_end(curve_of(row, window, up=True))
                 self.uppers[other] = min(self.uppers[other], upper)
@@ -394,35 +376,19 @@ class Solver:
     ) -> Pass:
         """What `solve` takes for one side."""
         of = self.filters[backward]
+        taken = self.problem.upper if up else self.problem.lower
+        reach = min(2 * window.size, int(FURTHEST / window.step))
+        left_out = math.log(_LEFT_OUT * self.share / self.most_moves)
+        log_size = self.views[backward].log_size
+        spacing = Spacing(window.step, reach, log_size, left_out)
         return Pass(
-            self.kernels(window, backward=backward, up=up),
+            taken.kernels(spacing, backward=backward, tilt=window.tilt, up=up),
             window,
             up,
             # No state is worth more than the first, as going on never loses.
             lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
             payoff,
         )
-
-    def kernels(self, window: Window, *, backward: bool, up: bool) -> list[Kernel]:
-        """Of all options."""
-        side = self.problem.upper if up else self.problem.lower
-        reach = min(2 * window.size, int(FURTHEST / window.step))
-        left_out = math.log(_LEFT_OUT * self.share / self.most_moves)
-        log_size = self.views[backward].log_size
-        spacing = Spacing(window.step, reach, log_size, left_out)
-        return [
-            with_failure(
-                kernel_of(
-                    losses, counts, spacing, backward=backward, tilt=window.tilt, up=up
-                ),
-                log_kept,
-                window.step,
-                up=up,
-            )
-            for losses, counts, log_kept in zip(
-                side.losses, side.counts, side.log_kept, strict=True
-            )
-        ]
 
     def upper_end(self, curve: Curve) -> float:
         """The upper end that a curve from above says."""

@@ -13,8 +13,15 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.adaptive.graph import Graph
+from jaxdp_episodic.accountant.methods.adaptive.kernel import (
+    Kernel,
+    Spacing,
+    kernel_of,
+    with_failure,
+)
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.closed_form import one_gaussian, shift_error
+from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
 
@@ -49,6 +56,20 @@ class Side(NamedTuple):
     log_kept: tuple[float, ...]
     displaced: tuple[float, ...]
     mass_error: tuple[float, ...]
+
+    def kernels(
+        self, spacing: Spacing, *, backward: bool, tilt: float, up: bool
+    ) -> list[Kernel]:
+        """Of all options; see `kernel_of`."""
+        which = {"backward": backward, "tilt": tilt, "up": up}
+        return [
+            with_failure(
+                kernel_of(losses, counts, spacing, **which), kept, spacing.step, up=up
+            )
+            for losses, counts, kept in zip(
+                self.losses, self.counts, self.log_kept, strict=True
+            )
+        ]
 
 
 class Problem(NamedTuple):
@@ -179,6 +200,17 @@ class Filter(NamedTuple):
         found = (a - 1) * (self.rdp - epsilon + np.log1p(-1 / a)) - np.log(a)
         best = int(np.argmin(found))
         return min(float(found[best]), 0.0), float(a[best])
+
+    def answer(self, question: Question, log_lost: float) -> float:
+        """*Upper bound* of one target's answer, with what is lost at once."""
+        target = float(question.target)
+        if question.is_epsilon:
+            found = self.epsilon(target)[0]
+            found += RDP_ROUNDING * (1 + abs(found))
+            return found if log_lost == -math.inf else math.inf
+        found = self.log_delta(target)[0]
+        found += RDP_ROUNDING * (1 + abs(found))
+        return min(float(np.logaddexp(found, log_lost)), 0.0)
 
     def bound(self, x: np.ndarray) -> np.ndarray:
         """*Upper bounds* of delta at many epsilons."""

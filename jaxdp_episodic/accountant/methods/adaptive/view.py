@@ -25,6 +25,10 @@ _LEFT_VALUE = 1e-6
 _SLOPE_NATS = 0.05
 # Largest tilt, per nat.
 _MOST_TILT = 100.0
+# Logarithm of deltas that a pass without any tilt resolves.
+_LEAST_LOG_BOTH = -20.0
+# Ratio of two orientations' windows up to which one spacing serves both.
+_ALIKE = 3.0
 
 
 class View(NamedTuple):
@@ -68,6 +72,14 @@ def expected_view(
     # Values that do not fall to the right are not to be multiplied up.
     tilt = 0.0 if lost else min(order - 1, _MOST_TILT)
     return View(at, log_size, tilt, left, right)
+
+
+def are_alike(views: Mapping[bool, View]) -> bool:
+    """Whether one coarse pass, with no tilt, serves two orientations."""
+    rights = [view.right for view in views.values()]
+    least = min(view.log_size for view in views.values())
+    is_wide = max(rights) < _ALIKE * min(rights)
+    return len(rights) == 2 and is_wide and least > _LEAST_LOG_BOTH
 
 
 def seen_view(question: Question, view: View, curve: Curve, lost: float) -> View:

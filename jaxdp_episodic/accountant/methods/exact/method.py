@@ -206,14 +206,19 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     value, error = state.solve(wanted, backward=False)
     if not run.is_symmetric:
         # The other direction is integrated only where it may be larger: where neither
-        # a sum of few nodes, the cheaper, nor Rényi's bound says that it is not.
+        # a sum of few nodes nor Rényi's bound says that it is not. The first costs less
+        # a setting, the other less by itself.
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
         asked = least if question.is_epsilon else question.target
         may_be_larger = wanted & (asked < run.largest_loss(backward=True))
-        if question.is_epsilon:
-            may_be_larger &= ~state.surely_private(may_be_larger, least, backward=True)
-        left = np.where(may_be_larger, order, np.inf)
-        may_be_larger &= _may_exceed(question, run, least, left)
+        few = least.size <= _FEW
+        for by_nodes in (not few, few):
+            if not by_nodes:
+                left = np.where(may_be_larger, order, np.inf)
+                may_be_larger &= _may_exceed(question, run, least, left)
+            elif question.is_epsilon:
+                less = state.surely_private(may_be_larger, least, backward=True)
+                may_be_larger &= ~less
         other, other_error = state.solve(may_be_larger, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, may_be_larger)
     error = error + _of_composed_profiles(question, run, bound, order)

@@ -402,3 +402,21 @@ def test_states_that_are_taken_together_do_not_lead_to_one_another(most):
             assert len(group) == 1 or max(len(moves), len(group)) <= most
     # Something is gained: the least price is how many go together.
     assert most < 1000 or len(list(graphs[0].groups(most))) <= 200 / 5 + 2
+
+
+@pytest.mark.slow
+def test_an_orientation_that_is_not_resolved_leaves_the_other_one_its_end(monkeypatch):
+    # Backward a coarse lattice finds no upper end: Rényi's stands, and that is small.
+    heavy = [gaussian(noise, 0.001) for noise in (0.6, 0.8, 1.0)]
+    problem = Problem.of(budget_graph((25, 5, 2), 500), heavy)
+    solver = Solver(EpsilonAt(np.array(math.log(1e-6))), problem)
+    renyi = dict(solver.uppers)
+    assert renyi[True] < 0.1 * renyi[False]
+    inf = math.inf
+    found = Solver.upper_end
+    monkeypatch.setattr(
+        Solver, "upper_end", lambda s, c: inf if c.x[-1] < 0.5 else found(s, c)
+    )
+    ends = solver.answer(1e-3)
+    assert solver.uppers[True] == renyi[True] < ends.lower
+    assert ends.upper - ends.lower < 5e-3

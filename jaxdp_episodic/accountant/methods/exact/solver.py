@@ -164,9 +164,8 @@ class ContourSolver:
                 _HOPEFUL_SHARE * expected, _PASSES[-1].contour_nodes
             )
             hopeless = least_nodes > effort.contour_nodes
-            index = np.flatnonzero(
-                wanted & ~settled & (far if only_far else far | ~hopeless)
-            )
+            hopeful = far if only_far else far | ~hopeless
+            index = np.flatnonzero(wanted & ~settled & hopeful)
             if index.size == 0:
                 continue
             question = self.question.take(index)
@@ -179,7 +178,7 @@ class ContourSolver:
                 None if question.is_epsilon else alone[index],
             )
             if question.is_epsilon:
-                # The first answer, even a poor one, says where the saddle point is.
+                # Even a poor answer says where the saddle point is.
                 new_value, new_error, far[index], closer = _judged_epsilon(*found)
                 initial[index] = np.clip(closer, 0.0, self.bound[index])
             else:
@@ -387,7 +386,7 @@ def _judged_epsilon(
     far = (distance > _FAR) | (used > LARGEST_RATIO * value)
     # Without an answer the guess was too large; a poor one says little but that.
     known = np.isfinite(error) & ~np.isnan(value)
-    lowest = np.where(log_error < _NO_SIGN, 0.0, 0.5 * used)
+    lowest = 0.5 * used * (log_error >= _NO_SIGN)
     poor = np.where(known, np.clip(value, lowest, 2.0 * used), 0.5 * used)
     return value, error, far, np.where(known & (log_error < _USELESS), value, poor)
 

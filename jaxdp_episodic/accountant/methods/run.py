@@ -74,7 +74,7 @@ class Run:
 
     def take(self, index: np.ndarray) -> Self:
         """Returns some settings of a flattened run."""
-        if self.shape == (1,) == index.shape:
+        if self.shape == (1,) == index.shape and index.dtype != bool:
             return self  # with what it knows of itself
         return self.map(lambda field: field[index])
 

@@ -173,7 +173,8 @@ def moves_at_order(epsilon: np.ndarray, log_delta: np.ndarray, runs: Run) -> Mov
             (step,) = in_chunks(lambda part: (_newton(*part),), arrays, _CHUNKS)
             t = t * np.exp(np.clip(np.nan_to_num(step), -_FURTHEST, _FURTHEST))
     curve = rdp_curve(np.tile(1 + t, times), runs, LARGER).reshape(times, size)
-    values = t * (curve - epsilon + np.log(t / (1 + t))) - np.log1p(t)
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN: not known
+        values = t * (curve - epsilon + np.log(t / (1 + t))) - np.log1p(t)
     # Total variation may bound it by less than any order.
     known &= np.abs(values[0] - log_delta) <= ATTAINED * t * epsilon + _LEFT_OUT
     return Moves(np.where(known, values, np.nan), t, 0 * t)

@@ -204,6 +204,11 @@ def _ways(source: Source, wishes: Wishes) -> int:
             f"ways must be at most {fewest}, the classes of the smallest of "
             f"{tuple(source.parts)}, got {wishes.ways}"
         )
+    if wishes.ways is not None and wishes.ways < 2:
+        raise ValueError(
+            f"ways must be at least 2, got {wishes.ways}: of one class every answer is "
+            "right"
+        )
     return wishes.ways or min(WAYS, fewest)
 
 

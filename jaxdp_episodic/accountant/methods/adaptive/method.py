@@ -100,7 +100,7 @@ class Solver:
         *errors, _, lost, self.most_moves = problem.graph.most(np.abs(costs).T).tolist()
         self.errors = {False: errors[::2], True: errors[1::2]}
         self.atoms = atoms_of(problem)
-        self.filters = {b: Filter.of(problem, backward=b) for b in problem.orientations}
+        self.filters = Filter.of(problem)
         self.lower = question.nothing
         self.transforms = sum(len(moves) + 1 for moves in problem.graph.moves)
         self.spacings = dict.fromkeys(problem.orientations, math.inf)

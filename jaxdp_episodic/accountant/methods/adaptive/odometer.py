@@ -53,7 +53,7 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
     """
     largest = max(epsilons[spent] for spent in problem.graph.spent)
     # Smaller epsilons hold with more: by no more than the delta at the largest of them.
-    filters = [Filter.of(problem, backward=b) for b in problem.orientations]
+    filters = Filter.of(problem).values()
     most = max(each.epsilon(_LOG_NEGLIGIBLE)[0] for each in filters)
     is_capped, largest = largest > most, min(largest, most)
     epsilons = np.minimum(epsilons, most).tolist()

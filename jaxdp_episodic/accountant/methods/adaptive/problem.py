@@ -178,11 +178,13 @@ class Filter(NamedTuple):
     rdp: np.ndarray
 
     @classmethod
-    def of(cls, problem: Problem, *, backward: bool) -> Filter:
-        """The filter of a problem's options."""
-        direction = "backward" if backward else "forward"
-        curves = [rdp_curve(_ORDERS, run, direction) for run in problem.runs]
-        return cls(_ORDERS, problem.graph.most(np.stack(curves)))
+    def of(cls, problem: Problem) -> dict[bool, Filter]:
+        """The filter of a problem's options in each of its orientations."""
+        names = ["backward" if b else "forward" for b in problem.orientations]
+        curves = [[rdp_curve(_ORDERS, r, name) for name in names] for r in problem.runs]
+        most = problem.graph.most(np.array(curves))
+        pairs = zip(problem.orientations, most, strict=True)
+        return {backward: cls(_ORDERS, rdp) for backward, rdp in pairs}
 
     def epsilon(self, log_delta: float) -> tuple[float, float]:
         """Epsilon, and the order at which it is found.

@@ -1,5 +1,6 @@
 """Questions within JAX programs: the host's numbers, whatever transforms them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -48,9 +49,17 @@ def float32(*numbers):
 NOISES = float32(0.6, 0.8, 1.1)
 
 
+@pytest.fixture
+def in_float32() -> Iterator[None]:
+    """JAX as it is by default, whatever the flag of these tests."""
+    with jax.enable_x64(False):
+        yield
+
+
 # --- Values ---
 
 
+@pytest.mark.usefixtures("in_float32")
 def test_numbers_below_normal_ones_are_what_they_are() -> None:
     """JAX takes them for 0 where it computes, and a rate of 0 loses nothing."""
 
@@ -72,6 +81,7 @@ def test_numbers_below_normal_ones_are_what_they_are() -> None:
         jax.block_until_ready(jax.jit(delta)(np.float32(-1e-42)))
 
 
+@pytest.mark.usefixtures("in_float32")
 def test_answers_are_float32_rounded_up() -> None:
     noises = jnp.linspace(0.4, 1.2, 300, dtype=jnp.float32)
     found = jax.jit(epsilon)(noises)
@@ -106,6 +116,7 @@ def test_known_numbers_stay_float64() -> None:
     assert isinstance(answer, jax.Array) and answer >= on_host(0.8)
 
 
+@pytest.mark.usefixtures("in_float32")
 def test_a_delta_above_0_stays_above_it() -> None:
     tiny = jax.jit(lambda noise: traced.delta(step(noise), epsilon=40.0, num_steps=1))
     for noise in (1.0, 3.0):
@@ -113,6 +124,7 @@ def test_a_delta_above_0_stays_above_it() -> None:
         assert tiny(jnp.float32(noise)) == np.finfo(np.float32).tiny
 
 
+@pytest.mark.usefixtures("in_float32")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_any_floating_type_is_taken_at_face_value(dtype) -> None:
     noise = jnp.asarray(0.83, dtype)

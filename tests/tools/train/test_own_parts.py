@@ -59,7 +59,7 @@ def config(tmp_path):
 
 
 def test_modules_of_both_kinds_and_pairs_are_functions():
-    inputs = jnp.ones((3, 14, 14, 1))
+    inputs = jnp.ones((3, 14, 14, 1), jnp.float32)
     for model in (Bare(rngs=nnx.Rngs(0)), Bared()):
         apply, params = apply_and_params(model, (14, 14, 1))
         assert apply(params, inputs).shape == (3, 4)

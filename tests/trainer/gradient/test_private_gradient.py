@@ -485,7 +485,8 @@ def test_noise_depends_on_no_parameter_and_no_data():
 
 def test_sum_and_noise_are_rounded_once():
     """To float32, of a sum in float64: not each of them."""
-    start, data = jnp.zeros(4_000), np.random.default_rng(0).normal(size=(3, 4_000))
+    start = jnp.zeros(4_000, jnp.float32)
+    data = np.random.default_rng(0).normal(size=(3, 4_000))
     settings = {"l2_clip_norm": 1e3, "noise_multiplier": 1e-3, "normalizer": 3.0}
     gradient = Gradient(linear_loss)
     total, _ = noised(gradient, start, [rows(data)], l2_clip_norm=1e3, **PLAIN)

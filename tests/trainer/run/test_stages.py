@@ -189,9 +189,11 @@ def test_stages_of_a_mixed_model():
     config = StartConfig(kind="mixed", powers=1, slopes=1)
     levels = {"privacy_unit": "point", "neighboring_relation": "add_remove"}
     own = PrivateStatistics(table, config, **levels)
-    state = model.initial(1)._replace(coefficients=jnp.array([0.5, 1.0]))
+    state = model.initial(1)._replace(coefficients=jnp.float32([0.5, 1.0]))
     assert list(own.stages(state)) == ["mean"]
-    state = state._replace(covariance=jnp.eye(2), variance=jnp.array(0.1))
+    state = state._replace(
+        covariance=jnp.eye(2, dtype=jnp.float32), variance=jnp.float32(0.1)
+    )
     mean, whole = own.stages(state).values()
     points, none = np.float32([[0.0], [0.2], [0.3]]), np.ones(3, np.float32)
     episode = regression_episode(points, np.float32([1.0, 0, 0]), none, shots=1)
@@ -337,7 +339,7 @@ def test_the_same_classes_in_all_episodes_choose_no_stage_between(tmp_path):
 
 
 def constant(_, inputs):
-    return jnp.zeros((len(inputs), 1))
+    return jnp.zeros((len(inputs), 1), inputs.dtype)
 
 
 def test_of_equal_stages_the_simplest_is_released(tmp_path):

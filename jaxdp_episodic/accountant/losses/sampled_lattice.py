@@ -48,7 +48,9 @@ _SLOPE = np.array([(k + 1) / math.factorial(k + 2) for k in range(_TERMS)])
 def largest_order(s: Array, digits: float) -> Array:
     """Largest t at which there are enough nodes; <= 0: there is none."""
     length = (_MOST_NODES - 2) * _spacing(s, digits) - 2 * _reach(digits)
-    return length / s - 1
+    end = length / s - 1
+    # Orders below 2 need the nodes of order 2: the bump of v² may be all they have.
+    return namespace(s).where(end < 1, 0.0, end)
 
 
 def _spacing(s: Array, digits: float) -> Array:

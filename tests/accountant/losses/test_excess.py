@@ -322,6 +322,17 @@ def test_a_lattice_reaches_the_bump_of_rare_draws_at_orders_below_2(rate):
     np.testing.assert_allclose(found, panels, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("engine", ["numpy", "jax"])
+@pytest.mark.parametrize("noise", [0.111, 0.115, 0.12])
+def test_a_lattice_that_would_end_before_that_bump_is_none(noise, engine):
+    """There are nodes for orders next to 1, not for twice the shift."""
+    rate, order = 1e-60, 1.001
+    found = jde.rdp(sampled(rate, noise), order, engine=engine)
+    setting = np.array([[order - 1], [rate], [1 / noise]])
+    (panels,) = mixture_excess(*setting, MomentRule("forward", Quadrature(160, 16)))
+    assert found == pytest.approx(np.exp(panels[0]) / (order - 1), rel=1e-8)
+
+
 @pytest.mark.parametrize(("nats", "error"), [(32.0, 1e-11), (18.0, 1e-5)])
 @pytest.mark.parametrize(
     "engine", ["numpy", pytest.param("jax", marks=pytest.mark.slow)], indirect=True
@@ -329,7 +340,7 @@ def test_a_lattice_reaches_the_bump_of_rare_draws_at_orders_below_2(rate):
 def test_a_lattice_is_as_exact_as_it_says(engine, nats, error):
     """Against 2,560 nodes on panels, with derivatives and without."""
     rng, n = np.random.default_rng(3), 200
-    rate, shift = 10 ** rng.uniform(-8, 0, n), 10 ** rng.uniform(-2, 1, n)
+    rate, shift = 10 ** rng.uniform(-8, 0, n), 10 ** rng.uniform(-2, 0.9, n)
     loss, lattice = SampledGaussianLoss(np.ones(n), rate, shift), Quadrature(0, 0, nats)
     least = np.minimum(10 ** rng.uniform(-3, 3, n), 30 / shift)
     t = np.minimum(least, 0.999 * loss.largest_on_lattice(lattice))

@@ -47,9 +47,10 @@ _CUT = 50.0
 _CUT_MARGIN = 30.0
 # As `NEAR`: distance from a contour's own epsilon beyond which the error is unknown.
 _FAR = 10.0
-# Errors of log(delta) above which an answer is no guess of the right one, and above
-# which it does not even say that the last guess was too large.
-_USELESS, _NO_SIGN = 0.5, 10.0
+# Error of log(delta) above which an answer is no guess of the right one.
+_USELESS = 0.5
+# Above which it does not even say that the last guess was too large.
+_NO_SIGN = 10.0
 # Largest error on a shared contour; settings above it get one of their own.
 _SHARED_ERROR = 1e-9
 # Settings in a chunk: JAX compiles a kernel for each.
@@ -153,8 +154,7 @@ class ContourSolver:
             # A contour of their own is all that those far from a shared one may need.
             efforts.insert(1, (_PASSES[0], True))
         elif backward:
-            # The few that a comparison has left; see `method`.
-            efforts = efforts[1:] or efforts
+            efforts = efforts[1:] or efforts  # a comparison has left few
         for effort, only_far in efforts:
             scale = self.question.scale(value)
             settled = error <= _SETTLED * TOLERANCE * scale

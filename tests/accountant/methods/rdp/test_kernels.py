@@ -336,7 +336,7 @@ def _sampled(rate, noise, num_steps) -> tuple[Group]:
 def test_a_lattice_finds_what_panels_do(engine, transition):
     """Never more than by panels, whose own search may end a little above."""
     block = 16 if engine == "jax" else 64
-    runs = random_runs(12, 64, transition=transition)
+    runs = random_runs(13, 64, transition=transition)
     groups = _sampled(runs.rate, runs.noise, runs.num_steps)
     questions = (
         (kernels.best_epsilon, np.log(runs.delta)),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant._engine import engine_name, float64_boundary
 from jaxdp_episodic.accountant.methods.certified.hockey_stick import (
     CertifiedDistribution,
     Row,
@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.methods.certified.powers import (
 )
 from jaxdp_episodic.accountant.numerics import fourier
 
-# Rows of a transform, at most; it is padded to a power of two.
+# Rows of a transform, at most; JAX's are padded, as each number is compiled.
 _LARGEST_BATCH = 8
 # Cells of all rows of a transform, at most.
 _CELLS_OF_BATCH = 2**20
@@ -227,8 +227,9 @@ def _circles(
     def parts(chosen: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for start in range(0, steps, together):
             # rows and steps that pad the batch: no loss, no NaN
-            masses = np.zeros((batch, together, size))
-            counts = np.zeros((batch, together))
+            rows_laid = batch if engine_name() == "jax" else len(chosen)
+            masses = np.zeros((rows_laid, together, size))
+            counts = np.zeros((rows_laid, together))
             masses[:, :, 0] = 1.0
             for j, i in enumerate(chosen):
                 here = rows[i].masses[start : start + together]

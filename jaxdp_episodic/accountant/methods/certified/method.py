@@ -38,6 +38,9 @@ from jaxdp_episodic.accountant.methods.closed_form import (
 )
 from jaxdp_episodic.accountant.methods.question import Answer, Question
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.methods.rdp.total_variation import (
+    at_most_total_variation,
+)
 from jaxdp_episodic.accountant.methods.run import Run
 
 # Settings refined together; memory is in proportion to it.
@@ -70,6 +73,8 @@ _LARGEST_SHIFT = 1e6
 # Spacing in nats beyond which the lower distribution is useless: for such losses, as of
 # hardly any noise, refinements find the upper end alone, and it is near.
 _WIDEST_SPACING = 300.0
+# Epsilon that stands for an unknown one, nats.
+_UNKNOWN = 1e300
 # Relative rounding error of Rényi's bound.
 _RDP_ROUNDING = 1e-13
 # log(delta) below which the masses behind delta underflow.
@@ -161,15 +166,18 @@ def _bounds(
     question: Question, run: Run, width: float | None, share: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Both ends of one run; their width is ``share`` of what is asked for, or more."""
-    upper = np.array(rdp_bound(question, run)[0])
-    # Where nothing but the largest loss counts it is as near to the truth as this.
-    upper = upper + _RDP_ROUNDING * np.where(np.isfinite(upper), np.abs(upper), 0.0)
-    if not question.is_epsilon:
-        upper = np.minimum(upper, 0.0)
+    if question.is_epsilon:
+        # Rényi's bound is hardly ever needed: it is asked for where an end is missing.
+        upper = at_most_total_variation(
+            question, run, np.full(question.target.shape, _UNKNOWN)
+        )
+        upper = np.where(run.loses_nothing, 0.0, np.where(upper > 0, np.inf, upper))
+    else:
+        upper = _rdp_end(question, run, loose=True)
     lower = np.full(upper.shape, question.nothing)
     settled = run.is_unprotected | run.loses_nothing
     absolute, relative = (share * each for each in _tolerances(question, width))
-    open_ = ~settled & np.isfinite(upper)
+    open_ = ~settled
     shift = np.where(open_, run.gaussian_shift(), 0.0)
     open_ &= (run.num_steps < _MOST_STEPS) | (shift > 0)
     for loss, count in zip(run.losses, run.counts, strict=True):
@@ -215,7 +223,20 @@ def _bounds(
             lower[lower_of] = setting.lower
         if upper_of is not None:
             upper[upper_of] = setting.upper
+    enough = np.maximum(absolute, relative * lower if question.is_epsilon else relative)
+    with np.errstate(invalid="ignore"):  # both infinite
+        left = np.flatnonzero(~settled & ~(upper - lower <= enough))
+    if left.size:
+        bound = _rdp_end(question.take(left), run.take(left))
+        upper[left] = np.maximum(np.minimum(upper[left], bound), lower[left])
     return lower, upper
+
+
+def _rdp_end(question: Question, run: Run, *, loose: bool = False) -> np.ndarray:
+    """Rényi's bound with its rounding: near the truth where the largest loss counts."""
+    upper = np.array(rdp_bound(question, run, loose=loose)[0])
+    upper = upper + _RDP_ROUNDING * np.where(np.isfinite(upper), np.abs(upper), 0.0)
+    return upper if question.is_epsilon else np.minimum(upper, 0.0)
 
 
 def _tolerances(question: Question, width: float | None) -> tuple[float, float]:

@@ -73,8 +73,6 @@ _LARGEST_SHIFT = 1e6
 # Spacing in nats beyond which the lower distribution is useless: for such losses, as of
 # hardly any noise, refinements find the upper end alone, and it is near.
 _WIDEST_SPACING = 300.0
-# Epsilon that stands for an unknown one, nats.
-_UNKNOWN = 1e300
 # Relative rounding error of Rényi's bound.
 _RDP_ROUNDING = 1e-13
 # log(delta) below which the masses behind delta underflow.
@@ -168,10 +166,8 @@ def _bounds(
     """Both ends of one run; their width is ``share`` of what is asked for, or more."""
     if question.is_epsilon:
         # Rényi's bound is hardly ever needed: it is asked for where an end is missing.
-        upper = at_most_total_variation(
-            question, run, np.full(question.target.shape, _UNKNOWN)
-        )
-        upper = np.where(run.loses_nothing, 0.0, np.where(upper > 0, np.inf, upper))
+        upper = np.where(run.loses_nothing, 0.0, np.inf)
+        upper = at_most_total_variation(question, run, upper)
     else:
         upper = _rdp_end(question, run, loose=True)
     lower = np.full(upper.shape, question.nothing)

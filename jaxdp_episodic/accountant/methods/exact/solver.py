@@ -96,7 +96,7 @@ class ContourSolver:
 
     question: Question
     run: Run  # truncated
-    bound: np.ndarray  # Rényi's bound of the answer
+    bound: np.ndarray  # Rényi's; of epsilon it may be inf until there is a contour
     order: np.ndarray  # at which that is reached
     goal: np.ndarray  # log(delta), or a first guess; distributions are cut below it
     log_added: np.ndarray  # logarithm of the delta that truncation left out
@@ -179,8 +179,12 @@ class ContourSolver:
             )
             if question.is_epsilon:
                 # Even a poor answer says where the saddle point is.
+                *found, self.bound[index], self.order[index] = found
                 new_value, new_error, far[index], closer = _judged_epsilon(*found)
                 initial[index] = np.clip(closer, 0.0, self.bound[index])
+                nothing = self.bound[index] == 0  # for which there is no contour
+                far[index] &= ~nothing
+                new_value, new_error = np.where(nothing, 0.0, (new_value, new_error))
             else:
                 new_value, new_error, slope, used = found
                 # A delta this small may be due to the truncated mass.
@@ -299,10 +303,7 @@ class ContourSolver:
             sizes = sizes._replace(cpu=sizes.cpu[:1])
 
         def on_chunk(chunk: Any) -> tuple[np.ndarray, ...]:
-            arrays, groups = chunk
-            return _solve_chunk(
-                question.is_epsilon, arrays, groups, terms, effort, find
-            )
+            return _solve_chunk(question.is_epsilon, *chunk, terms, effort, find)
 
         name = (_solve_chunk, question.is_epsilon, terms, effort, find)
         learnable = Learnable(name, _LEARNED, _ENOUGH)
@@ -338,7 +339,7 @@ def _solve_chunk(
         return jitted(kernel, static) if compiled else kernel
 
     def call(arrays: Any, groups: tuple[Group, ...]) -> tuple[Any, ...]:
-        target, initial, highest, order, log_cut, backward = arrays
+        target, initial, *known, log_cut, backward = arrays
         lay_nodes = run(steps_of, "num_nodes", "num_terms")
         steps = tuple(
             lay_nodes(
@@ -348,17 +349,16 @@ def _solve_chunk(
         )
         if is_epsilon and find:
             first = run(initial_epsilon.first_epsilon)
-            initial = first(target, highest, order, groups, steps)
+            initial, *known = first(target, known[0], groups, steps)
         contour = run(contours.lay_contour)(initial, steps, effort.fall)
         nodes = effort.contour_nodes
         if is_epsilon:
             solve = run(integral.epsilon, "num_nodes")
-            solution = solve(target, initial, highest, contour, steps, num_nodes=nodes)
-        else:
-            solve = run(integral.log_delta, "num_nodes")
-            solution = solve(target, contour, steps, num_nodes=nodes)
-            initial = initial + 0 * target
-        return (*solution, initial)
+            solution = solve(target, initial, known[0], contour, steps, num_nodes=nodes)
+            return (*solution, initial, *known)
+        solve = run(integral.log_delta, "num_nodes")
+        solution = solve(target, contour, steps, num_nodes=nodes)
+        return (*solution, initial + 0 * target)
 
     if compiled:
         return on_jax(call, arrays, groups)

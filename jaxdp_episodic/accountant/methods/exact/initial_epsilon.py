@@ -20,10 +20,11 @@ from jaxdp_episodic.accountant.methods.exact.contour import (
 from jaxdp_episodic.accountant.methods.exact.mgf import (
     Steps,
     bulk_variance,
+    exchanged_moments,
     real_moments,
 )
 from jaxdp_episodic.accountant.methods.rdp.first_order import first_order
-from jaxdp_episodic.accountant.methods.rdp.kernels import epsilon_at
+from jaxdp_episodic.accountant.methods.rdp.kernels import epsilon_at, log_delta_at
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
@@ -38,6 +39,9 @@ from jaxdp_episodic.accountant.numerics.roots import log_crossing
 _SADDLE_POINTS = 1.75 ** np.arange(-8.0, 5.0)
 # Range of that guess.
 _LEAST_ORDER, _LARGEST_ORDER = 1e-12, 1e12
+# Orders at which the backward direction is bounded: their excess over 1 relative to the
+# forward direction's best. Far above it where only that has rare large losses.
+ORDER_FACTORS = np.array([1.0, 1.6, 4.0, 16.0, 64.0])[:, None]
 # Smallest epsilon searched for, as a share of Rényi's bound.
 _SMALLEST = 1e-4
 # Number of settings up to which, on NumPy, one round of many points is faster than two
@@ -100,6 +104,19 @@ def first_epsilon(
         (log_delta, highest, bulk, fields),
     )
     return First(near, highest, order)
+
+
+def exchanged_is_less(
+    log_delta: Array, epsilon: Array, order: Array, steps: Steps
+) -> Array:
+    """Where one step's exchanged pair has less delta at epsilon by Rényi's bound, (n,).
+
+    At a few orders about the best one of the pair itself; see `mgf.exchanged_moments`.
+    """
+    xp = namespace(log_delta, epsilon, order, steps.count)
+    c = (order - 1) * ORDER_FACTORS
+    bounds = log_delta_at(xp.maximum(epsilon, 0.0), c, exchanged_moments(c, steps))
+    return xp.any(bounds < log_delta, axis=0)
 
 
 def _by_jumps(

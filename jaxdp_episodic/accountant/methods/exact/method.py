@@ -22,7 +22,10 @@ from jaxdp_episodic.accountant.methods.closed_form import (
     one_gaussian,
     shift_error,
 )
-from jaxdp_episodic.accountant.methods.exact.initial_epsilon import order_near
+from jaxdp_episodic.accountant.methods.exact.initial_epsilon import (
+    ORDER_FACTORS,
+    order_near,
+)
 from jaxdp_episodic.accountant.methods.exact.solver import (
     BREAK_EVEN,
     TOLERANCE,
@@ -44,11 +47,7 @@ from jaxdp_episodic.accountant.methods.single_step import (
     solve_single_step,
 )
 
-# Orders at which the backward direction is bounded: their excess over 1 relative to the
-# forward direction's best. Far above it where only that has rare large losses.
-_ORDER_FACTORS = np.array([1.0, 1.6, 4.0, 16.0, 64.0])[:, None]
-# Number of settings up to which all those orders take no longer than one.
-_FEW = 8
+_FEW = 8  # settings up to which many orders take no longer than one
 # First guess of log(Rényi's bound / delta), where delta is asked for.
 _LOG_BOUND_OVER_DELTA = 25.0
 # Log below which exp is 0 in float64: Rényi's bound is then near enough.
@@ -220,7 +219,8 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
         # a setting, the other less by itself.
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
         asked = least if question.is_epsilon else question.target
-        may_be_larger = wanted & (asked < run.largest_loss(backward=True))
+        may_be_larger = wanted & ~state.backward_is_less
+        may_be_larger &= asked < run.largest_loss(backward=True)
         few = least.size <= _FEW
         for by_nodes in (not few, few):
             if not by_nodes:
@@ -366,7 +366,7 @@ def _may_exceed(
         epsilon, goal = np.maximum(least, 0.0), question.target
     settled = np.zeros(least.shape, bool)
     # One order after another, (1, n), or all of them, (3, n).
-    factors = _ORDER_FACTORS
+    factors = ORDER_FACTORS
     if not all(loss.compiles for loss in run.losses):
         factors = factors[:1]  # a contour of few nodes takes no longer
     for factor in factors[:, None] if settled.size > _FEW else factors[None]:

@@ -17,9 +17,8 @@ from jaxdp_episodic.accountant.methods.certified.window import (
     Target,
 )
 
-# First width of a plan over the width that is enough. At 1.2 a third of 160 random
-# epsilons took a second lattice, at 1 a quarter; a finer one costs little more.
-FIRST_SCALE = 1.0
+# First width of a plan over the width that is enough: plans overestimate it.
+FIRST_SCALE = 1.2
 
 
 class Step(NamedTuple):

@@ -199,7 +199,7 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
         bound, order = rdp_bound(question, run, near=near, loose=True)
     if question.is_epsilon and np.any(bound == 0):
         # Epsilon is 0 where delta is at least the total variation distance.
-        answer = Answer(*np.zeros((2, bound.size)), np.zeros(bound.shape, bool))
+        answer = Answer(np.zeros(bound.shape), np.zeros(bound.shape), bound < 0)
         if (left := np.flatnonzero(bound > 0)).size:
             part = _of_many_steps(question.take(left), run.take(left), certify)
             _fill(answer, left, part)

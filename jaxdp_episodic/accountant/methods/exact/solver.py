@@ -303,7 +303,10 @@ class ContourSolver:
             sizes = sizes._replace(cpu=sizes.cpu[:1])
 
         def on_chunk(chunk: Any) -> tuple[np.ndarray, ...]:
-            return _solve_chunk(question.is_epsilon, *chunk, terms, effort, find)
+            arrays, groups = chunk
+            return _solve_chunk(
+                question.is_epsilon, arrays, groups, terms, effort, find
+            )
 
         name = (_solve_chunk, question.is_epsilon, terms, effort, find)
         learnable = Learnable(name, _LEARNED, _ENOUGH)

@@ -129,7 +129,7 @@ def low_frequencies_of(rows: Sequence[Row]) -> list[LowFrequencies | Row]:
         groups.setdefault(key, []).append(i)
     for (size, folded, _), members in groups.items():
         for chosen, parts, firsts in _circles(rows, members, folded):
-            log_power = 0.0
+            log_power = np.zeros(())
             for part in parts:
                 powers = _log_moduli(*part, folded=folded < size)
                 log_power = log_power + np.asarray(powers)

@@ -80,6 +80,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
     shift: Array
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
+    nodes_exchange: ClassVar[bool] = True
     has_lattice: ClassVar[bool] = True
 
     def largest_loss(self, *, backward: bool) -> Array:

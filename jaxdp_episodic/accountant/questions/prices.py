@@ -131,13 +131,15 @@ def default_prices(
         number = number_alone(option, epsilon, delta)
         if number < 1:
             part = part_of(option)
-            once = (
-                option.epsilon if isinstance(part, Game) else compose((part, 1)).epsilon
+            least = (
+                option.epsilon(delta=delta)
+                if isinstance(part, Game)
+                else api.epsilon(compose((part, 1)), delta=delta)
             )
             raise ValueError(
                 f"epsilon={epsilon:g} is too small at delta={delta:g} for option "
-                f"{name!r}, which taken once has {once(delta=delta):.4g}: take a "
-                "larger one, or more noise"
+                f"{name!r}, which taken once has {least:.4g}: take a larger one, or "
+                "more noise"
             )
         if number == math.inf:
             raise ValueError(

@@ -59,7 +59,7 @@ _SURE_POINTS = 4000
 _MOST_POINTS = 2.0**19
 # Part of the share that may be lost by what is left out of kernels: less than what
 # falls away at the right end of a window.
-_LEFT_OUT = 0.1
+_LEFT_OUT = 0.01
 # Share of a width for which a spacing is chosen.
 _CLOSER = 0.8
 # Refinements of one question, at most.

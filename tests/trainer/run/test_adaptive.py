@@ -434,6 +434,15 @@ def test_options_that_cannot_be_chosen_are_refused():
         AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
 
 
+@pytest.mark.parametrize("name", ["delta", "runs", "first", "checks"])
+def test_an_option_has_no_name_with_which_a_run_describes_itself(name):
+    options = {name: LOUD, "check": CHECK}
+    run = jde.AdaptiveRun(options, quotas={name: 2, "check": 1})
+    plan = AdaptiveBudget((run,), DELTA, checks=("check",))
+    with pytest.raises(ValueError, match=f"options must have other .* got '{name}'"):
+        adaptive(plan=plan)
+
+
 @pytest.mark.parametrize(
     ("first", "quotas", "message"),
     [

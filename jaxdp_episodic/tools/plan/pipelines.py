@@ -48,9 +48,9 @@ MIN_STATISTICS = 0.2
 # Of a run of episodes: from 5.7 on steps after statistics were as good as these alone
 # or better, at 1.4 and below worse.
 MIN_STEPS = 5.0
-# Means of classes in place of the total covariance: better where these are so many (12,
-# 18 and 50 were tried); with five they were worse at epsilon 8 (docs/plan.md).
-CLASSES_OF_MEANS = 10, 64
+# Means of classes in place of the total covariance, where no steps follow: better with 12
+# to 50 classes, worse by 0.001 with 150, and by 0.01 with five (docs/plan.md).
+CLASSES_OF_MEANS = 10, 100
 MIN_MIXED_RATIO = 20.0  # the smallest at which a mixed model was measured, docs/plan.md
 _DIMENSIONS = 128  # of the space that steps after statistics were measured in
 
@@ -150,11 +150,12 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         f"({request.privacy_unit or levels[-1]})"
     )
     start: dict[str, Any] = {"kind": PLDA}
+    last: dict[str, Any] = {}
     fewest, most = CLASSES_OF_MEANS
-    is_few = fewest <= len(class_sizes(description)) <= min(most, number)
+    is_few = fewest <= len(class_sizes(description)) <= min(most, number // 2)
     if is_few and request.privacy_unit in (None, levels[-1]):
-        start["between"] = MEANS
-    alone = {"start": start, "learner": PLDA, "weighed": weighed, "ratio": total}
+        last = {"between": MEANS}
+    alone = {"start": start | last, "learner": PLDA, "weighed": weighed, "ratio": total}
     if total < MIN_STATISTICS and steps < MIN_STEPS:
         return Pipeline(
             NONE,

@@ -257,8 +257,9 @@ def class_projection(
     values, vectors = np.linalg.eigh(centered.T @ centered / (classes - 1))
     order = np.argsort(-values)[:dimensions]
     spanned = np.arange(len(order)) < classes - 1
-    error *= number / (classes - 1)  # what it adds to each direction that is spanned
-    seen = along * np.maximum(values[order] - error, 0.0) * spanned
+    edge = _edge_of_means(classes - 1, number, error) / (classes - 1)
+    along /= 1 + (edge / within / _MUCH_NOISE) ** 2
+    seen = along * np.maximum(values[order] - edge, 0.0) * spanned
     between = unseen + seen
     weights = between / ((shots + 1) * between + within)
     return _with_weights(state, vectors[:, order], weights / weights.max())
@@ -267,12 +268,15 @@ def class_projection(
 def _spread_of_new(means: np.ndarray, error: float) -> tuple[float, float]:
     """Estimates of a class that the others' means (K, D) do not know of.
 
+    Both err by a standard error, over classes, towards what was not seen: few classes,
+    or much noise, then leave directions their weight.
+
     Returns:
       Its variance along the directions that they span, over theirs, in [0, 1]; and its
       variance in each direction beside these.
     """
     classes, number = means.shape
-    new, theirs, whole = np.zeros((3, classes))
+    new, theirs, rest = np.zeros((3, classes))
     for one in range(classes):
         others = np.delete(means, one, axis=0)
         middle = others.mean(axis=0)
@@ -280,11 +284,18 @@ def _spread_of_new(means: np.ndarray, error: float) -> tuple[float, float]:
         _, lengths, ways = np.linalg.svd(others - middle, full_matrices=False)
         lengths, ways = lengths[: classes - 2], ways[: classes - 2]
         new[one] = np.sum(np.square(ways @ apart)) - error * len(ways)
-        whole[one] = np.sum(np.square(apart)) - error * number
-        theirs[one] = np.sum(np.maximum(lengths**2 - error * number, 0.0))
-    along = new.mean() * (classes - 2) / max(theirs.mean(), 1e-30)
-    beside = (whole.mean() - new.mean()) / (number - classes + 2)
+        rest[one] = np.sum(np.square(apart)) - error * number - new[one]
+        edge = _edge_of_means(len(ways), number, error)
+        theirs[one] = np.sum(np.maximum(lengths**2 - edge, 0.0))
+    of_new, of_rest = (np.std(x, ddof=1) / math.sqrt(classes) for x in (new, rest))
+    along = (new.mean() - of_new) * (classes - 2) / max(theirs.mean(), 1e-30)
+    beside = (rest.mean() + of_rest) / (number - classes + 2)
     return float(np.clip(along, 0.0, 1.0)), float(beside)
+
+
+def _edge_of_means(classes: int, number: int, error: float) -> float:
+    """About the largest squared singular value of noise (Marchenko and Pastur)."""
+    return error * (math.sqrt(number) + math.sqrt(classes)) ** 2
 
 
 def _with_weights(state: Start, vectors: np.ndarray, squares: np.ndarray) -> Start:

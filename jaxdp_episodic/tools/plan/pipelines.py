@@ -48,8 +48,8 @@ MIN_STATISTICS = 0.2
 # Of a run of episodes: from 5.7 on steps after statistics were as good as these alone
 # or better, at 1.4 and below worse.
 MIN_STEPS = 5.0
-# Means of classes in place of the total covariance, where no steps follow: better with 12
-# to 50 classes, worse by 0.001 with 150, and by 0.01 with five (docs/plan.md).
+# Means of classes in place of the total covariance, where no steps follow: better with
+# 12 to 50 classes, worse by 0.001 with 150, and by 0.01 with five (docs/plan.md).
 CLASSES_OF_MEANS = 10, 100
 MIN_MIXED_RATIO = 20.0  # the smallest at which a mixed model was measured, docs/plan.md
 _DIMENSIONS = 128  # of the space that steps after statistics were measured in

@@ -45,6 +45,8 @@ from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.statistics.mixed import Mixed, MixedModel
 from jaxdp_episodic.trainer.statistics.plda import (
     COUNTED,
+    RIDGE_BEFORE_MEANS,
+    RIDGE_OF_NOISE,
     Start,
     class_projection,
     projected,
@@ -228,7 +230,9 @@ class PrivateStatistics:
                 return state._replace(projection=state.whitening)
             return state
         if kind == _PAIRS:
-            return whitened(state, noised, noise)
+            before_means = self.config.between == MEANS
+            ridge = RIDGE_BEFORE_MEANS if before_means else RIDGE_OF_NOISE
+            return whitened(state, noised, noise, ridge)
         if kind == MEANS:
             norm = contribution_norm(self.steps[index])
             noised, noise = noised / norm, noise / norm

@@ -345,9 +345,8 @@ def statistics_of(
     """Returns the private statistics that a run begins with, if any."""
     if config.start is None:
         return None
-    slots = step.design.schemes[-1].population
-    if isinstance(step.design, PeopleBlocks):
-        slots = None  # they are those of a block
+    is_block = isinstance(step.design, PeopleBlocks)  # whose slots are those of a block
+    slots = None if is_block else step.design.schemes[-1].population
     return PrivateStatistics(
         data,
         config.start,
@@ -355,6 +354,7 @@ def statistics_of(
         slots=None if slots is None else int(np.asarray(slots)),
         people=step.people,
         noise=config.noise,
+        shots=config.learner.shots,
     )
 
 

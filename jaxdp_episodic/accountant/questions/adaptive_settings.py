@@ -104,6 +104,7 @@ def _keep_answers(each: Sequence[_Asked], workers: int) -> None:
 
     def ask(asked: _Asked) -> Any:
         process = idle.get()
+        assert process.stdin is not None and process.stdout is not None
         try:
             pickle.dump(tuple(asked), process.stdin)
             process.stdin.flush()

@@ -201,8 +201,8 @@ def _last_statistic(
     if request.neighboring_relation == "add_remove" and (
         not description.has_public_units
     ):
-        said = f"; with a public list of {levels[0]} units, or under zero_out, they "
-        return {}, f"{said}would end with a mean of each"
+        said = f"; with a public list of {levels[0]} units, or under zero_out, "
+        return {}, f"{said}statistics would end with a mean of each"
     return {"between": MEANS}, ""
 
 

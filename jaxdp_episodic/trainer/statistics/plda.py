@@ -284,7 +284,7 @@ def _spread_of_new(means: np.ndarray, error: float) -> tuple[float, float]:
       variance in each direction beside these.
     """
     classes, number = means.shape
-    means = np.linalg.qr(means.T, mode="r").T  # (K, K): as far apart, in fewer numbers
+    means = np.linalg.qr(means.T)[1].T  # (K, K): as far apart, in fewer numbers
     kept = np.linspace(0, classes - 1, min(classes, _MOST_LEFT_OUT)).astype(int)
     new, theirs, rest = np.zeros((3, len(kept)))
     for place, one in enumerate(kept):

@@ -22,7 +22,7 @@ LARGEST_RATIO = 2.0
 # As `NEAR`: distance from a contour's own epsilon beyond which the error is unknown.
 _FAR = 10.0
 # Error of log(delta) above which an answer is no guess of the right one.
-_USELESS = 0.5
+USELESS = 0.5
 # Above which it does not even say that the last guess was too large.
 _NO_SIGN = 10.0
 # Largest number of epsilons on one contour.
@@ -84,7 +84,7 @@ def judged_epsilon(
     known = np.isfinite(error) & ~np.isnan(value)
     lowest = 0.5 * used * (log_error >= _NO_SIGN)
     poor = np.where(known, np.clip(value, lowest, 2.0 * used), 0.5 * used)
-    return value, error, far, np.where(known & (log_error < _USELESS), value, poor)
+    return value, error, far, np.where(known & (log_error < USELESS), value, poor)
 
 
 def _numbers(run: Run) -> np.ndarray:

@@ -214,9 +214,8 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     state = ContourSolver(question, cut, bound, order, goal, log_added)
     value, error = state.solve(wanted, backward=False)
     if not run.is_symmetric:
-        # The other direction is integrated only where it may be larger: where neither
-        # a sum of few nodes nor Rényi's bound says that it is not. The first costs less
-        # a setting, the other less by itself.
+        # The other direction is integrated only where neither a sum of few nodes, which
+        # costs less a setting, nor Rényi's bound says that it is not larger.
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
         asked = least if question.is_epsilon else question.target
         may_be_larger = wanted & ~state.backward_is_less
@@ -229,10 +228,11 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
             elif question.is_epsilon:
                 less = state.surely_private(may_be_larger, least, backward=True)
                 may_be_larger &= ~less
-        left = np.flatnonzero(may_be_larger)
-        if unbounded and left.size:
-            known = rdp_bound(question.take(left), run.take(left), loose=True)
-            state.bound[left], state.order[left] = known
+        if unbounded and (left := np.flatnonzero(may_be_larger)).size:
+            asked, part = question.take(left), run.take(left)
+            state.bound[left], order = rdp_bound(asked, part, loose=True)
+            state.order[left] = order  # the kernel's own may be far from the best one
+            may_be_larger[left] = _may_exceed(asked, part, least[left], order)
         other, other_error = state.solve(may_be_larger, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, may_be_larger)
     error = error + _of_composed_profiles(question, run, state.bound, state.order)

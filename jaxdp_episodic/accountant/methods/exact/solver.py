@@ -25,6 +25,7 @@ from jaxdp_episodic.accountant.methods.exact import contour as contours
 from jaxdp_episodic.accountant.methods.exact import initial_epsilon, integral
 from jaxdp_episodic.accountant.methods.exact.batching import (
     NEAR,
+    USELESS,
     judged_epsilon,
     shared_contours,
     shared_lengths,
@@ -32,6 +33,7 @@ from jaxdp_episodic.accountant.methods.exact.batching import (
 from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
 from jaxdp_episodic.accountant.methods.learning import Learnable, stop_if_ended
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Group, Run
 
 # NumPy takes 2 ms, JAX 0.4 and 25 s of CPU time to compile, or 4 s from the disk.
@@ -181,7 +183,10 @@ class ContourSolver:
                 *found, self.bound[index], self.order[index], less = found
                 self.backward_is_less[index] = less
                 new_value, new_error, far[index], closer = judged_epsilon(*found)
-                initial[index] = np.clip(closer, 0.0, self.bound[index])
+                if np.any(initial[index] < 0):
+                    self._bound_poor(index, found[1])
+                closer = np.fmin(closer, self.bound[index])  # NaN: nothing is known
+                initial[index] = np.maximum(closer, 0.0)
                 nothing = self.bound[index] == 0  # for which there is no contour
                 far[index] &= ~nothing
                 new_value, new_error = np.where(nothing, 0.0, (new_value, new_error))
@@ -206,6 +211,16 @@ class ContourSolver:
                 known = np.isfinite(value) & (error < 0.1)
                 self.goal = np.where(known, value - 1.0, self.goal)
         return value, error
+
+    def _bound_poor(self, index: np.ndarray, log_error: np.ndarray) -> None:
+        """Asks for Rényi's bound of epsilon where the kernel's guess led nowhere.
+
+        At the orders of `contour.largest_center` its own may be far too large, or none.
+        """
+        poor = index[~(log_error < USELESS) & (self.bound[index] > 0)]
+        if poor.size:
+            found = rdp_bound(self.question.take(poor), self.run.take(poor), loose=True)
+            self.bound[poor], self.order[poor] = found
 
     def _solve(
         self,

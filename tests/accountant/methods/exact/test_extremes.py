@@ -60,3 +60,32 @@ def test_a_guess_far_too_large_is_left_at_once():
     assert jde.delta(step, num_steps=74006, epsilon=value) == pytest.approx(4.41e-9)
     lower, upper = jde.epsilon_interval(step, **run)
     assert 0 < lower <= value <= upper
+
+
+def test_an_epsilon_of_0_by_its_own_bound_is_exact():
+    """Where the bound is 0 there is no contour, and none is needed."""
+    step, run = sampled(1.127e-6, 9.8455), {"num_steps": 11_520, "delta": 2.55e-5}
+    value, info = jde.epsilon(step, **run, return_info=True)
+    assert value == 0 and info.error == 0 and not info.is_certified_bound
+    assert jde.delta(step, num_steps=11_520, epsilon=0.0) < 2.55e-5
+
+
+@pytest.mark.parametrize(
+    ("size", "noise", "num_steps", "delta"),
+    # The kernel's own bound, of orders at which nothing is cut, is none here.
+    [(22, 0.8953, 276, 0.12), (10, 0.5, 100, 1e-5), (1, 0.49796, 6, 1e-3)],
+)
+def test_classes_of_every_step_at_large_epsilons(size, noise, num_steps, delta):
+    """The losses of the run are large where their distribution is cut."""
+    examples = jde.WithoutReplacement("example", size=size, population=50)
+    episodes = jde.Poisson("episode", sampling_probability=1.0)
+    design = jde.GroupedClasses(
+        num_classes=5, ways=5, episodes=episodes, examples=examples
+    )
+    step = jde.GaussianStep(design, noise_multiplier=noise)
+    run = {"num_steps": num_steps, "delta": delta}
+    value, info = jde.epsilon(step, **run, return_info=True)
+    assert not info.is_certified_bound and info.error <= 1e-6 * value
+    assert jde.delta(step, num_steps=num_steps, epsilon=value) == pytest.approx(delta)
+    lower, upper = jde.epsilon_interval(step, **run)
+    assert lower - info.error <= value <= upper + info.error

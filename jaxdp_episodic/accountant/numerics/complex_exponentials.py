@@ -208,8 +208,8 @@ def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
     """``sum_j w_j (e^{z y_j} - 1)`` for many z.
 
     Real and imaginary parts: of z (K, n), of weights and positions (J, n), of sums
-    (K, n), with an error relative to the terms (not to the weights). Weights of 0 at
-    the end cost nothing.
+    (K, n), with an error relative to the terms (not to the weights); of (J, W, n)
+    weights as many sums, (W, K, n). Weights of 0 at the end cost nothing.
     """
     if namespace(z[0], weight[0], position[0]) is np:
         return _sum_as_product(z, weight, position)
@@ -228,17 +228,18 @@ def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
     """
     used = num_used(weight)
     rows = _CACHED // max(int(used), 1) + 1
-    re, im = np.empty_like(z[0]), np.empty_like(z[0])
+    re, im = np.empty((2, *weight[0].shape[1:-1], *z[0].shape))
     for i in range(z[0].shape[1]):
         y = np.stack([part[:used, i] for part in position])
-        w = np.stack([part[:used, i] for part in weight], axis=1)
+        w = np.stack([part[:used, ..., i] for part in weight], axis=1)
+        shape, w = w.shape[1:], w.reshape(used, math.prod(w.shape[1:]))
         real = np.stack([z[0][:, i], -z[1][:, i]], axis=1)
         imaginary = np.stack([z[1][:, i], z[0][:, i]], axis=1)
-        for k in range(0, len(re), rows):
+        for k in range(0, len(z[0]), rows):
             block = slice(k, k + rows)
             grown = expm1_complex(real[block] @ y, imaginary[block] @ y)
-            (a, b), (c, d) = ((part @ w).T for part in grown)
-            re[block, i], im[block, i] = a - d, b + c
+            (a, b), (c, d) = ((part @ w).T.reshape(*shape, -1) for part in grown)
+            re[..., block, i], im[..., block, i] = a - d, b + c
     return re, im
 
 
@@ -247,11 +248,13 @@ def _sum_as_pairs(z: Pair, weight: Pair, position: Pair) -> Pair:
 
     def add(j: Array, total: Pair) -> Pair:
         w, y = at(weight, j), at(position, j)
+        w = w[0][..., None, :], w[1][..., None, :]
         term = times(w, expm1_complex(*times(z, y)))
         return total[0] + term[0], total[1] + term[1]
 
     xp = namespace(z[0])
-    start = (xp.zeros_like(z[0]), xp.zeros_like(z[0]))
+    zero = xp.zeros((*weight[0].shape[1:-1], *z[0].shape), z[0].dtype)
+    start = (zero, zero)
     return fori_loop(xp, 0, num_used(weight), add, start)
 
 
@@ -265,10 +268,12 @@ def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
 
     def add(j: Array, total: Array) -> Array:
         w, y = at(weight, j), at(position, j)
+        w = w[0][..., None, :], w[1][..., None, :]
         gained = expm1_in_parts(*times(z, y))
         return total + complex_of(xp, *times(w, gained))
 
-    start = complex_of(xp, xp.zeros_like(z[0]), xp.zeros_like(z[0]))
+    zero = xp.zeros((*weight[0].shape[1:-1], *z[0].shape), z[0].dtype)
+    start = complex_of(xp, zero, zero)
     total = fori_loop(xp, 0, num_used(weight), add, start)
     return total.real, total.imag
 
@@ -372,8 +377,9 @@ def _moment_terms(weight: Pair, y: Pair, grown: Pair) -> tuple[Array, Array, Arr
 
 
 def num_used(weight: Pair) -> Array:
-    """Number of rows of complex weights, (J, n), up to the last that is not 0."""
+    """Number of rows of complex weights, (J, ..., n), to the last that is not 0."""
     xp = namespace(weight[0])
-    used = xp.any((weight[0] != 0) | (weight[1] != 0), axis=1)
+    some = (weight[0] != 0) | (weight[1] != 0)
+    used = xp.any(some, axis=tuple(range(1, some.ndim)))
     number = xp.arange(1, used.shape[0] + 1, dtype=xp.int32)
     return xp.max(xp.where(used, number, 0))

@@ -108,12 +108,12 @@ def steps_of(
     )
 
 
-def _for_each(c: Array, steps: Steps) -> Array:
+def for_each(c: Array, steps: Steps) -> Array:
     """(..., n) numbers repeated for K steps side by side, (..., K n)."""
     return namespace(c).tile(c, (1,) * (c.ndim - 1) + (len(steps.count),))
 
 
-def _composed(terms: Array, steps: Steps) -> Array:
+def composed(terms: Array, steps: Steps) -> Array:
     """Sum over steps of count times term, (..., K n) to (..., n); 0 inf is 0."""
     xp, count = namespace(terms, steps.count), steps.count.reshape(-1)
     terms = xp.where(count > 0, count * terms, 0.0)
@@ -125,7 +125,7 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
     xp = namespace(c, groups[0].count)
     totals = [xp.zeros_like(c)] * 3
     for steps in groups:
-        nodes, wide = steps.nodes, _for_each(c, steps)
+        nodes, wide = steps.nodes, for_each(c, steps)
         sums = sum_exp_moments(wide, nodes.weight, nodes.loss)
         outer = steps.outer_rate.reshape(-1)
         excess = outer * (sums[0] - nodes.mass)
@@ -138,7 +138,7 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
         known = (0.5 * wide * (wide + 1) * square, (wide + 0.5) * square, square)
         for i, (part, closed) in enumerate(zip(parts, known, strict=True)):
             part = xp.where(shift > 0, closed, part)
-            totals[i] = totals[i] + _composed(part, steps)
+            totals[i] = totals[i] + composed(part, steps)
     return totals[0], totals[1], totals[2]
 
 
@@ -176,8 +176,7 @@ def bulk_variance(groups: tuple[Steps, ...]) -> Array:
 def log_bulk(z: Pair, variance: Array, log_atom: Array) -> Pair:
     """``log((1 - A^T) e^{v z (1 + z) / 2})``; very small where v is 0."""
     xp = namespace(z[0], variance, log_atom)
-    re = 0.5 * variance * (z[0] * (1 + z[0]) - z[1] * z[1])
-    im = 0.5 * variance * z[1] * (1 + 2 * z[0])
+    re, im = (variance * part for part in half_square(z))
     return xp.where(variance > 0, re + log_bulk_mass(log_atom), _LOG_ZERO), im
 
 
@@ -208,14 +207,21 @@ def without_bulk(
 
 
 def log_powers(
-    z: Pair, groups: tuple[Steps, ...], *, checked: bool
+    z: Pair,
+    groups: tuple[Steps, ...],
+    *,
+    checked: bool,
+    sums: tuple[Pair | None, ...] | None = None,
 ) -> tuple[Pair, Array]:
-    """``T log M`` at (K, n) points and a bound of its error."""
+    """``T log M`` at (K, n) points and a bound of its error.
+
+    By the nodes' ``E[e^{zL} - 1]`` there, if these are known.
+    """
     xp = namespace(z[0], groups[0].count)
     re, im, error = (xp.zeros_like(z[0]) for _ in range(3))
-    for steps in groups:
-        wide = (_for_each(z[0], steps), _for_each(z[1], steps))
-        log_moment = _log_moment(wide, steps, steps.nodes)
+    for steps, known in zip(groups, sums or (None,) * len(groups), strict=True):
+        wide = (for_each(z[0], steps), for_each(z[1], steps))
+        log_moment = _log_moment(wide, steps, steps.nodes, known)
         outer = steps.outer_rate.reshape(-1)
         size = outer * steps.nodes.size * xp.hypot(*wide)
         off = _MOMENT_ROUNDING * xp.minimum(size, 3.0)
@@ -229,33 +235,42 @@ def log_powers(
             gap = _CHECK_FACTOR * gap
             off += xp.repeat(gap, _CHECK_STRIDE, axis=0)[: z[0].shape[0]]
         re, im = (
-            total + _composed(part, steps)
+            total + composed(part, steps)
             for total, part in zip((re, im), log_moment, strict=True)
         )
-        error = error + _composed(off, steps)
+        error = error + composed(off, steps)
     return (re, im), error
 
 
-def _log_moment(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
+def _log_moment(
+    z: Pair, steps: Steps, nodes: LossNodes, known: Pair | None = None
+) -> Pair:
     """``log M`` of each step, ``M = 1 + outer_rate E[e^{zL} - 1]``."""
-    xp = namespace(z[0], steps.count, nodes.mass)
+    excess = known or sum_expm1(z, nodes.weight, nodes.loss)
+    return log_moment_of(z, steps, excess)[0]
+
+
+def log_moment_of(z: Pair, steps: Steps, excess: Pair) -> tuple[Pair, Pair]:
+    """``log M`` by the nodes' ``E[e^{zL} - 1]``; and that, by a closed form if any."""
+    xp = namespace(z[0], steps.count, excess[0])
     outer = steps.outer_rate.reshape(-1)
-    re, im = sum_expm1(z, nodes.weight, nodes.loss)
-    excess = (outer * re, outer * im)
     shift = steps.gaussian_shift.reshape(-1)
-    square = 0.5 * shift * shift
-    closed = (
-        square * (z[0] * (1 + z[0]) - z[1] * z[1]),
-        square * z[1] * (1 + 2 * z[0]),
-    )
+    half = half_square(z)
+    closed = shift * shift * half[0], shift * shift * half[1]
     # Gaussian steps taken with a probability need M - 1 itself.
     grown = expm1_complex(xp.minimum(closed[0], 700.0), closed[1])
-    known = shift > 0
-    mixed = log1p_complex(
-        *(xp.where(known, outer * g, e) for g, e in zip(grown, excess, strict=True))
-    )
-    always = known & (outer >= 1)
-    return xp.where(always, closed[0], mixed[0]), xp.where(always, closed[1], mixed[1])
+    some = shift > 0
+    excess = xp.where(some, grown[0], excess[0]), xp.where(some, grown[1], excess[1])
+    re, im = log1p_complex(outer * excess[0], outer * excess[1])
+    always = some & (outer >= 1)
+    log_moment = xp.where(always, closed[0], re), xp.where(always, closed[1], im)
+    return log_moment, excess
+
+
+def half_square(z: Pair) -> Pair:
+    """``z (1 + z) / 2``, the ``log M`` of a Gaussian over its variance."""
+    x, y = z
+    return 0.5 * (x * (1 + x) - y * y), 0.5 * y * (1 + 2 * x)
 
 
 def have_atoms(groups: tuple[Steps, ...]) -> bool:
@@ -307,11 +322,11 @@ def log_envelope(z: Pair, groups: tuple[Steps, ...]) -> Array:
     xp = namespace(z[0], groups[0].count)
     total = xp.zeros_like(z[0])
     for steps in groups:
-        x, y = _for_each(z[0], steps), _for_each(z[1], steps)
+        x, y = for_each(z[0], steps), for_each(z[1], steps)
         bound = _log_moment((x, y), steps, steps.nodes)[0]
         if steps.is_discrete is not None:
             bound = xp.where(steps.is_discrete, _log_absolute(x, y, steps), bound)
-        total = total + _composed(bound, steps)
+        total = total + composed(bound, steps)
     return total
 
 

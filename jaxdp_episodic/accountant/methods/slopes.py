@@ -51,8 +51,9 @@ _LEFT_OUT = 1e-8
 # terms of a mixture that are left out are rarer than there.
 _CUT = 50.0
 _TERMS_CUT = 12.0
-# Count of steps not taken.
+# Count of steps not taken, and a change of log(delta) above what these add.
 _SMALLEST_COUNT = 1e-300
+_NO_CHANGE = 1e-200
 # Factors of the center and of the end of a second contour, which has other nodes.
 _OTHER = (0.98, 1.1)
 # Steps to an order of more digits, and the largest of the logarithm of order - 1.
@@ -294,7 +295,8 @@ def _on_one_contour(
     with using_engine(engine):
         kernel = _kernel(terms, rule, *others, compiled=engine == "jax")
         found = in_chunks(lambda part: kernel(*part), arrays, _CHUNKS)
-    value, slope, error, quotients = found
+    value, error, slope, quotients = found
+    quotients = np.where(np.abs(quotients) < _NO_CHANGE, 0.0, quotients)
     good = np.isfinite(value) & np.isfinite(error) & (slope > 0)
     value, slope, error = (
         np.where(good, *pair)
@@ -317,13 +319,12 @@ def _kernel(
     def part(kernel: Any, *static: str) -> Any:
         return jitted(kernel, static) if compiled else kernel
 
-    lay_nodes = part(steps_of, "num_nodes", "num_terms", "checked")
+    lay_nodes = part(steps_of, "num_nodes", "num_terms")
     solve = part(log_delta_changes, "num_nodes", "by_nodes")
 
-    def steps(groups: tuple[Group, ...], *how: Any, checked: bool) -> Any:
-        fixed = {"num_nodes": loss_nodes, "checked": checked}
+    def steps(groups: tuple[Group, ...], *how: Any) -> Any:
         return tuple(
-            lay_nodes(group, *how, num_terms=number, **fixed)
+            lay_nodes(group, *how, num_terms=number, num_nodes=loss_nodes)
             for group, number in zip(groups, terms, strict=True)
         )
 
@@ -331,7 +332,7 @@ def _kernel(
         epsilon: Any, log_cut: Any, backward: Any, groups: Any, moved: Any, weights: Any
     ) -> Any:
         xp = namespace(epsilon)
-        here = steps(groups, backward, log_cut, checked=True)
+        here = steps(groups, backward, log_cut)
         contour = part(contours.lay_contour)(epsilon, here, fall)
         if other:
             center, end = contour.center * _OTHER[0], contour.end * _OTHER[1]
@@ -339,12 +340,9 @@ def _kernel(
         # All moves of all settings of the chunk, side by side.
         moved = map_arrays(lambda a: a.reshape(*a.shape[:-2], -1), moved)
         how = map_arrays(lambda a: xp.tile(a, weights.shape[1]), (backward, log_cut))
-        there = tuple(steps(one, *how, checked=False) for one in moved)
+        there = tuple(steps(one, *how) for one in moved)
         asked = epsilon, contour, here, there, weights
-        value, error, slope, quotients = solve(
-            *asked, num_nodes=contour_nodes, by_nodes=by_nodes
-        )
-        return value, slope, error, quotients
+        return solve(*asked, num_nodes=contour_nodes, by_nodes=by_nodes)
 
     if compiled:
         return functools.partial(on_jax, call)

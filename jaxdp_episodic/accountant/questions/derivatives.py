@@ -39,6 +39,8 @@ METHODS = ("exact", "rdp")
 _POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
 _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
+# The same of one side: where the nodes in the middle are others it is far off.
+_ONE_SIDED = np.array([[0.0, 0.0, 2.0, -0.5], [2.0, -0.5, 0.0, 0.0]]).T
 
 # The largest width, as such a share; and nats beyond which log(delta) may bend more
 # than quotients of second order tell.
@@ -72,6 +74,7 @@ class _Way(NamedTuple):
     # a power of it; and that with which no other width is tried.
     error: tuple[float, float] = (_ERROR_OVER_SQUARE, 2.0)
     enough: float = _ENOUGH
+    check: np.ndarray = _CHECK  # weights of the quotient of second order
 
 
 # Nodes of losses are known to rounding, and their weights fall by up to 50 nats. Where
@@ -80,9 +83,10 @@ class _Way(NamedTuple):
 # within a hundredth of a nat.
 _BY_NODES = _Way(
     functools.partial(moves_by_contour, by_nodes=True),
-    3e-5,
+    1.6e-5,
     error=(2.0, 1.0),
-    enough=_LARGEST,
+    enough=1e-7,
+    check=_ONE_SIDED,
 )
 _WAYS = {
     "profile": _Way(moves_by_profile, 1e-3, (0.1, 0.01, 1e-3)),
@@ -263,7 +267,9 @@ def _quotients(
         step, ends = _exact(np.nan_to_num(wide[:, left])), at_end[:, left]
         far, some = _POINTS[:, ends] * step, settings.take(left)
         runs = [some.moved(one, far[:, i]) for i, one in enumerate(parameters)]
-        weights = np.stack([_WEIGHTS[:, ends], _CHECK[:, ends]]).transpose(2, 1, 0, 3)
+        weights = np.stack([_WEIGHTS[:, ends], way.check[:, ends]]).transpose(
+            2, 1, 0, 3
+        )
         asked = epsilon[left], log_delta[left], run.take(left)
         moves = way.moves(*asked, Moved(runs, weights))
         known = ~np.isnan(moves.log_delta)

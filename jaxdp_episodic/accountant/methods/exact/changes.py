@@ -34,13 +34,14 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     log_moment_of,
 )
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    divided,
     polar,
     sum_expm1,
     times,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
+# Rounding of E[e^{-L} - 1], relative to E|L|, in which terms of complex nodes cancel.
+_ROUNDED = 1e-13
 # Of each parameter the groups of its moved steps, m n settings side by side.
 _Moved = tuple[tuple[Steps, ...], ...]
 
@@ -125,8 +126,9 @@ class _Quotients(NamedTuple):
     def sums(self, z: Pair, by_nodes: bool) -> tuple[Pair, Pair]:
         """The nodes' ``E[e^{zL} - 1]`` at (k, n) points, and its quotients.
 
-        It is 0 at z = -1. Where losses are small rounding errors are of terms that are
-        linear in them, and cancel with those there.
+        It is 0 at z = -1, of losses of two distributions with one support. Where losses
+        are small rounding errors are of terms that are linear in them, and cancel with
+        those there.
         """
         xp, nodes = namespace(z[0]), self.here.nodes
         one = xp.ones_like(z[0][:1])
@@ -146,8 +148,10 @@ class _Quotients(NamedTuple):
                 for k, part in enumerate(here)
             )
             change = re, im
-        at_one = change[0][:, -1:], change[1][:, -1:]
-        less = times((wide[0][:-1], wide[1][:-1]), at_one)
+        last = xp.abs(here[0][-1]) + xp.abs(here[1][-1])
+        is_zero = last <= _ROUNDED * nodes.size  # False where it is too large
+        off = tuple(xp.where(is_zero, part[:, -1:], 0.0) for part in change)
+        less = times((wide[0][:-1], wide[1][:-1]), (off[0], off[1]))
         re, im = (part[:, :-1] + more for part, more in zip(change, less, strict=True))
         return (here[0][:-1], here[1][:-1]), (re, im)
 
@@ -197,7 +201,9 @@ class _Quotients(NamedTuple):
             seen * e + outer * xp.where(some, g, c)
             for e, g, c in zip(excess, grown, change, strict=True)
         )
-        changed = divided((re, im), (1 + outer * excess[0], outer * excess[1]))
+        # The moment itself may be too large to be squared.
+        inverse = polar(-log_moment[0], -log_moment[1])
+        changed = times((re, im), inverse)
         always, number = some & (outer >= 1), len(steps.count)
         power, total = [], []
         for log, c, m in zip(log_moment, closed, changed, strict=True):

@@ -46,7 +46,7 @@ class Steps(NamedTuple):
     """K steps of one kind in each of n settings; arrays (K, n) but for the nodes."""
 
     nodes: LossNodes  # arrays (J, K n), setting by setting within a step
-    check: LossNodes | None  # the same by another rule, if that is asked for
+    check: LossNodes  # the same by another rule
     count: Array  # how often each step is taken
     outer_rate: Array  # probability that the step sees anything
     # Loss of a step that does not draw the unit, where nearly all losses are there and
@@ -67,9 +67,8 @@ def steps_of(
     *,
     num_nodes: int,
     num_terms: int,
-    checked: bool = True,
 ) -> Steps:
-    """The nodes of one group's losses, (K, n), and others if they are to be checked.
+    """The nodes of one group's losses, (K, n), and others that check them.
 
     ``backward`` is 1 or 0, ``log_cut`` the logarithm of the density at which the
     distributions are cut, (n,) each; ``num_terms`` of those that are mixtures, else 1.
@@ -86,8 +85,6 @@ def steps_of(
     # The nodes and those that check them.
     cuts = xp.minimum(xp.stack([cut, cut + _CHECK_CUT]), _LEAST_CUT)
     heights = xp.stack([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
-    number = 2 if checked else 1
-    cuts, heights = cuts[:number], heights[:number]
     rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
     sign = 1 - 2 * backward
     nodes = at(rules, 0)
@@ -98,7 +95,7 @@ def steps_of(
         atoms = atoms & (loss.gaussian_shift() <= 0)
     return Steps(
         nodes,
-        at(rules, 1) if checked else None,
+        at(rules, 1),
         group.count,
         group.loss.outer_rate,
         sign * group.loss.bulk_loss(),
@@ -226,7 +223,7 @@ def log_powers(
         size = outer * steps.nodes.size * xp.hypot(*wide)
         off = _MOMENT_ROUNDING * xp.minimum(size, 3.0)
         off = off + _ROUNDING * xp.hypot(*log_moment)
-        if checked and steps.check is not None:
+        if checked:
             some = (wide[0][::_CHECK_STRIDE], wide[1][::_CHECK_STRIDE])
             again = _log_moment(some, steps, steps.check)
             # arg M is known modulo 2 pi: the chord stands for the angle.

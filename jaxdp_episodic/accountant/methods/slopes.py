@@ -61,9 +61,9 @@ _ORDER_STEPS = 2
 _FURTHEST = 1e-3
 # Settings in a call of the kernels.
 _CHUNKS = Chunks(32, (1, 8, 64), (8, 512, 4096))
-# Minimum number of evaluations for which compiling pays: half a minute, against half a
-# millisecond of CPU time for the five of a setting.
-_BREAK_EVEN = 150_000
+# Minimum number of moves for which compiling pays: a minute, against a millisecond of
+# CPU time for the five of a setting.
+_BREAK_EVEN = 300_000
 
 
 class Moves(NamedTuple):
@@ -91,10 +91,10 @@ class Moved(NamedTuple):
         """(P, ..., R, n) of (..., n) numbers and a kernel of runs, to (..., m n)."""
         shape = *here.shape[:-1], -1, here.shape[-1]
         found = np.empty((len(self.runs), *here.shape[:-1], *self.weights.shape[2:]))
-        for part, run, weights in zip(found, self.runs, self.weights, strict=True):
+        for i, (run, weights) in enumerate(zip(self.runs, self.weights, strict=True)):
             with np.errstate(invalid="ignore"):  # NaN: not known
                 there = kernel(run).reshape(shape) - here[..., None, :]
-            part[:] = np.einsum("...mn,mrn->...rn", there, weights)
+            found[i] = np.einsum("...mn,mrn->...rn", there, weights)
         return found
 
 

@@ -228,7 +228,8 @@ def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
     """
     used = num_used(weight)
     rows = _CACHED // max(int(used), 1) + 1
-    re, im = np.empty((2, *weight[0].shape[1:-1], *z[0].shape))
+    both = np.empty((2, *weight[0].shape[1:-1], *z[0].shape))
+    re, im = both[0], both[1]
     for i in range(z[0].shape[1]):
         y = np.stack([part[:used, i] for part in position])
         w = np.stack([part[:used, ..., i] for part in weight], axis=1)

@@ -1,4 +1,4 @@
-"""Private few-shot learning on other kinds of data than the glyphs: eight small sets.
+"""Private few-shot learning on other kinds of data than the glyphs: nine small sets.
 
 ``make`` writes them as npz files, from packages that are downloaded first and from what
 is installed; no data are in this repository:
@@ -62,10 +62,6 @@ from jaxdp_episodic.training import Evaluation
 PLANNED = "recommended"  # in place of the name of a pipeline
 CLASSES = "classifier"  # which `plan` does not recommend: it was never the best
 NAMED = (STATISTICS, CLASSES, STEPS, BOTH)
-# Of earlier runs, of which the last stage's score alone was kept, on sets some of which
-# had examples in several classes. P0 is a classifier, of the mean taken off or after
-# statistics (P2), P1 steps, P3 statistics, then steps.
-EARLIER = ("P0", "P1", "P2", "P3", "P0 after P2")
 EPSILONS = (1.0, 8.0, 0.5, 4.0)
 RESULTS = Path(__file__).with_suffix(".csv")
 SCORES = "scores"  # folder of the scores of all episodes
@@ -343,8 +339,7 @@ def cells() -> list[Cell]:
     """What came of each set, pipeline and epsilon."""
     runs: dict[tuple[str, float, str], list[dict[str, str]]] = defaultdict(list)
     for row in read():
-        if row["stage"]:
-            runs[row["set"], float(row["epsilon"]), row["pipeline"]].append(row)
+        runs[row["set"], float(row["epsilon"]), row["pipeline"]].append(row)
 
     def order(key: tuple[str, float, str]) -> Any:
         return list(KINDS).index(key[0]), *key[1:]
@@ -377,7 +372,7 @@ def releases() -> str:
 
 def harm() -> str:
     """How much is lost by what is released, in words."""
-    rows = [row for row in read() if row["stage"]]
+    rows = read()
     ahead = [float(row["difference"]) for row in rows]
     of_cells = [cell.difference for cell in cells()]
     few = [sum(value < -NO_HARM for value in values) for values in (ahead, of_cells)]
@@ -408,24 +403,6 @@ def put(page: Path) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def last_stages() -> str:
-    """What runs of earlier settings ended with, by set and pipeline, as Markdown."""
-    scores = {
-        (row["set"], row["pipeline"], row["epsilon"]): row["last"]
-        for row in read()
-        if not row["stage"]
-    }
-    lines = ["|".join(["set, epsilon 1 / 8", *EARLIER]), "|".join(["---"] * 6)]
-    for name in KINDS:
-        pairs = [
-            [f"{float(scores.get((name, pipeline, e), 'nan')):.3f}" for e in ("1", "8")]
-            for pipeline in EARLIER
-        ]
-        cells = [" / ".join(pair).replace("nan", "–") for pair in pairs]
-        lines.append("|".join([name, *cells]))
-    return "\n".join(f"|{line}|" for line in lines)
-
-
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -451,13 +428,12 @@ def main() -> None:
         run(data, names, given.pipeline, given.epsilons, given.seeds)
     elif given.what == "choose":
         lines = [line_of(path) for path in sorted(given.data.glob(f"{SCORES}/*.npz"))]
-        kept = [row for row in read() if not row["stage"]]
         RESULTS.unlink()
-        for row in (*kept, *lines):
+        for row in lines:
             write(row)
     if given.page is not None:
         put(given.page)
-    print(releases(), "", harm(), "", last_stages(), sep="\n")
+    print(releases(), "", harm(), sep="\n")
 
 
 if __name__ == "__main__":

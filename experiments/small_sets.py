@@ -1,4 +1,4 @@
-"""Eight small sets of other kinds of data than the glyphs, made of free packages.
+"""Nine small sets of other kinds of data than the glyphs, made of free packages.
 
 Many classes of at most four small pictures: the package's own glyphs (OFL), icons of
 material-icons (Apache 2.0) and of @phosphor-icons/web (MIT). Few classes with many tiny
@@ -33,6 +33,7 @@ from jaxdp_episodic.data import load_glyphs
 SPLITS = ("train", "validation", "test")
 SIDE = 28  # pixels of a picture
 TEXT_FEATURES = 512  # hash values of character trigrams
+MOST_PAIRS = 10_000  # of lines of a package, after which no more of its files are read
 SEED = 0  # of the classes' order, and of which of their examples are kept
 Classes = Mapping[str, Sequence[np.ndarray]]
 
@@ -162,18 +163,29 @@ def mnist(packages: Path) -> Classes:
 
 def modules(packages: Path) -> Classes:
     """Pairs of lines of Python's standard library, by package or module."""
-    library = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
+    return _lines(Path(sysconfig.get_paths()["stdlib"]), left_out)
+
+
+def libraries(packages: Path) -> Classes:
+    """Pairs of lines of the packages that are installed."""
+    return _lines(Path(sysconfig.get_paths()["purelib"]), {"test", "tests"})
+
+
+def _lines(root: Path, left_out: set[str]) -> Classes:
+    """Pairs of lines of a folder's Python files, by what lies directly in it."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(library.rglob("*.py")):
-        parts = path.relative_to(library).parts
-        if not left_out & set(parts) and not parts[0].startswith(
-            ("config", "_sysconf")
-        ):
-            lines = path.read_text("utf-8", "replace").splitlines()
-            lines = [line.strip() for line in lines if len(line.strip()) > 3]
-            pairs = zip(lines[::2], lines[1::2], strict=False)
-            found[parts[0].removesuffix(".py")] += ["\n".join(pair) for pair in pairs]
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        name = parts[0].removesuffix(".py")
+        if left_out & set(parts) or parts[0].startswith(("config", "_sysconf")):
+            continue
+        if len(found[name]) > MOST_PAIRS:
+            continue
+        lines = path.read_text("utf-8", "replace").splitlines()
+        lines = [line.strip() for line in lines if len(line.strip()) > 3]
+        pairs = zip(lines[::2], lines[1::2], strict=False)
+        found[name] += ["\n".join(pair) for pair in pairs]
     return {name: [ngrams(text) for text in texts] for name, texts in found.items()}
 
 
@@ -212,6 +224,7 @@ KINDS = {
     "mnist": Kind(TINY, mnist, (5, 2, 3), 800, is_last=True),
     "modules": Kind(TEXTS, modules, (18, 8, 12), 600, 5),
     "languages": Kind(TEXTS, languages, (18, 8, 16), 500, 5),
+    "libraries": Kind(TEXTS, libraries, (18, 8, 12), 2000, 5, is_last=True),
 }
 
 

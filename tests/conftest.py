@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import contextlib
 import gc
 import os
 from importlib.metadata import version
@@ -28,6 +29,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from asked_once import asked_once
 from jaxdp_episodic.accountant import _engine
 from jaxdp_episodic.accountant.methods import learning
 
@@ -55,6 +57,10 @@ _LONGEST = (
     *("accountant/questions/", "accountant/losses/", "accountant/"),
     *("tools/cli/", "test_readme.py", "test_oracles.py", "test_project.py"),
 )
+
+
+# Folders whose tests are not about what the accountant answers.
+_ASKS = ("tools", "trainer")
 
 
 def pytest_collection_modifyitems(items):
@@ -109,6 +115,14 @@ def _nothing_is_learned():
     """However often a session asks, it is answered by the same engine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, "_LEARNED_AT", float("inf"))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _the_same_is_asked_once(request):
+    """By tests of what asks the accountant; those of the accountant ask each time."""
+    asks = any(f"tests/{name}/" in request.node.nodeid for name in _ASKS)
+    with asked_once() if asks else contextlib.nullcontext():
         yield
 
 

@@ -6,6 +6,7 @@ import graphlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -518,6 +519,13 @@ def test_the_version_is_one():
     assert newest[1] == project["version"] == jaxdp_episodic.__version__
     assert f"\nversion: {newest[1]}\n" in citation
     assert f"\ndate-released: {newest[2]}\n" in citation
+
+
+def test_make_dist_tries_every_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tried = runpy.run_path(str(ROOT / "experiments/dist.py"))["MODULES"]
+    ours = {"test", "explore-test", "docs", "dev"}
+    assert set(tried) == set(project["optional-dependencies"]) - ours
 
 
 @pytest.mark.slow

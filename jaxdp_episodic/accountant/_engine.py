@@ -43,6 +43,8 @@ _chosen: ContextVar[str | None] = ContextVar("engine", default=None)
 _asked: ContextVar[str | None] = ContextVar("asked", default=None)
 # Threads among which this one shares the cores.
 _sharing: ContextVar[int] = ContextVar("sharing", default=1)
+# XLA's own choice is 256 bits; where a processor has no more it changes nothing.
+_CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
 # What takes an accelerator for itself when JAX starts.
 _ACCELERATORS = ("jax_plugins", "libtpu")
 
@@ -309,7 +311,8 @@ def jitted(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
     """Returns ``jax.jit`` of a kernel, one for each."""
     import jax
 
-    return jax.jit(kernel, static_argnames=static)
+    options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
+    return jax.jit(kernel, static_argnames=static, compiler_options=options)
 
 
 def register_dataclasses(tree: Any) -> None:

@@ -190,6 +190,11 @@ def _nodes(epoch: Epoch) -> list[Node]:
     steps, count, shift = epoch
     nodes: list[Node] = []
     every: list[int] = []
+    # Inferring these around the loop takes the type checker seconds.
+    u: float
+    last: float
+    step: float
+    cells: int
     u, last, step, cells = 0.0, 0.0, 0.0, _CELLS
     # Standard deviation of the loss at much noise.
     deviation = 2 * shift * math.sqrt(count) / steps
@@ -219,13 +224,13 @@ def _nodes(epoch: Epoch) -> list[Node]:
         most, asked = (
             (_MOST_ALIGNED_CELLS, _ALIGNED_SUMS) if is_aligned else (_MOST_CELLS, 1.0)
         )
-        cells *= math.sqrt(max((1 - float(least[0])) / (asked * within), 1e-3))
-        cells = int(min(max(cells, _FEWEST_CELLS), most))
+        finer = math.sqrt(max((1 - float(least[0])) / (asked * within), 1e-3))
+        cells = int(min(max(cells * finer, _FEWEST_CELLS), most))
         share = min(
             max((log_d - _USUAL_LOG_D) / (_LEAST_LOG_D - _USUAL_LOG_D), 0.0), 1.0
         )
         chord = max(_CHORD_ERROR * _LOOSEST_CHORD**share, 0.5 * within)
-        near = max(
+        near: float = max(
             # the error of eight nodes' polynomial is of the eighth order
             2
             * shift

@@ -100,6 +100,7 @@ class GaussianMixtureLoss(Profile, Moments, Nodes):
     log_weights: tuple[Array, ...]
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
+    nodes_exchange: ClassVar[bool] = True
     may_have_atoms: ClassVar[bool] = False
     padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
 

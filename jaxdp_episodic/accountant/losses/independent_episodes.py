@@ -234,11 +234,34 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
 
         def log_density(x: Pair, used: Array) -> Pair:
             """Of Q at points (J, m)."""
-            wide = width[:, None]
-            re, im = log_normal((x[0] / wide + 0.5 * wide * s, x[1] / wide))
-            re = xp.where(used[:, None], log_factor[:, None] + re, -1e300)
-            peak = xp.max(re, axis=0)
-            total = (xp.sum(part, axis=0) for part in polar(re - peak, im))
+
+            def term(k: Any) -> Pair:
+                """Term k, or with a slice all of them, (terms, J, m)."""
+                wide = width[k]
+                re, im = log_normal((x[0] / wide + 0.5 * wide * s, x[1] / wide))
+                return xp.where(used[k], log_factor[k] + re, -1e300), im
+
+            if xp is np:
+                every = np.s_[:, None]
+                re, im = term(every)
+                peak = np.max(re, axis=0)
+                total = tuple(np.sum(part, axis=0) for part in polar(re - peak, im))
+            else:
+                # XLA takes three times as long for sums over a first axis.
+                peak = fori_loop(
+                    xp,
+                    0,
+                    num_terms,
+                    lambda k, peak: xp.maximum(peak, term(k)[0]),
+                    xp.full_like(x[0], -1e300),
+                )
+
+                def add(k: Array, total: Pair) -> Pair:
+                    re, im = term(k)
+                    re, im = polar(re - peak, im)
+                    return total[0] + re, total[1] + im
+
+                total = fori_loop(xp, 0, num_terms, add, (xp.zeros_like(peak),) * 2)
             re, im = log_complex(*total)
             return re + peak, im
 

@@ -146,7 +146,14 @@ class Moments(PrivacyLoss):
 
 
 class Nodes(PrivacyLoss):
-    """Mechanisms whose loss distribution is known as weighted nodes."""
+    """Mechanisms whose loss distribution is known as weighted nodes.
+
+    Attributes:
+      nodes_exchange: whether the forward nodes serve the backward moments as well: Q is
+        a Gaussian, and the loss convex where it is cut.
+    """
+
+    nodes_exchange: ClassVar[bool] = False
 
     @abc.abstractmethod
     def nodes(self, rule: NodeRule) -> LossNodes:

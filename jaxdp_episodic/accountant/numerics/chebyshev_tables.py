@@ -175,8 +175,11 @@ def tabulated(
             break
     whole = np.arcsinh(end / core)
     number = np.maximum(np.ceil(whole / _PANEL_LENGTH), 1)
-    mine = np.repeat(tables, number.astype(int))
+    mine: np.ndarray = np.repeat(tables, number.astype(int))
     rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
+    # Inferring these around the loop takes the type checker seconds.
+    left: np.ndarray
+    right: np.ndarray
     left, right = (whole[mine] * (rank + i) / number[mine] for i in (0, 1))
     done: list[list[tuple[float, float, np.ndarray, np.ndarray]]] = [[] for _ in tables]
     for depth in range(most + 1):

@@ -47,7 +47,7 @@ def power_sums(masses: Array, counts: Array) -> Array:
     """
     xp = namespace(masses, counts)
     machine = float(xp.finfo(masses.dtype).eps)
-    error = _transform_error(xp, masses, masses.shape[-1])
+    error = transform_error(masses.shape[-1])
     error = error * xp.sum(masses, -1, keepdims=True)
     spectrum = xp.fft.rfft(masses)
     # The bound of a coefficient's modulus; never 0, so that its logarithm exists.
@@ -95,14 +95,14 @@ def cells_of_power(sums: Array, size: int) -> tuple[Array, Array, Array]:
     power = complex_of(xp, length * xp.cos(phase), length * xp.sin(phase))
     cells = xp.fft.irfft(power, size)
     return cells, *_rounding_of_cells(
-        size_of_power * (xp.minimum(relative, 2.0) + _transform_error(xp, sums, size)),
+        size_of_power * (xp.minimum(relative, 2.0) + transform_error(size)),
         size,
     )
 
 
-def _transform_error(xp: Any, like: Array, size: int) -> float:
-    """Relative error of one transform."""
-    return _TRANSFORM_ERROR * (math.log2(size) + 2) * float(xp.finfo(like.dtype).eps)
+def transform_error(size: int) -> float:
+    """Bound of the error of one transform, relative to the sum of its masses."""
+    return _TRANSFORM_ERROR * (math.log2(size) + 2) * float(np.finfo(np.float64).eps)
 
 
 def prefix_sums(terms: Array) -> Array:
@@ -215,68 +215,54 @@ def cells_around_atom(sums: Array, size: int) -> tuple[Array, Array, Array]:
     # The trivial bound beyond 1: both are powers of numbers of modulus <= 1.
     known = length * xp.minimum(relative, 1.0) * xp.exp(xp.minimum(relative, 1.0))
     per_coefficient = xp.where(relative <= 1, known, 3.0)
-    per_coefficient += _transform_error(xp, sums, size) * xp.abs(change)
+    per_coefficient += transform_error(size) * xp.abs(change)
     return cells, *_rounding_of_cells(per_coefficient, size)
 
 
-def frequency_edges(size: int) -> np.ndarray:
-    """Edges (m + 1,) of blocks of the frequencies 0 to ``size / 2``, for sums of them.
+def log_moduli(masses: Array, counts: Array, excess: Array, *, folded: bool) -> Array:
+    """Logarithms of *upper bounds* of the moduli of a power's coefficients.
 
-    The first block holds 8 frequencies, each other one half or a third of what is
-    below it.
-    """
-    edges = [0, 8]
-    while edges[-1] < size // 2:
-        last = edges[-1]
-        edges.append(last * 3 // 2 if last & (last - 1) == 0 else last * 4 // 3)
-    return np.array([*edges[:-1], size // 2 + 1])
+    Of masses (..., K, N) and counts (..., K), as in `power_sums`, (..., N / 2 + 1);
+    they add up over further distributions.
 
-
-def low_frequencies(
-    masses: Array, counts: Array, *, kept: int
-) -> tuple[Array, Array, Array]:
-    """The lowest frequencies of distributions on a circle; bounds of their power's.
-
-    Of masses (..., K, N) and counts (..., K), as in `power_sums`: ``(low, error,
-    log_power)``, (..., K, kept) complex coefficients of each distribution; (..., K, 1)
-    *upper bounds* of their errors; and (..., N / 2 + 1) logarithms of *upper bounds* of
-    the moduli of the power's coefficients, which add up over further distributions.
+    A larger circle may be ``folded`` onto one of N cells: its transform has every D-th
+    of the larger one's coefficients. The squared modulus of those between two of them
+    exceeds the larger one's by ``excess`` (..., K) at most, and what is returned for
+    number j bounds those from ``j D`` to ``(j + 1) D - 1``.
     """
     xp = namespace(masses, counts)
-    error = _transform_error(xp, masses, masses.shape[-1])
-    error = error * xp.sum(masses, -1, keepdims=True)
+    error = transform_error(masses.shape[-1]) * xp.sum(masses, -1, keepdims=True)
     spectrum = xp.fft.rfft(masses)
     real, imaginary = xp.real(spectrum), xp.imag(spectrum)
     modulus = xp.sqrt(real * real + imaginary * imaginary) + error
-    return (
-        spectrum[..., :kept],
-        error,
-        xp.sum(counts[..., None] * xp.log(modulus), -2),
-    )
+    if folded:
+        behind = xp.concatenate([modulus[..., 1:], modulus[..., -1:]], -1)
+        larger = xp.maximum(modulus, behind)
+        modulus = xp.sqrt(larger * larger + excess[..., None])
+    return xp.sum(counts[..., None] * xp.log(modulus), -2)
 
 
-def weighted_block_sums(log_power: Array, decays: Array, *, size: int) -> Array:
-    """Sums over blocks of frequencies, weighted by transforms of geometric series.
+def weighted_sums(log_power: Array, decays: Array, *, size: int) -> Array:
+    """Sums over all frequencies from each on, weighted by transforms of series.
 
     Args:
-      log_power: (..., N / 2 + 1) as of `low_frequencies`.
+      log_power: (..., n / 2 + 1) as of `log_moduli`, each for ``D = N / n`` of them.
       decays: (..., 2) numbers d > 0. Along the circle ``e^{-d j}`` is a geometric
         series, of transform ``1 / (1 - z)`` with ``z = e^{-d + 2 pi i k / N}``.
       size: N.
 
     Returns:
-      For each block between `frequency_edges` (..., m) *upper bounds* of the sums of
-      ``|b_k| / |(1 - z)(1 - z')|``, b_k the coefficients of the power and z, z' those
-      of the two decays, up to the rounding of powers and sums.
+      (..., n / 2 + 1) *upper bounds* of the sums of ``|b_k| / |(1 - z)(1 - z')|`` over
+      the frequencies k from ``j D`` to N / 2, b_k the coefficients of the power and z,
+      z' those of the two decays, up to the rounding of powers and sums.
     """
     xp = namespace(log_power, decays)
-    # |1 - z|² is at least this: 2 sin(pi k / N) is at least 4 k / N
-    chord = 4 * xp.arange(size // 2 + 1, dtype=log_power.dtype) / size
+    number = log_power.shape[-1]
+    together = size // (2 * (number - 1))
+    # |1 - z|² is at least this, for the lowest of each D frequencies and so for all:
+    # 2 sin(pi k / N) is at least 4 k / N
+    chord = 4 * together * xp.arange(number, dtype=log_power.dtype) / size
     lost, decay = -xp.expm1(-decays[..., None]), xp.exp(-decays[..., None])
     near, far = xp.moveaxis(lost * lost + decay * chord * chord, -2, 0)
-    terms = xp.exp(log_power) / xp.sqrt(near * far)
-    edges = frequency_edges(size)
-    sums = [
-        xp.sum(terms[..., a:b], -1) for a, b in zip(edges[:-1], edges[1:], strict=True)
-    ]
-    return xp.stack(sums, -1)
+    terms = together * xp.exp(log_power) / xp.sqrt(near * far)
+    return xp.cumsum(terms[..., ::-1], -1)[..., ::-1]

@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.protocols import Tabulated
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_answer, rdp_bound
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.slopes import (
     ATTAINED,
-    Moved,
     Moves,
     moves_at_order,
     moves_by_contour,
@@ -39,9 +37,14 @@ METHODS = ("exact", "rdp")
 _POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
 _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
-# The same of one side: where the nodes in the middle are others it is far off.
-_ONE_SIDED = np.array([[0.0, 0.0, 2.0, -0.5], [2.0, -0.5, 0.0, 0.0]]).T
-
+# What knows log(delta) of moved runs; the first width as a share of a parameter's
+# scale, and nats by which it should change in those tried then. Rényi's bound is known
+# to rounding, and at a cliff of the moments it bends within a hundredth of a nat.
+_MOVES: dict[str, tuple[Callable[..., Moves], tuple[float, ...]]] = {
+    "profile": (moves_by_profile, (1e-3, 0.1, 0.01, 1e-3)),
+    "exact": (moves_by_contour, (1e-3, 0.1, 0.4, 0.01)),
+    "rdp": (moves_at_order, (1e-5, 1e-3, 1e-4, 1e-5)),
+}
 # The largest width, as such a share; and nats beyond which log(delta) may bend more
 # than quotients of second order tell.
 _LARGEST_SHARE = 2e-2
@@ -60,39 +63,6 @@ _RESOLVED = 1e-10
 # Rounding of log(delta), relative to 1 and its size; and as a share of the error.
 _ROUNDING = 1e-15
 _ROUNDED = 0.03
-
-
-class _Way(NamedTuple):
-    """How log(delta) of moved runs is known."""
-
-    moves: Callable[..., Moves]
-    # The first width, as a share of a parameter's scale; and nats by which log(delta)
-    # should change in those tried then.
-    share: float
-    nats: tuple[float, ...] = ()
-    # The relative error of a quotient, of what one of second order is off: a factor of
-    # a power of it; and that with which no other width is tried.
-    error: tuple[float, float] = (_ERROR_OVER_SQUARE, 2.0)
-    enough: float = _ENOUGH
-    check: np.ndarray = _CHECK  # weights of the quotient of second order
-
-
-# Nodes of losses are known to rounding, and their weights fall by up to 50 nats. Where
-# the rules by which they are laid have a kink, a quotient is off by twice what the two
-# differ. Rényi's bound is known to rounding too, and at a cliff of the moments it bends
-# within a hundredth of a nat.
-_BY_NODES = _Way(
-    functools.partial(moves_by_contour, by_nodes=True),
-    1.6e-5,
-    error=(2.0, 1.0),
-    enough=1e-7,
-    check=_ONE_SIDED,
-)
-_WAYS = {
-    "profile": _Way(moves_by_profile, 1e-3, (0.1, 0.01, 1e-3)),
-    "exact": _Way(moves_by_contour, 1e-3, (0.1, 0.4, 0.01)),
-    "rdp": _Way(moves_at_order, 1e-5, (1e-3, 1e-4, 1e-5)),
-}
 
 
 class Parameter(NamedTuple):
@@ -194,9 +164,9 @@ class _Settings(NamedTuple):
         return self.rows(parameter.scale, paths), at_end
 
     def moved(self, parameter: Parameter, displacement: np.ndarray) -> Run:
-        """The run at (K, n) displacements of a parameter, (K n,)."""
-        whole = np.zeros((len(displacement), math.prod(self.shape)))
-        whole[:, self.index] = displacement
+        """The run, and it at (K, n) displacements of a parameter, (K n + n,)."""
+        whole = np.zeros((1 + len(displacement), math.prod(self.shape)))
+        whole[1:, self.index] = displacement
         runs = parameter.moved(whole.reshape(-1, *self.shape))
         if len(runs) != self.num_theorems:
             raise NotImplementedError("a small move makes it a run of another kind")
@@ -212,84 +182,63 @@ def _of_alike(
     method: str,
 ) -> np.ndarray:
     """(1 + parameters, n): `slopes` of (n,) settings that are computed alike."""
-    problem = epsilon, log_delta, run, settings, parameters
-    counts = [i for i, one in enumerate(parameters) if one.count is not None]
-    found = _quotients(*problem, *_ways(method, run))
-    if method == "profile" and counts:
-        # A single step's profile says nothing of its powers.
-        powers = [parameters[i] for i in counts]
-        found[[1 + i for i in counts]] = _quotients(
-            *problem[:4], powers, *_ways("exact", run)
-        )[1:]
-    if method != "rdp" and counts:
-        again = [
-            way._replace(moves=functools.partial(way.moves, other=True))
-            for way in _ways("exact", run)
-        ]
-        powers = [parameters[i] for i in counts]
-        check = _quotients(*problem[:4], powers, *again)[1:]
-        for i, other in zip(counts, check, strict=True):
-            row = found[1 + i]
-            row[~(np.abs(row - other) <= _LARGEST * np.abs(other))] = np.nan
+    found = np.full((1 + len(parameters), epsilon.size), np.nan)
+    for row, parameter in zip(found[1:], parameters, strict=True):
+        by, is_count = method, parameter.count is not None
+        if is_count and method == "profile":
+            by = "exact"  # a single step's profile says nothing of its powers
+        problem = epsilon, log_delta, parameter, settings, *_MOVES[by]
+        slope, row[:] = _quotient(*problem)
+        found[0] = np.where(np.isnan(found[0]), slope, found[0])
+        if is_count and by == "exact":
+            again = functools.partial(moves_by_contour, other=True)
+            _, check = _quotient(*problem[:4], again, problem[-1])
+            row[~(np.abs(row - check) <= _LARGEST * np.abs(check))] = np.nan
+    left = np.flatnonzero(np.isnan(found[0]))
+    if left.size:  # there is no parameter, or none with a scale
+        moves = _MOVES[method][0](epsilon[left], log_delta[left], run.take(left))
+        found[0, left] = np.where(np.isnan(moves.log_delta[0]), np.nan, moves.slope)
     return found
 
 
-def _ways(method: str, run: Run) -> tuple[_Way, ...]:
-    """The ways to know quotients, tried in turn."""
-    fixed = all(one.compiles and not isinstance(one, Tabulated) for one in run.losses)
-    by_nodes = method == "exact" and fixed
-    return (*((_BY_NODES,) if by_nodes else ()), _WAYS[method])
-
-
-def _quotients(
+def _quotient(
     epsilon: np.ndarray,
     log_delta: np.ndarray,
-    run: Run,
+    parameter: Parameter,
     settings: _Settings,
-    parameters: Sequence[Parameter],
-    *ways: _Way,
-) -> np.ndarray:
-    """``-d log(delta) / d epsilon``, and difference quotients by the parameters."""
-    shape = len(parameters), epsilon.size
-    scale, at_end = np.empty(shape), np.zeros(shape, int)
-    for i, parameter in enumerate(parameters):
-        scale[i], at_end[i] = settings.widths(parameter)
-    scale = np.where(np.isfinite(scale) & (scale > 0), scale, np.nan)
-    found, best = np.full(shape, np.nan), np.full(shape, np.inf)
-    by_epsilon, left = np.full(epsilon.size, np.nan), np.arange(epsilon.size)
-    for way, nats in [(one, nats) for one in ways for nats in (None, *one.nats)]:
+    solve: Callable[..., Moves],
+    tries: tuple[float, ...],
+) -> tuple[np.ndarray, np.ndarray]:
+    """``-d log(delta) / d epsilon``, and the difference quotient by a parameter."""
+    scale, at_end = settings.widths(parameter)
+    found, by_epsilon = np.full((2, scale.size), np.nan)
+    best, width = np.full(scale.size, np.inf), tries[0] * scale
+    left = np.flatnonzero(np.isfinite(scale) & (scale > 0))
+    for nats in (*tries[1:], math.nan):
         if not left.size:
             break
-        wide = way.share * scale
-        if nats is not None:
-            steep = np.maximum(np.abs(np.nan_to_num(found, nan=1.0)), 1e-300)
-            wide = np.minimum(nats / steep, _LARGEST_SHARE * scale)
-        step, ends = _exact(np.nan_to_num(wide[:, left])), at_end[:, left]
-        far, some = _POINTS[:, ends] * step, settings.take(left)
-        runs = [some.moved(one, far[:, i]) for i, one in enumerate(parameters)]
-        weights = np.stack([_WEIGHTS[:, ends], way.check[:, ends]]).transpose(
-            2, 1, 0, 3
-        )
-        asked = epsilon[left], log_delta[left], run.take(left)
-        moves = way.moves(*asked, Moved(runs, weights))
-        known = ~np.isnan(moves.log_delta)
-        by_epsilon[left] = np.where(known, moves.slope, by_epsilon[left])
-        fourth, second = np.moveaxis(moves.quotients, 1, 0)
+        width[left] = _exact(width[left])
+        far = _POINTS[:, at_end[left]] * width[left]
+        runs = settings.take(left).moved(parameter, far)
+        moves = solve(epsilon[left], log_delta[left], runs)
+        here, *there = moves.log_delta
+        by_epsilon[left] = np.where(np.isnan(here), np.nan, moves.slope)
+        fourth, second = _differences(np.array(there) - here, at_end[left])
+        rounding = _ROUNDING * (1 + np.abs(here)) + _ROUNDED * moves.error
         with np.errstate(invalid="ignore", divide="ignore"):
             size, apart = np.abs(fourth), np.abs(fourth - second)
-            rounding = _ROUNDING * (1 + np.abs(moves.log_delta)) / size
-            apart = np.where(apart / size > rounding, apart / size, 0.0)
-            off = way.error[0] * apart ** way.error[1] + rounding
-            off += _ROUNDED * moves.error
+            apart = np.where(apart > rounding, apart, 0.0) / size
+            off = _ERROR_OVER_SQUARE * apart**2 + rounding / size
             off = np.where(size > _FAR, np.maximum(off, _LARGEST), off)
             off = np.where(size == 0, 0.0, off)
-            better = known & (off < best[:, left])
-            found[:, left] = np.where(better, fourth / step, found[:, left])
-        best[:, left] = np.where(better, off, best[:, left])
-        again = ~np.isnan(scale[:, left]) & ~(best[:, left] <= way.enough)
-        left = left[known & again.any(axis=0)]
-    good = (best < _LARGEST) | (np.abs(found) * scale <= _NOTHING)
-    return np.concatenate([by_epsilon[None], np.where(good, found, np.nan)])
+        better = off < best[left]
+        best[left] = np.where(better, off, best[left])
+        found[left] = np.where(better, fourth / width[left], found[left])
+        left = left[~(best[left] <= _ENOUGH) & ~np.isnan(here)]
+        steep = np.maximum(np.abs(np.nan_to_num(found, nan=1.0)), 1e-300)
+        width = np.minimum(nats / steep, _LARGEST_SHARE * scale)
+    small = np.abs(found) * scale <= _NOTHING
+    return by_epsilon, np.where((best < _LARGEST) | small, found, np.nan)
 
 
 def _exact(width: np.ndarray) -> np.ndarray:

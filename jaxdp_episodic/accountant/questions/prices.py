@@ -129,11 +129,22 @@ def default_prices(
     numbers, lengths = {}, []
     for name, option in options.items():
         number = number_alone(option, epsilon, delta)
-        if not 1 <= number < math.inf:
-            often = "not once" if number < 1 else "without end"
+        if number < 1:
+            part = part_of(option)
+            least = (
+                option.epsilon(delta=delta)
+                if isinstance(part, Game)
+                else api.epsilon(compose((part, 1)), delta=delta)
+            )
             raise ValueError(
-                f"prices must be given: option {name!r} alone may be taken {often} at "
-                f"epsilon={epsilon:g}, delta={delta:g}"
+                f"epsilon={epsilon:g} is too small at delta={delta:g} for option "
+                f"{name!r}, which taken once has {least:.4g}: take a larger one, or "
+                "more noise"
+            )
+        if number == math.inf:
+            raise ValueError(
+                f"prices must be given: option {name!r} alone may be taken without end "
+                f"at epsilon={epsilon:g}, delta={delta:g}"
             )
         numbers[name] = number
         is_step = blocks and not isinstance(part_of(option), Game)

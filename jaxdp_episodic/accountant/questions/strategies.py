@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from jaxdp_episodic.accountant.methods.adaptive.graph import (
     rule_graph,
     unfolded,
 )
-from jaxdp_episodic.accountant.methods.adaptive.method import Solver
+from jaxdp_episodic.accountant.methods.adaptive.method import AT_MOST, Solver
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
 from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.run import Run
@@ -30,6 +32,10 @@ from jaxdp_episodic.accountant.questions.paths import rounded_up, undominated_pa
 # Most paths that are solved one by one; beyond, rates are rounded up to make paths
 # equal.
 _MOST_PATHS = 8
+# Logarithm of a delta that may be known less well than to a share: 1e-20.
+_LOG_NEGLIGIBLE = -46.0
+# Largest budget whose graph is kept for the next question: some MB.
+_MOST_KEPT = 10_000
 
 
 class Game(NamedTuple):
@@ -63,8 +69,13 @@ def game_of(menu: Menu, budget: int | None = None) -> Game:
         graph = rule_graph(names, rules.moves, rules.start, prices, spent)
     else:
         assert prices is not None
-        graph = budget_graph(prices, spent)
+        build = _kept_graph if spent <= _MOST_KEPT else budget_graph
+        graph = build(tuple(prices), spent)
     return _of_graph(menu, graph)
+
+
+# Settings of one run have one graph.
+_kept_graph = functools.lru_cache(maxsize=1)(budget_graph)
 
 
 def game_of_budgets(menu: Menu, most: int) -> Game:
@@ -78,9 +89,12 @@ def _of_graph(menu: Menu, graph: Graph) -> Game:
     names, blocks = tuple(menu.options), menu.blocks or {}
     used = sorted({k for moves in graph.moves for k, _ in moves})
     number = {k: i for i, k in enumerate(used)}
-    moves = tuple(tuple((number[k], to) for k, to in moves) for moves in graph.moves)
     parts = [_paid_for(menu.options[names[k]], blocks.get(names[k], 1)) for k in used]
-    return _unfolded(parts, graph._replace(moves=moves))
+    if len(used) < len(names):
+        graph = graph._replace(
+            moves=tuple(tuple((number[k], to) for k, to in own) for own in graph.moves)
+        )
+    return _unfolded(parts, graph)
 
 
 def _unfolded(parts: Sequence[Any], graph: Graph) -> Game:
@@ -94,6 +108,8 @@ def _unfolded(parts: Sequence[Any], graph: Graph) -> Game:
         else:
             numbers.append(len(steps))
             steps.append(part)
+    if not any(isinstance(part, Game) for part in parts):
+        return Game(tuple(steps), graph, {i: i for i in range(len(graph.moves))})
     game, places = unfolded(graph, numbers)
     return Game(tuple(steps), game, {state: i for i, state in enumerate(places)})
 
@@ -187,9 +203,24 @@ def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
         _ends_of_paths(question, *problems, width)
         for problems in problems_by_theorem(game)
     ]
-    return Ends(
-        min(found.lower for found in by_theorem),
-        min(found.upper for found in by_theorem),
+    found = Ends(*map(min, zip(*by_theorem, strict=True)))
+    _warn_of_width(question, found, max(width or 0.0, AT_MOST))
+    return found
+
+
+def _warn_of_width(question: Question, found: Ends, width: float) -> None:
+    """Says so where ends are further apart than is usual, if the upper one matters."""
+    apart = found.upper - found.lower if found.upper > found.lower else 0.0
+    is_small = not question.is_epsilon and found.upper < _LOG_NEGLIGIBLE
+    if apart <= width or math.isinf(found.upper) or is_small:
+        return
+    far = f"{apart:.1e} nats" if question.is_epsilon else f"a factor e^{apart:.2g}"
+    what = "epsilon" if question.is_epsilon else "delta"
+    warnings.warn(
+        f"the worst strategy's {what} is certified only to {far} between its ends, "
+        f"more than {width:g}: the upper end holds, but may be too large by as much; "
+        "coarser prices and a smaller budget make it closer",
+        stacklevel=2,
     )
 
 

@@ -21,6 +21,11 @@ GUARANTEE = "guarantee"
 INFORMATION = "no guarantee; the same steps, had they been fixed in advance"
 """What the exact composition of the steps that were taken is."""
 
+_PARTS = (
+    "Parts: of several budgets the largest counts. The data of the options of one and "
+    "those of another are apart, and every protected unit is in one of them."
+)
+
 
 def owed_by_plan(epsilon: float, delta: float, *, together: bool = False) -> str:
     """Returns what holds of a fixed run that ended before its plan did.
@@ -72,20 +77,9 @@ def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
 
 def adaptive_preconditions(budget: AdaptiveBudget) -> list[str]:
     """Returns what must be true for the guarantee and cannot be checked, each once."""
-    found: dict[str, None] = {}
-    for run in budget.runs:
-        every = budget.composed(dict.fromkeys(run.options, 1))
-        found |= dict.fromkeys(preconditions_of(every, chooses=True))
-    if len(budget.runs) > 1:
-        found["Parts: " + PARTS] = None
-    return list(found)
-
-
-PARTS = (
-    "the data of the options of one budget and those of another are apart, and every "
-    "protected unit is in one of them."
-)
-"""What has to be true where several budgets are kept, of which the largest counts."""
+    every = budget.composed(dict.fromkeys(budget.options, 1))
+    found = preconditions_of(every, chooses=True)
+    return [*found, *([_PARTS] if len(budget.runs) > 1 else [])]
 
 
 def _spent(budget: AdaptiveBudget) -> list[str]:

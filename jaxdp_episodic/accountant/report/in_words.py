@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON, WithoutReplacement
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
+from jaxdp_episodic.accountant.report.adaptive_words import adaptive_preconditions
 from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
-from jaxdp_episodic.accountant.report.protected import changed_unit
+from jaxdp_episodic.accountant.report.protected import changed_unit, protected_unit
 from jaxdp_episodic.accountant.report.report import run_at_level
 from jaxdp_episodic.accountant.report.rounding import upward
 
@@ -25,6 +29,8 @@ FALSE_ALARMS = 0.01
 """False positive rate at which an attack is described."""
 
 _WIDTH = 88  # letters a line
+# Of the curve of a run that chooses; the bound would be lower by a percent with more.
+_POINTS = 9
 # Relative; epsilons of two levels that are closer are rounding apart.
 _APART = 1e-3
 
@@ -42,36 +48,13 @@ def report_in_words(
       run: what the report is about.
       people: as they were given to `privacy_report`.
     """
-    unit, changed = (
-        report.privacy_unit,
-        changed_unit(report.privacy_unit, report.neighboring_relation).rstrip(","),
-    )
-    steps = sum(report.num_steps)
     rows = _rows(report, run, people)
-    own = rows[unit]
-    lines = [
-        "# Privacy in words",
-        "",
-        "## What is protected",
-        "",
-        f"Protected is {report.protected}: what the {steps:,} steps of this run "
-        f"release would have come out nearly the same with {changed} in the training "
-        "data. That holds whatever else is known, and whatever is done with the "
-        "release.",
-        "",
-        "## How well",
-        "",
-        f"Epsilon is {_epsilon(report.epsilon)} at delta {report.delta:g}; the smaller "
-        "both are, the better. What they mean: suppose "
-        "that somebody sees everything that is released, knows all of the rest of the "
-        "data, and asks whether the data were changed like that:",
-        "",
-        f"* If a coin had decided, at most {own[1]} of the answers would be right; "
-        "without the release 50 % are.",
-        f"* If a false alarm may be raised in {100 * FALSE_ALARMS:g} % of the cases "
-        f"in which nothing was changed, at most {own[2]} of the changes are found; "
-        f"without the release {100 * FALSE_ALARMS:g} % are.",
-    ]
+    lines = _opening(
+        report.protected,
+        f"what the {sum(report.num_steps):,} steps of this run release",
+        changed_unit(report.privacy_unit, report.neighboring_relation),
+    )
+    lines += _how_well(report.epsilon, report.delta, *rows[report.privacy_unit][1:])
     if len(rows) > 1:
         lines += ["", "## Whom else it protects, and how well", "", *_table(rows)]
     for level, reason in report.epsilon_by_level.items():
@@ -79,14 +62,102 @@ def report_in_words(
             said = f"About one `{level}` nothing is promised, as no epsilon of it is "
             lines += ["", f"{said}known. The accountant's reason: {reason}."]
     lines += _reversals(report, run)
-    listed = {"It holds if": report.preconditions, "To be known": report.warnings}
-    for title, texts in listed.items():
-        if texts:
-            lines += ["", f"## {title}", ""]
-            if texts is report.preconditions:
-                lines += [_ANSWER, ""]
-            lines += [f"* {text}" for text in texts]
+    lines += _conditions(report.preconditions, report.warnings)
     return "\n".join(map(_filled, lines))
+
+
+def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
+    """Returns the same of a run that chooses on the way, before it begins (Markdown).
+
+    Numbers of attackers are *upper bounds* for the worst way to choose, rounded up.
+
+    Args:
+      budget: of the run, with a finite epsilon.
+      facts: what else is to be known, sentences.
+    """
+    step = budget.a_step
+    # Of several runs each unit is in the data of one.
+    right, found = np.max([_attacks(run) for run in budget.runs], axis=0)
+    lines = _opening(
+        protected_unit(step),
+        "whatever this run releases",
+        changed_unit(str(step.privacy_unit), step.neighboring_relation),
+    )
+    lines += _how_well(budget.epsilon, budget.delta, _percent(right), _percent(found))
+    lines += [
+        "",
+        "## What is chosen on the way",
+        "",
+        "The run chooses its steps in view of what it has released. What it may take "
+        "is fixed before the first one, and what is said above holds for the worst way "
+        "to choose: it is the same wherever the run ends.",
+        "",
+        "| what | noise multiplier | clipped | at most |",
+        "|---|---|---|---|",
+    ]
+    for name, number in budget.left.items():
+        option = budget.options[name]
+        noise = f"{float(option.noise_multiplier):.5g}"
+        lines.append(f"| {name} | {noise} | each {option.clip_unit} | {number:,} |")
+    lines += _conditions(adaptive_preconditions(budget), facts)
+    return "\n".join(map(_filled, lines))
+
+
+def _opening(protected: str, released: str, changed: str) -> list[str]:
+    """Who is protected."""
+    return [
+        "# Privacy in words",
+        "",
+        "## What is protected",
+        "",
+        f"Protected is {protected}: {released} would have come out nearly the "
+        f"same with {changed} in the training data. That holds whatever "
+        "else is known, and whatever is done with the release.",
+    ]
+
+
+def _how_well(epsilon: float, delta: float, right: str, found: str) -> list[str]:
+    """What an epsilon means, by the shares of two attacks that succeed."""
+    return [
+        "",
+        "## How well",
+        "",
+        f"Epsilon is {_epsilon(epsilon)} at delta {delta:g}; the smaller "
+        "both are, the better. What they mean: suppose "
+        "that somebody sees everything that is released, knows all of the rest of the "
+        "data, and asks whether the data were changed like that:",
+        "",
+        f"* If a coin had decided, at most {right} of the answers would be right; "
+        "without the release 50 % are.",
+        f"* If a false alarm may be raised in {100 * FALSE_ALARMS:g} % of the cases "
+        f"in which nothing was changed, at most {found} of the changes are found; "
+        f"without the release {100 * FALSE_ALARMS:g} % are.",
+    ]
+
+
+def _conditions(preconditions: Sequence[str], warnings: Sequence[str]) -> list[str]:
+    """What has to be true, and what is to be known."""
+    lines = ["", "## It holds if", "", _ANSWER, ""]
+    lines += [f"* {text}" for text in preconditions]
+    if warnings:
+        lines += ["", "## To be known", "", *(f"* {text}" for text in warnings)]
+    return lines
+
+
+def _attacks(run: AdaptiveRun) -> tuple[float, float]:
+    """Shares of right answers and of changes found, of the worst way to choose."""
+    same = run.composition()
+    if same is not None:
+        found = true_positive_rate(same, false_positive_rate=FALSE_ALARMS)
+        return 0.5 + float(advantage(same)) / 2, float(found)
+    # Each point of the curve bounds the trade-off; beyond the last none is below 1.
+    epsilons = np.linspace(0.0, -math.log(FALSE_ALARMS), _POINTS)
+    deltas = run.delta(epsilon=epsilons)
+    rates = np.minimum(
+        np.exp(epsilons) * FALSE_ALARMS + deltas,
+        1 - np.exp(-epsilons) * (1 - deltas - FALSE_ALARMS),
+    )
+    return 0.5 + float(deltas[0]) / 2, min(float(rates.min()), 1.0)
 
 
 def _rows(

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.report.in_words import report_in_words
+from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.report import privacy_report, single_run
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.cli.messages import TomlFile, reported, waiting
 from jaxdp_episodic.tools.cli.process import ended_by_sigterm
+from jaxdp_episodic.tools.plan.question import read_plan
 from jaxdp_episodic.tools.requests.request import EpsilonRequest
 from jaxdp_episodic.tools.requests.request_file import read_request
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
@@ -61,6 +62,12 @@ def _of_plan(file: Path) -> str:
     # Imported here: it draws.
     from jaxdp_episodic.tools.cli.plan import CONFIG, Plan
 
+    description = read_plan(file)
+    for table in ("data", "train"):
+        if getattr(description, table) is None:
+            raise ValueError(
+                f"a plan without the table {table} recommends no run to report on"
+            )
     with tempfile.TemporaryDirectory() as folder:
         said, config = Plan(file, Path(folder)).planned(), Path(folder, CONFIG)
         if not config.exists():
@@ -72,7 +79,7 @@ def _of_plan(file: Path) -> str:
 def _of_config(config: TrainingConfig, base: Path) -> str:
     """The words of a run before it begins."""
     # Imported here: Flax costs a second, which a request should not pay.
-    from jaxdp_episodic.trainer.run.adaptive_report import adaptive_statement
+    from jaxdp_episodic.trainer.run.adaptive_report import adaptive_methods
     from jaxdp_episodic.trainer.run.assemble import Tables, adaptive_plan_of, plan
     from jaxdp_episodic.trainer.run.report import (
         bounded,
@@ -86,14 +93,14 @@ def _of_config(config: TrainingConfig, base: Path) -> str:
     is_seeded = config.seed is not None
     if config.adaptive is not None:
         budget, checks = adaptive_plan_of(config, tables)
-        return adaptive_statement(
-            budget,
-            is_seeded=is_seeded,
-            noise=config.noise,
-            fixed=[name for name, check in checks.items() if check.fixed],
-            clipping=config.clipping,
-            truncation=truncation,
-        )
+        fixed = [name for name, check in checks.items() if check.fixed]
+        lines = opening(is_private=budget.is_private, is_seeded=is_seeded)
+        if not budget.is_private:
+            return "\n".join(lines)
+        facts = adaptive_methods(budget, config.noise, fixed, config.clipping)
+        if truncation is not None:
+            facts.append(bounded(truncation, for_release=False))
+        return "\n".join([*lines[2:], adaptive_in_words(budget, facts)])
     budget = plan(config, data)
     lines = opening(is_private=budget.is_private, is_seeded=is_seeded)
     if not budget.is_private:

@@ -20,6 +20,7 @@ from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.tools.plan.question import PlanDescription, PlanRequest
 from jaxdp_episodic.tools.plan.ratios import (
     MEASURED_STEPS,
+    class_sizes,
     noise_of_one,
     num_contributions,
     one_release,
@@ -33,7 +34,7 @@ from jaxdp_episodic.trainer.config.training_features import (
     WAVELETS,
 )
 from jaxdp_episodic.trainer.config.training_parts import MIXED, PLDA
-from jaxdp_episodic.trainer.config.training_start import StartConfig
+from jaxdp_episodic.trainer.config.training_start import MEANS, StartConfig
 
 STEPS = "steps"
 STATISTICS = "statistics"
@@ -47,6 +48,10 @@ MIN_STATISTICS = 0.2
 # Of a run of episodes: from 5.7 on steps after statistics were as good as these alone
 # or better, at 1.4 and below worse.
 MIN_STEPS = 5.0
+# Means of classes in place of the total covariance, where no steps follow: better with
+# 12 and 18 classes; of 20 examples each 12 were as good, 50 worse by 0.003, and five
+# classes by 0.01 (docs/plan.md).
+CLASSES_OF_MEANS = 10, 30
 MIN_MIXED_RATIO = 20.0  # the smallest at which a mixed model was measured, docs/plan.md
 _DIMENSIONS = 128  # of the space that steps after statistics were measured in
 
@@ -146,7 +151,12 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         f"({request.privacy_unit or levels[-1]})"
     )
     start: dict[str, Any] = {"kind": PLDA}
-    alone = {"start": start, "learner": PLDA, "weighed": weighed, "ratio": total}
+    last: dict[str, Any] = {}
+    fewest, most = CLASSES_OF_MEANS
+    is_few = fewest <= len(class_sizes(description)) <= min(most, number // 2)
+    if is_few and request.privacy_unit in (None, levels[-1]):
+        last = {"between": MEANS}
+    alone = {"start": start | last, "learner": PLDA, "weighed": weighed, "ratio": total}
     if total < MIN_STATISTICS and steps < MIN_STEPS:
         return Pipeline(
             NONE,

@@ -133,4 +133,6 @@ def _table(
         sizes[-1] -= gone
         features, targets = features[:-gone], targets[:-gone]
     tree = Population((np.array([_CLASSES]), sizes), tuple(data.level_names[-2:]))
-    return ExampleTable(features.astype(np.float32), targets, tree)
+    return ExampleTable(
+        features.astype(np.float32), targets, tree, has_public_units=True
+    )

@@ -26,6 +26,9 @@ KINDS = (MEAN, PLDA, MIXED)
 CLASS = "class"
 PEOPLE = "people"
 PAIRS = (CLASS, PEOPLE)
+TOTAL = "total"
+MEANS = "means"
+BETWEEN = (TOTAL, MEANS)
 PAIR = "pair"  # level of pairs of examples
 _GIVEN = "contribution"  # level of what each person gives
 # Share of the budget where a config states none and gradient steps follow.
@@ -47,7 +50,10 @@ class StartConfig(Spec):
         "mean". All of it where nothing follows (``learner.kind`` "plda", "mixed").
       mean: share of the mean among the statistics, like the next two; they sum to 1.
       within: of each stage of the covariance within classes.
-      total: of the total covariance.
+      total: of the last statistic, which says how classes differ.
+      between: what that is: "total", the covariance of everything there; or "means", of
+        every class, where examples are protected: fewer numbers, and so less noise,
+        where classes are fewer than features.
       pairs: where people are protected, "class": examples are paired at random within
         each class, for people of whom few have classes in common; or "people": people
         are, and give the pairs in all of their common classes as one.
@@ -67,6 +73,7 @@ class StartConfig(Spec):
     mean: float = 0.02
     within: tuple[float, ...] = (0.05, 0.1, 0.2, 0.35)
     total: float = 0.28
+    between: str = TOTAL
     pairs: str = CLASS
     num_people: int | None = None
     dimensions: int | None = None
@@ -77,6 +84,7 @@ class StartConfig(Spec):
 
     def __post_init__(self) -> None:
         _validation.choice("kind", self.kind, KINDS)
+        _validation.choice("between", self.between, BETWEEN)
         _validation.choice("pairs", self.pairs, PAIRS)
         if self.num_people is not None:
             set_whole_numbers(self, "num_people")
@@ -153,8 +161,8 @@ def statistics_steps(
       neighboring_relation: as of `GaussianStep`.
 
     Raises:
-      ValueError: another privacy unit, or a level named "pair"; or ``config.pairs``
-        that is not for this unit.
+      ValueError: another privacy unit, or a level named "pair"; or ``config.pairs`` or
+        ``config.between`` that is not for this unit.
     """
     *_, class_level, example_level = levels
     units = (class_level, example_level, PERSON)
@@ -168,6 +176,11 @@ def statistics_steps(
     if config.pairs == PEOPLE and not is_person:
         raise ValueError(
             f"start.pairs={PEOPLE!r} is for privacy_unit={PERSON!r}, got "
+            f"{privacy_unit!r}"
+        )
+    if config.between == MEANS and privacy_unit != example_level:
+        raise ValueError(
+            f"start.between={MEANS!r} is for privacy_unit={example_level!r}, got "
             f"{privacy_unit!r}"
         )
 

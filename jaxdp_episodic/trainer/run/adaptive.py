@@ -137,6 +137,13 @@ class AdaptiveTrainer(Trainer):
             "checks": {name: one.described() for name, one in self.checks.items()},
             "rule": getattr(rule, "to_dict", lambda: getattr(rule, "__name__", "?"))(),
         }
+        # In stored runs the options stand beside these.
+        taken = [name for name, _ in options if name in self.run["adaptive"]]
+        if taken:
+            raise ValueError(
+                f"options must have other names than {sorted(self.run['adaptive'])}, "
+                f"with which a run describes itself, got {taken[0]!r}"
+            )
         self.run["adaptive"] |= {name: described_step(step) for name, step in options}
 
     @property

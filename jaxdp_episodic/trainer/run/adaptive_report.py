@@ -8,7 +8,6 @@ from typing import Any
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.report.adaptive_words import (
-    PARTS,
     adaptive_preconditions,
     budget_in_words,
 )
@@ -49,16 +48,10 @@ def adaptive_statement(
         return "\n".join(lines) + "\n"
     step, clipping = budget.a_step, clipping or ClippingConfig(kind=FIXED)
     changed = changed_unit(str(step.privacy_unit), step.neighboring_relation)
-    rounding = "float64 Gaussian noise; its low-order bits are not hardened"
-    if noise == DISCRETE:
-        rounding = "discrete Gaussian noise, to sums that are whole numbers"
     lines += [
         "Whoever sees everything that this run released can hardly tell it from the "
         f"run with {changed} in its data: the two are ({upward(budget.epsilon)}, "
-        f"{budget.delta:g})-indistinguishable."
-        + f" Protected is one `{step.privacy_unit}`, not a person: somebody who has "
-        "several is protected less, by as much as they are."
-        * (step.privacy_unit != PERSON),
+        f"{budget.delta:g})-indistinguishable.",
         "",
         "The run chose its steps on the way, in view of what it had released. What it "
         "could choose was fixed before the first one, and the guarantee is that of the "
@@ -67,16 +60,7 @@ def adaptive_statement(
         "",
         *_menu(budget),
         "",
-        f"Added was {rounding}."
-        + " Contributions were clipped to a norm that followed the "
-        f"{clipping.quantile:g} quantile of theirs, by a count in the same noise."
-        * clipping.counts
-        + f" Of several budgets the largest counts: {PARTS}" * (len(budget.runs) > 1)
-        + "".join(
-            f" The episodes of `{name}` are the same each time: everybody is in every "
-            "draw, and its secrecy is not counted on."
-            for name in fixed
-        ),
+        " ".join(adaptive_methods(budget, noise, fixed, clipping)),
         "",
         f"Released are {'the noised sums, ' * bool(budget.first)}the parameters "
         f"{'and the clip norm ' * clipping.counts}after every step, the noisy scores, "
@@ -97,6 +81,45 @@ def adaptive_statement(
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def adaptive_methods(
+    budget: AdaptiveBudget,
+    noise: str,
+    fixed: Sequence[str],
+    clipping: ClippingConfig | None,
+) -> list[str]:
+    """Returns how such a run protects, and what it does not; sentences.
+
+    Args:
+      budget: of the run.
+      noise: "discrete" or "gaussian".
+      fixed: the checks that look at the same episodes each time.
+      clipping: of the run; None: longer contributions were clipped.
+    """
+    unit = budget.a_step.privacy_unit
+    said = []
+    if unit != PERSON:
+        said.append(
+            f"Protected is one `{unit}`, not a person: somebody who has several is "
+            "protected less, by as much as they are."
+        )
+    if noise == DISCRETE:
+        rounding = "discrete Gaussian noise, to sums that are whole numbers"
+    else:
+        rounding = "float64 Gaussian noise; its low-order bits are not hardened"
+    said.append(f"Added is {rounding}.")
+    if clipping is not None and clipping.counts:
+        said.append(
+            "Contributions are clipped to a norm that follows the "
+            f"{clipping.quantile:g} quantile of theirs, by a count in the same noise."
+        )
+    said += [
+        f"The episodes of `{name}` are the same each time: everybody is in every draw, "
+        "and its secrecy is not counted on."
+        for name in fixed
+    ]
+    return said
 
 
 def adaptive_facts(budget: AdaptiveBudget) -> dict[str, Any]:

@@ -248,17 +248,19 @@ def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
     """Returns `choices` on the data that the config names."""
     assert config.adaptive is not None
     check = config.adaptive.check
-    held_out = None if check is None else tables.load(check.split)
+    try:
+        held_out = None if check is None else tables.load(check.split)
+    except ValueError as error:
+        raise ValueError(f"adaptive.check: {error}") from error
     return choices(config, tables.load(TRAIN), held_out)
 
 
 def _rule(config: AdaptiveConfig, rule: Rule | None) -> Rule:
     """The config's rule, or one's own."""
     if (config.rule is None) == (rule is None):
-        given = "neither" if rule is None else "both"
         raise ValueError(
             "give exactly one of adaptive.rule (in the config) and rule (a function, "
-            f"to run_training), got {given}"
+            f"to run_training), got {'neither' if rule is None else 'both'}"
         )
     return config.rule if rule is None else rule
 
@@ -343,9 +345,8 @@ def statistics_of(
     """Returns the private statistics that a run begins with, if any."""
     if config.start is None:
         return None
-    slots = step.design.schemes[-1].population
-    if isinstance(step.design, PeopleBlocks):
-        slots = None  # they are those of a block
+    is_block = isinstance(step.design, PeopleBlocks)  # whose slots are those of a block
+    slots = None if is_block else step.design.schemes[-1].population
     return PrivateStatistics(
         data,
         config.start,
@@ -353,6 +354,7 @@ def statistics_of(
         slots=None if slots is None else int(np.asarray(slots)),
         people=step.people,
         noise=config.noise,
+        shots=config.learner.shots,
     )
 
 
@@ -377,13 +379,11 @@ def _ways(config: TrainingConfig) -> int | None:
 
 
 def _evaluations(config: TrainingConfig, tables: Tables) -> dict[str, Evaluation]:
-    wanted = config.evaluation
-    if wanted is None:
+    if (wanted := config.evaluation) is None:
         return {}
     shape = tables.load(TRAIN).features.shape[1:]
     for split in wanted.splits:
-        found = tables.load(split).features.shape[1:]
-        if found != shape:
+        if (found := tables.load(split).features.shape[1:]) != shape:
             raise ValueError(
                 f"features must be of shape {shape} as in training, got those of "
                 f"{split!r} of shape {found}"

@@ -3,10 +3,10 @@
 A private PLDA (probabilistic linear discriminant analysis): the noised mean of the
 features; then, stage by stage, the covariance of differences within classes, each taken
 in the space that the stages before have whitened; last, the covariance of everything
-there. The metric that follows weighs each direction by how much of its variance is
-between classes. There are no gradients: each statistic is one sum over all of the data,
-of whole numbers, released once with noise, one charged step of a run. A private mixed
-model, for numbers, is made likewise: see `mixed`.
+there, or the mean of every class. The metric that follows weighs each direction by how
+much of its variance is between classes. There are no gradients: each statistic is one
+sum over all of the data, of whole numbers, released once with noise, one charged step
+of a run. A private mixed model, for numbers, is made likewise: see `mixed`.
 
 What one protected unit can change of each sum is proved in docs/proofs.md, "Private
 statistics"; `PrivateStatistics.steps` says it to the accountant.
@@ -32,6 +32,7 @@ from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
 from jaxdp_episodic.trainer.config.training_parts import MIXED, PLDA
 from jaxdp_episodic.trainer.config.training_start import (
     MEAN,
+    MEANS,
     MOST_FEATURES,
     StartConfig,
     contribution_norm,
@@ -44,10 +45,14 @@ from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.statistics.mixed import Mixed, MixedModel
 from jaxdp_episodic.trainer.statistics.plda import (
     COUNTED,
+    RIDGE_BEFORE_MEANS,
+    RIDGE_OF_NOISE,
     Start,
+    class_projection,
     projected,
     second_moment,
     sum_of_rows,
+    sums_by_class,
     symmetric_noise,
     weighed_projection,
     whitened,
@@ -55,7 +60,11 @@ from jaxdp_episodic.trainer.statistics.plda import (
     whole_rows,
     with_mean,
 )
-from jaxdp_episodic.trainer.statistics.terms import Contributors, Terms
+from jaxdp_episodic.trainer.statistics.terms import (
+    Contributors,
+    Terms,
+    check_classes,
+)
 from jaxdp_episodic.trainer.statistics.whole_rows import MOST_EXAMPLES, PRODUCT_STEPS
 
 _ROWS = 4096  # gathered at a time: all may not fit into memory
@@ -80,6 +89,7 @@ class PrivateStatistics:
       people: public bounds of people, to which the table was cut; needed where these
         are protected under add_remove with ``config.pairs`` "class".
       noise: "discrete" or "gaussian"; see `Trainer`.
+      shots: support examples of the classes to come, by which classes' means are used.
 
     Attributes:
       config: which statistics.
@@ -91,7 +101,8 @@ class PrivateStatistics:
     Raises:
       ValueError: another privacy unit or noise, too many features or examples, fewer
         slots than there is data for, somebody above the bounds, people to protect and
-        no owners; of "mixed" no targets, or fewer features than slopes.
+        no owners; what `check_classes` refuses; of "mixed" no targets, or fewer
+        features than slopes.
     """
 
     def __init__(
@@ -104,9 +115,11 @@ class PrivateStatistics:
         slots: int | None = None,
         people: PersonBounds | None = None,
         noise: str = DISCRETE,
+        shots: int = 1,
     ) -> None:
         self.config, self.data = config, data
         self.noise = _validation.choice("noise", noise, NOISES)
+        self._shots = _validation.whole_number("shots", shots, minimum=0)
         self._made: tuple[Start, ExampleTable] | None = None
         number = math.prod(data.features.shape[1:])
         self._features = data.features.reshape(data.num_examples, number)
@@ -133,6 +146,8 @@ class PrivateStatistics:
         # Public, unless classes are protected, whose noised number is released.
         is_private = privacy_unit == data.level_names[-2]
         classes = len(data.population.children_counts[-1])
+        if config.kind == PLDA and config.between == MEANS:
+            check_classes(data, number, neighboring_relation)
         self._num_classes = None if is_private else classes
         who = {
             "privacy_unit": privacy_unit,
@@ -215,7 +230,13 @@ class PrivateStatistics:
                 return state._replace(projection=state.whitening)
             return state
         if kind == _PAIRS:
-            return whitened(state, noised, noise)
+            before_means = self.config.between == MEANS
+            ridge = RIDGE_BEFORE_MEANS if before_means else RIDGE_OF_NOISE
+            return whitened(state, noised, noise, ridge)
+        if kind == MEANS:
+            norm = contribution_norm(self.steps[index])
+            noised, noise = noised / norm, noise / norm
+            return class_projection(state, noised, noise, self.dimensions, self._shots)
         classes = max(float(state.count), 1.0)
         if self._num_classes is not None:
             classes = float(self._num_classes)
@@ -239,8 +260,9 @@ class PrivateStatistics:
         kind = self._kind(index)
         total = self._total(kind, state, self._terms(kind, generator))
         stream = random_generator(key)
-        if kind == MEAN:
+        if kind in (MEAN, MEANS):
             noise = drawn_noise(self.noise, deviation, total.size, stream)
+            noise = noise.reshape(total.shape)
         else:
             noise = symmetric_noise(self.noise, deviation, len(total), stream)
         return (total + noise) / PRODUCT_STEPS
@@ -270,6 +292,12 @@ class PrivateStatistics:
             return sum_of_rows(rows, terms.shares)
         for other in others:
             rows = rows - other
+        if kind == MEANS:
+            # Two rows are up to 2 apart: shorter ones no more than `contribution_norm`
+            # says that two contributions are.
+            most = round(PRODUCT_STEPS * contribution_norm(self.steps[-1]) ** 2)
+            owner, number = self._who.classes[here], len(self._who.sizes)
+            return sums_by_class(rows, owner, number, most, state.whitening, state.mean)
         center = state.mean if kind == _ALL else None
         return second_moment(rows, terms, state.whitening, center)
 
@@ -292,11 +320,14 @@ class PrivateStatistics:
         return self._made[1]
 
     def _kind(self, index: int) -> str:
-        """Kind of a statistic: examples' mean, or moments of pairs or of all."""
+        """Kind of a statistic: mean, moments of pairs or of all, or classes' means."""
         last = len(self.steps) - 1
         if self._mixed is not None:
             return _PAIRS if index == last else _ALL
-        return MEAN if index == 0 else _ALL if index == last else _PAIRS
+        if 0 < index < last:
+            return _PAIRS
+        of_all = MEANS if self.config.between == MEANS else _ALL
+        return MEAN if index == 0 else of_all
 
     def _rows(self, kind: str, which: slice | np.ndarray) -> np.ndarray:
         """Rows as `_summed` takes them: of a mixed model features, then the target."""

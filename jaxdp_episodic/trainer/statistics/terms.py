@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,8 +12,11 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON
-from jaxdp_episodic.trainer.config.training_start import PEOPLE, StartConfig
+from jaxdp_episodic.trainer.config.training_start import MEANS, PEOPLE, StartConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
+
+# Each class is left out in turn, and the others' means must span a direction.
+FEWEST_CLASSES = 3
 
 
 class Terms(NamedTuple):
@@ -130,6 +134,31 @@ class Contributors:
             number = np.bincount(self.person)[self.person]
             shares = np.maximum(number[first], number[second])
         return Terms((first, second), shares)
+
+
+def check_classes(data: ExampleTable, number: int, relation: str) -> None:
+    """Refuses classes of which no means can be released, and warns of a private list.
+
+    Args:
+      data: a table.
+      number: of features.
+      relation: as ``neighboring_relation`` of `PrivateStatistics`.
+    """
+    classes = len(data.population.children_counts[-1])
+    if not FEWEST_CLASSES <= classes <= number:
+        raise ValueError(
+            f"start.between={MEANS!r} takes at least {FEWEST_CLASSES} classes and at "
+            f"most as many as there are features ({number}), got {classes}"
+        )
+    if relation == "add_remove" and not data.has_public_units:
+        warnings.warn(
+            f"start.between={MEANS!r} releases a sum for each of the "
+            f"{data.level_names[-2]} units that the data have, so their number is not "
+            "protected, though an example alone in its own changes it. Where there is "
+            "a public list, give it (public_units; classes beside labels), or protect "
+            "by 'zero_out'",
+            stacklevel=4,
+        )
 
 
 def _in_all(people: PersonBounds | None, levels: int) -> int:

@@ -309,7 +309,7 @@ def test_an_order_that_is_no_number_leaves_the_others_theirs():
     (beside,) = mixture_excess(*both, rule)
     assert beside[0] == alone[0] and np.isnan(beside[1])
     with jax.enable_x64(True):
-        (compiled,) = mixture_excess(*map(jax.numpy.asarray, both), rule)
+        (compiled,) = jax.jit(lambda *each: mixture_excess(*each, rule))(*both)
     assert compiled[0] == pytest.approx(alone[0], rel=1e-13)
 
 

@@ -112,26 +112,38 @@ def test_idle_steps_change_nothing():
     "counts, engine",
     [((1,), "numpy"), ((40,), "numpy"), ((3, 5), "numpy"), ((3, 5), "jax")],
 )
-def test_low_frequencies_and_what_the_others_hold(counts, engine):
-    size, kept, decays = 128, 16, np.array([0.01, 0.06])
+@pytest.mark.parametrize("folded", [False, True])
+def test_what_frequencies_hold_from_each_on(counts, engine, folded):
+    """Of a circle, or of one folded onto a quarter of its cells."""
+    size, decays = 128, np.array([0.01, 0.06])
     masses = np.stack([random_masses(seed, size, 0.3) for seed, _ in enumerate(counts)])
-    kernel = float64_boundary(fourier.low_frequencies, static=("kept",))
-    blocks_of = float64_boundary(fourier.weighted_block_sums, static=("size",))
+    together, excess = 1, np.zeros((1, len(counts)))
+    circles = masses
+    if folded:
+        # Losses from -8 to 8, of variance V, and what lies between frequencies.
+        masses[:, 9:-8] = 0.0
+        masses /= masses.sum(-1, keepdims=True)
+        together, circles = 4, masses.reshape(len(counts), 4, -1).sum(1)
+        cell = np.arange(size) - size * (np.arange(size) >= size // 2)
+        variance = masses @ cell**2 - (masses @ cell) ** 2
+        excess[0] = (2 * np.pi * together / size) ** 2 * variance / 4
+    kernel = float64_boundary(fourier.log_moduli, static=("folded",))
+    sums_of = float64_boundary(fourier.weighted_sums, static=("size",))
     powers = np.asarray(counts, float)[None]
     with using_engine(engine):
-        low, error, log_power = kernel(masses[None], powers, kept=kept)
-        sums = blocks_of(log_power, decays[None], size=size)
+        log_power = kernel(circles[None], powers, excess, folded=folded)
+        sums = sums_of(log_power, decays[None], size=size)
     turns = np.outer(np.arange(size // 2 + 1), np.arange(size)) % size / size
     waves = np.cos(2 * np.pi * turns) - 1j * np.sin(2 * np.pi * turns)
     exact = masses @ waves.T
-    assert np.all(np.abs(low[0] - exact[:, :kept]) <= error[0] + 1e-14)
     power = np.prod(np.abs(exact) ** np.asarray(counts)[:, None], axis=0)
+    bounds = np.repeat(np.exp(log_power[0]), together)[: len(power)]
+    assert np.all(power <= bounds * (1 + 1e-12))
     angle = 2 * np.pi * np.arange(size // 2 + 1) / size
     for decay in decays:
         power = power / np.abs(1 - np.exp(-decay + 1j * angle))
-    edges = fourier.frequency_edges(size)
-    assert edges[0] == 0 and edges[-1] == size // 2 + 1
-    blocks = np.add.reduceat(power, edges[:-1])
-    assert np.all(blocks <= sums[0] * (1 + 1e-12))
+    rest = np.cumsum(power[::-1])[::-1][::together]
+    assert np.all(rest <= sums[0] * (1 + 1e-12))
     # 2 sin(x / 2) is replaced by something smaller, by a factor of pi / 2 at most
-    assert np.all(sums[0] <= (np.pi / 2) ** 2 * blocks * (1 + 1e-6) + 1e-9)
+    if not folded:
+        assert np.all(sums[0] <= (np.pi / 2) ** 2 * rest * (1 + 1e-6) + 1e-9)

@@ -179,7 +179,8 @@ def test_ends_of_the_range():
     few = jde.AdaptiveRun(
         {"a": gaussian(1e-3, rate=1e-3), "b": SLOW}, prices={"a": 1, "b": 1}, budget=1
     )
-    assert few.epsilon(delta=1e-5) > 1e5 and few.delta(epsilon=1e3) >= 1e-3
+    with pytest.warns(UserWarning, match="worst strategy's .* between its ends"):
+        assert few.epsilon(delta=1e-5) > 1e5 and few.delta(epsilon=1e3) >= 1e-3
 
 
 def test_an_option_that_loses_nothing_is_free():
@@ -247,6 +248,19 @@ def test_blocks_are_paid_with_their_first_step():
         budget=11,
     )
     assert run.epsilon(delta=1e-5) == two.epsilon(delta=1e-5)
+
+
+def test_a_target_that_allows_an_option_not_once_says_what_it_needs():
+    least = float(jde.epsilon(SLOW, num_steps=1, delta=1e-5))
+    asked = {"slow": SLOW, "fast": FAST}
+    with pytest.raises(ValueError, match=rf"too small.*'slow'.* has {least:.4g}"):
+        jde.AdaptiveRun(asked, epsilon=0.5 * least, delta=1e-5)
+
+
+def test_settings_that_share_prices_share_their_graph_and_no_answer():
+    first, second = batch([1.5, 2.0]).settings()
+    assert first._game().graph is second._game().graph
+    assert first.epsilon(delta=1e-5) > second.epsilon(delta=1e-5)
 
 
 def test_the_budget_for_a_target_is_the_largest_that_is_certified():

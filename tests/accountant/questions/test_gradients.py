@@ -6,11 +6,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.methods import slopes
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.run import Run
-from jaxdp_episodic.accountant.questions import derivatives
 from jaxdp_episodic.accountant.questions.dominating_pair import run_of
 from jaxdp_episodic.accountant.questions.gradients import field_names
 from oracles import allocation_epochs
@@ -295,43 +293,6 @@ def test_next_to_an_end_no_number_is_a_wrong_one(method):
         known = slope[~np.isnan(slope)]
         np.testing.assert_allclose(known, slope[1], rtol=3e-3)
         assert np.isnan(slope[-1])
-
-
-@pytest.mark.parametrize("kind", ["sampled", "antipodal", "episodes", "grouped"])
-def test_displaced_nodes_and_moved_moments_say_the_same(kind, monkeypatch):
-    """The nodes' quotients against those of M itself, laid anew at each move."""
-    rates = (0.02, 0.1)[: NUM_RATES.get(kind, 2)]
-    step = KINDS[kind](np.array([1.5, 4.0]), *rates)
-    names = tuple(name for name in field_names(step) if not name.endswith(".size"))
-    asked = {"delta": DELTA, "num_steps": np.array([40, 2500]), "wrt": names}
-    _, ours = jde.epsilon_and_gradient(step, **asked)
-    monkeypatch.setattr(
-        derivatives, "_ways", lambda method, _: (derivatives._WAYS[method],)
-    )
-    _, other = jde.epsilon_and_gradient(step, **asked)
-    for name in names:
-        assert not np.array_equal(ours[name], other[name]) or name == "num_steps"
-        np.testing.assert_allclose(ours[name], other[name], rtol=3e-8, err_msg=name)
-
-
-def test_nodes_that_are_others_than_the_moved_ones_are_seen(monkeypatch):
-    """A quotient of one side, which needs both, is then far off: NaN or another way."""
-    lay, seen = slopes.steps_of, []
-
-    def lay_others(group, *how, **more):
-        nodes = lay(group, *how, **more)
-        if group.count.shape[-1] == 1:  # not moved
-            seen.append(1)
-            away = tuple(part * (1 + 1e-6) for part in nodes.nodes.loss)
-            return nodes._replace(nodes=nodes.nodes._replace(loss=away))
-        return nodes
-
-    monkeypatch.setattr(slopes, "steps_of", lay_others)
-    monkeypatch.setattr(derivatives, "_ways", lambda *_: (derivatives._BY_NODES,))
-    _, gradient = jde.epsilon_and_gradient(
-        levels("school")(2.0, 0.1), delta=DELTA, num_steps=400
-    )
-    assert seen and np.isnan(gradient["noise_multiplier"])
 
 
 def test_no_names_and_no_settings():

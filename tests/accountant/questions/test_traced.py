@@ -253,9 +253,10 @@ def test_hessians_and_no_further() -> None:
     with jax.enable_x64(True):
         at = jnp.asarray(0.8), jnp.asarray(0.01)
         bends = np.array(jax.hessian(epsilon, (0, 1))(*at))
+        gradient = jax.jit(jax.grad(epsilon, (0, 1)))
 
         def slopes(noise, rate):
-            return np.array(jax.grad(epsilon, (0, 1))(noise, rate))
+            return np.array(gradient(noise, rate))
 
         true = np.array(
             [

@@ -1,12 +1,15 @@
 """``report``: a run's privacy in plain words."""
 
+import dataclasses
+import re
 from typing import Any
 
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import advantage, true_positive_rate
-from jaxdp_episodic.accountant.report.in_words import report_in_words
+from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.report import run_at_level, single_run
 from jaxdp_episodic.tools.cli import program
 from training_runs import TINY
@@ -162,8 +165,6 @@ embedding = 4
 def test_of_a_plan_the_recommended_run_is_meant(said):
     code, words = said(_PLAN + _TRAIN)
     assert code == 0 and "Protected is one example" in words and "at delta" in words
-    code, words = said(_PLAN)
-    assert code == 2 and "recommends no run here; no config: the file has no" in words
 
 
 def test_what_it_cannot_answer_is_said(said):
@@ -174,3 +175,84 @@ def test_what_it_cannot_answer_is_said(said):
     code, words = said(PATIENTS.replace("num_steps = 500", "num_steps = [1, 2]"))
     assert code == 2 and "a report is about one setting" in words
     assert said("version = 1")[0] == 2
+    code, words = said(_PLAN)
+    assert code == 2 and "a plan without the table train recommends no run" in words
+
+
+def a_budget(run, *others):
+    return AdaptiveBudget((run, *others), 1e-5)
+
+
+def test_a_run_that_chooses_is_said_in_the_same_words():
+    """One option alone, at a price: the worst way to choose is a composition."""
+    step = jde.GaussianStep(
+        jde.Poisson("record", sampling_probability=0.1), noise_multiplier=2.0
+    )
+    other = dataclasses.replace(step, noise_multiplier=4.0)
+    menu = jde.AdaptiveRun(
+        {"near": step, "far": other}, prices={"near": 2, "far": 1}, budget=40
+    )
+    quotas = jde.AdaptiveRun(
+        {"near": step, "far": other}, quotas={"near": 20, "far": 0}
+    )
+    words = adaptive_in_words(a_budget(menu), ["A fact."])
+    right, found = odds(words)
+    # Twenty of the one are a strategy, and the points of the curve are few.
+    run = jde.compose((step, 20))
+    least = (
+        50 + 50 * advantage(run),
+        100 * true_positive_rate(run, false_positive_rate=0.01),
+    )
+    assert least[0] <= right < least[0] + 1 and least[1] <= found < 1.1 * least[1]
+    assert "| near | 2 | each record | 20 |" in words
+    assert "| far | 4 | each record | 40 |" in words
+    assert "Choices: whatever chose saw releases" in words and "* A fact." in words
+    exact = odds(adaptive_in_words(a_budget(quotas)))
+    for value, bound in zip(exact, least, strict=True):
+        assert bound <= value < bound + 0.1
+    # Of two parts the one that costs more counts.
+    held_out = jde.AdaptiveRun({"check": other}, quotas={"check": 1})
+    both = adaptive_in_words(a_budget(quotas, held_out))
+    assert odds(both) == exact and "Parts: of several budgets" in both
+
+
+def odds(words):
+    """Percentages of right answers, and of changes found."""
+    said = " ".join(words.split())
+    found = re.search(
+        r"at most ([\d.]+) % of the answers .* at most ([\d.]+) % of", said
+    )
+    assert found is not None
+    return float(found[1]), float(found[2])
+
+
+def test_a_training_run_that_chooses_is_reported(said):
+    adaptive = """
+[step]
+neighboring_relation = "zero_out"
+[adaptive]
+rule = { type = "StopWhenStalled", every = 1, patience = 1 }
+[adaptive.check]
+number = 2
+fixed = true
+[adaptive.check.sampling]
+type = "GroupedClasses"
+num_classes = 8
+ways = 4
+episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
+examples = { type = "WithoutReplacement", name = "example", size = 20, population = 20 }
+"""
+    head, tail = TINY.split("[step.sampling]")
+    config = f"{head}{adaptive}[step.sampling]{tail}"
+    code, words = said(config)
+    assert code == 0 and words.startswith("# Privacy in words")
+    assert "Epsilon is 8.0" in words
+    assert "| step |" in words and re.search(
+        r"\| check \|[^|]*\| each episode \| 2 \|", words
+    )
+    assert "The episodes of `check` are the same each time" in words
+    assert "Added is discrete Gaussian noise" in words
+    code, words = said(f"seed = 1\n{config}")
+    assert code == 0 and words.startswith("**Not private**")
+    code, words = said(config.replace("epsilon = 8.0", "epsilon = inf"))
+    assert code == 0 and "trained without noise" in words

@@ -150,6 +150,24 @@ def test_the_best_that_was_measured_is_recommended(sizes, gains):
     assert gained >= max(g for g in gains if g is not None) - 0.004
 
 
+@pytest.mark.parametrize(
+    ("description", "expected"),
+    [
+        (texts(), "means"),
+        (texts(classes=30, examples=200), "means"),
+        (texts(classes=9), None),
+        (texts(classes=31, examples=200), None),
+        (texts(classes=20)._replace(feature_shape=(39,)), None),  # hardly more features
+        (texts(privacy_unit="class", epsilon=8.0), None),
+        (asked(), None),  # steps follow
+    ],
+)
+def test_some_classes_release_their_means(description, expected):
+    found = recommended_pipeline(description)
+    assert found.start.get("between") == expected
+    assert (found.learner == "plda") or expected is None
+
+
 def test_the_ratio_is_that_of_its_definition():
     found = recommended_pipeline(asked(epsilon=1.0))
     plain = jde.GaussianStep(

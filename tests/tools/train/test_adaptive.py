@@ -18,7 +18,11 @@ from jaxdp_episodic.trainer.audit.in_out import training_of_config
 from jaxdp_episodic.trainer.config.rules import StopWhenStalled
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.assemble import (
+    Tables,
+    adaptive_plan_of,
+    assembled,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 RATE = "sampling_probability"
@@ -243,6 +247,14 @@ def test_a_bad_check_is_said_to_be_the_checks(changes, message):
     made = config_of(config)
     with pytest.raises(ValueError, match=message):
         assembled(made, Tables(made, None))
+
+
+def test_a_split_that_there_is_not_is_said_to_be_the_checks():
+    config = described()
+    config["adaptive"]["check"]["split"] = "valid"
+    made = config_of(config)
+    with pytest.raises(ValueError, match="adaptive.check: split must be .*'valid'"):
+        adaptive_plan_of(made, Tables(made, None))
 
 
 def test_a_rule_for_a_plan_is_refused(tmp_path):

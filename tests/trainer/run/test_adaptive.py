@@ -434,6 +434,15 @@ def test_options_that_cannot_be_chosen_are_refused():
         AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
 
 
+@pytest.mark.parametrize("name", ["delta", "runs", "first", "checks"])
+def test_an_option_has_no_name_with_which_a_run_describes_itself(name):
+    options = {name: LOUD, "check": CHECK}
+    run = jde.AdaptiveRun(options, quotas={name: 2, "check": 1})
+    plan = AdaptiveBudget((run,), DELTA, checks=("check",))
+    with pytest.raises(ValueError, match=f"options must have other .* got '{name}'"):
+        adaptive(plan=plan)
+
+
 @pytest.mark.parametrize(
     ("first", "quotas", "message"),
     [
@@ -695,7 +704,7 @@ def test_it_is_said_what_else_was_released_and_left_out():
         for for_release in (False, True)
     )
     for said in (own, released):
-        assert "a norm that followed the 0.3 quantile of theirs" in said
+        assert "a norm that follows the 0.3 quantile of theirs" in said
         assert "Released are the parameters and the clip norm after every step" in said
         assert "within bounds, in at most 2 classes" in said
     assert "41" in own and "41" not in released  # numbers of private data

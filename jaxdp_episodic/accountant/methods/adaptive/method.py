@@ -48,7 +48,7 @@ _ENOUGH = 1e-5
 # The same of delta, relative.
 _ENOUGH_OF_DELTA = 1e-4
 # Either, for which more work is done than usual.
-_AT_MOST = 1e-3
+AT_MOST = 1e-3
 # Points of all transforms of one end, usually: some 0.15 s.
 _USUAL_WORK = 1.1e7
 # The same, at most, of all passes of one question: 5 s.
@@ -167,7 +167,7 @@ class Solver:
         self.share = min(width or enough, _ENOUGH)
         self.begin()
         if max(self.uppers.values()) > at_least:
-            self.refine(width or enough, width or _AT_MOST)
+            self.refine(width or enough, width or AT_MOST)
         return self.found()
 
     def begin(self) -> None:

@@ -33,6 +33,9 @@ _TRANSFORM_ERROR = 8.0
 _MOST_CELLS = 2**17
 # Norm below which squares may be 0 in float64: the largest value bounds it instead.
 _LEAST_NORM = 1e-140
+# By how much of its time a transform is slower for each factor 3 of its length, as
+# measured between 1,000 and 12,000 points.
+_COST_OF_THREE = 0.03
 # Rounding of sums of masses, one after the other: for each of them.
 _SUM_ROUNDING = 4.5e-16
 
@@ -317,15 +320,15 @@ def _folded(kernel: Kernel, size: int) -> tuple[int, np.ndarray]:
 
 
 def _good_length(least: int) -> int:
-    """An even length from ``least`` on without prime factors above 5."""
-    best = 2 ** math.ceil(math.log2(max(least, 16)))
+    """An even length from ``least`` on, of prime factors up to 5 and few threes."""
+    best = cost = 2 ** math.ceil(math.log2(max(least, 16)))
     five = 1
     while five < best:
-        three = five
+        three, more = five, 1.0
         while three < best:
             length = three * 2 ** max(math.ceil(math.log2(least / three)), 1)
-            if least <= length < best:
-                best = length
-            three *= 3
+            if least <= length and more * length < cost:
+                best, cost = length, more * length
+            three, more = 3 * three, more + _COST_OF_THREE
         five *= 5
     return best

@@ -20,9 +20,12 @@ MOST_TOGETHER = 16
 _MACHINE = float(np.finfo(np.float64).eps)
 # Rounding error of a sum of n terms, over n and its size: half of that, and its powers.
 _SUM_ERROR = 1.2e-16
-# Relative rounding error of one such term, 1.3e-15: an angle by two operations, the
-# sine of its half by one and a unit in the last place, squared and doubled; the share
-# of the mass by two, and their product.
+# The same of up to 2^22 terms that NumPy adds, see `hockey_stick`: blocks of 128, eight
+# sums side by side, then in pairs.
+_PAIRWISE_ERROR = 4e-15
+# Rounding error of one such term, relative to versine and sine together, 1.3e-15: half
+# an angle by two operations, its sine and cosine by a unit in the last place more,
+# their product or square, doubled; the share of the mass by two, and their product.
 _TERM_ERROR = 2e-15
 # Of ``e^{i x}`` and of a product with it, relative, 1.5e-15: an angle up to pi of two
 # operations, a unit in the last place of cosine and sine, and a complex product.
@@ -39,15 +42,24 @@ _MOST_DEVIATION = 0.5
 _BOUND_ERROR = 1e-9
 
 
-def power_from_transform(
-    low: np.ndarray, error: np.ndarray, counts: Sequence[float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Powers of transformed coefficients (steps, K), with bounds of their errors."""
+def on_circle(index: np.ndarray, mass: np.ndarray, size: int) -> np.ndarray:
+    """Masses on a circle of cells, (size,), the heaviest one in cell 0."""
+    cell = np.mod(index - index[np.argmax(mass)], size).astype(np.int64)
+    return np.bincount(cell, mass, minlength=size)
+
+
+def power_from_transform(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest coefficients of a row's power, (number,); bounds of their errors."""
+    low, error = [], []
+    for index, mass in row.masses:
+        circle = on_circle(index, mass, row.size)
+        low.append(np.fft.rfft(circle)[:number])
+        error.append([fourier.transform_error(row.size) * float(circle.sum())])
     modulus = np.abs(low)
     growth = np.log(np.maximum(modulus, _LEAST_MODULUS))
     rounded = np.full(modulus.shape, fourier.POWER_ERROR * _MACHINE)
-    relative = error / np.maximum(modulus, _LEAST_MODULUS)
-    return _power(growth, np.angle(low), relative, rounded, counts)
+    relative = np.array(error) / np.maximum(modulus, _LEAST_MODULUS)
+    return _power(growth, np.angle(low), relative, rounded, row.counts)
 
 
 def power_from_terms(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -59,22 +71,20 @@ def power_from_terms(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:
     frequency = np.arange(float(number))[:, None]
     parts = []
     for index, mass in row.masses:
-        away = np.mod(index - index[np.argmax(mass)], row.size)
-        cycles = np.mod(frequency * away, row.size)
-        # centred before it is divided, so that small angles keep their digits
-        cycles = np.where(cycles > 0.5 * row.size, cycles - row.size, cycles)
-        angle = 2 * math.pi * (cycles / row.size)
-        versine, sine = 2 * np.sin(0.5 * angle) ** 2, np.sin(angle)
+        # in cycles, exactly: centred, so that small angles keep their digits
+        cycles = frequency * ((index - index[np.argmax(mass)]) / row.size)
+        turn = np.exp(1j * (math.pi * (cycles - np.rint(cycles))))
+        versine, sine = 2 * turn.imag**2, 2 * turn.imag * turn.real
         # less 1, so that its logarithm keeps the digits that count T times
         surplus = math.fsum(np.append(mass, -1.0))
         share = mass / (1 + surplus)
-        real, imaginary = -versine @ share, -sine @ share
-        size = (versine + np.abs(sine)) @ share
+        real, imaginary = -np.sum(versine * share, -1), -np.sum(sine * share, -1)
+        size = np.sum((versine + np.abs(sine)) * share, -1)
         is_near = np.hypot(real, imaginary) < _MOST_DEVIATION
         square = np.where(is_near, real * (2 + real) + imaginary * imaginary, 0.0)
         modulus = np.maximum(np.hypot(1 + real, imaginary), _LEAST_MODULUS)
         growth = np.where(is_near, 0.5 * np.log1p(square), np.log(modulus))
-        error = (_SUM_ERROR * len(mass) + _TERM_ERROR) * size
+        error = (min(_SUM_ERROR * len(mass), _PAIRWISE_ERROR) + _TERM_ERROR) * size
         # near 1 logarithm and phase are as small as the difference, and so are
         # their errors
         rounded = fourier.POWER_ERROR * _MACHINE * np.minimum(1.0, 4 * size)

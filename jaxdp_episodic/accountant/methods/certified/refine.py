@@ -51,6 +51,9 @@ _MOST_GRID_POINTS = 2**19
 _SURE_SHARE = 0.3
 # P-mass of a bin above which a peak may be in it.
 _PEAK_MASS = 1e-3
+# Moves of a center, at most; share of the spacing that its last one may be.
+_MOST_MOVES = 3
+_NEAR_PEAK = 0.02
 # Most that the total mass of a distribution deviates from 1, or its tails are wrong.
 _MASS_CHECK = 1e-6
 # Deviation that is more than rounding on too fine a lattice.
@@ -207,20 +210,27 @@ def _center_peaks(settings: list[Setting]) -> None:
     A peak narrower than the spacing would cost the lower distribution a whole bin if it
     were not at a point of the lattice.
     """
-    for _ in range(3):
-        points = []
-        for s in settings:
-            half = 0.5 * s.spacing
-            points.append([np.array([c - half, c + half]) for c in s.centers])
-        evaluated = _evaluate(settings, points)
-        for s, grids, tails in zip(settings, points, evaluated, strict=True):
-            for k, (grid, (own, other)) in enumerate(zip(grids, tails, strict=True)):
-                if isinstance(s.steps[k].loss, FiniteValues):
-                    continue  # an atom is its center
-                bins = loss_lattice.bin_masses(grid, own, other)
-                mass, loss = loss_lattice.merged_losses(grid, bins)
-                if mass[0] > _PEAK_MASS and grid[0] < loss[0] < grid[1]:
-                    s.centers[k] = float(loss[0])
+    # Atoms are their centers, and of a symmetric loss the bin about 0 is centered.
+    moving = [
+        (i, k)
+        for i, s in enumerate(settings)
+        for k, step in enumerate(s.steps)
+        if not (isinstance(step.loss, FiniteValues) or step.loss.is_symmetric)
+    ]
+    for _ in range(_MOST_MOVES):
+        points = [[np.empty(0)] * len(s.centers) for s in settings]
+        for i, k in moving:
+            half = 0.5 * settings[i].spacing
+            points[i][k] = settings[i].centers[k] + np.array([-half, half])
+        evaluated, before, moving = _evaluate(settings, points), moving, []
+        for i, k in before:
+            s, grid = settings[i], points[i][k]
+            bins = loss_lattice.bin_masses(grid, *evaluated[i][k])
+            mass, loss = loss_lattice.merged_losses(grid, bins)
+            if mass[0] > _PEAK_MASS and grid[0] < loss[0] < grid[1]:
+                if abs(loss[0] - s.centers[k]) > _NEAR_PEAK * s.spacing:
+                    moving.append((i, k))
+                s.centers[k] = float(loss[0])
 
 
 def compose(settings: list[Setting]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant._engine import engine_name, float64_boundary
 from jaxdp_episodic.accountant.methods.certified.hockey_stick import (
     CertifiedDistribution,
     Row,
@@ -24,12 +24,13 @@ from jaxdp_episodic.accountant.methods.certified.low_frequencies import LowFrequ
 from jaxdp_episodic.accountant.methods.certified.powers import (
     MOST_TOGETHER,
     UNDERFLOW,
+    on_circle,
     power_from_terms,
     power_from_transform,
 )
 from jaxdp_episodic.accountant.numerics import fourier
 
-# Rows of a transform, at most; it is padded to a power of two.
+# Rows of a transform, at most; JAX's are padded, as each number is compiled.
 _LARGEST_BATCH = 8
 # Cells of all rows of a transform, at most.
 _CELLS_OF_BATCH = 2**20
@@ -47,9 +48,13 @@ AROUND_ATOM = "around atom"
 # Mean distance of losses from the heaviest, in radians of the highest frequency that
 # counts, below which differences from 1 keep more digits.
 _SMALL_ANGLE = 0.3
-# Low frequencies that are kept at most: this many, or this share of all cells.
+# Low frequencies that are kept at least; at most: so many, or this share of all cells.
+_LEAST_FREQUENCIES = 8
 _LOW_FREQUENCIES = 64
 _LOW_SHARE = 1 / 32
+# Least cells of a folded circle, and nats of its power's logarithm that may be lost.
+_LEAST_FOLDED = 1024
+_MOST_EXCESS = 2.0
 # Grid points times frequencies, over cells, that may be summed one by one.
 _MOST_TERMS = 2.0
 # Errors above this many tolerances ask for a more exact kernel.
@@ -75,15 +80,17 @@ _MACHINE = float(np.finfo(np.float64).eps)
 _TURN_ERROR = 4e-15
 # Largest logarithm, either way, whose exponential neither over- nor underflows, nats.
 _LARGEST_EXPONENT = 745.0
+# A second moment of up to 2^19 masses, relative: half an ulp of each, 6e-11.
+_MOMENT_ERROR = 1e-9
 # Logarithm of a modulus that has been computed by up to nine operations, absolute.
 _LOG_MODULUS_ERROR = 1e-15
-# A sum over blocks of frequencies, relative: one operation for each term of the largest
+# A sum over frequencies, relative: one operation for each term of the largest
 # lattice's half (2.4e-10), and 30 for a term and its weight.
-_BLOCK_SUM_ERROR = 2.5e-10
+_SUM_ERROR = 2.5e-10
 
 
-_low_frequencies = float64_boundary(fourier.low_frequencies, static=("kept",))
-_block_sums = float64_boundary(fourier.weighted_block_sums, static=("size",))
+_log_moduli = float64_boundary(fourier.log_moduli, static=("folded",))
+_weighted_sums = float64_boundary(fourier.weighted_sums, static=("size",))
 _SUMS = {
     PLAIN: float64_boundary(fourier.power_sums),
     DIFFERENCES: float64_boundary(fourier.difference_sums),
@@ -116,74 +123,86 @@ def low_frequencies_of(rows: Sequence[Row]) -> list[LowFrequencies | Row]:
     Its `small_rounding` is false then where the plain kernel's errors would matter.
     """
     result: list[LowFrequencies | Row] = [*rows]
-    groups: dict[tuple[int, int], list[int]] = {}
+    groups: dict[tuple[int, int, int], list[int]] = {}
     for i, row in enumerate(rows):
-        groups.setdefault((row.size, len(row.masses)), []).append(i)
-    for (size, _), members in groups.items():
-        edges = fourier.frequency_edges(size)
-        kept = _most_frequencies(size)
-        for chosen, parts, firsts in _circles(rows, members):
-            lows, errors, log_power = [], [], 0.0
+        key = (row.size, _folded_size(row), len(row.masses))
+        groups.setdefault(key, []).append(i)
+    for (size, folded, _), members in groups.items():
+        for chosen, parts, firsts in _circles(rows, members, folded):
+            log_power = np.zeros(())
             for part in parts:
-                few, wrong, powers = _low_frequencies(*part, kept=kept)
-                # copied: a view would keep all frequencies in memory
-                lows.append(np.array(few))
-                errors.append(wrong)
+                powers = _log_moduli(*part, folded=folded < size)
                 log_power = log_power + np.asarray(powers)
-            low, error = (np.concatenate(found, 1) for found in (lows, errors))
-            decays = np.zeros((len(low), 2))
+            decays = np.zeros((len(log_power), 2))
             for j, i in enumerate(chosen):
                 dist = rows[i].certified
                 decays[j] = dist.tilt * dist.spacing, (dist.tilt + 1) * dist.spacing
-            sums = np.asarray(_block_sums(log_power, decays, size=size))
-            rest = np.cumsum(sums[:, ::-1], -1)[:, ::-1]
+            rest = np.asarray(_weighted_sums(log_power, decays, size=size))
             for j, i in enumerate(chosen):
-                number = len(rows[i].masses)
-                result[i] = _lowest_of(
-                    rows[i],
-                    (low[j][:number], error[j][:number]),
-                    (edges[:-1], rest[j]),
-                    firsts[j],
-                )
+                result[i] = _lowest_of(rows[i], rest[j], firsts[j])
     return result
 
 
-def _most_frequencies(size: int) -> int:
-    return max(_LOW_FREQUENCIES, int(size * _LOW_SHARE))
+def _folded_size(row: Row) -> int:
+    """Cells onto which the circle is folded for bounds of its coefficients.
+
+    As few as leave the bound of the power, where it is no longer 1, near to it.
+    """
+    spread = 0.0
+    for (index, mass), count in zip(row.masses, row.counts, strict=True):
+        if len(index):
+            away = index - float(mass @ index)
+            spread += count * float(mass @ (away * away))
+    least = math.pi * math.sqrt(spread / (2 * _MOST_EXCESS))
+    least = min(max(least, _LEAST_FOLDED), row.size)
+    return min(1 << math.ceil(math.log2(least)), row.size)
 
 
-def _lowest_of(
-    row: Row,
-    low: tuple[np.ndarray, np.ndarray],
-    blocks: tuple[np.ndarray, np.ndarray],
-    first: int,
-) -> LowFrequencies | Row:
-    """The lowest frequencies of one row's power, as many as matter."""
-    edges, rest = blocks
-    dist = row.certified
-    rounded = _BLOCK_SUM_ERROR + _LOG_MODULUS_ERROR * sum(row.counts)
+def _excess(index: np.ndarray, mass: np.ndarray, size: int) -> float:
+    """Bound of what squared moduli may exceed those of ``size`` frequencies by.
+
+    ``|f(w)|²`` is the mean of ``cos(w (X - X'))``, X and X' two independent losses in
+    cells. Its second derivative is at most twice the variance V, so that between
+    frequencies at a distance of h it is at most ``h² V / 4`` above the larger one.
+    """
+    total = float(mass.sum())
+    away = index - float(mass @ index)
+    second = float(mass @ (away * away)) * (1 + _MOMENT_ERROR)
+    # masses that meet in a cell are added up, which f² feels twice
+    meeting = min(math.ceil((float(np.ptp(index)) + 1) / size), len(index))
+    rounded = 3 * meeting * _MACHINE * total
+    return total * ((math.pi / size) ** 2 * second + rounded)
+
+
+def _lowest_of(row: Row, rest: np.ndarray, first: int) -> LowFrequencies | Row:
+    """The lowest frequencies of one row's power, as many as matter.
+
+    ``rest`` is what all are worth from every D-th on, from 0 to ``size / 2``.
+    """
+    dist, together = row.certified, row.size // (2 * (len(rest) - 1))
+    rounded = _SUM_ERROR + _LOG_MODULUS_ERROR * sum(row.counts)
     rounded += (2 + len(row.counts)) * _MACHINE * _LARGEST_EXPONENT
     # both signs of the frequencies
     rest = rest * (2 / row.size * math.exp(rounded)) + UNDERFLOW
     beyond = dist.start + row.size * dist.spacing - row.initial_epsilon
     cost = -math.expm1(-dist.spacing) + 2 * math.exp(-dist.tilt * max(beyond, 0.0))
-    # the first block is kept in any case
-    enough = cost * rest <= row.tolerance
-    enough &= (edges > 0) & (edges <= _most_frequencies(row.size))
-    if not np.any(enough):
+    # the lowest ones are kept in any case
+    least = -(-_LEAST_FREQUENCIES // together)
+    enough = cost * rest[least:] <= row.tolerance
+    i = least + int(np.argmax(enough))
+    number = i * together
+    most = max(_LOW_FREQUENCIES, int(row.size * _LOW_SHARE))
+    if not np.any(enough) or number > most:
         return row
-    i = int(np.argmax(enough))
-    number = int(edges[i])
-    power, errors = power_from_transform(low[0][:, :number], low[1], row.counts)
-    if (
-        not row.small_rounding
-        or _rounding(row, errors) > _MOST_TOLERANCES * row.tolerance
-    ):
-        row = dataclasses.replace(row, small_rounding=False)
-        if number * sum(len(m) for _, m in row.masses) <= _MOST_TERMS * row.size:
-            power, errors = power_from_terms(row, number)
-        elif _kernel_name(row) != PLAIN and row.size <= LARGEST_LATTICE:
-            return row  # the cells by another kernel are more exact
+    if number * sum(len(m) for _, m in row.masses) <= _MOST_TERMS * row.size:
+        power, errors = power_from_terms(row, number)
+    else:
+        power, errors = power_from_transform(row, number)
+        rounding = _rounding(row, errors)
+        if not row.small_rounding or rounding > _MOST_TOLERANCES * row.tolerance:
+            row = dataclasses.replace(row, small_rounding=False)
+            if _kernel_name(row) != PLAIN and row.size <= LARGEST_LATTICE:
+                return row  # the cells by another kernel are more exact
     angle = np.mod(np.arange(number) * float(first), row.size) / row.size
     power = power * np.exp(2j * math.pi * angle)
     errors = errors + _TURN_ERROR * np.abs(power)
@@ -209,35 +228,36 @@ def _rounding(row: Row, errors: np.ndarray) -> float:
 
 
 def _circles(
-    rows: Sequence[Row], members: Sequence[int]
-) -> Iterator[tuple[list[int], Iterator[tuple[np.ndarray, np.ndarray]], list[int]]]:
-    """Distributions of rows of one shape on their circles, a batch at a time.
+    rows: Sequence[Row], members: Sequence[int], size: int
+) -> Iterator[tuple[list[int], Iterator[tuple[np.ndarray, ...]], list[int]]]:
+    """Distributions of rows of one shape on circles of N cells, a batch at a time.
 
     Yields:
       The rows' numbers; a few steps at a time masses (batch, steps, N), with each
-      distribution's heaviest cell as number 0, and counts (batch, steps); and which
-      cell of the sum's circle is the first of the window.
+      distribution's heaviest cell as number 0, counts and `_excess` (batch, steps); and
+      which cell of the sum's circle is the first of the window.
     """
-    size, steps = rows[members[0]].size, len(rows[members[0]].masses)
+    steps = len(rows[members[0]].masses)
     batch = max(min(_LARGEST_BATCH, _CELLS_OF_BATCH // (size * steps)), 1)
     # a power of two, as few shapes are to be compiled
     most = max(_CELLS_OF_BATCH // (size * batch), 1)
     together = min(steps, 1 << (most.bit_length() - 1), MOST_TOGETHER)
 
-    def parts(chosen: list[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def parts(chosen: list[int]) -> Iterator[tuple[np.ndarray, ...]]:
         for start in range(0, steps, together):
             # rows and steps that pad the batch: no loss, no NaN
-            masses = np.zeros((batch, together, size))
-            counts = np.zeros((batch, together))
+            laid = batch if engine_name() == "jax" else len(chosen)
+            masses = np.zeros((laid, together, size))
+            counts, excess = np.zeros((2, laid, together))
             masses[:, :, 0] = 1.0
             for j, i in enumerate(chosen):
                 here = rows[i].masses[start : start + together]
                 for k, (index, mass) in enumerate(here):
                     counts[j, k] = rows[i].counts[start + k]
-                    cell = np.mod(index - _heaviest(index, mass), size)
-                    cell = cell.astype(np.int64)
-                    masses[j, k] = np.bincount(cell, mass, minlength=size)
-            yield masses, counts
+                    if len(mass):
+                        masses[j, k] = on_circle(index, mass, size)
+                        excess[j, k] = _excess(index, mass, size)
+            yield masses, counts, excess
 
     for start in range(0, len(members), batch):
         chosen = list(members[start : start + batch])
@@ -247,7 +267,7 @@ def _circles(
                 int(count) * _heaviest(*dist)
                 for count, dist in zip(rows[i].counts, rows[i].masses, strict=True)
             )
-            firsts.append((rows[i].first - away) % size)
+            firsts.append((rows[i].first - away) % rows[i].size)
         yield chosen, parts(chosen), firsts
 
 
@@ -286,10 +306,10 @@ def convolution_powers(rows: Sequence[Row]) -> list[CertifiedDistribution]:
         key = (row.size, len(row.masses), _kernel_name(row))
         groups.setdefault(key, []).append(i)
     for (size, _, name), members in groups.items():
-        for chosen, parts, firsts in _circles(rows, members):
+        for chosen, parts, firsts in _circles(rows, members, size):
             sums = 0.0
             for part in parts:
-                sums = sums + np.asarray(_SUMS[name](*part))
+                sums = sums + np.asarray(_SUMS[name](*part[:2]))
                 # the phase modulo 1, and the rounding of one more addition
                 sums[..., 2, :] -= np.round(sums[..., 2, :])
                 sums[..., 3, :] += 4 * _MACHINE

@@ -19,6 +19,12 @@ from jaxdp_episodic.accountant.methods.run import Run
 NEAR = 3.0
 # Largest ratio of the epsilon that a contour is laid for to the answer.
 LARGEST_RATIO = 2.0
+# As `NEAR`: distance from a contour's own epsilon beyond which the error is unknown.
+_FAR = 10.0
+# Error of log(delta) above which an answer is no guess of the right one.
+_USELESS = 0.5
+# Above which it does not even say that the last guess was too large.
+_NO_SIGN = 10.0
 # Largest number of epsilons on one contour.
 _MOST_EPSILONS = 16
 # Settings times terms by which sums may be padded to the next length: each length is
@@ -54,6 +60,31 @@ def shared_contours(
     members = [column + column[-1:] * (most - len(column)) for column in columns]
     middle = [column[len(column) // 2] for column in columns]
     return np.array(members).T, np.array(middle)
+
+
+def judged_epsilon(
+    value: np.ndarray, log_error: np.ndarray, slope: np.ndarray, used: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Epsilon, its error, whether its contour was laid too far away, the next guess.
+
+    ``used`` is the epsilon that the contour was laid for. A contour for a larger one
+    ends where its integrand is negligible, and may miss what small losses add further
+    out at an epsilon as small as theirs: the answer is then only the next guess.
+    """
+    value = np.maximum(value, 0.0)
+    # delta falls with epsilon: a sum that does not has not converged.
+    falls = slope > 0
+    error = np.where(falls, log_error / np.where(falls, slope, 1.0), np.inf)
+    # 0 is exact where delta is below its target there.
+    error = np.where(falls & (log_error == 0), 0.0, error)
+    distance = np.abs(value - used) * np.abs(slope)
+    error = np.where(distance > NEAR, 10.0 * error, error)
+    far = (distance > _FAR) | (used > LARGEST_RATIO * value)
+    # Without an answer the guess was too large; a poor one says little but that.
+    known = np.isfinite(error) & ~np.isnan(value)
+    lowest = 0.5 * used * (log_error >= _NO_SIGN)
+    poor = np.where(known, np.clip(value, lowest, 2.0 * used), 0.5 * used)
+    return value, error, far, np.where(known & (log_error < _USELESS), value, poor)
 
 
 def _numbers(run: Run) -> np.ndarray:

@@ -125,6 +125,7 @@ def _asymptote(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
             (steps.nodes, _LEAN_SHARE),
             (steps.check, _CHECK_LEAN_SHARE),
         ):
+            assert nodes is not None  # of moved runs, which lay no contour
             for side, ratio in enumerate((nodes.right, nodes.left)):
                 ratio = xp.where(used, share * ratio.reshape(used.shape), xp.inf)
                 steepest[side] = xp.minimum(steepest[side], xp.min(ratio, axis=0))

@@ -98,13 +98,9 @@ def log_delta(
     groups: tuple[Steps, ...],
     *,
     num_nodes: int,
-    sums: tuple[Pair, ...] | None = None,
 ) -> Solution:
-    """``log(delta)`` at ``epsilon``, (n,) or several of a setting, (E, n).
-
-    By sums of `mgf.log_powers` on the contour, if they are known.
-    """
-    integrand = _prepare(num_nodes, contour, groups, sums)
+    """``log(delta)`` at ``epsilon``, (n,) or several of a setting, (E, n)."""
+    integrand = _prepare(num_nodes, contour, groups)
     if epsilon.ndim > 1:
         integrand = map_arrays(lambda a: a if a.ndim == 1 else a[:, None], integrand)
     value, slope, _, error = _integrate(integrand, epsilon)
@@ -212,16 +208,21 @@ class _Integrand(NamedTuple):
     log_beyond: Array  # (n,) of a bound of the truncated integral on vertical lines
 
 
-def _prepare(
-    num_nodes: int,
-    contour: Contour,
-    groups: tuple[Steps, ...],
-    sums: tuple[Pair, ...] | None = None,
-) -> _Integrand:
+def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:
     """Nodes of the trapezoidal rule, and M^T on them."""
     xp = namespace(contour.center, groups[0].count)
-    z, direction, weight, step = trapezoidal(contour, num_nodes)
-    power, error = log_powers(z, groups, checked=True, sums=sums)
+    step = contour.end / (num_nodes - 1)
+    u = xp.arange(num_nodes, dtype=step.dtype)[:, None] * step
+    b = contour.bend
+    near = xp.arcsinh(b * xp.sinh(xp.minimum(u, 300.0)))
+    y = contour.scale / b * xp.where(u > 300, u + xp.log(b), near)
+    # dy/du, which tends to scale / b
+    inverse = xp.exp(-u)
+    cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
+    speed = contour.scale * cosh / xp.sqrt(inverse * inverse + (b * sinh) ** 2)
+    z, direction = contour_points(contour, y)
+    weight = speed * step * xp.where(u > 0, 1.0, 0.5)
+    power, error = log_powers(z, groups, checked=True)
     log_atom = log_atoms(groups)
     bulk = contour.bulk
     left, size = without_bulk(z, power, bulk, log_atom)
@@ -234,7 +235,7 @@ def _prepare(
     # the integral of 1 / y².
     log_beyond = xp.full_like(bulk, _LOG_ZERO)
     if have_atoms(groups):
-        again = xp.maximum(z[1][-1:], xp.minimum(first_realignment(groups), 1e300))
+        again = xp.maximum(y[-1:], xp.minimum(first_realignment(groups), 1e300))
         log_beyond = where_needed(
             ~vertical,
             log_beyond,
@@ -256,23 +257,6 @@ def _prepare(
     )
 
 
-def trapezoidal(contour: Contour, num_nodes: int) -> tuple[Pair, Pair, Array, Array]:
-    """Nodes z, ``dz / dy / (i pi z (1 + z))`` there, weights in y, the step in u."""
-    xp = namespace(contour.center)
-    step = contour.end / (num_nodes - 1)
-    u = xp.arange(num_nodes, dtype=step.dtype)[:, None] * step
-    b = contour.bend
-    near = xp.arcsinh(b * xp.sinh(xp.minimum(u, 300.0)))
-    y = contour.scale / b * xp.where(u > 300, u + xp.log(b), near)
-    # dy/du, which tends to scale / b
-    inverse = xp.exp(-u)
-    cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
-    speed = contour.scale * cosh / xp.sqrt(inverse * inverse + (b * sinh) ** 2)
-    z, direction = contour_points(contour, y)
-    weight = speed * step * xp.where(u > 0, 1.0, 0.5)
-    return z, direction, weight, step
-
-
 def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
     """``log delta``, minus its derivative, its second derivative and its error.
 
@@ -282,9 +266,7 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
     """
     xp = namespace(integrand.bulk, epsilon)
     z = integrand.z
-    log_known, log_known_slope, log_known_density = bulk_delta(
-        integrand.bulk, integrand.log_mass, epsilon
-    )
+    log_known, log_known_slope, log_known_density = _bulk_delta(integrand, epsilon)
     log_size = integrand.log_size - z[0] * epsilon
     peak = xp.maximum(xp.max(log_size, axis=0), log_known)
     re, im = times(integrand.sign, polar(log_size - peak, -z[1] * epsilon))
@@ -327,21 +309,17 @@ def _aliasing(values: Array) -> Array:
     return _ALIASES * high * decay**_DECAY_POWER
 
 
-def bulk_delta(
-    bulk: Array, log_mass: Array, epsilon: Array
-) -> tuple[Array, Array, Array]:
-    """Logarithms of the bulk's delta D, of ``-D'`` and of ``D'' - D'``.
-
-    The last is twice the derivative by its variance.
-    """
-    xp = namespace(bulk, epsilon)
-    some = bulk > 0
-    mu = xp.sqrt(xp.where(some, bulk, 1.0))
+def _bulk_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
+    """Logarithms of the bulk's delta D, of ``-D'`` and of ``D'' - D'``."""
+    xp = namespace(integrand.bulk, epsilon)
+    some = integrand.bulk > 0
+    mu = xp.sqrt(xp.where(some, integrand.bulk, 1.0))
     profile = log_gaussian_profile(mu, xp.maximum(epsilon, 0.0))
     x = 0.5 * mu + epsilon / mu
     tail = epsilon + log_normal_tail(x)
     density = epsilon + log_normal_density(x) - xp.log(mu)
     profile, tail, density = (
-        xp.where(some, log_mass + part, _LOG_ZERO) for part in (profile, tail, density)
+        xp.where(some, integrand.log_mass + part, _LOG_ZERO)
+        for part in (profile, tail, density)
     )
     return profile, tail, density

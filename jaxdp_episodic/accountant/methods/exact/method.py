@@ -22,6 +22,10 @@ from jaxdp_episodic.accountant.methods.closed_form import (
     one_gaussian,
     shift_error,
 )
+from jaxdp_episodic.accountant.methods.exact.initial_epsilon import (
+    ORDER_FACTORS,
+    order_near,
+)
 from jaxdp_episodic.accountant.methods.exact.solver import (
     BREAK_EVEN,
     TOLERANCE,
@@ -34,17 +38,16 @@ from jaxdp_episodic.accountant.methods.question import (
     Question,
 )
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
+from jaxdp_episodic.accountant.methods.rdp.total_variation import (
+    at_most_total_variation,
+)
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.methods.single_step import (
     error_in_nats,
     solve_single_step,
 )
 
-# Orders at which the backward direction is bounded: their excess over 1 relative to the
-# forward direction's best. Far above it where only that has rare large losses.
-_ORDER_FACTORS = np.array([1.0, 1.6, 4.0, 16.0, 64.0])[:, None]
-# Number of settings up to which all those orders take no longer than one.
-_FEW = 8
+_FEW = 8  # settings up to which many orders take no longer than one
 # First guess of log(Rényi's bound / delta), where delta is asked for.
 _LOG_BOUND_OVER_DELTA = 25.0
 # Log below which exp is 0 in float64: Rényi's bound is then near enough.
@@ -186,20 +189,26 @@ def _of_gaussians(question: Question, run: Run, engine: str, _: bool) -> Answer:
 
 def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     """The contour integral, in both directions where they differ."""
-    near = _order_near(question) if isinstance(question, EpsilonAt) else None
-    bound, order = rdp_bound(question, run, near=near, loose=True)
+    guess = question.guess if isinstance(question, EpsilonAt) else None
+    unbounded = question.is_epsilon and guess is None
+    if unbounded:  # until there is a contour
+        bound, order = np.full((2, question.target.size), np.inf)
+        bound = at_most_total_variation(question, run, bound)
+    else:
+        near = None if guess is None else order_near(question.target, guess)
+        bound, order = rdp_bound(question, run, near=near, loose=True)
     if question.is_epsilon and np.any(bound == 0):
         # Epsilon is 0 where delta is at least the total variation distance.
-        zero, left = np.zeros(bound.shape), np.flatnonzero(bound > 0)
-        answer = Answer(zero, zero.copy(), np.zeros(bound.shape, bool))
-        if left.size:
+        answer = Answer(np.zeros(bound.shape), np.zeros(bound.shape), bound < 0)
+        if (left := np.flatnonzero(bound > 0)).size:
             part = _of_many_steps(question.take(left), run.take(left), certify)
             _fill(answer, left, part)
         return answer
     goal = question.target if question.is_epsilon else bound - _LOG_BOUND_OVER_DELTA
     cut, log_added, too_many = _truncated(goal, run)
     # Densities must not be rounded by more than the tolerance of the answer.
-    wanted = ~too_many & np.isfinite(bound) & (_of_densities(run) <= TOLERANCE)
+    wanted = ~too_many & (_of_densities(run) <= TOLERANCE)
+    wanted &= np.isfinite(bound) | unbounded
     if not question.is_epsilon:
         wanted &= bound > _UNDERFLOW
     state = ContourSolver(question, cut, bound, order, goal, log_added)
@@ -210,34 +219,26 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
         # a setting, the other less by itself.
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
         asked = least if question.is_epsilon else question.target
-        may_be_larger = wanted & (asked < run.largest_loss(backward=True))
+        may_be_larger = wanted & ~state.backward_is_less
+        may_be_larger &= asked < run.largest_loss(backward=True)
         few = least.size <= _FEW
         for by_nodes in (not few, few):
             if not by_nodes:
-                left = np.where(may_be_larger, order, np.inf)
-                may_be_larger &= _may_exceed(question, run, least, left)
+                near = np.where(may_be_larger, state.order, np.inf)
+                may_be_larger &= _may_exceed(question, run, least, near)
             elif question.is_epsilon:
                 less = state.surely_private(may_be_larger, least, backward=True)
                 may_be_larger &= ~less
+        left = np.flatnonzero(may_be_larger)
+        if unbounded and left.size:
+            known = rdp_bound(question.take(left), run.take(left), loose=True)
+            state.bound[left], state.order[left] = known
         other, other_error = state.solve(may_be_larger, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, may_be_larger)
-    error = error + _of_composed_profiles(question, run, bound, order)
+    error = error + _of_composed_profiles(question, run, state.bound, state.order)
     unsure = ~wanted | ~np.isfinite(value)
     answer = _unless_poor(Answer(value, error, unsure), question, run, certify)
     return answer._replace(is_certified=answer.is_certified & _has_certified_ends(run))
-
-
-def _order_near(question: EpsilonAt) -> np.ndarray | None:
-    """The best order of Gaussian steps that have the guessed epsilon, if there is one.
-
-    They have ``epsilon = mu²/2 + mu sqrt(2 l)`` at order ``1 + sqrt(2 l) / mu``, with
-    ``l = -log delta``.
-    """
-    if question.guess is None:
-        return None
-    root, guess = np.sqrt(-question.target), np.maximum(question.guess, 1e-300)
-    # sqrt(l + epsilon) - sqrt(l), without cancellation
-    return 1 + root * (np.sqrt(root * root + guess) + root) / guess
 
 
 def _has_certified_ends(run: Run) -> bool:
@@ -365,7 +366,7 @@ def _may_exceed(
         epsilon, goal = np.maximum(least, 0.0), question.target
     settled = np.zeros(least.shape, bool)
     # One order after another, (1, n), or all of them, (3, n).
-    factors = _ORDER_FACTORS
+    factors = ORDER_FACTORS
     if not all(loss.compiles for loss in run.losses):
         factors = factors[:1]  # a contour of few nodes takes no longer
     for factor in factors[:, None] if settled.size > _FEW else factors[None]:

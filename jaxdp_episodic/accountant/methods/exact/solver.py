@@ -24,8 +24,8 @@ from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact import contour as contours
 from jaxdp_episodic.accountant.methods.exact import initial_epsilon, integral
 from jaxdp_episodic.accountant.methods.exact.batching import (
-    LARGEST_RATIO,
     NEAR,
+    judged_epsilon,
     shared_contours,
     shared_lengths,
 )
@@ -45,12 +45,6 @@ TOLERANCE = 1e-6
 _CUT = 50.0
 # Nats by which the truncated mass must stay below delta.
 _CUT_MARGIN = 30.0
-# As `NEAR`: distance from a contour's own epsilon beyond which the error is unknown.
-_FAR = 10.0
-# Error of log(delta) above which an answer is no guess of the right one.
-_USELESS = 0.5
-# Above which it does not even say that the last guess was too large.
-_NO_SIGN = 10.0
 # Largest error on a shared contour; settings above it get one of their own.
 _SHARED_ERROR = 1e-9
 # Settings in a chunk: JAX compiles a kernel for each.
@@ -82,7 +76,7 @@ _PASSES = (
     _Pass(384, 1025),
 )
 # Enough to compare delta with its target.
-_COMPARISON = _Pass(112, 33, 16.0)
+_COMPARISON = _Pass(112, 21, 14.0)
 # Share of `TOLERANCE` at which an answer is settled: the errors of both directions may
 # add up.
 _SETTLED = 0.5
@@ -96,12 +90,17 @@ class ContourSolver:
 
     question: Question
     run: Run  # truncated
-    bound: np.ndarray  # Rényi's bound of the answer
+    bound: np.ndarray  # Rényi's; of epsilon it may be inf until there is a contour
     order: np.ndarray  # at which that is reached
     goal: np.ndarray  # log(delta), or a first guess; distributions are cut below it
     log_added: np.ndarray  # logarithm of the delta that truncation left out
+    # Where Rényi's bound says so of the epsilon that was found forward.
+    backward_is_less: np.ndarray = field(init=False)
     # Width of chunks, by what else their kernels are compiled for.
     _widths: dict[tuple[_Pass, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.backward_is_less = np.zeros(self.bound.shape, bool)
 
     def surely_private(
         self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool
@@ -179,8 +178,13 @@ class ContourSolver:
             )
             if question.is_epsilon:
                 # Even a poor answer says where the saddle point is.
-                new_value, new_error, far[index], closer = _judged_epsilon(*found)
+                *found, self.bound[index], self.order[index], less = found
+                self.backward_is_less[index] = less
+                new_value, new_error, far[index], closer = judged_epsilon(*found)
                 initial[index] = np.clip(closer, 0.0, self.bound[index])
+                nothing = self.bound[index] == 0  # for which there is no contour
+                far[index] &= ~nothing
+                new_value, new_error = np.where(nothing, 0.0, (new_value, new_error))
             else:
                 new_value, new_error, slope, used = found
                 # A delta this small may be due to the truncated mass.
@@ -338,7 +342,7 @@ def _solve_chunk(
         return jitted(kernel, static) if compiled else kernel
 
     def call(arrays: Any, groups: tuple[Group, ...]) -> tuple[Any, ...]:
-        target, initial, highest, order, log_cut, backward = arrays
+        target, initial, *known, log_cut, backward = arrays
         lay_nodes = run(steps_of, "num_nodes", "num_terms")
         steps = tuple(
             lay_nodes(
@@ -348,47 +352,26 @@ def _solve_chunk(
         )
         if is_epsilon and find:
             first = run(initial_epsilon.first_epsilon)
-            initial = first(target, highest, order, groups, steps)
+            initial, *known = first(target, known[0], groups, steps)
         contour = run(contours.lay_contour)(initial, steps, effort.fall)
         nodes = effort.contour_nodes
         if is_epsilon:
             solve = run(integral.epsilon, "num_nodes")
-            solution = solve(target, initial, highest, contour, steps, num_nodes=nodes)
-        else:
-            solve = run(integral.log_delta, "num_nodes")
-            solution = solve(target, contour, steps, num_nodes=nodes)
-            initial = initial + 0 * target
-        return (*solution, initial)
+            solution = solve(target, initial, known[0], contour, steps, num_nodes=nodes)
+            less = 0 * target
+            one = groups[0] if len(groups) == 1 and len(groups[0].count) == 1 else None
+            if find and one is not None and one.loss.nodes_exchange:
+                compare = run(initial_epsilon.exchanged_is_less)
+                less = compare(target, solution.value, known[1], steps[0])
+            return (*solution, initial, *known, less)
+        solve = run(integral.log_delta, "num_nodes")
+        solution = solve(target, contour, steps, num_nodes=nodes)
+        return (*solution, initial + 0 * target)
 
     if compiled:
         return on_jax(call, arrays, groups)
     with np.errstate(all="ignore"):
         return call(arrays, groups)
-
-
-def _judged_epsilon(
-    value: np.ndarray, log_error: np.ndarray, slope: np.ndarray, used: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """Epsilon, its error, whether its contour was laid too far away, the next guess.
-
-    ``used`` is the epsilon that the contour was laid for. A contour for a larger one
-    ends where its integrand is negligible, and may miss what small losses add further
-    out at an epsilon as small as theirs: the answer is then only the next guess.
-    """
-    value = np.maximum(value, 0.0)
-    # delta falls with epsilon: a sum that does not has not converged.
-    falls = slope > 0
-    error = np.where(falls, log_error / np.where(falls, slope, 1.0), np.inf)
-    # 0 is exact where delta is below its target there.
-    error = np.where(falls & (log_error == 0), 0.0, error)
-    distance = np.abs(value - used) * np.abs(slope)
-    error = np.where(distance > NEAR, 10.0 * error, error)
-    far = (distance > _FAR) | (used > LARGEST_RATIO * value)
-    # Without an answer the guess was too large; a poor one says little but that.
-    known = np.isfinite(error) & ~np.isnan(value)
-    lowest = 0.5 * used * (log_error >= _NO_SIGN)
-    poor = np.where(known, np.clip(value, lowest, 2.0 * used), 0.5 * used)
-    return value, error, far, np.where(known & (log_error < _USELESS), value, poor)
 
 
 def _growth(error: np.ndarray) -> np.ndarray:

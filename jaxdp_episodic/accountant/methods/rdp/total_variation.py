@@ -26,11 +26,14 @@ _ROUNDING = 1e-12
 def at_most_total_variation(
     question: Question, run: Run, value: np.ndarray
 ) -> np.ndarray:
-    """Rényi's epsilons or log(deltas), *upper bounds*, lowered where it says so."""
+    """Epsilons or log(deltas), *upper bounds*, lowered where it says so.
+
+    Those of Rényi-DP, or `inf` of epsilon where nothing is known.
+    """
     target = np.broadcast_to(question.target, value.shape)
     log_delta = target if question.is_epsilon else value
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)
-    asked &= np.isfinite(value) & (_log_estimate(run) < log_delta + NEAR)
+    asked &= _log_estimate(run) < log_delta + NEAR
     chosen = np.flatnonzero(asked & ~run.is_unprotected)
     if not chosen.size:
         return value

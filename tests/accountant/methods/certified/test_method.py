@@ -537,6 +537,6 @@ def test_a_planted_fault_is_found(fault, guarded, monkeypatch):
     monkeypatch.setattr(refine, "_CROSSING", math.inf)
     monkeypatch.setattr(refine, "_LACKING", math.inf)
     monkeypatch.setattr(method, "_MOST_REFINEMENTS", 1)
-    monkeypatch.setattr(method, "rdp_bound", lambda *_: (np.zeros(1), 0))
+    monkeypatch.setattr(method, "rdp_bound", lambda *_, **__: (np.zeros(1), 0))
     lower, upper = pld_bounds(delta_at(4.0), run)
     assert not lower <= truth <= upper

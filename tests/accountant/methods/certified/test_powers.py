@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant.methods.certified import hockey_stick, powers
-from jaxdp_episodic.accountant.numerics import fourier
 
 SIZE, KEPT = 64, 12
 
@@ -25,23 +24,21 @@ def exact(masses, counts):
         return result
 
 
-def by_terms(masses, counts):
+def row(masses, counts):
     empty = hockey_stick.CertifiedDistribution(
         np.empty(0), (0.0, 0.0), (0.0, 0.0), 0.0, 0.01, 1.0, 0.0, 0.0, 0.0, 0.0
     )
-    row = hockey_stick.Row(
+    return hockey_stick.Row(
         list(masses), list(counts), SIZE, 0, False, 0.5, 1e-6, 1e-9, empty
     )
-    return powers.power_from_terms(row, KEPT)
+
+
+def by_terms(masses, counts):
+    return powers.power_from_terms(row(masses, counts), KEPT)
 
 
 def by_transform(masses, counts):
-    circle = np.zeros((len(masses), SIZE))
-    for cells, (index, mass) in zip(circle, masses, strict=True):
-        away = (index - index[np.argmax(mass)]).astype(int)
-        np.add.at(cells, away % SIZE, mass)
-    found = fourier.low_frequencies(circle, np.array(counts), kept=KEPT)
-    return powers.power_from_transform(*found[:2], counts)
+    return powers.power_from_transform(row(masses, counts), KEPT)
 
 
 def random_masses(rng, kind):

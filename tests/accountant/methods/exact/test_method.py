@@ -235,9 +235,8 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
 
     monkeypatch.setattr(contour, "lay_contour", watched)
     if is_poor:
-        monkeypatch.setattr(
-            initial_epsilon, "first_epsilon", lambda *given: np.full_like(given[1], 1.1)
-        )
+        poor = initial_epsilon.First(*np.array([[1.1], [2.0], [2.0]]))
+        monkeypatch.setattr(initial_epsilon, "first_epsilon", lambda *_: poor)
     example = jde.Poisson("example", sampling_probability=2e-5)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)
     step = jde.GaussianStep(episodes, noise_multiplier=5.0)

@@ -1,0 +1,43 @@
+"""Answers that are kept: the same question about the same run is answered once.
+
+Training and tools ask for the same few budgets hundreds of times. What is answered is
+tested in `tests/accountant`, where nothing is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from jaxdp_episodic.accountant import _engine
+from jaxdp_episodic.accountant.methods.question import Answer
+from jaxdp_episodic.accountant.questions import targets, worst_path
+
+_answer = worst_path.answer
+_kept: dict[bytes, Answer] = {}
+
+
+def _answered_once(question: Any, runs: Sequence[Any], method: str) -> Answer:
+    """As `worst_path.answer`, which is a function of these and of the engine."""
+    asked = question, runs, method, _engine.engine_name()
+    try:
+        key = pickle.dumps(asked)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return _answer(question, runs, method)  # of a function that has no name
+    if key not in _kept:
+        _kept[key] = _answer(question, runs, method)
+    return copy.deepcopy(_kept[key])
+
+
+@contextmanager
+def asked_once() -> Iterator[None]:
+    """Keeps answers of questions, and of the searches for noise, in this block."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (worst_path, targets):
+            patch.setattr(module, "answer", _answered_once)
+        yield

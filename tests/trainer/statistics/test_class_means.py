@@ -1,0 +1,259 @@
+"""Means of classes, released in place of the total covariance."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.trainer.audit.release import audit_release, claimed_epsilons
+from jaxdp_episodic.trainer.config.training_start import contribution_norm
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.generators import Keys
+from jaxdp_episodic.trainer.statistics.plda import (
+    Start,
+    _spread_of_new,
+    class_projection,
+    projected,
+    sums_by_class,
+    whole_rows,
+)
+from jaxdp_episodic.trainer.statistics.whole_rows import PRODUCT_STEPS, STEPS
+from jaxdp_episodic.training import PrivateStatistics, StartConfig
+
+CONFIG = StartConfig(mean=0.2, within=(0.3,), total=0.5, between="means")
+RELATIONS = ("zero_out", "replace_one", "add_remove")
+LAST = 2  # place of the statistic
+MOST = STEPS**2
+
+
+def table(features, sizes):
+    tree = jde.Population(
+        (np.array([len(sizes)]), np.asarray(sizes)), ("class", "example")
+    )
+    rows = np.asarray(features, np.float32)
+    return ExampleTable(rows, None, tree, has_public_units=True)
+
+
+def statistics(data, relation="zero_out", config=CONFIG, unit="example", **more):
+    return PrivateStatistics(
+        data,
+        config,
+        privacy_unit=unit,
+        neighboring_relation=relation,
+        **{"slots": int(data.population.children_counts[-1].max()), **more},
+    )
+
+
+def summed(own, state):
+    return own._total("means", state, own._who.examples())
+
+
+def test_the_sums_are_those_of_their_definition():
+    rng = np.random.default_rng(0)
+    rows, classes = (
+        rng.normal(size=(30, 3)).astype(np.float32),
+        rng.integers(4, size=30),
+    )
+    center, whitening = rng.normal(size=3), rng.normal(size=(3, 3))
+    white = rows / np.linalg.norm(rows.astype(float), axis=1, keepdims=True)
+    white = (white - center) @ whitening
+    white /= np.linalg.norm(white, axis=1, keepdims=True)
+    expected = np.array([white[classes == k].sum(axis=0) for k in range(5)])
+    for most, length in ((MOST, 1.0), (MOST // 2, np.sqrt(0.5))):
+        found = sums_by_class(whole_rows(rows), classes, 5, most, whitening, center)
+        found = found / PRODUCT_STEPS / length
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("most", [MOST, MOST // 2])
+def test_whatever_a_row_is_it_gives_at_most_its_norm(row, most):
+    whole = whole_rows(np.float32([[row, 1.0]]))
+    for center in (np.zeros(2), np.array([0.9, 0.0]), np.full(2, 1e30)):
+        total = sums_by_class(whole, np.zeros(1, int), 1, most, np.eye(2), center)
+        assert sum(int(x) ** 2 for x in total.ravel()) <= most * MOST
+
+
+def pair_of_tables(relation):
+    """Tables of which one has the other's last example, or one opposite to it."""
+    features = np.random.default_rng(1).normal(size=(12, 5))
+    features[-1] = (1, 0, 0, 0, 0)
+    data = table(features, (3,) * 4)
+    if relation == "replace_one":
+        features[-1] *= -1
+        return data, table(features, (3,) * 4)
+    return data, table(features[:-1], (3, 3, 3, 2))
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_one_example_moves_the_sums_by_what_the_accountant_is_told(relation):
+    """Opposite rows, as far apart as any two: the claim is met, and is no larger."""
+    one, two = (statistics(t, relation, slots=3) for t in pair_of_tables(relation))
+    state = one.initial()
+    moved = np.linalg.norm((summed(one, state) - summed(two, state)) / PRODUCT_STEPS)
+    # What is added, over the shift that the accountant counts with.
+    step = dataclasses.replace(one.steps[LAST], noise_multiplier=1.3)
+    noise = 1.3 * contribution_norm(step)
+    plain = jde.GaussianStep(
+        jde.Poisson("one", sampling_probability=1.0), noise_multiplier=noise / moved
+    )
+    claimed = jde.epsilon(step, num_steps=1, delta=1e-5)
+    reached = jde.epsilon(plain, num_steps=1, delta=1e-5)
+    assert 0.998 * claimed < reached <= claimed * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_an_audit_finds_half_of_the_noise_and_no_fault_else(relation, factor):
+    with_unit, without = (
+        statistics(t, relation, slots=3) for t in pair_of_tables(relation)
+    )
+    state, keys, generator = with_unit.initial(), Keys(0), np.random.default_rng(1)
+    number = itertools.count()
+
+    def released(own, noise):
+        key = keys.new("noise", next(number))
+        return own.noised_sum(state, LAST, generator, key, noise)
+
+    way = released(with_unit, 0.0) - released(without, 0.0)
+    step = dataclasses.replace(with_unit.steps[LAST], noise_multiplier=1.0)
+    audit = audit_release(
+        lambda _, is_in: released(with_unit if is_in else without, factor),
+        claimed=claimed_epsilons(step, 1),
+        num_draws=4_000,
+        score=lambda sums: float(np.sum(sums * way)),
+    )
+    assert audit.is_violated == (factor < 1)
+    found = np.array([bound.epsilon for bound in audit.bounds])
+    assert np.max(found / audit.claimed) > 0.4
+
+
+# --- What is made of them ---
+
+FEATURES, CLASSES, SIZE = 64, 20, 400
+
+
+def drawn_sums(rng, spread, noise, classes=CLASSES):
+    """Noised sums of classes whose means vary by this in the first directions."""
+    means = np.zeros((classes, FEATURES))
+    means[:, : len(spread)] = rng.normal(size=(classes, len(spread))) * np.sqrt(spread)
+    return SIZE * means + noise * rng.normal(size=means.shape)
+
+
+def metric(sums, noise, shots=5):
+    """The matrix of the projection's inner products, nothing whitened before."""
+    start = Start(
+        np.zeros(FEATURES), np.float32(SIZE * len(sums)), np.eye(FEATURES), None
+    )
+    made = class_projection(start, sums, noise, FEATURES, shots).projection
+    made = np.asarray(made, np.float64)
+    return made @ made.T
+
+
+def test_directions_in_which_classes_differ_count_for_more():
+    """As the likelihood ratio weighs them, by variances that are known here."""
+    spread = np.full(5, 0.05)
+    found = np.mean(
+        [
+            np.diag(metric(drawn_sums(np.random.default_rng(i), spread, 4.0), 4.0))
+            for i in range(20)
+        ],
+        axis=0,
+    )
+    assert found[:5].min() > 3 * found[5:].max()
+    assert np.ptp(found[5:]) < 0.2 * found[5:].mean()
+
+
+@pytest.mark.parametrize("noise", [40.0, 200.0, 4e3])
+@pytest.mark.parametrize("classes", [4, 20])
+def test_where_nothing_is_seen_directions_count_alike(noise, classes):
+    """Means that are all noise: nearly always next to the whitening alone."""
+    ratios = []
+    for seed in range(60):
+        sums = drawn_sums(np.random.default_rng(seed), np.zeros(1), noise, classes)
+        values = np.linalg.eigvalsh(metric(sums, noise))
+        ratios.append(values[-1] / values[0])
+    # Noise passes for a signal where it is above its edge and a standard error at once.
+    assert np.quantile(ratios, 0.8) < 1.01 and np.mean(ratios) < 2
+
+
+def test_what_others_say_of_a_class_is_what_a_new_one_is_like():
+    """The estimate against new classes that are drawn: along the span, and beside."""
+    spread = np.r_[np.full(4, 0.05), np.full(FEATURES - 4, 0.002)]
+    expected, found = [], []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        means = drawn_sums(rng, spread, 2.0) / SIZE
+        found.append(_spread_of_new(means, (2.0 / SIZE) ** 2))
+        middle = means.mean(axis=0)
+        _, lengths, ways = np.linalg.svd(means - middle, full_matrices=False)
+        ways, lengths = ways[: CLASSES - 1], lengths[: CLASSES - 1]
+        new = rng.normal(size=(500, FEATURES)) * np.sqrt(spread) - middle
+        new /= np.sqrt(1 + 1 / CLASSES)
+        along = np.sum(np.square(new @ ways.T), axis=1).mean()
+        beside = np.sum(np.square(new), axis=1).mean() - along
+        theirs = np.sum(np.square(lengths)) / (CLASSES - 1)
+        expected.append((along / theirs, beside / (FEATURES - CLASSES + 1)))
+    (along, beside), (true_along, true_beside) = np.mean([found, expected], axis=1)
+    # By a standard error over 20 classes towards what was not seen: about 0.2 of it.
+    assert 0.6 * true_along < along < 1.05 * true_along
+    assert 0.95 * true_beside < beside < 1.4 * true_beside
+
+
+def test_new_classes_are_told_apart_better_than_by_the_total_covariance():
+    """Few classes that differ little, in a few of 64 directions, with noise."""
+    rng = np.random.default_rng(0)
+    base = np.linalg.qr(rng.normal(size=(FEATURES, 4)))[0].T
+
+    def draw(classes, size):
+        means = rng.normal(size=(classes, 1, 4)) @ base * 0.1
+        return means + rng.normal(size=(classes, size, FEATURES)) / np.sqrt(FEATURES)
+
+    train, test = draw(12, SIZE), draw(200, 6)
+    data = table(train.reshape(-1, FEATURES), (SIZE,) * 12)
+    hits = {}
+    for between in ("total", "means"):
+        own = statistics(data, config=StartConfig(between=between), shots=5)
+        state = own.initial()
+        for place in range(len(own.steps)):
+            generator, key = np.random.default_rng(place), bytes([place] * 32)
+            state = own.release(state, place, generator, key, 8.0)
+        made = projected(test.reshape(-1, FEATURES), state.mean, state.projection)
+        made = np.asarray(made).reshape(200, 6, -1)
+        support = made[:, :5].mean(axis=1)
+        support /= np.linalg.norm(support, axis=1, keepdims=True)
+        scores = np.einsum("id,jd->ij", made[:, 5], support)
+        hits[between] = np.mean(np.diag(scores)[:, None] >= scores)
+    assert hits["means"] > hits["total"] + 0.03
+
+
+def test_any_sums_make_a_finite_metric():
+    for sums in (np.zeros((3, 5)), np.full((5, 5), 1e6)):
+        start = Start(np.zeros(5), np.float32(0), np.eye(5), None)
+        state = class_projection(start, sums, 0.0, 2, 0)
+        assert np.isfinite(state.projection).all() and np.any(state.projection)
+
+
+# --- What is refused ---
+
+
+def test_bad_tables_and_configs():
+    with pytest.raises(ValueError, match=r"between .*'total'.*'means'.*'median'"):
+        StartConfig(between="median")
+    rng = np.random.default_rng(0)
+    for classes in (2, 6):
+        data = table(rng.normal(size=(2 * classes, 5)), (2,) * classes)
+        with pytest.raises(ValueError, match=rf"at least 3 .*\(5\), got {classes}"):
+            statistics(data)
+    data = table(rng.normal(size=(8, 5)), (2,) * 4)
+    for unit in ("class", "person"):
+        with pytest.raises(ValueError, match=f"privacy_unit='example', got {unit!r}"):
+            statistics(data, unit=unit)
+    private = dataclasses.replace(data, has_public_units=False)
+    with pytest.warns(UserWarning, match="their number is not protected"):
+        statistics(private, "add_remove")
+    with pytest.raises(ValueError, match="shots"):
+        statistics(data, shots=-1)

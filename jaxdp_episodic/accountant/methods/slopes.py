@@ -7,14 +7,13 @@ run is a smooth function of the move, but for rounding, and has differences.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import (
     choose_engine,
+    engine_name,
     float64_boundary,
     jitted,
     on_jax,
@@ -222,20 +221,17 @@ def _on_one_contour(
     arrays = epsilon, log_cut, 0 * log_cut + backward, groups
     engine = choose_engine(runs.shape[0], _BREAK_EVEN, runs.losses)
     with using_engine(engine):
-        kernel = _kernel(terms, rule, other, compiled=engine == "jax")
-        *found, error = in_chunks(lambda part: kernel(*part), arrays, _CHUNKS)
+        *found, error = in_chunks(
+            lambda part: _of_chunk(part, terms, rule, other), arrays, _CHUNKS
+        )
     return Moves(*found), error
 
 
-def _kernel(
-    terms: tuple[int, ...],
-    rule: tuple[int, int, float],
-    other: bool,
-    *,
-    compiled: bool,
-) -> Callable[..., Any]:
-    """The moves of one chunk: its parts are jitted one by one."""
-    loss_nodes, contour_nodes, fall = rule
+def _of_chunk(
+    arrays: Any, terms: tuple[int, ...], rule: tuple[int, int, float], other: bool
+) -> tuple[np.ndarray, ...]:
+    """The moves of one chunk, and the error: its parts are jitted one by one."""
+    (loss_nodes, contour_nodes, fall), compiled = rule, engine_name() == "jax"
 
     def part(kernel: Any, *static: str) -> Any:
         return jitted(kernel, static) if compiled else kernel
@@ -274,10 +270,6 @@ def _kernel(
         return values, found.slope, found.rounding, found.log_error
 
     if compiled:
-        return functools.partial(on_jax, call)
-
-    def on_numpy(*arrays: Any) -> Any:
-        with np.errstate(all="ignore"):
-            return call(*arrays)
-
-    return on_numpy
+        return on_jax(call, *arrays)
+    with np.errstate(all="ignore"):
+        return call(*arrays)

@@ -60,7 +60,7 @@ _LARGEST = 1e-6
 _NOTHING = 1e-9
 # Least distance of a rate from 1 of which all widths are above its rounding.
 _RESOLVED = 1e-10
-# Rounding of log(delta), relative to 1 and its size; and as a share of the error.
+# Rounding of log(delta), relative to 1 and its size; and as a share of its estimate.
 _ROUNDING = 1e-15
 _ROUNDED = 0.03
 

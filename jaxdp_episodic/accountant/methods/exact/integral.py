@@ -128,7 +128,7 @@ def epsilon(
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high
-        value, slope, curvature, error, _ = _integrate(integrand, x)
+        value, slope, curvature, error, *_ = _integrate(integrand, x)
         gap = value - log_delta
         above = gap > 0
         low, high = xp.where(above, x, low), xp.where(above, high, x)

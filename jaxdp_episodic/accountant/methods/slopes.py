@@ -36,9 +36,9 @@ from jaxdp_episodic.accountant.numerics.loops import map_arrays, namespace
 # Nodes of the losses and of the contour, nats by which the integrand falls along it,
 # tried in turn.
 _PASSES = ((112, 97, 24.0), (144, 353, contours.FALL), (192, 769, contours.FALL))
-# Largest error estimate of log(delta) with which a difference is taken: without rounding
-# its relative error was at most a quarter of that, of 1,700 random ones. And the same of
-# mechanisms with tables, whose estimated errors it includes.
+# Largest error estimate of log(delta) with which a difference is taken: but for
+# rounding its relative error was at most a quarter of that, of 1,700 random ones. And
+# the same of mechanisms with tables, whose estimated errors it includes.
 _LARGEST_ERROR = 1e-7
 _LARGEST_OF_TABLES = 1e-5
 # Relative error of epsilon up to which a direction, or a path, is taken to attain it;

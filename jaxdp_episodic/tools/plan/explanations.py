@@ -40,6 +40,7 @@ def notes(
     if request.privacy_unit == one:
         number = f"from the data: PRIVATE, as one {one} is protected; take a public one"
     found["step.sampling.num_classes"] = number
+    found["start.between"] = number
     limit = "more" if request.neighboring_relation == ZERO_OUT else "fewer"
     bound = f"{counted} it was public that no {one} has {limit}; take such a bound"
     if not has_bound:

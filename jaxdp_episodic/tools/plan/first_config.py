@@ -179,6 +179,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
         source.table,
         source.feature_shape,
         None if data.people is None else data.people.people,
+        data.has_public_units,
     )
 
 

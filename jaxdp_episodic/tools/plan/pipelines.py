@@ -151,11 +151,7 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         f"({request.privacy_unit or levels[-1]})"
     )
     start: dict[str, Any] = {"kind": PLDA}
-    last: dict[str, Any] = {}
-    fewest, most = CLASSES_OF_MEANS
-    is_few = fewest <= len(class_sizes(description)) <= min(most, number // 2)
-    if is_few and request.privacy_unit in (None, levels[-1]):
-        last = {"between": MEANS}
+    last, unlisted = _last_statistic(description, number)
     alone = {"start": start | last, "learner": PLDA, "weighed": weighed, "ratio": total}
     if total < MIN_STATISTICS and steps < MIN_STEPS:
         return Pipeline(
@@ -179,7 +175,7 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
     elif min(compute.most_steps, compute.total_episodes) < MEASURED_STEPS:
         without = f"fewer than {MEASURED_STEPS} steps are within the budget"
     if without is not None:
-        return Pipeline(STATISTICS, f"{why}; {without}", **alone)
+        return Pipeline(STATISTICS, f"{why}; {without}{unlisted}", **alone)
     return Pipeline(
         BOTH,
         f"{why}, and so do steps: {steps:.2g}, of at least {MIN_STEPS:g}",
@@ -187,6 +183,27 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         ratio=total,
         weighed=weighed,
     )
+
+
+def _last_statistic(
+    description: PlanDescription, number: int
+) -> tuple[dict[str, Any], str]:
+    """What statistics end with, in their config, and words on what it would take.
+
+    Where an example alone in its class is protected together with its being there, only
+    a public list may say how many means are released.
+    """
+    request, levels = description.request, description.population.level_names
+    fewest, most = CLASSES_OF_MEANS
+    is_few = fewest <= len(class_sizes(description)) <= min(most, number // 2)
+    if not is_few or request.privacy_unit not in (None, levels[-1]):
+        return {}, ""
+    if request.neighboring_relation == "add_remove" and (
+        not description.has_public_units
+    ):
+        said = f"; with a public list of {levels[0]} units, or under zero_out, "
+        return {}, f"{said}statistics would end with a mean of each"
+    return {"between": MEANS}, ""
 
 
 def _of_numbers(description: PlanDescription, number: int) -> Pipeline:

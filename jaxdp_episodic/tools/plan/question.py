@@ -204,6 +204,7 @@ class PlanDescription(NamedTuple):
       data: the table ``data`` as it stands; or None.
       feature_shape: of an example of the data; or None.
       people: who own the data; None: not known.
+      has_public_units: whether the data say that their list of classes is public.
     """
 
     request: PlanRequest
@@ -212,6 +213,7 @@ class PlanDescription(NamedTuple):
     data: dict[str, Any] | None
     feature_shape: tuple[int, ...] | None = None
     people: int | None = None
+    has_public_units: bool = False
 
 
 def read_plan(path: Path) -> PlanDescription:
@@ -263,7 +265,8 @@ def read_plan(path: Path) -> PlanDescription:
     shape = loaded.features.shape[1:]
     tree, people = loaded.population, loaded.people
     number = None if people is None else people.people
-    return PlanDescription(request, tree, train, mapping["data"], shape, number)
+    listed = loaded.has_public_units
+    return PlanDescription(request, tree, train, mapping["data"], shape, number, listed)
 
 
 def learning_rate(train: Mapping[str, Any] | None) -> float | None:

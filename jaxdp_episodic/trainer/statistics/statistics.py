@@ -296,7 +296,7 @@ class PrivateStatistics:
             # Two rows are up to 2 apart: shorter ones no more than `contribution_norm`
             # says that two contributions are.
             most = round(PRODUCT_STEPS * contribution_norm(self.steps[-1]) ** 2)
-            owner, number = self._who.classes[here], len(self._who.sizes)
+            owner, number = self.data.class_places[here], len(self._who.sizes)
             return sums_by_class(rows, owner, number, most, state.whitening, state.mean)
         center = state.mean if kind == _ALL else None
         return second_moment(rows, terms, state.whitening, center)

@@ -333,3 +333,29 @@ def test_a_key_of_the_split_that_sizes_have_chosen_is_private(tmp_path):
             break
     assert has_key == {True, False}
     assert "private, as it says who is trained on" in first_config(source, Wishes())[0]
+
+
+@pytest.mark.parametrize(
+    ("is_listed", "relation", "between"),
+    [
+        (False, "add_remove", None),
+        (True, "add_remove", "means"),
+        (False, "zero_out", "means"),
+    ],
+)
+def test_classes_that_no_public_list_names_release_no_means(
+    is_listed, relation, between, tmp_path
+):
+    """Under add_remove the number of sums would tell of an example alone in its own."""
+    values, labels = features(60)
+    arrays = {"features": np.tile(values, (1, 7)).astype(np.float32), "labels": labels}
+    if is_listed:
+        arrays["classes"] = np.unique(labels)
+    np.savez(tmp_path / "data.npz", **arrays)
+    source = described_source(tmp_path / "data.npz", tmp_path / "x.toml")
+    text, said = first_config(source, Wishes(relation=relation))
+    assert tomllib.loads(text)["start"].get("between") == between
+    assert ("would end with a mean of each" in said[0]) == (between is None)
+    if between:
+        line = text[text.index("between = ") :].splitlines()[0]
+        assert "private unless the list of all class units is public" in line

@@ -159,6 +159,13 @@ def test_the_best_that_was_measured_is_recommended(sizes, gains):
         (texts(classes=31, examples=200), None),
         (texts(classes=20)._replace(feature_shape=(39,)), None),  # hardly more features
         (texts(privacy_unit="class", epsilon=8.0), None),
+        # Their number is private, though the sums would show it.
+        (texts(neighboring_relation="add_remove"), None),
+        (
+            texts(neighboring_relation="add_remove")._replace(has_public_units=True),
+            "means",
+        ),
+        (texts(neighboring_relation="replace_one"), "means"),
         (asked(), None),  # steps follow
     ],
 )

@@ -180,6 +180,33 @@ def test_where_nothing_is_seen_directions_count_alike(noise, classes):
     assert np.quantile(ratios, 0.8) < 1.01 and np.mean(ratios) < 2
 
 
+@pytest.mark.parametrize("classes", [5, 30, 64, 200])
+def test_of_many_classes_some_are_left_out(classes, monkeypatch):
+    """The estimate by its definition, of each class; by 64 it is as good."""
+    rng, number = np.random.default_rng(0), 256
+    means = rng.normal(size=(classes, number)) / np.arange(1, number + 1)
+    along, beside = [], []
+    for one in range(classes):
+        others = np.delete(means, one, axis=0)
+        middle = others.mean(axis=0)
+        span = np.linalg.qr((others[1:] - others[0]).T)[0]
+        apart = (means[one] - middle) * np.sqrt((classes - 1) / classes)
+        along.append(np.sum(np.square(span.T @ apart)))
+        beside.append(np.sum(np.square(apart)) - along[-1])
+    spread = np.sum(np.square(means - means.mean(axis=0))) / (classes - 1)
+    taken, svd = [], np.linalg.svd
+    monkeypatch.setattr(np.linalg, "svd", lambda x, **k: taken.append(1) or svd(x, **k))
+    found = _spread_of_new(means, 0.0)
+    few = min(classes, 64)
+    assert len(taken) == few
+    errors = [np.std(x, ddof=1) / np.sqrt(few) for x in (along, beside)]
+    exact = (
+        min((np.mean(along) - errors[0]) / spread, 1.0),
+        (np.mean(beside) + errors[1]) / (number - classes + 2),
+    )
+    np.testing.assert_allclose(found, exact, rtol=1e-9 if classes <= 64 else 0.2)
+
+
 def test_what_others_say_of_a_class_is_what_a_new_one_is_like():
     """The estimate against new classes that are drawn: along the span, and beside."""
     spread = np.r_[np.full(4, 0.05), np.full(FEATURES - 4, 0.002)]

@@ -280,19 +280,19 @@ def _of_composed_profiles(
 
     Where mass and mean of a distribution are right, the moment M(c) of a step, c =
     order - 1, is wrong by at most e (M(c) - 1): log(delta) is by e times the logarithm
-    of the whole run's moment, which is c epsilon + log(delta) in Rényi's bound.
+    of the whole run's moment, from which Rényi's bound was made (`kernels.epsilon_at`).
     """
     error = np.maximum(_of_profiles(run), _of_densities(run))
     if not np.any(error):
         return error
-    c = order - 1
-    epsilon, log_delta = question.target, bound
+    c, epsilon, log_delta = order - 1, question.target, bound
     if question.is_epsilon:
         epsilon, log_delta = bound, question.target
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_moment = 1 + np.maximum(c * epsilon + log_delta, 0.0)
-        added = error * log_moment / (c if question.is_epsilon else 1.0)
-    return np.where(error > 0, added, 0.0)
+        moment = c * (epsilon + np.log1p(1 / c)) + log_delta + np.log1p(c)
+        added = error * (1 + np.maximum(moment, 0.0))
+        added = np.where(error > 0, added / (c if question.is_epsilon else 1.0), 0.0)
+    return added
 
 
 def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:

@@ -42,7 +42,7 @@ _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
 # to rounding, and at a cliff of the moments it bends within a hundredth of a nat.
 _MOVES: dict[str, tuple[Callable[..., Moves], tuple[float, ...]]] = {
     "profile": (moves_by_profile, (1e-3, 0.1, 0.01, 1e-3)),
-    "exact": (moves_by_contour, (1e-3, 0.1, 0.4, 0.01)),
+    "exact": (moves_by_contour, (2e-3, 0.1, 0.4, 0.01)),
     "rdp": (moves_at_order, (1e-5, 1e-3, 1e-4, 1e-5)),
 }
 # The largest width, as such a share; and nats beyond which log(delta) may bend more
@@ -60,7 +60,7 @@ _LARGEST = 1e-6
 _NOTHING = 1e-9
 # Least distance of a rate from 1 of which all widths are above its rounding.
 _RESOLVED = 1e-10
-# Rounding of log(delta), relative to 1 and its size; and as a share of the error.
+# Rounding of log(delta), relative to 1 and its size; and as a share of its estimate.
 _ROUNDING = 1e-15
 _ROUNDED = 0.03
 
@@ -224,7 +224,7 @@ def _quotient(
         here, *there = moves.log_delta
         by_epsilon[left] = np.where(np.isnan(here), np.nan, moves.slope)
         fourth, second = _differences(np.array(there) - here, at_end[left])
-        rounding = _ROUNDING * (1 + np.abs(here)) + _ROUNDED * moves.error
+        rounding = _ROUNDING * (1 + np.abs(here)) + _ROUNDED * moves.rounding
         with np.errstate(invalid="ignore", divide="ignore"):
             size, apart = np.abs(fourth), np.abs(fourth - second)
             apart = np.where(apart > rounding, apart, 0.0) / size

@@ -90,6 +90,8 @@ class Solution(NamedTuple):
     value: Array  # epsilon, or log(delta)
     log_error: Array  # estimate of the error of log(delta), in nats
     slope: Array  # ``-d log(delta) / d epsilon``, > 0
+    # Of log(delta) the part of the error that changes by chance as the steps change.
+    rounding: Array | None = None
 
 
 def log_delta(
@@ -103,8 +105,8 @@ def log_delta(
     integrand = _prepare(num_nodes, contour, groups)
     if epsilon.ndim > 1:
         integrand = map_arrays(lambda a: a if a.ndim == 1 else a[:, None], integrand)
-    value, slope, _, error = _integrate(integrand, epsilon)
-    return Solution(value, error, slope)
+    value, slope, _, *errors = _integrate(integrand, epsilon)
+    return Solution(value, errors[0], slope, errors[1])
 
 
 def epsilon(
@@ -126,7 +128,7 @@ def epsilon(
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high
-        value, slope, curvature, error = _integrate(integrand, x)
+        value, slope, curvature, error, *_ = _integrate(integrand, x)
         gap = value - log_delta
         above = gap > 0
         low, high = xp.where(above, x, low), xp.where(above, high, x)
@@ -258,7 +260,7 @@ def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _In
 
 
 def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
-    """``log delta``, minus its derivative, its second derivative and its error.
+    """``log delta``, minus its derivative, its second derivative, error and rounding.
 
     ``delta = D(eps) + Re sum_k w_k e^{-z_k eps}``, D of the bulk: each derivative by
     -eps multiplies the summands by z_k. The error is that of aliasing, rounding and
@@ -282,14 +284,14 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
     # The last summand stands for ``density`` more, with a margin of 10.
     truncation = 10.0 * xp.hypot(re[-1], im[-1]) * integrand.density
     truncation += xp.exp(integrand.log_beyond - z[0][-1] * epsilon - peak)
-    rounding = rounding + _ROUNDING * known
-    error = aliasing + (rounding + truncation) / xp.abs(total)
+    rounding = (rounding + _ROUNDING * known) / xp.abs(total)
+    error = aliasing + rounding + truncation / xp.abs(total)
     good = total > 0
     total = xp.where(good, total, 1.0)
     value = xp.where(good, xp.log(total) + peak, xp.nan)
     slope = slope / total
     curvature = second / total - slope * slope
-    return value, slope, curvature, xp.where(good, error, xp.inf)
+    return value, slope, curvature, xp.where(good, error, xp.inf), rounding
 
 
 def _aliasing(values: Array) -> Array:

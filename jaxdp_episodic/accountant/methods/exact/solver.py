@@ -378,10 +378,10 @@ def _solve_chunk(
             if find and one is not None and one.loss.nodes_exchange:
                 compare = run(initial_epsilon.exchanged_is_less)
                 less = compare(target, solution.value, known[1], steps[0])
-            return (*solution, initial, *known, less)
+            return (*solution[:3], initial, *known, less)
         solve = run(integral.log_delta, "num_nodes")
         solution = solve(target, contour, steps, num_nodes=nodes)
-        return (*solution, initial + 0 * target)
+        return (*solution[:3], initial + 0 * target)
 
     if compiled:
         return on_jax(call, arrays, groups)

@@ -144,14 +144,14 @@ def solve(
             ways = [[(k, spectra[to]) for k, to in graph.moves[s]] for s in group]
             values, errors = plan.better(plan.stopping(group), ways)
             if visit is not None:
-                for state, value in zip(group, values, strict=True):
-                    if visit(state, _rows(value, errors)):
-                        return _rows(value, errors)
+                for state, *row in zip(group, values, errors, strict=True):
+                    if visit(state, _rows(*row)):
+                        return _rows(*row)
             spectra |= zip(group, plan.spectra(values, errors), strict=True)
             for state in group:
                 for done in ends.get(state, ()):
                     del spectra[done]
-    return _rows(values[-1], errors)
+    return _rows(values[-1], errors[-1])
 
 
 def _rows(values: np.ndarray, errors: list[float]) -> list[Row]:
@@ -250,15 +250,17 @@ class _Plan:
                     found[j, i] = one.payoff(state) * self.weights[i]
         return found
 
-    def spectra(self, values: np.ndarray, errors: list[float]) -> list[_Spectrum]:
-        """Of the rows of m states, (m, P, size), and of P bounds of their errors."""
+    def spectra(
+        self, values: np.ndarray, errors: Sequence[list[float]]
+    ) -> list[_Spectrum]:
+        """Of the rows of m states, (m, P, size), and of bounds of their errors."""
         end = self.size + self.right
         padded = self.means[: len(values)]
         padded[..., : self.size] = values
         padded[..., end : self.length - self.left] = 0.0
         # From above, v falls away from g = 1 on both sides of it: it is no more than
         # at the ends, where it is no more than these values and their error.
-        sure = np.array(errors)[:, None]
+        sure = np.array(errors)[..., None]
         first, last = values[..., :1] + sure, values[..., -1:] + sure
         last = np.maximum(last, 1e-300)  # 0 times what is too large would be none
         right = padded[..., self.size : end]
@@ -270,14 +272,11 @@ class _Plan:
             largest = math.sqrt(self.length) * np.abs(padded).max(axis=-1)
             norms = np.where(norms < _LEAST_NORM, largest, norms)
         transforms = np.fft.rfft(padded)
-        return [
-            _Spectrum(each, norm, errors)
-            for each, norm in zip(transforms, norms.tolist(), strict=True)
-        ]
+        return list(map(_Spectrum, transforms, norms.tolist(), errors))
 
     def better(
         self, best: np.ndarray, ways: Sequence[Sequence[tuple[int, _Spectrum]]]
-    ) -> tuple[np.ndarray, list[float]]:
+    ) -> tuple[np.ndarray, list[list[float]]]:
         """The rows where options, each with the rows after it, may be taken as well.
 
         Args:
@@ -285,25 +284,26 @@ class _Plan:
           ways: for each of m states.
 
         Returns:
-          ``best``, and of each pass a bound of the errors of all m rows.
+          ``best``, and bounds of the errors of m states' rows, P of each.
         """
-        errors = [0.0] * len(self.passes)
+        # Of each state its own: what grows with the steps must not with the states.
+        errors = [[0.0] * len(self.passes) for _ in ways]
         moves = [
-            (values, *way)
-            for values, each in zip(best, ways, strict=True)
+            (values, bounds, *way)
+            for values, bounds, each in zip(best, errors, ways, strict=True)
             for way in each
         ]
         products, means = self.products[: len(moves)], self.means[: len(moves)]
         # All transforms of all states at once.
-        for product, (_, option, after) in zip(products, moves, strict=True):
+        for product, (_, bounds, option, after) in zip(products, moves, strict=True):
             np.multiply(after.transforms, self.transforms[option], out=product)
             pairs = zip(self.norms[option], after.errors, after.norms, strict=True)
             for i, ((total, rounding), error, norm) in enumerate(pairs):
-                errors[i] = max(errors[i], total * error + rounding * norm)
+                bounds[i] = max(bounds[i], total * error + rounding * norm)
         if moves:
             np.fft.irfft(products, self.length, out=means)
             means = means[..., : self.size]
-            for mean, (values, option, _) in zip(means, moves, strict=True):
+            for mean, (values, _, option, _) in zip(means, moves, strict=True):
                 mean += self.own[option]
                 np.maximum(values, mean, out=values)
         return best, errors

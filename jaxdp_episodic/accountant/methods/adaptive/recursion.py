@@ -144,9 +144,10 @@ def solve(
             ways = [[(k, spectra[to]) for k, to in graph.moves[s]] for s in group]
             values, errors = plan.better(plan.stopping(group), ways)
             if visit is not None:
-                for state, *row in zip(group, values, errors, strict=True):
-                    if visit(state, _rows(*row)):
-                        return _rows(*row)
+                for state, value, bounds in zip(group, values, errors, strict=True):
+                    rows = _rows(value, bounds)
+                    if visit(state, rows):
+                        return rows
             spectra |= zip(group, plan.spectra(values, errors), strict=True)
             for state in group:
                 for done in ends.get(state, ()):

@@ -45,6 +45,15 @@ queries = 2
 num_episodes = 20
 """
 
+# Noisy scores on two episodes, in which all of the held-out glyphs are.
+CHECK_SAMPLING = """
+[adaptive.check.sampling]
+type = "GroupedClasses"
+num_classes = 8
+ways = 4
+episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
+examples = { type = "WithoutReplacement", name = "example", size = 20, population = 20 }
+"""
 
 KEY = bytes(range(32))
 

@@ -12,7 +12,7 @@ from jaxdp_episodic.accountant.questions.attacker import advantage, true_positiv
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.report import run_at_level, single_run
 from jaxdp_episodic.tools.cli import program
-from training_runs import TINY
+from training_runs import CHECK_SAMPLING, TINY
 
 PATIENTS = """
 version = 1
@@ -235,15 +235,9 @@ rule = { type = "StopWhenStalled", every = 1, patience = 1 }
 [adaptive.check]
 number = 2
 fixed = true
-[adaptive.check.sampling]
-type = "GroupedClasses"
-num_classes = 8
-ways = 4
-episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
-examples = { type = "WithoutReplacement", name = "example", size = 20, population = 20 }
 """
     head, tail = TINY.split("[step.sampling]")
-    config = f"{head}{adaptive}[step.sampling]{tail}"
+    config = f"{head}{adaptive}{CHECK_SAMPLING}[step.sampling]{tail}"
     code, words = said(config)
     assert code == 0 and words.startswith("# Privacy in words")
     assert "Epsilon is 8.0" in words

@@ -29,7 +29,7 @@ from jaxdp_episodic.trainer.run.description import (
     agreed,
     described_versions,
 )
-from training_runs import GROUPED, TINY, classes, plain_trainer
+from training_runs import CHECK_SAMPLING, GROUPED, TINY, classes, plain_trainer
 
 ROOT = Path(__file__).resolve().parents[3]
 RIG = ROOT / "experiments" / "trust" / "kill_distributed.py"
@@ -215,13 +215,8 @@ ADAPTIVE = (
 rule = { type = "StopWhenStalled", every = 1, patience = 3 }
 [adaptive.check]
 number = 2
-[adaptive.check.sampling]
-type = "GroupedClasses"
-num_classes = 8
-ways = 4
-episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
-examples = { type = "WithoutReplacement", name = "example", size = 20, population = 20 }
 """
+    + CHECK_SAMPLING
 )
 
 

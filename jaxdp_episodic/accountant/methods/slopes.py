@@ -37,7 +37,7 @@ from jaxdp_episodic.accountant.numerics.loops import map_arrays, namespace
 # tried in turn.
 _PASSES = ((112, 97, 24.0), (144, 353, contours.FALL), (192, 769, contours.FALL))
 # Largest error estimate of log(delta) with which a difference is taken: but for
-# rounding its relative error was at most a quarter of that, of 1,700 random ones. And
+# rounding its relative error was at most half of that, of 1,700 random ones. And
 # the same of mechanisms with tables, whose estimated errors it includes.
 _LARGEST_ERROR = 1e-7
 _LARGEST_OF_TABLES = 1e-5

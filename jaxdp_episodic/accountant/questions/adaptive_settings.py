@@ -12,7 +12,6 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,7 +94,7 @@ def of_settings(run: Any, question: str, **asked: Any) -> Any:
 def _keep_answers(each: Sequence[_Asked], workers: int) -> None:
     """Lets processes answer; their settings keep that, and are asked by the caller.
 
-    What a process does not answer, as it ended or raised, is left to the caller.
+    What a process raises, the caller meets when it asks again.
     """
     processes = [p for p in (_started(workers) for _ in range(workers)) if p]
     idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
@@ -110,21 +109,23 @@ def _keep_answers(each: Sequence[_Asked], workers: int) -> None:
             process.stdin.flush()
             return pickle.load(process.stdout)  # of our own process
         except (OSError, EOFError, pickle.UnpicklingError):
+            asked.answer()  # here, as the process has ended
             return {}, []
         finally:
             idle.put(process)
 
+    found: list[Any] = []
     try:
         if processes:
-            with ThreadPoolExecutor(len(processes)) as pool:
-                for asked, (kept, said) in zip(each, pool.map(ask, each), strict=True):
-                    _kept_by(asked.setting).update(kept)
-                    for text, category in said:
-                        warnings.warn(text, category, stacklevel=2)
+            found = in_threads(ask, each, len(processes))
     finally:
         for process in processes:
             process.kill()
             process.communicate()
+    for asked, (kept, said) in zip(each, found, strict=bool(processes)):
+        _kept_by(asked.setting).update(kept)
+        for text, category in said:
+            warnings.warn(text, category, stacklevel=2)
 
 
 def _kept_by(setting: Any) -> dict[Any, Any]:

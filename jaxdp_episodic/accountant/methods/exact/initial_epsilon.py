@@ -37,8 +37,9 @@ from jaxdp_episodic.accountant.numerics.roots import log_crossing
 # Saddle points tried, relative to the guess of Rényi's best order less 1, which of 400
 # random settings was 0.4 to 40 times as large as that.
 _SADDLE_POINTS = 1.75 ** np.arange(-8.0, 5.0)
-# Range of that guess.
-_LEAST_ORDER, _LARGEST_ORDER = 1e-12, 1e12
+# Range of that guess, order less 1.
+_LEAST_ORDER = 1e-12
+_LARGEST_ORDER = 1e12
 # Orders at which the backward direction is bounded: their excess over 1 relative to the
 # forward direction's best. Far above it where only that has rare large losses.
 ORDER_FACTORS = np.array([1.0, 1.6, 4.0, 16.0, 64.0])[:, None]
@@ -92,6 +93,7 @@ def first_epsilon(
     c = xp.minimum(guess * _SADDLE_POINTS[:, None], largest_center(log_delta, groups))
     moments = real_moments(c, groups)
     bounds = epsilon_at(log_delta, c, moments[0])
+    # A 0 stands though nodes err: it is far more that Rényi's delta is above the true.
     bounds = xp.where(bounds >= 0, bounds, xp.where(bounds < 0, 0.0, xp.inf))
     best = xp.argmin(bounds, axis=0)[None]
     bound, order = (xp.take_along_axis(a, best, axis=0)[0] for a in (bounds, 1 + c))

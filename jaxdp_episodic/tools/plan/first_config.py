@@ -23,7 +23,13 @@ from jaxdp_episodic.tools.plan.explanations import (
     notes,
 )
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
-from jaxdp_episodic.tools.plan.plan import Plan, advice, make_plan, training_config
+from jaxdp_episodic.tools.plan.plan import (
+    Plan,
+    advice,
+    config_around,
+    make_plan,
+    training_config,
+)
 from jaxdp_episodic.tools.plan.question import (
     Compute,
     EpisodeShape,
@@ -275,9 +281,8 @@ def _config(
 
 def _without_episodes(description: PlanDescription) -> dict[str, Any]:
     """A config whose step is never taken as it stands: statistics are all, or first."""
-    request = description.request
     names, tree = description.population.level_names, description.population
-    episode = request.episode
+    episode = description.request.episode
     if episode.ways is None:
         levels: list[dict[str, Any]] = [
             {"type": "Poisson", "name": name, "sampling_probability": 1.0}
@@ -286,10 +291,7 @@ def _without_episodes(description: PlanDescription) -> dict[str, Any]:
     else:
         sizes = (
             (episode.ways, tree.num_units(1)),
-            (
-                episode.examples[0],
-                episode.population,
-            ),
+            (episode.examples[0], episode.population),
         )
         levels = [
             {
@@ -300,24 +302,6 @@ def _without_episodes(description: PlanDescription) -> dict[str, Any]:
             }
             for name, (size, number) in zip(names, sizes, strict=True)
         ]
-    people = {}
-    if request.people is not None:
-        numbers = request.people.numbers.items()
-        people = {"people": {name: int(number) for name, number in numbers}}
-    train = description.train or {}
-    return {
-        "version": 1,
-        "epsilon": request.epsilon,
-        "delta": request.delta,
-        "num_steps": _STEPS,
-        **{k: v for k, v in train.items() if k != "learner"},
-        "data": description.data,
-        "step": {
-            "clip_unit": names[0] if episode.ways is None else STEP,
-            "privacy_unit": request.privacy_unit,
-            "neighboring_relation": request.neighboring_relation,
-            "sampling": {"type": "MultistageSampling", "levels": levels},
-        },
-        **people,
-        "learner": {"shots": episode.shots, **train.get("learner", {})},
-    }
+    clip_unit = names[0] if episode.ways is None else STEP
+    sampling = {"type": "MultistageSampling", "levels": levels}
+    return config_around(description, _STEPS, clip_unit, sampling)

@@ -260,38 +260,19 @@ def training_config(
     None if the plan's file has no data or no table ``train``, and of episodes in blocks
     of people: a plan does not say what one draws within its block.
     """
-    train, data = description.train, description.data
-    request = description.request
+    train, request = description.train, description.request
     index = plan.recommended if candidate is None else candidate
     design = plan.designs[int(plan.design[index])]
-    if train is None or data is None or design.scheme == BLOCKS:
+    if train is None or description.data is None or design.scheme == BLOCKS:
         return None
     episodes = float(plan.episodes_per_step[index])
+    num_steps = int(plan.num_steps[index])
     sampling = spec_to_dict(design.sampling(episodes))
     sampling.pop("version")
-    learner, people = train.get("learner", {}), {}
-    if request.people is not None:
-        numbers = request.people.numbers.items()
-        people = {"people": {name: int(number) for name, number in numbers}}
-    config = {
-        "version": 1,
-        "epsilon": request.epsilon,
-        "delta": request.delta,
-        "num_steps": int(plan.num_steps[index]),
-        **{k: v for k, v in train.items() if k != "learner"},
-        "data": data,
-        "step": {
-            "clip_unit": design.clip_unit,
-            "privacy_unit": request.privacy_unit,
-            "neighboring_relation": request.neighboring_relation,
-            "sampling": sampling,
-        },
-        **people,
-        "learner": {"shots": request.episode.shots, **learner},
-    }
+    config = config_around(description, num_steps, design.clip_unit, sampling)
     meant_for, rate = request.learning.learning_rate_steps, learning_rate(train)
     if meant_for is not None and rate is not None:
-        scaled = rate * math.sqrt(meant_for / int(plan.num_steps[index]))
+        scaled = rate * math.sqrt(meant_for / num_steps)
         rounded = float(f"{scaled:.4g}")
         config["optimizer"] = {**train["optimizer"], "learning_rate": rounded}
     if design.clip_unit == request.privacy_unit and "normalizer" not in config:
@@ -299,6 +280,33 @@ def training_config(
         # the public estimate that the trainer asks for.
         config["normalizer"] = episodes
     return config
+
+
+def config_around(
+    description: PlanDescription, num_steps: int, clip_unit: str, sampling: Any
+) -> dict[str, Any]:
+    """Returns a training config of a plan's file, with steps that draw and clip so."""
+    request, train = description.request, description.train or {}
+    people = {}
+    if request.people is not None:
+        numbers = request.people.numbers.items()
+        people = {"people": {name: int(number) for name, number in numbers}}
+    return {
+        "version": 1,
+        "epsilon": request.epsilon,
+        "delta": request.delta,
+        "num_steps": num_steps,
+        **{k: v for k, v in train.items() if k != "learner"},
+        "data": description.data,
+        "step": {
+            "clip_unit": clip_unit,
+            "privacy_unit": request.privacy_unit,
+            "neighboring_relation": request.neighboring_relation,
+            "sampling": sampling,
+        },
+        **people,
+        "learner": {"shots": request.episode.shots, **train.get("learner", {})},
+    }
 
 
 def write_table(path: Path, plan: Plan) -> None:

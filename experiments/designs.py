@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from drawing import new_figure, save, write_table
+from drawing import draw_curve, new_figure, save, write_table
 
 import jaxdp_episodic as jde
 
@@ -88,17 +88,8 @@ def noise_for(target: float, epsilon: np.ndarray) -> float:
 def draw(found: dict[str, np.ndarray], path: Path) -> None:
     """Writes the picture."""
     figure, (axes,) = new_figure(size=(8, 4.8))
-    for name, (label, color, line, marker) in CURVES.items():
-        axes.plot(
-            NOISES,
-            found[name],
-            color=color,
-            linestyle=line,
-            marker=marker,
-            markersize=5.5,
-            markerfacecolor="white",
-            label=label,
-        )
+    for name, (label, *look) in CURVES.items():
+        draw_curve(axes, NOISES, found[name], look, label=label)
     axes.set(
         title=f"{EPISODES} episodes of {WAYS} classes a step, {STEPS} steps, "
         f"{CLASSES:,} classes",

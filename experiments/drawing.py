@@ -6,7 +6,9 @@ in grey; colours are those of Okabe and Ito.
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,13 @@ def new_figure(
     return figure, list(panels[0])
 
 
+def draw_curve(axes: Any, x: Any, y: Any, look: Sequence[str], **style: Any) -> None:
+    """Draws a curve whose look is its colour, its dashes and its marker."""
+    color, line, marker = look
+    style = {"markersize": 5.5, "markerfacecolor": "white", **style}
+    axes.plot(x, y, color=color, linestyle=line, marker=marker, **style)
+
+
 def logarithmic(axes: Any, which: str, ticks: list[float] | None = None) -> None:
     """Makes the axis "x" or "y" logarithmic, with plain numbers on it."""
     getattr(axes, f"set_{which}scale")("log")
@@ -63,6 +72,13 @@ def write_table(table: dict[str, Any], path: Path, *, indent: int | None = 1) ->
     """Writes a table as JSON; its folder is made if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(table, indent=indent) + "\n", encoding="utf-8")
+
+
+def path_option(doc: str | None, option: str, default: str) -> Path:
+    """Returns the folder that a script's only option names."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument(option, type=Path, default=Path(default), metavar="DIR")
+    return next(iter(vars(parser.parse_args()).values()))
 
 
 def rounded(values: Any, digits: int = 7) -> list[float]:

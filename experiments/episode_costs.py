@@ -12,12 +12,11 @@ size.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from drawing import new_figure, save
+from drawing import new_figure, path_option, save
 
 import jaxdp_episodic as jde
 
@@ -206,11 +205,7 @@ def _draw_noise(axes, costs: list[Cost]) -> None:
 
 def main() -> None:
     """Prints the tables and writes the picture."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/episode_costs"), metavar="DIR"
-    )
-    folder = parser.parse_args().out
+    folder = path_option(__doc__, "--out", "results/episode_costs")
     print(
         "The kernels are compiled first, which takes most of the time ...", flush=True
     )

@@ -10,11 +10,10 @@ the number of steps, the bound for the last iterate stops.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from drawing import new_figure, save, write_table
+from drawing import draw_curve, new_figure, path_option, save, write_table
 
 from jaxdp_episodic.accountant.bounds.bounded_iteration import (
     bounded_iteration_rdp,
@@ -147,20 +146,8 @@ def draw(first: dict[str, dict], second: dict[str, np.ndarray], path: Path) -> N
     )
     passes = (("#999999", "-", ""), ("#000000", "-", "o"))
     passes += (("#56B4E9", "--", ""), ("#0072B2", "--", "s"))
-    for (name, values), (color, line, marker) in zip(
-        second.items(), passes, strict=True
-    ):
-        right.plot(
-            STEPS,
-            values,
-            color=color,
-            linestyle=line,
-            marker=marker,
-            markersize=4.5,
-            markevery=3,
-            markerfacecolor="white",
-            label=name,
-        )
+    for (name, values), look in zip(second.items(), passes, strict=True):
+        draw_curve(right, STEPS, values, look, markersize=4.5, markevery=3, label=name)
     right.set(
         title="Many passes: the last iterate stops paying",
         xlabel="steps",
@@ -184,11 +171,7 @@ def one_pass_noise_label(first: dict[str, dict]) -> str:
 
 def main() -> None:
     """Prints and writes the table, draws the picture."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/iteration"), metavar="DIR"
-    )
-    folder = parser.parse_args().out
+    folder = path_option(__doc__, "--out", "results/iteration")
     first, second = one_pass(), many_passes()
     draw(first, second, folder / "iteration.png")
     shown = [0, 9, 99, 499, 899, 989, 998, 999]

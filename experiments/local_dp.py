@@ -8,11 +8,10 @@ trials, up to 10^7 users) and by formula (lines).
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from drawing import new_figure, save, write_table
+from drawing import new_figure, path_option, save, write_table
 
 from jaxdp_episodic.accountant.bounds.local_dp import (
     central_sum_error,
@@ -101,11 +100,7 @@ def draw(
 
 def main() -> None:
     """Prints and writes the table, draws the picture."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/local_dp"), metavar="DIR"
-    )
-    folder = parser.parse_args().out
+    folder = path_option(__doc__, "--out", "results/local_dp")
     local = np.asarray(
         local_epsilon_for_shuffled(EPSILON, num_users=USERS, delta=DELTA)
     )

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from drawing import logarithmic, new_figure, rounded, save, write_table
+from drawing import draw_curve, logarithmic, new_figure, rounded, save, write_table
 
 import jaxdp_episodic as jde
 
@@ -50,17 +50,8 @@ def draw(found: dict[str, dict[str, np.ndarray]], path: Path) -> None:
     """Writes the picture."""
     figure, panels = new_figure(2, size=(10.5, 4.6), sharey=True)
     for axes, (relation, title) in zip(panels, RELATIONS.items(), strict=True):
-        for name, (color, line, marker) in SCHEMES.items():
-            axes.plot(
-                RATES,
-                found[relation][name],
-                color=color,
-                linestyle=line,
-                marker=marker,
-                markersize=5.5,
-                markerfacecolor="white",
-                label=name,
-            )
+        for name, look in SCHEMES.items():
+            draw_curve(axes, RATES, found[relation][name], look, label=name)
         logarithmic(axes, "x", [0.001, 0.01, 0.1, 1])
         logarithmic(axes, "y", [0.5, 1, 2, 5, 10, 20, 50, 100])
         axes.set(title=title, xlabel="share of the examples in a step (mean)")

@@ -12,11 +12,10 @@ how the RDP of one step grows.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from drawing import new_figure, save, write_table
+from drawing import draw_curve, new_figure, path_option, save, write_table
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.bounds.approximate_dp import delta_poisson_subsampled
@@ -121,19 +120,10 @@ def draw(found: dict[float, dict[str, np.ndarray]], path: Path) -> None:
     """Writes the picture: one panel a noise."""
     figure, panels = new_figure(2, size=(10.5, 4.6), sharey=True)
     for axes, (noise, values) in zip(panels, found.items(), strict=True):
-        for name, (color, line, marker) in LOOKS.items():
-            axes.plot(
-                STEPS,
-                values[name],
-                color=color,
-                linestyle=line,
-                marker=marker,
-                markersize=5,
-                markevery=3,
-                markerfacecolor="white",
-                linewidth=2.2 if name == "exact" else 1.5,
-                label=name,
-            )
+        for name, look in LOOKS.items():
+            style = {"markersize": 5, "markevery": 3, "label": name}
+            width = 2.2 if name == "exact" else 1.5
+            draw_curve(axes, STEPS, values[name], look, linewidth=width, **style)
         axes.set(
             title=f"noise multiplier {noise:g}, sampling probability {RATE:g}",
             xscale="log",
@@ -148,11 +138,7 @@ def draw(found: dict[float, dict[str, np.ndarray]], path: Path) -> None:
 
 def main() -> None:
     """Prints and writes the table, draws the picture."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/poisson_rdp"), metavar="DIR"
-    )
-    folder = parser.parse_args().out
+    folder = path_option(__doc__, "--out", "results/poisson_rdp")
     found = {noise: curves(noise) for noise in NOISES}
     draw(found, folder / "poisson_rdp.png")
     table = {

@@ -13,11 +13,10 @@ two mixtures themselves.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from drawing import new_figure, save, write_table
+from drawing import new_figure, path_option, save, write_table
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.bounds.approximate_dp import delta_poisson_subsampled
@@ -183,11 +182,7 @@ def draw(rows: list[dict], found: dict[str, np.ndarray], path: Path) -> None:
 
 def main() -> None:
     """Prints and writes the tables, draws the picture."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/product_rate"), metavar="DIR"
-    )
-    folder = parser.parse_args().out
+    folder = path_option(__doc__, "--out", "results/product_rate")
     rows, found = example_rates(), deltas()
     draw(rows, found, folder / "product_rate.png")
     table = {

@@ -8,11 +8,10 @@ randomized response, and a lower bound that no bound for all randomizers can bea
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from drawing import new_figure, save, write_table
+from drawing import draw_curve, new_figure, path_option, save, write_table
 
 from jaxdp_episodic.accountant.bounds.shuffling import (
     shuffled_epsilon,
@@ -46,17 +45,10 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
     """Writes the picture: one panel a local epsilon."""
     figure, panels = new_figure(2, size=(10.5, 4.6), sharey=True)
     for axes, i in zip(panels, (1, 3), strict=True):
-        for name, (color, line, marker) in LOOKS.items():
-            axes.plot(
-                USERS,
-                found[name][i, SHOWN_DELTA],
-                color=color,
-                linestyle=line,
-                marker=marker,
-                markersize=5,
-                markerfacecolor="white",
-                markevery=2,
-                label=name,
+        for name, look in LOOKS.items():
+            epsilon = found[name][i, SHOWN_DELTA]
+            draw_curve(
+                axes, USERS, epsilon, look, markersize=5, markevery=2, label=name
             )
         axes.axhline(LOCAL_EPSILONS[i], color="0.6", linewidth=1)
         axes.annotate(
@@ -82,11 +74,7 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
 
 def main() -> None:
     """Prints and writes the table, draws the picture."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/shuffling"), metavar="DIR"
-    )
-    folder = parser.parse_args().out
+    folder = path_option(__doc__, "--out", "results/shuffling")
     found = bounds()
     draw(found, folder / "shuffling.png")
     table = {

@@ -10,11 +10,18 @@ differs: a stage that is not counted is taken to draw everybody.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from drawing import logarithmic, new_figure, rounded, save, write_table
+from drawing import (
+    draw_curve,
+    logarithmic,
+    new_figure,
+    path_option,
+    rounded,
+    save,
+    write_table,
+)
 
 import jaxdp_episodic as jde
 
@@ -55,16 +62,8 @@ def epsilon(
 def draw(found: dict[str, np.ndarray], at: dict[str, float], path: Path) -> None:
     """Writes the picture: curves, and between them what a stage buys at one noise."""
     figure, (axes,) = new_figure(size=(8, 4.8))
-    for name, (_, color, line, marker) in COUNTED.items():
-        axes.plot(
-            NOISES,
-            found[name],
-            color=color,
-            linestyle=line,
-            marker=marker,
-            markersize=5.5,
-            markerfacecolor="white",
-        )
+    for name, (_, *look) in COUNTED.items():
+        draw_curve(axes, NOISES, found[name], look)
         axes.annotate(
             name,
             (NOISES[-1], found[name][-1]),
@@ -106,11 +105,7 @@ def draw(found: dict[str, np.ndarray], at: dict[str, float], path: Path) -> None
 
 def main() -> None:
     """Prints and writes the table, draws the picture."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/stages"), metavar="DIR"
-    )
-    folder = parser.parse_args().out
+    folder = path_option(__doc__, "--out", "results/stages")
     found = {name: epsilon(*rates, NOISES) for name, (rates, *_) in COUNTED.items()}
     at = {
         name: float(epsilon(*rates, SHOWN_AT)) for name, (rates, *_) in COUNTED.items()

@@ -34,8 +34,8 @@ _WIDTH = 100  # letters of a line with a comment; of longer ones it stands above
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def read_toml(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Returns the content of a TOML file of at most so many bytes.
+def read_toml(path: Path) -> dict[str, Any]:
+    """Returns the content of a TOML file of at most `MAX_BYTES`.
 
     Raises:
       OSError: a file that cannot be read.
@@ -43,9 +43,9 @@ def read_toml(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """
     check_plain_file(path)
     with path.open("rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise ValueError(f"must have at most {max_bytes} bytes")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"must have at most {MAX_BYTES} bytes")
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
@@ -44,12 +48,52 @@ def found_in_both(
                 return found, ""
             by_chance = found
         ours, theirs = (_names_of(table, unit) for table in (held_out, trained))
-    if ours.dtype.kind == theirs.dtype.kind:
-        both = np.intersect1d(ours, theirs)
-        if both.size:
-            some = f"{both.size:,} {unit!r} units in both"
-            return f"{some}, such as {both[0].item()!r}", by_chance
+    both = _in_both(ours, theirs)
+    if both:
+        return f"{len(both):,} {unit!r} units in both, such as {both[0]!r}", by_chance
     return "", by_chance
+
+
+def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> None:
+    """Warns of what held-out data have in common with those trained on.
+
+    Units of one name, and of data in memory examples of many numbers that are the same
+    to the last bit.
+
+    Raises:
+      ValueError: all is the same.
+    """
+    if data.fingerprint == trained.fingerprint:
+        raise ValueError(
+            f"held-out data ({split!r}) must be other data than those trained on, got "
+            "the same units with the same examples"
+        )
+
+    def warn(what: str, common: Sequence[Any], of: int) -> None:
+        if common:
+            warnings.warn(
+                f"{split!r} has {len(common):,} of its {of:,} {what} in common with "
+                f"the training data, such as {common[0]!r}: where these are the same, "
+                "its score is not that of held-out data",
+                stacklevel=3,
+            )
+
+    if data.owners is not None and trained.owners is not None:
+        people = data.owners.present
+        warn("people", _in_both(people, trained.owners.present), len(people))
+    if len(data.level_names) > 1 and data.level_names[-2] in trained.level_names:
+        ours, theirs = (
+            _names_of(one, one.level_names[-2:][0]) for one in (data, trained)
+        )
+        warn(f"{data.level_names[-2]} names", _in_both(ours, theirs), ours.size)
+    warn("examples (rows)", shared_rows(data, trained), len(data.features))
+
+
+def _in_both(ours: np.ndarray, theirs: np.ndarray) -> list[Any]:
+    """The names in both, sorted; those of two kinds are never the same."""
+    if ours.dtype.kind != theirs.dtype.kind:
+        return []
+    return np.intersect1d(ours, theirs).tolist()
 
 
 def protects_people(step: GaussianStep) -> bool:

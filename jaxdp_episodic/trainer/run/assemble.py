@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.adaptive_plan import AdaptivePlan, adaptive_plan
-from jaxdp_episodic.trainer.run.checks import shared_rows
+from jaxdp_episodic.trainer.run.apart import check_held_out
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.parts import (
     NO_PARTS,
@@ -115,59 +114,6 @@ class Tables:
             if split != TRAIN and hasattr(self._config.data, "path"):
                 check_held_out(split, data, self.load(TRAIN))
         return self._loaded[split]
-
-
-def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> None:
-    """Warns of what held-out data have in common with those trained on.
-
-    Units of one name, and of data in memory examples of many numbers that are the same
-    to the last bit.
-
-    Raises:
-      ValueError: all is the same.
-    """
-    if data.fingerprint == trained.fingerprint:
-        raise ValueError(
-            f"held-out data ({split!r}) must be other data than those trained on, got "
-            "the same units with the same examples"
-        )
-    owners, theirs = data.owners, trained.owners
-    if owners is not None and theirs is not None:
-        people, others = owners.present, theirs.present
-        if people.dtype.kind == others.dtype.kind:
-            both = np.intersect1d(people, others)
-            if both.size:
-                _warn_of_shared(split, "people", both.size, len(people), both[0].item())
-    level = data.level_names[-2] if len(data.level_names) > 1 else None
-    ours, theirs = (_ids_above_examples(one) for one in (data, trained))
-    if level in trained.level_names and ours.dtype.kind == theirs.dtype.kind:
-        names = np.intersect1d(ours, theirs)
-        if names.size:
-            _warn_of_shared(
-                split, f"{level} names", names.size, ours.size, names[0].item()
-            )
-    same = shared_rows(data, trained)
-    if same:
-        _warn_of_shared(
-            split, "examples (rows)", len(same), len(data.features), same[0]
-        )
-
-
-def _ids_above_examples(data: ExampleTable) -> np.ndarray:
-    """The ids of the units that examples lie in; none that only count them."""
-    ids = data.population.unit_ids or ()
-    level = len(data.level_names) - 2
-    found = ids[level] if 0 <= level < len(ids) else np.empty(0)
-    return found[:0] if np.array_equal(found, np.arange(len(found))) else found
-
-
-def _warn_of_shared(split: str, what: str, number: int, of: int, first: Any) -> None:
-    warnings.warn(
-        f"{split!r} has {number:,} of its {of:,} {what} in common with the training "
-        f"data, such as {first!r}: where these are the same, its score is not that of "
-        "held-out data",
-        stacklevel=2,
-    )
 
 
 def assembled(

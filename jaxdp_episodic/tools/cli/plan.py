@@ -38,11 +38,14 @@ class Plan:
 
     def run(self) -> int:
         """Plans; returns the exit code."""
-        return reported(self.file, self.planned, says_warnings=True)
 
-    def planned(self) -> list[str]:
+        def said() -> list[str]:
+            return self.planned(read_plan(self.file))
+
+        return reported(self.file, said, says_warnings=True)
+
+    def planned(self, description: PlanDescription) -> list[str]:
         """Searches, writes, and returns what to say."""
-        description = read_plan(self.file)
         pipeline = recommended_pipeline(description)
         asked = description.request
         if pipeline is not None:

@@ -69,7 +69,8 @@ def _of_plan(file: Path) -> str:
                 f"a plan without the table {table} recommends no run to report on"
             )
     with tempfile.TemporaryDirectory() as folder:
-        said, config = Plan(file, Path(folder)).planned(), Path(folder, CONFIG)
+        said = Plan(file, Path(folder)).planned(description)
+        config = Path(folder, CONFIG)
         if not config.exists():
             why = [line for line in said if line.startswith("no config")]
             raise ValueError("; ".join(["a plan recommends no run here", *why]))

@@ -26,7 +26,7 @@ from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.report import markdown_report
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, read_log
-from jaxdp_episodic.trainer.run.said import SEEDED, Said, meaning_of, said_of
+from jaxdp_episodic.trainer.run.said import SEEDED, meaning_of, said_of
 from jaxdp_episodic.trainer.run.selection import Selection
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
@@ -117,7 +117,7 @@ def finished(
     records = read_log(folder / run_files.LOG)
     said, selection = said_of(trainer), trainer.selection
     if paid is not None:
-        said = _with_book(said, paid)
+        said = said.with_more(facts_of_book(paid), statement_of_book(paid))
     private_facts, found = said.facts, found_in(records)
     if found is not None:
         drawn, complete = found
@@ -162,14 +162,3 @@ def finished(
     bare = {name: Score(**score) for name, score in without_noise.items()}
     numbers = said.epsilon, said.uncounted
     return Result(trainer, *numbers, scores, folder, bare, selection)
-
-
-def _with_book(said: Said, paid: Paid) -> Said:
-    """What is said of a run, and of the book that it is in."""
-    words, own = statement_of_book(paid), facts_of_book(paid)
-    facts, statement = said.released
-    return said._replace(
-        facts=said.facts | own,
-        statement=said.statement + words,
-        released=(facts | own, statement + words),
-    )

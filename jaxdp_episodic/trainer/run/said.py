@@ -26,7 +26,6 @@ from jaxdp_episodic.trainer.run.adaptive_report import (
 )
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.report import people_of, privacy_statement
-from jaxdp_episodic.trainer.run.selection import Selection
 
 SEEDED = "draws and noise come from a fixed seed"
 _ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are drawn
@@ -51,6 +50,15 @@ class Said(NamedTuple):
     released: tuple[dict[str, Any], str]
     has_public_epsilon: bool
 
+    def with_more(self, own: Mapping[str, Any], words: str) -> Said:
+        """Returns the same with facts and words added, which are for release too."""
+        facts, statement = self.released
+        return self._replace(
+            facts={**self.facts, **own},
+            statement=self.statement + words,
+            released=({**facts, **own}, statement + words),
+        )
+
 
 def said_of(trainer: Any) -> Said:
     """Returns what a trainer's run says of itself, after the steps that were charged.
@@ -60,7 +68,11 @@ def said_of(trainer: Any) -> Said:
     chose = isinstance(trainer.budget, AdaptiveBudget)
     said = _said_of_choices(trainer) if chose else _said_of_plan(trainer)
     selection = trainer.selection
-    return said if selection is None else _with_selection(said, selection)
+    if selection is None:
+        return said
+    if not said.has_public_epsilon:  # nor is the number of steps
+        selection = selection.without_step()
+    return said.with_more({"stage": selection.stage.name}, f"\n{selection.words}\n")
 
 
 def _said_of_plan(trainer: Any) -> Said:
@@ -76,10 +88,14 @@ def _said_of_plan(trainer: Any) -> Said:
         "people": people_of(trainer.data, str(budget.step.privacy_unit)),
     }
     uncounted = epsilon_without_last_stage(budget, taken)
+    # What others would charge, who do not count the draw of an example.
+    others = {"epsilon without counting the draw of examples": uncounted}
+    if budget.step.privacy_unit == PERSON:
+        others = {}
     facts: dict[str, Any] = {
         "steps": taken,
         "epsilon spent": spent,
-        **_uncounted(budget, uncounted),
+        **others,
         "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
         "noise": trainer.noise,
         "protected": f"one {budget.step.privacy_unit} "
@@ -135,20 +151,6 @@ def _said_of_choices(trainer: Any) -> Said:
     return Said(epsilon, epsilon, facts, statement, (facts, released), True)
 
 
-def _with_selection(said: Said, selection: Selection) -> Said:
-    """What is said of a run, and of the stage of it that is released."""
-    facts, statement = said.released
-    if not said.has_public_epsilon:  # nor is the number of steps
-        selection = selection.without_step()
-    own = {"stage": selection.stage.name}
-    words = f"\n{selection.words}\n"
-    return said._replace(
-        facts=said.facts | own,
-        statement=said.statement + words,
-        released=(facts | own, statement + words),
-    )
-
-
 def _clip_norm(trainer: Any) -> float | str:
     """The clip norm in words, of a run in which it was not one number for all."""
     clipping, first = trainer.clipping, trainer.l2_clip_norm
@@ -160,13 +162,6 @@ def _clip_norm(trainer: Any) -> float | str:
         f"{first:g} at first, {trainer.clip_norm:.4g} at last: by the "
         f"{clipping.quantile:g} quantile"
     )
-
-
-def _uncounted(budget: PrivacyBudget, value: float) -> dict[str, float]:
-    """What others would charge, who do not count the draw of an example."""
-    if budget.step.privacy_unit == PERSON:
-        return {}
-    return {"epsilon without counting the draw of examples": value}
 
 
 def meaning_of(trainer: Any) -> str:

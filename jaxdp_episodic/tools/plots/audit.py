@@ -30,7 +30,8 @@ def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> Non
     axes = figure.add_subplot()
     heights = np.arange(len(rows))[::-1]
     _draw(axes, rows, heights)
-    axes.set_yticks(heights, [_label(row) for row in rows], fontsize=8)
+    labels = [f"{row.name}\n{row.attacker}, delta {row.delta:g}" for row in rows]
+    axes.set_yticks(heights, labels, fontsize=8)
     axes.set_xlabel("epsilon (nats)")
     # A little room for the marks of audits that showed nothing.
     axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
@@ -56,7 +57,3 @@ def _draw(axes: Any, rows: Sequence[Any], heights: np.ndarray) -> None:
         axes.plot(
             rdp, heights, "x", color=VERMILION, ms=6, mew=1.6, label="claimed, RDP"
         )
-
-
-def _label(row: Any) -> str:
-    return f"{row.name}\n{row.attacker}, delta {row.delta:g}"

@@ -106,19 +106,13 @@ def _draw_stages(
         weight = "bold" if name == released else "normal"
         place = {"transform": axes.get_yaxis_transform(), "va": "center"}
         axes.text(1.01, row, words, fontweight=weight, **place)
-    axes.set_yticks(range(len(stages)), [_row_name(n, released) for n in stages])
+    names = [f"{n}\n(released)" if n == released else n for n in stages]
+    axes.set_yticks(range(len(stages)), names)
     axes.set_ylim(len(stages) - 0.5, -0.5)
-    axes.set_xlabel(f"{_kind_of(stages)} (held out) of what the run has at each stage")
+    kind = next(iter(next(iter(stages.values())).values())).name
+    axes.set_xlabel(f"{kind} (held out) of what the run has at each stage")
     above = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
     axes.legend(frameon=False, ncols=len(splits), **above)
-
-
-def _row_name(name: str, released: str) -> str:
-    return f"{name}\n(released)" if name == released else name
-
-
-def _kind_of(stages: Mapping[str, Mapping[str, Score]]) -> str:
-    return next(iter(next(iter(stages.values())).values())).name
 
 
 def _draw_losses(axes: Any, losses: np.ndarray) -> None:

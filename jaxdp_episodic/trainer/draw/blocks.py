@@ -33,17 +33,11 @@ def random_blocks(
     ``num_known`` who are in the data and stand first on it; the episodes of one block
     are neighbours. A remainder of people is in no block.
     """
-    size, number = int(np.asarray(design.people_per_block)), _number(design)
+    size = int(np.asarray(design.people_per_block))
     order = generator.permutation(int(np.asarray(design.num_people)))
-    blocks = order[: number * size].reshape(-1, size)
+    blocks = order[: len(order) // size * size].reshape(-1, size)
     blocks = np.where(blocks < num_known, blocks, NULL)
     return np.repeat(blocks, int(np.asarray(design.episodes_per_block)), axis=0)
-
-
-def _number(design: PeopleBlocks) -> int:
-    return int(np.asarray(design.num_people)) // int(
-        np.asarray(design.people_per_block)
-    )
 
 
 class BlockRows:

@@ -91,11 +91,7 @@ def adaptive_methods(
 ) -> list[str]:
     """Returns how such a run protects, and what it does not; sentences.
 
-    Args:
-      budget: of the run.
-      noise: "discrete" or "gaussian".
-      fixed: the checks that look at the same episodes each time.
-      clipping: of the run; None: longer contributions were clipped.
+    Arguments are those of `adaptive_statement`.
     """
     unit = budget.a_step.privacy_unit
     said = []

@@ -114,12 +114,7 @@ def _opened(
     """A run's log and journal, and a function that syncs the log and checkpoints.
 
     Charges go to the run's ledger meanwhile. The ledger is opened first, then comes a
-    checkpoint: whatever has a log can be resumed.
-
-    Raises:
-      FileExistsError: the folder's run has gone on since this one was resumed.
-      LedgerError: the ledger is damaged or another run's.
-      OSError: something cannot be read or written.
+    checkpoint: whatever has a log can be resumed. Errors are those of `Trainer.train`.
     """
     with LedgerFile(folder / run_files.LEDGER, contains=run.ledger.mark) as ledger:
         name, charged = ledger.mark.run, run.ledger.charged

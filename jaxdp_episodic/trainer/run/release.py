@@ -64,17 +64,7 @@ HIDDEN = "hidden"
 
 
 def write_release(folder: Path, trainer: Any, log: Path, said: Said) -> list[Path]:
-    """Writes what a run releases, and returns the files.
-
-    Args:
-      folder: made if missing; files of these names are replaced, all at once.
-      trainer: of the run.
-      log: the run's full log, whose public part is copied.
-      said: what is said of the run.
-
-    Raises:
-      OSError: a file that cannot be written.
-    """
+    """Writes what a run releases, with what is said of it; see `export_run`."""
     facts, statement = said.released
     return export_run(
         folder,
@@ -168,14 +158,10 @@ def described_learner(learner: Any) -> dict[str, Any]:
     cls = type(learner)
     if LEARNERS.get(cls.__name__) is not cls:
         return {"type": OWN, "name": f"{cls.__module__}.{cls.__qualname__}"}
-    fields = {field.name: getattr(learner, field.name) for field in _fields(learner)}
+    fields = {one.name: getattr(learner, one.name) for one in dataclasses.fields(cls)}
     for name, value in fields.items():
         if value is as_they_are:
             fields[name] = AS_THEY_ARE
         elif callable(value):
             fields[name] = HIDDEN if name == "features" else MODEL
     return {"type": cls.__name__, **fields}
-
-
-def _fields(learner: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(learner)

@@ -7,6 +7,7 @@ run is a smooth function of the move, but for rounding, and has differences.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -54,8 +55,8 @@ _TERMS_CUT = 12.0
 _SMALLEST_COUNT = 1e-300
 # Factors of the center and of the end of a second contour, which has other nodes.
 _OTHER = (0.98, 1.1)
-# Rows of a solution and of its contour.
-_ROWS = len(integral.Solution._fields) + len(Contour._fields)
+# Rows of a solution, of its contour, of its direction and of its pass.
+_ROWS = len(integral.Solution._fields) + len(Contour._fields) + 2
 # Steps to an order of more digits, and the largest of the logarithm of order - 1.
 _ORDER_STEPS = 2
 _FURTHEST = 1e-3
@@ -116,51 +117,46 @@ def moves_by_contour(epsilon: np.ndarray, log_delta: np.ndarray, run: Run) -> Mo
         counts = tuple(np.maximum(count, _SMALLEST_COUNT) for count in runs.counts)
         return Run(tuple(losses), counts), many
 
-    size = epsilon.size
-    every, many = kept(np.arange(size), run)
-    best, backward = np.full((_ROWS, size), np.nan), np.zeros(size)
-    passes = np.full(size, -1)
+    every, many = kept(np.arange(epsilon.size), run)
+    best = np.full((_ROWS, epsilon.size), np.nan)
     for side in (0.0,) if run.is_symmetric else (0.0, 1.0):
         # Where one direction's delta is this one the other one's is not larger.
         index = np.flatnonzero(np.isnan(best[0]) & ~many)
         for number, rule in enumerate(_PASSES):
             if not index.size:
                 break
-            at, target = epsilon[index], log_delta[index]
-            asked = at, log_cut[index], np.full(at.shape, side), ()
-            found = _on_contours(asked, every.take(index), rule)
-            value, error, slope, _ = found[:4]
+            at, way = epsilon[index], np.full(index.shape, side)
+            asked = at, log_cut[index], way, ()
+            value, error, slope, *_ = found = _on_contours(
+                asked, every.take(index), rule
+            )
             scale = np.maximum(at, _SMALLEST_EPSILON) * slope
-            gap, good = np.abs(value - target), error <= largest
+            gap, good = np.abs(value - log_delta[index]), error <= largest
             good &= np.isfinite(gap) & (slope > 0)
             attained = good & (gap <= ATTAINED * scale + error + _LEFT_OUT)
-            some = index[attained]
-            best[:, some], backward[some], passes[some] = (
-                found[:, attained],
-                side,
-                number,
-            )
+            rows = np.vstack([found, way, 0 * way + number])
+            best[:, index[attained]] = rows[:, attained]
             # More nodes may say more, or that this is not the direction.
             index = index[~good]
+    value, _, slope, rounding, *laid, backward, passes = best
 
     def of(index: np.ndarray, runs: Run, *, other: bool = False) -> np.ndarray:
         times, (near, _) = runs.shape[0] // index.size, kept(index, runs)
         values = np.full((times, index.size), np.nan)
-        for number, rule in enumerate(_PASSES):
+        for number in np.flatnonzero(np.isin(range(len(_PASSES)), passes[index])):
             part = np.flatnonzero(passes[index] == number)
-            if part.size:
-                some = index[part]
-                contour = Contour(*best[4:, some])
-                if other:
-                    center, end = contour.center * _OTHER[0], contour.end * _OTHER[1]
-                    contour = contour._replace(center=center, end=end)
-                asked = epsilon[some], log_cut[some], backward[some], contour
-                asked = map_arrays(lambda a: np.tile(a, times), asked)
-                found = _on_contours(asked, near.take(_rows(index, part, times)), rule)
-                values[:, part] = found[0].reshape(times, -1)
+            contour = Contour(*laid)
+            if other:
+                center, end = contour.center * _OTHER[0], contour.end * _OTHER[1]
+                contour = contour._replace(center=center, end=end)
+            some, asked = index[part], (epsilon, log_cut, backward, contour)
+            asked = map_arrays(lambda a, some=some: np.tile(a[some], times), asked)
+            rows = _rows(index, part, times)
+            found = _on_contours(asked, near.take(rows), _PASSES[number])
+            values[:, part] = found[0].reshape(times, -1)
         return values
 
-    return Moves(best[0], best[2], best[3], of)
+    return Moves(value, slope, rounding, of)
 
 
 def moves_by_profile(epsilon: np.ndarray, log_delta: np.ndarray, run: Run) -> Moves:
@@ -260,20 +256,16 @@ def _on_contours(
     terms = tuple(
         1 << (int(np.max(group.loss.num_terms)) - 1).bit_length() for group in groups
     )
-    engine = choose_engine(runs.shape[0], _BREAK_EVEN, runs.losses)
-    with using_engine(engine):
-        return np.array(
-            in_chunks(
-                lambda part: _of_chunk(part, terms, rule), (*asked, groups), _CHUNKS
-            )
-        )
+    kernel = functools.partial(_of_chunk, terms, rule)
+    with using_engine(choose_engine(runs.shape[0], _BREAK_EVEN, runs.losses)):
+        return np.array(in_chunks(kernel, (*asked, groups), _CHUNKS))
 
 
 def _of_chunk(
-    arrays: Any, terms: tuple[int, ...], rule: tuple[int, int, float]
+    terms: tuple[int, ...], rule: tuple[int, int, float], arrays: Any
 ) -> tuple[np.ndarray, ...]:
     """Those of one chunk: its parts are jitted one by one."""
-    (loss_nodes, contour_nodes, fall), compiled = rule, engine_name() == "jax"
+    (number, contour_nodes, fall), compiled = rule, engine_name() == "jax"
 
     def part(kernel: Any, *static: str) -> Any:
         return jitted(kernel, static) if compiled else kernel
@@ -281,11 +273,13 @@ def _of_chunk(
     lay_nodes = part(steps_of, "num_nodes", "num_terms", "checked")
     solve = part(integral.log_delta, "num_nodes")
 
-    def call(epsilon: Any, log_cut: Any, backward: Any, contour: Any, groups: Any):
-        fixed = {"num_nodes": loss_nodes, "checked": not contour}
+    def call(
+        epsilon: Any, log_cut: Any, backward: Any, contour: Any, groups: Any
+    ) -> Any:
+        fixed = {"num_nodes": number, "checked": not contour}
         steps = tuple(
-            lay_nodes(group, backward, log_cut, num_terms=number, **fixed)
-            for group, number in zip(groups, terms, strict=True)
+            lay_nodes(group, backward, log_cut, num_terms=most, **fixed)
+            for group, most in zip(groups, terms, strict=True)
         )
         contour = contour or part(lay_contour)(epsilon, steps, fall)
         return *solve(epsilon, contour, steps, num_nodes=contour_nodes), *contour

@@ -132,7 +132,7 @@ def slopes(
                 if part.size:
                     at, target = (one[part] for one in asked)
                     some = rows.take(part), parameters, settings.take(part), by
-                    found[:, index[part]] = _of_alike(at, target, *some)
+                    found[:, index[part]] = _of_alike((at, target), *some)
     found = found.reshape(len(found), *epsilon.shape)
     return found[0], found[1:]
 
@@ -166,44 +166,42 @@ class _Settings(NamedTuple):
 
 
 def _of_alike(
-    epsilon: np.ndarray,
-    log_delta: np.ndarray,
+    asked: tuple[np.ndarray, np.ndarray],
     run: Run,
     parameters: Sequence[Parameter],
     settings: _Settings,
     method: str,
 ) -> np.ndarray:
     """(1 + parameters, n): `slopes` of (n,) settings that are computed alike."""
-    knows, *how = _MOVES[method]
-    moves = powers = again = knows(epsilon, log_delta, run)
+    moves = _MOVES[method][0](*asked, run)
+    ways = by_counts = [(moves, method)]
     if method != "rdp" and any(one.count is not None for one in parameters):
-        if method == "profile":  # which says nothing of a step's powers
-            powers = moves_by_contour(epsilon, log_delta, run)
-        other = functools.partial(powers.of, other=True)
-        (here,) = other(np.arange(epsilon.size), run)
-        again = powers._replace(log_delta=here, of=other)
-    rows = [moves.slope]
+        # A single step's profile says nothing of its powers.
+        powers = moves_by_contour(*asked, run) if method == "profile" else moves
+        of = functools.partial(powers.of, other=True)
+        (here,) = of(np.arange(len(asked[0])), run)
+        other = powers._replace(log_delta=here, of=of)
+        by_counts = [(powers, "exact"), (other, "exact")]
+    found = [moves.slope]
     for one in parameters:
-        by = moves if one.count is None else powers
-        row = _quotient(epsilon, by, one, settings, *how)
-        if by is not again and one.count is not None:
-            check = _quotient(epsilon, again, one, settings, *how)
-            alike = np.abs(row - check) <= _LARGEST * np.abs(check)
-            row = np.where(alike, row, np.nan)
-        rows.append(row)
-    return np.array(rows)
+        some = ways if one.count is None else by_counts
+        row, *checks = (_quotient(asked[0], *way, one, settings) for way in some)
+        for check in checks:
+            row[~(np.abs(row - check) <= _LARGEST * np.abs(check))] = np.nan
+        found.append(row)
+    return np.array(found)
 
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _quotient(
     epsilon: np.ndarray,
     moves: Moves,
+    method: str,
     parameter: Parameter,
     settings: _Settings,
-    first_share: float,
-    tries: tuple[float, ...],
 ) -> np.ndarray:
     """The difference quotient of log(delta) by a parameter; NaN: not known."""
+    _, first_share, tries = _MOVES[method]
     scale, at_end = settings.of(parameter.scale), np.zeros(epsilon.size, int)
     if parameter.count is not None:
         at_end += parameter.count.reshape(-1)[settings.index] == 0
@@ -264,8 +262,8 @@ def difference(
         values = function(_POINTS[:, inside] * width)
         values = np.moveaxis(values, -1 - width.ndim, 0)
         change, off = _judged(values, inside, 0.0)
-        better = off < best
-        result, best = np.where(better, (change / width, off), (result, best))
+        result = np.where(off < best, change / width, result)
+        best = np.where(off < best, off, best)
         if np.all(best <= _ENOUGH):
             break
     return np.where(best < _LARGEST, result, np.nan)

@@ -7,6 +7,8 @@ run is a smooth function of the move, but for rounding, and has differences.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -22,20 +24,19 @@ from jaxdp_episodic.accountant._engine import (
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
 from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
-from jaxdp_episodic.accountant.methods.exact import contour as contours
 from jaxdp_episodic.accountant.methods.exact import integral
+from jaxdp_episodic.accountant.methods.exact.contour import FALL, Contour, lay_contour
 from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.kernels import FINE
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
 from jaxdp_episodic.accountant.methods.rdp.moments import LARGER, log_moment
 from jaxdp_episodic.accountant.methods.run import Group, Run
-from jaxdp_episodic.accountant.methods.single_step import slope_of_profile
 from jaxdp_episodic.accountant.numerics.loops import map_arrays, namespace
 
 # Nodes of the losses and of the contour, nats by which the integrand falls along it,
-# tried in turn.
-_PASSES = ((112, 97, 24.0), (144, 353, contours.FALL), (192, 769, contours.FALL))
+# tried in turn. The first is enough for four in five, and takes less than the second.
+_PASSES = ((112, 57, 20.0), (112, 97, 24.0), (144, 353, FALL), (192, 769, FALL))
 # Largest error estimate of log(delta) with which a difference is taken: but for
 # rounding its relative error was at most half of that, of 1,700 random ones. And
 # the same of mechanisms with tables, whose estimated errors it includes.
@@ -54,128 +55,172 @@ _TERMS_CUT = 12.0
 _SMALLEST_COUNT = 1e-300
 # Factors of the center and of the end of a second contour, which has other nodes.
 _OTHER = (0.98, 1.1)
+# Rows of a solution, of its contour, of its direction and of its pass.
+_ROWS = len(integral.Solution._fields) + len(Contour._fields) + 2
 # Steps to an order of more digits, and the largest of the logarithm of order - 1.
 _ORDER_STEPS = 2
 _FURTHEST = 1e-3
 # Settings in a call of the kernels.
-_CHUNKS = Chunks(32, (1, 8, 64), (8, 512, 4096))
+_CHUNKS = Chunks(128, (1, 8, 64), (8, 512, 4096))
 # Minimum number of evaluations for which compiling pays: half a minute, against half a
-# millisecond of CPU time for the five of a setting.
+# millisecond of CPU time for five.
 _BREAK_EVEN = 150_000
 
 
 class Moves(NamedTuple):
-    """What is known about ``log(delta)`` at some epsilon; arrays (n,)."""
+    """``log(delta)`` of runs at some epsilon, and of runs near them; arrays (n,)."""
 
-    log_delta: np.ndarray  # (M, n) of the runs, by one rule; NaN: not known
-    slope: np.ndarray  # ``-d log(delta) / d epsilon`` of the first one
+    log_delta: np.ndarray  # NaN: not known
+    slope: np.ndarray  # ``-d log(delta) / d epsilon``; NaN where the former is
     rounding: np.ndarray  # estimate of the errors of ``log_delta`` that are not smooth
+    # From some settings, (m,), and runs near theirs, (M m,), to their ``log_delta`` by
+    # the same rule, (M, m). Of `moves_by_contour` on a second contour if asked for.
+    of: Callable[..., np.ndarray]
 
 
-def moves_by_contour(
-    epsilon: np.ndarray, log_delta: np.ndarray, runs: Run, *, other: bool = False
-) -> Moves:
+def moves_by_contour(epsilon: np.ndarray, log_delta: np.ndarray, run: Run) -> Moves:
     """Log(delta) of a run and of runs near it at the epsilon of an exact answer.
 
-    By the contour integral of the direction that has this delta.
+    By the contour integral of the direction that has this delta. Powers of a moment
+    have no unique continuation to real exponents where two contours disagree.
 
     Args:
       epsilon: > 0 and finite, (n,); it or log_delta is the answer to the other one.
       log_delta: (n,).
-      runs: the run and M - 1 moved ones, (M n,), whose counts may be real numbers.
-      other: by a second contour. Powers of a moment have no unique continuation to real
-        exponents where the two disagree.
+      run: (n,); counts of those near it may be real numbers.
 
     Raises:
       NotImplementedError: a mechanism without `Nodes`.
     """
-    if lacking := [loss for loss in runs.losses if not isinstance(loss, Nodes)]:
+    if lacking := [loss for loss in run.losses if not isinstance(loss, Nodes)]:
         name = type(lacking[0]).__name__.removesuffix("Loss")
         raise NotImplementedError(
             f"{name} has no nodes to differentiate with method='exact'; method='rdp' "
             "covers it"
         )
-    size, times = epsilon.size, runs.shape[0] // epsilon.size
-    has_tables = any(isinstance(loss, Tabulated) for loss in runs.losses)
+    has_tables = any(isinstance(loss, Tabulated) for loss in run.losses)
     largest = _LARGEST_OF_TABLES if has_tables else _LARGEST_ERROR
-    # Terms are left out that add nothing in as many steps as the run has.
-    goal = np.tile(np.minimum(log_delta, 0.0) - _TERMS_CUT, times)
-    losses, many = [], np.zeros(size, bool)
-    for loss, count in zip(runs.losses, runs.counts, strict=True):
-        most = np.tile(np.maximum(count[:size], 1.0), times)
-        kept, _, too_many = cast(Nodes, loss).truncated(goal, most)
-        losses.append(kept)
-        many |= too_many[:size] & (count[:size] > 0)
-    # A step that is not taken may be taken by the moved runs: its contour is laid too.
-    counts = tuple(np.maximum(count, _SMALLEST_COUNT) for count in runs.counts)
-    runs = Run(tuple(losses), counts)
-    best = Moves(np.full((times, size), np.nan), np.ones(size), np.zeros(size))
-    for backward in (False,) if runs.is_symmetric else (False, True):
+    goal = np.minimum(log_delta, 0.0)
+    log_cut = goal - _CUT - np.log(np.maximum(run.num_steps, 1.0))
+
+    def kept(index: np.ndarray, runs: Run) -> tuple[Run, np.ndarray]:
+        """The runs without terms that add nothing in as many steps as the run has."""
+        times, losses = runs.shape[0] // index.size, []
+        many = np.zeros(runs.shape[0], bool)
+        for loss, count in zip(runs.losses, run.counts, strict=True):
+            here = np.tile(count[index], times)
+            asked = np.tile(goal[index] - _TERMS_CUT, times), np.maximum(here, 1.0)
+            loss, _, too_many = cast(Nodes, loss).truncated(*asked)
+            losses.append(loss)
+            many |= too_many & (here > 0)
+        # A step that is not taken may be taken by moved runs: its contour is laid too.
+        counts = tuple(np.maximum(count, _SMALLEST_COUNT) for count in runs.counts)
+        return Run(tuple(losses), counts), many
+
+    every, many = kept(np.arange(epsilon.size), run)
+    best = np.full((_ROWS, epsilon.size), np.nan)
+    for side in (0.0,) if run.is_symmetric else (0.0, 1.0):
         # Where one direction's delta is this one the other one's is not larger.
-        index = np.flatnonzero(np.isnan(best.log_delta[0]) & ~many)
-        for rule in _PASSES:
+        index = np.flatnonzero(np.isnan(best[0]) & ~many)
+        for number, rule in enumerate(_PASSES):
             if not index.size:
                 break
-            at, target = epsilon[index], log_delta[index]
-            some = runs.take(_rows(runs, size, index))
-            found, error = _on_one_contour(at, target, some, (backward, other), rule)
-            scale = np.maximum(at, _SMALLEST_EPSILON) * found.slope
-            gap, good = np.abs(found.log_delta[0] - target), error <= largest
-            good &= np.isfinite(gap) & (found.slope > 0)
+            at, way = epsilon[index], np.full(index.shape, side)
+            asked = at, log_cut[index], way, ()
+            value, error, slope, *_ = found = _on_contours(
+                asked, every.take(index), rule
+            )
+            scale = np.maximum(at, _SMALLEST_EPSILON) * slope
+            gap, good = np.abs(value - log_delta[index]), error <= largest
+            good &= np.isfinite(gap) & (slope > 0)
             attained = good & (gap <= ATTAINED * scale + error + _LEFT_OUT)
-            for field, part in zip(best, found, strict=True):
-                field[..., index[attained]] = part[..., attained]
+            rows = np.vstack([found, way, 0 * way + number])
+            best[:, index[attained]] = rows[:, attained]
             # More nodes may say more, or that this is not the direction.
             index = index[~good]
-    return best
+    value, _, slope, rounding, *laid, backward, passes = best
+
+    def of(index: np.ndarray, runs: Run, *, other: bool = False) -> np.ndarray:
+        times, (near, _) = runs.shape[0] // index.size, kept(index, runs)
+        values = np.full((times, index.size), np.nan)
+        for number in np.flatnonzero(np.isin(range(len(_PASSES)), passes[index])):
+            part = np.flatnonzero(passes[index] == number)
+            contour = Contour(*laid)
+            if other:
+                center, end = contour.center * _OTHER[0], contour.end * _OTHER[1]
+                contour = contour._replace(center=center, end=end)
+            some, asked = index[part], (epsilon, log_cut, backward, contour)
+            asked = map_arrays(lambda a, some=some: np.tile(a[some], times), asked)
+            rows = _rows(index, part, times)
+            found = _on_contours(asked, near.take(rows), _PASSES[number])
+            values[:, part] = found[0].reshape(times, -1)
+        return values
+
+    return Moves(value, slope, rounding, of)
 
 
-def moves_by_profile(epsilon: np.ndarray, log_delta: np.ndarray, runs: Run) -> Moves:
+def moves_by_profile(epsilon: np.ndarray, log_delta: np.ndarray, run: Run) -> Moves:
     """The same of runs of one step, by its profile.
 
     Exactly one count of a setting is 1, the others are 0, in all runs.
     """
-    size = epsilon.size
-    values = np.full((runs.shape[0] // size, size), np.nan)
-    slope = np.ones(size)
-    for loss, count in zip(runs.losses, runs.counts, strict=True):
-        taken = np.flatnonzero(count[:size] == 1)
-        if not taken.size:
-            continue
-        rows, at = _rows(runs, size, taken), epsilon[taken]
-        every = cast(Profile, loss.map(lambda f, r=rows: f[r]).kept_in_range())
-        _prepare(every)
-        with np.errstate(all="ignore"):
-            tails = every.log_tails(np.tile(at, len(values)))
-        both = np.stack([tail for tail, _ in tails]).reshape(2, -1, taken.size)
-        larger = np.argmax(both[:, :1], axis=0)[None]
-        values[:, taken] = np.take_along_axis(both, larger, axis=0)[0]
-        first = every.map(lambda f, n=taken.size: f[:n])
-        _, slope[taken] = slope_of_profile(at, first)
-    scale = np.maximum(epsilon, _SMALLEST_EPSILON) * slope
-    attained = np.abs(values[0] - log_delta) <= ATTAINED * scale + _LEFT_OUT
-    return Moves(np.where(attained, values, np.nan), slope, 0 * slope)
+
+    def tails(index: np.ndarray, runs: Run) -> np.ndarray:
+        """Both directions' profiles and tails, (2, 2, M, m)."""
+        times = runs.shape[0] // index.size
+        found = np.full((2, 2, times, index.size), np.nan)
+        for loss, count in zip(runs.losses, run.counts, strict=True):
+            taken = np.flatnonzero(count[index] == 1)
+            if not taken.size:
+                continue
+            rows = _rows(index, taken, times)
+            every = cast(Profile, loss.map(lambda f, r=rows: f[r]).kept_in_range())
+            _prepare(every)
+            with np.errstate(all="ignore"):
+                both = every.log_tails(np.tile(epsilon[index[taken]], times))
+            found[..., taken] = np.array(both).reshape(2, 2, times, -1)
+        return found
+
+    here = tails(np.arange(epsilon.size), run)[:, :, 0]
+    larger = np.argmax(here[:, 0], axis=0)
+    value, tail = np.take_along_axis(here, larger[None, None], axis=0)[0]
+    with np.errstate(invalid="ignore"):  # beyond the largest loss
+        slope = np.exp(tail - value)
+        scale = np.maximum(epsilon, _SMALLEST_EPSILON) * slope
+        attained = np.abs(value - log_delta) <= ATTAINED * scale + _LEFT_OUT
+    value, slope = np.where(attained, (value, slope), np.nan)
+
+    def of(index: np.ndarray, runs: Run) -> np.ndarray:
+        both = tails(index, runs)[:, 0]
+        return np.take_along_axis(both, larger[None, None, index], axis=0)[0]
+
+    return Moves(value, slope, 0 * epsilon, of)
 
 
-def moves_at_order(epsilon: np.ndarray, log_delta: np.ndarray, runs: Run) -> Moves:
+def moves_at_order(epsilon: np.ndarray, log_delta: np.ndarray, run: Run) -> Moves:
     """The same of answers by Rényi-DP: the bound at the order that is best for it."""
-    size, times = epsilon.size, runs.shape[0] // epsilon.size
-    first = runs.take(np.arange(size))
-    value, order = rdp_bound(EpsilonAt(log_delta), first)
+    value, order = rdp_bound(EpsilonAt(log_delta), run)
     known = np.isfinite(order) & (np.abs(value - epsilon) <= ATTAINED * epsilon)
-    t, groups = np.where(known, order, 2.0) - 1, first.groups()
-    with using_engine(choose_engine(runs.shape[0], _BREAK_EVEN, runs.losses)):
+    t, groups = np.where(known, order, 2.0) - 1, run.groups()
+    with using_engine(choose_engine(epsilon.size, _BREAK_EVEN, run.losses)):
         for _ in range(_ORDER_STEPS):
             # A slope at a held order wants more digits of it than the bound does.
             arrays = epsilon, t, groups
             (step,) = in_chunks(lambda part: (_newton(*part),), arrays, _CHUNKS)
             t = t * np.exp(np.clip(np.nan_to_num(step), -_FURTHEST, _FURTHEST))
-    curve = rdp_curve(np.tile(1 + t, times), runs, LARGER).reshape(times, size)
-    with np.errstate(divide="ignore", invalid="ignore"):  # NaN: not known
-        values = t * (curve - epsilon + np.log(t / (1 + t))) - np.log1p(t)
+
+    def of(index: np.ndarray, runs: Run) -> np.ndarray:
+        at, times = t[index], runs.shape[0] // index.size
+        curve = rdp_curve(np.tile(1 + at, times), runs, LARGER).reshape(times, -1)
+        with np.errstate(divide="ignore", invalid="ignore"):  # NaN: not known
+            gap = curve - epsilon[index] + np.log(at / (1 + at))
+        return at * gap - np.log1p(at)
+
+    (value,) = of(np.arange(epsilon.size), run)
     # Total variation may bound it by less than any order.
-    known &= np.abs(values[0] - log_delta) <= ATTAINED * t * epsilon + _LEFT_OUT
-    return Moves(np.where(known, values, np.nan), t, 0 * t)
+    known &= np.abs(value - log_delta) <= ATTAINED * t * epsilon + _LEFT_OUT
+    value, slope = np.where(known, (value, t), np.nan)
+    return Moves(value, slope, 0 * t, of)
 
 
 @float64_boundary
@@ -187,9 +232,9 @@ def _newton(epsilon: Any, t: Any, groups: tuple[Group, ...]) -> Any:
     return -slope / (t * bend + 1 / (1 + t))
 
 
-def _rows(runs: Run, size: int, index: np.ndarray) -> np.ndarray:
-    """Where some of n settings are in each of the runs, (M n,)."""
-    return (np.arange(0, runs.shape[0], size)[:, None] + index).reshape(-1)
+def _rows(index: np.ndarray, part: np.ndarray, times: int) -> np.ndarray:
+    """Where a part of settings is in each of so many runs of them, (times m,)."""
+    return (np.arange(times)[:, None] * index.size + part).reshape(-1)
 
 
 def _prepare(loss: Any) -> None:
@@ -197,41 +242,30 @@ def _prepare(loss: Any) -> None:
         loss.prepare()
 
 
-def _on_one_contour(
-    epsilon: np.ndarray,
-    log_delta: np.ndarray,
-    runs: Run,
-    place: tuple[bool, bool],
-    rule: tuple[int, int, float],
-) -> tuple[Moves, np.ndarray]:
-    """The moves by integrals on the contour of the first one, and that one's error."""
-    backward, other = place
+def _on_contours(
+    asked: tuple[Any, ...], runs: Run, rule: tuple[int, int, float]
+) -> np.ndarray:
+    """Solutions and contours of runs, (n,): those laid for them, or those asked for.
+
+    ``asked`` are epsilon, the level of the cut, the direction and the contour, or ().
+    """
     for loss in runs.losses:
         _prepare(loss)
-    log_cut = np.minimum(log_delta, 0.0) - _CUT
-    log_cut -= np.log(np.maximum(runs.num_steps[: epsilon.size], 1.0))
-    # The runs of a setting stay together, on an axis before the last.
-    groups = map_arrays(
-        lambda a: a.reshape(*a.shape[:-1], -1, epsilon.size), runs.groups()
-    )
+    groups = runs.groups()
     # Powers of two, each of which is compiled.
     terms = tuple(
         1 << (int(np.max(group.loss.num_terms)) - 1).bit_length() for group in groups
     )
-    arrays = epsilon, log_cut, 0 * log_cut + backward, groups
-    engine = choose_engine(runs.shape[0], _BREAK_EVEN, runs.losses)
-    with using_engine(engine):
-        *found, error = in_chunks(
-            lambda part: _of_chunk(part, terms, rule, other), arrays, _CHUNKS
-        )
-    return Moves(*found), error
+    kernel = functools.partial(_of_chunk, terms, rule)
+    with using_engine(choose_engine(runs.shape[0], _BREAK_EVEN, runs.losses)):
+        return np.array(in_chunks(kernel, (*asked, groups), _CHUNKS))
 
 
 def _of_chunk(
-    arrays: Any, terms: tuple[int, ...], rule: tuple[int, int, float], other: bool
+    terms: tuple[int, ...], rule: tuple[int, int, float], arrays: Any
 ) -> tuple[np.ndarray, ...]:
-    """The moves of one chunk, and the error: its parts are jitted one by one."""
-    (loss_nodes, contour_nodes, fall), compiled = rule, engine_name() == "jax"
+    """Those of one chunk: its parts are jitted one by one."""
+    (number, contour_nodes, fall), compiled = rule, engine_name() == "jax"
 
     def part(kernel: Any, *static: str) -> Any:
         return jitted(kernel, static) if compiled else kernel
@@ -239,35 +273,16 @@ def _of_chunk(
     lay_nodes = part(steps_of, "num_nodes", "num_terms", "checked")
     solve = part(integral.log_delta, "num_nodes")
 
-    def steps(groups: tuple[Group, ...], *how: Any, checked: bool) -> Any:
-        fixed = {"num_nodes": loss_nodes, "checked": checked}
-        return tuple(
-            lay_nodes(group, *how, num_terms=number, **fixed)
-            for group, number in zip(groups, terms, strict=True)
+    def call(
+        epsilon: Any, log_cut: Any, backward: Any, contour: Any, groups: Any
+    ) -> Any:
+        fixed = {"num_nodes": number, "checked": not contour}
+        steps = tuple(
+            lay_nodes(group, backward, log_cut, num_terms=most, **fixed)
+            for group, most in zip(groups, terms, strict=True)
         )
-
-    def call(epsilon: Any, log_cut: Any, backward: Any, groups: Any) -> Any:
-        xp, times = namespace(epsilon), groups[0].count.shape[-2] - 1
-        first = map_arrays(lambda a: a[..., 0, :], groups)
-        here = steps(first, backward, log_cut, checked=True)
-        contour = part(contours.lay_contour)(epsilon, here, fall)
-        if other:
-            center, end = contour.center * _OTHER[0], contour.end * _OTHER[1]
-            contour = contour._replace(center=center, end=end)
-        found = solve(epsilon, contour, here, num_nodes=contour_nodes)
-        values = found.value[None]
-        if times:
-            # All moves of all settings of the chunk, side by side.
-            rest = map_arrays(
-                lambda a: a[..., 1:, :].reshape(*a.shape[:-2], -1), groups
-            )
-            epsilon, contour, *how = map_arrays(
-                lambda a: xp.tile(a, times), (epsilon, contour, backward, log_cut)
-            )
-            there = steps(rest, *how, checked=False)
-            moved, *_ = solve(epsilon, contour, there, num_nodes=contour_nodes)
-            values = xp.concatenate([values, moved.reshape(times, -1)])
-        return values, found.slope, found.rounding, found.log_error
+        contour = contour or part(lay_contour)(epsilon, steps, fall)
+        return *solve(epsilon, contour, steps, num_nodes=contour_nodes), *contour
 
     if compiled:
         return on_jax(call, *arrays)

@@ -230,15 +230,16 @@ def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
     used = num_used(weight)
     rows = _CACHED // max(int(used), 1) + 1
     re, im = np.empty_like(z[0]), np.empty_like(z[0])
+    # Setting by setting, all at once: a stack of each takes as long as its sums.
+    y = np.stack([part[:used].T for part in position], axis=1)
+    w = np.stack([part[:used].T for part in weight], axis=2)
+    real = np.stack([z[0].T, -z[1].T], axis=2)
+    imaginary = np.stack([z[1].T, z[0].T], axis=2)
     for i in range(z[0].shape[1]):
-        y = np.stack([part[:used, i] for part in position])
-        w = np.stack([part[:used, i] for part in weight], axis=1)
-        real = np.stack([z[0][:, i], -z[1][:, i]], axis=1)
-        imaginary = np.stack([z[1][:, i], z[0][:, i]], axis=1)
         for k in range(0, len(re), rows):
             block = slice(k, k + rows)
-            grown = expm1_complex(real[block] @ y, imaginary[block] @ y)
-            (a, b), (c, d) = ((part @ w).T for part in grown)
+            grown = expm1_complex(real[i, block] @ y[i], imaginary[i, block] @ y[i])
+            (a, b), (c, d) = ((part @ w[i]).T for part in grown)
             re[block, i], im[block, i] = a - d, b + c
     return re, im
 

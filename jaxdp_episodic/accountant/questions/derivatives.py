@@ -32,19 +32,23 @@ from jaxdp_episodic.accountant.questions.paths import undominated_paths
 
 # Methods whose answers have derivatives.
 METHODS = ("exact", "rdp")
+
+
 # Points of the quotient, in widths: about a parameter, and above one that is at 0; and
 # weights of the values there less that in the middle, of fourth and of second order.
 _POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
 _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
-# What knows log(delta) of moved runs; the first width as a share of a parameter's
+# What knows log(delta) of runs near one; the first width as a share of a parameter's
 # scale, and nats by which it should change in those tried then. Rényi's bound is known
 # to rounding, and at a cliff of the moments it bends within a hundredth of a nat.
-_MOVES: dict[str, tuple[Callable[..., Moves], tuple[float, ...]]] = {
-    "profile": (moves_by_profile, (1e-3, 0.1, 0.01, 1e-3)),
-    "exact": (moves_by_contour, (2e-3, 0.1, 0.4, 0.01)),
-    "rdp": (moves_at_order, (1e-5, 1e-3, 1e-4, 1e-5)),
+_MOVES: dict[str, tuple[Callable[..., Moves], float, tuple[float, ...]]] = {
+    "profile": (moves_by_profile, 1e-3, (0.1, 0.01, 1e-3)),
+    "exact": (moves_by_contour, 1e-3, (0.1, 0.4, 0.01)),
+    "rdp": (moves_at_order, 1e-5, (1e-3, 1e-4, 1e-5)),
 }
+# Nats by which log(delta) should change at first, by a guess that is too large.
+_FIRST_NATS = 0.03
 # The largest width, as such a share; and nats beyond which log(delta) may bend more
 # than quotients of second order tell.
 _LARGEST_SHARE = 2e-2
@@ -116,10 +120,11 @@ def slopes(
     index = np.flatnonzero(inside & (log_delta < 0))
     if index.size:
         asked = epsilon.reshape(-1)[index], log_delta.reshape(-1)[index]
-        theorem, path = _attained(*asked, runs, epsilon.shape, index, method)
+        shape = epsilon.shape or (1,)
+        theorem, path = _attained(*asked, runs, shape, index, method)
         for number in np.unique(theorem).tolist():
-            settings = _Settings(epsilon.shape, index, path, number, len(runs))
-            rows = settings.of(runs[number])
+            settings = _Settings(shape, index, path, number, len(runs))
+            rows = runs[number].map(settings.of)
             good = ~rows.is_unprotected & (rows.log_kept() == 0) & (theorem == number)
             single = (rows.num_steps == 1) & (method == "exact")
             for kind, by in ((single, "profile"), (~single, method)):
@@ -127,7 +132,7 @@ def slopes(
                 if part.size:
                     at, target = (one[part] for one in asked)
                     some = rows.take(part), parameters, settings.take(part), by
-                    found[:, index[part]] = _of_alike(at, target, *some)
+                    found[:, index[part]] = _of_alike((at, target), *some)
     found = found.reshape(len(found), *epsilon.shape)
     return found[0], found[1:]
 
@@ -144,101 +149,84 @@ class _Settings(NamedTuple):
     def take(self, some: np.ndarray) -> _Settings:
         return self._replace(index=self.index[some], path=self.path[some])
 
-    def rows(self, field: np.ndarray, paths: int, *ahead: int) -> np.ndarray:
-        """Of a field with so many paths the rows of these settings, flat."""
-        shape = (*ahead, *self.shape, paths)
-        begins = np.arange(math.prod(ahead))[:, None] * (math.prod(self.shape) * paths)
-        every = (begins + self.index * paths + self.path).reshape(-1)
-        return np.broadcast_to(field, shape)[np.unravel_index(every, shape)]
-
-    def of(self, run: Run, *ahead: int) -> Run:
-        """The run in these settings, (n,), or (K n,) of one with a further axis."""
-        return run.map(lambda field: self.rows(field, run.shape[-1], *ahead))
-
-    def widths(self, parameter: Parameter) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) scales of a parameter, and whether it is a count of 0."""
-        paths = max(parameter.scale.shape[-1], self.path.max() + 1)
-        at_end = np.zeros(self.index.size, int)
-        if parameter.count is not None:
-            at_end += parameter.count.reshape(-1)[self.index] == 0
-        return self.rows(parameter.scale, paths), at_end
+    def of(self, field: np.ndarray, *ahead: int) -> np.ndarray:
+        """These rows of a field, (n,), or (K n,) of one with a further axis ahead."""
+        paths = np.shape(field)[-1:] or (1,)
+        at = *np.unravel_index(self.index, self.shape), self.path * (paths > (1,))
+        return np.broadcast_to(field, (*ahead, *self.shape, *paths))[..., *at].ravel()
 
     def moved(self, parameter: Parameter, displacement: np.ndarray) -> Run:
-        """The run, and it at (K, n) displacements of a parameter, (K n + n,)."""
-        whole = np.zeros((1 + len(displacement), math.prod(self.shape)))
-        whole[1:, self.index] = displacement
+        """The run at (K, n) displacements of a parameter, (K n,)."""
+        whole = np.zeros((len(displacement), math.prod(self.shape)))
+        whole[:, self.index] = displacement
         runs = parameter.moved(whole.reshape(-1, *self.shape))
         if len(runs) != self.num_theorems:
             raise NotImplementedError("a small move makes it a run of another kind")
-        return self.of(runs[self.theorem], len(whole))
+        return runs[self.theorem].map(lambda field: self.of(field, len(whole)))
 
 
 def _of_alike(
-    epsilon: np.ndarray,
-    log_delta: np.ndarray,
+    asked: tuple[np.ndarray, np.ndarray],
     run: Run,
     parameters: Sequence[Parameter],
     settings: _Settings,
     method: str,
 ) -> np.ndarray:
     """(1 + parameters, n): `slopes` of (n,) settings that are computed alike."""
-    found = np.full((1 + len(parameters), epsilon.size), np.nan)
-    for row, parameter in zip(found[1:], parameters, strict=True):
-        by, is_count = method, parameter.count is not None
-        if is_count and method == "profile":
-            by = "exact"  # a single step's profile says nothing of its powers
-        problem = epsilon, log_delta, parameter, settings, *_MOVES[by]
-        slope, row[:] = _quotient(*problem)
-        found[0] = np.where(np.isnan(found[0]), slope, found[0])
-        if is_count and by == "exact":
-            again = functools.partial(moves_by_contour, other=True)
-            _, check = _quotient(*problem[:4], again, problem[-1])
+    moves = _MOVES[method][0](*asked, run)
+    ways = by_counts = [(moves, method)]
+    if method != "rdp" and any(one.count is not None for one in parameters):
+        # A single step's profile says nothing of its powers.
+        powers = moves_by_contour(*asked, run) if method == "profile" else moves
+        of = functools.partial(powers.of, other=True)
+        (here,) = of(np.arange(len(asked[0])), run)
+        other = powers._replace(log_delta=here, of=of)
+        by_counts = [(powers, "exact"), (other, "exact")]
+    found = [moves.slope]
+    for one in parameters:
+        some = ways if one.count is None else by_counts
+        row, *checks = (_quotient(asked[0], *way, one, settings) for way in some)
+        for check in checks:
             row[~(np.abs(row - check) <= _LARGEST * np.abs(check))] = np.nan
-    left = np.flatnonzero(np.isnan(found[0]))
-    if left.size:  # there is no parameter, or none with a scale
-        moves = _MOVES[method][0](epsilon[left], log_delta[left], run.take(left))
-        found[0, left] = np.where(np.isnan(moves.log_delta[0]), np.nan, moves.slope)
-    return found
+        found.append(row)
+    return np.array(found)
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def _quotient(
     epsilon: np.ndarray,
-    log_delta: np.ndarray,
+    moves: Moves,
+    method: str,
     parameter: Parameter,
     settings: _Settings,
-    solve: Callable[..., Moves],
-    tries: tuple[float, ...],
-) -> tuple[np.ndarray, np.ndarray]:
-    """``-d log(delta) / d epsilon``, and the difference quotient by a parameter."""
-    scale, at_end = settings.widths(parameter)
-    found, by_epsilon = np.full((2, scale.size), np.nan)
-    best, width = np.full(scale.size, np.inf), tries[0] * scale
-    left = np.flatnonzero(np.isfinite(scale) & (scale > 0))
-    for nats in (*tries[1:], math.nan):
+) -> np.ndarray:
+    """The difference quotient of log(delta) by a parameter; NaN: not known."""
+    _, first_share, tries = _MOVES[method]
+    scale, at_end = settings.of(parameter.scale), np.zeros(epsilon.size, int)
+    if parameter.count is not None:
+        at_end += parameter.count.reshape(-1)[settings.index] == 0
+    rounding = _ROUNDING * (1 + np.abs(moves.log_delta)) + _ROUNDED * moves.rounding
+    found, best = np.full(scale.size, np.nan), np.full(scale.size, np.inf)
+    # Epsilon changes by its own size, about, as a parameter does.
+    width = np.minimum(first_share, _FIRST_NATS / (1 + epsilon * moves.slope)) * scale
+    left = np.flatnonzero(np.isfinite(width) & (scale > 0))
+    for nats in (*tries, math.nan):
         if not left.size:
             break
-        width[left] = _exact(width[left])
-        far = _POINTS[:, at_end[left]] * width[left]
-        runs = settings.take(left).moved(parameter, far)
-        moves = solve(epsilon[left], log_delta[left], runs)
-        here, *there = moves.log_delta
-        by_epsilon[left] = np.where(np.isnan(here), np.nan, moves.slope)
-        fourth, second = _differences(np.array(there) - here, at_end[left])
-        rounding = _ROUNDING * (1 + np.abs(here)) + _ROUNDED * moves.rounding
-        with np.errstate(invalid="ignore", divide="ignore"):
-            size, apart = np.abs(fourth), np.abs(fourth - second)
-            apart = np.where(apart > rounding, apart, 0.0) / size
-            off = _ERROR_OVER_SQUARE * apart**2 + rounding / size
-            off = np.where(size > _FAR, np.maximum(off, _LARGEST), off)
-            off = np.where(size == 0, 0.0, off)
+        step, end = _exact(width[left]), at_end[left]
+        runs = settings.take(left).moved(parameter, _POINTS[:, end] * step)
+        values = moves.of(left, runs) - moves.log_delta[left]
+        change, off = _judged(values, end, rounding[left])
+        size = np.abs(change)
+        off = np.where(size > _FAR, np.maximum(off, _LARGEST), off)
         better = off < best[left]
         best[left] = np.where(better, off, best[left])
-        found[left] = np.where(better, fourth / width[left], found[left])
-        left = left[~(best[left] <= _ENOUGH) & ~np.isnan(here)]
+        found[left] = np.where(better, change / step, found[left])
+        left = left[~(best[left] <= _ENOUGH)]
         steep = np.maximum(np.abs(np.nan_to_num(found, nan=1.0)), 1e-300)
         width = np.minimum(nats / steep, _LARGEST_SHARE * scale)
     small = np.abs(found) * scale <= _NOTHING
-    return by_epsilon, np.where((best < _LARGEST) | small, found, np.nan)
+    return np.where((best < _LARGEST) | small, found, np.nan)
 
 
 def _exact(width: np.ndarray) -> np.ndarray:
@@ -247,11 +235,17 @@ def _exact(width: np.ndarray) -> np.ndarray:
         return np.exp2(np.floor(np.log2(width)))
 
 
-def _differences(values: np.ndarray, at_end: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Of fourth and second order, of (4, ..., n) values less that in the middle."""
-    fourth, second = _WEIGHTS[:, at_end], _CHECK[:, at_end]
-    of = "k...,k...->..."
-    return np.einsum(of, fourth, values), np.einsum(of, second, values)
+def _judged(values: np.ndarray, at_end: Any, rounding: Any) -> tuple[Any, Any]:
+    """The quotient times the width, of (4, ..., n) changes, and its relative error."""
+    change, second = (
+        np.einsum("k...,k...->...", weights[:, at_end], values)
+        for weights in (_WEIGHTS, _CHECK)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size, apart = np.abs(change), np.abs(change - second)
+        apart = np.where(apart > rounding, apart, 0.0) / size
+        off = _ERROR_OVER_SQUARE * apart**2 + rounding / size
+    return change, np.where(size == 0, 0.0, off)
 
 
 def difference(
@@ -265,12 +259,11 @@ def difference(
     best, result = np.inf, np.nan
     for width in widths:
         width, inside = _exact(width), np.zeros(width.shape, int)
-        values = np.moveaxis(function(_POINTS[:, inside] * width), -1 - width.ndim, 0)
-        fourth, second = _differences(values, inside)
-        off = np.where(fourth == 0, 0.0, np.abs(fourth - second) / np.abs(fourth))
-        off = np.where(np.isnan(off), np.inf, _ERROR_OVER_SQUARE * off**2)
-        result = np.where(off < best, fourth / width, result)
-        best = np.minimum(off, best)
+        values = function(_POINTS[:, inside] * width)
+        values = np.moveaxis(values, -1 - width.ndim, 0)
+        change, off = _judged(values, inside, 0.0)
+        result = np.where(off < best, change / width, result)
+        best = np.where(off < best, off, best)
         if np.all(best <= _ENOUGH):
             break
     return np.where(best < _LARGEST, result, np.nan)
@@ -297,7 +290,7 @@ def _attained(
     grid = np.repeat(index, paths.size), np.tile(paths, index.size)
     at, target = (np.repeat(one, paths.size) for one in (epsilon, log_delta))
     for value, run in zip(values, runs, strict=True):
-        every = _Settings(shape, *grid, 0, 1).of(run)
+        every = run.map(_Settings(shape, *grid, 0, 1).of)
         # Rényi's bound says of most paths that they are not the worst.
         bound, _ = rdp_bound(EpsilonAt(target), every)
         near = np.flatnonzero(bound >= at * (1 - ATTAINED))

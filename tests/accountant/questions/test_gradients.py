@@ -301,14 +301,14 @@ def test_few_nodes_are_enough_for_a_difference(kind, monkeypatch):
     """An error estimate of log(delta) of 1e-6 leaves its differences right to 1e-9."""
     rates = (0.03, 0.1)[: NUM_RATES.get(kind, 2)]
     step = KINDS[kind](np.geomspace(0.8, 8.0, 12), *rates)
-    errors, ask = [], slopes._on_one_contour
+    errors, ask = [], slopes._on_contours
 
     def recorded(*problem):
-        found, error = ask(*problem)
-        errors.append(error)
-        return found, error
+        found = ask(*problem)
+        errors.append(found[1])
+        return found
 
-    monkeypatch.setattr(slopes, "_on_one_contour", recorded)
+    monkeypatch.setattr(slopes, "_on_contours", recorded)
     monkeypatch.setattr(slopes, "_LARGEST_ERROR", 1e-4)
     few, many = [], []
     for rule, found in (((112, 33, 24.0), few), ((256, 1025, 42.0), many)):

@@ -194,19 +194,32 @@ def _answer(
         found = np.broadcast_to(question.answer(), shape)
         return jax.numpy.asarray(_rounded_up(found, dtype))
     leaves = [
-        jax.numpy.broadcast_to(a, shape) for a in map(_canonical, missing.values())
+        jax.numpy.broadcast_to(_canonical(place, value), shape)
+        for place, value in missing.items()
     ]
     return _differentiable(question, shape, dtype)(*leaves)
 
 
-def _canonical(value: Any) -> Any:
-    """A traced number as one of the types that are handed to the host, exactly."""
+def _canonical(place: str, value: Any) -> Any:
+    """A traced number as one of the types that are handed to the host, exactly.
+
+    Raises:
+      TypeError: of a type that is no real number's.
+    """
     import jax
 
+    is_a = functools.partial(jax.dtypes.issubdtype, value.dtype)
+    if not (is_a(np.floating) or is_a(np.integer)):
+        raise TypeError(
+            f"{place} must be a number or an array of numbers, got one of "
+            f"{value.dtype} that JAX traces"
+        )
     kind = jax.dtypes.canonicalize_dtype(np.float64)
-    if jax.numpy.issubdtype(value.dtype, jax.numpy.floating) or kind == np.float64:
+    if is_a(np.floating) or kind == np.float64:
         return jax.lax.convert_element_type(value, kind)
-    return value
+    # NumPy has no integers of fewer than 8 bits.
+    is_narrow = value.dtype.kind not in "iu"
+    return jax.lax.convert_element_type(value, np.int32) if is_narrow else value
 
 
 def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -328,6 +341,8 @@ def _called_back(
     )
     if is_double:
         found = (jax.lax.bitcast_convert_type(row, np.float64) for row in found)
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return tuple(found)
     # Within shard_map the answer varies over the axes that a number varies over, which
     # callbacks do not say.
     varies = functools.reduce(operator.and_, (leaf == leaf for leaf in leaves))

@@ -214,11 +214,10 @@ def _numeric(name: str, value: Any) -> np.ndarray:
 
 def _of_narrow_type(array: np.ndarray) -> np.ndarray:
     """Numbers of types that JAX adds to NumPy's, as bfloat16, in float64: exactly."""
-    dtypes = getattr(sys.modules.get("jax"), "dtypes", None)
-    if array.dtype.kind == "V" and dtypes is not None:
-        if dtypes.issubdtype(array.dtype, np.number):
-            return array.astype(np.float64)
-    return array
+    if array.dtype.kind != "V" or (jax := sys.modules.get("jax")) is None:
+        return array
+    is_number = jax.numpy.issubdtype(array.dtype, np.number)
+    return array.astype(np.float64) if is_number else array
 
 
 def _holds_bool(value: Any) -> bool:

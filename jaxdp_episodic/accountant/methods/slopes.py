@@ -39,7 +39,7 @@ _PASSES = ((112, 97, 24.0), (144, 353, contours.FALL), (192, 769, contours.FALL)
 # Largest error estimate of log(delta) with which a difference is taken: but for
 # rounding its relative error was at most half of that, of 1,700 random ones. And
 # the same of mechanisms with tables, whose estimated errors it includes.
-_LARGEST_ERROR = 1e-7
+LARGEST_ERROR = 1e-7
 _LARGEST_OF_TABLES = 1e-5
 # Relative error of epsilon up to which a direction, or a path, is taken to attain it;
 # the least epsilon, in nats, that it is relative to; and nats of log(delta) beyond it.
@@ -97,7 +97,7 @@ def moves_by_contour(
         )
     size, times = epsilon.size, runs.shape[0] // epsilon.size
     has_tables = any(isinstance(loss, Tabulated) for loss in runs.losses)
-    largest = _LARGEST_OF_TABLES if has_tables else _LARGEST_ERROR
+    largest = _LARGEST_OF_TABLES if has_tables else LARGEST_ERROR
     # Terms are left out that add nothing in as many steps as the run has.
     goal = np.tile(np.minimum(log_delta, 0.0) - _TERMS_CUT, times)
     losses, many = [], np.zeros(size, bool)

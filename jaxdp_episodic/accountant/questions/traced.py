@@ -40,6 +40,7 @@ from jaxdp_episodic.accountant.questions.traced_host import (
 from jaxdp_episodic.accountant.questions.traced_program import (
     Ask,
     evaluated,
+    gathered,
     is_in_program,
 )
 from jaxdp_episodic.files.optional import require
@@ -194,7 +195,7 @@ def _answer(
         found = np.broadcast_to(question.answer(), shape)
         return jax.numpy.asarray(_rounded_up(found, dtype))
     leaves = [
-        jax.numpy.broadcast_to(_canonical(place, value), shape)
+        jax.numpy.broadcast_to(gathered(_canonical(place, value)), shape)
         for place, value in missing.items()
     ]
     return _differentiable(question, shape, dtype)(*leaves)
@@ -208,7 +209,7 @@ def _canonical(place: str, value: Any) -> Any:
     """
     import jax
 
-    is_a = functools.partial(jax.dtypes.issubdtype, value.dtype)
+    is_a = functools.partial(jax.numpy.issubdtype, value.dtype)
     if not (is_a(np.floating) or is_a(np.integer)):
         raise TypeError(
             f"{place} must be a number or an array of numbers, got one of "
@@ -229,7 +230,7 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
     def asked(ask: Ask, by: tuple[int, ...]) -> Any:
         """The answer, and derivatives by some of the numbers, as a function of all."""
         back = functools.partial(_called_back, number=1 + len(by), dtype=dtype)
-        if dtype == np.float64 and is_in_program(question):
+        if dtype == np.float64 and is_in_program(question, by):
             return evaluated(question, by, ask, back, shape)
         function = functools.partial(ask, question)
         return lambda *leaves: back(function, shape=shape, leaves=leaves)

@@ -71,7 +71,7 @@ def epsilon(
       NotImplementedError: a derivative by a whole number, or one that the method or a
         mechanism does not have.
     """
-    arguments = {DELTA: (delta, _validation.probability_array)}
+    arguments = {DELTA: _checked(DELTA, delta, _validation.probability_array)}
     return _counted(EPSILON, step, num_steps, arguments, method)
 
 
@@ -89,7 +89,7 @@ def delta(
     Returns:
       As `epsilon`: in [0, 1], rounded up. What is above 0 stays above it.
     """
-    arguments = {EPSILON: (epsilon, _validation.nonnegative_array)}
+    arguments = {EPSILON: _checked(EPSILON, epsilon, _validation.nonnegative_array)}
     return _counted(DELTA, step, num_steps, arguments, method)
 
 
@@ -119,8 +119,8 @@ def noise_multiplier(
             f"got {_validation.shown(step)}"
         )
     arguments = {
-        EPSILON: (epsilon, _validation.positive_array),
-        DELTA: (delta, _validation.positive_share_array),
+        EPSILON: _checked(EPSILON, epsilon, _validation.positive_array),
+        DELTA: _checked(DELTA, delta, _validation.positive_share_array),
     }
     step = dataclasses.replace(step, noise_multiplier=1.0)
     return _counted(NOISE, step, num_steps, arguments, method)
@@ -139,6 +139,8 @@ def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
     """
     api.check_step(step)
     _validation.choice("direction", direction, api.DIRECTIONS)
+    check = functools.partial(_validation.order_array, infinite=True)
+    orders = _checked(ORDERS, orders, check)
     axes = (1,) * np.ndim(orders)
 
     def expanded(_: str, value: Any) -> Any:
@@ -146,19 +148,15 @@ def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
 
     shape = step.shape + np.shape(orders)
     step = mapped(step, expanded)
-
-    def check(name: str, value: Any) -> np.ndarray:
-        return _validation.order_array(name, value, infinite=True)
-
-    orders = {ORDERS: (orders, check)}
-    return _answer("rdp", step, orders, {"direction": direction}, shape)
+    arguments = {ORDERS: orders}
+    return _answer("rdp", step, arguments, {"direction": direction}, shape)
 
 
 def _counted(
     kind: str,
     step: AnyStep,
     num_steps: Any,
-    arguments: dict[str, tuple[Any, Check]],
+    arguments: dict[str, Any],
     method: str,
 ) -> Any:
     """The answer about so many steps."""
@@ -166,8 +164,10 @@ def _counted(
     api.check_method(method)
     if num_steps is None and not isinstance(step, ComposedSteps):
         raise ValueError("num_steps must be a whole number >= 0, got None")
-    arguments = {**arguments, NUM_STEPS: (num_steps, AT_LEAST_ZERO)}
-    given = {name: value for name, (value, _) in arguments.items() if value is not None}
+    if num_steps is not None:
+        num_steps = _checked(NUM_STEPS, num_steps, AT_LEAST_ZERO)
+    arguments = {**arguments, NUM_STEPS: num_steps}
+    given = {name: value for name, value in arguments.items() if value is not None}
     shape = _validation.broadcast_shape(step=np.empty(step.shape, np.uint8), **given)
     return _answer(kind, step, arguments, {"method": method}, shape)
 
@@ -175,20 +175,17 @@ def _counted(
 def _answer(
     kind: str,
     step: AnyStep,
-    arguments: dict[str, tuple[Any, Check]],
+    arguments: dict[str, Any],
     options: dict[str, str],
     shape: tuple[int, ...],
 ) -> Any:
-    """A JAX array; what is known now stays float64, and is checked now."""
+    """A JAX array; what is known now stays float64."""
     require("jax", purpose="jaxdp_episodic.traced", extra=None)
     import jax
 
     missing, known = traced_numbers(step), {}
-    for name, (value, check) in arguments.items():
-        if _validation.is_traced(value):
-            missing[name] = value
-        else:
-            known[name] = None if value is None else check(name, value)
+    for name, value in arguments.items():
+        (missing if _validation.is_traced(value) else known)[name] = value
     question = Question(kind, without_traced(step), known, tuple(missing), options)
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
     if not missing:
@@ -199,6 +196,11 @@ def _answer(
         for place, value in missing.items()
     ]
     return _differentiable(question, shape, dtype)(*leaves)
+
+
+def _checked(name: str, value: Any, check: Check) -> Any:
+    """A known number is checked now, one that is traced when the program runs."""
+    return value if _validation.is_traced(value) else check(name, value)
 
 
 def _canonical(place: str, value: Any) -> Any:

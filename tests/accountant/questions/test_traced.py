@@ -167,13 +167,14 @@ def test_what_is_no_number_is_refused_by_name(x64, number) -> None:
 
 
 def test_a_list_of_traced_numbers_is_refused_by_name() -> None:
-    def ask(noise):
-        return epsilon([noise, 1.0])
-
-    with pytest.raises(
-        TypeError, match=r"noise_multiplier must be .* jax\.numpy\.stack"
+    for ask, name in (
+        (lambda x: epsilon([x, 1.0]), "noise_multiplier"),
+        (lambda x: epsilon(1.0, delta=[x, 1e-5]), "delta"),
+        (lambda x: epsilon(1.0, num_steps=(x, 2)), "num_steps"),
+        (lambda x: traced.rdp(step(1.0), [x, 2.0]), "orders"),
     ):
-        jax.make_jaxpr(ask)(0.8)
+        with pytest.raises(TypeError, match=rf"{name} must be .* jax\.numpy\.stack"):
+            jax.make_jaxpr(ask)(0.8)
 
 
 # --- Transforms ---
@@ -235,7 +236,7 @@ def test_shards() -> None:
 
 
 SEVERAL_DEVICES = """
-import threading
+import sys, threading
 import jax, jax.numpy as jnp, numpy as np
 import jaxdp_episodic as jde
 from jaxdp_episodic import traced
@@ -257,6 +258,24 @@ each = jax.jit(jax.shard_map(epsilon, mesh=mesh, **specs))
 explicit = jax.make_mesh((2,), ("r",), axis_types=(jax.sharding.AxisType.Explicit,))
 placed = jax.device_put(noises, jax.NamedSharding(explicit, P("r")))
 found = [jax.jit(jax.vmap(epsilon))(placed), jax.jit(epsilon)(placed)]
+if "compiled" in sys.argv:
+    from jaxdp_episodic.accountant.questions import traced_program
+
+    traced_program.FEWEST = 2  # of each device's two settings, too
+
+    def order_8(noise):
+        scheme = jde.Poisson("example", sampling_probability=0.01)
+        step = jde.GaussianStep(scheme, noise_multiplier=noise)
+        return traced.rdp(step, 8.0).sum()
+
+    with jax.enable_x64(True):
+        noises, placed = (a.astype(np.float64) for a in (noises, placed))
+        slopes = jax.grad(order_8)
+        sharded = jax.shard_map(slopes, mesh=mesh, **specs)
+        one = np.asarray(slopes(noises))
+        for other in (jax.jit(slopes)(placed), sharded(noises)):
+            np.testing.assert_allclose(other, one, rtol=1e-9)
+    sys.exit()
 
 
 def ask():
@@ -274,11 +293,14 @@ for one in found:
 """
 
 
-def test_several_devices_and_threads() -> None:
+@pytest.mark.parametrize(
+    "how", ["called_back", pytest.param("compiled", marks=pytest.mark.slow)]
+)
+def test_several_devices_and_threads(how) -> None:
     """More of each than cores: no callback waits for another one."""
     flags = "--xla_force_host_platform_device_count=2"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", SEVERAL_DEVICES]
+    command = [sys.executable, "-c", SEVERAL_DEVICES, how]
     ended = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300
     )

@@ -249,7 +249,7 @@ def exact(noise: Any, rate: Any, num_steps: Any, delta: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_exact_epsilons_and_derivatives(host) -> None:
+def test_exact_epsilons_and_derivatives(host, monkeypatch) -> None:
     """The host answers where no integral does, or too few nodes: there alone."""
     rates = np.array([0.01, 0.002, 0.05, 0.1, 1.0])
     counts, deltas = np.array([1e3, 1e4, 1.0, 300.0, 10.0]), np.full(5, 1e-6)
@@ -259,11 +259,11 @@ def test_exact_epsilons_and_derivatives(host) -> None:
     assert set(host) == {(2,)}
     true = jde.epsilon(step(NOISES, rates), delta=deltas, num_steps=counts)
     np.testing.assert_allclose(value, true, rtol=1e-9)
-    asked = {"delta": deltas, "num_steps": counts}
-    names = ("noise_multiplier", "sampling_probability", "delta")
-    _, true = jde.epsilon_and_gradient(step(NOISES, rates), **asked, wrt=names)
-    for slope, name in zip(slopes, names, strict=True):
-        np.testing.assert_allclose(slope, true[name], rtol=1e-6)
+    monkeypatch.setattr(traced_program, "FEWEST", 100)
+    _, true = jax.vmap(jax.value_and_grad(exact, by))(*at)
+    for slope, one in zip(slopes, true, strict=True):
+        np.testing.assert_allclose(slope, one, rtol=1e-6)
+    assert np.all(np.isfinite(slopes[0]))
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_exact_deltas_in_loops_and_shards(host) -> None:
         run = jde.compose((step(noise, 0.01), 500), (step(2.0, 0.02), 200))
         return traced.delta(run, epsilon=epsilon)
 
-    noises, targets = np.linspace(0.9, 1.3, 5), np.array([0.8, 1.0, 1.5, 2.0, 0.5])
+    noises, targets = np.linspace(0.9, 1.3, 5), np.array([2.0, 1.8, 1.5, 1.2, 1.0])
     run = jde.compose((step(noises, 0.01), 500), (step(2.0, 0.02), 200))
     true = jde.delta(run, epsilon=targets)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("runs",))

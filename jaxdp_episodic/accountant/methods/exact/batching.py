@@ -84,7 +84,7 @@ def judged_epsilon(
     far = (distance > _FAR) | (used > LARGEST_RATIO * value)
     # Without an answer the guess was too large; a poor one says little but that.
     known = xp.isfinite(error) & ~xp.isnan(value)
-    lowest = 0.5 * used * (log_error >= _NO_SIGN)
+    lowest = xp.where(log_error >= _NO_SIGN, 0.5 * used, 0.0)
     poor = xp.where(known, xp.clip(value, lowest, 2.0 * used), 0.5 * used)
     return value, error, far, xp.where(known & (log_error < USELESS), value, poor)
 

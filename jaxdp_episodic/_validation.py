@@ -192,6 +192,12 @@ def _numeric(name: str, value: Any) -> np.ndarray:
             f"{name} must be a number or a rectangular array of numbers, "
             f"got {shown(value)}"
         ) from None
+    except TypeError:  # of JAX, whose values in a list become no array of NumPy
+        raise TypeError(
+            f"{name} must be a number or an array of numbers, got {shown(value)}; "
+            "jax.numpy.stack makes one array of a list of values that JAX traces"
+        ) from None
+    array = _of_narrow_type(array)
     if array.dtype.kind not in "iuf" and array.size == 0 and array.dtype != object:
         array = array.astype(np.float64)
     if array.dtype == object and _are_numbers(array):
@@ -204,6 +210,14 @@ def _numeric(name: str, value: Any) -> np.ndarray:
             f"{name} must be a number or an array of numbers, got {shown(value)}"
         )
     return array
+
+
+def _of_narrow_type(array: np.ndarray) -> np.ndarray:
+    """Numbers of types that JAX adds to NumPy's, as bfloat16, in float64: exactly."""
+    if array.dtype.kind != "V" or (jax := sys.modules.get("jax")) is None:
+        return array
+    is_number = jax.numpy.issubdtype(array.dtype, np.number)
+    return array.astype(np.float64) if is_number else array
 
 
 def _holds_bool(value: Any) -> bool:

@@ -2,6 +2,6 @@
 
 Doors: `adaptive.comparison`, `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
 `adaptive.problem`, `adaptive.profile`, `certified.method`, `closed_form`, `engine`,
-`exact.method`, `learning`, `question`, `rdp.method`, `rdp.on_lattice`, `run`,
-`slopes`.
+`exact.method`, `exact.on_contour`, `learning`, `question`, `rdp.method`,
+`rdp.on_lattice`, `run`, `slopes`.
 """

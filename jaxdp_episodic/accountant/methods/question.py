@@ -11,6 +11,8 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace
+
 # Rounding error of a logarithm after a few operations, relative to 1 and its size.
 _ROUNDING = 1e-15
 
@@ -75,9 +77,10 @@ class EpsilonAt(_Asked):
         guess = None if self.guess is None else self.guess[index]
         return EpsilonAt(self.target[index], guess)
 
-    def scale(self, value: np.ndarray) -> np.ndarray:
+    def scale(self, value: Array) -> Array:
         """What an error is relative to: epsilon, or 1e-3 where it is smaller."""
-        return np.maximum(np.abs(value), 1e-3)
+        xp = namespace(value)
+        return xp.maximum(xp.abs(value), 1e-3)
 
     def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
         """Where the target is at an end of its range, delta 0 or 1: see `end_value`."""

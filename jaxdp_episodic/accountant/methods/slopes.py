@@ -40,7 +40,7 @@ _PASSES = ((112, 57, 20.0), (112, 97, 24.0), (144, 353, FALL), (192, 769, FALL))
 # Largest error estimate of log(delta) with which a difference is taken: but for
 # rounding its relative error was at most half of that, of 1,700 random ones. And
 # the same of mechanisms with tables, whose estimated errors it includes.
-_LARGEST_ERROR = 1e-7
+LARGEST_ERROR = 1e-7
 _LARGEST_OF_TABLES = 1e-5
 # Relative error of epsilon up to which a direction, or a path, is taken to attain it;
 # the least epsilon, in nats, that it is relative to; and nats of log(delta) beyond it.
@@ -99,7 +99,7 @@ def moves_by_contour(epsilon: np.ndarray, log_delta: np.ndarray, run: Run) -> Mo
             "covers it"
         )
     has_tables = any(isinstance(loss, Tabulated) for loss in run.losses)
-    largest = _LARGEST_OF_TABLES if has_tables else _LARGEST_ERROR
+    largest = _LARGEST_OF_TABLES if has_tables else LARGEST_ERROR
     goal = np.minimum(log_delta, 0.0)
     log_cut = goal - _CUT - np.log(np.maximum(run.num_steps, 1.0))
 

@@ -40,6 +40,7 @@ from jaxdp_episodic.accountant.questions.traced_host import (
 from jaxdp_episodic.accountant.questions.traced_program import (
     Ask,
     evaluated,
+    gathered,
     is_in_program,
 )
 from jaxdp_episodic.files.optional import require
@@ -70,7 +71,7 @@ def epsilon(
       NotImplementedError: a derivative by a whole number, or one that the method or a
         mechanism does not have.
     """
-    arguments = {DELTA: (delta, _validation.probability_array)}
+    arguments = {DELTA: _checked(DELTA, delta, _validation.probability_array)}
     return _counted(EPSILON, step, num_steps, arguments, method)
 
 
@@ -88,7 +89,7 @@ def delta(
     Returns:
       As `epsilon`: in [0, 1], rounded up. What is above 0 stays above it.
     """
-    arguments = {EPSILON: (epsilon, _validation.nonnegative_array)}
+    arguments = {EPSILON: _checked(EPSILON, epsilon, _validation.nonnegative_array)}
     return _counted(DELTA, step, num_steps, arguments, method)
 
 
@@ -118,8 +119,8 @@ def noise_multiplier(
             f"got {_validation.shown(step)}"
         )
     arguments = {
-        EPSILON: (epsilon, _validation.positive_array),
-        DELTA: (delta, _validation.positive_share_array),
+        EPSILON: _checked(EPSILON, epsilon, _validation.positive_array),
+        DELTA: _checked(DELTA, delta, _validation.positive_share_array),
     }
     step = dataclasses.replace(step, noise_multiplier=1.0)
     return _counted(NOISE, step, num_steps, arguments, method)
@@ -138,6 +139,8 @@ def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
     """
     api.check_step(step)
     _validation.choice("direction", direction, api.DIRECTIONS)
+    check = functools.partial(_validation.order_array, infinite=True)
+    orders = _checked(ORDERS, orders, check)
     axes = (1,) * np.ndim(orders)
 
     def expanded(_: str, value: Any) -> Any:
@@ -145,19 +148,15 @@ def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
 
     shape = step.shape + np.shape(orders)
     step = mapped(step, expanded)
-
-    def check(name: str, value: Any) -> np.ndarray:
-        return _validation.order_array(name, value, infinite=True)
-
-    orders = {ORDERS: (orders, check)}
-    return _answer("rdp", step, orders, {"direction": direction}, shape)
+    arguments = {ORDERS: orders}
+    return _answer("rdp", step, arguments, {"direction": direction}, shape)
 
 
 def _counted(
     kind: str,
     step: AnyStep,
     num_steps: Any,
-    arguments: dict[str, tuple[Any, Check]],
+    arguments: dict[str, Any],
     method: str,
 ) -> Any:
     """The answer about so many steps."""
@@ -165,8 +164,10 @@ def _counted(
     api.check_method(method)
     if num_steps is None and not isinstance(step, ComposedSteps):
         raise ValueError("num_steps must be a whole number >= 0, got None")
-    arguments = {**arguments, NUM_STEPS: (num_steps, AT_LEAST_ZERO)}
-    given = {name: value for name, (value, _) in arguments.items() if value is not None}
+    if num_steps is not None:
+        num_steps = _checked(NUM_STEPS, num_steps, AT_LEAST_ZERO)
+    arguments = {**arguments, NUM_STEPS: num_steps}
+    given = {name: value for name, value in arguments.items() if value is not None}
     shape = _validation.broadcast_shape(step=np.empty(step.shape, np.uint8), **given)
     return _answer(kind, step, arguments, {"method": method}, shape)
 
@@ -174,39 +175,54 @@ def _counted(
 def _answer(
     kind: str,
     step: AnyStep,
-    arguments: dict[str, tuple[Any, Check]],
+    arguments: dict[str, Any],
     options: dict[str, str],
     shape: tuple[int, ...],
 ) -> Any:
-    """A JAX array; what is known now stays float64, and is checked now."""
+    """A JAX array; what is known now stays float64."""
     require("jax", purpose="jaxdp_episodic.traced", extra=None)
     import jax
 
     missing, known = traced_numbers(step), {}
-    for name, (value, check) in arguments.items():
-        if _validation.is_traced(value):
-            missing[name] = value
-        else:
-            known[name] = None if value is None else check(name, value)
+    for name, value in arguments.items():
+        (missing if _validation.is_traced(value) else known)[name] = value
     question = Question(kind, without_traced(step), known, tuple(missing), options)
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
     if not missing:
         found = np.broadcast_to(question.answer(), shape)
         return jax.numpy.asarray(_rounded_up(found, dtype))
     leaves = [
-        jax.numpy.broadcast_to(a, shape) for a in map(_canonical, missing.values())
+        jax.numpy.broadcast_to(gathered(_canonical(place, value)), shape)
+        for place, value in missing.items()
     ]
     return _differentiable(question, shape, dtype)(*leaves)
 
 
-def _canonical(value: Any) -> Any:
-    """A traced number as one of the types that are handed to the host, exactly."""
+def _checked(name: str, value: Any, check: Check) -> Any:
+    """A known number is checked now, one that is traced when the program runs."""
+    return value if _validation.is_traced(value) else check(name, value)
+
+
+def _canonical(place: str, value: Any) -> Any:
+    """A traced number as one of the types that are handed to the host, exactly.
+
+    Raises:
+      TypeError: of a type that is no real number's.
+    """
     import jax
 
+    is_a = functools.partial(jax.numpy.issubdtype, value.dtype)
+    if not (is_a(np.floating) or is_a(np.integer)):
+        raise TypeError(
+            f"{place} must be a number or an array of numbers, got one of "
+            f"{value.dtype} that JAX traces"
+        )
     kind = jax.dtypes.canonicalize_dtype(np.float64)
-    if jax.numpy.issubdtype(value.dtype, jax.numpy.floating) or kind == np.float64:
+    if is_a(np.floating) or kind == np.float64:
         return jax.lax.convert_element_type(value, kind)
-    return value
+    # NumPy has no integers of fewer than 8 bits.
+    is_narrow = value.dtype.kind not in "iu"
+    return jax.lax.convert_element_type(value, np.int32) if is_narrow else value
 
 
 def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -216,7 +232,7 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
     def asked(ask: Ask, by: tuple[int, ...]) -> Any:
         """The answer, and derivatives by some of the numbers, as a function of all."""
         back = functools.partial(_called_back, number=1 + len(by), dtype=dtype)
-        if dtype == np.float64 and is_in_program(question):
+        if dtype == np.float64 and is_in_program(question, by):
             return evaluated(question, by, ask, back, shape)
         function = functools.partial(ask, question)
         return lambda *leaves: back(function, shape=shape, leaves=leaves)
@@ -328,6 +344,8 @@ def _called_back(
     )
     if is_double:
         found = (jax.lax.bitcast_convert_type(row, np.float64) for row in found)
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return tuple(found)
     # Within shard_map the answer varies over the axes that a number varies over, which
     # callbacks do not say.
     varies = functools.reduce(operator.and_, (leaf == leaf for leaf in leaves))

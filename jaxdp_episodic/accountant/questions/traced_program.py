@@ -1,8 +1,9 @@
-"""Rényi's questions in the compiled program itself; see `questions.traced`.
+"""Questions in the compiled program itself; see `questions.traced`.
 
-The kernel of method "rdp" on a lattice, which is the one that answers plain questions,
-of numbers that JAX traces. Where it has no answer, and where a number is at an end of
-its range or beyond it, its answer is NaN: the host is asked about those settings alone.
+The kernels that answer plain questions, of method "rdp" on a lattice and of "exact" by
+a contour integral, of numbers that JAX traces. Where these have no answer, and where a
+number is at an end of its range or beyond it, the answer is NaN: the host is asked
+about those settings alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jaxdp_episodic.accountant.describe.spec import mapped
 from jaxdp_episodic.accountant.describe.step import ComposedSteps
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.engine import on_cpu
+from jaxdp_episodic.accountant.methods.exact import on_contour
 from jaxdp_episodic.accountant.methods.rdp import on_lattice
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import Array
@@ -36,12 +38,27 @@ from jaxdp_episodic.accountant.questions.traced_host import (
     Question,
 )
 
-# Settings from which a batch is compiled: it takes 5 s of CPU time and then 0.02 ms a
-# setting in place of 0.10 on the host, so that 16 calls of this size make up for it.
+# Settings from which a batch is compiled. By Rényi it takes 5 s of CPU time and then
+# 0.02 ms a setting in place of 0.10 on the host, so that 16 calls of this size make up
+# for it; by integrals 38 s (56 s with derivatives), and 1 ms in place of 3.4 (4.3 in
+# place of 15), so that 4 do (2).
 FEWEST = 4096
-# Settings side by side: on the CPU their arrays fit its cache, elsewhere the memory.
-_CPU_BLOCK = 64
-_ACCELERATOR_BLOCK = 131072
+
+
+class _Method(NamedTuple):
+    """How a method answers in the program."""
+
+    bound: Callable[..., tuple[Array, Any]]  # the answer, and what derivatives hold
+    held: Callable[..., Array]  # the answer where that is held
+    # Settings side by side: their arrays fit the CPU's cache, or a device's memory.
+    cpu_block: int
+    accelerator_block: int
+
+
+_METHODS = {
+    "rdp": _Method(on_lattice.bound, on_lattice.at_order, 64, 131072),
+    "exact": _Method(on_contour.bound, on_contour.at_contour, 256, 16384),
+}
 # Ranges of numbers that the host computes with as they are; those beyond are its own.
 _RATES = (1e-60, 1.0)
 _SHIFTS = (1e-20, 1e70)
@@ -56,25 +73,30 @@ _SOME_FIELD = 0.5
 _TARGETS = {EPSILON: DELTA, DELTA: EPSILON, "rdp": ORDERS}
 
 # Numbers that may be traced.
+_COUNTS = ("counts", NUM_STEPS)
 _TRACED = (
-    *("noise_multiplier", "sampling_probability", "counts"),
-    *(DELTA, EPSILON, NUM_STEPS, ORDERS),
+    *("noise_multiplier", "sampling_probability", *_COUNTS),
+    *(DELTA, EPSILON, ORDERS),
 )
 
 Ask = Callable[..., Sequence[np.ndarray]]
 """What the host says: of a question and missing numbers, some arrays."""
 
 
-def is_in_program(question: Question) -> bool:
-    """Whether questions of this kind are compiled where a batch is large."""
+def is_in_program(question: Question, by: Sequence[int] = ()) -> bool:
+    """Whether questions of this kind are compiled where a batch is large.
+
+    With their derivatives by some of the missing numbers.
+    """
     if engine_name() == "numpy" or question.kind not in on_lattice.KINDS:
         return False
-    options = question.options
-    asked = options.get("method", "rdp"), options.get("direction", "both")
-    names = (place.rpartition(".")[2].partition("[")[0] for place in question.places)
+    asked = _method_of(question), question.options.get("direction", "both")
+    names = [place.rpartition(".")[2].partition("[")[0] for place in question.places]
+    if asked[0] == "exact" and any(names[i] in _COUNTS for i in by):
+        return False  # which of the moments' powers is meant the host finds out
     steps, _ = _parts(question.step)
     return (
-        asked in (("rdp", "both"), ("rdp", "forward"))
+        asked in (("rdp", "both"), ("rdp", "forward"), ("exact", "both"))
         and all(map(coins_of, steps))
         and all(name in _TRACED for name in names)
     )
@@ -109,6 +131,7 @@ def evaluated(
 
     @jax.jit
     def in_program(*leaves: Array) -> tuple[Array, ...]:
+        leaves = tuple(map(gathered, leaves))
         # A caller's settings are for the caller's code.
         with (
             jax.numpy_rank_promotion("allow"),
@@ -153,8 +176,8 @@ def _answer_and_slopes(
 ) -> tuple[Array, ...]:
     """The answer and derivatives, float64 of the shape; NaN: the host is to be asked.
 
-    As good a bound as the host's. Derivatives are at its order, which is held: it is
-    the best one.
+    The host's, but for rounding. Derivatives are at its order, or on its contour, which
+    are held: the order is the best one, and no contour changes the integral.
     """
     import jax
 
@@ -164,20 +187,25 @@ def _answer_and_slopes(
         return value[: math.prod(shape)].reshape(shape)
 
     numbers = _Numbers.of(question, shape, leaves)
-    value, order = on_lattice.bound(question.kind, *numbers.asked)
+    method = _METHODS[_method_of(question)]
+    value, held = method.bound(question.kind, *numbers.asked)
     value = xp.where(numbers.idle, -np.inf if question.kind == DELTA else 0.0, value)
     value = row(xp.where(numbers.usual, value, np.nan))
     if not by:
         return (_delta_of(value) if question.kind == DELTA else value,)
 
-    def at_order(*leaves: Array) -> Array:
+    def answer(*leaves: Array) -> Array:
         asked = _Numbers.of(question, shape, leaves).asked
-        return row(on_lattice.at_order(question.kind, *asked, order))
+        return row(method.held(question.kind, *asked, held))
 
-    rows = []
-    for i in by:
-        along = (xp.full_like(leaf, float(i == k)) for k, leaf in enumerate(leaves))
-        rows.append(jax.jvp(at_order, leaves, tuple(along))[1])
+    # All derivatives at once: what they have in common is computed once.
+    along = (
+        xp.stack([xp.full_like(leaf, float(i == k)) for i in by])
+        for k, leaf in enumerate(leaves)
+    )
+    moved = jax.vmap(lambda *a: jax.jvp(answer, leaves, a), out_axes=(None, 0))
+    again, moves = moved(*along)
+    rows = [xp.where(xp.isnan(again), np.nan, one) for one in moves]
     if question.kind == DELTA:
         value = _delta_of(value)
         rows = [value * one for one in rows]
@@ -187,6 +215,17 @@ def _answer_and_slopes(
         if question.places[i].rpartition(".")[2] == "sampling_probability":
             known &= scale_of_rate(leaves[i]) > 0
     return tuple(xp.where(known, one, np.nan) for one in (value, *rows))
+
+
+def gathered(leaf: Array) -> Array:
+    """A number on every device of an explicit mesh: blocks of it are cut otherwise."""
+    import jax
+
+    sharding = jax.typeof(leaf).sharding
+    if all(axis is None for axis in sharding.spec):
+        return leaf
+    spec = jax.sharding.PartitionSpec()
+    return jax.sharding.reshard(leaf, jax.sharding.NamedSharding(sharding.mesh, spec))
 
 
 def _delta_of(log_delta: Array) -> Array:
@@ -215,7 +254,9 @@ class _Numbers(NamedTuple):
         import jax
 
         xp, size = jax.numpy, math.prod(shape)
-        block = min(size, _CPU_BLOCK if on_cpu() else _ACCELERATOR_BLOCK)
+        method = _METHODS[_method_of(question)]
+        block = method.cpu_block if on_cpu() else method.accelerator_block
+        block = min(size, block)
 
         def flat(number: Any) -> Array:
             number = xp.broadcast_to(xp.asarray(number, np.float64), shape)
@@ -255,6 +296,10 @@ class _Numbers(NamedTuple):
         target = xp.where(usual, target, _SOME_TARGET[question.kind])
         target = xp.log(target) if question.kind == EPSILON else target
         return cls((target, groups, block), usual, idle)
+
+
+def _method_of(question: Question) -> str:
+    return question.options.get("method", "rdp")
 
 
 def _parts(step: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

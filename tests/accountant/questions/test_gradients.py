@@ -309,7 +309,7 @@ def test_few_nodes_are_enough_for_a_difference(kind, monkeypatch):
         return found
 
     monkeypatch.setattr(slopes, "_on_contours", recorded)
-    monkeypatch.setattr(slopes, "_LARGEST_ERROR", 1e-4)
+    monkeypatch.setattr(slopes, "LARGEST_ERROR", 1e-4)
     few, many = [], []
     for rule, found in (((112, 33, 24.0), few), ((256, 1025, 42.0), many)):
         monkeypatch.setattr(slopes, "_PASSES", (rule,))

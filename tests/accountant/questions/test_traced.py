@@ -1,5 +1,8 @@
 """Questions within JAX programs: the host's numbers, whatever transforms them."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +136,47 @@ def test_any_floating_type_is_taken_at_face_value(dtype) -> None:
     np.testing.assert_allclose(found, on_host(float(noise)), rtol=2e-7)
 
 
+@pytest.mark.usefixtures("in_float32")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.int4])
+def test_types_that_numpy_lacks(dtype) -> None:
+    """Known or traced, in either width."""
+    noise = jnp.asarray(2, dtype)
+    true = on_host(2.0)
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            for found in (epsilon(noise), jax.jit(epsilon)(noise)):
+                np.testing.assert_allclose(found, true, rtol=2e-7)
+                assert found >= true
+    assert jde.epsilon(step(noise), delta=DELTA, num_steps=1, engine="numpy") == true
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("number", [True, 1 + 1j])
+def test_what_is_no_number_is_refused_by_name(x64, number) -> None:
+    """While the program is traced; cast, a complex number would lose a part."""
+    with jax.enable_x64(x64):
+        for ask, name in (
+            (lambda x: epsilon(x), "noise_multiplier"),
+            (lambda x: epsilon(1.0, num_steps=x), "num_steps"),
+            (lambda x: epsilon(1.0, delta=x), "delta"),
+        ):
+            with pytest.raises(TypeError, match=f"{name} must be a number .* traces"):
+                jax.make_jaxpr(ask)(number)
+        with pytest.raises(TypeError, match="noise_multiplier must be a number"):
+            jax.make_jaxpr(epsilon)(jax.random.key(0))
+
+
+def test_a_list_of_traced_numbers_is_refused_by_name() -> None:
+    for ask, name in (
+        (lambda x: epsilon([x, 1.0]), "noise_multiplier"),
+        (lambda x: epsilon(1.0, delta=[x, 1e-5]), "delta"),
+        (lambda x: epsilon(1.0, num_steps=(x, 2)), "num_steps"),
+        (lambda x: traced.rdp(step(1.0), [x, 2.0]), "orders"),
+    ):
+        with pytest.raises(TypeError, match=rf"{name} must be .* jax\.numpy\.stack"):
+            jax.make_jaxpr(ask)(0.8)
+
+
 # --- Transforms ---
 
 
@@ -189,6 +233,78 @@ def test_shards() -> None:
     np.testing.assert_allclose(jax.jit(sharded)(NOISES), on_host(NOISES), rtol=2e-7)
     slopes = jax.grad(lambda noises: sharded(noises).sum())(NOISES)
     np.testing.assert_allclose(slopes, jax.vmap(jax.grad(epsilon))(NOISES), rtol=1e-6)
+
+
+SEVERAL_DEVICES = """
+import sys, threading
+import jax, jax.numpy as jnp, numpy as np
+import jaxdp_episodic as jde
+from jaxdp_episodic import traced
+
+P = jax.sharding.PartitionSpec
+
+
+def epsilon(noise):
+    scheme = jde.Poisson("example", sampling_probability=0.01)
+    step = jde.GaussianStep(scheme, noise_multiplier=noise)
+    return traced.epsilon(step, delta=1e-5, num_steps=1)
+
+
+noises = jnp.linspace(0.6, 1.3, 4)
+true = np.asarray(epsilon(np.asarray(noises, np.float64)))
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("runs",))
+specs = {"in_specs": P("runs"), "out_specs": P("runs")}
+each = jax.jit(jax.shard_map(epsilon, mesh=mesh, **specs))
+explicit = jax.make_mesh((2,), ("r",), axis_types=(jax.sharding.AxisType.Explicit,))
+placed = jax.device_put(noises, jax.NamedSharding(explicit, P("r")))
+found = [jax.jit(jax.vmap(epsilon))(placed), jax.jit(epsilon)(placed)]
+if "compiled" in sys.argv:
+    from jaxdp_episodic.accountant.questions import traced_program
+
+    traced_program.FEWEST = 2  # of each device's two settings, too
+
+    def order_8(noise):
+        scheme = jde.Poisson("example", sampling_probability=0.01)
+        step = jde.GaussianStep(scheme, noise_multiplier=noise)
+        return traced.rdp(step, 8.0).sum()
+
+    with jax.enable_x64(True):
+        noises, placed = (a.astype(np.float64) for a in (noises, placed))
+        slopes = jax.grad(order_8)
+        sharded = jax.shard_map(slopes, mesh=mesh, **specs)
+        one = np.asarray(slopes(noises))
+        for other in (jax.jit(slopes)(placed), sharded(noises)):
+            np.testing.assert_allclose(other, one, rtol=1e-9)
+    sys.exit()
+
+
+def ask():
+    found.extend(each(noises) for _ in range(3))
+
+
+threads = [threading.Thread(target=ask) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(found) == 20
+for one in found:
+    np.testing.assert_allclose(one, true, rtol=2e-7)
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["called_back", pytest.param("compiled", marks=pytest.mark.slow)]
+)
+def test_several_devices_and_threads(how) -> None:
+    """More of each than cores: no callback waits for another one."""
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", SEVERAL_DEVICES, how]
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_nothing_leaks() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxdp_episodic.accountant._engine import engine_name
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
 # Nats of log(delta) between the epsilon that a contour is laid for and the answer above
 # which the error may exceed its estimate.
@@ -63,28 +64,29 @@ def shared_contours(
 
 
 def judged_epsilon(
-    value: np.ndarray, log_error: np.ndarray, slope: np.ndarray, used: np.ndarray
-) -> tuple[np.ndarray, ...]:
+    value: Array, log_error: Array, slope: Array, used: Array
+) -> tuple[Array, ...]:
     """Epsilon, its error, whether its contour was laid too far away, the next guess.
 
     ``used`` is the epsilon that the contour was laid for. A contour for a larger one
     ends where its integrand is negligible, and may miss what small losses add further
     out at an epsilon as small as theirs: the answer is then only the next guess.
     """
-    value = np.maximum(value, 0.0)
+    xp = namespace(value, slope)
+    value = xp.maximum(value, 0.0)
     # delta falls with epsilon: a sum that does not has not converged.
     falls = slope > 0
-    error = np.where(falls, log_error / np.where(falls, slope, 1.0), np.inf)
+    error = xp.where(falls, log_error / xp.where(falls, slope, 1.0), xp.inf)
     # 0 is exact where delta is below its target there.
-    error = np.where(falls & (log_error == 0), 0.0, error)
-    distance = np.abs(value - used) * np.abs(slope)
-    error = np.where(distance > NEAR, 10.0 * error, error)
+    error = xp.where(falls & (log_error == 0), 0.0, error)
+    distance = xp.abs(value - used) * xp.abs(slope)
+    error = xp.where(distance > NEAR, 10.0 * error, error)
     far = (distance > _FAR) | (used > LARGEST_RATIO * value)
     # Without an answer the guess was too large; a poor one says little but that.
-    known = np.isfinite(error) & ~np.isnan(value)
-    lowest = 0.5 * used * (log_error >= _NO_SIGN)
-    poor = np.where(known, np.clip(value, lowest, 2.0 * used), 0.5 * used)
-    return value, error, far, np.where(known & (log_error < USELESS), value, poor)
+    known = xp.isfinite(error) & ~xp.isnan(value)
+    lowest = xp.where(log_error >= _NO_SIGN, 0.5 * used, 0.0)
+    poor = xp.where(known, xp.clip(value, lowest, 2.0 * used), 0.5 * used)
+    return value, error, far, xp.where(known & (log_error < USELESS), value, poor)
 
 
 def _numbers(run: Run) -> np.ndarray:

@@ -49,7 +49,7 @@ from jaxdp_episodic.accountant.methods.single_step import (
 
 _FEW = 8  # settings up to which many orders take no longer than one
 # First guess of log(Rényi's bound / delta), where delta is asked for.
-_LOG_BOUND_OVER_DELTA = 25.0
+LOG_BOUND_OVER_DELTA = 25.0
 # Log below which exp is 0 in float64: Rényi's bound is then near enough.
 _UNDERFLOW = -746.0
 # Bound of the relative error of a profile: 1e-14, with a margin.
@@ -204,7 +204,7 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
             part = _of_many_steps(question.take(left), run.take(left), certify)
             _fill(answer, left, part)
         return answer
-    goal = question.target if question.is_epsilon else bound - _LOG_BOUND_OVER_DELTA
+    goal = question.target if question.is_epsilon else bound - LOG_BOUND_OVER_DELTA
     cut, log_added, too_many = _truncated(goal, run)
     # Densities must not be rounded by more than the tolerance of the answer.
     wanted = ~too_many & (_of_densities(run) <= TOLERANCE)

@@ -46,9 +46,9 @@ _ENOUGH = 4_000
 TOLERANCE = 1e-6
 # Nats below delta at which loss distributions are truncated. With a later cut, rare
 # large losses keep the contour nearer to 0, where more of the integrand cancels.
-_CUT = 50.0
+CUT = 50.0
 # Nats by which the truncated mass must stay below delta.
-_CUT_MARGIN = 30.0
+CUT_MARGIN = 30.0
 # Largest error on a shared contour; settings above it get one of their own.
 _SHARED_ERROR = 1e-9
 # Settings in a chunk: JAX compiles a kernel for each.
@@ -72,7 +72,7 @@ class _Pass(NamedTuple):
 
 # Tried in turn on settings whose error is too large. Hard settings need more nodes of
 # the contour, hardly ever of losses. The first is enough for nine in ten.
-_PASSES = (
+PASSES = (
     _Pass(112, 97, 24.0),
     _Pass(128, 177, 34.0),
     _Pass(144, 449),
@@ -80,10 +80,10 @@ _PASSES = (
     _Pass(384, 1025),
 )
 # Enough to compare delta with its target.
-_COMPARISON = _Pass(112, 21, 14.0)
+COMPARISON = _Pass(112, 21, 14.0)
 # Share of `TOLERANCE` at which an answer is settled: the errors of both directions may
 # add up.
-_SETTLED = 0.5
+SETTLED = 0.5
 # Least share of the nodes expected to be needed with which a pass is tried.
 _HOPEFUL_SHARE = 0.8
 
@@ -126,7 +126,7 @@ class ContourSolver:
         index = np.flatnonzero(asked & (epsilon > 0))
         if index.size:
             value[index], log_error, *_ = self._solve(
-                DeltaAt(epsilon[index]), index, epsilon[index], _COMPARISON, backward
+                DeltaAt(epsilon[index]), index, epsilon[index], COMPARISON, backward
             )
             # An error estimate of a nat or more is not reliable.
             error[index] = np.where(log_error < 1, log_error, np.inf)
@@ -152,19 +152,19 @@ class ContourSolver:
         far, alone = np.zeros(shape, bool), np.zeros(shape, bool)
         # Nodes needed by the last error estimate, which is squared as they are doubled.
         expected = np.zeros(shape)
-        efforts = [(effort, False) for effort in _PASSES]
+        efforts = [(effort, False) for effort in PASSES]
         if not self.question.is_epsilon:
             # A contour of their own is all that those far from a shared one may need.
-            efforts.insert(1, (_PASSES[0], True))
+            efforts.insert(1, (PASSES[0], True))
         elif backward:
             efforts = efforts[1:] or efforts  # a comparison has left few
         for effort, only_far in efforts:
             scale = self.question.scale(value)
-            settled = error <= _SETTLED * TOLERANCE * scale
+            settled = error <= SETTLED * TOLERANCE * scale
             # The other direction's answer is larger.
             settled |= value + error <= least
             least_nodes = np.minimum(
-                _HOPEFUL_SHARE * expected, _PASSES[-1].contour_nodes
+                _HOPEFUL_SHARE * expected, PASSES[-1].contour_nodes
             )
             hopeless = least_nodes > effort.contour_nodes
             hopeful = far if only_far else far | ~hopeless
@@ -195,7 +195,7 @@ class ContourSolver:
             else:
                 new_value, new_error, slope, used = found
                 # A delta this small may be due to the truncated mass.
-                lost = new_value < self.goal[index] - _CUT + _CUT_MARGIN
+                lost = new_value < self.goal[index] - CUT + CUT_MARGIN
                 new_error = np.where(lost, np.inf, new_error)
                 distance = np.abs(question.target - used) * np.abs(slope)
                 enough = new_value + new_error <= least[index]
@@ -238,7 +238,7 @@ class ContourSolver:
         Deltas of the same run at epsilons near to one another share a contour, but for
         those that are to be ``alone`` (None: all).
         """
-        cold = _COMPARED if effort is _COMPARISON else BREAK_EVEN.cold
+        cold = _COMPARED if effort is COMPARISON else BREAK_EVEN.cold
         kind = f"exact {question.is_epsilon} {effort}"
         pays = BreakEven(kind, cold, BREAK_EVEN.kept)
         engine = choose_engine(index.size, pays, self.run.losses)
@@ -302,7 +302,7 @@ class ContourSolver:
             # The truncated mass of all steps together is far below delta.
             np.minimum(self.goal[members].reshape(-1, index.size).min(axis=0), 0.0)
             - np.log(np.maximum(part.num_steps, 1.0))
-            - _CUT,
+            - CUT,
             np.full(index.shape, float(backward)),
         )
         find = bool(np.any(initial < 0))
@@ -394,7 +394,7 @@ def _solve_chunk(
 def _growth(error: np.ndarray) -> np.ndarray:
     """Factor in the number of nodes that the relative error asks for; 0 if unknown."""
     # The error's logarithm is about proportional to the number of nodes.
-    known = (error > _SETTLED * TOLERANCE) & (error < 0.5)
+    known = (error > SETTLED * TOLERANCE) & (error < 0.5)
     return np.where(
-        known, math.log(_SETTLED * TOLERANCE) / np.log(np.where(known, error, 0.1)), 0.0
+        known, math.log(SETTLED * TOLERANCE) / np.log(np.where(known, error, 0.1)), 0.0
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.methods.rdp import kernels
 from jaxdp_episodic.accountant.methods.rdp.moments import log_moment
-from jaxdp_episodic.accountant.methods.rdp.total_variation import NEAR, estimate
+from jaxdp_episodic.accountant.methods.rdp.total_variation import may_be_less
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import Array, by_blocks, namespace
 
@@ -33,8 +33,7 @@ def bound(kind: str, target: Array, groups: Groups, block: int) -> tuple[Array, 
     kernel = kernels.best_epsilon if kind == "epsilon" else kernels.best_log_delta
     value, order = kernel(target, groups, on_lattice=True, block=block)
     log_delta = target if kind == "epsilon" else value
-    variation = sum(xp.sum(g.count * estimate(g.loss), axis=0) for g in groups)
-    lower = xp.log(variation) < log_delta + NEAR
+    lower = may_be_less(log_delta, groups)
     if kind == "epsilon":
         lower &= value > 0
     return xp.where(lower, np.nan, value), order

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.losses.protocols import BoundingPair, Profile
 from jaxdp_episodic.accountant.methods.question import Question
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import Group, Run
 from jaxdp_episodic.accountant.methods.single_step import delta_of_profile
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
@@ -44,6 +44,13 @@ def at_most_total_variation(
     else:
         lowered[chosen] = np.minimum(lowered[chosen], bound)
     return lowered.reshape(value.shape)
+
+
+def may_be_less(log_delta: Array, groups: tuple[Group, ...]) -> Array:
+    """Where total variation may be less than a delta, by an approximation; (n,)."""
+    xp = namespace(log_delta)
+    total = sum(xp.sum(g.count * estimate(g.loss), axis=0) for g in groups)
+    return xp.log(total) < log_delta + NEAR
 
 
 def _log_estimate(run: Run) -> np.ndarray:

@@ -194,8 +194,8 @@ def test_a_delta_far_below_the_bound_is_not_taken_from_cut_distributions(monkeyp
     run = {"num_steps": 100, "epsilon": 4.0, "return_info": True}
     right, info = jde.delta(step, **run)
     assert not info.is_certified_bound
-    monkeypatch.setattr(solver, "_CUT_MARGIN", 200.0)
-    monkeypatch.setattr(solver, "_PASSES", solver._PASSES[:1])
+    monkeypatch.setattr(solver, "CUT_MARGIN", 200.0)
+    monkeypatch.setattr(solver, "PASSES", solver.PASSES[:1])
     cut, info = jde.delta(step, **run)
     assert info.is_certified_bound and cut >= right * (1 - 1e-9)
 
@@ -208,7 +208,7 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
     """
     # The first pass is a guess of epsilon.
     effort = solver._Pass(128, 97)
-    monkeypatch.setattr(solver, "_PASSES", (effort, effort))
+    monkeypatch.setattr(solver, "PASSES", (effort, effort))
     for module in (solver, method):
         monkeypatch.setattr(module, "TOLERANCE", 1.0)
     example = jde.Poisson("example", sampling_probability=4.72511516e-4)

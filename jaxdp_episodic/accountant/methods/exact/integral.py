@@ -135,15 +135,14 @@ def epsilon(
         low, high = xp.where(above, x, low), xp.where(above, high, x)
         # Halley's step: Newton's, corrected by the change of the slope on the way.
         correction = 0.5 * curvature * gap / slope**2
-        step = x + gap / slope / xp.clip(1 - correction, 0.5, 2.0)
+        step = x + gap / slope / (1 - correction).clip(0.5, 2.0)
         inside = (step >= low) & (step <= high)
         step = xp.where(inside, step, 0.5 * (low + high))
         # The bracket closes on 0 where delta is not even reached there.
         step = xp.where((low == 0) & (step < 1e-6 * initial), 0.0, step)
         low_enough = (x <= 0) & (gap < 0)
-        tolerance = xp.clip(
-            _TOLERANCE_SHARE * error, _SMALLEST_TOLERANCE, _LARGEST_TOLERANCE
-        )
+        tolerance = _TOLERANCE_SHARE * error
+        tolerance = tolerance.clip(_SMALLEST_TOLERANCE, _LARGEST_TOLERANCE)
         # The step leaves less than its correction of Newton's, or an error of third
         # order; but atoms may change the slope abruptly.
         share = 1.0

@@ -99,20 +99,15 @@ def steps_of(
     heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
     number = 2 if checked else 1
     cuts, heights = cuts[:number], heights[:number]
-    check, sign = None, 1 - 2 * backward
-    if xp is np and checked and loss.compiles:  # both as settings, by half the calls
+    sign, m = 1 - 2 * backward, cut.size
+    as_settings = xp is np and checked and loss.compiles  # by half the calls
+    if as_settings:
         loss, back = map_arrays(lambda a: np.concatenate([a, a]), (loss, back))
         cuts, heights = cuts.reshape(1, -1), heights.reshape(1, -1)
     rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
-    if len(cuts) < number:
-        middle = rules.mass.size // 2
-        nodes, check = (
-            map_arrays(lambda a, part=part: a[0][..., part].copy(), rules)
-            for part in (slice(middle), slice(middle, None))
-        )
-    else:
-        nodes, check = at(rules, 0), at(rules, 1) if checked else None
-    shift = group.loss.gaussian_shift()
+    if as_settings:
+        rules = map_arrays(lambda a: np.array([a[0, ..., :m], a[0, ..., m:]]), rules)
+    nodes, shift = at(rules, 0), group.loss.gaussian_shift()
     atoms = None
     if group.loss.may_have_atoms:
         # Nodes of a smooth density on the real line stand for no atoms.
@@ -125,7 +120,7 @@ def steps_of(
     log_left = xp.where(some, xp.log(xp.where(some, left, 1.0)), _LOG_ZERO)
     return Steps(
         nodes,
-        check,
+        at(rules, 1) if checked else None,
         group.count,
         group.loss.outer_rate,
         sign * group.loss.bulk_loss(),

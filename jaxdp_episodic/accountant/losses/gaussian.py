@@ -47,8 +47,6 @@ def gaussian_tails(shift: Array, u: Array) -> Tails:
 
     At mu >= 0 and u = log g >= 0, (...,); *exact* (Balle and Wang 2018, Theorem 8).
     """
-    xp = namespace(shift, u)
-    shift, u = xp.broadcast_arrays(shift, u)
     t, mu = _threshold(shift, u)
     tail = log_normal_density(t) + log_mills(t + mu)
     return _profile(t, mu, shift), where_positive(tail, shift)
@@ -56,8 +54,6 @@ def gaussian_tails(shift: Array, u: Array) -> Tails:
 
 def log_gaussian_profile(shift: Array, u: Array) -> Array:
     """``log D(shift, e^u)``; see `gaussian_tails`."""
-    xp = namespace(shift, u)
-    shift, u = xp.broadcast_arrays(shift, u)
     return _profile(*_threshold(shift, u), shift)
 
 

@@ -101,11 +101,11 @@ def collected(
     def steepest(sign: float) -> Array:
         along = sign * loss[0]
         ratio = loss[1] / xp.where(along > 0, along, 1.0)
-        return xp.min(xp.where(along > 0, ratio, xp.inf), axis=0)
+        return xp.where(along > 0, ratio, xp.inf).min(axis=0)
 
-    mass = xp.sum(weight[0], axis=0)
+    mass = weight[0].sum(axis=0)
     right, left = steepest(1.0), steepest(-1.0)
-    size = xp.sum(xp.hypot(*weight) * xp.hypot(*loss), axis=0)
+    size = (xp.hypot(*weight) * xp.hypot(*loss)).sum(axis=0)
     ends = (end_log_weight, end_loss)
     return LossNodes(loss, weight, mass, size, right, left, *ends, xp.zeros_like(mass))
 
@@ -136,8 +136,8 @@ def mirrored(
     loss = (xp.concatenate([y[0], -y[0]]), xp.concatenate([y[1], y[1]]))
     weight = tuple(xp.concatenate(pair) for pair in zip(above, below, strict=True))
     end_log_weight = end_log_density + end_loss
-    ends = xp.stack([end_log_weight, xp.full_like(end_loss, -xp.inf)])
-    end_losses = xp.stack([end_loss, xp.zeros_like(end_loss)])
+    ends = xp.array([end_log_weight, xp.full_like(end_loss, -xp.inf)])
+    end_losses = xp.array([end_loss, xp.zeros_like(end_loss)])
     return collected(loss, (weight[0], weight[1]), ends, end_losses)
 
 
@@ -197,7 +197,7 @@ def nodes_on_line(
             polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
             (element[0], sign * element[1]),
         )
-        ends = xp.stack([x[0][0], x[0][-1]])
+        ends = xp.array([x[0][0], x[0][-1]])
         end_loss = real_loss(ends)
         end_log_weight = -0.5 * ends * ends + forward * end_loss
         return collected((sign * y[0], y[1]), weights, end_log_weight, sign * end_loss)

@@ -171,7 +171,7 @@ class PrivacyLoss(abc.ABC):
         for field in dataclasses.fields(cls):
             values = [getattr(loss, field.name) for loss in losses]
             if field.name not in cls.padding:
-                stacked.append(np.stack(values))
+                stacked.append(np.array(values))
                 continue
             shape = np.shape(next((value[0] for value in values if value), 0.0))
             filler = np.full(shape, cls.padding[field.name])

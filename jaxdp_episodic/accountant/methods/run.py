@@ -290,7 +290,7 @@ def stacked_steps(steps: Iterable[Group]) -> tuple[Group, ...]:
     return tuple(
         Group(
             kind.stack([step.loss for step in some]),
-            np.stack([step.count for step in some]),
+            np.array([step.count for step in some]),
         )
         for kind, some in by_class.items()
     )

@@ -325,7 +325,7 @@ def sum_exp_moments(
     if namespace(c, weight[0], position[0]) is np:
         c = c[..., None, :]
         terms = _moment_terms(weight, position, polar(c * position[0], c * position[1]))
-        s0, s1, s2 = (np.sum(term, axis=-2) for term in terms)
+        s0, s1, s2 = (term.sum(axis=-2) for term in terms)
         return s0, s1, s2
     from jax import lax
 
@@ -395,6 +395,6 @@ def _moment_terms(weight: Pair, y: Pair, grown: Pair) -> tuple[Array, Array, Arr
 def num_used(weight: Pair) -> Array:
     """Number of rows of complex weights, (J, n), up to the last that is not 0."""
     xp = namespace(weight[0])
-    used = xp.any((weight[0] != 0) | (weight[1] != 0), axis=1)
+    used = ((weight[0] != 0) | (weight[1] != 0)).any(axis=1)
     number = xp.arange(1, used.shape[0] + 1, dtype=xp.int32)
     return xp.max(xp.where(used, number, 0))

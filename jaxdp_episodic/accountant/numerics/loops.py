@@ -224,13 +224,15 @@ def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies a function to every array in nested containers and dataclasses."""
     if isinstance(tree, _NUMPY):  # first, as most are
         return function(tree)
-    if isinstance(tree, tuple):
-        parts = [map_arrays(function, part) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
-    names = _field_names(type(tree))
-    if names is not None:
-        values = [map_arrays(function, getattr(tree, name)) for name in names]
-        return type(tree)(*values)
+    names = None if isinstance(tree, tuple) else _field_names(type(tree))
+    if names is not None or isinstance(tree, tuple):
+        parts = tree if names is None else [getattr(tree, name) for name in names]
+        parts = [
+            function(part) if type(part) is np.ndarray else map_arrays(function, part)
+            for part in parts
+        ]
+        named = names is not None or hasattr(tree, "_fields")
+        return type(tree)(*parts) if named else tuple(parts)
     if isinstance(tree, list):
         return [map_arrays(function, part) for part in tree]
     if isinstance(tree, dict):
@@ -262,13 +264,21 @@ def at(tree: Any, index: Any) -> Any:
     return tree[index]
 
 
+def rows_at(array: Array, index: Array) -> Array:
+    """Entries of the last axis but one, (..., J, n), at the numbers of rows (K, n)."""
+    xp = namespace(array, index)
+    if xp is np:  # by a quarter of the time of its own
+        return array[..., index, np.arange(index.shape[-1])]
+    return xp.take_along_axis(array, index[(None,) * (array.ndim - 2)], axis=-2)
+
+
 def stacked(trees: list[Any]) -> Any:
     """Nested tuples of arrays, stacked along a new first axis."""
     first = trees[0]
     if isinstance(first, tuple):
         parts = [stacked([tree[i] for tree in trees]) for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    return np.stack(trees)
+    return np.array(trees)  # a quarter of the time of `np.stack`
 
 
 def _length(tree: Any) -> int:

@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.loops import Array, namespace, while_loop
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    namespace,
+    rows_at,
+    while_loop,
+)
 
 _MAX_EVALUATIONS = 200
 # `smallest_within`: relative width of the final bracket.
@@ -141,16 +146,15 @@ def log_crossing(
     low, high = xp.log(low), xp.log(high)
     share = np.linspace(0.0, 1.0, num_points)[:, None]
     index = np.arange(num_points)[:, None]
-    bracket = values = xp.stack([low, high])
+    bracket = values = xp.array([low, high])
     for i in range(num_refinements):
         x = bracket[0] + share * (bracket[1] - bracket[0])
         value = function(xp.exp(x[1:-1] if i else x))
         if i:  # at the ends it is known
             value = xp.concatenate([values[:1], value, values[1:]])
-        last = xp.max(xp.where(value > 0, index, 0), axis=0)
-        ends = xp.stack([last, xp.minimum(last + 1, num_points - 1)])
-        bracket = xp.take_along_axis(x, ends, axis=0)
-        values = xp.take_along_axis(value, ends, axis=0)
+        last = xp.where(value > 0, index, 0).max(axis=0)
+        ends = xp.array([last, xp.minimum(last + 1, num_points - 1)])
+        bracket, values = rows_at(x, ends), rows_at(value, ends)
     (x, end), (value, other) = bracket, values
     drop = value - other
     inside = (value > 0) & (drop > 0) & (drop < xp.inf)

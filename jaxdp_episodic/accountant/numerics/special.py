@@ -189,7 +189,7 @@ def log_mills_difference(x: Array, width: Array) -> Array:
     nodes, weights = gauss_legendre(_SLOPE_NODES)
     column = (_SLOPE_NODES,) + (1,) * x.ndim
     slopes = _mills_slope(x + short * nodes.reshape(column))
-    mean_slope = xp.sum(slopes * weights.reshape(column), axis=0)
+    mean_slope = (slopes * weights.reshape(column)).sum(axis=0)
     integral = xp.log(short) + xp.log(mean_slope)
     near, far = _mills_ratio(xp.stack([x, x + long]))
     direct = xp.log(near - far)
@@ -216,7 +216,7 @@ def log_saturating_tail(x: Array, width: Array) -> Array:
     reach = below + width
     # Not a maximum, which at 0 (a profile at epsilon 0) would halve the derivative.
     reach = xp.where(reach >= 0, reach, 0.0)
-    missing = xp.sum(_mills_ratio(xp.stack([-below, reach])), axis=0)
+    missing = _mills_ratio(xp.stack([-below, reach])).sum(axis=0)
     complement = xp.log1p(-xp.exp(log_normal_density(below)) * missing)
     return xp.where(right, direct, xp.where(width > 0, complement, -xp.inf))
 
@@ -250,5 +250,6 @@ def polynomial(coefficients: np.ndarray, x: Array) -> Array:
     *rest, leading = coefficients.tolist()
     total = xp.full_like(x, leading)
     for coefficient in reversed(rest):
-        total = total * x + coefficient
+        total *= x  # in place where NumPy computes
+        total += coefficient
     return total

@@ -195,34 +195,41 @@ def _balance(
     Returns:
       ``(m,)`` masses, and gain less loss at the heaviest grid point.
     """
-    mass_a, mass_b, gain_a, gain_b, loss_a, loss_b = (h.tolist() for h in halves[:6])
-    masses = [0.0] * (len(mass_a) + 1)
-    gain = halves.above_gain
-    for i in range(len(mass_a) - 1, heaviest - 1, -1):
+    # Bin by bin, as this loop takes most of a setting's time.
+    rows = [*zip(*(half.tolist() for half in halves[:6]), strict=True)]
+    sure, gain, here = 1 - _SHARE_MARGIN, halves.above_gain, 0.0
+    above = []
+    for mass_a, mass_b, gain_a, gain_b, loss_a, loss_b in rows[: heaviest - 1 : -1]:
         # the upper grid point gets a loss equal to its gain
-        x = y = 0.0
-        if gain < loss_b[i]:
-            y = 1 - gain / loss_b[i] * (1 - _SHARE_MARGIN)
-        elif loss_a[i] > 0:
-            x = min((gain - loss_b[i]) / loss_a[i] * (1 - _SHARE_MARGIN), 1.0)
-        masses[i + 1] += x * mass_a[i] + (1 - y) * mass_b[i]
-        masses[i] += (1 - x) * mass_a[i] + y * mass_b[i]
-        gain = (1 - x) * gain_a[i] + y * gain_b[i]
+        up, down, own = mass_b, mass_a, gain_a
+        if gain < loss_b:
+            y = 1 - gain / loss_b * sure
+            up, down, own = (1 - y) * mass_b, mass_a + y * mass_b, gain_a + y * gain_b
+        elif loss_a > 0:
+            x = (gain - loss_b) / loss_a * sure
+            x = x if x < 1 else 1.0
+            up, down, own = x * mass_a + mass_b, (1 - x) * mass_a, (1 - x) * gain_a
+        above.append(here + up)
+        here, gain = down, own
+    masses = [0.0]
     loss = from_below = 0.0
-    for i in range(heaviest):
+    for mass_a, mass_b, gain_a, gain_b, loss_a, loss_b in rows[:heaviest]:
         # the lower grid point keeps a gain equal to its loss
-        x = y = 0.0
-        if loss < gain_a[i]:
-            x = 1 - loss / gain_a[i]
-        elif gain_b[i] > 0:
-            y = min((loss - gain_a[i]) / gain_b[i], 1.0)
-        kept = _kept((1 - x) * gain_a[i] + y * gain_b[i], loss)
-        if i:
-            masses[i - 1] += (1 - kept) * from_below
-            masses[i] += kept * from_below
-        masses[i] += (1 - x) * mass_a[i] + y * mass_b[i]
-        from_below = x * mass_a[i] + (1 - y) * mass_b[i]
-        loss = x * loss_a[i] + (1 - y) * loss_b[i]
+        up, down, own, lost = mass_b, mass_a, gain_a, loss_b
+        if loss < gain_a:
+            x = 1 - loss / gain_a
+            up, down, own = x * mass_a + mass_b, (1 - x) * mass_a, (1 - x) * gain_a
+            lost = x * loss_a + loss_b
+        elif gain_b > 0:
+            y = (loss - gain_a) / gain_b
+            y = y if y < 1 else 1.0
+            up, down, own = (1 - y) * mass_b, mass_a + y * mass_b, gain_a + y * gain_b
+            lost = (1 - y) * loss_b
+        kept = _kept(own, loss)
+        masses[-1] += (1 - kept) * from_below
+        masses.append(kept * from_below + down)
+        from_below, loss = up, lost
+    masses = [*masses[1:], here, *above[::-1]]
     # an atom below its grid point is a loss too
     kept = _kept(gain + max(atom_gain, 0.0), loss + max(-atom_gain, 0.0))
     if atom_gain < 0 and kept < 1:
@@ -236,7 +243,9 @@ def _balance(
 
 def _kept(gain: float, loss: float) -> float:
     """The share of what comes from below that a gain can balance."""
-    return min(gain / loss * (1 - _SHARE_MARGIN), 1.0) if loss > 0 else 1.0
+    if loss > 0 and (share := gain / loss * (1 - _SHARE_MARGIN)) < 1:
+        return share
+    return 1.0
 
 
 def _targets(halves: _Halves) -> list[np.ndarray]:

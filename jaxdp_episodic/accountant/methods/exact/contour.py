@@ -40,7 +40,12 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     without_bulk,
 )
 from jaxdp_episodic.accountant.numerics.complex_exponentials import divided, log_size
-from jaxdp_episodic.accountant.numerics.loops import Array, namespace, where_needed
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    namespace,
+    rows_at,
+    where_needed,
+)
 from jaxdp_episodic.accountant.numerics.roots import log_crossing
 
 # Shares of the steepest lean at which the terms of the nodes still decay: of the nodes
@@ -118,8 +123,8 @@ def _asymptote(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
     location, width = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
     steepest = [xp.full_like(epsilon, xp.inf)] * 2
     for steps in groups:
-        location += xp.sum(steps.count * steps.bulk_loss, axis=0)
-        width += xp.sum(steps.count * steps.bulk_width, axis=0)
+        location += (steps.count * steps.bulk_loss).sum(axis=0)
+        width += (steps.count * steps.bulk_width).sum(axis=0)
         used = steps.count > 0
         for nodes, share in (
             (steps.nodes, _LEAN_SHARE),
@@ -128,7 +133,7 @@ def _asymptote(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
             assert nodes is not None  # of moved runs, which lay no contour
             for side, ratio in enumerate((nodes.right, nodes.left)):
                 ratio = xp.where(used, share * ratio.reshape(used.shape), xp.inf)
-                steepest[side] = xp.minimum(steepest[side], xp.min(ratio, axis=0))
+                steepest[side] = xp.minimum(steepest[side], ratio.min(axis=0))
     right = epsilon >= location
     lean = xp.clip(xp.where(right, *steepest), 0.0, _LARGEST_LEAN)
     return location, width, right, lean
@@ -158,14 +163,14 @@ def _end(
         )
     size = size + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
     above = size[1:] - size[0] + xp.where(leans, fall, _VERTICAL_FALL)
-    last = xp.max(xp.where(above > 0, xp.arange(_NUM_PROBES)[:, None], 0), axis=0)
-    sides = xp.stack([last, xp.minimum(last + 1, _NUM_PROBES - 1)])
-    before, behind = xp.take_along_axis(above, sides, axis=0)
+    last = xp.where(above > 0, xp.arange(_NUM_PROBES)[:, None], 0).max(axis=0)
+    sides = xp.array([last, xp.minimum(last + 1, _NUM_PROBES - 1)])
+    before, behind = rows_at(above, sides)
     share = before / (before - behind)
     # Along a vertical line it may rise again: there the whole interval counts.
     falls = leans & (share >= 0) & (share <= 1)
     share = xp.where(falls, share, 1.0)
-    low, high = xp.take_along_axis(ends, sides, axis=0)
+    low, high = rows_at(ends, sides)
     reach = xp.exp(xp.log(low) + share * xp.log(high / low))
     reach = xp.maximum(reach, 3.0)
     # asinh(b sinh(u)) / b = reach
@@ -205,9 +210,8 @@ def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
     whole = transform(plain, nothing, groups, tuple(part[0] for part in moments))
     left = transform(c, bulk, groups, moments)
     size = xp.where(left.valid, left.log_value - c * epsilon, xp.inf)
-    best = xp.argmin(size, axis=0)
-    found = xp.stack([size, c, left.slope, left.curvature])
-    size, *found = xp.take_along_axis(found, best[None, None], axis=1)[:, 0]
+    found = xp.array([size, c, left.slope, left.curvature])
+    size, *found = rows_at(found, size.argmin(axis=0)[None])[:, 0]
     gained = size < whole.log_value - plain * epsilon - _LEAST_GAIN
     pairs = zip(found, (plain, whole.slope, whole.curvature), strict=True)
     center, slope_there, curvature = (xp.where(gained, a, b) for a, b in pairs)
@@ -240,7 +244,7 @@ def transform(
     inverse = 1 / c**2 + 1 / (1 + c) ** 2
     log_share = xp.minimum(log_bulk_ - log_power, 0.0)
     left = xp.where(bulk > 0, -xp.expm1(log_share), 1.0)
-    steps = sum(xp.sum(group.count, axis=0) for group in groups)
+    steps = sum(group.count.sum(axis=0) for group in groups)
     valid = left > _LEAST_DIFFERENCE + _LEAST_DIFFERENCE_PER_STEP * steps
     left = xp.where(valid, left, 1.0)
     share = xp.where(bulk > 0, xp.exp(log_share), 0.0)
@@ -265,8 +269,8 @@ def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
         loss = steps.nodes.end_loss
         limit = (_TRUNCATED - log_mass) / xp.where(loss > 0, loss, 1.0)
         limit = xp.where((loss > 0) & (count > 0), limit, xp.inf)
-        limit = xp.min(limit, axis=0).reshape(steps.count.shape)
-        highest = xp.minimum(highest, xp.min(limit, axis=0))
+        limit = limit.min(axis=0).reshape(steps.count.shape)
+        highest = xp.minimum(highest, limit.min(axis=0))
     return highest
 
 

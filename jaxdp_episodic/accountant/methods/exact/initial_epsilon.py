@@ -30,6 +30,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     logsumexp,
     namespace,
+    rows_at,
     where_needed,
 )
 from jaxdp_episodic.accountant.numerics.roots import log_crossing
@@ -95,8 +96,8 @@ def first_epsilon(
     bounds = epsilon_at(log_delta, c, moments[0])
     # A 0 stands though nodes err: it is far more that Rényi's delta is above the true.
     bounds = xp.where(bounds >= 0, bounds, xp.where(bounds < 0, 0.0, xp.inf))
-    best = xp.argmin(bounds, axis=0)[None]
-    bound, order = (xp.take_along_axis(a, best, axis=0)[0] for a in (bounds, 1 + c))
+    best = bounds.argmin(axis=0)[None]
+    bound, order = (rows_at(a, best)[0] for a in (bounds, 1 + c))
     highest = xp.minimum(highest, bound)
     near = _by_saddle_points(log_delta, c, moments, bulk, groups)
     near = where_needed(
@@ -178,11 +179,11 @@ def _by_saddle_points(
     # delta falls with c: the last point above it, and the next one
     above = (approximate >= log_delta) & (x > 0)
     index = xp.arange(c.shape[0])[:, None]
-    last = xp.max(xp.where(above, index, -1), axis=0)
-    ends = xp.stack([last, xp.minimum(last + 1, c.shape[0] - 1)])
+    last = xp.where(above, index, -1).max(axis=0)
+    ends = xp.array([last, xp.minimum(last + 1, c.shape[0] - 1)])
     ends = xp.maximum(ends, 0)
     (x, end), (value, other), (low, high) = (
-        xp.take_along_axis(a, ends, axis=0) for a in (x, approximate, c)
+        rows_at(a, ends) for a in (x, approximate, c)
     )
     # The slope of log(delta) is about -c, and c linear in between.
     drop = (value - log_delta) / (value - other)

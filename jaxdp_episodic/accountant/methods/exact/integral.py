@@ -28,6 +28,7 @@ arXiv:2208.09595.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -134,15 +135,14 @@ def epsilon(
         low, high = xp.where(above, x, low), xp.where(above, high, x)
         # Halley's step: Newton's, corrected by the change of the slope on the way.
         correction = 0.5 * curvature * gap / slope**2
-        step = x + gap / slope / xp.clip(1 - correction, 0.5, 2.0)
+        step = x + gap / slope / (1 - correction).clip(0.5, 2.0)
         inside = (step >= low) & (step <= high)
         step = xp.where(inside, step, 0.5 * (low + high))
         # The bracket closes on 0 where delta is not even reached there.
         step = xp.where((low == 0) & (step < 1e-6 * initial), 0.0, step)
         low_enough = (x <= 0) & (gap < 0)
-        tolerance = xp.clip(
-            _TOLERANCE_SHARE * error, _SMALLEST_TOLERANCE, _LARGEST_TOLERANCE
-        )
+        tolerance = _TOLERANCE_SHARE * error
+        tolerance = tolerance.clip(_SMALLEST_TOLERANCE, _LARGEST_TOLERANCE)
         # The step leaves less than its correction of Newton's, or an error of third
         # order; but atoms may change the slope abruptly.
         share = 1.0
@@ -270,17 +270,18 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
     z = integrand.z
     log_known, log_known_slope, log_known_density = _bulk_delta(integrand, epsilon)
     log_size = integrand.log_size - z[0] * epsilon
-    peak = xp.maximum(xp.max(log_size, axis=0), log_known)
+    peak = xp.maximum(log_size.max(axis=0), log_known)
     re, im = times(integrand.sign, polar(log_size - peak, -z[1] * epsilon))
     known = xp.exp(log_known - peak)
-    total = xp.sum(re, axis=0) + known
+    total = re.sum(axis=0) + known
     first, second = times(z, (re, im)), xp.exp(log_known_density - peak)
-    slope = xp.sum(first[0], axis=0) + xp.exp(log_known_slope - peak)
-    second += xp.sum(times(z, first)[0], axis=0) - xp.exp(log_known_slope - peak)
+    known_slope = xp.exp(log_known_slope - peak)
+    slope = first[0].sum(axis=0) + known_slope
+    second += times(z, first)[0].sum(axis=0) - known_slope
     aliasing = _aliasing(re) / xp.abs(total)
     size = xp.exp(log_size - peak) * integrand.lost
     phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
-    rounding = xp.sum(size * (integrand.error + _ROUNDING * (8 + phase)), axis=0)
+    rounding = (size * (integrand.error + _ROUNDING * (8 + phase))).sum(axis=0)
     # The last summand stands for ``density`` more, with a margin of 10.
     truncation = 10.0 * xp.hypot(re[-1], im[-1]) * integrand.density
     truncation += xp.exp(integrand.log_beyond - z[0][-1] * epsilon - peak)
@@ -304,17 +305,25 @@ def _aliasing(values: Array) -> Array:
     With rare large losses it decays slowly in the end.
     """
     xp = namespace(values)
-    cycles = 0.5 * _FREQUENCIES[:, None] * np.arange(len(values))
-    low, *high = 2 * xp.abs(xp.tensordot(np.cos(2 * math.pi * cycles), values, 1))
-    high = xp.max(xp.stack(high), axis=0)
+    flat = values.reshape(len(values), -1)
+    each = 2 * xp.abs((_waves(len(values)) @ flat).reshape(-1, *values.shape[1:]))
+    low, high = each[0], each[1:].max(axis=0)
     decay = xp.minimum(high / xp.maximum(low, 1e-300), 1.0)
     return _ALIASES * high * decay**_DECAY_POWER
+
+
+@functools.cache
+def _waves(number: int) -> np.ndarray:
+    """Cosines at `_FREQUENCIES`, of each of so many summands."""
+    return np.cos(math.pi * _FREQUENCIES[:, None] * np.arange(number))
 
 
 def _bulk_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:
     """Logarithms of the bulk's delta D, of ``-D'`` and of ``D'' - D'``."""
     xp = namespace(integrand.bulk, epsilon)
     some = integrand.bulk > 0
+    if xp is np and not some.any():
+        return (np.full_like(epsilon, _LOG_ZERO),) * 3
     mu = xp.sqrt(xp.where(some, integrand.bulk, 1.0))
     profile = log_gaussian_profile(mu, xp.maximum(epsilon, 0.0))
     x = 0.5 * mu + epsilon / mu

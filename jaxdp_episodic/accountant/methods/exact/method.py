@@ -214,20 +214,20 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
     state = ContourSolver(question, cut, bound, order, goal, log_added)
     value, error = state.solve(wanted, backward=False)
     if not run.is_symmetric:
-        # The other direction is integrated only where neither a sum of few nodes, which
-        # costs less a setting, nor Rényi's bound says that it is not larger.
+        # The other direction is integrated only where neither a sum of few nodes nor
+        # Rényi's bound, which some kernels have asked, says that it is not larger.
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
         asked = least if question.is_epsilon else question.target
         may_be_larger = wanted & ~state.backward_is_less
         may_be_larger &= asked < run.largest_loss(backward=True)
-        few = least.size <= _FEW
+        exchange = [getattr(loss, "nodes_exchange", False) for loss in run.losses]
+        few = least.size <= _FEW and not (unbounded and exchange == [True])
         for by_nodes in (not few, few):
             if not by_nodes:
                 near = np.where(may_be_larger, state.order, np.inf)
                 may_be_larger &= _may_exceed(question, run, least, near)
             elif question.is_epsilon:
-                less = state.surely_private(may_be_larger, least, backward=True)
-                may_be_larger &= ~less
+                may_be_larger &= ~state.surely_private(may_be_larger, least)
         if unbounded and (left := np.flatnonzero(may_be_larger)).size:
             asked, part = question.take(left), run.take(left)
             state.bound[left], order = rdp_bound(asked, part, loose=True)

@@ -8,8 +8,12 @@ The batch is the last axis of every array; nodes of the contour (K) and of the l
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import NamedTuple
+
+import numpy as np
 
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.methods.run import Group
@@ -57,12 +61,14 @@ class Steps(NamedTuple):
     # Loss of a step that does not draw the unit, where nearly all losses are there and
     # ``outer_rate`` is 1; else 0.
     bulk_loss: Array
-    # Shift of steps that always see the unit, whose M has a closed form; else 0.
-    gaussian_shift: Array
+    # Shift of steps that always see the unit, whose M has a closed form; else 0. None
+    # where NumPy sees none such.
+    gaussian_shift: Array | None
     bulk_width: Array  # largest distance of losses without the unit from ``bulk_loss``
     # (K n,) where losses have atoms other than at 0, all of them bounded; None for
     # mechanisms that never do, which need not be compiled with them.
     is_discrete: Array | None
+    log_atom: Array  # (n,) ``T log A``, A the probability of the atom at loss 0
 
 
 def steps_of(
@@ -89,40 +95,55 @@ def steps_of(
     # The cut is relative to the mass of the steps that see the unit.
     cut = cut - xp.log(loss.outer_rate)
     # The nodes and those that check them.
-    cuts = xp.minimum(xp.stack([cut, cut + _CHECK_CUT]), _LEAST_CUT)
-    heights = xp.stack([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
+    cuts = xp.minimum(xp.array([cut, cut + _CHECK_CUT]), _LEAST_CUT)
+    heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
     number = 2 if checked else 1
     cuts, heights = cuts[:number], heights[:number]
+    sign, m = 1 - 2 * backward, cut.size
+    as_settings = xp is np and checked and loss.compiles  # by half the calls
+    if as_settings:
+        loss, back = map_arrays(lambda a: np.concatenate([a, a]), (loss, back))
+        cuts, heights = cuts.reshape(1, -1), heights.reshape(1, -1)
     rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
-    sign = 1 - 2 * backward
-    nodes = at(rules, 0)
+    if as_settings:
+        rules = map_arrays(lambda a: np.array([a[0, ..., :m], a[0, ..., m:]]), rules)
+    nodes, shift = at(rules, 0), group.loss.gaussian_shift()
     atoms = None
     if group.loss.may_have_atoms:
         # Nodes of a smooth density on the real line stand for no atoms.
         atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (nodes.spacing <= 0)
-        atoms = atoms & (loss.gaussian_shift() <= 0)
+        atoms = atoms & (flat(shift) <= 0)
+    mass = group.loss.outer_rate * nodes.mass.reshape(shape)
+    # The mass of a distribution without an atom is 1 but for rounding.
+    left = xp.where((mass > 1 - 1e-12) | (shift > 0), 0.0, 1 - mass)
+    some = left > 0
+    log_left = xp.where(some, xp.log(xp.where(some, left, 1.0)), _LOG_ZERO)
     return Steps(
         nodes,
         at(rules, 1) if checked else None,
         group.count,
         group.loss.outer_rate,
         sign * group.loss.bulk_loss(),
-        group.loss.gaussian_shift(),
+        None if xp is np and not np.any(shift) else shift,
         group.loss.bulk_width(),
         atoms,
+        xp.where(group.count > 0, group.count * log_left, 0.0).sum(axis=0),
     )
 
 
 def _for_each(c: Array, steps: Steps) -> Array:
     """(..., n) numbers repeated for K steps side by side, (..., K n)."""
-    return namespace(c).tile(c, (1,) * (c.ndim - 1) + (len(steps.count),))
+    number = len(steps.count)
+    return c if number == 1 else namespace(c).tile(c, (1,) * (c.ndim - 1) + (number,))
 
 
 def _composed(terms: Array, steps: Steps) -> Array:
     """Sum over steps of count times term, (..., K n) to (..., n); 0 inf is 0."""
     xp, count = namespace(terms, steps.count), steps.count.reshape(-1)
     terms = xp.where(count > 0, count * terms, 0.0)
-    return xp.sum(terms.reshape(*terms.shape[:-1], len(steps.count), -1), axis=-2)
+    if len(steps.count) == 1:
+        return terms
+    return terms.reshape(*terms.shape[:-1], len(steps.count), -1).sum(axis=-2)
 
 
 def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Array]:
@@ -137,12 +158,14 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
         moment = 1 + xp.maximum(excess, -1 + 1e-300)
         first = outer * sums[1] / moment
         second = outer * sums[2] / moment - first * first
-        shift = steps.gaussian_shift.reshape(-1)
-        square = shift * shift
         parts = (xp.log1p(xp.maximum(excess, -1 + 1e-15)), first, second)
-        known = (0.5 * wide * (wide + 1) * square, (wide + 0.5) * square, square)
-        for i, (part, closed) in enumerate(zip(parts, known, strict=True)):
-            part = xp.where(shift > 0, closed, part)
+        if steps.gaussian_shift is not None:
+            shift = steps.gaussian_shift.reshape(-1)
+            square = shift * shift
+            known = (0.5 * wide * (wide + 1) * square, (wide + 0.5) * square, square)
+            pairs = zip(known, parts, strict=True)
+            parts = (xp.where(shift > 0, closed, part) for closed, part in pairs)
+        for i, part in enumerate(parts):
             totals[i] = totals[i] + _composed(part, steps)
     return totals[0], totals[1], totals[2]
 
@@ -163,8 +186,10 @@ def exchanged_moments(c: Array, steps: Steps) -> Array:
         for rule in (nodes, steps.check)
     )
     mean = xp.maximum(first, again) + _CHECK_FACTOR * xp.abs(first - again)
-    times, outer, shift = steps.count[0], steps.outer_rate[0], steps.gaussian_shift[0]
-    known = (xp.minimum(first, again) > 1 - _CHECK_MARGIN) & (shift == 0)
+    times, outer = steps.count[0], steps.outer_rate[0]
+    known = xp.minimum(first, again) > 1 - _CHECK_MARGIN
+    if steps.gaussian_shift is not None:
+        known = known & (steps.gaussian_shift[0] == 0)
     count = xp.log(xp.maximum(times * outer, 1e-300))
     for log_weight, loss in zip(nodes.end_log_weight, nodes.end_loss, strict=True):
         known = known & (count + log_weight + z * loss < _NEGLIGIBLE_END)
@@ -173,18 +198,8 @@ def exchanged_moments(c: Array, steps: Steps) -> Array:
 
 
 def log_atoms(groups: tuple[Steps, ...]) -> Array:
-    """``T log A``, A the probability of the atom at loss 0; (n,)."""
-    xp = namespace(groups[0].count)
-    total = xp.zeros_like(groups[0].count[0])
-    for steps in groups:
-        mass = steps.outer_rate * steps.nodes.mass.reshape(steps.count.shape)
-        # The mass of a distribution without an atom is 1 but for rounding.
-        left = xp.where(mass > 1 - 1e-12, 0.0, 1 - mass)
-        left = xp.where(steps.gaussian_shift > 0, 0.0, left)
-        some = left > 0
-        log_left = xp.where(some, xp.log(xp.where(some, left, 1.0)), _LOG_ZERO)
-        total += xp.sum(xp.where(steps.count > 0, steps.count * log_left, 0.0), 0)
-    return total
+    """`Steps.log_atom` of all steps together; (n,)."""
+    return functools.reduce(operator.add, (steps.log_atom for steps in groups))
 
 
 def bulk_variance(groups: tuple[Steps, ...]) -> Array:
@@ -272,6 +287,8 @@ def _log_moment(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
     outer = steps.outer_rate.reshape(-1)
     re, im = sum_expm1(z, nodes.weight, nodes.loss)
     excess = (outer * re, outer * im)
+    if steps.gaussian_shift is None:
+        return log1p_complex(*excess)
     shift = steps.gaussian_shift.reshape(-1)
     square = 0.5 * shift * shift
     closed = (

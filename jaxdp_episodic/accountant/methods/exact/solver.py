@@ -106,11 +106,9 @@ class ContourSolver:
     def __post_init__(self) -> None:
         self.backward_is_less = np.zeros(self.bound.shape, bool)
 
-    def surely_private(
-        self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool
-    ) -> np.ndarray:
-        """Where delta at that epsilon is below its target even with its error."""
-        log_delta, error = self._compared(asked, epsilon, backward=backward)
+    def surely_private(self, asked: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+        """Where backward delta at that epsilon and its error are below the target."""
+        log_delta, error = self._compared(asked, epsilon, backward=True)
         return log_delta + error < self.question.target
 
     def surely_above(self, asked: np.ndarray, epsilon: np.ndarray) -> np.ndarray:

@@ -106,23 +106,27 @@ def _fitted(
 class _Kept(dict):
     """Tables by setting, up to a capacity; threads may add some."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, make: Callable[[list[Any]], Iterable[Any]]) -> None:
         super().__init__()
-        self._most, self._keeping = most, threading.Lock()
+        self._make, self._keeping = make, threading.Lock()
 
-    def keep(self, asked: Iterable[Any], made: Iterable[Any]) -> None:
-        """Adds tables; the oldest make room for them."""
+    def made(self, asked: list[Any]) -> list[Any]:
+        """Makes tables and keeps them; the oldest make room for them."""
+        result = list(self._make(asked))
         with self._keeping:
-            for one, tables in zip(asked, made, strict=True):
-                while len(self) >= self._most:
+            for one, tables in zip(asked, result, strict=True):
+                while len(self) >= _CAPACITY:
                     del self[next(iter(self))]
                 self[one] = tables
+        return result
 
+    def of(self, *setting: float) -> Any:
+        """Returns the tables of one setting."""
+        return self.get(setting) or self.made([setting])[0]
 
-# By count and shift.
-_kept = _Kept(_CAPACITY)
-# By slots, count and shift.
-_antipodal = _Kept(_CAPACITY)
+    def prepare(self, settings: Iterable[Any]) -> None:
+        """Makes those that there are not, of as many settings as are kept."""
+        self.made(sorted({*settings} - self.keys())[:_CAPACITY])
 
 
 def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
@@ -135,13 +139,11 @@ def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
     A table has no values unless its density has mass 1, mean 1 and the profile at the
     mean, and that the transforms and moments that `numerics.table_checks` knows.
     """
-    found = _kept.get((count, shift))
-    return found or make_sum_tables([(count, shift)])[0]
+    return _sums.of(count, shift)
 
 
-def make_sum_tables(settings: Iterable[tuple[int, float]]) -> list[tuple[Table, Table]]:
-    """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
-    asked = list(settings)
+def _made_sums(asked: list[tuple[int, float]]) -> Iterable[tuple[Table, Table]]:
+    """`sum_tables` of many settings, (count, shift), side by side."""
 
     def pairs(part: list[tuple[int, float]]) -> list[tuple[Table, Table]]:
         count, shift = np.array(part, np.float64).T
@@ -156,25 +158,7 @@ def make_sum_tables(settings: Iterable[tuple[int, float]]) -> list[tuple[Table, 
         made = map(pairs, parts)
     else:
         made = in_threads(pairs, parts, _THREADS)
-    result = list(itertools.chain.from_iterable(made))
-    _kept.keep(asked, result)
-    return result
-
-
-def forget_tables() -> None:
-    """Empties both caches."""
-    _kept.clear()
-    _antipodal.clear()
-
-
-def prepare_sums(settings: Iterable[tuple[int, float]]) -> None:
-    """Makes the `sum_tables` that there are not, of as many as are kept."""
-    make_sum_tables(sorted({*settings} - _kept.keys())[:_CAPACITY])
-
-
-def prepare_antipodal(settings: Iterable[tuple[int, int, float]]) -> None:
-    """Makes each `antipodal_table` that there is not, of as many as are kept."""
-    make_antipodal_tables(sorted({*settings} - _antipodal.keys())[:_CAPACITY])
+    return itertools.chain.from_iterable(made)
 
 
 def _checked_tables(
@@ -266,19 +250,7 @@ def antipodal_table(slots: int, count: int, shift: float) -> Table:
     It has no values unless its density has mass 1, mean 1 and the profile at the mean,
     and that the moments and distances that `numerics.table_checks` knows.
     """
-    found = _antipodal.get((slots, count, shift))
-    return found or make_antipodal_tables([(slots, count, shift)])[0]
-
-
-def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Table]:
-    """`antipodal_table` of many settings; they are kept.
-
-    One after the other: side by side, or in threads, they take no less time.
-    """
-    asked = list(settings)
-    result = [_made_antipodal(one) for one in asked]
-    _antipodal.keep(asked, result)
-    return result
+    return _antipodal.of(slots, count, shift)
 
 
 def _made_antipodal(setting: tuple[int, int, float]) -> Table:
@@ -338,6 +310,21 @@ def _checked_antipodal(table: Table, slots: int, count: int, shift: float) -> Ta
         agree &= distances_agree(low, high, slots, count, shift)
     agrees = math.isfinite(mass_error) and agree.item()
     return _checked(table, error if agrees else math.inf)
+
+
+# By count and shift.
+_sums = _Kept(_made_sums)
+# By slots, count and shift; one after the other, as side by side, or in threads, they
+# take no less time.
+_antipodal = _Kept(functools.partial(map, _made_antipodal))
+make_sum_tables, prepare_sums = _sums.made, _sums.prepare
+make_antipodal_tables, prepare_antipodal = _antipodal.made, _antipodal.prepare
+
+
+def forget_tables() -> None:
+    """Empties both caches."""
+    _sums.clear()
+    _antipodal.clear()
 
 
 def by_setting(

@@ -76,7 +76,7 @@ class Components(NamedTuple):
         used = np.any(self.log_weight > least, axis=1)
         used[np.argmax(np.max(self.log_weight, axis=1))] = True
         *columns, shift, is_hidden = self
-        return Components(*(a[used] for a in columns), shift, is_hidden)
+        return Components._make([*(a[used] for a in columns), shift, is_hidden])
 
     def log_shares(self, j: Array) -> Array:
         """``log(b_j / p) - j² s² / 2``; j has one axis more, in front."""

@@ -216,6 +216,7 @@ class ReplacedUnitLoss(ReplacedPeopleLoss):
     """
 
     coin_rate: Array
+    is_symmetric: ClassVar[bool] = True
 
     def hints(self) -> Hints:
         """Where the coin has drawn the unit."""

@@ -144,6 +144,8 @@ class ReplacedTruncatedLoss(TruncatedGaussianLoss):
 class ZeroedTruncatedLoss(TruncatedGaussianLoss):
     """The same under zero_out."""
 
+    is_symmetric: ClassVar[bool] = False
+
     def parts(self) -> tuple[GaussianLoss, GaussianLoss]:
         """The sampled pair and, drawn in somebody's place, the zeroed one."""
         one = self.outer_rate

@@ -28,7 +28,7 @@ from jaxdp_episodic.accountant.numerics.chebyshev_tables import (
     tabulated,
 )
 from jaxdp_episodic.accountant.numerics.lognormal_sums import Axis, axis_of, contours
-from jaxdp_episodic.accountant.numerics.lognormal_terms import Sums
+from jaxdp_episodic.accountant.numerics.lognormal_terms import REACH, Sums
 from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.numerics.ratio_means import (
     Moments,
@@ -50,9 +50,6 @@ from jaxdp_episodic.accountant.numerics.table_checks import (
 )
 from jaxdp_episodic.accountant.numerics.two_terms import log_tails_of_two
 
-# Where tables end, in standard deviations beyond the mean of a term that is large: what
-# is beyond has a probability below e^-84.
-_REACH = 13.0
 # Halvings of a panel where losses crowd at 0: of two terms, or where some steps idle.
 _MOST_HALVINGS_OF_CROWDED = 24
 # Nats that a tail is below Chernoff's bound, at least.
@@ -219,12 +216,12 @@ def _made(terms: Sums) -> list[Table]:
     count, shift, upper = terms.count, terms.shift, terms.upper > 0
     axis = axis_of(terms)
     core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
-    top = shift * (shift + _REACH) - 0.5 * shift * shift
+    top = shift * (shift + REACH) - 0.5 * shift * shift
     deviation = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
     end = np.where(
         upper,
-        np.maximum(_REACH * core, np.logaddexp(0.0, top - np.log(count))),
-        _REACH * deviation + 0.5 * shift * shift,
+        np.maximum(REACH * core, np.logaddexp(0.0, top - np.log(count))),
+        REACH * deviation + 0.5 * shift * shift,
     )
     lower = np.flatnonzero(~upper)
     # As far as Chernoff's bound is not too small.
@@ -279,12 +276,12 @@ def _made_antipodal(setting: tuple[int, int, float]) -> Table:
 def _antipodal_end(terms: Terms, core: float) -> float:
     """Log g at which their table ends, at the latest."""
     count, shift, idle = terms
-    top = shift * (shift + _REACH) - 0.5 * shift * shift
-    end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(count + idle))))
+    top = shift * (shift + REACH) - 0.5 * shift * shift
+    end = max(REACH * core, float(np.logaddexp(0.0, top - math.log(count + idle))))
     if 1 < count <= _FEW_TERMS:
         # One A is large, and the others' B are all small.
-        end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
-    end = min(end, 2 * shift * (_REACH + shift))
+        end = max(end, REACH * shift * math.sqrt(count / (count - 1)))
+    end = min(end, 2 * shift * (REACH + shift))
     if idle:
         # By the best moment E(sum A - (g - 1) idle)_+ is below LEAST beyond it.
         rare = shift * math.sqrt(2 * (math.log(count) - LEAST)) + 0.5 * shift * shift

@@ -39,7 +39,7 @@ _NEARER = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
 _LEAST_LEVEL = -700.0
 # Share of the planned precision for the frequencies that are left out.
 _CUT_SHARE = 1e-4
-_UNDERFLOW = 1e-280  # bound of the sum of all tilted masses that underflow
+UNDERFLOW = 1e-280  # more than all that underflows adds up to
 _SUMS_ERROR = 1e-9  # relative, of sums over up to 2^22 cells: half an ulp of each
 # Error of a logarithm, relative to its terms: less than 20 operations of half an ulp,
 # 2e-15; for most terms this is wider, as it costs nothing.
@@ -177,7 +177,7 @@ def tilted_row(
             terms += abs(log_moments)
     # Chernoff's bound; what was added up had the size of the terms.
     rounded = _SUMS_ERROR + (_LOG_ERROR + added) * terms + relative
-    below, above = (math.exp(min(x + rounded, 0.0)) + _UNDERFLOW for x in truncated)
+    below, above = (math.exp(min(x + rounded, 0.0)) + UNDERFLOW for x in truncated)
     certified = CertifiedDistribution(
         np.empty(0),
         (0.0, 0.0),

@@ -81,7 +81,7 @@ class Mechanism(ByValue):
           for what the user gives, if that is one.
         """
         alpha = _validation.order_array("orders", orders)
-        values = _evaluate(alpha.ravel(), *self.parameters, kernel=self.rdp_kernel)
+        values = _jitted(self.rdp_kernel)(alpha.ravel(), *self.parameters)
         return values.reshape(self.shape + alpha.shape)[()]
 
     def delta(self, epsilon: Any) -> Any:
@@ -105,7 +105,7 @@ class Mechanism(ByValue):
                 "its RDP alone; covered: Gaussian, Laplace, RandomizedResponse"
             )
         _validation.broadcast_shape(mechanism=np.empty(self.shape), epsilon=eps)
-        return _evaluate(eps, *self.parameters, kernel=self.delta_kernel)[()]
+        return _jitted(self.delta_kernel)(eps, *self.parameters)[()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,11 +317,6 @@ class RdpCurve(Mechanism):
                 f"{orders.size}), got shape {np.shape(values)}"
             )
         return _validation.nonnegative_array("curve's values", values)
-
-
-def _evaluate(*arguments: np.ndarray, kernel: Callable[..., Array]) -> np.ndarray:
-    """Runs a kernel jitted, in float64."""
-    return _jitted(kernel)(*arguments)
 
 
 @functools.cache

@@ -221,7 +221,7 @@ def _clones(
     with np.errstate(divide="ignore"):
         log_gain = np.log(np.maximum((own - cross) - np.expm1(eps) * cross, 0.0))
     cut = log_gain - _TAIL_EXPONENT + np.log(2.0)
-    return np.logaddexp(_log_sum(log_mass + log_stick), cut)
+    return np.logaddexp(logsumexp(log_mass + log_stick, axis=-1), cut)
 
 
 def two_values(
@@ -262,7 +262,7 @@ def _three_values(eps0: np.ndarray, n: np.ndarray, eps: np.ndarray) -> np.ndarra
     log_stick = log_shifted_hockey_stick(
         last, np.array(1.0), own, cross, np.expm1(eps)[:, None], side="lower"
     )
-    return _log_sum(log_mass + log_stick)
+    return logsumexp(log_mass + log_stick, axis=-1)
 
 
 def answers(eps0: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -317,9 +317,3 @@ def _log_geometric(slope: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         total = np.log(np.expm1(-lengths * size) / np.expm1(-size))
     larger = np.maximum(slope, 0.0) * np.maximum(lengths - 1, 0.0)
     return np.where(lengths > 0, total + larger, -np.inf)
-
-
-def _log_sum(logs: np.ndarray) -> np.ndarray:
-    """Log of the sum of exponentials over the last axis."""
-    with np.errstate(divide="ignore"):
-        return logsumexp(np.moveaxis(logs, -1, 0))

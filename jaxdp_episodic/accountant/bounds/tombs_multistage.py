@@ -38,6 +38,7 @@ broadcast shape. A clipped stage with Poisson draws raises `NotImplementedError`
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,11 +97,8 @@ def multistage_rates(
     clip = 0 if clip_unit == STEP else names.index(clip_unit)
     levels = path_rates(sampling, population)
     shape = (*sampling.shape, len(levels.multiplicity))
-    outer, inner = np.ones(shape), np.ones(shape)
-    for rate in levels.rates[:clip]:
-        outer = outer * rate
-    for rate in levels.rates[clip:]:
-        inner = inner * rate
+    outer = math.prod(levels.rates[:clip], start=np.ones(shape))
+    inner = math.prod(levels.rates[clip:], start=np.ones(shape))
     return MultistageRates(outer, inner)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
+    Design,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -20,19 +21,17 @@ from jaxdp_episodic.accountant.describe.schemes import (
     ShuffledEpochs,
     WithoutReplacement,
     check_named,
-    levels_shape,
     refuse_epochs,
 )
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     Check,
-    Spec,
     set_checked,
 )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PeopleBlocks(Spec):
+class PeopleBlocks(Design):
     """Episodes within blocks of people: a person can change the episodes of one block.
 
     The public list of people (under ``zero_out``: of slots of people) is partitioned
@@ -129,11 +128,6 @@ class PeopleBlocks(Spec):
             return dataclasses.replace(self, episodes=scheme)
         assert self.sampling is not None  # it has the level
         return dataclasses.replace(self, sampling=self.sampling.with_scheme(scheme))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields."""
-        return levels_shape(self.schemes, **self.numbers)
 
 
 def _checked_inside(sampling: Any) -> MultistageSampling | None:

@@ -14,6 +14,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
+    Design,
     EpochScheme,
     MultistageSampling,
     Poisson,
@@ -22,13 +23,11 @@ from jaxdp_episodic.accountant.describe.schemes import (
     ShuffledEpochs,
     WithoutReplacement,
     check_named,
-    levels_shape,
     refuse_epochs,
 )
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     Check,
-    Spec,
     set_checked,
     set_numbers,
     traced_numbers,
@@ -49,7 +48,7 @@ _GROUPED_COVERED = (
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupedClasses(Spec):
+class GroupedClasses(Design):
     """N-way episodes from one pool of classes, a class in at most one a step.
 
     Either ``episodes`` is given: every step partitions *all* classes at random into
@@ -150,14 +149,9 @@ class GroupedClasses(Spec):
         field = {EPISODE: "episodes", CLASS: "classes", EXAMPLE: "examples"}
         return dataclasses.replace(self, **{field[scheme.name]: scheme})
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields."""
-        return levels_shape(self.schemes, **self.numbers)
-
 
 @dataclass(frozen=True, eq=False, init=False)
-class IndependentEpisodes(Spec):
+class IndependentEpisodes(Design):
     """A public number of episodes a step, each drawn afresh through all stages.
 
     One example can sit in several episodes of a step; that is accounted for. Each
@@ -223,11 +217,6 @@ class IndependentEpisodes(Spec):
     def with_scheme(self, scheme: Scheme) -> IndependentEpisodes:
         """Returns the design with another scheme at the level of that name."""
         return dataclasses.replace(self, sampling=self.sampling.with_scheme(scheme))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields."""
-        return levels_shape(self.sampling.levels, **self.numbers)
 
 
 Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlocks

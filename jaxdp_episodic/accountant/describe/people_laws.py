@@ -74,7 +74,7 @@ def log_drawn(stage: Stage) -> np.ndarray:
     j = np.arange(low, high, dtype=np.float64)
     ratio = (bound - j) / (j + 1) * ((size - j) / (rest - size + j + 1))
     inside = np.concatenate([[0.0], np.cumsum(np.log(ratio))])
-    return np.concatenate([np.full(low, -np.inf), inside - _log_sum(inside)])
+    return np.concatenate([np.full(low, -np.inf), inside - logsumexp(inside)])
 
 
 def log_binomial_law(number: float, rate: float) -> np.ndarray:
@@ -147,7 +147,7 @@ def mixed(laws: Sequence[np.ndarray], masses: np.ndarray) -> np.ndarray:
     table = np.full((len(laws), max(map(len, laws))), -np.inf)
     for row, law, mass in zip(table, laws, masses, strict=True):
         row[: len(law)] = law + mass
-    return _log_sum(table)
+    return logsumexp(table)
 
 
 def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +173,7 @@ def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     ends = np.append(starts[1:], len(values))
     ranges = zip(starts, ends, strict=True)
-    kept = np.array([_log_sum(law[values[a:b]]) for a, b in ranges])
+    kept = np.array([logsumexp(law[values[a:b]]) for a, b in ranges])
     return values[ends - 1].astype(np.float64), kept
 
 
@@ -280,7 +280,7 @@ def log_reached_mean(
     for number, row in enumerate(shifted):
         part = marked[number : number + len(inside)]
         row[: len(part)] = part + log_out[number]
-    weights = _log_sum(shifted)
+    weights = logsumexp(shifted)
     # (1+x)^ways - 1, tilted to where the marks are; each power is scaled by its peak.
     tilt = math.log(max(bound * chance, 1e-300) / classes)
     tap = np.arange(1, int(ways) + 1)
@@ -294,7 +294,7 @@ def log_reached_mean(
             power, scale = power / peak, scale + math.log(peak)
         log_power = np.log(np.maximum(power, _VANISHED))
         terms = log_power + (weights - inside * tilt)[: len(power)]
-        found[k] = _log_sum(terms) + scale
+        found[k] = logsumexp(terms) + scale
     number = np.arange(groups + 1.0)
     return found + log_binomial(np.full(groups + 1, float(groups)), number)
 
@@ -346,7 +346,7 @@ def log_unseen_groups(
     for row in found:
         row += power
         power = _times(power, hers)
-    return found - _log_sum(found.ravel())
+    return found - logsumexp(found.ravel())
 
 
 def _power(taps: np.ndarray, exponent: int, size: int) -> np.ndarray:
@@ -363,7 +363,7 @@ def _power(taps: np.ndarray, exponent: int, size: int) -> np.ndarray:
     for n in range(1, size):
         some = k[:n]
         terms = np.log(some * (exponent + 1) - n) + taps[1 : n + 1]
-        found[n] = _log_sum(terms + found[max(n - len(k), 0) : n][::-1]) - np.log(n)
+        found[n] = logsumexp(terms + found[max(n - len(k), 0) : n][::-1]) - np.log(n)
     return found
 
 
@@ -372,7 +372,7 @@ def _times(power: np.ndarray, taps: np.ndarray) -> np.ndarray:
     table = np.full((len(taps), len(power)), -np.inf)
     for a, tap in enumerate(taps):
         table[a, a:] = power[: len(power) - a] + tap
-    return _log_sum(table)
+    return logsumexp(table)
 
 
 def _sum_of(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -390,9 +390,3 @@ def sums_of(law: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
             power, reached = _sum_of(power, law), reached + 1
         found.append(power)
     return found
-
-
-def _log_sum(x: np.ndarray) -> np.ndarray:
-    """`logsumexp`, -inf of what cannot be."""
-    with np.errstate(divide="ignore"):
-        return logsumexp(x)

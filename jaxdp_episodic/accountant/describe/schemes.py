@@ -233,8 +233,22 @@ _EPOCHS_COVERED = (
 )
 
 
+class Design(Spec):
+    """Base of what a step draws: levels, and schemes that draw them."""
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The schemes of all levels that are drawn, top to bottom."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of all numeric fields, those of the schemes included."""
+        return levels_shape(self.schemes, **self.numbers)
+
+
 @dataclass(frozen=True, eq=False, init=False, repr=False)
-class MultistageSampling(Spec):
+class MultistageSampling(Design):
     """One scheme a level: children are drawn of every unit picked one level up.
 
     ``MultistageSampling(Poisson("school", ...), WithoutReplacement("pupil", ...))``
@@ -317,11 +331,6 @@ class MultistageSampling(Spec):
         return MultistageSampling(
             *(scheme if level.name == scheme.name else level for level in self.levels)
         )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields of all levels."""
-        return levels_shape(self.levels)
 
     def __repr__(self) -> str:
         return f"MultistageSampling({', '.join(map(repr, self.levels))})"

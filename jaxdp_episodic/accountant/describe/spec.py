@@ -113,11 +113,12 @@ def traced_numbers(spec: Spec) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
 
-    def note(where: str, value: Any) -> None:
+    def note(where: str, value: Any) -> Any:
         if _validation.is_traced(value):
             found[where] = value
+        return value
 
-    _visit(spec, note, "")
+    mapped(spec, note)
     return found
 
 
@@ -142,21 +143,6 @@ def refuse_traced(spec: Spec) -> None:
             f"{where} must be a known number, got a value that JAX traces: "
             "jaxdp_episodic.traced answers within jax.jit, jax.grad and jax.vmap"
         )
-
-
-def _visit(spec: Any, note: Callable[[str, Any], None], where: str) -> None:
-    """Calls a function of every numeric field and its place."""
-    if isinstance(spec, tuple):
-        for i, part in enumerate(spec):
-            _visit(part, note, f"{where}[{i}]")
-    elif isinstance(spec, Spec):
-        for name in serialization.spec_fields(spec):
-            value = getattr(spec, name)
-            nested = isinstance(value, Spec) or name in spec.traceable
-            if value is not None and (nested or name in spec.numeric):
-                _visit(value, note, f"{where}.{name}".lstrip("."))
-    else:
-        note(where, spec)
 
 
 def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any:

@@ -176,7 +176,7 @@ def _log_density(
 def _loss_distribution(
     asked: Asked, s: float, t: float, j: float
 ) -> tuple[np.ndarray, ...]:
-    """Losses ``log W``, Q-masses, and widths and values of ``y = log(X / j)``."""
+    """Losses ``log W``, Q-masses, and widths of ``y = log(X / j)``."""
     upper, lower = sum_tables(round(j), s)
     first, last = (math.asinh(y / upper.core) for y in (-lower.end, upper.end))
     tried = upper.core * np.sinh(np.linspace(first, last, _TRIED))
@@ -184,7 +184,7 @@ def _loss_distribution(
     kept = np.flatnonzero(np.maximum(density, density + loss) > asked.log_cut - 10)
     if not len(kept):
         nothing = np.full(asked.size, np.nan)
-        return nothing, nothing, nothing, nothing
+        return nothing, nothing, nothing
     ends = (
         float(tried[max(kept[0] - 1, 0)]),
         float(tried[min(kept[-1] + 1, _TRIED - 1)]),
@@ -200,25 +200,23 @@ def _loss_distribution(
     if asked.checking:
         mass = mass * (1 + np.where(y >= 0, upper.off_at(y), -lower.off_at(-y)))
     # P and Q have mass 1: what is missing is rounding error.
-    change = _correction(loss, mass, mass, 1.0)
+    change = _correction(loss, mass)
     if not np.all(np.abs(change) < _LARGEST_CORRECTION):
         mass = mass * np.nan
-    return loss, mass * (1 + change), width, y
+    return loss, mass * (1 + change), width
 
 
-def _correction(
-    loss: np.ndarray, mass: np.ndarray, sums: np.ndarray, whole: float
-) -> np.ndarray:
-    """Relative changes of the masses after which both P and Q sum to the whole."""
+def _correction(loss: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """Relative changes of the masses after which both P and Q sum to 1."""
     tilt, ratio = 1 / (1 + np.exp(loss)), np.exp(loss)
     matrix = np.array([[np.sum(mass * k * f) for k in (1.0, tilt)] for f in (1, ratio)])
-    fix = np.linalg.solve(matrix, whole - np.array([np.sum(sums), sums @ ratio]))
+    fix = np.linalg.solve(matrix, 1.0 - np.array([np.sum(mass), mass @ ratio]))
     return fix[0] + fix[1] * tilt
 
 
 def _node_rows(asked: Asked, s: float, t: float, j: float) -> np.ndarray:
     """The rows of `nodes_from`."""
-    loss, mass, width, _ = _loss_distribution(asked, s, t, j)
+    loss, mass, width = _loss_distribution(asked, s, t, j)
     table = sum_tables(round(j), s)[asked.backward]
     profile, tail, _ = table.at(np.array([table.end]))[:3, 0]
     # Of the direction's second distribution the mass counts g times.

@@ -28,7 +28,7 @@ from jaxdp_episodic.accountant.numerics.chebyshev_tables import (
     tabulated,
 )
 from jaxdp_episodic.accountant.numerics.lognormal_sums import Axis, axis_of, contours
-from jaxdp_episodic.accountant.numerics.lognormal_terms import Sums
+from jaxdp_episodic.accountant.numerics.lognormal_terms import REACH, Sums
 from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.numerics.ratio_means import (
     Moments,
@@ -50,9 +50,6 @@ from jaxdp_episodic.accountant.numerics.table_checks import (
 )
 from jaxdp_episodic.accountant.numerics.two_terms import log_tails_of_two
 
-# Where tables end, in standard deviations beyond the mean of a term that is large: what
-# is beyond has a probability below e^-84.
-_REACH = 13.0
 # Halvings of a panel where losses crowd at 0: of two terms, or where some steps idle.
 _MOST_HALVINGS_OF_CROWDED = 24
 # Nats that a tail is below Chernoff's bound, at least.
@@ -106,23 +103,27 @@ def _fitted(
 class _Kept(dict):
     """Tables by setting, up to a capacity; threads may add some."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, make: Callable[[list[Any]], Iterable[Any]]) -> None:
         super().__init__()
-        self._most, self._keeping = most, threading.Lock()
+        self._make, self._keeping = make, threading.Lock()
 
-    def keep(self, asked: Iterable[Any], made: Iterable[Any]) -> None:
-        """Adds tables; the oldest make room for them."""
+    def made(self, asked: list[Any]) -> list[Any]:
+        """Makes tables and keeps them; the oldest make room for them."""
+        result = list(self._make(asked))
         with self._keeping:
-            for one, tables in zip(asked, made, strict=True):
-                while len(self) >= self._most:
+            for one, tables in zip(asked, result, strict=True):
+                while len(self) >= _CAPACITY:
                     del self[next(iter(self))]
                 self[one] = tables
+        return result
 
+    def of(self, *setting: float) -> Any:
+        """Returns the tables of one setting."""
+        return self.get(setting) or self.made([setting])[0]
 
-# By count and shift.
-_kept = _Kept(_CAPACITY)
-# By slots, count and shift.
-_antipodal = _Kept(_CAPACITY)
+    def prepare(self, settings: Iterable[Any]) -> None:
+        """Makes those that there are not, of as many settings as are kept."""
+        self.made(sorted({*settings} - self.keys())[:_CAPACITY])
 
 
 def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
@@ -135,13 +136,11 @@ def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
     A table has no values unless its density has mass 1, mean 1 and the profile at the
     mean, and that the transforms and moments that `numerics.table_checks` knows.
     """
-    found = _kept.get((count, shift))
-    return found or make_sum_tables([(count, shift)])[0]
+    return _sums.of(count, shift)
 
 
-def make_sum_tables(settings: Iterable[tuple[int, float]]) -> list[tuple[Table, Table]]:
-    """`sum_tables` of many settings, (count, shift), side by side; they are kept."""
-    asked = list(settings)
+def _made_sums(asked: list[tuple[int, float]]) -> Iterable[tuple[Table, Table]]:
+    """`sum_tables` of many settings, (count, shift), side by side."""
 
     def pairs(part: list[tuple[int, float]]) -> list[tuple[Table, Table]]:
         count, shift = np.array(part, np.float64).T
@@ -156,25 +155,7 @@ def make_sum_tables(settings: Iterable[tuple[int, float]]) -> list[tuple[Table, 
         made = map(pairs, parts)
     else:
         made = in_threads(pairs, parts, _THREADS)
-    result = list(itertools.chain.from_iterable(made))
-    _kept.keep(asked, result)
-    return result
-
-
-def forget_tables() -> None:
-    """Empties both caches."""
-    _kept.clear()
-    _antipodal.clear()
-
-
-def prepare_sums(settings: Iterable[tuple[int, float]]) -> None:
-    """Makes the `sum_tables` that there are not, of as many as are kept."""
-    make_sum_tables(sorted({*settings} - _kept.keys())[:_CAPACITY])
-
-
-def prepare_antipodal(settings: Iterable[tuple[int, int, float]]) -> None:
-    """Makes each `antipodal_table` that there is not, of as many as are kept."""
-    make_antipodal_tables(sorted({*settings} - _antipodal.keys())[:_CAPACITY])
+    return itertools.chain.from_iterable(made)
 
 
 def _checked_tables(
@@ -235,12 +216,12 @@ def _made(terms: Sums) -> list[Table]:
     count, shift, upper = terms.count, terms.shift, terms.upper > 0
     axis = axis_of(terms)
     core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
-    top = shift * (shift + _REACH) - 0.5 * shift * shift
+    top = shift * (shift + REACH) - 0.5 * shift * shift
     deviation = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
     end = np.where(
         upper,
-        np.maximum(_REACH * core, np.logaddexp(0.0, top - np.log(count))),
-        _REACH * deviation + 0.5 * shift * shift,
+        np.maximum(REACH * core, np.logaddexp(0.0, top - np.log(count))),
+        REACH * deviation + 0.5 * shift * shift,
     )
     lower = np.flatnonzero(~upper)
     # As far as Chernoff's bound is not too small.
@@ -266,19 +247,7 @@ def antipodal_table(slots: int, count: int, shift: float) -> Table:
     It has no values unless its density has mass 1, mean 1 and the profile at the mean,
     and that the moments and distances that `numerics.table_checks` knows.
     """
-    found = _antipodal.get((slots, count, shift))
-    return found or make_antipodal_tables([(slots, count, shift)])[0]
-
-
-def make_antipodal_tables(settings: Iterable[tuple[int, int, float]]) -> list[Table]:
-    """`antipodal_table` of many settings; they are kept.
-
-    One after the other: side by side, or in threads, they take no less time.
-    """
-    asked = list(settings)
-    result = [_made_antipodal(one) for one in asked]
-    _antipodal.keep(asked, result)
-    return result
+    return _antipodal.of(slots, count, shift)
 
 
 def _made_antipodal(setting: tuple[int, int, float]) -> Table:
@@ -307,12 +276,12 @@ def _made_antipodal(setting: tuple[int, int, float]) -> Table:
 def _antipodal_end(terms: Terms, core: float) -> float:
     """Log g at which their table ends, at the latest."""
     count, shift, idle = terms
-    top = shift * (shift + _REACH) - 0.5 * shift * shift
-    end = max(_REACH * core, float(np.logaddexp(0.0, top - math.log(count + idle))))
+    top = shift * (shift + REACH) - 0.5 * shift * shift
+    end = max(REACH * core, float(np.logaddexp(0.0, top - math.log(count + idle))))
     if 1 < count <= _FEW_TERMS:
         # One A is large, and the others' B are all small.
-        end = max(end, _REACH * shift * math.sqrt(count / (count - 1)))
-    end = min(end, 2 * shift * (_REACH + shift))
+        end = max(end, REACH * shift * math.sqrt(count / (count - 1)))
+    end = min(end, 2 * shift * (REACH + shift))
     if idle:
         # By the best moment E(sum A - (g - 1) idle)_+ is below LEAST beyond it.
         rare = shift * math.sqrt(2 * (math.log(count) - LEAST)) + 0.5 * shift * shift
@@ -338,6 +307,21 @@ def _checked_antipodal(table: Table, slots: int, count: int, shift: float) -> Ta
         agree &= distances_agree(low, high, slots, count, shift)
     agrees = math.isfinite(mass_error) and agree.item()
     return _checked(table, error if agrees else math.inf)
+
+
+# By count and shift.
+_sums = _Kept(_made_sums)
+# By slots, count and shift; one after the other, as side by side, or in threads, they
+# take no less time.
+_antipodal = _Kept(functools.partial(map, _made_antipodal))
+make_sum_tables, prepare_sums = _sums.made, _sums.prepare
+make_antipodal_tables, prepare_antipodal = _antipodal.made, _antipodal.prepare
+
+
+def forget_tables() -> None:
+    """Empties both caches."""
+    _sums.clear()
+    _antipodal.clear()
 
 
 def by_setting(

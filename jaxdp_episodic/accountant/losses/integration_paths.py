@@ -16,6 +16,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     map_first,
     namespace,
+    sigmoid,
 )
 
 Pair = tuple[Array, Array]
@@ -132,9 +133,7 @@ def _crowding(s: Array) -> tuple[Array, Array]:
 def _softplus(x: Array) -> tuple[Array, Array]:
     """``log(1 + e^x)`` and its derivative."""
     xp = namespace(x)
-    small = xp.exp(-xp.abs(x))
-    rise = xp.where(x > 0, 1.0, small) / (1 + small)
-    return xp.maximum(x, 0.0) + xp.log1p(small), rise
+    return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x))), sigmoid(x)
 
 
 def path_points(

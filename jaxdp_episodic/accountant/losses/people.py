@@ -144,11 +144,6 @@ class PeopleLoss(GaussianLoss, Nodes):
         t, e, parts = self._components(t, np.broadcast_shapes(np.shape(t), self.shape))
         return people_moments.log_excess(t, parts, e, rule, replaced=self.is_symmetric)
 
-    @property
-    def num_terms(self) -> Array:
-        """One: the components are in the nodes of one path."""
-        return np.ones(self.shape)
-
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray
     ) -> tuple[Self, np.ndarray, np.ndarray]:

@@ -75,13 +75,8 @@ class Components(NamedTuple):
         """Those whose weight is above a level somewhere, or the largest."""
         used = np.any(self.log_weight > least, axis=1)
         used[np.argmax(np.max(self.log_weight, axis=1))] = True
-        return self._replace(
-            count=self.count[used],
-            log_weight=self.log_weight[used],
-            log_some=self.log_some[used],
-            log_none=self.log_none[used],
-            rate=self.rate[used],
-        )
+        *columns, shift, is_hidden = self
+        return Components._make([*(a[used] for a in columns), shift, is_hidden])
 
     def log_shares(self, j: Array) -> Array:
         """``log(b_j / p) - j² s² / 2``; j has one axis more, in front."""

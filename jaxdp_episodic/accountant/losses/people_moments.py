@@ -191,19 +191,13 @@ def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
 
 def _settled(alpha: Array, ratios: Ratios) -> Array:
     """(2, C, n) where the exponent of a component is stationary, from both ends."""
-    s, terms = ratios.parts.shift, ratios.terms
-    zero = np.zeros_like(ratios.floor)
+    s, zero = ratios.parts.shift, np.zeros_like(ratios.floor)
     top = (2 * alpha - 1) * ratios.parts.count * s
 
-    def mean(x: Array) -> Array:
-        value, j = terms.log_ratio(x)
-        gap = ratios.parts.log_none - ratios.parts.log_some - value
-        return s * j / (1 + np.exp(np.minimum(gap, 700.0)))
-
     def slope(x: Array) -> tuple[Array, Array]:
-        rise = np.stack([alpha * mean(row) for row in x])
+        rise = np.stack([alpha * s * ratios.mean_at(row) for row in x])
         if ratios.replaced:
-            rise = rise + np.stack([(alpha - 1) * mean(-row) for row in x])
+            rise += np.stack([(alpha - 1) * s * ratios.mean_at(-row) for row in x])
         return rise, np.zeros_like(x)
 
     return settle(slope, np.stack([zero, top]), zero, top)
@@ -217,14 +211,12 @@ def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
     if direction == "forward":
         return _windows(t, ratios, near)
     # The last bump is at x = -t s E j, whose mean falls with x.
-    s, terms = ratios.parts.shift, ratios.terms
+    s, last = ratios.parts.shift, ratios.terms.last
 
     def slope(x: Array) -> Array:
-        value, mean = terms.log_ratio(x)
-        gap = ratios.parts.log_none - ratios.parts.log_some - value
-        return -t * s * mean / (1 + np.exp(np.minimum(gap, 700.0)))
+        return -t * s * ratios.mean_at(x)
 
-    bumps = floor - only_root(slope, -t * terms.last * s + 0 * floor, 0 * floor)
+    bumps = floor - only_root(slope, -t * last * s + 0 * floor, 0 * floor)
     far = np.max(bumps, axis=0)
     share = np.linspace(0.0, 1.0, _NUM_PROBES)[:, None]
     points = np.concatenate([far * share, bumps])

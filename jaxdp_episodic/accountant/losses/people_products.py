@@ -17,11 +17,10 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     times,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array
+from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
 
 # Least scaled sum that is exact: terms that underflow are below 1e-100 of it.
 _LEAST_SUM = 1e-200
-# Half the number of products for which BLAS wakes its threads.
-_SINGLE_THREADED = 2**17
 # Sums that are made one by one at once.
 _AT_ONCE = 2**14
 # Smallest factor whose logarithm is taken, for the sake of 0.
@@ -150,10 +149,5 @@ def _sum_again(
 
 
 def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(n, C, J) times (n, J, K) as (C, K, n), in blocks that one core computes."""
-    _, size, length = left.shape
-    columns = max(_SINGLE_THREADED // (size * length), 8)
-    blocks = [
-        left @ right[:, :, k : k + columns] for k in range(0, right.shape[2], columns)
-    ]
-    return np.ascontiguousarray(np.concatenate(blocks, axis=2).transpose(1, 2, 0))
+    """(n, C, J) times (n, J, K) as (C, K, n)."""
+    return np.ascontiguousarray(in_blocks(left, right).transpose(1, 2, 0))

@@ -83,7 +83,7 @@ def forward_tails(
         sides = sides._replace(most=right(np.zeros_like(odds)))
     terms = Terms.all_of(parts)
     t, terms = _root(sides, terms)
-    return _beyond(t, u, sides, parts, terms, cover, replaced=replaced)
+    return _beyond(t, u, parts, terms, cover, replaced=replaced)
 
 
 def _log_gain(u: Array) -> Array:
@@ -94,7 +94,6 @@ def _log_gain(u: Array) -> Array:
 def _beyond(
     t: Array,
     u: Array,
-    sides: _Sides,
     parts: Components,
     terms: Terms,
     cover: Array,
@@ -110,15 +109,13 @@ def _beyond(
     log_q = log_complement(cover)
     mirrored = log_add(log_none, log_p + log_m)  # of B^- over N(0) at t
     # The density of N(0) at t times g, or g1: of P's there, its share.
+    v = inner_exponent(u, cover) if replaced else u
+    gained = np.log(-np.expm1(-np.where(v > 0, v, 1.0)))
+    gained = np.where(v > 0, gained, LOG_ZERO)
     if replaced:
-        v = inner_exponent(u, cover)
-        gained = np.log(-np.expm1(-np.where(v > 0, v, 1.0)))
-        gained = np.where(v > 0, gained, LOG_ZERO)
         share = log_add(gained + log_none, log_p + log_m)
         log_c = 0.0 * u
     else:
-        gained = np.log(-np.expm1(-np.where(u > 0, u, 1.0)))
-        gained = np.where(u > 0, gained, LOG_ZERO)
         log_c = gained + log_q - np.log(cover)
         share = log_add(
             log_p - u, gained + log_add(0.0, log_q - np.log(cover) + mirrored)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.numerics.quadrature import chebyshev_points
 from jaxdp_episodic.accountant.numerics.table_checks import CHECKED, RAREST
 
 # Length of a Chebyshev panel in asinh(x / core), and its number of points.
@@ -60,12 +61,6 @@ class Table(NamedTuple):
     def end(self) -> float:
         """The largest x."""
         return self.core * math.sinh(self.edges[-1])
-
-    @property
-    def places(self) -> np.ndarray:
-        """The points x, (panels, nodes)."""
-        half = 0.5 * np.diff(self.edges)[:, None]
-        return self.core * np.sinh(self.edges[:-1, None] + half * (_POINTS + 1))
 
     def at(self, place: np.ndarray) -> np.ndarray:
         """(3, m) logarithms; beyond the end those of the end, which are larger."""
@@ -127,7 +122,7 @@ def side_by_side(tables: list[Table]) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return np.array([table.core for table in tables]), edges, values
 
 
-_POINTS = -np.cos(np.pi * np.arange(_NODES) / (_NODES - 1))
+_POINTS = chebyshev_points(_NODES)
 _WEIGHTS = (-1.0) ** np.arange(_NODES)
 _WEIGHTS[[0, -1]] /= 2
 # From values at the points to their last three Chebyshev coefficients.
@@ -141,9 +136,7 @@ def _within(
     x = (2 * z - left - right) / (right - left)
     # Barycentric interpolation at Chebyshev points of the second kind.
     away = x[..., None] - _POINTS
-    hit = away == 0
-    share = np.where(hit, 0.0, _WEIGHTS / np.where(hit, 1.0, away))
-    share = np.where(hit.any(axis=-1, keepdims=True), hit.astype(float), share)
+    share = _WEIGHTS / np.where(away == 0, 1e-300, away)
     share = share / share.sum(axis=-1, keepdims=True)
     return np.einsum("...k,i...k->i...", share, values)
 

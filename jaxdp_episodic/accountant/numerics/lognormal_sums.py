@@ -52,9 +52,12 @@ from jaxdp_episodic.accountant.numerics.quadrature import (
     chebyshev_points,
     in_blocks,
     side_by_side,
-    through_points,
 )
-from jaxdp_episodic.accountant.numerics.skewed_terms import gauss, log_last
+from jaxdp_episodic.accountant.numerics.skewed_terms import (
+    at_gauss,
+    gauss,
+    log_last,
+)
 
 # Spacing of log p at which contours may start; of these points one in `_KNOWN_EVERY` is
 # computed, the others are interpolated.
@@ -333,13 +336,6 @@ def _interpolated(
         mine = np.flatnonzero((known == few) & (number == many))
         values = np.stack([row[mine, :few] for row in rows])
         if few < many:
-            values = in_blocks(values, _to_nodes(few, many))
+            values = in_blocks(values, at_gauss(few, many).T)
         result[:, mine, :many] = values
     return list(result)
-
-
-@functools.lru_cache
-def _to_nodes(few: int, many: int) -> np.ndarray:
-    """(few, many): values at nodes of a ray from those at Chebyshev points."""
-    nodes = 2 * _ray_rule(many)[0] - 1
-    return through_points(chebyshev_points(few), np.eye(few), nodes)

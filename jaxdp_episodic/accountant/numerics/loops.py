@@ -364,12 +364,14 @@ def sigmoid(x: Array) -> Array:
     return xp.where(x >= 0, 1.0, small) / (1 + small)
 
 
-def logsumexp(x: Array) -> Array:
-    """``log(sum(e^x))`` over the first axis; no entry may be inf."""
+def logsumexp(x: Array, axis: int = 0) -> Array:
+    """``log(sum(e^x))`` over an axis, -inf of nothing; no entry may be inf."""
     xp = namespace(x)
-    peak = xp.max(x, axis=0)
+    peak = xp.max(x, axis=axis, keepdims=True)
     peak = xp.where(xp.isfinite(peak), peak, 0.0)
-    return xp.log(xp.sum(xp.exp(x - peak), axis=0)) + peak
+    total = xp.sum(xp.exp(x - peak), axis=axis)
+    with np.errstate(divide="ignore"):
+        return xp.log(total) + xp.squeeze(peak, axis)
 
 
 def softmax(x: Array) -> Array:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
+from jaxdp_episodic.accountant.numerics.loops import logsumexp
 from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
 
 # Largest logarithm of a term's moments, plain and tilted: sums of them stay in range.
@@ -85,11 +86,13 @@ class Laplace:
 
     def log_excess_below(self, z: np.ndarray) -> np.ndarray:
         """``log(E X^-z - 1)`` for z > 0, (m,)."""
-        return log_sum(self.log_excess + z[:, None] * self.log_p) - _log_gamma(z)
+        return logsumexp(
+            self.log_excess + z[:, None] * self.log_p, axis=-1
+        ) - _log_gamma(z)
 
     def log_excess_between(self, a: np.ndarray) -> np.ndarray:
         """``log(E X^a - 1)`` for 1 < a < 2, (m,)."""
-        total = log_sum(self.log_excess - a[:, None] * self.log_p)
+        total = logsumexp(self.log_excess - a[:, None] * self.log_p, axis=-1)
         return total + np.log(a * (a - 1)) - _log_gamma(2 - a)
 
 
@@ -135,7 +138,7 @@ class Tilted:
         """``log E[X^n Y^-z]`` at whole n and z >= 1, (m,)."""
         z = np.asarray(z, np.float64)
         terms = self.log_moments[np.asarray(n)] + z[:, None] * self.log_p
-        return log_sum(terms) - _log_gamma(z)
+        return logsumexp(terms, axis=-1) - _log_gamma(z)
 
 
 def last_log_p(
@@ -342,12 +345,6 @@ def _log_binomials(most: int) -> np.ndarray:
     inside = k <= n[:, None]
     found = log_binomial(n[:, None] + 0 * k, np.where(inside, k, 0.0))
     return np.where(inside, found, -np.inf)
-
-
-def log_sum(terms: np.ndarray) -> np.ndarray:
-    """``log sum e^terms`` over the last axis."""
-    peak = np.max(terms, axis=-1, keepdims=True)
-    return np.log(np.sum(np.exp(terms - peak), axis=-1)) + peak[..., 0]
 
 
 def _log_gamma(z: np.ndarray) -> np.ndarray:

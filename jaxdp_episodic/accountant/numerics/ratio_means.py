@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.numerics.loops import logsumexp
 from jaxdp_episodic.accountant.numerics.mean_moments import (
     FAR,
     FINENESS,
@@ -18,7 +19,6 @@ from jaxdp_episodic.accountant.numerics.mean_moments import (
     last_log_p,
     log_centred_transform,
     log_places,
-    log_sum,
     normal_places,
 )
 from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
@@ -162,7 +162,7 @@ def log_distances(
         terms += log_weight[:, None] + log_weight
     terms = np.where(np.isnan(terms), -np.inf, terms)
     powers = [((1 - a) * log_p)[:, None] + a * log_p for a in part]
-    sums = [log_sum((terms + power).reshape(-1)) for power in powers]
+    sums = [logsumexp((terms + power).reshape(-1)) for power in powers]
     return np.array(sums) + np.log(np.sin(math.pi * part) / (math.pi * slots * slots))
 
 
@@ -181,4 +181,4 @@ def log_middle_distance(slots: float, count: float, shift: float) -> float:
         terms = second + (count - 1) * mass - 2 * share * (slots - count)
     # D of one term times D of another has mean 0, as x and -x are alike.
     terms = np.where(np.isnan(terms), -np.inf, terms + log_p + log_weight)
-    return float(log_sum(terms)) + math.log(count / slots**2)
+    return float(logsumexp(terms)) + math.log(count / slots**2)

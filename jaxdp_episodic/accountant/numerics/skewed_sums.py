@@ -28,7 +28,6 @@ the last axis, tilts on the one before.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -54,6 +53,7 @@ from jaxdp_episodic.accountant.numerics.skewed_starts import AROUND, Starts, nar
 from jaxdp_episodic.accountant.numerics.skewed_terms import (
     Terms,
     Transforms,
+    at_gauss,
     gauss,
     larger_saddle,
     place_of,
@@ -286,15 +286,9 @@ def contours(terms: Terms, starts: Starts, *, finer: bool = False) -> Contours:
     return Contours(terms, ends[1:-1], rays, reach, at_start, *found, axis, rank)
 
 
-@functools.lru_cache
-def _between(known: int, nodes: int, panels: int) -> np.ndarray:
-    """Matrix from values at Chebyshev points to those at nodes of panels."""
-    return chebyshev_shares(known, 2 * gauss(nodes, panels)[0] - 1)
-
-
 def _through(rows: np.ndarray, nodes: int, panels: int) -> np.ndarray:
     """Rows (..., N, E) at Chebyshev points, interpolated at nodes of panels."""
-    between = _between(rows.shape[-2], nodes, panels)
+    between = at_gauss(rows.shape[-2], nodes, panels)
     between = np.broadcast_to(between, (*rows.shape[:-2], *between.shape))
     return in_blocks(between, rows.view(float)).view(complex)
 

@@ -14,7 +14,11 @@ import numpy as np
 
 from jaxdp_episodic.accountant.numerics.complex_exponentials import Pair, exp_complex
 from jaxdp_episodic.accountant.numerics.loops import Array, complex_of
-from jaxdp_episodic.accountant.numerics.quadrature import gauss_legendre, in_blocks
+from jaxdp_episodic.accountant.numerics.quadrature import (
+    chebyshev_shares,
+    gauss_legendre,
+    in_blocks,
+)
 from jaxdp_episodic.accountant.numerics.special import log_normal_tail
 
 SQRT_2PI = math.sqrt(2 * math.pi)
@@ -91,6 +95,15 @@ def gauss(nodes: int, panels: int) -> tuple[np.ndarray, np.ndarray]:
     x, w = gauss_legendre(nodes)
     points = (np.arange(panels)[:, None] + x) / panels
     return points.reshape(-1), np.tile(w / panels, panels)
+
+
+@functools.lru_cache
+def at_gauss(known: int, nodes: int, panels: int = 1) -> np.ndarray:
+    """(nodes panels, known): values at nodes of `gauss` from those at Chebyshev points.
+
+    These are on [0, 1] as well.
+    """
+    return chebyshev_shares(known, 2 * gauss(nodes, panels)[0] - 1)
 
 
 class Transforms(NamedTuple):

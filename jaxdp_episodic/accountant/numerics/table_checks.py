@@ -12,25 +12,20 @@ middle, also those that all contours share.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.numerics.mean_moments import log_excess_transform
-from jaxdp_episodic.accountant.numerics.quadrature import (
-    chebyshev_points,
-    in_blocks,
-    through_points,
-)
+from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
 from jaxdp_episodic.accountant.numerics.ratio_means import (
     Moments,
     log_distances,
     log_middle_distance,
     scaled_powers,
 )
-from jaxdp_episodic.accountant.numerics.skewed_terms import gauss
+from jaxdp_episodic.accountant.numerics.skewed_terms import at_gauss, gauss
 
 # Logarithm of a tail, over its largest, down to which the allowed error is relative;
 # below it the error may grow as the tail falls,
@@ -84,15 +79,8 @@ def nodes_of(
     width, core = np.diff(edges)[..., None], core[:, None]
     z = (edges[:, :-1, None] + width * z).reshape(len(core), -1)
     weight = core * np.cosh(z) * (width * weight).reshape(z.shape)
-    rows = in_blocks(values, _to_nodes(values.shape[-1], number))
+    rows = in_blocks(values, at_gauss(values.shape[-1], number).T)
     return Nodes(core * np.sinh(z), weight, rows.reshape(-1, *z.shape))
-
-
-@functools.cache
-def _to_nodes(known: int, number: int) -> np.ndarray:
-    """(known, number): values at a panel's nodes from those at Chebyshev points."""
-    x = 2 * gauss(number, 1)[0] - 1
-    return through_points(chebyshev_points(known), np.eye(known), x)
 
 
 def panels_agree(values: np.ndarray, nodes: Nodes, ratio: np.ndarray) -> np.ndarray:

@@ -474,10 +474,10 @@ def test_edges():
     assert nothing == (0, 0)
 
 
-def test_tables_are_made_before_they_are_asked_for(monkeypatch):
+def test_tables_are_made_before_they_are_asked_for():
     """All at once, each as it is alone; none of where nothing, or all, is lost."""
-    kept = allocation_tables._Kept(8)
-    monkeypatch.setattr(allocation_tables, "_antipodal", kept)
+    allocation_tables.forget_tables()
+    kept = allocation_tables._antipodal
     noise = np.array([0.0, 0.05, 0.9, 0.9, 2.0, np.inf])
     (loss,) = run_of(step(6, noise), np.asarray(6)).losses
     loss.prepare()

@@ -17,6 +17,7 @@ import numpy as np
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.certified import atoms, lattice, lower
+from jaxdp_episodic.accountant.methods.certified.hockey_stick import log_sum
 from jaxdp_episodic.accountant.numerics import fourier
 
 # Logarithm of the mass, over what is asked about, that is left out of a window, and
@@ -88,21 +89,9 @@ def on_lattice(
     losses = step * (first + np.arange(len(masses)))
     p = float(masses.sum()) + infinite
     q = float((masses * np.exp(-losses)).sum())
-    if up:
-        return Kernel(
-            first,
-            masses,
-            infinite,
-            max(p - 1, 0.0) + _SUM_ERROR,
-            max(1 - q, 0.0) + _SUM_ERROR,
-        )
-    return Kernel(
-        first,
-        masses,
-        infinite,
-        max(1 - p, 0.0) + _SUM_ERROR,
-        max(q - 1, 0.0) + _SUM_ERROR,
-    )
+    more, less = (p - 1, 1 - q) if up else (1 - p, q - 1)
+    errors = max(more, 0.0) + _SUM_ERROR, max(less, 0.0) + _SUM_ERROR
+    return Kernel(first, masses, infinite, *errors)
 
 
 def kernel_of(
@@ -296,14 +285,9 @@ def _log_moments(
         alive = masses > 0
         log_mass, losses = np.log(masses[alive]), fine.step * index[alive]
         # Row by row: a product of both would be large.
-        moments = [_logsumexp(log_mass + c * losses) for c in exponents]
+        moments = [log_sum(log_mass + c * losses) for c in exponents]
         total += count * np.array(moments)
     return total
-
-
-def _logsumexp(terms: np.ndarray) -> float:
-    most = float(terms.max())
-    return most + math.log(float(np.exp(terms - most).sum()))
 
 
 def _composed(
@@ -350,7 +334,7 @@ def _masses_of_sum(
         index = kernel.first + np.arange(len(kernel.masses))
         alive = kernel.masses > 0
         exponent = tilt * fine.step * index[alive]
-        log_total = _logsumexp(np.log(kernel.masses[alive]) + exponent)
+        log_total = log_sum(np.log(kernel.masses[alive]) + exponent)
         weights = np.zeros(len(index))
         weights[alive] = kernel.masses[alive] * np.exp(exponent - log_total)
         tilted.append(np.bincount(index % size, weights, minlength=size))

@@ -25,10 +25,8 @@ import numpy as np
 
 from jaxdp_episodic.accountant.methods.adaptive.graph import Graph
 from jaxdp_episodic.accountant.methods.adaptive.kernel import Kernel
+from jaxdp_episodic.accountant.numerics.fourier import transform_error
 
-# Error of a transform for each level, in machine precisions: Higham (2002), Accuracy
-# and Stability of Numerical Algorithms, Theorem 24.2, has 4.1; doubled.
-_TRANSFORM_ERROR = 8.0
 # Cells of transforms that are made at once, which stay in a core's cache.
 _MOST_CELLS = 2**17
 # Norm below which squares may be 0 in float64: the largest value bounds it instead.
@@ -186,8 +184,7 @@ class _Plan:
         self.right = max(max(-first, 0) for first, _ in every)
         self.left = max(max(first + len(m) - 1, 0) for first, m in every)
         self.length = _good_length(size + self.left + self.right)
-        levels = math.log2(self.length) + 2
-        self.machine = _TRANSFORM_ERROR * levels * float(np.finfo(np.float64).eps)
+        self.machine = transform_error(self.length)
         options = [self._options(*each) for each in zip(passes, folded, strict=True)]
         # By option, then by pass.
         self.own, self.transforms, norms = (

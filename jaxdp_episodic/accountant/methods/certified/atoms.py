@@ -10,10 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
+from jaxdp_episodic.accountant.methods.certified.grid import FURTHEST
 from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses
 
-# Spacings from the center beyond which numbers of points are not told apart.
-_FURTHEST = 2.0**40
 # Relative rounding error of the split of an atom.
 _SPLIT_ERROR = 4e-15
 
@@ -40,7 +39,7 @@ def grid_beside(loss: Profile, center: float, spacing: float) -> np.ndarray | No
     if not isinstance(loss, FiniteValues):
         return None
     below = np.floor((loss.values()[0] - center) / spacing)
-    if np.abs(below).max() > _FURTHEST:
+    if np.abs(below).max() > FURTHEST:
         return np.empty(0)
     return np.unique(np.concatenate([below, below + 1, [-1.0, 0.0, 1.0]]))
 

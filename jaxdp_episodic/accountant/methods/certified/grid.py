@@ -33,7 +33,7 @@ _GROWTH = 0.2
 # Most that the logarithm of the density changes within a bin.
 _VARIATION = 0.6
 # Spacings from the center beyond which numbers of points are not told apart.
-_FURTHEST = 2.0**40
+FURTHEST = 2.0**40
 
 
 def choose_spacing(
@@ -129,7 +129,7 @@ def choose_grid(
     widths = np.minimum.accumulate((widths + slope)[::-1])[::-1] - slope
     cells = np.maximum(np.floor(widths / spacing), 1.0)
     ends = [(e - center) / spacing for e in span]
-    if max(-ends[0], ends[1]) > _FURTHEST:
+    if max(-ends[0], ends[1]) > FURTHEST:
         return np.empty(0)
     positions = (middle - center) / spacing
     up = _grid_points(positions, cells, max(ends[1], 1.0), largest)

@@ -39,7 +39,7 @@ _NEARER = np.array([1.0, 0.6, 0.35, 0.2, 0.1, 0.05])
 _LEAST_LEVEL = -700.0
 # Share of the planned precision for the frequencies that are left out.
 _CUT_SHARE = 1e-4
-_UNDERFLOW = 1e-280  # bound of the sum of all tilted masses that underflow
+UNDERFLOW = 1e-280  # more than all that underflows adds up to
 _SUMS_ERROR = 1e-9  # relative, of sums over up to 2^22 cells: half an ulp of each
 # Error of a logarithm, relative to its terms: less than 20 operations of half an ulp,
 # 2e-15; for most terms this is wider, as it costs nothing.
@@ -48,8 +48,6 @@ _ADDED_ERROR = 1.2e-16  # relative, of one addition: half an ulp is 1.11e-16
 # Relative, of a place ``start + i spacing - at`` whose start is a sum of two, and of a
 # loss, or its multiple: at most eight operations of half an ulp, 9e-16.
 _LOSS_ERROR = 1e-15
-# First guess of log(Chernoff bound / delta).
-_FIRST_RESERVE = 12.0
 
 
 class CertifiedDistribution(NamedTuple):
@@ -108,7 +106,7 @@ def sum_window(
 
     def moment(tilt: float) -> float:
         return sum(
-            count * _log_sum(log_mass + tilt * losses)
+            count * log_sum(log_mass + tilt * losses)
             for (log_mass, losses), count in zip(alive, counts, strict=True)
         )
 
@@ -158,7 +156,7 @@ def tilted_row(
         index, losses, mass = (array[alive] for array in dist[:3])
         log_mass = np.log(mass)
         exponent = log_mass + plan.tilt * losses
-        total = _log_sum(exponent)
+        total = log_sum(exponent)
         tilted = np.exp(exponent - total)
         masses.append((index, tilted))
         log_moment += count * total
@@ -174,12 +172,12 @@ def tilted_row(
         shift += count * (_LOSS_ERROR * largest + float(loss_rounding(largest)))
         log_tilted = exponent - total
         for side, tilt in ((0, -down), (1, up)):
-            log_moments = count * _log_sum(log_tilted + tilt * losses)
+            log_moments = count * log_sum(log_tilted + tilt * losses)
             truncated[side] += log_moments
             terms += abs(log_moments)
     # Chernoff's bound; what was added up had the size of the terms.
     rounded = _SUMS_ERROR + (_LOG_ERROR + added) * terms + relative
-    below, above = (math.exp(min(x + rounded, 0.0)) + _UNDERFLOW for x in truncated)
+    below, above = (math.exp(min(x + rounded, 0.0)) + UNDERFLOW for x in truncated)
     certified = CertifiedDistribution(
         np.empty(0),
         (0.0, 0.0),
@@ -192,7 +190,7 @@ def tilted_row(
         relative,
         shift + _LOSS_ERROR * (abs(start) + abs(ends[1])),
     )
-    reserve = -plan.log_share if plan.log_share < -1e-9 else _FIRST_RESERVE
+    reserve = -plan.log_share if plan.log_share < -1e-9 else window.FIRST_RESERVE
     small = sum(counts) * 1e-13 * math.exp(min(reserve, 100.0)) < 1e-3
     precision = min(plan.slope * plan.width, 1.0)
     scale = float(window.log_weight(plan.tilt)) - min(reserve, 100.0)
@@ -201,7 +199,7 @@ def tilted_row(
     return Row(masses, list(counts), size, first, small, *rest, certified)
 
 
-def _log_sum(exponents: np.ndarray) -> float:
+def log_sum(exponents: np.ndarray) -> float:
     """Log of the sum of exponentials; of none of them one that underflows."""
     if not len(exponents):
         return -1e4

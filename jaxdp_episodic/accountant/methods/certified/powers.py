@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxdp_episodic.accountant.methods.certified.hockey_stick import Row
+from jaxdp_episodic.accountant.methods.certified.hockey_stick import UNDERFLOW, Row
 from jaxdp_episodic.accountant.numerics import fourier
 
 # Number of distributions whose logarithms and phases are added up at a time.
 MOST_TOGETHER = 16
 # Distance of 1 from the next larger float64; an operation is off by half of it.
-_MACHINE = float(np.finfo(np.float64).eps)
+MACHINE = float(np.finfo(np.float64).eps)
 # Rounding error of a sum of n terms, over n and its size: half of that, and its powers.
 _SUM_ERROR = 1.2e-16
 # The same of up to 2^22 terms that NumPy adds, see `hockey_stick`: blocks of 128, eight
@@ -29,9 +29,7 @@ _PAIRWISE_ERROR = 4e-15
 _TERM_ERROR = 2e-15
 # Of ``e^{i x}`` and of a product with it, relative, 1.5e-15: an angle up to pi of two
 # operations, a unit in the last place of cosine and sine, and a complex product.
-_PHASE_ERROR = 8 * _MACHINE
-# More than all that underflows adds up to.
-UNDERFLOW = 1e-280
+_PHASE_ERROR = 8 * MACHINE
 # Smallest modulus that is divided by: the error that is divided is above 1e-16.
 _LEAST_MODULUS = 1e-300
 # Deviation from 1 up to which ``|1 + z|`` is taken from ``|1 + z|^2 - 1``: beyond, that
@@ -57,7 +55,7 @@ def power_from_transform(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]
         error.append([fourier.transform_error(row.size) * float(circle.sum())])
     modulus = np.abs(low)
     growth = np.log(np.maximum(modulus, _LEAST_MODULUS))
-    rounded = np.full(modulus.shape, fourier.POWER_ERROR * _MACHINE)
+    rounded = np.full(modulus.shape, fourier.POWER_ERROR * MACHINE)
     relative = np.array(error) / np.maximum(modulus, _LEAST_MODULUS)
     return _power(growth, np.angle(low), relative, rounded, row.counts)
 
@@ -87,7 +85,7 @@ def power_from_terms(row: Row, number: int) -> tuple[np.ndarray, np.ndarray]:
         error = (min(_SUM_ERROR * len(mass), _PAIRWISE_ERROR) + _TERM_ERROR) * size
         # near 1 logarithm and phase are as small as the difference, and so are
         # their errors
-        rounded = fourier.POWER_ERROR * _MACHINE * np.minimum(1.0, 4 * size)
+        rounded = fourier.POWER_ERROR * MACHINE * np.minimum(1.0, 4 * size)
         parts.append(
             (
                 growth + math.log1p(surplus),
@@ -124,7 +122,7 @@ def _power(
     length = np.exp(np.sum(times * growth, 0))
     # Of a logarithm times a count a unit in the last place and one operation are lost,
     # and one for each of them that is added.
-    in_exponent = (2 + len(times)) * _MACHINE * np.sum(times * np.abs(growth), 0)
+    in_exponent = (2 + len(times)) * MACHINE * np.sum(times * np.abs(growth), 0)
     largest = np.sum(times * (growth + np.log1p(error) + rounded), 0) + in_exponent
     relative = np.sum(times * (error / (1 + error) + rounded), 0)
     relative += _PHASE_ERROR + in_exponent + rounding

@@ -17,13 +17,14 @@ import numpy as np
 
 from jaxdp_episodic.accountant._engine import engine_name, float64_boundary
 from jaxdp_episodic.accountant.methods.certified.hockey_stick import (
+    UNDERFLOW,
     CertifiedDistribution,
     Row,
 )
 from jaxdp_episodic.accountant.methods.certified.low_frequencies import LowFrequencies
 from jaxdp_episodic.accountant.methods.certified.powers import (
+    MACHINE,
     MOST_TOGETHER,
-    UNDERFLOW,
     on_circle,
     power_from_terms,
     power_from_transform,
@@ -72,8 +73,6 @@ _LEAST_VARIANCE = 1e-30
 
 # --- Allowances for rounding; all are part of certified ends ---
 
-# Distance of 1 from the next larger float64; an operation is off by half of it.
-_MACHINE = float(np.finfo(np.float64).eps)
 # Absolute error of ``e^{2 pi i x}`` and of a product with it, over its size, 2e-15: an
 # angle up to 2 pi of two operations (x is exact), a unit in the last place of cosine
 # and sine, and a complex product.
@@ -170,7 +169,7 @@ def _excess(index: np.ndarray, mass: np.ndarray, size: int) -> float:
     second = float(mass @ (away * away)) * (1 + _MOMENT_ERROR)
     # masses that meet in a cell are added up, which f² feels twice
     meeting = min(math.ceil((float(np.ptp(index)) + 1) / size), len(index))
-    rounded = 3 * meeting * _MACHINE * total
+    rounded = 3 * meeting * MACHINE * total
     return total * ((math.pi / size) ** 2 * second + rounded)
 
 
@@ -181,7 +180,7 @@ def _lowest_of(row: Row, rest: np.ndarray, first: int) -> LowFrequencies | Row:
     """
     dist, together = row.certified, row.size // (2 * (len(rest) - 1))
     rounded = _SUM_ERROR + _LOG_MODULUS_ERROR * sum(row.counts)
-    rounded += (2 + len(row.counts)) * _MACHINE * _LARGEST_EXPONENT
+    rounded += (2 + len(row.counts)) * MACHINE * _LARGEST_EXPONENT
     # both signs of the frequencies
     rest = rest * (2 / row.size * math.exp(rounded)) + UNDERFLOW
     beyond = dist.start + row.size * dist.spacing - row.initial_epsilon
@@ -312,7 +311,7 @@ def convolution_powers(rows: Sequence[Row]) -> list[CertifiedDistribution]:
                 sums = sums + np.asarray(_SUMS[name](*part[:2]))
                 # the phase modulo 1, and the rounding of one more addition
                 sums[..., 2, :] -= np.round(sums[..., 2, :])
-                sums[..., 3, :] += 4 * _MACHINE
+                sums[..., 3, :] += 4 * MACHINE
             finish = _cells_around_atom if name == AROUND_ATOM else _cells
             cells, *rounding = finish(sums, size=size)
             for j, i in enumerate(chosen):

@@ -57,7 +57,7 @@ _CEILING_SHARE = 0.1
 # Largest product of a tilt and the width of epsilon that is enough.
 _STEEPEST = 1000.0
 # First guess of log(Chernoff bound / delta).
-_FIRST_RESERVE = 12.0
+FIRST_RESERVE = 12.0
 # Smallest log(delta) that is planned for; below -745 float64 underflows.
 _LEAST_LOG_DELTA = -600.0
 # Most losses that make up a sum where single large losses do.
@@ -211,7 +211,7 @@ def _expected_log_delta(
         return target.given
     # Delta may be far below Chernoff's bound, and 0 if no loss is as large as epsilon.
     bound = min(_best_tilt(losses, target.given, 0.0, None)[1], 0.0)
-    return max(bound - _FIRST_RESERVE, _LEAST_LOG_DELTA)
+    return max(bound - FIRST_RESERVE, _LEAST_LOG_DELTA)
 
 
 def _log_negligible_share(

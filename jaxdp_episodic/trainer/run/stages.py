@@ -27,9 +27,10 @@ class Stage(NamedTuple):
       name: from the simplest on: "features" (as they are: nearest class mean or, of
         numbers, `Ridge` on the task's own support; nothing of anybody is in it),
         "initial" (of a run without statistics: the network before any step), "mean"
-        (the mean taken off; of a mixed model the line of all tasks), "statistics",
-        "steps" (the parameters after gradient steps, or their average, where the
-        optimizer keeps one), "steps@N" (those after step N); of a `Classifier` also
+        (the mean taken off; of a mixed model the line of all tasks), "within" (before
+        means of classes: whitened within these, and no more), "statistics", "steps"
+        (the parameters after gradient steps, or their average, where the optimizer
+        keeps one), "steps@N" (those after step N); of a `Classifier` also
         "steps/logits" and the like, of what else prototypes can be taken.
       learner: that predicts.
       params: its released parameters.

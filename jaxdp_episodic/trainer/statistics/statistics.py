@@ -73,6 +73,8 @@ _PAIRS = "pairs"
 _ALL = "all"
 STATISTICS = "statistics"
 """Stage of a run after all of them; the one after the first is `MEAN`."""
+WITHIN = "within"
+"""Stage before means of classes: whitened within these, and no more."""
 
 
 class PrivateStatistics:
@@ -163,7 +165,8 @@ class PrivateStatistics:
     def stages(self, state: Any) -> dict[str, dict[str, Any]]:
         """Returns what predictions need after each stage that is there, in order.
 
-        "mean": the mean alone, of a mixed model the line of all tasks; "statistics":
+        "mean": the mean alone, of a mixed model the line of all tasks; "within": before
+        means of classes, for new ones that differ in other directions; "statistics":
         all. One that was given up, or came to nothing, is not there.
         """
         found, last = {}, state.released()
@@ -178,6 +181,8 @@ class PrivateStatistics:
                 every = jnp.eye(len(state.mean), dtype=jnp.float32)
                 found[MEAN] = state._replace(projection=every).released()
             is_whole = self.config.kind == PLDA and np.any(state.projection)
+            if is_whole and self.config.between == MEANS:
+                found[WITHIN] = state._replace(projection=state.whitening).released()
         return found | ({STATISTICS: last} if is_whole else {})
 
     def initial(self) -> Start | Mixed:

@@ -230,6 +230,16 @@ def test_what_others_say_of_a_class_is_what_a_new_one_is_like():
     assert 0.95 * true_beside < beside < 1.4 * true_beside
 
 
+def told_apart(test, mean, projection):
+    """How often the last of each class is nearest to the mean of its other examples."""
+    made = projected(test.reshape(-1, FEATURES), mean, projection)
+    made = np.asarray(made).reshape(*test.shape[:2], -1)
+    support = made[:, :-1].mean(axis=1)
+    support /= np.linalg.norm(support, axis=1, keepdims=True)
+    scores = np.einsum("id,jd->ij", made[:, -1], support)
+    return np.mean(np.diag(scores)[:, None] >= scores)
+
+
 def test_new_classes_are_told_apart_better_than_by_the_total_covariance():
     """Few classes that differ little, in a few of 64 directions, with noise."""
     rng = np.random.default_rng(0)
@@ -248,13 +258,41 @@ def test_new_classes_are_told_apart_better_than_by_the_total_covariance():
         for place in range(len(own.steps)):
             generator, key = np.random.default_rng(place), bytes([place] * 32)
             state = own.release(state, place, generator, key, 8.0)
-        made = projected(test.reshape(-1, FEATURES), state.mean, state.projection)
-        made = np.asarray(made).reshape(200, 6, -1)
-        support = made[:, :5].mean(axis=1)
-        support /= np.linalg.norm(support, axis=1, keepdims=True)
-        scores = np.einsum("id,jd->ij", made[:, 5], support)
-        hits[between] = np.mean(np.diag(scores)[:, None] >= scores)
+        hits[between] = told_apart(test, state.mean, state.projection)
     assert hits["means"] > hits["total"] + 0.03
+
+
+def test_directions_that_no_class_differs_in_keep_some_weight():
+    """New ones may: 0.015 of the variance within classes, by the likelihood ratio."""
+    sums = drawn_sums(np.random.default_rng(0), np.full(3, 1e3), 0.0)
+    values = np.linalg.eigvalsh(metric(sums, 0.0, shots=5))
+    expected = 0.015 / (6 * 0.015 + 1) / (1 / 6)
+    np.testing.assert_allclose(values[: FEATURES - 3] / values[-1], expected, rtol=1e-3)
+
+
+def test_new_classes_may_differ_in_other_directions():
+    """What is whitened within classes is a stage of its own: there it is the best."""
+    rng = np.random.default_rng(0)
+    base = np.linalg.qr(rng.normal(size=(FEATURES, FEATURES)))[0]
+    spread = np.r_[np.full(4, 1.0), np.full(FEATURES - 4, 0.1)]
+
+    def draw(classes, size, ways):
+        means = rng.normal(size=(classes, 1, 4)) @ base[ways] * 0.2
+        return means + rng.normal(size=(classes, size, FEATURES)) * spread @ base
+
+    train, test = draw(CLASSES, SIZE, slice(4, 8)), draw(200, 6, slice(8, 12))
+    data = table(train.reshape(-1, FEATURES), (SIZE,) * CLASSES)
+    own = statistics(data, config=StartConfig(between="means"), shots=5)
+    state = own.initial()
+    for place in range(len(own.steps)):
+        assert list(own.stages(state)) == ["mean"] * (place > 0)
+        generator, key = np.random.default_rng(place), bytes([place] * 32)
+        state = own.release(state, place, generator, key, 1.0)
+    stages = own.stages(state).items()
+    hits = {name: told_apart(test, **stage) for name, stage in stages}
+    assert list(hits) == ["mean", "within", "statistics"]
+    assert hits["within"] > max(hits["mean"], hits["statistics"]) + 0.05
+    assert hits["statistics"] > hits["mean"] - 0.01, hits
 
 
 def test_any_sums_make_a_finite_metric():

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     Pair,
@@ -100,13 +101,18 @@ def steps_of(
     number = 2 if checked else 1
     cuts, heights = cuts[:number], heights[:number]
     sign, m = 1 - 2 * backward, cut.size
-    as_settings = xp is np and checked and loss.compiles  # by half the calls
+    # By half the calls; mixtures add up their masses in an order of their own.
+    is_mixture = type(loss).num_terms is not Nodes.num_terms
+    as_settings = xp is np and checked and loss.compiles and not is_mixture
     if as_settings:
         loss, back = map_arrays(lambda a: np.concatenate([a, a]), (loss, back))
         cuts, heights = cuts.reshape(1, -1), heights.reshape(1, -1)
     rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
     if as_settings:
         rules = map_arrays(lambda a: np.array([a[0, ..., :m], a[0, ..., m:]]), rules)
+        # In the order of the moments' sums, with whose errors its own then cancels.
+        mass = np.array([part.sum(axis=0) for part in rules.weight[0]])
+        rules = rules._replace(mass=mass)
     nodes, shift = at(rules, 0), group.loss.gaussian_shift()
     atoms = None
     if group.loss.may_have_atoms:

@@ -87,10 +87,7 @@ def _by_parts(
     apart: bool = False,
 ) -> tuple[np.ndarray, ...]:
     """Results of all chunks; ``apart``: in no case in the caller's own thread."""
-    size = num_settings(arrays)
-    if size <= chunk and not (padded or apart):
-        return kernel(arrays)
-    starts = range(0, size, chunk)
+    starts = range(0, num_settings(arrays), chunk)
 
     def work(start: int) -> tuple[np.ndarray, ...]:
         return _call(kernel, arrays, start, chunk, padded=padded)

@@ -315,7 +315,8 @@ def _aliasing(values: Array) -> Array:
 @functools.cache
 def _waves(number: int) -> np.ndarray:
     """Cosines at `_FREQUENCIES`, of each of so many summands."""
-    return np.cos(math.pi * _FREQUENCIES[:, None] * np.arange(number))
+    cycles = 0.5 * _FREQUENCIES[:, None] * np.arange(number)
+    return np.cos(2 * math.pi * cycles)
 
 
 def _bulk_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:

@@ -46,6 +46,14 @@ class Atoms(NamedTuple):
     masses: np.ndarray
     infinite: float = 0.0
 
+    @classmethod
+    def of_pair(cls, p: Sequence[float], q: Sequence[float]) -> Atoms:
+        """Those of two lists of probabilities, zeros among them."""
+        first, second = np.asarray(p, np.float64), np.asarray(q, np.float64)
+        both = (first > 0) & (second > 0)
+        losses = np.log(first[both]) - np.log(second[both])
+        return cls(losses, first[both], float(first[second == 0].sum()))
+
 
 def worst_of_finite(
     graph: Graph, options: Sequence[Atoms], log_g: np.ndarray

@@ -54,14 +54,6 @@ def responses(epsilon, count=1):
     return Run((loss,), (np.array([float(count)]),))
 
 
-def atoms_of(p, q):
-    """The atoms of two lists of probabilities, zeros among them."""
-    first, second = np.array(p, float), np.array(q, float)
-    both = (first > 0) & (second > 0)
-    losses = np.log(first[both]) - np.log(second[both])
-    return Atoms(losses, first[both], float(first[second == 0].sum()))
-
-
 THREE = [gaussian(noise, 0.1) for noise in (1.5, 2.2, 3.3)]
 LAPLACE = [gaussian(2.0, 0.1), laplace(0.2)]
 QUERIES = [gaussian(1.5, 0.1), gaussian(3.0, 0.1), gaussian(20.0, 1.0), laplace(0.1)]
@@ -354,7 +346,7 @@ RESPONSES = [([2 / 3, 1 / 3], [1 / 3, 2 / 3]), ([0.75, 0.25], [0.25, 0.75])]
 )
 def test_finite_menus(menu, prices, budget, backward, g, exact):
     pairs = [pair[::-1] if backward else pair for pair in menu]
-    options = [atoms_of(*pair) for pair in pairs]
+    options = [Atoms.of_pair(*pair) for pair in pairs]
     found = worst_of_finite(budget_graph(prices, budget), options, np.log([g]))
     assert found is not None
     assert abs(found[0][0] - exact) <= found[1] < 1e-12
@@ -362,8 +354,8 @@ def test_finite_menus(menu, prices, budget, backward, g, exact):
 
 def test_pairs_good_for_g_of_1_on_are_not_enough():
     # (0, 1) against (.4, .6): "dominated", for g >= 1 alone, by (.3, .7) and (.7, .3).
-    true = [atoms_of([0.0, 1.0], [0.4, 0.6])]
-    wrong = [atoms_of([0.7, 0.3], [0.3, 0.7])]
+    true = [Atoms.of_pair([0.0, 1.0], [0.4, 0.6])]
+    wrong = [Atoms.of_pair([0.7, 0.3], [0.3, 0.7])]
     graph = budget_graph((1,), 2)
     for options, delta in ((true, 0.64), (wrong, 0.4)):
         found = worst_of_finite(graph, options, np.zeros(1))
@@ -374,7 +366,7 @@ def test_quotas_are_free_in_random_menus():
     rng = np.random.default_rng(7)
     for _ in range(20):
         pairs = [(rng.dirichlet(np.ones(2)), rng.dirichlet(np.ones(2))) for _ in "ab"]
-        options = [atoms_of(*pair) for pair in pairs]
+        options = [Atoms.of_pair(*pair) for pair in pairs]
         # Both options twice, in any order, as rules; and all of them composed.
         moves = {
             f"{i}{j}": {

@@ -153,7 +153,9 @@ def moves_by_contour(epsilon: np.ndarray, log_delta: np.ndarray, run: Run) -> Mo
             asked = map_arrays(lambda a, some=some: np.tile(a[some], times), asked)
             rows = _rows(index, part, times)
             found = _on_contours(asked, near.take(rows), _PASSES[number])
-            values[:, part] = found[0].reshape(times, -1)
+            # The first contour's error was looked at when it was chosen.
+            known = not other or found[1] <= largest
+            values[:, part] = np.where(known, found[0], np.nan).reshape(times, -1)
         return values
 
     return Moves(value, slope, rounding, of)

@@ -33,7 +33,6 @@ from jaxdp_episodic.accountant.questions.paths import undominated_paths
 # Methods whose answers have derivatives.
 METHODS = ("exact", "rdp")
 
-
 # Points of the quotient, in widths: about a parameter, and above one that is at 0; and
 # weights of the values there less that in the middle, of fourth and of second order.
 _POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
@@ -107,9 +106,9 @@ def slopes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """``-d log(delta) / d epsilon`` and the derivatives by parameters at an answer.
 
-    *Exact* up to rounding and quadrature: relative error about 1e-8. NaN, never a wrong
-    number, where the method's answer is not known to be the smooth function's: it is 0
-    or infinite, only a bound, or the two quotients do not agree.
+    *Exact* up to rounding and quadrature, mostly to 1e-8. NaN, never a wrong number,
+    where the method's answer is not known to be the smooth function's: it is 0 or
+    infinite, only a bound, or the two quotients do not agree.
 
     Of epsilon and log(delta), of the settings' shape, one is the answer to the other;
     runs are those of `worst_path.answer`, the method is one of `METHODS`. The former is
@@ -243,9 +242,11 @@ def _judged(values: np.ndarray, at_end: Any, rounding: Any) -> tuple[Any, Any]:
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         size, apart = np.abs(change), np.abs(change - second)
-        apart = np.where(apart > rounding, apart, 0.0) / size
+        agree = apart <= rounding
+        apart = np.where(agree, 0.0, apart / size)
         off = _ERROR_OVER_SQUARE * apart**2 + rounding / size
-    return change, np.where(size == 0, 0.0, off)
+    # Of an infinite value it is NaN, and better than no other.
+    return change, np.where((size == 0) & agree, 0.0, off)
 
 
 def difference(

@@ -55,8 +55,9 @@ def epsilon_and_gradient(
 
     ``d eps / d field = (d log delta / d field) / (-d log delta / d eps)`` on the worst
     path and in the worse direction, where log(delta) is what the method solves. The
-    numerator is a difference of that smooth function: relative error about 1e-8, of
-    random allocation 1e-6 (*estimates*; docs/proofs.md).
+    numerator is a difference of that smooth function: relative error mostly below 1e-8,
+    6e-7 at most of some thousand, of random allocation 1e-6 (*estimates*;
+    docs/proofs.md).
 
     What can be named, of steps in epochs only the first:
 

@@ -10,6 +10,7 @@ from jaxdp_episodic.accountant.methods import slopes
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions import derivatives
 from jaxdp_episodic.accountant.questions.dominating_pair import run_of
 from jaxdp_episodic.accountant.questions.gradients import field_names
 from oracles import allocation_epochs
@@ -321,6 +322,17 @@ def test_few_nodes_are_enough_for_a_difference(kind, monkeypatch):
     assert known.sum() >= 9
     assert np.max(errors[0][known]) > 5e-7
     np.testing.assert_allclose(few[0][known], many[0][known], rtol=1e-9)
+
+
+def test_an_infinite_value_has_no_derivative():
+    """Nor has one that is not known; of a constant it is 0."""
+    beyond = np.array([np.inf, -np.inf, np.nan, 3.0, 7.0])
+
+    def curve(moved):
+        return np.where(moved > 0, beyond, [0.0, 0.0, 0.0, 3.0, 7.0])
+
+    found = derivatives.difference(curve, np.full(5, 1e-3), np.full(5, 1e-2))
+    np.testing.assert_array_equal(found, [np.nan] * 3 + [0.0] * 2)
 
 
 def test_no_names_and_no_settings():

@@ -1,5 +1,6 @@
 """Questions in a compiled program: the host's numbers, without asking it."""
 
+import functools
 from typing import Any
 
 import jax
@@ -278,7 +279,10 @@ def test_exact_deltas_in_loops_and_shards(host) -> None:
     run = jde.compose((step(noises, 0.01), 500), (step(2.0, 0.02), 200))
     true = jde.delta(run, epsilon=targets)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("runs",))
-    sharded = jax.shard_map(delta, mesh=mesh, in_specs=P("runs"), out_specs=P("runs"))
+    specs = {"mesh": mesh, "in_specs": P("runs"), "out_specs": P("runs")}
+    sharded = jax.shard_map(delta, **specs)
+    ones = functools.partial(exact, rate=0.01, num_steps=500, delta=1e-6)
+    assert jax.eval_shape(jax.shard_map(ones, **specs), noises).shape == noises.shape
 
     @jax.jit
     def twice(noises, targets):

@@ -262,7 +262,10 @@ def chosen_by(
 def simplest(
     scores: Sequence[EpisodeScores],
 ) -> tuple[int, list[tuple[float, float]]]:
-    """Returns the first that is within a standard error of the best.
+    """Returns the first within a standard error of the best, and behind none before.
+
+    One that a simpler one is ahead of says nothing for itself, as large as its standard
+    error may be.
 
     Reference: Breiman, Friedman, Olshen, Stone (1984), Classification and Regression
     Trees, section 3.4.3 (the rule of one standard error), here of paired differences.
@@ -279,5 +282,9 @@ def simplest(
         best.ahead_of(one) if np.isfinite(one.value) else (np.inf, 0.0)
         for one in scores
     ]
-    taken = (i for i, (ahead, error) in enumerate(behind) if ahead <= error)
+    taken = (
+        i
+        for i, (ahead, error) in enumerate(behind)
+        if ahead <= error and all(ahead <= before for before, _ in behind[:i])
+    )
     return next(taken, len(scores) - 1), behind

@@ -259,6 +259,10 @@ def test_the_simplest_within_a_standard_error_of_the_best():
     assert simplest([hits(1, 0, 0, 0), hits(1, 1, 1, 0)])[0] == 1
     # What is worse than the best, and simpler, does not bring in what is worse still.
     assert simplest([hits(0, 0, 0, 0), hits(1, 1, 1, 0), hits(1, 1, 1, 1)])[0] == 1
+    # Nor does one by a large error that a simpler one is ahead of.
+    best, lead = np.full(8, 3.0), np.array([1, -1, 1, -1, 1, -1, 1, 2])
+    place, behind = simplest([hits(*(best - 0.25)), hits(*(best - lead)), hits(*best)])
+    assert place == 2 and behind[1][1] > behind[1][0] > behind[0][0] > behind[0][1]
     broken = hits(1, 1, np.nan, 1)
     place, behind = simplest([broken, hits(0, 0, 0, 1)])
     assert place == 1 and behind[0][0] == math.inf

@@ -3,8 +3,8 @@
 A call compiles where that pays in it alone (`_engine.choose_engine`). Smaller calls
 count together: once a process has asked one kernel of enough settings, a thread
 compiles it. NumPy answers until that is done, then JAX does. What is compiled in vain
-takes at most about twice the CPU time of the answers before it: 7 s by "rdp", 3 and
-15 s for the two passes that most settings of "exact" take.
+takes at most about four times the CPU time of the answers before it: 7 s by "rdp", 3
+and 15 s for the two passes that most settings of "exact" take.
 """
 
 from __future__ import annotations

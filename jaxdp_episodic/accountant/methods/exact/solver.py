@@ -41,7 +41,7 @@ BREAK_EVEN = BreakEven("exact", cold=16_000, kept=2_500)
 # The same of a comparison with delta: 0.6 ms, or 0.03 and 6 s of CPU time to compile.
 _COMPARED = 5_000
 # Settings asked for which a pass is learned: sooner, as nobody waits for it.
-_ENOUGH = 4_000
+_ENOUGH = 2_000
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
 # Nats below delta at which loss distributions are truncated. With a later cut, rare

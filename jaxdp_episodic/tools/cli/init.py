@@ -79,7 +79,12 @@ class Init:
     def _written(self) -> list[str]:
         if self.out.exists():
             raise FileExistsError(f"{self.out} exists; name another file by --out")
-        options = {name: getattr(self, name) or None for name in _OF_SOURCE}
+        given = {name: getattr(self, name) for name in _OF_SOURCE}
+        options = {  # 0 and "" are given, too, and refused by name
+            name: value
+            for name, value in given.items()
+            if value is not None and value is not False and value != ()
+        }
         source = described_source(self.source, self.out, **options)
         wishes = {field.name: getattr(self, field.name) for field in fields(Wishes)}
         text, said = first_config(source, Wishes(**wishes))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import STEP
@@ -92,6 +93,9 @@ class Wishes:
         a unit of noise, by the rule of thumb of `first_config`.
       ways: classes an episode.
       shots: support examples of each class, or of a task.
+
+    Raises:
+      TypeError, ValueError: a population or shots that are no whole number >= 1.
     """
 
     epsilon: float = EPSILON
@@ -101,6 +105,11 @@ class Wishes:
     relation: str | None = None
     ways: int | None = None
     shots: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("population", "shots"):
+            if (value := getattr(self, name)) is not None:
+                _validation.whole_number(name, value)
 
 
 def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
@@ -153,7 +162,8 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
         )
     is_regression = data.targets is not None
     sizes = data.population.children_counts[1]
-    shots = wishes.shots or (_TASK_SHOTS if is_regression else SHOTS)
+    shots = _TASK_SHOTS if is_regression else SHOTS
+    shots = shots if wishes.shots is None else wishes.shots
     _check_shots(source, shots)
     ways = None if is_regression else _ways(source, wishes)
     size = 2 * shots

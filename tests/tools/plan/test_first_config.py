@@ -255,6 +255,11 @@ def few(folder):
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--epsilon", "-1"], "epsilon must be"),
         (npz, ["--shots", "99"], "shots must be less than"),
+        (npz, ["--shots", "0"], "shots must be a whole number >= 1"),
+        (npz, ["--population", "0"], "population must be a whole number >= 1"),
+        (npz, ["--population", "-1"], "population must be a whole number >= 1"),
+        (npz, ["--ways", "0"], "ways must be at least 2, got 0"),
+        (pictures, ["--size", "0"], "size must be a whole number >= 1"),
         (pictures, ["--size", "99999"], "size must be"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, Union
@@ -10,7 +11,14 @@ from typing import Annotated, Literal, Union
 import tyro
 
 from jaxdp_episodic.files.atomic import owner_only
-from jaxdp_episodic.tools.cli.messages import Name, Whole, option, reported
+from jaxdp_episodic.tools.cli.messages import (
+    USER_ERRORS,
+    Name,
+    Whole,
+    option,
+    reported,
+    waiting,
+)
 from jaxdp_episodic.tools.cli.process import PROGRAM
 from jaxdp_episodic.tools.plan.first_config import (
     DELTA,
@@ -19,6 +27,7 @@ from jaxdp_episodic.tools.plan.first_config import (
     first_config,
 )
 from jaxdp_episodic.tools.plan.source import described_source
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 
 _Names = tuple[str, ...]
 _OF_SOURCE = ("owner", "size", "grey", "label", "features", "target")
@@ -88,6 +97,8 @@ class Init:
         source = described_source(self.source, self.out, **options)
         wishes = {field.name: getattr(self, field.name) for field in fields(Wishes)}
         text, said = first_config(source, Wishes(**wishes))
+        with waiting("checking it as training would (all data are read)"):
+            _check(text, self.out.parent)
         with open(self.out, "x", encoding="utf-8", opener=owner_only) as file:
             file.write(text)  # it holds private numbers
         lines = [f"source      {self.source} ({source.layout})"]
@@ -106,3 +117,23 @@ class Init:
             f"written     {self.out}; read its comments, then",
             f"next        {PROGRAM} train {shlex.quote(str(self.out))} --out runs/1",
         ]
+
+
+def _check(text: str, base: Path) -> None:
+    """Refuses a config as training would, before anything is written.
+
+    Raises:
+      ValueError: what training would refuse, whatever it is.
+    """
+    # Imported here: Flax costs a second, which no help should pay.
+    from jaxdp_episodic.trainer.run.assemble import checked_run
+
+    fields = {"type": "TrainingConfig", **tomllib.loads(text)}
+    try:
+        checked_run(TrainingConfig.from_dict(fields, where="config"), base)
+    except USER_ERRORS as error:
+        raise ValueError(
+            f"nothing is written, as training would refuse it: {error}; change the "
+            "data, or what is wished of them (--population, --relation, --shots, "
+            "--ways, --unit, --epsilon)"
+        ) from error

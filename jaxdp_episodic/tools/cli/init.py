@@ -28,8 +28,14 @@ from jaxdp_episodic.tools.plan.first_config import (
 )
 from jaxdp_episodic.tools.plan.source import described_source
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.data.layouts import STORED
+from jaxdp_episodic.trainer.data.splits import TRAIN
 
 _Names = tuple[str, ...]
+_NOTHING_HELD_OUT = (
+    "nothing, so nothing is chosen and nothing is scored: the last stage is released "
+    "as it comes, be it worse than the features"
+)
 _OF_SOURCE = ("owner", "size", "grey", "label", "features", "target")
 
 
@@ -105,6 +111,8 @@ class Init:
         for split, part in source.parts.items():
             units = (f"{name} {number:,}" for name, number in part.num_units.items())
             lines.append(f"{split:<12}{', '.join(units)}")
+        if set(source.parts) == {TRAIN}:
+            lines.append(f"held out    {_NOTHING_HELD_OUT}; {_give(source.layout)}")
         for key in ("label", "groups", "features"):
             if key not in source.notes:
                 continue
@@ -117,6 +125,16 @@ class Init:
             f"written     {self.out}; read its comments, then",
             f"next        {PROGRAM} train {shlex.quote(str(self.out))} --out runs/1",
         ]
+
+
+def _give(layout: str) -> str:
+    """What would have a part held out."""
+    if layout == STORED:
+        return "import the data with --validation and --test"
+    return (
+        "give the classes names (an array 'classes' or 'labels'), or paths of other "
+        "data as validation and test under [data], and an [evaluation]"
+    )
 
 
 def _check(text: str, base: Path) -> None:

@@ -42,7 +42,7 @@ from jaxdp_episodic.tools.plan.source import Source
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_features import LEAST_SIDE, WAVELETS
 from jaxdp_episodic.trainer.data.people import fitting_bounds
-from jaxdp_episodic.trainer.data.splits import TRAIN
+from jaxdp_episodic.trainer.data.splits import TRAIN, VALIDATION
 from jaxdp_episodic.trainer.draw.complete import mean_product
 from jaxdp_episodic.trainer.run.contributions import LEAST_SHARE
 
@@ -126,7 +126,8 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
             f"{data.level_names}; write one by hand (docs/training.md)"
         )
     description = _question(source, wishes)
-    pipeline = recommended_pipeline(description)
+    is_chosen = VALIDATION in source.parts
+    pipeline = recommended_pipeline(description, is_chosen=is_chosen)
     asked = description.request
     if pipeline is not None:
         asked = pipeline.left_for_steps(asked)
@@ -267,6 +268,9 @@ def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
             "num_episodes": 600,
             "every": 100,
         }
+    if ways is not None and VALIDATION not in held_out:
+        # The last stage is released as it comes: it is to keep the features.
+        table["model"] = {**table["model"], "skip": True}
     return table
 
 

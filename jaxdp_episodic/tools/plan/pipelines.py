@@ -148,6 +148,10 @@ def recommended_pipeline(
 
 def _unscored(description: PlanDescription, number: int) -> Pipeline:
     """The pipeline of classes with so many fixed features where nothing is held out."""
+    # Measured with 30 made-up classes of 40 examples, 10 or 24 features, at epsilon 8,
+    # two of each: accuracy on new classes less that of the features. Classes and noise
+    # alike in all directions: steps -0.001 and -0.003, statistics -0.13 and -0.15, both
+    # -0.09. Directions of noise alone: +0.02 and +0.03, +0.12, and +0.10 and +0.14.
     ratio = ratio_of_steps(description, number)
     why = (
         "nothing is held out to choose a stage by, and where the features were good as "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, Union
@@ -10,7 +11,14 @@ from typing import Annotated, Literal, Union
 import tyro
 
 from jaxdp_episodic.files.atomic import owner_only
-from jaxdp_episodic.tools.cli.messages import Name, Whole, option, reported
+from jaxdp_episodic.tools.cli.messages import (
+    USER_ERRORS,
+    Name,
+    Whole,
+    option,
+    reported,
+    waiting,
+)
 from jaxdp_episodic.tools.cli.process import PROGRAM
 from jaxdp_episodic.tools.plan.first_config import (
     DELTA,
@@ -19,8 +27,15 @@ from jaxdp_episodic.tools.plan.first_config import (
     first_config,
 )
 from jaxdp_episodic.tools.plan.source import described_source
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.data.layouts import STORED
+from jaxdp_episodic.trainer.data.splits import TRAIN
 
 _Names = tuple[str, ...]
+_NOTHING_HELD_OUT = (
+    "nothing, so nothing is chosen and nothing is scored: the last stage is released "
+    "as it comes, be it worse than the features"
+)
 _OF_SOURCE = ("owner", "size", "grey", "label", "features", "target")
 
 
@@ -79,16 +94,25 @@ class Init:
     def _written(self) -> list[str]:
         if self.out.exists():
             raise FileExistsError(f"{self.out} exists; name another file by --out")
-        options = {name: getattr(self, name) or None for name in _OF_SOURCE}
+        given = {name: getattr(self, name) for name in _OF_SOURCE}
+        options = {  # 0 and "" are given, too, and refused by name
+            name: value
+            for name, value in given.items()
+            if value is not None and value is not False and value != ()
+        }
         source = described_source(self.source, self.out, **options)
         wishes = {field.name: getattr(self, field.name) for field in fields(Wishes)}
         text, said = first_config(source, Wishes(**wishes))
+        with waiting("checking it as training would (all data are read)"):
+            _check(text, self.out.parent)
         with open(self.out, "x", encoding="utf-8", opener=owner_only) as file:
             file.write(text)  # it holds private numbers
         lines = [f"source      {self.source} ({source.layout})"]
         for split, part in source.parts.items():
             units = (f"{name} {number:,}" for name, number in part.num_units.items())
             lines.append(f"{split:<12}{', '.join(units)}")
+        if set(source.parts) == {TRAIN}:
+            lines.append(f"held out    {_NOTHING_HELD_OUT}; {_give(source.layout)}")
         for key in ("label", "groups", "features"):
             if key not in source.notes:
                 continue
@@ -101,3 +125,33 @@ class Init:
             f"written     {self.out}; read its comments, then",
             f"next        {PROGRAM} train {shlex.quote(str(self.out))} --out runs/1",
         ]
+
+
+def _give(layout: str) -> str:
+    """What would have a part held out."""
+    if layout == STORED:
+        return "import the data with --validation and --test"
+    return (
+        "give the classes names (an array 'classes' or 'labels'), or paths of other "
+        "data as validation and test under [data], and an [evaluation]"
+    )
+
+
+def _check(text: str, base: Path) -> None:
+    """Refuses a config as training would, before anything is written.
+
+    Raises:
+      ValueError: what training would refuse, whatever it is.
+    """
+    # Imported here: Flax costs a second, which no help should pay.
+    from jaxdp_episodic.trainer.run.assemble import checked_run
+
+    fields = {"type": "TrainingConfig", **tomllib.loads(text)}
+    try:
+        checked_run(TrainingConfig.from_dict(fields, where="config"), base)
+    except USER_ERRORS as error:
+        raise ValueError(
+            f"nothing is written, as training would refuse it: {error}; change the "
+            "data, or what is wished of them (--population, --relation, --shots, "
+            "--ways, --unit, --epsilon)"
+        ) from error

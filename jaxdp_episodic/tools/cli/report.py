@@ -78,10 +78,14 @@ def _of_plan(file: Path) -> str:
 
 
 def _of_config(config: TrainingConfig, base: Path) -> str:
-    """The words of a run before it begins."""
+    """The words of a run before it begins, if training would begin it."""
     # Imported here: Flax costs a second, which a request should not pay.
     from jaxdp_episodic.trainer.run.adaptive_report import adaptive_methods
-    from jaxdp_episodic.trainer.run.assemble import Tables, adaptive_plan_of, plan
+    from jaxdp_episodic.trainer.run.assemble import (
+        Tables,
+        adaptive_plan_of,
+        checked_run,
+    )
     from jaxdp_episodic.trainer.run.report import (
         bounded,
         opening,
@@ -89,10 +93,10 @@ def _of_config(config: TrainingConfig, base: Path) -> str:
         report_of_budget,
     )
 
-    tables = Tables(config, base, keeps_features=False)
-    data, truncation = config.training_data(base)
     is_seeded = config.seed is not None
     if config.adaptive is not None:
+        tables = Tables(config, base, keeps_features=False)
+        _, truncation = config.training_data(base)
         budget, checks = adaptive_plan_of(config, tables)
         fixed = [name for name, check in checks.items() if check.fixed]
         lines = opening(is_private=budget.is_private, is_seeded=is_seeded)
@@ -102,11 +106,12 @@ def _of_config(config: TrainingConfig, base: Path) -> str:
         if truncation is not None:
             facts.append(bounded(truncation, for_release=False))
         return "\n".join([*lines[2:], adaptive_in_words(budget, facts)])
-    budget = plan(config, data)
+    trainer, tables = checked_run(config, base)
+    budget, truncation = trainer.budget, tables.truncation
     lines = opening(is_private=budget.is_private, is_seeded=is_seeded)
     if not budget.is_private:
         return "\n".join(lines)
-    people = people_of(data, str(budget.step.privacy_unit))
+    people = people_of(trainer.data, str(budget.step.privacy_unit))
     report, run = report_of_budget(
         budget,
         budget.num_steps,

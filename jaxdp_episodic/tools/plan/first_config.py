@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import STEP
@@ -41,7 +42,7 @@ from jaxdp_episodic.tools.plan.source import Source
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_features import LEAST_SIDE, WAVELETS
 from jaxdp_episodic.trainer.data.people import fitting_bounds
-from jaxdp_episodic.trainer.data.splits import TRAIN
+from jaxdp_episodic.trainer.data.splits import TRAIN, VALIDATION
 from jaxdp_episodic.trainer.draw.complete import mean_product
 from jaxdp_episodic.trainer.run.contributions import LEAST_SHARE
 
@@ -92,6 +93,9 @@ class Wishes:
         a unit of noise, by the rule of thumb of `first_config`.
       ways: classes an episode.
       shots: support examples of each class, or of a task.
+
+    Raises:
+      TypeError, ValueError: a population or shots that are no whole number >= 1.
     """
 
     epsilon: float = EPSILON
@@ -101,6 +105,11 @@ class Wishes:
     relation: str | None = None
     ways: int | None = None
     shots: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("population", "shots"):
+            if (value := getattr(self, name)) is not None:
+                _validation.whole_number(name, value)
 
 
 def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
@@ -117,7 +126,8 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
             f"{data.level_names}; write one by hand (docs/training.md)"
         )
     description = _question(source, wishes)
-    pipeline = recommended_pipeline(description)
+    is_chosen = VALIDATION in source.parts
+    pipeline = recommended_pipeline(description, is_chosen=is_chosen)
     asked = description.request
     if pipeline is not None:
         asked = pipeline.left_for_steps(asked)
@@ -153,7 +163,8 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
         )
     is_regression = data.targets is not None
     sizes = data.population.children_counts[1]
-    shots = wishes.shots or (_TASK_SHOTS if is_regression else SHOTS)
+    shots = _TASK_SHOTS if is_regression else SHOTS
+    shots = shots if wishes.shots is None else wishes.shots
     _check_shots(source, shots)
     ways = None if is_regression else _ways(source, wishes)
     size = 2 * shots
@@ -257,6 +268,9 @@ def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
             "num_episodes": 600,
             "every": 100,
         }
+    if ways is not None and VALIDATION not in held_out:
+        # The last stage is released as it comes: it is to keep the features.
+        table["model"] = {**table["model"], "skip": True}
     return table
 
 

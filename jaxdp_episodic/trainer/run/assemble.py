@@ -41,6 +41,7 @@ from jaxdp_episodic.trainer.run.parts import (
     built_model,
     num_outputs,
 )
+from jaxdp_episodic.trainer.run.selection import choosing_split
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
@@ -153,6 +154,26 @@ def assembled(
     trainer.recipe = _recipe(config, tables, own)
     size = sum(leaf.size for leaf in jax.tree.leaves(parts["params"]))
     return trainer, evaluations, size
+
+
+def checked_run(config: TrainingConfig, base: Path | None) -> tuple[Trainer, Tables]:
+    """Returns the trainer of a run that is not begun, and its data; writes nothing.
+
+    It is checked against the data as before the first charge of a run, held-out parts
+    included.
+
+    Args:
+      config: the run, of no parts of one's own.
+      base: folder that paths in the config are relative to.
+
+    Raises:
+      OSError, TypeError, ValueError, NotImplementedError: what training would refuse.
+    """
+    tables = Tables(config, base, keeps_features=False)
+    trainer, evaluations, _ = assembled(config, tables)
+    wanted = config.evaluation
+    choosing_split(trainer, evaluations, None if wanted is None else wanted.select)
+    return trainer, tables
 
 
 def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, Any]:

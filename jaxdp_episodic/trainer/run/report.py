@@ -297,7 +297,8 @@ def _in_words(
         f"{'and the clip norm ' * clipping.counts}after every step. Not released, and "
         "not covered: the full log (it holds losses and norms of private data), which "
         "examples each step drew, and scores on held-out data, which disclose the "
-        "people in them.",
+        "people in them. Sizes stated here were given by the config; where they were "
+        "counted in the data, they are not covered.",
     ]
 
 

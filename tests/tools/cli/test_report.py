@@ -132,6 +132,22 @@ def test_a_run_is_read_with_its_data(said):
     assert code == 0 and "trained without noise" in words
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("shots = 1", "shots = 50", "shots must be less than"),
+        ("num_classes = 40", "num_classes = 10", "num_classes"),
+        ("population = 20", "population = 21", "population"),
+        ('["validation"]', '["val"]', "'val'"),
+        ("queries = 2", "queries = 2\nways = 50", "ways"),
+    ],
+)
+def test_a_run_that_training_refuses_is_not_reported(old, new, message, said):
+    assert old in TINY
+    code, words = said(TINY.replace(old, new))
+    assert code == 2 and "error: " in words and message in words
+
+
 _PLAN = """
 version = 1
 epsilon = 8.0

@@ -255,6 +255,11 @@ def few(folder):
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--epsilon", "-1"], "epsilon must be"),
         (npz, ["--shots", "99"], "shots must be less than"),
+        (npz, ["--shots", "0"], "shots must be a whole number >= 1"),
+        (npz, ["--population", "0"], "population must be a whole number >= 1"),
+        (npz, ["--population", "-1"], "population must be a whole number >= 1"),
+        (npz, ["--ways", "0"], "ways must be at least 2, got 0"),
+        (pictures, ["--size", "0"], "size must be a whole number >= 1"),
         (pictures, ["--size", "99999"], "size must be"),
     ],
 )
@@ -303,6 +308,47 @@ def test_numbered_classes_are_not_held_out(tmp_path):
     text, _ = first_config(source, Wishes())
     assert "evaluation" not in tomllib.loads(text)
     assert "nothing is held out" in text
+
+
+def test_what_nobody_scores_keeps_its_features(tmp_path, capsys):
+    values, _ = features(40)
+    path, out = tmp_path / "numbered.npz", tmp_path / "first.toml"
+    np.savez(path, features=values.reshape(30, 40, -1).astype(np.float32))
+    assert init(path, out) == 0
+    printed = capsys.readouterr().out
+    assert "nothing is chosen and nothing is scored" in printed
+    assert "an array 'classes' or 'labels'" in printed
+    config = tomllib.loads(out.read_text())
+    assert "start" not in config and config["model"]["skip"] is True
+    assert init(npz(tmp_path), tmp_path / "named.toml") == 0
+    assert "nothing is scored" not in capsys.readouterr().out
+    assert "skip" not in tomllib.loads((tmp_path / "named.toml").read_text())["model"]
+
+
+def many_columns(folder):
+    values, labels = features()
+    wide = np.tile(values, (1, 700)).astype(np.float32)
+    np.savez(folder / "wide.npz", features=wide, labels=labels)
+    return folder / "wide.npz"
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (many_columns, [], "take at most 4096 features"),
+        (npz, ["--population", "1000000"], "population must be at most"),
+        (npz, ["--relation", "zero_out", "--population", "5"], "slots must allow for"),
+        (npz, ["--relation", "add_remove", "--population", "50"], "must be at most"),
+    ],
+)
+def test_what_training_would_refuse_is_not_written(
+    make, options, message, tmp_path, capsys
+):
+    out = tmp_path / "first.toml"
+    assert init(make(tmp_path), out, *options) == 2
+    said = capsys.readouterr().err
+    assert "nothing is written, as training would refuse it" in said
+    assert message in said and not out.exists()
 
 
 def test_tiny_pictures_have_no_wavelets(tmp_path):

@@ -36,6 +36,13 @@ def test_nothing_private_is_in_it(release):
     assert facts["steps"] == 6 and facts["epsilon spent"] > 0
 
 
+def test_sizes_that_were_counted_are_said_to_be_uncovered(release):
+    _, files = release
+    assert "where they were counted in the data, they are not covered" in " ".join(
+        files[1].read_text().split()
+    )
+
+
 def test_a_run_that_ended_early_guarantees_its_plan(release):
     whole, _ = release
     early = plain_trainer()

@@ -35,6 +35,9 @@ _NAMES_OF_SPLIT = {
     TEST: ("test",),
 }
 
+# What decoding makes of a file: an import that another version began is not resumed.
+DECODING = "transparent on white"
+
 Entry = tuple[str, Path]  # a unit's id, and its folder or file
 Keeps = Callable[[Sequence[str]], np.ndarray]  # of names of classes: which stay
 Owner = str | Callable[[str], Any]  # of an image, by its path: see `load_class_folders`
@@ -57,6 +60,7 @@ def load_class_folders(
 
     Pictures are turned upright, as their EXIF orientation has it: so do viewers and
     Hugging Face's data sets, while torchvision's ``ImageFolder`` leaves them as stored.
+    What is transparent lies on white: black ink on a clear ground stays to be seen.
     Animations are refused: which of their pictures is meant is not known.
 
     Args:
@@ -348,6 +352,8 @@ def decoded_image(
 ) -> np.ndarray:
     """Returns (H, W, channels) uint8 of an image file; see `Images`.
 
+    What is transparent lies on white.
+
     Raises:
       ImportError: without the extra ``[data]``.
       ValueError: no readable image, or an animation; the message has the path.
@@ -367,7 +373,12 @@ def decoded_image(
                 # A photograph with a preview behind it (MPO) is one picture.
                 if image.format != "MPO" and getattr(image, "is_animated", False):
                     raise ValueError("an animation, not one picture")
-                converted = upright(image).convert("L" if grey else "RGB")
+                seen = upright(image)
+                if "A" in seen.getbands() or "transparency" in seen.info:
+                    # Left out, alpha would show what lies under a clear ground: black.
+                    paper = pillow.new("RGBA", seen.size, "white")
+                    seen = pillow.alpha_composite(paper, seen.convert("RGBA"))
+                converted = seen.convert("L" if grey else "RGB")
         if size is not None and converted.size != (size, size):
             converted = converted.resize((size, size), pillow.Resampling.BILINEAR)
     except Exception as error:  # a broken file raises nearly anything in Pillow

@@ -18,7 +18,9 @@ from jaxdp_episodic.trainer.data.owners import Owners, owner_of_name
 from jaxdp_episodic.trainer.data.splits import SPLITS, TEST, TRAIN, VALIDATION
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-_MAX_PIXELS = 2**26  # of one image, before it is resized: 200 MB decoded
+# Of one image, before it is resized: 200 MB decoded, and where it is transparent some
+# 500 MB more for a moment.
+_MAX_PIXELS = 2**26
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 # What is decoded: left to itself Pillow goes by the content, and runs other programs

@@ -17,10 +17,11 @@ def transparent(kind, ink):
     if kind in ("LA", "RGBA"):
         image = black.convert(kind)
         image.putalpha(Image.fromarray(alpha))
-        return image, {}
+        return image
     image = Image.frombytes("P", (6, 6), (alpha > 0).astype(np.uint8).tobytes())
     image.putpalette([0, 0, 0] * 2)
-    return image, {"transparency": bytes([0, ink])}
+    image.info["transparency"] = bytes([0, ink])
+    return image
 
 
 @pytest.mark.parametrize("kind", ["LA", "RGBA", "P"])
@@ -30,8 +31,7 @@ def test_what_is_transparent_lies_on_white(tmp_path, kind, grey, ink):
     """Here, in what is imported, and in what a release is asked of."""
     file = tmp_path / "data" / "a" / "1.png"
     file.parent.mkdir(parents=True)
-    image, how = transparent(kind, ink)
-    image.save(file, **how)
+    transparent(kind, ink).save(file)
     with Image.open(file) as again:
         assert again.mode == kind
     expected = np.ones((6, 6))

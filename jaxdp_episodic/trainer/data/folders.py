@@ -358,7 +358,8 @@ def decoded_image(
 
     Raises:
       ImportError: without the extra ``[data]``.
-      ValueError: no readable image, or an animation; the message has the path.
+      ValueError: no readable image, an animation, or white on a clear ground, which
+        white would hide; the message has the path.
     """
     pillow = require("PIL.Image", purpose="reading images")
     upright = require("PIL.ImageOps", purpose="reading images").exif_transpose
@@ -379,7 +380,11 @@ def decoded_image(
                 if "A" in seen.getbands() or "transparency" in seen.info:
                     # Left out, alpha would show what lies under a clear ground: black.
                     paper = pillow.new("RGBA", seen.size, "white")
-                    seen = pillow.alpha_composite(paper, seen.convert("RGBA"))
+                    drawn = seen.convert("RGBA")
+                    seen = pillow.alpha_composite(paper, drawn)
+                    alpha = np.asarray(drawn.getchannel("A"))
+                    if seen == paper and alpha.min() < alpha.max():
+                        raise ValueError("white on a clear ground: lay it on another")
                 converted = seen.convert("L" if grey else "RGB")
         if size is not None and converted.size != (size, size):
             converted = converted.resize((size, size), pillow.Resampling.BILINEAR)

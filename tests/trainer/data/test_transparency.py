@@ -54,3 +54,19 @@ def test_an_opaque_picture_with_alpha_is_what_it_is_without(tmp_path, mode):
         one.save(tmp_path / "a" / f"{name}.png")
     first, second = load_class_folders(tmp_path, grey=mode == "LA").features
     np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_white_on_a_clear_ground_is_refused(tmp_path, mode):
+    """White below it would hide it; a picture without anything is one."""
+    file = tmp_path / "a" / "1.png"
+    file.parent.mkdir()
+    white, alpha = Image.new(mode, (6, 6), "white"), np.zeros((6, 6), np.uint8)
+    white.putalpha(Image.fromarray(alpha))
+    white.save(file)
+    assert np.all(np.asarray(load_class_folders(tmp_path).features) == 1)
+    alpha[2:4, 2:4] = 255
+    white.putalpha(Image.fromarray(alpha))
+    white.save(file)
+    with pytest.raises(ValueError, match="1.png .*white on a clear ground"):
+        load_class_folders(tmp_path)

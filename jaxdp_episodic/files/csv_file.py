@@ -27,8 +27,8 @@ def csv_lines(
 
     Raises:
       OSError: a file that cannot be read.
-      ValueError: no plain file, or a faulty line of column names.
-      UnicodeDecodeError: with ``errors="strict"`` alone.
+      ValueError: no plain file, or a faulty line of column names; not UTF-8, with
+        ``errors="strict"`` alone. The message does not name the file.
     """
     check_plain_file(path)
     with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
@@ -68,19 +68,15 @@ def read_csv_columns(
     if path.stat().st_size > max_bytes:
         raise ValueError(f"must have at most max_bytes={max_bytes} bytes")
     columns: list[list[str]] = [[] for _ in names]
-    lines = csv_lines(path)
-    try:
-        indices = None
-        for _, cells in lines:
-            if isinstance(cells, ValueError):
-                raise cells
-            if indices is None:
-                indices = column_places(cells, names)
-                continue
-            for column, index in zip(columns, indices, strict=True):
-                column.append(cells[index])
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text: {error.reason}") from None
+    indices = None
+    for _, cells in csv_lines(path):
+        if isinstance(cells, ValueError):
+            raise cells
+        if indices is None:
+            indices = column_places(cells, names)
+            continue
+        for column, index in zip(columns, indices, strict=True):
+            column.append(cells[index])
     return dict(zip(names, columns, strict=True))
 
 
@@ -116,7 +112,11 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._file.readline(MAX_LINE_BYTES + 1)
+        try:
+            line = self._file.readline(MAX_LINE_BYTES + 1)
+        except UnicodeDecodeError as error:
+            said = f"not UTF-8 text: {error.reason}; save it as UTF-8"
+            raise ValueError(said) from None
         if not line:
             raise StopIteration
         self.number += 1

@@ -13,6 +13,10 @@ import numpy as np
 
 from jaxdp_episodic.files.csv_file import csv_lines
 from jaxdp_episodic.files.parquet_file import parquet_batches
+from jaxdp_episodic.trainer.data.column_names import (
+    refuse_ids_as_names,
+    refuse_numbers_as_names,
+)
 from jaxdp_episodic.trainer.data.folders import (
     Images,
     decoded_image,
@@ -250,11 +254,13 @@ def _columns(
         raise ValueError(f"{path} must have records below a line of column names")
     names, rows = records[0], records[1:]
     if len(names) == 1 and ";" in names[0]:
-        raise ValueError(f"cells of {path} must be separated by commas, got {names[0]}")
+        raise ValueError(f"cells of {path} must be separated by commas, not by ;")
     cells = dict(zip(names, zip(*rows, strict=True), strict=True))
     others = {name: given[name] for name in ("target", "owner") if name in given}
     features, notes = tuple(given.get("features", ())), {}
     named = {*features, *others.values()}
+    if layout == CSV:
+        _check_names(path, names, cells, {*named, *filter(None, [given.get("label")])})
     for name in (*named, *filter(None, [given.get("label")])):
         if name not in names:
             raise ValueError(f"{path} has no column {name!r}; it has {list(names)}")
@@ -273,6 +279,17 @@ def _columns(
         notes = {"groups" if k == "label" else k: note for k, note in notes.items()}
         return {"groups": (label,), "features": features, **others}, notes
     return {"label": label, "features": features, **others}, notes
+
+
+def _check_names(
+    path: Path, names: Sequence[str], cells: Mapping[str, Sequence[Any]], used: set[str]
+) -> None:
+    """Refuses a record as the line of names, before an error shows what is in it."""
+    numbers = {n for n, c in cells.items() if _are_numbers(c)}
+    counting = {n for n in numbers if _counts(cells[n])}
+    refuse_numbers_as_names(path, names, [*used, *(numbers - counting)])
+    texts = {n: c for n, c in cells.items() if n not in numbers}
+    refuse_ids_as_names(path, names, texts)
 
 
 def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:

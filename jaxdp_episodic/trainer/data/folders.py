@@ -18,7 +18,9 @@ from jaxdp_episodic.trainer.data.owners import Owners, owner_of_name
 from jaxdp_episodic.trainer.data.splits import SPLITS, TEST, TRAIN, VALIDATION
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-_MAX_PIXELS = 2**26  # of one image, before it is resized: 200 MB decoded
+# Of one image, before it is resized: 200 MB decoded, and where it is transparent some
+# 500 MB more for a moment.
+_MAX_PIXELS = 2**26
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 # What is decoded: left to itself Pillow goes by the content, and runs other programs
@@ -34,6 +36,9 @@ _NAMES_OF_SPLIT = {
     VALIDATION: ("val", "validation", "valid"),
     TEST: ("test",),
 }
+
+# What decoding makes of a file: an import that another version began is not resumed.
+DECODING = "transparent on white"
 
 Entry = tuple[str, Path]  # a unit's id, and its folder or file
 Keeps = Callable[[Sequence[str]], np.ndarray]  # of names of classes: which stay
@@ -57,6 +62,7 @@ def load_class_folders(
 
     Pictures are turned upright, as their EXIF orientation has it: so do viewers and
     Hugging Face's data sets, while torchvision's ``ImageFolder`` leaves them as stored.
+    What is transparent lies on white: black ink on a clear ground stays to be seen.
     Animations are refused: which of their pictures is meant is not known.
 
     Args:
@@ -348,9 +354,12 @@ def decoded_image(
 ) -> np.ndarray:
     """Returns (H, W, channels) uint8 of an image file; see `Images`.
 
+    What is transparent lies on white.
+
     Raises:
       ImportError: without the extra ``[data]``.
-      ValueError: no readable image, or an animation; the message has the path.
+      ValueError: no readable image, an animation, or white on a clear ground, which
+        white would hide; the message has the path.
     """
     pillow = require("PIL.Image", purpose="reading images")
     upright = require("PIL.ImageOps", purpose="reading images").exif_transpose
@@ -367,7 +376,16 @@ def decoded_image(
                 # A photograph with a preview behind it (MPO) is one picture.
                 if image.format != "MPO" and getattr(image, "is_animated", False):
                     raise ValueError("an animation, not one picture")
-                converted = upright(image).convert("L" if grey else "RGB")
+                seen = upright(image)
+                if "A" in seen.getbands() or "transparency" in seen.info:
+                    # Left out, alpha would show what lies under a clear ground: black.
+                    paper = pillow.new("RGBA", seen.size, "white")
+                    drawn = seen.convert("RGBA")
+                    seen = pillow.alpha_composite(paper, drawn)
+                    alpha = np.asarray(drawn.getchannel("A"))
+                    if seen == paper and alpha.min() < alpha.max():
+                        raise ValueError("white on a clear ground: lay it on another")
+                converted = seen.convert("L" if grey else "RGB")
         if size is not None and converted.size != (size, size):
             converted = converted.resize((size, size), pillow.Resampling.BILINEAR)
     except Exception as error:  # a broken file raises nearly anything in Pillow

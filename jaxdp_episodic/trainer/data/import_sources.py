@@ -22,7 +22,12 @@ from jaxdp_episodic.files.parquet_arrays import (
     parquet_lists,
     parquet_numbers,
 )
-from jaxdp_episodic.trainer.data.folders import Images, check_alike, decoded_image
+from jaxdp_episodic.trainer.data.folders import (
+    DECODING,
+    Images,
+    check_alike,
+    decoded_image,
+)
 from jaxdp_episodic.trainer.data.splits import ClassSplit
 from jaxdp_episodic.trainer.data.stored import Records
 from jaxdp_episodic.trainer.data.stored_features import INVERTED, UNIT
@@ -54,7 +59,7 @@ def image_records(found: Images) -> Records:
 
         yield from _decoded(found.paths[start:], pixels)
 
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(DECODING.encode())
     for path in found.paths:
         digest.update(f"{path.parent.name}/{path.name} {_stamp(path)}\n".encode())
     numbers = found.table(np.arange(len(found.paths)))
@@ -188,7 +193,8 @@ def parquet_records(
         if images is None
         else _image_column(path, images, tuple(shape), size, grey)
     )
-    stamp = [_stamp(path), list(features), images]
+    decoding = None if images is None else DECODING
+    stamp = [_stamp(path), list(features), images, decoding]
     return Records(numbers, dtype, item, encoding, batches, stamp)
 
 

@@ -15,6 +15,10 @@ from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.files.archive import array_headers, read_arrays
 from jaxdp_episodic.files.csv_file import csv_lines, read_csv_columns
 from jaxdp_episodic.files.parquet_file import parquet_batches
+from jaxdp_episodic.trainer.data.column_names import (
+    refuse_ids_as_names,
+    refuse_numbers_as_names,
+)
 from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -161,7 +165,8 @@ def load_table(
     """Returns the table of a file's records, one a row.
 
     Args:
-      path: a file ``.csv`` (UTF-8, with a line of column names) or ``.parquet``.
+      path: a file ``.csv`` (UTF-8, with a line of column names, which must not be
+        numbers unless plain whole ones: a record would look so) or ``.parquet``.
       groups: columns of unit ids, top level first; they name the levels. Ids of a CSV
         are strings, as written: "07" is not "7".
       features: columns of numbers.
@@ -180,7 +185,8 @@ def load_table(
       ImportError: a Parquet file without pyarrow, of the extra ``[data]``.
       TypeError: one name where a list of names is meant.
       ValueError: another kind of file, an unknown column, a missing id or owner, a
-        cell that is no finite number, a file that is too large; the message says where.
+        cell that is no finite number, a file that is too large, or one whose first
+        line is a record; the message says where.
     """
     file = Path(path)
     if label is not None:
@@ -211,6 +217,10 @@ def load_table(
     columns, first = columns_of(file, wanted, max_bytes=max_bytes)
     if not columns[wanted[0]]:
         raise ValueError(f"{file} must have at least one record, has none")
+    if file.suffix.lower() == ".csv":
+        ids = [*groups, *([] if owner is None else [owner])]
+        by_name = {name: columns[name] for name in ids}
+        refuse_ids_as_names(file, names_of_columns(file), by_name)
     numbers = {
         name: numbers_of(columns[name], name, file, first)
         for name in (*features, *([] if target is None else [target]))
@@ -282,7 +292,8 @@ def columns_of(
     """Returns columns of a CSV or Parquet file, and the row of its first record.
 
     Raises:
-      ValueError: another kind of file, or as of its reader; the message has the path.
+      ValueError: another kind of file, one whose first line is a record, or as of its
+        reader; the message has the path.
     """
     # A CSV file's first record is in its second line.
     readers = {".csv": (read_csv_columns, 2), ".parquet": (parquet_columns, 1)}
@@ -290,6 +301,8 @@ def columns_of(
     if suffix not in readers:
         raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
     read, first = readers[suffix]
+    if suffix == ".csv":
+        refuse_numbers_as_names(file, names_of_columns(file), wanted)
     try:
         return read(file, wanted, max_bytes=max_bytes), first
     except ValueError as error:
@@ -303,9 +316,11 @@ def names_of_columns(file: Path) -> list[str]:
       OSError, ValueError: as of the readers.
     """
     if file.suffix.lower() == ".csv":
-        _, cells = next(csv_lines(file), (1, []))
-        if isinstance(cells, ValueError):
-            raise ValueError(f"{file}: {cells}")
+        try:
+            _, cells = next(csv_lines(file), (1, []))
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        assert not isinstance(cells, ValueError)  # a faulty line of names is raised
         return cells
     names, _ = next(parquet_batches(file, None, rows=1), ([], []))
     return list(names)

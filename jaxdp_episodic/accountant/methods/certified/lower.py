@@ -188,7 +188,7 @@ def _balance(
 
     Args:
       halves: of the bins.
-      heaviest: index of the grid point that is balanced last.
+      heaviest: index, > 0, of the grid point that is balanced last.
       atom: mass there, of the loss 0.
       atom_gain: its ``P - e^u Q`` at the shifted grid point u, negative for a loss.
 
@@ -207,7 +207,7 @@ def _balance(
             up, down, own = (1 - y) * mass_b, mass_a + y * mass_b, gain_a + y * gain_b
         elif loss_a > 0:
             x = (gain - loss_b) / loss_a * sure
-            x = x if x < 1 else 1.0
+            x = 1.0 if x > 1 else x  # NaN stays NaN
             up, down, own = x * mass_a + mass_b, (1 - x) * mass_a, (1 - x) * gain_a
         above.append(here + up)
         here, gain = down, own
@@ -222,7 +222,7 @@ def _balance(
             lost = x * loss_a + loss_b
         elif gain_b > 0:
             y = (loss - gain_a) / gain_b
-            y = y if y < 1 else 1.0
+            y = 1.0 if y > 1 else y
             up, down, own = (1 - y) * mass_b, mass_a + y * mass_b, gain_a + y * gain_b
             lost = (1 - y) * loss_b
         kept = _kept(own, loss)
@@ -243,9 +243,8 @@ def _balance(
 
 def _kept(gain: float, loss: float) -> float:
     """The share of what comes from below that a gain can balance."""
-    if loss > 0 and (share := gain / loss * (1 - _SHARE_MARGIN)) < 1:
-        return share
-    return 1.0
+    share = gain / loss * (1 - _SHARE_MARGIN) if loss > 0 else 1.0
+    return 1.0 if share > 1 else share
 
 
 def _targets(halves: _Halves) -> list[np.ndarray]:

@@ -333,9 +333,13 @@ def test_a_stale_name_is_found(name, is_wrong):
     assert bool(unknown_names(sources)) == is_wrong
 
 
-def test_no_file_is_longer_than_400_lines():
+# A class or a theme is one file; a second file is for a second idea.
+MOST_LINES = 700
+
+
+def test_no_file_is_too_long():
     lengths = {name: s.count("\n") for name, s in _package_sources().items()}
-    assert {name: n for name, n in lengths.items() if n > 400} == {}
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
 
 
 def test_the_mechanism_to_copy_is_short_and_whole():

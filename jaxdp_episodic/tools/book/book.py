@@ -245,6 +245,7 @@ def charge(
     sessions: tuple[str, ...],
     session: str,
     book: str | None = None,
+    at_end: int | None = None,
 ) -> Entry:
     """Charges a run, or finds that it has paid; when this returns it is on the disk.
 
@@ -259,6 +260,7 @@ def charge(
       sessions: random names of earlier processes, as its folder has them.
       session: of this process.
       book: the name that it must have; None: any.
+      at_end: steps with which the run in the folder has ended; None: it goes on.
 
     Raises:
       BookClosedError: the book is closed.
@@ -266,7 +268,7 @@ def charge(
       BookExhaustedError: not so much is left.
       ImportError, OSError: it cannot be read or written.
       ValueError: another run under this name, one of other data, unit or relation, one
-        that has no price, or a copy of a run.
+        that has no price, a copy of a run, or an older state of a run that has ended.
     """
     storage = storage_of(where)
     content = _read(storage, where)
@@ -298,10 +300,65 @@ def charge(
                 f"entry {paid.number} of the book is of this run, and another copy of "
                 "it has gone on: this one has paid nothing, begin another run"
             )
+        end = content.ends.get(run)
+        if end is not None and end != at_end:
+            stands = "goes on" if at_end is None else f"ended after {at_end:,}"
+            raise ValueError(
+                f"entry {paid.number} of the book is of this run, which has ended "
+                f"after {end:,} steps (of a search: runs); the one in this folder "
+                f"{stands}: it is an older copy, and would release again what was "
+                "paid for once. Begin another run, in another folder"
+            )
         rows.append(next_row(content, {"resumed": run, "session": session}))
         return paid
 
     return storage.transaction(take)
+
+
+def end_run(where: str, run: str, sessions: tuple[str, ...], steps: int) -> None:
+    """Notes that a run takes no more steps; call it before anything is released.
+
+    When this returns it is on the disk. From then on no older copy of the run can go
+    on: see `charge`. A run that has ended with as many steps is left as it is.
+
+    Args:
+      where: path or URL of the book.
+      run: its name.
+      sessions: as of `charge`.
+      steps: that the run has taken; of a search, runs.
+
+    Raises:
+      BookError: the book is damaged, or has no such run.
+      ImportError, OSError: it cannot be read or written.
+      ValueError: another copy of the run has gone on, or ended elsewhere.
+    """
+
+    def end(rows: Rows) -> None:
+        content = _content(rows, where)
+        paid = content.entry_of(run)
+        if paid is None:
+            raise BookError(
+                f"book {shown(where)} does not know this run, which has paid: it was "
+                "put back to an older state"
+            )
+        if content.sessions[run] not in sessions:
+            raise ValueError(
+                f"entry {paid.number} of the book is of this run, and another copy of "
+                "it has gone on while it ran: nothing of this one may be released, as "
+                "one of the two was paid for"
+            )
+        found = content.ends.get(run)
+        if found is None:
+            record = {"ended": run, "steps": steps, "time": _now()}
+            rows.append(next_row(content, record))
+        elif found != steps:
+            raise ValueError(
+                f"entry {paid.number} of the book is of this run, which has ended "
+                f"after {found:,} steps (of a search: runs), not after {steps:,}: "
+                "nothing of this folder may be released"
+            )
+
+    storage_of(where).transaction(end)
 
 
 def _charge_new(

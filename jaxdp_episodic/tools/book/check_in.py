@@ -6,6 +6,8 @@ puts it into the book in place of one that the receipt has, then forgets the oth
 a process that is killed anywhere in between can go on, and of two copies of a folder
 only the first that goes on: the other's receipt knows no name that is in the book. Nor
 does that of a run whose copy went on while it ran: it is asked again before a release.
+The book is then told that the run has ended: a copy made before that, or a backup put
+back over it, does not go on.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import NamedTuple
 
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import read_json
-from jaxdp_episodic.tools.book.book import Order, charge, read_book
+from jaxdp_episodic.tools.book.book import Order, charge, end_run, read_book
 from jaxdp_episodic.tools.book.content import BookTerms, Entry, new_name
 from jaxdp_episodic.tools.book.prices import in_words
 from jaxdp_episodic.tools.book.storage import BookError, shown
@@ -64,7 +66,9 @@ class Paid(NamedTuple):
         return in_words(self.entry.price)
 
 
-def check_in(where: str, folder: Path, order: Order, *, run: str) -> Paid:
+def check_in(
+    where: str, folder: Path, order: Order, *, run: str, at_end: int | None = None
+) -> Paid:
     """Charges the run of a folder, or goes on with it; see `charge` for the errors.
 
     Args:
@@ -72,6 +76,7 @@ def check_in(where: str, folder: Path, order: Order, *, run: str) -> Paid:
       folder: of the run, which this process holds.
       order: what the run wants.
       run: its name, in its ledger or state.
+      at_end: steps with which the folder's run has ended; None: it goes on.
     """
     terms = read_book(where).terms
     found = read_receipt(folder)
@@ -92,26 +97,29 @@ def check_in(where: str, folder: Path, order: Order, *, run: str) -> Paid:
     session = new_name()
     _write(folder, Receipt(terms.name, run, (*known, session), has_paid))
     entry = charge(
-        where, order, run=run, sessions=known, session=session, book=terms.name
+        where,
+        order,
+        run=run,
+        sessions=known,
+        session=session,
+        book=terms.name,
+        at_end=at_end,
     )
     _write(folder, Receipt(terms.name, run, (session,), True))
     return Paid(terms, entry)
 
 
-def refuse_copied(where: str, folder: Path, paid: Paid) -> None:
-    """Refuses to release a run of which a copy has gone on since it checked in.
+def check_out(where: str, folder: Path, paid: Paid, *, steps: int) -> None:
+    """Tells the book that a run has ended, before anything of it is released.
 
     Raises:
-      ImportError, OSError, ValueError: as `read_book`; such a run, which has drawn
-        steps that nobody paid for.
+      ImportError, OSError: the book cannot be read or written.
+      ValueError: as `end_run`: a run of which a copy has gone on since it checked in
+        has drawn steps that nobody paid for.
     """
-    receipt, last = read_receipt(folder), read_book(where).sessions.get(paid.entry.run)
-    if receipt is None or last not in receipt.sessions:
-        raise ValueError(
-            f"entry {paid.entry.number} of the book is of this run, and another copy "
-            f"of it has gone on while it ran: nothing of {folder} may be released, as "
-            "one of the two was paid for"
-        )
+    receipt = read_receipt(folder)
+    sessions = () if receipt is None else receipt.sessions
+    end_run(where, paid.entry.run, sessions, steps)
 
 
 def read_receipt(folder: Path) -> Receipt | None:

@@ -8,6 +8,7 @@ from the middle, is found by everyone who reads. Nothing is ever rewritten.
     {"run": "…", "session": "…", "what": "train", "name": "…", "about": {…},
      "price": {…}, "time": "…"}            a run has paid
     {"resumed": "…", "session": "…"}       another process goes on with it
+    {"ended": "…", "steps": 300, "time": "…"}  it takes no more steps
     {"closed": true, "time": "…"}
 """
 
@@ -173,6 +174,7 @@ class BookContent(NamedTuple):
       terms: fixed when it was made.
       entries: of the runs that have paid, in order.
       sessions: run -> random name of the process that last went on with it.
+      ends: run -> steps (of a search, runs) with which it ended, if it has.
       is_closed: nothing can be charged any more.
       num_records: all of them.
       sha256: the chain's hash after the last one.
@@ -181,6 +183,7 @@ class BookContent(NamedTuple):
     terms: BookTerms
     entries: tuple[Entry, ...]
     sessions: Mapping[str, str]
+    ends: Mapping[str, int]
     is_closed: bool
     num_records: int
     sha256: str
@@ -302,11 +305,12 @@ class _Reader:
         self._terms, self._hash, self._next = terms, sha256, 1
         self._entries: list[Entry] = []
         self._sessions: dict[str, str] = {}
+        self._ends: dict[str, int] = {}
         self._is_closed = False
 
     def take(self, row: Row) -> None:
         record = _record(row, self._next, self._hash)
-        if self._is_closed and "resumed" not in record:
+        if self._is_closed and not {"resumed", "ended"} & record.keys():
             raise ValueError("it comes after the book was closed")
         if "closed" in record:
             self._is_closed = True
@@ -314,9 +318,19 @@ class _Reader:
             if record["resumed"] not in self._sessions:
                 raise ValueError("it is of a run that has paid nothing")
             self._sessions[record["resumed"]] = str(record["session"])
+        elif "ended" in record:
+            self._end(record)
         else:
             self._charge(record)
         self._hash, self._next = row.hash, self._next + 1
+
+    def _end(self, record: Mapping[str, Any]) -> None:
+        run, steps = record["ended"], record["steps"]
+        if run not in self._sessions or run in self._ends:
+            raise ValueError("it ends a run that has paid nothing, or has ended before")
+        if not isinstance(steps, int) or steps < 0:
+            raise ValueError(f"steps must be a number >= 0, got {steps!r}")
+        self._ends[run] = steps
 
     def _charge(self, record: Mapping[str, Any]) -> None:
         names = ("run", "what", "name", "about", "price", "time")
@@ -334,6 +348,7 @@ class _Reader:
             self._terms,
             tuple(self._entries),
             self._sessions,
+            self._ends,
             self._is_closed,
             self._next,
             self._hash,

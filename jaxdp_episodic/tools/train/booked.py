@@ -160,7 +160,8 @@ def check_in_run(
         floor=booking.floor,
     )
     name = trainer.begin(folder, name=_name_before(folder), book=booking.book)
-    return check_in(booking.where, folder, order, run=name)
+    at_end = trainer.num_steps_taken if trainer.has_ended else None
+    return check_in(booking.where, folder, order, run=name, at_end=at_end)
 
 
 def statement_of_book(paid: Paid) -> str:

@@ -18,7 +18,7 @@ from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._kernel_cache import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.rounding import upward
-from jaxdp_episodic.tools.book.check_in import refuse_copied
+from jaxdp_episodic.tools.book.check_in import check_out
 from jaxdp_episodic.tools.train import booked
 from jaxdp_episodic.tools.train.booked import Booking, PartOfSearch
 from jaxdp_episodic.tools.train.result import Result, finished
@@ -170,7 +170,8 @@ def _run(
                 on_step=shown,
             )
         if isinstance(book, Booking) and paid is not None:
-            refuse_copied(book.where, folder, paid)
+            steps = trainer.num_steps_taken
+            check_out(book.where, folder, paid, steps=steps)
         without = {}
         bare = wanted is not None and wanted.without_noise
         if bare and paid is not None:

@@ -22,7 +22,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
 )
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.tools.book.book import Order
-from jaxdp_episodic.tools.book.check_in import Paid, check_in, refuse_copied
+from jaxdp_episodic.tools.book.check_in import Paid, check_in, check_out
 from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name
 from jaxdp_episodic.tools.book.prices import price_of_search
 from jaxdp_episodic.tools.train.booked import (
@@ -140,7 +140,7 @@ def run_search(
             run["score"] = _larger_is_better(result.scores[search.settings.split])
             _save(folder, state)
         if book is not None and paid is not None:
-            refuse_copied(book.where, folder, paid)
+            check_out(book.where, folder, paid, steps=len(state["runs"]))
         return _finish(search, folder, state, budget)
 
 
@@ -375,4 +375,6 @@ def _check_in(
 
     about = {"search": state["search"]}
     order = Order(TUNE, folder.resolve().name, protected, about, price)
-    return check_in(book.where, folder, order, run=state["name"])
+    runs = state["runs"]
+    at_end = None if any(run["score"] is None for run in runs) else len(runs)
+    return check_in(book.where, folder, order, run=state["name"], at_end=at_end)

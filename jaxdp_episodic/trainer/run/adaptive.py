@@ -169,6 +169,18 @@ class AdaptiveTrainer(Trainer):
 
         yield releases()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has noted its end, or nothing is left to choose."""
+        ledger = self.ledger
+        if self.num_steps_taken < len(ledger.options):
+            return False
+        now = ledger.now
+        is_begun = self.num_steps_taken >= len(now.first)
+        return ledger.has_ended or (
+            is_begun and not any(now.can(name) for name in now.options)
+        )
+
     def choose(self) -> str | None:
         """Returns the option that comes next, chosen once; None: the run is over.
 

@@ -147,6 +147,11 @@ class RunState:
         return self._now[1]
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the run takes no more steps, whatever comes."""
+        return self.num_steps_taken >= self.budget.num_steps
+
+    @property
     def num_steps_charged(self) -> int:
         """Steps charged: those taken, and perhaps one that was interrupted."""
         return self.ledger.charged

@@ -159,6 +159,71 @@ def test_a_copy_that_goes_on_meanwhile_leaves_nothing_to_release(
     assert has_charges(out / "ledger.jsonl") and not (out / "release").exists()
 
 
+def _copied_after(steps, into, monkeypatch, kind=Trainer):
+    """Runs copy their folder after so many steps, while they go on."""
+    step = kind.step
+
+    def copying(trainer, prepared=None):
+        found = step(trainer, prepared)
+        if trainer.num_steps_taken == steps and not into.exists():
+            shutil.copytree(trainer._folder, into)
+        return found
+
+    monkeypatch.setattr(kind, "step", copying)
+
+
+@pytest.mark.parametrize("adapts", [False, True], ids=["fixed", "adaptive"])
+def test_an_older_copy_of_a_run_that_has_ended_draws_nothing(
+    tmp_path, config, book, monkeypatch, adapts
+):
+    """The folder was copied while it ran; or a backup was put back over its end."""
+    config.write_text(config.read_text() + (AT_PRICES if adapts else ""))
+    kind = AdaptiveTrainer if adapts else Trainer
+    out, copy = tmp_path / "out", tmp_path / "copy"
+    with monkeypatch.context() as m:
+        _copied_after(1, copy, m, kind)
+        result = train(config, out, book)
+    content = read_book(book)
+    assert dict(content.ends) == {
+        content.entries[0].run: result.trainer.num_steps_taken
+    }
+    backup = tmp_path / "backup"
+    shutil.copytree(copy, backup)
+    charged = (backup / "ledger.jsonl").read_bytes()
+
+    def nothing(*args, **kwargs):
+        raise AssertionError("a step was taken")
+
+    with monkeypatch.context() as m:
+        m.setattr(kind, "step", nothing)
+        for folder in (copy, backup):
+            with pytest.raises(ValueError, match="which has ended after"):
+                train(config, folder, book, resume=True)
+            assert not (folder / "release").exists()
+        assert read_ledger(backup / "ledger.jsonl").charged == 1
+        assert (backup / "ledger.jsonl").read_bytes() == charged
+        # The run itself makes its report and its release again, and draws nothing.
+        train(config, out, book, resume=True)
+    assert read_book(book).ends == content.ends
+
+
+def test_a_run_killed_between_its_end_and_its_release_is_released(
+    tmp_path, config, book, monkeypatch
+):
+    out = tmp_path / "out"
+
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(run_module, "finished", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out, book)
+    assert len(read_book(book).ends) == 1 and not (out / "release").exists()
+    train(config, out, book, resume=True)
+    assert (out / "release").exists()
+
+
 def test_no_process_trains_without_noise_beside_a_book(tmp_path, config, monkeypatch):
     """The first does not, and would never answer the others."""
     trained = []

@@ -16,7 +16,7 @@ import pytest
 
 from jaxdp_episodic.accountant import _engine
 from jaxdp_episodic.accountant.methods.question import Answer
-from jaxdp_episodic.accountant.questions import targets, worst_path
+from jaxdp_episodic.accountant.questions import calibration, worst_path
 
 _answer = worst_path.answer
 _kept: dict[bytes, Answer] = {}
@@ -38,6 +38,6 @@ def _answered_once(question: Any, runs: Sequence[Any], method: str) -> Answer:
 def asked_once() -> Iterator[None]:
     """Keeps answers of questions, and of the searches for noise, in this block."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (worst_path, targets):
+        for module in (worst_path, calibration):
             patch.setattr(module, "answer", _answered_once)
         yield

@@ -5,5 +5,5 @@ not broadcast `ValueError`; functions name what they refuse besides.
 
 Doors: `adaptive`, `adaptive_budget`, `api`, `attacker`, `base_budget`, `budget`,
 `calibration`, `dominating_pair`, `epoch_pairs`, `gdp_budget`, `gradients`, `intervals`,
-`paths`, `prices`, `profile`, `traced`, `trial_counts`, `tuning`, `worst_path`.
+`prices`, `profile`, `traced`, `trial_counts`, `tuning`, `worst_path`.
 """

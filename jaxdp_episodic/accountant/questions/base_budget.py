@@ -39,8 +39,8 @@ from jaxdp_episodic.accountant.questions.gdp_budget import (
     check_number,
     checked_floor,
 )
-from jaxdp_episodic.accountant.questions.paths import undominated_paths
 from jaxdp_episodic.accountant.questions.strategy_prices import worst_of, worst_units
+from jaxdp_episodic.accountant.questions.worst_path import undominated_paths
 
 # Most units of a price: a base of so little cost is no unit.
 MOST_UNITS = 10**6

@@ -28,7 +28,7 @@ from jaxdp_episodic.accountant.methods.slopes import (
 )
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from jaxdp_episodic.accountant.questions import worst_path
-from jaxdp_episodic.accountant.questions.paths import undominated_paths
+from jaxdp_episodic.accountant.questions.worst_path import undominated_paths
 
 # Methods whose answers have derivatives.
 METHODS = ("exact", "rdp")

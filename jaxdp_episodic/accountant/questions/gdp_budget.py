@@ -29,11 +29,11 @@ from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import check_method, checked_runs
 from jaxdp_episodic.accountant.questions.attacker import (
+    lower_hull,
     mu_of_chords,
     mu_of_gaussians,
     upper_curve,
 )
-from jaxdp_episodic.accountant.questions.curve_points import lower_hull
 from jaxdp_episodic.accountant.questions.strategy_prices import worst_mu, worst_of
 from jaxdp_episodic.accountant.questions.tuning import curve_to_epsilon
 

@@ -24,8 +24,7 @@ from jaxdp_episodic.accountant.questions.api import (
     log_of,
     on_engine,
 )
-from jaxdp_episodic.accountant.questions.paths import undominated_paths
-from jaxdp_episodic.accountant.questions.worst_path import end_values
+from jaxdp_episodic.accountant.questions.worst_path import end_values, undominated_paths
 
 
 @on_engine

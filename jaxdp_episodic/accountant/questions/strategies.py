@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.api import delta_of
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
-from jaxdp_episodic.accountant.questions.paths import rounded_up, undominated_paths
+from jaxdp_episodic.accountant.questions.worst_path import rounded_up, undominated_paths
 
 # Most paths that are solved one by one; beyond, rates are rounded up to make paths
 # equal.

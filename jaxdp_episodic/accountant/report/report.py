@@ -25,7 +25,7 @@ from jaxdp_episodic.accountant.describe.step import (
     gaussian_parts,
 )
 from jaxdp_episodic.accountant.methods.run import Run
-from jaxdp_episodic.accountant.questions import paths as path_rows
+from jaxdp_episodic.accountant.questions import worst_path as path_rows
 from jaxdp_episodic.accountant.questions.api import check_method, worst_epsilon
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of

@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions.targets import Targets
+from jaxdp_episodic.accountant.questions.calibration import Targets
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")

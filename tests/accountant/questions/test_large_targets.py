@@ -8,7 +8,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions import worst_path
-from jaxdp_episodic.accountant.questions.targets import Targets
+from jaxdp_episodic.accountant.questions.calibration import Targets
 from rows import fast_and_slow
 
 DELTA = 1e-5

@@ -9,7 +9,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.methods.run import Run
-from jaxdp_episodic.accountant.questions import paths
+from jaxdp_episodic.accountant.questions import worst_path as paths
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")

@@ -117,7 +117,8 @@ class WithoutReplacement(LevelScheme):
         in the larger neighbour, of *every* unit one level up. Needed for the case
         ``size >= population`` to cost no more than full participation under
         ``add_remove``: a lower bound does not show that everybody is drawn, and
-        drawing all but one costs more than drawing all.
+        drawing all but one costs more than drawing all. A `Population` does not state
+        it at the protected level: it lists the data at hand, which somebody may join.
 
     Raises:
       ValueError: a reserved name, or an exact population that

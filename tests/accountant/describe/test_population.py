@@ -1,8 +1,12 @@
 """The tree as an object: sizes, names, descriptions, value semantics."""
 
+import itertools
+
 import numpy as np
 import pytest
+from scipy.stats import norm
 
+import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.describe.population import Population
 
 
@@ -102,3 +106,41 @@ def test_ten_million_records():
     population = Population.from_ids(authority=school % 97, school=school, pupil=pupil)
     assert repr(population).endswith("units=(97, 100000, 10000000))")
     assert population.distinct_paths().multiplicity.sum() == pupil.size
+
+
+def hockey_stick(p, q, epsilon):
+    """Sum of positive parts of p - e^epsilon q: densities on one fine grid."""
+    return float(np.sum(np.maximum(p - np.exp(epsilon) * q, 0.0)))
+
+
+def draw_of_nine(values, grid, noise):
+    """Masses of the noisy sum over every set of 9, or all, of the values."""
+    taken = [sum(s) for s in itertools.combinations(values, min(9, len(values)))]
+    step = grid[1] - grid[0]
+    density = np.mean([norm.pdf(grid, s, noise) for s in taken], axis=0)
+    return density * step
+
+
+@pytest.mark.parametrize(
+    ("at_hand", "joins"), [([-1.0] * 9, True), ([-1.0] * 9, False)]
+)
+def test_a_draw_of_all_units_at_hand_leaves_one_out_where_somebody_joins(
+    at_hand, joins
+):
+    # Whoever joins 9 units of which 9 are drawn takes the place of another: that is
+    # more than 9 of 9 cost, so a Population does not state population_is_exact.
+    noise, epsilon = 2.0, 1.0
+    other = [*at_hand, 1.0] if joins else at_hand[:-1]
+    grid = np.linspace(-30, 15, 40_001)
+    p, q = (draw_of_nine(values, grid, noise) for values in (other, at_hand))
+    worst = max(hockey_stick(p, q, epsilon), hockey_stick(q, p, epsilon))
+
+    def claimed(tree, **sizes):
+        scheme = jde.WithoutReplacement("example", size=9, **sizes)
+        step = jde.GaussianStep(scheme, noise_multiplier=noise, population=tree)
+        return jde.delta(step, num_steps=1, epsilon=epsilon)
+
+    by_tree = claimed(Population(children_counts=([9],)))
+    if_nobody_joins = claimed(None, population=9, population_is_exact=True)
+    assert worst <= by_tree
+    assert (worst > 2 * if_nobody_joins) == joins

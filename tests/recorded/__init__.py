@@ -1,0 +1,1 @@
+"""Answers of the code of before, recorded, and the script that recorded them."""

@@ -327,6 +327,110 @@ def test_a_run_within_a_run_is_the_worst_of_all_strategies(number):
     assert below
 
 
+def _limited(rng, depth, leaves, what):
+    """A random run, the same for the oracle, and its leaves' pairs in ``leaves``."""
+    options, mirrored = {}, []
+    for name in "abc"[: int(rng.integers(1, 3))]:
+        if depth and rng.random() < 0.7:
+            kind = "prices" if what == "quotas" or rng.random() < 0.4 else "quotas"
+            options[name], inner = _limited(rng, depth - 1, leaves, kind)
+            mirrored.append(inner)
+        else:
+            options[name], pair = _answer_or_all(rng)
+            mirrored.append(len(leaves))
+            leaves.append(pair)
+    numbers = tuple(int(n) for n in rng.integers(1, 3, len(options)))
+    limits = {what: dict(zip(options, numbers, strict=True))}
+    run = adaptive.Run(tuple(mirrored), **{what: numbers})
+    if what == "prices":
+        limits["budget"] = int(rng.integers(1, 4))
+        run = run._replace(budget=limits["budget"])
+    return jde.AdaptiveRun(options, **limits), run
+
+
+def _histories(state, known):
+    if state not in known:
+        moves = adaptive.interleaved(state)
+        known[state] = 1 + 2 * sum(_histories(to, known) for _, to in moves)
+    return known[state]
+
+
+@pytest.mark.parametrize(
+    "number", [12, pytest.param(25, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_runs_of_quotas_stay_open_beside_other_options(number):
+    """Runs of runs of random limits, down to three levels."""
+    rng, checked, deep = np.random.default_rng(number), 0, 0
+    while checked < number:
+        leaves = []
+        what = "quotas" if rng.random() < 0.5 else "prices"
+        run, mirrored = _limited(rng, 2, leaves, what)
+        start, epsilon = adaptive.begun(mirrored), rng.uniform(0, 1.2)
+        if not 20 < _histories(start, {}) < 20_000:
+            continue
+        checked += 1
+        deep += run.composition() is None
+        g = np.exp(epsilon)
+        true = _worst(leaves, adaptive.interleaved, start, lambda _, g=g: g)
+        lower, upper = run.delta_interval(epsilon=epsilon)
+        assert lower * (1 - 1e-9) - 1e-15 <= true <= upper * (1 + 1e-9)
+        # Of too many values for the exact recursion: by the lattice.
+        assert upper - lower <= 1e-3 * upper
+    assert deep > number / 3
+
+
+def test_a_priced_run_of_quotas_may_come_after_options_beside_them():
+    """Score; then b, chosen by the score; then search: more than a as a whole."""
+
+    def answer(epsilon, lost=0.0):
+        masses = np.array([np.exp(epsilon), 1.0]) / (1 + np.exp(epsilon))
+        pair = [
+            [lost, *((1 - lost) * masses), 0.0],
+            [0.0, *((1 - lost) * masses[::-1]), lost],
+        ]
+        return jde.ApproximateDP(epsilon, lost), pair
+
+    def geometric(noise, sensitivity=1):
+        release = jde.DiscreteLaplaceRelease(
+            noise, sensitivity=sensitivity, sampling_probability=0.5
+        )
+        k = np.arange(-150, 151)
+        with_unit, without = (
+            np.exp(-noise * np.abs(k - at)) for at in (sensitivity, 0)
+        )
+        with_unit, without = with_unit / with_unit.sum(), without / without.sum()
+        with_unit = 0.5 * (with_unit + without)
+        # Outputs of one loss count together, which changes no divergence.
+        losses = np.round(np.log(with_unit / without), 12)
+        values, which = np.unique(losses, return_inverse=True)
+        pair = (np.bincount(which, m, len(values)) for m in (with_unit, without))
+        return release, list(pair)
+
+    menu = [
+        *(geometric(0.7, 2), answer(1.0), answer(0.5, 0.05)),
+        *(geometric(1.2), answer(0.5)),
+    ]
+    (score, u, v, w, x), pairs = zip(*menu, strict=True)
+    one = {"prices": {"u": 1, "v": 1}, "budget": 1}
+    search = jde.AdaptiveRun({"u": u, "v": v}, **one)
+    parts = {"score": score, "search": search}
+    run = jde.AdaptiveRun(
+        {
+            "a": jde.AdaptiveRun(parts, quotas={"score": 1, "search": 1}),
+            "b": jde.AdaptiveRun({"u": w, "v": x}, **one),
+        },
+        quotas={"a": 1, "b": 1},
+    )
+    inner = adaptive.Run((1, 2), prices=(1, 1), budget=1)
+    a = adaptive.Run((0, inner), quotas=(1, 1))
+    b = adaptive.Run((3, 4), prices=(1, 1), budget=1)
+    start = adaptive.begun(adaptive.Run((a, b), quotas=(1, 1)))
+    true = _worst(pairs, adaptive.interleaved, start, lambda _: np.exp(1.5))
+    lower, upper = run.delta_interval(epsilon=1.5)
+    assert lower * (1 - 1e-9) <= true <= upper * (1 + 1e-9)
+    assert true == pytest.approx(0.16185622, rel=1e-7)
+
+
 def _run_first(prices):
     """Moves of "the run, then the plain option": the run is option 1."""
 

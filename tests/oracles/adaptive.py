@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import interpolate, special
@@ -60,6 +61,61 @@ def nested(outer: Moves, inner: Moves, option: int, start: Hashable) -> Moves:
         return found
 
     return moves
+
+
+class Run(NamedTuple):
+    """A run within runs: its limits and its options, leaves' numbers or runs.
+
+    A run of quotas stays open beside whatever else is taken. One of prices is over when
+    anything but its own options is taken.
+    """
+
+    options: tuple[Run | int, ...]
+    quotas: tuple[int, ...] | None = None
+    prices: tuple[int, ...] | None = None
+    budget: int = 0
+
+
+class Open(NamedTuple):
+    """A run that has begun: what is left, and the runs within that have begun."""
+
+    run: Run
+    left: Hashable
+    inner: tuple[Open, ...] = ()
+
+
+def begun(run: Run) -> Open:
+    return Open(run, run.budget if run.quotas is None else run.quotas)
+
+
+def interleaved(state: Open) -> list[tuple[int, Open]]:
+    """Every leaf that may be taken now: itself a `Moves`; runs may be left early."""
+    run, left, inner = state
+    afters = by_prices(run.prices)(left) if run.quotas is None else by_quotas(left)
+    # Of what is within, what stays open beside something else.
+    kept = tuple(_still_open(one) for one in inner if one.run.quotas is not None)
+    found = []
+    for k, after in afters:
+        option = run.options[k]
+        if isinstance(option, int):
+            found.append((option, Open(run, after, kept)))
+            continue
+        for leaf, to in interleaved(begun(option)):
+            found.append((leaf, Open(run, after, (*kept, to))))
+    for i, one in enumerate(inner):
+        others = tuple(
+            _still_open(other)
+            for j, other in enumerate(inner)
+            if j != i and other.run.quotas is not None
+        )
+        for leaf, to in interleaved(one):
+            found.append((leaf, Open(run, left, (*others, to))))
+    return found
+
+
+def _still_open(state: Open) -> Open:
+    inner = tuple(_still_open(o) for o in state.inner if o.run.quotas is not None)
+    return state._replace(inner=inner)
 
 
 def strategies(menu: Sequence[Pair], moves: Moves, state) -> Iterator[tuple]:

@@ -59,8 +59,9 @@ class AdaptiveRun(Menu):
     Attributes:
       options: steps, releases, composed runs (taken as a whole; epochs must be whole)
         and other adaptive runs that have not begun, by name; all about the same
-        protected units. An adaptive run is paid for when it begins. Nothing else is
-        taken until it ends, unless its own limits are quotas. Fields may be arrays,
+        protected units. An adaptive run is paid for when it begins. One of quotas stays
+        open beside whatever else is taken. While one of prices or rules is under way,
+        nothing else is taken, at any level: it ends before. Fields may be arrays,
         which broadcast as everywhere: each setting has its own worst strategy, and
         answers have the options' shape; to be charged, a run must be of one setting.
       quotas: whole number >= 0 for each option: how often it may be taken, in any

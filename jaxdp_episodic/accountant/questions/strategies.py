@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from jaxdp_episodic.accountant.methods.adaptive.graph import (
     graph_of_budgets,
     rule_graph,
     unfolded,
+    with_pending,
 )
 from jaxdp_episodic.accountant.methods.adaptive.method import AT_MOST, Solver
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
@@ -85,16 +86,42 @@ def game_of_budgets(menu: Menu, most: int) -> Game:
 
 
 def _of_graph(menu: Menu, graph: Graph) -> Game:
-    """The game of a graph whose options are the menu's, in their order."""
+    """The game of a graph whose options are the menu's, in their order.
+
+    What a run of quotas holds may be taken at any time after it began: what is composed
+    of it at once, which costs the most (docs/proofs.md, "Runs that adapt"), and each
+    game of it whenever no other game is under way.
+    """
     names, blocks = tuple(menu.options), menu.blocks or {}
     used = sorted({k for moves in graph.moves for k, _ in moves})
     number = {k: i for i, k in enumerate(used)}
-    parts = [_paid_for(menu.options[names[k]], blocks.get(names[k], 1)) for k in used]
+    parts, pending = list[Any](), list[tuple[int, Game, int]]()
+    for i, k in enumerate(used):
+        option, times = menu.options[names[k]], blocks.get(names[k], 1)
+        part, games = part_of(option), []
+        if _has_quotas(option) and isinstance(part, Game):
+            part, games = _free_within(option)
+        if times > 1 and (games or isinstance(part, Game)):
+            raise NotImplementedError(
+                "blocks of an option that is a run with prices or rules have no "
+                "theorem here; covered: blocks of steps, releases and composed runs"
+            )
+        parts.append(part if times == 1 else compose((part, times)))
+        pending += [(i, *each) for each in games]
     if len(used) < len(names):
         graph = graph._replace(
             moves=tuple(tuple((number[k], to) for k, to in own) for own in graph.moves)
         )
-    return _unfolded(parts, graph)
+    if not pending:
+        return _unfolded(parts, graph)
+    added = {
+        i: tuple(n if owner == i else 0 for owner, _, n in pending) for i, *_ in pending
+    }
+    graph, places = with_pending(graph, added)
+    found = _unfolded([*parts, *(game for _, game, _ in pending)], graph)
+    own = {state: i for i, state in enumerate(places)}
+    budgets = {s: own[i] for s, i in found.budgets.items() if i in own}
+    return found._replace(budgets=budgets)
 
 
 def _unfolded(parts: Sequence[Any], graph: Graph) -> Game:
@@ -119,7 +146,7 @@ def part_of(option: Any) -> Any:
     if not isinstance(option, Menu):
         return option
     if option.quotas is not None:
-        return _part_of_quotas(option, option.quotas)
+        return _part_of_quotas(option)
     game = game_of(option)
     if not game.steps:
         return compose(*((step, 0) for step in parts_of(option)))
@@ -127,35 +154,44 @@ def part_of(option: Any) -> Any:
     return game if same is None else same
 
 
-def _part_of_quotas(menu: Menu, quotas: Mapping[str, int]) -> Any:
+def _part_of_quotas(menu: Menu) -> Any:
     """All of them composed; games follow the others, in view of what these released.
 
     So a strategy within them attains the most (docs/proofs.md, "Runs that adapt").
     Rules only take from what it may do.
     """
-    parts = [(part_of(menu.options[name]), number) for name, number in quotas.items()]
-    games = [pair for pair in parts if isinstance(pair[0], Game) and pair[1]]
-    others = [pair for pair in parts if not isinstance(pair[0], Game)]
-    first = [compose(*others)] if others else []
-    if not games and first:
-        return first[0]
+    composed, games = _free_within(menu)
     if not games:
-        return compose(*((step, 0) for step in parts_of(menu)))
+        return composed
+    first = [composed] if any(np.any(count) for count in composed.counts) else []
     graph = counts_graph([n for _, n in games], is_preceded=bool(first))
     return _unfolded([*(game for game, _ in games), *first], graph)
 
 
-def _paid_for(option: Any, times: int) -> Any:
-    """An option as it is paid for: a block of it."""
-    part = part_of(option)
-    if times == 1:
-        return part
-    if isinstance(part, Game):
-        raise NotImplementedError(
-            "blocks of an option that is a run with prices or rules have no theorem "
-            "here; covered: blocks of steps, releases and composed runs"
-        )
-    return compose((part, times))
+def _has_quotas(option: Any) -> bool:
+    return isinstance(option, Menu) and option.quotas is not None
+
+
+def _free_within(menu: Menu) -> tuple[ComposedSteps, list[tuple[Game, int]]]:
+    """What a run of quotas allows at any time: steps, all composed, and games.
+
+    Of quotas within quotas as well, whose own options may lie between all others.
+    """
+    steps, games = list[tuple[Any, int]](), list[tuple[Game, int]]()
+    waiting = [(menu, 1)]
+    for run, times in waiting:
+        for name, quota in (run.quotas or {}).items():
+            option, number = run.options[name], times * quota
+            if _has_quotas(option):
+                waiting.append((option, number))
+                continue
+            part = part_of(option)
+            if isinstance(part, Game):
+                games += [(part, number)] if number else []
+            else:
+                steps.append((part, number))
+    steps = steps or [(step, 0) for step in parts_of(menu)]
+    return compose(*steps), games
 
 
 def equivalent(game: Game) -> ComposedSteps | None:

@@ -155,7 +155,7 @@ def budget_graph(prices: Sequence[int], budget: int) -> Graph:
     def moves(left: int) -> Iterable[tuple[int, int]]:
         return ((k, left - c) for k, c in enumerate(prices) if c <= left)
 
-    return _explored(budget, moves, lambda left: budget - left, order=lambda s: s)
+    return _explored([budget], moves, lambda left: budget - left, order=lambda s: s)
 
 
 def graph_of_budgets(prices: Sequence[int], most: int) -> Graph:
@@ -184,7 +184,7 @@ def counts_graph(counts: Sequence[int], *, is_preceded: bool) -> Graph:
             if n:
                 yield k, (*left[:k], n - 1, *left[k + 1 :], 0)
 
-    return _explored((*counts, int(is_preceded)), moves, lambda _: 0, order=sum)
+    return _explored([(*counts, int(is_preceded))], moves, lambda _: 0, order=sum)
 
 
 def rule_graph(
@@ -210,7 +210,7 @@ def rule_graph(
             allowed = moves.get(state, {})
             return ((k, allowed[n]) for k, n in enumerate(names) if n in allowed)
 
-        return _explored(start, alone, lambda _: 0, order=depth.__getitem__)
+        return _explored([start], alone, lambda _: 0, order=depth.__getitem__)
 
     def paid(state: tuple[int, str]) -> Iterable[tuple[int, tuple[int, str]]]:
         left, rule = state
@@ -220,18 +220,60 @@ def rule_graph(
                 yield k, (left - prices[k], allowed[name])
 
     begin = (budget, start)
-    return _explored(begin, paid, lambda s: budget - s[0], order=lambda s: s[0])
+    return _explored([begin], paid, lambda s: budget - s[0], order=lambda s: s[0])
+
+
+def with_pending(
+    graph: Graph, added: Mapping[int, Sequence[int]]
+) -> tuple[Graph, tuple[int, ...]]:
+    """The graph of options that leave others behind, free to be taken at any time.
+
+    Args:
+      graph: the states.
+      added: for some of its options, how often each further option may be taken later.
+        Further options are numbered after those of the graph.
+
+    Returns:
+      The graph, and the new number of each state with nothing pending.
+    """
+    nothing = (0,) * len(next(iter(added.values())))
+    further = 1 + max((k for moves in graph.moves for k, _ in moves), default=-1)
+
+    def moves(at: tuple[int, tuple[int, ...]]) -> Iterable[tuple[int, Any]]:
+        state, pending = at
+        for k, to in graph.moves[state]:
+            more = added.get(k, nothing)
+            yield k, (to, tuple(a + b for a, b in zip(pending, more, strict=True)))
+        for j, n in enumerate(pending):
+            if n:
+                yield further + j, (state, (*pending[:j], n - 1, *pending[j + 1 :]))
+
+    begin = [(state, nothing) for state in range(len(graph.moves))]
+    found, number = _numbered(
+        begin, moves, lambda at: graph.spent[at[0]], lambda at: (at[0], sum(at[1]))
+    )
+    return found, tuple(number[at] for at in begin)
 
 
 def _explored(
-    start: Any,
+    starts: Sequence[Any],
     moves: Callable[[Any], Iterable[tuple[int, Any]]],
     spent: Callable[[Any], int],
-    order: Callable[[Any], int],
+    order: Callable[[Any], Any],
 ) -> Graph:
     """The graph of what is reached; ``order`` falls along every move."""
+    return _numbered(starts, moves, spent, order)[0]
+
+
+def _numbered(
+    starts: Sequence[Any],
+    moves: Callable[[Any], Iterable[tuple[int, Any]]],
+    spent: Callable[[Any], int],
+    order: Callable[[Any], Any],
+) -> tuple[Graph, dict[Any, int]]:
+    """The graph of what is reached, and each state's number."""
     found: dict[Any, tuple[tuple[int, Any], ...]] = {}
-    waiting = [start]
+    waiting = list(starts)
     while waiting:
         state = waiting.pop()
         if state in found:
@@ -240,13 +282,14 @@ def _explored(
         if len(found) > MOST_STATES:
             raise ValueError(_TOO_MANY)
         waiting += [to for _, to in found[state]]
-    # The start leads to all others, so its order is the largest.
+    # The last start has the largest order, so that the run begins in the last state.
     states = sorted(found, key=order)
     number = {state: i for i, state in enumerate(states)}
-    return Graph(
+    graph = Graph(
         tuple(tuple((k, number[to]) for k, to in found[s]) for s in states),
         tuple(spent(s) for s in states),
     )
+    return graph, number
 
 
 def _depths(moves: Mapping[str, Mapping[str, str]], start: str) -> dict[str, int]:

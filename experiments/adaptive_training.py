@@ -25,8 +25,7 @@ from few_shot import markdown
 
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.cli import keep_compiled_kernels, use_all_cores
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.training import run_training
+from jaxdp_episodic.training import TrainingConfig, run_training
 
 HERE = Path(__file__).resolve().parent
 CONFIGS, RESULTS = HERE.parent / "configs", HERE / "adaptive_training.csv"

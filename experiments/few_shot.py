@@ -29,11 +29,10 @@ from jaxdp_episodic import epsilon as epsilon_of
 from jaxdp_episodic.accountant.describe.schemes import Poisson
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.cli import use_all_cores
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from jaxdp_episodic.trainer.run.run_files import LEDGER
 from jaxdp_episodic.trainer.statistics.statistics import Started
-from jaxdp_episodic.training import Evaluation, ProtoNet
+from jaxdp_episodic.training import Evaluation, ProtoNet, TrainingConfig, read_config
 
 HERE = Path(__file__).resolve().parent
 CONFIGS, RESULTS = HERE.parent / "configs", HERE / "few_shot.csv"

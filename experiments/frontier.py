@@ -25,8 +25,13 @@ from matplotlib.figure import Figure
 
 from jaxdp_episodic.tools.cli import use_all_cores
 from jaxdp_episodic.tools.train.run import run_training
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
-from jaxdp_episodic.training import Episode, Evaluation, Score
+from jaxdp_episodic.training import (
+    Episode,
+    Evaluation,
+    Score,
+    TrainingConfig,
+    read_config,
+)
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 TARGETS = (1.0, 2.0, 4.0, 8.0, float("inf"))

@@ -21,8 +21,8 @@ from jaxdp_episodic.tools.plots.pictures import draw
 from jaxdp_episodic.tools.sweep.description import read_sweep
 from jaxdp_episodic.tools.sweep.run import run_sweep
 from jaxdp_episodic.tools.sweep.table import read_columns
-from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.run.assemble import plan
+from jaxdp_episodic.training import read_config
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 NOISE, STEPS, RATE = "noise_multiplier", "num_steps", "episode.sampling_probability"

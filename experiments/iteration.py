@@ -15,12 +15,10 @@ from pathlib import Path
 import numpy as np
 from drawing import draw_curve, new_figure, path_option, save, write_table
 
-from jaxdp_episodic.accountant.bounds.bounded_iteration import (
+from jaxdp_episodic.bounds import (
     bounded_iteration_rdp,
-    full_batch_rho,
-)
-from jaxdp_episodic.accountant.bounds.iteration import (
     final_variance,
+    full_batch_rho,
     one_pass_rho,
     optimal_noise_stds,
     rho_to_epsilon,

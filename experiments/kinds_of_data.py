@@ -51,13 +51,12 @@ from jaxdp_episodic.tools.plan.question import (
     PlanDescription,
     PlanRequest,
 )
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER, PLDA
 from jaxdp_episodic.trainer.config.training_start import MEAN
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from jaxdp_episodic.trainer.run.evaluation import EpisodeScores
 from jaxdp_episodic.trainer.run.selection import chosen_by
-from jaxdp_episodic.training import Evaluation
+from jaxdp_episodic.training import Evaluation, TrainingConfig
 
 PLANNED = "recommended"  # in place of the name of a pipeline
 CLASSES = "classifier"  # which `plan` does not recommend: it was never the best

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from few_shot import Run, nothing_learned, trained
 
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.run.assemble import Tables
+from jaxdp_episodic.training import TrainingConfig, read_config
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 NAMES = {"wavelets": "demo_epsilon1", "network": "demo_epsilon1_onnx"}

@@ -29,18 +29,22 @@ from few_shot import COLOURS, markdown
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.data import ExampleTable, Owners, truncated
 from jaxdp_episodic.tools.cli import keep_compiled_kernels, use_all_cores
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import PeopleConfig
 from jaxdp_episodic.trainer.config.training_step import StepConfig
-from jaxdp_episodic.trainer.data.owners import Owners
-from jaxdp_episodic.trainer.data.people import truncated
 from jaxdp_episodic.trainer.data.splits import TRAIN
-from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.assemble import Tables, run_parts
 from jaxdp_episodic.trainer.run.run_files import LEDGER
 from jaxdp_episodic.trainer.statistics.statistics import Started
-from jaxdp_episodic.training import Evaluation, ProtoNet, StartConfig, Trainer
+from jaxdp_episodic.training import (
+    Evaluation,
+    ProtoNet,
+    StartConfig,
+    Trainer,
+    TrainingConfig,
+    read_config,
+)
 
 HERE = Path(__file__).resolve().parent
 CONFIGS, RESULTS = HERE.parent / "configs", HERE / "people_accuracy.csv"

@@ -18,19 +18,17 @@ import numpy as np
 from drawing import draw_curve, new_figure, path_option, save, write_table
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.bounds.approximate_dp import delta_poisson_subsampled
-from jaxdp_episodic.accountant.bounds.composition import (
-    compose_naive,
-    compose_optimal_epsilon,
-)
-from jaxdp_episodic.accountant.bounds.inversion import smallest_epsilon
-from jaxdp_episodic.accountant.bounds.mechanisms import (
+from jaxdp_episodic.bounds import (
     Gaussian,
     Laplace,
     Mechanism,
     RandomizedResponse,
+    compose_naive,
+    compose_optimal_epsilon,
+    delta_poisson_subsampled,
+    rdp_poisson_subsampled,
+    smallest_epsilon,
 )
-from jaxdp_episodic.accountant.bounds.subsampled_rdp import rdp_poisson_subsampled
 
 RATE, DELTA, NOISES = 1e-3, 1e-8, (5.0, 1.0)
 STEPS = np.unique(np.rint(10 ** np.linspace(0, 6, 25)).astype(int))

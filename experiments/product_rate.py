@@ -17,15 +17,14 @@ from pathlib import Path
 
 import numpy as np
 from drawing import new_figure, path_option, save, write_table
-
-import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.bounds.approximate_dp import delta_poisson_subsampled
-from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
-from jaxdp_episodic.accountant.bounds.tombs_multistage import (
+from tombs_multistage import (
     multistage_delta,
     multistage_rates,
     tombs_multistage,
 )
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.bounds import Gaussian, delta_poisson_subsampled
 
 # Units of the example: name, path, number of examples.
 EXAMPLE = [[4, 2, 3], [4, 5]]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from drawing import draw_curve, new_figure, path_option, save, write_table
 
-from jaxdp_episodic.accountant.bounds.shuffling import (
+from jaxdp_episodic.bounds import (
     shuffled_epsilon,
     shuffled_epsilon_closed_form,
 )

@@ -35,6 +35,7 @@ LAYERS = (
     "accountant.bounds",
     "accountant.report",
     "accountant.interop",
+    "bounds",
     "traced",
     "trainer.data",
     "trainer.draw",
@@ -44,6 +45,8 @@ LAYERS = (
     "trainer.statistics",
     "trainer.run",
     "trainer.audit",
+    "audit",
+    "interop",
     "data",
     "tools.requests",
     "tools.sweep",
@@ -275,6 +278,50 @@ def test_a_planted_violation_is_found(module, source, complaint):
     faults = import_faults({**CLEAN, module: source})
     assert faults
     assert complaint in " ".join(faults)
+
+
+# --- The public doors: what users are told to import ---
+
+PUBLIC_DOORS = frozenset(
+    "jaxdp_episodic jaxdp_episodic.traced jaxdp_episodic.training jaxdp_episodic.data "
+    "jaxdp_episodic.audit jaxdp_episodic.bounds jaxdp_episodic.interop.dp_accounting "
+    "jaxdp_episodic.interop.opacus jaxdp_episodic.interop.jax_privacy".split()
+)
+_IMPORTED = re.compile(r"^ *(?:from|import) (jaxdp_episodic[\w.]*)", re.MULTILINE)
+_SENT_TO = re.compile(r"jaxdp_episodic\.(?:accountant|trainer|tools|files)[\w.]*")
+
+
+def not_public(page: str) -> set[str]:
+    """Modules that a page imports from and that are no public doors."""
+    return set(_IMPORTED.findall(page)) - PUBLIC_DOORS
+
+
+def test_pages_import_from_the_public_doors():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = {str(path): not_public(path.read_text("utf-8")) for path in pages}
+    assert {page: names for page, names in found.items() if names} == {}
+    assert not_public("from jaxdp_episodic.accountant.bounds import x") != set()
+
+
+def sent_to(source: str) -> set[str]:
+    """Modules behind the doors that an error message of a module names."""
+    raised = [node for node in _parsed(source)[1] if isinstance(node, ast.Raise)]
+    texts = [n for r in raised for n in ast.walk(r) if isinstance(n, ast.Constant)]
+    return {name for text in texts for name in _SENT_TO.findall(str(text.value))}
+
+
+def test_messages_send_users_to_the_public_doors():
+    found = {module: sent_to(text) for module, text in _package_sources().items()}
+    assert {module: names for module, names in found.items() if names} == {}
+    assert sent_to("raise ValueError(f'see jaxdp_episodic.trainer.run {1}')") != set()
+
+
+def test_the_public_doors_only_import_names():
+    for door in PUBLIC_DOORS:
+        path = ROOT.joinpath(*door.split("."))
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        body, _ = _parsed(file.read_text("utf-8"))
+        assert not any(isinstance(node, _DEFINED) for node in body), door
 
 
 # --- Names in docstrings and comments ---

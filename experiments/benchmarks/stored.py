@@ -237,8 +237,8 @@ def serve(setting: dict[str, Any]) -> None:
     import dataclasses
     import resource
 
-    from jaxdp_episodic.trainer.config.training_config import read_config
     from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+    from jaxdp_episodic.training import read_config
 
     config = dataclasses.replace(read_config(Path(setting["config"])), evaluation=None)
     tables = Tables(config, None)

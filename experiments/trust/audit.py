@@ -37,23 +37,21 @@ from people import person_audits
 from provenance import provenance
 from simulated import DELTA, Audits, epoch_cases, mechanism_cases, simulations
 
-from jaxdp_episodic.tools.plots.audit import plot_audit
-from jaxdp_episodic.trainer.audit import (
+from jaxdp_episodic.audit import (
+    KINDS,
     AuditRow,
+    EpsilonBound,
+    Guesses,
+    Training,
     audit_document,
     audit_markdown,
-    release_rows,
-)
-from jaxdp_episodic.trainer.audit.confidence import EpsilonBound
-from jaxdp_episodic.trainer.audit.one_run import Guesses
-from jaxdp_episodic.trainer.audit.training import (
-    KINDS,
-    Training,
     audit_run,
     audit_steps,
+    release_rows,
     training_of_config,
 )
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.tools.plots.audit import plot_audit
+from jaxdp_episodic.training import TrainingConfig
 
 ENOUGH, MANY, MANY_OF_PERSON = 0.8, 5 * 10**7, 10**4
 

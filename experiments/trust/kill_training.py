@@ -48,7 +48,7 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     LedgerError,
     read_ledger,
 )
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.data import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.journal import Journal
 from jaxdp_episodic.training import MLP, ProtoNet, Trainer, split_model

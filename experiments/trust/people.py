@@ -11,10 +11,8 @@ from page import PERSON, UNATTAINED
 from simulated import Audits
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.trainer.audit import AuditRow, release_rows
-from jaxdp_episodic.trainer.audit.people import audit_person
-from jaxdp_episodic.trainer.data.owners import Owners
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.audit import AuditRow, audit_person, release_rows
+from jaxdp_episodic.data import ExampleTable, Owners
 
 # Draws of the sampler show most where delta is large.
 DELTA = 0.1

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import jaxdp_episodic as jde
 from jaxdp_episodic._progress import ProgressBar
-from jaxdp_episodic.trainer.audit import (
+from jaxdp_episodic.audit import (
     AuditRow,
     MechanismAudit,
     audit_mechanism,

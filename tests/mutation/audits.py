@@ -13,7 +13,7 @@ import optax
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
-from jaxdp_episodic.trainer.audit import audit_mechanism
+from jaxdp_episodic.audit import audit_mechanism
 from jaxdp_episodic.trainer.audit.release import score_bounds
 from jaxdp_episodic.trainer.audit.training import Training, audit_steps
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, GAUSSIAN

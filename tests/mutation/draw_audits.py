@@ -10,7 +10,7 @@ import numpy as np
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.trainer.audit import audit_release
+from jaxdp_episodic.audit import audit_release
 from jaxdp_episodic.trainer.draw import EpisodeSampler
 from mutation.verdicts import Effort, Verdict, of_bounds
 

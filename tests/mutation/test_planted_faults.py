@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.trainer.audit import EpsilonBound
+from jaxdp_episodic.audit import EpsilonBound
 from jaxdp_episodic.trainer.gradient import private_gradient
 from mutation import audits
 from mutation.faults import FAULTS

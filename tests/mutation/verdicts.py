@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.trainer.audit import EpsilonBound
+from jaxdp_episodic.audit import EpsilonBound
 
 
 class Effort(NamedTuple):

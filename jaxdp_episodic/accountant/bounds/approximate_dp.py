@@ -10,8 +10,8 @@ then
 (advanced joint convexity). The shared part is what happens when the differing unit is
 not drawn, r the chance that it is.
 
-For several levels of sampling see `tombs_multistage`: the product of their rates is
-not always r.
+With several levels of sampling the product of their rates is not always r: see
+docs/theory.md, "Why the product rate alone is wrong".
 
 Arguments may be arrays that broadcast: ``epsilon`` >= 0 in nats, ``delta`` and
 ``sampling_probability`` p in [0, 1], ``size`` m and ``population`` n whole numbers,

@@ -20,7 +20,7 @@ the exact distribution of the clones. For others the decomposition behind it lea
 differing user outside the crowd with some probability, and a proof that this may be
 ignored could not be reconstructed here; so the bound for any randomizer is that of
 2021. (At a given data set randomized response is better still, since what is no clone
-is not revealed either: `shuffled_responses`.)
+is not revealed either: experiments/shuffled_responses.py.)
 
 ``local_epsilon`` is eps0 >= 0 in nats, at most 300 but for the closed form;
 ``num_users`` is n, a whole number >= 1, up to 1e9 and more. Both may be arrays; results

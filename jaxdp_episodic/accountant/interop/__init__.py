@@ -1,4 +1,4 @@
 """Other libraries' descriptions and accountants.
 
-Doors: `dp_event`.
+Doors: `dp_accounting`, `dp_event`, `dp_params`, `jax_privacy`, `opacus`.
 """

@@ -90,7 +90,7 @@ def _number_of_units(step: GaussianStep) -> Law:
         return _thinned(law, _held(levels[clip:]))
     raise NotImplementedError(
         "of this design an audit of a person has no table of contributions; covered: "
-        "jaxdp_episodic.trainer.audit.people.audit_person, which draws it"
+        "jaxdp_episodic.audit.audit_person, which draws it"
     )
 
 

@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-
-import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.bounds import approximate_dp, composition
-from jaxdp_episodic.accountant.bounds.local_dp import (
+from local_dp import (
     central_sum_error,
     local_sum_error,
 )
-from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian, Laplace
-from jaxdp_episodic.accountant.bounds.tombs_multistage import (
+from tombs_multistage import (
     multistage_delta,
     multistage_guarantee,
     tombs_multistage,
 )
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.bounds import approximate_dp, composition
+from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian, Laplace
 from jaxdp_episodic.accountant.bounds.with_replacement import (
     delta_with_replacement_subsampled,
     group_delta,

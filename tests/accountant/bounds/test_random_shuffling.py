@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-
-from jaxdp_episodic.accountant.bounds.local_dp import local_epsilon_for_shuffled
-from jaxdp_episodic.accountant.bounds.shuffled_responses import (
+from local_dp import local_epsilon_for_shuffled
+from shuffled_responses import (
     exact_randomized_response_delta,
 )
+
 from jaxdp_episodic.accountant.bounds.shuffling import (
     KINDS,
     shuffled_delta,

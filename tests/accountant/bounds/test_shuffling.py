@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import scipy.stats
-
-from jaxdp_episodic.accountant.bounds.shuffled_responses import (
+from shuffled_responses import (
     exact_randomized_response_delta,
 )
+
 from jaxdp_episodic.accountant.bounds.shuffling import (
     KINDS,
     shuffled_delta,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.audit import mechanism
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.audit import mechanism
 from jaxdp_episodic.trainer.statistics import statistics
 from training_runs import TINY
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.trainer.audit import mechanism
+from jaxdp_episodic.audit import mechanism
 from jaxdp_episodic.trainer.audit.mechanism import (
     audit_branches,
     audit_mechanism,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.trainer.audit import audit_mechanism, mechanism_rows
+from jaxdp_episodic.audit import audit_mechanism, mechanism_rows
 from jaxdp_episodic.trainer.audit.canaries import gradient_canaries
 from jaxdp_episodic.trainer.audit.people import World, audit_person, audit_worlds
 from jaxdp_episodic.trainer.audit.person_contributions import person_contributions

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxdp_episodic.trainer.audit import ratio_test
+from jaxdp_episodic.audit import ratio_test
 from jaxdp_episodic.trainer.audit.confidence import clopper_pearson, log_ratio_bound
 
 CASES = [

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.trainer.audit import simulation
+from jaxdp_episodic.audit import simulation
 from jaxdp_episodic.trainer.audit.simulation import (
     NUM_BINS,
     exceedances,

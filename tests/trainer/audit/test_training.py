@@ -6,7 +6,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
-from jaxdp_episodic.trainer.audit import training as audits
+from jaxdp_episodic.audit import training as audits
 from jaxdp_episodic.trainer.audit.training import (
     Training,
     audit_run,

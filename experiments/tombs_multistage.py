@@ -43,28 +43,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.bounds.approximate_dp import (
-    Profile,
-    amplified_epsilon,
-    delta_poisson_subsampled,
-)
-from jaxdp_episodic.accountant.describe.population import Population
+import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.describe.rates import path_rates
-from jaxdp_episodic.accountant.describe.schemes import (
-    MultistageSampling,
-    WithoutReplacement,
-)
+from jaxdp_episodic.bounds import amplified_epsilon, delta_poisson_subsampled
 
 STEP = "step"
 
 
 class MultistageRates(NamedTuple):
-    """Rates of every path, split at the clipped stage.
+    """Rates of every path, split at the clipped stage: sampling's shape + (paths,).
 
-    Attributes:
-      outer: product of the rates above the clipped stage, sampling's shape + (paths,).
-      inner: product of the rates of the clipped stage and below, the same shape.
+    ``outer`` is the product above the clipped stage, ``inner`` that of it and below.
     """
 
     outer: np.ndarray
@@ -72,29 +61,16 @@ class MultistageRates(NamedTuple):
 
 
 def multistage_rates(
-    sampling: MultistageSampling,
+    sampling: jde.MultistageSampling,
     *,
     clip_unit: str,
-    population: Population | None = None,
+    population: jde.Population | None = None,
 ) -> MultistageRates:
-    """Rates of a multistage draw, split at the clipped stage.
-
-    Any stage may be clipped here, and drawn by any scheme.
-
-    Returns:
-      `MultistageRates`, the distinct paths of the population on the last axis; without
-      a population there is one.
-
-    Raises:
-      ValueError: an unknown clip unit, or a stage without a population.
-    """
-    if not isinstance(sampling, MultistageSampling):
-        raise TypeError(
-            f"sampling must be a MultistageSampling, got {_validation.shown(sampling)}"
-        )
-    names = sampling.level_names
-    _validation.choice("clip_unit", clip_unit, (STEP, *names))
-    clip = 0 if clip_unit == STEP else names.index(clip_unit)
+    """Rates of a multistage draw by any schemes, split at any clipped stage."""
+    names = (STEP, *sampling.level_names)
+    if clip_unit not in names:
+        raise ValueError(f"clip_unit must be one of {names}, got {clip_unit!r}")
+    clip = max(names.index(clip_unit) - 1, 0)
     levels = path_rates(sampling, population)
     shape = (*sampling.shape, len(levels.multiplicity))
     outer = math.prod(levels.rates[:clip], start=np.ones(shape))
@@ -103,12 +79,12 @@ def multistage_rates(
 
 
 def tombs_multistage(
-    mechanism: Profile,
+    mechanism: Any,
     *,
-    sampling: MultistageSampling,
+    sampling: jde.MultistageSampling,
     clip_unit: str,
     epsilon: Any,
-    population: Population | None = None,
+    population: jde.Population | None = None,
 ) -> Any:
     """Delta of a multistage-sampled mechanism at one rate for all stages.
 
@@ -140,12 +116,12 @@ def tombs_multistage(
 
 
 def multistage_delta(
-    mechanism: Profile,
+    mechanism: Any,
     *,
-    sampling: MultistageSampling,
+    sampling: jde.MultistageSampling,
     clip_unit: str,
     epsilon: Any,
-    population: Population | None = None,
+    population: jde.Population | None = None,
 ) -> Any:
     """Delta of a multistage-sampled mechanism, for any clipped stage.
 
@@ -164,58 +140,44 @@ def multistage_guarantee(
     epsilon: Any,
     delta: Any,
     *,
-    sampling: MultistageSampling,
+    sampling: jde.MultistageSampling,
     clip_unit: str,
-    population: Population | None = None,
+    population: jde.Population | None = None,
 ) -> tuple[Any, Any]:
-    """An (epsilon, delta) mechanism on a multistage sample.
+    """An (epsilon, delta) mechanism on a multistage sample, the worst of all paths.
 
-        eps' = log(1 + eta_in (e^eps - 1)),   delta' = r_out eta_in delta
-
-    From epsilon >= 0 and delta in [0, 1] for replacing one clipped contribution to the
-    largest epsilon and the largest delta of all paths.
-
-    Reference: as `multistage_delta`.
+    eps' = log(1 + eta_in (e^eps - 1)),   delta' = r_out eta_in delta
     """
     rates = _checked_rates(sampling, clip_unit, population)
-    eps = _validation.nonnegative_array("epsilon", epsilon)
-    one = _validation.probability_array("delta", delta)
-    _validation.broadcast_shape(
-        sampling=np.empty(sampling.shape), epsilon=eps, delta=one
-    )
+    eps, one = np.asarray(epsilon, np.float64), np.asarray(delta, np.float64)
     total = amplified_epsilon(eps[..., None], rate=rates.inner)
     product = rates.outer * rates.inner * one[..., None] * (1 + 1e-15)
-    shape = np.broadcast_shapes(sampling.shape, eps.shape, one.shape)
-    worst = np.broadcast_to(np.max(total, axis=-1), shape)
-    largest = np.broadcast_to(np.minimum(np.max(product, axis=-1), 1.0), shape)
-    return worst[()], largest[()]
+    return np.max(total, axis=-1)[()], np.minimum(np.max(product, axis=-1), 1.0)[()]
 
 
 def _checked_rates(
-    sampling: MultistageSampling, clip_unit: str, population: Population | None
+    sampling: jde.MultistageSampling, clip_unit: str, population: jde.Population | None
 ) -> MultistageRates:
     """Rates; refuses a clipped stage that is not drawn without replacement."""
     rates = multistage_rates(sampling, clip_unit=clip_unit, population=population)
     if clip_unit != STEP:
         scheme = sampling.levels[sampling.level_names.index(clip_unit)]
-        if not isinstance(scheme, WithoutReplacement):
+        if not isinstance(scheme, jde.WithoutReplacement):
             raise NotImplementedError(
                 f"clip_unit={clip_unit!r} drawn by {type(scheme).__name__}: the rule "
                 "for a profile or an (epsilon, delta) covers a clipped stage drawn "
                 "without replacement (or clip_unit='step'); for Poisson draws use "
-                "GaussianStep, or amplify_poisson if examples are clipped and drawn in "
-                "one stage"
+                "GaussianStep"
             )
     return rates
 
 
-def _worst_delta(mechanism: Profile, rates: MultistageRates, epsilon: Any) -> Any:
+def _worst_delta(mechanism: Any, rates: MultistageRates, epsilon: Any) -> Any:
     """The largest over the paths of ``r_out eta_in delta(eps)``."""
-    eps = _validation.nonnegative_array("epsilon", epsilon)
-    _validation.broadcast_shape(sampling=np.empty(rates.inner.shape[:-1]), epsilon=eps)
     inner = delta_poisson_subsampled(
-        mechanism, sampling_probability=rates.inner, epsilon=eps[..., None]
+        mechanism,
+        sampling_probability=rates.inner,
+        epsilon=np.asarray(epsilon, np.float64)[..., None],
     )
     value = np.max(rates.outer * inner, axis=-1)
-    value = np.minimum(np.nextafter(value, 2.0), 1.0) * (value > 0)
-    return np.asarray(value)[()]
+    return np.asarray(np.minimum(np.nextafter(value, 2.0), 1.0) * (value > 0))[()]

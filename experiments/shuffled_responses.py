@@ -1,8 +1,8 @@
 """The exact price of shuffled binary randomized response, at given data.
 
-The bounds of `shuffling` reveal which messages are no clones. Nobody reveals them: the
-output is the number of ones. Its distribution is known for given data, and so is the
-best event.
+``shuffled_delta`` reveals which messages are no clones. Nobody reveals them: the output
+is the number of ones. Its distribution is known for given data, and so is the best
+event.
 """
 
 from __future__ import annotations

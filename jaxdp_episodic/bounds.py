@@ -1,0 +1,92 @@
+"""Theorems that stand alone: subsampling, composition, shuffling, iteration.
+
+See docs/amplification.md.
+"""
+
+from jaxdp_episodic.accountant.bounds.approximate_dp import (
+    advanced_joint_convexity,
+    amplified_epsilon,
+    amplify_poisson,
+    amplify_without_replacement,
+    delta_poisson_subsampled,
+    delta_without_replacement_subsampled,
+    subsampled_response_epsilon,
+    unamplified_epsilon,
+)
+from jaxdp_episodic.accountant.bounds.bounded_iteration import (
+    bounded_iteration_rdp,
+    full_batch_rho,
+)
+from jaxdp_episodic.accountant.bounds.composition import (
+    compose_closed_form,
+    compose_naive,
+    compose_optimal_delta,
+    compose_optimal_epsilon,
+    compose_strong,
+)
+from jaxdp_episodic.accountant.bounds.inversion import smallest_epsilon
+from jaxdp_episodic.accountant.bounds.iteration import (
+    contraction_factors,
+    final_variance,
+    one_pass_rho,
+    optimal_noise_stds,
+    rho_to_epsilon,
+)
+from jaxdp_episodic.accountant.bounds.mechanisms import (
+    Gaussian,
+    Laplace,
+    Mechanism,
+    RandomizedResponse,
+    RdpCurve,
+    RdpTable,
+)
+from jaxdp_episodic.accountant.bounds.shuffling import (
+    shuffled_delta,
+    shuffled_epsilon,
+    shuffled_epsilon_closed_form,
+)
+from jaxdp_episodic.accountant.bounds.subsampled_rdp import (
+    rdp_poisson_subsampled,
+    rdp_without_replacement_subsampled,
+)
+from jaxdp_episodic.accountant.bounds.with_replacement import (
+    delta_with_replacement_subsampled,
+    group_delta,
+)
+
+__all__ = [
+    "Gaussian",
+    "Laplace",
+    "Mechanism",
+    "RandomizedResponse",
+    "RdpCurve",
+    "RdpTable",
+    "advanced_joint_convexity",
+    "amplified_epsilon",
+    "amplify_poisson",
+    "amplify_without_replacement",
+    "bounded_iteration_rdp",
+    "compose_strong",
+    "compose_closed_form",
+    "compose_naive",
+    "compose_optimal_delta",
+    "compose_optimal_epsilon",
+    "contraction_factors",
+    "delta_poisson_subsampled",
+    "delta_with_replacement_subsampled",
+    "delta_without_replacement_subsampled",
+    "final_variance",
+    "full_batch_rho",
+    "group_delta",
+    "one_pass_rho",
+    "optimal_noise_stds",
+    "rdp_poisson_subsampled",
+    "rdp_without_replacement_subsampled",
+    "rho_to_epsilon",
+    "shuffled_delta",
+    "shuffled_epsilon",
+    "shuffled_epsilon_closed_form",
+    "smallest_epsilon",
+    "subsampled_response_epsilon",
+    "unamplified_epsilon",
+]

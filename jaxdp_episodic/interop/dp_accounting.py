@@ -1,0 +1,9 @@
+"""dp-accounting: our accountant under its interface, its events both ways."""
+
+from jaxdp_episodic.accountant.interop.dp_accounting import (
+    EpisodicAccountant,
+    from_dp_event,
+    to_dp_event,
+)
+
+__all__ = ["EpisodicAccountant", "from_dp_event", "to_dp_event"]

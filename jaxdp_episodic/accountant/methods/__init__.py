@@ -1,6 +1,6 @@
 """Rényi, exact and certified: three methods against one protocol of losses.
 
-Doors: `adaptive.comparison`, `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
+Doors: `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
 `adaptive.problem`, `adaptive.profile`, `certified.method`, `closed_form`, `engine`,
 `exact.method`, `exact.on_contour`, `learning`, `question`, `rdp.method`,
 `rdp.on_lattice`, `run`, `slopes`.

@@ -3,7 +3,7 @@
 Arguments of the wrong type raise `TypeError`, values out of range and shapes that do
 not broadcast `ValueError`; functions name what they refuse besides.
 
-Doors: `adaptive`, `adaptive_budget`, `api`, `attacker`, `base_budget`, `budget`,
+Doors: `adaptive`, `adaptive_budget`, `api`, `attacker`, `budget`,
 `calibration`, `dominating_pair`, `epoch_pairs`, `gdp_budget`, `gradients`, `intervals`,
 `prices`, `profile`, `traced`, `trial_counts`, `tuning`, `worst_path`.
 """

@@ -50,63 +50,6 @@ _LARGEST_DELTA = 0.9
 _TOLERANCE = 1e-9
 
 
-class FloorBudget:
-    """Base of budgets of whose prices the amounts add up, exactly, and the floors.
-
-    Attributes:
-      epsilon: of all runs together, nats; > 0 and finite.
-      delta: in (0, 1).
-      floors: in (0, delta): what of delta the floors of all runs may take.
-    """
-
-    epsilon: float
-    delta: float
-    floors: float
-
-    @property
-    def total(self) -> Any:
-        """What the amounts of all runs may be together."""
-        raise NotImplementedError
-
-    def _price_within(self, amount: Any, floor: float) -> Any:
-        raise NotImplementedError
-
-    def left(self, prices: Iterable[Any]) -> Any:
-        """Returns the largest price that still fits, rounded down.
-
-        Raises:
-          ValueError: the prices exceed the budget.
-        """
-        amount, floors = self._left(prices)
-        if amount < 0 or floors < 0:
-            raise ValueError("prices must not exceed the budget, got ones that do")
-        return self._price_within(amount, _rounded_down(floors))
-
-    def permits(self, prices: Iterable[Any], price: Any) -> bool:
-        """Returns whether a price fits beside those that were paid."""
-        return min(self._left([*prices, price])) >= 0
-
-    def _left(self, prices: Iterable[Any]) -> tuple[Fraction | int, Fraction]:
-        amount, floors = self.total, Fraction(self.floors)
-        for price in prices:
-            amount -= price.amount
-            floors -= Fraction(price.floor)
-        return amount, floors
-
-    def _check_total(self) -> None:
-        """Checks a total, and what of its delta floors may take."""
-        check_number(self, "epsilon")
-        if not 0 < self.epsilon < np.inf:
-            raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon:g}")
-        for name in ("delta", "floors"):
-            share = _validation.open_unit_array(name, getattr(self, name))
-            object.__setattr__(self, name, float(_validation.single(name, share)))
-        if not self.floors < self.delta:
-            raise ValueError(
-                f"floors must be below delta, {self.delta:g}, got {self.floors:g}"
-            )
-
-
 @dataclass(frozen=True)
 class GdpPrice:
     """What a run takes of a `GdpBudget`.
@@ -120,10 +63,10 @@ class GdpPrice:
     floor: float
 
     def __post_init__(self) -> None:
-        check_number(self, "mu")
+        _check_number(self, "mu")
         if not math.isfinite(self.mu):
             raise ValueError(f"mu must be finite, got {self.mu}: no noise")
-        check_number(self, "floor", below=1)
+        _check_number(self, "floor", below=1)
 
     @property
     def amount(self) -> Fraction:
@@ -132,7 +75,7 @@ class GdpPrice:
 
 
 @dataclass(frozen=True)
-class GdpBudget(FloorBudget):
+class GdpBudget:
     """A total (epsilon, delta), and what runs may take of it.
 
     For every adaptive choice of runs, each with a price that was fixed before it began,
@@ -140,6 +83,11 @@ class GdpBudget(FloorBudget):
     together has ``delta(eps) <= floors + (1 - floors) D(mu, eps)`` for every eps >= 0,
     an *upper bound*, and so is (epsilon, delta)-private. Sums are those of the floats,
     as exact fractions. A run that ends early gives nothing back.
+
+    Attributes:
+      epsilon: of all runs together, nats; > 0 and finite.
+      delta: in (0, 1).
+      floors: in (0, delta): what of delta the floors of all runs may take.
 
     Raises:
       ValueError: a value out of range; an epsilon so large that mu exceeds 100.
@@ -154,7 +102,16 @@ class GdpBudget(FloorBudget):
     floors: float
 
     def __post_init__(self) -> None:
-        self._check_total()
+        _check_number(self, "epsilon")
+        if not 0 < self.epsilon < np.inf:
+            raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon:g}")
+        for name in ("delta", "floors"):
+            share = _validation.open_unit_array(name, getattr(self, name))
+            object.__setattr__(self, name, float(_validation.single(name, share)))
+        if not self.floors < self.delta:
+            raise ValueError(
+                f"floors must be below delta, {self.delta:g}, got {self.floors:g}"
+            )
         _ = self.mu
 
     @functools.cached_property
@@ -179,11 +136,30 @@ class GdpBudget(FloorBudget):
         """The square of mu."""
         return Fraction(self.mu) ** 2
 
-    def _price_within(self, amount: Fraction, floor: float) -> GdpPrice:
+    def left(self, prices: Iterable[GdpPrice]) -> GdpPrice:
+        """Returns the largest price that still fits, rounded down.
+
+        Raises:
+          ValueError: the prices exceed the budget.
+        """
+        amount, floors = self._left(prices)
+        if amount < 0 or floors < 0:
+            raise ValueError("prices must not exceed the budget, got ones that do")
         mu = math.sqrt(amount)
         while Fraction(mu) ** 2 > amount:
             mu = math.nextafter(mu, 0.0)
-        return GdpPrice(mu, floor)
+        return GdpPrice(mu, _rounded_down(floors))
+
+    def permits(self, prices: Iterable[GdpPrice], price: GdpPrice) -> bool:
+        """Returns whether a price fits beside those that were paid."""
+        return min(self._left([*prices, price])) >= 0
+
+    def _left(self, prices: Iterable[GdpPrice]) -> tuple[Fraction, Fraction]:
+        amount, floors = self.total, Fraction(self.floors)
+        for price in prices:
+            amount -= price.amount
+            floors -= Fraction(price.floor)
+        return amount, floors
 
     def delta_at(self, epsilon: Any) -> np.ndarray | np.float64:
         """Returns what the budget guarantees at another epsilon >= 0: *upper bound*."""
@@ -220,7 +196,7 @@ def gdp_price(
     Raises:
       ValueError: a run without a finite mu at this floor; fields that are arrays.
     """
-    lost = checked_floor(floor)
+    lost = _checked_floor(floor)
     check_method(method)
     if isinstance(step, AdaptiveRun):
         step, num_steps = worst_of(step, num_steps), None
@@ -247,7 +223,7 @@ def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> G
     Raises:
       ValueError: there is no finite mu, as where delta stays above the floor.
     """
-    lost = checked_floor(floor)
+    lost = _checked_floor(floor)
     falls = np.all(np.diff(epsilons) >= 0) and np.all(np.diff(deltas) <= 0)
     if not (falls and epsilons[0] == 0 and np.all((deltas >= 0) & (deltas <= 1))):
         raise ValueError(
@@ -297,7 +273,7 @@ def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
     Reference: `curve_to_epsilon`; Bretagnolle and Huber (1979) and Pinsker for total
     variation (Canonne (2022), arXiv:2202.07198).
     """
-    lost = checked_floor(floor)
+    lost = _checked_floor(floor)
     deltas = np.geomspace(_LARGEST_DELTA, lost * (1 - 2 * _ROUNDING), _POINTS)
     epsilons = curve_to_epsilon(orders, rdp, delta=deltas)
     least = float(np.min(rdp)) * (1 + _ROUNDING)
@@ -317,7 +293,7 @@ def _rounded_down(exact: Fraction) -> float:
     return found
 
 
-def checked_floor(floor: Any) -> float:
+def _checked_floor(floor: Any) -> float:
     """Returns the floor of a run, checked."""
     value = _validation.single("floor", _validation.open_unit_array("floor", floor))
     if value < _SMALLEST_FLOOR:
@@ -327,7 +303,7 @@ def checked_floor(floor: Any) -> float:
     return float(value)
 
 
-def check_number(described: Any, name: str, *, below: float = math.inf) -> None:
+def _check_number(described: Any, name: str, *, below: float = math.inf) -> None:
     """Makes a field the number >= 0 that it must be."""
     value = getattr(described, name)
     if type(value) is not float or not value >= 0:  # books hold thousands

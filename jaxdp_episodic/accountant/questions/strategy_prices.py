@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.step import AnyStep
-from jaxdp_episodic.accountant.methods.adaptive.comparison import least_number
 from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
 from jaxdp_episodic.accountant.methods.adaptive.profile import Profile, profiles_above
-from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
@@ -39,31 +37,13 @@ def worst_of(run: AdaptiveRun, num_steps: Any) -> AnyStep | AdaptiveRun:
     return run if same is None else same
 
 
-def worst_units(run: AdaptiveRun, unit: Run, *, floor: float, most: int) -> float:
-    """Returns how many times a base is proven to be enough for any strategy.
-
-    *Upper end*, and inf where it is more than ``most``; see `least_number`.
-
-    Args:
-      run: of one setting, of which no composition is the worst strategy.
-      unit: the base's one pair, taken once.
-      floor: in (0, 1).
-      most: the largest number.
-    """
-
-    def of_path(problem: Problem) -> float:
-        return least_number(problem.graph, problem.runs, unit, floor=floor, most=most)
-
-    return _least_of_theorems(run, of_path)
-
-
 def worst_mu(
     run: AdaptiveRun, floor: float, mu_of: Callable[[np.ndarray, np.ndarray], float]
 ) -> float:
     """Returns the mu that is proven to be enough for any strategy; inf without one.
 
     Args:
-      run: as of `worst_units`.
+      run: of one setting, of which no composition is the worst strategy.
       floor: in (0, 1).
       mu_of: of points of a curve, epsilons and upper bounds of delta.
     """

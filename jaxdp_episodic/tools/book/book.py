@@ -16,7 +16,6 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
-from jaxdp_episodic.accountant.questions.base_budget import BaseBudget
 from jaxdp_episodic.accountant.questions.gdp_budget import GdpBudget
 from jaxdp_episodic.tools.book.content import (
     QUERY,
@@ -33,10 +32,8 @@ from jaxdp_episodic.tools.book.content import (
 from jaxdp_episodic.tools.book.prices import (
     FLOORS_SHARE,
     AnyRun,
-    BasePrices,
     GdpPrices,
     MenuPrices,
-    only_step,
 )
 from jaxdp_episodic.tools.book.storage import (
     BookError,
@@ -95,39 +92,30 @@ def order_of(
 def create_book(
     where: str,
     protected: Protected,
-    base: ComposedSteps | None = None,
     *,
     epsilon: Any,
     delta: Any,
     floors: Any = None,
     method: str = "exact",
 ) -> BookTerms:
-    """Makes a book for any runs; see `GdpBudget` and `BaseBudget`.
+    """Makes a book for any runs; see `GdpBudget`.
 
     Args:
       where: path of an SQLite file, or a URL of SQLAlchemy's.
       protected: who, in which data.
-      base: a run of one kind of step or release, of which one is the unit that runs are
-        charged in; None: they are charged mu. A floor either way.
       epsilon: of all runs together, nats, > 0.
       delta: likewise, in (0, 1).
       floors: of delta, what the floors of all runs may take; None: a fifth of delta.
-      method: how prices in mu and delta of the base are computed; prices in base steps
-        are certified with any. "pld" is certified, and slower.
+      method: how prices are computed. "pld" is certified, and slower.
 
     Raises:
       FileExistsError: there is a book.
       ImportError, OSError: it cannot be made there.
-      NotImplementedError: a base that no price can be stated in.
       ValueError: a value out of range.
     """
     share = _default_floors(delta) if floors is None else floors
-    if base is None:
-        prices = GdpPrices(GdpBudget(epsilon, delta, share))
-    else:
-        budget = BaseBudget(only_step(base), epsilon, delta, share, method)
-        prices = BasePrices(budget)
-    total = prices.budget
+    total = GdpBudget(epsilon, delta, share)
+    prices = GdpPrices(total)
     return _created(where, protected, total.epsilon, total.delta, method, prices)
 
 

@@ -277,7 +277,7 @@ def _header(row: Row) -> BookTerms:
             Protected(texts[0], fields["neighboring_relation"], bounds, texts[1]),
             **totals,
             method=method,
-            prices=prices_from_dict(fields["prices"], **totals, method=method),
+            prices=prices_from_dict(fields["prices"], **totals),
         )
     except BookError:
         raise

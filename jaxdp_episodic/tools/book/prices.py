@@ -1,6 +1,6 @@
-"""What a book charges: mu-GDP or base steps, with floors, or a place on a menu.
+"""What a book charges: mu-GDP with floors, or a place on a menu.
 
-All kinds are fixed when the book is made. ``paid`` is what the runs before have paid,
+Both kinds are fixed when the book is made. ``paid`` is what the runs before have paid,
 in order; a price is a dictionary of plain values, as the book holds it.
 """
 
@@ -10,23 +10,17 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
-    OneStep,
     compose,
 )
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
-from jaxdp_episodic.accountant.questions.base_budget import (
-    BaseBudget,
-    BasePrice,
-    base_price,
-)
 from jaxdp_episodic.accountant.questions.gdp_budget import (
     GdpBudget,
     GdpPrice,
@@ -37,6 +31,7 @@ from jaxdp_episodic.accountant.questions.gdp_budget import (
 # Of delta: what the floors of all runs may take, and the floor of a run, unless stated.
 FLOORS_SHARE = 0.2
 FLOOR_SHARE = 0.01
+_FIELDS = ("mu", "floor")
 
 AnyRun = ComposedSteps | AdaptiveRun
 Price = Mapping[str, Any]
@@ -47,63 +42,52 @@ class BookExhaustedError(ValueError):
 
 
 @dataclass(frozen=True)
-class _FloorPrices:
-    """Any runs, each charged a price that has a floor; see the two classes below.
+class GdpPrices:
+    """Any runs, each charged mu and a floor of its own; see `GdpBudget`.
 
     Attributes:
       budget: of all runs together.
     """
 
-    kind: ClassVar[str]
-    currency: ClassVar[str]
-    price_class: ClassVar[type]
-
-    budget: Any
+    budget: GdpBudget
 
     @property
     def default_floor(self) -> float:
         """The floor of a run that states none: a hundredth of delta."""
         return FLOOR_SHARE * self.budget.delta
 
-    def read(self, price: Price) -> Any:
-        """Returns a price as the budget takes it."""
-        return self.price_class(**price)
-
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values; `prices_from_dict` reads them."""
-        return {"kind": self.kind, "floors": self.budget.floors}
-
-    def _price(self, run: AnyRun, method: str, floor: float) -> Any:
-        raise NotImplementedError
+        return {"kind": "gdp", "floors": self.budget.floors}
 
     def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
-        """Returns the price of a run, at its floor; see `gdp_price` and `base_price`.
+        """Returns the price of a run, at its floor; see `gdp_price`.
 
         Of a run whose parts are of data apart what covers each of them: nobody is in
         two.
         """
         lost = self.default_floor if floor is None else floor
-        each = [dataclasses.asdict(self._price(p, method, lost)) for p in parts]
-        return {name: max(one[name] for one in each) for name in each[0]}
+        each = [gdp_price(part, floor=lost, method=method) for part in parts]
+        return {name: max(getattr(one, name) for one in each) for name in _FIELDS}
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
         """Returns names of the currencies, what was spent, and the total of each."""
-        before = [self.read(price) for price in paid]
+        before, total = _read(paid), self.budget
         amounts = sum(price.amount for price in before)
-        floors, total = sum(price.floor for price in before), self.budget
+        floors = sum(price.floor for price in before)
         return [
-            (self.currency, float(amounts), float(total.total)),
+            ("mu^2", float(amounts), float(total.total)),
             ("floor", float(floors), total.floors),
         ]
 
     def holds(self, paid: Sequence[Price]) -> bool:
         """Returns whether the prices do not exceed the total."""
-        *before, last = [self.read(price) for price in paid] or [None]
+        *before, last = _read(paid) or [None]
         return last is None or self.budget.permits(before, last)
 
     def check(self, paid: Sequence[Price], price: Price) -> None:
         """Refuses a price that does not fit beside those paid."""
-        before, wanted = [self.read(one) for one in paid], self.read(price)
+        before, wanted = _read(paid), GdpPrice(**price)
         if self.budget.permits(before, wanted):
             return
         left = dataclasses.asdict(self.budget.left(before))
@@ -112,48 +96,15 @@ class _FloorPrices:
             "nothing was charged, nothing was drawn"
         )
 
-
-@dataclass(frozen=True)
-class GdpPrices(_FloorPrices):
-    """Any runs, each charged mu and a floor of its own; see `GdpBudget`."""
-
-    kind: ClassVar[str] = "gdp"
-    currency: ClassVar[str] = "mu^2"
-    price_class: ClassVar[type] = GdpPrice
-
-    budget: GdpBudget
-
-    def _price(self, run: AnyRun, method: str, floor: float) -> GdpPrice:
-        return gdp_price(run, floor=floor, method=method)
-
     def left(self, paid: Sequence[Price]) -> str:
         """Returns what is left, in words."""
-        left = self.budget.left([self.read(price) for price in paid])
+        left = self.budget.left(_read(paid))
         return f"a run of mu {left.mu:.5g}; floors {left.floor:.3g}"
 
 
-@dataclass(frozen=True)
-class BasePrices(_FloorPrices):
-    """Any runs, each charged units of a base and a floor; see `BaseBudget`."""
-
-    kind: ClassVar[str] = "base"
-    currency: ClassVar[str] = "base steps"
-    price_class: ClassVar[type] = BasePrice
-
-    budget: BaseBudget
-
-    def _price(self, run: AnyRun, method: str, floor: float) -> BasePrice:
-        del method  # it is certified with any
-        return base_price(run, self.budget.base, floor=floor)
-
-    def left(self, paid: Sequence[Price]) -> str:
-        """Returns what is left, in words."""
-        left = self.budget.left([self.read(price) for price in paid])
-        return f"{left.units} base steps; floors {left.floor:.3g}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values; `prices_from_dict` reads them."""
-        return {**super().to_dict(), "base": compose((self.budget.base, 1)).to_dict()}
+def _read(paid: Sequence[Price]) -> list[GdpPrice]:
+    """Prices as the budget takes them."""
+    return [GdpPrice(**price) for price in paid]
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,12 +155,10 @@ class MenuPrices:
             raise NotImplementedError(
                 "adaptive: a book with a menu has whole runs that are compositions: "
                 "such as adapt within quotas on one part of the data; a book with "
-                "mu-GDP prices or base steps charges any"
+                "mu-GDP prices charges any"
             )
         if floor is not None:
-            raise ValueError(
-                "floor is for a book with mu-GDP prices or base steps, got a menu"
-            )
+            raise ValueError("floor is for a book with mu-GDP prices, got a menu")
         options = self.menu.options
         fitting = [name for name in options if _is_at_most(run, options[name])]
         for name in sorted(fitting, key=lambda name: options[name] != run):
@@ -262,24 +211,25 @@ class MenuPrices:
         return {"kind": self.kind, "menu": self.menu.to_dict()}
 
 
-Prices = GdpPrices | BasePrices | MenuPrices
+Prices = GdpPrices | MenuPrices
 
 
-def prices_from_dict(
-    fields: Any, *, epsilon: float, delta: float, method: str
-) -> Prices:
+def prices_from_dict(fields: Any, *, epsilon: float, delta: float) -> Prices:
     """Reads prices of any kind.
 
     Raises:
       KeyError, TypeError, ValueError: it is no such description.
     """
-    kinds = ("gdp", "base", "quotas", "prices")
+    if fields["kind"] == "base":
+        raise ValueError(
+            "prices are in base steps, which version 0.2 was the last to charge: read, "
+            "charge and close this book with 0.2. A new book for these data is a "
+            "budget of its own, and the two add up"
+        )
+    kinds = ("gdp", "quotas", "prices")
     kind = _validation.choice("kind of prices", fields["kind"], kinds)
     if kind == "gdp":
         return GdpPrices(_budget(epsilon, delta, fields["floors"]))
-    if kind == "base":
-        base = only_step(ComposedSteps.from_dict(fields["base"]))
-        return BasePrices(_base_budget(base, epsilon, delta, fields["floors"], method))
     menu = AdaptiveRun.from_dict(fields["menu"])
     if any(menu.taken.values()) or menu.rules is not None:
         raise ValueError("menu must be one of quotas or prices that has not begun")
@@ -296,9 +246,8 @@ def price_of_search(
     """
     if not isinstance(prices, GdpPrices):
         raise NotImplementedError(
-            "a search for hyperparameters has no price in base steps, and is on no "
-            "menu: a Rényi bound of it is all that is known; a book with mu-GDP prices "
-            "charges it"
+            "a search for hyperparameters is on no menu: a Rényi bound of it is all "
+            "that is known; a book with mu-GDP prices charges it"
         )
     lost = prices.default_floor if floor is None else floor
     return dataclasses.asdict(price_of_rdp(orders, rdp, floor=lost))
@@ -308,21 +257,7 @@ def in_words(price: Price) -> str:
     """Returns a price as people read it."""
     if "option" in price:
         return f"one of {price['option']}"
-    if "units" in price:
-        word = "base step" if price["units"] == 1 else "base steps"
-        return f"{price['units']} {word}, floor {price['floor']:.3g}"
     return f"mu {price['mu']:.5g}, floor {price['floor']:.3g}"
-
-
-def only_step(run: ComposedSteps) -> OneStep:
-    """Returns the step of a run that has one kind of step, whatever their number.
-
-    Raises:
-      ValueError: it has others.
-    """
-    if len(run.steps) != 1:
-        raise ValueError(f"base must have one kind of step, got {len(run.steps)}")
-    return run.steps[0]
 
 
 def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
@@ -343,7 +278,6 @@ def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
 
 # What they hold is searched for, and a book is read before every charge.
 _budget = functools.lru_cache(maxsize=16)(GdpBudget)
-_base_budget = functools.lru_cache(maxsize=16)(BaseBudget)
 
 
 def _is_at_most(run: ComposedSteps, option: Any) -> bool:

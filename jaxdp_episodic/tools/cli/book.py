@@ -24,7 +24,7 @@ from jaxdp_episodic.tools.book.book import (
     read_book,
 )
 from jaxdp_episodic.tools.book.content import BookContent, BookTerms
-from jaxdp_episodic.tools.book.prices import BasePrices, GdpPrices, in_words
+from jaxdp_episodic.tools.book.prices import GdpPrices, in_words
 from jaxdp_episodic.tools.book.storage import shown
 from jaxdp_episodic.tools.cli.messages import (
     File,
@@ -56,9 +56,8 @@ _CHOOSE_BY = (
 class Create:
     """Make a book: who is protected, in which data, and the total. All of it is final.
 
-    Runs are charged mu and a floor (any run, designed whenever), or steps of a base and
-    a floor (--base, likewise), or are those of a menu (--quota, --menu), which is final
-    too; see the page "One budget for a data set".
+    Runs are charged mu and a floor (any run, designed whenever), or are those of a menu
+    (--quota, --menu), which is final too; see the page "One budget for a data set".
     """
 
     book: _Book
@@ -72,9 +71,6 @@ class Create:
     """Of all runs together."""
     floors: Number = None
     """Of delta, what the floors of all runs may take; default: a fifth of delta."""
-    base: File = None
-    """A training config, or a request as for `epsilon`, with one kind of step: what
-    runs pay is how many such steps they are at most. In place of prices in mu."""
     quota: Annotated[Files, option("RUN.toml=N")] = ()
     """A run of a menu, and how often it may be taken: a training config, or a request
     as for `epsilon`. Each time it is given; in place of prices in mu."""
@@ -91,21 +87,16 @@ class Create:
         # Imported here: Flax costs a second, which no help should pay.
         from jaxdp_episodic.tools.train.booked import protected_by
 
-        base = self.config.parent
-        protected = protected_by(read_config(self.config), base)
+        protected = protected_by(read_config(self.config), self.config.parent)
         total = {
             "epsilon": self.epsilon,
             "delta": self.delta,
             "method": self.method or "exact",
         }
-        if sum(map(bool, (self.base, self.quota, self.menu))) > 1:
-            raise ValueError("give one of --base, --quota and --menu, got more")
+        if self.quota and self.menu:
+            raise ValueError("give --quota or --menu, got both")
         if not (self.quota or self.menu):
-            base_run = None if self.base is None else _whole_run_of(self.base)
-            with waiting("what the total is worth"):
-                terms = create_book(
-                    self.book, protected, base_run, floors=self.floors, **total
-                )
+            terms = create_book(self.book, protected, floors=self.floors, **total)
         elif self.floors is not None:
             raise ValueError("--floors is for prices with floors, not for a menu")
         else:
@@ -253,7 +244,7 @@ def _whole_run_of(path: Path) -> ComposedSteps:
     if isinstance(run, AdaptiveRun):
         raise NotImplementedError(
             f"step of {path}: a run that adapts at prices or by rules is no "
-            "composition, and neither a base nor on a menu"
+            "composition, and on no menu"
         )
     return run
 
@@ -275,13 +266,10 @@ def _guarantee(terms: BookTerms) -> str:
 
 def _facts(terms: BookTerms) -> list[str]:
     """What is fixed."""
-    if isinstance(terms.prices, (GdpPrices, BasePrices)):
-        if isinstance(terms.prices, GdpPrices):
-            total = f"mu {downward(terms.prices.budget.mu, 5)}"
-        else:
-            total = f"{terms.prices.budget.units} base steps"
+    if isinstance(terms.prices, GdpPrices):
+        total = downward(terms.prices.budget.mu, 5)
         prices = (
-            f"{total} and floors {terms.prices.budget.floors:.3g} in all; a "
+            f"mu {total} and floors {terms.prices.budget.floors:.3g} in all; a "
             f"run's floor is {terms.prices.default_floor:.3g} unless it states another"
         )
     elif terms.prices.menu.quotas is not None:

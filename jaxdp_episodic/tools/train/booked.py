@@ -91,8 +91,8 @@ def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
     run, *others = _parts(choices(config, data, held_out).budget)
     if others or isinstance(run, AdaptiveRun):
         raise NotImplementedError(
-            "adaptive: a run on a menu, or of a base, must be a composition: one that "
-            "adapts within quotas, on one part of the data"
+            "adaptive: a run on a menu must be a composition: one that adapts within "
+            "quotas, on one part of the data"
         )
     return run
 

@@ -11,7 +11,6 @@ from jaxdp_episodic.accountant.methods.adaptive.graph import budget_graph
 from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
 from jaxdp_episodic.accountant.methods.adaptive.profile import profiles_above
 from jaxdp_episodic.accountant.methods.run import Run
-from jaxdp_episodic.accountant.questions.base_budget import BasePrice, base_price
 from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
 from menus import two_groups
 
@@ -57,29 +56,17 @@ def test_a_profile_is_above_the_truth_everywhere_and_close_to_it():
 @pytest.mark.slow
 def test_a_price_holds_for_the_worst_strategy_and_a_smaller_one_does_not():
     mu = gdp_price(RUN, floor=FLOOR).mu
-    units = base_price(RUN, SLOW, floor=FLOOR).units
     lower, upper = RUN.delta_interval(epsilon=AT)
 
     def by_mu(mu):
         profile = [Gaussian(noise_multiplier=1 / mu).delta(float(e)) for e in AT]
         return FLOOR + (1 - FLOOR) * np.array(profile)
 
-    def by_units(number):
-        return FLOOR + (1 - FLOOR) * jde.delta(SLOW, epsilon=AT, num_steps=number)
-
     assert (upper <= by_mu(mu) * (1 + 1e-3)).all()
     assert (lower > by_mu(0.98 * mu)).any()
-    assert (upper <= by_units(units) * (1 + 1e-3)).all()
     # Above what plans of it cost, and not by much.
     plans = [jde.compose((SLOW, 4), (FAST, 10)), jde.compose((FAST, 20))]
     assert max(gdp_price(plan, floor=FLOOR).mu for plan in plans) < mu
-    alone = [base_price(plan, SLOW, floor=FLOOR).units for plan in plans]
-    assert max(alone) <= units <= max(alone) + 1
-
-
-def test_what_a_composition_is_the_worst_of_costs_as_that():
-    alone = jde.AdaptiveRun({"slow": SLOW}, prices={"slow": 5}, budget=40)
-    assert base_price(alone, SLOW, floor=FLOOR) == BasePrice(8, 0.0)
 
 
 @pytest.mark.slow
@@ -94,8 +81,6 @@ def test_what_is_a_composition_costs_as_that():
     fixed = jde.compose((step(1.5 * (1 + 1e-9)), 8))
     exact = gdp_price(fixed, floor=FLOOR).mu
     assert gdp_price(run, floor=FLOOR).mu == pytest.approx(exact, rel=3e-3)
-    units = [base_price(one, FAST, floor=FLOOR).units for one in (run, fixed)]
-    assert abs(units[0] - units[1]) <= 1
 
 
 def test_the_dearest_path_counts():
@@ -114,10 +99,8 @@ def test_what_has_no_price_is_refused():
     )
     with pytest.raises(ValueError, match="no mu describes the run"):
         gdp_price(bare, floor=FLOOR)
-    with pytest.raises(ValueError, match="no number of base steps"):
-        base_price(bare, SLOW, floor=FLOOR)
     with pytest.raises(ValueError, match="num_steps must be None of an AdaptiveRun"):
         gdp_price(RUN, num_steps=2, floor=FLOOR)
     several = jde.AdaptiveRun({"slow": step([1.5, 2.0])}, quotas={"slow": 2})
     with pytest.raises(ValueError, match="price is of a run of one setting"):
-        base_price(several, SLOW, floor=FLOOR)
+        gdp_price(several, floor=FLOOR)

@@ -330,8 +330,8 @@ def test_a_run_that_adapts_at_prices_pays_for_its_worst_strategy(
     for name, option in run.options.items():
         alone = compose((option, run.most(name)))
         assert gdp_price(alone, floor=floor).mu <= entry.price["mu"] * (1 + 1e-4)
-    # No composition: neither an option of a menu, nor a base.
-    with pytest.raises(NotImplementedError, match="adaptive: a run on a menu, or of"):
+    # No composition: no option of a menu.
+    with pytest.raises(NotImplementedError, match="adaptive: a run on a menu must"):
         run_of_config(read_config(config), tmp_path)
     menu, plain = str(tmp_path / "menu.book"), {"score": compose((SCORE, 1))}
     protected = protected_by(read_config(config), tmp_path)
@@ -472,31 +472,6 @@ def test_the_command_makes_shows_and_closes(tmp_path, config, capsys):
     assert "is closed: nothing was charged" in capsys.readouterr().err
 
 
-def test_a_book_in_base_steps(tmp_path, config, capsys):
-    book, base = str(tmp_path / "base.book"), tmp_path / "base.toml"
-    base.write_text(
-        'version = 1\nnum_steps = 1\ndelta = 1e-5\n[step]\ntype = "GaussianStep"\n'
-        'noise_multiplier = 20.0\nsampling = {type = "Poisson", name = "example", '
-        "sampling_probability = 1.0}\n"
-    )
-    total = ["--epsilon", "3", "--delta", "1e-5"]
-    create = ["book", "create", book, str(config), *total, "--base", str(base)]
-    assert command(create) == 0
-    assert "202 base steps and floors 2e-06 in all" in capsys.readouterr().out
-    assert command(["book", "charge", book, str(base)]) == 0
-    assert "entry 1: 1 base step, floor 0" in capsys.readouterr().out
-    assert command(["book", "show", book]) == 0
-    assert "spent       base steps 1 of 202" in capsys.readouterr().out
-    # A step of a config: its own runs pay the number of their steps.
-    create[2], create[5], create[-1] = str(tmp_path / "2.book"), "14", str(config)
-    assert command(create) == 0
-    run = run_of_config(read_config(config), tmp_path)
-    price = read_book(create[2]).terms.prices.price(run, method="exact")
-    assert price == {"units": sum(run.counts), "floor": 0.0}
-    assert command([*create, "--menu", str(base)]) == 2
-    assert "one of --base, --quota and --menu" in capsys.readouterr().err
-
-
 def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
     book, query = str(tmp_path / "menu.book"), tmp_path / "query.toml"
     query.write_text(
@@ -518,7 +493,7 @@ def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
         ([*create, *menu, *menu], "two files named 'tiny'"),
         (
             [*create, *menu, "--menu", str(query)],
-            "one of --base, --quota and --menu, got more",
+            "give --quota or --menu, got both",
         ),
         (create, "is there already"),
         (["train", str(config), "--out", "x", "--floor", "1e-7"], "with --book"),

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.bounds.common import checked
 from jaxdp_episodic.accountant.bounds.shuffling import (
     answers,
     check_local_epsilon,
-    checked_setting,
     two_values,
 )
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
@@ -49,7 +49,9 @@ def exact_randomized_response_delta(
     Raises:
       NotImplementedError: too many users; names the bound that covers them.
     """
-    eps0, n, eps = checked_setting(local_epsilon, num_users, epsilon, "epsilon")
+    eps0, n, eps = checked(
+        local_epsilon=local_epsilon, num_users=num_users, epsilon=epsilon
+    )
     check_local_epsilon(eps0)
     if num_other_ones is None:
         ones = None

@@ -9,14 +9,13 @@ from jaxdp_episodic.accountant.bounds.approximate_dp import (
     amplify_poisson,
     amplify_without_replacement,
     delta_poisson_subsampled,
+    delta_with_replacement_subsampled,
     delta_without_replacement_subsampled,
+    group_delta,
     subsampled_response_epsilon,
     unamplified_epsilon,
 )
-from jaxdp_episodic.accountant.bounds.bounded_iteration import (
-    bounded_iteration_rdp,
-    full_batch_rho,
-)
+from jaxdp_episodic.accountant.bounds.common import smallest_epsilon
 from jaxdp_episodic.accountant.bounds.composition import (
     compose_closed_form,
     compose_naive,
@@ -24,10 +23,11 @@ from jaxdp_episodic.accountant.bounds.composition import (
     compose_optimal_epsilon,
     compose_strong,
 )
-from jaxdp_episodic.accountant.bounds.inversion import smallest_epsilon
 from jaxdp_episodic.accountant.bounds.iteration import (
+    bounded_iteration_rdp,
     contraction_factors,
     final_variance,
+    full_batch_rho,
     one_pass_rho,
     optimal_noise_stds,
     rho_to_epsilon,
@@ -41,6 +41,7 @@ from jaxdp_episodic.accountant.bounds.mechanisms import (
     RdpTable,
 )
 from jaxdp_episodic.accountant.bounds.shuffling import (
+    KINDS,
     shuffled_delta,
     shuffled_epsilon,
     shuffled_epsilon_closed_form,
@@ -49,12 +50,9 @@ from jaxdp_episodic.accountant.bounds.subsampled_rdp import (
     rdp_poisson_subsampled,
     rdp_without_replacement_subsampled,
 )
-from jaxdp_episodic.accountant.bounds.with_replacement import (
-    delta_with_replacement_subsampled,
-    group_delta,
-)
 
 __all__ = [
+    "KINDS",
     "Gaussian",
     "Laplace",
     "Mechanism",

@@ -9,7 +9,7 @@ from local_dp import (
     simulate_sums,
 )
 
-from jaxdp_episodic.accountant.bounds.shuffling import shuffled_epsilon
+from jaxdp_episodic.bounds import shuffled_epsilon
 
 TRIALS = 4_000
 

@@ -12,8 +12,7 @@ from tombs_multistage import (
 )
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.bounds.approximate_dp import delta_poisson_subsampled
-from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
+from jaxdp_episodic.bounds import Gaussian, delta_poisson_subsampled
 
 # The tree of the paper's Example 3.1: 2 primary units, 3 and 2 secondary ones.
 EXAMPLE = [[4, 2, 3], [4, 5]]

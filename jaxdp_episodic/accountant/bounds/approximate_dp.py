@@ -29,9 +29,21 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.bounds.common import checked, checked_one
 from jaxdp_episodic.accountant.bounds.mechanisms import Mechanism
+from jaxdp_episodic.accountant.numerics.binomial import (
+    log_binomial_mass,
+    log_binomial_tail,
+)
 
 Profile = Mechanism | Callable[[Any], Any]
+GroupProfile = Callable[[int, np.ndarray], Any]
+# Factor above the rounding of a few products.
+_ROUND_UP = 1 + 1e-15
+# -log of the chance of the multiplicities that are charged in full.
+_CUT_EXPONENT = 100.0
+# Multiplicities that are summed, at most: some seconds.
+_MOST_MULTIPLICITIES = 100_000
 
 
 def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
@@ -44,13 +56,13 @@ def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 2.
     """
-    eps, r = _epsilon_and_rate(epsilon, rate)
+    eps, r = checked(epsilon=epsilon, rate=rate)
     small = eps <= 1
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         near = np.log1p(r * np.expm1(np.where(small, eps, 0.0)))
         far = np.logaddexp(np.log1p(-r), np.log(r) + eps)
     value = np.where(small, near, far)
-    value = np.minimum(np.where(value > 0, value * (1 + 1e-15), 0.0), eps)
+    value = np.minimum(np.where(value > 0, value * _ROUND_UP, 0.0), eps)
     return np.where(r > 0, value, 0.0)[()]
 
 
@@ -63,14 +75,13 @@ def unamplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
 
     Reference: as `amplified_epsilon`.
     """
-    eps, r = _epsilon_and_rate(epsilon, rate)
+    eps, r = checked(epsilon=epsilon, rate=rate)
     small = eps <= 1
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         near = np.log1p(np.expm1(np.where(small, eps, 0.0)) / r)
         # (e^eps - (1 - r)) / r = e^eps (1 + (1-r)(1 - e^-eps) / r): no overflow.
         far = eps + np.log1p((1 - r) * -np.expm1(-eps) / r)
-    value = np.where(small, near, far) * (1 - 1e-15)
-    value = np.maximum(value, eps)
+    value = np.maximum(np.where(small, near, far) * (1 - 1e-15), eps)
     return np.where(r > 0, value, np.inf)[()]
 
 
@@ -107,7 +118,7 @@ def amplify_poisson(
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 8.
     """
-    p = _validation.probability_array("sampling_probability", sampling_probability)
+    (p,) = checked(sampling_probability=sampling_probability)
     return _amplified(epsilon, delta, p)
 
 
@@ -124,7 +135,7 @@ def delta_poisson_subsampled(
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 8.
     """
-    p = _validation.probability_array("sampling_probability", sampling_probability)
+    (p,) = checked(sampling_probability=sampling_probability)
     return _profile_at_rate(mechanism, p, epsilon)
 
 
@@ -144,6 +155,97 @@ def delta_without_replacement_subsampled(
     return _profile_at_rate(mechanism, _subset_rate(size, population), epsilon)
 
 
+def delta_with_replacement_subsampled(
+    mechanism: Profile,
+    *,
+    size: int,
+    population: int,
+    epsilon: Any,
+    group_profile: GroupProfile | None = None,
+) -> Any:
+    """Profile of a mechanism on m draws with replacement.
+
+    A unit drawn k times is k units that differ. With ``r = 1 - (1 - 1/n)^m`` and
+    ``delta_k`` the profile when k units are replaced,
+
+        delta'(eps') = sum_{k=1..m} C(m,k) (1/n)^k (1 - 1/n)^{m-k} delta_k(eps).
+
+    Assumes: profiles under ``replace_one``, for which the result holds.
+
+    Args:
+      mechanism: as above, of one setting.
+      size: m, whole number >= 0.
+      population: n, whole number >= 1.
+      epsilon: eps', >= 0 and finite, nats, scalar or array.
+      group_profile: from (k, epsilons) to the delta of replacing k units. Default: the
+        exact one for Gaussian and Laplace noise, which is that of k times the
+        sensitivity; else `group_delta`.
+
+    Returns:
+      float64 in [0, 1] of epsilon's shape; an *upper bound*. Multiplicities of chance
+      below e^-100 are charged in full.
+
+    Raises:
+      ValueError: a mechanism of more than one setting.
+
+    Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 10.
+    """
+    m, n = map(int, checked_one(size=size, population=population))
+    (target,) = checked(finite_epsilon=epsilon)
+    if isinstance(mechanism, Mechanism) and mechanism.shape:
+        raise ValueError(
+            f"mechanism must be one setting, got one of shape {mechanism.shape}"
+        )
+    if m == 0:
+        return np.zeros(target.shape)[()]
+    rate = 1.0 if n == 1 else -np.expm1(m * np.log1p(-1 / n))
+    inner = np.asarray(unamplified_epsilon(target, rate=rate))
+    first = last = m  # of one unit all draws are its own
+    if n > 1:
+        mean, third = m / n, _CUT_EXPONENT / 3
+        most = third + np.sqrt(third**2 + 2 * _CUT_EXPONENT * mean)  # Bernstein
+        first, last = 1, int(min(m, np.ceil(mean + most)))
+    if last - first > _MOST_MULTIPLICITIES:
+        raise ValueError(
+            f"size must be at most about {_MOST_MULTIPLICITIES:,} times population"
+        )
+    total = np.zeros(target.shape)
+    trials, chance = np.array(m), np.array(1 / n)
+    for k in range(first, last + 1):
+        if group_profile is not None:
+            delta = _checked_delta(group_profile(k, inner), inner.shape)
+        elif isinstance(mechanism, Mechanism) and mechanism.is_noise:
+            delta = mechanism.of_group(k).delta(inner)
+        else:
+            delta = group_delta(mechanism, group_size=k, epsilon=inner)
+        total = total + np.exp(log_binomial_mass(np.array(k), trials, chance)) * delta
+    if last < m:
+        beyond = log_binomial_tail(np.array(last + 1), trials, chance, side="upper")
+        total = total + np.exp(beyond)
+    return np.minimum(total * (1 + 1e-10), 1.0)[()]
+
+
+def group_delta(mechanism: Profile, *, group_size: Any, epsilon: Any) -> Any:
+    """Delta when ``k`` units differ, from the profile for one.
+
+        delta_k(eps) <= (e^eps - 1) / (e^{eps/k} - 1) delta(eps / k)
+
+    Of whole k >= 1 and finite epsilon >= 0; an *upper bound*, at most 1.
+
+    Reference: Vadhan (2017), "The complexity of differential privacy", Lemma 2.2, as
+    used by Balle, Barthe and Gaboardi (2018), Section 5.
+    """
+    k, eps = checked(group_size=group_size, finite_epsilon=epsilon)
+    one = eps / k
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # sum_{i<k} e^{i eps/k}; k at epsilon 0.
+        chain = np.exp(eps - one) * np.expm1(-eps) / np.expm1(-one)
+        chain = np.where(one > 0, chain, k)
+        delta = _read(mechanism, one)
+        product = np.where(delta > 0, chain * delta * _ROUND_UP, 0.0)
+    return np.minimum(product, 1.0)[()]
+
+
 def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> Any:
     """Privacy of randomized response run with probability p, else a fair coin.
 
@@ -153,9 +255,7 @@ def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> A
 
     Reference: Warner (1965), for the response; docs/proofs.md for the sampling.
     """
-    eps = _validation.nonnegative_array("epsilon", epsilon)
-    p = _validation.probability_array("sampling_probability", sampling_probability)
-    _validation.broadcast_shape(epsilon=eps, sampling_probability=p)
+    eps, p = checked(epsilon=epsilon, sampling_probability=sampling_probability)
     # 2 artanh(w) = log((1 + w) / (1 - w)); 1 - w without cancellation at large eps.
     lie = np.exp(-eps) / (1 + np.exp(-eps))  # (1 - tanh(eps / 2)) / 2
     w = p * np.tanh(eps / 2)
@@ -187,65 +287,46 @@ def advanced_joint_convexity(
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 2.
     """
-    dists = [
-        _checked_distribution(name, dist)
-        for name, dist in (("shared", shared), ("first", first), ("second", second))
-    ]
-    if len({dist.shape for dist in dists}) != 1:
+    given = {"shared": shared, "first": first, "second": second}
+    for name, value in given.items():
+        given[name] = _validation.probability_array(name, value)
+        if given[name].ndim != 1 or abs(given[name].sum() - 1) > 1e-9:
+            raise ValueError(f"{name} must be a vector of probabilities that sum to 1")
+    if len({dist.shape for dist in given.values()}) != 1:
         raise ValueError("shared, first and second must have the same length")
-    eps, r = _epsilon_and_rate(epsilon, rate)
-    if eps.ndim or r.ndim or r == 0 or np.isinf(eps):
-        raise ValueError("rate must be one number in (0, 1], epsilon one finite number")
+    eps, r = checked_one(finite_epsilon=epsilon, rate=rate)
+    if r == 0:
+        raise ValueError("rate must be one number in (0, 1], got 0")
     outer = float(amplified_epsilon(eps, rate=r))
     overlap = np.exp(outer - eps)
-    other = (1 - overlap) * dists[0] + overlap * dists[2]
-    return outer, float(r * np.maximum(dists[1] - np.exp(eps) * other, 0.0).sum())
-
-
-def _epsilon_and_rate(epsilon: Any, rate: Any) -> tuple[np.ndarray, np.ndarray]:
-    eps = _validation.nonnegative_array("epsilon", epsilon)
-    r = _validation.probability_array("rate", rate)
-    _validation.broadcast_shape(epsilon=eps, rate=r)
-    return eps, r
-
-
-def finite_epsilon(epsilon: Any) -> np.ndarray:
-    """Epsilon checked: nonnegative and finite."""
-    eps = _validation.nonnegative_array("epsilon", epsilon)
-    if np.isinf(eps).any():
-        raise ValueError(f"epsilon must be finite, got {_validation.shown(epsilon)}")
-    return eps
+    other = (1 - overlap) * given["shared"] + overlap * given["second"]
+    gain = np.maximum(given["first"] - np.exp(eps) * other, 0.0)
+    return outer, float(r * gain.sum())
 
 
 def _subset_rate(size: Any, population: Any) -> np.ndarray:
-    m = _validation.integer_array("size", size, minimum=0)
-    n = _validation.integer_array("population", population, minimum=1)
-    _validation.broadcast_shape(size=m, population=n)
+    m, n = checked(size=size, population=population)
     if np.any(m > n):
-        raise ValueError(f"size must be at most population, got {size!r} of {n!r}")
+        raise ValueError(
+            f"size must be at most population, got {size!r} of {population!r}"
+        )
     return m / n
 
 
 def _amplified(epsilon: Any, delta: Any, rate: np.ndarray) -> tuple[Any, Any]:
-    one = _validation.probability_array("delta", delta)
-    _validation.broadcast_shape(epsilon=epsilon, delta=one, rate=rate)
-    eps, one, rate = np.broadcast_arrays(
-        _validation.nonnegative_array("epsilon", epsilon), one, rate
-    )
-    scaled = np.minimum(rate * one * (1 + 1e-15), 1.0)
+    eps, one, rate = checked(epsilon=epsilon, delta=delta, rate=rate)
+    scaled = np.minimum(rate * one * _ROUND_UP, 1.0)
     return amplified_epsilon(eps, rate=rate), scaled[()]
 
 
 def _profile_at_rate(mechanism: Profile, rate: np.ndarray, epsilon: Any) -> Any:
-    target = finite_epsilon(epsilon)
-    _validation.broadcast_shape(rate=rate, epsilon=target)
-    drawn = np.where(rate > 0, rate, 1.0)
-    inner = np.asarray(unamplified_epsilon(target, rate=drawn))
-    value = rate * read_profile(mechanism, inner) * (1 + 1e-15)
+    rate, target = checked(rate=rate, finite_epsilon=epsilon)
+    inner = unamplified_epsilon(target, rate=np.where(rate > 0, rate, 1.0))
+    value = rate * _read(mechanism, np.asarray(inner)) * _ROUND_UP
     return np.minimum(value, 1.0)[()]
 
 
-def read_profile(mechanism: Profile, epsilon: np.ndarray) -> np.ndarray:
+def _read(mechanism: Profile, epsilon: np.ndarray) -> np.ndarray:
     """The profile of a mechanism at epsilons, checked."""
     if isinstance(mechanism, Mechanism):
         return np.asarray(mechanism.delta(epsilon))
@@ -254,17 +335,10 @@ def read_profile(mechanism: Profile, epsilon: np.ndarray) -> np.ndarray:
             "mechanism must be a Mechanism or a function from epsilon to delta, got "
             f"{mechanism!r}"
         )
-    return checked_delta(mechanism(epsilon), np.shape(epsilon))
+    return _checked_delta(mechanism(epsilon), np.shape(epsilon))
 
 
-def checked_delta(value: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _checked_delta(value: Any, shape: tuple[int, ...]) -> np.ndarray:
     """What a profile answered, as probabilities of at least this shape."""
     delta = _validation.probability_array("the profile's delta", value)
     return np.broadcast_to(delta, np.broadcast_shapes(delta.shape, shape))
-
-
-def _checked_distribution(name: str, value: Any) -> np.ndarray:
-    dist = _validation.probability_array(name, value)
-    if dist.ndim != 1 or abs(dist.sum() - 1) > 1e-9:
-        raise ValueError(f"{name} must be a vector of probabilities that sum to 1")
-    return dist

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.bounds.inversion import smallest_epsilon
+from jaxdp_episodic.accountant.bounds.common import checked, smallest_epsilon
 from jaxdp_episodic.accountant.numerics.binomial import (
     log_binomial_mass,
     log_binomial_tail,
@@ -38,7 +37,7 @@ def compose_naive(epsilon: Any, delta: Any, *, num_steps: Any) -> tuple[Any, Any
     Reference: Dwork, Kenthapadi, McSherry, Mironov and Naor (2006), "Our data,
     ourselves", Theorem 1.
     """
-    eps, step_delta, k = _checked(epsilon, delta, num_steps)
+    eps, step_delta, k = checked(epsilon=epsilon, delta=delta, num_steps=num_steps)
     total, price = _product_up(k, eps), _product_up(k, step_delta)
     return total[()], np.minimum(price, 1.0)[()]
 
@@ -57,9 +56,9 @@ def compose_strong(
     Reference: Dwork, Rothblum and Vadhan (2010), "Boosting and differential privacy",
     Theorem III.3.
     """
-    eps, step_delta, k = _checked(epsilon, delta, num_steps)
-    extra = _validation.open_unit_array("slack", slack)
-    _validation.broadcast_shape(epsilon=eps, slack=extra)
+    eps, step_delta, k, extra = checked(
+        epsilon=epsilon, delta=delta, num_steps=num_steps, slack=slack
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         total = eps * np.sqrt(-2 * k * np.log(extra)) + k * eps * np.expm1(eps)
     total = np.where((k > 0) & (eps > 0), total * _ROUND_UP, 0.0)
@@ -79,9 +78,9 @@ def compose_closed_form(
     Reference: Kairouz, Oh and Viswanath (2015), "The composition theorem for
     differential privacy", arXiv:1311.0776, Theorem 3.4.
     """
-    eps, step_delta, k = _checked(epsilon, delta, num_steps)
-    extra = _validation.open_unit_array("slack", slack)
-    _validation.broadcast_shape(epsilon=eps, slack=extra)
+    eps, step_delta, k, extra = checked(
+        epsilon=epsilon, delta=delta, num_steps=num_steps, slack=slack
+    )
     finite = np.isfinite(eps)
     e = np.where(finite, eps, 0.0)
     drift = k * e * np.tanh(e / 2)
@@ -112,10 +111,9 @@ def compose_optimal_delta(
     Reference: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 3.3 (there
     at the grid of eps'; between its points by the same proof).
     """
-    eps, step_delta, k = _checked(epsilon, delta, num_steps)
-    target = _validation.nonnegative_array("total_epsilon", total_epsilon)
-    _validation.broadcast_shape(epsilon=eps, total_epsilon=target)
-    eps, step_delta, k, target = np.broadcast_arrays(eps, step_delta, k, target)
+    eps, step_delta, k, target = checked(
+        epsilon=epsilon, delta=delta, num_steps=num_steps, total_epsilon=total_epsilon
+    )
     pure = np.exp(_log_pure_delta(eps, k, target))
     pure = np.where(pure > 0, np.nextafter(pure, 2.0), 0.0)
     return _total_delta(step_delta, k, np.minimum(pure, 1.0))[()]
@@ -132,14 +130,9 @@ def compose_optimal_epsilon(
 
     Reference: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
     """
-    eps, step_delta, k = _checked(epsilon, delta, num_steps)
-    total = _validation.probability_array("total_delta", total_delta)
-    if np.any(total == 1):
-        raise ValueError(
-            f"total_delta must lie in [0, 1), got {_validation.shown(total_delta)}"
-        )
-    _validation.broadcast_shape(epsilon=eps, total_delta=total)
-    eps, step_delta, k, total = np.broadcast_arrays(eps, step_delta, k, total)
+    eps, step_delta, k, total = checked(
+        epsilon=epsilon, delta=delta, num_steps=num_steps, total_delta=total_delta
+    )
     # What the failures of the steps leave: 1 - (1 - total) / (1 - delta)^k.
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = np.where(k > 0, k * np.log1p(-step_delta), 0.0)
@@ -156,16 +149,6 @@ def compose_optimal_epsilon(
 
     found = smallest_epsilon(log_delta, log_left.ravel(), largest.ravel())
     return found.reshape(largest.shape)[()]
-
-
-def _checked(epsilon: Any, delta: Any, num_steps: Any) -> tuple[np.ndarray, ...]:
-    """Epsilon, delta and number of steps as broadcast float64 arrays."""
-    eps = _validation.nonnegative_array("epsilon", epsilon)
-    step_delta = _validation.probability_array("delta", delta)
-    k = _validation.integer_array("num_steps", num_steps, minimum=0)
-    _validation.broadcast_shape(epsilon=eps, delta=step_delta, num_steps=k)
-    eps, step_delta, k = np.broadcast_arrays(eps, step_delta, k)
-    return eps, step_delta, k.astype(np.float64)
 
 
 def _product_up(k: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ A run on ``replace_one`` neighbours makes ``s_t = 2 eta_t L / b``: two gradients
 at most L, averaged over b examples. All ``rho`` here are such slopes (zero-concentrated
 DP): they bound the RDP at every order.
 
-What several functions, and those of `bounded_iteration`, take:
+What several functions take:
 
 * ``learning_rates``: (T,) eta_t, each in (0, 2 / smoothness];
 * ``noise_stds``: (T,) sigma_t >= 0 of every coordinate, in units of the gradient; a
@@ -28,10 +28,31 @@ What several functions, and those of `bounded_iteration`, take:
 * ``smoothness``: beta > 0: the gradient of every loss is beta-Lipschitz;
 * ``strong_convexity``: m >= 0 of every loss; 0 for losses that are convex and no more.
   There is no way to say "not convex": the theorems do not hold there;
-* ``batch_size``: b, whole number >= 1.
+* ``batch_size``: b, whole number >= 1;
+* ``learning_rate`` and ``noise_std``: one of each, the same in all steps;
+* ``diameter``: D >= 0 of the convex set projected onto, ``inf`` for no projection.
 
 A step that expands, lengths that disagree and more convexity than smoothness are
 errors.
+
+*On a bounded set* the price stops growing with the number of steps. However far back
+two runs parted, they are never more than D apart, so only the last ``tau`` steps count:
+
+    rdp(alpha) <= tau S(alpha) + alpha D² / (2 tau (eta sigma_2)²),
+
+where the noise is split, ``sigma² = sigma_1² + sigma_2²``: the first part pays for the
+sampled gradients of the last tau steps (S, one step's RDP with sigma_1), the second for
+the distance D. After a burn-in the best tau is below the number of steps T and the
+bound is constant in T.
+
+*Why a step costs S.* Batches of b out of n are drawn without replacement. Let A be a
+batch of other examples, and let the differing one take a random place in it with
+probability b/n. At one point the three possible gradient steps, without it, with its
+one value and with its other, are within ``2 eta L / b`` of each other; by advanced
+joint convexity the pair of mixtures is dominated by that of a sampled Gaussian with
+rate ``b/n`` and shift ``2 L / (b sigma_1)``, in both directions. Each branch is a
+contraction for convex losses and ``eta <= 2/beta``, so the shift technique carries
+the remaining distance along.
 """
 
 from __future__ import annotations
@@ -41,11 +62,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.bounds.common import checked, checked_one
 from jaxdp_episodic.accountant.describe.releases import ZeroConcentratedDP
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
+from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
+from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions.api import epsilon
 
 # Smallest normal number: what underflows is rounded up to it.
 _TINY = float(np.finfo(np.float64).tiny)
+# Shares of the variance tried for the sampled gradients; any share is a bound.
+_SHARES = np.linspace(0.1, 0.9, 17)
+# The quadrature of method "rdp": 1e-10 relative.
+_RULE = MomentRule("symmetric", Quadrature(32, 16))
+# Numbers of last steps tried, on a logarithmic grid; any number is a bound.
+_CANDIDATES = 512
 
 
 class _OnePass(NamedTuple):
@@ -68,10 +100,11 @@ def contraction_factors(
     Reference: Feldman, Mironov, Talwar and Thakurta (2018), arXiv:1808.06651,
     Proposition 18 (m = 0); Nesterov (2004), Theorem 2.1.12.
     """
-    eta = _validation.positive_array("learning_rates", learning_rates)
-    beta = _validation.positive_array("smoothness", smoothness)
-    m = _validation.nonnegative_array("strong_convexity", strong_convexity)
-    _validation.broadcast_shape(learning_rates=eta, smoothness=beta, strong_convexity=m)
+    eta, beta, m = checked(
+        learning_rates=learning_rates,
+        smoothness=smoothness,
+        strong_convexity=strong_convexity,
+    )
     if np.any(m > beta):
         raise ValueError("strong_convexity must be at most smoothness")
     if np.any(eta * beta > 2):
@@ -200,10 +233,134 @@ def rho_to_epsilon(rho: Any, *, delta: Any) -> Any:
 
     Reference: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Proposition 12.
     """
-    slope = _validation.nonnegative_array("rho", rho)
-    small = _validation.open_unit_array("delta", delta)
-    _validation.broadcast_shape(rho=slope, delta=small)
+    slope, small = checked(rho=rho, delta_in_between=delta)
     return epsilon(ZeroConcentratedDP(slope), delta=small, num_steps=1, method="rdp")
+
+
+def full_batch_rho(
+    *,
+    num_steps: Any,
+    num_examples: Any,
+    learning_rate: float,
+    noise_std: Any,
+    lipschitz: float,
+    smoothness: float,
+    strong_convexity: float,
+    diameter: float,
+) -> Any:
+    """RDP slope of full-batch noisy gradient descent that releases its last iterate.
+
+    A step is ``theta <- P(theta - eta (mean gradient + N(0, sigma² I)))``, P the
+    projection onto a convex set of the given diameter. Over the last tau steps the
+    distance ``D c^tau + s (1 + c + … + c^{tau-1})``, ``s = 2 eta L / n``, is paid for
+    in the best parts:
+
+        rho = min_tau (D c^tau + s sum_i c^i)² / (2 (eta sigma)² sum_i c^{2i})
+
+    or, over all T steps from the same start, the same without D. At c = 1 that is the
+    smaller of composition, ``2 T L² / (n sigma)²``, and about ``4 D L / (n eta
+    sigma²)``, from ``T = 2 D n / (eta L)`` steps on.
+
+    ``num_steps`` T >= 0 and ``num_examples`` n >= 1 are whole numbers, ``noise_std`` is
+    sigma >= 0; these broadcast.
+
+    Returns:
+      float64 of the broadcast shape: RDP is ``rho alpha`` at every order, under
+      ``replace_one``. *Upper bound*; ``inf`` without noise, 0 without steps.
+
+    Reference: Altschuler and Talwar (2022), "Privacy of noisy stochastic gradient
+    descent: more iterations without more privacy loss", arXiv:2205.13710 (the idea and
+    the rate); the constants by Theorem 22 of Feldman et al. (2018), arXiv:1808.06651.
+    """
+    steps, n, sigma = checked(
+        num_steps=num_steps, num_examples=num_examples, noise_std=noise_std
+    )
+    eta, bound, span, c = _scalars(
+        learning_rate, lipschitz, smoothness, strong_convexity, diameter
+    )
+    part = 2 * bound / n  # s / eta
+    tau = _last_steps(steps, span / eta / part)
+    window = np.concatenate([tau, np.maximum(steps, 1)[..., None]], axis=-1)
+    far = np.where(np.arange(window.shape[-1]) < tau.shape[-1], span / eta, 0.0)
+    once, twice = _geometric(c, window), _geometric(c * c, window)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        carried = np.where(far > 0, far * c**window, 0.0)
+        carried = np.where(np.isnan(carried), np.inf, carried)  # inf * 0
+        distance = carried + part[..., None] * once
+        rho = np.min(distance**2 / (2 * twice), axis=-1) / sigma**2
+    rho = np.where(sigma > 0, rho * (1 + 1e-12), np.inf)
+    return np.where(steps > 0, rho, 0.0)[()]
+
+
+def bounded_iteration_rdp(
+    *,
+    orders: Any,
+    num_steps: Any,
+    num_examples: int,
+    batch_size: int,
+    learning_rate: float,
+    noise_std: float,
+    lipschitz: float,
+    smoothness: float,
+    strong_convexity: float,
+    diameter: float,
+) -> np.ndarray:
+    """RDP of noisy SGD with random batches on a bounded set, last iterate only.
+
+    ``min(T S_sigma(alpha), min_{tau <= T, split} tau S_{sigma_1}(alpha) + alpha D² /
+    (2 tau (eta sigma_2)²))``; see the head of this module.
+
+    ``orders`` are (K,) each > 1, ``num_steps`` whole numbers T >= 0 of any shape,
+    ``num_examples`` n and ``batch_size`` b in [1, n] whole numbers, ``noise_std`` is
+    sigma > 0. Batches are drawn without replacement, fresh and secret. Strong convexity
+    is allowed, and not used.
+
+    Returns:
+      float64 nats of shape ``num_steps.shape + (K,)``; an *upper bound* under
+      ``replace_one``, constant in T after the burn-in.
+
+    Reference: Altschuler and Talwar (2022), arXiv:2205.13710, Theorem 3.1 and its
+    proof, with the split of the noise and tau optimised.
+    """
+    alpha = _validation.order_array("orders", orders)
+    if alpha.ndim != 1:
+        raise ValueError(f"orders must be a vector, got shape {alpha.shape}")
+    (steps,) = checked(num_steps=num_steps)
+    n, b, sigma = checked_one(
+        num_examples=num_examples, batch_size=batch_size, positive_noise_std=noise_std
+    )
+    if b > n:
+        raise ValueError(f"batch_size must be at most num_examples = {n:g}, got {b:g}")
+    eta, bound, span, _ = _scalars(
+        learning_rate, lipschitz, smoothness, strong_convexity, diameter
+    )
+    shift = 2 * bound / (b * sigma)
+    shares = np.append(_SHARES, 1.0)[:, None]
+    grid = np.broadcast_arrays(alpha - 1, b / n, shift / np.sqrt(shares))
+    log_excess = _swapped_excess(*(a.ravel() for a in grid)).reshape(grid[0].shape)
+    one_step = np.logaddexp(0.0, log_excess) / (alpha - 1)  # (shares, K)
+    composed = steps[..., None] * one_step[-1]
+    if np.isinf(span):
+        return composed
+    far = alpha * span**2 / (2 * (eta * sigma) ** 2 * (1 - _SHARES[:, None]))
+    cost = one_step[:-1]
+    with np.errstate(divide="ignore", over="ignore"):
+        best = np.sqrt(far / cost)
+    most = np.maximum(steps, 1)[..., None, None]
+    bounds = [
+        tau * cost + far / tau
+        for tau in (np.clip(f(best), 1, most) for f in (np.floor, np.ceil))
+    ]
+    settled = np.minimum(*bounds).min(axis=-2)
+    return np.where(steps[..., None] > 0, np.minimum(composed, settled), 0.0)
+
+
+def _swapped_kernel(t: Array, rate: Array, shift: Array) -> Array:
+    """Log-excess of the sampled Gaussian pair, both profiles the forward one."""
+    return mixture_excess(t, rate, shift, _RULE)[0]
+
+
+_swapped_excess = float64_boundary(_swapped_kernel)
 
 
 def _one_pass(
@@ -226,12 +383,49 @@ def _one_pass(
         raise ValueError(
             f"noise_stds must be a scalar or of shape {eta.shape}, got {sigma.shape}"
         )
-    bound = _validation.positive_array("lipschitz", lipschitz)
-    size = _validation.integer_array("batch_size", batch_size, minimum=1)
-    if bound.ndim or size.ndim or factors.shape != eta.shape:
+    bound, size = checked_one(lipschitz=lipschitz, batch_size=batch_size)
+    if factors.shape != eta.shape:
         raise ValueError(
-            "lipschitz, batch_size, smoothness and strong_convexity must be numbers"
+            "smoothness and strong_convexity must be numbers, got arrays of shape "
+            f"{factors.shape}"
         )
     return _OnePass(
         eta, np.broadcast_to(sigma, eta.shape), 2 * eta * bound / size, factors
     )
+
+
+def _scalars(
+    learning_rate: Any,
+    lipschitz: Any,
+    smoothness: Any,
+    strong_convexity: Any,
+    diameter: Any,
+) -> tuple[float, float, float, float]:
+    """Learning rate, Lipschitz bound, diameter and contraction factor, checked."""
+    eta, bound, beta, m, span = checked_one(
+        learning_rate=learning_rate,
+        lipschitz=lipschitz,
+        smoothness=smoothness,
+        strong_convexity=strong_convexity,
+        diameter=diameter,
+    )
+    factor = contraction_factors(eta, smoothness=beta, strong_convexity=m)
+    return eta, bound, span, float(factor)
+
+
+def _last_steps(steps: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """Candidates for tau up to T, on a last axis: a grid, the optimum at c = 1."""
+    most = np.maximum(steps, 1)[..., None].astype(np.float64)
+    share = np.linspace(0.0, 1.0, _CANDIDATES)
+    grid = np.rint(most**share)
+    around = np.stack([np.floor(best), np.ceil(best)], axis=-1)
+    return np.concatenate([grid, np.clip(around, 1, most)], axis=-1)
+
+
+def _geometric(c: float, count: np.ndarray) -> np.ndarray:
+    """``1 + c + … + c^{count-1}``."""
+    if c == 1:
+        return np.asarray(count, np.float64)
+    if c == 0:
+        return np.ones(count.shape)
+    return np.expm1(count * np.log(c)) / np.expm1(np.log(c))

@@ -6,29 +6,32 @@ the sensitivity under ``add_remove`` describes ``add_remove``; relative to the (
 doubled) sensitivity under ``replace_one`` it describes ``replace_one``.
 
 Numeric fields are scalars or arrays; results have the shape of the mechanism followed
-by that of the orders.
+by that of the orders. What would underflow is rounded up to the smallest normal number.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import call_in_float64, float64_boundary
-from jaxdp_episodic.accountant.bounds import single_release
+from jaxdp_episodic.accountant._engine import call_in_float64
 from jaxdp_episodic.accountant.describe.spec import ByValue, set_checked
-from jaxdp_episodic.accountant.numerics.loops import Array
+from jaxdp_episodic.accountant.numerics.special import log_saturating_tail
+
+# Taylor coefficients of (e^x - 1 - x) / x² for |x| <= 1/2: the next term is < 1e-19.
+_REMAINDER_COEFFICIENTS = tuple(1 / math.factorial(k) for k in range(2, 18))
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True, eq=False)
 class Mechanism(ByValue):
-    """Base of the descriptions below: numeric fields and static kernels.
+    """Base of the descriptions below: numeric fields, a curve and perhaps a profile.
 
     Equal means the same type and the same numbers.
 
@@ -40,24 +43,25 @@ class Mechanism(ByValue):
         Poisson sampling: with densities ``f``, ``g`` and odd ``l``, ``2 E_f[(g/f -
         1)^l] = int (g - f)^l (f^{1-l} - g^{1-l}) >= 0``, since both factors have the
         sign of ``g - f``.
+      is_noise: class constant; True if the field is noise relative to a sensitivity.
     """
 
     swaps_neighbours: ClassVar[bool] = False
-    # For either engine: orders (K,) and parameters (..., trailing) to RDP (..., K).
-    rdp_kernel: ClassVar[Callable[..., Array]]
-    # The same: epsilon and parameters to delta, elementwise; None if not known.
-    delta_kernel: ClassVar[Callable[..., Array] | None] = None
+    is_noise: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        names = (field.name for field in dataclasses.fields(self))
+        set_checked(self, _validation.nonnegative_array, *names)
 
     @property
-    def parameters(self) -> tuple[np.ndarray, ...]:
-        """Arrays for the kernels, each of shape ``self.shape`` + trailing axes."""
-        fields = dataclasses.fields(self)
-        return tuple(np.asarray(getattr(self, field.name)) for field in fields)
+    def _value(self) -> np.ndarray:
+        """The numeric field; 0 without a sign, which 1 / 0 would keep."""
+        return np.asarray(getattr(self, dataclasses.fields(self)[0].name)) + 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the numeric field."""
-        return self.parameters[0].shape
+        return self._value.shape
 
     @property
     def pure_epsilon(self) -> np.ndarray:
@@ -65,9 +69,17 @@ class Mechanism(ByValue):
         raise NotImplementedError
 
     def up_to(self, max_order: int) -> Mechanism:
-        """Returns a mechanism whose kernel serves whole orders 2 … ``max_order``."""
+        """Returns a mechanism that answers at the whole orders 2 … ``max_order``."""
         del max_order  # the named mechanisms are known at every order
         return self
+
+    def settings(self, rows: np.ndarray) -> Mechanism:
+        """Returns the mechanism of these settings, numbered as in the flat shape."""
+        return type(self)(self._value.ravel()[rows])  # pyright: ignore[reportCallIssue]: each has one field
+
+    def of_group(self, size: int) -> Self:
+        """Returns the same noise on ``size`` times the sensitivity."""
+        return type(self)(self._value / size)  # pyright: ignore[reportCallIssue]: each has one field
 
     def rdp(self, orders: Any) -> Any:
         """RDP of one release, in nats.
@@ -81,8 +93,9 @@ class Mechanism(ByValue):
           for what the user gives, if that is one.
         """
         alpha = _validation.order_array("orders", orders)
-        values = _jitted(self.rdp_kernel)(alpha.ravel(), *self.parameters)
-        return values.reshape(self.shape + alpha.shape)[()]
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            values = self._rdp(alpha.ravel())
+        return values.reshape(values.shape[:-1] + alpha.shape)[()]
 
     def delta(self, epsilon: Any) -> Any:
         """Privacy profile of one release: the smallest delta at this epsilon.
@@ -99,13 +112,22 @@ class Mechanism(ByValue):
           NotImplementedError: a mechanism described by its RDP alone.
         """
         eps = _validation.nonnegative_array("epsilon", epsilon)
-        if self.delta_kernel is None:
+        if not self.swaps_neighbours:
             raise NotImplementedError(
                 f"delta needs a privacy profile: {type(self).__name__} is described by "
                 "its RDP alone; covered: Gaussian, Laplace, RandomizedResponse"
             )
         _validation.broadcast_shape(mechanism=np.empty(self.shape), epsilon=eps)
-        return _jitted(self.delta_kernel)(eps, *self.parameters)[()]
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            return np.asarray(self._delta(eps))[()]
+
+    def _rdp(self, orders: np.ndarray) -> np.ndarray:
+        """RDP at orders (K,): (*shape, K)."""
+        raise NotImplementedError
+
+    def _delta(self, epsilon: np.ndarray) -> np.ndarray:
+        """The profile, elementwise."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,20 +137,38 @@ class Gaussian(Mechanism):
     Attributes:
       noise_multiplier: standard deviation / l2-sensitivity, >= 0, scalar or array;
         0 costs ``inf`` and ``inf`` costs 0.
+
+    Reference: Mironov (2017), arXiv:1702.07476, Proposition 7; Balle and Wang (2018),
+    arXiv:1805.06530, Theorem 8.
     """
 
     noise_multiplier: float | np.ndarray
     swaps_neighbours: ClassVar[bool] = True
-    rdp_kernel = staticmethod(single_release.gaussian_rdp)
-    delta_kernel = staticmethod(single_release.gaussian_delta)
-
-    def __post_init__(self) -> None:
-        set_checked(self, _validation.nonnegative_array, "noise_multiplier")
+    is_noise: ClassVar[bool] = True
 
     @property
     def pure_epsilon(self) -> np.ndarray:
         """``inf``; 0 for infinite noise."""
-        return np.where(np.isinf(self.noise_multiplier), 0.0, np.inf)
+        return np.where(np.isinf(self._value), 0.0, np.inf)
+
+    def _rdp(self, orders: np.ndarray) -> np.ndarray:
+        """``alpha / (2 sigma²)``."""
+        inverse = 1 / self._value[..., None]
+        return _round_up((0.5 * orders * inverse) * inverse, inverse > 0)
+
+    def _delta(self, epsilon: np.ndarray) -> np.ndarray:
+        """``Phi(s/2 - eps/s) - e^eps Phi(-s/2 - eps/s)`` with ``s = 1/sigma``.
+
+        The difference cancels. The same number is ``E[1 - e^{-s (Z - t)}; Z > t]``,
+        ``t = eps/s - s/2``: that of ``(1 - e^{eps - L})_+`` over the privacy loss L.
+        """
+        shift = 1 / self._value
+        regular = (shift > 0) & np.isfinite(shift) & np.isfinite(epsilon)
+        s = np.where(regular, shift, 1.0)
+        t = np.where(regular, epsilon, 0.0) / s - s / 2
+        delta = np.minimum(np.exp(log_saturating_tail(t, s)), 1.0)
+        limit = np.where(np.isinf(shift), 1.0, 0.0)
+        return np.where(regular, _round_up(delta, regular), limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,21 +182,41 @@ class Laplace(Mechanism):
     Attributes:
       scale: noise scale / l1-sensitivity, >= 0, scalar or array; 0 costs ``inf`` and
         ``inf`` costs 0.
+
+    Reference: Mironov (2017), arXiv:1702.07476, Proposition 6; Balle, Barthe and
+    Gaboardi (2018), arXiv:1807.01647, Theorem 3.
     """
 
     scale: float | np.ndarray
     swaps_neighbours: ClassVar[bool] = True
-    rdp_kernel = staticmethod(single_release.laplace_rdp)
-    delta_kernel = staticmethod(single_release.laplace_delta)
-
-    def __post_init__(self) -> None:
-        set_checked(self, _validation.nonnegative_array, "scale")
+    is_noise: ClassVar[bool] = True
 
     @property
     def pure_epsilon(self) -> np.ndarray:
         """``1 / scale``."""
         with np.errstate(divide="ignore", over="ignore"):
-            return np.divide(1.0, self.scale)
+            return 1 / self._value
+
+    def _rdp(self, orders: np.ndarray) -> np.ndarray:
+        """``log M / t``, ``M = (alpha e^{ts} + t e^{-alpha s}) / (2 alpha - 1)``.
+
+        With ``t = alpha - 1``, ``s = 1/scale``. The linear terms cancel, and so does
+        the 1: ``M - 1 = [alpha f(ts) + t f(-alpha s)] / (2 alpha - 1)`` with ``f(x) =
+        e^x - 1 - x >= 0``.
+        """
+        shift, t = self.pure_epsilon[..., None], orders - 1
+        rise = t * shift
+        near = rise <= 1
+        excess = orders * _exp_remainder(np.where(near, rise, 0.0))
+        excess += t * _exp_remainder(np.where(near, -orders * shift, 0.0))
+        ratio = t / orders * np.exp(-(orders + t) * shift)  # of the two exponentials
+        far = rise + np.log1p(ratio) - np.log1p(t / orders)
+        moment = np.where(near, np.log1p(excess / (orders + t)), far)
+        return _round_up(moment / t, shift > 0)
+
+    def _delta(self, epsilon: np.ndarray) -> np.ndarray:
+        """``1 - e^{(epsilon - s)/2}`` for ``epsilon < s = 1/scale``, else 0."""
+        return -np.expm1(_shortfall(epsilon, self.pure_epsilon) / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,42 +228,61 @@ class RandomizedResponse(Mechanism):
 
     Attributes:
       epsilon: >= 0, scalar or array; ``inf`` always tells the truth.
+
+    Reference: Mironov (2017), arXiv:1702.07476, Proposition 5.
     """
 
     epsilon: float | np.ndarray
     swaps_neighbours: ClassVar[bool] = True
-    rdp_kernel = staticmethod(single_release.randomized_response_rdp)
-    delta_kernel = staticmethod(single_release.randomized_response_delta)
-
-    def __post_init__(self) -> None:
-        set_checked(self, _validation.nonnegative_array, "epsilon")
 
     @property
     def pure_epsilon(self) -> np.ndarray:
         """``epsilon``."""
-        return np.asarray(self.epsilon)
+        return self._value
+
+    def _rdp(self, orders: np.ndarray) -> np.ndarray:
+        """``log M / t``, ``M = (e^{alpha eps} + e^{-t eps}) / (1 + e^eps)``.
+
+        With ``t = alpha - 1``. Nothing cancels in ``M - 1 = (1 - e^{-alpha eps})
+        (e^{t eps} - 1) / (1 + e^{-eps})``.
+        """
+        eps, t = self._value[..., None], orders - 1
+        near = t * eps <= 1
+        safe = np.where(near, eps, 0.0)
+        excess = -np.expm1(-orders * safe) * np.expm1(t * safe)
+        log_moment = np.log1p(excess / (1 + np.exp(-safe)))
+        correction = np.log1p(np.exp(-(orders + t) * eps)) - np.log1p(np.exp(-eps))
+        rdp = np.where(near, log_moment, t * eps + correction) / t
+        return _round_up(rdp, eps > 0)
+
+    def _delta(self, epsilon: np.ndarray) -> np.ndarray:
+        """``(e^eps0 - e^eps) / (1 + e^eps0)`` for ``eps < eps0``, else 0."""
+        gap = _shortfall(epsilon, self._value)
+        return -np.expm1(gap) / (1 + np.exp(-self._value))
 
 
 @dataclass(frozen=True, eq=False)
 class RdpTable(Mechanism):
     """A user's own mechanism, by its RDP at the whole orders 2, 3, ….
 
+    Between them the convexity of ``(alpha - 1) rdp`` gives an upper bound.
+
     Attributes:
-      values: (..., T) upper bounds of the RDP at the orders 2 … T + 1, >= 0. Between
-        them the convexity of ``(alpha - 1) rdp`` gives an upper bound.
+      values: (..., T) upper bounds of the RDP at the orders 2 … T + 1, >= 0.
       limit: pure-DP epsilon, broadcast against the leading axes; ``inf`` (the default)
         is always true. A smaller one tightens sampling without replacement.
 
     Raises:
-      ValueError: negative or NaN values, or no values.
+      ValueError: negative or NaN values, no values, or orders beyond the table.
+
+    Reference: van Erven and Harremoës (2014), arXiv:1206.2459, Corollary 2.
     """
 
     values: np.ndarray
     limit: float | np.ndarray = np.inf
-    rdp_kernel = staticmethod(single_release.interpolated_rdp)
 
     def __post_init__(self) -> None:
-        set_checked(self, _validation.nonnegative_array, "values", "limit")
+        super().__post_init__()
         shape = np.shape(self.values)
         if not shape or shape[-1] == 0:
             raise ValueError(
@@ -218,11 +297,6 @@ class RdpTable(Mechanism):
                 f"limit must broadcast to values.shape[:-1] = {shape[:-1]}, got shape "
                 f"{np.shape(self.limit)}"
             )
-
-    @property
-    def parameters(self) -> tuple[np.ndarray, ...]:
-        """The table."""
-        return (np.asarray(self.values),)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -244,11 +318,24 @@ class RdpTable(Mechanism):
             )
         return self
 
-    def rdp(self, orders: Any) -> Any:
-        """RDP of one release; see `Mechanism.rdp`. Refuses orders beyond the table."""
-        alpha = _validation.order_array("orders", orders)
-        self.up_to(int(np.ceil(np.max(alpha, initial=2.0))))
-        return super().rdp(orders)
+    def settings(self, rows: np.ndarray) -> Mechanism:
+        """Returns the table of these settings."""
+        table = np.reshape(self.values, (-1, np.shape(self.values)[-1]))
+        return RdpTable(table[rows], self.pure_epsilon.ravel()[rows])
+
+    def _rdp(self, orders: np.ndarray) -> np.ndarray:
+        """The chord of ``(alpha - 1) rdp(alpha)``, which is 0 at order 1."""
+        self.up_to(int(np.ceil(np.max(orders, initial=2.0))))
+        values, whole = np.asarray(self.values), np.floor(orders)
+        weight, index = orders - whole, whole.astype(int) - 2
+        last = values.shape[-1] - 1
+        below = np.take(values, np.clip(index, 0, last), axis=-1)
+        above = np.take(values, np.clip(index + 1, 0, last), axis=-1)
+        # Shares of the two ends in the log-moment, divided by alpha - 1. At whole
+        # orders the upper end has no share, also if it is infinite; below 2 the lower.
+        t = orders - 1
+        low = np.where(index >= 0, below * ((1 - weight) * (whole - 1) / t), 0.0)
+        return low + np.where(weight > 0, above * (weight * whole / t), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,16 +365,9 @@ class RdpCurve(Mechanism):
         set_checked(self, _validation.nonnegative_array, "limit")
 
     @property
-    def parameters(self) -> tuple[np.ndarray, ...]:
-        """None as numbers: see `up_to`."""
-        raise NotImplementedError(
-            "RdpCurve has a function in place of parameters; covered: up_to(max_order)"
-        )
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Leading shape of what the curve returns."""
-        return self._evaluate(np.array([2.0])).shape[:-1]
+        return self._rdp(np.array([2.0])).shape[:-1]
 
     @property
     def pure_epsilon(self) -> np.ndarray:
@@ -296,15 +376,10 @@ class RdpCurve(Mechanism):
 
     def up_to(self, max_order: int) -> Mechanism:
         """Returns the table of the curve at the orders 2 … ``max_order``."""
-        return RdpTable(self._evaluate(np.arange(2.0, max_order + 1)), self.limit)
+        return RdpTable(self._rdp(np.arange(2.0, max_order + 1)), self.limit)
 
-    def rdp(self, orders: Any) -> Any:
-        """The curve itself, checked; see `Mechanism.rdp`."""
-        alpha = _validation.order_array("orders", orders)
-        values = self._evaluate(alpha.ravel())
-        return values.reshape(values.shape[:-1] + alpha.shape)[()]
-
-    def _evaluate(self, orders: np.ndarray) -> np.ndarray:
+    def _rdp(self, orders: np.ndarray) -> np.ndarray:
+        """The curve itself, checked."""
         values = call_in_float64(self.curve, orders)
         if np.asarray(values).dtype != np.float64:
             raise TypeError(
@@ -319,6 +394,22 @@ class RdpCurve(Mechanism):
         return _validation.nonnegative_array("curve's values", values)
 
 
-@functools.cache
-def _jitted(kernel: Callable[..., Array]) -> Callable[..., np.ndarray]:
-    return float64_boundary(kernel)
+def _shortfall(epsilon: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    """``min(epsilon - limit, 0)``; ``-inf`` at an infinite limit, also at inf - inf."""
+    gap = np.minimum(epsilon - np.where(np.isfinite(limit), limit, 0.0), 0.0)
+    return np.where(np.isfinite(limit), gap, -np.inf)
+
+
+def _round_up(value: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """At least the smallest normal number where ``positive``; 0 elsewhere."""
+    return np.where(positive, np.maximum(value, _TINY), 0.0)
+
+
+def _exp_remainder(x: np.ndarray) -> np.ndarray:
+    """``e^x - 1 - x``: Taylor near 0, where the difference cancels."""
+    small = np.abs(x) <= 0.5
+    near = np.where(small, x, 0.0)
+    series = np.zeros_like(near)
+    for coefficient in reversed(_REMAINDER_COEFFICIENTS):
+        series = series * near + coefficient
+    return np.where(small, near * near * series, np.expm1(x) - x)

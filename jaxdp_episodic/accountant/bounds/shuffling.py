@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.bounds.inversion import smallest_epsilon
+from jaxdp_episodic.accountant.bounds.common import checked, smallest_epsilon
 from jaxdp_episodic.accountant.numerics.binomial import (
     log_binomial_mass,
     log_shifted_hockey_stick,
@@ -71,7 +71,9 @@ def shuffled_epsilon_closed_form(
     Reference: Feldman, McMillan and Talwar (2021), "Hiding among the clones",
     arXiv:2012.12803, Theorem 3.1.
     """
-    eps0, n, delta = checked_setting(local_epsilon, num_users, delta, "delta")
+    eps0, n, delta = checked(
+        local_epsilon=local_epsilon, num_users=num_users, delta_in_between=delta
+    )
     with np.errstate(divide="ignore", over="ignore"):
         log_n = np.log(n)
         allowed = eps0 <= log_n - np.log(16 * (np.log(2.0) - np.log(delta)))
@@ -104,7 +106,9 @@ def shuffled_delta(
     (2023), arXiv:2208.04591, for the clones of randomized response.
     """
     _validation.choice("kind", kind, KINDS)
-    eps0, n, eps = checked_setting(local_epsilon, num_users, epsilon, "epsilon")
+    eps0, n, eps = checked(
+        local_epsilon=local_epsilon, num_users=num_users, epsilon=epsilon
+    )
     check_local_epsilon(eps0)
     shape = eps0.shape
     logs = _log_delta(eps0.ravel(), n.ravel(), eps.ravel(), kind)
@@ -128,8 +132,8 @@ def shuffled_epsilon(
     Reference: as `shuffled_delta`.
     """
     _validation.choice("kind", kind, KINDS)
-    eps0, n, target = checked_setting(
-        local_epsilon, num_users, delta, "delta", zero=True
+    eps0, n, target = checked(
+        local_epsilon=local_epsilon, num_users=num_users, delta_below_1=delta
     )
     check_local_epsilon(eps0)
     shape = eps0.shape
@@ -147,27 +151,6 @@ def shuffled_epsilon(
         found = found * (1 - 2e-7)
         found = np.where(found <= 2e-9 * flat_eps0, 0.0, found)
     return np.where(impossible, flat_eps0, found).reshape(shape)[()]
-
-
-def checked_setting(
-    local_epsilon: Any, num_users: Any, last: Any, name: str, zero: bool = False
-) -> tuple[np.ndarray, ...]:
-    """The three arguments, checked and broadcast."""
-    eps0 = _validation.nonnegative_array("local_epsilon", local_epsilon)
-    n = _validation.integer_array("num_users", num_users, minimum=1)
-    if name == "epsilon":
-        third = _validation.nonnegative_array(name, last)
-    elif zero:
-        third = _validation.probability_array(name, last)
-        if np.any(third == 1):
-            raise ValueError(f"delta must lie in [0, 1), got {last!r}")
-    else:
-        third = _validation.open_unit_array(name, last)
-    shape = _validation.broadcast_shape(
-        local_epsilon=eps0, num_users=n, **{name: third}
-    )
-    arrays = (eps0, n.astype(np.float64), third)
-    return tuple(np.broadcast_to(a, shape) for a in arrays)
 
 
 def check_local_epsilon(eps0: np.ndarray) -> None:

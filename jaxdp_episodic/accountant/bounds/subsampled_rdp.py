@@ -37,28 +37,18 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import (
-    choose_engine,
-    float64_boundary,
-    using_choice,
-)
+from jaxdp_episodic.accountant.bounds.common import checked
 from jaxdp_episodic.accountant.bounds.mechanisms import Mechanism, RdpCurve
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    logsumexp,
-    map_blocks,
-    map_first,
-    namespace,
-)
+from jaxdp_episodic.accountant.numerics.loops import logsumexp
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
 # Largest order: the series has as many terms.
 MAX_ORDER = 2**14
-# Terms (settings x orders x series) in one block: bounds memory to tens of megabytes.
+# Terms (settings x series) in one block: bounds memory to tens of megabytes.
 _BLOCK_TERMS = 2**19
-# Minimum number of terms for which compiling pays.
-_BREAK_EVEN = 2 * 10**7
+# What underflows is rounded up to it, except a cost that is exactly 0.
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 def rdp_poisson_subsampled(
@@ -107,9 +97,9 @@ def rdp_poisson_subsampled(
     """
     _validation.choice("bound", bound, ("general", "tight", "lower"))
     base = _as_mechanism(mechanism)
-    rate = _validation.probability_array("sampling_probability", sampling_probability)
+    (rate,) = checked(sampling_probability=sampling_probability)
+    (outer,) = checked(outer_rate=outer_rate)
     alpha = _checked_orders(orders)
-    outer = _validation.probability_array("outer_rate", outer_rate)
     if bound == "tight" and not base.swaps_neighbours:
         raise NotImplementedError(
             f"bound='tight' with {type(base).__name__}: the nonnegativity of the odd "
@@ -154,9 +144,9 @@ def rdp_without_replacement_subsampled(
     privacy and analytical moments accountant", arXiv:1808.00087, Theorem 9.
     """
     base = _as_mechanism(mechanism)
-    rate = _validation.probability_array("sampling_rate", sampling_rate)
+    (rate,) = checked(sampling_rate=sampling_rate)
+    (outer,) = checked(outer_rate=outer_rate)
     alpha = _checked_orders(orders)
-    outer = _validation.probability_array("outer_rate", outer_rate)
     return _subsampled(base, rate, alpha, outer, series="without_replacement")
 
 
@@ -202,163 +192,91 @@ def _subsampled(
     *,
     series: str,
 ) -> Any:
-    """Flattens settings and orders, runs the kernel, restores the shape."""
+    """RDP of all settings, block by block, at all orders."""
     shape = _validation.broadcast_shape(
         mechanism=np.empty(mechanism.shape), sampling=rate, outer_rate=outer
     )
     if 0 in shape + alpha.shape:
         return np.empty(shape + alpha.shape)
-    flat = alpha.ravel()
-    top = int(np.ceil(flat.max()))
-    resolved = mechanism.up_to(top)
-    size = math.prod(resolved.shape)
-
-    def row_of(index: Any) -> np.ndarray:
-        return np.broadcast_to(index, shape).ravel()
-
-    # Settings refer to rows of the mechanism's parameters: a table is never copied.
-    rows = row_of(np.arange(size).reshape(resolved.shape))
-    flat_parameters = tuple(
-        a.reshape(size, *a.shape[len(resolved.shape) :]) for a in resolved.parameters
+    orders = alpha.ravel()
+    top = max(int(np.ceil(orders.max())), 2)
+    table, size = mechanism.up_to(top), math.prod(mechanism.shape)
+    numbers = np.arange(size).reshape(mechanism.shape)
+    rows, rate, outer = (
+        np.broadcast_to(a, shape).ravel() for a in (numbers, rate, outer)
     )
-    whole = np.unique([np.floor(flat), np.ceil(flat)])
-    below = np.searchsorted(whole, np.floor(flat))
-    above = np.searchsorted(whole, np.ceil(flat))
-    base_rdp = np.asarray(mechanism.rdp(flat)).reshape(size, flat.size)
-    num_terms = max(top, 2) - 1
-    with using_choice(choose_engine(rows.size * whole.size * num_terms, _BREAK_EVEN)):
-        values = _series_at_orders(
-            (rows, row_of(rate), row_of(outer)),
-            flat_parameters,
-            resolved.pure_epsilon.reshape(size),
-            base_rdp,
-            (flat, whole, below, above),
-            curve=resolved.rdp_kernel,
-            series=series,
-            num_terms=num_terms,
-        )
+    unsampled = np.reshape(mechanism.rdp(orders), (size, orders.size))
+    values = np.empty((rows.size, orders.size))
+    at_once = max(1, _BLOCK_TERMS // top)
+    for start in range(0, rows.size, at_once):
+        part = slice(start, start + at_once)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            values[part] = _block(
+                table.settings(rows[part]),
+                rate[part, None],
+                outer[part, None],
+                orders,
+                unsampled[rows[part]],
+                series,
+            )
     return values.reshape(shape + alpha.shape)[()]
 
 
-def _subsampled_kernel(
-    settings: tuple[Array, Array, Array],
-    parameters: tuple[Array, ...],
-    pure_epsilon: Array,
-    base_rdp: Array,
-    order_grid: tuple[Array, Array, Array, Array],
-    *,
-    curve: Callable[..., Array],
+def _block(
+    mechanism: Mechanism,
+    rate: np.ndarray,
+    outer: np.ndarray,
+    orders: np.ndarray,
+    unsampled: np.ndarray,
     series: str,
-    num_terms: int,
-) -> Array:
-    """RDP (N, K) of N settings at K orders.
-
-    Args:
-      settings: row of the mechanism, rate and outer rate, each (N,).
-      parameters: of the mechanism, each (rows, trailing).
-      pure_epsilon: (rows,).
-      base_rdp: (rows, K), without sampling.
-      order_grid: the orders (K,); the whole orders needed (W,), each >= 1; for each
-        order the index of its lower and of its upper whole neighbour (K,).
-      curve: kernel of the mechanism (static).
-      series: "general", "tight", "lower" or "without_replacement" (static).
-      num_terms: length of the longest series, l = 2 … num_terms + 1 (static).
-    """
-    orders, whole, below, above = order_grid
-    xp = namespace(orders)
-    below, above = below.astype(int), above.astype(int)
-    weight = orders - whole[below]
-    index = xp.arange(2, num_terms + 2, dtype=orders.dtype)  # l
-    orders_at_once = max(1, min(whole.size, _BLOCK_TERMS // num_terms))
-    settings_at_once = max(1, _BLOCK_TERMS // (num_terms * orders_at_once))
-
-    def one_setting(setting: tuple[Array, Array, Array]) -> Array:
-        row, rate, outer = setting
-        row = row.astype(int)
-        terms = (index - 1) * curve(index, *(a[row] for a in parameters))
-        log_terms = _log_series_terms(terms, pure_epsilon[row], index, series)
-        log_p = xp.log(rate)
-        # log(1-p) = -log(1 + p/(1-p)): XLA's log1p is poor (3e-14) near -0.3, and the
-        # error is multiplied by the order. Without replacement has no such factor.
-        poisson = series != "without_replacement"
-        log_q = -xp.log1p(rate / (1 - rate)) if poisson else 0.0
-
-        def at_order(order: Array) -> Array:
-            """``log(M - 1)`` at whole orders (...,); ``-inf`` at order 1."""
-            order = order[..., None]
-            left = order - index
-            log_power = xp.where(left > 0, left * log_q, 0.0) + index * log_p
-            # A draw of probability 0 costs nothing, be its cost inf: no inf - inf.
-            possible = (left >= 0) & (log_power > -xp.inf)
-            log_term = log_binomial(order, index) + log_power + log_terms
-            return logsumexp(xp.moveaxis(xp.where(possible, log_term, -xp.inf), -1, 0))
-
-        log_excess = map_blocks(at_order, whole, orders_at_once)
-        log_moment = xp.logaddexp(0.0, log_excess)
-        return _finish(
-            log_moment[below],
-            log_moment[above],
-            weight,
-            orders - 1,
-            base_rdp[row],
-            outer,
-            capped=series != "lower",
-            positive=(rate > 0) & (outer > 0),
-        )
-
-    return map_first(lambda *one: one_setting(one), *settings, batch=settings_at_once)
-
-
-_series_at_orders = float64_boundary(
-    _subsampled_kernel, ("curve", "series", "num_terms")
-)
+) -> np.ndarray:
+    """RDP (n, K) of n settings; rates are (n, 1), ``unsampled`` is (n, K)."""
+    whole, above = np.floor(orders), np.ceil(orders)
+    needed, place = np.unique([whole, above], return_inverse=True)
+    index = np.arange(2.0, max(needed[-1], 2.0) + 1)  # l
+    exponent = (index - 1) * mechanism.rdp(index)
+    log_terms = _log_series_terms(
+        exponent, mechanism.pure_epsilon[..., None], index, series
+    )
+    log_p, log_q = np.log(rate), np.log1p(-rate)
+    if series == "without_replacement":
+        log_q = np.zeros_like(rate)  # its sum has no such factor
+    log_moment = np.zeros((len(rate), len(needed)))  # 0 at order 1
+    for number, order in enumerate(needed):
+        some = index[index <= order]
+        left = order - some
+        log_power = np.where(left > 0, left * log_q, 0.0) + some * log_p
+        # A draw of probability 0 costs nothing, be its cost inf: no inf - inf.
+        term = log_power + log_binomial(np.full_like(some, order), some)
+        term = np.where(log_power > -np.inf, term + log_terms[:, : len(some)], -np.inf)
+        if len(some):
+            log_moment[:, number] = np.logaddexp(0.0, logsumexp(term, axis=-1))
+    # At whole orders the upper neighbour is the order itself; no inf - inf.
+    low, high = (log_moment[:, p] for p in place.reshape(2, -1))
+    weight, t = orders - whole, orders - 1
+    rdp = np.where(weight > 0, (1 - weight) * low + weight * high, low) / t
+    if series != "lower":
+        rdp = np.minimum(rdp, unsampled)
+    thinned = np.logaddexp(0.0, np.log(outer) + log_expm1(t * rdp)) / t
+    rdp = np.maximum(np.where(outer < 1, thinned, rdp), _TINY)
+    return np.where((rate > 0) & (outer > 0) & (unsampled > 0), rdp, 0.0)
 
 
 def _log_series_terms(
-    exponent: Array, pure_epsilon: Array, index: Array, series: str
-) -> Array:
+    exponent: np.ndarray, pure_epsilon: np.ndarray, index: np.ndarray, series: str
+) -> np.ndarray:
     """Log of the terms of ``M - 1`` less the binomial part; ``exponent`` = (l-1) r(l).
 
     Poisson: ``c e^x - 1`` (the - 1 is the identity of the module's docstring).
     Without replacement: the minima of Theorem 9.
     """
-    xp = namespace(exponent, index)
     if series in ("tight", "lower"):
         return log_expm1(exponent)
     if series == "general":
         # log(3 e^x - 1), with the e^x factored out
-        tripled = exponent + xp.log(2 - xp.expm1(-exponent))
-        return xp.where(index >= 3, tripled, log_expm1(exponent))
+        tripled = exponent + np.log(2 - np.expm1(-exponent))
+        return np.where(index >= 3, tripled, log_expm1(exponent))
     log_limit = log_expm1(pure_epsilon)
-    general = exponent + xp.minimum(math.log(2.0), index * log_limit)
-    second = xp.minimum(math.log(4.0) + log_expm1(exponent), general)
-    return xp.where(index == 2, second, general)
-
-
-def _finish(
-    log_moment_below: Array,
-    log_moment_above: Array,
-    weight: Array,
-    t: Array,
-    base_rdp: Array,
-    outer: Array,
-    *,
-    capped: bool,
-    positive: Array,
-) -> Array:
-    """Interpolates, caps by the unsampled curve, applies the outer rate: RDP (K,)."""
-    xp = namespace(weight, t)
-    # At whole orders the upper neighbour is the order itself; inf - inf must not arise.
-    log_moment = xp.where(
-        weight > 0,
-        (1 - weight) * log_moment_below + weight * log_moment_above,
-        log_moment_below,
-    )
-    rdp = log_moment / t
-    if capped:
-        rdp = xp.minimum(rdp, base_rdp)
-    thinned = xp.logaddexp(0.0, xp.log(outer) + log_expm1(t * rdp)) / t
-    rdp = xp.where(outer < 1, thinned, rdp)
-    # What underflows is rounded up, except a cost that is exactly 0.
-    rdp = xp.maximum(rdp, xp.finfo(rdp.dtype).tiny)
-    return xp.where(positive & (base_rdp > 0), rdp, 0.0)
+    general = exponent + np.minimum(math.log(2.0), index * log_limit)
+    second = np.minimum(math.log(4.0) + log_expm1(exponent), general)
+    return np.where(index == 2, second, general)

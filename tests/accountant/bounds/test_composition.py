@@ -6,7 +6,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.bounds.composition import (
+from jaxdp_episodic.bounds import (
     compose_closed_form,
     compose_naive,
     compose_optimal_delta,

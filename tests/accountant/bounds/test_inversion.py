@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxdp_episodic.accountant.bounds.inversion import smallest_epsilon
+from jaxdp_episodic.bounds import smallest_epsilon
 
 
 def test_known_inverse_from_above():

@@ -4,19 +4,16 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.bounds.bounded_iteration import (
+from jaxdp_episodic.bounds import (
+    Gaussian,
     bounded_iteration_rdp,
-    full_batch_rho,
-)
-from jaxdp_episodic.accountant.bounds.iteration import (
     contraction_factors,
     final_variance,
+    full_batch_rho,
     one_pass_rho,
     optimal_noise_stds,
     rho_to_epsilon,
 )
-from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
 
 
 def random_run(rng):
@@ -112,24 +109,6 @@ def test_upper_bound_of_exact_gaussian_runs():
         bound = one_pass_rho(**run)
         assert np.all(bound >= exact * (1 - 1e-12))
         assert bound[0] == pytest.approx(exact[0], rel=1e-10)
-
-
-def test_simulated_last_iterate():
-    """A run by simulation: mean and variance of the last iterate as claimed."""
-    rng = np.random.default_rng(2)
-    eta, sigma, m, trials = (
-        np.array([0.3, 0.2, 0.1]),
-        np.array([1.0, 0.5, 2.0]),
-        1.0,
-        10**5,
-    )
-    theta = np.zeros(trials)
-    for e, s in zip(eta, sigma, strict=True):
-        theta = (1 - e * m) * theta - e * s * rng.normal(size=trials)
-    variance = final_variance(
-        learning_rates=eta, noise_stds=sigma, smoothness=m, strong_convexity=m
-    )
-    assert theta.var() == pytest.approx(variance, rel=0.03)
 
 
 def test_optimal_schedule():
@@ -287,28 +266,6 @@ def test_projected_runs_on_a_grid():
     assert exact[-1] == pytest.approx(exact[-50], rel=1e-6)
     assert bound[-1] == bound[-50]
     assert bound[-1] < 4 * exact[-1]
-
-
-@pytest.mark.slow
-def test_batches_compose_like_steps_without_replacement():
-    """Without a diameter: the accountant's RDP of the same draw, clip norm L / b."""
-    orders, steps, sigma, size = np.array([1.5, 2.0, 30.0]), 7, 0.2, 20
-    value = bounded_iteration_rdp(
-        orders=orders,
-        num_steps=steps,
-        num_examples=200,
-        batch_size=size,
-        noise_std=sigma,
-        strong_convexity=0.0,
-        diameter=np.inf,
-        **BOUNDED,
-    )
-    step = jde.GaussianStep(
-        jde.WithoutReplacement("example", size=size, population=200),
-        noise_multiplier=sigma * size / BOUNDED["lipschitz"],
-        neighboring_relation="replace_one",
-    )
-    np.testing.assert_allclose(value, steps * jde.rdp(step, orders), rtol=1e-9)
 
 
 def test_random_batches():

@@ -8,29 +8,18 @@ that a bound that is merely large fails too.
 
 import functools
 import itertools
-import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from local_dp import (
-    central_sum_error,
-    local_sum_error,
-)
-from tombs_multistage import (
-    multistage_delta,
-    multistage_guarantee,
-    tombs_multistage,
-)
 
-import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.bounds import approximate_dp, composition
-from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian, Laplace
-from jaxdp_episodic.accountant.bounds.with_replacement import (
+from jaxdp_episodic.bounds import (
+    Gaussian,
+    Laplace,
     delta_with_replacement_subsampled,
-    group_delta,
 )
 from oracles.finite_distributions import (
     assert_between,
@@ -195,18 +184,6 @@ def test_enumerated_samples():
     assert_between(0, worst_stick([tuple(pair)], eps), bound, rtol=1e-9)
 
 
-def test_group_profiles_of_random_chains():
-    rng = np.random.default_rng(13)
-    chains = CountedOnes(rng, 6)
-    k, eps = rng.integers(1, 7, COUNT), rng.uniform(0, 4, COUNT)
-    bound = group_delta(lambda e: chains.group_profile(1, e), group_size=k, epsilon=eps)
-    exact = chains.group_profile(k, eps)
-    assert_between(0, exact, bound)
-    assert np.max(exact / np.maximum(bound, 1e-6)) > 0.9
-    one = group_delta(lambda e: chains.group_profile(1, e), group_size=1, epsilon=eps)
-    np.testing.assert_allclose(one, chains.group_profile(1, eps), rtol=1e-12)
-
-
 def pieces(shift, points):
     """Grids (COUNT, 3 points) of a line cut at 0 and at the shift, and its weights."""
     half, weight = np.polynomial.legendre.leggauss(points)
@@ -241,105 +218,6 @@ def test_sampled_noise_by_quadrature():
 
 
 # --- Several stages ---
-
-
-def task_sums(values, size, clip):
-    """One task's contribution over every draw of its examples; {sum: chance}."""
-    size = min(size, len(values))
-    draws = list(itertools.combinations(values, size))
-    dist = {}
-    for draw in draws:
-        total = max(-1, min(1, sum(draw))) if clip else sum(draw)
-        dist[total] = dist.get(total, 0.0) + 1 / len(draws)
-    return dist
-
-
-def step_sums(tasks, num_drawn, size, clip):
-    """Distribution of the step's sum: every draw of tasks and of their examples."""
-    dists = [task_sums(values, size, clip) for values in tasks]
-    chosen = list(itertools.combinations(dists, num_drawn))
-    total = {}
-    for combination in chosen:
-        one = {0: 1 / len(chosen)}
-        for dist in combination:
-            terms = itertools.product(one.items(), dist.items())
-            one = {}
-            for (a, p), (b, q) in terms:
-                one[a + b] = one.get(a + b, 0.0) + p * q
-        for a, p in one.items():
-            total[a] = total.get(a, 0.0) + p
-    return total
-
-
-class SteppedNoise:
-    """Sums on the whole numbers plus two-sided geometric noise, and its profile."""
-
-    outputs = np.arange(-60, 61)
-
-    def __init__(self, scale):
-        self.scale = scale
-
-    def dist(self, sums):
-        """Distribution of the noisy sum; the tails are counted at the ends."""
-        ratio = math.exp(-1 / self.scale)
-        total = np.zeros(self.outputs.shape)
-        for value, chance in sums.items():
-            noise = ratio ** np.abs(self.outputs - value) * (1 - ratio) / (1 + ratio)
-            noise[[0, -1]] /= 1 - ratio
-            total += chance * noise
-        return total
-
-    def profile(self, epsilon):
-        """Of replacing one contribution of [-1, 1]: sums at most 2 apart."""
-        near = [(self.dist({0: 1}), self.dist({d: 1})) for d in (1, 2)]
-        return worst_stick(near, np.asarray(epsilon))
-
-
-def random_tree(rng):
-    """Tasks of examples in {-1, 0, 1}; one example replaced, or removed."""
-    tasks, examples = rng.integers(2, 4), rng.integers(2, 5)
-    values = rng.integers(-1, 2, (tasks, examples))
-    if rng.random() < 0.5:  # classmates that give the task's draw away
-        values[0], values[1:] = 1, -1
-    values[0, 0] = 1
-    other = [list(v) for v in values]
-    other[0] = [*other[0][1:], *([-1] if rng.random() < 0.5 else [])]
-    drawn = int(rng.integers(1, tasks + 1)), int(rng.integers(1, examples + 1))
-    sampling = jde.MultistageSampling(
-        jde.WithoutReplacement("task", size=drawn[0], population=int(tasks)),
-        jde.WithoutReplacement("example", size=drawn[1], population=int(examples)),
-    )
-    return [list(v) for v in values], other, drawn, sampling
-
-
-def test_enumerated_trees():
-    """Every draw of 1,000 trees of two stages, clipped at either: delta and claim."""
-    rng = np.random.default_rng(20)
-    tightest, refused = 0.0, 0
-    for _ in range(COUNT):
-        one, two, drawn, sampling = random_tree(rng)
-        unit = ("task", "example")[int(rng.integers(2))]
-        mechanism = SteppedNoise(rng.uniform(0.5, 4))
-        dists = [
-            mechanism.dist(step_sums(t, *drawn, unit == "task")) for t in (one, two)
-        ]
-        setting = {"sampling": sampling, "clip_unit": unit}
-        eps = rng.uniform(0, 1, 3) * 2 / mechanism.scale
-        bound = multistage_delta(mechanism.profile, epsilon=eps, **setting)
-        exact = worst_stick([tuple(dists)], eps)
-        assert_between(0, exact, bound, rtol=1e-9)
-        tightest = max(tightest, *(exact / np.maximum(bound, 1e-6)))
-        if unit == "task" or drawn[0] == len(one):
-            claim = tombs_multistage(mechanism.profile, epsilon=eps, **setting)
-            np.testing.assert_allclose(claim, bound, rtol=1e-12)
-        else:
-            refused += 1
-            with pytest.raises(NotImplementedError, match="multistage_delta"):
-                tombs_multistage(mechanism.profile, epsilon=eps, **setting)
-        total, price = multistage_guarantee(eps, mechanism.profile(eps), **setting)
-        assert_between(0, worst_stick([tuple(dists)], total), price, rtol=1e-9)
-    assert tightest > 0.99
-    assert refused > 100
 
 
 # --- Composition ---
@@ -385,31 +263,6 @@ def test_composition_by_enumeration(num_steps):
     assert np.all((exact(below) > target * (1 - 1e-9)) | (smallest == 0))
 
 
-def test_published_strong_composition():
-    """The two closed forms, literally, with up to a million steps."""
-    rng = np.random.default_rng(37)
-    k = np.floor(10 ** rng.uniform(0, 6, COUNT))
-    eps, slack = 10 ** rng.uniform(-3, 0.5, COUNT), 10 ** rng.uniform(-12, -1, COUNT)
-    delta = slack * rng.uniform(0, 1, COUNT) / k
-    strong, price = composition.compose_strong(eps, delta, num_steps=k, slack=slack)
-    closed, total = composition.compose_closed_form(
-        eps, delta, num_steps=k, slack=slack
-    )
-    spread = eps * np.sqrt(2 * k * np.log(1 / slack))
-    expected = spread + k * eps * (np.exp(eps) - 1)
-    np.testing.assert_allclose(strong, expected, rtol=1e-11)
-    np.testing.assert_allclose(price, k * delta + slack, rtol=1e-14)
-    drift = (np.exp(eps) - 1) * eps * k / (np.exp(eps) + 1)
-    other = eps * np.sqrt(2 * k * np.log(np.e + np.sqrt(k * eps**2) / slack))
-    expected = np.minimum.reduce([k * eps, drift + other, drift + spread])
-    np.testing.assert_allclose(closed, expected, rtol=1e-11)
-    np.testing.assert_allclose(total, 1 - (1 - delta) ** k * (1 - slack), atol=1e-9)
-    exact = composition.compose_optimal_delta(
-        eps, delta, num_steps=k, total_epsilon=np.minimum(closed, strong)
-    )
-    assert_between(0, exact, total, rtol=1e-9)
-
-
 def test_sums_are_rounded_up():
     """Against fractions: a total is never below the real one, and within three ulp."""
     rng = np.random.default_rng(36)
@@ -429,24 +282,3 @@ def test_sums_are_rounded_up():
 
 
 # --- Counting in three models ---
-
-
-def test_errors_of_sums_from_the_distributions():
-    """Spread of the unbiased local estimate, from the number of ones."""
-    rng = np.random.default_rng(41)
-    eps, n = 10 ** rng.uniform(-2, 1, COUNT), rng.integers(1, 60, COUNT)
-    ones = np.floor(rng.uniform(0, 1, COUNT) * (n + 1)).astype(int)
-    local, central = local_sum_error(eps, num_users=n), central_sum_error(eps)
-    for row in range(COUNT):
-        true = 1 / (1 + np.exp(-eps[row]))
-        dist = np.convolve(
-            scipy.stats.binom.pmf(np.arange(ones[row] + 1), ones[row], true),
-            scipy.stats.binom.pmf(
-                np.arange(n[row] - ones[row] + 1), n[row] - ones[row], 1 - true
-            ),
-        )
-        estimate = (np.arange(n[row] + 1) - n[row] * (1 - true)) / (2 * true - 1)
-        assert dist @ estimate == pytest.approx(ones[row], abs=1e-9 * local[row])
-        spread = np.sqrt(dist @ (estimate - ones[row]) ** 2)
-        assert local[row] == pytest.approx(spread, rel=1e-9)
-    np.testing.assert_allclose(central, scipy.stats.laplace(scale=1 / eps).std())

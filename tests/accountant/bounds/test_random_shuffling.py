@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from local_dp import local_epsilon_for_shuffled
-from shuffled_responses import (
-    exact_randomized_response_delta,
-)
 
-from jaxdp_episodic.accountant.bounds.shuffling import (
+from jaxdp_episodic.bounds import (
     KINDS,
     shuffled_delta,
     shuffled_epsilon,
@@ -89,27 +85,6 @@ def shuffling_settings(rng, most_users, count):
     return eps0, n, eps0 * rng.uniform(0, 1, count) ** 2
 
 
-@pytest.mark.slow
-def test_shuffled_responses_up_to_2000_users():
-    """The answers enumerated at random data and data that agree; both upper bounds."""
-    rng = np.random.default_rng(50)
-    eps0, n, eps = shuffling_settings(rng, 2_000, COUNT)
-    ones = np.where(rng.random(COUNT) < 0.5, 0, rng.integers(0, n))
-    exact = np.array([answered(*row) for row in zip(eps0, n, eps, ones, strict=True)])
-    value = exact_randomized_response_delta(
-        eps0, num_users=n, epsilon=eps, num_other_ones=ones
-    )
-    np.testing.assert_allclose(value, exact, rtol=1e-7, atol=1e-13)
-    upper, response, lower = (
-        shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS
-    )
-    assert_between(0, exact, response, rtol=1e-9)
-    assert_between(0, response, upper, rtol=1e-9)
-    assert_between(lower, upper, 1)
-    agree = ones == 0
-    assert np.all(lower[agree] >= exact[agree] * (1 - 1e-7) - 1e-13)
-
-
 @FEW_AND_MANY
 def test_shuffled_bounds_are_the_clones(count):
     """All counts of clones and of messages among them; the lower bound is attained."""
@@ -154,34 +129,6 @@ def test_shuffled_randomizers_of_any_kind(count):
     assert tightest > 0.5
 
 
-@FEW_AND_MANY
-def test_closed_form_of_shuffling(count):
-    """Up to the last local epsilon that Theorem 3.1 allows: enumerated answers below.
-
-    A quarter of the settings lie on the theorem's boundary itself.
-    """
-    rng = np.random.default_rng(53)
-    delta = 10 ** rng.uniform(-6, -0.3, count)
-    least = 16 * np.log(2 / delta)
-    n = np.ceil(least * (2_000 / least) ** rng.uniform(0, 1, count)).astype(int)
-    most = np.log(n / least) * (1 - 1e-12)  # the last digit decides nothing
-    eps0 = most * np.where(np.arange(count) % 4, rng.uniform(0, 1.1, count), 1)
-    closed = shuffled_epsilon_closed_form(eps0, num_users=n, delta=delta)
-    assert np.all(closed <= eps0)
-    outside = eps0 > most * (1 + 1e-9)
-    assert np.all(closed[outside] == eps0[outside])
-    assert np.mean(closed < eps0) > 0.05
-    inside = eps0 <= most
-    root = 8 * np.sqrt(np.exp(eps0) * np.log(4 / delta) / n) + 8 * np.exp(eps0) / n
-    published = np.log(1 + (np.exp(eps0) - 1) / (np.exp(eps0) + 1) * root)
-    least = np.minimum(published, eps0)[inside]
-    np.testing.assert_allclose(closed[inside], least, rtol=1e-12)
-    for row in range(count):
-        for ones in (0, int(rng.integers(0, n[row]))):
-            exact = answered(eps0[row], n[row], closed[row], ones)
-            assert exact <= delta[row] * (1 + 1e-9)
-
-
 @pytest.mark.slow
 def test_epsilons_of_shuffling_up_to_a_billion_users():
     """closed form >= upper >= response, lower; delta at the epsilon is the target."""
@@ -206,26 +153,3 @@ def test_epsilons_of_shuffling_up_to_a_billion_users():
         chance = 2 / (1 + np.exp(local))
         assert clone_sum(local, users, response[row], chance) <= target
         assert answered(local, users, response[row], 0) <= target
-
-
-@pytest.mark.slow
-def test_local_epsilon_for_shuffling():
-    """The clones enumerated: within the target at the answer, beyond it just above."""
-    rng = np.random.default_rng(55)
-    n = np.floor(10 ** rng.uniform(0, 2.2, COUNT)).astype(int)
-    eps, delta = 10 ** rng.uniform(-1.5, 0.7, COUNT), 10 ** rng.uniform(-7, -1, COUNT)
-    for kind, chance in (
-        ("upper", lambda e: np.exp(-e)),
-        ("randomized_response", lambda e: 2 / (1 + np.exp(e))),
-    ):
-        half = slice(0, COUNT, 2) if kind == "upper" else slice(1, COUNT, 2)
-        local = local_epsilon_for_shuffled(
-            eps[half], num_users=n[half], delta=delta[half], kind=kind
-        )
-        assert np.all(local >= eps[half] * (1 - 1e-12))
-        settings = zip(local, n[half], eps[half], delta[half], strict=True)
-        for e, users, at, target in settings:
-            assert clone_sum(e, users, at, chance(e)) <= target * (1 + 1e-6) + 1e-13
-            more = e * 1.001
-            if e < 30:
-                assert clone_sum(more, users, at, chance(more)) > target * (1 - 1e-6)

@@ -7,13 +7,13 @@ from shuffled_responses import (
     exact_randomized_response_delta,
 )
 
-from jaxdp_episodic.accountant.bounds.shuffling import (
+from jaxdp_episodic.accountant.numerics.binomial import log_shifted_hockey_stick
+from jaxdp_episodic.bounds import (
     KINDS,
     shuffled_delta,
     shuffled_epsilon,
     shuffled_epsilon_closed_form,
 )
-from jaxdp_episodic.accountant.numerics.binomial import log_shifted_hockey_stick
 from rows import fast_and_slow
 
 

@@ -1,5 +1,6 @@
 """Subsampled RDP: against the published sums, the true mechanisms, other libraries."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -9,21 +10,18 @@ from typing import Any
 import dp_accounting
 import hypothesis
 import hypothesis.strategies as st
-import jax
 import mpmath as mp
 import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
 from jaxdp_episodic.accountant.bounds import subsampled_rdp
-from jaxdp_episodic.accountant.bounds.mechanisms import (
+from jaxdp_episodic.bounds import (
     Gaussian,
     Laplace,
     RandomizedResponse,
     RdpCurve,
     RdpTable,
-)
-from jaxdp_episodic.accountant.bounds.subsampled_rdp import (
     rdp_poisson_subsampled,
     rdp_without_replacement_subsampled,
 )
@@ -41,7 +39,7 @@ WHOLE = [2, 3, 4, 5, 32, 100]
 
 def mp_curve(mechanism):
     """r(alpha) of a scalar mechanism, written down again; r(inf) at alpha = inf."""
-    (value,) = (float(v) for v in mechanism.parameters)
+    (value,) = (float(v) for v in dataclasses.astuple(mechanism))
     return _mp_curve(type(mechanism).__name__, value, mp.mp.dps)
 
 
@@ -393,22 +391,6 @@ def test_rate_0_and_rate_1(mechanism):
     np.testing.assert_allclose(values[1], base, rtol=1e-14)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=IDS)
-def test_small_rates_cost_their_square(mechanism):
-    """(a/2) p² (e^{r(2)} - 1) by Poisson, at most 4 times that without replacement."""
-    p, orders = 1e-12, np.array([2.0, 3.0, 4.0])
-    leading = orders / 2 * p**2 * np.expm1(mechanism.rdp(2.0))
-    for bound in BOUNDS:
-        values = rdp_poisson_subsampled(
-            mechanism, sampling_probability=p, orders=orders, bound=bound
-        )
-        np.testing.assert_allclose(values, leading, rtol=2e-6)
-    fixed = rdp_without_replacement_subsampled(
-        mechanism, sampling_rate=p, orders=orders
-    )
-    assert np.all(fixed <= 4 * leading * (1 + 2e-6))
-
-
 mechanisms = st.one_of(
     st.floats(0.3, 30).map(Gaussian),
     st.floats(0.05, 30).map(Laplace),
@@ -419,13 +401,6 @@ mechanisms = st.one_of(
 @hypothesis.settings(max_examples=12)
 @hypothesis.given(mechanisms, st.floats(0, 1), st.floats(0, 1))
 def test_order_of_the_bounds(mechanism, p, outer):
-    check_order_of_the_bounds(mechanism, p, outer)
-
-
-@pytest.mark.slow
-@hypothesis.settings(max_examples=100)
-@hypothesis.given(mechanisms, st.floats(0, 1), st.floats(0, 1))
-def test_order_of_the_bounds_for_many(mechanism, p, outer):
     check_order_of_the_bounds(mechanism, p, outer)
 
 
@@ -451,13 +426,6 @@ def check_order_of_the_bounds(mechanism, p, outer):
 @hypothesis.settings(max_examples=10)
 @hypothesis.given(mechanisms)
 def test_monotone_in_rate_and_order(mechanism):
-    check_monotone(mechanism)
-
-
-@pytest.mark.slow
-@hypothesis.settings(max_examples=100)
-@hypothesis.given(mechanisms)
-def test_monotone_in_rate_and_order_for_many(mechanism):
     check_monotone(mechanism)
 
 
@@ -542,27 +510,12 @@ def test_no_noise():
         assert np.all(half(Gaussian(np.inf), orders=[2, 9]) == 0)
 
 
-def test_underflow_goes_up():
-    values = rdp_poisson_subsampled(
-        Gaussian(1e100), sampling_probability=1e-100, orders=[2, 3, 400]
-    )
-    assert np.all((values > 0) & (values < 1e-290))
-
-
-@pytest.mark.parametrize(
-    "engine",
-    ["numpy", pytest.param("jax", marks=pytest.mark.slow)],
-    indirect=True,
-)
-def test_blocks_do_not_change_the_answer(monkeypatch, engine):
+def test_blocks_do_not_change_the_answer(monkeypatch):
     mechanism, rates = Laplace(np.array([[0.5], [2.0]])), np.geomspace(1e-6, 1, 7)
-    orders = np.arange(2, 40)
 
     def values():
-        if engine == "jax":  # else it keeps to the size that it has compiled
-            jax.clear_caches()
         return rdp_poisson_subsampled(
-            mechanism, sampling_probability=rates, orders=orders
+            mechanism, sampling_probability=rates, orders=np.arange(2, 40)
         )
 
     whole = values()
@@ -626,32 +579,6 @@ def test_shapes():
     assert values.dtype == np.float64
     assert call(grid, sampling_probability=rates, orders=[]).shape == (3, 5, 0)
     assert call(grid, sampling_probability=[], orders=[2]).shape == (3, 0, 1)
-
-
-def test_batch_is_scalar_by_scalar():
-    sigmas, rates, orders = [0.7, 3.0], [1e-5, 0.2, 1.0], [5.5, 2.0, 60.0]
-    batch = rdp_poisson_subsampled(
-        Gaussian(np.array(sigmas)[:, None]), sampling_probability=rates, orders=orders
-    )
-    for i, sigma in enumerate(sigmas):
-        for j, p in enumerate(rates):
-            for k, order in enumerate(orders):
-                single = rdp_poisson_subsampled(
-                    Gaussian(sigma), sampling_probability=p, orders=order
-                )
-                assert batch[i, j, k] == pytest.approx(single, rel=1e-13)
-
-
-def test_same_answer_in_either_mode():
-    def value():
-        return rdp_poisson_subsampled(
-            Laplace(1.0), sampling_probability=1e-12, orders=[2.5, 7]
-        )
-
-    off = value()
-    with jax.enable_x64(True):
-        on = value()
-    np.testing.assert_array_equal(on, off)
 
 
 def test_tight_is_refused_without_a_proof():

@@ -9,12 +9,12 @@ from dp_accounting.rdp import RdpAccountant
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.bounds.mechanisms import Laplace
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at
+from jaxdp_episodic.bounds import Laplace
 
 ONE = np.ones(1)
 DIRECTIONS = ("forward", "backward")

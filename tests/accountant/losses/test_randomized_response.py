@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.bounds.mechanisms import RandomizedResponse
 from jaxdp_episodic.accountant.methods.question import Answer, DeltaAt, EpsilonAt
+from jaxdp_episodic.bounds import RandomizedResponse
 from rows import fast_and_slow
 
 GAUSSIAN = jde.GaussianStep(

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
-from jaxdp_episodic.accountant.bounds.subsampled_rdp import rdp_poisson_subsampled
+from jaxdp_episodic.bounds import Gaussian, rdp_poisson_subsampled
 from oracles import moments
 
 # The bounds by Rényi-DP are what these tests are about.

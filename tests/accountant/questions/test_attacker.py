@@ -9,11 +9,11 @@ import pytest
 from scipy import optimize, stats
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
 from jaxdp_episodic.accountant.questions import attacker
 from jaxdp_episodic.accountant.questions import attacker as curve_points_module
 from jaxdp_episodic.accountant.questions.api import PrivacyInfo
 from jaxdp_episodic.accountant.questions.attacker import curve_points, lower_hull
+from jaxdp_episodic.bounds import Gaussian
 from rows import fast_and_slow
 
 DEFAULT = "exact"  # the views' own default method

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
 from jaxdp_episodic.accountant.questions import attacker
 from jaxdp_episodic.accountant.questions.gdp_budget import (
     GdpBudget,
@@ -18,6 +17,7 @@ from jaxdp_episodic.accountant.questions.gdp_budget import (
     price_of_rdp,
 )
 from jaxdp_episodic.accountant.questions.tuning import DEFAULT_ORDERS
+from jaxdp_episodic.bounds import Gaussian
 from rows import fast_and_slow
 
 DELTA = 1e-5

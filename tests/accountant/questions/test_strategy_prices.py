@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.bounds.mechanisms import Gaussian
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.methods.adaptive.finite import Atoms, worst_of_finite
 from jaxdp_episodic.accountant.methods.adaptive.graph import budget_graph
@@ -12,6 +11,7 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
 from jaxdp_episodic.accountant.methods.adaptive.profile import profiles_above
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
+from jaxdp_episodic.bounds import Gaussian
 from menus import two_groups
 
 FLOOR = 1e-6

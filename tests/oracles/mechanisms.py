@@ -13,14 +13,18 @@ from jaxdp_episodic.accountant.losses.allocated_antipodal import (
 )
 from jaxdp_episodic.accountant.losses.allocated_bounds import AllocatedBoundingLoss
 from jaxdp_episodic.accountant.losses.allocated_gaussian import AllocatedGaussianLoss
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.accountant.losses.finite import (
     FiniteLoss,
     discrete_laplace_atoms,
     randomized_response_atoms,
     sampled_atoms,
 )
-from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    GaussianMixtureLoss,
+    SwappedGaussianLoss,
+    ZeroedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
     ZeroedEpisodesLoss,
@@ -35,7 +39,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.losses.renyi_curve import RenyiCurveLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.truncated_gaussian import (
     ReplacedTruncatedLoss,
     TruncatedGaussianLoss,
@@ -43,7 +46,6 @@ from jaxdp_episodic.accountant.losses.truncated_gaussian import (
     cut_weights,
 )
 from jaxdp_episodic.accountant.losses.zero_concentrated import ZeroConcentratedLoss
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 
 SIZE = 12
 _RNG = np.random.default_rng(20)

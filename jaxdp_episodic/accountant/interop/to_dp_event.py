@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
-from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs

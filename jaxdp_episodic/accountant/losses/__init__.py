@@ -1,8 +1,7 @@
 """One mechanism a file: its dominating pair, moments and loss distribution.
 
-Doors: `allocated_antipodal`, `allocated_gaussian`, `antipodal_gaussian`, `excess`,
-`finite`, `gaussian`, `gaussian_mixture`, `independent_episodes`, `laplace`,
-`loss_nodes`, `people`, `privacy_loss`, `protocols`, `randomized_response`,
-`renyi_curve`, `sampled_gaussian`, `swapped_gaussian`, `truncated_gaussian`,
-`zero_concentrated`, `zeroed_gaussian`.
+Doors: `allocated_antipodal`, `allocated_gaussian`, `excess`, `finite`, `gaussian`,
+`gaussian_mixtures`, `independent_episodes`, `laplace`, `loss_nodes`, `people`,
+`privacy_loss`, `protocols`, `randomized_response`, `renyi_curve`, `sampled_gaussian`,
+`truncated_gaussian`, `zero_concentrated`.
 """

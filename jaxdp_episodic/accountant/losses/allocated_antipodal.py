@@ -46,8 +46,8 @@ from jaxdp_episodic.accountant.losses.antipodal_bounds import (
     PiecewiseLinearPair,
     antipodal_bounding_pair,
 )
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian import drawn_tails, inner_exponent
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import AntipodalGaussianLoss
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.losses.privacy_loss import Tails
 from jaxdp_episodic.accountant.losses.protocols import Profile

@@ -27,6 +27,10 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     positive,
     scaled,
 )
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    SwappedGaussianLoss,
+    ZeroedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.integration_paths import (
     Pair,
     half_line,
@@ -49,8 +53,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.losses.protocols import Nodes
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     cos_sin,

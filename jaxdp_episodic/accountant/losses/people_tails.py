@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.gaussian import LARGEST, inner_exponent
-from jaxdp_episodic.accountant.losses.gaussian_mixture import log_lost
+from jaxdp_episodic.accountant.losses.mixture_halves import log_lost
 from jaxdp_episodic.accountant.losses.people_components import (
     LOG_ZERO,
     Components,

@@ -16,14 +16,16 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.accountant.losses.excess import sum_of
 from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    SwappedGaussianLoss,
+    ZeroedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Bounds
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 

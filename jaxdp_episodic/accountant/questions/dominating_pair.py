@@ -37,15 +37,17 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     OneStep,
 )
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    SwappedGaussianLoss,
+    ZeroedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
     ZeroedEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from jaxdp_episodic.accountant.questions.contribution_pairs import contribution_pairs

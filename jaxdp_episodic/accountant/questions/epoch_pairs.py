@@ -18,11 +18,13 @@ from jaxdp_episodic.accountant.describe.schemes import (
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.losses.allocated_antipodal import AllocatedAntipodalLoss
 from jaxdp_episodic.accountant.losses.allocated_gaussian import AllocatedGaussianLoss
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    SwappedGaussianLoss,
+    ZeroedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.questions.pair_numbers import (
     ALWAYS,
     is_zeroing,

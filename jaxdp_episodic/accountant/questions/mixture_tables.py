@@ -17,7 +17,7 @@ from jaxdp_episodic.accountant.describe.people_laws import (
     mixed,
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep
-from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.people import (
     PeopleLoss,
     ReplacedPeopleLoss,

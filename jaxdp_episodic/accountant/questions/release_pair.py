@@ -24,7 +24,7 @@ from jaxdp_episodic.accountant.losses.finite import (
     randomized_response_atoms,
     sampled_atoms,
 )
-from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss

@@ -11,7 +11,10 @@ from jaxdp_episodic.accountant._engine import (
     on_jax,
     using_engine,
 )
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    SwappedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
 )
@@ -19,7 +22,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at, map_arrays
 

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    SwappedGaussianLoss,
+    ZeroedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
     ZeroedEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.methods.rdp.kernels import COARSE, FINE
 
 # eta, shift, B and order less 1: the mean, the largest k, and k = 1 lead.

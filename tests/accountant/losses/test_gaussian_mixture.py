@@ -6,7 +6,7 @@ import pytest
 from scipy.special import logsumexp
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES, NodeRule
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at

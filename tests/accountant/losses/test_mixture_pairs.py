@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    SwappedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 
 LOSSES = {
     "sampled": SampledGaussianLoss(1.0, 0.2, 1.5),

@@ -8,10 +8,12 @@ import pytest
 from scipy.stats import norm
 
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    SwappedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES, NodeRule
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at
 

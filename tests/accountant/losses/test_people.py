@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    ZeroedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.people import (
     PeopleLoss,
     ReplacedPeopleLoss,
     ReplacedUnitLoss,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.exact.solver import ContourSolver

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant._engine import compiled, float64_boundary
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    SwappedGaussianLoss,
+    ZeroedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from oracles import precise
 from rows import fast_and_slow

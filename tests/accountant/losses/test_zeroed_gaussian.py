@@ -8,11 +8,10 @@ import pytest
 from scipy import special
 
 from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.losses.independent_episodes import ZeroedEpisodesLoss
 from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
-from jaxdp_episodic.accountant.losses.zeroed_densities import ZeroedLogs
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.methods.rdp.kernels import FINE
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at, namespace
@@ -58,11 +57,15 @@ def log_excess(t, p, r, s, direction):
 def log_parts(x, p, r, s):
     """Loss and log-density of Q of the joint distribution at x."""
     x = np.asarray(x, np.float64)
-    logs = ZeroedLogs.of(*(np.float64(v) for v in (p, r, s)))
-    distance = np.maximum(np.abs(x - s / 2), 1e-300) + s / 2
-    (up, of_up), (down, of_down) = logs.upper(distance), logs.lower(distance)
+    upper, lower = ZeroedGaussianLoss(*map(np.float64, (1, p, r, s))).both_halves()
+    distance = np.maximum(np.abs(x - s / 2), 1e-300)
+    (up, of_up), (down, of_down) = (
+        half.log_parts(start + distance)
+        for half, start in ((upper, s / 2), (lower, -s / 2))
+    )
+    # The lower half is the pair exchanged.
     above = x > s / 2
-    return np.where(above, up, down), np.where(above, of_up, of_down)
+    return np.where(above, up, -down), np.where(above, of_up, of_down + down)
 
 
 def atom(p, r, s):

@@ -6,13 +6,15 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses import excess
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
-from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    GaussianMixtureLoss,
+    SwappedGaussianLoss,
+    ZeroedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from oracles import little_noise
 
 METHODS = ("rdp", "exact", "pld")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import worst_path as paths
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import SwappedGaussianLoss
 from jaxdp_episodic.accountant.questions import profile
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 from oracles import adversary, episodes, trees

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.losses.independent_episodes import ZeroedEpisodesLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.zeroed_densities import ZeroedLogs
-from jaxdp_episodic.accountant.losses.zeroed_gaussian import ZeroedGaussianLoss
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 from oracles import adversary, moments, trees, zero_out
 
@@ -183,7 +182,7 @@ def test_rdp_is_the_moment(direction):
 
 def composed_delta(p, r, s, num_steps, epsilon, *, backward, cells=2**19, width=12.0):
     """delta by a convolution power on a lattice, losses rounded to the nearest."""
-    logs = ZeroedLogs.of(*(np.float64(v) for v in (p, r, s)))
+    upper, lower = ZeroedGaussianLoss(*map(np.float64, (1, p, r, s))).both_halves()
     step_ = width / cells
     mass = np.zeros(2 * cells)
     nodes, weights = np.polynomial.legendre.leggauss(8)
@@ -191,9 +190,11 @@ def composed_delta(p, r, s, num_steps, epsilon, *, backward, cells=2**19, width=
         [np.geomspace(1e-12, 0.01, 400), np.arange(0.0102, 20, 1e-3)]
     )
     half = np.diff(edges)[:, None] / 2
-    at = (edges[:-1, None] + half * (1 + nodes) + s / 2).ravel()
+    at = (edges[:-1, None] + half * (1 + nodes)).ravel()
     weight = (half * weights).ravel()
-    for loss, log_q in (logs.upper(at), logs.lower(at)):
+    gain, log_gained = upper.log_parts(at + s / 2)
+    lost, log_lost = lower.log_parts(at - s / 2)
+    for loss, log_q in ((gain, log_gained), (-lost, log_lost + lost)):
         density = np.exp(log_q + (0 if backward else loss)) * weight
         place = (-loss if backward else loss) / step_
         low = np.floor(np.clip(place, -cells + 1, cells - 2)).astype(int)

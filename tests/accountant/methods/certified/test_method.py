@@ -12,12 +12,14 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.losses.antipodal_gaussian import AntipodalGaussianLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    SwappedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.methods.certified import lattice, method, refine
 from jaxdp_episodic.accountant.methods.certified import lower as loss_lower
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds

@@ -8,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.swapped_gaussian import SwappedGaussianLoss
 from jaxdp_episodic.accountant.methods.certified import single
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.losses.gaussian_mixture import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.exact import initial_epsilon, mgf
 from jaxdp_episodic.accountant.methods.question import EpsilonAt

@@ -1,0 +1,384 @@
+"""Pairs of mixtures of Gaussians on a line, all by the same kernels.
+
+Contributions that are swapped, turned, zeroed, or of several sizes: each mechanism says
+the two halves of its pair; the kernels are those of `mixture_halves`.
+
+Reference: docs/theory.md; docs/proofs.md; Balle, Barthe, Gaboardi (2018),
+arXiv:1807.01647v2, Theorem 2.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.excess import (
+    sum_of,
+    unless_gaussian,
+)
+from jaxdp_episodic.accountant.losses.gaussian import (
+    LARGEST,
+    GaussianLoss,
+    positive,
+    scaled,
+)
+from jaxdp_episodic.accountant.losses.integration_paths import Pair
+from jaxdp_episodic.accountant.losses.loss_nodes import (
+    LOG_SQRT_2PI,
+    LossNodes,
+    NodeRule,
+    collected,
+    log_normal,
+    undrawn_loss,
+)
+from jaxdp_episodic.accountant.losses.mixture_halves import LOG_ZERO, Half, log_rest
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    Hints,
+    MixturePair,
+    MomentRule,
+    NoisyLoss,
+    Tails,
+)
+from jaxdp_episodic.accountant.losses.protocols import Nodes
+from jaxdp_episodic.accountant.losses.sampled import CANCELLATION
+from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+    polar,
+    times,
+)
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    logsumexp,
+    map_first,
+    namespace,
+)
+
+
+class MixtureLoss(GaussianLoss, Nodes):
+    """Base of the mechanisms whose pairs are two halves; see the module's docstring."""
+
+    forward_is_larger: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def halves(self, *fields: Array) -> tuple[Half, ...]:
+        """The forward half and the backward one, or one for both.
+
+        Of the fields but for the outer rate, all of one shape, none of them 0.
+        """
+
+    def both_halves(self, shape: tuple[int, ...] | None = None) -> tuple[Half, ...]:
+        """`halves` in some shape, of fields within the range of kernels."""
+        xp = namespace(*self.fields)
+        shape, kept = self.shape if shape is None else shape, []
+        for field in dataclasses.fields(self)[1:]:
+            value = xp.broadcast_to(getattr(self, field.name), shape)
+            most = 1.0 if field.name.endswith("rate") else LARGEST
+            kept.append(positive(value, most))
+        return self.halves(*kept)
+
+    def _directed(self, backward: bool) -> tuple[tuple[Half, str], ...]:
+        """Halves of which a direction's moment is the sum, and the f of each."""
+        halves = self.both_halves()
+        if len(halves) == 1:
+            return ((halves[0], "symmetric"),)
+        first, second = ("backward", "forward") if backward else ("forward", "backward")
+        return (halves[0], first), (halves[1], second)
+
+    def hints(self) -> Hints:
+        """P/Q grows like the last move over Q's weight at 0, in the end."""
+        xp = namespace(*self.fields)
+        half = self.both_halves()[0]
+        moved = xp.where(self.loses_nothing, 0.0, xp.exp(logsumexp(half.move)))
+        odds = moved / xp.maximum(xp.exp(half.q_zero), 1e-20)
+        most = xp.where(self._shift > 0, half.high[-1], 0.0)
+        return Hints(moved, odds, most, most)
+
+    def largest_loss(self, *, backward: bool) -> Array:
+        """Where the backward losses end: P keeps its weight at 0, of a fall."""
+        half = self.both_halves()[-1]
+        with np.errstate(over="ignore"):
+            odds = np.exp(logsumexp(half.move) - half.q_zero)
+        bounded = half.falls & backward & (half.q_zero > 0.5 * LOG_ZERO)
+        return np.where(bounded, np.log1p(odds), np.inf)
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """See `Profile`; errors are `profile_error` and `tail_displacement`."""
+        xp = namespace(u, *self.fields)
+        shape = np.broadcast_shapes(np.shape(u), self.shape)
+        u = xp.minimum(xp.broadcast_to(u, shape), LARGEST)
+        factors = [xp.broadcast_to(rate, shape) for rate in self.rates.values()]
+        factors.append(xp.broadcast_to(self._shift, shape))
+        found = [scaled(half.tails(u), *factors) for half in self.both_halves(shape)]
+        return found[0], found[-1]
+
+    def tail_displacement(self, u: Array) -> Array:
+        """See `Profile`; where backward losses end it is that of a loss nearby."""
+        xp = namespace(u, *self.fields)
+        largest = -xp.expm1(-self.largest_loss(backward=True))
+        displaced = CANCELLATION * xp.minimum(-xp.expm1(-u), largest)
+        return xp.where(largest < 1, displaced, 0.0)
+
+    def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
+        """See `Moments`; exact up to quadrature error."""
+        xp = namespace(t, *self.fields)
+        loss, backward = self, rule.direction == "backward"
+        if self.shape != t.shape:
+            loss = self.map(lambda field: xp.broadcast_to(field, t.shape))
+        parts = loss._directed(backward)
+        excess = None
+        for half, direction in parts:
+            own = half.excess(t, rule._replace(direction=direction), half.floor())
+            excess = own if excess is None else sum_of(excess, own)
+        half = parts[0][0]
+        start, end = half.moves
+        is_gaussian = (len(start) == 1) & (half.move[0] >= 0)
+        last = parts[-1][0]
+        ends = last.falls & (last.q_zero > 0.5 * LOG_ZERO) & backward
+        return unless_gaussian(
+            is_gaussian,
+            half.move,
+            0.5 * (end - start) ** 2,
+            t,
+            excess,
+            rounds=xp.where(ends, 0.0, 1.0),
+        )
+
+    def nodes(self, rule: NodeRule) -> LossNodes:
+        """See `Nodes`: a half-line each, or one and its mirror image."""
+        halves = self.both_halves()
+        backward = rule.backward
+        if len(halves) == 1:
+            path = halves[0].path(1 + 0 * backward, rule)
+            pieces = [(halves[0], path, 1.0), (halves[0], path, 0.0)]
+        else:
+            flags = 1 - backward, backward
+            pieces = [
+                (half, half.path(above, rule), above)
+                for half, above in zip(halves, flags, strict=True)
+            ]
+
+        def finish(*paths: tuple[Pair, ...]) -> LossNodes:
+            found = [
+                _weighted(half, path, above)
+                for (half, _, above), path in zip(pieces, paths, strict=True)
+            ]
+            xp = namespace(backward, paths[0][0][0])
+            losses, weights, densities, ends = zip(*found, strict=True)
+            loss = tuple(xp.concatenate(part) for part in zip(*losses, strict=True))
+            weight = tuple(xp.concatenate(part) for part in zip(*weights, strict=True))
+            return collected(loss, weight, xp.stack(densities), xp.stack(ends))
+
+        return map_first(finish, *(path for _, path, _ in pieces))
+
+    def gaussian_shift(self) -> Array:
+        """The distance of the one move, where all mass moves."""
+        xp = namespace(*self.fields)
+        half = self.both_halves()[0]
+        start, end = half.moves
+        whole = (len(start) == 1) & (half.move[0] >= 0)
+        return xp.where(whole & ~(self.loses_nothing), (end - start)[0], 0.0)
+
+    def mixture(self) -> MixturePair:
+        """See `PrivacyLoss`: what stays where it is, and what moves."""
+        half = self.both_halves()[0]
+        stays = np.minimum(half.log_p, half.log_q)
+        kept = [i for i, w in enumerate(stays) if w > 0.5 * LOG_ZERO]
+        start, end = half.moves
+        chance = np.exp(np.concatenate([stays[kept], half.move]))
+        centers = half.centers[kept]
+        return MixturePair(
+            tuple(chance.tolist()),
+            tuple(np.concatenate([centers, end]).tolist()),
+            tuple(np.concatenate([centers, start]).tolist()),
+            float(half.floor()),
+        )
+
+
+@dataclass(frozen=True)
+class SwappedGaussianLoss(MixtureLoss):
+    """One contribution exchanged for another with probability eta.
+
+    Both directions are the forward profile of the sampled pair, ``(1-eta) N(0) + eta
+    N(s)`` against ``N(0)``. It holds under both relations for draws without replacement
+    at the clip level, and for a step clipped as a whole.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`.
+      rate: eta in [0, 1], at the clip level and below it.
+      shift: s >= 0, the full move: twice the clip norm over the noise.
+    """
+
+    rate: Array
+    shift: Array
+    is_symmetric: ClassVar[bool] = True
+
+    def halves(self, rate: Array, shift: Array) -> tuple[Half]:
+        """See `MixtureLoss`."""
+        move = namespace(rate).log(rate)
+        return (Half.rising(shift[None], move[None], 0 * rate, log_rest(rate)),)
+
+
+@dataclass(frozen=True)
+class AntipodalGaussianLoss(MixtureLoss):
+    """A drawn contribution whose sign may flip.
+
+    Both directions are ``(1-p) N(0) + p (1-r) N(-s) + p r N(s)`` against ``(1-p) N(0) +
+    p N(-s)``: a clip unit drawn with probability p, whose contribution flips where the
+    protected unit inside it is reached (probability r). It holds for Poisson sampling
+    at the clip level where the privacy unit lies below it, and under replace_one
+    (r = 1); docs/proofs.md.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`.
+      rate: p in [0, 1], at the clip level.
+      inner_rate: r in [0, 1], below the clip level.
+      shift: s >= 0, the clip norm over the noise.
+    """
+
+    rate: Array
+    inner_rate: Array
+    shift: Array
+    is_symmetric: ClassVar[bool] = True
+
+    def halves(self, rate: Array, inner_rate: Array, shift: Array) -> tuple[Half]:
+        """See `MixtureLoss`."""
+        xp = namespace(rate, inner_rate)
+        drawn, rest = xp.log(rate), log_rest(rate)
+        move, kept = drawn + xp.log(inner_rate), drawn + log_rest(inner_rate)
+        one = -shift[None], shift[None], move[None], rest, drawn[None], rest, kept[None]
+        return (Half("turn", *one),)
+
+
+@dataclass(frozen=True)
+class ZeroedGaussianLoss(MixtureLoss):
+    """A contribution, drawn at random, that is 0 where a null record is reached.
+
+    It holds under zero_out (docs/proofs.md, "The zero-out relation"). The two profiles
+    are those of two *different* pairs,
+
+        forward   H_g(P1 || Q1),  P1 = (1-p) N(0) + p (1-r) N(-s) + p r N(s)
+                                  Q1 = (1-p+pr) N(0) + p (1-r) N(-s)
+        backward  H_g(Q2 || P2),  P2 = (1-p) N(0) + p N(s)
+                                  Q2 = (1-p+pr) N(0) + p (1-r) N(s):
+
+    forward the contributions without the protected unit pull the other way, backward
+    the same way. ``r = 1`` is the sampled pair; ``p = 1`` is what holds without
+    replacement. The forward profile is the larger one (docs/proofs.md, "Moments").
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`.
+      rate: p in [0, 1], at the clip level under Poisson sampling; else 1.
+      inner_rate: r in [0, 1], that the protected unit is reached, given the former.
+      shift: s >= 0, the clip norm over the noise.
+    """
+
+    rate: Array
+    inner_rate: Array
+    shift: Array
+    is_symmetric: ClassVar[bool] = False
+
+    def halves(self, rate: Array, inner_rate: Array, shift: Array) -> tuple[Half, Half]:
+        """See `MixtureLoss`."""
+        xp = namespace(rate, inner_rate)
+        drawn, absent = xp.log(rate), log_rest(rate)
+        move = (drawn + xp.log(inner_rate))[None]
+        kept = (drawn + log_rest(inner_rate))[None]
+        null = xp.log((1 - rate) + rate * inner_rate)
+        low = -shift[None]
+        up = Half.rising(shift[None], move, null, absent, low, kept)
+        fall = low, low[:0], move, absent, drawn[None], null, kept
+        return up, Half("fall", *fall)
+
+    def mixture(self) -> MixturePair:
+        """No one pair has both profiles; see `PrivacyLoss`."""
+        raise NotImplementedError("ZeroedGaussianLoss has no table to draw from")
+
+
+@dataclass(frozen=True)
+class GaussianMixtureLoss(MixtureLoss):
+    """``(1-p) N(0) + p sum_i w_i N(shift_i)`` against ``N(0)``.
+
+    Contributions of several sizes, each with its probability.
+
+    Attributes:
+      outer_rate: see `PrivacyLoss`; always 1.
+      rate: p in [0, 1].
+      shifts: each > 0, ascending.
+      log_weights: logarithms of the w_i, which add up to 1.
+
+    Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526,
+    Corollary 4.7, that a mixture of vectors is dominated by that of their norms.
+    """
+
+    rate: Array
+    shifts: tuple[Array, ...]
+    log_weights: tuple[Array, ...]
+    is_symmetric: ClassVar[bool] = False
+    padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
+
+    def kept_in_range(self) -> Self:
+        """Returns rates and shifts that kernels can compute with."""
+        rate = super(NoisyLoss, self).kept_in_range().rate
+        least, most = self.SMALLEST_LOSS, self.LARGEST_LOSS
+        shifts = tuple(np.clip(s, least, most) for s in self.shifts)
+        return dataclasses.replace(self, rate=rate, shifts=shifts)
+
+    def scaled(self, factor: Array) -> Self:
+        """Returns the mechanism with its noise divided by a factor."""
+        return dataclasses.replace(self, shifts=tuple(s * factor for s in self.shifts))
+
+    def both_halves(self, shape: tuple[int, ...] | None = None) -> tuple[Half, ...]:
+        """See `MixtureLoss`."""
+        xp = namespace(*self.fields)
+        shape = self.shape if shape is None else shape
+        shift, weight = (
+            self.stacked(a, shape) for a in (self.shifts, self.log_weights)
+        )
+        return self.halves(xp.broadcast_to(self.rate, shape), shift, weight)
+
+    def halves(self, rate: Array, shift: Array, weight: Array) -> tuple[Half, Half]:
+        """See `MixtureLoss`."""
+        xp = namespace(rate, shift)
+        rate, shift = positive(rate, 1.0), positive(shift, LARGEST)
+        # Components that are not there equal the last one.
+        there = weight > 0.5 * LOG_ZERO
+        most = xp.max(xp.where(there, shift, 0.0), axis=0)
+        shift = xp.where(there, shift, most)
+        move = xp.log(rate) + xp.maximum(weight, LOG_ZERO)
+        none, rest = xp.full_like(move, LOG_ZERO), log_rest(rate)
+        up = Half.rising(shift, move, 0 * rate, rest)
+        return up, Half("fall", -shift, shift[:0], move, rest, move, 0 * rate, none)
+
+    def bulk_loss(self) -> Array:
+        """The loss of not being drawn, where that is the rule."""
+        return undrawn_loss(self.outer_rate, self.rate)
+
+    @property
+    def _shift(self) -> Array:
+        """The largest shift."""
+        xp = namespace(*self.fields)
+        largest = xp.zeros(())
+        for shift, weight in zip(self.shifts, self.log_weights, strict=True):
+            largest = xp.maximum(largest, xp.where(weight > -xp.inf, shift, 0.0))
+        return largest
+
+
+def _weighted(half: Half, piece: tuple[Pair, ...], above: Array) -> tuple:
+    """Losses and weights of a path, and logarithm of the density and loss at its end.
+
+    Where ``above`` is 0 the losses change their sign, on the conjugate path.
+    """
+    x, element, y, base = piece
+    sign, normal = 2 * above - 1, log_normal(x)
+    density = polar(
+        normal[0] + base[0] + above * y[0],
+        sign * (normal[1] + base[1]) + above * y[1],
+    )
+    weight = times(density, (element[0], sign * element[1]))
+    end = x[0][-1]
+    end_loss, end_density = half.log_parts(end)
+    end_density = end_density + LOG_SQRT_2PI + above * end_loss
+    return (sign * y[0], y[1]), weight, end_density, sign * end_loss

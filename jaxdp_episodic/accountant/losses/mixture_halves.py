@@ -1,0 +1,528 @@
+"""Half of a pair of mixtures of unit Gaussians: profiles, moments, loss distribution.
+
+A mechanism says its pair as two *halves*, P against Q each. The forward half has the
+losses above 0 of the forward direction, the backward half those of the other direction:
+so it is the pair exchanged, on the mirrored axis. What is missing to mass 1 is an atom
+at loss 0. Where both directions have the same profiles there is one half.
+
+In a half Q has centers at 0 and below, and P is Q after some of its mass has moved to
+the right: from 0 to centers above ("rise"), from centers below 0 to centers above
+("turn"), or from centers below to 0 ("fall"). So P/Q grows, and P - g Q is negative
+left of one place x and positive right of it (Descartes' rule of signs). With the Mills
+ratio m, and as the density of P - g Q is 0 at x,
+
+    H_g(P || Q) = sum of moved masses times phi(x-h) (m(x-h) - m(x)), ends h > 0,
+        + sum of what P - g Q lacks at l < 0 times phi(x-l) (m(x) - m(x-l)),
+    g Q(L > log g) = p(x) times the mean of m(x-c), weighted as Q's density is at x:
+
+all terms are positive. P - Q is a sum of ``mass e^{..} (e^{(h-l) (x-(h+l)/2)} - 1)``,
+without cancellation where little is moved.
+
+Reference: docs/theory.md; Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems
+2, 8 and 9.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.excess import (
+    log_integral,
+)
+from jaxdp_episodic.accountant.losses.gaussian import (
+    LARGEST,
+)
+from jaxdp_episodic.accountant.losses.integration_paths import Pair, half_line_points
+from jaxdp_episodic.accountant.losses.loss_nodes import (
+    FURTHEST_LEFT,
+    LOG_SQRT_2PI,
+    NodeRule,
+)
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    MomentRule,
+    Quadrature,
+    Tails,
+)
+from jaxdp_episodic.accountant.losses.sampled import weight_left
+from jaxdp_episodic.accountant.losses.windows import (
+    Windows,
+    settle,
+    transitions,
+    windows_around,
+)
+from jaxdp_episodic.accountant.numerics.complex_exponentials import (
+    expm1_complex,
+    log1p_complex,
+    log_complex,
+    polar,
+    times,
+)
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    fori_loop,
+    logsumexp,
+    map_first,
+    namespace,
+)
+from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
+from jaxdp_episodic.accountant.numerics.special import (
+    log_add,
+    log_mills,
+    log_mills_difference,
+    log_normal_density,
+    log_normal_tail,
+    log_saturating_tail,
+)
+
+# Stands for log 0 where -inf would make NaN.
+LOG_ZERO = -1e30
+# Most steps of Newton's method for the place of a loss, or halvings.
+_MOST_STEPS = 60
+# A step, in losses, that leaves an error of about its square.
+_LAST_STEP = 1e-9
+# Largest relative residual that a last step, with all digits, takes away.
+_LARGEST_RESIDUAL = 1e-3
+# Largest exponent of P/Q - 1 where that is asked to be small: squares do not overflow.
+_LARGEST_EXPONENT = 100.0
+# Largest place of a kink.
+_FURTHEST_KINK = 1e9
+
+
+class Half(NamedTuple):
+    """P against Q, whose ratio grows; arrays of settings, (A, ...) or (B, ...) of rows.
+
+    Attributes:
+      way: "rise", "turn" or "fall"; see the module's docstring.
+      low: (A, ...) centers below 0.
+      high: (B, ...) centers above 0; none of a "fall".
+      move: logarithms of the moved masses: (A, ...) of a "fall", else (B, ...).
+      q_zero, q_low: logarithms of Q's weights at 0 and at ``low``.
+      p_zero, p_low: of P's; at ``high`` P has what has moved there.
+    """
+
+    way: str
+    low: Array
+    high: Array
+    move: Array
+    q_zero: Array
+    q_low: Array
+    p_zero: Array
+    p_low: Array
+
+    @classmethod
+    def rising(
+        cls,
+        high: Array,
+        move: Array,
+        q_zero: Array,
+        p_zero: Array,
+        low: Array | None = None,
+        kept: Array | None = None,
+    ) -> Self:
+        """Mass moves from 0 to ``high``, (B, ...); ``kept`` stays at ``low``."""
+        none = high[:0] if low is None else low
+        stays = none if kept is None else kept
+        return cls("rise", none, high, move, q_zero, stays, p_zero, stays)
+
+    @property
+    def falls(self) -> bool:
+        """Whether mass moves to 0, and losses end where Q has some there."""
+        return self.way == "fall"
+
+    @property
+    def centers(self) -> Array:
+        """All centers, ascending unless some are absent: below 0, 0, above."""
+        xp = namespace(self.q_zero)
+        return xp.concatenate([self.low, 0 * self.q_zero[None], self.high])
+
+    @property
+    def log_p(self) -> Array:
+        """Logarithms of P's weights at the centers."""
+        xp = namespace(self.q_zero)
+        moved = self.move[:0] if self.falls else self.move
+        return xp.concatenate([self.p_low, self.p_zero[None], moved])
+
+    @property
+    def log_q(self) -> Array:
+        """Logarithms of Q's weights at the centers."""
+        xp = namespace(self.q_zero)
+        none = xp.full_like(self.high, LOG_ZERO)
+        return xp.concatenate([self.q_low, self.q_zero[None], none])
+
+    @property
+    def moves(self) -> tuple[Array, Array]:
+        """From where and to where mass moves."""
+        if self.way == "rise":
+            return 0 * self.high, self.high
+        return self.low, 0 * self.low if self.falls else self.high
+
+    @property
+    def widest(self) -> Array:
+        """Largest distance of a center from 0."""
+        xp = namespace(self.q_zero)
+        return xp.max(xp.abs(self.centers), axis=0)
+
+    # --- On the real line ---
+
+    def log_base(self, x: Array) -> Array:
+        """Logarithm of Q's density over that of N(0), at x."""
+        if not len(self.low):
+            return _wide(self.q_zero, x, 0) + 0 * x
+        low, weight = (_wide(a, x) for a in (self.low, self.q_low))
+        below = logsumexp(weight + low * (x - 0.5 * low))
+        return log_add(_wide(self.q_zero, x, 0), below)
+
+    def gained(self, x: Array) -> tuple[Array, Array]:
+        """``(P - Q) / N(0)`` at x: the logarithm of a scale, and a number times it."""
+        xp = namespace(x, self.move)
+        start, end, move = (_wide(a, x) for a in (*self.moves, self.move))
+        tilt = (end - start) * (x - 0.5 * (end + start))
+        larger = xp.where(tilt > 0, end, start)
+        size = move + larger * (x - 0.5 * larger)
+        scale = xp.max(size, axis=0)
+        shrunk = xp.expm1(-xp.abs(tilt))
+        part = xp.exp(size - scale) * xp.where(tilt > 0, -shrunk, shrunk)
+        return scale, xp.sum(part, axis=0)
+
+    def log_parts(self, x: Array) -> tuple[Array, Array]:
+        """Log-ratio of P to Q, and log-density of Q, at real x right of the floor."""
+        xp = namespace(x, self.move)
+        scale, number = self.gained(x)
+        base = self.log_base(x)
+        log_ratio = scale + xp.log(xp.maximum(number, 1e-300)) - base
+        return log_add(0.0, log_ratio), base - 0.5 * x * x - LOG_SQRT_2PI
+
+    def floor(self) -> Array:
+        """Where P/Q is 1."""
+        start, end = self.moves
+        if len(start) == 1:
+            return 0.5 * (start + end)[0]
+        xp = namespace(self.move)
+        return self.root(xp.full_like(self.q_zero, LOG_ZERO), logsumexp(self.move))
+
+    def root(self, log_gain: Array, log_left: Array) -> Array:
+        """The x at which P is g Q.
+
+        Newton's method for the logarithms of P - g Q's positive and negative part, of
+        which one is convex and the other a constant or linear, for one center above 0;
+        and a last step for P - g Q itself, which keeps its digits.
+
+        Args:
+          log_gain: ``log(g - 1)``.
+          log_left: of a "fall", logarithm of what is positive at 0.
+        """
+        xp = namespace(log_gain, self.move)
+        at_zero, at_low = self._lacking(log_gain)
+
+        def sides(x: Array) -> tuple[Array, Array, Array]:
+            """Both parts and the slope of their difference."""
+            terms = at_low + self.low * (x - 0.5 * self.low)
+            if self.falls:
+                less, mean = _log_mean(terms, self.low)
+                return log_left, less, -mean
+            below = xp.concatenate([at_zero[None], terms])
+            centers = xp.concatenate([0 * at_zero[None], self.low])
+            less, mean = _log_mean(below, centers)
+            more, top = _log_mean(
+                self.move + self.high * (x - 0.5 * self.high), self.high
+            )
+            return more, less, top - mean
+
+        # Each term alone is a bound of its sum, and the largest, times their number.
+        if self.falls:
+            alone = [
+                xp.max((log_left - n - at_low) / self.low + 0.5 * self.low, axis=0)
+                for n in (0.0, math.log(len(self.low)))
+            ]
+            low, high = alone
+        else:
+            bottom = xp.concatenate([at_zero[None], at_low - 0.5 * self.low**2])
+            high = (logsumexp(bottom) - self.move) / self.high + 0.5 * self.high
+            high = xp.min(high, axis=0)
+            low = xp.zeros_like(high)
+        low, high = xp.clip(low, -LARGEST, LARGEST), xp.clip(high, -LARGEST, LARGEST)
+        high = xp.maximum(low, high)
+
+        def improve(_: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
+            x, low, high, _ = state
+            more, less, slope = sides(x)
+            low, high = xp.where(more <= less, x, low), xp.where(more >= less, x, high)
+            step = x - (more - less) / slope
+            inside = (step >= low) & (step <= high)
+            moved = xp.where(inside, step, 0.5 * (low + high))
+            return moved, low, high, xp.abs(moved - x) * slope
+
+        def settled(state: tuple[Array, ...]) -> bool:
+            return bool(np.all(state[3] <= _LAST_STEP))
+
+        start = high, low, high, xp.full_like(high, xp.inf)
+        x = fori_loop(xp, 0, _MOST_STEPS, improve, start, settled)[0]
+        _, less, slope = sides(x)
+        scale, number = self.gained(x)
+        rest = number * xp.exp(scale - less)
+        rest = rest - xp.exp(log_gain + self.log_base(x) - less)
+        rest = xp.where(xp.abs(rest) < _LARGEST_RESIDUAL, rest, 0.0)
+        return x - rest / slope
+
+    def _lacking(self, log_gain: Array) -> tuple[Array, Array]:
+        """Logarithms of what P - g Q lacks at 0 and at ``low``."""
+        at_zero, at_low = log_gain + self.q_zero, log_gain + self.q_low
+        if self.way == "rise":
+            return log_add(at_zero, logsumexp(self.move)), at_low
+        return at_zero, log_add(at_low, self.move)
+
+    def tails(self, u: Array) -> Tails:
+        """Profile and tail at ``u = log g >= 0``; see the module's docstring."""
+        xp = namespace(u, self.move)
+        some = u > 0
+        safe = xp.where(some, u, 1.0)
+        log_gain = xp.where(some, log_expm1(safe), LOG_ZERO)
+        log_share = xp.where(some, xp.log(-xp.expm1(-safe)), LOG_ZERO)
+        left = xp.ones_like(u)
+        if self.falls:
+            moved = xp.exp(logsumexp(self.move))
+            left = weight_left(u, moved, xp.exp(self.q_zero))
+        alive = left > 0
+        log_left = xp.log(xp.where(alive, left, 1.0))
+        x = self.root(log_gain, log_left)
+        from_zero, from_low = x - 0 * self.q_zero, x - self.low
+        density = logsumexp(self.log_p + log_normal_density(x - self.centers))
+        base = self.log_base(x)
+        share = self.q_low + self.low * (x - 0.5 * self.low) - base
+        zero = self.q_zero - base
+        if self.falls:
+            lacking = self._lacking(log_gain)[1] + self.low * (x - 0.5 * self.low)
+            lost = lacking - logsumexp(lacking) + log_lost(x, -self.low)
+            profile = log_left + logsumexp(lost)
+            middle = u + self.q_zero + log_normal_tail(from_zero)
+        else:
+            parts = [self.move + log_saturating_tail(x - self.high, self.high)]
+            if len(self.low):
+                lacking = log_share + density + share
+                if self.way == "turn":
+                    lacking = log_add(lacking, self.move + log_normal_density(from_low))
+                parts.append(
+                    lacking + log_mills_difference(x + 0 * self.low, -self.low)
+                )
+            profile = logsumexp(xp.concatenate(parts))
+            middle = density + zero + log_mills(from_zero)
+        tail = middle
+        if len(self.low):
+            tail = log_add(middle, logsumexp(density + share + log_mills(from_low)))
+        return (
+            xp.where(alive, profile, -xp.inf),
+            xp.where(alive, tail, -xp.inf),
+        )
+
+    # --- Moments ---
+
+    def excess(self, t: Array, rule: MomentRule, floor: Array) -> tuple[Array, ...]:
+        """``log E_Q[f(P/Q - 1); x > floor]``; see `losses.excess`."""
+        parts = len(self.move)
+        if parts > 1:
+            panels, nodes, _ = rule.quadrature
+            rule = rule._replace(quadrature=Quadrature((2 + parts) * panels, nodes))
+        windows = self._windows(t, rule.direction, floor)
+        return log_integral(self.log_parts, *windows, floor, t, rule)
+
+    def _windows(self, t: Array, direction: str, floor: Array) -> tuple[Windows, Array]:
+        """Where the integrand has weight.
+
+        Where v = P/Q - 1 is small it is like v² Q, then like v Q; forward (P/Q)^a Q is
+        the largest beyond. A product of Gaussians peaks where x is the sum of their
+        centers, or at a kink between two such.
+        """
+        xp = namespace(t, self.move)
+        alpha, centers = 1 + t, self.centers
+        has_p, has_q = self.log_p > 0.5 * LOG_ZERO, self.log_q > 0.5 * LOG_ZERO
+        most = xp.max(xp.where(has_p, centers, -xp.inf), axis=0)
+        near = xp.max(xp.where(has_q, centers, -xp.inf), axis=0)
+        far = xp.min(xp.where(has_q, centers, xp.inf), axis=0)
+        kinks = _kinks(centers, self.log_p) + _kinks(centers, self.log_q)
+        (lead, _), (base, _) = self.lead_kinks(floor), kinks[-1]
+        knee = lead[0] - xp.log(alpha) / self.widest
+        wide = 2 * most - far
+        bumps = [floor, most, 2 * most - near, *self.high, *(2 * self.high)]
+        bumps += [xp.clip(base, 2 * most - near, wide), xp.clip(knee, most, wide)]
+        between = None
+        if direction != "backward":
+            top, first = alpha * most - t * far, alpha * most - t * near
+            bumps += [top, first, xp.clip(base, first, top)]
+
+            def slope(x: Array) -> tuple[Array, Array]:
+                """Of the exponent, plus x."""
+                (_, p, pp), (_, q, qq) = (
+                    _log_moments(a[:, None] + self._tilts(x), centers[:, None])
+                    for a in (self.log_p, self.log_q)
+                )
+                return alpha * p - t * q, alpha * pp - t * qq
+
+            starts = xp.concatenate([alpha * centers - t * near, top[None], base[None]])
+            starts = xp.clip(starts, floor, top)
+            ends = floor, xp.maximum(top, floor)
+
+            def between() -> Array:
+                return settle(slope, starts, *ends)
+
+        graded = [
+            transitions(kink - xp.log(alpha) / gap, kink, gap) for kink, gap in kinks
+        ]
+        return windows_around(bumps, *graded, between=between)
+
+    def _tilts(self, x: Array) -> Array:
+        """Logarithms of the centers' densities over that of N(0), (C, k, n)."""
+        centers = self.centers[:, None]
+        return centers * (x - 0.5 * centers)
+
+    # --- In the plane ---
+
+    def lead_kinks(self, floor: Array) -> tuple[tuple[Array, Array], Array]:
+        """From where on the last center has half of P's and of Q's density, or more.
+
+        Right of the floor; of several centers it may be a little further. And the
+        distance from it of what it is equal to there, or the largest of a center from
+        0: zeros of the density lie pi over that above the line, or higher.
+        """
+        xp = namespace(floor, self.move)
+        found, widest = [], self.widest
+        for weight in (self.log_p, self.log_q):
+            has = weight > 0.5 * LOG_ZERO
+            last = xp.max(xp.where(has, self.centers, -xp.inf), axis=0)
+            leads = has & (self.centers >= last)
+            top = logsumexp(xp.where(leads, weight, LOG_ZERO))
+            other = has & ~leads
+            gap = xp.where(other, last - self.centers, 1.0)
+            number = xp.maximum(xp.sum(other, axis=0), 1)
+            kink = (weight - top + xp.log(number)) / gap + 0.5 * (last + self.centers)
+            kink = xp.where(other, kink, -xp.inf)
+            most = xp.max(kink, axis=0)
+            apart = xp.max(xp.where(other & (kink >= most), gap, 0.0), axis=0)
+            widest = xp.maximum(widest, apart)
+            found.append(xp.clip(most, floor, floor + _FURTHEST_KINK))
+        return (found[0], found[1]), widest
+
+    def at(self, x: Pair, kinks: tuple[Array, Array]) -> tuple[Pair, Pair]:
+        """Log-ratio of P to Q, and of Q's density to N(0)'s, at (J, n) of a path.
+
+        The path may rise behind the kinks: there the last center leads, and its angle
+        is followed; before them all angles lie within less than pi.
+        """
+        xp = namespace(x[0], self.move)
+        base = self._log_sum(x, self.log_q, kinks[1])
+        start, end, move = (_wide(a, x[0]) for a in (*self.moves, self.move))
+        tilt = (end - start) * (x[0] - 0.5 * (end + start)), (end - start) * x[1]
+        # e^a - e^b by the larger one, times expm1: its angle may be exactly 0.
+        sign = xp.where(tilt[0] > 0, -1.0, 1.0)
+        less = expm1_complex(-xp.abs(tilt[0]), sign * tilt[1])
+        larger = xp.where(tilt[0] > 0, end, start)
+        size = move + larger * (x[0] - 0.5 * larger) - base[0]
+        angle = larger * x[1] - base[1]
+        part = times(polar(xp.minimum(size, _LARGEST_EXPONENT), angle), less)
+        ratio = tuple(xp.sum(sign * a, axis=0) for a in part)
+        small = ratio[0] ** 2 + ratio[1] ** 2 < 0.25
+        near = log1p_complex(*(xp.where(small, a, 0.0) for a in ratio))
+        whole = self._log_sum(x, self.log_p, kinks[0])
+        loss = (
+            xp.where(small, a, b - c) for a, b, c in zip(near, whole, base, strict=True)
+        )
+        return tuple(loss), base
+
+    def _log_sum(self, x: Pair, weight: Array, kink: Array) -> Pair:
+        """Logarithm of a mixture's density over that of N(0)."""
+        xp = namespace(x[0], weight)
+        centers, wide = _wide(self.centers, x[0]), _wide(weight, x[0])
+        has = wide > 0.5 * LOG_ZERO
+        last = xp.max(xp.where(has, centers, -xp.inf), axis=0)
+        terms = xp.where(has, wide + centers * (x[0] - 0.5 * centers), LOG_ZERO)
+        most = xp.max(terms, axis=0)
+        common = xp.where(x[0] > kink, last * x[1], 0.0)
+        parts = polar(terms - most, centers * x[1] - common)
+        re, im = log_complex(*(xp.sum(a, axis=0) for a in parts))
+        return re + most, im + common
+
+    def path(self, above: Array, rule: NodeRule) -> tuple[Pair, ...]:
+        """Points, dx with weights, losses and Q over N(0), each (V, J, n).
+
+        Args:
+          above: (n,) 1 where losses are taken as they are, under P; 0 where their sign
+            changes, under Q.
+          rule: see `Nodes`.
+        """
+        _, log_cut, height, num_nodes, _ = rule
+        xp = namespace(log_cut, self.move)
+        floor = self.floor()
+        kinks, widest = self.lead_kinks(floor)
+        # Where losses end, beyond the kink, the path must keep its side of them.
+        ends = self.falls & (self.q_zero > 0.5 * LOG_ZERO)
+        rise = xp.where(ends, floor + _FURTHEST_KINK, xp.maximum(*kinks))
+        seen = xp.maximum(self.log_p, self.log_q) - log_cut[:, None]
+        seen = self.centers + xp.sqrt(2 * xp.maximum(seen, 1.0))
+        high = xp.maximum(xp.sqrt(-2 * log_cut), xp.max(seen, axis=1))
+        # Beyond it Q has a mass of 1e-19.
+        most = xp.maximum(floor, 0.0) - FURTHEST_LEFT
+        high = xp.where(above > 0, high, xp.minimum(high, most))
+        high = xp.maximum(high, floor + 2.0)
+        x, element = half_line_points(
+            floor, high, kinks, rise, widest, height, num_nodes
+        )
+        return x, element, *map_first(lambda x: self.at(x, kinks), x)
+
+
+def log_rest(rate: Array) -> Array:
+    """``log(1 - rate)``, finite."""
+    xp = namespace(rate)
+    return xp.where(rate < 1, xp.log1p(-xp.where(rate < 1, rate, 0.5)), LOG_ZERO)
+
+
+def log_lost(t: Array, width: Array) -> Array:
+    """``log(phi(t) (m(t) - m(t + width)))`` for any t and any width > 0."""
+    xp = namespace(t, width)
+    t, width = xp.broadcast_arrays(t, width)
+    # Left of -1, and t + width as well: -expm1(z) + phi(t) (m(-t-width) - m(-t)), z =
+    # width (t + width / 2).
+    left = (t < -1) & (t + width < 0)
+    edge = xp.where(left, t, -2.0)
+    step = xp.where(left, width, 1.0)
+    z = step * (edge + 0.5 * step)
+    rest = log_normal_density(edge) + log_mills_difference(-edge - step, step)
+    inside = xp.log(-xp.expm1(z) + xp.exp(rest))
+    return xp.where(left, inside, log_saturating_tail(xp.where(left, 0.0, t), width))
+
+
+def _kinks(centers: Array, weight: Array) -> list[tuple[Array, Array]]:
+    """Where a mixture leaves a center for the next one there is, and their distance."""
+    xp = namespace(weight)
+    found = []
+    after, above = centers[-1], weight[-1]
+    for center, own in zip(centers[-2::-1], weight[-2::-1], strict=True):
+        gap = xp.where(after > center, after - center, xp.maximum(xp.abs(after), 1e-60))
+        kink = (xp.maximum(own, -1e6) - xp.maximum(above, -1e6)) / gap
+        kink = xp.clip(kink + 0.5 * (after + center), -1e300, 1e300)
+        found.append((kink, gap))
+        has = own > 0.5 * LOG_ZERO
+        after, above = xp.where(has, center, after), xp.where(has, own, above)
+    return found
+
+
+def _wide(a: Array, x: Array, rows: int = 1) -> Array:
+    """Arrays with an axis of rows in front of the settings, to go with points x."""
+    missing = x.ndim - (a.ndim - rows)
+    return a.reshape((*a.shape[:rows], *(1,) * missing, *a.shape[rows:]))
+
+
+def _log_mean(terms: Array, values: Array) -> tuple[Array, Array]:
+    """Logarithm of a sum of exponentials, rows of which have values, and their mean."""
+    xp = namespace(terms)
+    total = logsumexp(terms)
+    return total, xp.sum(xp.exp(terms - total) * values, axis=0)
+
+
+def _log_moments(terms: Array, values: Array) -> tuple[Array, Array, Array]:
+    """The same with the variance."""
+    xp = namespace(terms)
+    total, mean = _log_mean(terms, values)
+    share = xp.exp(terms - total)
+    return total, mean, xp.sum(share * (values - mean) ** 2, axis=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule, col
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
-    PrivacyLoss,
     Tails,
 )
 from jaxdp_episodic.accountant.losses.protocols import Bounds, Nodes, Profile, Tabulated
@@ -36,8 +34,6 @@ LARGEST_SHIFT = 10.0
 # Nodes for each that a rule asks for: the real line needs more than a complex path.
 # Half as many moved epsilons by 1.5e-11 at most.
 _NODES_EACH = 4
-# Number of nodes on either side over which their distance grows from the middle.
-_GROWING = 40
 
 
 @dataclass(frozen=True)
@@ -47,6 +43,7 @@ class AllocatedLoss(GaussianLoss, Bounds):
     # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
+    compiles: ClassVar[bool] = False
 
     @property
     def _slots(self) -> Array:
@@ -55,6 +52,34 @@ class AllocatedLoss(GaussianLoss, Bounds):
     @property
     def _steps(self) -> Array:
         return self.__dict__["steps"]
+
+    @property
+    def _drawn_rate(self) -> Array:
+        """Chance that the unit's slot is run: the rate of `with_little_noise`.
+
+        With the slot revealed an epoch is a Poisson draw at this rate. The pair is the
+        mean over the slots of such draws' pairs, and H_g is jointly convex. Of a unit
+        that is there or not its losses are at most ``log(slots)`` above this one's; of
+        one that is replaced about twice as large at little noise.
+        """
+        return np.minimum(self._steps / np.maximum(self._slots, 1.0), 1.0)
+
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """*Upper bounds*: those of the pair that the upper certified ends are of.
+
+        The profiles include what that pair loses at once, and its errors.
+        """
+        pair = self.kept_in_range().certified(up=True)
+        mass_error, loss_error = pair.certified_error()
+        log_kept, below = pair.log_kept(), np.maximum(loss_error - u, 0.0)
+        with np.errstate(divide="ignore"):
+            # H_g of g below 1 is at most 1 - g more than that of 1.
+            rest = np.logaddexp(np.log(-np.expm1(log_kept)), np.log(below))
+            forward, backward = (
+                (np.logaddexp(profile + mass_error + log_kept, rest), tail)
+                for profile, tail in pair.log_tails(np.maximum(u - loss_error, 0.0))
+            )
+        return forward, backward
 
     def bounding_pair(self, bounding: Callable[..., Profile], *, up: bool) -> Profile:
         """`Bounds.certified`, of a class with these fields and ``above``."""
@@ -110,20 +135,6 @@ class TabulatedAllocation(AllocatedLoss, Tabulated, Nodes):
     # Makes those of many settings: slots, steps and shift.
     _prepare: ClassVar[Callable[[list[tuple[int, int, float]]], None]]
 
-    @abc.abstractmethod
-    def with_little_noise(self) -> PrivacyLoss:
-        """The slot revealed: a Poisson draw at rate ``steps / slots``.
-
-        The pair is the mean over the slots of such draws' pairs, and H_g is jointly
-        convex. Of a unit that is there or not its losses are at most ``log(slots)``
-        above this one's; of one that is replaced about twice as large at little noise.
-        """
-
-    @property
-    def _drawn_rate(self) -> Array:
-        """Chance that the unit's slot is run."""
-        return np.minimum(self._steps / np.maximum(self._slots, 1.0), 1.0)
-
     def profile_error(self) -> Array:
         """See `Profile`; as the tables estimate it."""
 
@@ -153,35 +164,6 @@ def tails_from(rows: Array) -> tuple[Tails, Tails]:
     xp = namespace(rows)
     rows = xp.where(xp.isnan(rows), 0.0, rows)
     return (rows[0], rows[1]), (rows[2], rows[3])
-
-
-def crowded(
-    number: int, ends: tuple[float, float], middle: float, gap: float, *, between: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of a trapezoidal rule, at most ``gap`` apart about the middle.
-
-    Equally spaced, unless that is too far apart: then at distances that grow from the
-    middle, ``u - k tanh(u)``, stretched. Other nodes lie ``between`` these.
-    """
-    low, high = ends
-    even = (high - low) / (number - 1)
-    less, gap = 0.0, min(gap, even)
-    if gap < even:
-        less = (even - gap) / (even - 2 * gap * _GROWING / (number - 1))
-
-    def moved(u: np.ndarray | float) -> np.ndarray:
-        return u - less * _GROWING * np.tanh(u / _GROWING)
-
-    share = (number - 1) / number if between else 1.0
-    u = (np.arange(number) + 0.5 * between) * share
-    # The index of the middle such that the first and last node meet both ends.
-    first = np.linspace(0, number - 1, 4 * number)
-    left, right = moved(first), moved(number - 1 - first)
-    center = np.interp((middle - low) / (high - low), left / (left + right), first)
-    scale = (high - low) / float(moved(center) + moved(number - 1 - center))
-    nodes = low + scale * (moved(u - center) + moved(center))
-    width = scale * (1 - less / np.cosh((u - center) / _GROWING) ** 2)
-    return nodes, width * share
 
 
 class Asked(NamedTuple):

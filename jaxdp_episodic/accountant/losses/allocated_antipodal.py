@@ -115,7 +115,7 @@ class AllocatedAntipodalLoss(TabulatedAllocation):
         return nodes_from(_node_rows, rule, *fields)
 
     def with_little_noise(self) -> AntipodalGaussianLoss:
-        """See `TabulatedAllocation`."""
+        """The slot revealed: see `AllocatedLoss`."""
         inner, drawn = self.inner_rate, self._drawn_rate
         return AntipodalGaussianLoss(self.outer_rate, drawn, inner, self.shift)
 

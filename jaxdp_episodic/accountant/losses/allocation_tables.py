@@ -2,15 +2,13 @@
 
 One epoch is a sum of independent terms, `numerics.skewed_sums`, whose tails take
 milliseconds each. They are smooth: their logarithms are interpolated, and a table
-serves every loss, order and number of epochs of a setting. Those of add_remove are made
-side by side. All are made by NumPy, before threads or kernels on JAX ask the host for
-them (`numerics.loops.on_host`).
+serves every loss, order and number of epochs of a setting. They are made by NumPy,
+before threads or kernels on JAX ask the host for them (`numerics.loops.on_host`).
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable
@@ -18,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import in_threads
 from jaxdp_episodic.accountant.numerics.chebyshev_tables import (
     LEAST,
     MOST_HALVINGS,
@@ -27,12 +24,8 @@ from jaxdp_episodic.accountant.numerics.chebyshev_tables import (
     side_by_side,
     tabulated,
 )
-from jaxdp_episodic.accountant.numerics.lognormal_sums import Axis, axis_of, contours
-from jaxdp_episodic.accountant.numerics.lognormal_terms import REACH, Sums
-from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.numerics.ratio_means import (
     Moments,
-    moments_of_means,
     moments_of_ratio,
 )
 from jaxdp_episodic.accountant.numerics.skewed_starts import starts_for
@@ -46,23 +39,15 @@ from jaxdp_episodic.accountant.numerics.table_checks import (
     num_nodes,
     panels_agree,
     side_of,
-    transforms_agree,
 )
 from jaxdp_episodic.accountant.numerics.two_terms import log_tails_of_two
 
 # Halvings of a panel where losses crowd at 0: of two terms, or where some steps idle.
 _MOST_HALVINGS_OF_CROWDED = 24
-# Nats that a tail is below Chernoff's bound, at least.
-_BELOW_CHERNOFF = 4.0
-# Tables that are kept, of either kind.
+# Standard deviations beyond which a term is negligible.
+REACH = 13.0
+# Tables that are kept.
 _CAPACITY = 4096
-# Most sums whose tables are made side by side.
-_SIDE_BY_SIDE = 64
-# Fewest sums of a thread: of fewer each takes longer (measured).
-_FEWEST_OF_THREAD = 32
-_THREADS = 2
-# Settings that are checked together: what fits the cache (measured).
-_CHECKED_TOGETHER = 16
 # Terms up to which one large A and small B of all others reach beyond the usual end.
 _FEW_TERMS = 8
 
@@ -124,121 +109,6 @@ class _Kept(dict):
     def prepare(self, settings: Iterable[Any]) -> None:
         """Makes those that there are not, of as many settings as are kept."""
         self.made(sorted({*settings} - self.keys())[:_CAPACITY])
-
-
-def sum_tables(count: int, shift: float) -> tuple[Table, Table]:
-    """Tails of the sum X of lognormal terms of mean 1, by ``y = |log(x / count)|``.
-
-    ``log E(X - x)_+``, ``log P(X > x)`` and the log-density at ``x = count e^y``
-    (upper), and ``log E(x - X)_+``, ``log P(X < x)`` and it at ``count e^-y``
-    (lower).
-
-    A table has no values unless its density has mass 1, mean 1 and the profile at the
-    mean, and that the transforms and moments that `numerics.table_checks` knows.
-    """
-    return _sums.of(count, shift)
-
-
-def _made_sums(asked: list[tuple[int, float]]) -> Iterable[tuple[Table, Table]]:
-    """`sum_tables` of many settings, (count, shift), side by side."""
-
-    def pairs(part: list[tuple[int, float]]) -> list[tuple[Table, Table]]:
-        count, shift = np.array(part, np.float64).T
-        upper = np.repeat([1.0, 0.0], len(part))
-        terms = Sums(np.tile(count, 2), np.tile(shift, 2), upper)
-        made = _made(terms)
-        return _checked_tables(made[: len(part)], made[len(part) :], count, shift)
-
-    size = min(max(-(-len(asked) // _THREADS), _FEWEST_OF_THREAD), _SIDE_BY_SIDE)
-    parts = [asked[i : i + size] for i in range(0, len(asked), size)]
-    if len(parts) < 2:
-        made = map(pairs, parts)
-    else:
-        made = in_threads(pairs, parts, _THREADS)
-    return itertools.chain.from_iterable(made)
-
-
-def _checked_tables(
-    upper: list[Table], lower: list[Table], count: np.ndarray, shift: np.ndarray
-) -> list[tuple[Table, Table]]:
-    """Tables as far as they pass all of `table_checks`."""
-    result: list = [None] * len(count)
-    core, edges, _ = side_by_side([*upper, *lower])
-    number = num_nodes(core, edges).reshape(2, -1).max(axis=0).tolist()
-    # Together those with as many nodes a panel, and about as many panels.
-    order = np.lexsort((shift, [table.values.shape[1] for table in upper], number))
-    for nodes, group in itertools.groupby(order.tolist(), number.__getitem__):
-        rows = list(group)
-        for i in range(0, len(rows), _CHECKED_TOGETHER):
-            part = rows[i : i + _CHECKED_TOGETHER]
-            up, low = ([side[k] for k in part] for side in (upper, lower))
-            pairs = _checked_together(up, low, count[part], shift[part], nodes)
-            for k, pair in zip(part, pairs, strict=True):
-                result[k] = pair
-    return result
-
-
-def _checked_together(
-    upper: list[Table],
-    lower: list[Table],
-    count: np.ndarray,
-    shift: np.ndarray,
-    number: int,
-) -> list[tuple[Table, Table]]:
-    """`_checked_tables`, with ``number`` nodes for each panel."""
-    mass, mean, errors, found, sides = 0.0, 0.0, [], [], []
-    with np.errstate(all="ignore"):
-        for tables, sign in ((upper, 1.0), (lower, -1.0)):
-            tables, nodes = _fitted(tables, count, sign, number)
-            ratio = np.exp(sign * nodes.x)
-            share = np.exp(nodes.rows[2]) * nodes.weight * ratio * count[:, None]
-            mass, mean = mass + share.sum(axis=1), mean + (share * ratio).sum(axis=1)
-            gain = np.exp([table.values[0, 0, 0] for table in tables]) / count
-            away = np.abs(np.expm1(sign * nodes.x))
-            errors.append(np.abs((share * away).sum(axis=1) / gain - 1))
-            found.append(tables)
-            error = np.array([table.error for table in tables])
-            sides.append(side_of(nodes, sign, count, error))
-        high, low = sides
-        core = np.array([table.core for table in upper])
-        agree = np.isfinite(mass) & transforms_agree(low, high, count, shift)
-        agree &= moments_agree(low, high, core, moments_of_means(count, shift, core))
-    worst = np.max([np.abs(mass - 1), np.abs(mean - 1), *errors], axis=0)
-    worst = np.where(agree, worst, np.inf).tolist()
-    return [
-        (_checked(high, one), _checked(low, one))
-        for high, low, one in zip(*found, worst, strict=True)
-    ]
-
-
-def _made(terms: Sums) -> list[Table]:
-    """Tables of sums, upper tails first, unchecked."""
-    count, shift, upper = terms.count, terms.shift, terms.upper > 0
-    axis = axis_of(terms)
-    core = np.array([_core(*one) for one in zip(count, shift, strict=True)])
-    top = shift * (shift + REACH) - 0.5 * shift * shift
-    deviation = np.minimum(shift, np.sqrt(np.expm1(shift**2) / count))
-    end = np.where(
-        upper,
-        np.maximum(REACH * core, np.logaddexp(0.0, top - np.log(count))),
-        REACH * deviation + 0.5 * shift * shift,
-    )
-    lower = np.flatnonzero(~upper)
-    # As far as Chernoff's bound is not too small.
-    last = _chernoff_ends(at(axis, lower), LEAST + _BELOW_CHERNOFF)
-    end[lower] = np.minimum(end[lower], last)
-    return tabulated(core, end, contours(axis, end).log_tails)
-
-
-def _chernoff_ends(axis: Axis, least: float) -> np.ndarray:
-    """The y beyond which ``log E(n e^-y - X)_+ < least``, (S,), by Chernoff."""
-    with np.errstate(all="ignore"):
-        # T_+ <= e^{p T - 1} / p.
-        constant = (least + 1 + axis.log_p - axis.power) / np.exp(axis.log_p)
-        constant = np.where(np.isfinite(constant), constant, -np.inf).max(axis=1)
-        share = constant / axis.terms.count
-        y = -np.where(axis.terms.mean > 0, np.log1p(share), np.log(share))
-        return np.where(y > 0, y, np.inf)
 
 
 def antipodal_table(slots: int, count: int, shift: float) -> Table:
@@ -309,18 +179,14 @@ def _checked_antipodal(table: Table, slots: int, count: int, shift: float) -> Ta
     return _checked(table, error if agrees else math.inf)
 
 
-# By count and shift.
-_sums = _Kept(_made_sums)
 # By slots, count and shift; one after the other, as side by side, or in threads, they
 # take no less time.
 _antipodal = _Kept(functools.partial(map, _made_antipodal))
-make_sum_tables, prepare_sums = _sums.made, _sums.prepare
 make_antipodal_tables, prepare_antipodal = _antipodal.made, _antipodal.prepare
 
 
 def forget_tables() -> None:
-    """Empties both caches."""
-    _sums.clear()
+    """Empties the cache."""
     _antipodal.clear()
 
 

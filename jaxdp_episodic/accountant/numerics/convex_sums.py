@@ -39,16 +39,16 @@ from jaxdp_episodic.accountant.numerics.lattice_pieces import (
 
 # Spacing of points near the mean, in standard deviations of the logarithm; and its
 # largest value.
-_SPACING = 0.005
-_WIDEST_SPACING = 0.007
+_SPACING = 0.0075
+_WIDEST_SPACING = 0.0105
 # Spacing of rare large values over their distance from the mean, and over sqrt(s).
-_FAR_SPACING = 0.0022
+_FAR_SPACING = 0.0033
 # Standard deviation of a sum, over its mean, that counts at most for its spacing.
 _LARGEST_DEVIATION = 0.3
 # Truncation of one normal variable.
-_FURTHEST = 12.0
+_FURTHEST = 26.0
 # Mass, and part of the mean, that the whole sum may move to 0 and to infinity.
-_TRIMMED = 1e-24
+_TRIMMED = 1e-200
 # Relative error of one term's masses, by quadrature of its density.
 _FIRST_ERROR = 2e-13
 # Number of bounds that are kept.

@@ -7,16 +7,9 @@ package.
 import csv
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant._engine import using_engine
-from jaxdp_episodic.accountant.losses.allocation_tables import (
-    forget_tables,
-    make_sum_tables,
-    sum_tables,
-)
 from oracles import allocation, allocation_epochs
 
 PATH = Path(__file__).parents[2] / "allocation_random.csv"
@@ -39,7 +32,7 @@ def check(row):
     found, info = exact(row)
     true, oracle = float(row["delta"]), 2 * float(row["oracle_error"])
     if info.is_certified_bound:
-        assert found >= true * (1 - oracle)
+        assert true * (1 - oracle) <= found <= true * (1 + 1e-2 + oracle)
     else:
         assert found == pytest.approx(true, rel=1e-9 + oracle)
         # The estimate is no smaller than the error, but for the last digits.
@@ -68,45 +61,3 @@ def test_mellin_transforms_against_the_definition(direction):
     true = allocation.add_remove(3, 3, 1.0, 0.5, direction)
     assert float(found) == pytest.approx(true, rel=1e-11)
     assert error < 1e-11
-
-
-@pytest.mark.slow
-def test_engines_agree():
-    """Kernels on JAX ask the host for the tables."""
-    rows = [row for row in ROWS if row["relation"] == "add_remove"][:50]
-    names = ("steps", "noise", "epochs", "epsilon")
-    steps, noise, epochs, epsilon = (
-        np.array([float(row[name]) for row in rows]) for name in names
-    )
-    epoch = jde.GaussianStep(
-        jde.RandomAllocation("unit", steps_per_epoch=steps.astype(int)),
-        noise_multiplier=noise,
-        neighboring_relation="add_remove",
-    )
-    found = []
-    for engine in ("numpy", "jax"):
-        forget_tables()
-        with using_engine(engine):
-            asked = {"epsilon": epsilon, "num_steps": steps * epochs}
-            found.append(jde.delta(epoch, return_info=True, **asked))
-    (ours, info), (theirs, other) = found
-    np.testing.assert_array_equal(info.is_certified_bound, other.is_certified_bound)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-9)
-
-
-@pytest.mark.slow
-def test_tables_side_by_side():
-    # Also of few terms with light shifts, which have more nodes.
-    asked = [(2, 0.3), (3, 0.1), (4, 2.5), (15, 0.2), (20, 2.0), (1000, 1.4)]
-    asked += [(50_000, 0.3), (500_000, 3.0)]
-    forget_tables()
-    theirs = make_sum_tables(asked)
-    forget_tables()
-    for setting, pair in zip(asked, theirs, strict=True):
-        for ours, other in zip(sum_tables(*setting), pair, strict=True):
-            np.testing.assert_allclose(ours.edges, other.edges, rtol=1e-13)
-            seen = ours.values[0] > ours.values[0].max() - 36
-            for row, same in zip(ours.values, other.values, strict=True):
-                size = 1 + np.abs(same[seen])
-                assert np.max(np.abs(row - same)[seen] / size) < 1e-9
-    forget_tables()

@@ -7,11 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.interpolate import make_interp_spline
-from scipy.stats import norm
 
-from jaxdp_episodic.accountant.losses.allocation_tables import sum_tables
-from jaxdp_episodic.accountant.numerics.lognormal_sums import axis_of, contours
-from jaxdp_episodic.accountant.numerics.lognormal_terms import Sums
 from jaxdp_episodic.accountant.numerics.skewed_starts import starts_for
 from jaxdp_episodic.accountant.numerics.skewed_sums import contours as skewed_contours
 from jaxdp_episodic.accountant.numerics.skewed_terms import (
@@ -23,26 +19,8 @@ from jaxdp_episodic.accountant.numerics.skewed_terms import (
 )
 from jaxdp_episodic.accountant.numerics.two_terms import log_tails_of_two
 from oracles import allocation
-from rows import fast_and_slow
 
 ROWS = json.loads((Path(__file__).parents[2] / "allocation.json").read_text())["rows"]
-
-
-def tails(settings, place, *, finer=False):
-    """Of (count, shift, rising), those that rise first; the same places of each."""
-    terms = Sums(*np.array(settings, np.float64).T)
-    end = np.full(len(settings), max(place))
-    along = contours(axis_of(terms), end)
-    which = np.repeat(np.arange(len(settings)), len(place))
-    return along.log_tails(which, np.tile(place, len(settings)), finer=finer)
-
-
-def sums(count, constant, shift, *, rising=True):
-    """Each place by itself."""
-    parts = []
-    for n, k, s in np.broadcast(count, constant, shift):
-        parts.append(tails([(n, s, rising)], np.array([abs(np.log(abs(k) / n))])))
-    return np.concatenate(parts, axis=1)
 
 
 def antipodal(count, shift, log_g, idle=0.0, *, finer=False):
@@ -69,53 +47,6 @@ def log_density_of_eight(shift, place):
         row = np.logaddexp.reduce(halves, axis=1) + np.log(u[1] - u[0])
         density = make_interp_spline(v, row, 5)
     return row
-
-
-@pytest.mark.parametrize("shift", [0.25, 0.45])
-def test_rare_jumps_of_light_terms(shift):
-    # Where one saddle's size falls off only behind 2/s; down to e^-76.
-    table, _ = sum_tables(8, shift)
-    place = np.linspace(0.1, 0.92, 10) * table.end
-    found = table.at(place)[2] + place + np.log(8)  # of X, then of its logarithm
-    assert found[-1] < -70
-    true = log_density_of_eight(shift, place)
-    np.testing.assert_allclose(found, true, rtol=0, atol=2e-10)
-
-
-@pytest.mark.parametrize(("count", "shift"), [(3, 2.0), (40, 0.7), (40, 0.1)])
-@pytest.mark.parametrize("kind", ["rising", "falling", "antipodal"])
-def test_neighbours_share_contours(count, shift, kind):
-    place = np.linspace(0.0, 6 * np.sqrt(np.log1p(np.expm1(shift**2) / count)), 12)
-    up = kind != "falling"
-    if kind == "antipodal":
-        together = antipodal(count, shift, place, 5.0)
-        each = [antipodal(count, shift, one, 5.0) for one in place]
-    else:
-        together = tails([(count, shift, up)], place)
-        each = [tails([(count, shift, up)], one) for one in place[:, None]]
-    for i in range(0, 12, 5):
-        np.testing.assert_allclose(together[:, i], each[i][:, 0], atol=2e-11)
-
-
-def test_sums_side_by_side():
-    # Other numbers of contours, nodes and jumps: each as by itself.
-    settings = [(40, 0.7, 1), (3, 0.1, 1), (1000, 2.5, 1), (4, 2.0, 0), (99, 0.3, 0)]
-    place = np.linspace(0.0, 0.4, 5)
-    together = np.split(tails(settings, place), len(settings), axis=1)
-    for setting, rows in zip(settings, together, strict=True):
-        np.testing.assert_allclose(rows, tails([setting], place), rtol=1e-13)
-
-
-def test_single_epochs_of_the_reference():
-    for steps, noise, epochs, direction, epsilon, delta in ROWS:
-        if epochs > 1:
-            continue
-        if direction == "remove":
-            ours = sums(steps, -steps * np.exp(epsilon), 1 / noise)[0] - np.log(steps)
-        else:
-            x = steps * np.exp(-epsilon)
-            ours = sums(steps, x, 1 / noise, rising=False)[0] + epsilon - np.log(steps)
-        assert np.exp(ours[0]) == pytest.approx(delta, rel=1e-10)
 
 
 @pytest.mark.parametrize(("shift", "epsilon"), [(0.3, 0.2), (1.0, 1.0), (2.5, 3.0)])
@@ -206,39 +137,6 @@ def test_jumps_too_rare_for_one_count_for_its_neighbours(shift):
     assert np.all(np.imag(together) != 0)
 
 
-@pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize(
-    ("steps", "taken", "shift", "epsilon"),
-    [
-        (2, 2, 0.2, 0.5),
-        (7, 2, 1.0, 0.2),
-        (4, 2, 3.0, 0.6),
-        pytest.param(3, 3, 0.7, 1.2, marks=pytest.mark.slow),
-        pytest.param(12, 3, 1.4, 0.1, marks=pytest.mark.slow),
-    ],
-)
-def test_a_few_steps_by_definition(steps, taken, shift, epsilon, direction):
-    g, idle = np.exp(epsilon), steps - taken
-    if direction == "remove":
-        ours = np.exp(sums(taken, idle - g * steps, shift)[0][0]) / steps
-    else:
-        below = sums(taken, steps / g - idle, shift, rising=False)
-        ours = g * np.exp(below[0][0]) / steps
-    true = allocation.add_remove(steps, taken, shift, epsilon, direction)
-    assert ours == pytest.approx(true, rel=2e-9)
-
-
-def test_both_sides_agree_at_the_mean():
-    # E(X - n)_+ = E(n - X)_+, P(X > n) + P(X < n) = 1, one density: two contours.
-    rng = np.random.default_rng(5)
-    count = np.floor(np.exp(rng.uniform(np.log(2), np.log(1e6), 8)))
-    shift = np.exp(-rng.uniform(np.log(0.3), np.log(10), 8))
-    above, below = (sums(count, c * count, shift, rising=c < 0) for c in (-1.0, 1.0))
-    np.testing.assert_allclose(above[0], below[0], atol=1e-8)
-    np.testing.assert_allclose(np.exp(above[1]) + np.exp(below[1]), 1, rtol=1e-8)
-    np.testing.assert_allclose(above[2], below[2], atol=1e-7)
-
-
 def test_derivatives_in_g_are_those_of_the_profile():
     step, at = 1e-4, 1.3
     values = [antipodal(6, 1.0, np.log(at + k * step)) for k in (-1, 0, 1)]
@@ -264,44 +162,6 @@ def test_terms_that_turn_by_more_than_a_quarter_are_the_same_on_a_shared_contour
     alone = [antipodal(3, 1.0, one) for one in log_g]
     together = antipodal(3, 1.0, log_g)
     np.testing.assert_allclose(together, np.concatenate(alone, axis=1), atol=1e-10)
-
-
-@pytest.mark.parametrize("rising", [True, False])
-@pytest.mark.parametrize(
-    "shift",
-    fast_and_slow([0.02, 0.108, 0.3, 1.0, 3.0], lambda shift: shift in (0.02, 0.3, 3)),
-)
-def test_two_lognormal_terms_far_out(shift, rising):
-    # Given one term the other's gain is a price of Black and Scholes: all positive.
-    core = np.sqrt(np.log1p(np.expm1(shift**2) / 2))
-    place = core * np.array([0.0, 1.0, 4.0, 9.2])
-    found = tails([(2, shift, rising)], place)[0]
-    y = np.linspace(-20, 20, 200_001)
-    weight = 2e-4 * norm.pdf(y)
-    left = 2 * np.exp(place if rising else -place)[:, None] - np.exp(
-        shift * y - shift**2 / 2
-    )
-    sign = 1 if rising else -1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        d = -np.log(left) / shift
-        price = sign * (
-            norm.cdf(sign * (d + shift / 2))
-            - np.maximum(left, 0) * norm.cdf(sign * (d - shift / 2))
-        )
-    price = np.where(left > 0, price, (1 - left) if rising else 0.0)
-    # Small sums' places have all digits, far below the mean as well.
-    rtol = 1e-7 if rising else 1e-10
-    np.testing.assert_allclose(np.exp(found), price @ weight, rtol=rtol)
-
-
-@pytest.mark.parametrize(("count", "shift"), [(4, 0.11), (30, 3.0), (1e6, 1.0)])
-@pytest.mark.parametrize("rising", [True, False])
-def test_other_contours_with_more_nodes_agree(count, shift, rising):
-    place = np.linspace(0, 6, 20) * np.sqrt(np.log1p(np.expm1(shift**2) / count))
-    one, other = (
-        tails([(count, shift, rising)], place, finer=finer) for finer in (False, True)
-    )
-    np.testing.assert_allclose(one, other, atol=1e-8)
 
 
 def test_contours_that_start_at_next_to_nothing():

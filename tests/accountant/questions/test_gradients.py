@@ -13,7 +13,6 @@ from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import derivatives
 from jaxdp_episodic.accountant.questions.dominating_pair import run_of
 from jaxdp_episodic.accountant.questions.gradients import field_names
-from oracles import allocation_epochs
 
 DELTA = 1e-6
 
@@ -530,48 +529,6 @@ def test_epochs_have_derivatives_by_noise_alone(monkeypatch):
     silent = in_epochs(0.0, jde.ShuffledEpochs("u", steps_per_epoch=6))
     _, gradient = jde.epsilon_and_gradient(silent, delta=DELTA, num_steps=6)
     assert np.isnan(gradient["noise_multiplier"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 2])
-def test_derivatives_of_epochs_against_mellin_transforms(number):
-    noise, h = 1.0, 2e-3
-    scheme = jde.RandomAllocation("u", steps_per_epoch=3)
-    step = jde.GaussianStep(
-        scheme, noise_multiplier=noise, neighboring_relation="add_remove"
-    )
-    epsilon, gradient = jde.epsilon_and_gradient(step, delta=1e-6, num_steps=3 * number)
-
-    def log_delta(noise, epsilon):
-        epochs = [allocation_epochs.Epochs(3, number)]
-        found, _ = allocation_epochs.delta(epochs, 1 / noise, epsilon, "remove")
-        return np.log(float(found))
-
-    # The remove direction is the larger one.
-    assert log_delta(noise, epsilon) == pytest.approx(np.log(1e-6), rel=1e-9)
-    by_noise = log_delta(noise + h, epsilon) - log_delta(noise - h, epsilon)
-    by_epsilon = log_delta(noise, epsilon + h) - log_delta(noise, epsilon - h)
-    true = -by_noise / by_epsilon
-    assert gradient["noise_multiplier"] == pytest.approx(true, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_derivatives_of_many_epochs_are_those_of_epsilon():
-    # The last ones with parts of an epoch; several blocks of two lengths.
-    steps, noise = np.array([10, 1000, 20]), np.array([1.0, 0.7, 2.0])
-    asked = {"delta": 1e-7, "num_steps": np.array([1000, 5000, 57])}
-
-    def epoch(noise):
-        scheme = jde.RandomAllocation("u", steps_per_epoch=steps, times=3)
-        return jde.GaussianStep(
-            scheme, noise_multiplier=noise, neighboring_relation="add_remove"
-        )
-
-    _, gradient = jde.epsilon_and_gradient(epoch(noise), **asked)
-    h = 2e-3 * noise
-    at = [jde.epsilon(epoch(noise + k * h), **asked) for k in (-2, -1, 1, 2)]
-    true = (at[0] - 8 * at[1] + 8 * at[2] - at[3]) / (12 * h)
-    np.testing.assert_allclose(gradient["noise_multiplier"], true, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -422,7 +422,8 @@ def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
     )
     found = jde.delta(step, num_steps=2, epsilon=[0.5, 1.0])
     bound = [0.1382328123356562, 0.049913346635927745]
-    np.testing.assert_allclose(found, bound, rtol=1e-6)
+    # Certified ends of delta are up to 1e-3 apart.
+    assert np.all((bound <= found) & (found <= np.multiply(bound, 1 + 1e-3)))
     assert np.all(found > [0.1309859938526774, 0.044816685366895724])
     # A single step of it is one of coins.
     coins = dataclasses.replace(step, sampling=P("example", sampling_probability=0.5))

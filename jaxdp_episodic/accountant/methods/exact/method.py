@@ -13,7 +13,12 @@ import numpy as np
 
 from jaxdp_episodic.accountant._engine import choose_engine, using_choice
 from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS, ROUNDING
-from jaxdp_episodic.accountant.losses.protocols import Nodes, Profile, Tabulated
+from jaxdp_episodic.accountant.losses.protocols import (
+    Bounds,
+    Nodes,
+    Profile,
+    Tabulated,
+)
 from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.closed_form import (
@@ -141,8 +146,8 @@ def _fill(answer: Answer, chosen: np.ndarray, part: Answer) -> None:
 
 def _of_one_step(question: Question, run: Run, engine: str, certify: bool) -> Answer:
     """The profile itself, or where it is poorly known its certified upper end."""
-    # What has tables takes minutes for that, all others milliseconds.
-    certify = certify or not any(isinstance(loss, Tabulated) for loss in run.losses)
+    # Epochs may take seconds for that, all others milliseconds.
+    certify = certify or not any(isinstance(loss, Bounds) for loss in run.losses)
     with using_choice(engine):
         value = solve_single_step(question, run)
     epsilon = value if question.is_epsilon else question.target
@@ -260,6 +265,8 @@ def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
                 there = loss.profile_error_at(here)
                 error = np.where(np.isfinite(epsilon), there, error)
             largest = np.maximum(largest, np.where(count > 0, error, 0.0))
+        elif isinstance(loss, Bounds):  # its profiles are upper bounds
+            largest = np.maximum(largest, np.where(count > 0, np.inf, 0.0))
     return largest
 
 

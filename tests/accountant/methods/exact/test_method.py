@@ -370,24 +370,6 @@ def test_far_below_usual_deltas_an_answer_is_true_or_certified(log10_delta):
             assert delta_of_two(1e-6, 3.0, least) >= delta
 
 
-@pytest.mark.parametrize(("noise", "epsilon"), [(1.0, 1e-3), (1.0, 1e-6), (0.35, 0.1)])
-def test_an_epochs_epsilon_is_off_by_what_its_delta_is_over_the_slope(noise, epsilon):
-    """It was said to be off by epsilon times that: up to 1e9 times less."""
-    epoch = jde.RandomAllocation("unit", steps_per_epoch=50)
-    step = jde.GaussianStep(epoch, noise_multiplier=noise)
-    asked = {"num_steps": 50, "return_info": True}
-    delta, of_delta = jde.delta(step, epsilon=epsilon, **asked)
-    further, _ = jde.delta(step, epsilon=epsilon + 1e-5, **asked)
-    found, info = jde.epsilon(step, delta=delta, **asked)
-    assert found == pytest.approx(epsilon, rel=1e-9)
-    slope = np.log(delta / further) / 1e-5
-    assert slope * epsilon < 0.9
-    assert info.error * slope == pytest.approx(of_delta.error, rel=1e-3)
-    # Where delta is above that of epsilon 0, nothing is.
-    largest = jde.delta(step, epsilon=0.0, num_steps=50)
-    assert jde.epsilon(step, delta=largest + 1e-3, **asked) == (0.0, (0.0, False))
-
-
 @pytest.mark.parametrize(("steps", "noise"), [(2, 0.3), (2, 1.0), (10, 0.5)])
 def test_at_epsilon_0_the_slope_is_of_what_falls_more_slowly(steps, noise):
     """Both directions are alike there: it was up to twice as steep, of the other."""

@@ -1,7 +1,7 @@
 """Rényi, exact and certified: three methods against one protocol of losses.
 
 Doors: `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
-`adaptive.problem`, `adaptive.profile`, `certified.method`, `closed_form`, `engine`,
+`adaptive.problem`, `certified.method`, `closed_form`, `engine`,
 `exact.method`, `exact.on_contour`, `learning`, `question`, `rdp.method`,
 `rdp.on_lattice`, `run`, `slopes`.
 """

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import queue
-import signal
 import subprocess
 import sys
 import time
@@ -92,40 +90,39 @@ def of_settings(run: Any, question: str, **asked: Any) -> Any:
 
 
 def _keep_answers(each: Sequence[_Asked], workers: int) -> None:
-    """Lets processes answer; their settings keep that, and are asked by the caller.
+    """Lets processes answer; the settings keep that, and are asked by the caller.
 
-    What a process raises, the caller meets when it asks again.
+    What a process raises, or leaves when it ends, the caller meets when it asks again.
     """
-    processes = [p for p in (_started(workers) for _ in range(workers)) if p]
-    idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-    for process in processes:
-        idle.put(process)
+    workers = min(workers, len(each))
+    program = _PROGRAM.format(path=sys.path, workers=workers)
+    parts = [each[i::workers] for i in range(workers)]
 
-    def ask(asked: _Asked) -> Any:
-        process = idle.get()
-        assert process.stdin is not None and process.stdout is not None
+    def answers(part: Sequence[_Asked]) -> list[Any]:
+        asked = pickle.dumps([tuple(one) for one in part])
         try:
-            pickle.dump(tuple(asked), process.stdin)
-            process.stdin.flush()
-            return pickle.load(process.stdout)  # of our own process
-        except (OSError, EOFError, pickle.UnpicklingError):
-            asked.answer()  # here, as the process has ended
-            return {}, []
-        finally:
-            idle.put(process)
+            done = _run([sys.executable, "-c", program], asked)
+            return pickle.loads(done)  # of our own process
+        except (OSError, TypeError, EOFError, pickle.UnpicklingError):
+            return []  # TypeError: no interpreter is known
 
-    found: list[Any] = []
-    try:
-        if processes:
-            found = in_threads(ask, each, len(processes))
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    for asked, (kept, said) in zip(each, found, strict=bool(processes)):
-        _kept_by(asked.setting).update(kept)
-        for text, category in said:
-            warnings.warn(text, category, stacklevel=2)
+    for part, found in zip(parts, in_threads(answers, parts, workers), strict=True):
+        for asked, (kept, said) in zip(part, found, strict=False):
+            _kept_by(asked.setting).update(kept)
+            for text, category in said:
+                warnings.warn(text, category, stacklevel=2)
+
+
+def _run(command: Sequence[str], given: bytes) -> bytes:
+    """What a program writes."""
+    done = subprocess.run(
+        command,
+        input=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, VARIABLE: engine_name()},
+    )
+    return done.stdout
 
 
 def _kept_by(setting: Any) -> dict[Any, Any]:
@@ -133,40 +130,23 @@ def _kept_by(setting: Any) -> dict[Any, Any]:
     return setting.__dict__["_answers"]
 
 
-def _started(workers: int) -> Any:
-    """A process that serves; None where none can be had."""
-    program = _PROGRAM.format(path=sys.path, workers=workers)
-    with contextlib.suppress(OSError, TypeError):  # TypeError: no interpreter is known
-        return subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, VARIABLE: engine_name()},
-        )
-
-
 def serve(workers: int) -> None:
-    """Answers what comes on the standard input, until that ends.
+    """Answers what comes on the standard input.
 
     Args:
       workers: that share the cores.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    answers = os.fdopen(os.dup(1), "wb")
+    output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    with sharing_cores(workers), answers:
-        while True:
-            try:
-                asked = _Asked(*pickle.load(sys.stdin.buffer))
-            except EOFError:
-                return
+    found = []
+    with sharing_cores(workers):
+        for asked in (_Asked(*one) for one in pickle.load(sys.stdin.buffer)):
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 with contextlib.suppress(Exception):  # the parent asks, and raises it
                     asked.answer()
-            texts = [(str(one.message), one.category) for one in said]
             kept = _kept_by(asked.setting).items()
-            ends = {key: found for key, found in kept if isinstance(found, Ends)}
-            pickle.dump((ends, texts), answers)
-            answers.flush()
+            ends = {key: answer for key, answer in kept if isinstance(answer, Ends)}
+            found.append((ends, [(str(one.message), one.category) for one in said]))
+    with output:
+        pickle.dump(found, output)

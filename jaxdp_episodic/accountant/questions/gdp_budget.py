@@ -25,6 +25,8 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.describe.step import AnyStep
 from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
+from jaxdp_episodic.accountant.methods.adaptive.method import profiles_above
+from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import check_method, checked_runs
@@ -34,7 +36,7 @@ from jaxdp_episodic.accountant.questions.attacker import (
     mu_of_gaussians,
     upper_curve,
 )
-from jaxdp_episodic.accountant.questions.strategy_prices import worst_mu, worst_of
+from jaxdp_episodic.accountant.questions.strategies import least_of_theorems, part_of
 from jaxdp_episodic.accountant.questions.tuning import curve_to_epsilon
 
 # Smallest floor of a run: far below any delta that somebody states.
@@ -199,9 +201,15 @@ def gdp_price(
     lost = _checked_floor(floor)
     check_method(method)
     if isinstance(step, AdaptiveRun):
-        step, num_steps = worst_of(step, num_steps), None
-    if isinstance(step, AdaptiveRun):
-        return _price(worst_mu(step, lost, functools.partial(_mu_of, lost)), lost)
+        step.one_setting("price")
+        if num_steps is not None:
+            raise ValueError(
+                f"num_steps must be None of an AdaptiveRun, got {num_steps!r}"
+            )
+        same = step.composition()
+        if same is None:
+            return _price(_mu_of_worst(step, lost), lost)
+        step = same
     runs, shape = checked_runs(step, num_steps)
     if shape:
         raise ValueError(f"a price is of one run, got settings of shape {shape}")
@@ -210,6 +218,21 @@ def gdp_price(
         return GdpPrice(known, 0.0)
     epsilons, deltas, _ = upper_curve(step, num_steps, method, lost)
     return price_of_curve(epsilons[:, 0], deltas[:, 0], floor=lost)
+
+
+def _mu_of_worst(run: AdaptiveRun, floor: float) -> float:
+    """The mu that is proven to be enough for any strategy; inf without one.
+
+    The whole profile is computed, path by path, as it may be used beside others.
+    """
+
+    def of_path(problem: Problem) -> float:
+        profiles = profiles_above(problem, floor)
+        if profiles is None:
+            return math.inf
+        return max(_mu_of(floor, *one.points()) for one in profiles)
+
+    return float(least_of_theorems(part_of(run), of_path))
 
 
 def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> GdpPrice:

@@ -17,6 +17,7 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
 from jaxdp_episodic.accountant.questions.strategies import (
     game_of,
     game_of_budgets,
+    least_of_theorems,
     problems_by_theorem,
 )
 
@@ -45,19 +46,17 @@ def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
     if not game.steps:
         return np.zeros(menu.budget + 1)
     budgets = game_of_budgets(menu, menu.budget)
-    epsilons = np.full(menu.budget + 1, np.inf)
-    for above, _ in problems_by_theorem(budgets):
-        worst = [filter_epsilons(p, log_delta, budgets.budgets) for p in above]
-        epsilons = np.minimum(epsilons, np.maximum.reduce(worst))
+    epsilons = least_of_theorems(
+        budgets, lambda problem: filter_epsilons(problem, log_delta, budgets.budgets)
+    )
     if not np.isfinite(epsilons).all():
         return epsilons
     # A larger budget's epsilon is no smaller; what was found may be, by rounding.
-    epsilons = np.maximum.accumulate(epsilons)
-    found = min(
-        max(margin(problem, epsilons.tolist(), log_delta) for problem in above)
-        for above, _ in problems_by_theorem(game)
+    stated = np.maximum.accumulate(epsilons)
+    found = least_of_theorems(
+        game, lambda problem: margin(problem, stated.tolist(), log_delta)
     )
-    epsilons = epsilons + found
+    epsilons = stated + float(found)
     # Of nothing that was released.
     epsilons[0] = 0.0
     return epsilons

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from jaxdp_episodic.accountant.questions.strategies import (
     equivalent,
     game_of,
     game_of_budgets,
-    largest_within,
+    least_of_theorems,
     part_of,
     problems_by_theorem,
 )
@@ -40,10 +40,6 @@ _BLOCKS = (1, 2, 3, 4, 5, 6, 8)
 _LEAST_BLOCKS = 40
 # Loss of shares that a budget's unit is worth: of two scales about as good the smaller.
 _COST_OF_A_UNIT = 1e-5
-# Numbers of steps tried at a time.
-_TRIALS = 16
-# Doublings of them.
-_DOUBLINGS = 3
 # Most steps of one option.
 _MOST_STEPS = 2**40
 # Width of log(delta) that is enough to find a budget.
@@ -88,34 +84,29 @@ def number_alone(option: Any, epsilon: float, delta: float) -> float:
         most = [(one, option.most(name)) for name, one in option.options.items()]
         return min(number_alone(one, epsilon, delta) / n for one, n in most if n)
 
-    def log_delta(numbers: np.ndarray) -> np.ndarray:
-        found = api.delta(compose((step, numbers)), epsilon=epsilon)
-        with np.errstate(divide="ignore"):
-            return np.log(found)
+    def log_delta(number: int) -> float:
+        found = float(api.delta(compose((step, number)), epsilon=epsilon))
+        return math.log(found) if found > 0 else -math.inf
 
     goal = math.log(delta)
-    low, high = 0, 1
-    while high <= _MOST_STEPS:
-        tried = high * 2 ** np.arange(_DOUBLINGS)
-        fits = log_delta(tried) <= goal
-        if not fits.all():
-            first = int(np.argmin(fits))
-            low, high = (int(tried[first - 1]) if first else low), int(tried[first])
-            break
-        low, high = int(tried[-1]), 2 * int(tried[-1])
-    else:
-        return math.inf
-    while high - low > 1:
-        inside = np.linspace(low, high, _TRIALS + 2)[1:-1]
-        tried = np.unique(np.clip(np.rint(inside).astype(np.int64), low + 1, high - 1))
-        fits = log_delta(tried) <= goal
-        first = len(tried) if fits.all() else int(np.argmin(fits))
-        high = int(tried[first]) if first < len(tried) else high
-        low = int(tried[first - 1]) if first else low
-    before, after = log_delta(np.array([low, low + 1]))
+    most = 1
+    while log_delta(most) <= goal:
+        most *= 2
+        if most > _MOST_STEPS:
+            return math.inf
+    low = _largest_within(lambda number: log_delta(number) <= goal, most // 2, most)
+    before, after = log_delta(low), log_delta(low + 1)
     if not math.isfinite(before):  # of no step at all, say
-        return float(low) if low else math.exp(goal - float(after))
-    return low + float(np.clip((goal - before) / (after - before), 0.0, 1.0))
+        return float(low) if low else math.exp(goal - after)
+    return low + min(max((goal - before) / (after - before), 0.0), 1.0)
+
+
+def _largest_within(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number below ``high`` that fits, as ``low`` does; by bisection."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def default_prices(
@@ -222,9 +213,15 @@ def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:
         def fits(budget: int) -> bool:
             return _delta_above(game_of(menu, budget), epsilon) <= delta
 
-        found = largest_within(fits, most)
+        found = _largest_within(fits, 0, most + 1)
     else:
-        found = _by_one_pass(game_of_budgets(menu, most), epsilon, delta)
+        # The rows of one recursion are the worst strategies of all smaller budgets.
+        every, question = game_of_budgets(menu, most), DeltaAt(np.asarray(epsilon))
+        within = [math.log(delta), _WIDTH, every.budgets]
+        found = max(
+            min(Solver(question, p).largest_budget(*within) for p in problems)
+            for problems, _ in problems_by_theorem(every)
+        )
     if found < min(menu.prices.values()):
         raise ValueError(
             f"epsilon={epsilon:g} and delta={delta:g} allow no option of the menu: the "
@@ -240,24 +237,11 @@ def _delta_above(game: Game, epsilon: float) -> float:
     same = equivalent(game)
     if same is not None:
         return float(api.delta(same, epsilon=epsilon, method="pld"))
-    question, found = DeltaAt(np.asarray(epsilon)), math.inf
-    for problems, _ in problems_by_theorem(game):
-        uppers = [Solver(question, p).answer(_WIDTH).upper for p in problems]
-        found = min(found, math.exp(max(uppers)))
-    return found * (1 + 1e-15)
-
-
-def _by_one_pass(game: Game, epsilon: float, delta: float) -> int:
-    """The rows of one recursion are the worst strategies of all smaller budgets."""
-    best = 0
-    for problems, _ in problems_by_theorem(game):
-        budget = max(game.budgets.values())
-        for problem in problems:
-            solver = Solver(DeltaAt(np.asarray(epsilon)), problem)
-            found = solver.largest_budget(math.log(delta), _WIDTH, game.budgets)
-            budget = min(budget, found)
-        best = max(best, budget)
-    return best
+    question = DeltaAt(np.asarray(epsilon))
+    log_delta = least_of_theorems(
+        game, lambda problem: Solver(question, problem).answer(_WIDTH).upper
+    )
+    return math.exp(log_delta) * (1 + 1e-15)
 
 
 def adaptivity_cost(

@@ -324,6 +324,17 @@ def _path(graph: Graph, runs: Sequence[Run], joint: Run, index: int) -> Problem:
     return Problem.of(graph, options)
 
 
+def least_of_theorems(game: Game, of_path: Callable[[Problem], Any]) -> Any:
+    """The least over theorems, each of which holds by itself, of the worst path's."""
+    return functools.reduce(
+        np.minimum,
+        (
+            functools.reduce(np.maximum, map(of_path, above))
+            for above, _ in problems_by_theorem(game)
+        ),
+    )
+
+
 def as_deltas(found: Ends) -> Ends:
     """Ends of delta from those of its logarithm."""
     lower, upper = map(np.asarray, found)
@@ -350,12 +361,3 @@ def lost_at_once(game: Game) -> float:
             lost = -math.expm1(-float(game.graph.most(costs)))
         most = max(most, lost)
     return min(most * (1 + 1e-12), 1.0)
-
-
-def largest_within(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number up to ``most`` that fits, 0 always does; by bisection."""
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

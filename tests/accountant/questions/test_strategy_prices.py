@@ -7,8 +7,8 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.methods.adaptive.finite import Atoms, worst_of_finite
 from jaxdp_episodic.accountant.methods.adaptive.graph import budget_graph
+from jaxdp_episodic.accountant.methods.adaptive.method import profiles_above
 from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
-from jaxdp_episodic.accountant.methods.adaptive.profile import profiles_above
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
 from jaxdp_episodic.bounds import Gaussian
@@ -42,7 +42,7 @@ def test_a_profile_is_above_the_truth_everywhere_and_close_to_it():
     runs = [Run((FiniteLoss(one, *columns),), (one,)) for columns in losses]
     found = profiles_above(Problem.of(graph, runs), 1e-6)
     assert found is not None
-    for backward, profile in found.items():
+    for backward, profile in zip((False, True), found, strict=True):
         pairs = [(q, p) if backward else (p, q) for p, q in menu]
         x = profile.step * np.arange(len(profile.values))
         exact = worst_of_finite(graph, [Atoms.of_pair(*pair) for pair in pairs], x)

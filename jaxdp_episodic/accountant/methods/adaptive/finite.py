@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -113,72 +113,61 @@ def ends_of_finite(question: Question, problem: Problem) -> Ends | None:
     None where an option has other losses, or too many, and where rounding is more than
     a small share of what is asked.
     """
-    graph, sides = problem.graph, (problem.upper, problem.lower)
-    if any(not all(isinstance(x, FiniteValues) for x in o) for o in sides[0].losses):
-        return None
-    menus = []
-    for backward in problem.orientations:
-        options = [
+    side = problem.upper
+    menus = [
+        [
             _atoms_of(*option, backward=backward)
-            for option in zip(
-                sides[0].losses, sides[0].counts, sides[0].log_kept, strict=True
-            )
+            for option in zip(side.losses, side.counts, side.log_kept, strict=True)
         ]
-        known = [o for o in options if o is not None]
-        if len(known) < len(options):
-            return None
-        menus.append(known)
+        for backward in problem.orientations
+    ]
+    if any(option is None for options in menus for option in options):
+        return None
     # Of the masses themselves, once a move.
-    relative = float(graph.most(_mass_errors(sides[0])))
+    relative = float(problem.graph.most(_mass_errors(side)))
 
-    def values(x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        found = [worst_of_finite(graph, options, x) for options in menus]
-        known = [f for f in found if f is not None]
-        if len(known) < len(found):
+    def values(x: np.ndarray) -> np.ndarray | None:
+        """(2, n) from below and above."""
+        found = [worst_of_finite(problem.graph, options, x) for options in menus]
+        if any(each is None for each in found):
             return None
-        worst = np.maximum.reduce([value for value, _ in known])
-        error = max(error for _, error in known) + relative
-        return worst - error, worst + error
+        worst = np.maximum.reduce([value for value, _ in found])
+        error = max(error for _, error in found) + relative
+        return np.stack([worst - error, worst + error])
 
     target = float(question.target)
-    if not question.is_epsilon:
-        found = values(np.array([target]))
-        if found is None or not found[1][0] - found[0][0] <= _MOST_ERROR * found[0][0]:
-            return None
-        return Ends(math.log(found[0][0]), math.log(min(found[1][0], 1.0)))
-    return _epsilon_ends(values, math.exp(target))
+    if question.is_epsilon:
+        return _epsilon_ends(values, math.exp(target))
+    found = values(np.array([target]))
+    if found is None or not np.ptp(found) <= _MOST_ERROR * found[0, 0]:
+        return None
+    return Ends(math.log(found[0, 0]), math.log(min(found[1, 0], 1.0)))
 
 
 def _epsilon_ends(
-    values: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray] | None], delta: float
+    values: Callable[[np.ndarray], np.ndarray | None], delta: float
 ) -> Ends | None:
     """Where falling values, known from below and above, reach a delta."""
-    high = 1.0
-    while (found := values(np.array([0.0, high]))) is not None:
-        if found[1][1] <= delta or high > _FURTHEST:
-            break
+    high, found = 1.0, values(np.ones(1))
+    while found is not None and found[1, 0] > delta and high <= _FURTHEST:
         high *= 2
-    if found is None or found[1][1] > delta:
+        found = values(np.array([high]))
+    if found is None or found[1, 0] > delta or np.ptp(found) > _MOST_ERROR * delta:
         return None
-    if found[1][1] - found[0][1] > _MOST_ERROR * delta:
-        return None
-    ends = []
+    brackets = []
     for which in (0, 1):
         low, top = 0.0, high
-        if found[which][0] <= delta:
-            ends.append(0.0)
-            continue
         for _ in range(_MOST_ROUNDS):
             x = np.linspace(low, top, _POINTS)
-            found_here = values(x)
-            assert found_here is not None  # as before, at other g
-            i = int(np.argmax(found_here[which] <= delta))
+            found = values(x)
+            assert found is not None  # as before, at other g
+            i = int(np.argmax(found[which] <= delta))
             low, top = float(x[max(i - 1, 0)]), float(x[i])
             if top - low <= _WIDTH * (1 + top):
                 break
-        # Below, the last point that is surely too small; above, the first that is not.
-        ends.append(low if which == 0 else top)
-    return Ends(max(ends[0] - _WIDTH, 0.0), ends[1] + _WIDTH)
+        brackets.append((low, top))
+    # Below, the last point that is surely too small; above, the first that is not.
+    return Ends(max(brackets[0][0] - _WIDTH, 0.0), brackets[1][1] + _WIDTH)
 
 
 def _atoms_of(
@@ -206,13 +195,15 @@ def _atoms_of(
 
 def _mass_errors(side: Side) -> np.ndarray:
     """Bounds of the relative errors of the options' masses."""
-    errors = []
-    for losses, counts in zip(side.losses, side.counts, strict=True):
-        total = 0.0
-        for loss, count in zip(losses, counts, strict=True):
-            assert isinstance(loss, FiniteValues)
-            values, log_masses = loss.values()
-            size = 1 + np.abs(values).max() + np.abs(log_masses).max()
-            total += count * float(np.max(loss.profile_error()) * size)
-        errors.append(total)
-    return np.array(errors)
+    return np.array(
+        [
+            sum(count * _mass_error(loss) for loss, count in zip(*each, strict=True))
+            for each in zip(side.losses, side.counts, strict=True)
+        ]
+    )
+
+
+def _mass_error(loss: Any) -> float:
+    values, log_masses = loss.values()
+    size = 1 + np.abs(values).max() + np.abs(log_masses).max()
+    return float(np.max(loss.profile_error()) * size)

@@ -74,10 +74,6 @@ class Graph(NamedTuple):
         return last
 
 
-ONCE = Graph(((), ((0, 0),)), (0, 0))
-"""One option, taken once."""
-
-
 class Nested(NamedTuple):
     """An option that is a graph of its own, taken as a whole.
 
@@ -151,20 +147,21 @@ def budget_graph(prices: Sequence[int], budget: int) -> Graph:
       prices: of the options, whole numbers >= 1.
       budget: >= 0.
     """
-
-    def moves(left: int) -> Iterable[tuple[int, int]]:
-        return ((k, left - c) for k, c in enumerate(prices) if c <= left)
-
-    return _explored([budget], moves, lambda left: budget - left, order=lambda s: s)
+    return _explored([budget], _bought(prices), lambda left: budget - left, _itself)[0]
 
 
 def graph_of_budgets(prices: Sequence[int], most: int) -> Graph:
     """The states of all budgets up to one: in state b there is b left."""
-    moves = tuple(
-        tuple((k, left - c) for k, c in enumerate(prices) if c <= left)
-        for left in range(most + 1)
-    )
-    return Graph(moves, tuple(range(most, -1, -1)))
+    every = range(most + 1)
+    return _explored(every, _bought(prices), lambda left: most - left, _itself)[0]
+
+
+def _bought(prices: Sequence[int]) -> Callable[[int], Iterable[tuple[int, int]]]:
+    return lambda left: ((k, left - c) for k, c in enumerate(prices) if c <= left)
+
+
+def _itself(state: Any) -> Any:
+    return state
 
 
 def counts_graph(counts: Sequence[int], *, is_preceded: bool) -> Graph:
@@ -178,13 +175,14 @@ def counts_graph(counts: Sequence[int], *, is_preceded: bool) -> Graph:
     def moves(state: tuple[int, ...]) -> Iterable[tuple[int, tuple[int, ...]]]:
         *left, first = state
         if first:
-            yield len(left), (*left, 0)
-            return
-        for k, n in enumerate(left):
-            if n:
-                yield k, (*left[:k], n - 1, *left[k + 1 :], 0)
+            return [(len(left), (*left, 0))]
+        return ((k, _one_less(state, k)) for k, n in enumerate(left) if n)
 
-    return _explored([(*counts, int(is_preceded))], moves, lambda _: 0, order=sum)
+    return _explored([(*counts, int(is_preceded))], moves, lambda _: 0, sum)[0]
+
+
+def _one_less(counts: tuple[int, ...], k: int) -> tuple[int, ...]:
+    return (*counts[:k], counts[k] - 1, *counts[k + 1 :])
 
 
 def rule_graph(
@@ -203,24 +201,21 @@ def rule_graph(
       prices: of the options; None where the rules alone end every run.
       budget: >= 0.
     """
-    if prices is None:
-        depth = _depths(moves, start)
+    costs = [0] * len(names) if prices is None else prices
+    # Prices make what is left fall along every move; without, the longest way on does.
+    depth = _depths(moves, start) if prices is None else {}
 
-        def alone(state: str) -> Iterable[tuple[int, str]]:
-            allowed = moves.get(state, {})
-            return ((k, allowed[n]) for k, n in enumerate(names) if n in allowed)
-
-        return _explored([start], alone, lambda _: 0, order=depth.__getitem__)
-
-    def paid(state: tuple[int, str]) -> Iterable[tuple[int, tuple[int, str]]]:
+    def allowed(state: tuple[int, str]) -> Iterable[tuple[int, tuple[int, str]]]:
         left, rule = state
-        allowed = moves.get(rule, {})
+        after = moves.get(rule, {})
         for k, name in enumerate(names):
-            if name in allowed and prices[k] <= left:
-                yield k, (left - prices[k], allowed[name])
+            if name in after and costs[k] <= left:
+                yield k, (left - costs[k], after[name])
 
-    begin = (budget, start)
-    return _explored([begin], paid, lambda s: budget - s[0], order=lambda s: s[0])
+    def order(state: tuple[int, str]) -> tuple[int, int]:
+        return state[0], depth.get(state[1], 0)
+
+    return _explored([(budget, start)], allowed, lambda s: budget - s[0], order)[0]
 
 
 def with_pending(
@@ -246,10 +241,10 @@ def with_pending(
             yield k, (to, tuple(a + b for a, b in zip(pending, more, strict=True)))
         for j, n in enumerate(pending):
             if n:
-                yield further + j, (state, (*pending[:j], n - 1, *pending[j + 1 :]))
+                yield further + j, (state, _one_less(pending, j))
 
     begin = [(state, nothing) for state in range(len(graph.moves))]
-    found, number = _numbered(
+    found, number = _explored(
         begin, moves, lambda at: graph.spent[at[0]], lambda at: (at[0], sum(at[1]))
     )
     return found, tuple(number[at] for at in begin)
@@ -260,18 +255,11 @@ def _explored(
     moves: Callable[[Any], Iterable[tuple[int, Any]]],
     spent: Callable[[Any], int],
     order: Callable[[Any], Any],
-) -> Graph:
-    """The graph of what is reached; ``order`` falls along every move."""
-    return _numbered(starts, moves, spent, order)[0]
-
-
-def _numbered(
-    starts: Sequence[Any],
-    moves: Callable[[Any], Iterable[tuple[int, Any]]],
-    spent: Callable[[Any], int],
-    order: Callable[[Any], Any],
 ) -> tuple[Graph, dict[Any, int]]:
-    """The graph of what is reached, and each state's number."""
+    """The graph of what is reached, and each state's number.
+
+    ``order`` falls along every move; of the last start it is the largest.
+    """
     found: dict[Any, tuple[tuple[int, Any], ...]] = {}
     waiting = list(starts)
     while waiting:
@@ -282,7 +270,6 @@ def _numbered(
         if len(found) > MOST_STATES:
             raise ValueError(_TOO_MANY)
         waiting += [to for _, to in found[state]]
-    # The last start has the largest order, so that the run begins in the last state.
     states = sorted(found, key=order)
     number = {state: i for i, state in enumerate(states)}
     graph = Graph(

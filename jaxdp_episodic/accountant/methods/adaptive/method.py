@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.methods.adaptive.curve import Curve, View
 from jaxdp_episodic.accountant.methods.adaptive.finite import ends_of_finite
 from jaxdp_episodic.accountant.methods.adaptive.kernel import Spacing
 from jaxdp_episodic.accountant.methods.adaptive.problem import (
@@ -18,31 +20,16 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     aligned,
     atoms_of,
 )
-from jaxdp_episodic.accountant.methods.adaptive.reading import (
-    Curve,
-    curve_of,
-    lower_end,
-    upper_end,
-)
 from jaxdp_episodic.accountant.methods.adaptive.recursion import (
     Pass,
     Row,
     Window,
     solve,
 )
-from jaxdp_episodic.accountant.methods.adaptive.view import (
-    View,
-    are_alike,
-    expected_view,
-    lengthened,
-    narrowed,
-    seen_view,
-    window_of,
-)
-from jaxdp_episodic.accountant.methods.question import Question
+from jaxdp_episodic.accountant.methods.question import EpsilonAt, Question
 
 # Points of the first, coarse windows.
-_COARSE_POINTS = 800
+_COARSE_POINTS = 500
 # Width of epsilon that is enough if no other is asked for, nats.
 _ENOUGH = 1e-5
 # The same of delta, relative.
@@ -75,6 +62,15 @@ _FLATTER = 0.75
 _SPREAD = 0.04
 # Tilts that are tried, at most.
 _MOST_TRIALS = 6
+# Of a whole profile: width of epsilon that the spacing aims at, nats, and its share of
+# a move's squared spacing.
+_WIDTH_OF_PROFILE = 2e-4
+_ERROR_OF_PROFILE = 0.1
+# Least number of points of its window, and the largest.
+_LEAST_POINTS_OF_PROFILE = 1_000
+_MOST_POINTS_OF_PROFILE = 2**17
+# Points of all transforms of one row of it, at most: some 10 s.
+_MOST_WORK_OF_PROFILE = 2e9
 
 
 class Solver:
@@ -84,6 +80,8 @@ class Solver:
 
     Attributes:
       known: the ends where no pass is needed; else None.
+      views: of each orientation where its answer is; near: without what counts for
+        nothing in it.
       uppers: of each orientation the upper end found, at first Rényi's.
       lower: the lower end found, of the orientation whose upper one is the largest.
     """
@@ -114,9 +112,8 @@ class Solver:
             b: of.answer(question, self.log_lost) for b, of in self.filters.items()
         }
         self.views = {
-            b: expected_view(question, self.filters, b, self.lost) for b in self.filters
+            b: View.expected(question, self.filters, b, self.lost) for b in self.filters
         }
-        # The same without what counts for nothing in this question's answer.
         self.near = dict(self.views)
         self.known = self._without_passes()
 
@@ -149,6 +146,17 @@ class Solver:
         view = self.views[backward]
         return view.at if self.question.is_epsilon else view.log_size
 
+    @property
+    def lead(self) -> bool:
+        """The orientation whose upper end is the larger."""
+        return max(self.uppers, key=lambda b: self.uppers[b])
+
+    @property
+    def width(self) -> float:
+        """Of epsilon in nats, of delta relative."""
+        upper = max(self.uppers.values())
+        return 0.0 if upper == self.lower else upper - self.lower
+
     def answer(self, width: float | None, *, at_least: float = -math.inf) -> Ends:
         """Certified ends of epsilon or log(delta) of the worst strategy.
 
@@ -168,112 +176,44 @@ class Solver:
         self.begin()
         if max(self.uppers.values()) > at_least:
             self.refine(width or enough, width or AT_MOST)
-        return self.found()
+        upper = max(self.uppers.values())
+        return Ends(min(self.lower, upper), upper)
 
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
-        if are_alike(self.views):
-            return self._begin_with_both()
-        waiting, lead = dict(self.views), max(self.views, key=self._expected_at)
-        best: dict[bool, tuple[float, Window, list[Row]]] = {}
-        for trial in range(_MOST_TRIALS):
-            windows = {
-                backward: self.window(view, (view.left + view.right) / _COARSE_POINTS)
-                for backward, view in waiting.items()
-            }
-            size = max(window.size for window in windows.values())
-            passes = {
-                (backward, up): self.side(backward, lengthened(window, size), up=up)
-                for backward, window in windows.items()
-                for up in ((True, False) if backward == lead else (True,))
-            }
-            rows = solve(self.problem.graph, list(passes.values()))
-            for backward, view in list(waiting.items()):
-                here = [
-                    r for r, (b, _) in zip(rows, passes, strict=True) if b == backward
-                ]
-                window = passes[backward, True].window
-                at = np.argmin(np.abs(window.points - view.at))
+        lead = max(self.views, key=self._expected_at)
+        for backward, view in self.views.items():
+            best, rows = math.inf, list[Row]()
+            window = view.window(1.0)
+            for _ in range(_MOST_TRIALS):
+                tried = self.window(view, view.reach / _COARSE_POINTS)
+                ends = (True, False) if backward == lead else (True,)
+                found = self.rows(backward, tried, *ends)
                 # Where the tilt is too steep the largest values are elsewhere.
-                error = here[0].error / max(here[0].values[at], 1e-300)
-                if is_better := backward not in best or error < best[backward][0]:
-                    best[backward] = error, window, here
-                waiting[backward] = view._replace(tilt=_FLATTER * view.tilt)
-                is_last = trial == _MOST_TRIALS - 1 or not view.tilt
-                if is_last or error < _VISIBLE or not is_better:
-                    del waiting[backward]
-                    self._begun(backward, *best[backward][1:])
-            if not waiting:
-                return
+                at = np.argmin(np.abs(tried.points - view.at))
+                error = found[0].error / max(found[0].values[at], 1e-300)
+                if rows and not error < best:
+                    break
+                best, window, rows = error, tried, found
+                if error < _VISIBLE or not view.tilt:
+                    break
+                view = view._replace(tilt=_FLATTER * view.tilt)
+            self._begun(backward, window, *rows)
 
-    def _begin_with_both(self) -> None:
-        """One pass for both orientations, where no values need be multiplied up.
-
-        Left of g = 1 a row is the other orientation's, times g.
-        """
-        ahead, back = self.views[False], self.views[True]
-        view = ahead._replace(tilt=0.0, left=back.right)
-        window = self.window(view, (view.left + view.right) / _COARSE_POINTS)
-        row = self.row(False, window, up=True)
-        self._begun(False, window, [row])
-        other = Window(window.step, 1 - window.first - window.size, window.size, -1, 0)
-        self._begun(True, other, [row._replace(values=row.values[::-1])])
-
-    def _begun(self, backward: bool, window: Window, rows: list[Row]) -> None:
+    def _begun(
+        self, backward: bool, window: Window, row: Row, below: Row | None = None
+    ) -> None:
         """What coarse rows say, from above and maybe from below."""
-        row, *low = rows
-        curve = curve_of(row, window, up=True)
+        curve = Curve.of(row, window, up=True)
         self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
-        for below in low:
-            self.lower = self.lower_end(curve_of(below, window, up=False), curve)
+        if below is not None:
+            self.lower = self.lower_end(Curve.of(below, window, up=False), curve)
         # Not a bound: where the curve is, and how steep.
-        seen = curve_of(row._replace(error=0.0), window, up=True)
-        view = seen_view(self.question, self.views[backward], seen, self.lost)
+        seen = Curve.of(row._replace(error=0.0), window, up=True)
+        view = self.views[backward].seen(self.question, seen, self.lost)
         self.views[backward] = view
-        self.near[backward] = narrowed(view, row, window, self.share)
+        self.near[backward] = view.narrowed(row, window, self.share)
         self.spacings[backward] = window.step
-
-    def largest_budget(self, log_delta: float, width: float, of: dict[int, int]) -> int:
-        """The largest budget whose delta, at the question's epsilon, is certified.
-
-        The graph is one of all budgets, ``of`` some states. The first that is too large
-        ends a pass, as delta grows. ``width`` of log(delta) is enough to look with.
-        """
-        most = max(of.values())
-        if self.known is not None:
-            return most * (self.known.upper <= log_delta)
-        self.begin()
-        self.refine(width)
-        within = dict.fromkeys(self.uppers, 0)
-        # Where the end of the largest is within, so are those of all others.
-        for backward in [b for b, end in self.uppers.items() if end > log_delta]:
-            view = self.views[backward]
-            window = self.window(view, min(self.spacing, view.right + view.left))
-
-            def is_too_large(
-                state: int, row: Row, window: Window = window, way: bool = backward
-            ) -> bool:
-                if state not in of:
-                    return False
-                found = self.upper_end(curve_of(row, window, up=True))
-                if found <= log_delta:
-                    within[way] = of[state]
-                return found > log_delta
-
-            self.row(backward, window, up=True, visit=is_too_large)
-            most = min(most, within[backward])
-        return most
-
-    @property
-    def lead(self) -> bool:
-        """The orientation whose upper end is the larger."""
-        return max(self.uppers, key=lambda b: self.uppers[b])
-
-    @property
-    def width(self) -> float:
-        """Of epsilon in nats, of delta relative."""
-        upper = max(self.uppers.values())
-        return 0.0 if upper == self.lower else upper - self.lower
 
     def refine(
         self, enough: float, at_most: float = math.inf, usual_work: float = _USUAL_WORK
@@ -291,11 +231,11 @@ class Solver:
                 return
             if view.at > FURTHEST and has_lower:
                 return
-            reach = (view.left + view.right) * self.transforms
+            reach = view.reach * self.transforms
             finer = max(self._spacing_for(enough), reach / usual_work)
             finer = max(
                 min(finer, self._spacing_for(at_most)),
-                (view.left + view.right) / _MOST_POINTS,
+                view.reach / _MOST_POINTS,
                 reach / max(self.work_left, 1.0),
             )
             if finer > 0.75 * self.spacings[self.lead]:
@@ -317,83 +257,153 @@ class Solver:
         share = math.sqrt(_CLOSER * width / max(wide, width))
         return max(min(share, 0.7), least) * spacing
 
-    def found(self) -> Ends:
-        """The ends."""
-        upper = max(self.uppers.values())
-        return Ends(min(self.lower, upper), upper)
-
     def _look(self, spacing: float) -> None:
         """One pass for each end that may count, on windows of a spacing."""
         lead = self.lead
-        window = self.window(self.near[lead], spacing)
-        sides = [self.side(lead, window, up=up) for up in (True, False)]
-        curve, below = (
-            curve_of(row, window, up=one.up)
-            for one, row in zip(sides, solve(self.problem.graph, sides), strict=True)
-        )
-        self.spacings[lead] = window.step
-        self.uppers[lead] = min(self.uppers[lead], self.upper_end(curve))
-        self.lower = max(self.lower, self.lower_end(below, curve))
-        for other in self.uppers:
-            if other != lead and self.uppers[other] > self.lower:
-                window = self.window(self.near[other], spacing)
-                self.spacings[other] = min(window.step, self.spacings[other])
-                row = self.row(other, window, up=True)
-                upper = self.upper_end(curve_of(row, window, up=True))
-                self.uppers[other] = min(self.uppers[other], upper)
+        for backward in sorted(self.uppers, key=lambda b: b != lead):
+            if backward != lead and self.uppers[backward] <= self.lower:
+                continue
+            window = self.window(self.near[backward], spacing)
+            ends = (True, False) if backward == lead else (True,)
+            above, *below = self.rows(backward, window, *ends)
+            curve = Curve.of(above, window, up=True)
+            self.spacings[backward] = min(window.step, self.spacings[backward])
+            self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
+            for row in below:
+                lower = self.lower_end(Curve.of(row, window, up=False), curve)
+                self.lower = max(self.lower, lower)
+
+    def largest_budget(self, log_delta: float, width: float, of: dict[int, int]) -> int:
+        """The largest budget whose delta, at the question's epsilon, is certified.
+
+        The graph is one of all budgets, ``of`` some states. The first that is too large
+        ends a pass, as delta grows. ``width`` of log(delta) is enough to look with.
+        """
+        most = max(of.values())
+        if self.known is not None:
+            return most * (self.known.upper <= log_delta)
+        self.begin()
+        self.refine(width)
+        within = dict.fromkeys(self.uppers, 0)
+        # Where the end of the largest is within, so are those of all others.
+        for backward in [b for b, end in self.uppers.items() if end > log_delta]:
+            view = self.views[backward]
+            window = self.window(view, min(self.spacing, view.reach))
+
+            def is_too_large(
+                state: int, row: Row, window: Window = window, way: bool = backward
+            ) -> bool:
+                if state not in of:
+                    return False
+                found = self.upper_end(Curve.of(row, window, up=True))
+                if found <= log_delta:
+                    within[way] = of[state]
+                return found > log_delta
+
+            self.rows(backward, window, True, visit=is_too_large)
+            most = min(most, within[backward])
+        return most
 
     def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
         """The window of a view, on a lattice that has the options' atoms."""
-        step = spacing if is_aligned else aligned(spacing, self.atoms)
-        return window_of(view, step)
+        return view.window(spacing if is_aligned else aligned(spacing, self.atoms))
 
-    def row(
+    def rows(
         self,
         backward: bool,
         window: Window,
-        *,
-        up: bool,
+        *ends: bool,
         visit: Callable[[int, Row], bool] | None = None,
         payoff: Callable[[int], np.ndarray] | None = None,
         offset: float = 0.0,
-    ) -> Row:
-        """The row of the start, from above or from below; see `solve`.
+    ) -> list[Row]:
+        """The rows of the start, from above (True) or from below; see `solve`.
 
         With an offset the points are ``log g`` plus it.
         """
-        one = self.side(backward, window, up=up, payoff=payoff, offset=offset)
-        seen = None if visit is None else lambda state, rows: visit(state, rows[0])
-        return solve(self.problem.graph, [one], seen)[0]
-
-    def side(
-        self,
-        backward: bool,
-        window: Window,
-        *,
-        up: bool,
-        payoff: Callable[[int], np.ndarray] | None = None,
-        offset: float = 0.0,
-    ) -> Pass:
-        """What `solve` takes for one side."""
         of = self.filters[backward]
-        taken = self.problem.upper if up else self.problem.lower
         reach = min(2 * window.size, int(FURTHEST / window.step))
         left_out = math.log(_LEFT_OUT * self.share / self.most_moves)
-        log_size = self.views[backward].log_size
-        spacing = Spacing(window.step, reach, log_size, left_out)
-        return Pass(
-            taken.kernels(spacing, backward=backward, tilt=window.tilt, up=up),
-            window,
-            up,
-            # No state is worth more than the first, as going on never loses.
-            lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
-            payoff,
-        )
+        spacing = Spacing(window.step, reach, self.views[backward].log_size, left_out)
+        passes = [
+            Pass(
+                (self.problem.upper if up else self.problem.lower).kernels(
+                    spacing, backward=backward, tilt=window.tilt, up=up
+                ),
+                window,
+                up,
+                # No state is worth more than the first, as going on never loses.
+                lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
+                payoff,
+            )
+            for up in ends
+        ]
+        seen = None if visit is None else lambda state, rows: visit(state, rows[0])
+        return solve(self.problem.graph, passes, seen)
 
     def upper_end(self, curve: Curve) -> float:
         """The upper end that a curve from above says."""
-        return upper_end(self.question, curve, *self.errors[True])
+        return curve.upper_end(self.question, *self.errors[True])
 
     def lower_end(self, curve: Curve, above: Curve) -> float:
         """The lower end that curves from below and above say."""
-        return lower_end(self.question, curve, above, *self.errors[False])
+        return curve.lower_end(above, self.question, *self.errors[False])
+
+
+class Profile(NamedTuple):
+    """*Upper bounds* of ``H_g`` at ``log g = 0, h, 2 h, ...``: what a price rests on.
+
+    Chords in g between them lie above the truth too, which is convex; beyond the last
+    point it is no more than there. The truth at log g is within
+    ``e^mass_error`` times these bounds at ``log g - displaced``.
+
+    Attributes:
+      step: h, nats.
+      values: (n,) falling.
+      displaced: nats.
+      mass_error: of the logarithm.
+    """
+
+    step: float
+    values: np.ndarray
+    displaced: float
+    mass_error: float
+
+    def points(self) -> tuple[np.ndarray, np.ndarray]:
+        """Epsilons and upper bounds of delta there, errors included."""
+        epsilons = self.step * np.arange(len(self.values)) + self.displaced
+        deltas = np.minimum(self.values * math.exp(self.mass_error), 1.0)
+        # Left of g = 1 the divergence is at most 1 - g more than there.
+        first = min(float(deltas[0]) + self.displaced, 1.0)
+        return np.append(0.0, epsilons), np.append(first, deltas)
+
+
+def profiles_above(problem: Problem, least: float) -> list[Profile] | None:
+    """The profile of each orientation; None where so little is never reached.
+
+    Args:
+      problem: of one path.
+      least: in (0, 1), the divergence to which it is to be known.
+    """
+    solver = Solver(EpsilonAt(np.asarray(math.log(least))), problem)
+    errors = tuple(solver.errors[True])
+    if solver.known is not None:
+        nothing = Profile(1.0, np.zeros(1), *errors)
+        return None if solver.known.upper > 0 else [nothing]
+    most = _MOST_WORK_OF_PROFILE / solver.transforms
+    most = max(min(_MOST_POINTS_OF_PROFILE, most), _LEAST_POINTS_OF_PROFILE)
+    fine = math.sqrt(_WIDTH_OF_PROFILE / (_ERROR_OF_PROFILE * solver.most_moves))
+    found = []
+    for backward, view in solver.views.items():
+        spacing = max(
+            min(fine, view.reach / _LEAST_POINTS_OF_PROFILE), view.reach / most
+        )
+        curves = []
+        # Rounding is relative to the largest values: of one here, of the other there.
+        for tilt in sorted({0.0, view.tilt}):
+            window = solver.window(view._replace(tilt=tilt), spacing)
+            (row,) = solver.rows(backward, window, True)
+            curves.append(Curve.of(row, window, up=True).values)
+        values = np.minimum.accumulate(np.minimum.reduce(curves))
+        found.append(Profile(window.step, values, *errors))
+    return found

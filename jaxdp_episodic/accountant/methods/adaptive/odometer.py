@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from jaxdp_episodic.accountant.methods.adaptive.curve import Curve
 from jaxdp_episodic.accountant.methods.adaptive.method import Solver
 from jaxdp_episodic.accountant.methods.adaptive.problem import (
     RDP_ROUNDING,
@@ -24,7 +25,6 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     Filter,
     Problem,
 )
-from jaxdp_episodic.accountant.methods.adaptive.reading import curve_of
 from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 
@@ -67,10 +67,10 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
     for backward in problem.orientations:
         window, above = _seen(solver, backward, epsilons, largest)
         payoff = _payoff(problem, epsilons, largest, window)
-        row = solver.row(backward, window, up=False, payoff=payoff, offset=largest)
-        curve = curve_of(above, window, up=True)
+        (row,) = solver.rows(backward, window, False, payoff=payoff, offset=largest)
+        curve = Curve.of(above, window, up=True)
         upper = max(upper, solver.upper_end(curve))
-        below = curve_of(row, window, up=False)
+        below = Curve.of(row, window, up=False)
         lower = max(lower, solver.lower_end(below, curve))
     if is_capped:
         more = math.exp(_LOG_NEGLIGIBLE) * (1 + RDP_ROUNDING) + solver.lost
@@ -93,16 +93,16 @@ def filter_epsilons(
         return found
     for backward in problem.orientations:
         view = solver.views[backward]
-        window = solver.window(view, min(solver.spacing, view.left + view.right))
+        window = solver.window(view, min(solver.spacing, view.reach))
 
         def read(state: int, row: Row, window: Window = window) -> bool:
             budget = budgets.get(state)
             if budget is not None and row.values.any():
-                end = solver.upper_end(curve_of(row, window, up=True))
+                end = solver.upper_end(Curve.of(row, window, up=True))
                 found[budget] = max(found[budget], end)
             return False
 
-        solver.row(backward, window, up=True, visit=read)
+        solver.rows(backward, window, True, visit=read)
     return found
 
 
@@ -118,7 +118,7 @@ def margin(problem: Problem, epsilons: Sequence[float], log_delta: float) -> flo
     found = 0.0
     for backward in problem.orientations:
         window, row = _seen(solver, backward, epsilons, largest)
-        end = solver.upper_end(curve_of(row, window, up=True))
+        end = solver.upper_end(Curve.of(row, window, up=True))
         found = max(found, end - largest)
     return found * (1 + _ROUNDING) + _ROUNDING
 
@@ -147,7 +147,7 @@ def _seen(
             step = largest / math.ceil(largest / step)
         window = solver.window(view, step, is_aligned=True)
         payoff = _payoff(solver.problem, epsilons, largest, window)
-        row = solver.row(backward, window, up=True, payoff=payoff, offset=largest)
+        (row,) = solver.rows(backward, window, True, payoff=payoff, offset=largest)
         at = np.argmin(np.abs(window.points - largest))
         if row.error < _ENOUGH * row.values[at] or view.tilt < _LEAST_TILT:
             return window, row

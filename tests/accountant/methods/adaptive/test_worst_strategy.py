@@ -148,7 +148,7 @@ def test_a_coarse_lattice_wastes_and_stays_on_its_side(backward):
     exact = worst_of_finite(problem.graph, atoms, window.points[place])
     assert exact is not None
     for up, sign in ((True, 1), (False, -1)):
-        row = solver.row(backward, window, up=up)
+        (row,) = solver.rows(backward, window, up)
         gap = sign * (row.values + sign * row.error)[place] - sign * exact[0]
         assert gap.min() >= -1e-12
 
@@ -227,7 +227,7 @@ def test_the_other_orientation_is_the_left_side_of_the_same_recursion():
     for backward in (False, True):
         view = solver.views[backward]._replace(tilt=0.0, left=2.0, right=2.0)
         window = solver.window(view, 2.0**-9)
-        rows[backward] = solver.row(backward, window, up=True).values
+        rows[backward] = solver.rows(backward, window, True)[0].values
     x = window.points
     middle = -window.first
     left = rows[False][:middle][::-1] / np.exp(x[:middle][::-1])

@@ -30,7 +30,6 @@ from jaxdp_episodic.accountant.describe.spec import (
     Check,
     set_checked,
     set_numbers,
-    traced_numbers,
 )
 
 # Names of the levels of episodic designs, below the episode.
@@ -125,7 +124,7 @@ class GroupedClasses(Design):
                 "ways must be at most num_classes, got "
                 f"ways={self.ways!r}, num_classes={self.num_classes!r}"
             )
-        if not traced_numbers(self):
+        if not self.is_traced:
             _check_grouped_populations(self)
 
     @property

@@ -17,16 +17,12 @@ from jaxdp_episodic.accountant.describe.releases import (
     RenyiDP,
     ZeroConcentratedDP,
     check_as_long,
-    check_relation,
-    check_unsampled,
 )
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
     Check,
     frozen_number,
-    set_checked,
-    set_numbers,
 )
 
 # Values of a finite loss, at most.
@@ -49,16 +45,16 @@ class RandomizedResponse(Release):
       NotImplementedError: "add_remove", where there would be an answer more or less.
     """
 
+    singles: ClassVar[Mapping[str, Check]] = {
+        "noise_parameter": _validation.probability_array,
+        "num_buckets": AT_LEAST_ONE,
+    }
+    relations: ClassVar[tuple[str, ...]] = ("replace_one", "zero_out")
+
     noise_parameter: float
     num_buckets: int
     _: KW_ONLY
     neighboring_relation: str = "replace_one"
-
-    def __post_init__(self) -> None:
-        set_checked(self, _validation.probability_array, "noise_parameter", one=True)
-        buckets = _validation.whole_number("num_buckets", self.num_buckets)
-        object.__setattr__(self, "num_buckets", buckets)
-        check_relation(self, "replace_one", "zero_out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,25 +74,26 @@ class DiscreteLaplaceRelease(Release):
       NotImplementedError: sampling under "replace_one", or a sensitivity above 1,000.
     """
 
+    singles: ClassVar[Mapping[str, Check]] = {
+        "noise_parameter": _validation.nonnegative_array,
+        "sensitivity": AT_LEAST_ONE,
+        "sampling_probability": _validation.probability_array,
+    }
+    relations: ClassVar[tuple[str, ...]] = NEIGHBORING_RELATIONS
+    whole_if_replaced: ClassVar[bool] = True
+
     noise_parameter: float
     _: KW_ONLY
     sensitivity: int = 1
     sampling_probability: float = 1.0
     neighboring_relation: str = "add_remove"
 
-    def __post_init__(self) -> None:
-        set_checked(self, _validation.nonnegative_array, "noise_parameter", one=True)
-        set_checked(
-            self, _validation.probability_array, "sampling_probability", one=True
-        )
-        sensitivity = _validation.whole_number("sensitivity", self.sensitivity)
-        object.__setattr__(self, "sensitivity", sensitivity)
-        check_relation(self, *NEIGHBORING_RELATIONS)
-        check_unsampled(self)
-        if sensitivity > _MOST_VALUES:
+    def check_values(self) -> None:
+        """Refuses a loss of too many values."""
+        if self.sensitivity > _MOST_VALUES:
             raise NotImplementedError(
                 f"sensitivity must be at most {_MOST_VALUES:,} (the loss has as many "
-                f"values), got {sensitivity:,}"
+                f"values), got {self.sensitivity:,}"
             )
 
 
@@ -121,6 +118,12 @@ class GaussianMixtureRelease(Release):
     Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526.
     """
 
+    singles: ClassVar[Mapping[str, Check]] = {
+        "standard_deviation": _validation.nonnegative_array,
+        "sampling_probability": _validation.probability_array,
+    }
+    relations: ClassVar[tuple[str, ...]] = ("add_remove", "zero_out")
+
     sensitivities: Any
     probabilities: Any
     _: KW_ONLY
@@ -141,11 +144,7 @@ class GaussianMixtureRelease(Release):
             raise ValueError(f"probabilities must add up to 1, got {chance.sum()!r}")
         object.__setattr__(self, "sensitivities", frozen_number(norms))
         object.__setattr__(self, "probabilities", frozen_number(chance))
-        set_checked(self, _validation.nonnegative_array, "standard_deviation", one=True)
-        set_checked(
-            self, _validation.probability_array, "sampling_probability", one=True
-        )
-        check_relation(self, "add_remove", "zero_out")
+        super().__post_init__()
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +170,7 @@ class TruncatedPoissonRelease(Release):
         "batch_size": AT_LEAST_ZERO,
         "population": AT_LEAST_ONE,
     }
+    relations: ClassVar[tuple[str, ...]] = NEIGHBORING_RELATIONS
 
     noise_multiplier: float | np.ndarray
     _: KW_ONLY
@@ -178,10 +178,6 @@ class TruncatedPoissonRelease(Release):
     batch_size: int | np.ndarray
     population: int | np.ndarray
     neighboring_relation: str = "add_remove"
-
-    def __post_init__(self) -> None:
-        set_numbers(self)
-        check_relation(self, *NEIGHBORING_RELATIONS)
 
 
 RELEASES = (

@@ -23,7 +23,6 @@ from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     Check,
     Spec,
-    set_numbers,
 )
 
 # The bounds, from the last level of a draw upwards.
@@ -63,8 +62,8 @@ class PersonBounds(Spec):
     classes: ArrayLike | None = None
     tasks: ArrayLike | None = None
 
-    def __post_init__(self) -> None:
-        set_numbers(self)
+    def check_values(self) -> None:
+        """Refuses to bound nothing."""
         if not self.numbers:
             raise ValueError(f"give at least one of {BOUNDS}, got none")
 

@@ -1,18 +1,58 @@
-"""The real tree of unequal units from which a step draws."""
+"""The real tree of unequal units from which a step draws.
+
+A tree is a tuple of arrays, one a level: entry ``u`` of the array of level ``j`` is the
+number of children of unit ``u`` of that level. Units of a level are numbered in
+depth-first order, so the children of consecutive units are consecutive; level 0 is the
+root, and the last array gives numbers of units that have no array of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe import tree
-from jaxdp_episodic.accountant.describe.schemes import Scheme, checked_name
+from jaxdp_episodic.accountant.describe.schemes import (
+    MAX_LEVELS,
+    Scheme,
+    WithoutReplacement,
+    checked_name,
+)
 from jaxdp_episodic.accountant.describe.spec import Spec
-from jaxdp_episodic.accountant.describe.tree import DistinctPaths
+
+# Units of a level, at most: what a float64 rate still tells apart.
+_MAX_UNITS = 2**53
+
+_HOW_TO_MAKE_GLOBAL = (
+    "ids must be global and every unit must lie under one path; make ids that are "
+    "local to their parent global first: in a file, parent/child in place of child; in "
+    "Python np.unique(np.stack([parent, child]), axis=1, return_inverse=True)[1]"
+)
+
+
+class DistinctPaths(NamedTuple):
+    """The different tuples ``(N_1, ..., N_l)`` along the paths to units of level ``l``.
+
+    ``N_j`` is the number of siblings, itself included, of the unit that the path goes
+    through at level ``j``. A unit without children counts as one of size 1, here and
+    on every level below it: nobody is there, but somebody may join.
+
+    Attributes:
+      sizes: (P, l) int64, each >= 1, in lexicographic order, no two rows equal.
+      multiplicity: (P,) int64, how many existing units of level ``l`` have that path;
+        0 for a path that only leads to empty units.
+      witness_level: (P,) int64, the level of one real unit on such a path: ``l``, or
+        the level of an empty unit where the multiplicity is 0 (0: the root).
+      witness_index: (P,) int64, the number of that unit among the units of its level.
+    """
+
+    sizes: np.ndarray
+    multiplicity: np.ndarray
+    witness_level: np.ndarray
+    witness_index: np.ndarray
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,12 +87,12 @@ class Population(Spec):
     unit_ids: tuple[np.ndarray, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        counts = tree.checked_counts(self.children_counts)
+        counts = _checked_counts(self.children_counts)
         names = _checked_names(self.level_names, num_levels=len(counts))
         object.__setattr__(self, "children_counts", counts)
         object.__setattr__(self, "level_names", names)
         if self.unit_ids is not None:
-            ids = tree.checked_ids(self.unit_ids, counts)
+            ids = _checked_ids(self.unit_ids, counts)
             object.__setattr__(self, "unit_ids", ids)
 
     @classmethod
@@ -76,7 +116,7 @@ class Population(Spec):
           TypeError: a leaf that is not a number.
           ValueError: ragged depth, no leaf at all, a negative or fractional leaf.
         """
-        counts = tree.counts_from_sizes(nested)
+        counts = _counts_from_sizes(nested)
         return cls(counts, () if level_names is None else tuple(level_names))
 
     @classmethod
@@ -108,7 +148,7 @@ class Population(Spec):
         """
         names = tuple(ids)
         _checked_names(names, num_levels=len(names) + 1)
-        counts, unit_ids = tree.tree_from_ids(ids)
+        counts, unit_ids = _tree_from_ids(ids)
         return cls(counts, names, unit_ids)
 
     @property
@@ -128,7 +168,7 @@ class Population(Spec):
         """
         used = self.num_levels if num_levels_used is None else num_levels_used
         _check_level("num_levels_used", used, 1, self.num_levels)
-        return tree.distinct_paths(self.children_counts[:used])
+        return _distinct_paths(self.children_counts[:used])
 
     def describe_path(self, level: int, index: int) -> dict[str, Any]:
         """Returns the units on the way to one unit, by level name.
@@ -139,7 +179,7 @@ class Population(Spec):
         """
         _check_level("level", level, 1, self.num_levels)
         _check_level("index", index, 0, self.num_units(level) - 1)
-        units = tree.path_to_unit(self.children_counts, level, index)
+        units = path_to_unit(self.children_counts, level, index)
         ids = self.unit_ids or ()
         described: dict[str, Any] = {}
         for i, unit in enumerate(units):
@@ -164,7 +204,7 @@ class Population(Spec):
         last = min(self.num_levels, len(sampling_levels))
         _check_level("clip_level", clip_level, 2, last)
         _check_level("unit_level", unit_level, 1, clip_level - 1)
-        return tree.max_contributions(
+        return max_contributions(
             self.children_counts[unit_level:clip_level],
             sampling_levels[unit_level:clip_level],
         )
@@ -172,6 +212,259 @@ class Population(Spec):
     def __repr__(self) -> str:
         units = tuple(self.num_units(j + 1) for j in range(self.num_levels))
         return f"Population(levels={self.level_names}, units={units})"
+
+
+def _checked_counts(counts: Any) -> tuple[np.ndarray, ...]:
+    """Returns children counts as read-only int64 arrays that fit together."""
+    if not isinstance(counts, list | tuple) or not counts:
+        raise TypeError(
+            "children_counts must be a tuple of arrays, one a level, "
+            f"got {_validation.shown(counts)}"
+        )
+    checked = []
+    num_units = 1
+    for level, count in enumerate(counts):
+        name = f"children_counts[{level}]"
+        array = _validation.integer_array(name, count, minimum=0)
+        if array.shape != (num_units,):
+            raise ValueError(
+                f"{name} must have shape ({num_units},), one entry for each unit of "
+                f"level {level}, got {array.shape}"
+            )
+        if array.sum(dtype=np.float64) > _MAX_UNITS:
+            raise ValueError(f"{name} must sum to at most 2**53")
+        array.setflags(write=False)
+        checked.append(array)
+        num_units = int(array.sum())
+    return tuple(checked)
+
+
+def _checked_ids(ids: Any, counts: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Returns unit ids as read-only arrays, one entry for each unit of its level."""
+    checked = tuple(np.array(column) for column in ids)
+    for level, (column, count) in enumerate(zip(checked, counts, strict=False)):
+        if column.shape != (int(count.sum()),):
+            raise ValueError(
+                f"unit_ids[{level}] must have shape ({int(count.sum())},), "
+                f"got {column.shape}"
+            )
+        column.setflags(write=False)
+    if len(checked) > len(counts):
+        raise ValueError(
+            f"unit_ids must be at most {len(counts)} arrays, got {len(checked)}"
+        )
+    return checked
+
+
+def _counts_from_sizes(nested: Any) -> tuple[np.ndarray, ...]:
+    """Returns the children counts of a tree given by nested sizes."""
+    counts: list[np.ndarray] = []
+    items = [nested]
+    while items and all(map(_is_list, items)):
+        if len(counts) == MAX_LEVELS:
+            raise ValueError(f"sizes must be nested at most {MAX_LEVELS} levels deep")
+        counts.append(np.array([len(item) for item in items], np.int64))
+        if all(_is_flat(item) for item in items) and sum(map(len, items)):
+            items = np.concatenate(items)  # arrays: no need to list their elements
+            break
+        items = [child for item in items for child in item]
+    if len(items) == 0:
+        raise ValueError(
+            "sizes must hold at least one number, or their depth is unknown; "
+            f"got only empty lists at level {len(counts)}"
+        )
+    if any(map(_is_list, items)):
+        raise ValueError(
+            "sizes must be nested equally deep everywhere, got a number beside a list "
+            f"at level {len(counts)}"
+        )
+    counts.append(_validation.integer_array("sizes", items, minimum=0))
+    return tuple(counts)
+
+
+def _tree_from_ids(
+    ids: Mapping[str, Any],
+) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Returns the children counts and the units' ids of a table of records."""
+    names = list(ids)
+    columns = [None if ids[n] is None else _id_column(n, ids[n]) for n in names]
+    one_unit_a_record = len(names) == 1 or (names and columns[-1] is None)
+    present = [column for column in columns if column is not None]
+    missing = len(columns) - len(present)
+    if not present or missing > 1 or (missing and columns[-1] is not None):
+        raise ValueError(
+            "ids must be one array a level, top first; only the last of several may be "
+            f"None; got {names}"
+        )
+    lengths = {name: len(column) for name, column in zip(names, present, strict=False)}
+    if len(set(lengths.values())) > 1 or 0 in lengths.values():
+        raise ValueError(
+            f"ids must be equally long arrays of at least one record, got {lengths}"
+        )
+    counts: list[np.ndarray] = []
+    unit_ids: list[np.ndarray] = []
+    parent_of_record = np.zeros(len(present[0]), np.int64)
+    for name, column in zip(names, present, strict=False):
+        values, code = _unique_codes(column)
+        parent = np.empty(len(values), np.int64)
+        parent[code] = parent_of_record
+        clash = parent[code] != parent_of_record
+        if clash.any():
+            record = int(np.argmax(clash))  # `parent` has its last record's parent
+            above, top = unit_ids[-1], names[len(unit_ids) - 1]
+            raise ValueError(
+                f"{name} {column[record].item()!r} lies under two parents, "
+                f"{top} {above[parent_of_record[record]].item()!r} and "
+                f"{above[parent[code[record]]].item()!r}; {_HOW_TO_MAKE_GLOBAL}"
+            )
+        # Stable: ids stay sorted within a parent, and sorted tables cost O(n).
+        order = np.argsort(parent, kind="stable")
+        position = np.empty(len(values), np.int64)
+        position[order] = np.arange(len(values))
+        num_parents = len(unit_ids[-1]) if unit_ids else 1
+        counts.append(np.bincount(parent, minlength=num_parents))
+        unit_ids.append(values[order])
+        parent_of_record = position[code]
+    if one_unit_a_record:
+        counts.append(np.bincount(parent_of_record, minlength=len(unit_ids[-1])))
+    return tuple(counts), tuple(unit_ids)
+
+
+def _unique_codes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sorted different ids, and which of them each record has."""
+    if column.dtype.kind != "U":
+        low, high = int(column.min()), int(column.max())
+        if high - low < 4 * len(column):
+            # Dense ids: linear time where sorting 10^7 records takes seconds. Wide
+            # integers first: 127 - (-128) does not fit where both ends do.
+            wide = column.astype(np.uint64 if column.dtype.kind == "u" else np.int64)
+            offset = (wide - wide.dtype.type(low)).astype(np.int64)
+            seen = np.zeros(high - low + 1, bool)
+            seen[offset] = True
+            values = np.flatnonzero(seen).astype(wide.dtype) + wide.dtype.type(low)
+            return values, (np.cumsum(seen) - 1)[offset]
+    values, code = np.unique(column, return_inverse=True)
+    return values, code
+
+
+def _id_column(name: str, value: Any) -> np.ndarray:
+    """Returns ids as a 1-D array of integers or strings."""
+    array = np.asarray(value)
+    if array.dtype.kind in "OT" and all(isinstance(item, str) for item in array.flat):
+        array = array.astype(str)
+    if array.dtype.kind not in "iuU":
+        raise TypeError(
+            f"{name} must be integer or string ids, got an array of {array.dtype}"
+        )
+    if array.ndim != 1:
+        raise ValueError(
+            f"{name} must be a 1-D array, one id a record, got shape {array.shape}"
+        )
+    return array
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) or (
+        isinstance(value, np.ndarray) and value.ndim > 0
+    )
+
+
+def _is_flat(value: Any) -> bool:
+    """True for a 1-D array of numbers."""
+    return (
+        isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iuf"
+    )
+
+
+def _distinct_paths(counts: Sequence[np.ndarray]) -> DistinctPaths:
+    """Returns the distinct paths to the units of level ``len(counts)``, in one walk."""
+    # Rows of `table` are the distinct paths so far, `code` the row of each unit of the
+    # level at hand. A unit without children is followed as if it had one: `level` and
+    # `index` say which real unit a line of this walk is, or ends at.
+    table = np.zeros((1, 0), np.int64)
+    code = level = index = np.zeros(1, np.int64)
+    for j, count in enumerate(counts):
+        exists = level == j
+        number = np.zeros(len(code), np.int64)
+        number[exists] = count
+        sizes = np.maximum(number, 1)
+        values, place = np.unique(sizes, return_inverse=True)
+        key, code = np.unique(code * len(values) + place, return_inverse=True)
+        row, value = np.divmod(key, len(values))
+        table = np.column_stack([table[row], values[value]])
+        first = np.zeros(len(code), np.int64)  # number of the first child
+        first[exists] = np.cumsum(count) - count
+        if j < len(counts) - 1:
+            parent = np.repeat(np.arange(len(code)), sizes)
+            child = np.arange(len(parent)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            has = number[parent] > 0
+            level = np.where(has, j + 1, level[parent])
+            index = np.where(has, first[parent] + child, index[parent])
+            code = code[parent]
+    multiplicity = np.zeros(len(table), np.int64)
+    np.add.at(multiplicity, code, number)
+    # The first unit of each path; parents that have children go before empty ones.
+    order = np.lexsort((np.arange(len(code)), number == 0, code))
+    _, start = np.unique(code[order], return_index=True)
+    unit = order[start]
+    real = number[unit] > 0
+    return DistinctPaths(
+        table,
+        multiplicity,
+        np.where(real, len(counts), level[unit]),
+        np.where(real, first[unit], index[unit]),
+    )
+
+
+def path_to_unit(counts: Sequence[np.ndarray], level: int, index: int) -> list[int]:
+    """Returns the indices of the units on the way to a unit, from level 1 on."""
+    path = [int(index)]
+    for count in reversed(counts[1:level]):
+        # As many units precede the parent as have their last child before this one.
+        path.append(int(np.searchsorted(np.cumsum(count), path[-1], side="right")))
+    return path[::-1]
+
+
+def max_contributions(
+    counts: Sequence[np.ndarray], schemes: Sequence[Scheme]
+) -> np.ndarray:
+    """Returns the most units that one draw can pick below one unit, at least 1.
+
+    ``counts`` are the children's from the level of that unit down to the level above
+    the units that are counted, ``schemes`` what draws these children.
+    """
+    fixed = [isinstance(scheme, WithoutReplacement) for scheme in schemes]
+    sizes = [s.size for s in schemes if isinstance(s, WithoutReplacement)]
+    shape = np.broadcast_shapes(*map(np.shape, sizes))
+    columns = [np.broadcast_to(size, shape).ravel() for size in sizes]
+    rows = np.column_stack(columns) if columns else np.zeros((1, 0), np.int64)
+    distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
+    best = []
+    for row in distinct:
+        given = iter(row)
+        limits = [int(next(given)) if is_fixed else None for is_fixed in fixed]
+        # What each unit can make, from the bottom up: there every child makes one.
+        last = limits[-1]
+        values = counts[-1] if last is None else np.minimum(counts[-1], last)
+        for count, most in zip(counts[-2::-1], limits[-2::-1], strict=True):
+            values = _sum_of_largest(values, count, most)
+        best.append(max(1, int(np.max(values, initial=0))))
+    return np.array(best, np.int64)[inverse.ravel()].reshape(shape)[()]
+
+
+def _sum_of_largest(
+    values: np.ndarray, count: np.ndarray, most: int | None
+) -> np.ndarray:
+    """Sums the ``most`` largest values of each parent's children (None: all)."""
+    parent = np.repeat(np.arange(len(count)), count)
+    if most is not None:
+        order = np.lexsort((-values, parent))
+        starts = np.cumsum(count) - count
+        rank = np.arange(len(values)) - starts[parent]
+        values = np.where(rank < most, values[order], 0)
+    total = np.concatenate([[0], np.cumsum(values)])
+    ends = np.cumsum(count)
+    return total[ends] - total[ends - count]
 
 
 def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
 )
-from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.population import DistinctPaths, Population
 from jaxdp_episodic.accountant.describe.schemes import (
     EpochScheme,
     MultistageSampling,
@@ -22,7 +23,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.tree import DistinctPaths
 
 NEIGHBORING_RELATIONS = ("add_remove", "replace_one", "zero_out")
 
@@ -135,7 +135,9 @@ def path_rates(
     if isinstance(sampling, GroupedClasses):
         return _grouped_rates(sampling, population, used)
     if isinstance(sampling, PeopleBlocks):
-        return _block_rates(sampling, used)
+        episodes = np.asarray(sampling.num_possible_episodes, np.int64)[..., None]
+        below = [_level_rates(scheme) for scheme in sampling.schemes[1:used]]
+        return _joined([_level_rates(sampling.episodes, episodes), *below], None)
     if population is None:
         return _joined([_level_rates(s) for s in sampling.levels[:used]], None)
     _check_fits(sampling.level_names[:used], population)
@@ -259,30 +261,28 @@ def most_children_drawn(
     return np.asarray(largest, np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class _LevelRates:
-    """One level of `PathRates`."""
+class _LevelRates(NamedTuple):
+    """One level of `PathRates`: each (*shape of the scheme, P), or None."""
 
     rate: np.ndarray
     group_size: np.ndarray | None
-    draw_size: np.ndarray | None
+    draw_size: np.ndarray | None = None
     size_is_exact: bool = False
 
 
 def _level_rates(scheme: Scheme, sizes: np.ndarray | None = None) -> _LevelRates:
-    """The rates of one scheme: (*its shape, P); ``sizes``: known ones, or None."""
+    """The rates of one scheme; ``sizes``: known ones, or None."""
     group = sizes
     if group is None and scheme.population is not None:
         group = np.asarray(scheme.population, np.int64)[..., None]
     if isinstance(scheme, Poisson):
         rate = np.asarray(scheme.sampling_probability, np.float64)[..., None]
-        return _LevelRates(rate, group, None)
+        return _LevelRates(rate, group)
     if isinstance(scheme, EpochScheme):
-        steps = np.asarray(scheme.steps_per_epoch, np.float64)[..., None]
+        steps = np.asarray(scheme.steps_per_epoch, np.float64)
         times = scheme.times if isinstance(scheme, RandomAllocation) else 1
         # A unit picks one step of a block: the shortest block has the largest chance.
-        shortest = np.floor_divide(steps, np.asarray(times)[..., None])
-        return _LevelRates(1 / shortest, group, None)
+        return _LevelRates(1 / np.floor_divide(steps, times)[..., None], group)
     if group is None:
         raise ValueError(
             f"level {scheme.name!r}: WithoutReplacement needs population=, the number "
@@ -290,9 +290,8 @@ def _level_rates(scheme: Scheme, sizes: np.ndarray | None = None) -> _LevelRates
             "give the step a Population"
         )
     draw = np.asarray(scheme.size, np.int64)[..., None]
-    rate = np.minimum(draw, group) / group
     exact = scheme.population_is_exact and sizes is None
-    return _LevelRates(rate, group, draw, exact)
+    return _LevelRates(np.minimum(draw, group) / group, group, draw, exact)
 
 
 def _grouped_rates(
@@ -310,37 +309,21 @@ def _grouped_rates(
             )
         paths = population.distinct_paths(max(used - 1, 1))
         example_sizes = paths.sizes[:, -1] if used == 3 else None
-    episodes = np.asarray(design.num_possible_episodes, np.int64)[..., None]
-    classes = np.asarray(design.num_classes, np.int64)[..., None]
-    always = np.ones(1)
-    levels = [_LevelRates(always, size, None) for size in (episodes, classes)]
-    if design.episodes is not None:
-        levels[0] = _level_rates(design.episodes, episodes)
-    if design.classes is not None:
-        levels[1] = _level_rates(design.classes, classes)
+    levels = []
+    numbers = (design.num_possible_episodes, design.num_classes)
+    for scheme, number in zip((design.episodes, design.classes), numbers, strict=True):
+        size = np.asarray(number, np.int64)[..., None]
+        always = _LevelRates(np.ones(1), size)
+        levels.append(always if scheme is None else _level_rates(scheme, size))
     if used == 3:
         levels.append(_level_rates(design.examples, example_sizes))
     return _joined(levels[:used], paths)
 
 
-def _block_rates(design: PeopleBlocks, used: int) -> PathRates:
-    """The levels of `PeopleBlocks`, down to level ``used``."""
-    episodes = np.asarray(design.num_possible_episodes, np.int64)[..., None]
-    inside = () if design.sampling is None else design.sampling.levels
-    below = [_level_rates(scheme) for scheme in inside[: used - 1]]
-    return _joined([_level_rates(design.episodes, episodes), *below], None)
-
-
 def _joined(levels: list[_LevelRates], paths: DistinctPaths | None) -> PathRates:
     one = np.ones(1, np.int64)
-    return PathRates(
-        rates=tuple(level.rate for level in levels),
-        group_sizes=tuple(level.group_size for level in levels),
-        draw_sizes=tuple(level.draw_size for level in levels),
-        sizes_are_exact=tuple(level.size_is_exact for level in levels),
-        multiplicity=one if paths is None else paths.multiplicity,
-        paths=paths,
-    )
+    multiplicity = one if paths is None else paths.multiplicity
+    return PathRates(*zip(*levels, strict=True), multiplicity, paths)
 
 
 def _most_children_drawn(

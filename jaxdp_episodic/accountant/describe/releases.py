@@ -14,8 +14,6 @@ from jaxdp_episodic.accountant.describe.spec import (
     Check,
     Spec,
     frozen_number,
-    set_numbers,
-    traced_numbers,
 )
 
 
@@ -32,6 +30,31 @@ class Release(Spec):
     """
 
     neighboring_relation: str | None = None
+    # Relations with a theorem, of releases that are about one.
+    relations: ClassVar[tuple[str, ...]] = ()
+    # Whether a sample is refused under replace_one.
+    whole_if_replaced: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        relation, name = self.neighboring_relation, type(self).__name__
+        if not self.relations:
+            return
+        _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
+        if relation not in self.relations:
+            raise NotImplementedError(
+                f"{name} with neighboring_relation={relation!r} has no theorem here; "
+                f"covered: {self.relations}"
+            )
+        if self.is_traced or not (self.whole_if_replaced and relation == "replace_one"):
+            return
+        if np.any(np.less(self.sampling_probability, 1)):
+            raise NotImplementedError(
+                f"{name} with neighboring_relation='replace_one' and a "
+                "sampling_probability below 1 has no theorem here; covered: "
+                "'add_remove', 'zero_out', or 'replace_one' with "
+                "sampling_probability=1"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,17 +80,14 @@ class LaplaceRelease(Release):
         "noise_multiplier": _validation.nonnegative_array,
         "sampling_probability": _validation.probability_array,
     }
+    relations: ClassVar[tuple[str, ...]] = NEIGHBORING_RELATIONS
+    whole_if_replaced: ClassVar[bool] = True
 
     noise_multiplier: float | np.ndarray
     _: KW_ONLY
     sampling_probability: float | np.ndarray = 1.0
     # A field of the subclass in place of the base's constant.
     neighboring_relation: str = "add_remove"
-
-    def __post_init__(self) -> None:
-        set_numbers(self)
-        check_relation(self, *NEIGHBORING_RELATIONS)
-        check_unsampled(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +114,6 @@ class ApproximateDP(Release):
     epsilon: float | np.ndarray
     delta: float | np.ndarray = 0.0
 
-    def __post_init__(self) -> None:
-        set_numbers(self)
-
 
 @dataclass(frozen=True, eq=False)
 class ZeroConcentratedDP(Release):
@@ -119,18 +136,15 @@ class ZeroConcentratedDP(Release):
     numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
         ("rho", "xi"), _validation.nonnegative_array
     )
+    flags: ClassVar[tuple[str, ...]] = ("is_gaussian",)
 
     rho: float | np.ndarray
     _: KW_ONLY
     xi: float | np.ndarray = 0.0
     is_gaussian: bool = False
 
-    def __post_init__(self) -> None:
-        set_numbers(self)
-        if not isinstance(self.is_gaussian, bool):
-            raise TypeError(
-                f"is_gaussian must be a bool, got {_validation.shown(self.is_gaussian)}"
-            )
+    def check_values(self) -> None:
+        """Refuses a Gaussian mechanism with an xi."""
         if self.is_gaussian and np.any(self.xi):
             raise ValueError(f"xi must be 0 of a Gaussian mechanism, got {self.xi!r}")
 
@@ -177,30 +191,6 @@ class RenyiDP(Release):
         check_as_long("rdp", rdp, "orders", orders)
         object.__setattr__(self, "orders", frozen_number(orders))
         object.__setattr__(self, "rdp", frozen_number(rdp))
-
-
-def check_relation(release: Any, *covered: str) -> None:
-    """Refuses relations that a release has no theorem for."""
-    relation = release.neighboring_relation
-    _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
-    if relation not in covered:
-        raise NotImplementedError(
-            f"{type(release).__name__} with neighboring_relation={relation!r} has no "
-            f"theorem here; covered: {covered}"
-        )
-
-
-def check_unsampled(release: Any) -> None:
-    """Refuses a sample under replace_one."""
-    if traced_numbers(release):
-        return  # checked when they are known
-    sampled = np.any(np.less(release.sampling_probability, 1))
-    if release.neighboring_relation == "replace_one" and sampled:
-        raise NotImplementedError(
-            f"{type(release).__name__} with neighboring_relation='replace_one' and a "
-            "sampling_probability below 1 has no theorem here; covered: 'add_remove', "
-            "'zero_out', or 'replace_one' with sampling_probability=1"
-        )
 
 
 def check_as_long(name: str, value: np.ndarray, other: str, like: np.ndarray) -> None:

@@ -14,8 +14,6 @@ from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     Check,
     Spec,
-    set_numbers,
-    traced_numbers,
 )
 
 # The clip unit "step" means the whole step, so no level may be called that.
@@ -54,7 +52,7 @@ class LevelScheme(Spec):
 
     def __post_init__(self) -> None:
         checked_name("name", getattr(self, "name", None))
-        set_numbers(self)
+        super().__post_init__()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,6 +127,7 @@ class WithoutReplacement(LevelScheme):
     numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
         ("size", "population"), AT_LEAST_ONE
     )
+    flags: ClassVar[tuple[str, ...]] = ("population_is_exact",)
 
     name: str
     _: KW_ONLY
@@ -136,9 +135,8 @@ class WithoutReplacement(LevelScheme):
     population: ArrayLike | None = None
     population_is_exact: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validation.flag("population_is_exact", self.population_is_exact)
+    def check_values(self) -> None:
+        """Refuses an exact population that is not given."""
         if self.population_is_exact and self.population is None:
             raise ValueError("population_is_exact=True needs a population, got None")
 
@@ -185,10 +183,8 @@ class RandomAllocation(LevelScheme):
     steps_per_epoch: ArrayLike
     times: ArrayLike = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if traced_numbers(self):
-            return  # checked when they are known
+    def check_values(self) -> None:
+        """Refuses more times than there are steps."""
         if np.any(np.greater(self.times, self.steps_per_epoch)):
             raise ValueError(
                 "times must be at most steps_per_epoch, got "

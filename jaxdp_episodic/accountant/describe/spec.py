@@ -49,8 +49,29 @@ class Spec(ByValue):
     also_read: ClassVar[tuple[str, ...]] = ()
     # Field -> its check, of the fields that may be arrays and broadcast together.
     numeric: ClassVar[Mapping[str, Check]] = {}
+    # Field -> its check, of the fields that are one number each.
+    singles: ClassVar[Mapping[str, Check]] = {}
+    # Fields that are true or false.
+    flags: ClassVar[tuple[str, ...]] = ()
     # Fields that are tuples of specs, or of numbers.
     traceable: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        set_numbers(self)
+        for name, check in self.singles.items():
+            set_checked(self, check, name, one=True)
+        check_flags(self, *self.flags)
+        if not self.is_traced:  # else when the numbers are known
+            self.check_values()
+
+    def check_values(self) -> None:
+        """Refuses fields that contradict each other; each by itself is checked."""
+
+    @functools.cached_property
+    def is_traced(self) -> bool:
+        """Whether JAX traces a number of this spec, which `traced_numbers` names."""
+        values = (getattr(self, name) for name in serialization.spec_fields(self))
+        return any(map(_is_traced, values))
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -105,6 +126,13 @@ def mapped(spec: Any, function: Callable[[str, Any], Any], where: str = "") -> A
     return type(spec).from_fields(fields)
 
 
+def _is_traced(value: Any) -> bool:
+    """Whether a field is, or holds, a number that JAX traces."""
+    if isinstance(value, tuple):
+        return any(map(_is_traced, value))
+    return value.is_traced if isinstance(value, Spec) else _validation.is_traced(value)
+
+
 def traced_numbers(spec: Spec) -> dict[str, Any]:
     """Returns the numbers of a spec that JAX traces, by their place; see `mapped`.
 
@@ -128,7 +156,7 @@ def without_traced(spec: Any) -> Any:
         return tuple(without_traced(part) for part in spec)
     if not isinstance(spec, Spec):
         return ... if _validation.is_traced(spec) else spec
-    if not traced_numbers(spec):
+    if not spec.is_traced:
         return spec
     other = copy.copy(spec)
     for name in serialization.spec_fields(spec):
@@ -138,7 +166,7 @@ def without_traced(spec: Any) -> Any:
 
 def refuse_traced(spec: Spec) -> None:
     """Refuses a spec with numbers that JAX traces, naming one."""
-    for where in traced_numbers(spec):
+    for where in traced_numbers(spec) if spec.is_traced else ():
         raise TypeError(
             f"{where} must be a known number, got a value that JAX traces: "
             "jaxdp_episodic.traced answers within jax.jit, jax.grad and jax.vmap"
@@ -153,21 +181,12 @@ def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any
       index: of the setting.
       shape: to which ``spec.shape`` broadcasts.
     """
-    if isinstance(spec, tuple):
-        return tuple(setting_of(part, index, shape) for part in spec)
-    if isinstance(spec, np.ndarray):
-        return np.broadcast_to(spec, shape)[index]
-    if not isinstance(spec, Spec) or spec.shape == ():
-        return spec
-    changed = {}
-    for name in serialization.spec_fields(spec):
-        value = getattr(spec, name)
-        if name in spec.numeric or isinstance(value, Spec | tuple):
-            changed[name] = setting_of(value, index, shape)
-    one = type(spec).from_fields(
-        {n: changed.get(n, getattr(spec, n)) for n in serialization.spec_fields(spec)}
-    )
-    if one.shape != ():
+
+    def at_index(_: str, value: Any) -> Any:
+        return np.broadcast_to(value, shape)[index] if np.ndim(value) else value
+
+    one = mapped(spec, at_index)
+    if isinstance(one, Spec) and one.shape != ():
         raise NotImplementedError(
             f"settings of a {type(spec).__name__} cannot be told apart"
         )

@@ -40,7 +40,6 @@ from jaxdp_episodic.accountant.describe.spec import (
     frozen_number,
     refuse_traced,
     set_numbers,
-    traced_numbers,
 )
 
 STEP = RESERVED_LEVEL_NAME
@@ -144,7 +143,7 @@ class GaussianStep(Spec):
             self.small_units, self.neighboring_relation
         )
         object.__setattr__(self, "small_units", small_units)
-        if traced_numbers(self):
+        if self.is_traced:
             return  # checked when they are known
         if small_units == "error":
             names = self.level_names_used

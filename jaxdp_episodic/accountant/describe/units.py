@@ -94,23 +94,15 @@ def refuse_small_units(
         assert draw is not None and group is not None  # clipped says so
         draw, group, small = np.broadcast_arrays(draw, group, small)
         first = np.unravel_index(int(np.argmax(small)), small.shape)
-        where = _where(rates, population, level, first[-1])
+        where, paths = "", rates.paths
+        if population is not None and paths is not None and level:
+            witness = int(paths.witness_level[first[-1]])
+            if witness:  # else the root itself is empty
+                index = int(paths.witness_index[first[-1]])
+                unit = list(population.describe_path(witness, index).items())
+                where = " in " + ", ".join(f"{k} {v!r}" for k, v in unit[:level])
         raise ValueError(
             f"level {names[level]!r}: size must be at most the population, got "
             f"size={draw[first]} of {group[first]}{where}; "
             "small_units='keep', of the step, lets such a unit give all it has"
         )
-
-
-def _where(
-    rates: PathRates, population: Population | None, level: int, path: np.intp
-) -> str:
-    """Names the parent of the small group, if there is a tree."""
-    if population is None or rates.paths is None or level == 0:
-        return ""
-    witness, index = rates.paths.witness_level[path], rates.paths.witness_index[path]
-    if witness == 0:
-        return ""
-    unit = population.describe_path(int(witness), int(index))
-    parent = ", ".join(f"{k} {v!r}" for k, v in list(unit.items())[:level])
-    return f" in {parent}"

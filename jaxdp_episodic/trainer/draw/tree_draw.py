@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe import tree
-from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.population import (
+    Population,
+    max_contributions,
+)
 from jaxdp_episodic.accountant.describe.schemes import (
     Poisson,
     Scheme,
@@ -334,7 +336,7 @@ def largest_total(levels: Sequence[Level]) -> int:
     # Below a null nothing is drawn.
     counts = (*(level.filled for level in levels[:-1]), levels[-1].counts)
     schemes = tuple(level.scheme for level in levels)
-    return int(tree.max_contributions(counts, schemes))
+    return int(max_contributions(counts, schemes))
 
 
 def check_public_sizes(level: Level) -> None:

@@ -85,7 +85,7 @@ def test_relations_must_agree():
         (
             lambda: jde.ZeroConcentratedDP(0.1, is_gaussian=1),  # pyright: ignore[reportArgumentType]: on purpose
             TypeError,
-            "is_gaussian must be a bool",
+            "is_gaussian must be true or false",
         ),
     ],
     ids=range(7),

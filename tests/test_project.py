@@ -268,7 +268,11 @@ CLEAN = {
         ("accountant.bounds", "import jaxdp_episodic", "top door"),
         ("accountant.bounds", f"from {BELOW}.numrics import roots", "no module"),
         ("trainer.draw.sampler", "from .schemes import Poisson", "no module"),
-        ("accountant.numerics.roots", f"from {BELOW}.numerics import fourier", "cycle"),
+        (
+            "accountant.numerics.roots",
+            f"from {BELOW}.numerics import lattice_sums",
+            "cycle",
+        ),
         ("misc", "", "no layer"),
         ("accountant.misc", "", "no layer"),
     ],

@@ -16,9 +16,12 @@ import numpy as np
 
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
-from jaxdp_episodic.accountant.methods.certified import atoms, lattice, lower
-from jaxdp_episodic.accountant.methods.certified.hockey_stick import log_sum
-from jaxdp_episodic.accountant.numerics import fourier
+from jaxdp_episodic.accountant.methods.certified import lattice, lower
+from jaxdp_episodic.accountant.numerics.lattice_sums import (
+    Summand,
+    cells_of_sum,
+    log_sum,
+)
 
 # Logarithm of the mass, over what is asked about, that is left out of a window, and
 # that goes round a circle.
@@ -166,25 +169,18 @@ def _of_one(
         both = np.empty(2 * len(points) - 1)
         both[::2], both[1::2] = points, 0.5 * (points[:-1] + points[1:])
         points = both
-    bins = atoms.bin_masses_of_atoms(points, loss, -1 if backward else 1)
-    if bins is None:
+    if isinstance(loss, FiniteValues):
+        bins = lattice.bins_of_values(points, loss, backward=backward)
+    else:
         ((own, other),) = lattice.evaluate_tails([loss], [points])
         if backward:
             own, other = other, own
         bins = lattice.bin_masses(points, own, other)
     infinite = 0.0
     if up:
-        # What of a bin's mass is at its upper end is known less well than the mass: an
-        # error of it lifts losses, and adds no mass.
-        top = bins.top + bins.top_error
-        found = np.zeros(len(points))
-        found[1:] += top
-        found[:-1] += np.maximum(bins.bottom + bins.top + bins.mass_error - top, 0.0)
-        found[0] += bins.below * (1 + 1e-12)
-        found[index == 0] += bins.atom + bins.atom_error
-        infinite = bins.above + bins.above_error + 1e-300
+        found, infinite = lattice.upper_masses(points, bins)
     else:
-        found = lower.lower_distribution(points, bins, tilt, may_shift=False).masses
+        found, _ = lower.lower_distribution(points, bins, tilt, may_shift=False)
     masses = np.zeros(int(index[-1] - index[0]) + 1)
     masses[index - index[0]] = found
     return on_lattice(int(index[0]), masses, infinite, spacing.step, up=up)
@@ -337,16 +333,15 @@ def _masses_of_sum(
         log_total = log_sum(np.log(kernel.masses[alive]) + exponent)
         weights = np.zeros(len(index))
         weights[alive] = kernel.masses[alive] * np.exp(exponent - log_total)
-        tilted.append(np.bincount(index % size, weights, minlength=size))
+        tilted.append(Summand(index, fine.step * index, weights, count))
         log_scale += count * log_total
         relative += count * _ROUNDING * (8 + float(np.abs(exponent - log_total).max()))
-    sums = fourier.power_sums(np.stack(tilted), np.asarray(counts, np.float64))
-    cells, rounding, _ = fourier.cells_of_power(sums, size)
-    cells = np.roll(np.maximum(cells, 0.0), -(first % size))
+    cells, rounding, _ = cells_of_sum(tilted, first, size)
+    cells = np.maximum(cells, 0.0)
     exponent = log_scale - tilt * fine.step * (first + np.arange(size))
     relative = relative + _ROUNDING * (8 + np.abs(exponent) + abs(log_scale))
     # What goes round the circle adds to its cells.
-    error = float(rounding) + relative * cells + (0.0 if up else 2 * aliased)
+    error = rounding + relative * cells + (0.0 if up else 2 * aliased)
     cells = np.maximum(cells + error if up else cells - error, 0.0)
     with np.errstate(over="ignore"):
         return cells * np.exp(exponent)
@@ -379,6 +374,6 @@ def _coarser_from_below(
     last = -(-(fine.first + len(fine.masses)) // parts)
     points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)
     losses = spacing.step / parts * (fine.first + np.arange(len(fine.masses)))
-    bins = atoms.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
-    found = lower.lower_distribution(points, bins, tilt, may_shift=False)
-    return on_lattice(first, found.masses, fine.infinite, spacing.step, up=False)
+    bins = lattice.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
+    found, _ = lower.lower_distribution(points, bins, tilt, may_shift=False)
+    return on_lattice(first, found, fine.infinite, spacing.step, up=False)

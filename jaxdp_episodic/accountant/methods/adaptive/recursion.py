@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.methods.adaptive.graph import Graph
 from jaxdp_episodic.accountant.methods.adaptive.kernel import Kernel
-from jaxdp_episodic.accountant.numerics.fourier import transform_error
+from jaxdp_episodic.accountant.numerics.lattice_sums import transform_error
 
 # Cells of transforms that are made at once, which stay in a core's cache.
 _MOST_CELLS = 2**17

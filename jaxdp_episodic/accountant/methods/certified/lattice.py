@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.losses.protocols import Profile
+from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.numerics.loops import Array
 
@@ -41,6 +41,8 @@ _ARITHMETIC_ERROR = 2e-15
 _LOSS_ROUNDING = 2e-15
 # Nats up to which `Profile.profile_error` covers that rounding.
 _LARGE_LOSS = 128.0
+# Relative rounding error of the split of an atom.
+_SPLIT_ERROR = 4e-15
 # Logarithms of a profile, and of G, below which they count as 0: `bin_masses` has
 # differences and quotients of them, which would leave the range of float64.
 _LEAST_LOG_PROFILE = -700.0
@@ -61,27 +63,6 @@ class Tails(NamedTuple):
     scaled: np.ndarray
     profile_error: np.ndarray
     scaled_error: np.ndarray
-
-
-class LatticeDistribution(NamedTuple):
-    """One distribution of one step.
-
-    Attributes:
-      index, losses, masses: (m,) lattice numbers, losses and P-masses.
-      infinite: mass at an infinite loss.
-      shift: common to all losses, which are lattice points but for it, nats.
-    """
-
-    index: np.ndarray
-    losses: np.ndarray
-    masses: np.ndarray
-    infinite: float = 0.0
-    shift: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """All of the mass: 1 up to rounding, or less in a lower distribution."""
-        return float(self.masses.sum()) + self.infinite
 
 
 class BinMasses(NamedTuple):
@@ -289,22 +270,84 @@ def merged_losses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, np.n
 
 
 def upper_masses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, float]:
-    """Masses of the upper distribution on the grid points ``points[::2]``.
+    """Masses of the upper distribution on the points, (m,), and at an infinite loss.
 
-    Returns:
-      ``((m + 1) / 2,)`` masses, and the mass that is put at an infinite loss.
+    What of a bin's mass is at its upper end is known less well than the mass itself: an
+    error of it lifts losses and adds no mass.
     """
-    top, bottom = bins.top + bins.top_error, bins.bottom + bins.mass_error
-    # An atom at a point, a grid point or not, belongs to the bin that begins there.
-    atom = np.where(points == 0, bins.atom + bins.atom_error, 0.0)
-    bottom = bottom + atom[:-1]
+    top = bins.top + bins.top_error
+    masses = np.zeros(len(points))
+    masses[1:] += top
+    masses[:-1] += np.maximum(bins.bottom + bins.top + bins.mass_error - top, 0.0)
+    masses[0] += bins.below * (1 + 1e-12)
+    masses[points == 0] += bins.atom + bins.atom_error
+    # What underflows lies above the last point as well.
+    return masses, bins.above + bins.above_error + 1e-300
+
+
+def joined_bins(points: np.ndarray, masses: np.ndarray) -> np.ndarray:
+    """Masses on ``points[::2]``: those between are split with their P- and Q-mass."""
     grid = points[::2]
     share = np.expm1(grid[:-1] - points[1::2]) / np.expm1(grid[:-1] - grid[1:])
-    middle = top[::2] + bottom[1::2]
-    masses = np.zeros(len(grid))
-    masses[:-1] += bottom[::2] + (1 - share) * middle
-    masses[1:] += top[1::2] + share * middle
-    masses[0] += bins.below * (1 + 1e-12)
-    masses[-1] += atom[-1]
-    # What underflows lies above the last grid point as well.
-    return masses, bins.above + bins.above_error + 1e-300
+    joined = masses[::2].copy()
+    joined[:-1] += (1 - share) * masses[1::2] * (1 + 4e-15)
+    joined[1:] += share * masses[1::2] * (1 + 4e-15)
+    return joined
+
+
+# --- Steps whose losses are finitely many ---
+
+
+def atoms_of(loss: FiniteValues, *, backward: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(J,) losses of one direction, and the logarithms of their masses."""
+    losses, log_masses = loss.values()
+    return (-losses, log_masses - losses) if backward else (losses, log_masses)
+
+
+def bins_of_values(
+    points: np.ndarray, loss: FiniteValues, *, backward: bool, slack: float = 0.0
+) -> BinMasses:
+    """`bin_masses` of one direction of a step with finitely many losses.
+
+    Differences of tails would know the mass of each bin to some 1e-15 of all; an atom's
+    own mass is known to as much of itself. Losses within ``slack`` of a point count as
+    that point: below it, they would cost the lower distribution a whole bin.
+    """
+    losses, log_masses = atoms_of(loss, backward=backward)
+    place = np.minimum(np.searchsorted(points, losses - slack), len(points) - 1)
+    losses = np.where(np.abs(points[place] - losses) <= slack, points[place], losses)
+    mass = np.exp(log_masses)
+    error = float(loss.profile_error()) * (1 + np.abs(log_masses) + np.abs(losses))
+    return bins_of_masses(points, losses, mass, (error + _SPLIT_ERROR) * mass)
+
+
+def bins_of_masses(
+    points: np.ndarray, losses: np.ndarray, mass: np.ndarray, error: np.ndarray
+) -> BinMasses:
+    """The same of (J,) atoms, their masses and bounds of the errors of these.
+
+    An atom at a point is in the bin that begins there.
+    """
+    cell = np.searchsorted(points, losses, side="right") - 1
+    under, over = cell < 0, cell >= len(points) - 1
+    inside = ~under & ~over
+    cell, atoms = cell[inside], losses[inside]
+    start = points[cell]
+    share = np.expm1(start - atoms) / np.expm1(start - points[cell + 1])
+
+    def summed(weights: np.ndarray) -> np.ndarray:
+        return np.bincount(cell, weights, minlength=len(points) - 1)
+
+    gain = mass[over] @ -np.expm1(points[-1] - losses[over])
+    return BinMasses(
+        bottom=summed((1 - share) * mass[inside]),
+        top=summed(share * mass[inside]),
+        top_error=summed(share * error[inside]),
+        mass_error=summed(error[inside]),
+        atom=0.0,
+        atom_error=0.0,
+        above=float(mass[over].sum()),
+        above_error=float(error[over].sum()),
+        above_gain=max(float(gain - error[over].sum()), 0.0),
+        below=float((mass + error)[under].sum()),
+    )

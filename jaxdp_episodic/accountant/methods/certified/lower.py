@@ -11,20 +11,15 @@ goes to v; B into v, but for a share y that goes to u. With
 the merged outcome has ``P >= e^u Q``, a privacy loss of at least u, where ``gain >=
 loss``, and the lower distribution says that it is u. Where the gain is less, the share
 ``gain / loss`` of what comes from below stays, and the rest goes to the grid point
-below. A gain above the loss is wasted: it makes the interval wider.
-
-The shares are chosen in two ways, and the better distribution is kept:
-
-* bin by bin (`_share_out`): x and y solve two linear equations, so that gain and loss
-  are equal to the same target at both of the bin's grid points;
-* from both ends (`_balance`): each grid point in turn gets a gain equal to its loss,
-  until only the heaviest is left. A narrow peak there would waste as much as a whole
-  bin; so all grid points are shifted together until it is balanced too.
+below. A gain above the loss is wasted: it makes the interval wider. The shares x and y
+solve two linear equations in each bin, so that gain and loss are equal to the same
+target at both of its grid points.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,29 +31,21 @@ _TARGET_SHARES = (0.7, 0.85)
 # Nats between grid points beyond which a loss is computed as at this distance: its
 # exponential would overflow, and the upper one gets at most e^-690 of the mass anyway.
 _MOST_NATS = 690.0
-# Mass from which on a grid point is balanced as a peak.
+# Mass of a grid point from which on a shift is tried.
 _PEAK_MASS = 0.05
-# Largest shift of the grid, as a share of the distance to the peak's neighbours.
+# Grid points on either side of the heaviest by which shifts are compared.
+_NEAR = 80
+# Largest shift of the grid, as a share of the distance to the heaviest point's next.
 _LARGEST_SHIFT = 0.4
-# Shifts that are tried.
-_TRIALS = 8
-# Least distance of a trial from the ends of its bracket, as a share of the bracket.
-_LEAST_SHARE = 0.05
-# Negligible waste at the heaviest grid point, over its mass and the largest shift.
-_SMALL_WASTE = 1e-7
+# Shifts of either sign that are tried, and how often the best one's distance is halved.
+_SCANNED = 4
+_HALVINGS = 9
 # Relative margin by which shares stay below the quotients they are rounded from.
 _SHARE_MARGIN = 1e-13
 # Rounding error of a sum of products over the sum of their sizes.
 _SUM_ERROR = 2e-15
 # Largest exponent of a moment by which candidates are compared.
 _MOST_EXPONENT = 300.0
-
-
-class LowerDistribution(NamedTuple):
-    """Masses ``(m,)`` on the grid points, and the shift common to all of those."""
-
-    masses: np.ndarray
-    shift: float
 
 
 class _Halves(NamedTuple):
@@ -75,41 +62,79 @@ class _Halves(NamedTuple):
 
 def lower_distribution(
     points: np.ndarray, bins: BinMasses, tilt: float, *, may_shift: bool = True
-) -> LowerDistribution:
+) -> tuple[np.ndarray, float]:
     """The best lower distribution on the grid ``points[::2]``, shifted as a whole.
 
-    Of the candidates, the one of the largest moment ``E e^{tilt L}``.
+    Of the candidates, the one of the largest moment ``E e^{tilt L}``: which target
+    wastes least depends on how steep the density is. A narrow peak beside the heaviest
+    grid point would waste as much as a whole bin, so shifts are tried.
 
     Args:
       points: (2 m - 1,) grid points and the points that split the bins between them.
       bins: of the bins between the points.
       tilt: c > 0.
       may_shift: whether the grid may be shifted.
+
+    Returns:
+      ``(m,)`` masses, and the shift that is added to all grid points.
     """
-    grid = points[::2]
-    atom = np.where(grid == 0, max(bins.atom - bins.atom_error, 0.0), 0.0)
-    halves = _halves(points, bins, 0.0)
-    # Which target wastes least depends on how steep the density is.
-    tries = [
-        LowerDistribution(_share_out(halves, target) + atom, 0.0)
-        for target in _targets(halves)
-    ]
-    around = np.append(halves.mass_a, 0.0) + np.append(0.0, halves.mass_b)
+    atom = np.where(points[::2] == 0, max(bins.atom - bins.atom_error, 0.0), 0.0)
+    shifts = {0.0}
+    if may_shift and not atom.any():
+        shifts.add(_best_shift(points, bins, tilt))
+    found = [_best_masses(points, bins, tilt, shift) for shift in shifts]
+    _, masses, shift = max(found, key=lambda one: one[0])
+    return masses + atom, shift
+
+
+def _best_masses(
+    points: np.ndarray, bins: BinMasses, tilt: float, shift: float
+) -> tuple[float, np.ndarray, float]:
+    """The moment ``E e^{tilt L}`` of the best candidate, its masses, the shift."""
+    losses = points[::2] + shift
+    tilt = min(tilt, _MOST_EXPONENT / max(float(losses[-1]), 1e-300))
+    growth = np.exp(tilt * losses)
+    halves = _halves(points, bins, shift)
+    best = -math.inf, np.zeros(len(losses)), shift
+    for target in _targets(halves):
+        masses = _share_out(halves, target)
+        # A product of BLAS would wake its threads here, see `quadrature.in_blocks`.
+        best = max(best, (float(np.sum(masses * growth)), masses, shift), key=_first)
+    return best
+
+
+def _best_shift(points: np.ndarray, bins: BinMasses, tilt: float) -> float:
+    """*Estimate* of the best shift, by what is near the heaviest grid point."""
+    mass = bins.bottom + bins.top
+    around = np.append(mass[1:], 0.0)[::2] + np.append(0.0, mass)[:-1:2]
+    around = np.append(around, mass[-1])
     heaviest = int(np.argmax(around))
-    inside = 0 < heaviest < len(grid) - 1
-    if inside and around[heaviest] > _PEAK_MASS:
-        tries += _balanced(points, bins, heaviest, _TRIALS if may_shift else 1)
-    scores = [_score(t, grid, tilt) for t in tries]
-    return tries[int(np.argmax(scores))]
+    if around[heaviest] < _PEAK_MASS or not 0 < heaviest < len(around) - 1:
+        return 0.0
+    first, last = max(heaviest - _NEAR, 0), min(heaviest + _NEAR, len(around) - 1)
+    few = points[2 * first : 2 * last + 1]
+    parts = {
+        name: getattr(bins, name)[2 * first : 2 * last]
+        for name in ("bottom", "top", "top_error", "mass_error")
+    }
+    near = bins._replace(**parts, above_gain=0.0)
+    step = _LARGEST_SHIFT * float(
+        min(np.diff(points[::2][heaviest - 1 : heaviest + 2]))
+    )
+
+    def tried(shifts: Sequence[float]) -> tuple[float, np.ndarray, float]:
+        return max((_best_masses(few, near, tilt, s) for s in shifts), key=_first)
+
+    best = tried([step * i / _SCANNED for i in range(-_SCANNED, _SCANNED + 1)])
+    step /= _SCANNED
+    for _ in range(_HALVINGS):
+        step /= 2
+        best = max(best, tried([best[2] - step, best[2] + step]), key=_first)
+    return best[2]
 
 
-def _score(bins: LowerDistribution, grid: np.ndarray, tilt: float) -> float:
-    """About the logarithm of the moment; differences of it keep their digits."""
-    tilt = min(tilt, _MOST_EXPONENT / max(float(grid[-1]), 1e-300))
-    # A product of BLAS would wake its threads here, see `quadrature.in_blocks`.
-    growth = float(np.sum(bins.masses * np.expm1(tilt * grid)))
-    growth += float(bins.masses.sum()) - 1
-    return float(np.log1p(max(growth, -1 + 1e-15))) + tilt * bins.shift
+def _first(found: tuple[float, np.ndarray, float]) -> float:
+    return found[0]
 
 
 def _halves(points: np.ndarray, bins: BinMasses, shift: float) -> _Halves:
@@ -141,110 +166,6 @@ def _halves(points: np.ndarray, bins: BinMasses, shift: float) -> _Halves:
     # The mass above the last grid point is merged into it but not counted: at a large
     # tilt it would outweigh all the rest.
     return _Halves(mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above)
-
-
-def _balanced(
-    points: np.ndarray, bins: BinMasses, heaviest: int, trials: int
-) -> list[LowerDistribution]:
-    """Candidates whose grid points are balanced in turn, at several shifts of all.
-
-    The waste at the heaviest one falls as the grid is shifted up; its zero is searched
-    for by the slope of a peak, and in a bracket by the secant.
-    """
-    grid = points[::2]
-    if bins.atom > 0 and grid[heaviest] != 0:
-        return []
-    atom = max(bins.atom - bins.atom_error, 0.0)
-    most = _LARGEST_SHIFT * min(np.diff(grid[heaviest - 1 : heaviest + 2]))
-    tries, shift = [], 0.0
-    left, right = (-most, math.nan), (most, math.nan)  # shifts, and the waste there
-    for _ in range(trials):
-        halves = _halves(points, bins, shift)
-        # the atom lies at the heaviest grid point before the shift
-        change = float(np.expm1(shift))
-        atom_gain = -atom * change - 2 * bins.atom_error * abs(change)
-        masses, waste = _balance(halves, heaviest, atom, atom_gain)
-        tries.append(LowerDistribution(masses, shift))
-        weight = max(float(masses[heaviest]), _PEAK_MASS)
-        if abs(waste) <= _SMALL_WASTE * weight * most:
-            break
-        if waste > 0:
-            left = shift, waste
-        else:
-            right = shift, waste
-        share = left[1] / (left[1] - right[1])
-        if math.isnan(share):  # no bracket yet
-            shift = float(np.clip(shift + waste / weight, -most, most))
-        else:
-            share = min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
-            shift = left[0] + share * (right[0] - left[0])
-    return tries
-
-
-def _balance(
-    halves: _Halves, heaviest: int, atom: float, atom_gain: float
-) -> tuple[np.ndarray, float]:
-    """Masses, each grid point balanced in turn from both ends to the heaviest one.
-
-    Args:
-      halves: of the bins.
-      heaviest: index, > 0, of the grid point that is balanced last.
-      atom: mass there, of the loss 0.
-      atom_gain: its ``P - e^u Q`` at the shifted grid point u, negative for a loss.
-
-    Returns:
-      ``(m,)`` masses, and gain less loss at the heaviest grid point.
-    """
-    # Bin by bin, as this loop takes most of a setting's time.
-    rows = [*zip(*(half.tolist() for half in halves[:6]), strict=True)]
-    sure, gain, here = 1 - _SHARE_MARGIN, halves.above_gain, 0.0
-    above = []
-    for mass_a, mass_b, gain_a, gain_b, loss_a, loss_b in rows[: heaviest - 1 : -1]:
-        # the upper grid point gets a loss equal to its gain
-        up, down, own = mass_b, mass_a, gain_a
-        if gain < loss_b:
-            y = 1 - gain / loss_b * sure
-            up, down, own = (1 - y) * mass_b, mass_a + y * mass_b, gain_a + y * gain_b
-        elif loss_a > 0:
-            x = (gain - loss_b) / loss_a * sure
-            x = 1.0 if x > 1 else x  # NaN stays NaN
-            up, down, own = x * mass_a + mass_b, (1 - x) * mass_a, (1 - x) * gain_a
-        above.append(here + up)
-        here, gain = down, own
-    masses = [0.0]
-    loss = from_below = 0.0
-    for mass_a, mass_b, gain_a, gain_b, loss_a, loss_b in rows[:heaviest]:
-        # the lower grid point keeps a gain equal to its loss
-        up, down, own, lost = mass_b, mass_a, gain_a, loss_b
-        if loss < gain_a:
-            x = 1 - loss / gain_a
-            up, down, own = x * mass_a + mass_b, (1 - x) * mass_a, (1 - x) * gain_a
-            lost = x * loss_a + loss_b
-        elif gain_b > 0:
-            y = (loss - gain_a) / gain_b
-            y = 1.0 if y > 1 else y
-            up, down, own = (1 - y) * mass_b, mass_a + y * mass_b, gain_a + y * gain_b
-            lost = (1 - y) * loss_b
-        kept = _kept(own, loss)
-        masses[-1] += (1 - kept) * from_below
-        masses.append(kept * from_below + down)
-        from_below, loss = up, lost
-    masses = [*masses[1:], here, *above[::-1]]
-    # an atom below its grid point is a loss too
-    kept = _kept(gain + max(atom_gain, 0.0), loss + max(-atom_gain, 0.0))
-    if atom_gain < 0 and kept < 1:
-        masses[heaviest - 1] += (1 - kept) * (from_below + atom)
-        masses[heaviest] += kept * (from_below + atom)
-    else:
-        masses[heaviest - 1] += (1 - kept) * from_below
-        masses[heaviest] += kept * from_below + atom
-    return np.array(masses), gain + atom_gain - loss
-
-
-def _kept(gain: float, loss: float) -> float:
-    """The share of what comes from below that a gain can balance."""
-    share = gain / loss * (1 - _SHARE_MARGIN) if loss > 0 else 1.0
-    return 1.0 if share > 1 else share
 
 
 def _targets(halves: _Halves) -> list[np.ndarray]:

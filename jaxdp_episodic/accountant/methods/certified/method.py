@@ -1,13 +1,14 @@
 """The "pld" method: certified intervals by composing privacy loss distributions.
 
-Each step's loss is bounded by two distributions on a lattice
-(`certified.lattice`), whose convolution powers come from Fourier transforms of the
-exponentially *tilted* distributions (`numerics.fourier`), so that the cells that matter
-are the largest and rounding stays relative to delta. What is truncated, aliased or
-rounded is bounded and added to the upper end, taken from the lower. A single step is
-read off its profile (`certified.single`). The interval holds the exact
-hockey-stick curve of the composed dominating pair, forward and backward composed
-separately and the larger taken at the end (docs/theory.md, "From profiles to answers").
+Each step's loss is bounded by two distributions on a lattice (`certified.lattice`,
+`certified.lower`), whose convolution powers come from Fourier transforms of the
+exponentially *tilted* distributions (`numerics.lattice_sums`), so that the cells that
+matter are the largest and rounding stays relative to delta. What is truncated, aliased
+or rounded is bounded and added to the upper end, taken from the lower
+(`certified.curve`). A single step is read off its profile (`certified.single`). The
+interval holds the exact hockey-stick curve of the composed dominating pair, forward and
+backward composed separately and the larger taken at the end (docs/theory.md,
+"Certified"). NumPy answers, whatever engine is asked for.
 
 Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380 (the
 upper distribution); Koskela, Jälkö, Honkela (2020), arXiv:1906.03049 (Fourier
@@ -17,19 +18,21 @@ accountant); Zhu, Dong, Wang (2022), arXiv:2106.08567 (composition of dominating
 from __future__ import annotations
 
 import operator
+import sys
+import warnings
 from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import choose_engine, using_choice
-from jaxdp_episodic.accountant.methods.certified import refine, single
-from jaxdp_episodic.accountant.methods.certified.interval_state import (
-    Setting,
+from jaxdp_episodic.accountant._engine import using_choice
+from jaxdp_episodic.accountant.losses.protocols import BoundingPair
+from jaxdp_episodic.accountant.methods.certified import single
+from jaxdp_episodic.accountant.methods.certified.composition import (
+    Interval,
     Step,
-    Tolerance,
+    certified_ends,
 )
-from jaxdp_episodic.accountant.methods.certified.transform import LARGEST_LATTICE
-from jaxdp_episodic.accountant.methods.certified.window import Target
+from jaxdp_episodic.accountant.methods.certified.plan import Target
 from jaxdp_episodic.accountant.methods.closed_form import (
     composed,
     have_closed_form,
@@ -43,43 +46,32 @@ from jaxdp_episodic.accountant.methods.rdp.total_variation import (
 )
 from jaxdp_episodic.accountant.methods.run import Run
 
-# Settings refined together; memory is in proportion to it.
-_BLOCK = 64
-# Minimum number of settings for which compiling JAX's transforms pays.
-BREAK_EVEN = 20_000
+# Number of settings for which compiling pays: none.
+BREAK_EVEN = sys.maxsize
 # Width of epsilon that is enough if no other is asked for, as a share of it.
 DEFAULT_EPSILON_SHARE = 1e-4
 # The same in nats, where that is more.
 DEFAULT_EPSILON_WIDTH = 1e-7
 # Width of delta that is enough if no other is asked for, as a share of it.
 DEFAULT_DELTA_SHARE = 1e-3
-# First width of a plan for that of epsilon over it. At 1.2 a third of 160 random ones
-# took a second lattice, at 1 a quarter; a finer one costs little more.
-_DEFAULT_SCALE = 1.0
-# Most cells of a lattice for these widths.
-_FINE_LATTICE = 2**19
-# Widths for which the largest lattice is tried where they were missed.
-_COARSE_EPSILON = Tolerance(1e-4, 0.01, LARGEST_LATTICE)
-_COARSE_DELTA = Tolerance(0.0, 0.02, LARGEST_LATTICE)
-# Refinements of one setting, at most.
-_MOST_REFINEMENTS = 14
+# Cells of the largest lattice: 32 MiB for an array, about 20 of them live.
+LARGEST_LATTICE = 2**22
+# Most cells of a lattice where no width is asked for.
+_USUAL_LATTICE = 2**20
 # Share of the lower and of the upper end's width left to the lattice where the bounding
 # pairs of epochs take the rest. A lattice finer than the spacing of their losses wastes
 # mass of the lower distribution.
 _SHARE_OF_LATTICE = (0.3, 0.1)
-# Refinements after which a tolerance is given up if there is no lower end yet.
-_FRUITLESS_REFINEMENTS = 2
 # Steps whose rounding errors alone are nats of log(delta).
 _MOST_STEPS = 1e14
 # Shift, in deviations of the noise, beyond which single losses need a lattice each.
 _LARGEST_SHIFT = 1e6
-# Spacing in nats beyond which the lower distribution is useless: for such losses, as of
-# hardly any noise, refinements find the upper end alone, and it is near.
-_WIDEST_SPACING = 300.0
 # Relative rounding error of Rényi's bound.
 _RDP_ROUNDING = 1e-13
 # log(delta) below which the masses behind delta underflow.
 _LEAST_LOG_DELTA = -550.0
+# Relative distance by which rounding may let ends cross.
+_CROSSING = 1e-9
 
 
 def pld_answer(question: Question, run: Run) -> Answer:
@@ -111,7 +103,7 @@ def pld_bounds(
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
-    with using_choice(choose_engine(target.size, BREAK_EVEN, run.losses)):
+    with using_choice("numpy"):
         below, above = run.certified(up=False), run.certified(up=True)
         if all(map(operator.is_, below.losses, run.losses)):
             lower, upper = _bounds(question, run, width)
@@ -148,7 +140,9 @@ def _end_of_bounding_run(
     left = shifted.given_kept(log_kept, up=up)
     hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
-    end = _bounds(left, bounding, width, share=_SHARE_OF_LATTICE[up])[up]
+    from_tables = any(isinstance(loss, BoundingPair) for loss in bounding.losses)
+    share = _SHARE_OF_LATTICE[up] if from_tables else 1.0
+    end = _bounds(left, bounding, width, share)[up]
     nothing = np.zeros(end.shape)
     answer = Answer(end, nothing, nothing)
     end = shifted.with_failure(answer, log_kept, up=up).value
@@ -193,37 +187,24 @@ def _bounds(
             upper[i] = max(min(upper[i], value + error), lower[i])
             open_[i] = False
     steps = _steps_of(run)
-    # Each with the indices of what its ends are.
-    settings: list[tuple[int | None, int | None, Setting]] = []
-
-    def add(lower_of: int | None, upper_of: int | None, steps: tuple[Step, ...]):
-        i = lower_of if upper_of is None else upper_of
+    shift_off = shift_error(run)
+    most = _USUAL_LATTICE if width is None else LARGEST_LATTICE
+    for i in np.flatnonzero(open_).tolist():
         given = float(question.target[i])
         target = Target(given, question.is_epsilon, absolute, relative)
-        most = _FINE_LATTICE if width is None else LARGEST_LATTICE
-        setting = Setting(steps, target, question.nothing, float(upper[i]), most)
-        if width is None and question.is_epsilon:
-            setting.scale = _DEFAULT_SCALE
-        settings.append((lower_of, upper_of, setting))
-
-    shift_off = shift_error(run)
-    for i in np.flatnonzero(open_).tolist():
+        known = Interval(question.nothing, float(upper[i]))
         if shift[i] > 0:
             # The shift is rounded: a smaller and a larger one.
             less, more = (
-                (Step(one_gaussian(shift[i] * factor), 1.0),)
+                _ends(
+                    (Step(one_gaussian(shift[i] * factor), 1.0),), target, known, most
+                )
                 for factor in (1 - shift_off, 1 + shift_off)
             )
-            add(i, None, less)
-            add(None, i, more)
+            found = Interval(less.lower, more.upper)
         else:
-            add(i, i, steps[i])
-    _solve([setting for *_, setting in settings])
-    for lower_of, upper_of, setting in settings:
-        if lower_of is not None:
-            lower[lower_of] = setting.lower
-        if upper_of is not None:
-            upper[upper_of] = setting.upper
+            found = _ends(steps[i], target, known, most)
+        lower[i], upper[i] = found
     enough = np.maximum(absolute, relative * lower if question.is_epsilon else relative)
     with np.errstate(invalid="ignore"):  # both infinite
         left = np.flatnonzero(~settled & ~(upper - lower <= enough))
@@ -263,89 +244,35 @@ def _steps_of(run: Run) -> list[tuple[Step, ...]]:
     return [tuple(row.values()) for row in rows]
 
 
-def _solve(settings: list[Setting]) -> None:
-    """Narrows the ends of all settings, block by block."""
-    for start in range(0, len(settings), _BLOCK):
-        _solve_block(settings[start : start + _BLOCK])
+def _ends(
+    steps: tuple[Step, ...], target: Target, known: Interval, most_cells: int
+) -> Interval:
+    """The ends of one setting, or what is known of it before.
 
-
-def _solve_block(block: list[Setting]) -> None:
-    """Narrows the ends of settings together; none costs the others theirs.
-
-    A number out of float64's range ends it for a setting by itself, which keeps the
-    certified ends that it has by then.
+    A number out of float64's range ends the search.
     """
     try:
         # What overflows is inf, and no end is changed by inf or NaN.
         with np.errstate(all="ignore"):
-            _refine(block)
+            if len(steps) > 1 or steps[0].count > 1:
+                found = certified_ends(steps, target, known, most_cells)
+            elif target.of_epsilon:
+                found = single.epsilon_ends(steps[0].loss, target.given, known.upper)
+            else:
+                at = np.array([target.given])
+                found = (float(e[0]) for e in single.log_delta_ends(steps[0].loss, at))
+            low, high = found
     except ArithmeticError:
-        if len(block) > 1:
-            for setting in block:
-                _solve_block([setting])
-
-
-def _refine(block: list[Setting]) -> None:
-    single.narrow([s for s in block if single.is_single(s)])
-    block = [s for s in block if not single.is_single(s)]
-    refine.evaluate_coarsely(block)
-    for _ in range(_MOST_REFINEMENTS):
-        block = [s for s in block if _unfinished(s)]
-        if not block:
-            break
-        refine.lay_grids(block)
-        refine.compose(block)
-
-
-def _unfinished(setting: Setting) -> bool:
-    """Whether the ends are too far apart and something can be done about it."""
-    width, enough = _widths(setting)
-    if setting.contradicted:
-        return False
-    failed = setting.out_of_memory or setting.last_attempt
-    unknown = setting.lower <= (0.0 if setting.target.of_epsilon else -np.inf)
-    tried = setting.refinements - setting.tolerance_since
-    failed |= unknown and tried >= _FRUITLESS_REFINEMENTS
-    if width <= enough or failed:
-        return _has_another_tolerance(setting, failed)
-    if setting.spacing > _WIDEST_SPACING and not setting.has_no_estimate:
-        return False
-    if setting.least_spacing > 0:
-        pass  # a coarser lattice is to be tried, nothing else
-    elif setting.has_no_estimate:
-        if setting.refinements:
-            setting.scale *= 0.7
-    elif setting.refinements:
-        setting.scale *= min(max(0.7 * enough / width, 0.1), 0.4)
-    return True
-
-
-def _has_another_tolerance(setting: Setting, failed: bool) -> bool:
-    """Sets the next width to try, after one that was reached or was not; if any.
-
-    A fine one that was missed is followed by a coarse one, which may have the largest
-    lattice; and where nothing was known at first, the fine one is tried once more. Of
-    epsilon the fine one is worth the largest lattice at last: few need it.
-    """
-    if failed and setting.most_cells == LARGEST_LATTICE:
-        return False
-    if failed:
-        of_epsilon = setting.target.of_epsilon
-        fine = Tolerance(*setting.target[2:], setting.most_cells)
-        following = [_COARSE_EPSILON if of_epsilon else _COARSE_DELTA]
-        following += [] if any(setting.known) else [fine]
-        if of_epsilon:
-            following.append(fine._replace(most_cells=LARGEST_LATTICE))
-        setting.next_tolerances = following
-    while setting.next_tolerances:
-        setting.set_tolerance(setting.next_tolerances.pop(0))
-        width, enough = _widths(setting)
-        if width > enough:
-            return True
-    return False
-
-
-def _widths(setting: Setting) -> tuple[float, float]:
-    target = setting.target
-    width = setting.upper - setting.lower
-    return width, target.enough(setting.lower) if target.of_epsilon else target.relative
+        return known
+    # Relative to epsilon; absolute for log(delta).
+    if high < low - _CROSSING * (abs(low) + (not target.of_epsilon)):
+        warnings.warn(
+            "certified ends cross: a fault of the certified method, please report it "
+            "with the question that was asked; the answer is Rényi's bound instead",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return known
+    # NaN, as the second, is never taken.
+    high = min(known.upper, high)
+    return Interval(min(high, max(known.lower, low)), high)

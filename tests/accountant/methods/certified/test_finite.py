@@ -10,11 +10,9 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
-from jaxdp_episodic.accountant.methods.certified import atoms, lattice, method
-from jaxdp_episodic.accountant.methods.certified.hockey_stick import (
-    CertifiedDistribution,
-    certified_epsilon,
-)
+from jaxdp_episodic.accountant.methods.certified import lattice, method
+from jaxdp_episodic.accountant.methods.certified.curve import Curve
+from jaxdp_episodic.accountant.numerics.lattice_sums import LatticeSum
 
 LONG = np.longdouble
 
@@ -149,18 +147,20 @@ def test_an_atom_is_read_off_cells_of_any_width(spacing, tilt):
     """All mass at the loss 3: delta is ``1 - e^(epsilon - 3)``."""
     cells = np.zeros(256)
     cells[127] = 1.0
-    start, delta = 3.0 - 127 * spacing, 0.01
-    truth = 3 + math.log1p(-delta)
-    dist = CertifiedDistribution(
-        cells, (0.0, 0.0), (0.0, 0.0), start, spacing, tilt, 3 * tilt, 0.0, 0.0, 0.0
+    start, log_delta = 3.0 - 127 * spacing, math.log(0.01)
+    truth = 3 + math.log1p(-0.01)
+    whole = LatticeSum(
+        cells, (0.0, 0.0), (0.0, 0.0), start, spacing, tilt, 3 * tilt, 0.0, 0.0
     )
     with np.errstate(all="ignore"):
-        high, _ = certified_epsilon(dist, math.log(delta), certify_upper=True)
-        low, _ = certified_epsilon(dist, math.log(delta), certify_upper=False)
+        curve = Curve.of(whole, 0.0, up=True)
+        near = curve.estimated_epsilon(log_delta, 2.5)
+        high = curve.epsilon(log_delta, near)
+        low = Curve.of(whole, 0.0, up=False).epsilon(log_delta, near)
         assert low <= truth <= high <= 3 * (1 + 1e-12)
         # What is known is lost to overflow, and goes to the safe side.
-        broken = dist._replace(rounding=(math.inf, math.inf))
-        assert certified_epsilon(broken, -4.6, certify_upper=True)[0] >= truth
+        broken = Curve.of(whole._replace(rounding=(math.inf, math.inf)), 0.0, up=True)
+        assert broken.epsilon(-4.6, 2.5) >= truth
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3, 4, 5, 6, -2, 9])
@@ -178,10 +178,10 @@ def test_an_upper_distribution_keeps_all_mass(zero):
     points = 0.3 * (np.arange(7) - zero)
     ((own, other),) = lattice.evaluate_tails([loss], [points])
     by_tails = lattice.bin_masses(points, own, other)
-    by_atoms = atoms.bin_masses_of_atoms(points, loss, 1)
-    assert by_atoms is not None
+    by_atoms = lattice.bins_of_values(points, loss, backward=False)
     for dist in (by_tails, by_atoms):
         masses, infinite = lattice.upper_masses(points, dist)
+        masses = lattice.joined_bins(points, masses)
         assert masses.sum() + infinite == pytest.approx(1.0, abs=1e-11)
         assert masses.sum() + infinite >= 1 - 1e-15
         grid = points[::2]

@@ -1,0 +1,413 @@
+"""Certified ends of one setting: plan, lattice, ends; at most three times a direction.
+
+Every function is pure: a plan is made from coarse losses and an earlier plan's
+estimate, a lattice from the plan, the ends from the lattice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.protocols import (
+    BoundingPair,
+    FiniteValues,
+    Profile,
+)
+from jaxdp_episodic.accountant.methods.certified import lattice, lower
+from jaxdp_episodic.accountant.methods.certified.curve import (
+    Curve,
+    chernoff_epsilon,
+    chernoff_log_delta,
+)
+from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses, Tails
+from jaxdp_episodic.accountant.methods.certified.plan import (
+    CoarseLoss,
+    Estimate,
+    Plan,
+    Target,
+    aligned,
+    center_of,
+    coarse_points,
+    graded_grid,
+    make_plan,
+    with_splits,
+)
+from jaxdp_episodic.accountant.numerics.lattice_sums import (
+    Summand,
+    lattice_sum,
+    log_sum,
+    tilted,
+)
+
+# Plans of one direction, at most.
+_MOST_PLANS = 3
+# P-mass of a bin above which a peak may be in it.
+_PEAK_MASS = 1e-3
+# Moves of a center, at most; share of the spacing that its last one may be.
+_MOST_MOVES = 6
+_NEAR_PEAK = 3e-8
+# Distance of the center below the peak: a share of the spacing, and so many nats for
+# rounding.
+_BELOW_PEAK = 1e-7
+_LEAST_BELOW = 2e-14
+# Share of the spacing within which atoms are in one cell.
+_ONE_CELL = 0.9
+# Length of a lattice over that of the window by the coarse losses.
+_SPARE_LENGTH = 1.03
+# Change of the spacing below which another plan is hardly better than the one before.
+_LITTLE = 0.8
+# Heaviest atoms of a step that the lattice is to meet.
+_MOST_ANCHORS = 8
+# Tilted mass from which on an atom counts as heavy.
+_HEAVY = 1e-4
+# Share by which an anchor lies below the largest loss, which is rounded.
+_BESIDE = 1e-11
+# Share of the spacing within which an atom counts as at a lattice point.
+_AT_POINT = 1e-9
+# Largest total mass of an upper distribution: beyond, its tails are known too poorly.
+_MOST_MASS = 1e-2
+
+
+class Step(NamedTuple):
+    """One step of one setting, with scalar fields, and how often it is taken."""
+
+    loss: Profile
+    count: float
+
+
+class Interval(NamedTuple):
+    """Certified ends of epsilon or of log(delta)."""
+
+    lower: float
+    upper: float
+
+
+class Direction(NamedTuple):
+    """The steps in one direction: coarse losses, and their upper distributions.
+
+    Attributes:
+      steps: what is composed.
+      backward: whether P and Q are exchanged.
+      coarse: of each step.
+      uppers: of each step an upper distribution, and its mass at an infinite loss.
+      expected: *estimate* of the answer.
+    """
+
+    steps: Sequence[Step]
+    backward: bool
+    coarse: list[CoarseLoss]
+    uppers: list[tuple[Summand, float]]
+    expected: Plan
+
+
+class Lattice(NamedTuple):
+    """Both distributions of all steps on one lattice.
+
+    Attributes:
+      spacing: of the lattice, nats.
+      offsets: a point of the sum of the lower and of the upper distributions.
+      uppers, lowers: of each step.
+      infinite: mass of the sum's upper distribution at an infinite loss.
+      displaced: bound of the error of the sum's losses, nats.
+    """
+
+    spacing: float
+    offsets: tuple[float, float]
+    uppers: list[Summand]
+    lowers: list[Summand]
+    infinite: float
+    displaced: float
+
+
+def certified_ends(
+    steps: Sequence[Step], target: Target, unknown: Interval, most_cells: int
+) -> Interval:
+    """The ends of the larger direction's answer; ``unknown`` where they are wider."""
+    backward = [False]
+    if not all(step.loss.is_symmetric for step in steps):
+        backward.append(True)
+    directions = [_direction(steps, target, backward=b) for b in backward]
+    directions.sort(key=lambda d: d.expected.bound, reverse=True)
+    ends: list[Interval] = []
+    for direction in directions:
+        most = _chernoff(direction, target)
+        found = max((e.lower for e in ends), default=unknown.lower)
+        if ends and most <= found:
+            ends.append(Interval(unknown.lower, most))
+            continue
+        start = Interval(unknown.lower, min(most, unknown.upper))
+        ends.append(_narrowed(direction, target, start, found, most_cells))
+    low, high = (max(end) for end in zip(*ends, strict=True))
+    return Interval(low, min(high, unknown.upper))
+
+
+def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Direction:
+    """Evaluates the steps coarsely."""
+    grids = [coarse_points(step.loss.hints()) for step in steps]
+    points = [with_splits(grid) for grid in grids]
+    tails = _tails(steps, points, backward=backward)
+    coarse, uppers = [], []
+    for step, grid, each, own in zip(steps, grids, points, tails, strict=True):
+        bins = lattice.bin_masses(each, *own)
+        coarse.append(CoarseLoss.of(each, bins, step.count))
+        masses, infinite = lattice.upper_masses(each, bins)
+        masses = lattice.joined_bins(each, masses)
+        uppers.append((Summand(grid, grid, masses, step.count), infinite))
+    return Direction(
+        steps, backward, coarse, uppers, make_plan(coarse, target, None, 1.0)
+    )
+
+
+def _tails(
+    steps: Sequence[Step], points: Sequence[np.ndarray], *, backward: bool
+) -> list[tuple[Tails, Tails]]:
+    """The direction's own tails and the other's of each step: a batch a mechanism."""
+    result: list[tuple[Tails, Tails] | None] = [None] * len(steps)
+    for kind in {type(step.loss) for step in steps}:
+        members = [i for i, step in enumerate(steps) if type(step.loss) is kind]
+        found = lattice.evaluate_tails(
+            [steps[i].loss for i in members], [points[i] for i in members]
+        )
+        for i, (forward, other) in zip(members, found, strict=True):
+            result[i] = (other, forward) if backward else (forward, other)
+    return [tails for tails in result if tails is not None]
+
+
+def _chernoff(direction: Direction, target: Target) -> float:
+    """*Upper bound* of the answer by the coarse upper distributions alone."""
+    summands = [upper for upper, _ in direction.uppers]
+    infinite = sum(upper.count * lost for upper, lost in direction.uppers)
+    whole, *_ = tilted(summands, direction.expected.tilt)
+    displaced = _displacement(direction.steps)
+    whole = whole._replace(shift=whole.shift + displaced)
+    bound = chernoff_epsilon if target.of_epsilon else chernoff_log_delta
+    found = bound(whole, infinite, target.given)
+    return found if math.isfinite(found) else math.inf if target.of_epsilon else 0.0
+
+
+def _displacement(steps: Sequence[Step]) -> float:
+    """Bound of how far computed losses are from the true ones, in all steps."""
+    return sum(step.count * lattice.displacement(step.loss) for step in steps)
+
+
+def _narrowed(
+    direction: Direction, target: Target, ends: Interval, enough: float, most_cells: int
+) -> Interval:
+    """The ends by at most three plans; an upper end of ``enough`` ends the search."""
+    known, scale, coarser = None, 1.0, 1.0
+    before, plan = None, direction.expected
+    for _ in range(_MOST_PLANS):
+        spacing = coarser * max(plan.spacing, _SPARE_LENGTH * plan.length / most_cells)
+        if before and spacing > max(plan.spacing, _LITTLE * before.spacing):
+            break  # no lattice is much finer
+        plan = plan._replace(spacing=spacing, widest=max(plan.widest, spacing))
+        laid = _lattice(direction, plan)
+        found = laid and _ends(laid, plan, target, known, most_cells)
+        if found is None:
+            coarser *= 2
+        else:
+            ends = Interval(
+                max(ends.lower, found[0].lower), min(ends.upper, found[0].upper)
+            )
+            wanted = target.enough(ends.lower) if target.of_epsilon else target.relative
+            width = ends.upper - ends.lower
+            if width <= wanted or ends.upper <= enough:
+                break
+            # Of a plan by a guess alone the errors say little.
+            share = min(max(0.7 * wanted / width, 0.1), 0.7)
+            # The error of atoms off the lattice is of first order in the spacing.
+            has_atoms = any(isinstance(s.loss, FiniteValues) for s in direction.steps)
+            share = share**2 if has_atoms else share
+            scale *= share if known or has_atoms else 0.7
+            known, before = found[1], plan
+        plan = make_plan(direction.coarse, target, known, scale)
+    return ends
+
+
+def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
+    """Both distributions of every step; None where they take too many grid points."""
+    steps, backward = direction.steps, direction.backward
+    anchors, distances, weights = [], [], []
+    for step, coarse in zip(steps, direction.coarse, strict=True):
+        places, weight = _anchors(step.loss, coarse, plan.tilt, backward=backward)
+        anchors.append(places.tolist())
+        distances.append(places[1:] - places[0])
+        weights.append(step.count * weight[1:])
+    finest = [
+        float(step.loss.least_spacing())
+        for step in steps
+        if isinstance(step.loss, BoundingPair)
+    ]
+    furthest = max(abs(each[0]) for each in anchors)
+    spacing = max(plan.spacing, *finest, 1e-12 * furthest)
+    spacing = aligned(spacing, np.concatenate(distances), np.concatenate(weights))
+    centers = _centered(direction, anchors, spacing)
+    grids, points = [], []
+    for step, each, center, span in zip(
+        steps, anchors, centers, plan.ranges, strict=True
+    ):
+        if isinstance(step.loss, FiniteValues):
+            losses, _ = lattice.atoms_of(step.loss, backward=backward)
+            below = np.floor((losses - center) / spacing)
+            grid = np.unique(np.concatenate([below - 1, below, below + 1]))
+        else:
+            grid = graded_grid([center, *each[1:]], spacing, plan, span)
+        if not len(grid):
+            return None
+        grids.append(grid)
+        points.append(with_splits(center + grid * spacing))
+    bins = _bins(direction, points, spacing)
+    uppers, lowers, shifts, infinite, displaced = [], [], [], 0.0, _displacement(steps)
+    for step, grid, each, here in zip(steps, grids, points, bins, strict=True):
+        masses, lost = lattice.upper_masses(each, here)
+        masses = lattice.joined_bins(each, masses)
+        if not masses.sum() + lost <= 1 + _MOST_MASS:
+            return None  # NaN, or losses too close to each other for their tails
+        infinite += step.count * lost
+        uppers.append(Summand(grid, each[::2], masses, step.count))
+        masses, shift = lower.lower_distribution(each, here, plan.tilt)
+        lowers.append(Summand(grid, each[::2] + shift, masses, step.count))
+        shifts.append(step.count * shift)
+        displaced += step.count * float(
+            lattice.loss_rounding(np.abs(each[[0, -1]]).max())
+        )
+        if isinstance(step.loss, FiniteValues):
+            displaced += step.count * _AT_POINT * spacing
+    offset = math.fsum(
+        step.count * center for step, center in zip(steps, centers, strict=True)
+    )
+    low = offset + math.fsum(shifts)
+    return Lattice(spacing, (low, offset), uppers, lowers, infinite, displaced)
+
+
+def _bins(
+    direction: Direction, points: Sequence[np.ndarray], spacing: float
+) -> list[BinMasses]:
+    """Masses of the bins between the points of every step."""
+    steps, backward = direction.steps, direction.backward
+    smooth = [not isinstance(step.loss, FiniteValues) for step in steps]
+    tails = iter(
+        _tails(
+            [step for step, is_smooth in zip(steps, smooth, strict=True) if is_smooth],
+            [each for each, is_smooth in zip(points, smooth, strict=True) if is_smooth],
+            backward=backward,
+        )
+    )
+    return [
+        lattice.bins_of_values(
+            each, step.loss, backward=backward, slack=_AT_POINT * spacing
+        )
+        if isinstance(step.loss, FiniteValues)
+        else lattice.bin_masses(each, *next(tails))
+        for step, each in zip(steps, points, strict=True)
+    ]
+
+
+def _anchors(
+    loss: Profile, coarse: CoarseLoss, tilt: float, *, backward: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Losses of a mass of their own, or a peak, the heaviest first, and tilted masses.
+
+    Off the lattice an atom would cost the lower distribution up to a whole cell.
+    """
+    peak = 0.0 if loss.is_symmetric else center_of(coarse)
+    only_peak = np.array([peak]), np.ones(1)
+    if isinstance(loss, FiniteValues):
+        places, log_mass = lattice.atoms_of(loss, backward=backward)
+    elif loss.may_have_atoms:
+        ends = [float(loss.largest_loss(backward=b)) for b in (backward, not backward)]
+        places = np.array([ends[0], -ends[1]]) * (1 - _BESIDE)
+        places = places[np.isfinite(places)]
+        if not len(places):
+            return only_peak
+        own, other = loss.log_tails(np.abs(places))[:: -1 if backward else 1]
+        above, below = np.logaddexp(*own), np.logaddexp(*other)
+        log_mass = np.where(places > 0, above, below + places)
+    else:
+        return only_peak
+    moment = float(coarse.log_moment(np.array([tilt]))[0])
+    weight = np.exp(log_mass + tilt * places - moment / coarse.count)
+    order = np.argsort(-weight)
+    order = order[weight[order] > _HEAVY][:_MOST_ANCHORS]
+    return (places[order], weight[order]) if len(order) else only_peak
+
+
+def _centered(
+    direction: Direction, anchors: Sequence[Sequence[float]], spacing: float
+) -> list[float]:
+    """The first anchors; a peak is moved to ``log(P / Q)`` of the bin about it.
+
+    A peak narrower than the spacing would cost the lower distribution a whole bin if it
+    were not at a point of the lattice.
+    """
+    centers = [each[0] for each in anchors]
+    for i, step in enumerate(direction.steps):
+        if isinstance(step.loss, FiniteValues):
+            # Several atoms in one cell are a peak as well.
+            losses, log_mass = lattice.atoms_of(step.loss, backward=direction.backward)
+            near = np.abs(losses - centers[i]) < _ONE_CELL * spacing
+            if near.sum() > 1:
+                losses, log_mass = losses[near], log_mass[near]
+                centers[i] = log_sum(log_mass) - log_sum(log_mass - losses)
+                centers[i] -= _BELOW_PEAK * spacing
+    peaks = [
+        i
+        for i, step in enumerate(direction.steps)
+        if not isinstance(step.loss, FiniteValues) and len(anchors[i]) == 1
+    ]
+    # Of a symmetric loss the bin about 0 is centered.
+    moving = [i for i in peaks if not direction.steps[i].loss.is_symmetric]
+    half = np.array([-0.5, 0.5]) * spacing
+    for _ in range(_MOST_MOVES):
+        steps = [direction.steps[i] for i in moving]
+        points = [centers[i] + half for i in moving]
+        tails = _tails(steps, points, backward=direction.backward)
+        before, moving = moving, []
+        for i, grid, own in zip(before, points, tails, strict=True):
+            mass, loss = lattice.merged_losses(grid, lattice.bin_masses(grid, *own))
+            if mass[0] > _PEAK_MASS and grid[0] < loss[0] < grid[1]:
+                if abs(loss[0] - centers[i]) > _NEAR_PEAK * spacing:
+                    moving.append(i)
+                centers[i] = float(loss[0])
+    # A little below: above its peak a point would keep nothing of it.
+    for i in peaks:
+        centers[i] -= _BELOW_PEAK * spacing + _LEAST_BELOW
+    return centers
+
+
+def _ends(
+    laid: Lattice, plan: Plan, target: Target, known: Estimate | None, most_cells: int
+) -> tuple[Interval, Estimate] | None:
+    """Certified ends by both distributions, and an estimate; None: too many cells."""
+    curves = []
+    for summands, infinite, up in (
+        (laid.lowers, 0.0, False),
+        (laid.uppers, laid.infinite, True),
+    ):
+        whole = lattice_sum(
+            summands,
+            laid.spacing,
+            laid.offsets[up],
+            plan.tilt,
+            plan.log_cut,
+            plan.epsilon,
+            most_cells,
+        )
+        if whole is None:
+            return None
+        whole = whole._replace(shift=whole.shift + laid.displaced)
+        curves.append(Curve.of(whole, infinite, up=up))
+    lower_curve, upper = curves
+    near = known.epsilon if known else plan.epsilon
+    if not target.of_epsilon:
+        log_delta, slope = upper.estimate(target.given)
+        low, high = (c.log_delta(target.given) for c in (lower_curve, upper))
+        return Interval(low, high), Estimate(target.given, log_delta, slope)
+    at = upper.estimated_epsilon(target.given, near)
+    estimate = Estimate(at, target.given, upper.estimate(at)[1])
+    ends = (c.epsilon(target.given, at) for c in (lower_curve, upper))
+    return Interval(*ends), estimate

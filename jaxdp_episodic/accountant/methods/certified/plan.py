@@ -1,0 +1,516 @@
+"""Plans of privacy loss lattices: tilt, window of the sum, spacing, grid of each step.
+
+S is the sum of all steps' losses, ``M(c) = E e^{c S}`` and ``c > 0`` the *tilt*. As
+``e^{-c x} (1 - e^{-x}) <= e^{w(c)}`` for ``x > 0`` (`curve.log_weight`), Chernoff's
+bound is
+
+    delta(eps) = E (1 - e^{eps - S})_+ <= e^{log M(c) - c eps + w(c)}.
+
+The lattice holds the tilted distribution ``P_c(s) = e^{c s} P(s) / M(c)``, whose mass
+is where S is about eps.
+
+Everything here is an *estimate* from coarse distributions of the losses: it decides how
+wide the certified interval of `certified.method` becomes, never whether it holds.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.privacy_loss import Hints
+from jaxdp_episodic.accountant.methods.certified.curve import log_weight
+from jaxdp_episodic.accountant.methods.certified.lattice import (
+    BinMasses,
+    merged_losses,
+)
+
+# Nats at which the loss of every mechanism is evaluated: eight a decade.
+_ANY_LOSSES = np.geomspace(1e-10, 1e4, 113)
+# Standard deviations of a Gaussian loss up to which there are points about its mean.
+_LARGEST_DEVIATION = 12.0
+# Shift up to which evenly spaced points cover a Gaussian loss from 0 on.
+_LARGEST_SHIFT = 100.0
+# Points about the mean of the loss of a larger shift, and further ones beyond.
+_POINTS_ABOUT_MEAN = 97
+_FAR_POINTS = 160
+# Smallest point, relative to the scale of small losses.
+_LEAST_LOSS = 1e-4
+# First grid of tilts, in 1/nat, two a decade; small ones are for large losses.
+_TILTS = np.geomspace(1e-18, 1e8, 53)
+# Second grid, as factors of the best tilt of the first.
+_FINER_TILTS = np.geomspace(10**-0.5, 10**0.5, 13)
+# Relative distances of the tilts that bound what lies outside of the window.
+_TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
+# Factors of tilts tried for a shorter window.
+_SMALLER_TILTS = 10.0 ** (-np.arange(9) / 6)
+# Share of the planned width for the mass outside of the window.
+_CUT_SHARE = 0.01
+# Share of delta's relative width for single losses beyond the lattice.
+_RARE_SHARE = 0.05
+# Relative width of delta that these may cost where epsilon is asked for and the slope
+# of delta is not known yet.
+_FIRST_RELATIVE_WIDTH = 0.02
+# log(Chernoff bound / delta) as it is guessed for windows, and the same for delta,
+# which may be far below the bound.
+_FIRST_RESERVE = 6.0
+_FIRST_RESERVE_OF_DELTA = 12.0
+# log(Chernoff bound / delta) from which on single large losses make up the sum.
+_FAR_BOUND = 4.0
+# Nats of Chernoff's bound that are given up for a smaller tilt there.
+_SPARED = 2.0
+# Nats of log(delta) of a bound that are given up where delta is near 1.
+_NEAR_ONE = 0.1
+# Largest product of a tilt and the width of epsilon that is enough.
+_STEEPEST = 50.0
+# Smallest log(delta) that is planned for; below -745 float64 underflows.
+_LEAST_LOG_DELTA = -600.0
+# Most losses that make up a sum where single large losses do.
+_LARGE_LOSSES = 3.0
+# Spacings that are tried, nats.
+_SPACINGS = np.geomspace(1e-13, 4e12, 640)
+# Share of the width asked for that the lattice may cost.
+_LATTICE_SHARE = 0.35
+# Share that wider bins may cost.
+_GRID_SHARE = 0.05
+# Largest exponent of a tilt across a bin wider than a nat.
+_WIDEST_TILTED = 0.1
+# Spacings from an anchor within which every point of the lattice is a grid point:
+# where the density is steep the lower distribution's error is not of second order.
+_DENSE = 256
+# Width of a bin beyond, over its distance from there.
+_GROWTH = 0.005
+# Lattice number beyond which points are not told apart.
+_FURTHEST = 2.0**40
+# Spacings that are tried for a lattice that meets several atoms.
+_MOST_TRIED = 2000
+# Share of the spacing below a point at which an atom counts as that point.
+_ROUNDING = 1e-9
+# Most grid points of one step.
+_MOST_POINTS = 2**18
+
+
+class Target(NamedTuple):
+    """What is asked of one setting: delta at an epsilon, or epsilon at a delta."""
+
+    given: float  # log(delta), or epsilon; nats
+    of_epsilon: bool  # whether epsilon is asked for, so that log(delta) is given
+    absolute: float  # width of epsilon that is enough, nats
+    relative: float  # width that is enough, as a share of epsilon or of delta
+
+    def enough(self, epsilon: float) -> float:
+        """The width of an interval about this epsilon that is enough, nats."""
+        return max(self.absolute, self.relative * epsilon)
+
+
+class Estimate(NamedTuple):
+    """Delta at epsilon by an earlier plan; ``slope = -d log(delta) / d epsilon``."""
+
+    epsilon: float
+    log_delta: float
+    slope: float
+
+
+class CoarseLoss(NamedTuple):
+    """One step's loss in one direction, coarsely: b cells in order.
+
+    Attributes:
+      mass, loss: (b,) P-mass of each cell and ``log(P / Q)`` of it.
+      edges: (b + 1,) between the cells.
+      above: (b + 1,) P-mass above each edge.
+      count: how often the step is taken.
+    """
+
+    mass: np.ndarray
+    loss: np.ndarray
+    edges: np.ndarray
+    above: np.ndarray
+    count: float
+
+    @classmethod
+    def of(cls, points: np.ndarray, bins: BinMasses, count: float) -> CoarseLoss:
+        """By cells between the points, and the atom at 0 as a cell of its own."""
+        mass, loss = merged_losses(points, bins)
+        zero = int(np.searchsorted(points, 0.0))
+        above = bins.above + np.append(np.cumsum(mass[::-1])[::-1], 0.0)
+        above[: zero + 1] += bins.atom
+        return cls(
+            np.insert(mass, zero, bins.atom),
+            np.insert(loss, zero, 0.0),
+            np.insert(points, zero, 0.0),
+            np.insert(above, zero + 1, above[zero] - bins.atom),
+            count,
+        )
+
+    def up_to(self, top: float) -> CoarseLoss:
+        """The distribution without what is above ``top``."""
+        last = max(int(np.searchsorted(self.edges, top)), 1)
+        return CoarseLoss(
+            self.mass[:last],
+            np.minimum(self.loss[:last], top),
+            np.append(self.edges[:last], top),
+            self.above[: last + 1],
+            self.count,
+        )
+
+    def log_moment(self, tilts: np.ndarray) -> np.ndarray:
+        """``log E_P exp(c L)`` of all steps at many c, without cancellation near 0."""
+        alive = self.mass > 0
+        mass, loss = self.mass[alive], self.loss[alive]
+        exponent = tilts[:, None] * loss
+        largest = exponent.max(-1, initial=0.0)
+        # e^x - 1 keeps the digits of small moments, e^(x - largest) does not overflow.
+        near = largest <= 600
+        small = np.sum(np.expm1(exponent[near]) * mass, -1)
+        result = np.empty(len(tilts))
+        result[near] = np.log1p(np.maximum(small, -1 + 1e-15))
+        largest = largest[~near]
+        large = np.sum(np.exp(exponent[~near] - largest[:, None]) * mass, -1)
+        result[~near] = np.log(large) + largest
+        return self.count * result
+
+    def tilted(self, tilt: float) -> np.ndarray:
+        """Masses of the tilted distribution."""
+        with np.errstate(divide="ignore"):
+            weight = np.log(self.mass) + tilt * self.loss
+        weight = np.exp(weight - weight.max())
+        return weight / weight.sum()
+
+
+class Plan(NamedTuple):
+    """Plan of one direction.
+
+    Attributes:
+      tilt: c, the exponent of the exponential tilt.
+      epsilon: the answer that is expected, or what is asked about.
+      log_cut: logarithm of the tilted mass that may be outside of the window.
+      spacing: of the lattice, at most; nats.
+      length: of the window, nats, by the coarse losses.
+      widest: longest bin of a grid, nats.
+      ranges: for each step the lowest and highest loss needed.
+      bound: Chernoff's bound of the answer.
+    """
+
+    tilt: float
+    epsilon: float
+    log_cut: float
+    spacing: float
+    length: float
+    widest: float
+    ranges: tuple[tuple[float, float], ...]
+    bound: float
+
+
+def coarse_points(hints: Hints) -> np.ndarray:
+    """Losses of either sign, 0 among them, that are the edges of the cells."""
+    shift = float(hints.furthest)
+    furthest = shift * (0.5 * shift + _LARGEST_DEVIATION)
+    if shift <= _LARGEST_SHIFT:
+        gaussian = np.linspace(0.0, furthest, 45 + 2 * int(shift))[1:]
+    else:
+        # The loss is about shift² / 2, far from 0 in its deviations; a geometric grid
+        # for what is between, and for multiples of the shift.
+        mean, deviations = 0.5 * shift * shift, _LARGEST_DEVIATION * shift
+        near = np.linspace(mean - deviations, mean + deviations, _POINTS_ABOUT_MEAN)
+        gaussian = np.union1d(near, np.geomspace(1e3, 2 * furthest, _FAR_POINTS))
+    # smaller losses are negligible, and there are no larger ones
+    least = _LEAST_LOSS * float(hints.rate) * min(float(hints.shift), 1.0)
+    inside = (_ANY_LOSSES >= least) & (_ANY_LOSSES <= 2 * furthest)
+    positive = np.union1d(_ANY_LOSSES[inside], gaussian)
+    return np.concatenate([-positive[::-1], [0.0], positive])
+
+
+def make_plan(
+    whole: Sequence[CoarseLoss],
+    target: Target,
+    known: Estimate | None,
+    scale: float,
+) -> Plan:
+    """Chooses tilt, window and spacing of one direction, of which the losses are.
+
+    ``scale`` shrinks the spacing's error; ``known`` is an earlier plan's estimate.
+    """
+    if known and not known.slope > 0:
+        known = None  # of a window in which there was nothing
+    goal = _expected_log_delta(whole, target, known)
+    needed = _FIRST_RELATIVE_WIDTH if target.of_epsilon else target.relative
+    if known and target.of_epsilon:
+        needed = min(known.slope * target.enough(known.epsilon), 1.0)
+    log_rare = goal + math.log(_RARE_SHARE * needed * max(scale, 0.1))
+    # every step gets an equal share of the mass above
+    parts = len(whole)
+    losses = [one.up_to(_upper_quantile(one, parts, log_rare)) for one in whole]
+    at = None if target.of_epsilon else target.given
+    at = known.epsilon if known else at
+    tilt, bound = _best_tilt(losses, at, goal)
+    epsilon = at if at is not None else max(bound, 0.0)
+    if known:
+        # A smaller tilt keeps rare large losses rare, and the window short.
+        tilt = min(tilt, known.slope)
+        if bound - goal > _FAR_BOUND:
+            tilt = _tilt_of_short_window(losses, tilt, epsilon, bound - goal)
+    if target.of_epsilon:
+        tilt = min(tilt, _STEEPEST / target.enough(epsilon))
+    else:
+        tilt = max(tilt, _largest_cheap_tilt(losses, epsilon))
+    log_moment = float(_log_moments(losses, np.array([tilt]))[0])
+    log_bound = min(log_moment - tilt * epsilon + log_weight(tilt), 0.0)
+    slope = max(known.slope, 0.1 * tilt) if known else tilt
+    width = target.enough(epsilon) if target.of_epsilon else target.relative / slope
+    log_share = min(known.log_delta - log_bound, 0.0) if known else 0.0
+    log_cut = math.log(_CUT_SHARE * min(slope * width, 1.0) * min(scale, 1.0))
+    log_cut += log_share if known else -_FIRST_RESERVE
+    low, high = _window(losses, tilt, log_moment, log_cut)
+    width *= scale
+    weights = [_importance(one, tilt, log_share, 1 / parts) for one in losses]
+    # Bins within which a tilt hardly changes; wide ones where losses are large.
+    widest = max(1 / (1 + slope), _WIDEST_TILTED / slope)
+    spacing, longest = _lengths(losses, weights, slope, width)
+    spacing = min(spacing, widest)
+    # A single large loss may make up the sum.
+    single = math.sqrt(8 * _GRID_SHARE * width / ((1 + slope) * _LARGE_LOSSES * parts))
+    longest = min(max(min(longest, single), spacing), widest)
+    return Plan(
+        tilt,
+        epsilon,
+        log_cut,
+        spacing,
+        high - min(low, epsilon),
+        longest,
+        tuple(
+            (_lower_quantile(one, parts, tilt, log_cut), float(one.edges[-1]))
+            for one in losses
+        ),
+        bound,
+    )
+
+
+def _expected_log_delta(
+    losses: Sequence[CoarseLoss], target: Target, known: Estimate | None
+) -> float:
+    if known:
+        return known.log_delta
+    if target.of_epsilon:
+        return target.given
+    # Delta may be far below Chernoff's bound, and 0 if no loss is as large as epsilon.
+    bound = min(_best_tilt(losses, target.given, 0.0)[1], 0.0)
+    return max(bound - _FIRST_RESERVE_OF_DELTA, _LEAST_LOG_DELTA)
+
+
+def _best_tilt(
+    losses: Sequence[CoarseLoss], epsilon: float | None, log_delta: float
+) -> tuple[float, float]:
+    """The tilt of the best of Chernoff's bounds, and the bound of what is not given.
+
+    Of log(delta) at ``epsilon``, or where that is None of epsilon at ``log_delta``.
+    """
+    tilts, best, bounds = _TILTS, 1.0, np.empty(0)
+    for factors in (_TILTS, _FINER_TILTS):
+        tilts = best * factors
+        weights = np.array([log_weight(float(c)) for c in tilts])
+        exponents = _log_moments(losses, tilts) + weights
+        if epsilon is not None:
+            bounds = exponents - tilts * epsilon
+        else:
+            bounds = (exponents - log_delta) / tilts
+        best = float(tilts[np.argmin(bounds)])
+    return best, float(np.min(bounds))
+
+
+def _largest_cheap_tilt(losses: Sequence[CoarseLoss], epsilon: float) -> float:
+    """The largest tilt whose bound is near 1 too where delta is; elsewhere 0.
+
+    The best tilt is next to 0 there, and a window of hardly tilted losses a long one.
+    """
+    weights = np.array([log_weight(float(c)) for c in _TILTS])
+    bounds = _log_moments(losses, _TILTS) + weights - _TILTS * epsilon
+    if bounds.min() < -_NEAR_ONE:
+        return 0.0
+    return float(_TILTS[bounds <= _NEAR_ONE].max(initial=0.0))
+
+
+def _tilt_of_short_window(
+    losses: Sequence[CoarseLoss], tilt: float, epsilon: float, excess: float
+) -> float:
+    """Of the tilts with hardly a larger bound of delta, that of the shortest window."""
+    tilts = tilt * _SMALLER_TILTS
+    moments = _log_moments(losses, tilts)
+    weights = np.array([log_weight(float(c)) for c in tilts])
+    bounds = moments + weights - tilts * epsilon
+    best, length = tilt, math.inf
+    for c, moment, bound in zip(tilts, moments, bounds, strict=True):
+        low, high = _window(losses, c, float(moment), -excess - _SPARED)
+        here = max(high, epsilon) - min(low, epsilon)
+        if bound <= bounds[0] + _SPARED and here < length:
+            best, length = float(c), here
+    return best
+
+
+def _log_moments(losses: Sequence[CoarseLoss], tilts: np.ndarray) -> np.ndarray:
+    """``log M`` of the sum at many tilts."""
+    return np.sum([one.log_moment(tilts) for one in losses], axis=0)
+
+
+def _window(
+    losses: Sequence[CoarseLoss], tilt: float, moment: float, log_cut: float
+) -> tuple[float, float]:
+    """Window of the tilted sum by Chernoff's bound."""
+    ups, downs = tilt * (1 + _TILT_CHANGES), tilt * (1 - _TILT_CHANGES)
+    moments = _log_moments(losses, np.concatenate([ups, downs]))
+    up, down = moments[: len(ups)], moments[len(ups) :]
+    high = np.min((up - moment - log_cut) / (ups - tilt))
+    low = np.max((moment - down + log_cut) / (tilt - downs))
+    return float(low), float(high)
+
+
+def _upper_quantile(loss: CoarseLoss, parts: int, log_mass: float) -> float:
+    """Loss above which the mass is at most a part of this, in all steps alike."""
+    above = np.log(np.maximum(loss.above * (loss.count * parts), 1e-300))
+    reached = np.flatnonzero(above <= log_mass)
+    if not len(reached) or reached[0] == 0:
+        return float(loss.edges[-1])
+    i = reached[0]
+    drop = max(above[i - 1] - above[i], 1e-300)
+    # The logarithm of a tail is concave, or the tail ends in this cell.
+    share = 1.0 if drop > 20 else math.sqrt(min((above[i - 1] - log_mass) / drop, 1.0))
+    return float(loss.edges[i - 1] + share * (loss.edges[i] - loss.edges[i - 1]))
+
+
+def _lower_quantile(
+    loss: CoarseLoss, parts: int, tilt: float, log_mass: float
+) -> float:
+    """Loss below which the tilted mass is at most a part of this, in all steps."""
+    below = np.cumsum(loss.tilted(tilt)) * (loss.count * parts)
+    cell = int(np.searchsorted(np.log(np.maximum(below, 1e-300)), log_mass))
+    return float(loss.edges[min(cell, len(below) - 1)])
+
+
+def _importance(
+    loss: CoarseLoss, tilt: float, log_share: float, part: float
+) -> np.ndarray:
+    """Distribution of one of the step's losses given a sum as large as epsilon.
+
+    It is the tilted one, but where delta is far below Chernoff's bound a single large
+    loss makes up the sum: that may have a probability of one over the count.
+    """
+    weight = loss.tilted(tilt)
+    rare = np.minimum(weight * math.exp(min(-log_share, 600.0)), 1 / loss.count)
+    often = loss.count * float(rare[rare > weight].sum())
+    rare *= min(1.0, _LARGE_LOSSES * part / max(often, 1e-300))
+    return np.maximum(weight, rare)
+
+
+def _lengths(
+    losses: Sequence[CoarseLoss],
+    weights: Sequence[np.ndarray],
+    slope: float,
+    width: float,
+) -> tuple[float, float]:
+    """The largest spacing and, away from the center, the longest bin of a grid.
+
+    The two distributions differ by shares of the width. Splitting a loss to the ends of
+    a bin of length h adds a variance of at most h²/4, and of at most d h if it is at a
+    distance d from the center, which is on the lattice. The tilted log-moment grows by
+    c (1 + c) / 2 times that (the mean changes too, as ``E exp(-L) = 1`` is kept), and
+    at most by c h.
+    """
+    rows = []
+    for one, weight in zip(losses, weights, strict=True):
+        rows.append((np.abs(one.loss - center_of(one)), one.count * weight))
+    distance, weight = np.concatenate(rows, axis=1)
+
+    def error(length: np.ndarray | float) -> float:
+        variance = np.minimum(length * length / 4, distance * length)
+        each = np.minimum(0.5 * (1 + slope) * variance, length)
+        return float(np.sum(each * weight))
+
+    def longer(longest: float) -> float:
+        away = np.maximum(_GROWTH * distance, spacing)
+        return error(np.minimum(away, max(longest, spacing))) - error(spacing)
+
+    tried = _SPACINGS.tolist()
+    number = bisect.bisect_right(tried, _LATTICE_SHARE * width, key=error)
+    spacing = tried[max(number - 1, 0)]
+    number = bisect.bisect_right(tried, _GRID_SHARE * width, key=longer)
+    return spacing, tried[max(number - 1, 0)]
+
+
+def center_of(coarse: CoarseLoss) -> float:
+    """Where a narrow peak would be: the median, or 0 if an atom there is heavier."""
+    median = int(np.searchsorted(np.cumsum(coarse.mass), 0.5))
+    median = min(median, len(coarse.mass) - 1)
+    atom = float(coarse.mass[coarse.loss == 0].max(initial=0.0))
+    return 0.0 if atom >= coarse.mass[median] else float(coarse.loss[median])
+
+
+def aligned(spacing: float, distances: np.ndarray, weights: np.ndarray) -> float:
+    """A spacing, little smaller, of which the distances of atoms are nearly multiples.
+
+    Of the first one that is long enough it is a divisor.
+    """
+    far = np.abs(distances) > spacing
+    if not far.any():
+        return spacing
+    distances, weights = distances[far], weights[far]
+    least = math.ceil(abs(distances[0]) / spacing)
+    tried = abs(distances[0]) / (least + np.arange(min(least // 2, _MOST_TRIED) + 1))
+    places = distances / tried[:, None]
+    # An atom counts as the point below it.
+    off = places - np.floor(places + _ROUNDING)
+    return float(tried[np.argmin(np.sum(off * weights, axis=1) * tried)])
+
+
+def graded_grid(
+    anchors: Sequence[float], spacing: float, plan: Plan, span: tuple[float, float]
+) -> np.ndarray:
+    """Whole numbers j of grid points ``anchors[0] + j spacing``: near anchors all.
+
+    None where they are too many or too far away.
+    """
+    places = [round((a - anchors[0]) / spacing) for a in sorted(anchors)]
+    low = min(math.floor((span[0] - anchors[0]) / spacing), places[0] - 1)
+    high = max(math.ceil((span[1] - anchors[0]) / spacing), places[-1] + 1)
+    if max(-low, high) > _FURTHEST:
+        return np.empty(0)
+    offsets = _offsets(high - low, max(plan.widest / spacing, 1.0))
+    if len(offsets) > _MOST_POINTS:
+        return np.empty(0)
+    between = [(a + b) // 2 for a, b in zip(places[:-1], places[1:], strict=True)]
+    parts = []
+    for place, first, last in zip(
+        places, [low, *between], [*between, high], strict=True
+    ):
+        # one point at or beyond either end
+        down = offsets[: int(np.searchsorted(offsets, place - first)) + 1]
+        up = offsets[: int(np.searchsorted(offsets, last - place)) + 1]
+        parts += [place - down, place + up]
+    return np.unique(np.concatenate(parts))
+
+
+def _offsets(end: int, widest: float) -> np.ndarray:
+    """Numbers from 0 to beyond the end: every one at first, then further apart."""
+    at, parts = float(_DENSE), [np.arange(_DENSE + 1.0)]
+    step = 1.0
+    while at < end and step < math.floor(widest):
+        step = math.floor(min(max(_GROWTH * at, 1.0), widest))
+        # as far as the steps grow by a tenth
+        number = max(math.ceil(0.1 * at / step), 1) if step < widest else 1
+        parts.append(at + step * np.arange(1.0, number + 1))
+        at += step * number
+    step = max(math.floor(widest), 1)
+    number = min(max(math.ceil((end - at) / step), 0), _MOST_POINTS + 1)
+    parts.append(at + step * np.arange(1.0, number + 1))
+    return np.concatenate(parts)
+
+
+def with_splits(grid: np.ndarray) -> np.ndarray:
+    """The ``(m + 1,)`` grid and a point between any two, nearer to a narrower bin."""
+    root = np.sqrt(np.diff(grid))
+    before, after = np.append(root[0], root[:-1]), np.append(root[1:], root[-1])
+    points = np.empty(2 * len(grid) - 1)
+    points[::2], points[1::2] = grid, grid[:-1] + root**2 * before / (before + after)
+    return points

@@ -1,0 +1,283 @@
+"""Sums of independent draws from distributions on one lattice, by Fourier transforms.
+
+The distribution of a sum is a product of convolution powers. A discrete transform turns
+each into a pointwise power, at a cost that does not grow with the number of draws. It
+has two errors, and both are bounded here:
+
+* *rounding*: the error of every cell is about the machine precision times the *largest*
+  cell. So the distributions are tilted exponentially first, which makes the cells that
+  matter the largest ones;
+* *aliasing*: the convolution is circular, and what leaves the window comes back at its
+  other end. By Chernoff's bound this mass is small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+# Distance of 1 from the next larger float64; an operation is off by half of it.
+MACHINE = float(np.finfo(np.float64).eps)
+# More than all that underflows adds up to.
+UNDERFLOW = 1e-280
+# Bound of the error of one level of the transform, in machine precisions: complex
+# product, twiddle factor and addition, 4.1 by Higham 2002, Theorem 24.2, doubled.
+_TRANSFORM_ERROR = 8.0
+# The same of logarithm, phase and exponential of one power.
+_POWER_ERROR = 16.0
+# Logarithm of a modulus below which a coefficient is taken for 0.
+_NEGLIGIBLE = -120.0
+# Distance from 1 within which ``|1 + z|^2 - 1`` keeps more digits than ``|1 + z|``.
+_NEAR_ONE = 0.5
+# Smallest modulus that is divided by.
+_LEAST_MODULUS = 1e-300
+# Relative distances from the tilt of the exponents of Chernoff's bound.
+_TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
+# Cells by which a window is longer than its ends ask for.
+_SPARE_CELLS = 6
+# Fewest cells of a lattice.
+_FEWEST_CELLS = 256
+# Relative rounding error of one tilted mass.
+_MASS_ERROR = 1e-14
+# The same for each nat of the exponent that it was computed from.
+_EXPONENT_ERROR = 1e-15
+# Of the sum of up to 2^22 masses, relative: NumPy adds in blocks of 128, eight sums
+# side by side, then in pairs: 16 + 15 + 3 units of 1.1e-16.
+_TOTAL_ERROR = 4e-15
+# Relative error of sums of exponentials over up to 2^22 terms: half an ulp of each.
+SUMS_ERROR = 1e-9
+# Error of a logarithm, relative to its terms: less than 20 operations of half an ulp,
+# 2e-15; for most terms this is wider, as it costs nothing.
+LOG_ERROR = 1e-12
+# Relative error of a value or a place: at most eight operations of half an ulp.
+LOSS_ERROR = 1e-15
+
+
+class Summand(NamedTuple):
+    """A distribution on lattice points, and how often it is drawn from.
+
+    Attributes:
+      index: (m,) whole numbers of the points.
+      values: (m,) the points, ``offset + index * spacing`` up to rounding.
+      masses: (m,) >= 0.
+      count: number of independent draws, a whole number.
+    """
+
+    index: np.ndarray
+    values: np.ndarray
+    masses: np.ndarray
+    count: float
+
+
+class LatticeSum(NamedTuple):
+    """The tilted distribution of a sum in a window, with bounds of its errors.
+
+    Attributes:
+      cells: (N,) tilted masses, estimates; cell i is at ``start + i spacing``.
+      rounding: bounds of the error of each cell, and of the root of the sum of all
+        errors' squares.
+      outside: bounds of the tilted mass below and above the window, which comes back
+        inside of it.
+      start, spacing: of the window.
+      tilt: c; masses at x are multiplied by ``e^(c x)``.
+      log_moment: logarithm of the mean of ``e^(c x)``, by which they are divided.
+      relative: bound of the relative error of all masses.
+      shift: bound of the error of the places, by rounding.
+    """
+
+    cells: np.ndarray
+    rounding: tuple[float, float]
+    outside: tuple[float, float]
+    start: float
+    spacing: float
+    tilt: float
+    log_moment: float
+    relative: float
+    shift: float
+
+
+def log_sum(exponents: np.ndarray) -> float:
+    """Log of the sum of exponentials; of none of them one that underflows."""
+    if not len(exponents):
+        return -1e4
+    top = float(exponents.max())
+    return top + math.log(float(np.exp(exponents - top).sum()))
+
+
+def tilted(
+    summands: Sequence[Summand], tilt: float
+) -> tuple[LatticeSum, list[Summand], list[np.ndarray]]:
+    """The moment of a sum with its errors, tilted summands, logarithms of their masses.
+
+    The `LatticeSum` has no cells yet.
+    """
+    log_moment = relative = shift = 0.0
+    parts, logs = [], []
+    for one in summands:
+        alive = one.masses > 0
+        index, values, mass = (array[alive] for array in one[:3])
+        log_mass = np.log(mass)
+        exponent = log_mass + tilt * values
+        total = log_sum(exponent)
+        logs.append(exponent - total)
+        parts.append(Summand(index, values, np.exp(exponent - total), one.count))
+        log_moment += one.count * total
+        largest = float(np.abs(values).max(initial=0.0))
+        # The exponent was a sum of terms of this size, the moment one of so many.
+        size = abs(total) + tilt * largest + float(np.abs(log_mass).max(initial=0.0))
+        added = MACHINE * len(summands) * abs(total)
+        relative += one.count * (_MASS_ERROR + _TOTAL_ERROR + added)
+        relative += one.count * _EXPONENT_ERROR * size
+        shift += one.count * LOSS_ERROR * largest
+    empty = LatticeSum(
+        np.empty(0), (0.0, 0.0), (1.0, 1.0), 0, 0, tilt, log_moment, relative, shift
+    )
+    return empty, parts, logs
+
+
+def lattice_sum(
+    summands: Sequence[Summand],
+    spacing: float,
+    offset: float,
+    tilt: float,
+    log_cut: float,
+    inside: float,
+    most_cells: int,
+) -> LatticeSum | None:
+    """The distribution of a sum.
+
+    Args:
+      summands: on the lattice ``offset_k + j spacing``.
+      spacing: of the lattice.
+      offset: of the sum, ``sum of count_k offset_k``.
+      tilt: c > 0.
+      log_cut: logarithm of the tilted mass that may be on either side of the window.
+      inside: a place that the window reaches, unless it is more than its length away.
+      most_cells: of a lattice.
+
+    Returns:
+      The sum; None where it takes too many cells.
+    """
+    whole, parts, logs = tilted(summands, tilt)
+    changes = tilt * np.concatenate([_TILT_CHANGES, -_TILT_CHANGES])
+    moments = np.zeros(len(changes))
+    for one, log_mass in zip(parts, logs, strict=True):
+        every = [log_sum(log_mass + c * one.values) for c in changes]
+        moments += one.count * np.array(every)
+    ends = (moments - log_cut) / changes
+    number = len(_TILT_CHANGES)
+    high, low = float(ends[:number].min()), float(ends[number:].max())
+    if low - (high - low) < inside < high + (high - low):
+        low, high = min(low, inside), max(high, inside)
+    cells = (high - low) / spacing + _SPARE_CELLS
+    if not cells <= most_cells:
+        return None
+    cells = math.ceil(cells)
+    size = max(2 ** math.ceil(math.log2(cells)), _FEWEST_CELLS)
+    # Cells added to reach a power of two lie on both sides.
+    first = math.floor((low - offset) / spacing) - 2 - (size - cells) // 2
+    start = offset + first * spacing
+    stop = start + size * spacing
+    outside = []
+    for side in (slice(number, None), slice(number)):
+        end = start if side.start else stop
+        exponents = moments[side] - changes[side] * end
+        # Chernoff's bound; what was added up had the size of the terms.
+        terms = np.abs(moments[side]) + np.abs(changes[side] * end)
+        rounded = SUMS_ERROR + (LOG_ERROR + MACHINE * len(parts)) * terms
+        exponent = float((exponents + rounded).min()) + whole.relative
+        outside.append(math.exp(min(exponent, 0.0)) + UNDERFLOW)
+    # Masses that meet in one cell of the circle are added up.
+    meeting = sum(
+        one.count * min(math.ceil(np.ptp(one.index) / size) + 1, len(one.index))
+        for one in parts
+        if len(one.index)
+    )
+    cells, *rounding = cells_of_sum(parts, first, size)
+    return whole._replace(
+        cells=cells,
+        rounding=tuple(rounding),
+        outside=tuple(outside),
+        start=start,
+        spacing=spacing,
+        relative=whole.relative + MACHINE * meeting,
+        shift=whole.shift + LOSS_ERROR * (abs(start) + abs(stop)),
+    )
+
+
+def cells_of_sum(
+    parts: Sequence[Summand], first: int, size: int
+) -> tuple[np.ndarray, float, float]:
+    """The circular distribution of a sum, from lattice number ``first`` on.
+
+    The heaviest point of each summand, put into cell 0 of the circle, is left out of
+    its transform: of what is left, of the mass R, the coefficients are off by at most R
+    times the transform's error, and ``f = 1 + z`` is at most as far from 1 as 2 R.
+
+    Args:
+      parts: their masses add up to 1, up to rounding, which the caller bounds.
+      first: lattice number of the first cell.
+      size: N, a power of two.
+
+    Returns:
+      (N,) *estimates* of the cells of the circular convolution, and *upper bounds* of
+      the rounding error of every single cell, and of the Euclidean norm of all errors.
+
+    Reference: Higham (2002), Accuracy and Stability of Numerical Algorithms, Theorem
+    24.2, for the error of the transform. With ``b`` the modulus of a coefficient and
+    ``e`` the bound of its error, that of the T-th power is at most
+    ``T e (b + e)^(T-1)``.
+    """
+    error = transform_error(size)
+    number, place = size // 2 + 1, 0
+    log_bound, log_size, cycles, relative = np.zeros((4, number))
+    for index, _, mass, count in parts:
+        if not len(index):
+            continue
+        heaviest = int(index[np.argmax(mass)])
+        place += int(count) * heaviest
+        cell = np.mod(index - heaviest, size).astype(np.int64)
+        circle = np.bincount(cell, mass, minlength=size)
+        circle[0] = 0.0
+        rest = float(circle.sum())
+        z = np.fft.rfft(circle)[:number] - rest
+        real, imaginary, distance = z.real, z.imag, np.abs(z)
+        near = distance < _NEAR_ONE
+        square = np.where(near, real * (2 + real) + imaginary * imaginary, 0.0)
+        modulus = np.maximum(np.hypot(1 + real, imaginary), _LEAST_MODULUS)
+        growth = np.where(near, 0.5 * np.log1p(square), np.log(modulus))
+        off = (error * rest + 2 * MACHINE * distance) / modulus
+        log_bound += count * (growth + np.log1p(off))
+        # What is negligible after some summands stays so after all of them.
+        alive = np.flatnonzero(log_bound > _NEGLIGIBLE)
+        number = int(alive[-1]) + 1 if len(alive) else 1
+        log_bound, log_size, cycles, relative = (
+            row[:number] for row in (log_bound, log_size, cycles, relative)
+        )
+        log_size += count * growth[:number]
+        angle = np.arctan2(imaginary[:number], 1 + real[:number])
+        cycles += count * (angle / (2 * math.pi))
+        cycles -= np.round(cycles)
+        # Near 1 logarithm and phase are as small as z, and so are their errors.
+        evaluation = _POWER_ERROR * MACHINE * np.minimum(1.0, 4 * distance[:number])
+        off = off[:number]
+        relative += count * (off / (1 + off) + evaluation) + 4 * MACHINE
+    power = np.zeros(size // 2 + 1, complex)
+    power[:number] = np.exp(log_size + 2j * math.pi * cycles)
+    cells = np.fft.irfft(power, size)
+    wrong = np.exp(log_bound) * (np.minimum(relative, 2.0) + error)
+    # Of what was left out, with a margin for the errors of later factors.
+    wrong = np.append(wrong, size * math.exp(_NEGLIGIBLE + 20))
+    # Each coefficient but the first and the last stands for two conjugate ones.
+    single = 2 * float(wrong.sum()) / size
+    # Another root of 2, as the norms of two kinds of errors add up.
+    together = 2 * math.sqrt(float((wrong**2).sum()) / size)
+    return np.roll(cells, -((first - place) % size)), single, together
+
+
+def transform_error(size: int) -> float:
+    """Bound of the error of one transform, relative to the sum of its masses."""
+    return _TRANSFORM_ERROR * (math.log2(size) + 2) * MACHINE

@@ -7,21 +7,27 @@ Its ``DpEvent`` objects are recognised by the name of their class, or by the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
+from jaxdp_episodic.accountant.describe.mechanisms import (
+    GaussianMixtureRelease,
+    TruncatedPoissonRelease,
+)
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.releases import (
     ApproximateDP,
     LaplaceRelease,
     RenyiDP,
+    ZeroConcentratedDP,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
+    Poisson,
     RandomAllocation,
     WithoutReplacement,
 )
@@ -31,13 +37,15 @@ from jaxdp_episodic.accountant.describe.step import (
     OneStep,
     compose,
 )
-from jaxdp_episodic.accountant.interop import release_event as release
 from jaxdp_episodic.accountant.interop.event_tree import (
+    FIELDS,
+    RELEASED_AS,
     ROUNDING_MARGIN,
     VERSIONS,
     EventNotCovered,
     Parts,
     field,
+    joint,
     joint_noise,
     joint_scale,
     kind,
@@ -46,7 +54,6 @@ from jaxdp_episodic.accountant.interop.event_tree import (
     uncomposed,
     whole,
 )
-from jaxdp_episodic.accountant.interop.release_event import LEVEL, READERS, reads
 from jaxdp_episodic.accountant.questions.trial_counts import (
     NegativeBinomialTrials,
     PoissonTrials,
@@ -72,6 +79,18 @@ _CLAIMS = {
 }
 # What is joined to a mixture about one sample.
 _MIXED = {"GaussianDpEvent", "MixtureOfGaussiansDpEvent"}
+# What a Poisson sample of is a release here.
+_SAMPLED_ALONE = {"DiscreteLaplaceDpEvent", "MixtureOfGaussiansDpEvent"}
+# The one level that events have.
+_LEVEL = "example"
+# Most different norms of what is joined: the loss sums as many terms, each of which
+# needs nodes of its own (60 take 2 s, 200 a minute).
+_MOST_NORMS = 256
+# Squared norms this close, relative, are taken for equal: the larger one.
+_EQUAL_SQUARES = 1e-12
+
+Law = tuple[np.ndarray, np.ndarray]
+"""Values, ascending, and their probabilities."""
 
 
 def from_dp_event(
@@ -147,7 +166,7 @@ def steps_of(
     """
     check_version("dp-accounting", VERSIONS)
     for part, count in uncomposed(event):
-        step = _step(part, neighboring_relation, orders)
+        step = _read(part, neighboring_relation, orders)
         if population_is_exact and isinstance(step, GaussianStep):
             step = _of_exact_population(step)
         if step is not None:
@@ -159,21 +178,101 @@ def steps_of(
 
 def nothing(relation: str) -> OneStep:
     """Returns a step that draws nobody."""
-    return release.sampled_gaussian(0.0, 1.0, relation)
+    return _sampled_gaussian(0.0, 1.0, relation)
 
 
-def _step(
+def _read(
     event: Any, relation: str, orders: np.ndarray | None = None
 ) -> OneStep | None:
     """One release; None of an event that releases nothing."""
-    if kind(event) == "RepeatAndSelectDpEvent":
-        return _repeat_and_select(event, relation, orders)
-    if kind(event) not in READERS:
+    name = kind(event)
+    if name not in FIELDS:
         raise EventNotCovered(event, "no theorem here")
-    return READERS[kind(event)](event, relation)
+    if name == "RepeatAndSelectDpEvent":
+        return _repeat_and_select(event, relation, orders)
+    if name in _READERS:
+        return _READERS[name](event, relation)
+    return _released(event, relation)
 
 
-@reads("RepeatAndSelectDpEvent")
+def _released(event: Any, relation: str, rate: float = 1.0) -> Any:
+    """An event that is a release here, about a Poisson sample."""
+    cls, fields = RELEASED_AS[kind(event)]
+    given: dict[str, Any] = {}
+    for theirs, ours in fields.items():
+        one = ours in cls.numeric or ours in cls.singles
+        given[ours] = number(event, theirs) if one else np.asarray(field(event, theirs))
+    if cls.relations:
+        given["neighboring_relation"] = relation
+    if rate != 1:
+        given["sampling_probability"] = rate
+    try:
+        return cls(**given)
+    except NotImplementedError as error:
+        raise EventNotCovered(event, str(error)) from None
+
+
+def _gaussian(event: Any, relation: str) -> OneStep:
+    """A Gaussian release about everybody."""
+    return _sampled_gaussian(1.0, nonnegative(event, "noise_multiplier"), relation)
+
+
+def _non_private(_: Any, relation: str) -> OneStep:
+    """A release without noise."""
+    return _sampled_gaussian(1.0, 0.0, relation)
+
+
+def _pure(event: Any, _: str) -> ApproximateDP:
+    """What is epsilon-DP: no more is used of its loss, an upper bound."""
+    return ApproximateDP(nonnegative(event, "epsilon"))
+
+
+def _tree(event: Any, relation: str) -> OneStep | None:
+    """A record is in one node at each height of one tree at most.
+
+    A tree over n steps, whose counter is the binary number of the step, is as high as
+    n has bits (Kairouz et al. 2021, arXiv:2103.00039, appendix D).
+    """
+    if relation != "zero_out":
+        raise _wrong_relation(event, relation, "'zero_out'")
+    noise = nonnegative(event, "noise_multiplier")
+    counts = _validation.integer_array(
+        "step_counts", field(event, "step_counts"), minimum=0
+    )
+    if counts.size == 0:
+        raise ValueError("step_counts must have at least one number of steps, got none")
+    height = int(counts.max()).bit_length()
+    if height == 0:
+        return None
+    return _sampled_gaussian(1.0, joint([(noise, height)]), relation)
+
+
+def _discrete_gaussian(event: Any, relation: str) -> OneStep:
+    """Its divergences are at most the Gaussian's, whatever the dimension.
+
+    Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Theorem 4.
+    """
+    moved = nonnegative(event, "sensitivity")
+    moved *= 2.0 if relation == "replace_one" else 1.0
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        rho = 0.5 * np.square(np.float64(moved) / nonnegative(event, "sigma"))
+    return ZeroConcentratedDP(0.0 if moved == 0 else rho * (1 + ROUNDING_MARGIN))
+
+
+def _truncated(event: Any, relation: str) -> OneStep | None:
+    """A Poisson sample that is cut to a physical batch."""
+    population = whole(event, "dataset_size", minimum=0)
+    step = TruncatedPoissonRelease(
+        number(event, "noise_multiplier"),
+        sampling_probability=number(event, "sampling_probability"),
+        batch_size=whole(event, "truncated_batch_size", minimum=0),
+        # The larger of two neighbours has at least one record.
+        population=max(population, 1),
+        neighboring_relation=relation,
+    )
+    return None if population == 0 and relation != "add_remove" else step
+
+
 def _repeat_and_select(
     event: Any, relation: str, orders: np.ndarray | None = None
 ) -> OneStep:
@@ -195,7 +294,6 @@ def _repeat_and_select(
 # --- Releases about a sample ---
 
 
-@reads("PoissonSampledDpEvent")
 def _poisson(event: Any, relation: str) -> OneStep:
     """A Poisson draw of what one step or several draw, or release."""
     rate, inner, seen = 1.0, event, set()
@@ -213,10 +311,10 @@ def _poisson(event: Any, relation: str) -> OneStep:
     parts = list(uncomposed(inner))
     kinds = {kind(part) for part, _ in parts}
     if kinds <= {"GaussianDpEvent"}:
-        return release.sampled_gaussian(rate, joint_noise(parts), relation)
+        return _sampled_gaussian(rate, joint_noise(parts), relation)
     if kinds == {"LaplaceDpEvent"}:
         if relation == "replace_one":
-            raise release.wrong_relation(event, relation, "'add_remove' or 'zero_out'")
+            raise _wrong_relation(event, relation, "'add_remove' or 'zero_out'")
         return LaplaceRelease(
             joint_scale(parts), sampling_probability=rate, neighboring_relation=relation
         )
@@ -224,17 +322,14 @@ def _poisson(event: Any, relation: str) -> OneStep:
     is_one = sum(count for _, count in parts) == 1
     one = next(part for part, count in parts if count) if is_one else None
     if kinds <= _CLAIMS and one is not None:
-        return _sampled_claim(rate, READERS[kind(one)](one, relation), relation)
-    if kinds == {"DiscreteLaplaceDpEvent"} and one is not None:
-        return release.discrete_laplace(one, relation, rate)
-    if kinds == {"MixtureOfGaussiansDpEvent"} and one is not None:
-        return release.gaussian_mixture(one, relation, rate)
+        return _sampled_claim(rate, _read(one, relation), relation)
+    if kinds <= _SAMPLED_ALONE and one is not None:
+        return _released(one, relation, rate)
     if "MixtureOfGaussiansDpEvent" in kinds and kinds <= _MIXED:
-        return release.joint_mixture(event, parts, relation, rate)
+        return _joint_mixture(event, parts, relation, rate)
     raise _unsampled(event, parts, relation)
 
 
-@reads("SampledWithReplacementDpEvent", "SampledWithoutReplacementDpEvent")
 def _fixed_size(event: Any, relation: str) -> OneStep | None:
     """Records drawn without replacement; or each draw an episode of one record."""
     parts = _gaussian_parts(event, relation)
@@ -244,10 +339,10 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
         return None
     sampling: Any
     if kind(event) == "SampledWithReplacementDpEvent":
-        one = WithoutReplacement(LEVEL, size=1, population=population)
+        one = WithoutReplacement(_LEVEL, size=1, population=population)
         sampling = IndependentEpisodes(one, num_episodes=size)
     elif size <= population:
-        sampling = WithoutReplacement(LEVEL, size=size, population=population)
+        sampling = WithoutReplacement(_LEVEL, size=size, population=population)
     else:
         raise ValueError(
             "sample_size must be at most source_dataset_size, got "
@@ -258,7 +353,6 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
     )
 
 
-@reads("RandomAllocationDpEvent")
 def _random_allocation(event: Any, relation: str) -> OneStep | None:
     """An epoch: each record in ``num_selected`` steps, a uniform subset of its own.
 
@@ -274,7 +368,7 @@ def _random_allocation(event: Any, relation: str) -> OneStep | None:
         )
     if selected == 0:
         return None
-    scheme = RandomAllocation(LEVEL, steps_per_epoch=steps, times=selected)
+    scheme = RandomAllocation(_LEVEL, steps_per_epoch=steps, times=selected)
     return GaussianStep(
         scheme, noise_multiplier=joint_noise(parts), neighboring_relation=relation
     )
@@ -301,7 +395,7 @@ def _gaussian_parts(sampled: Any, relation: str) -> Parts:
 def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
     """The refusal of such a sample; what has no theorem at all is refused itself."""
     for part, _ in parts:
-        if kind(part) not in READERS:
+        if kind(part) not in FIELDS:
             return EventNotCovered(part, "no theorem here")
     inner = ", ".join(dict.fromkeys(kind(part) for part, _ in parts))
     return EventNotCovered(
@@ -323,3 +417,103 @@ def _sampled_claim(rate: float, claim: Any, relation: str) -> OneStep:
             amplified = np.log1p(rate * np.expm1(epsilon))
         epsilon = min(float(amplified) * (1 + ROUNDING_MARGIN), epsilon)
     return ApproximateDP(epsilon, min(rate * delta * (1 + ROUNDING_MARGIN), delta))
+
+
+def _joint_mixture(sampled: Any, parts: Parts, relation: str, rate: float) -> OneStep:
+    """Mixtures and Gaussians released about one sample: a mixture of their joint norms.
+
+    Whoever is drawn moves each release by a size of its own: a mixture of vectors, in
+    deviations of each noise, dominated by that of their norms (Choquette-Choo, Ganesh,
+    Steinke, Thakurta 2023, arXiv:2310.15526, Corollary 4.7). It may react to earlier
+    releases: from the last one back, the mean of a convex function of a sum of
+    exponentials grows with each correlation among them (Kahane's inequality). An upper
+    bound where more than one of the sizes is random.
+    """
+    if relation == "replace_one":
+        raise _wrong_relation(sampled, relation, "'add_remove' or 'zero_out'")
+    law: Law = np.zeros(1), np.ones(1)
+    for part, count in parts:
+        law = _plus(law, _times(_squares(part), count, sampled), sampled)
+    squares, chance = law
+    bare = np.isinf(squares).any()  # a size without any noise shows whoever has one
+    norms = 1.0 * (squares > 0) if bare else np.sqrt(squares) * (1 + ROUNDING_MARGIN)
+    return GaussianMixtureRelease(
+        norms,
+        chance / chance.sum(),
+        standard_deviation=0.0 if bare else 1.0,
+        sampling_probability=rate,
+        neighboring_relation=relation,
+    )
+
+
+def _squares(event: Any) -> Law:
+    """The squared sizes of what one release is moved by, in deviations of its noise."""
+    if kind(event) == "GaussianDpEvent":
+        noise = nonnegative(event, "noise_multiplier")
+        sizes, chance = np.ones(1), np.ones(1)
+    else:
+        one = _released(event, "add_remove")
+        noise = one.standard_deviation
+        sizes, chance = np.asarray(one.sensitivities), np.asarray(one.probabilities)
+    with np.errstate(divide="ignore", over="ignore"):
+        squares = np.square(sizes / (noise or np.where(sizes > 0, 0.0, 1.0)))
+    return squares, chance / chance.sum()
+
+
+def _times(law: Law, count: int, event: Any) -> Law:
+    """The sum of so many independent values, by doubling."""
+    total: Law = np.zeros(1), np.ones(1)
+    while count:
+        if count % 2:
+            total = _plus(total, law, event)
+        count //= 2
+        law = _plus(law, law, event) if count else law
+    return total
+
+
+def _plus(a: Law, b: Law, event: Any) -> Law:
+    """The sum of two independent values, equal ones together."""
+    values = np.add.outer(a[0], b[0]).ravel()
+    chance = np.multiply.outer(a[1], b[1]).ravel()
+    values, chance = values[chance > 0], chance[chance > 0]
+    order = np.argsort(values, kind="stable")
+    values, chance = values[order], chance[order]
+    starts = [0]
+    for i, value in enumerate(values):
+        if value > values[starts[-1]] * (1 + _EQUAL_SQUARES):
+            starts.append(i)
+    if len(starts) > _MOST_NORMS:
+        raise EventNotCovered(
+            event, f"its releases have more than {_MOST_NORMS} different joint norms"
+        )
+    ends = [*starts[1:], len(values)]
+    return values[np.array(ends) - 1], np.add.reduceat(chance, starts)
+
+
+def _wrong_relation(event: Any, relation: str, covered: str) -> EventNotCovered:
+    """The refusal of an event under another relation than those of its theorem."""
+    return EventNotCovered(
+        event, f"neighboring_relation must be {covered}, got {relation!r}"
+    )
+
+
+def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
+    """A Gaussian release about a Poisson sample."""
+    scheme = Poisson(_LEVEL, sampling_probability=rate)
+    return GaussianStep(scheme, noise_multiplier=noise, neighboring_relation=relation)
+
+
+_READERS: dict[str, Callable[..., OneStep | None]] = {
+    "GaussianDpEvent": _gaussian,
+    "NonPrivateDpEvent": _non_private,
+    "ExponentialMechanismDpEvent": _pure,
+    "PermuteAndFlipDpEvent": _pure,
+    "SingleEpochTreeAggregationDpEvent": _tree,
+    "DiscreteGaussianDpEvent": _discrete_gaussian,
+    "TruncatedSubsampledGaussianDpEvent": _truncated,
+    "PoissonSampledDpEvent": _poisson,
+    "SampledWithReplacementDpEvent": _fixed_size,
+    "SampledWithoutReplacementDpEvent": _fixed_size,
+    "RandomAllocationDpEvent": _random_allocation,
+}
+"""What reads each event that is more, or less, than a release by `RELEASED_AS`."""

@@ -15,7 +15,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
-from jaxdp_episodic.accountant.interop.user_strategies import refuse_unknown
+from jaxdp_episodic.accountant.interop.event_tree import refuse_unknown
 from jaxdp_episodic.files.optional import check_version
 
 # Versions whose parameters were read here; later ones have none.

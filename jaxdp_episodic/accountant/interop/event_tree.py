@@ -1,4 +1,4 @@
-"""Events of ``dp_accounting`` as trees: what they hold, fields, joint noises."""
+"""Events of ``dp_accounting``: their fields, what they hold, joint noises."""
 
 from __future__ import annotations
 
@@ -9,10 +9,54 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.mechanisms import (
+    DiscreteLaplaceRelease,
+    GaussianMixtureRelease,
+    RandomizedResponse,
+    TruncatedPoissonRelease,
+)
+from jaxdp_episodic.accountant.describe.releases import (
+    ApproximateDP,
+    LaplaceRelease,
+    Release,
+    ZeroConcentratedDP,
+)
 
 Parts = list[tuple[Any, int]]
 VERSIONS = ("0.6",)
 """Versions of dp_accounting whose events were read here."""
+
+RELEASED_AS: dict[str, tuple[type[Release], dict[str, str]]] = {
+    "LaplaceDpEvent": (LaplaceRelease, {"noise_multiplier": "noise_multiplier"}),
+    "DiscreteLaplaceDpEvent": (
+        DiscreteLaplaceRelease,
+        {"noise_parameter": "noise_parameter", "sensitivity": "sensitivity"},
+    ),
+    "RandomizedResponseDpEvent": (
+        RandomizedResponse,
+        {"noise_parameter": "noise_parameter", "num_buckets": "num_buckets"},
+    ),
+    "MixtureOfGaussiansDpEvent": (
+        GaussianMixtureRelease,
+        {
+            "standard_deviation": "standard_deviation",
+            "sensitivities": "sensitivities",
+            "sampling_probs": "probabilities",
+        },
+    ),
+    "ZCDpEvent": (ZeroConcentratedDP, {"rho": "rho", "xi": "xi"}),
+    "EpsilonDeltaDpEvent": (ApproximateDP, {"epsilon": "epsilon", "delta": "delta"}),
+    "TruncatedSubsampledGaussianDpEvent": (
+        TruncatedPoissonRelease,
+        {
+            "dataset_size": "population",
+            "sampling_probability": "sampling_probability",
+            "truncated_batch_size": "batch_size",
+            "noise_multiplier": "noise_multiplier",
+        },
+    ),
+}
+"""Events that are a release here, read and written by it: each field as ours."""
 
 FIELDS = {
     "NoOpDpEvent": "",
@@ -20,13 +64,7 @@ FIELDS = {
     "SelfComposedDpEvent": "event count",
     "NonPrivateDpEvent": "",
     "GaussianDpEvent": "noise_multiplier",
-    "LaplaceDpEvent": "noise_multiplier",
-    "DiscreteLaplaceDpEvent": "noise_parameter sensitivity",
     "DiscreteGaussianDpEvent": "sigma sensitivity dimension",
-    "RandomizedResponseDpEvent": "noise_parameter num_buckets",
-    "MixtureOfGaussiansDpEvent": "standard_deviation sensitivities sampling_probs",
-    "ZCDpEvent": "rho xi",
-    "EpsilonDeltaDpEvent": "epsilon delta",
     "ExponentialMechanismDpEvent": "epsilon",
     "PermuteAndFlipDpEvent": "epsilon",
     "SingleEpochTreeAggregationDpEvent": "noise_multiplier step_counts",
@@ -35,9 +73,7 @@ FIELDS = {
     "SampledWithReplacementDpEvent": "source_dataset_size sample_size event",
     "SampledWithoutReplacementDpEvent": "source_dataset_size sample_size event",
     "RandomAllocationDpEvent": "event num_selected num_steps",
-    "TruncatedSubsampledGaussianDpEvent": (
-        "dataset_size sampling_probability truncated_batch_size noise_multiplier"
-    ),
+    **{name: " ".join(fields) for name, (_, fields) in RELEASED_AS.items()},
 }
 """Events that are read and the fields of each: one more may change what is released."""
 
@@ -194,6 +230,20 @@ def unknown_fields(thing: Any, known: str) -> str:
         held.update(getattr(type(thing), declared, ()))
     held.update(one.name for one in getattr(type(thing), "__attrs_attrs__", ()))
     return ", ".join(sorted(held - set(known.split())))
+
+
+def refuse_unknown(thing: Any, known: str) -> None:
+    """Refuses another library's object with fields that were not read here, by name.
+
+    Raises:
+      NotImplementedError: one has such fields.
+    """
+    unknown = unknown_fields(thing, known)
+    if unknown:
+        raise NotImplementedError(
+            f"{type(thing).__name__} is not covered with {unknown}; known fields: "
+            f"{known.replace(' ', ', ')}"
+        )
 
 
 # --- Several releases about the same data ---

@@ -13,19 +13,14 @@ import math
 from typing import Any
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.step import ComposedSteps
+from jaxdp_episodic.accountant.describe.schemes import MultistageSampling
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.interop.dp_accounting import (
     RELATIONS,
     EpisodicAccountant,
 )
 from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
-from jaxdp_episodic.accountant.interop.event_tree import joint
-from jaxdp_episodic.accountant.interop.user_strategies import (
-    USERS,
-    base_strategy,
-    drawn_by,
-    refuse_unknown,
-)
+from jaxdp_episodic.accountant.interop.event_tree import joint, refuse_unknown
 from jaxdp_episodic.files.optional import check_version, require
 
 _events = require(
@@ -39,6 +34,13 @@ _PLAN_FIELDS = (
     "clipped_grad batch_selection_strategy noise_addition_transform dp_event "
     "neighboring_relation"
 )
+# The class of a strategy that applies another one to users.
+USERS = "UserSelectionStrategy"
+_USER_FIELDS = "base_strategy examples_per_user_per_batch shuffle_per_user"
+# The level of a run that draws, clips and protects users.
+_USER_LEVEL = "user"
+# Strategies whose draw of one user depends on whether another one was drawn.
+_FIXED_SIZE = ("FixedBatchSampling",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,10 +132,10 @@ def from_execution_plan(
     noise = float(_validation.single("noise_multiplier", noise))
     bands = _validation.whole_number("num_bands", num_bands)
     event = _event(
-        base_strategy(plan), noise, neighboring_relation, num_examples, bands
+        _base_strategy(plan), noise, neighboring_relation, num_examples, bands
     )
     run = from_dp_event(event, neighboring_relation=neighboring_relation)
-    return drawn_by(plan, run)
+    return _drawn_by(plan, run)
 
 
 def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
@@ -164,7 +166,7 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
     relation = str(made_for if relation is None else relation)
     if isinstance(event, _events.NonPrivateDpEvent):
         return from_dp_event(event, neighboring_relation=relation)
-    drawn = base_strategy(strategy)
+    drawn = _base_strategy(strategy)
     noise, num_examples = _noise_and_size(event, drawn)
     described = _event(drawn, noise, relation, num_examples)
     if described != event:
@@ -173,7 +175,7 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
             f"{described!r}, got {event!r}"
         )
     event = _event(drawn, norms * noise, relation, num_examples)
-    return drawn_by(strategy, from_dp_event(event, neighboring_relation=relation))
+    return _drawn_by(strategy, from_dp_event(event, neighboring_relation=relation))
 
 
 def _noise_and_size(event: Any, strategy: Any) -> tuple[float, int | None]:
@@ -334,6 +336,54 @@ _STRATEGIES = {
         "total_participations iterations cycle_length",
     ),
 }
+
+
+def _base_strategy(strategy: Any) -> Any:
+    """Returns what draws: of users the strategy that is applied to them.
+
+    Raises:
+      NotImplementedError: users in batches whose size is fixed or cut, or a field that
+        is not known.
+    """
+    if type(strategy).__name__ != USERS:
+        return strategy
+    refuse_unknown(strategy, _USER_FIELDS)
+    base = strategy.base_strategy
+    cut = getattr(base, "truncated_batch_size", None) is not None
+    if cut or type(base).__name__ in _FIXED_SIZE:
+        how = " with truncated_batch_size" if cut else ""
+        raise NotImplementedError(
+            f"{USERS} of {type(base).__name__}{how} is not covered: examples come in "
+            "cycles, so what a user gives shows when it was drawn before, and with it "
+            "who took the other places; covered: strategies that draw each user "
+            "independently"
+        )
+    return base
+
+
+def _drawn_by(strategy: Any, run: ComposedSteps) -> ComposedSteps:
+    """Returns a run of records as one of what the strategy draws, by its name."""
+    if type(strategy).__name__ != USERS:
+        return run
+    return compose(
+        *(
+            (_of_users(step), count)
+            for step, count in zip(run.steps, run.counts, strict=True)
+        )
+    )
+
+
+def _of_users(step: Any) -> GaussianStep:
+    """A step that draws and clips users in place of examples."""
+    design = step.design
+    assert isinstance(design, MultistageSampling)  # all that base strategies become
+    (scheme,) = design.levels
+    return dataclasses.replace(
+        step,
+        sampling=dataclasses.replace(scheme, name=_USER_LEVEL),
+        clip_unit=_USER_LEVEL,
+        privacy_unit=_USER_LEVEL,
+    )
 
 
 def training_config(

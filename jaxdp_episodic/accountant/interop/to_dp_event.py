@@ -8,17 +8,6 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
-from jaxdp_episodic.accountant.describe.mechanisms import (
-    DiscreteLaplaceRelease,
-    GaussianMixtureRelease,
-    RandomizedResponse,
-    TruncatedPoissonRelease,
-)
-from jaxdp_episodic.accountant.describe.releases import (
-    ApproximateDP,
-    LaplaceRelease,
-    ZeroConcentratedDP,
-)
 from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,
     MultistageSampling,
@@ -27,6 +16,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.interop.event_tree import RELEASED_AS
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
@@ -85,39 +75,16 @@ def to_dp_event(step: AnyStep) -> Any:
 
 def _event(step: Any) -> Any:
     """The event of one step."""
-    match step:
-        case GaussianStep():
-            return _gaussian(step)
-        case LaplaceRelease():
-            event = dp_event.LaplaceDpEvent(step.noise_multiplier)
-            return _sampled(step.sampling_probability, event)
-        case DiscreteLaplaceRelease():
-            event = dp_event.DiscreteLaplaceDpEvent(
-                step.noise_parameter, step.sensitivity
-            )
-            return _sampled(step.sampling_probability, event)
-        case GaussianMixtureRelease():
-            event = dp_event.MixtureOfGaussiansDpEvent(
-                step.standard_deviation,
-                step.sensitivities.tolist(),
-                step.probabilities.tolist(),
-            )
-            return _sampled(step.sampling_probability, event)
-        case RandomizedResponse():
-            return dp_event.RandomizedResponseDpEvent(
-                step.noise_parameter, step.num_buckets
-            )
-        case TruncatedPoissonRelease():
-            return dp_event.TruncatedSubsampledGaussianDpEvent(
-                dataset_size=step.population,
-                sampling_probability=step.sampling_probability,
-                truncated_batch_size=step.batch_size,
-                noise_multiplier=step.noise_multiplier,
-            )
-        case ZeroConcentratedDP():
-            return dp_event.ZCDpEvent(step.rho, step.xi)
-        case ApproximateDP() if hasattr(dp_event, "EpsilonDeltaDpEvent"):
-            return dp_event.EpsilonDeltaDpEvent(step.epsilon, step.delta)
+    if isinstance(step, GaussianStep):
+        return _gaussian(step)
+    for name, (cls, fields) in RELEASED_AS.items():
+        if isinstance(step, cls) and hasattr(dp_event, name):
+            given = {theirs: getattr(step, ours) for theirs, ours in fields.items()}
+            lists = {k: v.tolist() for k, v in given.items() if np.ndim(v)}
+            event = getattr(dp_event, name)(**given | lists)
+            if "sampling_probability" in fields:
+                return event
+            return _sampled(getattr(step, "sampling_probability", 1), event)
     raise NotImplementedError(
         f"{type(step).__name__} has no event in the installed dp_accounting"
     )

@@ -14,7 +14,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,
     Poisson,
     RandomAllocation,
-    Scheme,
     ShuffledEpochs,
     WithoutReplacement,
 )
@@ -22,6 +21,122 @@ from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps, Gaussia
 from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.accountant.report.protected import bounds_in_words
 from jaxdp_episodic.accountant.report.rounding import upward
+
+# What must be true of a run, of the words filled in: see `preconditions_of`.
+_LOCALITY = (
+    "Locality: the clipped contribution of each {clipped} depends on nothing but what "
+    "was drawn of it, the current model, public data and fresh randomness. Where "
+    "examples interact (support and query, a softmax over classes, batch statistics), "
+    "they do so within one clip unit."
+)
+_BLOCKS = (
+    "Blocks: the partition of people into blocks looks at nobody's data, and nobody's "
+    "leaving moves another one. An episode takes its data, and makes all its choices, "
+    "from its own block and public facts."
+)
+_LISTS = (
+    "Public lists: the units above the level {above!r} are public. One that is emptied "
+    "stays listed, is drawn at the same rate and contributes zero."
+)
+_ONE_PATH = "One path: every {unit!r} lies under exactly one path of the tree."
+_BOUNDS = (
+    "Bounds of people: every {last!r} has one owner, and nobody owns more than this: "
+    "{bounds}. These bounds are public, not read from the data, and enforced before "
+    "training by a rule that looks at one person's {looks} alone. Whoever is beyond "
+    "them is not protected by this epsilon."
+)
+_WITHIN = (
+    "Draws within blocks: each episode draws classes and examples afresh among public "
+    "slots, filled or not, without a look at what is in them."
+)
+_CHOICES = (
+    "Choices: whatever chose saw releases and public facts alone; what could be "
+    "chosen, its noise, rates and budget were fixed before the first release."
+)
+_FIXED = (
+    "Fixed in advance: rates, noise and the number of steps do not react to anything "
+    "that was released."
+)
+_FRESH_DRAWS = (
+    "Fresh draws: every step draws anew and secretly; the same draws for an epoch are "
+    "another design (RandomAllocation, ShuffledEpochs)."
+)
+_FRESH_EPOCHS = (
+    "Fresh epochs: who takes part in which step is drawn anew and secretly in every "
+    "epoch, never reused, and what is drawn below in every step. The number of steps "
+    "is fixed in advance; a run that stops within an epoch for what it saw owes all of "
+    "it."
+)
+_POISSON = (
+    "Poisson draws: everything drawn is processed, without a cap, and an empty draw "
+    "still releases noise."
+)
+_BINS = (
+    "Sums of bins: what a step releases is the sum over its bin, or that divided by a "
+    "constant, never by the realised number; an empty bin still releases noise."
+)
+_GROUPING = (
+    "Grouping: the partition of classes into episodes is drawn afresh in every "
+    "{how_often} and does not look at the data."
+)
+_REPLACEMENT = (
+    "Replacement: one {unit!r} changes its content in place; a move to another group "
+    "is a removal and an addition, and not covered."
+)
+_SLOTS = (
+    "Slots: how many slots for {slots!r} there are is public, draws are made among all "
+    "of them, filled or not, and a contribution whose drawn content holds a null one "
+    "is 0 as a whole. Masking the null is not enough. An epsilon at another level "
+    "supposes the same of its slots."
+)
+_SIZES = (
+    "Sizes: where children are drawn without replacement, their number is that in the "
+    "larger of two neighbouring data sets or a lower bound of it, and no unit is left "
+    "out for its size."
+)
+
+
+def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str, ...]:
+    """Returns what must be true for the guarantee and cannot be checked.
+
+    Of a run that ``chooses`` its steps on the way the run has each of them.
+    """
+    first = run.gaussian_steps[0]
+    unit, last = str(first.privacy_unit), first.design.level_names[-1]
+    relation, is_person = first.neighboring_relation, unit == PERSON
+    designs = [part.design for part in run.gaussian_steps]
+    kinds = {type(scheme) for design in designs for scheme in design.schemes}
+    in_blocks = isinstance(first.design, PeopleBlocks)
+    in_epochs = any(map(epoch_scheme, designs))
+    is_bounded = is_person and (first.people is not None or not in_blocks)
+    clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
+    words = {
+        "clipped": " or ".join("step" if c == STEP else f"{c!r}" for c in clips),
+        "above": last if is_person else unit,
+        "unit": unit,
+        "last": last,
+        "bounds": bounds_in_words(first.people),
+        "looks": "data" if relation == "add_remove" else "slots",
+        "how_often": "epoch" if in_epochs else "step",
+        "slots": last if is_person and not in_blocks else unit,
+    }
+    rows = (
+        (True, _LOCALITY),
+        (in_blocks, _BLOCKS),
+        (not in_blocks, _LISTS),
+        (not in_blocks and not is_person, _ONE_PATH),
+        (is_bounded, _BOUNDS),
+        (is_bounded and in_blocks, _WITHIN),
+        (True, _CHOICES if chooses else _FIXED),
+        (True, _FRESH_EPOCHS if in_epochs else _FRESH_DRAWS),
+        (Poisson in kinds, _POISSON),
+        (RandomAllocation in kinds, _BINS),
+        (any(isinstance(design, GroupedClasses) for design in designs), _GROUPING),
+        (relation == "replace_one", _REPLACEMENT),
+        (relation == "zero_out", _SLOTS),
+        (relation == "add_remove" and WithoutReplacement in kinds, _SIZES),
+    )
+    return tuple(text.format(**words) for holds, text in rows if holds)
 
 
 def caveats_of(
@@ -45,120 +160,6 @@ def caveats_of(
         *_unprotected_levels(run, level_runs, epsilon_by_level),
         *_private_sizes(run),
         *_shuffled_epochs(run, delta),
-    )
-
-
-def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str, ...]:
-    """Returns what must be true for the guarantee and cannot be checked.
-
-    Of a run that ``chooses`` its steps on the way the run has each of them.
-    """
-    first = run.gaussian_steps[0]
-    clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
-    clipped = " or ".join("step" if clip == STEP else f"{clip!r}" for clip in clips)
-    found = [
-        f"Locality: the clipped contribution of each {clipped} depends on nothing but "
-        "what was drawn of it, the current model, public data and fresh randomness. "
-        "Where examples interact (support and query, a softmax over classes, batch "
-        "statistics), they do so within one clip unit.",
-        *_who_is_where(first),
-        "Choices: whatever chose saw releases and public facts alone; what could be "
-        "chosen, its noise, rates and budget were fixed before the first release."
-        if chooses
-        else "Fixed in advance: rates, noise and the number of steps do not react to "
-        "anything that was released.",
-        _fresh_draws(run),
-    ]
-    schemes = [scheme for part in run.gaussian_steps for scheme in part.design.schemes]
-    if any(isinstance(scheme, Poisson) for scheme in schemes):
-        found.append(
-            "Poisson draws: everything drawn is processed, without a cap, and an empty "
-            "draw still releases noise."
-        )
-    if any(isinstance(scheme, RandomAllocation) for scheme in schemes):
-        found.append(
-            "Sums of bins: what a step releases is the sum over its bin, or that "
-            "divided by a constant, never by the realised number; an empty bin still "
-            "releases noise."
-        )
-    if any(isinstance(part.design, GroupedClasses) for part in run.gaussian_steps):
-        how_often = "epoch" if _epoch_schemes(run) else "step"
-        found.append(
-            "Grouping: the partition of classes into episodes is drawn afresh in every "
-            f"{how_often} and does not look at the data."
-        )
-    unit = first.privacy_unit
-    if first.neighboring_relation == "replace_one":
-        found.append(
-            f"Replacement: one {unit!r} changes its content in place; a move to "
-            "another group is a removal and an addition, and not covered."
-        )
-    elif first.neighboring_relation == "zero_out":
-        is_block = isinstance(first.design, PeopleBlocks)
-        slots = (
-            first.design.level_names[-1] if unit == PERSON and not is_block else unit
-        )
-        found.append(
-            f"Slots: how many slots for {slots!r} there are is public, draws are made "
-            "among all of them, filled or not, and a contribution whose drawn content "
-            "holds a null one is 0 as a whole. Masking the null is not enough. An "
-            "epsilon at another level supposes the same of its slots."
-        )
-    elif any(isinstance(scheme, WithoutReplacement) for scheme in schemes):
-        found.append(
-            "Sizes: where children are drawn without replacement, their number is that "
-            "in the larger of two neighbouring data sets or a lower bound of it, and "
-            "no unit is left out for its size."
-        )
-    return tuple(found)
-
-
-def _who_is_where(step: GaussianStep) -> list[str]:
-    """What must be true of where a protected unit's data are."""
-    unit, last = step.privacy_unit, step.design.level_names[-1]
-    looks = "data" if step.neighboring_relation == "add_remove" else "slots"
-    bounds = (
-        f"Bounds of people: every {last!r} has one owner, and nobody owns more than "
-        f"this: {bounds_in_words(step.people)}. These bounds are public, not read from "
-        "the data, and enforced before training by a rule that looks at one person's "
-        f"{looks} alone. Whoever is beyond them is not protected by this epsilon."
-    )
-    if isinstance(step.design, PeopleBlocks):
-        blocks = (
-            "Blocks: the partition of people into blocks looks at nobody's data, and "
-            "nobody's leaving moves another one. An episode takes its data, and makes "
-            "all its choices, from its own block and public facts."
-        )
-        among = (
-            "Draws within blocks: each episode draws classes and examples afresh among "
-            "public slots, filled or not, without a look at what is in them."
-        )
-        return [blocks] if step.people is None else [blocks, bounds, among]
-    above = last if unit == PERSON else unit
-    lists = (
-        f"Public lists: the units above the level {above!r} are public. One that is "
-        "emptied stays listed, is drawn at the same rate and contributes zero."
-    )
-    if unit != PERSON:
-        return [
-            lists,
-            f"One path: every {unit!r} lies under exactly one path of the tree.",
-        ]
-    return [lists, bounds]
-
-
-def _fresh_draws(run: ComposedSteps) -> str:
-    """What must be drawn anew, and how often."""
-    if not _epoch_schemes(run):
-        return (
-            "Fresh draws: every step draws anew and secretly; the same draws for an "
-            "epoch are another design (RandomAllocation, ShuffledEpochs)."
-        )
-    return (
-        "Fresh epochs: who takes part in which step is drawn anew and secretly in "
-        "every epoch, never reused, and what is drawn below in every step. The number "
-        "of steps is fixed in advance; a run that stops within an epoch for what it "
-        "saw owes all of it."
     )
 
 
@@ -186,11 +187,6 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
             f"none is counted; the same steps would cost epsilon {' or '.join(costs)}"
         )
     return found
-
-
-def _epoch_schemes(run: ComposedSteps) -> list[Scheme]:
-    found = [epoch_scheme(part.design) for part in run.gaussian_steps]
-    return [scheme for scheme in found if scheme is not None]
 
 
 def _everybody_drawn(level_runs: Mapping[str, ComposedSteps]) -> list[str]:

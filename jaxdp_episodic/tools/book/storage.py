@@ -23,6 +23,16 @@ from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.atomic import TEMPORARY, sync_folder
 
 TABLE = "jaxdp_episodic_book"
+# How a file's one table was made: nothing else may be in the file.
+_SCHEMA = (
+    f"CREATE TABLE {TABLE} (number INTEGER PRIMARY KEY, "
+    "record TEXT NOT NULL, hash TEXT NOT NULL)"
+)
+# Databases that list their triggers by the standard's table, and the question.
+_WITH_TRIGGERS = ("postgresql", "mysql", "mariadb")
+_TRIGGERS = (
+    "SELECT count(*) FROM information_schema.triggers WHERE event_object_table = :name"
+)
 # Seconds that one process waits for others which have the book.
 _PATIENCE_S = 60.0
 # Seconds until a database that does not answer is given up, where its driver can.
@@ -102,8 +112,18 @@ def shown(where: str) -> str:
     return re.sub(r"(password=)[^&\s]*", r"\1***", named)
 
 
+def _check_stored(row: Row, found: list[Row]) -> None:
+    """Refuses a database that did not take a row: something in it changes writes."""
+    if found != [row]:
+        raise BookError(
+            f"record {row.number} is not there after it was written: something in the "
+            "database, like a trigger or a rule, swallows or changes what is written. "
+            "Nothing was charged"
+        )
+
+
 class _Connected:
-    """`Rows` of an SQLite connection."""
+    """`Rows` of an SQLite connection, within a transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -119,6 +139,9 @@ class _Connected:
 
     def append(self, row: Row) -> None:
         self._connection.execute(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", row)
+        last = f"SELECT number, record, hash FROM {TABLE} WHERE number >= ?"
+        found = self._connection.execute(last, (row.number,)).fetchall()
+        _check_stored(row, [Row(*each) for each in found])
 
 
 class _File:
@@ -137,10 +160,7 @@ class _File:
         try:
             with closing(self._connection(temporary)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute(
-                    f"CREATE TABLE {TABLE} (number INTEGER PRIMARY KEY, "
-                    "record TEXT NOT NULL, hash TEXT NOT NULL)"
-                )
+                connection.execute(_SCHEMA)
                 _Connected(connection).append(row)
                 connection.execute("COMMIT")
             os.link(temporary, self._path)  # unlike a rename it replaces nothing
@@ -165,6 +185,7 @@ class _File:
             # Nobody else may write between what is read here and what is written.
             connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
             try:
+                self._check_schema(connection)
                 result = act(_Connected(connection))
                 connection.execute("COMMIT")
             except BaseException:
@@ -172,6 +193,20 @@ class _File:
                     connection.execute("ROLLBACK")
                 raise
             return result
+
+    def _check_schema(self, connection: sqlite3.Connection) -> None:
+        """Refuses a file with a trigger, a view, or anything but the one table."""
+        found = connection.execute("SELECT type, name, sql FROM sqlite_master")
+        schema = found.fetchall()
+        if not any(name == TABLE for _, name, _ in schema):
+            raise BookError(f"{self._path} is no book: it has no table {TABLE}")
+        if schema != [("table", TABLE, _SCHEMA)]:
+            others = [f"{kind} {name}" for kind, name, sql in schema if sql != _SCHEMA]
+            raise BookError(
+                f"book {self._path} must have the table {TABLE} as it was made, and "
+                f"nothing else, got {', '.join(others)!r}: somebody has changed it, "
+                "and what is written might be lost. Nothing was charged"
+            )
 
     @staticmethod
     def _connection(path: Path) -> sqlite3.Connection:
@@ -195,12 +230,12 @@ class _File:
                     f"book {self._path} is in use: other processes have had it for "
                     f"{_PATIENCE_S:g} s"
                 ) from None
-            if "no such table" in str(error):
-                raise BookError(
-                    f"{self._path} is no book: it has no table {TABLE}"
-                ) from None
+            # Neither the disk nor rights: what is in the file is not understood.
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+            if code == sqlite3.SQLITE_ERROR:
+                raise BookError(f"book {self._path} is damaged: {error}") from None
             raise OSError(f"book {self._path}: {error}") from None
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise BookError(
                 f"{self._path} is no book, or it is damaged: {error}"
             ) from None
@@ -271,6 +306,7 @@ class _Database:
             while True:
                 try:
                     with self._engine.begin() as connection:
+                        self._check_schema(connection)
                         return act(self._Rows(connection, self._table))
                 except errors.DBAPIError as error:
                     state = getattr(error.orig, "sqlstate", None) or ""
@@ -286,6 +322,18 @@ class _Database:
                 time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
                 pause = min(1.5 * pause, 1.0)
 
+    def _check_schema(self, connection: Any) -> None:
+        """Refuses a view in the table's place, and a table with triggers."""
+        found = int(TABLE in self._alchemy.inspect(connection).get_view_names())
+        if connection.dialect.name in _WITH_TRIGGERS:
+            query = self._alchemy.text(_TRIGGERS)
+            found += connection.execute(query, {"name": TABLE}).scalar()
+        if found:
+            raise BookError(
+                f"book {self._shown} must be a table without triggers, got a view, or "
+                "a table with some: what is written might be lost. Nothing was charged"
+            )
+
     class _Rows:
         """`Rows` of a connection."""
 
@@ -298,6 +346,9 @@ class _Database:
 
         def append(self, row: Row) -> None:
             self._connection.execute(self._table.insert().values(**row._asdict()))
+            last = self._table.select().where(self._table.c.number >= row.number)
+            found = [Row(*each) for each in self._connection.execute(last)]
+            _check_stored(row, found)
 
     @contextmanager
     def _understood(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
@@ -497,6 +498,98 @@ def test_orders_need_no_more_than_a_price(book):
     one = Order("tune", "t", PROTECTED, {"search": {}}, lambda terms: price)
     assert paid(book, "s", one).what == "tune"
     assert read_book(book).composition() is None
+
+
+# --- What somebody has put into the database ---
+
+IGNORE = f"""CREATE TRIGGER quiet BEFORE INSERT ON {storage.TABLE}
+    WHEN NEW.number > 0 BEGIN SELECT RAISE(IGNORE); END"""
+CHANGE = f"""CREATE TRIGGER quiet AFTER INSERT ON {storage.TABLE}
+    BEGIN UPDATE {storage.TABLE} SET hash = 'x' WHERE number = NEW.number; END"""
+MORE = f"""CREATE TRIGGER quiet AFTER INSERT ON {storage.TABLE} WHEN NEW.number < 9
+    BEGIN INSERT INTO {storage.TABLE} VALUES (9, 'x', 'x'); END"""
+VIEW = f"""ALTER TABLE {storage.TABLE} RENAME TO hidden;
+    CREATE VIEW {storage.TABLE} AS SELECT * FROM hidden;
+    CREATE TRIGGER quiet INSTEAD OF INSERT ON {storage.TABLE} BEGIN SELECT 1; END"""
+
+
+def changed(where, script):
+    with sqlite3.connect(where) as connection:
+        connection.executescript(script)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        *(IGNORE, CHANGE, MORE, VIEW),
+        f"CREATE INDEX more ON {storage.TABLE} (hash)",
+        f"ALTER TABLE {storage.TABLE} ADD COLUMN more TEXT",
+        "CREATE TABLE other (x)",
+    ],
+)
+def test_nothing_is_charged_to_a_file_that_somebody_has_changed(book, script):
+    paid(book, "one")
+    changed(book, script)
+    for act in (read_book, close_book, lambda where: paid(where, "two")):
+        with pytest.raises(BookError, match="table jaxdp_episodic_book as it was made"):
+            act(book)
+
+
+@pytest.mark.parametrize("script", [IGNORE, CHANGE, MORE])
+@pytest.mark.parametrize("kind", ["file", "database"])
+def test_a_charge_that_is_swallowed_is_no_charge(tmp_path, monkeypatch, script, kind):
+    """What was written is read back in its transaction, whatever the schema says."""
+    where = str(tmp_path / "b.book")
+    monkeypatch.setattr(storage._File, "_check_schema", lambda *_: None)
+    if kind == "database":
+        pytest.importorskip("sqlalchemy", reason="the extra [book] is not installed")
+        monkeypatch.setattr(
+            "jaxdp_episodic.tools.book.book.storage_of",
+            lambda where: storage._Database(f"sqlite:///{where}"),
+        )
+    create_book(where, PROTECTED, epsilon=3.0, delta=1e-5)
+    paid(where, "one")
+    changed(where, script)
+    with pytest.raises(BookError, match="record 2 is not there after it was written"):
+        paid(where, "two")
+    assert len(read_book(where).entries) == 1
+
+
+def test_a_view_in_place_of_a_table_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("sqlalchemy", reason="the extra [book] is not installed")
+    where = str(tmp_path / "b.book")
+    place = storage._Database(f"sqlite:///{where}")
+    monkeypatch.setattr("jaxdp_episodic.tools.book.book.storage_of", lambda _: place)
+    create_book(where, PROTECTED, epsilon=3.0, delta=1e-5)
+    changed(where, VIEW)
+    with pytest.raises(BookError, match="must be a table without triggers, got a view"):
+        paid(where, "one")
+
+
+@pytest.mark.parametrize("column", ["record", "hash"])
+def test_text_that_is_no_text_is_damage(book, column):
+    changed(book, f"UPDATE {storage.TABLE} SET {column} = CAST(x'ff' AS TEXT)")
+    with pytest.raises(BookError, match="is damaged: "):
+        read_book(book)
+
+
+def test_a_damaged_file_is_no_book_or_the_same_one(book):
+    """Bytes flipped, most of them in the header and the schema."""
+    paid(book, "one")
+    path, rng = Path(book), np.random.default_rng(5)
+    raw, whole = path.read_bytes(), read_book(book)
+    refused = 0
+    for end in (200, 4096, len(raw)):
+        for place in rng.integers(0, end, 60).tolist():
+            damaged = bytearray(raw)
+            damaged[place] ^= 1 << int(rng.integers(8))
+            path.write_bytes(damaged)
+            try:
+                assert read_book(book).sha256 == whole.sha256
+            except BookError:
+                refused += 1
+    assert refused > 10
 
 
 # --- Runs that adapt ---

@@ -31,7 +31,6 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from asked_once import asked_once
 from jaxdp_episodic.accountant import _engine
-from jaxdp_episodic.accountant.methods import learning
 
 gc.disable()  # while tests are collected: all of it is kept
 hypothesis.settings.register_profile("project", derandomize=True, deadline=None)
@@ -108,14 +107,6 @@ def _compile_once(tmp_path_factory):
     compilation_cache.reset_cache()
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update(limit, before)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _nothing_is_learned():
-    """However often a session asks, it is answered by the same engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, "_LEARNED_AT", float("inf"))
-        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -38,15 +38,14 @@ ENGINES = ("auto", "numpy", "jax")
 VARIABLE = "JAXDP_EPISODIC_ENGINE"
 # Minimum elements of the largest argument for which "auto" compiles a single kernel.
 _COMPILED_ELEMENTS = 2**21
-# The engine that the body runs on, and the one that its caller has asked for.
+# The engine that the body runs on.
 _chosen: ContextVar[str | None] = ContextVar("engine", default=None)
-_asked: ContextVar[str | None] = ContextVar("asked", default=None)
+# Settings that the body asks about in all its calls; 0: each call counts alone.
+_together: ContextVar[int] = ContextVar("together", default=0)
 # Threads among which this one shares the cores.
 _sharing: ContextVar[int] = ContextVar("sharing", default=1)
 # XLA's own choice is 256 bits; where a processor has no more it changes nothing.
 _CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
-# What takes an accelerator for itself when JAX starts.
-_ACCELERATORS = ("jax_plugins", "libtpu")
 
 # Linux's table of this process's memory mappings, and their largest number.
 _MAPPINGS = Path("/proc/self/maps")
@@ -59,7 +58,10 @@ _next_check = 0.0
 # How often JAX's caches have been cleared.
 num_clearings = 0
 # What "auto" has compiled since then.
-_compiled: set[tuple[str, ...]] = set()
+_compiled: set[tuple[Any, ...]] = set()
+# Share of the time to compile a kernel from which "auto" does, where NumPy would take
+# as long: whoever asks so much asks again.
+_PAYS_FROM = 0.25
 # Whether this process was forked off one that had JAX, whose threads it lacks.
 _is_fork_of_jax = False
 # Dataclasses that JAX knows; chunks in several threads may bring the same one.
@@ -73,10 +75,8 @@ def engine_name() -> str:
     Raises:
       ValueError: the environment variable ``JAXDP_EPISODIC_ENGINE`` names no engine.
     """
-    return _chosen.get() or _named_engine()
-
-
-def _named_engine() -> str:
+    if chosen := _chosen.get():
+        return chosen
     named = os.environ.get(VARIABLE, "auto")
     if named not in ENGINES:
         raise ValueError(f"{VARIABLE} must be one of {ENGINES}, got {named!r}")
@@ -95,17 +95,13 @@ def using_engine(name: str) -> Iterator[None]:
         raise ValueError(f"engine must be one of {ENGINES}, got {name[:60]!r}")
     if name == "jax" and not _has_jax():
         require("jax", purpose="the engine 'jax'", extra=None)
-    token = _asked.set(name)
-    try:
-        with using_choice(name):
-            yield
-    finally:
-        _asked.reset(token)
+    with using_choice(name):
+        yield
 
 
 @contextlib.contextmanager
 def using_choice(name: str) -> Iterator[None]:
-    """As `using_engine`, of what `choose_engine` says: what was asked for stays."""
+    """As `using_engine`, of what `choose_engine` says."""
     token = _chosen.set(name)
     try:
         yield
@@ -122,53 +118,58 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
-class BreakEven(NamedTuple):
-    """Numbers of settings from which JAX is faster, compilation included."""
+class Kernel(NamedTuple):
+    """A kernel that "auto" may compile; times are of the CPU, in seconds."""
 
-    name: str  # of what is compiled, for each set of mechanisms
-    cold: int
-    kept: int  # where this process has compiled it, or some other one onto the disk
+    name: str
+    numpy_seconds: float  # that a setting takes on NumPy
+    compile_seconds: float
+    least: int = 1  # settings from which JAX is faster once it is compiled
+    what: tuple[Any, ...] = ()  # what else it is compiled for; each has a ``repr``
 
 
-def choose_engine(settings: int, break_even: int | BreakEven, what: Any = ()) -> str:
-    """Returns the engine that was asked for, or for "auto" the faster.
+def choose_engine(settings: int, kernel: int | Kernel, losses: Any = ()) -> str:
+    """Returns the engine that was asked for, or for "auto" the one that pays.
 
-    Without JAX it is NumPy, and behind ``os.fork()``, where JAX may wait for ever for
-    its threads; and always of a mechanism that does not compile.
-
-    JAX is faster for ``break_even`` settings or more; ``what`` are the nested
-    mechanisms and arrays to be evaluated.
+    NumPy, always, of a mechanism that does not compile; for "auto" without JAX and
+    behind ``os.fork()``, where JAX may wait for ever for its threads. Else JAX, where
+    NumPy would take a quarter of the time to compile or more, or where the kernel is
+    compiled already, in this process or in JAX's cache on the disk. For a ``kernel``
+    that is a number: from so many settings on.
     """
-    name = engine_name() if never_compiled(what) is None else "numpy"
+    name = engine_name() if never_compiled(losses) is None else "numpy"
     if name != "auto":
         return name
     if _is_fork_of_jax or not _has_jax():
         return "numpy"
-    if isinstance(break_even, int):
-        return "jax" if settings >= break_even else "numpy"
-    kernel = (break_even.name, *sorted({type(one).__name__ for one in what}))
-    least = break_even.cold
-    if settings < least and (kernel in _compiled or is_kept(kernel)):
-        least = break_even.kept
-    if settings < least:
+    if isinstance(kernel, int):
+        return "jax" if settings >= kernel else "numpy"
+    if settings < kernel.least:
         return "numpy"
-    if kernel not in _compiled:
-        _compiled.add(kernel)
-        note_kept(kernel)
+    key, together = (kernel.name, *kernel.what), _together.get()
+    seconds = max(settings, together) * kernel.numpy_seconds
+    if seconds < _PAYS_FROM * kernel.compile_seconds and (
+        together or not (key in _compiled or is_kept(key))
+    ):
+        return "numpy"
+    if key not in _compiled:
+        _compiled.add(key)
+        note_kept(key)
     return "jax"
 
 
-def may_compile_beside(what: Any) -> bool:
-    """Whether NumPy is our own choice, and JAX may be started beside it to take over.
+@contextlib.contextmanager
+def asking_together(settings: int) -> Iterator[None]:
+    """The body asks about so many settings in all, as a search or a sweep does.
 
-    Not where importing JAX might take an accelerator, which may be another's.
+    Their number alone decides what is compiled, and not what has been compiled before:
+    a sweep that is resumed has the digits of one that is not.
     """
-    if (_asked.get() or _named_engine()) != "auto" or engine_name() == "jax":
-        return False
-    if _is_fork_of_jax or never_compiled(what) is not None or not _has_jax():
-        return False
-    on_cpu = "jax" in sys.modules or os.environ.get("JAX_PLATFORMS") == "cpu"
-    return on_cpu or not _has_accelerator()
+    token = _together.set(settings)
+    try:
+        yield
+    finally:
+        _together.reset(token)
 
 
 def never_compiled(tree: Any) -> str | None:
@@ -181,11 +182,6 @@ def never_compiled(tree: Any) -> str | None:
 @functools.cache
 def _has_jax() -> bool:
     return importlib.util.find_spec("jax") is not None
-
-
-@functools.cache
-def _has_accelerator() -> bool:
-    return any(map(importlib.util.find_spec, _ACCELERATORS))
 
 
 def float64_boundary(
@@ -225,11 +221,15 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
         raise NotImplementedError(f"{name} is computed by NumPy alone, not by JAX")
     converted = map_arrays(_float64, args)
     register_dataclasses(converted)
+    # Within a caller's jit known numbers are computed at once; elsewhere that would
+    # compile each constant of a kernel by itself.
+    is_traced = isinstance(jax.numpy.asarray(0.0), jax.core.Tracer)
+    at_once = jax.ensure_compile_time_eval if is_traced else contextlib.nullcontext
     # A caller's settings are for the caller's code. Kernels broadcast, move arrays to
-    # the device and back, and have inf and NaN in branches not taken. Within a caller's
-    # jit known numbers are computed at once. Training may multiply in 16 bits, not we.
+    # the device and back, and have inf and NaN in branches not taken. Training may
+    # multiply in 16 bits, not we.
     with (
-        jax.ensure_compile_time_eval(),
+        at_once(),
         jax.transfer_guard("allow"),
         jax.debug_nans(False),
         jax.debug_infs(False),

@@ -142,28 +142,33 @@ def test_left_to_itself_it_takes_numpy_for_small_arguments(monkeypatch):
         assert spaces(call(10)) == [np] and choose_engine(5, 5) == "numpy"
 
 
-def test_what_is_compiled_already_pays_sooner(monkeypatch, tmp_path):
+def test_what_is_compiled_already_is_used_at_once(monkeypatch, tmp_path):
     """By this process, or by some other one onto the disk."""
     monkeypatch.delenv(_engine.VARIABLE, raising=False)
-    loss = SampledGaussianLoss(np.ones(1), np.ones(1), np.ones(1))
-    pays = _engine.BreakEven("some", cold=100, kept=10)
+    # A quarter of the time to compile is that of 100 settings.
+    some = _engine.Kernel("some", numpy_seconds=0.1, compile_seconds=40.0, least=10)
 
-    def first_size(what=(loss,)):
+    def first_size(*what):
+        kernel = some._replace(what=what)
         sizes = (9, 10, 99, 100)
-        return next(n for n in sizes if choose_engine(n, pays, what) == "jax")
+        return next(n for n in sizes if choose_engine(n, kernel) == "jax")
 
     before = jax.config.jax_compilation_cache_dir
     try:
         jax.config.update("jax_compilation_cache_dir", None)
         monkeypatch.setattr(_engine, "_compiled", set())
         assert (first_size(), first_size()) == (100, 10)
+        with _engine.asking_together(99):
+            assert first_size() == 100  # whatever is compiled
+        with _engine.asking_together(100):
+            assert first_size("other") == 10
         monkeypatch.setattr(_engine, "_compiled", set())
         assert first_size() == 100
         jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-        assert first_size() == 10 and first_size(()) == 100
+        assert first_size() == 10 and first_size("other") == 100
         for _ in range(2):
             monkeypatch.setattr(_engine, "_compiled", set())
-            assert first_size(()) == 10
+            assert first_size("other") == 10
         assert first_size() == 100  # what was compiled before there was a folder
         jax.config.update("jax_compilation_cache_dir", str(tmp_path / "missing"))
         monkeypatch.setattr(_engine, "_compiled", set())

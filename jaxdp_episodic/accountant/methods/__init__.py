@@ -2,6 +2,6 @@
 
 Doors: `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
 `adaptive.problem`, `certified.method`, `closed_form`, `engine`,
-`exact.method`, `exact.on_contour`, `learning`, `question`, `rdp.method`,
+`exact.method`, `exact.on_contour`, `question`, `rdp.method`,
 `rdp.on_lattice`, `run`, `slopes`.
 """

@@ -8,7 +8,6 @@ is made ready meanwhile. Memory is bounded by the chunk, not by the grid.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,9 +18,7 @@ from jaxdp_episodic.accountant._engine import (
     engine_name,
     in_threads,
     num_cores,
-    using_choice,
 )
-from jaxdp_episodic.accountant.methods import learning
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
 # Chunks that an accelerator is given at once.
@@ -40,17 +37,11 @@ class Chunks(NamedTuple):
     accelerator: tuple[int, ...]  # for JAX elsewhere
 
 
-def in_chunks(
-    kernel: _Kernel,
-    arrays: Any,
-    sizes: Chunks,
-    learnable: learning.Learnable | None = None,
-) -> tuple[np.ndarray, ...]:
+def in_chunks(kernel: _Kernel, arrays: Any, sizes: Chunks) -> tuple[np.ndarray, ...]:
     """Calls a kernel chunk by chunk, on the CPU one chunk a core; results are (n,).
 
     The kernel maps nested arrays, whose last axis are the settings, at least one, to a
-    tuple of results of a chunk. One that is ``learnable`` may be called on JAX where
-    the engine is "numpy" by our own choice (see `learning`).
+    tuple of results of a chunk.
     """
     size = num_settings(arrays)
     if engine_name() == "jax":
@@ -60,21 +51,11 @@ def in_chunks(
         workers = num_cores() if on_cpu() else _AHEAD
         device = chosen_device()
         return _by_parts(kernel, arrays, chunk, workers, padded=True, device=device)
-    kernels = learning.kernels_of(learnable, arrays, size) if learnable else {}
-    if width := learning.compiled_width(kernels):
-        with using_choice("jax"):
-            device = learning.learned_on()
-            return _by_parts(kernel, arrays, width, num_cores(), True, device, True)
     chunk = min(size, sizes.numpy)
     # Every core gets settings.
     if size >= max(_FEW, sizes.numpy // 4):
         chunk = min(chunk, -(-size // num_cores()))
-    answer = _by_parts(kernel, arrays, chunk, num_cores())
-    if learnable and kernels:
-        width, name = [*kernels.items()][-1]
-        call = functools.partial(_call, kernel, arrays, 0, width, padded=True)
-        learning.count(name, size, learnable.enough, call)
-    return answer
+    return _by_parts(kernel, arrays, chunk, num_cores())
 
 
 def _by_parts(
@@ -84,16 +65,15 @@ def _by_parts(
     workers: int,
     padded: bool = False,
     device: Any = None,
-    apart: bool = False,
 ) -> tuple[np.ndarray, ...]:
-    """Results of all chunks; ``apart``: in no case in the caller's own thread."""
+    """Results of all chunks."""
     starts = range(0, num_settings(arrays), chunk)
 
     def work(start: int) -> tuple[np.ndarray, ...]:
         return _call(kernel, arrays, start, chunk, padded=padded)
 
     workers = min(len(starts), workers)
-    if workers <= 1 and not apart:
+    if workers <= 1:
         parts = [work(start) for start in starts]
     else:
         parts = in_threads(work, starts, workers, device=device)

@@ -133,6 +133,25 @@ def map_first(
     return stacked([function(*at(arrays, i)) for i in range(_length(arrays))])
 
 
+def rows_of(xp: Any, function: Callable[[Any], Any], number: Any, most: int) -> Any:
+    """Stacks ``function(i)`` for i below a number; the rest of ``most`` rows are 0.
+
+    In JAX the number may be traced.
+    """
+    if most == 1:
+        return map_arrays(lambda a: a[None], function(0))
+    if xp is np:
+        return stacked([function(i) for i in range(int(number))])
+    import jax
+
+    def put(i: Any, rows: Any) -> Any:
+        return jax.tree.map(lambda a, row: a.at[i].set(row), rows, function(i))
+
+    shapes = jax.eval_shape(function, np.int32(0))
+    empty = jax.tree.map(lambda a: xp.zeros((most, *a.shape), a.dtype), shapes)
+    return jax.lax.fori_loop(0, number, put, empty)
+
+
 def by_blocks(
     function: Callable[..., tuple[Any, ...]], trees: tuple[Any, ...], block: int
 ) -> tuple[Any, ...]:
@@ -269,7 +288,8 @@ def rows_at(array: Array, index: Array) -> Array:
     xp = namespace(array, index)
     if xp is np:  # by a quarter of the time of its own
         return array[..., index, np.arange(index.shape[-1])]
-    return xp.take_along_axis(array, index[(None,) * (array.ndim - 2)], axis=-2)
+    index = index[(None,) * (array.ndim - 2)]
+    return xp.take_along_axis(array, index, axis=-2, mode="promise_in_bounds")
 
 
 def stacked(trees: list[Any]) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
+    fori_loop,
     namespace,
     rows_at,
     while_loop,
@@ -146,15 +147,21 @@ def log_crossing(
     low, high = xp.log(low), xp.log(high)
     share = np.linspace(0.0, 1.0, num_points)[:, None]
     index = np.arange(num_points)[:, None]
-    bracket = values = xp.array([low, high])
-    for i in range(num_refinements):
+    bracket = xp.array([low, high])
+
+    def narrow(i: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        bracket, values = state
         x = bracket[0] + share * (bracket[1] - bracket[0])
-        value = function(xp.exp(x[1:-1] if i else x))
-        if i:  # at the ends it is known
+        if xp is np and i:  # at the ends it is known
+            value = function(xp.exp(x[1:-1]))
             value = xp.concatenate([values[:1], value, values[1:]])
+        else:
+            value = function(xp.exp(x))
         last = xp.where(value > 0, index, 0).max(axis=0)
         ends = xp.array([last, xp.minimum(last + 1, num_points - 1)])
-        bracket, values = rows_at(x, ends), rows_at(value, ends)
+        return rows_at(x, ends), rows_at(value, ends)
+
+    bracket, values = fori_loop(xp, 0, num_refinements, narrow, (bracket, bracket))
     (x, end), (value, other) = bracket, values
     drop = value - other
     inside = (value > 0) & (drop > 0) & (drop < xp.inf)

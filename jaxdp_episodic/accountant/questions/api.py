@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -18,7 +17,6 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     compose,
 )
-from jaxdp_episodic.accountant.methods.learning import asked_of
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_curve
 from jaxdp_episodic.accountant.methods.run import Run
@@ -110,8 +108,7 @@ def rdp(
     _validation.choice("direction", direction, DIRECTIONS)
     expanded = orders.reshape(1, -1)
     shape = (*step.shape, orders.size)
-    with asked_of(math.prod(step.shape)):
-        values = curve_of(step, expanded, direction, shape, axis=True)
+    values = curve_of(step, expanded, direction, shape, axis=True)
     return _scalar_or_array(values.reshape(step.shape + orders.shape))
 
 

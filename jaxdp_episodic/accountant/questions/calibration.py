@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import engine_name
+from jaxdp_episodic.accountant._engine import asking_together, engine_name
 from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses
 from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
 from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
@@ -37,7 +37,6 @@ from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.worst_path import (
     CONTOUR,
     answer,
-    engine_for,
     undominated_paths,
 )
 
@@ -395,7 +394,7 @@ def calibrate_noise_multiplier(
         )
     step = dataclasses.replace(step, noise_multiplier=1.0)
     run = Targets(step, epsilon, delta, num_steps, method)
-    with engine_for(run.size * _EVALUATIONS, method):
+    with asking_together(run.size * _EVALUATIONS):
         start = 1 / run.initial_noise()
         if method != "rdp":
             # Rényi's bound is cheap, and its answer is near the final one.
@@ -468,7 +467,7 @@ def calibrate_num_steps(
 
     everywhere = np.arange(run.size)
     one = np.ones(run.size)
-    with engine_for(run.size * _EVALUATIONS, method):
+    with asking_together(run.size * _EVALUATIONS):
         too_many = ~(excess(one, everywhere) <= 0)
         low, high, ends = bracket(excess, one, 1.0, float(_MAX_STEPS), OF_STEPS)
         found = largest_within(excess, low, high, tolerance=0, integer=True, ends=ends)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant._engine import asking_together
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,
@@ -26,7 +27,7 @@ from jaxdp_episodic.accountant.describe.step import (
     gaussian_parts,
 )
 from jaxdp_episodic.accountant.methods.run import Run
-from jaxdp_episodic.accountant.questions import api, worst_path
+from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.derivatives import (
     METHODS,
     Parameter,
@@ -105,7 +106,7 @@ def epsilon_and_gradient(
     log_delta = np.log(np.asarray(delta, np.float64))
     runs, shape = api.checked_runs(step, num_steps, delta=log_delta)
     # The moves of a setting take no longer than its epsilon, but more to compile.
-    with worst_path.engine_for(math.prod(shape), method):
+    with asking_together(math.prod(shape)):
         value, info = api.epsilon(
             step, delta=delta, num_steps=num_steps, method=method, return_info=True
         )

@@ -18,18 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import choose_engine, using_choice
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.protocols import Profile
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
-from jaxdp_episodic.accountant.methods.learning import asked_of
 from jaxdp_episodic.accountant.methods.question import (
     Answer,
     EpsilonAt,
@@ -47,14 +43,6 @@ METHODS: dict[str, Callable[[Question, Run], Answer]] = {
 # No method of its own: "exact", with Rényi's bound in index of certified ends.
 CONTOUR = "contour"
 _ANSWERS = {**METHODS, CONTOUR: functools.partial(exact.exact_answer, certify=False)}
-# Minimum number of evaluations for which compiling pays, of settings that belong
-# together, as in a search or a sweep: they have one engine for all they ask, for
-# "exact" even for what a few of them need, and more to compile.
-_BREAK_EVEN = {
-    "exact": 30_000,
-    "pld": pld.BREAK_EVEN,
-    "rdp": rdp.BREAK_EVEN,
-}
 # Rates are rounded up to powers of exp(spacing); the finest, 0.1 %, is tried first.
 _FINEST_SPACING = 2.0**-10
 # Factor of each further spacing.
@@ -63,11 +51,6 @@ _COARSER = 2.0**0.5
 _ROUNDING_MARGIN = 1e-12
 # Comparisons of numbers after which paths are kept that may be dominated.
 _MOST_COMPARISONS = 10**8
-
-
-def engine_for(evaluations: int, method: str) -> AbstractContextManager[None]:
-    """The engine for this number of evaluations that belong together."""
-    return using_choice(choose_engine(evaluations, _BREAK_EVEN[method]))
 
 
 def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
@@ -83,12 +66,6 @@ def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
       Value, error and whether it is certified only, of the broadcast shape without
       the path axis.
     """
-    shape = np.broadcast_shapes(np.shape(question.target), runs[0].shape[:-1])
-    with asked_of(math.prod(shape)):
-        return _of_least(question, runs, method)
-
-
-def _of_least(question: Question, runs: Sequence[Run], method: str) -> Answer:
     if len(runs) == 1:
         return _of_one(question, runs[0], method)
     # Paths take the place of settings, so that the least is taken of each of them.

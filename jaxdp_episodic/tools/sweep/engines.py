@@ -24,8 +24,7 @@ import jax
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import engine_name, using_engine
-from jaxdp_episodic.accountant.questions.worst_path import engine_for
+from jaxdp_episodic.accountant._engine import asking_together
 from jaxdp_episodic.files.optional import require
 from jaxdp_episodic.tools.requests.request import EpsilonRequest
 from jaxdp_episodic.tools.sweep.description import Sweep
@@ -82,9 +81,8 @@ def _answers(sweep: Sweep, values: dict[str, np.ndarray], size: int) -> np.ndarr
                 continue
             some = {name: column[chosen] for name, column in values.items()}
             request = sweep.request(asked, way, some)
-            # The whole sweep on one engine, however it is cut into chunks, and whatever
-            # this process has learned: one that goes on with it has not.
-            with engine_for(sweep.grid.size, way), using_engine(engine_name()):
+            # However the sweep is cut into chunks, and by whichever process.
+            with asking_together(sweep.grid.size):
                 if has_info and isinstance(request, EpsilonRequest):
                     value, info = request.answer_with_info()
                     answers[chosen] = np.stack([value, *info], axis=-1)

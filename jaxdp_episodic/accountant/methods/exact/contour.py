@@ -90,11 +90,18 @@ class Contour(NamedTuple):
 
 
 def lay_contour(
-    epsilon: Array, groups: tuple[Steps, ...], fall: Array | float = FALL
+    epsilon: Array,
+    groups: tuple[Steps, ...],
+    fall: Array | float = FALL,
+    bulk: Array | None = None,
 ) -> Contour:
-    """The contour for delta at ``epsilon``, (n,); the integrand falls by ``fall``."""
+    """The contour for delta at ``epsilon``, (n,); the integrand falls by ``fall``.
+
+    The `bulk_variance` may be given, if it is known.
+    """
     xp = namespace(epsilon, groups[0].count)
-    center, bulk, slope, curvature = _crossing(epsilon, groups)
+    bulk = bulk_variance(groups) if bulk is None else bulk
+    center, bulk, slope, curvature = _crossing(epsilon, bulk, groups)
     # Off the saddle point the phase changes at this rate: wider nodes would alias it.
     rate = xp.abs(epsilon - slope) / _PHASE
     scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
@@ -187,7 +194,9 @@ def envelope(z: Pair, bulk: Array, groups: tuple[Steps, ...]) -> Array:
     return xp.logaddexp(log_envelope(z, groups), math.log(2.0) + less)
 
 
-def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
+def _crossing(
+    epsilon: Array, bulk: Array, groups: tuple[Steps, ...]
+) -> tuple[Array, ...]:
     """Center and bulk; slope and curvature of `Transform` there; (n,) each."""
     xp = namespace(epsilon, groups[0].count)
     largest = largest_center(epsilon, groups)
@@ -203,7 +212,6 @@ def _crossing(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
         num_points=_SADDLE_POINTS,
         num_refinements=_SADDLE_REFINEMENTS,
     )
-    bulk = bulk_variance(groups)
     c = xp.minimum(plain * _CROSSINGS[:, None], xp.maximum(largest, plain))
     moments = real_moments(c, groups)
     nothing = xp.zeros_like(bulk)

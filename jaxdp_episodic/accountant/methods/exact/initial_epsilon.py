@@ -80,15 +80,16 @@ def first_epsilon(
     highest: Array,
     fields: tuple[Group, ...],
     groups: tuple[Steps, ...],
+    bulk: Array | None = None,
 ) -> First:
     """An approximation of epsilon at the given delta, below ``highest``; (n,).
 
-    By the saddle-point approximation of delta; the steps' ``fields`` are (K, n). Where
-    it does not exist, because rare large losses stand apart from many small ones, by
-    the larger of the deltas of these two.
+    By the saddle-point approximation of delta. Where it does not exist, because rare
+    large losses stand apart from many small ones, by the larger of the deltas of these
+    two. The steps' ``fields`` are (K, n); ``bulk`` is their `bulk_variance`, if known.
     """
     xp = namespace(log_delta, highest, fields[0].count, groups[0].count)
-    bulk = bulk_variance(groups)
+    bulk = bulk_variance(groups) if bulk is None else bulk
     guess = xp.exp(first_order(fields, -log_delta))
     guess = xp.clip(guess, _LEAST_ORDER, _LARGEST_ORDER)
     c = xp.minimum(guess * _SADDLE_POINTS[:, None], largest_center(log_delta, groups))

@@ -53,8 +53,10 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
-    map_arrays,
+    at,
+    fori_loop,
     namespace,
+    rows_of,
     where_needed,
     while_loop,
 )
@@ -95,6 +97,14 @@ class Solution(NamedTuple):
     rounding: Array | None = None
 
 
+class Blocks(NamedTuple):
+    """The nodes of a contour: some blocks of them, of those that memory is kept for."""
+
+    number: Array | int  # may be traced: one program serves any number of nodes
+    size: int
+    most: int
+
+
 def log_delta(
     epsilon: Array,
     contour: Contour,
@@ -102,11 +112,10 @@ def log_delta(
     *,
     num_nodes: int,
 ) -> Solution:
-    """``log(delta)`` at ``epsilon``, (n,) or several of a setting, (E, n)."""
-    integrand = _prepare(num_nodes, contour, groups)
-    if epsilon.ndim > 1:
-        integrand = map_arrays(lambda a: a if a.ndim == 1 else a[:, None], integrand)
-    value, slope, _, *errors = _integrate(integrand, epsilon)
+    """``log(delta)`` at ``epsilon``, (n,)."""
+    blocks = Blocks(1, num_nodes, 1)
+    integrand = _prepare(blocks, contour, groups)
+    value, slope, _, *errors = _integrate(integrand, blocks, epsilon)
     return Solution(value, errors[0], slope, errors[1])
 
 
@@ -119,17 +128,32 @@ def epsilon(
     *,
     num_nodes: int,
 ) -> Solution:
+    """``epsilon`` at which delta is ``e^{log_delta}``; see `search`."""
+    blocks = Blocks(1, num_nodes, 1)
+    return search(log_delta, initial, highest, contour, groups, blocks)
+
+
+def search(
+    log_delta: Array,
+    initial: Array,
+    highest: Array,
+    contour: Contour,
+    groups: tuple[Steps, ...],
+    blocks: Blocks,
+    is_held: Array | bool = False,
+) -> Solution:
     """``epsilon`` at which delta is ``e^{log_delta}``; all arrays (n,).
 
     Halley's method on ``log delta``, safeguarded by a bracket from 0 to ``highest``,
-    all on one contour, which was laid for ``initial``.
+    all on one contour, which was laid for ``initial``. Where epsilon ``is_held`` there
+    the value is log(delta) instead.
     """
     xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
-    integrand = _prepare(num_nodes, contour, groups)
+    integrand = _prepare(blocks, contour, groups)
 
     def improve(state: _Search) -> _Search:
         x, low, high = state.x, state.low, state.high
-        value, slope, curvature, error, *_ = _integrate(integrand, x)
+        value, slope, curvature, error, _ = _integrate(integrand, blocks, x)
         gap = value - log_delta
         above = gap > 0
         low, high = xp.where(above, x, low), xp.where(above, high, x)
@@ -150,18 +174,22 @@ def epsilon(
             share = xp.minimum(xp.abs(correction) + gap * gap, 1.0)
         last = inside & (step > 0) & (share * xp.abs(gap) <= tolerance)
         left = xp.abs(gap) * xp.where(last, share, 1.0)
-        found = low_enough | (left <= tolerance)
+        found = low_enough | (left <= tolerance) | is_held
         # An unconverged search counts as an error of delta; at epsilon 0 delta may be
         # less.
-        error = xp.where(low_enough & (error < -gap), 0.0, error)
-        error = error + xp.where(low_enough, 0.0, left)
+        missed = xp.where(low_enough & (error < -gap), 0.0, error)
+        missed = missed + xp.where(low_enough, 0.0, left)
         return _Search(
             state.count + 1,
             xp.all(found),
             xp.where(found, x, step),
             low,
             high,
-            Solution(xp.where(last, step, x), error, slope),
+            Solution(
+                xp.where(is_held, value, xp.where(last, step, x)),
+                xp.where(is_held, error, missed),
+                slope,
+            ),
         )
 
     def unfinished(state: _Search) -> Array:
@@ -190,11 +218,10 @@ class _Search(NamedTuple):
     solution: Solution  # of the last evaluation
 
 
-class _Integrand(NamedTuple):
-    """What does not depend on epsilon; (K, n) arrays and pairs, or (n,).
+class _Rows(NamedTuple):
+    """Summands without ``e^{-z epsilon}`` at the nodes, arrays and pairs (B, K, n).
 
-    Summands are without ``e^{-z epsilon}``: M^T less atom and bulk, over ``i pi z (1 +
-    z)``, times the weights of the rule.
+    M^T less atom and bulk, over ``i pi z (1 + z)``, times the weights of the rule.
     """
 
     z: Pair  # nodes
@@ -202,64 +229,85 @@ class _Integrand(NamedTuple):
     sign: Pair  # summands over their moduli
     lost: Array  # largest term of the difference from M^T, over the difference
     error: Array  # bound of the rounding error, relative to that term
-    bulk: Array  # (n,) variance; 0 without one
-    log_mass: Array  # (n,) of the bulk's probability
-    # (n,) truncated summands over the last one, if they decay as e^-u, or on vertical
-    # lines as 1 / u².
+
+
+class _Integrand(NamedTuple):
+    """What does not depend on epsilon; all but the rows (n,)."""
+
+    rows: _Rows
+    bulk: Array  # variance; 0 without one
+    log_mass: Array  # of the bulk's probability
+    # Truncated summands over the last one, if they decay as e^-u, or on vertical lines
+    # as 1 / u².
     density: Array
-    log_beyond: Array  # (n,) of a bound of the truncated integral on vertical lines
+    end: Array  # real part of the last node
+    log_beyond: Array  # of a bound of the truncated integral on vertical lines
 
 
-def _prepare(num_nodes: int, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:
+def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:
     """Nodes of the trapezoidal rule, and M^T on them."""
     xp = namespace(contour.center, groups[0].count)
-    step = contour.end / (num_nodes - 1)
-    u = xp.arange(num_nodes, dtype=step.dtype)[:, None] * step
-    b = contour.bend
-    near = xp.arcsinh(b * xp.sinh(xp.minimum(u, 300.0)))
-    y = contour.scale / b * xp.where(u > 300, u + xp.log(b), near)
-    # dy/du, which tends to scale / b
-    inverse = xp.exp(-u)
-    cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
-    speed = contour.scale * cosh / xp.sqrt(inverse * inverse + (b * sinh) ** 2)
-    z, direction = contour_points(contour, y)
-    weight = speed * step * xp.where(u > 0, 1.0, 0.5)
-    power, error = log_powers(z, groups, checked=True)
-    log_atom = log_atoms(groups)
-    bulk = contour.bulk
-    left, size = without_bulk(z, power, bulk, log_atom)
-    whole = times(left, direction)
-    part, length = xp.hypot(*left), xp.hypot(*whole)
-    error = error + _ROUNDING * (0.5 * bulk * (z[0] * z[0] + z[1] * z[1]))
+    step = contour.end / (blocks.number * blocks.size - 1)
+    bulk, log_atom = contour.bulk, log_atoms(groups)
+
+    # A loop for each stage: XLA computes the results of one once, and others again for
+    # each of their uses.
+    each = functools.partial(rows_of, xp, number=blocks.number, most=blocks.most)
+
+    def lay(block: Array) -> tuple[Pair, Pair]:
+        k = block * blocks.size + xp.arange(blocks.size)
+        u = k.astype(step.dtype)[:, None] * step
+        y, speed = _height(contour, u)
+        z, direction = contour_points(contour, y)
+        weight = speed * step * xp.where(u > 0, 1.0, 0.5)
+        return z, (weight * direction[0], weight * direction[1])
+
+    points, weights = each(lay)
+    powers = each(lambda i: log_powers(at(points, i), groups, checked=True))
+
+    def rows(block: Array) -> _Rows:
+        z, weight = at(points, block), at(weights, block)
+        power, error = at(powers, block)
+        left, size = without_bulk(z, power, bulk, log_atom)
+        whole = times(left, weight)
+        part, length = xp.hypot(*left), xp.hypot(*whole)
+        error = error + _ROUNDING * (0.5 * bulk * (z[0] * z[0] + z[1] * z[1]))
+        sign = whole[0] / length, whole[1] / length
+        return _Rows(z, size + xp.log(length), sign, 1 / part, error)
+
     vertical = contour.lean == 0
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
+    y, _ = _height(contour, contour.end[None])
+    z, _ = contour_points(contour, y)
     # Truncation along a vertical line, where phases may agree again: the envelope times
     # the integral of 1 / y².
     log_beyond = xp.full_like(bulk, _LOG_ZERO)
     if have_atoms(groups):
-        again = xp.maximum(y[-1:], xp.minimum(first_realignment(groups), 1e300))
+        again = xp.maximum(y, xp.minimum(first_realignment(groups), 1e300))
         log_beyond = where_needed(
             ~vertical,
             log_beyond,
             lambda: (
-                envelope((z[0][-1:], again), bulk, groups)[0]
-                - xp.log(math.pi * again[0])
+                envelope((z[0], again), bulk, groups)[0] - xp.log(math.pi * again[0])
             ),
         )
-    return _Integrand(
-        z,
-        size + xp.log(weight * length),
-        (whole[0] / length, whole[1] / length),
-        1 / part,
-        error,
-        bulk,
-        log_bulk_mass(log_atom),
-        density,
-        log_beyond,
-    )
+    log_mass = log_bulk_mass(log_atom)
+    return _Integrand(each(rows), bulk, log_mass, density, z[0][0], log_beyond)
 
 
-def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
+def _height(contour: Contour, u: Array) -> tuple[Array, Array]:
+    """The imaginary part y at u, and ``dy/du``, which tends to scale / bend."""
+    xp, b = namespace(contour.center, u), contour.bend
+    near = xp.arcsinh(b * xp.sinh(xp.minimum(u, 300.0)))
+    y = contour.scale / b * xp.where(u > 300, u + xp.log(b), near)
+    inverse = xp.exp(-u)
+    cosh, sinh = 0.5 * (1 + inverse * inverse), 0.5 * (1 - inverse * inverse)
+    return y, contour.scale * cosh / xp.sqrt(inverse * inverse + (b * sinh) ** 2)
+
+
+def _integrate(
+    integrand: _Integrand, blocks: Blocks, epsilon: Array
+) -> tuple[Array, ...]:
     """``log delta``, minus its derivative, its second derivative, error and rounding.
 
     ``delta = D(eps) + Re sum_k w_k e^{-z_k eps}``, D of the bulk: each derivative by
@@ -267,26 +315,36 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
     truncation.
     """
     xp = namespace(integrand.bulk, epsilon)
-    z = integrand.z
-    log_known, log_known_slope, log_known_density = _bulk_delta(integrand, epsilon)
-    log_size = integrand.log_size - z[0] * epsilon
-    peak = xp.maximum(log_size.max(axis=0), log_known)
-    re, im = times(integrand.sign, polar(log_size - peak, -z[1] * epsilon))
-    known = xp.exp(log_known - peak)
-    total = re.sum(axis=0) + known
-    first, second = times(z, (re, im)), xp.exp(log_known_density - peak)
-    known_slope = xp.exp(log_known_slope - peak)
-    slope = first[0].sum(axis=0) + known_slope
-    second += times(z, first)[0].sum(axis=0) - known_slope
-    aliasing = _aliasing(re) / xp.abs(total)
-    size = xp.exp(log_size - peak) * integrand.lost
-    phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
-    rounding = (size * (integrand.error + _ROUNDING * (8 + phase))).sum(axis=0)
+    log_known = _bulk_delta(integrand, epsilon)
+    waves = xp.asarray(_waves(blocks.size, blocks.most))
+
+    def add(block: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Sums over e^peak, and the size of the last summand."""
+        rows, before = at(integrand.rows, block), state[0]
+        z, log_size = rows.z, rows.log_size - rows.z[0] * epsilon
+        peak = xp.maximum(before, log_size.max(axis=0))
+        re, im = times(rows.sign, polar(log_size - peak, -z[1] * epsilon))
+        first = times(z, (re, im))
+        second = z[0] * first[0] - z[1] * first[1]
+        phase = xp.abs(z[1] * epsilon) + xp.abs(z[0] * epsilon)
+        size = xp.exp(log_size - peak) * rows.lost
+        rounding = size * (rows.error + _ROUNDING * (8 + phase))
+        parts = [a.sum(axis=0) for a in (re, first[0], second, rounding)]
+        parts = xp.concatenate([xp.array(parts), waves[block] @ re])
+        sums = state[1] * xp.exp(before - peak) + parts
+        return peak, sums, xp.hypot(re[-1], im[-1])
+
+    zeros = xp.zeros((4 + len(_FREQUENCIES), *epsilon.shape), epsilon.dtype)
+    start = log_known[0], zeros, zeros[0]
+    peak, sums, last = fori_loop(xp, 0, blocks.number, add, start)
+    known, known_slope, known_density = (xp.exp(part - peak) for part in log_known)
+    total, slope = sums[0] + known, sums[1] + known_slope
+    second = sums[2] + known_density - known_slope
     # The last summand stands for ``density`` more, with a margin of 10.
-    truncation = 10.0 * xp.hypot(re[-1], im[-1]) * integrand.density
-    truncation += xp.exp(integrand.log_beyond - z[0][-1] * epsilon - peak)
-    rounding = (rounding + _ROUNDING * known) / xp.abs(total)
-    error = aliasing + rounding + truncation / xp.abs(total)
+    truncation = 10.0 * last * integrand.density
+    truncation += xp.exp(integrand.log_beyond - integrand.end * epsilon - peak)
+    rounding = (sums[3] + _ROUNDING * known) / xp.abs(total)
+    error = (_aliasing(sums[4:]) + truncation) / xp.abs(total) + rounding
     good = total > 0
     total = xp.where(good, total, 1.0)
     value = xp.where(good, xp.log(total) + peak, xp.nan)
@@ -295,8 +353,8 @@ def _integrate(integrand: _Integrand, epsilon: Array) -> tuple[Array, ...]:
     return value, slope, curvature, xp.where(good, error, xp.inf), rounding
 
 
-def _aliasing(values: Array) -> Array:
-    """Estimate of the trapezoidal rule's aliasing error from its summands, (K, n).
+def _aliasing(transform: Array) -> Array:
+    """Estimate of the trapezoidal rule's aliasing error, by the waves' sums, (4, n).
 
     By Poisson's formula the error is the Fourier transform of the integrand at ``2 pi /
     h`` and its multiples. The summands give the transform up to ``pi / h``, where it is
@@ -304,19 +362,19 @@ def _aliasing(values: Array) -> Array:
     smooth, but oscillates: it may vanish at one frequency by chance, hardly at several.
     With rare large losses it decays slowly in the end.
     """
-    xp = namespace(values)
-    flat = values.reshape(len(values), -1)
-    each = 2 * xp.abs((_waves(len(values)) @ flat).reshape(-1, *values.shape[1:]))
+    xp = namespace(transform)
+    each = 2 * xp.abs(transform)
     low, high = each[0], each[1:].max(axis=0)
     decay = xp.minimum(high / xp.maximum(low, 1e-300), 1.0)
     return _ALIASES * high * decay**_DECAY_POWER
 
 
 @functools.cache
-def _waves(number: int) -> np.ndarray:
-    """Cosines at `_FREQUENCIES`, of each of so many summands."""
-    cycles = 0.5 * _FREQUENCIES[:, None] * np.arange(number)
-    return np.cos(2 * math.pi * cycles)
+def _waves(size: int, number: int) -> np.ndarray:
+    """Cosines at `_FREQUENCIES` of the summands in each of so many blocks."""
+    cycles = 0.5 * _FREQUENCIES[:, None, None] * np.arange(number * size)
+    waves = np.cos(2 * math.pi * cycles).reshape(len(_FREQUENCIES), number, size)
+    return np.ascontiguousarray(np.moveaxis(waves, 1, 0))
 
 
 def _bulk_delta(integrand: _Integrand, epsilon: Array) -> tuple[Array, Array, Array]:

@@ -11,7 +11,6 @@ from typing import cast
 
 import numpy as np
 
-from jaxdp_episodic.accountant._engine import choose_engine, using_choice
 from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS, ROUNDING
 from jaxdp_episodic.accountant.losses.protocols import (
     Bounds,
@@ -32,7 +31,6 @@ from jaxdp_episodic.accountant.methods.exact.initial_epsilon import (
     order_near,
 )
 from jaxdp_episodic.accountant.methods.exact.solver import (
-    BREAK_EVEN,
     TOLERANCE,
     ContourSolver,
 )
@@ -104,12 +102,9 @@ def surely_above(question: Question, run: Run, known: np.ndarray) -> np.ndarray:
 
 def _answer(question: Question, run: Run, certify: bool) -> Answer:
     """Of (n,) settings: those that need no integral first, then the others."""
-    # Each part chooses its own engine, so that nothing is compiled for few settings.
-    engine = choose_engine(question.target.size, BREAK_EVEN, run.losses)
-    with using_choice(engine):
-        for loss in run.losses:
-            if isinstance(loss, Tabulated):
-                loss.prepare()
+    for loss in run.losses:
+        if isinstance(loss, Tabulated):
+            loss.prepare()
     no_loss = run.loses_nothing
     value = np.where(no_loss, question.nothing, question.everything)
     # Where there is some noise, but too little to compute with, inf is a bound.
@@ -122,7 +117,7 @@ def _answer(question: Question, run: Run, certify: bool) -> Answer:
     ):
         chosen = np.flatnonzero(left & kind)
         if chosen.size:
-            part = solve(question.take(chosen), run.take(chosen), engine, certify)
+            part = solve(question.take(chosen), run.take(chosen), certify)
             _fill(answer, chosen, part)
             left[chosen] = False
     for i in np.flatnonzero(left & have_closed_form(run)):
@@ -144,17 +139,15 @@ def _fill(answer: Answer, chosen: np.ndarray, part: Answer) -> None:
         field[chosen] = found
 
 
-def _of_one_step(question: Question, run: Run, engine: str, certify: bool) -> Answer:
+def _of_one_step(question: Question, run: Run, certify: bool) -> Answer:
     """The profile itself, or where it is poorly known its certified upper end."""
     # Epochs may take seconds for that, all others milliseconds.
     certify = certify or not any(isinstance(loss, Bounds) for loss in run.losses)
-    with using_choice(engine):
-        value = solve_single_step(question, run)
+    value = solve_single_step(question, run)
     epsilon = value if question.is_epsilon else question.target
     error = _PROFILE_ERROR + _of_profiles(run, epsilon)
     if question.is_epsilon:
-        with using_choice(engine):
-            error = error_in_nats(error, epsilon, question, run)
+        error = error_in_nats(error, epsilon, question, run)
     else:
         error += _of_rounded_losses(epsilon, run)
     answer = Answer(value, error, np.isposinf(value))
@@ -177,12 +170,11 @@ def _unless_poor(
     return Answer(value, error, poor)
 
 
-def _of_gaussians(question: Question, run: Run, engine: str, _: bool) -> Answer:
+def _of_gaussians(question: Question, run: Run, _: bool) -> Answer:
     """Of steps that always see the unit: one Gaussian step of their joint shift."""
     shift = run.gaussian_shift()
     one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
-    with using_choice(engine):
-        value = solve_single_step(question, one)
+    value = solve_single_step(question, one)
     # Derivative of the answer by log(shift).
     size = np.abs(value)
     moved = size + shift**2 if question.is_epsilon else (1 + size) * (1 + shift)

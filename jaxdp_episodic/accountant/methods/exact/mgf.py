@@ -25,6 +25,7 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     polar,
     sum_exp_moments,
     sum_expm1,
+    times,
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, at, map_arrays, namespace
 
@@ -63,7 +64,7 @@ class Steps(NamedTuple):
     # ``outer_rate`` is 1; else 0.
     bulk_loss: Array
     # Shift of steps that always see the unit, whose M has a closed form; else 0. None
-    # where NumPy sees none such.
+    # where there are none such.
     gaussian_shift: Array | None
     bulk_width: Array  # largest distance of losses without the unit from ``bulk_loss``
     # (K n,) where losses have atoms other than at 0, all of them bounded; None for
@@ -80,11 +81,13 @@ def steps_of(
     num_nodes: int,
     num_terms: int,
     checked: bool = True,
+    has_gaussians: bool = True,
 ) -> Steps:
     """The nodes of one group's losses, (K, n), and others if they are to be checked.
 
     ``backward`` is 1 or 0, ``log_cut`` the logarithm of the density at which the
     distributions are cut, (n,) each; ``num_terms`` of those that are mixtures, else 1.
+    Not ``has_gaussians``: no step is a Gaussian that always sees the unit.
     """
     xp = namespace(group.count, backward, log_cut)
     shape = group.count.shape
@@ -130,7 +133,7 @@ def steps_of(
         group.count,
         group.loss.outer_rate,
         sign * group.loss.bulk_loss(),
-        None if xp is np and not np.any(shift) else shift,
+        shift if has_gaussians and not (xp is np and not np.any(shift)) else None,
         group.loss.bulk_width(),
         atoms,
         xp.where(group.count > 0, group.count * log_left, 0.0).sum(axis=0),
@@ -266,18 +269,20 @@ def log_powers(
     re, im, error = (xp.zeros_like(z[0]) for _ in range(3))
     for steps in groups:
         wide = (_for_each(z[0], steps), _for_each(z[1], steps))
-        log_moment = _log_moment(wide, steps, steps.nodes)
+        excess = _excess(wide, steps, steps.nodes)
+        log_moment = _log_moment(wide, steps, excess)
         outer = steps.outer_rate.reshape(-1)
         size = outer * steps.nodes.size * xp.hypot(*wide)
         off = _MOMENT_ROUNDING * xp.minimum(size, 3.0)
         off = off + _ROUNDING * xp.hypot(*log_moment)
         if checked and steps.check is not None:
-            some = (wide[0][::_CHECK_STRIDE], wide[1][::_CHECK_STRIDE])
-            again = _log_moment(some, steps, steps.check)
-            # arg M is known modulo 2 pi: the chord stands for the angle.
-            chord = 2 * xp.sin(0.5 * (log_moment[1][::_CHECK_STRIDE] - again[1]))
-            gap = xp.hypot(log_moment[0][::_CHECK_STRIDE] - again[0], chord)
-            gap = _CHECK_FACTOR * gap
+            some, at_some = (
+                (a[::_CHECK_STRIDE], b[::_CHECK_STRIDE]) for a, b in (wide, excess)
+            )
+            again = _excess(some, steps, steps.check)
+            # |M' - M| / |M|
+            gap = xp.hypot(at_some[0] - again[0], at_some[1] - again[1])
+            gap = _CHECK_FACTOR * gap * xp.exp(-log_moment[0][::_CHECK_STRIDE])
             off += xp.repeat(gap, _CHECK_STRIDE, axis=0)[: z[0].shape[0]]
         re, im = (
             total + _composed(part, steps)
@@ -287,28 +292,36 @@ def log_powers(
     return (re, im), error
 
 
-def _log_moment(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
-    """``log M`` of each step, ``M = 1 + outer_rate E[e^{zL} - 1]``."""
-    xp = namespace(z[0], steps.count, nodes.mass)
+def _excess(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
+    """``M - 1 = outer_rate E[e^{zL} - 1]`` of each step."""
     outer = steps.outer_rate.reshape(-1)
-    re, im = sum_expm1(z, nodes.weight, nodes.loss)
-    excess = (outer * re, outer * im)
+    excess = sum_expm1(z, nodes.weight, nodes.loss)
+    if steps.gaussian_shift is not None:
+        xp, known = namespace(z[0]), steps.gaussian_shift.reshape(-1) > 0
+        closed = _log_gaussian(z, steps)
+        grown = expm1_complex(xp.minimum(closed[0], 700.0), closed[1])
+        pairs = zip(grown, excess, strict=True)
+        excess = tuple(xp.where(known, g, e) for g, e in pairs)
+    return outer * excess[0], outer * excess[1]
+
+
+def _log_moment(z: Pair, steps: Steps, excess: Pair) -> Pair:
+    """``log M`` of each step, of its M - 1."""
+    mixed = log1p_complex(*excess)
     if steps.gaussian_shift is None:
-        return log1p_complex(*excess)
-    shift = steps.gaussian_shift.reshape(-1)
-    square = 0.5 * shift * shift
-    closed = (
-        square * (z[0] * (1 + z[0]) - z[1] * z[1]),
-        square * z[1] * (1 + 2 * z[0]),
-    )
-    # Gaussian steps taken with a probability need M - 1 itself.
-    grown = expm1_complex(xp.minimum(closed[0], 700.0), closed[1])
-    known = shift > 0
-    mixed = log1p_complex(
-        *(xp.where(known, outer * g, e) for g, e in zip(grown, excess, strict=True))
-    )
-    always = known & (outer >= 1)
+        return mixed
+    xp, closed = namespace(z[0]), _log_gaussian(z, steps)
+    outer, shift = (a.reshape(-1) for a in (steps.outer_rate, steps.gaussian_shift))
+    always = (shift > 0) & (outer >= 1)
     return xp.where(always, closed[0], mixed[0]), xp.where(always, closed[1], mixed[1])
+
+
+def _log_gaussian(z: Pair, steps: Steps) -> Pair:
+    """``log M`` of Gaussian steps that always see the unit, ``s² z (1 + z) / 2``."""
+    assert steps.gaussian_shift is not None
+    square = 0.5 * steps.gaussian_shift.reshape(-1) ** 2
+    re, im = times(z, (1 + z[0], z[1]))
+    return square * re, square * im
 
 
 def have_atoms(groups: tuple[Steps, ...]) -> bool:
@@ -361,7 +374,8 @@ def log_envelope(z: Pair, groups: tuple[Steps, ...]) -> Array:
     total = xp.zeros_like(z[0])
     for steps in groups:
         x, y = _for_each(z[0], steps), _for_each(z[1], steps)
-        bound = _log_moment((x, y), steps, steps.nodes)[0]
+        excess = _excess((x, y), steps, steps.nodes)
+        bound = _log_moment((x, y), steps, excess)[0]
         if steps.is_discrete is not None:
             bound = xp.where(steps.is_discrete, _log_absolute(x, y, steps), bound)
         total = total + _composed(bound, steps)

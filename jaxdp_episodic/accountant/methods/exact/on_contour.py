@@ -15,7 +15,6 @@ from typing import NamedTuple
 from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS
 from jaxdp_episodic.accountant.methods.exact import contour as contours
 from jaxdp_episodic.accountant.methods.exact import initial_epsilon, integral
-from jaxdp_episodic.accountant.methods.exact.batching import judged_epsilon
 from jaxdp_episodic.accountant.methods.exact.method import LOG_BOUND_OVER_DELTA
 from jaxdp_episodic.accountant.methods.exact.mgf import Steps, steps_of
 from jaxdp_episodic.accountant.methods.exact.solver import (
@@ -25,6 +24,7 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
     PASSES,
     SETTLED,
     TOLERANCE,
+    judged_epsilon,
 )
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.kernels import best_log_delta

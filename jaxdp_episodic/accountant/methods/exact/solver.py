@@ -6,42 +6,42 @@ integrated again with more.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import (
-    BreakEven,
+    Kernel,
     choose_engine,
     engine_name,
     jitted,
     on_jax,
     using_choice,
 )
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
-from jaxdp_episodic.accountant.methods.exact import contour as contours
-from jaxdp_episodic.accountant.methods.exact import initial_epsilon, integral
-from jaxdp_episodic.accountant.methods.exact.batching import (
-    NEAR,
-    USELESS,
-    judged_epsilon,
-    shared_contours,
-    shared_lengths,
+from jaxdp_episodic.accountant.methods.exact.contour import FALL, lay_contour
+from jaxdp_episodic.accountant.methods.exact.initial_epsilon import (
+    exchanged_is_less,
+    first_epsilon,
 )
-from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
-from jaxdp_episodic.accountant.methods.learning import Learnable, stop_if_ended
+from jaxdp_episodic.accountant.methods.exact.integral import Blocks, search
+from jaxdp_episodic.accountant.methods.exact.mgf import bulk_variance, steps_of
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import Group, Run
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    map_arrays,
+    namespace,
+    where_needed,
+)
 
-# NumPy takes 2 ms, JAX 0.4 and 25 s of CPU time to compile, or 4 s from the disk.
-BREAK_EVEN = BreakEven("exact", cold=16_000, kept=2_500)
-# The same of a comparison with delta: 0.6 ms, or 0.03 and 6 s of CPU time to compile.
-_COMPARED = 5_000
-# Settings asked for which a pass is learned: sooner, as nobody waits for it.
-_ENOUGH = 2_000
+# Of one pass; a chunk of it takes JAX as long as NumPy some five settings.
+KERNEL = Kernel("exact", numpy_seconds=2e-3, compile_seconds=8.0, least=16)
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
 # Nats below delta at which loss distributions are truncated. With a later cut, rare
@@ -49,38 +49,48 @@ TOLERANCE = 1e-6
 CUT = 50.0
 # Nats by which the truncated mass must stay below delta.
 CUT_MARGIN = 30.0
-# Largest error on a shared contour; settings above it get one of their own.
-_SHARED_ERROR = 1e-9
-# Settings in a chunk: JAX compiles a kernel for each.
-_CHUNKS = Chunks(numpy=8, cpu=(1, 8), accelerator=(8, 512, 4096, 16384))
-_LEARNED = (64,)  # of a kernel that is learned
-# Settings from which chunks on the CPU are larger; sizes, and the least number of
-# settings for each: starting a chunk costs time, but all cores want one.
-_LARGE_BATCH = 512
-_LARGE_CHUNKS = ((256, 1024), (64, 32), (_CHUNKS.cpu[-1], 0))
-# Number of settings up to which one by one is faster than in a padded chunk.
-_ONE_BY_ONE = 3
+# Settings in a chunk: JAX compiles the pass for one size.
+_CHUNKS = Chunks(numpy=8, cpu=(64,), accelerator=(4096,))
+# Nodes of the losses in JAX's passes, and of the contour in each block of them.
+_LOSS_NODES = 112
+_BLOCK = 32
+_MOST_BLOCKS = 32
+# Above which a pass has too many nodes of the losses for JAX's one program; few
+# settings need them.
+_MOST_LOSS_NODES = 144
+# Numbers of terms of mixtures that JAX compiles are powers of this one.
+_TERMS_BASE = 4
+# Nats of log(delta) between the epsilon that a contour is laid for and the answer above
+# which the error may exceed its estimate, and beyond which it is unknown.
+NEAR = 3.0
+_FAR = 10.0
+# Largest ratio of the epsilon that a contour is laid for to the answer.
+LARGEST_RATIO = 2.0
+# Error of log(delta) above which an answer is no guess of the right one, and above
+# which it does not even say that the last guess was too large.
+USELESS = 0.5
+_NO_SIGN = 10.0
 
 
-class _Pass(NamedTuple):
+class Pass(NamedTuple):
     """Numbers of nodes of a loss distribution and of the contour, and where it ends."""
 
     loss_nodes: int
     contour_nodes: int
-    fall: float = contours.FALL  # nats; see `contour.lay_contour`
+    fall: float = FALL  # nats; see `contour.lay_contour`
 
 
 # Tried in turn on settings whose error is too large. Hard settings need more nodes of
 # the contour, hardly ever of losses. The first is enough for nine in ten.
 PASSES = (
-    _Pass(112, 97, 24.0),
-    _Pass(128, 177, 34.0),
-    _Pass(144, 449),
-    _Pass(192, 1025),
-    _Pass(384, 1025),
+    Pass(112, 97, 24.0),
+    Pass(128, 177, 34.0),
+    Pass(144, 449),
+    Pass(192, 1025),
+    Pass(384, 1025),
 )
 # Enough to compare delta with its target.
-COMPARISON = _Pass(112, 21, 14.0)
+COMPARISON = Pass(112, 21, 14.0)
 # Share of `TOLERANCE` at which an answer is settled: the errors of both directions may
 # add up.
 SETTLED = 0.5
@@ -100,8 +110,6 @@ class ContourSolver:
     log_added: np.ndarray  # logarithm of the delta that truncation left out
     # Where Rényi's bound says so of the epsilon that was found forward.
     backward_is_less: np.ndarray = field(init=False)
-    # Width of chunks, by what else their kernels are compiled for.
-    _widths: dict[tuple[_Pass, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.backward_is_less = np.zeros(self.bound.shape, bool)
@@ -123,7 +131,7 @@ class ContourSolver:
         value, error = np.full(epsilon.shape, np.nan), np.full(epsilon.shape, np.inf)
         index = np.flatnonzero(asked & (epsilon > 0))
         if index.size:
-            value[index], log_error, *_ = self._solve(
+            value[index], log_error, *_ = self._pass(
                 DeltaAt(epsilon[index]), index, epsilon[index], COMPARISON, backward
             )
             # An error estimate of a nat or more is not reliable.
@@ -147,16 +155,12 @@ class ContourSolver:
         elif guess is not None:
             initial = np.clip(guess, 0.0, self.bound)
         least = np.full(shape, -np.inf) if least is None else least
-        far, alone = np.zeros(shape, bool), np.zeros(shape, bool)
+        far = np.zeros(shape, bool)
         # Nodes needed by the last error estimate, which is squared as they are doubled.
         expected = np.zeros(shape)
-        efforts = [(effort, False) for effort in PASSES]
-        if not self.question.is_epsilon:
-            # A contour of their own is all that those far from a shared one may need.
-            efforts.insert(1, (PASSES[0], True))
-        elif backward:
-            efforts = efforts[1:] or efforts  # a comparison has left few
-        for effort, only_far in efforts:
+        # Backward a comparison has left few.
+        skipped = self.question.is_epsilon and backward
+        for effort in PASSES[skipped:]:
             scale = self.question.scale(value)
             settled = error <= SETTLED * TOLERANCE * scale
             # The other direction's answer is larger.
@@ -164,42 +168,30 @@ class ContourSolver:
             least_nodes = np.minimum(
                 _HOPEFUL_SHARE * expected, PASSES[-1].contour_nodes
             )
-            hopeless = least_nodes > effort.contour_nodes
-            hopeful = far if only_far else far | ~hopeless
+            hopeful = far | (least_nodes <= effort.contour_nodes)
             index = np.flatnonzero(wanted & ~settled & hopeful)
             if index.size == 0:
                 continue
             question = self.question.take(index)
-            found = self._solve(
-                question,
-                index,
-                initial[index],
-                effort,
-                backward,
-                None if question.is_epsilon else alone[index],
-            )
+            found = self._pass(question, index, initial[index], effort, backward)
+            new_value, new_error, slope, used, bound, order, less = found
             if question.is_epsilon:
                 # Even a poor answer says where the saddle point is.
-                *found, self.bound[index], self.order[index], less = found
-                self.backward_is_less[index] = less
-                new_value, new_error, far[index], closer = judged_epsilon(*found)
+                self.bound[index], self.order[index] = bound, order
+                self.backward_is_less[index] = less > 0
+                judged = judged_epsilon(new_value, new_error, slope, used)
                 if np.any(initial[index] < 0):
-                    self._bound_poor(index, found[1])
+                    self._bound_poor(index, new_error)
+                new_value, new_error, far[index], closer = judged
                 closer = np.fmin(closer, self.bound[index])  # NaN: nothing is known
                 initial[index] = np.maximum(closer, 0.0)
                 nothing = self.bound[index] == 0  # for which there is no contour
                 far[index] &= ~nothing
                 new_value, new_error = np.where(nothing, 0.0, (new_value, new_error))
             else:
-                new_value, new_error, slope, used = found
                 # A delta this small may be due to the truncated mass.
                 lost = new_value < self.goal[index] - CUT + CUT_MARGIN
                 new_error = np.where(lost, np.inf, new_error)
-                distance = np.abs(question.target - used) * np.abs(slope)
-                enough = new_value + new_error <= least[index]
-                served = (distance <= NEAR) & (enough | (new_error <= _SHARED_ERROR))
-                far[index] = ~served & (used != initial[index])
-                alone[index] |= ~served
             new_error = np.where(far[index] | np.isnan(new_error), np.inf, new_error)
             size = question.scale(new_value)
             expected[index] = effort.contour_nodes * _growth(new_error / size)
@@ -222,75 +214,20 @@ class ContourSolver:
             found = rdp_bound(self.question.take(poor), self.run.take(poor), loose=True)
             self.bound[poor], self.order[poor] = found
 
-    def _solve(
+    def _pass(
         self,
         question: Question,
         index: np.ndarray,
         initial: np.ndarray,
-        effort: _Pass,
+        effort: Pass,
         backward: bool,
-        alone: np.ndarray | None = None,
     ) -> tuple[np.ndarray, ...]:
-        """The kernels over chunks of settings with about as many terms.
-
-        Deltas of the same run at epsilons near to one another share a contour, but for
-        those that are to be ``alone`` (None: all).
-        """
-        cold = _COMPARED if effort is COMPARISON else BREAK_EVEN.cold
-        kind = f"exact {question.is_epsilon} {effort}"
-        pays = BreakEven(kind, cold, BREAK_EVEN.kept)
-        engine = choose_engine(index.size, pays, self.run.losses)
-        with using_choice(engine):
-            few = index.size < _LARGE_BATCH
-            terms, sizes = shared_lengths(self.run, index, padded=few)
-        result: tuple[np.ndarray, ...] = ()
-        for size in np.unique(sizes):
-            rows = np.flatnonzero(sizes == size)
-            # Neighbours are alike: a chunk's sums are as long as its longest one.
-            rows = rows[np.argsort(terms[rows], kind="stable")]
-            members, middle = rows[None], rows
-            if alone is not None:
-                part, bound = self.run.take(index[rows]), self.bound[index[rows]]
-                to = question.target[rows]
-                columns = shared_contours(to, part, bound, alone[rows])
-                members, middle = (rows[column] for column in columns)
-            members = middle if len(members) == 1 else members
-            with using_choice(engine):
-                part = self._solve_alike(
-                    question.take(members),
-                    index[members],
-                    index[middle],
-                    initial[middle],
-                    effort,
-                    backward,
-                    int(size),
-                )
-            if not result:
-                result = tuple(np.empty(index.shape) for _ in part)
-            for whole, found in zip(result, part, strict=True):
-                whole[members] = found
-        return result
-
-    def _solve_alike(
-        self,
-        question: Question,
-        members: np.ndarray,
-        index: np.ndarray,
-        initial: np.ndarray,
-        effort: _Pass,
-        backward: bool,
-        num_terms: int,
-    ) -> tuple[np.ndarray, ...]:
-        """Settings whose mixtures have at most ``num_terms`` terms, a contour each.
-
-        The contour is laid for setting ``index`` at ``initial``; the question and its
-        ``members`` may be several for each contour, (E, n).
-        """
+        """What `one_pass` says of some settings, with the terms that were left out."""
         part = self.run.take(index)
-        log_target, added = question.target, self.log_added[members]
+        log_target, added = question.target, self.log_added[index]
         if question.is_epsilon:
             # The target is lowered by the delta of the terms that were left out.
-            added = np.minimum(self.log_added[index] - log_target, -1e-12)
+            added = np.minimum(added - log_target, -1e-12)
             log_target = log_target + np.log1p(-np.exp(added))
         arrays = (
             log_target,
@@ -298,34 +235,12 @@ class ContourSolver:
             self.bound[index],
             self.order[index],
             # The truncated mass of all steps together is far below delta.
-            np.minimum(self.goal[members].reshape(-1, index.size).min(axis=0), 0.0)
+            np.minimum(self.goal[index], 0.0)
             - np.log(np.maximum(part.num_steps, 1.0))
             - CUT,
             np.full(index.shape, float(backward)),
         )
-        find = bool(np.any(initial < 0))
-        groups = part.groups()
-        terms = tuple(
-            num_terms if group.loss.num_terms.max() > 1 else 1 for group in groups
-        )
-        sizes = _CHUNKS
-        if self.bound.size >= _LARGE_BATCH:
-            width = next(size for size, least in _LARGE_CHUNKS if index.size >= least)
-            # Padding costs less than compiling another width.
-            known = self._widths.setdefault((effort, num_terms), width)
-            sizes = sizes._replace(cpu=(max(width, known),))
-        elif index.size <= _ONE_BY_ONE:
-            sizes = sizes._replace(cpu=sizes.cpu[:1])
-
-        def on_chunk(chunk: Any) -> tuple[np.ndarray, ...]:
-            arrays, groups = chunk
-            return _solve_chunk(
-                question.is_epsilon, arrays, groups, terms, effort, find
-            )
-
-        name = (_solve_chunk, question.is_epsilon, terms, effort, find)
-        learnable = Learnable(name, _LEARNED, _ENOUGH)
-        value, error, *rest = in_chunks(on_chunk, (arrays, groups), sizes, learnable)
+        value, error, *rest = _by_terms(arrays, part, effort, question.is_epsilon)
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
             if not question.is_epsilon:
                 value = np.logaddexp(value, added)
@@ -336,57 +251,158 @@ class ContourSolver:
         return (value, error, *rest)
 
 
-def _solve_chunk(
-    is_epsilon: bool,
-    arrays: tuple[np.ndarray, ...],
-    groups: tuple[Group, ...],
-    terms: tuple[int, ...],
-    effort: _Pass,
-    find: bool,
+def _by_terms(
+    arrays: tuple[np.ndarray, ...], run: Run, effort: Pass, is_epsilon: bool
 ) -> tuple[np.ndarray, ...]:
-    """Value, error, slope and initial epsilon of one chunk, on either engine.
-
-    The kernels are compiled one by one: fused into one, XLA takes several times as
-    long.
-    """
-    compiled = engine_name() == "jax"
-
-    def run(kernel: Any, *static: str) -> Any:
-        if compiled:
-            stop_if_ended()
-        return jitted(kernel, static) if compiled else kernel
-
-    def call(arrays: Any, groups: tuple[Group, ...]) -> tuple[Any, ...]:
-        target, initial, *known, log_cut, backward = arrays
-        lay_nodes = run(steps_of, "num_nodes", "num_terms")
-        steps = tuple(
-            lay_nodes(
-                group, backward, log_cut, num_nodes=effort.loss_nodes, num_terms=number
-            )
-            for group, number in zip(groups, terms, strict=True)
+    """`one_pass` over chunks of settings with about as many terms."""
+    terms = np.ones(arrays[0].shape)
+    for loss in run.losses:
+        terms = np.maximum(terms, cast(Nodes, loss).num_terms)
+    groups = run.groups()
+    kinds = tuple((type(g.loss).__name__, len(g.count)) for g in groups)
+    gaussians = tuple(bool(np.any(g.loss.gaussian_shift() > 0)) for g in groups)
+    # Neighbours are alike: a chunk's sums are as long as its longest one.
+    rows = np.argsort(terms, kind="stable")
+    lengths = _TERMS_BASE ** np.ceil(np.log(terms[rows]) / math.log(_TERMS_BASE))
+    result = np.empty((len(Found._fields), terms.size))
+    for length in np.unique(lengths):
+        some = rows[lengths == length]
+        kernel = KERNEL._replace(what=(kinds, gaussians, length))
+        few = effort.loss_nodes > _MOST_LOSS_NODES
+        engine = "numpy" if few else choose_engine(some.size, kernel, run.losses)
+        on_chunk = functools.partial(
+            _on_chunk, effort, is_epsilon, int(length), gaussians
         )
-        if is_epsilon and find:
-            first = run(initial_epsilon.first_epsilon)
-            initial, *known = first(target, known[0], groups, steps)
-        contour = run(contours.lay_contour)(initial, steps, effort.fall)
-        nodes = effort.contour_nodes
-        if is_epsilon:
-            solve = run(integral.epsilon, "num_nodes")
-            solution = solve(target, initial, known[0], contour, steps, num_nodes=nodes)
-            less = 0 * target
-            one = groups[0] if len(groups) == 1 and len(groups[0].count) == 1 else None
-            if find and one is not None and one.loss.nodes_exchange:
-                compare = run(initial_epsilon.exchanged_is_less)
-                less = compare(target, solution.value, known[1], steps[0])
-            return (*solution[:3], initial, *known, less)
-        solve = run(integral.log_delta, "num_nodes")
-        solution = solve(target, contour, steps, num_nodes=nodes)
-        return (*solution[:3], initial + 0 * target)
+        chunk = map_arrays(lambda a, some=some: a[..., some], (arrays, groups))
+        with using_choice(engine):
+            result[:, some] = in_chunks(on_chunk, chunk, _CHUNKS)
+    return tuple(result)
 
-    if compiled:
-        return on_jax(call, arrays, groups)
+
+def _on_chunk(
+    effort: Pass,
+    is_epsilon: bool,
+    length: int,
+    gaussians: tuple[bool, ...],
+    chunk: Any,
+) -> tuple[np.ndarray, ...]:
+    """`one_pass` on either engine."""
+    arrays, groups = chunk
+    if engine_name() == "jax":
+        number = -(-effort.contour_nodes // _BLOCK)
+        terms = tuple(length if g.loss.num_terms.max() > 1 else 1 for g in groups)
+        shape = Shape(_LOSS_NODES, terms, gaussians, _BLOCK, _MOST_BLOCKS)
+        call = functools.partial(on_jax, jitted(one_pass, ("shape",)))
+    else:
+        number, terms = 1, tuple(int(g.loss.num_terms.max()) for g in groups)
+        shape = Shape(effort.loss_nodes, terms, gaussians, effort.contour_nodes, 1)
+        call = one_pass
     with np.errstate(all="ignore"):
-        return call(arrays, groups)
+        held = float(not is_epsilon)
+        return call(*arrays, groups, number, effort.fall, held, shape=shape)
+
+
+class Shape(NamedTuple):
+    """What a pass is compiled for."""
+
+    loss_nodes: int
+    terms: tuple[int, ...]  # of each group's mixtures; 1 of others
+    has_gaussians: tuple[bool, ...]  # whether steps of a group may be Gaussian
+    block: int  # nodes of the contour that are computed side by side
+    most: int  # blocks that there is memory for
+
+
+class Found(NamedTuple):
+    """What one pass finds; (n,) arrays."""
+
+    value: Array  # epsilon, or log(delta)
+    error: Array  # estimate of the error of log(delta), in nats
+    slope: Array  # ``-d log(delta) / d epsilon``
+    used: Array  # the epsilon that the contour was laid for
+    bound: Array  # Rényi's, of epsilon
+    order: Array  # at which that is reached
+    backward_is_less: Array  # where that is known of the epsilon found forward
+
+
+def one_pass(
+    target: Array,
+    initial: Array,
+    bound: Array,
+    order: Array,
+    log_cut: Array,
+    backward: Array,
+    groups: tuple[Group, ...],
+    number: Array | int,
+    fall: Array | float,
+    is_held: Array | float,
+    *,
+    shape: Shape,
+) -> Found:
+    """One pass over (n,) settings: a contour each, and the answer on it.
+
+    The contour is laid at the epsilon ``initial``, or where that is negative at a guess
+    of the pass's own. It has ``number`` blocks of nodes. Where epsilon
+    ``is_held`` there, log(delta) is the answer; else epsilon at log(delta) ``target``.
+    """
+    xp = namespace(target, groups[0].count)
+    number = xp.asarray(number).astype(np.int32)
+    steps = tuple(
+        steps_of(
+            group,
+            backward,
+            log_cut,
+            num_nodes=shape.loss_nodes,
+            num_terms=terms,
+            has_gaussians=has_gaussians,
+        )
+        for group, terms, has_gaussians in zip(
+            groups, shape.terms, shape.has_gaussians, strict=True
+        )
+    )
+    bulk = bulk_variance(steps)
+    known = initial >= 0
+    initial, bound, order = where_needed(
+        known,
+        xp.array([initial, bound, order]),
+        lambda: xp.array(first_epsilon(target, bound, groups, steps, bulk)),
+    )
+    contour = lay_contour(initial, steps, fall, bulk)
+    blocks, held = Blocks(number, shape.block, shape.most), is_held > 0
+    found = search(target, initial, bound, contour, steps, blocks, held)
+    less = xp.zeros_like(target)
+    if len(groups) == len(groups[0].count) == 1 and groups[0].loss.nodes_exchange:
+        less = where_needed(
+            known,
+            less,
+            lambda: 1.0 * exchanged_is_less(target, found.value, order, steps[0]),
+        )
+    return Found(*found[:3], initial, bound, order, less)
+
+
+def judged_epsilon(
+    value: Array, log_error: Array, slope: Array, used: Array
+) -> tuple[Array, ...]:
+    """Epsilon, its error, whether its contour was laid too far away, the next guess.
+
+    ``used`` is the epsilon that the contour was laid for. A contour for a larger one
+    ends where its integrand is negligible, and may miss what small losses add further
+    out at an epsilon as small as theirs: the answer is then only the next guess.
+    """
+    xp = namespace(value, slope)
+    value = xp.maximum(value, 0.0)
+    # delta falls with epsilon: a sum that does not has not converged.
+    falls = slope > 0
+    error = xp.where(falls, log_error / xp.where(falls, slope, 1.0), xp.inf)
+    # 0 is exact where delta is below its target there.
+    error = xp.where(falls & (log_error == 0), 0.0, error)
+    distance = xp.abs(value - used) * xp.abs(slope)
+    error = xp.where(distance > NEAR, 10.0 * error, error)
+    far = (distance > _FAR) | (used > LARGEST_RATIO * value)
+    # Without an answer the guess was too large; a poor one says little but that.
+    known = xp.isfinite(error) & ~xp.isnan(value)
+    lowest = xp.where(log_error >= _NO_SIGN, 0.5 * used, 0.0)
+    poor = xp.where(known, xp.clip(value, lowest, 2.0 * used), 0.5 * used)
+    return value, error, far, xp.where(known & (log_error < USELESS), value, poor)
 
 
 def _growth(error: np.ndarray) -> np.ndarray:

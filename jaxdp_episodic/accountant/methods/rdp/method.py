@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import (
-    BreakEven,
+    Kernel,
     choose_engine,
     engine_name,
     float64_boundary,
-    num_cores,
     using_choice,
 )
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks, on_cpu
-from jaxdp_episodic.accountant.methods.learning import Learnable
 from jaxdp_episodic.accountant.methods.question import Answer, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.rdp import kernels
 from jaxdp_episodic.accountant.methods.rdp.moments import LARGER
@@ -28,18 +26,9 @@ from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
 # Settings computed side by side on the CPU: their arrays fit its cache.
 _CPU_BLOCK = 64
-# Settings in a call of the kernel.
-_CHUNKS = Chunks(_CPU_BLOCK, (8, _CPU_BLOCK), (8, 2048, 131072))
-# Blocks in a chunk, where every core has four chunks of them: a chunk costs its start
-# and waits for its slowest setting, but the last one is filled up.
-_MANY_BLOCKS = 8, 32
-# Widths of chunks for which the kernel is learned: of few settings, and of many.
-_LEARNED = _CPU_BLOCK, 8 * _CPU_BLOCK
-# Settings asked for which it is: NumPy answers them in the 7 s of CPU time that takes.
-_ENOUGH = 100_000
-# Settings for which NumPy takes as long on the clock as compiling, 5 s on two cores (by
-# CPU time it is 65,000); from the disk, where that takes 1.3 s.
-BREAK_EVEN = BreakEven("rdp", cold=50_000, kept=25_000)
+# Settings in a call of the kernel, which JAX compiles for one size.
+_CHUNKS = Chunks(_CPU_BLOCK, (8 * _CPU_BLOCK,), (16384,))
+_KERNEL = Kernel("rdp", numpy_seconds=1e-4, compile_seconds=4.0, least=1024)
 
 
 def rdp_answer(question: Question, run: Run) -> Answer:
@@ -153,30 +142,16 @@ def _by_chunks(
         block = _block(part[0].shape[-1])
         return kernel(*part, on_lattice=on_lattice, block=block, **options)
 
-    widths = _chunks(size)
-    asked = kernel, static.get("direction"), on_lattice
-    pays = BREAK_EVEN._replace(name=f"rdp {kernel.__name__} {asked[1:]}")
-    with using_choice(choose_engine(size, pays, losses)):
-        value, order = in_chunks(
-            chunk, arrays, widths, _learnable(asked, widths.cpu[-1])
-        )
+    kinds = tuple((type(g.loss).__name__, len(g.count)) for g in arrays[1])
+    asked = kernel.__name__, static.get("direction"), on_lattice, kinds
+    with using_choice(choose_engine(size, _KERNEL._replace(what=asked), losses)):
+        value, order = in_chunks(chunk, arrays, _CHUNKS)
     return value, order
 
 
 def _all(group: Group, size: int) -> Group:
     """A group whose arrays have all settings, without a copy."""
     return map_arrays(lambda a: np.broadcast_to(a, (a.shape[0], size)), group)
-
-
-def _chunks(size: int) -> Chunks:
-    enough = 4 * _CPU_BLOCK * num_cores()
-    larger = [n * _CPU_BLOCK for n in _MANY_BLOCKS if size >= n * enough]
-    return _CHUNKS._replace(cpu=(*_CHUNKS.cpu, *larger[-1:]))
-
-
-def _learnable(asked: tuple[Any, ...], largest: int) -> Learnable:
-    widths = tuple(width for width in _LEARNED if width <= largest)
-    return Learnable(asked, widths, _ENOUGH)
 
 
 def _block(size: int) -> int:

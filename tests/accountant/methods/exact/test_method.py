@@ -14,7 +14,6 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import engine_name, using_engine
 from jaxdp_episodic.accountant.losses.allocated_gaussian import AllocatedGaussianLoss
 from jaxdp_episodic.accountant.methods.exact import (
-    contour,
     initial_epsilon,
     method,
     solver,
@@ -207,7 +206,7 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
     here. The truth is of 1,025 nodes, and the same to all digits at 513.
     """
     # The first pass is a guess of epsilon.
-    effort = solver._Pass(128, 97)
+    effort = solver.Pass(128, 97)
     monkeypatch.setattr(solver, "PASSES", (effort, effort))
     for module in (solver, method):
         monkeypatch.setattr(module, "TOLERANCE", 1.0)
@@ -227,16 +226,16 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
     On the contour for that guess it came out as 1.2e-4, its error stated as 3e-11.
     """
     laid_for = []
-    lay_contour = contour.lay_contour
+    lay_contour = solver.lay_contour
 
     def watched(guess, *rest):
         laid_for.append(float(guess[0]))
         return lay_contour(guess, *rest)
 
-    monkeypatch.setattr(contour, "lay_contour", watched)
+    monkeypatch.setattr(solver, "lay_contour", watched)
     if is_poor:
         poor = initial_epsilon.First(*np.array([[1.1], [2.0], [2.0]]))
-        monkeypatch.setattr(initial_epsilon, "first_epsilon", lambda *_: poor)
+        monkeypatch.setattr(solver, "first_epsilon", lambda *_: poor)
     example = jde.Poisson("example", sampling_probability=2e-5)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)
     step = jde.GaussianStep(episodes, noise_multiplier=5.0)
@@ -270,15 +269,15 @@ def test_nothing_is_compiled_for_the_few_that_need_more(monkeypatch):
     """Only passes with enough settings run on JAX."""
     passes = []
 
-    def watched(self, question, members, index, *rest):
-        passes.append((engine_name(), index.size))
+    def watched(kernel, arrays, sizes):
+        passes.append((engine_name(), arrays[0][0].size))
         with using_engine("numpy"):
-            return solve_alike(self, question, members, index, *rest)
+            return in_chunks(kernel, arrays, sizes)
 
-    solve_alike = solver.ContourSolver._solve_alike
-    monkeypatch.setattr(solver.ContourSolver, "_solve_alike", watched)
-    pays = solver.BREAK_EVEN._replace(cold=8, kept=8)
-    monkeypatch.setattr(solver, "BREAK_EVEN", pays)
+    in_chunks = solver.in_chunks
+    monkeypatch.setattr(solver, "in_chunks", watched)
+    pays = solver.KERNEL._replace(compile_seconds=0.0, least=8)
+    monkeypatch.setattr(solver, "KERNEL", pays)
     noise = np.append(np.linspace(1.0, 3.0, 8), 1.3)
     step = poisson_step(np.append(np.full(8, 0.01), 5e-4), noise)
     asked = {"num_steps": 1_400, "delta": 1e-8}

@@ -51,10 +51,10 @@ def delta(noise, rate, count, epsilon):
 
 
 def check(found: np.ndarray, true: np.ndarray, least_known: float) -> None:
-    """Equal but for rounding, and in particular nowhere lower, where it is known."""
+    """Equal to what "exact" promises, where it is known: both are one pass or more."""
     known = ~np.isnan(found)
     assert np.mean(known) >= least_known
-    np.testing.assert_allclose(found[known], true[known], rtol=1e-9)
+    np.testing.assert_allclose(found[known], true[known], rtol=1e-6)
 
 
 def test_they_are_the_methods() -> None:
@@ -159,7 +159,7 @@ def test_derivatives(kind) -> None:
         given = groups(NOISES * (1 + h), RATES, COUNTS)
         return on_contour.at_contour(kind, target, given, size, held)
 
-    np.testing.assert_allclose(moved(0.0), value, rtol=1e-9)
+    np.testing.assert_allclose(moved(0.0), value, rtol=1e-6)
     h = 1e-4
     slope = difference(moved, h)
     known = ~np.isnan(slope)

@@ -15,6 +15,7 @@ import dataclasses
 import gzip
 import json
 import math
+import signal
 import sys
 import time
 import warnings
@@ -35,6 +36,8 @@ RELATIONS = ("add_remove", "replace_one", "zero_out")
 SETTINGS = 300
 SIZE = 16
 SMALL_SIZE = 2
+# A question that takes more, of CPU, is left out.
+MOST_SECONDS = 4
 # One or two of them are asked of every spec.
 QUESTIONS = ("epsilon", "delta", "epsilon by rdp", "rdp", "epsilon")
 
@@ -491,6 +494,29 @@ KINDS: dict[str, tuple[Callable[[Draw], Any], int]] = {
 }
 
 
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Gives up, by a TimeoutError, what takes more CPU."""
+
+    def give_up(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _near_epsilon(draw: Draw, step: Any, counts: np.ndarray) -> list[float]:
+    """Epsilons of which delta is above 1e-12 or so."""
+    near = jde.epsilon(step, delta=draw.log(1e-12, 0.1), num_steps=counts, method="rdp")
+    near = np.clip(near * draw.log(0.3, 1), 1e-3, 100)
+    return [float(f"{x:.4g}") for x in np.broadcast_to(near, counts.shape)]
+
+
 def record(name: str) -> Iterator[dict[str, Any]]:
     """Yields the questions of a kind with their answers."""
     kind, settings = KINDS[name]
@@ -511,20 +537,24 @@ def record(name: str) -> Iterator[dict[str, Any]]:
         step = with_noise(draw, step, counts)
         encoded = json.loads(json.dumps(spec_to_dict(step)))
         questions = [*rng.choice(QUESTIONS, 2, replace=False)]
-        if small and isinstance(step, jde.GaussianStep | jde.LaplaceRelease):
+        has_noise = isinstance(step, jde.GaussianStep | jde.LaplaceRelease)
+        if small and has_noise and draw.one(True, False):
             questions[0] = "calibrate"
         for question in dict.fromkeys(map(str, questions)):
             given: dict[str, Any] = {"num_steps": counts.tolist()}
             if question == "rdp":
                 given = {"orders": [1.3, 8.0, 100.0]}
             elif question == "delta":
-                given["epsilon"] = draw.log(0.01, 30).tolist()
+                given["epsilon"] = _near_epsilon(draw, step, counts)
             else:
                 given["delta"] = draw.log(1e-12, 0.1).tolist()
             if question == "calibrate":
                 given["epsilon"] = draw.log(0.05, 20).tolist()
-            answer = ask(question, encoded, given)
-            yield {"question": question, "step": encoded, **given, **answer}
+            ends = "needed" if question == "epsilon" else "none"
+            ends = "all" if small else ends
+            asked = {"question": question, "step": encoded, **given, "ends": ends}
+            with contextlib.suppress(TimeoutError), _at_most(MOST_SECONDS):
+                yield {**asked, **ask(question, encoded, given, ends=ends)}
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxdp_episodic.accountant.questions import dominating_pair
+from jaxdp_episodic.accountant.questions import contribution_pairs, dominating_pair
 from jaxdp_episodic.trainer.draw import epochs, generators, rows, sampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners import episode
@@ -224,7 +224,7 @@ FAULTS = (
             Edit(
                 dominating_pair,
                 "_uses",
-                "return allocated_uses(step, scheme, count)",
+                "return [_allocated(step, u, scheme, count) for u in _all_units(step)]",
                 "return [[(dominating_pair(step), count)]]",
             ),
         ),
@@ -237,10 +237,10 @@ FAULTS = (
         "sensitivity C where it is 2C",
         (
             Edit(
-                dominating_pair,
-                "_one_contribution",
-                "np.where(everyone, 1.0, 2.0)",
-                "1.0",
+                contribution_pairs,
+                "one_contribution",
+                "np.where(everyone, shift, twice)",
+                "shift",
             ),
         ),
         AUDIT,
@@ -252,15 +252,15 @@ FAULTS = (
         (
             Edit(
                 dominating_pair,
-                "_one_contribution",
-                "outer = product(levels.rates[: clip - 1])",
-                "outer = ALWAYS",
+                "_multistage",
+                "outer=product(rates[:clip])",
+                "outer=ALWAYS",
             ),
             Edit(
                 dominating_pair,
-                "_one_contribution",
-                "rate, inner = levels.rates[clip - 1],",
-                "rate, inner = product(levels.rates[:clip]),",
+                "_multistage",
+                "rate, inner = rates[clip],",
+                "rate, inner = product(rates[: clip + 1]),",
             ),
         ),
         AUDIT,

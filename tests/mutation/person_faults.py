@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxdp_episodic.accountant.questions import people_pairs
+from jaxdp_episodic.accountant.questions import contribution_pairs, dominating_pair
 from jaxdp_episodic.trainer.draw import blocks, rows
 from mutation import person_audits
 from mutation.planting import AUDIT, Edit, Fault
@@ -10,7 +10,7 @@ from mutation.planting import AUDIT, Edit, Fault
 PERSON_FAULTS = (
     Fault(
         "a person charged as one example",
-        (Edit(people_pairs, "in_one_place", "np.greater(bound, 1)", "False"),),
+        (Edit(dominating_pair, "in_one_place", "np.greater(bound, 1)", "False"),),
         AUDIT,
         person_audits.person_in_episodes,
         "she is in three classes, and moves the contribution of each",
@@ -19,10 +19,10 @@ PERSON_FAULTS = (
         "the mixture of Gaussians charged for a person in episodes",
         (
             Edit(
-                people_pairs,
-                "_tree",
-                "theorem_a(numbers * unit.bound, masses, unit.rate, chance)",
-                "theorem_a(numbers * unit.bound, masses, unit.rate * chance, 1.0)",
+                contribution_pairs,
+                "tree_of_person",
+                "theorem_a(counts * unit.bound, masses, unit.rate, held)",
+                "theorem_a(counts * unit.bound, masses, unit.rate * held, 1.0)",
             ),
         ),
         AUDIT,
@@ -34,8 +34,8 @@ PERSON_FAULTS = (
         "group privacy by fewer than a person has",
         (
             Edit(
-                people_pairs,
-                "_stages",
+                contribution_pairs,
+                "person_stages",
                 "column(step.people.numbers[name])",
                 "column(step.people.numbers[name]) // 2",
             ),

@@ -39,6 +39,21 @@ class RenyiCurveLoss(Moments):
     # Curves of fewer orders are padded by an infinite moment at order inf: no bound.
     padding: ClassVar[dict[str, float]] = {"t": np.inf, "log_moments": np.inf}
 
+    @classmethod
+    def of_orders(cls, orders: np.ndarray, rdp: np.ndarray) -> Self:
+        """Returns what is known by divergences at ascending (A,) orders, inf allowed.
+
+        Fields are (1,); divergences grow with the order, so at each the smallest of it
+        and all later ones holds.
+        """
+        most = rdp[-1] if np.isinf(orders[-1]) else np.inf
+        rdp = np.minimum.accumulate(rdp[::-1])[::-1]
+        known = np.isfinite(orders) & np.isfinite(rdp)
+        # Where no finite order is known, order inf stands for order 2 too.
+        t, rdp = (orders[known] - 1, rdp[known]) if known.any() else (np.ones(1), most)
+        fields = (tuple(np.full(1, value) for value in one) for one in (t, t * rdp))
+        return cls(np.ones(1), np.full(1, most), *fields)
+
     @property
     def loses_nothing(self) -> Array:
         """Where no divergence is above 0."""

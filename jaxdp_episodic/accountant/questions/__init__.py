@@ -4,6 +4,6 @@ Arguments of the wrong type raise `TypeError`, values out of range and shapes th
 not broadcast `ValueError`; functions name what they refuse besides.
 
 Doors: `adaptive`, `adaptive_budget`, `api`, `attacker`, `budget`,
-`calibration`, `dominating_pair`, `epoch_pairs`, `gdp_budget`, `gradients`, `intervals`,
+`calibration`, `dominating_pair`, `gdp_budget`, `gradients`, `intervals`,
 `prices`, `profile`, `traced`, `trial_counts`, `tuning`, `worst_path`.
 """

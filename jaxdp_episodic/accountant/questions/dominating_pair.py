@@ -1,27 +1,34 @@
 """From a step to its dominating pair: which theorem holds, with which numbers.
 
 This is the one place where the description of a step meets the theorems. Every method
-takes the result, a `losses.privacy_loss.PrivacyLoss`, whatever the design was. In the
-multistage theorem (docs/theory.md, "Profiles") ``c`` is the clip level and ``L`` the
-privacy unit's; the levels above ``c`` only scale delta (``outer_rate``), level ``c``
-and those below it amplify.
+takes the result, a `losses.privacy_loss.PrivacyLoss`, whatever the design was. Read it
+from top to bottom: runs, then the table of designs (`dominating_pairs`), then what each
+of its rows comes to. Every row names its theorem in docs/theory.md, by section. In the
+multistage theorem ("Profiles") ``c`` is the clip level and ``L`` the privacy unit's;
+the levels above ``c`` only scale delta (``outer``), level ``c`` and those below it
+amplify.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jaxdp_episodic.accountant.describe import mechanisms, releases
+from jaxdp_episodic.accountant.describe import people_laws as laws
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
     epoch_scheme,
 )
-from jaxdp_episodic.accountant.describe.mechanisms import TruncatedPoissonRelease
+from jaxdp_episodic.accountant.describe.people import BOUNDS
+from jaxdp_episodic.accountant.describe.people_laws import chance_of_holding
 from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,
     MultistageSampling,
@@ -37,43 +44,97 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     OneStep,
 )
+from jaxdp_episodic.accountant.losses import finite, truncated_gaussian
+from jaxdp_episodic.accountant.losses import independent_episodes as episodes
+from jaxdp_episodic.accountant.losses.allocated_antipodal import AllocatedAntipodalLoss
+from jaxdp_episodic.accountant.losses.allocated_gaussian import AllocatedGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
+    GaussianMixtureLoss,
     SwappedGaussianLoss,
-    ZeroedGaussianLoss,
 )
-from jaxdp_episodic.accountant.losses.independent_episodes import (
-    IndependentEpisodesLoss,
-    ZeroedEpisodesLoss,
-)
+from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
+from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
+from jaxdp_episodic.accountant.losses.renyi_curve import RenyiCurveLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.losses.zero_concentrated import ZeroConcentratedLoss
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import namespace
-from jaxdp_episodic.accountant.questions.contribution_pairs import contribution_pairs
-from jaxdp_episodic.accountant.questions.epoch_pairs import (
-    allocated_uses,
-    drawn_pairs,
-    shuffled_epoch,
-)
-from jaxdp_episodic.accountant.questions.pair_numbers import (
+from jaxdp_episodic.accountant.questions import contribution_pairs as rows
+from jaxdp_episodic.accountant.questions.contribution_pairs import (
     ALWAYS,
-    is_zeroing,
+    Mixture,
+    Pairs,
+    Settings,
+    chance_of_episode,
+    column,
+    mixture_pair,
+    one_contribution,
+    person_stages,
     product,
     shift_of,
 )
-from jaxdp_episodic.accountant.questions.people_pairs import (
-    chance_of_episode,
-    in_one_place,
-    people_pairs,
-)
-from jaxdp_episodic.accountant.questions.release_pair import (
-    pair_of_release,
-    uses_of_truncated,
-)
+
+Uses = list[tuple[PrivacyLoss, np.ndarray]]
+"""Pairs, and how often each is used."""
 
 # Most independent episodes of a step: a bound sums as many terms.
 MOST_EPISODES = 1_000_000
+# Relative; more than a square root and a division are rounded by, together.
+_ROUNDED_UP = 2.0**-51
+
+
+# --- Runs ---
+
+
+def run_of(step: AnyStep, num_steps: np.ndarray | None) -> Run:
+    """Returns the first of `runs_of`: an upper bound wherever it stands alone."""
+    return runs_of(step, num_steps)[0]
+
+
+def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
+    """Returns runs of a step, or of composed ones, with a path axis.
+
+    Each by itself bounds what the steps cost; the least answer counts. Composed steps
+    go by the theorem of the same number in each of them.
+    """
+    refuse_traced(step)
+    if isinstance(step, ComposedSteps):
+        return runs_of_parts(step.steps, step.counts)
+    assert num_steps is not None  # the callers check
+    return runs_of_parts((step,), (num_steps,))
+
+
+def runs_of_parts(
+    steps: Sequence[OneStep], counts: Sequence[ArrayLike]
+) -> tuple[Run, ...]:
+    """Returns the runs of composed steps, whose counts may be real numbers."""
+    parts = [_uses(*part) for part in zip(steps, counts, strict=True)]
+    runs = []
+    for theorem in range(max(map(len, parts))):
+        uses = [use for part in parts for use in part[min(theorem, len(part) - 1)]]
+        runs.append(Run(*zip(*uses, strict=True)))
+    return tuple(runs)
+
+
+def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:
+    """The pairs that steps of a kind use, of each theorem: epochs, not their steps."""
+    count = column(num_steps)
+    if isinstance(step, mechanisms.TruncatedPoissonRelease):
+        return [_uses_of_truncated(step, count)]
+    if isinstance(step, GaussianStep):
+        step = in_one_place(step)
+        scheme = epoch_scheme(step.design)
+        if isinstance(scheme, RandomAllocation):
+            return [_allocated(step, u, scheme, count) for u in _all_units(step)]
+        if isinstance(scheme, ShuffledEpochs):
+            # An epoch that was begun costs as much as a finished one.
+            count = np.ceil(count / column(scheme.steps_per_epoch))
+    return [[(pair, count)] for pair in dominating_pairs(step)]
+
+
+# --- The table of designs ---
 
 
 def dominating_pair(step: OneStep) -> PrivacyLoss:
@@ -81,7 +142,7 @@ def dominating_pair(step: OneStep) -> PrivacyLoss:
     return dominating_pairs(step)[0]
 
 
-def dominating_pairs(step: OneStep) -> tuple[PrivacyLoss, ...]:
+def dominating_pairs(step: OneStep) -> Pairs:
     """Returns dominating pairs of one step, for every setting and every path.
 
     Each of several, by different theorems, dominates by itself: the least answer that
@@ -101,116 +162,71 @@ def dominating_pairs(step: OneStep) -> tuple[PrivacyLoss, ...]:
     """
     refuse_traced(step)
     if not isinstance(step, GaussianStep):
-        return (pair_of_release(step),)
+        return (_release(step),)
     step = in_one_place(step)
-    scheme = epoch_scheme(step.design)
-    if isinstance(scheme, RandomAllocation):
-        return drawn_pairs(step, step.path_rates.rates[0])
-    if isinstance(scheme, ShuffledEpochs):
-        return (shuffled_epoch(step),)
-    if isinstance(step.design, IndependentEpisodes):
-        return (_independent_episodes(step, step.design),)
-    if step.privacy_unit == PERSON:
-        return people_pairs(step)
-    if isinstance(step.design, GroupedClasses):
-        return (_grouped_classes(step, step.design),)
-    assert isinstance(step.design, MultistageSampling)
-    return _multistage(step, step.design)
+    person = step.privacy_unit == PERSON
+    match step.design, epoch_scheme(step.design):
+        case _, RandomAllocation():  # "Epochs"
+            rate = step.path_rates.rates[0]
+            return tuple(_drawn_unit(step, u, rate) for u in _all_units(step))
+        case _, ShuffledEpochs():  # "Epochs"
+            return (_shuffled_epoch(step),)
+        case IndependentEpisodes() as design, _:  # "Other designs"; "People"
+            return (_independent_episodes(step, design),)
+        case GroupedClasses() as design, _ if person:  # "People"
+            return rows.groups_of_person(step, design)
+        case GroupedClasses() as design, _:  # "Other designs"
+            return (_group(step, design),)
+        case PeopleBlocks() as design, _:  # "People"
+            return rows.blocks_of_people(step, design)
+        case MultistageSampling() as design, _ if person:  # "People"
+            return rows.tree_of_person(step, design)
+        case MultistageSampling() as design, _:  # "Profiles"
+            if step.clip_unit in design.level_names[step.path_rates.num_levels :]:
+                return rows.contributions(step, design)
+            return (_multistage(step, design),)
+    raise TypeError(f"no theorem about {step.design!r}")
 
 
-def run_of(step: AnyStep, num_steps: np.ndarray | None) -> Run:
-    """Returns the first of `runs_of`: an upper bound wherever it stands alone."""
-    return runs_of(step, num_steps)[0]
+def in_one_place(step: GaussianStep) -> GaussianStep:
+    """Returns a step whose people have one example each as one of examples."""
+    people, names = step.people, step.design.level_names
+    if people is None or isinstance(step.design, PeopleBlocks):
+        return step
+    if any(np.any(np.greater(bound, 1)) for bound in people.numbers.values()):
+        return step
+    return dataclasses.replace(step, privacy_unit=names[-1], people=None)
 
 
-def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
-    """Returns runs of a step, or of composed ones, with a path axis.
-
-    Each by itself bounds what the steps cost; the least answer counts. Composed steps
-    go by the theorem of the same number in each of them.
-    """
-    refuse_traced(step)
-    if not isinstance(step, ComposedSteps):
-        assert num_steps is not None  # the callers check
-        return tuple(Run(*zip(*uses, strict=True)) for uses in _uses(step, num_steps))
-    return runs_of_parts(step.steps, step.counts)
-
-
-def runs_of_parts(
-    steps: Sequence[OneStep], counts: Sequence[ArrayLike]
-) -> tuple[Run, ...]:
-    """Returns the runs of composed steps, whose counts may be real numbers."""
-    parts = [_uses(*part) for part in zip(steps, counts, strict=True)]
-    runs = []
-    for theorem in range(max(map(len, parts))):
-        uses = [use for part in parts for use in part[min(theorem, len(part) - 1)]]
-        runs.append(Run(*zip(*uses, strict=True)))
-    return tuple(runs)
-
-
-def _uses(
-    step: OneStep, num_steps: ArrayLike
-) -> list[list[tuple[PrivacyLoss, np.ndarray]]]:
-    """The pairs that steps of one kind use, and how often: epochs, not their steps.
-
-    A list for each theorem.
-    """
-    count = np.asarray(num_steps, np.float64)[..., None]
-    if isinstance(step, TruncatedPoissonRelease):
-        return [uses_of_truncated(step, count)]
-    if not isinstance(step, GaussianStep):
-        return [[(pair_of_release(step), count)]]
-    step = in_one_place(step)
-    scheme = epoch_scheme(step.design)
-    if isinstance(scheme, RandomAllocation):
-        return allocated_uses(step, scheme, count)
-    if isinstance(scheme, ShuffledEpochs):
-        # An epoch that was begun costs as much as a finished one.
-        count = np.ceil(count / np.asarray(scheme.steps_per_epoch)[..., None])
-    return [[(pair, count)] for pair in dominating_pairs(step)]
-
-
-def _multistage(
-    step: GaussianStep, sampling: MultistageSampling
-) -> tuple[PrivacyLoss, ...]:
-    """The rows of the multistage theorem."""
-    if step.clip_unit in sampling.level_names[step.path_rates.num_levels :]:
-        return contribution_pairs(step, sampling)
-    return (_one_contribution(step, sampling),)
-
-
-def _one_contribution(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss:
+def _multistage(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss:
     """What is clipped is the protected unit, or above it."""
-    levels = step.path_rates
-    last = levels.num_levels
-    add_remove = step.neighboring_relation == "add_remove"
-    shift = shift_of(step, 1.0)
+    rates = step.path_rates.rates
     if step.clip_unit == STEP:
-        everything = product(levels.rates)
-        if is_zeroing(step):
-            return ZeroedGaussianLoss(ALWAYS, ALWAYS, everything, shift)
-        return SwappedGaussianLoss(ALWAYS, everything, shift_of(step, 2.0))
-    clip = sampling.level_names.index(str(step.clip_unit)) + 1
-    outer = product(levels.rates[: clip - 1])
-    rate, inner = levels.rates[clip - 1], product(levels.rates[clip:])
-    single = clip == last and add_remove
-    if isinstance(sampling.levels[clip - 1], Poisson):
-        if is_zeroing(step) and clip < last:
-            return ZeroedGaussianLoss(outer, rate, inner, shift)
-        if single or is_zeroing(step):
-            return SampledGaussianLoss(outer, rate, shift)
-        return AntipodalGaussianLoss(outer, rate, inner, shift)
-    if is_zeroing(step):
-        # If the unit is not drawn another contribution takes its place: not the sampled
-        # pair, even where the unit itself is clipped.
-        return ZeroedGaussianLoss(outer, ALWAYS, rate * inner, shift)
-    if single:
-        # If all children are drawn there is no other to be swapped for: C, not 2C.
-        everyone = levels.covers_all(clip, step.neighboring_relation)
-        return SampledGaussianLoss(
-            outer, rate, shift_of(step, np.where(everyone, 1.0, 2.0))
-        )
-    return SwappedGaussianLoss(outer, rate * inner, shift_of(step, 2.0))
+        return one_contribution(step, None, product(rates))
+    clip = sampling.level_names.index(str(step.clip_unit))
+    rate, inner = rates[clip], product(rates[clip + 1 :])
+    coins = isinstance(sampling.levels[clip], Poisson)
+    return one_contribution(
+        step,
+        rate if coins else None,
+        inner if coins else rate * inner,
+        outer=product(rates[:clip]),
+        is_unit=clip + 1 == len(rates),
+    )
+
+
+def _group(step: GaussianStep, design: GroupedClasses) -> PrivacyLoss:
+    """Grouped classes: a class is in at most one episode of a step.
+
+    Given the public partition a Poisson draw of clip units. A class below its episode
+    is protected at inner rate 1, with the antipodal pair: an emptied class changes its
+    episode, it does not remove it (under zero_out it does).
+    """
+    episode, class_, *below = step.path_rates.rates
+    if not isinstance(design.episodes, Poisson):
+        return one_contribution(step, None, episode * class_ * product(below))
+    removes = step.neighboring_relation == "zero_out" and not below
+    return one_contribution(step, episode, product(below), is_unit=removes)
 
 
 def coins_of(step: OneStep) -> tuple[Poisson, ...]:
@@ -244,40 +260,321 @@ def drawn_by_coins(step: GaussianStep) -> SampledGaussianLoss:
     return SampledGaussianLoss(outer, rates[last], shift)
 
 
-def _grouped_classes(step: GaussianStep, sampling: GroupedClasses) -> PrivacyLoss:
-    """Grouped classes: a class is in at most one episode of a step."""
-    episode_rate, class_rate, *below = step.path_rates.rates
-    inner = product(below)
-    if is_zeroing(step):
-        shift = shift_of(step, 1.0)
-        if not isinstance(sampling.episodes, Poisson):
-            return ZeroedGaussianLoss(
-                ALWAYS, ALWAYS, episode_rate * class_rate * inner, shift
-            )
-        if not below:
-            return SampledGaussianLoss(ALWAYS, episode_rate, shift)
-        return ZeroedGaussianLoss(ALWAYS, episode_rate, inner, shift)
-    if isinstance(sampling.episodes, Poisson):
-        # Given the public partition: a Poisson draw of clip units. A class below its
-        # episode is protected at inner rate 1, with the antipodal pair: an emptied
-        # class changes its episode, it does not remove it (under zero_out it does).
-        return AntipodalGaussianLoss(ALWAYS, episode_rate, inner, shift_of(step, 1.0))
-    rate = episode_rate * class_rate * inner
-    return SwappedGaussianLoss(ALWAYS, rate, shift_of(step, 2.0))
-
-
 def _independent_episodes(
     step: GaussianStep, design: IndependentEpisodes
 ) -> PrivacyLoss:
-    """Independent episodes: the unit may be in several."""
-    episodes = np.asarray(design.num_episodes, np.float64)[..., None]
-    if np.max(episodes, initial=0) > MOST_EPISODES:
+    """Independent episodes: the unit may be in several (Theorem 1 of people)."""
+    count = column(design.num_episodes)
+    if np.max(count, initial=0) > MOST_EPISODES:
         raise NotImplementedError(
             f"num_episodes must be at most {MOST_EPISODES:,} (the bound sums "
-            f"as many terms), got {np.max(episodes):,.0f}"
+            f"as many terms), got {np.max(count):,.0f}"
         )
     person = step.privacy_unit == PERSON
     rate = chance_of_episode(step) if person else product(step.path_rates.rates)
-    if is_zeroing(step):
-        return ZeroedEpisodesLoss(ALWAYS, rate, shift_of(step, 1.0), episodes)
-    return IndependentEpisodesLoss(ALWAYS, rate, shift_of(step, 2.0), episodes)
+    if step.neighboring_relation == "zero_out":
+        shift = shift_of(step.noise_multiplier, 1.0)
+        return episodes.ZeroedEpisodesLoss(ALWAYS, rate, shift, count)
+    shift = shift_of(step.noise_multiplier, 2.0)
+    return episodes.IndependentEpisodesLoss(ALWAYS, rate, shift, count)
+
+
+# --- Draws that last for an epoch: "Epochs" ---
+
+
+class _Units(NamedTuple):
+    """What a protected unit has in an epoch."""
+
+    is_whole: bool  # a contribution is taken along: none is left in its place
+    number: np.ndarray  # of the units that are allocated, each by itself
+    inner: np.ndarray  # chance that a drawn one holds what is protected
+    # The same chance, seen: what a unit holds says nothing of its step.
+    outer: np.ndarray = ALWAYS
+
+
+def _all_units(step: GaussianStep) -> list[_Units]:
+    """What holds of a step in epochs; under zero_out two things.
+
+    Where protected slots are null a unit that holds one is 0, and which do is the
+    same either way: given that, it is there or not as a whole.
+    """
+    units = _units_of(step)
+    if units.is_whole or step.neighboring_relation != "zero_out":
+        return [units]
+    return [units, _Units(True, units.number, ALWAYS, units.inner)]
+
+
+def _units_of(step: GaussianStep) -> _Units:
+    """Of a partition that is kept for an epoch the worst.
+
+    As many episodes can hold a person, and as many of her classes be in each, as there
+    can be.
+    """
+    design, relation = step.design, step.neighboring_relation
+    zeroed, leaves = relation == "zero_out", relation != "replace_one"
+    if step.privacy_unit != PERSON:
+        first = 2 if isinstance(design, GroupedClasses) else 1
+        inner = product(step.path_rates.rates[first:])
+        whole = step.path_rates.num_levels == first
+        return _Units(whole and (zeroed or (leaves and first == 1)), ALWAYS, inner)
+    if isinstance(design, PeopleBlocks):
+        number, inner = column(design.episodes_per_block), chance_of_episode(step)
+        return _Units(zeroed and bool(np.all(inner == 1)), number, inner)
+    assert step.people is not None  # checked
+    stages, bounds = person_stages(step), step.people.numbers
+    if isinstance(design, GroupedClasses):
+
+        def chance(stages: Any, ways: float, bound: float) -> Any:
+            return laws.chance_of_any(min(ways, bound), chance_of_holding(stages))
+
+        bound = bounds["classes"]
+        number = column(np.minimum(bound, design.num_possible_episodes))
+        inner = Settings(stages, design.ways, bound).each(chance)
+        return _Units(zeroed and bool(np.all(inner == 1)), number, inner)
+    inner = Settings(stages[1:]).each(chance_of_holding)
+    leaves &= zeroed or len(stages) == 1
+    number = column(bounds[BOUNDS[len(stages) - 1]])
+    return _Units(leaves and bool(np.all(inner == 1)), number, inner)
+
+
+def _allocated(
+    step: GaussianStep, units: _Units, scheme: RandomAllocation, count: np.ndarray
+) -> Uses:
+    """Whole blocks, and a part of one more; an epoch is ``times`` blocks.
+
+    Of a block of b steps the first alone is a Poisson draw at rate 1/b.
+    """
+    steps, times = column(scheme.steps_per_epoch), column(scheme.times)
+    epochs, left = np.divmod(count, steps)
+    short, num_long = np.divmod(steps, times)
+    # The first `num_long` blocks of an epoch have one step more.
+    in_long = num_long * (short + 1)
+    is_long = left < in_long
+    whole_long = np.where(is_long, np.floor(left / (short + 1)), num_long)
+    rest = np.where(is_long, left - whole_long * (short + 1), left - in_long)
+    whole_short = np.where(is_long, 0.0, np.floor(rest / short))
+    part = np.where(is_long, rest, rest - whole_short * short)
+    part_of = np.where(is_long, short + 1, short)
+    uses: Uses = []
+    for bins, taken, number in (
+        (short, short, epochs * (times - num_long) + whole_short),
+        (short + 1, short + 1, epochs * num_long + whole_long),
+        (part_of, part, (part > 0) * 1.0),
+    ):
+        many, one = number * (taken > 1), number * (taken == 1)
+        if np.any(many):
+            uses += _allocated_blocks(step, units, bins, taken, many)
+        if np.any(one):
+            uses.append((_drawn_unit(step, units, 1 / bins), one))
+    return uses or [(_drawn_unit(step, units, 1 / steps), count)]
+
+
+def _drawn_unit(step: GaussianStep, units: _Units, rate: np.ndarray) -> PrivacyLoss:
+    """The pair of a Poisson draw of the clipped units, each by itself (Theorem A)."""
+    if np.any(units.number > 1):
+        rows.refuse_many(units.number)
+        chance = units.inner * units.outer
+        settings = Settings((), *(a[..., 0] for a in (units.number, rate, chance)))
+
+        def theorem_a(_: Any, number: float, *of: float) -> Mixture:
+            return rows.theorem_a(np.array([number]), np.zeros(1), *of)
+
+        return mixture_pair(step, settings, theorem_a, leaves=units.is_whole)
+    shift = shift_of(step.noise_multiplier, 1.0)
+    if units.is_whole:
+        return SampledGaussianLoss(units.outer, rate, shift)
+    return AntipodalGaussianLoss(ALWAYS, rate, units.inner, shift)
+
+
+def _allocated_blocks(
+    step: GaussianStep,
+    units: _Units,
+    bins: np.ndarray,
+    taken: np.ndarray,
+    number: np.ndarray,
+) -> Uses:
+    """Blocks, or parts of one, of which two steps or more are taken.
+
+    Of m units as many blocks of one, each with the root of m as its shift: noise is
+    shared out among them (docs/proofs.md, "People").
+
+    Two antipodal steps of two are a Gaussian of shift sqrt(2) s:
+    ``(A_1 + A_2) / (B_1 + B_2) = e^{s (x_1 + x_2)}``, ``D_2(g) = D(sqrt(2) s, g)``.
+    """
+    number, root = number * units.number, np.sqrt(units.number)
+    root = np.where(units.number > 1, root * (1 + _ROUNDED_UP), 1.0)
+    shift = shift_of(step.noise_multiplier, root)
+    if units.is_whole:
+        loss = AllocatedGaussianLoss(units.outer, shift, bins, taken)
+        return [(loss, number)]
+    uses: Uses = []
+    pairs = number * (bins == 2)
+    if np.any(number - pairs):
+        loss = AllocatedAntipodalLoss(ALWAYS, units.inner, shift, bins, taken)
+        uses.append((loss, number - pairs))
+    if np.any(pairs):
+        shift = shift_of(step.noise_multiplier, np.sqrt(2.0) * root)
+        uses.append((SwappedGaussianLoss(ALWAYS, units.inner, shift), pairs))
+    return uses
+
+
+def _shuffled_epoch(step: GaussianStep) -> PrivacyLoss:
+    """The pair of an epoch in random order, without amplification.
+
+    Several units of a person may all be in one step.
+    """
+    units = _units_of(step)
+    inner = np.where(units.number > 1, 1.0, units.inner)
+    if units.is_whole and step.neighboring_relation == "add_remove":
+        # The last unit takes the place of the one that left (2 clip norms), and leaves
+        # its own batch (one more): two steps, sqrt(4 + 1) together.
+        shift = shift_of(step.noise_multiplier, np.sqrt(5.0) * units.number)
+        return SampledGaussianLoss(ALWAYS, ALWAYS, shift)
+    # Order and batches are those of the slots: only the units' own sums change.
+    return one_contribution(step, None, inner, norms=units.number)
+
+
+def shared_epoch(
+    step: GaussianStep, num_steps: int, looks: int
+) -> tuple[GaussianStep, int]:
+    """Returns ``(step, num_steps)`` of what an epoch costs whose draws are used again.
+
+    Copies of a run that part within an epoch of random allocation have the same secret
+    bins: together they are one epoch, its noise divided by the root of the looks at a
+    bin (docs/proofs.md, "The same bins in every epoch"). Of shuffled epochs nothing
+    rests on the order being secret: each look is an epoch of its own.
+
+    ``step``, in epochs, has scalar fields; the same of its steps was released ``looks``
+    times at most.
+
+    Raises:
+      NotImplementedError: bins that are used again where no theorem has them.
+    """
+    scheme = epoch_scheme(step.design)
+    if looks == 1:
+        return step, num_steps
+    if isinstance(scheme, ShuffledEpochs):
+        return step, int(np.asarray(scheme.steps_per_epoch)) * looks
+    if step.privacy_unit == PERSON or not _units_of(step).is_whole:
+        raise NotImplementedError(
+            f"{looks} looks at the same bins of an epoch have no theorem with "
+            f"privacy_unit={step.privacy_unit!r} under {step.neighboring_relation}; "
+            "covered: add_remove and zero_out of what is allocated"
+        )
+    noise = np.asarray(step.noise_multiplier) / math.sqrt(looks) * (1 - _ROUNDED_UP)
+    return dataclasses.replace(step, noise_multiplier=float(noise)), num_steps
+
+
+# --- Releases: "From profiles to answers" ---
+
+
+def _release(release: OneStep) -> PrivacyLoss:
+    """The pair of a release, its fields ``(*release.shape, P)``."""
+    match release:
+        case releases.LaplaceRelease():
+            # Both contents of a changed unit are clipped: up to two clip norms apart.
+            norms = 2.0 if release.neighboring_relation == "replace_one" else 1.0
+            shift = shift_of(release.noise_multiplier, norms)
+            return LaplaceLoss(ALWAYS, column(release.sampling_probability), shift)
+        case releases.ApproximateDP(epsilon=epsilon, delta=delta):
+            return RandomizedResponseLoss(ALWAYS, column(epsilon), column(delta))
+        case releases.ZeroConcentratedDP(rho=rho, is_gaussian=True):
+            return SampledGaussianLoss(ALWAYS, ALWAYS, np.sqrt(2 * column(rho)))
+        case releases.ZeroConcentratedDP(rho=rho, xi=xi):
+            return ZeroConcentratedLoss(ALWAYS, column(rho), column(xi))
+        case releases.RenyiDP(orders=orders, rdp=rdp):
+            return RenyiCurveLoss.of_orders(np.asarray(orders), np.asarray(rdp))
+        case mechanisms.RandomizedResponse():
+            return _randomized_response(release)
+        case mechanisms.DiscreteLaplaceRelease():
+            return _discrete_laplace(release)
+        case mechanisms.GaussianMixtureRelease():
+            return _gaussian_mixture(release)
+        case mechanisms.TruncatedPoissonRelease():
+            return _truncated(release)
+    raise TypeError(f"step must be a GaussianStep or a release, got {release!r}")
+
+
+def _columns(values: np.ndarray) -> tuple[np.ndarray, ...]:
+    """One column a part of a mechanism, each with a path axis."""
+    return tuple(np.full(1, value) for value in values)
+
+
+def _unprotected(rate: float = 1.0) -> PrivacyLoss:
+    """Everything is lost where a unit is drawn."""
+    return SampledGaussianLoss(ALWAYS, np.full(1, rate), np.full(1, np.inf))
+
+
+def _randomized_response(release: mechanisms.RandomizedResponse) -> PrivacyLoss:
+    noise, buckets = release.noise_parameter, release.num_buckets
+    if noise == 0 and buckets > 1:
+        return _unprotected()
+    losses, log_masses = np.zeros(1), np.zeros(1)
+    if noise < 1 and buckets > 1:
+        losses, log_masses = finite.randomized_response_atoms(
+            noise, buckets, against_uniform=release.neighboring_relation == "zero_out"
+        )
+    return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
+
+
+def _discrete_laplace(release: mechanisms.DiscreteLaplaceRelease) -> PrivacyLoss:
+    noise, rate = release.noise_parameter, release.sampling_probability
+    if noise == 0 or np.isinf(noise):
+        return _unprotected(rate)  # a parameter of 0 stands for no noise
+    twice = 2 if release.neighboring_relation == "replace_one" else 1
+    atoms = finite.discrete_laplace_atoms(noise, twice * release.sensitivity)
+    losses, log_masses = finite.sampled_atoms(atoms, rate)
+    return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
+
+
+def _gaussian_mixture(release: mechanisms.GaussianMixtureRelease) -> PrivacyLoss:
+    norms, chance = np.asarray(release.sensitivities), np.asarray(release.probabilities)
+    order = np.argsort(norms, kind="stable")
+    order = order[(norms[order] > 0) & (chance[order] > 0)]
+    if order.size == 0:
+        return SampledGaussianLoss(ALWAYS, np.zeros(1), np.zeros(1))
+    shift = shift_of(release.standard_deviation, norms[order])
+    some = chance[order].sum()
+    at_all = 1.0 if order.size == norms.size else min(float(some), 1.0)
+    rate = np.full(1, release.sampling_probability * at_all)
+    weights = _columns(np.log(chance[order] / some))
+    return GaussianMixtureLoss(ALWAYS, rate, _columns(shift), weights)
+
+
+def _truncated(
+    release: mechanisms.TruncatedPoissonRelease,
+) -> truncated_gaussian.TruncatedGaussianLoss:
+    """See docs/proofs.md, "A Poisson sample that is cut"."""
+    size, batch_size = _sizes(release), column(release.batch_size)
+    rate = column(release.sampling_probability)
+    shift = shift_of(release.noise_multiplier, 1.0)
+    whole, cut, cut_rate, sure = truncated_gaussian.cut_weights(size, batch_size, rate)
+    kinds = {
+        "add_remove": truncated_gaussian.TruncatedGaussianLoss,
+        "replace_one": truncated_gaussian.ReplacedTruncatedLoss,
+        "zero_out": truncated_gaussian.ZeroedTruncatedLoss,
+    }
+    kind = kinds[release.neighboring_relation]
+    return kind(ALWAYS, whole, cut, rate, cut_rate, shift, sure)
+
+
+def _uses_of_truncated(
+    release: mechanisms.TruncatedPoissonRelease, count: np.ndarray
+) -> Uses:
+    """A batch that holds everybody is never cut: a Poisson step, which has nodes."""
+    pair = _truncated(release)
+    uncut = column(release.batch_size) >= _sizes(release)
+    uses: Uses = []
+    if np.any(uncut):
+        uses.append((pair.parts()[0], np.where(uncut, count, 0.0)))
+    if not np.all(uncut):
+        uses.append((pair, np.where(uncut, 0.0, count)))
+    return uses
+
+
+def _sizes(release: mechanisms.TruncatedPoissonRelease) -> np.ndarray:
+    """Of the data set with the unit; two where it may be either neighbour's."""
+    size = column(release.population)
+    if release.neighboring_relation != "add_remove":
+        return size
+    return np.concatenate([size, size + 1], axis=-1)

@@ -35,8 +35,10 @@ from jaxdp_episodic.accountant.questions.derivatives import (
     scale_of_rate,
     slopes,
 )
-from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
-from jaxdp_episodic.accountant.questions.people_pairs import in_one_place
+from jaxdp_episodic.accountant.questions.dominating_pair import (
+    in_one_place,
+    runs_of_parts,
+)
 
 # Names of the fields that every step has.
 NOISE = "noise_multiplier"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions import mixture_tables
+from jaxdp_episodic.accountant.questions import contribution_pairs
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 from oracles import people, people_draws
 from rows import fast_and_slow
@@ -121,7 +121,7 @@ def test_averages_cost_less_than_full_groups(
     for values in (BY_BOUND, UNLISTED):
         found = float(jde.epsilon(step, num_steps=300, delta=1e-5))
         assert found == pytest.approx(values[hers], rel=1e-6)
-        monkeypatch.setattr(mixture_tables, "_MOST_CELLS", 0)
+        monkeypatch.setattr(contribution_pairs, "_MOST_CELLS", 0)
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "add_remove"])

@@ -11,7 +11,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
-from jaxdp_episodic.accountant.questions.epoch_pairs import shared_epoch
+from jaxdp_episodic.accountant.questions.dominating_pair import shared_epoch
 from jaxdp_episodic.accountant.report.ledger_file import (
     CHARGE,
     Chain,

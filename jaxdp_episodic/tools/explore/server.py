@@ -39,6 +39,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _MAX_QUESTION_BYTES = 2**22  # of JSON, sizes of a population included
+# Seconds that a request may take to arrive: half-sent ones would hold the descriptors.
+_ARRIVAL_SECONDS = 10.0
 
 
 def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) -> None:
@@ -59,7 +61,7 @@ def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) 
     config = uvicorn.Config(
         lambda: application(start, secret, lambda: Worker(lambda: server.should_exit)),
         factory=True,
-        http="h11",
+        http=_protocol(),
         ws="none",
         lifespan="on",
         log_config=None,  # the process may have logs of its own
@@ -73,6 +75,37 @@ def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) 
         listener.listen()
         on_ready(f"http://{_ADDRESS}:{listener.getsockname()[1]}/{secret}/")
         server.run(sockets=[listener])
+
+
+def _protocol() -> type[Any]:
+    """Uvicorn's protocol, which closes connections whose request does not arrive."""
+    h11_impl = _need("uvicorn.protocols.http.h11_impl")
+    done = _need("h11").DONE
+
+    class Protocol(h11_impl.H11Protocol):
+        arrival: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is done and self.arrival is not None:
+                self.arrival.cancel()
+                self.arrival = None
+            elif self.conn.their_state is not done and self.arrival is None:
+                self.wait()
+
+        def wait(self) -> None:
+            self.arrival = self.loop.call_later(_ARRIVAL_SECONDS, self.transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self.arrival is not None:
+                self.arrival.cancel()
+            super().connection_lost(exc)
+
+    return Protocol
 
 
 def application(

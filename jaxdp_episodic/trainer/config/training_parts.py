@@ -53,9 +53,9 @@ MODELS = (*EMBEDDINGS, CONV_CLASSIFIER, MLP_KIND)
 _FEW_EPISODES = 30
 
 # Limits of what an untrusted config may ask for.
-_MOST_INNER_STEPS = 10_000  # of an episode
+MOST_INNER_STEPS = 10_000  # of an episode
 _MOST_LAYERS = 64
-_MOST_UNITS = 2**14  # of a layer
+MOST_UNITS = 2**14  # of a layer
 _LARGEST_SEED = 2**31 - 1  # of NNX
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
@@ -157,8 +157,8 @@ class LearnerConfig(Spec):
         set_whole_numbers(self, "shots")
         _validation.choice("distance", self.distance, DISTANCES)
         _validation.choice("embed", self.embed, EMBEDS)
-        set_whole_numbers(self, "inner_steps", maximum=_MOST_INNER_STEPS)
-        set_whole_numbers(self, "rank", maximum=_MOST_UNITS)
+        set_whole_numbers(self, "inner_steps", maximum=MOST_INNER_STEPS)
+        set_whole_numbers(self, "rank", maximum=MOST_UNITS)
         set_positive(self, "inner_learning_rate", "temperature")
         set_positive(self, "prior_scale", "noise_scale")
         check_flags(self, "first_order", "checkpoint", "resplits")
@@ -210,9 +210,9 @@ class ModelConfig(Spec):
         set_whole_numbers(self, "embedding")
         if self.skip is not None:
             check_flags(self, "skip")
-        if max(*self.channels, self.embedding) > _MOST_UNITS:
+        if max(*self.channels, self.embedding) > MOST_UNITS:
             raise ValueError(
-                f"channels and embedding must be at most {_MOST_UNITS}, got "
+                f"channels and embedding must be at most {MOST_UNITS}, got "
                 f"{self.channels} and {self.embedding}"
             )
         set_whole_numbers(self, "seed", minimum=0, maximum=_LARGEST_SEED)

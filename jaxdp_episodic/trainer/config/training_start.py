@@ -35,7 +35,7 @@ _GIVEN = "contribution"  # level of what each person gives
 _SHARES = {MEAN: 0.02, PLDA: 0.6}
 MOST_FEATURES = 4096  # a covariance has their square: 128 MB
 MOST_SLOPES = 63  # moments of pairs have the fourth power of their number plus 1
-_MOST_POWERS = 8
+MOST_POWERS = 8
 _MOST_STAGES = 64  # of the covariance within classes
 
 
@@ -111,7 +111,7 @@ class StartConfig(Spec):
         set_positive(self, "pooled", "target_bound")
         if not self.pooled < 1:
             raise ValueError(f"pooled must lie in (0, 1), got {self.pooled!r}")
-        set_whole_numbers(self, "powers", maximum=_MOST_POWERS)
+        set_whole_numbers(self, "powers", maximum=MOST_POWERS)
         set_whole_numbers(self, "slopes", minimum=0, maximum=MOST_SLOPES)
 
     def check_use(self, learner: str, num_steps: int | None) -> None:

@@ -22,7 +22,12 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import check_plain_file, read_arrays
 from jaxdp_episodic.files.json_file import read_json
 from jaxdp_episodic.trainer.config.training_features import ONNX, WAVELETS
-from jaxdp_episodic.trainer.config.training_parts import ModelConfig
+from jaxdp_episodic.trainer.config.training_parts import (
+    MOST_INNER_STEPS,
+    MOST_UNITS,
+    ModelConfig,
+)
+from jaxdp_episodic.trainer.config.training_start import MOST_POWERS
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.episode import Episode
@@ -52,6 +57,8 @@ from jaxdp_episodic.trainer.statistics.statistics import Started
 
 _MOST_BYTES = 2**30  # of parameters, unless a call says otherwise
 _MOST_TEXT = 2**20  # bytes of a text of a release
+# Fields of a learner that say how long it works, at most: what a config may say.
+_MOST = {"inner_steps": MOST_INNER_STEPS, "powers": MOST_POWERS, "rank": MOST_UNITS}
 _DTYPES = tuple(np.dtype(code).name for code in "bBhHiIlLefd")
 
 
@@ -79,10 +86,11 @@ def load_release(
     Raises:
       OSError: a file that is missing or cannot be read.
       TypeError, ValueError: a folder that is damaged, of another version or no release,
-        or whose parameters do not fit; a part of your own that is needed and not given,
-        or given and not needed.
+        one with links to other files, or whose parameters do not fit; a part of your
+        own that is needed and not given, or given and not needed.
     """
     folder = Path(folder)
+    _refuse_links(folder)
     with _named(folder / DESCRIPTION):
         told = _description(folder)
         shape = shape_of("example_shape", told["example_shape"], fewest=1)
@@ -113,6 +121,13 @@ def load_release(
     with _named(folder / FACTS):
         facts = table_of("it", read_json(folder / FACTS, max_bytes=_MOST_TEXT))
     return Release(stage, made, params, fixed, shape, dtype, source, statement, facts)
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuses files of a release that are links: whoever wrote them chose where to."""
+    for name in (DESCRIPTION, PARAMETERS, STATEMENT, FACTS):
+        if (folder / name).is_symlink():
+            raise ValueError(f"{folder / name} must be a file, got a link to one")
 
 
 @contextmanager
@@ -260,6 +275,11 @@ def _learner(told: Any, functions: Mapping[str, Any], own: Any) -> Any:
             given[name] = _function(value, functions, f"learner.{name}")
         else:
             given[name] = plain_value(f"learner.{name}", value, declared)
+            if name in _MOST and given[name] > _MOST[name]:
+                raise ValueError(
+                    f"learner.{name} must be at most {_MOST[name]:,}, got "
+                    f"{_validation.shown(value)}"
+                )
     try:
         return cls(**given)
     except (TypeError, ValueError) as error:
@@ -338,6 +358,7 @@ def _check_use(
     learner: Any, params: Any, shape: tuple[int, ...], dtype: np.dtype
 ) -> None:
     """Refuses a learner that cannot predict by the parameters; nothing is computed."""
+    learner = _of_one_step(learner)
     wide = training_dtype(params)
     kind = wide if dtype.kind == "f" else dtype
     labels = wide if learner.is_regression else np.int32
@@ -350,6 +371,15 @@ def _check_use(
             "learner must be one that predicts by these parameters, got "
             f"{_validation.shown(str(error))} ({type(error).__name__})"
         ) from error
+
+
+def _of_one_step(learner: Any) -> Any:
+    """The learner with one inner step: many take long to trace, and change no shape."""
+    if isinstance(learner, Started):
+        return Started(_of_one_step(learner.learner))
+    if hasattr(learner, "inner_steps"):
+        return dataclasses.replace(learner, inner_steps=1)
+    return learner
 
 
 def _below(depth: int, named: Mapping[str, Any]) -> dict[str, Any]:

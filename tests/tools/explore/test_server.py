@@ -148,6 +148,51 @@ def test_an_unknown_part_is_refused():
     assert post("answer", QUESTION)[0] == 404
 
 
+# --- Connections ---
+
+
+def test_what_does_not_arrive_in_time_is_closed(monkeypatch):
+    """Half-sent headers and bodies hold no descriptor for long; others are answered."""
+    uvicorn = pytest.importorskip("uvicorn")
+    monkeypatch.setattr(server, "_ARRIVAL_SECONDS", 0.5)
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+
+    async def app(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    async def sent(port, data):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        try:
+            return await asyncio.wait_for(reader.read(), 30)
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+    async def go():
+        config = uvicorn.Config(
+            app, http=server._protocol(), lifespan="off", log_config=None, port=0
+        )
+        one = uvicorn.Server(config)
+        task = asyncio.create_task(one.serve())
+        while not one.started:
+            await asyncio.sleep(0.01)
+        port = one.servers[0].sockets[0].getsockname()[1]
+        texts = (b"", head, head + b"\r\nx", head + b"Connection: close\r\n\r\nxy")
+        answers = await asyncio.gather(*(sent(port, text) for text in texts))
+        one.should_exit = True
+        await task
+        return answers
+
+    *late, whole = asyncio.run(go())
+    assert late == [b"", b"", b""]
+    assert whole.startswith(b"HTTP/1.1 204")
+
+
 # --- Workers: the process is another program here, which says how long it takes ---
 
 SLEEPER = """

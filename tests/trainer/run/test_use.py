@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+import time
 from typing import Any
 
 import jax
@@ -424,6 +425,7 @@ def test_a_foreign_or_damaged_folder_is_refused(copied):
         ),
         ({"learner": MAML_OF | {"first_order": [1]}}, "learner.first_order must be"),
         ({"learner": MAML_OF | {"inner_steps": 0}}, "learner.inner_steps must be"),
+        ({"learner": MAML_OF | {"inner_steps": 10**9}}, "at most 10,000, got 1000000"),
         (
             {"learner": MAML_OF | {"inner_learning_rate": math.nan}},
             "inner_learning_rat",
@@ -484,6 +486,21 @@ def test_other_files_are_checked(copied, tmp_path):
         load_release(copied)
     with pytest.raises(FileNotFoundError):
         load_release(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", ["release.json", "privacy.md", "parameters.npz"])
+def test_links_in_a_release_are_refused(copied, tmp_path, name):
+    (copied / name).rename(tmp_path / "elsewhere")
+    (copied / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=f"{name} must be a file, got a link"):
+        load_release(copied, model=own_mlp())
+
+
+def test_many_inner_steps_take_no_time_to_load(copied):
+    edit(copied, learner=MAML_OF | {"inner_steps": 10_000, "first_order": True})
+    start = time.process_time()
+    load_release(copied, model=own_mlp())
+    assert time.process_time() - start < 20  # tracing 10,000 steps takes minutes
 
 
 def test_parameters_must_be_numbers(copied):

@@ -68,8 +68,10 @@ _HEAVY = 1e-4
 _BESIDE = 1e-11
 # Share of the spacing within which an atom counts as at a lattice point.
 _AT_POINT = 1e-9
-# Largest total mass of an upper distribution: beyond, its tails are known too poorly.
+# Mass by which an upper distribution may exceed 1: beyond, its tails are known poorly.
 _MOST_MASS = 1e-2
+# Mass by which rounding may let an upper distribution fall short of 1.
+_LACKING = 1e-9
 
 
 class Step(NamedTuple):
@@ -181,17 +183,31 @@ def _chernoff(direction: Direction, target: Target) -> float:
     """*Upper bound* of the answer by the coarse upper distributions alone."""
     summands = [upper for upper, _ in direction.uppers]
     infinite = sum(upper.count * lost for upper, lost in direction.uppers)
+    if not all(_is_whole(upper.masses, lost) for upper, lost in direction.uppers):
+        return math.inf if target.of_epsilon else 0.0
     whole, *_ = tilted(summands, direction.expected.tilt)
-    displaced = _displacement(direction.steps)
+    displaced = _displacement(direction.steps, [one.values for one in summands])
     whole = whole._replace(shift=whole.shift + displaced)
     bound = chernoff_epsilon if target.of_epsilon else chernoff_log_delta
     found = bound(whole, infinite, target.given)
     return found if math.isfinite(found) else math.inf if target.of_epsilon else 0.0
 
 
-def _displacement(steps: Sequence[Step]) -> float:
+def _is_whole(masses: np.ndarray, infinite: float) -> bool:
+    """Whether an upper distribution is one; not where there is NaN among its masses."""
+    return bool(1 - _LACKING <= masses.sum() + infinite <= 1 + _MOST_MASS)
+
+
+def _displacement(steps: Sequence[Step], points: Sequence[np.ndarray]) -> float:
     """Bound of how far computed losses are from the true ones, in all steps."""
-    return sum(step.count * lattice.displacement(step.loss) for step in steps)
+    return sum(
+        step.count
+        * (
+            lattice.displacement(step.loss)
+            + float(lattice.loss_rounding(np.abs(each).max()))
+        )
+        for step, each in zip(steps, points, strict=True)
+    )
 
 
 def _narrowed(
@@ -261,20 +277,20 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
         grids.append(grid)
         points.append(with_splits(center + grid * spacing))
     bins = _bins(direction, points, spacing)
-    uppers, lowers, shifts, infinite, displaced = [], [], [], 0.0, _displacement(steps)
+    uppers, lowers, shifts, infinite = [], [], [], 0.0
+    displaced = _displacement(steps, points)
     for step, grid, each, here in zip(steps, grids, points, bins, strict=True):
         masses, lost = lattice.upper_masses(each, here)
         masses = lattice.joined_bins(each, masses)
-        if not masses.sum() + lost <= 1 + _MOST_MASS:
-            return None  # NaN, or losses too close to each other for their tails
+        if not _is_whole(masses, lost):
+            return None
         infinite += step.count * lost
         uppers.append(Summand(grid, each[::2], masses, step.count))
         masses, shift = lower.lower_distribution(each, here, plan.tilt)
+        if not masses.sum() <= 1 + _LACKING:
+            return None
         lowers.append(Summand(grid, each[::2] + shift, masses, step.count))
         shifts.append(step.count * shift)
-        displaced += step.count * float(
-            lattice.loss_rounding(np.abs(each[[0, -1]]).max())
-        )
         if isinstance(step.loss, FiniteValues):
             displaced += step.count * _AT_POINT * spacing
     offset = math.fsum(

@@ -20,7 +20,7 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.certified import lattice, method
+from jaxdp_episodic.accountant.methods.certified import composition, lattice, method
 from jaxdp_episodic.accountant.methods.certified import lower as loss_lower
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
@@ -505,7 +505,8 @@ def test_a_count_that_is_not_whole_is_refused():
 def test_a_planted_fault_is_found(fault, monkeypatch):
     """Without a tail, or with the lower distribution too high, the ends are wrong.
 
-    Where they cross, the method says so, and claims nothing.
+    Where they cross, the method says so, and claims nothing; nor does it where an upper
+    distribution lacks mass.
     """
     right_upper, right_lower = lattice.upper_masses, loss_lower.lower_distribution
 
@@ -526,6 +527,10 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
     monkeypatch.setattr(loss_lower, "lower_distribution", lower_with)
     by_lattice(monkeypatch)
     truth, run = gaussian_log_delta(4.0, 10, 3.0), one_run("sampled", 10, noise=3.0)
+    if fault in ("tail", "bottom"):
+        lower, upper = pld_bounds(delta_at(4.0), run)
+        assert lower <= truth <= upper
+    monkeypatch.setattr(composition, "_LACKING", math.inf)
     if fault == "crossing":
         with pytest.warns(RuntimeWarning, match="a fault of the certified method"):
             lower, upper = pld_bounds(delta_at(4.0), run)

@@ -32,9 +32,9 @@ _TARGET_SHARES = (0.7, 0.85)
 # exponential would overflow, and the upper one gets at most e^-690 of the mass anyway.
 _MOST_NATS = 690.0
 # Mass of a grid point from which on a shift is tried.
-_PEAK_MASS = 0.05
+_PEAK_MASS = 0.005
 # Grid points on either side of the heaviest by which shifts are compared.
-_NEAR = 80
+_NEAR = 400
 # Largest shift of the grid, as a share of the distance to the heaviest point's next.
 _LARGEST_SHIFT = 0.4
 # Shifts of either sign that are tried, and how often the best one's distance is halved.
@@ -106,8 +106,7 @@ def _best_masses(
 def _best_shift(points: np.ndarray, bins: BinMasses, tilt: float) -> float:
     """*Estimate* of the best shift, by what is near the heaviest grid point."""
     mass = bins.bottom + bins.top
-    around = np.append(mass[1:], 0.0)[::2] + np.append(0.0, mass)[:-1:2]
-    around = np.append(around, mass[-1])
+    around = np.append(mass[::2], 0.0) + np.append(0.0, mass[1::2])
     heaviest = int(np.argmax(around))
     if around[heaviest] < _PEAK_MASS or not 0 < heaviest < len(around) - 1:
         return 0.0

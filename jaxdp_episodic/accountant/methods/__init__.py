@@ -1,7 +1,6 @@
 """Rényi, exact and certified: three methods against one protocol of losses.
 
-Doors: `adaptive.graph`, `adaptive.method`, `adaptive.odometer`,
-`adaptive.problem`, `certified.method`, `closed_form`, `engine`,
-`exact.method`, `exact.on_contour`, `question`, `rdp.method`,
-`rdp.on_lattice`, `run`, `slopes`.
+Doors: `adaptive.graph`, `adaptive.method`, `adaptive.odometer`, `adaptive.problem`,
+`certified.method`, `closed_form`, `engine`, `exact.method`, `held`, `question`,
+`rdp.method`, `rdp.on_lattice`, `run`.
 """

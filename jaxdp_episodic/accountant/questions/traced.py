@@ -38,7 +38,6 @@ from jaxdp_episodic.accountant.questions.traced_host import (
     Question,
 )
 from jaxdp_episodic.accountant.questions.traced_program import (
-    Ask,
     evaluated,
     gathered,
     is_in_program,
@@ -229,82 +228,44 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
     """The answer as a function of what is missing, twice differentiable."""
     import jax
 
-    def asked(ask: Ask, by: tuple[int, ...]) -> Any:
-        """The answer, and derivatives by some of the numbers, as a function of all."""
-        back = functools.partial(_called_back, number=1 + len(by), dtype=dtype)
-        if dtype == np.float64 and is_in_program(question, by):
-            return evaluated(question, by, ask, back, shape)
-        function = functools.partial(ask, question)
-        return lambda *leaves: back(function, shape=shape, leaves=leaves)
+    def level(words: tuple[tuple[int, ...], ...]) -> Any:
+        """The answer, (), and its derivatives by numbers, (i,) and (i, j)."""
 
-    def combined(
-        rows: Sequence[Any], tangents: Sequence[Any], by: Sequence[int]
-    ) -> Any:
-        moved = (tangents[i].astype(dtype) for i in by)
-        pairs = zip(rows, moved, strict=True)
-        return sum((row * moves for row, moves in pairs), jax.numpy.zeros(shape, dtype))
+        @jax.custom_jvp
+        def rows(*leaves: Any) -> tuple[Any, ...]:
+            back = functools.partial(_called_back, number=len(words), dtype=dtype)
+            asked = functools.partial(question.rows, words)
+            if dtype == np.float64 and is_in_program(question, words):
+                return evaluated(question, words, back, shape)(*leaves)
+            return back(asked, shape=shape, leaves=leaves)
 
-    @jax.custom_jvp
-    def answer(*leaves: Any) -> Any:
-        return asked(lambda about, *given: [about.answer(*given)], ())(*leaves)[0]
-
-    def answer_jvp(leaves: Any, tangents: Any) -> Any:
-        by = _moving(tangents)
-        question.refuse_derivatives(by)
-        value, *rows = first(by)(*leaves)
-        return value, combined(rows, tangents, by)
-
-    answer.defjvp(answer_jvp, symbolic_zeros=True)
-
-    def first(by: tuple[int, ...]) -> Any:
-        """The answer and its derivatives."""
-        slopes = jax.custom_jvp(
-            asked(lambda about, *given: about.answer_and_slopes(by, *given), by)
-        )
-
-        def slopes_jvp(leaves: Any, tangents: Any) -> Any:
-            also = _moving(tangents)
-            question.refuse_derivatives(also, second=True)
-            every = tuple(sorted({*by, *also}))
-            value, *rows = first(every)(*leaves)
-            row_of = dict(zip(every, rows, strict=True))
-            bends = second(by, also)(*leaves)
-            moved = [combined([row_of[i] for i in also], tangents, also)]
-            for k in range(len(by)):
-                part = bends[k * len(also) : (k + 1) * len(also)]
-                moved.append(combined(part, tangents, also))
-            return (value, *(row_of[i] for i in by)), tuple(moved)
-
-        slopes.defjvp(slopes_jvp, symbolic_zeros=True)
-        return slopes
-
-    def second(by: tuple[int, ...], also: tuple[int, ...]) -> Any:
-        def function(*given: np.ndarray) -> Sequence[np.ndarray]:
-            return question.second_slopes(by, also, *given)
-
-        number = len(by) * len(also)
-        bends = jax.custom_jvp(
-            lambda *leaves: _called_back(function, number, shape, dtype, leaves)
-        )
-
-        def bends_jvp(leaves: Any, tangents: Any) -> Any:
-            del leaves, tangents
-            raise NotImplementedError(
-                "answers have first and second derivatives, no third ones"
+        def rows_jvp(leaves: Any, tangents: Any) -> Any:
+            moving = [
+                i
+                for i, tangent in enumerate(tangents)
+                if not isinstance(tangent, SymbolicZero)
+            ]
+            length = max(map(len, words))
+            question.refuse_derivatives(moving, second=length == 1)
+            if length == 2:
+                raise NotImplementedError(
+                    "answers have first and second derivatives, no third ones"
+                )
+            every = dict.fromkeys((*words, *((*w, i) for w in words for i in moving)))
+            found = dict(zip(every, level(tuple(every))(*leaves), strict=True))
+            none = jax.numpy.zeros(shape, dtype)
+            moved = tuple(
+                sum((found[*w, i] * tangents[i].astype(dtype) for i in moving), none)
+                for w in words
             )
+            return tuple(found[w] for w in words), moved
 
-        bends.defjvp(bends_jvp, symbolic_zeros=True)
-        return bends
+        rows.defjvp(rows_jvp, symbolic_zeros=True)
+        return rows
 
-    return answer
-
-
-def _moving(tangents: Sequence[Any]) -> tuple[int, ...]:
-    """Which of the numbers move."""
     from jax.custom_derivatives import SymbolicZero
 
-    still = (isinstance(tangent, SymbolicZero) for tangent in tangents)
-    return tuple(i for i, zero in enumerate(still) if not zero)
+    return lambda *leaves: level(((),))(*leaves)[0]
 
 
 def _called_back(

@@ -7,6 +7,7 @@ of the settings' shape, which the program's batches lead.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,18 +22,19 @@ from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
 )
-from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.accountant.questions.derivatives import (
+    COUNT,
     METHODS,
-    Parameter,
+    Field,
     difference,
     is_constant,
-    scale_of_rate,
+    scale_of,
     slopes,
+    total,
 )
-from jaxdp_episodic.accountant.questions.dominating_pair import runs_of, runs_of_parts
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
 
 # Places of the numbers that are no part of the description.
 DELTA = "delta"
@@ -80,39 +82,29 @@ class Question(NamedTuple):
             ask = _QUESTIONS[self.kind]
             return np.asarray(ask(step, **others, **self.options), np.float64)
 
-    def answer_and_slopes(
-        self, by: Sequence[int], *missing: np.ndarray
+    def rows(
+        self, words: Sequence[tuple[int, ...]], *missing: np.ndarray
     ) -> list[np.ndarray]:
-        """The answer, and its derivative by each of some of the missing numbers.
+        """The answer, (), and its derivatives by missing numbers, as (i,) or (i, j).
 
-        NaN, never a wrong number, where a derivative is not known.
+        NaN, never a wrong number, where a derivative is not known. Those of second
+        order are differences of the first ones, with an error of about 1e-6.
         """
         answer = self.answer(*missing)
         whole = [np.broadcast_to(one, answer.shape) for one in missing]
+        by = [i for i, *others in filter(None, words) if not others]
         with using_engine("numpy"), np.errstate(all="ignore"):
-            return [answer, *self._slopes(answer, [self.places[i] for i in by], whole)]
+            slopes = self._slopes(answer, [self.places[i] for i in by], whole)
+        found = {(): answer, **{(i,): row for i, row in zip(by, slopes, strict=True)}}
+        return [found[w] if w in found else self._second(*w, whole) for w in words]
 
-    def second_slopes(
-        self, by: Sequence[int], also: Sequence[int], *missing: np.ndarray
-    ) -> list[np.ndarray]:
-        """Derivatives of each of the first derivatives, number after number.
+    def _second(self, i: int, j: int, missing: Sequence[np.ndarray]) -> np.ndarray:
+        """The derivative by a number of that by another one."""
 
-        Differences of these, with a relative error of about 1e-6.
-        """
-        result = [[] for _ in by]
-        shape = np.broadcast_shapes(*(one.shape for one in missing))
-        for i in also:
-            scale = _scale(self.places[i], np.broadcast_to(missing[i], shape))
+        def first(displacement: np.ndarray) -> np.ndarray:
+            return self.rows([(i,)], *_displaced(missing, j, displacement))[0]
 
-            def first(displacement: np.ndarray, i: int = i) -> np.ndarray:
-                moved = list(missing)
-                moved[i] = np.asarray(missing[i], np.float64) + displacement
-                return np.array(self.answer_and_slopes(by, *moved)[1:])
-
-            found = difference(first, _SHARE * scale)
-            for row, one in zip(result, found, strict=True):
-                row.append(one)
-        return [one for row in result for one in row]
+        return difference(first, _SHARE * _scale(self.places[j], missing[j]))
 
     def refuse_derivatives(self, by: Sequence[int], *, second: bool = False) -> None:
         """Refuses numbers that answers have no derivatives by, and methods without."""
@@ -122,9 +114,7 @@ class Question(NamedTuple):
                 f"answers with method={method!r} have no derivatives; "
                 f"covered: {METHODS}"
             )
-        parts = (
-            self.step.steps if isinstance(self.step, ComposedSteps) else (self.step,)
-        )
+        parts, _ = parts_of(self.step)
         epochs = any(
             isinstance(part, GaussianStep) and epoch_scheme(part.design) is not None
             for part in parts
@@ -163,71 +153,72 @@ class Question(NamedTuple):
     def _slopes(
         self, answer: np.ndarray, by: Sequence[str], missing: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
+        if not by:
+            return []
         shape, method = answer.shape, self.options.get("method", "")
         step, others = self._known(missing)
         if self.kind == "rdp":
             return [self._rdp_slope(place, missing) for place in by]
         log_delta = np.log(np.broadcast_to(others.get(DELTA, answer), shape))
         epsilon = np.broadcast_to(others.get(EPSILON, answer), shape)
-        numbers = dict(zip(self.places, missing, strict=True))
+        times = others.get(NUM_STEPS)
+        places = [place for place in by if place not in (DELTA, EPSILON)]
         if self.kind == NOISE:
+            places = list({*places, NOISE})
             usable = np.isfinite(answer) & (answer > 0)
-            numbers[NOISE] = np.where(usable, answer, 1.0)
-            step = dataclasses.replace(step, noise_multiplier=numbers[NOISE])
-            counts, delta = others[NUM_STEPS], np.exp(log_delta)
-            epsilon = api.epsilon(step, delta=delta, num_steps=counts, method=method)
-            epsilon = np.where(usable, epsilon, np.nan)
-        fields = [place for place in numbers if place not in (DELTA, EPSILON)]
-        fields = [place for place in fields if place in (*by, NOISE)]
-        parameters = [
-            self._parameter(place, step, numbers[place], others.get(NUM_STEPS))
-            for place in fields
-        ]
-        runs = _runs(step, _base_counts(step), others.get(NUM_STEPS))
-        by_epsilon, along = slopes(epsilon, log_delta, runs, parameters, method)
+            step = dataclasses.replace(
+                step, noise_multiplier=np.where(usable, answer, 1.0)
+            )
+            asked = {"delta": np.exp(log_delta), "num_steps": times, "method": method}
+            epsilon = np.where(usable, api.epsilon(step, **asked), np.nan)
+        times = np.asarray(1.0 if times is None else times, np.float64)
+        parts, base = parts_of(step)
+        counts = [count * times for count in base]
+        moves = {place: _fields(place, base, times) for place in places}
+        fields = [field for some in moves.values() for field, _ in some]
+        by_epsilon, along = slopes(epsilon, log_delta, parts, counts, fields, method)
         # What is answered moves such that log(delta) is what it should be.
-        rows = dict(zip(fields, along, strict=True))
+        rows = {
+            place: total([along[field] * weight for field, weight in some])
+            for place, some in moves.items()
+        }
         rows |= {DELTA: -np.exp(-log_delta), EPSILON: -by_epsilon}
         still = np.zeros(shape, bool)
         if self.kind == EPSILON:
+            runs = runs_of_parts(parts, counts)
             still = is_constant(answer, log_delta, runs, method)
         return [np.where(still, 0.0, rows[place] / -rows[self.kind]) for place in by]
-
-    def _parameter(
-        self, place: str, step: AnyStep, value: np.ndarray, times: Any
-    ) -> Parameter:
-        """A number of the description, or of steps."""
-        scale, base = _scale(place, value), _base_counts(step)
-        index = place.removeprefix("counts[").removesuffix("]")
-        if place != NUM_STEPS and not index.isdigit():
-
-            def moved(displacement: np.ndarray) -> Sequence[Run]:
-                at = np.asarray(value, np.float64) + displacement
-                other = mapped(step, lambda where, old: at if where == place else old)
-                return _runs(other, base, times)
-
-            return Parameter(scale[..., None], moved)
-
-        def more(displacement: np.ndarray) -> Sequence[Run]:
-            if place == NUM_STEPS:
-                return _runs(step, base, np.asarray(value, np.float64) + displacement)
-            counts = list(base)
-            counts[int(index)] = counts[int(index)] + displacement
-            return _runs(step, counts, times)
-
-        return Parameter(np.maximum(scale, 1.0)[..., None], more, np.asarray(value))
 
     def _rdp_slope(self, place: str, missing: Sequence[np.ndarray]) -> np.ndarray:
         """The derivative of a curve, at one order in each setting."""
         i = self.places.index(place)
 
         def curve(displacement: np.ndarray) -> np.ndarray:
-            moved = list(missing)
-            moved[i] = np.asarray(missing[i], np.float64) + displacement
-            return self.answer(*moved)
+            return self.answer(*_displaced(missing, i, displacement))
 
         scale = _scale(place, missing[i])
         return difference(curve, *(share * scale for share in _CURVE_SHARES))
+
+
+def _displaced(
+    missing: Sequence[np.ndarray], i: int, displacement: np.ndarray
+) -> list[np.ndarray]:
+    """The missing numbers with one of them displaced."""
+    moved = list(missing)
+    moved[i] = np.asarray(missing[i], np.float64) + displacement
+    return moved
+
+
+def _fields(
+    place: str, base: Sequence[np.ndarray], times: np.ndarray
+) -> list[tuple[Field, np.ndarray | float]]:
+    """The fields of parts that a number moves, and how far each."""
+    if place == NUM_STEPS:
+        return [((i, COUNT), count) for i, count in enumerate(base)]
+    if found := re.fullmatch(r"counts\[(\d+)\]", place):
+        return [((int(found[1]), COUNT), times)]
+    found = re.match(r"steps\[(\d+)\]\.", place)
+    return [((int(found[1]), place[found.end() :]) if found else (0, place), 1.0)]
 
 
 def _normal(rate: np.ndarray) -> np.ndarray:
@@ -238,18 +229,13 @@ def _normal(rate: np.ndarray) -> np.ndarray:
     return np.where(some, np.maximum(rate, np.finfo(np.float64).tiny), rate)
 
 
-def _base_counts(step: AnyStep) -> list[np.ndarray]:
-    """How often each part is taken in a run."""
-    counts = step.counts if isinstance(step, ComposedSteps) else (1,)
-    return [np.asarray(count, np.float64) for count in counts]
-
-
-def _runs(step: AnyStep, counts: Sequence[np.ndarray], times: Any) -> Sequence[Run]:
-    """Runs of real numbers of steps; a run is taken once where ``times`` is None."""
-    times = np.asarray(1.0 if times is None else times, np.float64)
-    if isinstance(step, ComposedSteps):
-        return runs_of_parts(step.steps, [count * times for count in counts])
-    return runs_of(step, counts[0] * times)
+def parts_of(step: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The steps of a run, and how often each is taken."""
+    return (
+        (step.steps, step.counts)
+        if isinstance(step, ComposedSteps)
+        else ((step,), (1,))
+    )
 
 
 def _rdp(step: AnyStep, orders: Any, direction: str) -> np.ndarray:
@@ -261,10 +247,9 @@ def _rdp(step: AnyStep, orders: Any, direction: str) -> np.ndarray:
 
 def _scale(place: str, value: np.ndarray) -> np.ndarray:
     """What differences by a number are taken at shares of."""
-    value, name = np.asarray(value, np.float64), place.rpartition(".")[2]
-    if name == ORDERS:
+    if place == ORDERS:
         return np.where(np.isfinite(value), value - 1, np.nan)
-    return scale_of_rate(value) if name in _PROBABILITIES else np.abs(value)
+    return scale_of(place, value)
 
 
 _QUESTIONS = {
@@ -272,7 +257,6 @@ _QUESTIONS = {
     "delta": api.delta,
     NOISE: calibrate_noise_multiplier,
 }
-_PROBABILITIES = ("sampling_probability", DELTA)
 # Whole numbers, but for counts of steps.
 _WHOLE = (
     "size",

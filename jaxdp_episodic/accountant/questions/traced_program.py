@@ -1,9 +1,8 @@
 """Questions in the compiled program itself; see `questions.traced`.
 
-The kernels that answer plain questions, of method "rdp" on a lattice and of "exact" by
-a contour integral, of numbers that JAX traces. Where these have no answer, and where a
-number is at an end of its range or beyond it, the answer is NaN: the host is asked
-about those settings alone.
+The kernel of method "rdp" on a lattice, of numbers that JAX traces. Where it has no
+answer, and where a number is at an end of its range or beyond it, the answer is NaN:
+the host is asked about those settings alone.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ import numpy as np
 
 from jaxdp_episodic.accountant._engine import engine_name, register_dataclasses
 from jaxdp_episodic.accountant.describe.spec import mapped
-from jaxdp_episodic.accountant.describe.step import ComposedSteps
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.engine import on_cpu
-from jaxdp_episodic.accountant.methods.exact import on_contour
 from jaxdp_episodic.accountant.methods.rdp import on_lattice
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import Array
-from jaxdp_episodic.accountant.questions.derivatives import scale_of_rate
+from jaxdp_episodic.accountant.questions.derivatives import LEAST_FROM_ONE
 from jaxdp_episodic.accountant.questions.dominating_pair import (
     coins_of,
     drawn_by_coins,
@@ -36,29 +33,15 @@ from jaxdp_episodic.accountant.questions.traced_host import (
     NUM_STEPS,
     ORDERS,
     Question,
+    parts_of,
 )
 
-# Settings from which a batch is compiled. By Rényi it takes 5 s of CPU time and then
-# 0.02 ms a setting in place of 0.10 on the host, so that 16 calls of this size make up
-# for it; by integrals 38 s (56 s with derivatives), and 1 ms in place of 3.4 (4.3 in
-# place of 15), so that 4 do (2).
+# Settings from which a batch is compiled: that takes 5 s of CPU time and then 0.02 ms a
+# setting in place of 0.10 on the host, so that 16 calls of this size make up for it.
 FEWEST = 4096
-
-
-class _Method(NamedTuple):
-    """How a method answers in the program."""
-
-    bound: Callable[..., tuple[Array, Any]]  # the answer, and what derivatives hold
-    held: Callable[..., Array]  # the answer where that is held
-    # Settings side by side: their arrays fit the CPU's cache, or a device's memory.
-    cpu_block: int
-    accelerator_block: int
-
-
-_METHODS = {
-    "rdp": _Method(on_lattice.bound, on_lattice.at_order, 64, 131072),
-    "exact": _Method(on_contour.bound, on_contour.at_contour, 256, 16384),
-}
+# Settings side by side whose arrays fit the cache of a CPU, or the memory of a device.
+_CPU_BLOCK = 64
+_ACCELERATOR_BLOCK = 131072
 # Ranges of numbers that the host computes with as they are; those beyond are its own.
 _RATES = (1e-60, 1.0)
 _SHIFTS = (1e-20, 1e70)
@@ -79,24 +62,21 @@ _TRACED = (
     *(DELTA, EPSILON, ORDERS),
 )
 
-Ask = Callable[..., Sequence[np.ndarray]]
-"""What the host says: of a question and missing numbers, some arrays."""
+Words = tuple[tuple[int, ...], ...]
+"""What is asked: the answer, (), and derivatives by missing numbers, as (i,)."""
 
 
-def is_in_program(question: Question, by: Sequence[int] = ()) -> bool:
-    """Whether questions of this kind are compiled where a batch is large.
-
-    With their derivatives by some of the missing numbers.
-    """
+def is_in_program(question: Question, words: Words = ((),)) -> bool:
+    """Whether questions of this kind are compiled where a batch is large."""
     if engine_name() == "numpy" or question.kind not in on_lattice.KINDS:
         return False
-    asked = _method_of(question), question.options.get("direction", "both")
+    asked = question.options.get("method", "rdp"), question.options.get("direction")
     names = [place.rpartition(".")[2].partition("[")[0] for place in question.places]
-    if asked[0] == "exact" and any(names[i] in _COUNTS for i in by):
-        return False  # which of the moments' powers is meant the host finds out
-    steps, _ = _parts(question.step)
+    steps, _ = parts_of(question.step)
     return (
-        asked in (("rdp", "both"), ("rdp", "forward"), ("exact", "both"))
+        asked[0] == "rdp"
+        and asked[1] != "backward"
+        and max(map(len, words)) < 2
         and all(map(coins_of, steps))
         and all(name in _TRACED for name in names)
     )
@@ -104,8 +84,7 @@ def is_in_program(question: Question, by: Sequence[int] = ()) -> bool:
 
 def evaluated(
     question: Question,
-    by: tuple[int, ...],
-    ask: Ask,
+    words: Words,
     call_back: Callable[..., tuple[Array, ...]],
     shape: tuple[int, ...],
 ) -> Callable[..., tuple[Array, ...]]:
@@ -113,10 +92,9 @@ def evaluated(
 
     Args:
       question: one that `is_in_program`.
-      by: indices of leaves.
-      ask: what the host says of the question and its missing numbers.
+      words: the answer first.
       call_back: of a function of NumPy arrays, a shape and leaves of it: the arrays of
-        that shape, 1 and one for each derivative, that a callback returns.
+        that shape, one for each word, that a callback returns.
       shape: of the leaves.
     """
     import jax
@@ -124,9 +102,8 @@ def evaluated(
     @jax.custom_batching.custom_vmap
     def call(*leaves: Array) -> tuple[Array, ...]:
         if math.prod(shape) < FEWEST:
-            return call_back(
-                functools.partial(ask, question), shape=shape, leaves=leaves
-            )
+            asked = functools.partial(question.rows, words)
+            return call_back(asked, shape=shape, leaves=leaves)
         return in_program(*leaves)
 
     @jax.jit
@@ -137,14 +114,14 @@ def evaluated(
             jax.numpy_rank_promotion("allow"),
             jax.default_matmul_precision("highest"),
         ):
-            rows = _answer_and_slopes(question, by, shape, leaves)
+            rows = answer_and_slopes(question, words, shape, leaves)
 
         def of_host(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-            rows, given = np.array(arrays[: len(by) + 1]), arrays[len(by) + 1 :]
+            rows, given = np.array(arrays[: len(words)]), arrays[len(words) :]
             left = np.isnan(rows).any(axis=0)
             if np.any(left):
                 some = question._replace(chosen=left)
-                rows[:, left] = ask(some, *(number[left] for number in given))
+                rows[:, left] = some.rows(words, *(number[left] for number in given))
             return list(rows)
 
         unknown = functools.reduce(operator.or_, map(jax.numpy.isnan, rows))
@@ -161,23 +138,22 @@ def evaluated(
             leaf if is_batched else jax.numpy.broadcast_to(leaf, whole)
             for leaf, is_batched in zip(leaves, are_batched, strict=True)
         )
-        rows = evaluated(question, by, ask, call_back, whole)(*every)
+        rows = evaluated(question, words, call_back, whole)(*every)
         return rows, (True,) * len(rows)
 
     del batched
     return call
 
 
-def _answer_and_slopes(
+def answer_and_slopes(
     question: Question,
-    by: Sequence[int],
+    words: Words,
     shape: tuple[int, ...],
     leaves: tuple[Array, ...],
 ) -> tuple[Array, ...]:
     """The answer and derivatives, float64 of the shape; NaN: the host is to be asked.
 
-    The host's, but for rounding. Derivatives are at its order, or on its contour, which
-    are held: the order is the best one, and no contour changes the integral.
+    The host's, but for rounding. Derivatives are at its order, which is the best one.
     """
     import jax
 
@@ -187,16 +163,16 @@ def _answer_and_slopes(
         return value[: math.prod(shape)].reshape(shape)
 
     numbers = _Numbers.of(question, shape, leaves)
-    method = _METHODS[_method_of(question)]
-    value, held = method.bound(question.kind, *numbers.asked)
+    value, order = on_lattice.bound(question.kind, *numbers.asked)
     value = xp.where(numbers.idle, -np.inf if question.kind == DELTA else 0.0, value)
     value = row(xp.where(numbers.usual, value, np.nan))
+    by = [i for (i,) in words[1:]]
     if not by:
         return (_delta_of(value) if question.kind == DELTA else value,)
 
     def answer(*leaves: Array) -> Array:
         asked = _Numbers.of(question, shape, leaves).asked
-        return row(method.held(question.kind, *asked, held))
+        return row(on_lattice.at_order(question.kind, *asked, order))
 
     # All derivatives at once: what they have in common is computed once.
     along = (
@@ -213,7 +189,8 @@ def _answer_and_slopes(
     known = xp.isfinite(sum(rows, value)) & (value > 0)
     for i in by:
         if question.places[i].rpartition(".")[2] == "sampling_probability":
-            known &= scale_of_rate(leaves[i]) > 0
+            rate = leaves[i]
+            known &= (rate > 0) & (1 - rate >= LEAST_FROM_ONE)
     return tuple(xp.where(known, one, np.nan) for one in (value, *rows))
 
 
@@ -254,9 +231,7 @@ class _Numbers(NamedTuple):
         import jax
 
         xp, size = jax.numpy, math.prod(shape)
-        method = _METHODS[_method_of(question)]
-        block = method.cpu_block if on_cpu() else method.accelerator_block
-        block = min(size, block)
+        block = min(size, _CPU_BLOCK if on_cpu() else _ACCELERATOR_BLOCK)
 
         def flat(number: Any) -> Array:
             number = xp.broadcast_to(xp.asarray(number, np.float64), shape)
@@ -265,7 +240,7 @@ class _Numbers(NamedTuple):
         given = dict(zip(question.places, leaves, strict=True))
         step = mapped(question.step, lambda where, value: given.get(where, value))
         others = {**question.known, **given}
-        parts, counts = _parts(step)
+        parts, counts = parts_of(step)
         counts = [flat(count) for count in counts]
         times = others.get(NUM_STEPS)
         times = flat(1.0 if times is None else times)
@@ -296,17 +271,6 @@ class _Numbers(NamedTuple):
         target = xp.where(usual, target, _SOME_TARGET[question.kind])
         target = xp.log(target) if question.kind == EPSILON else target
         return cls((target, groups, block), usual, idle)
-
-
-def _method_of(question: Question) -> str:
-    return question.options.get("method", "rdp")
-
-
-def _parts(step: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The steps of a run, and how often each is taken."""
-    if isinstance(step, ComposedSteps):
-        return step.steps, step.counts
-    return (step,), (1,)
 
 
 def _is_target(kind: str, target: Array) -> Array:

@@ -6,7 +6,6 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.methods import slopes
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.run import Run
@@ -294,33 +293,6 @@ def test_next_to_an_end_no_number_is_a_wrong_one(method):
         known = slope[~np.isnan(slope)]
         np.testing.assert_allclose(known, slope[1], rtol=3e-3)
         assert np.isnan(slope[-1])
-
-
-@pytest.mark.parametrize("kind", ["sampled", "antipodal", "swapped"])
-def test_few_nodes_are_enough_for_a_difference(kind, monkeypatch):
-    """An error estimate of log(delta) of 1e-6 leaves its differences right to 1e-9."""
-    rates = (0.03, 0.1)[: NUM_RATES.get(kind, 2)]
-    step = KINDS[kind](np.geomspace(0.8, 8.0, 12), *rates)
-    errors, ask = [], slopes._on_contours
-
-    def recorded(*problem):
-        found = ask(*problem)
-        errors.append(found[1])
-        return found
-
-    monkeypatch.setattr(slopes, "_on_contours", recorded)
-    monkeypatch.setattr(slopes, "LARGEST_ERROR", 1e-4)
-    few, many = [], []
-    for rule, found in (((112, 33, 24.0), few), ((256, 1025, 42.0), many)):
-        monkeypatch.setattr(slopes, "_PASSES", (rule,))
-        _, gradient = jde.epsilon_and_gradient(
-            step, delta=DELTA, num_steps=900, wrt=("noise_multiplier",)
-        )
-        found.append(gradient["noise_multiplier"])
-    known = ~np.isnan(few[0])
-    assert known.sum() >= 9
-    assert np.max(errors[0][known]) > 5e-7
-    np.testing.assert_allclose(few[0][known], many[0][known], rtol=1e-9)
 
 
 def test_an_infinite_value_has_no_derivative():

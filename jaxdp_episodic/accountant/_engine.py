@@ -221,15 +221,10 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
         raise NotImplementedError(f"{name} is computed by NumPy alone, not by JAX")
     converted = map_arrays(_float64, args)
     register_dataclasses(converted)
-    # Within a caller's jit known numbers are computed at once; elsewhere that would
-    # compile each constant of a kernel by itself.
-    is_traced = isinstance(jax.numpy.asarray(0.0), jax.core.Tracer)
-    at_once = jax.ensure_compile_time_eval if is_traced else contextlib.nullcontext
     # A caller's settings are for the caller's code. Kernels broadcast, move arrays to
     # the device and back, and have inf and NaN in branches not taken. Training may
     # multiply in 16 bits, not we.
     with (
-        at_once(),
         jax.transfer_guard("allow"),
         jax.debug_nans(False),
         jax.debug_infs(False),
@@ -237,7 +232,12 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
         jax.numpy_rank_promotion("allow"),
         jax.default_matmul_precision("highest"),
     ):
-        answer = map_arrays(np.asarray, jitted_kernel(*converted, **static))
+        # Within a caller's jit known numbers are computed at once; elsewhere that would
+        # compile each constant of a kernel by itself.
+        is_traced = isinstance(jax.numpy.asarray(0.0), jax.core.Tracer)
+        at_once = jax.ensure_compile_time_eval if is_traced else contextlib.nullcontext
+        with at_once():
+            answer = map_arrays(np.asarray, jitted_kernel(*converted, **static))
     clear_kernels_if_crowded()
     return answer
 

@@ -275,7 +275,8 @@ class NoisyLoss(PrivacyLoss):
     @property
     def loses_nothing(self) -> Array:
         """Where nothing is drawn, or the noise is infinite."""
-        return np.equal(self.chance, 0) | np.equal(self._shift, 0)
+        xp = namespace(self.chance, self._shift)
+        return xp.equal(self.chance, 0.0) | xp.equal(self._shift, 0.0)
 
     @property
     def is_unprotected(self) -> Array:

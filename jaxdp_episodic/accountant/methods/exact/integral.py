@@ -247,7 +247,8 @@ class _Integrand(NamedTuple):
 def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:
     """Nodes of the trapezoidal rule, and M^T on them."""
     xp = namespace(contour.center, groups[0].count)
-    step = contour.end / (blocks.number * blocks.size - 1)
+    last = xp.asarray(blocks.number * blocks.size - 1)
+    step = contour.end / last.astype(contour.end.dtype)
     bulk, log_atom = contour.bulk, log_atoms(groups)
 
     # A loop for each stage: XLA computes the results of one once, and others again for
@@ -255,7 +256,7 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     each = functools.partial(rows_of, xp, number=blocks.number, most=blocks.most)
 
     def lay(block: Array) -> tuple[Pair, Pair]:
-        k = block * blocks.size + xp.arange(blocks.size)
+        k = block * blocks.size + xp.arange(blocks.size, dtype=np.int32)
         u = k.astype(step.dtype)[:, None] * step
         y, speed = _height(contour, u)
         z, direction = contour_points(contour, y)

@@ -371,10 +371,9 @@ def one_pass(
     found = search(target, initial, bound, contour, steps, blocks, held)
     less = xp.zeros_like(target)
     if len(groups) == len(groups[0].count) == 1 and groups[0].loss.nodes_exchange:
+        asked = target, found.value, order, steps[0]
         less = where_needed(
-            known,
-            less,
-            lambda: 1.0 * exchanged_is_less(target, found.value, order, steps[0]),
+            known, less, lambda: xp.where(exchanged_is_less(*asked), 1.0, 0.0)
         )
     return Found(*found[:3], initial, bound, order, less)
 

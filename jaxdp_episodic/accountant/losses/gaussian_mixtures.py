@@ -35,7 +35,12 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     log_normal,
     undrawn_loss,
 )
-from jaxdp_episodic.accountant.losses.mixture_halves import LOG_ZERO, Half, log_rest
+from jaxdp_episodic.accountant.losses.mixture_halves import (
+    LOG_ZERO,
+    PROFILE_ERROR,
+    Half,
+    log_rest,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MixturePair,
@@ -113,6 +118,10 @@ class MixtureLoss(GaussianLoss, Nodes):
         factors.append(xp.broadcast_to(self._shift, shape))
         found = [scaled(half.tails(u), *factors) for half in self.both_halves(shape)]
         return found[0], found[-1]
+
+    def profile_error(self) -> Array:
+        """See `Profile`."""
+        return np.full(self.shape, PROFILE_ERROR)
 
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`; where backward losses end it is that of a loss nearby."""

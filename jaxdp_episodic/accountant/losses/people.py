@@ -27,12 +27,12 @@ from jaxdp_episodic.accountant.losses import people_moments, people_nodes
 from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS
 from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss, positive, scaled
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
+from jaxdp_episodic.accountant.losses.mixture_halves import PROFILE_ERROR
 from jaxdp_episodic.accountant.losses.people_components import Components
-from jaxdp_episodic.accountant.losses.people_tails import backward_tails, forward_tails
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
 from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement
-from jaxdp_episodic.accountant.numerics.loops import Array
+from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp
 
 # Components are left out up to this share of delta, which is then added to it.
 _TRUNCATED_SHARE = 1e-9
@@ -118,16 +118,17 @@ class PeopleLoss(GaussianLoss, Nodes):
         return np.where(bounded, loss, np.inf)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `people_tails`."""
+        """See `Profile`: weighted sums of the components'."""
         shape = np.broadcast_shapes(np.shape(u), self.shape)
         u, e, parts = self._components(u, shape)
-        forward = forward_tails(u, parts, e, replaced=self.is_symmetric)
         factors = self.outer_rate, self.chance, self.shift, self._largest_count()
-        outer, *factors = (np.broadcast_to(factor, shape) for factor in factors)
-        forward = scaled(forward, outer, *factors)
-        if self.is_symmetric:
-            return forward, forward
-        return forward, scaled(backward_tails(u, parts, e), outer, *factors)
+        factors = [np.broadcast_to(factor, shape) for factor in factors]
+        found = []
+        for half in parts.halves(e, replaced=self.is_symmetric):
+            both = half.tails(u + np.zeros_like(half.q_zero))
+            profile, tail = (logsumexp(parts.log_weight + a) for a in both)
+            found.append(scaled((profile, tail), *factors))
+        return found[0], found[-1]
 
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`: that of the sampled pair, and of a root's rounding."""
@@ -137,7 +138,7 @@ class PeopleLoss(GaussianLoss, Nodes):
     def profile_error(self) -> Array:
         """See `Profile`; squares of all shifts together are added and taken off."""
         most = self._largest_count() * self.shift
-        return super().profile_error() + _SQUARE_ROUNDING * most * most
+        return PROFILE_ERROR + _SQUARE_ROUNDING * most * most
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact up to quadrature error."""

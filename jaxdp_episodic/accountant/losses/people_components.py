@@ -10,13 +10,14 @@ the log-ratio `log_ratio` of the two Gaussian mixtures at x.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.losses.mixture_halves import Half
 from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
-from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp
+from jaxdp_episodic.accountant.numerics.loops import Array
+from jaxdp_episodic.accountant.numerics.special import log_add
 
 # Stands for log 0 where -inf would poison a gradient.
 LOG_ZERO = -1e30
@@ -93,6 +94,35 @@ class Components(NamedTuple):
         # Without a coin besides: it is as likely for every j.
         return share - np.log(-np.expm1(np.maximum(self.count * log_rest, LOG_ZERO)))
 
+    def halves(self, cover: Array, *, replaced: bool) -> tuple[Half, ...]:
+        """Of all components: in each, ``B^-`` to ``B^+`` with chance e is what moves.
+
+        Replaced, or else ``N(0)`` to ``B^+`` forward, and back.
+        """
+        j = np.arange(1.0, np.max(self.count, initial=1.0) + 1)
+        j = j.reshape(-1, *(1,) * self.count.ndim)
+        js = j * self.shift + 0 * self.count
+        mass = np.maximum(self.log_shares(j) + 0.5 * js * js + self.log_some, LOG_ZERO)
+        log_e, rest = np.log(cover), log_complement(cover)
+        move, kept, none = mass + log_e, mass + rest, self.log_none + 0 * js[0]
+        at_zero = log_add(none + rest, log_e + 0 * none)
+        if replaced:
+            return (Half("turn", -js, js, move, none, mass, none, kept),)
+        up = Half.rising(js, move, at_zero, none, -js, kept)
+        return up, Half("fall", -js, js[:0], move, none, mass, at_zero, kept)
+
+    def floors(self, *, replaced: bool) -> Array:
+        """Where the losses are 0: 0, or where ``B^+`` crosses N(0)."""
+        if replaced:
+            return np.zeros_like(self.log_some)
+        half = self.halves(np.ones_like(self.shift), replaced=False)[0]
+        return half.place(np.zeros_like(half.q_zero))
+
+    def place_of_ratio(self, v: Array) -> Array:
+        """Where ``B^+`` is ``e^v B^-``, v >= 0."""
+        half = self.halves(np.ones_like(self.shift), replaced=True)[0]
+        return half.place(v + np.zeros_like(half.q_zero))
+
     def _one_of_equals(self) -> Components:
         """The first setting alone, if numbers and rates of all are the same.
 
@@ -160,24 +190,6 @@ class Terms(NamedTuple):
         grown = np.exp(terms - peak)
         total = np.sum(grown, axis=0)
         return np.log(total) + peak, np.sum(grown * self.numbers, axis=0) / total
-
-    def log_sum_of(
-        self, bound: Array, factor: Callable[..., Array], *at: Array
-    ) -> Array:
-        """Logarithm of the sum over j of ``e^bound`` times factors.
-
-        Args:
-          bound: (J, C, ...) upper bounds of the terms' logarithms, but for moderate
-            factors; what is negligible beside the largest one is left out.
-          factor: maps j s and ``at`` to the logarithms of the factors.
-          *at: (C, ...) arrays.
-        """
-        slope = self.numbers * self.shift
-        used = bound > np.max(bound, axis=0) - NEGLIGIBLE
-        chosen = (np.broadcast_to(a, bound.shape)[used] for a in (slope, *at))
-        terms = np.full(bound.shape, -np.inf)
-        terms[used] = bound[used] + factor(*chosen)
-        return logsumexp(terms)
 
 
 def log_complement(rate: Array) -> Array:

@@ -33,7 +33,6 @@ from jaxdp_episodic.accountant.losses.people_products import (
     shrunk,
     turned,
 )
-from jaxdp_episodic.accountant.losses.people_tails import root_at_zero, root_of_ratio
 from jaxdp_episodic.accountant.numerics.complex_exponentials import log_add_complex
 from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.numerics.special import log_add
@@ -99,10 +98,7 @@ class Ratios:
     @classmethod
     def of(cls, parts: Components, cover: Array, *, replaced: bool) -> Self:
         """With their floors."""
-        terms = Terms.all_of(parts)
-        floor = np.zeros_like(parts.log_some)
-        if not replaced:
-            floor = root_at_zero(parts, terms)
+        terms, floor = Terms.all_of(parts), parts.floors(replaced=replaced)
         covers = bool(np.any(cover < 1))
         return cls(parts, terms, cover, floor, replaced, covers)
 
@@ -194,7 +190,7 @@ class Ratios:
             return np.where(hidden, NOWHERE, 0.0), turn
         odds = log_complement(self.cover) - np.log(self.cover)
         some = odds > 0
-        kink = root_of_ratio(np.where(some, odds, 0.0), self.parts, self.terms)
+        kink = self.parts.place_of_ratio(np.where(some, odds, 0.0))
         kink = np.maximum(np.where(some, kink, 0.0), self.floor)
         mean = 0.5 * np.max(self.mean_at(kink) + self.mean_at(-self.floor), axis=0)
         turn = np.where(self.cover < 1, np.maximum(mean, 1.0), 1.0)

@@ -198,8 +198,8 @@ def test_one_unit_is_the_row_of_an_example(kind, row, p, r, s):
     ours, theirs = (
         exact_answer(question, Run((one,), counts)).value for one in (loss, same)
     )
-    # Either solver has an error of its own.
-    np.testing.assert_allclose(ours, theirs, rtol=2e-11)
+    # Either path of integration has an error of its own, of 1e-6 that are allowed.
+    np.testing.assert_allclose(ours, theirs, rtol=1e-8)
 
 
 LAW_OF_J = [0.49583333333333335, 0.4125, 0.0875, 0.0041666666666666675]

@@ -367,29 +367,25 @@ def check_kind(
         )
     if wants_margin and delta is None:
         raise ValueError("odometer='margin' needs the delta at which it is to hold")
-
-    def refuse(why: str, *names: str) -> None:
-        for name in names:
-            value = epsilon if name == "epsilon" else given[name]
-            if value is not None:
-                shown = _validation.shown(value)
-                raise ValueError(f"{name} must be None {why}, got {shown}")
-
-    if given["quotas"] is not None:
-        refuse("with quotas", "prices", "budget", "blocks", "epsilon")
-    elif by_target:
-        refuse("with epsilon", "budget")
-    elif given["prices"] is not None:
-        if given["budget"] is None:
-            raise ValueError("prices need a budget, or epsilon and delta in its place")
-    elif rules is not None:
-        refuse("without prices", "budget")
-    else:
+    has = {name: value is not None for name, value in given.items()}
+    if not (by_target or has["quotas"] or has["prices"] or rules is not None):
         raise ValueError(
             "one of quotas, prices, rules, or epsilon and delta must be given: without "
             "any the run has no end"
         )
-    if given["prices"] is None:
-        refuse("without prices", "blocks")
-        if wants_margin and not by_target:
-            raise ValueError("odometer must be None without prices and a budget")
+    # What must be None, and why.
+    refused = (
+        (has["quotas"], "with quotas", ("prices", "budget", "blocks", "epsilon")),
+        (by_target, "with epsilon", ("budget",)),
+        (not has["prices"], "without prices", ("budget", "blocks")),
+    )
+    for holds, why, names in refused:
+        for name in names:
+            value = epsilon if name == "epsilon" else given[name]
+            if holds and value is not None:
+                shown = _validation.shown(value)
+                raise ValueError(f"{name} must be None {why}, got {shown}")
+    if has["prices"] and not has["budget"] and not by_target:
+        raise ValueError("prices need a budget, or epsilon and delta in its place")
+    if wants_margin and not (has["prices"] or by_target):
+        raise ValueError("odometer must be None without prices and a budget")

@@ -29,14 +29,12 @@ _LOG_NEGLIGIBLE = -45.0
 # Losses at which the reach of a step is looked for, nats.
 _REACHES = np.geomspace(1e-9, 1e4, 400)
 # Exponents of Chernoff's bound, on either side of the tilt.
-_EXPONENTS = np.geomspace(0.01, 300.0, 60)
+_EXPONENTS = np.geomspace(0.01, 300.0, 24)
 # Most cells of the lattice on which steps are composed.
 _MOST_CELLS = 2**21
 # Cells from the loss 0 within which every point of a fine lattice is used; beyond,
 # bins grow with the loss, to the cells of the coarser one.
 _DENSE = 512
-# Blocks into which a distribution is lumped to find an exponent.
-_BLOCKS = 2000
 # Rounding of a sum of masses, some of them multiplied by an exponential.
 _SUM_ERROR = 4e-15
 # Rounding of an exponential, for each unit of 1 and of its exponent.
@@ -232,24 +230,15 @@ def _window(
     By Chernoff's bound of the sum as it is, and of the tilted one, whose mass outside
     of the window goes round the circle.
     """
-    exponents = np.concatenate([-_EXPONENTS[::-1], [0.0], _EXPONENTS])
+    exponents = np.concatenate([-_EXPONENTS[::-1], _EXPONENTS, [0.0]])
     log_cut = fine.log_cut - math.log(max(sum(counts), 1.0))
     high = low = 0.0
-    lumped = [_lumped(kernel) for kernel in steps]
     for shift in {0.0, tilt}:
-        moments = _log_moments(lumped, counts, fine, exponents + shift)
-        moments -= moments[len(_EXPONENTS)]
-        above, below = exponents > 0, exponents < 0
-        up = exponents[above][np.argmin((moments - log_cut)[above] / exponents[above])]
-        down = exponents[below][
-            np.argmax((moments - log_cut)[below] / exponents[below])
-        ]
-        exact = np.array([shift, shift + up, shift + down])
-        whole = [(k.first + np.arange(len(k.masses)), k.masses) for k in steps]
-        base, of_up, of_down = _log_moments(whole, counts, fine, exact)
+        *moments, base = _log_moments(steps, counts, fine, exponents + shift)
         # Of the distribution itself the base is no more than 1, but for rounding.
-        high = max(high, (of_up - base - log_cut) / up)
-        low = min(low, (of_down - base - log_cut) / down)
+        ends = (np.array(moments) - base - log_cut) / exponents[:-1]
+        low = min(low, float(ends[: len(_EXPONENTS)].max()))
+        high = max(high, float(ends[len(_EXPONENTS) :].min()))
     # No loss of a sum is beyond the sum of the furthest ones.
     ends = [(k.first, k.first + len(k.masses) - 1) for k in steps]
     most = sum(n * e for n, (_, e) in zip(counts, ends, strict=True))
@@ -262,24 +251,18 @@ def _window(
     return first, size, lost, lost
 
 
-def _lumped(kernel: Kernel) -> tuple[np.ndarray, np.ndarray]:
-    """Lattice numbers and masses, block by block: an estimate."""
-    size = max(-(-len(kernel.masses) // _BLOCKS), 1)
-    starts = np.arange(0, len(kernel.masses), size)
-    return kernel.first + starts + size // 2, np.add.reduceat(kernel.masses, starts)
-
-
 def _log_moments(
-    steps: Sequence[tuple[np.ndarray, np.ndarray]],
+    steps: Sequence[Kernel],
     counts: Sequence[float],
     fine: Spacing,
     exponents: np.ndarray,
 ) -> np.ndarray:
     """``log E e^(c L)`` of the sum, of its finite losses."""
     total = np.zeros(len(exponents))
-    for (index, masses), count in zip(steps, counts, strict=True):
-        alive = masses > 0
-        log_mass, losses = np.log(masses[alive]), fine.step * index[alive]
+    for kernel, count in zip(steps, counts, strict=True):
+        alive = np.flatnonzero(kernel.masses > 0)
+        log_mass = np.log(kernel.masses[alive])
+        losses = fine.step * (kernel.first + alive)
         # Row by row: a product of both would be large.
         moments = [log_sum(log_mass + c * losses) for c in exponents]
         total += count * np.array(moments)

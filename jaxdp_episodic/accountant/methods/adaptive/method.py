@@ -29,7 +29,11 @@ from jaxdp_episodic.accountant.methods.adaptive.recursion import (
 from jaxdp_episodic.accountant.methods.question import EpsilonAt, Question
 
 # Points of the first, coarse windows.
-_COARSE_POINTS = 500
+_COARSE_POINTS = 800
+# Ratio of two orientations' windows up to which one coarse pass serves both.
+_ALIKE = 3.0
+# Logarithm of deltas that a pass without any tilt resolves.
+_LEAST_LOG_BOTH = -20.0
 # Width of epsilon that is enough if no other is asked for, nats.
 _ENOUGH = 1e-5
 # The same of delta, relative.
@@ -181,6 +185,8 @@ class Solver:
 
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
+        if self._are_alike():
+            return self._begin_with_both()
         lead = max(self.views, key=self._expected_at)
         for backward, view in self.views.items():
             best, rows = math.inf, list[Row]()
@@ -199,6 +205,22 @@ class Solver:
                     break
                 view = view._replace(tilt=_FLATTER * view.tilt)
             self._begun(backward, window, *rows)
+
+    def _are_alike(self) -> bool:
+        """Whether one coarse pass, with no tilt, serves two orientations."""
+        rights = [view.right for view in self.views.values()]
+        least = min(view.log_size for view in self.views.values())
+        is_wide = max(rights) < _ALIKE * min(rights)
+        return len(rights) == 2 and is_wide and least > _LEAST_LOG_BOTH
+
+    def _begin_with_both(self) -> None:
+        """One pass: left of g = 1 a row is the other orientation's, times g."""
+        view = self.views[False]._replace(tilt=0.0, left=self.views[True].right)
+        window = self.window(view, view.reach / _COARSE_POINTS)
+        (row,) = self.rows(False, window, True)
+        self._begun(False, window, row)
+        other = Window(window.step, 1 - window.first - window.size, window.size, -1, 0)
+        self._begun(True, other, row._replace(values=row.values[::-1]))
 
     def _begun(
         self, backward: bool, window: Window, row: Row, below: Row | None = None
@@ -322,7 +344,11 @@ class Solver:
         With an offset the points are ``log g`` plus it.
         """
         of = self.filters[backward]
-        reach = min(2 * window.size, int(FURTHEST / window.step))
+        # A loss further than the answer's whole view has too little mass to count.
+        cells = max(
+            2 * window.size, math.ceil(self.views[backward].reach / window.step)
+        )
+        reach = min(cells, int(FURTHEST / window.step))
         left_out = math.log(_LEFT_OUT * self.share / self.most_moves)
         spacing = Spacing(window.step, reach, self.views[backward].log_size, left_out)
         passes = [

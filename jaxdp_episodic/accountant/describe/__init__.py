@@ -1,5 +1,5 @@
 """What a step draws, clips, noises and protects: descriptions, no computation.
 
 Doors: `blocks`, `designs`, `mechanisms`, `menu`, `people`, `people_laws`, `population`,
-`rates`, `releases`, `rule_book`, `schemes`, `serialization`, `spec`, `step`, `units`.
+`rates`, `releases`, `rule_book`, `schemes`, `serialization`, `spec`, `step`.
 """

@@ -114,43 +114,8 @@ def check_people(
                 f"got privacy_unit={privacy_unit!r}"
             )
         return
-    _refuse_design(sampling, population)
-    schemes = levels_of_people(sampling)
-    needed = BOUNDS[: len(schemes)]
-    given = () if people is None else tuple(people.numbers)
-    if isinstance(sampling, PeopleBlocks) and people is None:
-        return  # any episode of her block may hold her
-    missing = tuple(name for name in needed if name not in given)
-    if missing:
-        raise ValueError(
-            f"privacy_unit={PERSON!r} needs people=PersonBounds(...) with a public "
-            f"bound of {' and '.join(missing)}, got {given or None}"
-        )
-    needless = tuple(name for name in given if name not in needed)
-    if needless:
-        raise ValueError(
-            f"people must not bound {' and '.join(needless)}, for which this draw has "
-            f"no level; its bounds are {needed}"
-        )
-    if people is None:
-        return
-    for name, scheme in zip(needed, schemes, strict=True):
-        _refuse_contradiction(name, people.numbers[name], scheme)
-    if isinstance(sampling, GroupedClasses):
-        _refuse_more("classes", people.classes, sampling.num_classes, "num_classes")
-    if population is not None:
-        # An episode is no unit of the tree.
-        above = int(not isinstance(sampling, MultistageSampling))
-        most = _largest_groups(population, len(sampling.level_names) - above)
-        if neighboring_relation == "add_remove":
-            most = {name: n for name, n in most.items() if name != "examples"}
-        for name, number in most.items():
-            _refuse_more(name, people.numbers[name], number, "the Population")
-
-
-def _refuse_design(sampling: Sampling, population: Population | None) -> None:
-    """Refuses designs of which no theorem about people is known."""
-    if isinstance(sampling, GroupedClasses) and sampling.classes is not None:
+    is_grouped = isinstance(sampling, GroupedClasses)
+    if is_grouped and sampling.classes is not None:
         raise NotImplementedError(
             f"privacy_unit={PERSON!r} with GroupedClasses(classes=...) has no theorem "
             "here: who is drawn changes how the others are grouped; covered: "
@@ -161,24 +126,42 @@ def _refuse_design(sampling: Sampling, population: Population | None) -> None:
             "PeopleBlocks with a Population has no theorem here: sizes are those "
             "within a block; state them in sampling="
         )
-
-
-def _refuse_contradiction(name: str, bound: Any, scheme: Scheme | None) -> None:
-    """Refuses a bound above the exact number of children that a scheme states."""
-    if isinstance(scheme, WithoutReplacement) and scheme.population_is_exact:
-        what = f"the exact population of level {scheme.name!r}"
-        _refuse_more(name, bound, scheme.population, what)
-
-
-def _refuse_more(name: str, bound: Any, most: Any, what: str) -> None:
-    if np.any(np.greater(bound, most)):
+    schemes = levels_of_people(sampling)
+    if isinstance(sampling, PeopleBlocks) and people is None:
+        return  # any episode of her block may hold her
+    needed = BOUNDS[: len(schemes)]
+    given = () if people is None else tuple(people.numbers)
+    missing = tuple(name for name in needed if name not in given)
+    if missing or people is None:
         raise ValueError(
-            f"people.{name} must be at most {most!r} ({what}), got {bound!r}"
+            f"privacy_unit={PERSON!r} needs people=PersonBounds(...) with a public "
+            f"bound of {' and '.join(missing)}, got {given or None}"
         )
-
-
-def _largest_groups(population: Population, num_levels: int) -> dict[str, int]:
-    """The most children of any unit, for each of the bounds, the last level first."""
-    counts = population.children_counts[:num_levels]
-    largest = [max(int(np.max(count, initial=0)), 1) for count in counts]
-    return dict(zip(BOUNDS, reversed(largest), strict=False))
+    needless = tuple(name for name in given if name not in needed)
+    if needless:
+        raise ValueError(
+            f"people must not bound {' and '.join(needless)}, for which this draw has "
+            f"no level; its bounds are {needed}"
+        )
+    # Rows of a bound, the most that it can be, and who says so.
+    limits: list[tuple[str, Any, str]] = [
+        (name, scheme.population, f"the exact population of level {scheme.name!r}")
+        for name, scheme in zip(needed, schemes, strict=True)
+        if isinstance(scheme, WithoutReplacement) and scheme.population_is_exact
+    ]
+    if is_grouped:
+        limits.append(("classes", sampling.num_classes, "num_classes"))
+    if population is not None:
+        # An episode is no unit of the tree.
+        above = int(not isinstance(sampling, MultistageSampling))
+        counts = population.children_counts[: len(sampling.level_names) - above]
+        for name, count in zip(BOUNDS, reversed(counts), strict=False):
+            if name != "examples" or neighboring_relation != "add_remove":
+                most = max(int(np.max(count, initial=0)), 1)
+                limits.append((name, most, "the Population"))
+    for name, most, what in limits:
+        if np.any(np.greater(people.numbers[name], most)):
+            raise ValueError(
+                f"people.{name} must be at most {most!r} ({what}), got "
+                f"{people.numbers[name]!r}"
+            )

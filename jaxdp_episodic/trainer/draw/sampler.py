@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
     ShuffledEpochs,
 )
-from jaxdp_episodic.accountant.describe.units import check_clip_unit
+from jaxdp_episodic.accountant.describe.step import check_clip_unit
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw.blocks import BlockExamples, BlockRows, random_blocks
 from jaxdp_episodic.trainer.draw.complete import (

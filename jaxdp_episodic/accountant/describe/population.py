@@ -404,7 +404,7 @@ def _distinct_paths(counts: Sequence[np.ndarray]) -> DistinctPaths:
     multiplicity = np.zeros(len(table), np.int64)
     np.add.at(multiplicity, code, number)
     # The first unit of each path; parents that have children go before empty ones.
-    order = np.lexsort((np.arange(len(code)), number == 0, code))
+    order = np.lexsort((np.arange(len(code)), np.equal(number, 0), code))
     _, start = np.unique(code[order], return_index=True)
     unit = order[start]
     real = number[unit] > 0

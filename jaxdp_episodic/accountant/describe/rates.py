@@ -323,7 +323,8 @@ def _grouped_rates(
 def _joined(levels: list[_LevelRates], paths: DistinctPaths | None) -> PathRates:
     one = np.ones(1, np.int64)
     multiplicity = one if paths is None else paths.multiplicity
-    return PathRates(*zip(*levels, strict=True), multiplicity, paths)
+    rates, groups, draws, exact = zip(*levels, strict=True)
+    return PathRates(rates, groups, draws, exact, multiplicity, paths)
 
 
 def _most_children_drawn(

@@ -48,7 +48,7 @@ class Release(Spec):
             )
         if self.is_traced or not (self.whole_if_replaced and relation == "replace_one"):
             return
-        if np.any(np.less(self.sampling_probability, 1)):
+        if np.any(np.less(getattr(self, "sampling_probability", 1), 1)):
             raise NotImplementedError(
                 f"{name} with neighboring_relation='replace_one' and a "
                 "sampling_probability below 1 has no theorem here; covered: "

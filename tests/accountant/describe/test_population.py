@@ -140,7 +140,7 @@ def test_a_draw_of_all_units_at_hand_leaves_one_out_where_somebody_joins(
         step = jde.GaussianStep(scheme, noise_multiplier=noise, population=tree)
         return jde.delta(step, num_steps=1, epsilon=epsilon)
 
-    by_tree = claimed(Population(children_counts=([9],)))
+    by_tree = claimed(Population(children_counts=(np.array([9]),)))
     if_nobody_joins = claimed(None, population=9, population_is_exact=True)
     assert worst <= by_tree
     assert (worst > 2 * if_nobody_joins) == joins

@@ -403,8 +403,9 @@ def _distinct_paths(counts: Sequence[np.ndarray]) -> DistinctPaths:
             code = code[parent]
     multiplicity = np.zeros(len(table), np.int64)
     np.add.at(multiplicity, code, number)
-    # The first unit of each path; parents that have children go before empty ones.
-    order = np.lexsort((np.arange(len(code)), np.equal(number, 0), code))
+    # The first unit of each path: parents that have children go before empty ones, and
+    # of these the deepest first.
+    order = np.lexsort((np.arange(len(code)), -level, np.equal(number, 0), code))
     _, start = np.unique(code[order], return_index=True)
     unit = order[start]
     real = number[unit] > 0

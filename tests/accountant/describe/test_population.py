@@ -98,16 +98,6 @@ def test_ids_must_fit_the_tree():
         Population(counts, ("a",), (np.arange(2), np.arange(7), np.arange(1)))
 
 
-@pytest.mark.slow
-def test_ten_million_records():
-    rng = np.random.default_rng(0)
-    pupil = np.arange(10_000_000)
-    school = rng.integers(0, 100_000, pupil.size)
-    population = Population.from_ids(authority=school % 97, school=school, pupil=pupil)
-    assert repr(population).endswith("units=(97, 100000, 10000000))")
-    assert population.distinct_paths().multiplicity.sum() == pupil.size
-
-
 def hockey_stick(p, q, epsilon):
     """Sum of positive parts of p - e^epsilon q: densities on one fine grid."""
     return float(np.sum(np.maximum(p - np.exp(epsilon) * q, 0.0)))

@@ -113,19 +113,6 @@ def test_what_covers_gaussian_steps_only_says_so():
         )
 
 
-def test_the_advantage_takes_them():
-    run = jde.compose((GAUSSIAN, 100), (jde.LaplaceRelease(5.0), 2))
-    advantage = jde.advantage(run)
-    assert advantage == pytest.approx(jde.delta(run, epsilon=0.0), rel=1e-6)
-
-
-@pytest.mark.slow
-def test_the_trade_off_takes_them():
-    run = jde.compose((GAUSSIAN, 100), (jde.LaplaceRelease(5.0), 2))
-    missed = jde.trade_off(run, false_positive_rate=0.1)
-    assert 0 < missed < 0.9
-
-
 def test_gaussian_noise_of_zero_and_infinity():
     of_gaussian = jde.ZeroConcentratedDP.of_gaussian
     np.testing.assert_array_equal(of_gaussian([0.0, np.inf]).rho, [np.inf, 0.0])

@@ -108,11 +108,6 @@ def test_multistage_shape_and_names():
     assert len(sampling.levels) == 2
 
 
-def test_an_empty_grid_is_a_shape_too():
-    sampling = MultistageSampling(Poisson("school", sampling_probability=[]))
-    assert sampling.shape == (0,)
-
-
 def test_levels_that_do_not_broadcast_are_named():
     school = Poisson("school", sampling_probability=[0.1, 0.2])
     pupil = WithoutReplacement("pupil", size=[1, 2, 3], population=40)
@@ -145,16 +140,3 @@ def test_specs_compare_and_hash_by_value():
     assert make(0.1) != make(0.2)
     assert make(0.1) != make(0.1).levels[0]
     assert len({make(0.1), make(0.1), make(0.2)}) == 2
-
-
-def test_specs_are_frozen():
-    with pytest.raises(AttributeError):
-        Poisson("school", sampling_probability=0.1).name = "x"  # pyright: ignore[reportAttributeAccessIssue] # the assignment is the test
-
-
-def test_repr_reads_like_the_constructor():
-    sampling = MultistageSampling(
-        Poisson("school", sampling_probability=0.1),
-        WithoutReplacement("pupil", size=8, population=40),
-    )
-    assert eval(repr(sampling)) == sampling

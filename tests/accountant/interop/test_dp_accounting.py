@@ -178,12 +178,6 @@ def test_their_rdp_accountant_reads_a_replacement_as_twice_the_noise():
     assert ours > 2 * theirs
 
 
-def test_the_docstring_says_how_both_their_accountants_read_a_replacement():
-    text = " ".join(str(from_dp_event.__doc__).split())
-    assert "as by the source library's ``PLDAccountant``" in text
-    assert "Do not double a ``noise_multiplier`` that means noise over C" in text
-
-
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_sampling_without_replacement(relation):
     event = dp_event.SelfComposedDpEvent(

@@ -13,9 +13,8 @@ single epoch alone; the latter's ends are refined to its own relative accuracy
 limit, after its imports.
 
 Times are of the processor, of one question each with nothing cached:
-"distribution" is that of one epoch's distribution, both ends, "exact" that of its
-tables. Then those of random settings, of either relation, alone and in a batch, and of
-whole exact epsilons. Nothing here fails for being slow.
+"distribution" is that of one epoch's distribution, both ends. Nothing here fails for
+being slow.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +82,6 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     """Our ends of epsilon, the time they take, and those of the distributions alone."""
     import jaxdp_episodic as jde
     from jaxdp_episodic.accountant.losses.allocated_bounds import epoch_distribution
-    from jaxdp_episodic.accountant.losses.allocation_tables import (
-        forget_tables,
-        sum_tables,
-    )
     from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
 
     steps, noise, epochs, delta = setting
@@ -95,13 +89,8 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
     step = jde.GaussianStep(
         drawn, noise_multiplier=noise, neighboring_relation="add_remove"
     )
-    forget_tables()
     for cached in (lognormal_sum, epoch_distribution):
         cached.cache_clear()
-    start = time.process_time()
-    sum_tables(steps, 1 / noise)
-    exact = time.process_time() - start
-    lognormal_sum.cache_clear()
     start = time.process_time()
     for above in (0.0, 1.0):
         epoch_distribution(1 / noise, float(steps), float(steps), above)
@@ -112,66 +101,8 @@ def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
         "lower": float(low),
         "upper": float(high),
         "distribution_seconds": distribution,
-        "exact_seconds": exact,
         "seconds": spent,
     }
-
-
-def table_times(number: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of random settings' tables and exact epsilons, none of them kept.
-
-    Of each kind and question processor time alone (median and most), and of one setting
-    of all in a batch, with wall time.
-    """
-    import numpy as np
-
-    import jaxdp_episodic as jde
-    from jaxdp_episodic.accountant.losses import allocation_tables as tables
-
-    random = np.random.default_rng(1)
-    steps = np.rint(10 ** random.uniform(0.5, 4.0, number)).astype(int)
-    noise = random.uniform(0.5, 4.0, number)
-
-    def epsilon_of(relation: str) -> Callable[[slice], object]:
-        def ask(part: slice) -> object:
-            drawn = jde.RandomAllocation("example", steps_per_epoch=steps[part])
-            step = jde.GaussianStep(
-                drawn, noise_multiplier=noise[part], neighboring_relation=relation
-            )
-            return jde.epsilon(step, delta=1e-6, num_steps=10 * steps[part])
-
-        return ask
-
-    sums = list(zip(steps.tolist(), (1 / noise).tolist(), strict=True))
-    both = [(n, n, s) for n, s in sums]
-    asked: dict[str, Callable[[slice], object]] = {
-        "tables of add_remove": lambda part: tables.make_sum_tables(sums[part]),
-        "tables of replace_one": lambda part: tables.make_antipodal_tables(both[part]),
-        "epsilon of add_remove": epsilon_of("add_remove"),
-        "epsilon of replace_one": epsilon_of("replace_one"),
-    }
-
-    def spent(ask: Callable[[slice], object], part: slice) -> tuple[float, float]:
-        tables.forget_tables()
-        start = time.process_time(), time.perf_counter()
-        ask(part)
-        return (
-            1e3 * (time.process_time() - start[0]),
-            1e3 * (time.perf_counter() - start[1]),
-        )
-
-    found = {}
-    for name, ask in asked.items():
-        ask(slice(0, 2))  # what is imported and computed once
-        alone = [spent(ask, slice(i, i + 1))[0] for i in range(number)]
-        processor, wall = spent(ask, slice(None))
-        found[name] = {
-            "alone": float(np.median(alone)),
-            "alone at most": max(alone),
-            "in the batch": processor / number,
-            "wall": wall / number,
-        }
-    return found
 
 
 def ask_peer(
@@ -195,7 +126,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="certified ends of random allocation")
     parser.add_argument("--peer", help="Python of an environment with the peers")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a setting")
-    parser.add_argument("--batch", type=int, default=64, help="settings of the batch")
     parser.add_argument("--out", type=Path, help="file to write the results to")
     parser.add_argument("--as-peer", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -219,8 +149,7 @@ def main() -> None:
             f"delta {setting[3]:g}: [{ours['lower']:.6f}, {ours['upper']:.6f}] "
             f"width {ours['upper'] - ours['lower']:.1e}, distribution "
             f"{1e3 * ours['distribution_seconds']:.0f} ms, "
-            f"in all {ours['seconds']:.2f} s, "
-            f"exact {1e3 * ours['exact_seconds']:.0f} ms"
+            f"in all {ours['seconds']:.2f} s"
         )
         for name, ends in peers.items():
             if isinstance(ends, str):
@@ -231,12 +160,6 @@ def main() -> None:
                 f"width {ends['upper'] - ends['lower']:.1e}, {ends['seconds']:.1f} s"
             )
         print(line, flush=True)
-    times = table_times(arguments.batch)
-    for name, row in times.items():
-        print(
-            name, *(f"{kind} {value:.1f} ms" for kind, value in row.items()), sep=", "
-        )
-    rows.append({"tables": times, "settings": arguments.batch})
     if arguments.out:
         arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -1,4 +1,8 @@
-"""What the losses of random allocation share: fields, bounds, nodes from tables."""
+"""What the losses of random allocation share.
+
+The distribution of an epoch's loss has no closed form. Profiles are those of finite
+pairs that bound it, and moments are bounds too; NumPy makes them setting by setting.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,25 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.allocation_tables import by_setting
 from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss
-from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule, collected
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.protocols import Bounds, Nodes, Profile, Tabulated
-from jaxdp_episodic.accountant.numerics.chebyshev_tables import Table
+from jaxdp_episodic.accountant.losses.protocols import Bounds, Profile
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
-    map_first,
-    namespace,
-    on_host,
 )
 
-# Shifts that tables are made for: noise of 1e4 and of 0.1 clip norms. Less noise counts
+# Shifts that pairs are made for: noise of 1e4 and of 0.1 clip norms. Less noise counts
 # as none, more as 1e4.
 SMALLEST_SHIFT = 1e-4
 LARGEST_SHIFT = 10.0
-# Nodes for each that a rule asks for: the real line needs more than a complex path.
-# Half as many moved epsilons by 1.5e-11 at most.
-_NODES_EACH = 4
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,7 @@ class AllocatedLoss(GaussianLoss, Bounds):
         return bounding(**fields, above=np.full(self.shape, 1.0 * up))
 
     def kept_in_range(self) -> Self:
-        """Returns numbers that tables can be made of, none of less privacy loss."""
+        """Returns numbers that pairs can be made of, none of less privacy loss."""
         steps = np.maximum(self._steps, 2.0)
         return dataclasses.replace(
             super().kept_in_range(),
@@ -104,122 +99,44 @@ class AllocatedLoss(GaussianLoss, Bounds):
 
     @property
     def is_unprotected(self) -> Array:
-        """Where there is (nearly) no noise: less than tables are made for."""
+        """Where there is (nearly) no noise: less than pairs are made for."""
         return ~self.loses_nothing & (self._shift > LARGEST_SHIFT)
 
     def hints(self) -> Hints:
         """As many Poisson draws at rate 1 / slots."""
-        xp = namespace(*self.fields)
         rate = self._inner_rate / self._slots
-        return Hints(rate * xp.sqrt(self._steps), rate, self._shift, self._shift)
+        return Hints(rate * np.sqrt(self._steps), rate, self._shift, self._shift)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`.
 
         *Upper bound* up to quadrature error: see `losses.allocated_moments`.
         """
-        xp = namespace(t, *self.fields)
-        order, *setting = xp.broadcast_arrays(t, *self.fields[1:])
-        rows = functools.partial(
-            by_setting, functools.partial(self._excess, rule.direction)
-        )
-        found = on_host(rows, order.shape, order, *setting, number=3)
+        excess = functools.partial(self._excess, rule.direction)
+        found = by_setting(excess, t, *self.fields[1:])
         return tuple(found[: 3 if rule.with_derivatives else 1])
 
 
-class TabulatedAllocation(AllocatedLoss, Tabulated, Nodes):
-    """Base of those by tables."""
+def by_setting(
+    function: Callable[..., np.ndarray], u: np.ndarray, *fields: np.ndarray
+) -> np.ndarray:
+    """(k, ..., n): ``function(u, *setting)`` of the elements of each setting.
 
-    # Maps shift, slots and steps of one setting to its tables.
-    _tables: ClassVar[Callable[[float, float, float], list[Table]]]
-    # Makes those of many settings: slots, steps and shift.
-    _prepare: ClassVar[Callable[[list[tuple[int, int, float]]], None]]
-
-    def profile_error(self) -> Array:
-        """See `Profile`; as the tables estimate it."""
-
-        def error(u: np.ndarray, *setting: float) -> np.ndarray:
-            largest = max(table.error for table in self._tables(*setting))
-            return np.full((1, len(u)), largest)
-
-        return self._by_setting(error, np.zeros(self.shape))
-
-    def _by_setting(self, function: Callable[..., np.ndarray], u: Array) -> Array:
-        """``function(u, shift, slots, steps)``, one row, of fields kept in range."""
-        kept = self.kept_in_range()  # of some no step may be run
-        return by_setting(function, u, kept._shift, kept._slots, kept._steps)[0]
-
-    def prepare(self) -> None:
-        """Makes the tables, of settings in which something is lost, but not all."""
-        kept = self.kept_in_range()
-        is_asked = ~np.asarray(self.loses_nothing | self.is_unprotected)
-        fields = (kept._slots, kept._steps, kept._shift)
-        fields = (np.broadcast_to(f, self.shape)[is_asked].tolist() for f in fields)
-        settings = [(round(t), round(j), s) for t, j, s in zip(*fields, strict=True)]
-        type(self)._prepare(settings)
-
-
-def tails_from(rows: Array) -> tuple[Tails, Tails]:
-    """The four rows of a table as tails of both directions; 1 for NaN."""
-    xp = namespace(rows)
-    rows = xp.where(xp.isnan(rows), 0.0, rows)
-    return (rows[0], rows[1]), (rows[2], rows[3])
-
-
-class Asked(NamedTuple):
-    """Nodes that are asked for of one distribution.
-
-    Nodes that check others lie elsewhere, and use tables moved by their estimated
-    error, so that the difference of the two includes it.
+    It maps (m,) arguments and scalar fields to (k, m); u (..., n) and fields broadcast.
     """
-
-    size: int
-    backward: bool
-    log_cut: float  # log-density at which the distribution is truncated
-    checking: bool
-
-
-def nodes_from(
-    evaluate: Callable[..., np.ndarray],
-    rule: NodeRule,
-    *fields: Array,
-) -> LossNodes:
-    """Nodes on the real line, made on the host.
-
-    Args:
-      evaluate: maps what is `Asked` and the fields of one distribution to rows: losses,
-        weights, and five of the ends and the spacing.
-      rule: which nodes are asked for; those that check have a height below 1.
-      *fields: (m,) each.
-    """
-    size = _NODES_EACH * rule.num_nodes
-    number = 2 * size + 5
-
-    def rows(
-        backward: np.ndarray,
-        cut: np.ndarray,
-        height: np.ndarray,
-        *fields: np.ndarray,
-    ) -> np.ndarray:
-        result = np.empty((number, *cut.shape))
-        for i in np.ndindex(cut.shape):
-            asked = size, bool(backward[i[-1]]), float(cut[i]), bool(height[i] < 1)
-            setting = (float(field[i[-1]]) for field in fields)
-            result[(slice(None), *i)] = evaluate(Asked(*asked), *setting)
-        return result
-
-    every = on_host(
-        rows,
-        rule.log_cut.shape,
-        *(rule.backward, rule.log_cut, rule.height, *fields),
-        number=number,
-    )
-    xp = namespace(every)
-
-    def nodes_of(part: Array) -> LossNodes:
-        loss, weight, rest = part[:size], part[size : 2 * size], part[2 * size :]
-        nothing = xp.zeros_like(loss)
-        nodes = collected((loss, nothing), (weight, nothing), rest[:2], rest[2:4])
-        return nodes._replace(spacing=rest[4])
-
-    return map_first(nodes_of, xp.moveaxis(every, 1, 0))
+    arrays = np.broadcast_arrays(u, *fields)
+    flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
+    rows = np.stack(flat[1:])
+    # Elements of a setting are mostly neighbours: one of each run is looked at.
+    changes = np.any(rows[:, 1:] != rows[:, :-1], axis=0)
+    begins = np.append(0, np.flatnonzero(changes) + 1)
+    settings, inverse = np.unique(rows[:, begins], axis=1, return_inverse=True)
+    which = np.repeat(inverse.reshape(-1), np.diff(np.append(begins, rows.shape[1])))
+    chosen = [np.flatnonzero(which == i) for i in range(settings.shape[1])]
+    parts = [
+        function(flat[0][rows], *setting)
+        for rows, setting in zip(chosen, settings.T.tolist(), strict=True)
+    ]
+    result = np.concatenate(parts, axis=1)
+    result[:, np.concatenate(chosen)] = result.copy()
+    return result.reshape(-1, *arrays[0].shape)

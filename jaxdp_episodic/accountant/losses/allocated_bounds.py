@@ -21,14 +21,13 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.allocated import AllocatedLoss
-from jaxdp_episodic.accountant.losses.allocation_tables import by_setting
+from jaxdp_episodic.accountant.losses.allocated import AllocatedLoss, by_setting
 from jaxdp_episodic.accountant.losses.finite import log_excess_of_atoms
 from jaxdp_episodic.accountant.losses.gaussian import scaled
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature, Tails
 from jaxdp_episodic.accountant.losses.protocols import BoundingPair
 from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
-from jaxdp_episodic.accountant.numerics.loops import Array, namespace, on_host
+from jaxdp_episodic.accountant.numerics.loops import Array
 
 # Distributions that are kept.
 _CACHED = 256
@@ -88,7 +87,7 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
 
     def tail_displacement(self, u: Array) -> Array:
         """The losses are logarithms, rounded, and so are inverse ratios."""
-        return namespace(u).zeros_like(u) + _LOSS_ERROR * (1 + self._facts()[2])
+        return np.zeros_like(u) + _LOSS_ERROR * (1 + self._facts()[2])
 
     @classmethod
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
@@ -134,10 +133,8 @@ class AllocatedBoundingLoss(BoundingLoss):
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """Of the finite pair as computed, up to `certified_error`."""
-        xp = namespace(u, *self.fields)
-        u, outer, *fields = xp.broadcast_arrays(u, *self.fields)
-        rows = functools.partial(by_setting, _tails)
-        found = on_host(rows, u.shape, u, *fields, number=4)
+        u, outer, *fields = np.broadcast_arrays(u, *self.fields)
+        found = by_setting(_tails, u, *fields)
         return scaled((found[0], found[1]), outer), scaled((found[2], found[3]), outer)
 
     @staticmethod

@@ -22,11 +22,11 @@ from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
 from jaxdp_episodic.accountant.numerics.mean_moments import (
     Laplace,
     Tilted,
+    log_distances,
     most_orders,
     whole_orders,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
-from jaxdp_episodic.accountant.numerics.ratio_means import log_distances
 
 # Largest whole order that is summed: of one sum;
 _MOST = 128

@@ -35,33 +35,21 @@ from jaxdp_episodic.accountant.numerics.signed_sums import sinh_sum
 # Distance of nodes, in standard deviations of ``z_1 + ... + z_j``, at which the
 # polynomial through eight of them is off by `_CHORD_ERROR`, relative.
 _NODE_DISTANCE = 0.28
-# Relative error allowed to a chord between nodes where log D is above `_USUAL_LOG_D`,
-# and by how many times more at `_LEAST_LOG_D`.
 _CHORD_ERROR = 1e-5
-_LOOSEST_CHORD = 1e3
-_USUAL_LOG_D = -9.0
+# Relative error of D that is aimed at; by how many times more at most where D falls
+# steeply, as an epsilon moves by the error over the slope; and by how many times more
+# below each of these levels of log D. A third takes three times as long.
+_ERROR = 1.5e-4
+_STEEPEST = 8.0
+_LEVELS = (-30.0, -37.0)
+_LOOSER = 8.0
 _LEAST_LOG_D = -42.0  # no nodes where log D is below it
 _MOST_NODES = 400
-# Relative error allowed to D at nodes where log D is above each of the levels, and
-# below the last.
-_LEVELS = (-7.0, -30.0, -37.0)
-_ERROR_AT_NODES = (1.5e-5, 2.5e-5, 2e-4, 1e-3)
-# The same between nodes, over that at nodes, above the first level and below it.
-_BETWEEN_ABOVE = 6.0
-_BETWEEN_BELOW = 3.5
-# By how many times more at most, below the first level, where D falls steeply.
-_STEEP_AT_NODES = 8.0
-_STEEP_BETWEEN = 14.0
-# A cell is halved where its bounds are further apart than that, and than this times
-# what they are at both of its nodes; and how often.
-_OVER_NODES = 1.7
-_HALVINGS = 2
-_CELLS_IN_BETWEEN = 0.55  # of the sums at a node in the middle, over those at its ends
 # Below this log D bounds that rise again are due to what the sums truncate.
 _TRUNCATION_LOG_D = -30.0
 # Number of cells of the sums: at first, least and largest.
-_CELLS = 640
-_FEWEST_CELLS = 256
+_CELLS = 320
+_FEWEST_CELLS = 96
 _MOST_CELLS = 1024
 # Where the threshold moves with g (`antipodal_cells.aligned_bounds`): by how many times
 # nodes must be further apart for it; by how much their distance grows from one to the
@@ -69,14 +57,11 @@ _MOST_CELLS = 1024
 _WORTH_ALIGNING = 2.5
 _GROWTH = 1.6
 _MOST_FALL = 6.0
-# There: a chord's error, and that of the sums, over what is allowed; largest number of
-# cells of the sums.
+# There: a chord's error over what is allowed.
 _ALIGNED_CHORD = 0.1
-_ALIGNED_SUMS = 0.7
-_MOST_ALIGNED_CELLS = 1280
 # Losses between two nodes: least and largest number; and the fall of log D from one to
 # the next, over the root of the error allowed.
-_FEWEST_LOSSES = 128
+_FEWEST_LOSSES = 32
 _MOST_LOSSES = 1024
 _FALL = 0.25
 # Over how many losses lines below D are drawn.
@@ -140,7 +125,7 @@ def profile_bounds(
     for i, (a, b) in enumerate(itertools.pairwise(nodes)):
         end = i == len(nodes) - 2
         fall = max(a.log_d - b.log_d, 0.0)
-        within = _allowed(b.u, a.log_d, fall / (b.u - a.u)).at_node
+        within = _allowed(b.u, a.log_d, fall / (b.u - a.u))
         number = math.ceil(fall / (_FALL * math.sqrt(within)))
         number = min(max(number, _FEWEST_LOSSES), _MOST_LOSSES)
         u = np.linspace(nodes[i].u, nodes[i + 1].u, number + 1)[: number + end]
@@ -150,26 +135,10 @@ def profile_bounds(
     return u, low, high, np.array(coarse)
 
 
-class _Allowed(NamedTuple):
-    """Relative errors of D at a loss: at a node, and between two of them."""
-
-    at_node: float
-    between: float
-
-
-def _allowed(u: float, log_d: float, slope: float) -> _Allowed:
-    """An error of D moves the epsilon of one epoch by the error over the slope.
-
-    But that of many epochs by the error itself.
-    """
-    within = _ERROR_AT_NODES[sum(log_d < level for level in _LEVELS)]
-    if log_d >= _LEVELS[0]:
-        return _Allowed(within, _BETWEEN_ABOVE * within)
-    steep = max(1.0, u * slope)
-    return _Allowed(
-        within * min(steep, _STEEP_AT_NODES),
-        _BETWEEN_BELOW * within * min(steep, _STEEP_BETWEEN),
-    )
+def _allowed(u: float, log_d: float, slope: float) -> float:
+    """Relative error of D that a node may have."""
+    looser = _LOOSER ** sum(log_d < level for level in _LEVELS)
+    return _ERROR * looser * min(max(1.0, u * slope), _STEEPEST)
 
 
 def _node_at(u: float, epoch: Epoch, cells: int, *, is_whole: bool) -> Node:
@@ -189,54 +158,34 @@ def _nodes(epoch: Epoch) -> list[Node]:
     """Nodes as far apart as bounds between them allow, until D is negligible."""
     steps, count, shift = epoch
     nodes: list[Node] = []
-    every: list[int] = []
-    # Inferring these around the loop takes the type checker seconds.
-    u: float
-    last: float
-    step: float
-    cells: int
     u, last, step, cells = 0.0, 0.0, 0.0, _CELLS
     # Standard deviation of the loss at much noise.
     deviation = 2 * shift * math.sqrt(count) / steps
-    near = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
-    is_aligned = (
-        aligned_step(epoch, 1 / deviation, _ALIGNED_CHORD * _ERROR_AT_NODES[0])
-        > _WORTH_ALIGNING * near
-    )
+    apart = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
+    far = aligned_step(epoch, 1 / deviation, _ALIGNED_CHORD * _ERROR)
+    is_aligned = far > _WORTH_ALIGNING * apart
     while True:
         # Where no step is idle the threshold is always 0.
         node = _node_at(u, epoch, cells, is_whole=is_aligned or epoch.idle > 0)
         log_d = node.log_d
         nodes.append(node)
-        every.append(cells)
         # D falls: bounds that rise again are due to what the sums truncate.
         is_lost = last < _TRUNCATION_LOG_D and log_d >= last
         if log_d < _LEAST_LOG_D or is_lost or len(nodes) >= _MOST_NODES:
-            return _refined(nodes, every, epoch)
+            return nodes
         # D falls by half of what it is below 1, in g, at 1.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)
-        within = _allowed(u, log_d, slope).at_node
+        within = _allowed(u, log_d, slope)
         threshold = np.array([float(epoch.threshold(u))])
-        least = node.below.gain(threshold, above=False) / node.above.gain(
-            threshold, above=True
-        )
-        most, asked = (
-            (_MOST_ALIGNED_CELLS, _ALIGNED_SUMS) if is_aligned else (_MOST_CELLS, 1.0)
-        )
-        finer = math.sqrt(max((1 - float(least[0])) / (asked * within), 1e-3))
-        cells = int(min(max(cells * finer, _FEWEST_CELLS), most))
-        share = min(
-            max((log_d - _USUAL_LOG_D) / (_LEAST_LOG_D - _USUAL_LOG_D), 0.0), 1.0
-        )
-        chord = max(_CHORD_ERROR * _LOOSEST_CHORD**share, 0.5 * within)
-        near: float = max(
-            # the error of eight nodes' polynomial is of the eighth order
-            2
-            * shift
-            * _NODE_DISTANCE
-            / math.sqrt(count)
-            * (chord / _CHORD_ERROR) ** 0.125,
+        least = node.below.gain(threshold, above=False)
+        off = 1 - float((least / node.above.gain(threshold, above=True))[0])
+        cells = int(cells * math.sqrt(max(off / within, 1e-3)))
+        cells = min(max(cells, _FEWEST_CELLS), _MOST_CELLS)
+        chord = 0.5 * within
+        # The error of eight nodes' polynomial is of the eighth order.
+        near = max(
+            apart * (chord / _CHORD_ERROR) ** 0.125,
             math.sqrt(8 * chord / (slope * (1 + slope))),
         )
         # With few steps of the unit among many D falls sooner.
@@ -245,38 +194,7 @@ def _nodes(epoch: Epoch) -> list[Node]:
         is_aligned = far > _WORTH_ALIGNING * near
         if is_aligned:
             near = max(near, min(far, _GROWTH * max(step, near), _MOST_FALL / slope))
-        step = near
-        u, last = u + step, log_d
-
-
-def _refined(nodes: list[Node], cells: list[int], epoch: Epoch) -> list[Node]:
-    """With more nodes in the middle of cells whose bounds are too far apart."""
-    for _ in range(_HALVINGS):
-        pairs = list(itertools.pairwise(zip(nodes, cells, strict=True)))
-        more = []
-        for i, ((a, of_a), (b, of_b)) in enumerate(pairs):
-            middle = 0.5 * (a.u + b.u)
-            low, high = cell_bounds(nodes, i, np.array([a.u, middle, b.u]), epoch)
-            slope = max(a.log_d - b.log_d, 0.0) / (b.u - a.u)
-            allowed = _allowed(middle, 0.5 * (a.log_d + b.log_d), slope).between
-            # Another node does not reduce the error of the sums themselves.
-            with np.errstate(divide="ignore", invalid="ignore"):
-                off = high / low - 1
-            limit = max(allowed, _OVER_NODES * float(np.fmax(off[0], off[2])))
-            if (
-                max(b.log_d - _LEAST_LOG_D, a.log_d - _TRUNCATION_LOG_D) > 0
-                and not off[1] <= limit
-            ):
-                new = max(int(_CELLS_IN_BETWEEN * max(of_a, of_b)), _FEWEST_CELLS)
-                is_whole = a.is_whole and b.is_whole
-                more.append((_node_at(middle, epoch, new, is_whole=is_whole), new))
-        if not more or len(nodes) >= _MOST_NODES:
-            break
-        both = sorted(
-            [*zip(nodes, cells, strict=True), *more], key=lambda one: one[0].u
-        )
-        nodes, cells = [one for one, _ in both], [number for _, number in both]
-    return nodes
+        u, last, step = u + near, log_d, near
 
 
 # --- Convex functions on either side ---

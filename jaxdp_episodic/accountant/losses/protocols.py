@@ -10,8 +10,7 @@ a mechanism that lacks the one it asks for:
 * `Nodes`: the loss distribution as weighted nodes, for "exact" answers of several
   steps. Without them "exact" answers several steps by the certified upper end;
 * `Bounds`: other pairs from which the certified ends are computed; such a pair is a
-  `BoundingPair`;
-* `Tabulated`: profiles and nodes read off tables whose errors are estimates.
+  `BoundingPair`. Other profiles of theirs are upper bounds.
 """
 
 from __future__ import annotations
@@ -84,34 +83,6 @@ class FiniteValues(Profile):
     def tail_displacement(self, u: Array) -> Array:
         """The rounding error of the losses: two units in the last place."""
         return 4e-16 * self.largest_size + np.zeros_like(u)
-
-
-class Tabulated(Profile):
-    """Profiles and nodes that are read off tables; their errors are estimates.
-
-    But for moments only what is computed of `Bounds.certified` is proven.
-
-    Attributes:
-      slow_shift: class constant; the shift, in deviations of the noise, from which on
-        a table takes some tenths of a second or more.
-    """
-
-    slow_shift: ClassVar[float]
-
-    @abc.abstractmethod
-    def prepare(self) -> None:
-        """Computes the tables that kernels will need, together."""
-
-    def profile_error_at(self, u: Array) -> Array:
-        """Relative error of the profile at u; infinite where it is an upper bound.
-
-        That is beyond the end of a table, where its last value stands.
-        """
-        (here, _), (other, _) = self.log_tails(u)
-        (further, _), (another, _) = self.log_tails(u * (1 + 1e-6) + 1e-9)
-        falls = np.maximum(further, another) < np.maximum(here, other)
-        falls |= np.maximum(here, other) == -np.inf
-        return np.where(falls, self.profile_error(), np.inf)
 
 
 class Moments(PrivacyLoss):

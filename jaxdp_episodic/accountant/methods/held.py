@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
-from jaxdp_episodic.accountant.losses.protocols import Nodes, Tabulated
+from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact import integral
 from jaxdp_episodic.accountant.methods.exact.contour import FALL, Contour, lay_contour
@@ -50,10 +50,8 @@ _ROUNDING = 1e-15
 _ROUNDED = 0.03
 # Nodes of the losses and of the contour, nats by which the integrand falls along it.
 _PASSES = ((112, 57, 20.0), (144, 353, FALL), (192, 769, FALL))
-# Largest error estimate of log(delta) of which a difference is taken; the same of
-# mechanisms with tables, whose own errors it includes.
+# Largest error estimate of log(delta) of which a difference is taken.
 _OF_INTEGRALS = 1e-7
-_LARGEST_OF_TABLES = 1e-5
 # Relative error of epsilon up to which a direction or path is taken to attain it, the
 # least epsilon, in nats, that it is relative to, and nats of log(delta) beyond it.
 ATTAINED = 2e-6
@@ -154,8 +152,6 @@ def moves_by_contour(
             f"{name} has no nodes to differentiate with method='exact'; method='rdp' "
             "covers it"
         )
-    has_tables = any(isinstance(loss, Tabulated) for loss in run.losses)
-    largest = _LARGEST_OF_TABLES if has_tables else _OF_INTEGRALS
     goal = np.minimum(log_delta, 0.0)
     cut = goal - _CUT - np.log(np.maximum(run.num_steps, 1.0))
 
@@ -169,8 +165,6 @@ def moves_by_contour(
             asked = goal[index] - _TERMS_CUT, np.maximum(count[index], 1.0)
             loss, *_ = cast(Nodes, loss).truncated(*asked)
             losses.append(loss)
-            if isinstance(loss, Tabulated):
-                loss.prepare()
         counts = tuple(np.maximum(count, _SMALLEST_COUNT) for count in runs.counts)
         arrays = (
             epsilon[index],
@@ -194,7 +188,7 @@ def moves_by_contour(
             way = np.full(index.size, side)
             found = solved(run.take(index), index, number, way)
             value, error, slope = found[:3]
-            good = (error <= largest) & np.isfinite(value) & (slope > 0)
+            good = (error <= _OF_INTEGRALS) & np.isfinite(value) & (slope > 0)
             near = _is_attained(value, log_delta[index], epsilon[index], slope)
             some = np.flatnonzero(good & near)
             best[:, index[some]] = np.vstack([found, way])[:, some]

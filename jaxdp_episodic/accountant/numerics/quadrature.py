@@ -1,4 +1,4 @@
-"""Gauss–Legendre panels laid where an integrand needs them; Chebyshev interpolation.
+"""Gauss–Legendre panels laid where an integrand needs them.
 
 The moments of privacy-loss distributions are integrals of smooth functions with
 several narrow features whose location is known in closed form: two or three Gaussian
@@ -14,7 +14,6 @@ instructions for the elementary functions (measured: eight times faster).
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -26,18 +25,12 @@ from jaxdp_episodic.accountant.numerics.loops import (
     scan,
 )
 
-# Points at which a polynomial is evaluated at once.
-_BLOCK = 64
 # Half the number of products, real or complex, for which BLAS wakes its threads: these
 # then spin, waiting for more work, on cores that others need.
 _SINGLE_THREADED = 2**17
 _SINGLE_THREADED_COMPLEX = 2**15
 # Least rows of a block: with fewer, products take several times as long.
 _LEAST_ROWS = 8
-# Number of angles to which values are interpolated, over that of Chebyshev points.
-_OVERSAMPLING = 4
-# Barycentric weights of ten neighbours at equal distances.
-_WEIGHTS = [(-1.0) ** j * math.comb(9, j) for j in range(10)]
 
 
 @functools.cache
@@ -201,35 +194,6 @@ def _cumulated(rows: Array) -> Array:
     return np.tri(rows.shape[0]) @ rows  # XLA's own sums take five times as long
 
 
-def chebyshev_points(number: int) -> np.ndarray:
-    """Points of the second kind, on [-1, 1], ascending."""
-    return -np.cos(np.pi * np.arange(number) / (number - 1))
-
-
-def through_points(points: np.ndarray, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Polynomials through rows (R, n) at n Chebyshev ``points``, at x.
-
-    Returns:
-      (R, ...), of the shape of x.
-    """
-    weight = (-1.0) ** np.arange(len(points))
-    weight[[0, -1]] /= 2
-    flat = x.reshape(-1)
-    result = np.empty((len(rows), len(flat)))
-    # Blocks that fit the cache.
-    for i in range(0, len(flat), _BLOCK):
-        away = flat[i : i + _BLOCK, None] - points
-        share = weight / np.where(away == 0, 1e-300, away)
-        found = in_blocks(rows, share.T)
-        result[:, i : i + _BLOCK] = found / share.sum(axis=1)
-    return result.reshape(-1, *x.shape)
-
-
-def chebyshev_shares(number: int, x: np.ndarray) -> np.ndarray:
-    """(m, number): weights of values at Chebyshev points in their polynomial at x."""
-    return through_points(chebyshev_points(number), np.eye(number), x).T
-
-
 def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """``rows @ matrix``, (..., R, N) and (..., N, M), on one thread."""
     number, (length, width) = rows.shape[-2], matrix.shape[-2:]
@@ -246,84 +210,3 @@ def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
             found = part @ matrix[..., j : j + across]
             result[..., i : i + each, j : j + across] = found
     return result
-
-
-def through_columns(
-    rows: np.ndarray, number: np.ndarray, x: np.ndarray, column: np.ndarray
-) -> np.ndarray:
-    """`through_points` of many polynomials, by neighbours in the angle acos(x).
-
-    Rows (R, S, N) are known at ``number`` (S,) `chebyshev_points`; at x (L,) in
-    [-1, 1], each in a column (L,): (R, L).
-    """
-    last, around = _OVERSAMPLING * (number - 1), len(_WEIGHTS) // 2
-    close = np.zeros((len(rows), len(last), int(last.max()) + 2 * around))
-    for size in np.unique(number).tolist():
-        mine, end = number == size, _OVERSAMPLING * (size - 1)
-        # Values are even in the angle, about both ends.
-        index = end - np.abs(end - np.abs(np.arange(1 - around, end + around + 1)))
-        found = in_blocks(rows[:, mine, :size], _oversampled(size))
-        close[:, mine, : len(index)] = found[..., index]
-    result, width = np.empty((len(rows), len(x))), close.shape[-1]
-    close = close.reshape(len(rows), -1)
-    for begin in range(0, len(x), _BLOCK**2):  # these fit the cache
-        part = slice(begin, begin + _BLOCK**2)
-        place = np.arccos(-x[part]) * (last[column[part]] / math.pi)
-        first = place.astype(int)
-        place -= first
-        np.maximum(place, 1e-300, out=place)
-        first += column[part] * width
-        sums, total = np.zeros((len(rows), len(place))), np.zeros(len(place))
-        for j, weight in enumerate(_WEIGHTS):
-            share = weight / (place + (around - 1 - j))
-            total += share
-            for row, values in zip(sums, close, strict=True):
-                row += share * values[first + j]
-        result[:, part] = sums / total
-    return result
-
-
-@functools.lru_cache
-def _oversampled(number: int) -> np.ndarray:
-    points = chebyshev_points(_OVERSAMPLING * (number - 1) + 1)
-    return chebyshev_shares(number, points).T
-
-
-def between_equal(rows: np.ndarray, last: np.ndarray, some: int) -> np.ndarray:
-    """Polynomials through 8 neighbours of equally spaced values, between them.
-
-    Of rows (..., S, C) one in ``some`` is known, up to the ``last`` (S,), at least 7.
-    """
-    column, every = np.arange(rows.shape[-1]), np.arange(len(last))[:, None]
-    first = np.clip(column // some - 3, 0, last[:, None] - 7)
-    around = np.lib.stride_tricks.sliding_window_view(rows[..., ::some], 8, axis=-1)
-    # Positions among the neighbours are multiples of 1/some.
-    found = np.ascontiguousarray(around) @ _shares(some).T
-    return found[..., every, first, np.minimum(column - some * first, 7 * some)]
-
-
-@functools.cache
-def _shares(some: int) -> np.ndarray:
-    """(7 some + 1, 8): of values at 0 .. 7 in those of their polynomial between."""
-    place, nodes = np.arange(7 * some + 1)[:, None] / some, np.arange(8)
-    others = [nodes[nodes != i] for i in nodes]
-    parts = [(place - j) / (i - j) for i, j in zip(nodes, others, strict=True)]
-    return np.stack([np.prod(part, axis=1) for part in parts], axis=1)
-
-
-def side_by_side(number: np.ndarray, rule: Callable[[int], tuple]) -> np.ndarray:
-    """(2, J, N) places and weights of rules on [0, 1]; 0 behind a shorter one."""
-    result = np.zeros((2, len(number), number.max()))
-    for size in np.unique(number).tolist():
-        result[:, number == size, :size] = np.array(rule(size))[:, None]
-    return result
-
-
-def in_turn(number: np.ndarray, rule: Callable[[int], tuple]) -> tuple:
-    """Whose node each is, which of its rule on [0, 1], and its place and weight."""
-    sizes, kind = np.unique(number, return_inverse=True)
-    rules = np.concatenate([np.array(rule(n)) for n in sizes.tolist()], axis=1)
-    whose = np.repeat(np.arange(len(number)), number)
-    rank = np.arange(len(whose)) - np.repeat(np.cumsum(number) - number, number)
-    place, weight = rules[:, (np.cumsum(sizes) - sizes)[kind][whose] + rank]
-    return whose, rank, place, weight

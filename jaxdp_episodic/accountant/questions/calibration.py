@@ -26,7 +26,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep, Sampling
-from jaxdp_episodic.accountant.losses.protocols import Tabulated
 from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
 from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
@@ -53,9 +52,6 @@ MOST_NOISE = 1e18
 # Nats of a target above which Rényi's bound meets it where nothing else is quick: below
 # it certified ends of little noise take some tenths of a second.
 _LARGE = 50.0
-# The same of what has tables, whose certified ends take up to a minute: up to it no
-# contour was seen to fail, at 30 of 100 slots of replaced units it does.
-_LARGE_OF_TABLES = 20.0
 # Shift, in deviations of the noise, from which on several steps take long: a Poisson
 # step's contour fails from 13.
 _FURTHEST = 9.5
@@ -194,10 +190,7 @@ class Targets:
         self, question: EpsilonAt, runs: list[Run], active: np.ndarray
     ) -> np.ndarray:
         """Epsilon with its error; of large targets by what is quick, an upper bound."""
-        losses = [loss for run in runs for loss in run.losses]
-        have_tables = any(isinstance(loss, Tabulated) for loss in losses)
-        least = _LARGE_OF_TABLES if have_tables else _LARGE
-        large = (self.epsilon[active] > least) & (self.method != "rdp")
+        large = (self.epsilon[active] > _LARGE) & (self.method != "rdp")
         for run in runs:
             self.by_renyi[active] |= large & _has_little_noise(run)
         by_renyi = self.by_renyi[active]
@@ -297,14 +290,12 @@ class Targets:
 
 
 def _has_little_noise(run: Run) -> np.ndarray:
-    """Where steps have too little noise for the contour or its tables, but need it."""
+    """Where steps have too little noise for the contour, but need it."""
     little = np.zeros(run.shape, bool)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
-        limit, several = _FURTHEST, run.num_steps > 1
-        if isinstance(loss, Tabulated):
-            limit, several = loss.slow_shift, True
-        little |= taken & several & (loss.hints().furthest > limit)
+        taken &= run.num_steps > 1
+        little |= taken & (loss.hints().furthest > _FURTHEST)
     if np.any(little):
         little &= ~((run.gaussian_shift() > 0) | have_closed_form(run))
     return np.asarray(little.any(axis=-1))
@@ -376,7 +367,7 @@ def calibrate_noise_multiplier(
       float64 of the broadcast shape, within ``tolerance`` of the smallest such noise
       and never below what was checked to be enough; 0 where nothing is drawn or no
       step taken, ``inf`` where a noise multiplier of 1e18 is not enough. Of targets
-      above 50, of random allocation above 20, where noise is so little that "exact" and
+      above 50, where noise is so little that "exact" and
       "pld" take seconds, it is Rényi's noise, larger by up to a third; within 1e-2 of
       0.1, below which random allocation has a looser bound; and within 2e-17 times the
       target, at most 0.1, where that is more than the tolerance. A warning says where

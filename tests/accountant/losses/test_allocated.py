@@ -37,7 +37,8 @@ def test_antipodal_of_two_steps(shift, epsilon):
     fields = map(np.asarray, (1.0, 1.0, shift, 2.0, 2.0))
     ours, other = profiles(AllocatedAntipodalLoss(*fields), epsilon)
     assert ours == other
-    assert ours == pytest.approx(allocation.antipodal_of_two(shift, epsilon), rel=1e-9)
+    true = allocation.antipodal_of_two(shift, epsilon)
+    assert true <= ours <= true * (1 + 3e-3)
 
 
 @pytest.mark.slow
@@ -151,7 +152,6 @@ def test_the_smallest_deltas_are_met(noise, delta):
 
 @pytest.mark.parametrize(
     ("steps", "noise", "epsilon"),
-    # Of the last the profile, not its second derivative, lost digits unsaid.
     [
         (30, 1 / 0.3, 0.6),
         (3, 10.0, 0.9),
@@ -159,15 +159,11 @@ def test_the_smallest_deltas_are_met(noise, delta):
         (3, 7.7628, 1.7028),
     ],
 )
-def test_far_out_a_few_antipodal_steps_state_what_they_lose(steps, noise, epsilon):
+def test_far_out_a_few_antipodal_steps_are_held(steps, noise, epsilon):
     whole = step(steps, noise, "replace_one")
     found, info = jde.delta(whole, epsilon=epsilon, num_steps=3, return_info=True)
-    true = allocation.antipodal(steps, 3, 1 / noise, epsilon)
-    assert info.is_certified_bound == (true < 1e-30)  # it was 2e-6 off, unsaid
-    if info.is_certified_bound:
-        assert found >= true
-    else:
-        assert abs(found / true - 1) < info.error < 1e-8
+    assert info.is_certified_bound
+    assert found >= allocation.antipodal(steps, 3, 1 / noise, epsilon)
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 0.65, 0.69])
@@ -232,7 +228,6 @@ def test_two_antipodal_steps_are_a_gaussian_move():
 @pytest.mark.slow
 @pytest.mark.parametrize(("shift", "epsilon"), [(1.0, 5.0), (0.5, 2.0), (1 / 1.2, 6.3)])
 def test_two_epochs_of_three_antipodal_steps(shift, epsilon):
-    # Tables of few steps ended early: this was a flagged certified end.
     exact = allocation.antipodal_epochs_of_three(shift, epsilon)
     found, info = jde.delta(
         step(3, 1 / shift, "replace_one"),
@@ -240,13 +235,13 @@ def test_two_epochs_of_three_antipodal_steps(shift, epsilon):
         num_steps=6,
         return_info=True,
     )
-    assert not info.is_certified_bound
-    assert found == pytest.approx(exact, rel=1e-8)
+    assert info.is_certified_bound
+    assert exact <= found <= exact * (1 + 1e-2)
 
 
 @pytest.mark.slow
 def test_parts_of_an_epoch_side_by_side():
-    # Where no step, or one, of an epoch is taken there is no table to be made.
+    # Where no step, or one, of an epoch is taken there is no pair to be made.
     steps = np.array([0, 1, 2, 10, 11, 31])
     for relation in ("add_remove", "replace_one"):
         found = jde.epsilon(step(10, 1.0171, relation), delta=1e-5, num_steps=steps)

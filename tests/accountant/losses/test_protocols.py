@@ -21,7 +21,6 @@ from jaxdp_episodic.accountant.losses.protocols import (
     Moments,
     Nodes,
     Profile,
-    Tabulated,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
@@ -143,8 +142,6 @@ def test_every_mechanism_is_listed_and_says_so_itself():
 )
 def test_symmetric_is_what_has_equal_profiles(kind):
     loss, thresholds = SHIPPED[kind], np.array([1e-6, 1e-3, 0.03, 0.3, 1.0, 4.0])
-    if isinstance(loss, Tabulated):
-        loss.prepare()
     with np.errstate(all="ignore"):  # as the engine has it
         tails = [loss.log_tails(np.full(loss.shape, u)) for u in thresholds]
     forward, backward = (np.stack(one) for one in zip(*tails, strict=True))

@@ -7,6 +7,7 @@ from mpmath import exp, factorial, log, mp, mpf
 from jaxdp_episodic.accountant.numerics.mean_moments import (
     FAR,
     Laplace,
+    log_distances,
     log_excess_transform,
     most_orders,
     whole_orders,
@@ -96,3 +97,38 @@ def test_far_transforms_where_the_mean_hardly_varies(shift, idle):
 def _falls(x, p, s):
     """Whether the integrand still grows to the left of -x."""
     return x < s * p / 3 * exp(-s * x - s * s / 2)
+
+
+@pytest.mark.parametrize("shift", [0.1, 2.0, 5.0])
+def test_distances_of_one_ratio_have_a_closed_form(shift):
+    """At a shift of 5 the range of the integrals was too short, by 2e-4."""
+
+    def of_one(i, j):
+        """``E A^i B^j``."""
+        return exp(mpf(shift) ** 2 * ((i - j) ** 2 - i - j) / 2)
+
+    part = np.array([0.125, 0.5, 0.75])
+    with mp.workdps(60):
+        truth = [
+            log(of_one(a + 1, -a) - 2 * of_one(a, 1 - a) + of_one(a - 1, 2 - a))
+            for a in map(mpf, part.tolist())
+        ]
+    found = log_distances(1, 1, shift, part)
+    np.testing.assert_allclose(found, np.array(truth, float), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("bins", "shift"),
+    [(2, 0.3), pytest.param(2, 2.0, marks=pytest.mark.slow), (3, 3.0)],
+)
+def test_distances_of_two_terms_are_those_on_a_grid(bins, shift):
+    z = np.linspace(-3 * shift - 9, 3 * shift + 9, 1501)
+    density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi) * (z[1] - z[0])
+    a = np.exp(shift * z - 0.5 * shift * shift)
+    x = (a[:, None] + a + bins - 2) / bins
+    y = x[::-1, ::-1]
+    found = np.exp(log_distances(bins, 2, shift, np.array([0.5, 0.75])))
+    for part, value in zip((0.5, 0.75), found.tolist(), strict=True):
+        away = (x - y) ** 2 * x ** (part - 1) * y**-part
+        truth = np.sum(away * density[:, None] * density)
+        assert value == pytest.approx(truth, rel=1e-11)

@@ -84,19 +84,3 @@ def test_windows_are_cut_at_the_floor():
 def test_windows_without_length_are_left_out():
     lefts, rights = lay([1.0, 4.0, 2.0], [3.0, 4.0, 2.0], [1.0, 1e9, 1e9])
     assert lefts[0] == 1.0 and rights[-1] == 3.0
-
-
-def test_polynomials_of_several_columns():
-    # Of other degrees each, at their points, at the ends, and between.
-    number, column = np.array([64, 88, 30]), np.array([0, 2, 1, 2])
-    rows = np.full((2, 3, 88), np.nan)
-    functions = (lambda x: np.exp(3 * x) / (1.4 + x), lambda x: -90 / (x + 1.7))
-    for i, size in enumerate(number):
-        x = quadrature.chebyshev_points(size)
-        rows[:, i, :size] = [function(x) for function in functions]
-    x = np.concatenate([np.linspace(-1, 1, 50), quadrature.chebyshev_points(30)])
-    column = np.repeat(column, len(x))
-    x = np.tile(x, 4)
-    found = quadrature.through_columns(rows, number, x, column)
-    for row, function in zip(found, functions, strict=True):
-        np.testing.assert_allclose(row, function(x), rtol=1e-11)

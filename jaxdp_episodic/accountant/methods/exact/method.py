@@ -16,7 +16,6 @@ from jaxdp_episodic.accountant.losses.protocols import (
     Bounds,
     Nodes,
     Profile,
-    Tabulated,
 )
 from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
@@ -102,9 +101,6 @@ def surely_above(question: Question, run: Run, known: np.ndarray) -> np.ndarray:
 
 def _answer(question: Question, run: Run, certify: bool) -> Answer:
     """Of (n,) settings: those that need no integral first, then the others."""
-    for loss in run.losses:
-        if isinstance(loss, Tabulated):
-            loss.prepare()
     no_loss = run.loses_nothing
     value = np.where(no_loss, question.nothing, question.everything)
     # Where there is some noise, but too little to compute with, inf is a bound.
@@ -145,7 +141,7 @@ def _of_one_step(question: Question, run: Run, certify: bool) -> Answer:
     certify = certify or not any(isinstance(loss, Bounds) for loss in run.losses)
     value = solve_single_step(question, run)
     epsilon = value if question.is_epsilon else question.target
-    error = _PROFILE_ERROR + _of_profiles(run, epsilon)
+    error = _PROFILE_ERROR + _of_bounds(run)
     if question.is_epsilon:
         error = error_in_nats(error, epsilon, question, run)
     else:
@@ -242,24 +238,12 @@ def _has_certified_ends(run: Run) -> bool:
     return all(isinstance(loss, Profile) for loss in run.losses)
 
 
-def _of_profiles(run: Run, epsilon: np.ndarray | None = None) -> np.ndarray:
-    """Relative error of a single step's delta where profiles are estimates.
-
-    At epsilon, if it is given.
-    """
-    largest = np.zeros(run.num_steps.shape)
+def _of_bounds(run: Run) -> np.ndarray:
+    """Error of profiles: infinite where those of a step are upper bounds, else 0."""
+    bounded = np.zeros(run.num_steps.shape, bool)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        if isinstance(loss, Tabulated):
-            error = loss.profile_error()
-            if epsilon is not None:
-                known = np.isfinite(epsilon) & (count > 0)
-                here = np.where(known, epsilon, 1.0)
-                there = loss.profile_error_at(here)
-                error = np.where(np.isfinite(epsilon), there, error)
-            largest = np.maximum(largest, np.where(count > 0, error, 0.0))
-        elif isinstance(loss, Bounds):  # its profiles are upper bounds
-            largest = np.maximum(largest, np.where(count > 0, np.inf, 0.0))
-    return largest
+        bounded |= isinstance(loss, Bounds) & (count > 0)
+    return np.where(bounded, np.inf, 0.0)
 
 
 def _of_densities(run: Run) -> np.ndarray:
@@ -281,7 +265,7 @@ def _of_composed_profiles(
     order - 1, is wrong by at most e (M(c) - 1): log(delta) is by e times the logarithm
     of the whole run's moment, from which Rényi's bound was made (`kernels.epsilon_at`).
     """
-    error = np.maximum(_of_profiles(run), _of_densities(run))
+    error = _of_densities(run)
     if not np.any(error):
         return error
     c, epsilon, log_delta = order - 1, question.target, bound

@@ -269,7 +269,7 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
         if isinstance(step.loss, FiniteValues):
             losses, _ = lattice.atoms_of(step.loss, backward=backward)
             below = np.floor((losses - center) / spacing)
-            grid = np.unique(np.concatenate([below - 1, below, below + 1]))
+            grid = np.unique(np.add.outer([-1.0, 0.0, 1.0, 2.0], below))
         else:
             grid = graded_grid([center, *each[1:]], spacing, plan, span)
         if not len(grid):

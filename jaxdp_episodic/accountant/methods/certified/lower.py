@@ -27,7 +27,7 @@ import numpy as np
 from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses
 
 # Targets tried, as shares of the gain that the bins beside a grid point can give it.
-_TARGET_SHARES = (0.7, 0.85)
+_TARGET_SHARES = (0.7, 0.85, 0.95, 1.0)
 # Nats between grid points beyond which a loss is computed as at this distance: its
 # exponential would overflow, and the upper one gets at most e^-690 of the mass anyway.
 _MOST_NATS = 690.0

@@ -141,6 +141,21 @@ def test_a_pair_whose_ends_crossed():
     assert low <= 5.90109474691098 <= high <= low + 1e-3  # by enumeration
 
 
+@pytest.mark.parametrize(
+    "noise, rate, steps, delta",
+    [
+        # The largest loss is a lattice point but for its rounding.
+        (6.632110241316791, 0.15088006552502645, 37_235, 3.7e-7),
+        # All losses are far closer to each other than lattice points.
+        (0.01, 1.0, 100_000, 1e-6),
+    ],
+)
+def test_ends_of_atoms_are_near(noise, rate, steps, delta):
+    release = jde.DiscreteLaplaceRelease(noise, sampling_probability=rate)
+    low, high = jde.epsilon_interval(release, num_steps=steps, delta=delta)
+    assert 0 <= high - low <= 1e-4 * low
+
+
 @pytest.mark.parametrize("spacing", [1e-3, 1.0, 50.0, 404.4, 3000.0])
 @pytest.mark.parametrize("tilt", [0.3, 12.7, 400.0])
 def test_an_atom_is_read_off_cells_of_any_width(spacing, tilt):

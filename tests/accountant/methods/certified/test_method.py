@@ -250,6 +250,23 @@ def test_ends_are_near_in_usual_ranges(kind, rate, noise, steps, delta):
     assert 0 <= upper - lower <= 1e-4 * lower
 
 
+@pytest.mark.parametrize(
+    "noise, steps", [(0.5, 100), (1.0, 10_000), (2.0, 300), (4.0, 1_000)]
+)
+def test_ends_of_the_readme_design_are_near(noise, steps):
+    design = jde.GroupedClasses(
+        num_classes=1_623,
+        ways=5,
+        episodes=jde.Poisson("episode", sampling_probability=0.2),
+        examples=jde.WithoutReplacement("example", size=4, population=20),
+    )
+    step = jde.GaussianStep(design, noise_multiplier=noise)
+    lower, upper = jde.epsilon_interval(step, num_steps=steps, delta=1e-5)
+    exact = jde.epsilon(step, num_steps=steps, delta=1e-5)
+    assert lower <= exact * (1 + 1e-6) and exact * (1 - 1e-6) <= upper
+    assert upper - lower <= 1e-4 * lower
+
+
 def test_an_overflowing_setting_costs_the_others_nothing(monkeypatch):
     """1e15 steps went over float64's range, and took their whole batch with them."""
     log_delta = math.log(1e-6)

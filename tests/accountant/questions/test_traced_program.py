@@ -286,3 +286,22 @@ def test_exact_deltas_in_loops_and_shards(host) -> None:
     assert host == []
     with pytest.raises(Exception, match="noise_multiplier must be >= 0, got"):
         jax.block_until_ready(twice(-noises, targets))
+
+
+# --- Other devices ---
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "delta", "rdp"])
+def test_the_program_lowers_for_devices(kind) -> None:
+    """For CUDA and TPU, with a derivative, which needs no device."""
+    known = {"epsilon": {"delta": 1e-5}, "delta": {"epsilon": 1.0}, "rdp": {}}[kind]
+    known = known | ({"orders": 3.0} if kind == "rdp" else {"num_steps": 1000})
+    question = Question(kind, step(1.0), known, ("noise_multiplier",), {})
+
+    def program(noise: Any) -> Any:
+        words = ((), (0,))
+        return traced_program.answer_and_slopes(question, words, noise.shape, (noise,))
+
+    with jax.numpy_rank_promotion("allow"):
+        export = jax.export.export(jax.jit(program), platforms=("cuda", "tpu"))
+        assert set(export(NOISES).platforms) == {"cuda", "tpu"}

@@ -461,6 +461,35 @@ def test_an_odometer_may_be_read_within_a_run():
         assert lower <= true <= upper <= lower * 1.01
 
 
+def test_an_odometer_and_a_target_with_runs_that_stay_open():
+    """A run of quotas that holds one of prices, within prices."""
+    rng = np.random.default_rng(9)
+    plain, inner, menu, _, start = _run_within(rng)
+    parts = {"plain": plain, "run": inner}
+    options = {
+        "plain": plain,
+        "open": jde.AdaptiveRun(parts, quotas={"plain": 1, "run": 1}),
+    }
+    costs = tuple(inner.prices.values())
+    within = adaptive.Run((1, 2), prices=costs, budget=start)
+    mirrored = (0, adaptive.Run((0, within), quotas=(1, 1)))
+
+    def true(budget, ratio):
+        run = adaptive.Run(mirrored, prices=(1, 2), budget=budget)
+        return _worst(menu, adaptive.interleaved, adaptive.begun(run), ratio)
+
+    prices, stated = {"plain": 1, "open": 2}, [0.0, 0.2, 0.5, 0.9]
+    run = jde.AdaptiveRun(options, prices=prices, budget=3, odometer=stated)
+    lower, upper = run.odometer_interval()
+    worst = true(3, lambda state: np.exp(stated[3 - state.left]))
+    assert lower <= worst <= upper <= lower * 1.01
+    # The largest budget that keeps a target is that of the enumeration.
+    delta = true(3, lambda _: np.exp(0.5)) * 1.01
+    assert delta < true(4, lambda _: np.exp(0.5)) * 0.99
+    found = jde.AdaptiveRun(options, prices=prices, epsilon=0.5, delta=delta)
+    assert found.budget == 3
+
+
 def _sampled(rate, noise):
     level = jde.Poisson("example", sampling_probability=rate)
     design = jde.MultistageSampling(level)

@@ -57,6 +57,8 @@ Field = tuple[int, str]
 LEAST_FROM_ONE = 1e-10
 # Nats of log(delta), for a change by the whole number, that are as good as nothing.
 _NOTHING = 1e-9
+# Width of differences of certified ends, as a share of a number.
+_WIDTH_OF_BOUNDS = 0.04
 # How log(delta) near an answer is known.
 _HELD = {
     "profile": moves_of_one_step,
@@ -117,6 +119,36 @@ def slopes(
                 found[..., index[some]] = _of_alike(*at, moving, fields, by)
     found = found.reshape(*found.shape[:2], *epsilon.shape)
     return found[0, 0], dict(zip(fields, found[1:], strict=True))
+
+
+def slopes_of_bounds(
+    log_delta: np.ndarray,
+    parts: Sequence[Any],
+    counts: Sequence[np.ndarray],
+    fields: Sequence[Field],
+    method: str,
+) -> dict[Field, np.ndarray]:
+    """``d epsilon / d field`` of certified upper ends, by wide differences.
+
+    *Estimates*: ends are known to some 1e-5 of epsilon, these to some 1e-3. NaN by
+    other numbers than noise.
+    """
+    found = {field: np.full(log_delta.shape, np.nan) for field in fields}
+    for i, place in fields:
+        if place.rpartition(".")[2] != "noise_multiplier":
+            continue
+        width = _WIDTH_OF_BOUNDS * np.abs(_value(parts[i], place))
+        width = np.broadcast_to(width, log_delta.shape)
+        ends = []
+        for factor in (-2.0, -1.0, 1.0, 2.0):
+            moved = list(parts)
+            moved[i] = _moved(parts[i], place, factor * width)
+            runs = runs_of_parts(moved, counts)
+            ends.append(worst_path.answer(EpsilonAt(log_delta), runs, method).value)
+        with np.errstate(invalid="ignore", divide="ignore"):  # NaN: not known
+            change = ends[0] - 8 * ends[1] + 8 * ends[2] - ends[3]
+            found[i, place] = change / (12 * width)
+    return found
 
 
 def total(rows: Sequence[np.ndarray]) -> np.ndarray:

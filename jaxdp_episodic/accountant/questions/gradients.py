@@ -20,6 +20,7 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
     gaussian_parts,
 )
+from jaxdp_episodic.accountant.losses.protocols import Bounds
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.derivatives import (
     COUNT,
@@ -28,6 +29,7 @@ from jaxdp_episodic.accountant.questions.derivatives import (
     Field,
     is_constant,
     slopes,
+    slopes_of_bounds,
     total,
 )
 
@@ -50,8 +52,7 @@ def epsilon_and_gradient(
     ``d eps / d field = (d log delta / d field) / (-d log delta / d eps)`` on the worst
     path and in the worse direction, where log(delta) is what the method solves. The
     numerator is a difference of that smooth function: relative error mostly below 1e-8,
-    6e-7 at most of some thousand, of random allocation 1e-6 (*estimates*;
-    docs/proofs.md).
+    6e-7 at most of some thousand (*estimates*; docs/proofs.md).
 
     What can be named, of steps in epochs only the first:
 
@@ -67,12 +68,13 @@ def epsilon_and_gradient(
     have no rate and cannot be named, nor can the number of independent episodes.
 
     The derivative is *NaN*, never a wrong number, where it is not known: where epsilon
-    is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`), where the
-    integral's error estimate is above 1e-7 (of random allocation 1e-5) or two contours
-    disagree by 1e-6, where a rate is at an end (a probability of 0, or within 1e-10 of
-    1; a size equal to the population), and where epsilon is 0 but delta is reached
-    there. It is 0 where epsilon 0 needs less than delta. Where two paths or directions
-    are equally bad epsilon has a kink; the derivative is that of one.
+    is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`), but for
+    random allocation, of which differences of bounds are right to some 1e-3; where the
+    integral's error estimate is above 1e-7 or two contours disagree by 1e-6; where a
+    rate is at an end (a probability of 0, or within 1e-10 of 1; a size equal to the
+    population); and where epsilon is 0 but delta is reached there. It is 0 where
+    epsilon 0 needs less than delta. Where two paths or directions are equally bad
+    epsilon has a kink; the derivative is that of one.
 
     Args:
       step: the step, or a run made by `compose`.
@@ -109,9 +111,16 @@ def epsilon_and_gradient(
         fields = list(dict.fromkeys(one for some in wanted.values() for one in some))
         by_epsilon, along = slopes(known, log_delta, parts, counts, fields, method)
         still = is_constant(known, log_delta, runs, method)
+        bounded = [isinstance(loss, Bounds) for run in runs for loss in run.losses]
+        bounded = any(bounded) & info.is_certified_bound & np.isfinite(value)
+        wide = {}
+        if np.any(bounded):
+            wide = slopes_of_bounds(log_delta, parts, counts, fields, method)
     gradient = {}
     for name, some in wanted.items():
         row = total([along[one] for one in some]) / by_epsilon
+        if wide:
+            row = np.where(bounded, sum(wide[one] for one in some), row)
         gradient[name] = np.where(still, 0.0, row)[()]
     return value, gradient
 

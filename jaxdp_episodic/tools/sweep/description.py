@@ -38,8 +38,12 @@ _NEEDS = {
 QUANTITIES = tuple(_NEEDS)
 _TARGETS = ("num_steps", "delta", "epsilon")
 _NOISE = "noise_multiplier"
-# Settings a chunk of calibrations, and of answers: a few seconds' work on two cores.
+# Settings a chunk of calibrations, and of answers: a few seconds' work on two cores,
+# by NumPy, and by kernels that are compiled.
 _CHUNKS = {"rdp": (4096, 16384), "exact": (128, 1024), "pld": (32, 256)}
+_COMPILED_CHUNKS = {"rdp": (16384, 65536), "exact": (2048, 16384), "pld": (32, 256)}
+# Chunks by NumPy from which on a sweep pays for compiling.
+_MANY_CHUNKS = 4
 # Bytes of one path of one setting, with all that the kernels make of it: an estimate.
 _BYTES_A_ROW = 2048
 
@@ -140,17 +144,25 @@ class Sweep(Spec):
         """How many settings are evaluated in one go, and saved as one shard.
 
         A power of two, from the memory that may be used, and small enough that not
-        much is lost with it. It depends on nothing else, least of all on devices.
+        much is lost with it: a few seconds' work by the engine that the whole sweep
+        will use. It depends on nothing else, least of all on devices.
         """
         parts = (
             self.step.steps if isinstance(self.step, ComposedSteps) else (self.step,)
         )
-        rows = sum(dominating_pair(part).shape[-1] for part in parts)
-        most = min(
-            _CHUNKS[method][quantity in ("epsilon", "delta")]
-            for method in self.methods
-            for quantity in self.quantities
-        )
+        pairs = [dominating_pair(part) for part in parts]
+        rows = sum(pair.shape[-1] for pair in pairs)
+
+        def least(chunks: Mapping[str, tuple[int, int]]) -> int:
+            return min(
+                chunks[method][quantity in ("epsilon", "delta")]
+                for method in self.methods
+                for quantity in self.quantities
+            )
+
+        most = least(_CHUNKS)
+        if self.grid.size >= _MANY_CHUNKS * most and all(p.compiles for p in pairs):
+            most = least(_COMPILED_CHUNKS)
         most = min(most, int(self.memory_mib) * 2**20 // _BYTES_A_ROW) // rows
         return 1 << (max(most, 1).bit_length() - 1)
 

@@ -1,17 +1,20 @@
 """Audits: measured lower bounds of epsilon beside the claimed ones.
 
-Of mechanisms, releases, runs of the trainer and people. See docs/audit.md.
+Of described steps, releases and runs of the trainer. See docs/audit.md.
 """
 
-from jaxdp_episodic.trainer.audit.confidence import EpsilonBound, clopper_pearson
-from jaxdp_episodic.trainer.audit.mechanism import MechanismAudit, audit_mechanism
-from jaxdp_episodic.trainer.audit.one_run import (
+from jaxdp_episodic.trainer.audit.bounds import (
+    EpsilonBound,
+    clopper_pearson,
+    score_bounds,
+)
+from jaxdp_episodic.trainer.audit.game import World, audit_mechanism, audit_worlds
+from jaxdp_episodic.trainer.audit.guesses import (
     Guesses,
     best_guesses,
     one_run_epsilon,
     one_run_p_value,
 )
-from jaxdp_episodic.trainer.audit.people import audit_person
 from jaxdp_episodic.trainer.audit.release import (
     ReleaseAudit,
     audit_release,
@@ -21,9 +24,9 @@ from jaxdp_episodic.trainer.audit.report import (
     AuditRow,
     audit_document,
     audit_markdown,
-    mechanism_rows,
     release_rows,
 )
+from jaxdp_episodic.trainer.audit.statistics import audit_statistics
 from jaxdp_episodic.trainer.audit.training import (
     GRADIENT,
     INPUT,
@@ -32,7 +35,6 @@ from jaxdp_episodic.trainer.audit.training import (
     Training,
     TrainingAudit,
     audit_run,
-    audit_statistics,
     audit_steps,
     training_of_config,
 )
@@ -44,25 +46,25 @@ __all__ = [
     "AuditRow",
     "EpsilonBound",
     "Guesses",
-    "MechanismAudit",
     "OnStep",
     "ReleaseAudit",
     "Training",
     "TrainingAudit",
+    "World",
     "audit_document",
     "audit_markdown",
     "audit_mechanism",
-    "audit_person",
     "audit_release",
     "audit_run",
     "audit_statistics",
     "audit_steps",
+    "audit_worlds",
     "best_guesses",
     "claimed_epsilons",
     "clopper_pearson",
-    "mechanism_rows",
     "one_run_epsilon",
     "one_run_p_value",
     "release_rows",
+    "score_bounds",
     "training_of_config",
 ]

@@ -48,6 +48,7 @@ LAYERS = (
     "audit",
     "interop",
     "data",
+    "audit",
     "tools.requests",
     "tools.sweep",
     "tools.plan",

@@ -1,20 +1,12 @@
-"""The library audits itself: every design simulated, real runs with canaries.
+"""The library audits itself: the game of every design, real runs with canaries.
 
-``python experiments/trust/audit.py --out results/audit`` simulates designs, one step
-2e8 times and a hundred steps 10^8 times, with the protected unit and as often without,
-and trains with canaries; it writes ``audit.json``, ``audit.md`` and ``audit.png`` after
-every audit, so that an interrupted run leaves what it has. Its exit code is 1 if a
-claim was disproved, or an audit of the dominating pair of tasks, grouped classes or
-examples explains less than 80 % of exact epsilon.
-
-``--draws`` and ``--long-draws`` set the number of runs of one step and of 100 steps;
-``--epochs`` audits the designs by epochs instead, one epoch and one and a half, with
-the latter number of runs (a tenth where an epoch has twenty steps); ``--people`` audits
-a person with all of her examples instead, by ``--person-draws`` runs of the sampler
-that trains, and as many on data without her; its exit code is also 1 if less than 80 %
-of an epsilon is shown that contributions are known to come near. ``--only`` takes
-the audits whose name contains a word; ``--resume`` keeps those that the folder has
-already, made with the same numbers by the same versions.
+``python experiments/trust/audit.py --out results/audit`` plays the audit game of every
+kind of design, people included, ``--draws`` times with the protected unit and as often
+without, and trains with canaries (``--step-draws`` steps where single steps are
+audited). It writes ``audit.json``, ``audit.md`` and ``audit.png`` after every audit, so
+that an interrupted run leaves what it has. Its exit code is 1 if a claim was disproved,
+or if a game shows less than half of a claim that contributions are known to come near.
+``--only`` takes the audits whose name contains a word.
 """
 
 from __future__ import annotations
@@ -31,17 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from page import ASKED, PAIR, PERSON, UNATTAINED
-from people import person_audits
+from designs import DELTA, Audits, game_audits
+from page import DESIGN, UNATTAINED
 from provenance import provenance
-from simulated import DELTA, Audits, epoch_cases, mechanism_cases, simulations
 
 from jaxdp_episodic.audit import (
     KINDS,
     AuditRow,
     EpsilonBound,
-    Guesses,
     Training,
     audit_document,
     audit_markdown,
@@ -53,7 +42,9 @@ from jaxdp_episodic.audit import (
 from jaxdp_episodic.tools.plots.audit import plot_audit
 from jaxdp_episodic.training import TrainingConfig
 
-ENOUGH, MANY, MANY_OF_PERSON = 0.8, 5 * 10**7, 10**4
+# Share of an attained claim that a game of many draws has to show.
+ENOUGH = 0.5
+MANY = 10**4
 
 # Changes to configs that are shipped. A run has less to compute; where single steps are
 # audited, and thousands of them are taken, there are few units, drawn often.
@@ -143,12 +134,11 @@ def with_noise(run: Training, multiplier: float, noise: str) -> Training:
     return dataclasses.replace(run, budget=budget, noise=noise)
 
 
-Found = dict[str, list[AuditRow]]
-"""Rows by the audit's name."""
-
-
 def write(
-    out: Path, found: Found, seconds: dict[str, float], draws: dict[str, int]
+    out: Path,
+    found: dict[str, list[AuditRow]],
+    seconds: dict[str, float],
+    draws: dict[str, int],
 ) -> None:
     """Leaves what was found so far."""
     rows = [row for some in found.values() for row in some]
@@ -159,84 +149,42 @@ def write(
         confidence=0.95,
         draws=draws,
         seconds={name: round(seconds[name], 1) for name in found},
-        num_rows={name: len(some) for name, some in found.items()},
     )
     text = json.dumps(document, indent=1, allow_nan=False)
-    # All of it or nothing, for `read`.
-    (out / "audit.json.new").write_text(text + "\n", encoding="utf-8")
-    (out / "audit.json.new").replace(out / "audit.json")
+    (out / "audit.json").write_text(text + "\n", encoding="utf-8")
     (out / "audit.md").write_text(audit_markdown(rows), encoding="utf-8")
     plot_audit(rows, out / "audit.png", title="Claimed and audited epsilon")
 
 
-def read(out: Path, draws: dict[str, int]) -> tuple[Found, dict[str, float]]:
-    """What an interrupted run left, and the seconds each audit took."""
-    path = out / "audit.json"
-    try:
-        return _read(json.loads(path.read_text(encoding="utf-8")), draws)
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise SystemExit(f"{path} cannot be resumed: {error!r}") from error
-
-
-def _read(
-    document: dict[str, Any], draws: dict[str, int]
-) -> tuple[Found, dict[str, float]]:
-    same = {"draws": draws, "versions": provenance()["versions"], "delta": DELTA}
-    for name, wanted in same.items():
-        if document[name] != wanted:
-            raise ValueError(f"made with {name} {document[name]}, not {wanted}")
-    if sum(document["num_rows"].values()) != len(document["rows"]):
-        raise ValueError("rows are missing")
-    rows = iter(document["rows"])
-
-    def row() -> AuditRow:
-        fields = next(rows)
-        evidence = fields["evidence"]
-        kind = EpsilonBound if "hits" in evidence else Guesses
-        claims = fields["claimed_rdp"], fields["claimed_exact"]
-        names = fields["name"], fields["attacker"], fields["delta"]
-        return AuditRow(*names, *claims, kind(**evidence))
-
-    found = {
-        name: [row() for _ in range(number)]
-        for name, number in document["num_rows"].items()
-    }
-    return found, document["seconds"]
-
-
 def falls_short(row: AuditRow) -> bool:
-    """True where an audit of what is accounted explains too little of it.
-
-    Of independent episodes it is shown for the bound's sake alone: their epsilon at the
-    second rates, 0.07, is too small. Nor is it asked of few draws.
-    """
+    """Whether a game of many draws explains too little of an attained claim."""
     evidence = row.evidence
-    if row.attacker.startswith(PERSON) and isinstance(evidence, EpsilonBound):
-        is_asked = UNATTAINED not in row.attacker
-        return is_asked and evidence.num_draws > MANY_OF_PERSON and row.share < ENOUGH
-    is_asked = row.name.startswith(ASKED) and PAIR in row.attacker
-    is_short = isinstance(evidence, EpsilonBound) and evidence.num_draws < MANY
-    return is_asked and not is_short and row.share < ENOUGH
+    is_game = isinstance(evidence, EpsilonBound) and DESIGN.fullmatch(row.name)
+    if not is_game or UNATTAINED in row.attacker:
+        return False
+    return evidence.num_draws > MANY and row.share < ENOUGH
 
 
-def attacked(audits: Audits, asked: argparse.Namespace, draws: dict[str, int]) -> int:
-    """Makes these audits, in this order; returns the exit code."""
+def main() -> int:
+    """Audits everything that is asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--draws", type=float, default=1e5)
+    parser.add_argument("--step-draws", type=float, default=5_000)
+    parser.add_argument("--only", default="")
+    asked = parser.parse_args()
+    steps, number = int(asked.step_draws), int(asked.draws)
+    draws = {"games": number, "steps of the trainer": steps}
+    audits = game_audits(number) | training_audits(steps)
     asked.out.mkdir(parents=True, exist_ok=True)
-    found: Found = {}
+    found: dict[str, list[AuditRow]] = {}
     seconds: dict[str, float] = {}
-    if asked.resume and (asked.out / "audit.json").exists():
-        found, seconds = read(asked.out, draws)
-        found = {name: rows for name, rows in found.items() if name in audits}
-    for name in audits:
-        if asked.only not in name or name in found:
-            continue
+    for name in (name for name in audits if asked.only in name):
         begun = time.perf_counter()
-        rows = audits[name]()
+        found[name] = audits[name]()
         seconds[name] = time.perf_counter() - begun
-        found[name] = rows
-        found = {one: found[one] for one in audits if one in found}
         write(asked.out, found, seconds, draws)
-        for row in rows:
+        for row in found[name]:
             print(
                 f"{row.name}: {row.attacker}: {row.audited:.4f} of "
                 f"{row.claimed_exact:.4f} at {row.delta:g} ({seconds[name]:.0f} s)",
@@ -248,36 +196,7 @@ def attacked(audits: Audits, asked: argparse.Namespace, draws: dict[str, int]) -
         word = "VIOLATED" if row.is_violated else "short"
         print(f"{word}: {row.name}, {row.attacker}", file=sys.stderr)
     assert all(math.isfinite(row.claimed_exact) for row in rows)
-    assert np.isfinite([row.audited for row in rows]).all()
     return 1 if bad else 0
-
-
-def main() -> int:
-    """Audits everything that is asked for; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--draws", type=float, default=2e8)
-    parser.add_argument("--long-draws", type=float, default=1e8)
-    parser.add_argument("--step-draws", type=float, default=5_000)
-    parser.add_argument("--person-draws", type=float, default=1e5)
-    parser.add_argument("--epochs", action="store_true")
-    parser.add_argument("--people", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--resume", action="store_true")
-    asked = parser.parse_args()
-    one, several = int(asked.draws), int(asked.long_draws)
-    if asked.epochs:
-        audits = simulations(epoch_cases(several))
-        return attacked(audits, asked, {"epochs": several})
-    if asked.people:
-        number = int(asked.person_draws)
-        return attacked(person_audits(number), asked, {"people": number})
-    steps = int(asked.step_draws)
-    draws = {"one step": one, "100 steps": several, "steps of the trainer": steps}
-    audits = simulations(mechanism_cases(one, several)) | training_audits(steps)
-    # A hundred steps take longest, and come last.
-    order = sorted(audits, key=lambda name: name.endswith("T=100"))
-    return attacked({name: audits[name] for name in order}, asked, draws)
 
 
 if __name__ == "__main__":

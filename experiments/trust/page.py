@@ -2,7 +2,7 @@
 
 ``python experiments/trust/page.py --results results/trust`` copies the results to
 ``docs/tables``, draws ``docs/images/trust_audit.png``, and writes the tables of
-``docs/trust.md``, ``docs/audit*.md`` and ``docs/guarantees.md``, each between two
+``docs/trust.md``, ``docs/audit.md`` and ``docs/guarantees.md``, each between two
 comments that name it. Without ``--results`` the tables are those of ``docs/tables``.
 """
 
@@ -22,11 +22,9 @@ from jaxdp_episodic.tools.plots.audit import plot_audit
 from jaxdp_episodic.trainer.audit.report import downward, upward
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("trust.md", "audit.md", "audit_people.md", "guarantees.md")
+PAGES = ("trust.md", "audit.md", "guarantees.md")
 RESULTS = {
     "audit": "audit/audit.json",
-    "epochs": "epochs/audit.json",
-    "people": "people/audit.json",
     "allocation": "allocation/allocation.json",
     "mutations": "mutations/mutations.json",
     "kills": "kills/summary.json",
@@ -35,21 +33,16 @@ RESULTS = {
 }
 COMMANDS = {
     "audit": "experiments/trust/audit.py",
-    "epochs": "experiments/trust/audit.py --epochs",
-    "people": "experiments/trust/audit.py --people",
     "allocation": "experiments/trust/allocation.py",
     "mutations": "experiments/trust/mutations.py",
     "kills": "experiments/trust/kill_training.py",
     "distributed": "experiments/trust/kill_distributed.py",
     "fuzz": "experiments/trust/fuzz.py",
 }
-PAIR, FIXED = "dominating pair", "fixed data"
 # Beginning of an attacker's name who audits a person, and its end where no
 # contributions are known that come near the claim.
 PERSON, UNATTAINED = "a person", "not attained"
 DESIGN = re.compile(r"(?P<design>.*) \((?P<rates>.*)\), T=(?P<steps>\d+)")
-# Designs of which the audit of the dominating pair must show most of the claim.
-ASKED = ("tasks", "grouped", "examples")
 AUDITED = re.compile(r"audited (\S+) (\S+) claimed (\S+) at delta (\S+)")
 
 Results = dict[str, dict[str, Any]]
@@ -61,9 +54,7 @@ def tables(results: Results) -> dict[str, str]:
     return {
         "summary": summary(results),
         "provenance": provenance(results),
-        "mechanisms": mechanisms(audit["rows"]),
-        "epochs": mechanisms(results["epochs"]["rows"]),
-        "people": people(results["people"]["rows"]),
+        "designs": designs(audit["rows"]),
         "allocation": allocation(results["allocation"]["rows"]),
         "runs": runs(audit["rows"]),
         "faults": faults(results["mutations"]["faults"]),
@@ -91,39 +82,19 @@ def summary(results: Results) -> str:
     """What was done, how often, and what was found."""
     audit, fuzz, pairs = results["audit"], results["fuzz"], results["allocation"]
     draws, rows = audit["draws"], audit["rows"]
-    epochs, persons = results["epochs"]["rows"], results["people"]["rows"]
     found = results["mutations"]["faults"]
     caught = sum(fault["is_caught"] for fault in found)
     kills, several = results["kills"]["facts"], results["distributed"]["facts"]
     failed = sum(result["failure"] is not None for result in fuzz["results"])
-    lines = []
-    for steps, words in ((1, "one step"), (100, "100 steps")):
-        chosen = [row for row in rows if row["name"].endswith(f"T={steps}")]
-        lines.append(
-            [
-                f"audits of designs, {words}",
-                f"{len({row['name'] for row in chosen})} designs, {draws[words]:,} "
-                "runs of each with the unit and as many without",
-                f"{disproved(chosen)}; for tasks, grouped classes and examples "
-                f"at least {math.floor(100 * least(chosen))}% of the claim is shown",
-            ]
-        )
+    games = [row for row in rows if DESIGN.fullmatch(row["name"])]
     most = max(abs(row["deviations"]) for row in pairs["rows"] if row["is_attained"])
-    lines += [
+    lines = [
         [
-            "audits of designs by epochs",
-            f"{len({row['name'] for row in epochs})} designs and lengths, "
-            f"{results['epochs']['draws']['epochs']:,} runs of each (a tenth of it in "
-            "epochs of twenty steps) with the unit and as many without",
-            f"{disproved(epochs)}; at least {math.floor(100 * least(epochs))}% of the "
-            "claim is shown by the dominating pair",
-        ],
-        [
-            "audits of a person with all of her examples",
-            f"{len(persons)} designs, {results['people']['draws']['people']:,} runs of "
-            "the sampler of each with her and as many without",
-            f"{disproved(persons)}; where the claim is attained at least "
-            f"{math.floor(100 * min(map(share, persons)))}% of it is shown",
+            "audit games of designs, people included",
+            f"{len(games)} designs, {draws['games']:,} runs of each with the unit and "
+            "as many without",
+            f"{disproved(games)}; where the claim is attained at least "
+            f"{math.floor(100 * min(map(share, games)))}% of it is shown",
         ],
         [
             "pairs of random allocation, simulated",
@@ -158,15 +129,6 @@ def summary(results: Results) -> str:
         ],
     ]
     return table(["what", "how often", "what was found"], lines)
-
-
-def least(rows: list[dict[str, Any]]) -> float:
-    """The smallest share that is shown of what is accounted for the designs asked."""
-    return min(
-        row["share_of_exact"]
-        for row in rows
-        if row["name"].startswith(ASKED) and PAIR in row["attacker"]
-    )
 
 
 def allocation(rows: list[dict[str, Any]]) -> str:
@@ -221,53 +183,20 @@ def provenance(results: Results) -> str:
     return table(["command", "date", "machine", "versions"], rows)
 
 
-def mechanisms(rows: list[dict[str, Any]]) -> str:
-    """Audits of designs; those that are the same simulation share a line."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        if DESIGN.fullmatch(row["name"]):
-            found.setdefault(row["name"], {})[row["attacker"]] = row
-    lines: dict[tuple[str, ...], list[str]] = {}
-    for name, audits in found.items():
-        match = DESIGN.fullmatch(name)
-        assert match is not None
-        first = next(iter(audits.values()))
-        pair = audits.get(PAIR, first)
-        fixed = shown(audits[FIXED]) if FIXED in audits else "same"
-        key = (
-            f"{match['rates']}, {match['steps']}",
-            upward(first["claimed_exact"]),
-            shown(pair),
-            fixed,
-        )
-        lines.setdefault(key, []).append(match["design"])
-    head = ["design", "p, r, noise, steps", "claimed, exact"]
-    head += [f"{PAIR}, audited", f"{FIXED}, audited"]
-    return table(head, (["; ".join(n), *key] for key, n in lines.items()))
-
-
 def share(row: dict[str, Any]) -> float:
     """What is shown of the claim about a person; 1 where it is not attained."""
     return 1.0 if UNATTAINED in row["attacker"] else row["share_of_exact"]
 
 
-def people(rows: list[dict[str, Any]]) -> str:
-    """Audits of a person, a design a line."""
+def designs(rows: list[dict[str, Any]]) -> str:
+    """Audit games, a design a line."""
     lines = []
     for row in rows:
-        match = DESIGN.fullmatch(row["name"])
-        assert match is not None
-        others = row["attacker"].removeprefix(f"{PERSON}, others ")
-        lines.append(
-            [
-                match["design"],
-                f"{match['rates']}, {match['steps']}",
-                others,
-                upward(row["claimed_exact"]),
-                shown(row),
-            ]
-        )
-    head = ["design", "noise, steps", "the others", "claimed, exact", "audited"]
+        if match := DESIGN.fullmatch(row["name"]):
+            run = f"{match['rates']}, {match['steps']}"
+            numbers = upward(row["claimed_exact"]), shown(row)
+            lines.append([match["design"], row["attacker"], run, *numbers])
+    head = ["design", "protected", "noise, steps", "claimed, exact", "audited"]
     return table(head, lines)
 
 
@@ -324,21 +253,17 @@ def readers(results: list[dict[str, Any]]) -> str:
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draws the audits, those that are the same simulation once."""
-    drawn: dict[Any, AuditRow] = {}
+    """Draws the audits; of several deltas one."""
+    drawn = []
     for row in rows:
         evidence = row["evidence"]
         kind: Any = Guesses if "num_canaries" in evidence else EpsilonBound
-        values = [row[k] for k in AuditRow._fields[:5]]
-        is_design = DESIGN.fullmatch(row["name"]) is not None
-        if is_design and not row["attacker"].startswith(PERSON):
-            if PAIR not in row["attacker"]:
+        if not DESIGN.fullmatch(row["name"]) and kind is EpsilonBound:
+            if row["delta"] != 1e-2:
                 continue
-        if not is_design and kind is EpsilonBound and row["delta"] != 1e-3:
-            continue  # one of several deltas
-        key = row["name"].split("T=")[-1], tuple(evidence.values())
-        drawn.setdefault(key, AuditRow._make([*values, kind(**evidence)]))
-    plot_audit(list(drawn.values()), path, title="Claimed and audited epsilon")
+        values = [row[k] for k in AuditRow._fields[:5]]
+        drawn.append(AuditRow._make([*values, kind(**evidence)]))
+    plot_audit(drawn, path, title="Claimed and audited epsilon")
 
 
 def filled(text: str, parts: dict[str, str]) -> str:
@@ -369,10 +294,7 @@ def main() -> None:
             target = DOCS / "tables" / f"trust_{name}.json"
             shutil.copy(options.results / path, target)
     results = read_tables()
-    drawn = [
-        row for name in ("audit", "epochs", "people") for row in results[name]["rows"]
-    ]
-    picture(drawn, DOCS / "images" / "trust_audit.png")
+    picture(results["audit"]["rows"], DOCS / "images" / "trust_audit.png")
     for name in PAGES:
         page = DOCS / name
         text = page.read_text(encoding="utf-8")

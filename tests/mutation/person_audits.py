@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.trainer.audit.people import (
+from jaxdp_episodic.audit import (
     World,
-    audit_person,
+    audit_mechanism,
     audit_worlds,
-    sampler_of,
+    claimed_epsilons,
 )
-from jaxdp_episodic.trainer.audit.release import claimed_epsilons
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw import Draw
+from jaxdp_episodic.trainer.run.checks import sampler_of
 from mutation.verdicts import Effort, Verdict, of_bounds
 
 _DELTAS = (0.1,)
@@ -48,8 +48,13 @@ def person_in_episodes(effort: Effort) -> Verdict:
     )
     people = np.tile(np.arange(10), _CLASSES)
     data = owned(people, [10] * _CLASSES, "class", "example")
-    audit = audit_person(
-        step, data, others=-1.0, deltas=_DELTAS, num_draws=effort.draws
+    audit = audit_mechanism(
+        step,
+        num_steps=1,
+        data=data,
+        others=-1.0,
+        deltas=_DELTAS,
+        num_draws=effort.draws,
     )
     return of_bounds(audit.bounds, audit.claimed)
 
@@ -65,8 +70,14 @@ def examples_of_person(effort: Effort) -> Verdict:
     )
     people = np.concatenate([np.arange(_OTHERS), np.full(_OF_ONE, _OTHERS)])
     data = owned(people, len(people), "example")
-    audit = audit_person(
-        step, data, person=_OTHERS, deltas=_DELTAS, num_draws=effort.draws
+    audit = audit_mechanism(
+        step,
+        num_steps=1,
+        data=data,
+        unit=_OTHERS,
+        others=0.0,
+        deltas=_DELTAS,
+        num_draws=effort.draws,
     )
     return of_bounds(audit.bounds, audit.claimed)
 

@@ -16,29 +16,25 @@ class Effort(NamedTuple):
     Attributes:
       releases: noised gradients that an audit draws with the unit, and as many without.
       trainer_steps: steps of the whole trainer, of each of two runs.
-      simulated: runs of a described mechanism, with the unit and without.
       draws: of a sampler.
       method: of a claim about whole epochs; both are upper bounds, "rdp" is quicker.
     """
 
     releases: int
     trainer_steps: int
-    simulated: int
     draws: int
     method: str
 
 
 QUICK = Effort(
-    releases=500,
-    trainer_steps=300,
-    simulated=50_000,
-    draws=1_000,
+    releases=1_200,
+    trainer_steps=500,
+    draws=2_500,
     method="rdp",
 )
 FULL = Effort(
     releases=50_000,
     trainer_steps=2_000,
-    simulated=10**7,
     draws=20_000,
     method="exact",
 )

@@ -26,12 +26,10 @@ from jaxdp_episodic.tools.cli.process import PROGRAM, use_all_cores
 from jaxdp_episodic.tools.plots.audit import plot_audit
 from jaxdp_episodic.tools.requests.request import EpsilonRequest
 from jaxdp_episodic.tools.requests.request_file import read_request
-from jaxdp_episodic.trainer.audit.mechanism import audit_mechanism, total_draws
 from jaxdp_episodic.trainer.audit.report import (
     AuditRow,
     audit_document,
     audit_markdown,
-    mechanism_rows,
     release_rows,
 )
 from jaxdp_episodic.trainer.config.training_config import read_config
@@ -40,26 +38,28 @@ VIOLATED = 3  # exit code
 DOCUMENT = "audit.json"
 TABLE = "audit.md"
 PICTURE = "audit.png"
-_MECHANISM_DRAWS = 10**8  # as many as docs/trust.md has
-_STEP_DRAWS = 2_000  # steps with the canary, and as many without
+# Runs of the game with the unit, and as many without: some ten seconds.
+_MECHANISM_DRAWS = 20_000
+# Steps with the canary, and as many without.
+_STEP_DRAWS = 2_000
 
 Kind = Literal["mechanism", "step", "gradient", "input"]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Try to disprove a claimed epsilon by simulation, or by canaries in training."""
+    """Try to disprove a claimed epsilon by drawing, or by canaries in training."""
 
     file: TomlFile
     """A request, as for `epsilon`; with another --kind a run, as for `train`."""
     out: Annotated[Path, option("DIR")]
     """Folder for audit.json, audit.md and audit.png; made if missing."""
     kind: Kind = "mechanism"
-    """mechanism: simulate the worst case. Canaries in the trainer: step (one step, and
-    the private statistics, many times), gradient (a run, white box), input (a run,
-    black box)."""
+    """mechanism: draw with a unit and without it. Canaries in the trainer: step (one
+    step, and the private statistics, many times), gradient (a run, white box), input (a
+    run, black box)."""
     draws: Whole = None
-    """Simulated runs (10^8), or of step: steps with the canary (2,000)."""
+    """Runs with the unit (20,000), or of step: steps with the canary (2,000)."""
     canaries: Annotated[int, option("INT")] = 100
     """Canaries in a run (gradient, input)."""
     num_steps: Whole = None
@@ -71,7 +71,7 @@ class Audit:
     confidence: Annotated[float, option("FLOAT")] = 0.95
     """Of every lower bound."""
     seed: Annotated[int, option("INT")] = 0
-    """Of the simulation, or of canaries and coins; training itself is not seeded."""
+    """Of the game, or of canaries and coins; training itself is not seeded."""
 
     def run(self) -> int:
         """Audits; returns 0, or 3 if the claim is disproved."""
@@ -89,7 +89,7 @@ class Audit:
         return code or (VIOLATED if any(row.is_violated for row in rows) else 0)
 
     def _mechanism(self, console: Console) -> list[AuditRow]:
-        """Simulates what the request describes."""
+        """Plays the game of what the request describes."""
         if self.privacy_unit is not None:
             raise ValueError("--privacy-unit goes with a run; a request names its own")
         request = read_request(
@@ -108,28 +108,30 @@ class Audit:
                 "step must be one setting for an audit, its fields numbers and no "
                 f"lists, got shape {step.shape}"
             )
-        total = total_draws(step, draws)
-        with ProgressBar(console, "draws", total) as progress:
+        # Imported here: Flax costs a second, which bad input should not pay.
+        from jaxdp_episodic.trainer.audit.game import audit_mechanism, total_draws
+
+        with ProgressBar(console, "draws", total_draws(draws)) as progress:
             audit = audit_mechanism(
                 step,
-                delta=float(np.asarray(request.delta)),
+                deltas=(float(np.asarray(request.delta)),),
                 num_steps=None if steps is None else int(steps),
                 num_draws=draws,
                 confidence=self.confidence,
                 seed=self.seed,
                 on_draws=progress.advance,
             )
-        return mechanism_rows(self.file.stem, audit)
+        return release_rows(self.file.stem, audit, "two data sets, drawn")
 
     def _canaries(self, console: Console) -> list[AuditRow]:
         """Trains with canaries as the config says."""
         if self.delta is not None:
             raise ValueError("--delta goes with --kind mechanism; a run names its own")
         use_all_cores()
-        # Imported here: Flax costs a second, which a simulation should not pay.
+        # Imported here: Flax costs a second.
+        from jaxdp_episodic.trainer.audit.statistics import audit_statistics
         from jaxdp_episodic.trainer.audit.training import (
             audit_run,
-            audit_statistics,
             audit_steps,
             training_of_config,
         )

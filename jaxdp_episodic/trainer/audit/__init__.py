@@ -1,4 +1,4 @@
 """Attempts to break the library's own promises: lower bounds next to claimed epsilons.
 
-Doors: `confidence`, `mechanism`, `one_run`, `people`, `release`, `report`, `training`.
+Doors: `bounds`, `game`, `guesses`, `release`, `report`, `statistics`, `training`.
 """

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
-from jaxdp_episodic.trainer.audit.confidence import EpsilonBound
-from jaxdp_episodic.trainer.audit.mechanism import MechanismAudit
-from jaxdp_episodic.trainer.audit.one_run import Guesses
+from jaxdp_episodic.trainer.audit.bounds import EpsilonBound
+from jaxdp_episodic.trainer.audit.guesses import Guesses
 from jaxdp_episodic.trainer.audit.release import ReleaseAudit
 
 
@@ -63,24 +62,6 @@ class AuditRow(NamedTuple):
     def is_violated(self) -> bool:
         """True if the audit disproves a claim; see the evidence's ``disproves``."""
         return self.evidence.disproves(self.claimed)
-
-
-def mechanism_rows(name: str, audit: MechanismAudit) -> list[AuditRow]:
-    """Returns one row, or two where no fixed data reach the dominating pair."""
-    claims = audit.claimed_rdp, audit.claimed_exact
-    attackers = {
-        "dominating pair": audit.dominating_pair,
-        "fixed data": audit.fixed_data,
-    }
-    if audit.is_one_audit:
-        name_of_one = (
-            "fixed data, the dominating pair" if audit.has_pair else "fixed data"
-        )
-        attackers = {name_of_one: audit.fixed_data}
-    return [
-        AuditRow(name, attacker, bound.delta, *claims, bound)
-        for attacker, bound in attackers.items()
-    ]
 
 
 def release_rows(name: str, audit: ReleaseAudit, attacker: str) -> list[AuditRow]:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.trainer.audit.in_out import Training
 from jaxdp_episodic.trainer.audit.release import (
     DELTAS,
     ReleaseAudit,
     audit_release,
     claimed_epsilons,
 )
+from jaxdp_episodic.trainer.audit.training import Training
 from jaxdp_episodic.trainer.config.training_parts import MIXED
 from jaxdp_episodic.trainer.config.training_start import StartConfig, contribution_norm
 from jaxdp_episodic.trainer.data.table import ExampleTable

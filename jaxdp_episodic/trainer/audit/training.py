@@ -3,53 +3,163 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+import optax
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import block_lengths, epoch_scheme
+from jaxdp_episodic.accountant.describe.designs import (
+    GroupedClasses,
+    IndependentEpisodes,
+    block_lengths,
+    epoch_scheme,
+)
+from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
+    MultistageSampling,
+    RandomAllocation,
+    ShuffledEpochs,
+    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon
-from jaxdp_episodic.trainer.audit.canaries import (
-    Canaries,
-    gradient_canaries,
-    input_canaries,
-)
-from jaxdp_episodic.trainer.audit.confidence import check_confidence
-from jaxdp_episodic.trainer.audit.in_out import (
-    OnStep,
-    Training,
-    falls_of_losses,
-    on_data,
-    released_ratios,
-    training_of_config,
-)
-from jaxdp_episodic.trainer.audit.one_run import Guesses, best_guesses
-from jaxdp_episodic.trainer.audit.release import (
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.trainer.audit.bounds import (
     CHOOSING_SHARE,
-    DELTAS,
-    ReleaseAudit,
+    check_confidence,
     score_bounds,
 )
-from jaxdp_episodic.trainer.audit.statistics import audit_statistics
+from jaxdp_episodic.trainer.audit.canaries import (
+    Canaries,
+    CanaryLearner,
+    gradient_canaries,
+    input_canaries,
+    recording,
+)
+from jaxdp_episodic.trainer.audit.guesses import Guesses, best_guesses
+from jaxdp_episodic.trainer.audit.release import DELTAS, ReleaseAudit
+from jaxdp_episodic.trainer.config.training_config import DISCRETE, TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
-
-__all__ = [
-    "GRADIENT",
-    "INPUT",
-    "KINDS",
-    "OnStep",
-    "Training",
-    "TrainingAudit",
-    "audit_run",
-    "audit_statistics",
-    "audit_steps",
-    "training_of_config",
-]
+from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
+from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
+from jaxdp_episodic.trainer.learners.episode import (
+    Block,
+    contribution_loss,
+    make_blocks,
+)
+from jaxdp_episodic.trainer.run.assemble import Tables, run_parts, statistics_of
+from jaxdp_episodic.trainer.run.checks import sampler_of
+from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 GRADIENT = "gradient"
 INPUT = "input"
 KINDS = (GRADIENT, INPUT)
+
+OnStep = Callable[[int, int], None]
+"""``on_step(taken, of)``, called after every step."""
+
+# Draws in which a canary's loss is measured; of a canary that is drawn seldom fewer.
+_DRAWS_EACH = 8
+_MOST_DRAWS = 500
+# Clip units whose losses are computed in one call.
+_UNITS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A run as an auditor needs it: what `Trainer` takes, before canaries go in.
+
+    Attributes:
+      learner: see `Trainer`, as all below.
+      params: initial parameters.
+      data: without canaries.
+      budget: the claim: its step, its delta and its number of steps.
+      shots: support examples.
+      optimizer: of the run.
+      l2_clip_norm: C; of the first step, if it follows a quantile.
+      normalizer: or None.
+      block_size: or None.
+      noise: "discrete" or "gaussian".
+      clipping: or None.
+      start: makes the private statistics of a table that the run begins with, the
+        budget's ``before``; None: it does not.
+      make_trainer: the trainer, or one with a fault that an audit should find.
+    """
+
+    learner: Any
+    params: Any
+    data: ExampleTable
+    budget: PrivacyBudget
+    shots: int
+    optimizer: optax.GradientTransformation
+    l2_clip_norm: float
+    normalizer: float | None = None
+    block_size: int | None = None
+    noise: str = DISCRETE
+    clipping: ClippingConfig | None = None
+    start: Callable[[ExampleTable], PrivateStatistics] | None = None
+    make_trainer: Callable[..., Trainer] = Trainer
+
+    def trainer(self, data: ExampleTable, *, num_steps: int) -> Trainer:
+        """Returns the unseeded trainer on the canaries' table, with the same noise."""
+        parts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        make, start = parts.pop("make_trainer"), self.start
+        parts |= {
+            "data": data,
+            "budget": dataclasses.replace(
+                self.budget,
+                step=on_data(self.budget.step, data),
+                num_steps=num_steps,
+                permitted_steps=num_steps,
+            ),
+            "start": None if start is None else start(data),
+        }
+        return make(parts.pop("learner"), parts.pop("params"), **parts)
+
+
+def training_of_config(
+    config: TrainingConfig, base: Path | None = None, *, privacy_unit: str | None = None
+) -> Training:
+    """Returns the run of a training config, for audits, its noise calibrated.
+
+    Args:
+      config: of the run.
+      base: folder that paths in it are relative to.
+      privacy_unit: another unit than the config's, which is then claimed to be
+        protected by the config's noise.
+
+    Raises:
+      NotImplementedError: another privacy unit than the config's for a run that begins
+        with private statistics.
+      ValueError: a run that claims nothing.
+    """
+    data = Tables(config, base).load("train")
+    parts = run_parts(config, data)
+    budget, step = parts["budget"], parts["budget"].step
+    if budget.before and privacy_unit not in (None, step.privacy_unit):
+        raise NotImplementedError(
+            "a run that begins with private statistics is audited for the unit that "
+            f"it protects, {step.privacy_unit!r}, got {privacy_unit!r}"
+        )
+    if not budget.is_private:
+        raise ValueError(
+            "epsilon must be finite for an audit, got inf: the run claims nothing"
+        )
+    if privacy_unit is not None:
+        step = dataclasses.replace(step, privacy_unit=privacy_unit, small_units=None)
+        parts["budget"] = dataclasses.replace(budget, step=step)
+    if parts["start"] is not None:
+        parts["start"] = functools.partial(statistics_of, config, step)
+    return Training(data=data, **parts)
 
 
 class TrainingAudit(NamedTuple):
@@ -74,7 +184,7 @@ class TrainingAudit(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """True if the run disproves a claim, up to the audit's confidence."""
+        """Whether the run disproves a claim, up to the audit's confidence."""
         return self.guesses.disproves(min(self.claimed_rdp, self.claimed_exact))
 
 
@@ -88,26 +198,24 @@ def audit_run(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> TrainingAudit:
-    """Trains once with canaries, each in or out by a coin, and guesses the coins.
+    """Trains once with canaries in the data or out, by coins, and guesses the coins.
 
-    Gradient canaries replace their clip unit's contribution by one that is as long as
-    clipping allows, each along a direction of its own; the attacker sees every noised
-    gradient (white box) and adds up likelihood ratios. Input canaries are data unlike
-    the others; the attacker sees how much their loss fell (black box).
+    Canaries share episodes and the clip norm of what holds them, so an audit of one run
+    stays far below an exact claim.
 
     Args:
       training: the run.
-      kind: "gradient" or "input".
-      num_canaries: more of them prove more, but share the clip units.
-      num_steps: fewer or more gradient steps than the run's; the claim is about these.
-      confidence: of the lower bound.
-      seed: of the canaries and coins. The training itself is never seeded.
+      kind: "gradient": the canaries' contributions are replaced by far too long ones
+        (white box); "input": canaries are unusual examples (black box).
+      num_canaries: each in a clip unit of its own.
+      num_steps: in place of the run's; the claim is then about as many.
+      confidence: of the bound.
+      seed: chooses canaries and coins. The training itself is never seeded.
       on_step: is called after every step.
 
     Raises:
       ValueError: more canaries than there are units for them, a number out of range, or
         gradient canaries in a run of statistics alone.
-      NotImplementedError: input canaries for episodes with levels within.
     """
     _validation.choice("kind", kind, KINDS)
     check_confidence(confidence)  # before the training, not after it
@@ -126,7 +234,7 @@ def audit_run(
     is_in = generator.random(canaries.number) < 0.5
     data = canaries.data(is_in)
     if kind == GRADIENT:
-        scores = released_ratios(training, canaries, data, steps, on_step).sum(axis=0)
+        scores = released_scores(training, canaries, data, steps, on_step).sum(axis=0)
     else:
         scores = falls_of_losses(training, canaries, data, steps, generator, on_step)
     claims = _claims(training, canaries, data, steps)
@@ -171,7 +279,7 @@ def audit_steps(
     generator = np.random.default_rng(seed)
     training = _without_start(training)
     canaries = gradient_canaries(training.data, training.budget.step, 1, generator)
-    ratios = []
+    scores = []
     for before, is_in in ((0, True), (steps, False)):
         data = canaries.data(np.asarray([is_in]))
 
@@ -179,10 +287,10 @@ def audit_steps(
             if on_step is not None:
                 on_step(before + taken, 2 * steps)
 
-        found = released_ratios(training, canaries, data, steps, tell)
-        ratios.append(found[:, 0].reshape(draws, -1).sum(axis=1))
+        found = released_scores(training, canaries, data, steps, tell)
+        scores.append(found[:, 0].reshape(draws, -1).sum(axis=1))
     choosing = int(CHOOSING_SHARE * draws)
-    choice, counted = zip(*((r[:choosing], r[choosing:]) for r in ratios), strict=True)
+    choice, counted = zip(*((s[:choosing], s[choosing:]) for s in scores), strict=True)
     bounds = score_bounds(choice, counted, deltas, confidence)
     steps_in_and_out = [on_data(training.budget.step, t) for t in _tables(canaries)]
     claimed = np.max(
@@ -190,6 +298,219 @@ def audit_steps(
         axis=0,
     )
     return ReleaseAudit(claimed, bounds)
+
+
+class MarkedStatistics:
+    """Statistics of a table whose rows end with marks, which only the learner sees.
+
+    All but the data and the projected table is that of the statistics without marks.
+    """
+
+    def __init__(
+        self, make: Callable[[ExampleTable], PrivateStatistics], data: ExampleTable
+    ) -> None:
+        self.data = data
+        self._inner = make(data.with_features(data.features[:, :-1]))
+        self.dimensions = self._inner.dimensions + 1
+        self._made: tuple[Any, ExampleTable] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def table(self, state: Any) -> ExampleTable:
+        """Returns the projected features, then the marks; made once for a state."""
+        seen = self._inner.table(state)
+        if self._made is None or self._made[0] is not seen:
+            rows = np.concatenate([seen.features, self.data.features[:, -1:]], axis=1)
+            self._made = seen, seen.with_features(rows)
+        return self._made[1]
+
+
+def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
+    """Returns the step with the sizes that the data have, where it states sizes.
+
+    A unit that is out is empty: sizes that the step states of levels within the privacy
+    unit do not hold then. Its privacy does not rest on them, and they are left out.
+    """
+    if step.population is not None:
+        return dataclasses.replace(step, population=data.population)
+    design, unit = step.design, str(step.privacy_unit)
+    if isinstance(design, IndependentEpisodes) or step.privacy_unit == PERSON:
+        return step
+    within = design.level_names[design.level_names.index(unit) + 1 :]
+    for scheme in design.schemes:
+        if scheme.name in within and isinstance(scheme, WithoutReplacement):
+            changed = dataclasses.replace(scheme, population=None)
+            design = design.with_scheme(changed)
+    return dataclasses.replace(step, sampling=design)
+
+
+def released_scores(
+    training: Training,
+    canaries: Canaries,
+    data: ExampleTable,
+    num_steps: int,
+    on_step: OnStep | None,
+) -> np.ndarray:
+    """Takes steps with gradient canaries, and returns scores of each release.
+
+    Args:
+      training: the run.
+      canaries: of `gradient_canaries`.
+      data: the canaries' table, with some of them in.
+      num_steps: to be taken, unseeded.
+      on_step: is called after every step.
+
+    Returns:
+      (gradient steps, canaries) scores, large where the canary seems to be in. They
+      ignore private statistics; an audit is valid with any score.
+    """
+    statistics: Any = None
+    shape = training.data.features.shape[1:]
+    kind = str(training.data.features.dtype)
+    if training.start is not None:
+        statistics = MarkedStatistics(training.start, data)
+        shape, kind = (statistics.dimensions - 1,), "float32"
+    longest = training.l2_clip_norm
+    if training.clipping is not None:
+        _, longest = training.clipping.bounds(longest)
+    learner = CanaryLearner(training.learner, shape, kind, canaries.number, longest)
+    marked = dataclasses.replace(
+        training,
+        learner=learner,
+        params=learner.params(training.params),
+        optimizer=recording(training.optimizer),
+        start=None if statistics is None else (lambda _: statistics),
+    )
+    trainer = marked.trainer(data, num_steps=num_steps)
+    deviation, released = trainer.noise_deviation, []
+    for taken in _steps_of(trainer, on_step):
+        if taken <= len(training.budget.before):
+            continue
+        state: Any = trainer.state.optimizer_state
+        sums = np.asarray(state.canaries, np.float64) * trainer.normalizer
+        released.append(sums / deviation)
+        deviation = trainer.noise_deviation  # of the next one
+    return _scored(trainer.budget.step, np.stack(released))
+
+
+def _scored(step: GaussianStep, released: np.ndarray) -> np.ndarray:
+    """Log-likelihood ratios of a canary in its clip unit, against the unit without it.
+
+    The clip unit is drawn at one rate, the canary in it at another; the unit
+    contributes +1 with the canary and -1 without. For most designs this is the best
+    score.
+    """
+    shift = 1 / float(np.asarray(step.noise_multiplier))
+    drawn, inner = _rates(step)
+    up, down = shift * released, -shift * released
+    log_missed = np.log1p(-drawn) + 0.5 * shift**2 if drawn < 1 else -np.inf
+    log_without = np.logaddexp(log_missed, _log(drawn) + down)
+    log_with = np.logaddexp(
+        np.logaddexp(log_missed, _log(drawn * (1 - inner)) + down),
+        _log(drawn * inner) + up,
+    )
+    return log_with - log_without
+
+
+def _rates(step: GaussianStep) -> tuple[float, float]:
+    """Rates of a canary's clip unit, and of the canary in it; 1 where unknown."""
+    scheme, design = epoch_scheme(step.design), step.design
+    if step.privacy_unit == PERSON or isinstance(scheme, ShuffledEpochs):
+        return 1.0, 1.0
+    rates = [float(np.max(one)) for one in step.path_rates.rates]
+    if isinstance(scheme, RandomAllocation):
+        rates[0] = float(np.asarray(scheme.times) / np.asarray(scheme.steps_per_epoch))
+    if isinstance(design, GroupedClasses):
+        return rates[0], math.prod(rates[2:])
+    if isinstance(design, MultistageSampling) and step.clip_unit in design.level_names:
+        level = design.level_names.index(str(step.clip_unit)) + 1
+        return math.prod(rates[:level]), math.prod(rates[level:])
+    return 1.0, math.prod(rates)
+
+
+def _log(rate: float) -> float:
+    return math.log(rate) if rate > 0 else -math.inf
+
+
+def _steps_of(trainer: Trainer, on_step: OnStep | None) -> Iterator[int]:
+    """Takes all steps of a run, one by one."""
+    number = trainer.budget.num_steps
+    for taken in range(1, number + 1):
+        trainer.step()
+        yield taken
+        if on_step is not None:
+            on_step(taken, number)
+
+
+def falls_of_losses(
+    training: Training,
+    canaries: Canaries,
+    data: ExampleTable,
+    num_steps: int,
+    generator: np.random.Generator,
+    on_step: OnStep | None,
+) -> np.ndarray:
+    """Trains with input canaries; returns the mean fall of the losses around each.
+
+    Losses are those of clip units that hold a canary, drawn as in training from the
+    table in which all canaries are. A canary that is never drawn has 0. Arguments are
+    those of `released_scores`, with canaries of `input_canaries`; the generator makes
+    the draws of the measurement.
+
+    Returns:
+      (canaries,) falls.
+    """
+    trainer = training.trainer(data, num_steps=num_steps)
+    for _ in _steps_of(trainer, on_step):
+        pass
+    learner, first = training.learner, training.params
+    if training.start is not None:
+        statistics = training.start(data)
+        learner = statistics.learner(learner)
+        first = {"start": statistics.initial().released(), "model": first}
+    table, step = canaries.table, on_data(training.budget.step, canaries.table)
+    sampler = sampler_of(step, table)
+    loss = contribution_loss(learner, sampler.slot_shape, shots=training.shots)
+
+    @jax.jit
+    def losses(params: Any, block: Block) -> Any:
+        typed = functools.partial(as_trained, dtype=training_dtype(params))
+        return jax.lax.map(lambda unit: loss(params, typed(unit)), block)
+
+    owner = np.full(table.num_examples, -1)
+    owner[canaries.rows] = canaries.owner
+    falls, counts = np.zeros(canaries.number), np.zeros(canaries.number)
+    for draw in _draws(sampler, generator):
+        holds = np.where(draw.mask, owner[draw.examples], -1)
+        shown = np.flatnonzero(np.any(holds.reshape(len(holds), -1) >= 0, axis=1))
+        part = Draw(*(None if one is None else one[shown] for one in draw))
+        blocks = make_blocks(part, table, block_size=_UNITS_AT_ONCE)
+        before, after = (
+            np.concatenate([np.asarray(losses(params, one)) for one in blocks])
+            for params in (first, trainer.params)
+        )
+        for row, fall in zip(holds[shown], before - after, strict=False):
+            found = np.unique(row[row >= 0])
+            falls[found] += float(fall)
+            counts[found] += 1
+        if np.all(counts >= _DRAWS_EACH):
+            break
+    return falls / np.maximum(counts, 1)
+
+
+def _draws(sampler: EpisodeSampler, generator: np.random.Generator) -> Iterator[Draw]:
+    """Fresh draws of a sampler, at most so many."""
+    members: Iterator[Any] = iter(())
+    for _ in range(_MOST_DRAWS):
+        if sampler.steps_per_epoch is None:
+            yield sampler.draw(generator)
+            continue
+        who = next(members, None)
+        if who is None:
+            members = iter(sampler.begin_epoch(generator))
+            who = next(members)
+        yield sampler.draw(generator, who)
 
 
 def _without_start(training: Training) -> Training:

@@ -11,10 +11,10 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.audit import training_of_config
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.tools.train.search_space import Search, read_search
-from jaxdp_episodic.trainer.audit.in_out import training_of_config
 from jaxdp_episodic.trainer.config.rules import StopWhenStalled
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.run import run_files

@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.trainer.audit.release import (
-    audit_release,
-    claimed_epsilons,
-    score_bounds,
-)
+from jaxdp_episodic.audit import audit_release, claimed_epsilons, score_bounds
 
 RATE, DELTAS = 0.3, (1e-5, 1e-3, 1e-2, 1e-1)
 STEP = jde.GaussianStep(

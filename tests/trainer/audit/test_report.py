@@ -4,15 +4,13 @@ import math
 import pytest
 
 from jaxdp_episodic.tools.plots.audit import plot_audit
-from jaxdp_episodic.trainer.audit.confidence import EpsilonBound, log_ratio_bound
-from jaxdp_episodic.trainer.audit.mechanism import MechanismAudit
-from jaxdp_episodic.trainer.audit.one_run import Guesses
+from jaxdp_episodic.trainer.audit.bounds import EpsilonBound, log_ratio_bound
+from jaxdp_episodic.trainer.audit.guesses import Guesses
 from jaxdp_episodic.trainer.audit.report import (
     AuditRow,
     audit_document,
     audit_markdown,
     downward,
-    mechanism_rows,
     upward,
 )
 
@@ -52,15 +50,6 @@ def test_a_bound_above_the_claim_by_chance_disproves_nothing():
         assert (one.is_above, one.is_violated) == (is_above, is_violated)
         mark = "violated" if is_violated else "above" if is_above else ""
         assert mark in audit_markdown([one])
-        both = MechanismAudit(1, math.inf, claim, found, found, True, 1.0)
-        assert both.is_violated == is_violated
-
-
-def test_a_mechanism_has_one_row_or_two():
-    two = MechanismAudit(1, 2.5, 2.0, bound(1.8), bound(1.5), False, 1.0)
-    assert [r.audited for r in mechanism_rows("x", two)] == [1.8, 1.5]
-    one = two._replace(is_one_audit=True)
-    assert [r.audited for r in mechanism_rows("x", one)] == [1.5]
 
 
 def test_the_document_is_json():

@@ -6,13 +6,8 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
-from jaxdp_episodic.audit import training as audits
-from jaxdp_episodic.trainer.audit.training import (
-    Training,
-    audit_run,
-    audit_steps,
-    training_of_config,
-)
+from jaxdp_episodic.audit import Training, audit_run, audit_steps, training_of_config
+from jaxdp_episodic.trainer.audit import training as audits
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable

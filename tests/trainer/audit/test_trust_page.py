@@ -30,19 +30,11 @@ def test_the_pages_are_up_to_date(page):
 
 def test_the_results_are_of_full_counts_and_nothing_broke(page):
     results = page.read_tables()
-    audit, fuzz = results["audit"], results["fuzz"]
-    assert min(audit["draws"]["one step"], audit["draws"]["100 steps"]) >= 10**8
-    assert not audit["is_violated"]
-    for row in audit["rows"]:
-        assert not row["is_above"]
-        if row["name"].startswith(page.ASKED) and page.PAIR in row["attacker"]:
-            assert row["share_of_exact"] >= 0.8
-    epochs, pairs = results["epochs"], results["allocation"]
-    people = results["people"]
-    assert people["draws"]["people"] >= 10**4 and not people["is_violated"]
-    assert min(map(page.share, people["rows"])) >= 0.8
-    assert min(epochs["draws"]["epochs"], pairs["draws"]) >= 10**8
-    assert not epochs["is_violated"]
+    audit, fuzz, pairs = results["audit"], results["fuzz"], results["allocation"]
+    assert audit["draws"]["games"] >= 20_000 and not audit["is_violated"]
+    games = [row for row in audit["rows"] if page.DESIGN.fullmatch(row["name"])]
+    assert len(games) > 30 and min(map(page.share, games)) >= 0.5
+    assert pairs["draws"] >= 10**8
     assert not any(row["is_refuted"] for row in pairs["rows"])
     assert results["mutations"]["all_caught"]
     assert results["kills"]["facts"]["processes killed"] >= 200

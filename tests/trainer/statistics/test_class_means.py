@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.trainer.audit.release import audit_release, claimed_epsilons
+from jaxdp_episodic.audit import audit_release, claimed_epsilons
 from jaxdp_episodic.trainer.config.training_start import contribution_norm
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys

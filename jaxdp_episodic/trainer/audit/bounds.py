@@ -1,24 +1,26 @@
-"""From counts to a lower bound of epsilon that holds with a stated confidence."""
+"""From counts and scores to lower bounds of epsilon, with a stated confidence."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.trainer.audit import ratio_test
 
 # Counts disprove a claim at this confidence only. Exact claims leave no room: at 95 %
 # the audits of a faultless mechanism would disprove one in twenty.
 VERDICT_CONFIDENCE = 0.9999
+# Share of the draws by which score and event are chosen; the others are counted.
+CHOOSING_SHARE = 0.3
 MOST_TRIALS = 10**10
 # Relative margin of each confidence limit, against rounding, which is below 1e-9 for
 # up to `MOST_TRIALS`.
 _OUTWARD = 1e-7
+# Thresholds that are tried for an event.
+_MOST_THRESHOLDS = 2000
 
 FORWARD = "forward"
 BACKWARD = "backward"
@@ -48,7 +50,7 @@ class EpsilonBound(NamedTuple):
     num_draws: int
 
     def disproves(self, claim: float) -> bool:
-        """True if the counts refute a claimed epsilon with 99.99 % confidence.
+        """Returns whether the counts refute a claimed epsilon with 99.99 % confidence.
 
         A bound above the claim alone does not: of exact claims that hold, the bounds at
         a confidence of 95 % exceed one in twenty.
@@ -56,21 +58,14 @@ class EpsilonBound(NamedTuple):
         if not self.epsilon > claim:
             return False
         error = 1 - max(VERDICT_CONFIDENCE, self.confidence)
-        error = max(error, ratio_test.LEAST_ERROR)
         counts = self.hits, self.false_hits, self.num_draws
-        return _single_bound(*counts, delta=self.delta, error=error) > claim
-
-
-@functools.lru_cache(maxsize=1024)
-def _single_bound(*counts: int, delta: float, error: float) -> float:
-    """`log_ratio_bound` of one event: reports, tables and exit codes ask for it."""
-    return float(log_ratio_bound(*counts, delta=delta, error=error))
+        return bool(log_ratio_bound(*counts, delta=self.delta, error=error) > claim)
 
 
 def clopper_pearson(
     successes: np.ndarray | int, trials: np.ndarray | int, *, error: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the exact one-sided confidence bounds of a chance, both of them.
+    """Returns the exact one-sided confidence bounds of a probability, both of them.
 
     ``low`` is the p at which this many successes or more have probability ``error``,
     ``high`` the p at which this many or fewer do: each alone fails with probability
@@ -102,8 +97,7 @@ def clopper_pearson(
         )
     if not 0 < error <= 0.5:
         raise ValueError(f"error must lie in (0, 1/2], got {error!r}")
-    # Where there is no tail the quantile is 0 or 1; the arguments must be > 0 all the
-    # same.
+    # Where there is no tail the quantile is 0 or 1; the arguments must be > 0 anyway.
     low = special.betaincinv(np.maximum(k, 0.5), n - k + 1, error) * (1 - _OUTWARD)
     high = special.betainccinv(k + 1, np.maximum(n - k, 0.5), error) * (1 + _OUTWARD)
     return np.where(k > 0, low, 0.0), np.where(k < n, np.minimum(high, 1.0), 1.0)
@@ -121,95 +115,100 @@ def log_ratio_bound(
 
     An (epsilon, delta)-private mechanism has ``p <= e^epsilon q + delta`` for the
     probabilities p and q of any event on neighbouring data, so this is a *lower bound*
-    of epsilon that fails with probability ``error`` at most. The event must have been
-    chosen without looking at the draws that are counted here.
-
-    Both counts are tested at once, exactly: see `ratio_test`. Clopper and Pearson's
-    interval for each alone, with half of the error, would show less.
+    of epsilon that fails with probability ``error`` at most: each of the two limits by
+    Clopper and Pearson fails with half of it. The event must have been chosen without
+    looking at the draws that are counted here.
 
     Args:
       hits: (...,) counts of the event among ``num_draws`` draws where it is likely.
       false_hits: (...,) counts among as many draws where it is not.
       num_draws: of each.
       delta: in [0, 1).
-      error: in [1e-12, 1/2], of each bound.
+      error: in (0, 1/2], of each bound.
 
     Returns:
-      (...,) nats, not below 0. Takes about a second for each.
+      (...,) nats, not below 0.
 
     Raises:
       TypeError: counts that are no numbers.
       ValueError: a number out of range.
     """
-    x = _validation.integer_array("hits", hits, minimum=0)
-    y = _validation.integer_array("false_hits", false_hits, minimum=0)
-    _validation.broadcast_shape(hits=x, false_hits=y)
-    for name, counts in {"hits": x, "false_hits": y}.items():
-        if np.any(counts > num_draws):
+    for name, counts in {"hits": hits, "false_hits": false_hits}.items():
+        if np.any(np.asarray(counts) > num_draws):
             raise ValueError(
                 f"{name} must be at most num_draws, {num_draws:,}, got {counts}"
             )
     if not 0 <= delta < 1:
         raise ValueError(f"delta must lie in [0, 1), got {delta!r}")
-    least = ratio_test.LEAST_ERROR
-    if not least <= error <= 0.5:
-        raise ValueError(f"error must lie in [{least:g}, 1/2], got {error!r}")
-    x, y = np.broadcast_arrays(x, y)
-    low, high = clopper_pearson(y, num_draws, error=0.5 * ratio_test.NUISANCE * error)
-    bounds = [
-        ratio_test.log_ratio_lower_bound(
-            int(hit), int(false), num_draws, limits, delta=delta, error=error
+    low, _ = clopper_pearson(hits, num_draws, error=0.5 * error)
+    _, high = clopper_pearson(false_hits, num_draws, error=0.5 * error)
+    return np.log(np.maximum(low - delta, high) / high)
+
+
+def score_bounds(
+    choice: tuple[np.ndarray, np.ndarray],
+    counted: tuple[np.ndarray, np.ndarray],
+    deltas: Sequence[float] | np.ndarray,
+    confidence: float = 0.95,
+) -> tuple[EpsilonBound, ...]:
+    """Returns the bound at each delta that scores of independent releases show.
+
+    The event is a score above a threshold (forward), or below it (backward).
+
+    Args:
+      choice: scores ``(with the unit, without)``, by which the events are chosen.
+      counted: others, equally many of both, that are counted.
+      deltas: each in (0, 1).
+      confidence: of all bounds together.
+
+    Raises:
+      ValueError: unequal numbers of scores, or NaN among them.
+    """
+    if len(counted[0]) != len(counted[1]) or len(choice[0]) != len(choice[1]):
+        raise ValueError(
+            "scores must be equally many with and without the unit, got "
+            f"{len(counted[0])} and {len(counted[1])}"
         )
-        for hit, false, *limits in zip(x.flat, y.flat, low.flat, high.flat, strict=True)
-    ]
-    return np.reshape(np.asarray(bounds, np.float64), x.shape)
+    if any(np.isnan(scores).any() for scores in (*choice, *counted)):
+        raise ValueError("scores must not be NaN")
+    number, error = len(counted[0]), (1 - confidence) / len(deltas)
+    # Events that no choosing draw contradicts are rare: the counts that are to come
+    # are estimated with one more.
+    scale = number / len(choice[0])
+    bounds = []
+    for delta in map(float, deltas):
+        found = []
+        for direction, sign in ((FORWARD, 1.0), (BACKWARD, -1.0)):
+            there, gone = (np.sort(sign * scores) for scores in choice[:: int(sign)])
+            edges = _thresholds(np.concatenate([there, gone]))
+            hits, misses = (
+                scale * (len(one) - np.searchsorted(one, edges, "right"))
+                for one in (there, gone)
+            )
+            misses = np.minimum(misses + scale, number).astype(int)
+            values = log_ratio_bound(
+                hits.astype(int), misses, number, delta=delta, error=error
+            )
+            best = int(np.argmax(values))
+            found.append((float(values[best]), direction, sign * float(edges[best])))
+        _, direction, threshold = max(found)
+        sign = 1 if direction == FORWARD else -1
+        hits, misses = (
+            int(np.sum(sign * scores > sign * threshold)) for scores in counted[::sign]
+        )
+        value = log_ratio_bound(hits, misses, number, delta=delta, error=error)
+        event = direction, threshold, hits, misses, number
+        bounds.append(EpsilonBound(float(value), delta, confidence, *event))
+    return tuple(bounds)
 
 
-def best_event(
-    events: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    num_draws: int,
-    *,
-    num_later: int,
-    delta: float,
-    error: float,
-) -> tuple[str, int]:
-    """Returns direction and index of the event with the largest expected bound.
-
-    A choice, not a bound: it takes a normal distribution in place of the exact ones,
-    and must be followed by counts of fresh draws.
-
-    Events are direction -> (k,) counts among ``num_draws`` where each is likely, and
-    (k,) counts, or estimates of them, where it is not; ``num_later`` are to be counted.
-    """
-    scale, found = num_later / num_draws, []
-    for direction, counts in events.items():
-        hits, false_hits = (scale * np.asarray(count) for count in counts)
-        ratio = ratio_test.score(hits, false_hits, num_later, delta=delta, error=error)
-        index = int(np.argmax(ratio))
-        found.append((float(ratio[index]), direction, index))
-    return max(found)[1:]
-
-
-def event_bound(
-    hits: int,
-    false_hits: int,
-    num_draws: int,
-    *,
-    delta: float,
-    confidence: float,
-    direction: str,
-    threshold: float,
-    share: float = 1.0,
-) -> EpsilonBound:
-    """Returns the bound that counts of a chosen event show; see `EpsilonBound`.
-
-    No draw that is counted may have chosen the event. ``share`` is the part of the
-    error ``1 - confidence`` that this bound may take, where several hold together.
-    """
-    counts, error = (hits, false_hits, num_draws), share * (1 - confidence)
-    value = float(log_ratio_bound(*counts, delta=delta, error=error))
-    event = direction, float(threshold)
-    return EpsilonBound(value, float(delta), confidence, *event, *counts)
+def _thresholds(scores: np.ndarray) -> np.ndarray:
+    """Scores to be tried as thresholds, more of the large ones."""
+    scores = np.unique(scores)
+    if len(scores) <= _MOST_THRESHOLDS:
+        return scores
+    ranks = np.geomspace(1, len(scores), _MOST_THRESHOLDS)
+    return scores[len(scores) - np.unique(ranks.astype(int))]
 
 
 def check_confidence(confidence: float) -> None:

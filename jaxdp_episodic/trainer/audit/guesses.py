@@ -11,7 +11,7 @@ from jaxdp_episodic.accountant.numerics.binomial import (
     log_binomial_mass,
     log_binomial_tail,
 )
-from jaxdp_episodic.trainer.audit.confidence import check_confidence
+from jaxdp_episodic.trainer.audit.bounds import check_confidence
 
 _LARGEST_EPSILON = 64.0  # m guesses prove about log(m / 3) at most, docs/audit.md
 _BISECTIONS = 60  # halve [0, 64] down to 6e-17

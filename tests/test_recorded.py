@@ -18,7 +18,10 @@ from recorded.record import KINDS, SMALL_SIZE
 WIDE = 0.05
 # Specs of a kind that the fast test asks, and kinds of which every answer is slow.
 FEW = 2
-SLOW = ("people_trees", "people_grouped", "allocation_replace_one")
+SLOW = (
+    *("people_trees", "people_grouped"),
+    *(name for name in KINDS if name.startswith("allocation")),
+)
 
 
 def _recorded_kinds():

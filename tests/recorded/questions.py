@@ -26,6 +26,8 @@ EXACT = (
 )
 EXACT_WITHIN = 1e-6
 ELSEWHERE_WITHIN = 1e-4
+# The relative width at which `delta_interval` aims; in epsilon far less than 1e-4.
+DELTA_WITHIN = 1e-3
 # Below 1e-3 epsilon is exact to an absolute error, in nats; ends are apart by 1e-7.
 SMALL_EPSILON = 1e-9
 SMALL_WIDTH = 1e-7
@@ -107,7 +109,8 @@ def compared(kind: str, row: Row, found: Row) -> Iterator[tuple[str, np.ndarray]
     certified = np.asarray(row.get("certified", False))
     is_epsilon = row["question"] in ("epsilon", "epsilon by rdp")
     small = SMALL_EPSILON if is_epsilon else 0.0
-    near = EXACT_WITHIN if kind in EXACT else ELSEWHERE_WITHIN
+    width = DELTA_WITHIN if row["question"] == "delta" else ELSEWHERE_WITHIN
+    near = EXACT_WITHIN if kind in EXACT else width
     same = new == old  # both inf
     if "lower" in row:
         yield "not below the certified lower end", new >= row["lower"]
@@ -115,14 +118,13 @@ def compared(kind: str, row: Row, found: Row) -> Iterator[tuple[str, np.ndarray]
     yield "not below the exact answer", same | certified | (new >= low)
     yield "not above", same | certified | (new <= old * (1 + near) + small)
     # Answers that were certified ends are so again, of another lattice.
-    yield "mostly as narrow", same | (new <= old * (1 + ELSEWHERE_WITHIN) + small)
+    yield "mostly as narrow", same | (new <= old * (1 + width) + small)
     if "upper" in found and "upper" in row:
         low, up = np.asarray(found["lower"]), np.asarray(found["upper"])
         old_low, old_up = np.asarray(row["lower"]), np.asarray(row["upper"])
         asked = old_up > 0
         yield "intervals overlap", ~asked | ((up >= old_low) & (low <= old_up))
-        width = SMALL_WIDTH if is_epsilon else 0.0
-        narrow = up <= old_up * (1 + ELSEWHERE_WITHIN) + width
+        narrow = up <= old_up * (1 + width) + (SMALL_WIDTH if is_epsilon else 0.0)
         yield "mostly as narrow", ~asked | narrow
 
 

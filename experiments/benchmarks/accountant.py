@@ -62,8 +62,6 @@ class Sizes:
       calibrations: how many rates, target epsilons and numbers of steps.
       peer_calibrations: how many of them the peers get.
       scalar_calls: calls of one setting each.
-      again: settings of a batch that is asked again and again.
-      again_seconds: for how long it is.
       accelerator: the accelerator's grid has the square of this.
       repeats: of our timings; the best counts.
     """
@@ -74,8 +72,6 @@ class Sizes:
     calibrations: tuple[int, int, int] = (25, 20, 20)
     peer_calibrations: int = 16
     scalar_calls: int = 200
-    again: int = 10_000
-    again_seconds: float = 30.0
     accelerator: int = 1_000
     repeats: int = 3
 
@@ -87,8 +83,6 @@ QUICK = Sizes(
     calibrations=(10, 10, 5),
     peer_calibrations=2,
     scalar_calls=50,
-    again=100,
-    again_seconds=1.0,
     accelerator=300,
     repeats=2,
 )
@@ -108,7 +102,6 @@ def main() -> None:
         ("million", measure_million),
         ("calibration", measure_calibration),
         ("scalar", measure_scalar),
-        ("again", measure_again),
         ("command_line", measure_command_line),
     ):
         print(f"measuring: {name} …", file=sys.stderr, flush=True)
@@ -294,37 +287,6 @@ def measure_scalar(sizes: Sizes) -> dict[str, Any]:
         "first_seconds": seconds[0],
         "median_seconds": float(np.median(seconds[1:])),
         "largest_seconds": max(seconds[1:]),
-    }
-
-
-def measure_again(sizes: Sizes) -> dict[str, Any]:
-    """One batch again and again: by NumPy at first, then by what was learned."""
-    rates = np.geomspace(*SAMPLING_PROBABILITIES, sizes.again)
-    noise = np.geomspace(*NOISE_MULTIPLIERS, sizes.again)
-    noise = np.random.default_rng(SEED).permutation(noise)
-    step = sampled_gaussian(rates, noise)
-    return asked_again(lambda: run_epsilon(step), sizes.again_seconds)
-
-
-def asked_again(call: Callable[[], np.ndarray], seconds: float) -> dict[str, Any]:
-    """Wall and CPU seconds of the first and last calls, and when they became fast."""
-
-    def now() -> tuple[float, float]:
-        return time.perf_counter(), time.process_time()
-
-    size, ends = 0, [now()]
-    while ends[-1][0] - ends[0][0] < seconds or len(ends) < 4:
-        size = np.size(call())
-        ends.append(now())
-    took = np.diff(ends, axis=0)
-    last = np.median(took[-3:], axis=0)
-    fast = int(np.argmax(took[:, 1] < 1.5 * last[1]))
-    return {
-        "num_settings": size,
-        "num_calls": len(took),
-        "first_seconds": took[0].tolist(),
-        "last_seconds": last.tolist(),
-        "fast_after_seconds": np.subtract(ends[fast], ends[0]).tolist(),
     }
 
 

@@ -44,10 +44,10 @@ from typing import Any
 
 import numpy as np
 from peers import summary
-from presentation import again, describe_machine
+from presentation import describe_machine
 
 import jaxdp_episodic as jde
-from accountant import asked_again, in_fresh_process, peak_memory
+from accountant import in_fresh_process, peak_memory
 from jaxdp_episodic.accountant._engine import float64_boundary, using_engine
 from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES
 from jaxdp_episodic.accountant.methods.exact import contour as contour_layout
@@ -72,8 +72,6 @@ class Sizes:
       autodp: how many of them autodp gets.
       scalar_calls: warm calls of one setting each.
       memory: sizes of the batches whose memory is measured.
-      again: sampled Gaussians that are asked again and again.
-      again_seconds: for how long they are.
       repeats: of our timings; the best counts.
     """
 
@@ -82,12 +80,10 @@ class Sizes:
     autodp: int = 1
     scalar_calls: int = 20
     memory: tuple[int, ...] = (10_000, 100_000)
-    again: int = 1_000
-    again_seconds: float = 60.0
     repeats: int = 3
 
 
-QUICK = Sizes(64, peers=8, memory=(1_000,), again=20, again_seconds=1.0, repeats=2)
+QUICK = Sizes(64, peers=8, memory=(1_000,), repeats=2)
 
 
 def main() -> None:
@@ -103,7 +99,6 @@ def main() -> None:
         ("batch", measure_batch),
         ("sample", measure_sample),
         ("scalar", measure_scalar),
-        ("again", measure_again),
     ):
         print(f"measuring: {name} …", file=sys.stderr, flush=True)
         parts[name] = in_fresh_process(measure, sizes)
@@ -298,15 +293,6 @@ def measure_scalar(sizes: Sizes) -> dict[str, Any]:
         "median_cpu_seconds": float(np.median(cpu[1:])),
         "largest_seconds": max(seconds[1:]),
     }
-
-
-def measure_again(sizes: Sizes) -> dict[str, Any]:
-    """One batch again and again: by NumPy at first, then by what was learned."""
-    step, steps, delta = draw("sampled", sizes.again)
-    return asked_again(
-        lambda: jde.epsilon(step, num_steps=steps, delta=delta, method="exact"),
-        sizes.again_seconds,
-    )
 
 
 def measure_memory(size: int) -> dict[str, Any]:
@@ -505,7 +491,6 @@ def _table(results: dict[str, Any]) -> Iterator[str]:
         f"{1e3 * scalar['largest_seconds']:.1f} at most; the first, which compiles, "
         f"{scalar['first_seconds']:.1f} s"
     )
-    yield f"exact, {again(results['again'])}"
     for part in results["memory"]:
         peak = part["peak_memory_bytes"]
         peak = "unknown" if peak is None else f"{peak / 2**20:,.0f} MiB"

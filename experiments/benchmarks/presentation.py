@@ -143,23 +143,9 @@ def _calibration(part: dict[str, Any]) -> Iterator[str]:
     yield f"our epsilon against its target: {_spread(part['epsilon_reached'])}"
 
 
-def again(part: dict[str, Any]) -> str:
-    """A batch that is asked again and again, in a line."""
-    first, last = (
-        "{:.3g} ms (CPU {:.3g})".format(*(1e3 * s / part["num_settings"] for s in took))
-        for took in (part["first_seconds"], part["last_seconds"])
-    )
-    wall, cpu = part["fast_after_seconds"]
-    return (
-        f"{part['num_settings']:,} again and again, {part['num_calls']} times: {first} "
-        f"a setting at first, {last} after {wall:.0f} s of asking (CPU {cpu:.0f} s)"
-    )
-
-
 def _scalar_and_command_line(results: dict[str, Any]) -> Iterator[str]:
     part = results["scalar"]
-    yield from _title("4. One epsilon a call, warm; one batch again and again")
-    yield again(results["again"])
+    yield from _title("4. One epsilon a call, warm")
     yield (
         f"{part['num_calls']} calls: median {_time(part['median_seconds'])}, largest "
         f"{_time(part['largest_seconds'])}; the first, which compiles, "

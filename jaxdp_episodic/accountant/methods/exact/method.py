@@ -73,8 +73,34 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
         return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
-    answer = _answer(question, run, certify)
+    answer = _answer(question, run)
+    poor = answer.is_certified | ~(
+        answer.error <= TOLERANCE * question.scale(answer.value)
+    )
+    poor &= ~(run.loses_nothing | run.is_unprotected)
+    if np.any(poor):
+        # Epochs may take seconds for certified ends, other single steps milliseconds.
+        quick = not any(isinstance(loss, Bounds) for loss in run.losses)
+        ends = poor & (certify | (quick & (run.num_steps == 1)))
+        answer = _otherwise(answer, question, run, poor, ends)
+    if question.is_epsilon:
+        answer = answer._replace(value=np.maximum(answer.value, 0.0))
     return Answer(*(field.reshape(shape) for field in answer))
+
+
+def _otherwise(
+    answer: Answer, question: Question, run: Run, poor: np.ndarray, ends: np.ndarray
+) -> Answer:
+    """Rényi's bound in place of poor answers, or where it is less a certified one."""
+    index, best = np.flatnonzero(poor), np.flatnonzero(ends)
+    value, error, _ = answer
+    value[index], _ = rdp_bound(question.take(index), run.take(index))
+    error[index] = np.inf
+    if best.size and _has_certified_ends(run):
+        found = _certified(question.take(best), run.take(best), value[best])
+        value[best], error[best] = found
+    is_certified = np.where(poor, _has_certified_ends(run), answer.is_certified)
+    return Answer(value, error, is_certified)
 
 
 def surely_above(question: Question, run: Run, known: np.ndarray) -> np.ndarray:
@@ -99,7 +125,7 @@ def surely_above(question: Question, run: Run, known: np.ndarray) -> np.ndarray:
     return state.surely_above(asked, epsilon)
 
 
-def _answer(question: Question, run: Run, certify: bool) -> Answer:
+def _answer(question: Question, run: Run) -> Answer:
     """Of (n,) settings: those that need no integral first, then the others."""
     no_loss = run.loses_nothing
     value = np.where(no_loss, question.nothing, question.everything)
@@ -113,8 +139,7 @@ def _answer(question: Question, run: Run, certify: bool) -> Answer:
     ):
         chosen = np.flatnonzero(left & kind)
         if chosen.size:
-            part = solve(question.take(chosen), run.take(chosen), certify)
-            _fill(answer, chosen, part)
+            _fill(answer, chosen, solve(question.take(chosen), run.take(chosen)))
             left[chosen] = False
     for i in np.flatnonzero(left & have_closed_form(run)):
         one = np.asarray(i)
@@ -123,10 +148,8 @@ def _answer(question: Question, run: Run, certify: bool) -> Answer:
         left[i] = ~(answer.error[i] <= TOLERANCE * scale)
     chosen = np.flatnonzero(left)
     if chosen.size:
-        asked, part = question.take(chosen), run.take(chosen)
-        _fill(answer, chosen, _of_many_steps(asked, part, certify))
-    if question.is_epsilon:
-        answer = answer._replace(value=np.maximum(value, 0.0))
+        part = _of_many_steps(question.take(chosen), run.take(chosen))
+        _fill(answer, chosen, part)
     return answer
 
 
@@ -135,10 +158,8 @@ def _fill(answer: Answer, chosen: np.ndarray, part: Answer) -> None:
         field[chosen] = found
 
 
-def _of_one_step(question: Question, run: Run, certify: bool) -> Answer:
-    """The profile itself, or where it is poorly known its certified upper end."""
-    # Epochs may take seconds for that, all others milliseconds.
-    certify = certify or not any(isinstance(loss, Bounds) for loss in run.losses)
+def _of_one_step(question: Question, run: Run) -> Answer:
+    """The profile itself."""
     value = solve_single_step(question, run)
     epsilon = value if question.is_epsilon else question.target
     error = _PROFILE_ERROR + _of_bounds(run)
@@ -146,27 +167,10 @@ def _of_one_step(question: Question, run: Run, certify: bool) -> Answer:
         error = error_in_nats(error, epsilon, question, run)
     else:
         error += _of_rounded_losses(epsilon, run)
-    answer = Answer(value, error, np.isposinf(value))
-    return _unless_poor(answer, question, run, certify)
+    return Answer(value, error, np.isposinf(value))
 
 
-def _unless_poor(
-    answer: Answer, question: Question, run: Run, certify: bool = True
-) -> Answer:
-    """The answer, with certified bounds, or Rényi's, where its error is too large."""
-    value, error, poor = answer
-    poor = poor | ~(error <= TOLERANCE * question.scale(value))
-    chosen = np.flatnonzero(poor)
-    if chosen.size:
-        asked, part = question.take(chosen), run.take(chosen)
-        known, _ = rdp_bound(asked, part)
-        far = np.full(known.shape, np.inf)
-        found = _certified(asked, part, known) if certify else (known, far)
-        value[chosen], error[chosen] = found
-    return Answer(value, error, poor)
-
-
-def _of_gaussians(question: Question, run: Run, _: bool) -> Answer:
+def _of_gaussians(question: Question, run: Run) -> Answer:
     """Of steps that always see the unit: one Gaussian step of their joint shift."""
     shift = run.gaussian_shift()
     one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
@@ -176,11 +180,10 @@ def _of_gaussians(question: Question, run: Run, _: bool) -> Answer:
     moved = size + shift**2 if question.is_epsilon else (1 + size) * (1 + shift)
     scale = size if question.is_epsilon else 1.0
     error = _PROFILE_ERROR * scale + 4 * shift_error(run) * moved
-    answer = Answer(value, error, np.zeros(value.shape, bool))
-    return _unless_poor(answer, question, run)
+    return Answer(value, error, np.zeros(value.shape, bool))
 
 
-def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
+def _of_many_steps(question: Question, run: Run) -> Answer:
     """The contour integral, in both directions where they differ."""
     guess = question.guess if isinstance(question, EpsilonAt) else None
     unbounded = question.is_epsilon and guess is None
@@ -194,7 +197,7 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
         # Epsilon is 0 where delta is at least the total variation distance.
         answer = Answer(np.zeros(bound.shape), np.zeros(bound.shape), bound < 0)
         if (left := np.flatnonzero(bound > 0)).size:
-            part = _of_many_steps(question.take(left), run.take(left), certify)
+            part = _of_many_steps(question.take(left), run.take(left))
             _fill(answer, left, part)
         return answer
     goal = question.target if question.is_epsilon else bound - LOG_BOUND_OVER_DELTA
@@ -229,9 +232,7 @@ def _of_many_steps(question: Question, run: Run, certify: bool) -> Answer:
         other, other_error = state.solve(may_be_larger, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, may_be_larger)
     error = error + _of_composed_profiles(question, run, state.bound, state.order)
-    unsure = ~wanted | ~np.isfinite(value)
-    answer = _unless_poor(Answer(value, error, unsure), question, run, certify)
-    return answer._replace(is_certified=answer.is_certified & _has_certified_ends(run))
+    return Answer(value, error, ~wanted | ~np.isfinite(value))
 
 
 def _has_certified_ends(run: Run) -> bool:
@@ -370,12 +371,7 @@ def _may_exceed(
 def _certified(
     question: Question, run: Run, bound: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Certified upper bounds, or the given one where it is lower; and interval widths.
-
-    Of unknown width where a mechanism has no certified bounds.
-    """
-    if not _has_certified_ends(run):
-        return bound, np.full(bound.shape, np.inf)
+    """Certified upper bounds, or the given one where it is lower; and widths."""
     lower, upper = pld_bounds(question, run)
     upper = np.maximum(np.minimum(upper, bound), lower)
     if question.is_epsilon:

@@ -351,6 +351,8 @@ def _integrate(
     value = xp.where(good, xp.log(total) + peak, xp.nan)
     slope = slope / total
     curvature = second / total - slope * slope
+    # A delta above 1 has not converged, whatever its error seems to be.
+    good = good & (value <= error)
     return value, slope, curvature, xp.where(good, error, xp.inf), rounding
 
 

@@ -289,7 +289,7 @@ def _on_chunk(
     """`one_pass` on either engine."""
     arrays, groups = chunk
     if engine_name() == "jax":
-        number = -(-effort.contour_nodes // _BLOCK)
+        number = max(round(effort.contour_nodes / _BLOCK), 1)
         terms = tuple(length if g.loss.num_terms.max() > 1 else 1 for g in groups)
         shape = Shape(_LOSS_NODES, terms, gaussians, _BLOCK, _MOST_BLOCKS)
         call = functools.partial(on_jax, jitted(one_pass, ("shape",)))

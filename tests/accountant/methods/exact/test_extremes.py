@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.methods.exact import solver
 
 
 def sampled(rate, noise):
@@ -89,3 +90,13 @@ def test_classes_of_every_step_at_large_epsilons(size, noise, num_steps, delta):
     assert jde.delta(step, num_steps=num_steps, epsilon=value) == pytest.approx(delta)
     lower, upper = jde.epsilon_interval(step, **run)
     assert lower - info.error <= value <= upper + info.error
+
+
+@pytest.mark.parametrize("nodes", [96, 128, 160])
+def test_a_sum_above_1_is_no_delta(nodes, monkeypatch):
+    """Of 128 nodes it was e^89, with an error stated as 3e-7; the true delta is 1."""
+    every = tuple(effort._replace(contour_nodes=nodes) for effort in solver.PASSES[:1])
+    monkeypatch.setattr(solver, "PASSES", every)
+    step = sampled(0.8573658, 0.32763965)
+    found, info = jde.delta(step, num_steps=2_656, epsilon=0.01564951, return_info=True)
+    assert found == pytest.approx(1.0) and info.is_certified_bound

@@ -198,6 +198,8 @@ def _read(
 def _released(event: Any, relation: str, rate: float = 1.0) -> Any:
     """An event that is a release here, about a Poisson sample."""
     cls, fields = RELEASED_AS[kind(event)]
+    if cls.relations and relation not in cls.relations:
+        raise _wrong_relation(event, relation, " or ".join(map(repr, cls.relations)))
     given: dict[str, Any] = {}
     for theirs, ours in fields.items():
         one = ours in cls.numeric or ours in cls.singles

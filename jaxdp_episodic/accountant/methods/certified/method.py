@@ -18,7 +18,6 @@ accountant); Zhu, Dong, Wang (2022), arXiv:2106.08567 (composition of dominating
 from __future__ import annotations
 
 import operator
-import sys
 import warnings
 from typing import Any
 
@@ -46,8 +45,6 @@ from jaxdp_episodic.accountant.methods.rdp.total_variation import (
 )
 from jaxdp_episodic.accountant.methods.run import Run
 
-# Number of settings for which compiling pays: none.
-BREAK_EVEN = sys.maxsize
 # Width of epsilon that is enough if no other is asked for, as a share of it.
 DEFAULT_EPSILON_SHARE = 1e-4
 # The same in nats, where that is more.

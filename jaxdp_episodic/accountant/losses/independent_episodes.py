@@ -18,8 +18,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses import episode_terms
-from jaxdp_episodic.accountant.losses.episode_terms import MOST_TERMS, needed_terms
 from jaxdp_episodic.accountant.losses.excess import sum_of
 from jaxdp_episodic.accountant.losses.gaussian import (
     SMALLEST,
@@ -66,7 +64,17 @@ from jaxdp_episodic.accountant.numerics.loops import (
     map_first,
     namespace,
 )
+from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
+# Largest number of terms of a loss distribution; settings that need more have no exact
+# answer.
+MOST_TERMS = 200
+# Terms of a moment that many nats below the sum are left out: hundreds are 1e-13 of it.
+_NEGLIGIBLE_NATS = 36.0
+# The same in the search for the best order, which needs about 1e-7.
+_NEGLIGIBLE_IN_SEARCH = 18.0
+# Fewest nodes per panel of the quadrature of an answer; with fewer it is a search.
+_NODES_OF_ANSWER = 12
 # Terms are left out up to this share of delta, which is then added to it.
 _TRUNCATED_SHARE = 1e-9
 # Terms times settings that NumPy computes at once.
@@ -163,13 +171,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         xp = namespace(t, *self.fields)
         t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
         if xp is np:
-
-            def excess_of_one(index: Array, any_rate: Array, shift: Array) -> Any:
-                return self._one(any_rate, shift).log_excess(t[index], rule)
-
-            return episode_terms.log_excess(
-                excess_of_one, episode_terms.Terms.of(t, eta, s, episodes), rule
-            )
+            return self._excess_of_counting(t, eta, s, episodes, rule)
 
         def add_term(k: Array, total: tuple[Array, ...]) -> tuple[Array, ...]:
             count = xp.minimum(k.astype(s.dtype), episodes)
@@ -181,6 +183,64 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         zeros = (xp.zeros_like(s),) * (2 * rule.with_derivatives)
         last = xp.max(episodes).astype(int)
         return fori_loop(xp, 1, last + 1, add_term, (xp.full_like(s, -xp.inf), *zeros))
+
+    def _excess_of_counting(
+        self,
+        t: np.ndarray,
+        eta: np.ndarray,
+        s: np.ndarray,
+        episodes: np.ndarray,
+        rule: MomentRule,
+    ) -> tuple[np.ndarray, ...]:
+        """The same of the terms that count, chosen for each setting by itself.
+
+        A term's excess is at most e1 times the Gaussian's, as its profile is; what is
+        left out of an answer counts with that. A search needs 1e-7.
+        """
+        number = np.maximum(episodes, 1.0).astype(np.int64)
+        start = np.cumsum(number) - number
+        index = np.repeat(np.arange(t.size), number)
+        count = 1.0 + np.arange(index.size) - start[index]
+        log_weight, any_rate = _log_weight(episodes[index], count, eta[index])
+        log_any, order, shift = np.log(any_rate), 1 + t[index], count * s[index]
+        gaussian = log_expm1(0.5 * shift * shift * order * t[index])
+        upper = log_weight + log_any + gaussian
+        # At whole orders, the last and the first term of the binomial expansion.
+        last, first = order * log_any + gaussian, 2 * log_any + log_expm1(shift * shift)
+        size = np.maximum(first + np.log(0.5 * order * t[index]), last)
+        size = np.minimum(log_weight + size, upper)
+
+        def largest(values: np.ndarray) -> np.ndarray:
+            return np.maximum.reduceat(values, start)[index]
+
+        found = [np.full(index.size, v) for v in (-np.inf, 0.0, 0.0)]
+        found = found[: 3 if rule.with_derivatives else 1]
+
+        def evaluate(used: np.ndarray) -> None:
+            one = self._one(any_rate[used], shift[used])
+            values = one.log_excess(t[index[used]], rule)
+            for part, value in zip(found, values, strict=True):
+                part[used] = value
+            found[0][used] += log_weight[used]
+
+        is_search = rule.quadrature.nodes_per_panel < _NODES_OF_ANSWER
+        nats = _NEGLIGIBLE_IN_SEARCH if is_search else _NEGLIGIBLE_NATS
+        used = size > largest(size) - nats
+        evaluate(used)
+        if not is_search:
+            # Terms that turn out not to be negligible.
+            missed = ~used & (upper > largest(found[0]) - nats)
+            if np.any(missed):
+                evaluate(missed)
+            found[0] = np.where(used | missed, found[0], upper)
+        peak = np.maximum.reduceat(found[0], start)
+        finite = np.where(np.isfinite(peak), peak, 0.0)
+        share = np.exp(found[0] - finite[index])
+        total, *sums = (
+            np.add.reduceat(np.where(share > 0, share * part, 0.0), start)
+            for part in (np.ones(index.size), *found[1:])
+        )
+        return np.log(total) + finite, *(part / total for part in sums)
 
     def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
         """What k episodes with the unit do, with the chance that there are any."""
@@ -398,3 +458,36 @@ def _mixed(part: LossNodes, weight: Array, used: Array) -> LossNodes:
         nodes(apart(part.end_loss)),
         mixed(part.spacing),
     )
+
+
+def needed_terms(
+    episodes: np.ndarray, rate: np.ndarray, log_goal: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Smallest k with a bound of ``log P(Binomial(B, rate) > k)`` below the goal.
+
+    Returns k and the bound (Chernoff's, with the relative entropy), ``-inf`` if all
+    terms are kept.
+    """
+    mean = episodes * rate
+    terms = np.minimum(np.maximum(np.ceil(mean), 1.0), episodes)
+    log_tail = _log_binomial_tail(episodes, rate, terms)
+    for _ in range(MOST_TERMS + 1):
+        short = (log_tail > log_goal) & (terms < episodes)
+        if not short.any():
+            break
+        terms = np.where(short, terms + np.maximum(1, np.floor(0.05 * terms)), terms)
+        terms = np.minimum(terms, episodes)
+        log_tail = _log_binomial_tail(episodes, rate, terms)
+    return terms, np.where(terms >= episodes, -np.inf, log_tail)
+
+
+def _log_binomial_tail(
+    episodes: np.ndarray, rate: np.ndarray, terms: np.ndarray
+) -> np.ndarray:
+    """Bound of ``log P(Binomial(B, rate) >= k + 1)``: Chernoff and Hoeffding (1963)."""
+    share = np.minimum((terms + 1) / episodes, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = share * np.log(share / rate)
+        rest = (1 - share) * np.log((1 - share) / (1 - rate))
+    entropy = entropy + np.where(share >= 1, 0.0, rest)
+    return np.where(share > rate, -episodes * entropy, 0.0)

@@ -36,7 +36,6 @@ def sampled_tails(
     base: Callable[[Array], Tails],
     u: Array,
     rate: Array,
-    backward_base: Callable[[Array], Tails] | None = None,
 ) -> tuple[Tails, Tails]:
     """With ``k = 1 - g (1-p)``: ``p D(1 + (g-1)/p)`` forward, ``k D(g p / k)`` back.
 
@@ -55,11 +54,8 @@ def sampled_tails(
     near = xp.log1p(xp.expm1(xp.where(small, u, 1.0)) / k)
     inner = xp.where(small, near, u + xp.log(p) - xp.log(k))
     inner = xp.where(alive, inner, 1.0)
-    if backward_base is None:  # both at once
-        tails = base(xp.stack([drawn, inner]))
-        tails, (profile, tail) = at(tails, 0), at(tails, 1)
-    else:
-        tails, (profile, tail) = base(drawn), backward_base(inner)
+    both = base(xp.stack([drawn, inner]))
+    tails, (profile, tail) = at(both, 0), at(both, 1)
     forward = drawn_tails(tails, u, p)
     # -dh/du = g (1-p) D + G: both parts are positive
     log_rest = xp.log1p(-xp.where(p < 1, p, 0.0))

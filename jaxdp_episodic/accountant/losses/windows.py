@@ -8,7 +8,6 @@ around them, for `numerics.quadrature.lay_panels`, and the centers of the bumps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -17,8 +16,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
     namespace,
-    sigmoid,
-    softmax,
 )
 
 Windows = tuple[Array, Array, Array]
@@ -84,43 +81,6 @@ def transitions(first: Array, last: Array, s: Array) -> Windows:
     """Graded windows around the stretch from ``first`` to ``last``."""
     half = _TRANSITION_HALF_WIDTHS / s
     return first - half, last + half, _TRANSITION_DENSITIES * s
-
-
-def rising_kink(base: Array, reached: Array, other: Array, s: Array) -> Array:
-    """The x from which P/Q rises: about where it is 2, so that ``P - Q`` equals Q.
-
-    With ``l = e^{s x - s²/2}``, ``reached l² = base l + other e^{-s²}``: what N(s) adds
-    to P against Q's parts at 0 and at -s. All but s are logarithms of weights.
-    """
-    xp = namespace(base, reached, other, s)
-    square = math.log(4.0) + reached + other - s * s
-    root = xp.logaddexp(base, 0.5 * xp.logaddexp(2 * base, square))
-    return (root - math.log(2.0) - reached) / s + 0.5 * s
-
-
-def three_bumps(
-    absent: Array, kept: Array, reached: Array, base_kink: Array, t: Array, s: Array
-) -> Callable[[Array], tuple[Array, Array]]:
-    """Slope of log(Q (P/Q)^{1+t}) plus x at x, and its derivative.
-
-    P has the logarithms of weights ``absent`` at 0, ``kept`` at -s and ``reached`` at
-    s; Q's density leaves N(-s) for N(0) at ``base_kink``.
-    """
-    xp = namespace(absent, kept, reached, base_kink, t, s)
-    alpha = 1 + t
-
-    def slope(x: Array) -> tuple[Array, Array]:
-        base_weight = sigmoid(s * (base_kink - x))
-        bumps = absent + 0 * x, kept - s * (x + 0.5 * s), reached + s * (x - 0.5 * s)
-        _, down, up = softmax(xp.maximum(xp.stack(bumps), -1e300))
-        tilt = up - down
-        return (
-            s * (t * base_weight + alpha * tilt),
-            s * s * (alpha * (up + down - tilt * tilt))
-            - s * s * (t * base_weight * (1 - base_weight)),
-        )
-
-    return slope
 
 
 def settle(slope, start: Array, low: Array, high: Array) -> Array:

@@ -374,10 +374,10 @@ class Half(NamedTuple):
 
     def excess(self, t: Array, rule: MomentRule, floor: Array) -> tuple[Array, ...]:
         """``log E_Q[f(P/Q - 1); x > floor]``; see `losses.excess`."""
-        parts = len(self.move)
-        if parts > 1:
-            panels, nodes, _ = rule.quadrature
-            rule = rule._replace(quadrature=Quadrature((2 + parts) * panels, nodes))
+        parts, (panels, nodes, _) = len(self.move), rule.quadrature
+        # Of more bumps, or one far from the others.
+        panels = (2 + parts) * panels if parts > 1 else panels * (2 + self.falls) // 2
+        rule = rule._replace(quadrature=Quadrature(panels, nodes))
         windows = self._windows(t, rule.direction, floor)
         return log_integral(self.log_parts, *windows, floor, t, rule)
 

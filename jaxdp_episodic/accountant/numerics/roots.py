@@ -59,8 +59,8 @@ def largest_within(
         finished: its answer is ``low``.
       tolerance: relative width of the final bracket, also (n,); ignored if
         ``integer``.
-      at_jump: the same, if it is larger, where the excess jumps, to more or to inf,
-        and only halving comes nearer.
+      at_jump: the same, if it is larger, where the excess jumps from a finite value, to
+        more or to inf, and only halving comes nearer.
       integer: search whole numbers only, to the last one.
       ends: (n,) what is known of the excess at ``low`` and at ``high``, NaN where
         nothing is.
@@ -84,7 +84,8 @@ def largest_within(
         inside = (first > low) & (first < high)
         trial = np.where(inside, first, trial)
     for _ in range(_MAX_EVALUATIONS):
-        jumps = above - below > _JUMP * at_jump
+        # From minus infinity, where an epsilon is 0, it is no failure to compute.
+        jumps = (above - below > _JUMP * at_jump) & np.isfinite(below)
         enough = np.where(jumps, np.maximum(tolerance, at_jump), tolerance)
         open_ = high - low > (1 if integer else enough * low)
         active = np.flatnonzero(open_)

@@ -176,6 +176,26 @@ class TestNoise:
         less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
         assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
 
+    @pytest.mark.parametrize("sampling", ["episodes", "poisson"])
+    def test_the_smallest_where_epsilon_jumps_to_0(self, sampling):
+        """As Rényi's bound does at large deltas."""
+        step, epsilon, delta = poisson(0.01), 0.05, 0.01
+        if sampling == "episodes":
+            epsilon, delta = 0.05428, 0.0023573
+            task = jde.WithoutReplacement("task", size=1, population=30)
+            example = jde.WithoutReplacement("example", size=3, population=20)
+            step = jde.IndependentEpisodes(
+                jde.MultistageSampling(task, example), num_episodes=4
+            )
+        relation = "replace_one" if sampling == "episodes" else "add_remove"
+        step = jde.GaussianStep(
+            step, noise_multiplier=1.0, neighboring_relation=relation
+        )
+        run = {"delta": delta, "num_steps": 1}
+        noise = rdp_noise_multiplier(step, epsilon=epsilon, **run)
+        nearly = dataclasses.replace(step, noise_multiplier=noise * (1 - 1e-6))
+        assert rdp_epsilon(nearly, **run) > epsilon
+
     @pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
     def test_orders_that_are_followed_lose_nothing(self, count):
         """Cliffs of the best order included: a noise is enough, and less is not."""

@@ -159,10 +159,10 @@ def write(
 def falls_short(row: AuditRow) -> bool:
     """Whether a game of many draws explains too little of an attained claim."""
     evidence = row.evidence
-    is_game = isinstance(evidence, EpsilonBound) and DESIGN.fullmatch(row.name)
-    if not is_game or UNATTAINED in row.attacker:
+    if not isinstance(evidence, EpsilonBound) or UNATTAINED in row.attacker:
         return False
-    return evidence.num_draws > MANY and row.share < ENOUGH
+    is_game = DESIGN.fullmatch(row.name) is not None
+    return is_game and evidence.num_draws > MANY and row.share < ENOUGH
 
 
 def main() -> int:

@@ -65,9 +65,9 @@ def cases() -> Iterator[Case]:
         num_episodes=3,
     )
     shuffled = jde.ShuffledEpochs("example", steps_per_epoch=4)
-    task = {"clip_unit": "task", "privacy_unit": "example"}
-    whole = {"clip_unit": "task", "privacy_unit": "task"}
-    one = {"clip_unit": "example", "privacy_unit": "example"}
+    task: Any = {"clip_unit": "task", "privacy_unit": "example"}
+    whole: Any = {"clip_unit": "task", "privacy_unit": "task"}
+    one: Any = {"clip_unit": "example", "privacy_unit": "example"}
     for relation in (BOTH, ZERO, ONE):
         yield _case("tasks by Poisson sampling", coins, relation, **task)
         yield _case("tasks without replacement", fixed, relation, **task)
@@ -93,7 +93,7 @@ def _case(
     *,
     num_steps: int = 1,
     is_attained: bool = True,
-    **units: str,
+    **units: Any,
 ) -> Case:
     """A design with noise at which 2 nats are claimed."""
     step = jde.GaussianStep(

@@ -216,6 +216,7 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
       NotImplementedError: an argument is a mechanism that does not compile.
     """
     import jax
+    import jax.core
 
     if name := never_compiled(args):
         raise NotImplementedError(f"{name} is computed by NumPy alone, not by JAX")

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class AllocatedLoss(GaussianLoss, Bounds):
 
         The profiles include what that pair loses at once, and its errors.
         """
-        pair = self.kept_in_range().certified(up=True)
+        pair: Any = self.kept_in_range().certified(up=True)
         mass_error, loss_error = pair.certified_error()
         log_kept, below = pair.log_kept(), np.maximum(loss_error - u, 0.0)
         with np.errstate(divide="ignore"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -137,7 +137,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         if self.shape != t.shape:
             loss = self.map(lambda field: xp.broadcast_to(field, t.shape))
         parts = loss._directed(backward)
-        excess = None
+        excess: Any = None
         for half, direction in parts:
             own = half.excess(t, rule._replace(direction=direction), half.floor())
             excess = own if excess is None else sum_of(excess, own)

@@ -24,6 +24,7 @@ Reference: docs/theory.md; Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, T
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
@@ -400,7 +401,7 @@ class Half(NamedTuple):
         wide = 2 * most - far
         bumps = [floor, most, 2 * most - near, *self.high, *(2 * self.high)]
         bumps += [xp.clip(base, 2 * most - near, wide), xp.clip(knee, most, wide)]
-        between = None
+        settled: Any = None
         if direction != "backward":
             top, first = alpha * most - t * far, alpha * most - t * near
             bumps += [top, first, xp.clip(base, first, top)]
@@ -417,13 +418,12 @@ class Half(NamedTuple):
             starts = xp.clip(starts, floor, top)
             ends = floor, xp.maximum(top, floor)
 
-            def between() -> Array:
-                return settle(slope, starts, *ends)
+            settled = functools.partial(settle, slope, starts, *ends)
 
         graded = [
             transitions(kink - xp.log(alpha) / gap, kink, gap) for kink, gap in kinks
         ]
-        return windows_around(bumps, *graded, between=between)
+        return windows_around(bumps, *graded, between=settled)
 
     def _tilts(self, x: Array) -> Array:
         """Logarithms of the centers' densities over that of N(0), (C, k, n)."""

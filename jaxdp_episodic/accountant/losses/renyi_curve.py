@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class RenyiCurveLoss(Moments):
         Fields are (1,); divergences grow with the order, so at each the smallest of it
         and all later ones holds.
         """
-        most = rdp[-1] if np.isinf(orders[-1]) else np.inf
+        most: Any = rdp[-1] if np.isinf(orders[-1]) else np.inf
         rdp = np.minimum.accumulate(rdp[::-1])[::-1]
         known = np.isfinite(orders) & np.isfinite(rdp)
         # Where no finite order is known, order inf stands for order 2 too.

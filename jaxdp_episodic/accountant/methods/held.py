@@ -231,7 +231,8 @@ def _on_contour(
         if other:
             center, end = contour.center * _OTHER[0], contour.end * _OTHER[1]
             contour = contour._replace(center=center, end=end)
-    return *integral.log_delta(epsilon, contour, steps, num_nodes=rule[1]), *contour
+    found: Any = integral.log_delta(epsilon, contour, steps, num_nodes=rule[1])
+    return *found, *contour
 
 
 def moves_of_one_step(epsilon: np.ndarray, log_delta: np.ndarray, run: Run) -> Moves:

@@ -212,8 +212,8 @@ class Settings:
             weights[row, : len(mixture.counts)] = mixture.log_weights
             if inner > 0:
                 shares[row, : len(mixture.counts)] = mixture.inner / inner
-        each = [one[self._inverse] for one in numbers.T]
-        lists = [
+        each: list[Any] = [one[self._inverse] for one in numbers.T]
+        lists: list[Any] = [
             tuple(one[self._inverse] for one in table.T)
             for table in (counts, weights, shares)
         ]
@@ -394,9 +394,10 @@ def mixture_pair(
     """
     outer, inner, cover, *lists = settings.mixtures(theorem)
     shift = shift_of(step.noise_multiplier, 1.0)
-    parts = (outer * visible, inner, cover, shift, *lists)
+    parts: Any = (outer * visible, inner, cover, shift, *lists)
     if coin is not None:
-        return people.ReplacedUnitLoss(*parts, coin)
+        seen: Any = (*parts, coin)
+        return people.ReplacedUnitLoss(*seen)
     if leaves or step.neighboring_relation == "zero_out":
         return people.PeopleLoss(*parts)
     return people.ReplacedPeopleLoss(*parts)
@@ -547,16 +548,19 @@ def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
             return worst, worst
         return laws.log_reached_mean(classes, ways, bound, chance), worst
 
-    def hiding_contents(stages: Any, *of: float) -> Mixture:
-        return theorem_a_of_groups(*of[:3], chance_of_holding(stages), of[3])
+    def hiding_contents(stages: Any, *of: Any) -> Mixture:
+        classes, ways, bound, rate, _ = of
+        chance = chance_of_holding(stages)
+        return theorem_a_of_groups(classes, ways, bound, chance, rate)
 
-    def hiding_units(stages: Any, *of: float) -> Mixture:
-        return covered(*held(stages, *of[:3]), inner=of[3])
-
-    def revealing_units(stages: Any, *of: float) -> Mixture:
+    def hiding_units(stages: Any, *of: Any) -> Mixture:
         mean, worst = held(stages, *of[:3])
-        drawn = (drawn_of(law, of[4], of[0] // of[1]) for law in (mean, worst))
-        return covered(*drawn)
+        return covered(mean, worst, inner=of[3])
+
+    def revealing_units(stages: Any, *of: Any) -> Mixture:
+        mean, worst = held(stages, *of[:3])
+        mean, worst = (drawn_of(law, of[4], of[0] // of[1]) for law in (mean, worst))
+        return covered(mean, worst)
 
     if not isinstance(design.episodes, Poisson):  # Theorem 1
         return (mixture_pair(step, settings, revealing_units),)

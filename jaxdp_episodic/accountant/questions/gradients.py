@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -153,10 +153,10 @@ def _places(step: GaussianStep) -> dict[str, str]:
 
     def note(where: str, value: Any) -> Any:
         *path, field = re.findall(r"\w+", where)
-        owner = functools.reduce(
+        owner: Any = functools.reduce(
             lambda spec, key: spec[int(key)] if key.isdigit() else getattr(spec, key),
             path,
-            step,
+            cast("Any", step),
         )
         # The length of an epoch is a whole number.
         is_drawn = isinstance(owner, Scheme) and not isinstance(owner, EpochScheme)

@@ -96,7 +96,9 @@ class Question(NamedTuple):
         with using_engine("numpy"), np.errstate(all="ignore"):
             slopes = self._slopes(answer, [self.places[i] for i in by], whole)
         found = {(): answer, **{(i,): row for i, row in zip(by, slopes, strict=True)}}
-        return [found[w] if w in found else self._second(*w, whole) for w in words]
+        return [
+            found[w] if w in found else self._second(w[0], w[1], whole) for w in words
+        ]
 
     def _second(self, i: int, j: int, missing: Sequence[np.ndarray]) -> np.ndarray:
         """The derivative by a number of that by another one."""

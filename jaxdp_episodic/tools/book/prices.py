@@ -82,8 +82,8 @@ class GdpPrices:
 
     def holds(self, paid: Sequence[Price]) -> bool:
         """Returns whether the prices do not exceed the total."""
-        *before, last = _read(paid) or [None]
-        return last is None or self.budget.permits(before, last)
+        prices = _read(paid)
+        return not prices or self.budget.permits(prices[:-1], prices[-1])
 
     def check(self, paid: Sequence[Price], price: Price) -> None:
         """Refuses a price that does not fit beside those paid."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -157,7 +157,7 @@ def audit_mechanism(
       NotImplementedError: a step for which no table can be made up: give ``data``.
     """
     steps = _checked_parts(step, num_steps)
-    claimed = claimed_epsilons(step, num_steps, deltas)
+    claimed = claimed_epsilons(cast("Any", step), num_steps, deltas)
     if others is not None and not -1 <= others <= 1:
         raise ValueError(f"others must lie in [-1, 1], got {others!r}")
     drawn = [made_up(one) if data is None else (one, data) for one, _ in steps]

@@ -484,7 +484,8 @@ def falls_of_losses(
     for draw in _draws(sampler, generator):
         holds = np.where(draw.mask, owner[draw.examples], -1)
         shown = np.flatnonzero(np.any(holds.reshape(len(holds), -1) >= 0, axis=1))
-        part = Draw(*(None if one is None else one[shown] for one in draw))
+        fields: Any = (None if one is None else one[shown] for one in draw)
+        part = Draw(*fields)
         blocks = make_blocks(part, table, block_size=_UNITS_AT_ONCE)
         before, after = (
             np.concatenate([np.asarray(losses(params, one)) for one in blocks])

@@ -114,7 +114,7 @@ def ends_of_finite(question: Question, problem: Problem) -> Ends | None:
     a small share of what is asked.
     """
     side = problem.upper
-    menus = [
+    menus: Any = [
         [
             _atoms_of(*option, backward=backward)
             for option in zip(side.losses, side.counts, side.log_kept, strict=True)
@@ -128,7 +128,7 @@ def ends_of_finite(question: Question, problem: Problem) -> Ends | None:
 
     def values(x: np.ndarray) -> np.ndarray | None:
         """(2, n) from below and above."""
-        found = [worst_of_finite(problem.graph, options, x) for options in menus]
+        found: list[Any] = [worst_of_finite(problem.graph, one, x) for one in menus]
         if any(each is None for each in found):
             return None
         worst = np.maximum.reduce([value for value, _ in found])

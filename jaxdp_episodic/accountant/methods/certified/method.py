@@ -251,13 +251,14 @@ def _ends(
     try:
         # What overflows is inf, and no end is changed by inf or NaN.
         with np.errstate(all="ignore"):
-            if len(steps) > 1 or steps[0].count > 1:
+            first, *others = steps
+            if others or first.count > 1:
                 found = certified_ends(steps, target, known, most_cells)
             elif target.of_epsilon:
-                found = single.epsilon_ends(steps[0].loss, target.given, known.upper)
+                found = single.epsilon_ends(first.loss, target.given, known.upper)
             else:
                 at = np.array([target.given])
-                found = (float(e[0]) for e in single.log_delta_ends(steps[0].loss, at))
+                found = (float(e[0]) for e in single.log_delta_ends(first.loss, at))
             low, high = found
     except ArithmeticError:
         return known

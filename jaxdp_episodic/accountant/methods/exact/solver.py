@@ -296,7 +296,7 @@ def _on_chunk(
     else:
         number, terms = 1, tuple(int(g.loss.num_terms.max()) for g in groups)
         shape = Shape(effort.loss_nodes, terms, gaussians, effort.contour_nodes, 1)
-        call = one_pass
+        call: Any = one_pass
     with np.errstate(all="ignore"):
         held = float(not is_epsilon)
         return call(*arrays, groups, number, effort.fall, held, shape=shape)

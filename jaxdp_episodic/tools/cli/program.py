@@ -94,7 +94,7 @@ COMMANDS = {
     ),
     "audit": (
         "audit",
-        "Try to disprove a claimed epsilon by simulation, or by canaries in training.",
+        "Try to disprove a claimed epsilon by drawing, or by canaries in training.",
     ),
 }
 

@@ -28,6 +28,7 @@ from jaxdp_episodic.accountant.losses.gaussian import (
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     SwappedGaussianLoss,
     ZeroedGaussianLoss,
+    out_of_range,
 )
 from jaxdp_episodic.accountant.losses.integration_paths import (
     Pair,
@@ -261,7 +262,9 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         with np.errstate(divide="ignore"):
             log_added = np.log(count) + log_tail
         kept = np.minimum(terms, MOST_TERMS)
-        return dataclasses.replace(self, kept=kept), log_added, terms > MOST_TERMS
+        # Nodes of very little noise are not known.
+        too_many = (terms > MOST_TERMS) | ((count > 0) & out_of_range(self.hints()[-1]))
+        return dataclasses.replace(self, kept=kept), log_added, too_many
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`: one path for all terms, as they have one log-ratio.

@@ -376,7 +376,8 @@ def test_at_epsilon_0_the_slope_is_of_what_falls_more_slowly(steps, noise):
     loss = AllocatedGaussianLoss(*fields)
     epsilon = np.array([0.0, 1e-4])
     (first, second), slope = slope_of_profile(epsilon, loss)
-    assert slope[0] == pytest.approx((first - second) / 1e-4, rel=1e-3)
+    # Profile and tail are upper bounds read off one lattice, each to some 1e-3.
+    assert slope[0] == pytest.approx((first - second) / 1e-4, rel=3e-3)
 
 
 def test_what_may_be_cut_off_is_in_the_stated_error():

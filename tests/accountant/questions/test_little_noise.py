@@ -433,9 +433,7 @@ OUT_OF_RANGE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("design", "noise", "relation", "steps", "delta"), OUT_OF_RANGE
-)
+@pytest.mark.parametrize("case", OUT_OF_RANGE)
 def test_losses_beyond_the_range_of_nodes_are_certified(case):
     """Their exact epsilon was up to 1.5 % too small, or 0."""
     design, noise, relation, steps, delta = case

@@ -392,7 +392,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 75_300,
+    "jaxdp_episodic": 75_350,
     "jaxdp_episodic/accountant/describe": 4_200,
     "jaxdp_episodic/accountant/losses": 7_200,
     "jaxdp_episodic/accountant/methods": 8_500,

@@ -80,7 +80,7 @@ from jaxdp_episodic.accountant.numerics.special import (
 )
 
 # Relative error of profiles and tails for each unit of 1 + |log|: three times the
-# largest of 1,700 random settings against 60 digits, as logarithms of rates of 1e-12
+# largest of 360 random settings against 60 digits, as logarithms of rates of 1e-12
 # are rounded.
 PROFILE_ERROR = 1e-14
 # Stands for log 0 where -inf would make NaN.

@@ -113,7 +113,8 @@ def check_command(line: str) -> None:
         (wanted,) = words[2:]
         place, _, extra = wanted.rstrip("]").partition("[")
         assert place == "."
-        assert not extra or extra in project["optional-dependencies"], line
+        extras = set(extra.split(",")) - {""}
+        assert extras <= set(project["optional-dependencies"]), line
     elif words[0] == "python":
         source = read(words[1])
         for option in words[2:]:

@@ -9,11 +9,13 @@ README = pages.read("README.md")
 
 def test_code_blocks_run():
     """In order and in one namespace, as somebody who reads along would run them."""
-    blocks = pages.fences(README, "python")
-    assert len(blocks) >= 3
-    namespace = {}
-    for number, block in enumerate(blocks):
-        pages.run_python(block, f"README block {number}", namespace)
+    assert len(pages.fences(README, "python")) >= 3
+    namespace, printed = {}, ""
+    for number, block in enumerate(pages.blocks(README)):
+        if block.language == "python":
+            printed = pages.run_python(block.text, f"README, {number}", namespace)
+        elif block.is_output:
+            assert printed == block.text
 
 
 def console():

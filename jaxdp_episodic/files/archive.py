@@ -1,13 +1,12 @@
-"""Untrusted archives of NumPy arrays (npz): no pickle, no surprise in memory.
+"""Archives of NumPy arrays (npz) and their arrays (npy): no pickle, bounded memory.
 
-Everything an archive claims is checked before anything of that size is read: the
-directory, the members' sizes, and the header of each array, which is taken apart here
-instead of being evaluated. Nothing is ever unpacked to the disk.
+What an archive claims is checked before anything of that size is read: the members'
+sizes, and the header of each array, which is matched and never evaluated. Nothing is
+unpacked to the disk. Releases and requests of strangers are read by this, too.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import re
@@ -24,30 +23,34 @@ import numpy as np
 
 from jaxdp_episodic.files.atomic import atomic_path, owner_only
 
-# Bytes of the directory at an archive's end; zipfile makes ten times as much of it.
-_MAX_DIRECTORY_BYTES = 2**20
 _MAX_ARRAYS = 4096  # each costs a look at its header
+_MAX_LISTING_BYTES = 2**24  # of an archive beside what its arrays take
 _MAX_HEADER_BYTES = 2**14  # of one array; NumPy itself reads 10,000 unasked
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_MAGIC = b"\x93NUMPY"
 _ENTRY = r"\s*'(descr|fortran_order|shape)'\s*:\s*('[^']*'|True|False|\([0-9,\s]*\))\s*"
 _HEADER = re.compile(rf"\{{{_ENTRY},{_ENTRY},{_ENTRY},?\s*\}}\s*", re.ASCII)
 # Numbers, truth values, bytes and text; "O" is a pickle, "V" a structure.
 _KIND = re.compile(r"'[<>|=]?(?:[?]|[biufcSU][0-9]{1,9})'", re.ASCII)
 _UNSAFE = re.compile(r"[/\\]|.*[/\\]\.\.([/\\]|$)|\.\.([/\\]|$)|[A-Za-z]:", re.DOTALL)
-# What zipfile raises for one broken archive or another.
+# What zipfile raises for one broken archive or another; RuntimeError: encrypted.
 _BROKEN = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,  # encrypted
-    ValueError,
-    OverflowError,
-    IndexError,
-    KeyError,
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError),
+    *(RuntimeError, ValueError, OverflowError, IndexError, KeyError),
 )
+
+Header = tuple[tuple[int, ...], np.dtype, bool]
+"""Shape and type of an array, and whether it is in Fortran's order."""
+
+
+def check_plain_file(path: Path) -> None:
+    """Refuses devices, pipes and folders, which may have no end.
+
+    Raises:
+      OSError: no such file.
+      ValueError: no plain file.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError(f"{path} must be a plain file")
 
 
 def read_arrays(
@@ -77,18 +80,55 @@ def write_arrays(
         np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]: names
 
 
+def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Returns shape and type of every array in an npz file; errors as `read_arrays`."""
+    with _opened(path) as (archive, members):
+        found = {}
+        for name, member in members.items():
+            with archive.open(member) as stream:
+                found[name] = npy_header(stream, member.filename, member.file_size)[:2]
+        return found
+
+
+def array_batches(
+    path: Path, name: str, *, axes: int, rows: int, first: int = 0
+) -> Iterator[np.ndarray]:
+    """Yields an array of an npz file some rows at a time; one in Fortran's order whole.
+
+    Its first ``axes`` axes together number the rows, of which ``first`` is the first.
+
+    Errors are those of `read_arrays`.
+    """
+    with _opened(path) as (archive, members):
+        member = _found(members, name)
+        with archive.open(member) as stream:
+            shape, kind, is_fortran = npy_header(stream, name, member.file_size)
+            number, item = math.prod(shape[:axes]), shape[axes:]
+            if is_fortran:  # its rows are all over the file
+                yield _array(archive, member).reshape(number, *item)[first:]
+                return
+            size = math.prod(item) * kind.itemsize
+            stream.seek(first * size, os.SEEK_CUR)
+            for start in range(first, number, rows):
+                wanted = min(rows, number - start) * size
+                content = stream.read(wanted)
+                if len(content) < wanted:
+                    raise ValueError(f"{name} is cut off")
+                yield _values(content, kind, name).reshape(-1, *item)
+            stream.read(1)  # at its end the archive's checksum is compared
+
+
 @contextmanager
 def _opened(
     path: Path, max_bytes: int = 2**63
 ) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    """An archive with a directory of bounded size, and its arrays, headers checked."""
+    """An archive, and its arrays by name, each found harmless."""
     check_plain_file(path)
     try:
-        with _BoundedReader(io.FileIO(path)) as file:
-            archive = zipfile.ZipFile(file)
-            file.is_listed = True
-            with archive:
-                yield archive, _checked_members(archive, max_bytes)
+        if path.stat().st_size > max_bytes + _MAX_LISTING_BYTES:
+            raise ValueError(f"at most max_bytes={max_bytes} bytes")
+        with zipfile.ZipFile(path) as archive:
+            yield archive, _checked_members(archive, max_bytes)
     except OSError as error:
         if error.filename is not None:
             raise
@@ -99,131 +139,9 @@ def _opened(
         raise ValueError(f"{path} must be an npz file: {why}") from error
 
 
-def _found(members: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
-    if name not in members:
-        there = ", ".join(map(repr, list(members)[:20]))
-        raise ValueError(f"no array {name!r}; the arrays are {there}")
-    return members[name]
-
-
-def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Returns shape and type of every array in an npz file; none is read.
-
-    Raises:
-      As `read_arrays`.
-    """
-    found = {}
-    with _opened(path) as (archive, members):
-        for name, member in members.items():
-            with archive.open(member) as stream:
-                found[name] = _array_header(stream, member)[:2]
-    return found
-
-
-def array_batches(
-    path: Path, name: str, *, axes: int, rows: int, first: int = 0
-) -> Iterator[np.ndarray]:
-    """Yields an array of an npz file some rows at a time, in constant memory.
-
-    Its first ``axes`` axes together number the rows, of which ``first`` is the first.
-
-    Raises:
-      As `read_arrays`; ValueError too for an array in Fortran's order.
-    """
-    with _opened(path) as (archive, members):
-        member = _found(members, name)
-        with archive.open(member) as stream:
-            shape, kind, is_fortran = _array_header(stream, member)
-            if is_fortran:
-                raise ValueError(f"{name} must be in C order to be read row by row")
-            number, item = math.prod(shape[:axes]), shape[axes:]
-            size = math.prod(item) * kind.itemsize
-            stream.seek(first * size, os.SEEK_CUR)
-            for start in range(first, number, rows):
-                wanted = min(rows, number - start) * size
-                content = stream.read(wanted)
-                if len(content) < wanted:
-                    raise ValueError(f"{name} is cut off")
-                data = np.frombuffer(content, np.uint8)
-                check_items(data, kind, name)
-                yield data.view(kind).reshape(-1, *item)
-            stream.read(1)  # at its end the archive's checksum is compared
-
-
-def check_plain_file(path: Path) -> None:
-    """Refuses devices, pipes and folders, which may have no end.
-
-    Raises:
-      OSError: no such file.
-      ValueError: no plain file.
-    """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError(f"{path} must be a plain file")
-
-
-def _array_header(
-    stream: Any, member: zipfile.ZipInfo
-) -> tuple[tuple[int, ...], np.dtype, bool]:
-    """Shape, type and order of the array in a member; stands at its data."""
-    if member.compress_type not in _METHODS:
-        name = member.filename
-        raise ValueError(f"{name} is packed by a method that NumPy does not use")
-    return npy_header(stream, member.filename, member.file_size)
-
-
-def npy_header(
-    stream: Any, name: str, size: int
-) -> tuple[tuple[int, ...], np.dtype, bool]:
-    """Returns shape, type and order of an ``.npy`` of a size, and stands at its data.
-
-    Raises:
-      ValueError: no array, pickled objects, a structure, or another size.
-    """
-    start = stream.read(8)
-    sizes = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
-    if len(start) < 8 or start[:6] != _MAGIC or (start[6], start[7]) not in sizes:
-        raise ValueError(f"{name} must be an array of NumPy")
-    form = sizes[start[6], start[7]]
-    (length,) = struct.unpack(form, stream.read(struct.calcsize(form)))
-    if length > _MAX_HEADER_BYTES:
-        raise ValueError(f"{name} has a header of {length} bytes")
-    shape, kind, is_fortran = _parsed(stream.read(length).decode("latin-1"), name)
-    claimed = math.prod(shape) * kind.itemsize
-    there = size - 8 - struct.calcsize(form) - length
-    if claimed != there:
-        how = "is cut off" if claimed > there else "holds more than it says"
-        raise ValueError(f"{name} {how}: {claimed} bytes of data claimed")
-    return shape, kind, is_fortran
-
-
-def write_npy_header(file: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Writes what stands in a file of NumPy before rows in C order."""
-    described = np.lib.format.dtype_to_descr(dtype)
-    header = {"descr": described, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
-
-
-class _BoundedReader(io.BufferedReader):
-    """A file of which no more is read in one go until its directory is known."""
-
-    is_listed = False
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if self.is_listed:
-            return super().read(size)
-        most = _MAX_DIRECTORY_BYTES + 1
-        if size is not None and size >= 0:
-            most = min(size, most)
-        data = super().read(most)
-        if len(data) > _MAX_DIRECTORY_BYTES:
-            raise ValueError(f"a listing of more than {_MAX_DIRECTORY_BYTES} bytes")
-        return data
-
-
 def _checked_members(
     archive: zipfile.ZipFile, max_bytes: int
 ) -> dict[str, zipfile.ZipInfo]:
-    """The members by the arrays' names, found harmless one and all."""
     members: dict[str, zipfile.ZipInfo] = {}
     total = 0
     if len(archive.infolist()) > _MAX_ARRAYS:
@@ -234,24 +152,60 @@ def _checked_members(
         name = member.filename.removesuffix(".npy")
         if name in members:
             raise ValueError(f"two arrays of the same name {name!r}")
+        if member.compress_type not in _METHODS:
+            raise ValueError(f"{name} is packed by a method that NumPy does not use")
         members[name] = member
         total += max(member.file_size, 0)
         if total > max_bytes:
             raise ValueError(f"at most max_bytes={max_bytes} bytes uncompressed")
     for member in members.values():
         with archive.open(member) as stream:
-            _array_header(stream, member)
+            npy_header(stream, member.filename, member.file_size)
     return members
 
 
-def _parsed(header: str, name: str) -> tuple[tuple[int, ...], np.dtype, bool]:
-    """Shape, type and order that a header states; it is not evaluated."""
-    found = _HEADER.fullmatch(header)
+def _found(members: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
+    if name not in members:
+        there = ", ".join(map(repr, list(members)[:20]))
+        raise ValueError(f"no array {name!r}; the arrays are {there}")
+    return members[name]
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """The array in a member whose header has been checked."""
+    name = member.filename
+    with archive.open(member) as stream:
+        shape, kind, is_fortran = npy_header(stream, name, member.file_size)
+        claimed = math.prod(shape) * kind.itemsize
+        content = bytearray()  # grows with what is read, not with what is claimed
+        while part := stream.read(min(2**20, claimed + 1 - len(content))):
+            content += part
+    if len(content) != claimed:
+        how = "is cut off" if len(content) < claimed else "holds more than it says"
+        raise ValueError(f"{name} {how}")
+    values = _values(content, kind, name)
+    return values.reshape(shape, order="F" if is_fortran else "C")
+
+
+def npy_header(stream: Any, name: str, size: int) -> Header:
+    """Returns the header of an ``.npy`` of a size; the stream stands at its data.
+
+    Raises:
+      ValueError: no array, pickled objects, a structure, or another size.
+    """
+    start = stream.read(8)
+    forms = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
+    form = forms.get((*start[6:8],)) if start[:6] == b"\x93NUMPY" else None
+    if form is None:
+        raise ValueError(f"{name} must be an array of NumPy")
+    (length,) = struct.unpack(form, stream.read(struct.calcsize(form)))
+    if length > _MAX_HEADER_BYTES:
+        raise ValueError(f"{name} has a header of {length} bytes")
+    found = _HEADER.fullmatch(stream.read(length).decode("latin-1"))
     cells = found.groups() if found else ()
     parts = dict(zip(cells[::2], cells[1::2], strict=True))
-    order = parts.get("fortran_order")
-    shape_text = parts.get("shape", "")
-    if order not in ("True", "False") or not shape_text.startswith("("):
+    order, sizes = parts.get("fortran_order"), parts.get("shape", "")
+    if order not in ("True", "False") or not sizes.startswith("("):
         raise ValueError(f"{name} must be a plain array of NumPy, not a structure")
     kind_text = parts["descr"]
     if "O" in kind_text:
@@ -260,46 +214,48 @@ def _parsed(header: str, name: str) -> tuple[tuple[int, ...], np.dtype, bool]:
         raise ValueError(f"{name} must hold numbers or text, has the type {kind_text}")
     try:
         kind = np.dtype(kind_text.strip("'"))
-    except TypeError as error:
+        shape = tuple(int(n) for n in sizes[1:-1].split(",") if n.strip())
+    except (TypeError, ValueError) as error:  # f3, or an integer of many digits
         raise ValueError(f"{name}: {error}") from None
-    numbers = [part.strip() for part in shape_text[1:-1].split(",")]
-    if numbers and not numbers[-1]:
-        numbers.pop()
-    if not all(len(n) <= 16 and n.isdigit() for n in numbers) or len(numbers) > 32:
-        raise ValueError(f"{name} has the impossible shape {shape_text}")
-    shape = tuple(map(int, numbers))
     # Items of no size, and axes beside one of length 0, could be of any number.
-    if not kind.itemsize or math.prod(max(n, 1) for n in shape) > 2**48:
-        raise ValueError(f"{name} has the impossible shape {shape_text} of {kind}")
+    if (
+        not kind.itemsize
+        or len(shape) > 32
+        or math.prod(max(n, 1) for n in shape) > 2**48
+    ):
+        raise ValueError(f"{name} has the impossible shape {sizes[:60]} of {kind}")
+    claimed = math.prod(shape) * kind.itemsize
+    there = size - 8 - struct.calcsize(form) - length
+    if claimed != there:
+        how = "is cut off" if claimed > there else "holds more than it says"
+        raise ValueError(f"{name} {how}: {claimed} bytes of data claimed")
     return shape, kind, order == "True"
 
 
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """The array in a member whose header has been checked."""
-    with archive.open(member) as stream:
-        shape, kind, is_fortran = _array_header(stream, member)
-        claimed = math.prod(shape) * kind.itemsize
-        # Memory grows with what is read, not with what the header claims.
-        content = bytearray()
-        while part := stream.read(min(2**20, claimed + 1 - len(content))):
-            content += part
-    if len(content) != claimed:
-        how = "is cut off" if len(content) < claimed else "holds more than it says"
-        raise ValueError(f"{member.filename} {how}")
-    data = np.frombuffer(content, np.uint8)
-    check_items(data, kind, member.filename)
-    return data.view(kind).reshape(shape, order="F" if is_fortran else "C")
+def write_npy_header(file: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """Writes what stands in a file of NumPy before rows in C order."""
+    described = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": described, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
-def check_items(data: np.ndarray, kind: np.dtype, name: str) -> None:
+def _values(content: bytes | bytearray, kind: np.dtype, name: str) -> np.ndarray:
+    """The items of a type in bytes, (n,); refused where they are no such values."""
+    values = np.frombuffer(content, np.uint8).view(kind)
+    check_items(values, name)
+    return values
+
+
+def check_items(values: np.ndarray, name: str) -> None:
     """Refuses bytes that are no value of their type, which NumPy would not notice.
 
     Raises:
       ValueError: truth values other than 0 and 1, or text that is not Unicode.
     """
-    if kind.kind == "b" and data.size and data.max() > 1:
+    flat, kind = values.reshape(-1), values.dtype
+    if kind.kind == "b" and flat.size and flat.view(np.uint8).max() > 1:
         raise ValueError(f"{name} holds truth values other than 0 and 1")
     if kind.kind == "U":
-        points = data.view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
+        points = flat.view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
         if np.any((points > 0x10FFFF) | ((points >= 0xD800) & (points < 0xE000))):
             raise ValueError(f"{name} holds text that is not Unicode")

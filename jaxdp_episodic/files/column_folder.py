@@ -8,10 +8,9 @@
     train/level1.counts.npy  children of each unit of the level above, from the root on
     train/level1.ids.npy     ids of the units of the level, if they have some
 
-The manifest is written last: a folder without one is not finished. What a column's file
-holds is read by rows, never mapped into memory: pages that are mapped count as resident
-for as long as nobody needs their memory, and a file that is cut off while it is mapped
-ends the process. Whoever wants to map one may: they are plain files of NumPy.
+The manifest is written last: a folder without one is not finished. Columns are read by
+rows and never mapped into memory: mapped pages count as resident for as long as nobody
+needs their memory, and a file that is cut off while it is mapped ends the process.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,19 +34,20 @@ from jaxdp_episodic.files.archive import (
     npy_header,
     write_npy_header,
 )
-from jaxdp_episodic.files.atomic import atomic_path, write_atomically
+from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import read_json
 
 MANIFEST = "manifest.json"
-PROGRESS = "import.json"  # of an import that is not finished
 _VERSION = 1  # of the manifest
 _MAX_MANIFEST_BYTES = 2**20  # a few hundred for each column
 _SPLIT = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
-_NAME = re.compile(
+_COLUMN = re.compile(
     r"features|targets|owners|people|level[1-9][0-9]?\.(counts|ids)", re.ASCII
 )
-_SUM = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HASHED_AT_ONCE = 2**22  # bytes, between two calls of on_progress
+
+OnProgress = Callable[[int, int], None]
+"""Of bytes read, and of all."""
 
 
 class StoredColumn:
@@ -57,23 +57,24 @@ class StoredColumn:
       path: of the file.
       dtype: of what it holds.
       shape: (R, ...).
-      sha256: of the whole file, by the manifest.
+      sha256: of the whole file, by the manifest; "" where there is none yet.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        dtype: np.dtype,
-        shape: tuple[int, ...],
-        sha256: str,
-        offset: int,
-    ) -> None:
-        self.path, self.dtype, self.shape, self.sha256 = path, dtype, shape, sha256
-        self._offset = offset
-        self._row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+    def __init__(self, path: Path, sha256: str = "") -> None:
+        self.path, self.sha256 = path, sha256
+        check_plain_file(path)
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()  # all threads share the position in the file
+        self.num_bytes = os.fstat(self._file.fileno()).st_size
+        found = npy_header(self._file, str(path), self.num_bytes)
+        self.shape, self.dtype, is_fortran = found
+        if is_fortran or not self.shape:
+            raise ValueError(f"{path} must hold rows in C order")
+        if not self.dtype.isnative:
+            raise ValueError(f"{path} is of a machine of another byte order")
+        self._offset = self._file.tell()
+        self._row_bytes = (self.num_bytes - self._offset) // max(self.shape[0], 1)
 
     def rows(self, first: int, last: int) -> np.ndarray:
         """Returns rows ``first`` to ``last``, (last - first, ...)."""
@@ -92,6 +93,17 @@ class StoredColumn:
         target = out.reshape(len(out), -1).view(np.uint8)
         for i in np.argsort(rows, kind="stable").tolist():
             self._read(int(rows[i]), target[places[i]])
+
+    def whole(self) -> np.ndarray:
+        """Returns all of a small column, each value one of its type."""
+        values = self.rows(0, self.shape[0])
+        check_items(values, str(self.path))
+        return values
+
+    def described(self) -> dict[str, Any]:
+        """Returns what the manifest says of the column beside its checksum."""
+        shape = list(self.shape)
+        return {"dtype": self.dtype.str, "shape": shape, "bytes": self.num_bytes}
 
     def _read(self, row: int, out: np.ndarray) -> None:
         rest = out.data
@@ -122,70 +134,114 @@ def is_complete(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def open_split(folder: Path, choose: Callable[[list[str]], str]) -> StoredSplit:
-    """Returns one split of a folder, after a look at every file of all splits.
+def splits_of(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the splits that a folder has; errors as `open_split`."""
+    return tuple(_manifest(folder)["splits"])
+
+
+def open_split(folder: Path, split: str | None = None) -> StoredSplit:
+    """Returns one split of a folder (None: the first) after a look at all files.
 
     Types, shapes and sizes are compared with the manifest, and of all columns but the
     features of the chosen split the checksums as well; `check_sums` compares all.
 
-    ``choose`` is given the names of the splits, and returns one.
-
     Raises:
       OSError: a file that is missing or cannot be read.
-      ValueError: a folder that was not finished, a manifest that is damaged, or a file
-        that is not as the manifest says; the message has the path.
+      ValueError: no such split, a folder that was not finished, a manifest that is
+        damaged, or a file that is not as the manifest says; the message has the path.
     """
     manifest = _manifest(folder)
-    splits = manifest["splits"]
-    chosen = choose(list(splits))
-    opened = {}
-    for split, described in splits.items():
-        for name, entry in described["columns"].items():
-            column = _opened(folder / split / f"{name}.npy", entry)
-            if split == chosen:
-                opened[name] = column
-    small = {c.path: c.sha256 for name, c in opened.items() if name != "features"}
-    compare_sums(small)
-    found = splits[chosen]
-    made_from = manifest.get("made_from")
-    return StoredSplit(opened, tuple(found["levels"]), found["encoding"], made_from)
+    splits = list(manifest["splits"])
+    if split is not None and split not in splits:
+        raise ValueError(
+            f"split must be one that {folder} has, {splits}, got {split!r}"
+        )
+    opened = _all_columns(folder, manifest)
+    columns = opened[split or splits[0]]
+    compare_sums(column for name, column in columns.items() if name != "features")
+    found = manifest["splits"][split or splits[0]]
+    levels, made_from = tuple(found["levels"]), manifest.get("made_from")
+    return StoredSplit(columns, levels, found["encoding"], made_from)
 
 
-def check_sums(
-    folder: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
-) -> int:
+def check_sums(folder: Path, on_progress: OnProgress = lambda done, total: None) -> int:
     """Compares every byte of a folder with the manifest; returns their number.
 
     Errors are those of `open_split`; progress is in bytes, those read and all.
     """
-    columns = {
-        column.path: column.sha256
-        for split, described in _manifest(folder)["splits"].items()
-        for name, entry in described["columns"].items()
-        for column in [_opened(folder / split / f"{name}.npy", entry)]
-    }
+    opened = _all_columns(folder, _manifest(folder)).values()
+    columns = [column for split in opened for column in split.values()]
     compare_sums(columns, on_progress)
-    return sum(os.stat(path).st_size for path in columns)
+    return sum(column.num_bytes for column in columns)
 
 
-def create_column(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> int:
-    """Makes the file of a column, of its whole size; returns where its rows begin.
+def compare_sums(
+    columns: Iterable[StoredColumn],
+    on_progress: OnProgress = lambda done, total: None,
+) -> None:
+    """Compares every byte of some columns with their checksums in the manifest."""
+    for column, found in _sums_of(list(columns), on_progress):
+        if found != column.sha256:
+            raise ValueError(
+                f"{column.path} has changed: its SHA-256 is {found}, that of the "
+                f"manifest {column.sha256}"
+            )
+
+
+def _sums_of(
+    columns: list[StoredColumn], on_progress: OnProgress
+) -> Iterator[tuple[StoredColumn, str]]:
+    total, done = sum(column.num_bytes for column in columns), 0
+    for column in columns:
+        digest = hashlib.sha256()
+        with column.path.open("rb", buffering=0) as file:
+            while part := file.read(_HASHED_AT_ONCE):
+                digest.update(part)
+                done += len(part)
+                on_progress(done, total)
+        yield column, digest.hexdigest()
+
+
+def write_rows(
+    path: Path,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    parts: Iterable[tuple[np.ndarray, np.ndarray]],
+) -> None:
+    """Writes a column: of each part the places of its rows, and the rows.
 
     Raises:
       OSError: it cannot be written.
+      ValueError: parts of another type or shape, or of another number of rows.
     """
-    with path.open("wb") as file:
+    done, row_bytes = 0, int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+    with path.open("wb", buffering=0) as file:
         write_npy_header(file, dtype, shape)
-        offset = file.tell()
-        file.truncate(offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-    return offset
+        start = file.tell()
+        for places, batch in parts:
+            if batch.shape[1:] != shape[1:] or batch.dtype != dtype:
+                raise ValueError(
+                    f"records must be {dtype} of shape {shape[1:]}, record {done} is "
+                    f"{batch.dtype} of shape {batch.shape[1:]}"
+                )
+            # Consecutive rows are written by one call.
+            breaks = np.flatnonzero(np.diff(places) != 1) + 1
+            runs = np.split(places, breaks), np.split(batch, breaks)
+            for run, rows in zip(*runs, strict=True):
+                file.seek(start + (int(run[0]) if len(run) else 0) * row_bytes)
+                rest = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+                while rest:
+                    rest = rest[file.write(rest) :]
+            done += len(batch)
+        if done != shape[0]:
+            raise ValueError(f"there must be {shape[0]} records, {done} came")
+        os.fsync(file.fileno())
 
 
 def write_column(path: Path, values: np.ndarray) -> None:
     """Writes a whole column, and waits until it is on the disk."""
-    with atomic_path(path) as temporary, temporary.open("xb") as file:
-        write_npy_header(file, values.dtype, values.shape)
-        file.write(np.ascontiguousarray(values).data)
+    parts = [(np.arange(len(values)), values)]
+    write_rows(path, values.dtype, values.shape, parts)
 
 
 def write_manifest(
@@ -193,49 +249,70 @@ def write_manifest(
     splits: Mapping[str, tuple[tuple[str, ...], str | None]],
     *,
     made_from: Mapping[str, Any],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Any]:
+    on_progress: OnProgress = lambda done, total: None,
+) -> None:
     """Completes a folder: sums up its columns, and writes down what they are.
 
     Each split has its folder, with all columns on the disk, and names of levels and an
-    encoding of its features. ``made_from`` are plain values, for a reader. Progress is
-    in bytes, those read and all. Returns the manifest.
+    encoding of its features. ``made_from`` are plain values, for a reader.
     """
-    files = {split: sorted((folder / split).glob("*.npy")) for split in splits}
-    sums = dict(_sums_of([p for paths in files.values() for p in paths], on_progress))
-    described = {
-        split: {
-            "levels": list(levels),
-            "encoding": encoding,
-            "columns": {path.stem: _entry(path, sums[path]) for path in files[split]},
-        }
+    files = [
+        file for split in splits for file in sorted((folder / split).glob("*.npy"))
+    ]
+    sums = _sums_of([StoredColumn(file) for file in files], on_progress)
+    described: dict[str, Any] = {
+        split: {"levels": list(levels), "encoding": encoding, "columns": {}}
         for split, (levels, encoding) in splits.items()
     }
+    for column, sha256 in sums:
+        columns = described[column.path.parent.name]["columns"]
+        columns[column.path.stem] = {**column.described(), "sha256": sha256}
     manifest = {"version": _VERSION, "made_from": dict(made_from), "splits": described}
-    text = json.dumps(manifest, indent=2) + "\n"
-    write_atomically(folder / MANIFEST, text)
-    return manifest
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
 
-def _entry(path: Path, sha256: str) -> dict[str, Any]:
-    """What the manifest says of a column."""
-    shape, dtype, _ = _header(path)
-    size = os.stat(path).st_size
-    return {"dtype": dtype.str, "shape": list(shape), "bytes": size, "sha256": sha256}
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} must be a folder made by `jaxdp-episodic data import`: it has "
+            f"no {MANIFEST}, which an import writes last"
+        )
+    try:
+        found = read_json(path, max_bytes=_MAX_MANIFEST_BYTES)
+        if found["version"] != _VERSION or not found["splits"]:
+            raise ValueError(f"version must be {_VERSION}, with splits")
+        for split, described in found["splits"].items():
+            names, columns = described["levels"], described["columns"]
+            is_text = all(isinstance(name, str) for name in [*names, *columns])
+            encoding = described.setdefault("encoding", None)
+            if not (_SPLIT.fullmatch(split) and names and is_text):
+                raise ValueError(f"split {split[:60]!r} must have levels and columns")
+            if "features" not in columns or not all(map(_COLUMN.fullmatch, columns)):
+                raise ValueError(f"columns of {split} must be features and the like")
+            if not isinstance(encoding, str | None):
+                raise ValueError(f"encoding of {split} must be a name")
+            for entry in columns.values():
+                _ = [entry[key] for key in ("bytes", "dtype", "shape", "sha256")]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    return found
 
 
-def _header(path: Path) -> tuple[tuple[int, ...], np.dtype, int]:
-    """Shape and type of a file, and where its rows begin."""
-    check_plain_file(path)
-    with path.open("rb") as file:
-        shape, dtype, is_fortran = npy_header(file, str(path), os.stat(path).st_size)
-        if is_fortran or not shape:
-            raise ValueError(f"{path} must hold rows in C order")
-        return shape, dtype, file.tell()
+def _all_columns(
+    folder: Path, manifest: Mapping[str, Any]
+) -> dict[str, dict[str, StoredColumn]]:
+    """By split, the columns; each of the size, type and shape of the manifest."""
+    return {
+        split: {
+            name: _opened(folder / split / f"{name}.npy", entry)
+            for name, entry in described["columns"].items()
+        }
+        for split, described in manifest["splits"].items()
+    }
 
 
 def _opened(path: Path, entry: Mapping[str, Any]) -> StoredColumn:
-    """A column whose file is of the size, type and shape that the manifest says."""
     check_plain_file(path)
     size = os.stat(path).st_size
     if size != entry["bytes"]:
@@ -244,103 +321,10 @@ def _opened(path: Path, entry: Mapping[str, Any]) -> StoredColumn:
             f"{path} must have the {entry['bytes']} bytes that the manifest says, has "
             f"{size}: {how}"
         )
-    shape, dtype, offset = _header(path)
-    if dtype.str != entry["dtype"] or list(shape) != entry["shape"]:
+    column = StoredColumn(path, entry["sha256"])
+    if column.dtype.str != entry["dtype"] or list(column.shape) != entry["shape"]:
         raise ValueError(
             f"{path} must hold {entry['dtype']} of shape {entry['shape']} as the "
-            f"manifest says, holds {dtype.str} of shape {list(shape)}"
+            f"manifest says, holds {column.dtype.str} of shape {list(column.shape)}"
         )
-    if not dtype.isnative:
-        raise ValueError(f"{path} is of a machine of another byte order, {dtype.str}")
-    return StoredColumn(path, dtype, shape, entry["sha256"], offset)
-
-
-def compare_sums(
-    columns: Mapping[Path, str],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
-    """Compares every byte of some columns with their checksums in the manifest."""
-    for path, found in _sums_of(list(columns), on_progress):
-        if found != columns[path]:
-            raise ValueError(
-                f"{path} has changed: its SHA-256 is {found}, that of the manifest "
-                f"{columns[path]}"
-            )
-
-
-def _sums_of(
-    paths: Sequence[Path], on_progress: Callable[[int, int], None]
-) -> Iterator[tuple[Path, str]]:
-    """The SHA-256 of each file."""
-    total, done = sum(os.stat(path).st_size for path in paths), 0
-    for path in paths:
-        digest = hashlib.sha256()
-        with path.open("rb", buffering=0) as file:
-            while part := file.read(_HASHED_AT_ONCE):
-                digest.update(part)
-                done += len(part)
-                on_progress(done, total)
-        yield path, digest.hexdigest()
-
-
-def whole(column: StoredColumn) -> np.ndarray:
-    """Returns all of a small column, each value one of its type."""
-    values = column.rows(0, column.shape[0])
-    check_items(values.reshape(-1).view(np.uint8), column.dtype, str(column.path))
-    return values
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder; anybody may have written it."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        if (folder / PROGRESS).is_file():
-            raise ValueError(
-                f"{folder} is not finished: its import was broken off, and the same "
-                "command goes on with it"
-            )
-        raise FileNotFoundError(
-            f"{folder} must be a folder made by `jaxdp-episodic data import`: it has "
-            f"no {MANIFEST}"
-        )
-    try:
-        found = read_json(path, max_bytes=_MAX_MANIFEST_BYTES)
-        if not isinstance(found, dict) or found.get("version") != _VERSION:
-            raise ValueError(f"version must be {_VERSION}")
-        splits = found.get("splits")
-        if not isinstance(splits, dict) or not splits:
-            raise ValueError("splits must be a table")
-        for split, described in splits.items():
-            _check_split(split, described)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    return found
-
-
-def _check_split(split: str, described: Any) -> None:
-    """Refuses a split that is not described as `write_manifest` does."""
-    if not _SPLIT.fullmatch(split) or not isinstance(described, dict):
-        raise ValueError(f"no split {split[:60]!r}")
-    levels, columns = described.get("levels"), described.get("columns")
-    if (
-        not isinstance(levels, list)
-        or not levels
-        or not all(isinstance(name, str) for name in levels)
-    ):
-        raise ValueError(f"levels of {split} must be names")
-    if not isinstance(columns, dict) or "features" not in columns:
-        raise ValueError(f"columns of {split} must have features")
-    for name, entry in columns.items():
-        if not _NAME.fullmatch(name) or not isinstance(entry, dict):
-            raise ValueError(f"no column {name[:60]!r}")
-        shape, size = entry.get("shape"), entry.get("bytes")
-        numbers = [*shape, size] if isinstance(shape, list) else [None]
-        if (
-            not all(type(n) is int and n >= 0 for n in numbers)
-            or not isinstance(entry.get("dtype"), str)
-            or not _SUM.fullmatch(str(entry.get("sha256")))
-        ):
-            raise ValueError(f"column {name} of {split} must have type, shape, sum")
-    encoding = described.get("encoding")
-    if encoding is not None and not isinstance(encoding, str):
-        raise ValueError(f"encoding of {split} must be a name")
+    return column

@@ -1,43 +1,47 @@
-"""Columns of untrusted Parquet files, in memory that does not depend on them.
+"""Parquet files: columns of plain cells, of numbers, of lists and of files.
 
 Parquet packs a column of a billion equal texts into a few bytes, so what a file says of
-its own size is no bound of what it becomes. Text is therefore kept as indices into a
-dictionary, as it is in the file; nested columns are refused, or bounded by their items.
-How many these are a child process reads from the file's footer: where a damaged
-description of a column contradicts itself, Arrow ends the process that asks for it
-(pyarrow 26).
+its own size does not bound what it becomes. `parquet_batches`, which reads strangers'
+requests too, keeps text as indices into a dictionary and refuses nested columns. The
+other functions read columns as arrays, some rows at a time.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.csv_file import column_places
 from jaxdp_episodic.files.optional import require_pyarrow
 
-_PRINT_ITEMS = """
-import json, sys
-from pyarrow import parquet
-with parquet.ParquetFile(sys.argv[1]) as file:
-    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-    chunks = ((g, g.column(i)) for g in groups for i in range(g.num_columns))
-    found = [(c.path_in_schema, g.num_rows, c.num_values) for g, c in chunks]
-print(json.dumps(found))
-"""
+_BUFFER_BYTES = 2**20  # with a buffer a row group is read bit by bit, not whole
+# Field of the struct in which Hugging Face's data sets hold an image's file.
+_BYTES = "bytes"
+# How Arrow's types of numbers begin that become arrays as they are.
+_NUMBERS = ("int", "uint", "half", "float", "double", "bool")
 
 
-class ColumnItems(NamedTuple):
-    """Of a column in a row group."""
-
-    path: str  # in the schema, with dots
-    num_rows: int  # of the row group
-    num_items: int  # of the column, more than rows only where lists hold several
+@contextmanager
+def _opened(
+    path: Path, names: Sequence[str] | None, **options: Any
+) -> Iterator[tuple[Any, Any]]:
+    """pyarrow, and a Parquet file with these columns."""
+    arrow, parquet = require_pyarrow(purpose="reading Parquet")
+    check_plain_file(path)
+    # All that a damaged file can raise; Arrow's own errors of values are ValueErrors.
+    broken = (arrow.ArrowException, OSError, OverflowError, KeyError, IndexError)
+    try:
+        with parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, **options) as file:
+            there = file.schema_arrow.names
+            column_places(there, there if names is None else names)
+            yield arrow, file
+    except broken as error:
+        raise ValueError(f"must be a Parquet file: {error}") from None
 
 
 def parquet_batches(
@@ -48,8 +52,6 @@ def parquet_batches(
     max_bytes: int | None = None,
 ) -> Iterator[tuple[list[str], list[list[Any]]]]:
     """Yields the columns of a Parquet file as plain values, some rows at a time.
-
-    Extension types run code in no pyarrow from 14.0.1 on.
 
     Args:
       path: the file.
@@ -67,64 +69,42 @@ def parquet_batches(
         whose columns are lacking, too large or of a type that is no number or text;
         the message does not name the file.
     """
-    arrow, parquet = require_pyarrow(purpose="reading Parquet")
-    check_plain_file(path)
-    # All that a damaged file can do, some of it without a name of its own.
-    broken = (arrow.ArrowException, OSError, OverflowError, KeyError, IndexError)
-    try:
-        with parquet.ParquetFile(path) as plain:
-            schema, meta = plain.schema_arrow, plain.metadata
-            wanted = list(schema.names) if names is None else list(names)
-            column_places(schema.names, wanted)
-            # The file's own schema: Arrow's types, which it may add, can hide lists.
-            leaves = [meta.schema.column(i) for i in range(meta.num_columns)]
-            # What is not wanted is not read: a column of images may be beside it.
-            lists = {
-                leaf.path.partition(".")[0]
-                for leaf in leaves
-                if leaf.max_repetition_level > 0
-            }
-            for name in wanted:
-                _check_type(arrow, schema.field(name), is_list=name in lists)
-            _check_size(meta, len(wanted), max_bytes)
-            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        yield wanted, [[] for _ in wanted]
-        if not meta.num_rows:
-            return
-        with parquet.ParquetFile(path, read_dictionary=texts) as file:
-            for batch in file.iter_batches(batch_size=rows, columns=wanted):
-                yield wanted, [_cells(arrow, batch.column(name)) for name in wanted]
-    except broken as error:
-        raise ValueError(f"must be a Parquet file: {error}") from None
+    with _opened(path, names) as (arrow, file):
+        schema, meta = file.schema_arrow, file.metadata
+        wanted = list(schema.names) if names is None else list(names)
+        # The file's own schema: Arrow's types, which it may add, can hide lists.
+        leaves = [meta.schema.column(i) for i in range(meta.num_columns)]
+        lists = {
+            leaf.path.partition(".")[0]
+            for leaf in leaves
+            if leaf.max_repetition_level > 0
+        }
+        for name in wanted:
+            _check_type(arrow.types, schema.field(name), is_list=name in lists)
+        groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
+        total = sum(max(group.total_byte_size, 0) for group in groups)
+        total = max(total, 8 * meta.num_rows * len(wanted))
+        if max_bytes is not None and total > max_bytes:
+            raise ValueError(f"more than max_bytes={max_bytes} bytes")
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        is_empty = not meta.num_rows
+    yield wanted, [[] for _ in wanted]
+    if is_empty:
+        return
+    with _opened(path, wanted, read_dictionary=texts) as (arrow, file):
+        for batch in file.iter_batches(batch_size=rows, columns=wanted):
+            yield wanted, [_cells(arrow, batch.column(name)) for name in wanted]
 
 
-def _check_type(arrow: Any, field: Any, *, is_list: bool) -> None:
+def _check_type(types: Any, field: Any, *, is_list: bool) -> None:
     """Refuses what is no number, truth value or text."""
-    types, kind = arrow.types, field.type
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    is_plain = (
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_boolean(kind)
-        or types.is_decimal(kind)
-        or types.is_null(kind)
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-    )
-    if is_list or not is_plain:
+    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+    plain = "integer floating boolean decimal null string large_string".split()
+    if is_list or not any(getattr(types, f"is_{one}")(kind) for one in plain):
         raise ValueError(
             f"column {field.name[:60]!r} must hold numbers or text, "
             f"holds {str(field.type)[:60]}"
         )
-
-
-def _check_size(meta: Any, columns: int, max_bytes: int | None) -> None:
-    """Refuses more than was asked for, by what bounds the reader."""
-    groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
-    total = sum(max(group.total_byte_size, 0) for group in groups)
-    if max_bytes is not None and max(total, 8 * meta.num_rows * columns) > max_bytes:
-        raise ValueError(f"more than max_bytes={max_bytes} bytes")
 
 
 def _cells(arrow: Any, column: Any) -> list[Any]:
@@ -135,16 +115,118 @@ def _cells(arrow: Any, column: Any) -> list[Any]:
     return [None if index is None else words[index] for index in indices]
 
 
-def column_items(path: Path) -> list[ColumnItems]:
-    """Returns what each column of each row group is said to hold.
+def record_batches(
+    path: Path, names: Sequence[str], rows: int, first: int = 0
+) -> Iterator[Any]:
+    """Yields Arrow's batches of columns from a row on; none before it is read.
 
     Raises:
-      ValueError: no Parquet file, or a damaged one.
+      OSError: no such file.
+      ImportError: pyarrow is not installed.
+      ValueError: no Parquet file, or no such column; the message has the path.
     """
-    # -P: nothing is imported from the folder that somebody happens to be in.
-    command = (sys.executable, "-P", "-c", _PRINT_ITEMS, str(path.resolve()))
-    child = subprocess.run(command, capture_output=True, check=False)
-    if child.returncode:
-        said = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ValueError(f"must be a Parquet file: damaged footer: {said}")
-    return [ColumnItems(*found) for found in json.loads(child.stdout)]
+    try:
+        with _opened(path, names) as (_, file):
+            before = 0
+            for group in range(file.metadata.num_row_groups):
+                number = file.metadata.row_group(group).num_rows
+                skip = max(first - before, 0)
+                before += number
+                if skip >= number:
+                    continue
+                for batch in file.iter_batches(
+                    batch_size=rows, row_groups=[group], columns=list(names)
+                ):
+                    here = min(skip, batch.num_rows)
+                    skip -= here
+                    if here < batch.num_rows:
+                        yield batch.slice(here)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def parquet_arrays(
+    path: Path, names: Sequence[str], *, rows: int, first: int = 0
+) -> Iterator[list[np.ndarray]]:
+    """Yields columns of numbers or of lists of numbers, (n, ...) each, from a row on.
+
+    Raises:
+      As `record_batches`; ValueError too for a missing cell or lists of several
+      lengths.
+    """
+    before = first
+    for batch in record_batches(path, names, rows, first):
+        yield [_array(batch.column(name), name, path, before) for name in names]
+        before += batch.num_rows
+
+
+def _array(values: Any, name: str, path: Path, first: int) -> np.ndarray:
+    """A column (n, ...) of numbers, or of lists, nested or not, of one length each."""
+    column, shape = f"{path}: column {name[:60]!r}", [len(values)]
+    while values.null_count == 0 and hasattr(values.type, "value_type"):
+        if not hasattr(values, "value_lengths"):  # a dictionary
+            break
+        lengths = np.unique(np.asarray(values.value_lengths()))
+        if len(lengths) > 1:
+            raise ValueError(f"{column} must have lists of one length")
+        shape.append(int(lengths[0]) if len(lengths) else 0)
+        values = values.flatten()
+    if values.null_count:
+        what = "list" if hasattr(values, "value_lengths") else "number"
+        record = first + np.flatnonzero(values.is_null())[0] // max(
+            int(np.prod(shape[1:])), 1
+        )
+        raise ValueError(f"{column} has a missing {what} in record {record + 1}")
+    if not str(values.type).startswith(_NUMBERS):
+        try:  # decimals, dictionaries, and numbers that are written as text
+            values = values.cast("double")
+        except (ValueError, NotImplementedError):  # Arrow's, of values and of types
+            raise ValueError(
+                f"{column} must hold numbers, holds {str(values.type)[:60]}"
+            ) from None
+    array = np.asarray(values.to_numpy(zero_copy_only=False))
+    return array.reshape(shape)
+
+
+def parquet_files(
+    path: Path, name: str, *, rows: int, first: int = 0
+) -> Iterator[list[bytes]]:
+    """Yields a column of files, from a row on.
+
+    Raises:
+      As `record_batches`; ValueError too for a missing file.
+    """
+    for batch in record_batches(path, [name], rows, first):
+        column = batch.column(name)
+        if hasattr(column, "field"):
+            column = column.field(_BYTES)
+        cells = column.to_pylist()
+        if not all(isinstance(cell, bytes) for cell in cells):
+            raise ValueError(f"{path}: column {name[:60]!r} has a missing image")
+        yield cells
+
+
+def holds_files(path: Path, name: str) -> bool:
+    """Returns whether a column holds image files; False: lists of numbers.
+
+    Raises:
+      As `record_batches`; ValueError too for a column of another kind.
+    """
+    try:
+        with _opened(path, [name]) as (arrow, file):
+            types, kind = arrow.types, file.schema_arrow.field(name).type
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if types.is_struct(kind) and kind.get_field_index(_BYTES) >= 0:
+        kind = kind.field(_BYTES).type
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return True
+    inside = kind
+    while hasattr(inside, "value_type") and not types.is_dictionary(inside):
+        inside = inside.value_type
+    if inside is kind or not (types.is_integer(inside) or types.is_floating(inside)):
+        raise ValueError(
+            f"{path}: column {name[:60]!r} must hold image files, or lists of "
+            f"numbers, holds {str(kind)[:60]}"
+        )
+    return False

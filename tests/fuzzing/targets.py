@@ -45,11 +45,10 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_c
 from jaxdp_episodic.trainer.config.training_parts import ModelConfig
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.trainer.data.folders import load_class_folders
-from jaxdp_episodic.trainer.data.import_sources import npz_records
 from jaxdp_episodic.trainer.data.sources import SOURCES, Glyphs, Schools
 from jaxdp_episodic.trainer.data.stored import load_stored, store
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
+from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, npz_records
 from jaxdp_episodic.trainer.run.loading import load_release
 from jaxdp_episodic.trainer.run.release import (
     DESCRIPTION,

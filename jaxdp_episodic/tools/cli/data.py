@@ -18,15 +18,10 @@ from jaxdp_episodic.files.column_folder import check_sums
 from jaxdp_episodic.tools.cli.messages import Name, Whole, option, reported
 from jaxdp_episodic.tools.cli.process import ended_by_sigterm
 from jaxdp_episodic.trainer.data.folders import (
+    image_records,
     listed_classes,
     listed_omniglot,
     split_folders,
-)
-from jaxdp_episodic.trainer.data.import_sources import (
-    image_records,
-    npz_records,
-    parquet_records,
-    part_of_records,
 )
 from jaxdp_episodic.trainer.data.layouts import (
     CLASSES,
@@ -36,6 +31,7 @@ from jaxdp_episodic.trainer.data.layouts import (
     PARQUET,
     recognized,
 )
+from jaxdp_episodic.trainer.data.records import Records
 from jaxdp_episodic.trainer.data.sources import FileSource
 from jaxdp_episodic.trainer.data.splits import (
     SPLITS,
@@ -46,13 +42,16 @@ from jaxdp_episodic.trainer.data.splits import (
 )
 from jaxdp_episodic.trainer.data.stored import (
     Progress,
-    Records,
     load_stored,
     store,
     stored_splits,
 )
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.data.user_files import refuse_unnamed
+from jaxdp_episodic.trainer.data.user_files import (
+    npz_records,
+    refuse_unnamed,
+    table_records,
+)
 
 _Argument = tyro.conf.Positional[Path]
 _Names = tuple[str, ...]
@@ -63,8 +62,8 @@ _HeldOut = Annotated[Union[str, None], option("SHARE|SOURCE")]  # noqa: UP007
 class Import:
     """Write images or columns into a folder that is trained on without loading it.
 
-    May be killed at any time: the same command goes on where it was. A config then says
-    `type = "Stored"` and `path = "FOLDER"` in its table [data].
+    The folder is there whole or not at all. A config then says `type = "Stored"` and
+    `path = "FOLDER"` in its table [data].
     """
 
     source: Annotated[_Argument, option("SOURCE")]
@@ -106,7 +105,7 @@ class Import:
 
     def run(self) -> int:
         """Imports what is missing; returns the exit code."""
-        left = "; the same command goes on where it was"
+        left = "; nothing was written"
         return reported(self.source, self._imported, interrupted=left)
 
     def _imported(self) -> list[str]:
@@ -120,9 +119,7 @@ class Import:
         made_from = {"layout": layout, "source": self.source.name, **settings}
         begun = time.perf_counter()
         with ended_by_sigterm(), _shown() as progress:
-            found = store(
-                self.folder, splits, made_from=made_from, on_progress=progress
-            )
+            store(self.folder, splits, made_from=made_from, on_progress=progress)
         lines = [f"layout     {layout}"]
         for split, records in splits.items():
             table = records.numbers
@@ -133,10 +130,6 @@ class Import:
             kind = f"{records.dtype} {'x'.join(map(str, records.shape))}"
             lines.append(f"{split:<11}{' / '.join(units)}, {kind} each")
             lines += _of_people(table)
-        if found:
-            lines.append(
-                f"found      {found:,} records of an import that was broken off"
-            )
         seconds = time.perf_counter() - begun
         lines += [f"took       {seconds:,.1f} s", f"folder     {self.folder}"]
         return lines
@@ -206,7 +199,7 @@ class Import:
                 refuse_unnamed(path)
             found = npz_records(path, owner=self.owner)
         else:
-            found = parquet_records(
+            found = table_records(
                 path,
                 groups=self.groups,
                 features=self.features,
@@ -218,7 +211,7 @@ class Import:
                 size=self.size,
                 grey=self.grey,
             )
-        return found if parts is None else part_of_records(found, parts, split)
+        return found if parts is None else found.part(parts, split)
 
 
 _HELD_OUT = (VALIDATION, TEST, "split_salt")

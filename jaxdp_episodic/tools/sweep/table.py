@@ -17,7 +17,7 @@ import numpy as np
 from jaxdp_episodic.files.archive import array_batches, write_npy_header
 from jaxdp_episodic.files.atomic import atomic_path
 from jaxdp_episodic.files.optional import require_pyarrow
-from jaxdp_episodic.files.parquet_arrays import record_batches
+from jaxdp_episodic.files.parquet_file import record_batches
 from jaxdp_episodic.tools.sweep.description import described_grid
 from jaxdp_episodic.tools.sweep.folder import NPZ, PARQUET, SweepFolder
 from jaxdp_episodic.tools.sweep.grid import WORD_FIELDS, Grid

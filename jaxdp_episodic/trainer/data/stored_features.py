@@ -10,9 +10,8 @@ from jaxdp_episodic.files.column_folder import StoredColumn
 
 UNIT = "unit"
 INVERTED = "inverted"
-# What 8-bit codes stand for, by encoding: numbers made as the loaders make them, to the
-# last bit. Compilers may replace a division by a product, so compiled code looks the
-# values up here.
+# What 8-bit codes stand for, by encoding. Compilers may replace a division by a
+# product, so compiled code looks the values up here.
 _CODES = np.arange(256, dtype=np.uint8).astype(np.float32) / 255
 CODE_VALUES = {UNIT: _CODES, INVERTED: 1 - _CODES}
 
@@ -46,21 +45,9 @@ class StoredFeatures:
             raise ValueError(f"{column.path} must hold numbers, holds {column.dtype}")
         self._column, self.encoding = column, encoding
         self.shape = column.shape if shape is None else shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of what indexing returns."""
-        return self._column.dtype if self.encoding is None else np.dtype(np.float32)
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes, that of the examples included."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of numbers."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        self.ndim = len(self.shape)
+        self.size = int(np.prod(self.shape, dtype=np.int64))
+        self.dtype = column.dtype if encoding is None else np.dtype(np.float32)
 
     @property
     def digest(self) -> bytes:

@@ -1,10 +1,12 @@
-"""A user's own files, which are not trusted: arrays (npz), records (CSV, Parquet)."""
+"""A user's own files: arrays (npz), records (CSV, Parquet)."""
 
 from __future__ import annotations
 
+import functools
+import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,32 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
-from jaxdp_episodic.files.archive import array_headers, read_arrays
+from jaxdp_episodic.files.archive import array_batches, array_headers, read_arrays
 from jaxdp_episodic.files.csv_file import csv_lines, read_csv_columns
-from jaxdp_episodic.files.parquet_file import parquet_batches
+from jaxdp_episodic.files.parquet_file import (
+    holds_files,
+    parquet_arrays,
+    parquet_batches,
+    parquet_files,
+)
 from jaxdp_episodic.trainer.data.column_names import (
     refuse_ids_as_names,
     refuse_numbers_as_names,
 )
+from jaxdp_episodic.trainer.data.folders import decoded_parts, first_decoded
 from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
 from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.data.records import Part, Records, only
+from jaxdp_episodic.trainer.data.stored_features import UNIT
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-_PARQUET_ROWS = 2**16  # that are read at a time: the lists of one batch fit in memory
+_BATCH_BYTES = 2**26  # most that a batch takes in memory
+_BATCH_IMAGES = 256  # most that are read at a time
+_BATCH_ROWS = 2**16  # most rows of numbers or ids
+_FLOAT = np.dtype(np.float32)
+
+
+# --- npz ---
 
 
 def load_npz(
@@ -64,75 +80,90 @@ def load_npz(
       ValueError: a file that is no npz, holds pickles or too much, or arrays that do
         not fit together.
     """
-    arrays = read_arrays(Path(path), max_bytes=max_bytes)
-    return arranged(arrays, path, levels, split, owner)
+    found = npz_records(
+        Path(path), levels=levels, split=split, owner=owner, max_bytes=max_bytes
+    )
+    return found.table()
 
 
-def arranged(
-    arrays: dict[str, Any],
-    path: Any,
+def npz_records(
+    path: Path,
+    *,
     levels: Sequence[str] = (),
     split: str | None = None,
     owner: str | None = None,
-) -> ExampleTable:
-    """Returns the table of an npz file's arrays; see `load_npz`."""
-    given = [name for name in ("images", "features") if name in arrays]
+    max_bytes: int = 2**63,
+) -> Records:
+    """Returns the records of an npz file; see `load_npz`."""
+    headers = array_headers(path)
+    given = [name for name in ("images", "features") if name in headers]
     if len(given) != 1:
-        shapes = {name: array.shape for name, array in arrays.items()}
+        shapes = {name: shape for name, (shape, _) in headers.items()}
         raise ValueError(
             f"{path} must hold images or features, one of the two, and labels, has "
             f"{shapes}; rename them: np.savez(FILE, images=..., labels=...)"
         )
-    values = arrays[given[0]]
-    if not values.size:
-        raise ValueError(f"{given[0]} in {path} must not be empty, got {values.shape}")
-    grid: tuple[int, ...] = values.shape[:1]
-    public = None
-    if "labels" in arrays:
+    (name,) = given
+    shape, kind = headers[name]
+    arrays = read_arrays(
+        path, max_bytes=max_bytes, names=[one for one in headers if one != name]
+    )
+    is_images, what = name == "images", f"{name} in {path}"
+    axes = 1 if "labels" in arrays else 2
+    if len(shape) < axes + (1 + is_images if axes == 2 else 0):
+        raise ValueError(
+            f"{name} must be [class, example, ...], or come with an array labels, the "
+            f"class of each; got shape {shape}, and no labels"
+        )
+    if not math.prod(shape):
+        raise ValueError(f"{what} must not be empty, got {shape}")
+    if kind.kind not in "biuf":
+        raise TypeError(f"{what} must be numbers, got {kind}")
+    empty = np.empty((0, *shape[axes:]), kind)
+    item = (scaled_images(empty) if is_images else empty).shape[1:]
+    grid, public = shape[:axes], None
+    labels = arrays.get("classes", np.arange(grid[0]))
+    if axes == 1:
         labels, public = arrays["labels"], arrays.get("classes")
         if public is not None and (levels or split is not None):
             raise ValueError(
                 f"classes beside labels in {path} is a public list, which is for one "
                 "level of units and all records, got levels or split"
             )
-    else:
-        if values.ndim < (4 if given[0] == "images" else 3):
-            raise ValueError(
-                f"{given[0]} must be [class, example, ...], or come with an array "
-                f"labels, the class of each; got shape {values.shape}, and no labels"
-            )
-        grid = values.shape[:2]
-        labels = arrays.get("classes", np.arange(grid[0]))
-        values = values.reshape(-1, *values.shape[2:])
-    if given[0] == "images":
-        values = scaled_images(values)
-    wanted = (*levels, None if split is None else "split", owner)
-    for name in wanted:
-        if name is not None and name not in arrays:
-            raise ValueError(f"{path} must hold {name}, has {list(arrays)}")
-    columns = {name: _one_a_record(name, arrays[name], grid, path) for name in levels}
-    columns["class"] = _one_a_record("labels or classes", labels, grid, path)
-    owners = targets = None
-    if owner is not None:
-        ids = _one_a_record(owner, arrays[owner], grid, path)
-        owners = Owners.from_ids(ids, name=f"{owner} in {path}")
-    if "targets" in arrays:
-        targets = _one_a_record("targets", arrays["targets"], grid, path)
+    for wanted in (*levels, None if split is None else "split", owner):
+        if wanted is not None and wanted not in arrays:
+            raise ValueError(f"{path} must hold {wanted}, has {list(headers)}")
+    number = math.prod(grid)
+    kept: Any = slice(None)
     if split is not None:
         kept = _one_a_record("split", arrays["split"], grid, path) == split
         if not kept.any():
             raise ValueError(f"split must be one that {path} has, got {split!r}")
-        values = values[kept]
-        columns = {name: column[kept] for name, column in columns.items()}
-        targets = None if targets is None else targets[kept]
-        owners = None if owners is None else owners.take(kept)
-    return ExampleTable.from_records(
-        values,
+    units = {one: _one_a_record(one, arrays[one], grid, path)[kept] for one in levels}
+    units["class"] = _one_a_record("labels or classes", labels, grid, path)[kept]
+    owners = targets = None
+    if owner is not None:
+        ids = _one_a_record(owner, arrays[owner], grid, path)
+        owners = Owners.from_ids(ids, name=f"{owner} in {path}").take(kept)
+    if "targets" in arrays:
+        targets = _one_a_record("targets", arrays["targets"], grid, path)[kept]
+    numbers = ExampleTable.from_records(
+        np.arange(number)[kept],
         targets,
-        units=columns,
+        units=units,
         public_units=None if public is None else public.reshape(-1).tolist(),
         owners=owners,
     )
+    size = max(math.prod(item) * kind.itemsize, 1)
+    rows = max(min(_BATCH_BYTES // size, _BATCH_ROWS), 1)
+
+    def read(wanted: np.ndarray) -> Iterator[Part]:
+        parts = array_batches(path, name, axes=axes, rows=rows)
+        return only(wanted, _kept(parts, item, is_images, what))
+
+    encoding = UNIT if is_images and kind.kind != "f" else None
+    dtype = _as_kept(empty, 0, is_images, what).dtype
+    return Records(numbers, dtype, item, encoding, read)
 
 
 def refuse_unnamed(path: Path) -> None:
@@ -149,6 +180,69 @@ def refuse_unnamed(path: Path) -> None:
             "by their names; a number in a file is none, as it changes when a class "
             "before it leaves"
         )
+
+
+def scaled_images(images: np.ndarray) -> np.ndarray:
+    """Returns (R, H, W, channels) images: 8-bit integers become float32 in [0, 1].
+
+    Raises:
+      TypeError: images that are neither 8-bit, Boolean nor floating.
+      ValueError: images that are not [record, H, W] or [record, H, W, channels].
+    """
+    if images.dtype == np.uint8:
+        images = images.astype(np.float32) / 255
+    elif images.dtype.kind not in "bf":
+        raise TypeError(
+            f"images must be uint8, bool or floating, got {images.dtype}; put numbers "
+            "that are no pixels under the name features"
+        )
+    if images.ndim not in (3, 4):
+        raise ValueError(
+            "images must have height and width, and perhaps channels, "
+            f"got shape {images.shape[1:]} each"
+        )
+    return images if images.ndim == 4 else images[..., None]
+
+
+def _one_a_record(
+    name: str, array: np.ndarray, grid: tuple[int, ...], path: Any
+) -> np.ndarray:
+    """An array with one entry a record, or one a class, as one entry a record."""
+    if array.shape in (grid, (math.prod(grid),)):
+        return array.reshape(-1)
+    if len(grid) == 2 and array.shape == grid[:1]:
+        return np.repeat(array, grid[1])
+    raise ValueError(
+        f"{name} in {path} must have one entry for each of {grid}, got {array.shape}"
+    )
+
+
+def _kept(
+    parts: Iterable[np.ndarray], item: tuple[int, ...], is_images: bool, what: str
+) -> Iterator[np.ndarray]:
+    """Successive parts of an array as they are kept."""
+    first = 0
+    for part in parts:
+        yield _as_kept(part.reshape(len(part), *item), first, is_images, what)
+        first += len(part)
+
+
+def _as_kept(batch: np.ndarray, first: int, is_images: bool, what: str) -> np.ndarray:
+    """What `ExampleTable.from_records` makes of numbers; of images their codes."""
+    if batch.dtype.kind == "b":
+        return batch * np.uint8(255) if is_images else batch.astype(_FLOAT)
+    if batch.dtype.kind in "iu":
+        return batch.astype(batch.dtype.newbyteorder("="))
+    with np.errstate(over="ignore"):  # infinity, which is refused
+        values = batch.astype(_FLOAT)
+    bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    if bad.any():
+        row = first + int(np.argmax(bad))
+        raise ValueError(f"{what} must be finite, row {row} is not")
+    return values
+
+
+# --- CSV and Parquet ---
 
 
 def load_table(
@@ -188,7 +282,6 @@ def load_table(
         cell that is no finite number, a file that is too large, or one whose first
         line is a record; the message says where.
     """
-    file = Path(path)
     if label is not None:
         if groups or target is not None:
             raise ValueError(
@@ -207,83 +300,187 @@ def load_table(
             "groups must not name a column 'example', which is the level of the "
             f"records themselves, got {list(groups)}; rename the column"
         )
-    wanted = [
-        *groups,
-        *features,
-        *(name for name in (target, owner) if name is not None),
-    ]
-    if len(set(wanted)) < len(wanted):
-        raise ValueError(f"columns must be used once each, got {wanted}")
-    columns, first = columns_of(file, wanted, max_bytes=max_bytes)
-    if not columns[wanted[0]]:
-        raise ValueError(f"{file} must have at least one record, has none")
-    if file.suffix.lower() == ".csv":
-        ids = [*groups, *([] if owner is None else [owner])]
-        by_name = {name: columns[name] for name in ids}
-        refuse_ids_as_names(file, names_of_columns(file), by_name)
-    numbers = {
-        name: numbers_of(columns[name], name, file, first)
-        for name in (*features, *([] if target is None else [target]))
-    }
-    return ExampleTable.from_records(
-        np.stack([numbers[name] for name in features], axis=1),
-        None if target is None else numbers[target],
-        units={
-            name if label is None else CLASS: ids_of(columns[name], name, file, first)
-            for name in groups
-        },
+    found = table_records(
+        Path(path),
+        groups=groups,
+        features=features,
+        target=target,
         public_units=public_units,
-        owners=None if owner is None else owners_of(columns[owner], owner, file, first),
+        owner=owner,
+        class_level=label is not None,
+        max_bytes=max_bytes,
     )
+    return found.table()
 
 
-def scaled_images(images: np.ndarray) -> np.ndarray:
-    """Returns (R, H, W, channels) images: 8-bit integers become float32 in [0, 1].
+def table_records(
+    path: Path,
+    *,
+    groups: Sequence[str],
+    features: Sequence[str] = (),
+    images: str | None = None,
+    target: str | None = None,
+    public_units: Sequence[Any] | None = None,
+    owner: str | None = None,
+    shape: Sequence[int] = (),
+    size: int | None = None,
+    grey: bool = False,
+    class_level: bool = False,
+    max_bytes: int = 2**63,
+) -> Records:
+    """Returns the records of a CSV or Parquet file.
+
+    Args:
+      path: the file.
+      groups: columns of unit ids, top level first.
+      features: columns of numbers, as of `load_table`; or none, and ``images``.
+      images: of Parquet: a column of image files (bytes, or Hugging Face's struct of
+        them), or of lists of as many numbers, of 8 bits where they are pixels.
+      target: column of numbers; None: the last group is the class.
+      public_units: public list of ids of the only group.
+      owner: column of owners, ids of people; None: not known.
+      shape: of an image that is a list.
+      size: side to which image files are brought; None: they are all alike.
+      grey: one channel in place of three, of image files.
+      class_level: the only group's level is called "class".
+      max_bytes: of the columns.
 
     Raises:
-      TypeError: images that are neither 8-bit, Boolean nor floating.
-      ValueError: images that are not [record, H, W] or [record, H, W, channels].
+      ImportError: pyarrow is not installed.
+      TypeError, ValueError: as `load_table`; or both or none of features and images.
     """
-    if images.dtype == np.uint8:
-        images = images.astype(np.float32) / 255
-    elif images.dtype.kind not in "bf":
-        raise TypeError(
-            f"images must be uint8, bool or floating, got {images.dtype}; put numbers "
-            "that are no pixels under the name features"
-        )
-    if images.ndim not in (3, 4):
+    if bool(features) == (images is not None):
         raise ValueError(
-            "images must have height and width, and perhaps channels, "
-            f"got shape {images.shape[1:]} each"
+            "a Parquet file needs the names of columns of features, or of one of "
+            f"images, got features={list(features)} and images={images!r}"
         )
-    return images if images.ndim == 4 else images[..., None]
-
-
-def _one_a_record(
-    name: str, array: np.ndarray, grid: tuple[int, ...], path: Any
-) -> np.ndarray:
-    """An array with one entry a record, or one a class, as one entry a record."""
-    if array.shape == grid:
-        return array.reshape(-1)
-    if array.shape == (math.prod(grid),):
-        return array
-    if len(grid) == 2 and array.shape == grid[:1]:
-        return np.repeat(array, grid[1])
-    raise ValueError(
-        f"{name} in {path} must have one entry for each of {grid}, got {array.shape}"
+    small = [*groups, *(name for name in (target, owner) if name is not None)]
+    if not groups or len({*small, *features}) < len(small) + len(features):
+        raise ValueError(
+            "groups must be columns, and all columns used once each, got "
+            f"{[*groups, *features, *small[len(groups) :]]}"
+        )
+    is_csv = path.suffix.lower() == ".csv"
+    wanted = [*small, *features] if is_csv else small
+    cells, first = columns_of(path, wanted, max_bytes=max_bytes)
+    number = len(cells[groups[0]])
+    if not number:
+        raise ValueError(f"{path} must have at least one record, has none")
+    if is_csv:
+        ids = {name: cells[name] for name in (*groups, owner) if name is not None}
+        refuse_ids_as_names(path, names_of_columns(path), ids)
+        numbers = [numbers_of(cells[name], name, path, first) for name in features]
+        made = [np.stack(numbers, axis=1).astype(_FLOAT)]
+        item, dtype, encoding = (len(features),), _FLOAT, None
+        read: Callable[[np.ndarray], Iterator[Part]] = functools.partial(
+            only, parts=made
+        )
+    elif images is None:
+        item, dtype, encoding, read = _number_columns(path, features)
+    else:
+        item, dtype, encoding, read = _image_column(
+            path, images, tuple(shape), size, grey
+        )
+    units = {
+        CLASS if class_level else name: ids_of(cells[name], name, path, first)
+        for name in groups
+    }
+    public = None if not public_units else list(public_units)
+    if public and not is_csv and units[next(iter(units))].dtype.kind in "iu":
+        public = [int(one) for one in public]
+    return Records(
+        ExampleTable.from_records(
+            np.arange(number),
+            None if target is None else numbers_of(cells[target], target, path, first),
+            units=units,
+            public_units=public,
+            owners=None
+            if owner is None
+            else owners_of(cells[owner], owner, path, first),
+        ),
+        dtype,
+        item,
+        encoding,
+        read,
     )
 
 
-def parquet_columns(
-    file: Path, wanted: Sequence[str], *, max_bytes: int | None = None
-) -> dict[str, list[Any]]:
-    """The wanted columns of a Parquet file."""
-    columns: dict[str, list[Any]] = {name: [] for name in wanted}
-    batches = parquet_batches(file, wanted, rows=_PARQUET_ROWS, max_bytes=max_bytes)
-    for names, cells in batches:
-        for name, column in zip(names, cells, strict=True):
-            columns[name] += column
-    return columns
+_Column = tuple[
+    tuple[int, ...], np.dtype, str | None, Callable[[np.ndarray], Iterator[Part]]
+]
+
+
+def _number_columns(path: Path, features: Sequence[str]) -> _Column:
+    """Columns of numbers, (R, columns) float32."""
+    rows = max(min(_BATCH_ROWS, _BATCH_BYTES // (8 * len(features))), 1)
+
+    def parts() -> Iterator[np.ndarray]:
+        before = 0
+        for columns in parquet_arrays(path, features, rows=rows):
+            for name, column in zip(features, columns, strict=True):
+                if column.ndim > 1:
+                    raise ValueError(
+                        f"{path}: column {name!r} must hold numbers or text, holds "
+                        "lists"
+                    )
+                numbers_of(column, name, path, before + 1, before)
+            yield np.stack(columns, axis=1).astype(_FLOAT)
+            before += len(columns[0])
+
+    next(parquet_arrays(path, features, rows=1), None)  # columns and types, at once
+    return (len(features),), _FLOAT, None, lambda wanted: only(wanted, parts())
+
+
+def _image_column(
+    path: Path, name: str, shape: tuple[int, ...], size: int | None, grey: bool
+) -> _Column:
+    """A column of images: files, or lists of numbers."""
+    if holds_files(path, name):
+
+        def files() -> Iterator[tuple[str, io.BytesIO]]:
+            record = 0
+            for cells in parquet_files(path, name, rows=_BATCH_IMAGES):
+                for content in cells:
+                    record += 1
+                    yield f"{name} in record {record} of {path}", io.BytesIO(content)
+
+        first = first_decoded(files(), size, grey)
+        return (
+            first.shape,
+            np.dtype(np.uint8),
+            UNIT,
+            lambda rows: only(rows, decoded_parts(files(), size, grey, first.shape)),
+        )
+    if not shape:
+        raise ValueError(
+            f"shape must be given for the lists of numbers in column {name!r} of "
+            f"{path}, for example 32 32 3"
+        )
+    for side in shape:
+        _validation.whole_number("shape", side)
+    length = math.prod(shape)
+    # Arrow takes some 16 bytes for each item of a list that it decodes.
+    rows = max(min(_BATCH_BYTES // (16 * length), _BATCH_ROWS), 1)
+
+    def lists(rows: int = rows) -> Iterator[np.ndarray]:
+        for (column,) in parquet_arrays(path, [name], rows=rows):
+            if column.size != len(column) * length:
+                raise ValueError(
+                    f"column {name[:60]!r} of {path} must have {length} numbers a row, "
+                    f"has {column.size} in {len(column)} rows"
+                )
+            yield column.reshape(len(column), length)
+
+    probe = next(lists(1))
+    item = scaled_images(probe[:0].reshape(0, *shape)).shape[1:]
+    is_coded = probe.dtype.kind == "b" or probe.dtype == np.uint8
+    dtype = np.dtype(np.uint8) if is_coded else _FLOAT
+    return (
+        item,
+        dtype,
+        UNIT if is_coded else None,
+        lambda wanted: only(wanted, _kept(lists(), item, True, f"{name} in {path}")),
+    )
 
 
 def columns_of(
@@ -295,18 +492,25 @@ def columns_of(
       ValueError: another kind of file, one whose first line is a record, or as of its
         reader; the message has the path.
     """
-    # A CSV file's first record is in its second line.
-    readers = {".csv": (read_csv_columns, 2), ".parquet": (parquet_columns, 1)}
     suffix = file.suffix.lower()
-    if suffix not in readers:
+    if suffix not in (".csv", ".parquet"):
         raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
-    read, first = readers[suffix]
-    if suffix == ".csv":
-        refuse_numbers_as_names(file, names_of_columns(file), wanted)
     try:
-        return read(file, wanted, max_bytes=max_bytes), first
+        if suffix == ".csv":  # whose first record is in its second line
+            refuse_numbers_as_names(file, names_of_columns(file), wanted)
+            return read_csv_columns(file, wanted, max_bytes=max_bytes), 2
+        columns: dict[str, list[Any]] = {name: [] for name in wanted}
+        for names, cells in parquet_batches(
+            file, wanted, rows=_BATCH_ROWS, max_bytes=max_bytes
+        ):
+            for name, column in zip(names, cells, strict=True):
+                columns[name] += column
+        return columns, 1
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+        said = str(error)
+        raise ValueError(
+            said if said.startswith(str(file)) else f"{file}: {said}"
+        ) from None
 
 
 def names_of_columns(file: Path) -> list[str]:
@@ -326,26 +530,45 @@ def names_of_columns(file: Path) -> list[str]:
     return list(names)
 
 
-def numbers_of(cells: Sequence[Any], name: str, file: Path, first: int) -> np.ndarray:
-    """Returns float64 of the cells of a column; ``first`` is the first record's row.
+def numbers_of(
+    cells: Sequence[Any] | np.ndarray,
+    name: str,
+    file: Path,
+    first: int,
+    before: int = 0,
+) -> np.ndarray:
+    """Returns float64 of the cells of a column.
+
+    Args:
+      cells: of the column.
+      name: of the column, for the message, as the rest.
+      file: that it is in.
+      first: the row of the first record.
+      before: records before that.
 
     Raises:
       ValueError: one that is no finite float32.
     """
-    values = np.empty(len(cells))
-    for row, cell in enumerate(cells):
-        try:
-            values[row] = float(cell)
-        except (TypeError, ValueError, OverflowError):
-            values[row] = np.nan
+    try:
+        values = np.asarray(cells, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        values = np.array([_number(cell) for cell in cells])
     bad = ~(np.abs(values) <= np.finfo(np.float32).max)
     if bad.any():
         row = int(np.argmax(bad))
+        cell = values[row].item() if isinstance(cells, np.ndarray) else cells[row]
         raise ValueError(
-            f"{name!r} must be finite numbers, got {_validation.shown(cells[row])} in "
-            f"record {row + 1} (row {row + first}) of {file}"
+            f"{name!r} must be finite numbers, got {_validation.shown(cell)} in "
+            f"record {before + row + 1} (row {row + first}) of {file}"
         )
     return values
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.ndarray:

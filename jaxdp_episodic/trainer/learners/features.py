@@ -26,10 +26,10 @@ from jaxdp_episodic.files.column_folder import (
     MANIFEST,
     StoredColumn,
     compare_sums,
-    create_column,
     is_complete,
     open_split,
     write_manifest,
+    write_rows,
 )
 from jaxdp_episodic.trainer.config.training_features import (
     ONNX,
@@ -242,7 +242,7 @@ class FixedFeatures:
         with locked(folder):
             if is_complete(folder):
                 try:
-                    found = open_split(folder, lambda splits: splits[0])
+                    found = open_split(folder)
                     if found.made_from == made_from:
                         return _opened(found.columns["features"], data)
                     reason = "it is of other data, or of other settings"
@@ -267,7 +267,7 @@ class FixedFeatures:
             (folder / MANIFEST).unlink(missing_ok=True)
             self._write(folder / TRAIN / "features.npy", data)
             write_manifest(folder, {TRAIN: (("example",), None)}, made_from=made_from)
-            found = open_split(folder, lambda splits: splits[0])
+            found = open_split(folder)
             return _opened(found.columns["features"], data)
 
     def _write(self, path: Path, data: ExampleTable) -> None:
@@ -275,13 +275,14 @@ class FixedFeatures:
         first = next(parts)
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)  # whoever reads the old one goes on with it
-        start = create_column(path, first.dtype, (data.num_examples, first.shape[1]))
-        with path.open("r+b") as file:
-            file.seek(start)
-            for part in itertools.chain([first], parts):
-                file.write(np.ascontiguousarray(part).data)
-            file.flush()
-            os.fsync(file.fileno())
+        places = itertools.count(0, _BATCH)
+        placed = (
+            (np.arange(start, start + len(part)), part)
+            for start, part in zip(
+                places, itertools.chain([first], parts), strict=False
+            )
+        )
+        write_rows(path, first.dtype, (data.num_examples, first.shape[1]), placed)
 
 
 def _opened(column: StoredColumn, data: ExampleTable) -> np.ndarray | StoredFeatures:
@@ -291,7 +292,7 @@ def _opened(column: StoredColumn, data: ExampleTable) -> np.ndarray | StoredFeat
     features = StoredFeatures(column)
     if isinstance(data.features, StoredFeatures):
         return features
-    compare_sums({column.path: column.sha256})
+    compare_sums([column])
     return features[:]
 
 

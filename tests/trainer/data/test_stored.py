@@ -1,5 +1,6 @@
 """Data on the disk: the same numbers as in memory; what is not whole is refused."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,12 +15,10 @@ from PIL import Image
 from jaxdp_episodic.files import column_folder
 from jaxdp_episodic.files.atomic import locked
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.data import stored as store_module
 from jaxdp_episodic.trainer.data.folders import load_class_folders, load_omniglot
-from jaxdp_episodic.trainer.data.import_sources import npz_records
 from jaxdp_episodic.trainer.data.stored import load_stored, store
 from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatures
-from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
+from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, npz_records
 
 RNG = np.random.default_rng(5)
 
@@ -66,7 +65,6 @@ def test_class_folders(tmp_path, capsys):
     assert os.stat(tmp_path / "out/train/features.npy").st_size == 128 + 9 * 5 * 5 * 3
     assert "example 9, uint8 5x5x3 each" in capsys.readouterr().out
     assert np.load(tmp_path / "out/train/features.npy", mmap_mode="r").dtype == np.uint8
-    assert not (tmp_path / "out/import.json").exists()
     assert cli.run(["data", "check", str(tmp_path / "out")]) == 0
 
 
@@ -185,7 +183,7 @@ def test_parquet_columns_lists_and_files(tmp_path):
             "2 numbers a row|one",
         ),
         (["--groups", "u", "--features", "gone"], "no column 'gone'"),
-        (["--groups", "u", "--features", "nan"], "must be finite, record 1 is not"),
+        (["--groups", "u", "--features", "nan"], "got nan in record 2"),
         (["--groups", "u", "--features", "null"], "has a missing number"),
         (["--groups", "u"], "needs the names of columns of features"),
         (["--features", "nan"], "groups must be columns"),
@@ -390,85 +388,57 @@ def test_a_file_that_is_cut_off_later_is_an_error_not_the_end(folder):
         folder.table.features[[0, 5]]
 
 
-# --- Broken off, and gone on with ---
+# --- There whole or not at all ---
 
 
-class Killed(BaseException):
-    pass
+def records(folder, read=None):
+    np.savez(folder / "in.npz", **NPZ["targets"])
+    found = npz_records(folder / "in.npz")
+    return found if read is None else dataclasses.replace(found, read=read)
 
 
-def test_an_import_that_is_broken_off_goes_on_where_it_was(tmp_path, monkeypatch):
-    """Broken off after every second batch; nothing reads the folder before its end."""
-    monkeypatch.setattr(store_module, "_SECONDS", -1.0)
-    arrays = {"features": RNG.random((40, 3)), "labels": RNG.integers(0, 5, 40)}
-    np.savez(tmp_path / "in.npz", **arrays)
-    records, begun = npz_records(tmp_path / "in.npz"), []
-    whole = records.batches
-
-    def by_three(start):
-        begun.append(start)
-        for first in range(start, 40, 3):
-            yield next(whole(first))[:3]
-
-    object.__setattr__(records, "batches", by_three)
-    out, told = tmp_path / "out", []
-
-    def kill(done, total, what):
-        told.append(what)
-        if what != "records" or done > begun[-1] + 3:
-            raise Killed
-
-    for _ in range(7):
-        with pytest.raises(Killed):
-            store(out, {"train": records}, made_from={}, on_progress=kill)
-        with pytest.raises(ValueError, match="is not finished: its import was"):
-            load_stored(out)
-    assert begun == [0, 6, 12, 18, 24, 30, 36]
-    assert store(out, {"train": records}, made_from={}) == 40
-    same_tables(load_stored(out), load_npz(tmp_path / "in.npz"))
+def fails(wanted):
+    yield wanted[:2], np.zeros((2, 2), np.float32)
+    raise OSError("the disk fails")
 
 
-def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path, monkeypatch):
-    np.savez(tmp_path / "in.npz", **NPZ["targets"])
-    records = npz_records(tmp_path / "in.npz")
-    out = tmp_path / "out"
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (fails, "the disk fails"),
+        (lambda wanted: [(wanted[:2], np.ones((2, 2), np.float32))], "4 records, 2 c"),
+        (lambda wanted: [(wanted, np.ones((4, 2)))], "must be float32 of shape"),
+    ],
+)
+def test_an_import_that_fails_leaves_nothing(read, message, tmp_path):
+    with pytest.raises((OSError, ValueError), match=message):
+        store(tmp_path / "out", {"train": records(tmp_path, read)}, made_from={})
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npz"]
 
-    def fails(start):
-        raise OSError("the disk fails")
 
-    broken = npz_records(tmp_path / "in.npz")
-    object.__setattr__(broken, "batches", fails)
-    with pytest.raises(OSError, match="the disk fails"):
-        store(out, {"train": broken}, made_from={})
-    with pytest.raises(ValueError, match="was begun from other files, or with other"):
-        store(out, {"train": records}, made_from={"size": 3})
-    (out / "import.json").write_text("{")
-    with pytest.raises(ValueError, match=r"import\.json is damaged"):
-        store(out, {"train": records}, made_from={})
-    shutil.rmtree(out)
-    store(out, {"train": records}, made_from={})
-    with pytest.raises(FileExistsError, match="is complete"):
-        store(out, {"train": records}, made_from={})
-    assert {path.name for path in out.iterdir()} == {"manifest.json", "train"}
-    with locked(tmp_path / "used"):
+def test_what_a_killed_import_left_is_written_anew(tmp_path):
+    (tmp_path / "out.part" / "train").mkdir(parents=True)
+    (tmp_path / "out.part" / "train" / "features.npy").write_bytes(b"half")
+    (tmp_path / "out").mkdir()
+    store(tmp_path / "out", {"train": records(tmp_path)}, made_from={})
+    same_tables(load_stored(tmp_path / "out"), load_npz(tmp_path / "in.npz"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.npz", "out"]
+
+
+def test_folders_that_are_not_written_into(tmp_path, monkeypatch):
+    made, out = records(tmp_path), tmp_path / "out"
+    store(out, {"train": made}, made_from={})
+    with pytest.raises(FileExistsError, match="is complete; name another folder"):
+        store(out, {"train": made}, made_from={})
+    with locked(tmp_path / "used.part"):
         with pytest.raises(BlockingIOError, match=r"in use by another process \(\d+\)"):
-            store(tmp_path / "used", {"train": records}, made_from={})
+            store(tmp_path / "used", {"train": made}, made_from={})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
     with pytest.raises(FileExistsError, match="must be empty, it has 'letter.txt'"):
-        store(tmp_path / "mine", {"train": records}, made_from={})
-    assert not (tmp_path / "mine" / ".lock").exists()
+        store(tmp_path / "mine", {"train": made}, made_from={})
     usage = types.SimpleNamespace(free=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match="bytes are needed, 10 are free"):
-        store(tmp_path / "full", {"train": records}, made_from={})
-
-
-def test_records_that_end_too_early_leave_no_complete_folder(tmp_path):
-    np.savez(tmp_path / "in.npz", **NPZ["targets"])
-    records = npz_records(tmp_path / "in.npz")
-    whole = records.batches
-    object.__setattr__(records, "batches", lambda start: iter([next(whole(0))[:2]]))
-    with pytest.raises(ValueError, match="there must be 4 records, 2 came"):
-        store(tmp_path / "out", {"train": records}, made_from={})
-    assert not column_folder.is_complete(tmp_path / "out")
+        store(tmp_path / "full", {"train": made}, made_from={})
+    assert not (tmp_path / "full").exists()

@@ -1,21 +1,17 @@
 """Data on the disk: the same run, bit for bit, as with the table in memory."""
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.config.training_start import StartConfig
-from jaxdp_episodic.trainer.data.folders import load_class_folders
 from jaxdp_episodic.trainer.data.sources import Npz
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.user_files import load_npz
@@ -283,54 +279,3 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
     many = resident(written(tmp_path / "many", 4_200, 28))
     assert os.stat(tmp_path / "many/data/train/features.npy").st_size > 1.9e8
     assert abs(many - few) < 6e7, (few, many)
-
-
-KILLED = """
-import sys
-from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.data import stored
-stored._SECONDS = 0.0
-sys.exit(cli.run(["data", "import", *sys.argv[1:]]))
-"""
-
-
-@pytest.mark.slow
-def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path):
-    """By SIGKILL, again and again; in the end every byte is that of one in one go."""
-    for name in ("b", "a", "c"):
-        (tmp_path / "in" / name).mkdir(parents=True)
-        for number in range(1_500):
-            pixels = RNG.integers(0, 256, (24, 24, 3), dtype=np.uint8)
-            path = tmp_path / "in" / name / f"{number}.png"
-            Image.fromarray(pixels).save(path)
-    program = [sys.executable, "-c", KILLED, str(tmp_path / "in")]
-    out, counts = tmp_path / "out", []
-    state = out / "import.json"
-    for _ in range(4):
-        child = subprocess.Popen(
-            [*program, str(out)], env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
-        before = sum(counts[-1:])
-        while child.poll() is None:
-            if state.exists():
-                done = json.loads(state.read_text())["done"]["train"]
-                if done > before:
-                    break
-            time.sleep(0.001)
-        child.kill()
-        child.wait()
-        if (out / "manifest.json").exists():
-            break
-        with pytest.raises(ValueError, match="is not finished: its import was"):
-            load_stored(out)
-        counts.append(json.loads(state.read_text())["done"]["train"])
-    assert len(counts) >= 2 and counts == sorted(set(counts))
-    if not (out / "manifest.json").exists():
-        assert cli.run(["data", "import", str(tmp_path / "in"), str(out)]) == 0
-    whole = tmp_path / "whole"
-    assert cli.run(["data", "import", str(tmp_path / "in"), str(whole)]) == 0
-    assert (out / "manifest.json").read_text() == (whole / "manifest.json").read_text()
-    files = sorted(path.name for path in out.iterdir())
-    assert files == sorted(path.name for path in whole.iterdir())
-    same = load_class_folders(tmp_path / "in")
-    np.testing.assert_array_equal(load_stored(out).features[:], same.features)

@@ -5,8 +5,11 @@ import pytest
 from PIL import Image
 
 from jaxdp_episodic.trainer.data.examples import read_examples
-from jaxdp_episodic.trainer.data.folders import listed_classes, load_class_folders
-from jaxdp_episodic.trainer.data.import_sources import image_records
+from jaxdp_episodic.trainer.data.folders import (
+    image_records,
+    listed_classes,
+    load_class_folders,
+)
 
 
 def transparent(kind, ink):
@@ -40,7 +43,8 @@ def test_what_is_transparent_lies_on_white(tmp_path, kind, grey, ink):
     for channel in np.moveaxis(found, -1, 0):
         np.testing.assert_allclose(channel, expected, atol=1e-6)
     records = image_records(listed_classes(tmp_path / "data", grey=grey))
-    np.testing.assert_array_equal(next(records.batches(0))[0] / np.float32(255), found)
+    ((_, codes),) = records.placed()
+    np.testing.assert_array_equal(codes[0] / np.float32(255), found)
     asked = read_examples([file], shape=found.shape, source={})
     np.testing.assert_array_equal(asked.features[0], found)
 

@@ -1,6 +1,6 @@
 """Data: tables of examples and the units they lie in, and where they come from.
 
-Doors: `folders`, `import_sources`, `sources`, `stored`, `stored_features`, `table`.
+Doors: `folders`, `records`, `sources`, `stored`, `stored_features`, `table`.
 """
 
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds

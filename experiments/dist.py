@@ -29,7 +29,6 @@ MODULES = {
     "sweep": ("pyarrow.parquet", "jaxdp_episodic.files.parquet_file"),
     "ray": ("ray", "jaxdp_episodic.tools.sweep.engines"),
     "explore": ("starlette", "jaxdp_episodic.tools.explore.server"),
-    "book": ("sqlalchemy", "jaxdp_episodic.tools.book.storage"),
     "onnx": ("onnxruntime", "jaxdp_episodic.trainer.learners.backbones"),
     "data": ("datasets", "jaxdp_episodic.trainer.data.adapters"),
     "dp-accounting": (

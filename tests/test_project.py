@@ -77,8 +77,8 @@ RANK = {name: rank for rank, name in enumerate((*STOREYS, *LAYERS))}
 # What `import jaxdp_episodic` must load neither directly nor through something else.
 HEAVY = frozenset(
     "chex datasets dp_accounting flax hypothesis jax_privacy matplotlib mpmath optax "
-    "opacus orbax pandas pyarrow pytest ray rich scipy starlette tensorstore torch "
-    "tyro uvicorn yaml".split()
+    "opacus orbax pandas pyarrow pytest ray rich scipy sqlalchemy starlette "
+    "tensorstore torch tyro uvicorn yaml".split()
 )
 
 

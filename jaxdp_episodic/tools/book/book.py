@@ -10,7 +10,7 @@ import datetime
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.menu import parts_of
@@ -26,7 +26,6 @@ from jaxdp_episodic.tools.book.content import (
     check_name,
     first_row,
     new_name,
-    next_row,
     read_rows,
 )
 from jaxdp_episodic.tools.book.prices import (
@@ -35,13 +34,9 @@ from jaxdp_episodic.tools.book.prices import (
     GdpPrices,
     MenuPrices,
 )
-from jaxdp_episodic.tools.book.storage import (
-    BookError,
-    Rows,
-    Storage,
-    shown,
-    storage_of,
-)
+from jaxdp_episodic.tools.book.storage import BookError, Rows, Storage, shown
+
+_Result = TypeVar("_Result")
 
 
 class BookClosedError(ValueError):
@@ -50,21 +45,13 @@ class BookClosedError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What a run wants of a book.
+    """What a run wants of a book."""
 
-    Attributes:
-      what: "train", "tune" or "query".
-      name: its title.
-      protected: whom it protects, in which data.
-      about: what it is, plain values; the same of the same run.
-      price: computes its price by the terms; takes seconds.
-    """
-
-    what: str
-    name: str
-    protected: Protected
-    about: Mapping[str, Any]
-    price: Callable[[BookTerms], Mapping[str, Any]]
+    what: str  # "train", "tune" or "query"
+    name: str  # its title
+    protected: Protected  # whom it protects, in which data
+    about: Mapping[str, Any]  # what it is, plain values; the same of the same run
+    price: Callable[[BookTerms], Mapping[str, Any]]  # takes seconds
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -113,10 +100,8 @@ def create_book(
       ImportError, OSError: it cannot be made there.
       ValueError: a value out of range.
     """
-    share = _default_floors(delta) if floors is None else floors
-    total = GdpBudget(epsilon, delta, share)
-    prices = GdpPrices(total)
-    return _created(where, protected, total.epsilon, total.delta, method, prices)
+    prices = GdpPrices(_total(epsilon, delta, floors))
+    return _created(where, protected, prices.budget, method, prices)
 
 
 def create_menu_book(
@@ -129,42 +114,37 @@ def create_menu_book(
     quotas: Mapping[str, int] | None = None,
     method: str = "exact",
 ) -> BookTerms:
-    """Makes a book for the runs of a menu, by name.
+    """Makes a book for the whole runs of a menu, by name; see `create_book`.
 
-    Args:
-      where: path of an SQLite file, or a URL of SQLAlchemy's.
-      protected: who, in which data.
-      menu: whole runs.
-      epsilon: of all runs together, nats, > 0.
-      delta: likewise, in (0, 1).
-      quotas: how often each may be run; None: any mixture, each at a price that is
-        found, within the budget that the worst strategy needs (takes a minute).
-      method: how the composition of quotas is computed.
+    Each of ``quotas`` may be run so often. Without them any mixture may be run, each
+    at a price that is found (takes a minute), within the budget that the worst strategy
+    needs.
 
     Raises:
-      FileExistsError: there is a book.
-      ImportError, OSError: it cannot be made there.
       NotImplementedError: runs that are no option of an `AdaptiveRun`.
       ValueError: a value out of range; a menu that costs more than epsilon.
     """
-    # Checked as a budget is, of which the floors are of no interest here.
-    total = GdpBudget(epsilon, delta, _default_floors(delta))
-    totals = {"epsilon": total.epsilon, "delta": total.delta}
-    limits: dict[str, Any] = totals if quotas is None else {"quotas": quotas}
+    total = _total(epsilon, delta, None)  # its floors are of no interest here
+    target = {"epsilon": total.epsilon, "delta": total.delta}
+    limits: dict[str, Any] = target if quotas is None else {"quotas": quotas}
     prices = MenuPrices(AdaptiveRun(menu, **limits))
-    prices.check_total(**totals, method=method)
-    return _created(where, protected, *totals.values(), method, prices)
+    prices.check_total(**target, method=method)
+    return _created(where, protected, total, method, prices)
 
 
-def _default_floors(delta: Any) -> float:
-    """What of a total's delta floors take, unless it is stated."""
-    checked = _validation.open_unit_array("delta", delta)
-    return FLOORS_SHARE * _validation.single("delta", checked)
+def _total(epsilon: Any, delta: Any, floors: Any) -> GdpBudget:
+    if floors is None:
+        checked = _validation.open_unit_array("delta", delta)
+        floors = FLOORS_SHARE * _validation.single("delta", checked)
+    return GdpBudget(epsilon, delta, floors)
 
 
-def _created(where: str, protected: Protected, *rest: Any) -> BookTerms:
-    terms = BookTerms(new_name(), protected, *rest)
-    storage_of(where).create(first_row(terms))
+def _created(
+    where: str, protected: Protected, total: GdpBudget, method: str, prices: Any
+) -> BookTerms:
+    fixed = total.epsilon, total.delta, method, prices
+    terms = BookTerms(new_name(), protected, *fixed)
+    Storage(where).create(first_row(terms))
     return terms
 
 
@@ -175,7 +155,7 @@ def read_book(where: str) -> BookContent:
       BookError: no book, one of an unknown version, or one that is damaged.
       ImportError, OSError: it cannot be read.
     """
-    return _read(storage_of(where), where)
+    return _changed(where, lambda rows, content: content, writes=False)
 
 
 def close_book(where: str) -> BookContent:
@@ -184,13 +164,12 @@ def close_book(where: str) -> BookContent:
     Runs that have paid can still be resumed. Returns what it said before.
     """
 
-    def close(rows: Rows) -> BookContent:
-        content = _content(rows, where)
+    def close(rows: Rows, content: BookContent) -> BookContent:
         if not content.is_closed:
-            rows.append(next_row(content, {"closed": True, "time": _now()}))
+            rows.append(content.next_row({"closed": True, "time": _now()}))
         return content
 
-    return storage_of(where).transaction(close)
+    return _changed(where, close)
 
 
 def charge_query(
@@ -198,9 +177,9 @@ def charge_query(
 ) -> Entry:
     """Charges what is asked outside of training, before it is asked; see `charge`.
 
-    A query has no identity that a second charge could find: asked again it pays again.
-    That it is asked of the book's data, and about the book's units, is its caller's
-    word, as far as its steps do not say it.
+    A query has no identity by which a second charge could find it: asked again it pays
+    again. The caller is trusted that it concerns the book's data and units, as far as
+    its steps do not say so.
     """
     terms = read_book(where).terms
     for part in parts_of(run):
@@ -237,9 +216,9 @@ def charge(
 ) -> Entry:
     """Charges a run, or finds that it has paid; when this returns it is on the disk.
 
-    A process that goes on with a run says which sessions of it its folder knows; the
-    last one in the book must be among them, or a copy of the run has gone on in the
-    meantime, and its steps were paid once only.
+    A process that goes on with a run says which sessions of it its folder knows. The
+    last one in the book must be among them: otherwise a copy of the run has gone on in
+    the meantime, and its steps were paid for once only.
 
     Args:
       where: path or URL of the book.
@@ -258,49 +237,79 @@ def charge(
       ValueError: another run under this name, one of other data, unit or relation, one
         that has no price, a copy of a run, or an older state of a run that has ended.
     """
-    storage = storage_of(where)
-    content = _read(storage, where)
-    content.terms.refuse_other(order.protected)
-    name = content.terms.name if book is None else book
+    seen = read_book(where)
+    seen.terms.refuse_other(order.protected)
+    name = seen.terms.name if book is None else book
+    closed = BookClosedError(f"book {shown(where)} is closed: nothing was charged")
     price: Mapping[str, Any] | None = None
-    if content.entry_of(run) is None:
-        if content.is_closed:
-            raise BookClosedError(f"book {shown(where)} is closed: nothing was charged")
-        price = order.price(content.terms)  # takes seconds, in no transaction
+    if seen.entry_of(run) is None:
+        if seen.is_closed:
+            raise closed
+        price = order.price(seen.terms)  # takes seconds, in no transaction
 
-    def take(rows: Rows) -> Entry:
-        content = _content(rows, where)
+    def take(rows: Rows, content: BookContent) -> Entry:
         if content.terms.name != name:  # for which the price was computed
             raise BookError(
                 f"book {shown(where)} was {name[:12]}… a moment ago, and another one, "
                 f"{content.terms.name[:12]}…, is in its place: nothing was charged"
             )
         paid = content.entry_of(run)
-        if paid is None:
-            return _charge_new(rows, content, where, order, price, run, session)
-        if not _is_same(paid.about, order.about):
-            raise ValueError(
-                f"entry {paid.number} of the book is of this run with other settings: "
-                "begin another run, in another folder"
+        if paid is not None:
+            _refuse_to_go_on(content, paid, order, sessions, at_end)
+            rows.append(content.next_row({"resumed": run, "session": session}))
+            return paid
+        if content.is_closed:
+            raise closed
+        if price is None:
+            raise BookError(
+                f"book {shown(where)} had an entry of this run a moment ago, and has "
+                "none now: it was put back to an older state"
             )
-        if content.sessions[run] not in sessions:
-            raise ValueError(
-                f"entry {paid.number} of the book is of this run, and another copy of "
-                "it has gone on: this one has paid nothing, begin another run"
-            )
-        end = content.ends.get(run)
-        if end is not None and end != at_end:
-            stands = "goes on" if at_end is None else f"ended after {at_end:,}"
-            raise ValueError(
-                f"entry {paid.number} of the book is of this run, which has ended "
-                f"after {end:,} steps (of a search: runs); the one in this folder "
-                f"{stands}: it is an older copy, and would release again what was "
-                "paid for once. Begin another run, in another folder"
-            )
-        rows.append(next_row(content, {"resumed": run, "session": session}))
-        return paid
+        content.terms.prices.check(content.paid, price)
+        record = {
+            "run": run,
+            "session": session,
+            "what": order.what,
+            "name": order.name,
+            "about": dict(order.about),
+            "price": dict(price),
+            "time": _now(),
+        }
+        row = content.next_row(record)
+        rows.append(row)
+        entry = content.take(row)
+        assert entry is not None  # the record is one of a run
+        return entry
 
-    return storage.transaction(take)
+    return _changed(where, take)
+
+
+def _refuse_to_go_on(
+    content: BookContent,
+    paid: Entry,
+    order: Order,
+    sessions: tuple[str, ...],
+    at_end: int | None,
+) -> None:
+    """Refuses a run that is another one, a copy, or an older state."""
+    entry = f"entry {paid.number} of the book is of this run"
+    if not _is_same(paid.about, order.about):
+        raise ValueError(
+            f"{entry} with other settings: begin another run, in another folder"
+        )
+    if content.sessions[paid.run] not in sessions:
+        raise ValueError(
+            f"{entry}, and another copy of it has gone on: this one has paid nothing, "
+            "begin another run"
+        )
+    end = content.ends.get(paid.run)
+    if end is not None and end != at_end:
+        stands = "goes on" if at_end is None else f"ended after {at_end:,}"
+        raise ValueError(
+            f"{entry}, which has ended after {end:,} steps (of a search: runs); the "
+            f"one in this folder {stands}: it is an older copy, and would release "
+            "again what was paid for once. Begin another run, in another folder"
+        )
 
 
 def end_run(where: str, run: str, sessions: tuple[str, ...], steps: int) -> None:
@@ -321,66 +330,30 @@ def end_run(where: str, run: str, sessions: tuple[str, ...], steps: int) -> None
       ValueError: another copy of the run has gone on, or ended elsewhere.
     """
 
-    def end(rows: Rows) -> None:
-        content = _content(rows, where)
+    def end(rows: Rows, content: BookContent) -> None:
         paid = content.entry_of(run)
         if paid is None:
             raise BookError(
                 f"book {shown(where)} does not know this run, which has paid: it was "
                 "put back to an older state"
             )
+        entry = f"entry {paid.number} of the book is of this run"
         if content.sessions[run] not in sessions:
             raise ValueError(
-                f"entry {paid.number} of the book is of this run, and another copy of "
-                "it has gone on while it ran: nothing of this one may be released, as "
-                "one of the two was paid for"
+                f"{entry}, and another copy of it has gone on while it ran: nothing of "
+                "this one may be released, as one of the two was paid for"
             )
         found = content.ends.get(run)
         if found is None:
             record = {"ended": run, "steps": steps, "time": _now()}
-            rows.append(next_row(content, record))
+            rows.append(content.next_row(record))
         elif found != steps:
             raise ValueError(
-                f"entry {paid.number} of the book is of this run, which has ended "
-                f"after {found:,} steps (of a search: runs), not after {steps:,}: "
-                "nothing of this folder may be released"
+                f"{entry}, which has ended after {found:,} steps (of a search: runs), "
+                f"not after {steps:,}: nothing of this folder may be released"
             )
 
-    storage_of(where).transaction(end)
-
-
-def _charge_new(
-    rows: Rows,
-    content: BookContent,
-    where: str,
-    order: Order,
-    price: Mapping[str, Any] | None,
-    run: str,
-    session: str,
-) -> Entry:
-    if content.is_closed:
-        raise BookClosedError(f"book {shown(where)} is closed: nothing was charged")
-    if price is None:
-        raise BookError(
-            f"book {shown(where)} had an entry of this run a moment ago, and has none "
-            "now: it was put back to an older state"
-        )
-    content.terms.prices.check(content.paid, price)
-    record = {
-        "run": run,
-        "session": session,
-        "what": order.what,
-        "name": order.name,
-        "about": dict(order.about),
-        "price": dict(price),
-        "time": _now(),
-    }
-    row = next_row(content, record)
-    rows.append(row)
-    number = len(content.entries) + 1
-    return Entry(
-        number, run, order.what, order.name, order.about, price, record["time"]
-    )
+    _changed(where, end)
 
 
 def _is_same(paid: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -391,15 +364,19 @@ def _is_same(paid: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return ours == theirs
 
 
-def _read(storage: Storage, where: str) -> BookContent:
-    return storage.transaction(lambda rows: _content(rows, where), writes=False)
+def _changed(
+    where: str, act: Callable[[Rows, BookContent], _Result], *, writes: bool = True
+) -> _Result:
+    """What ``act`` makes of a book that was read and checked in its transaction."""
 
+    def read(rows: Rows) -> _Result:
+        try:
+            content = read_rows(rows.read())
+        except BookError as error:
+            raise BookError(f"book {shown(where)}: {error}") from None
+        return act(rows, content)
 
-def _content(rows: Rows, where: str) -> BookContent:
-    try:
-        return read_rows(rows.read())
-    except BookError as error:
-        raise BookError(f"book {shown(where)}: {error}") from None
+    return Storage(where).transaction(read, writes=writes)
 
 
 def _now() -> str:

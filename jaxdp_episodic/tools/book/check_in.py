@@ -29,19 +29,12 @@ _MOST_BYTES = 2**20
 
 
 class Receipt(NamedTuple):
-    """What a folder knows of its run in a book.
+    """What a folder knows of its run in a book."""
 
-    Attributes:
-      book: the book's name.
-      run: the run's name.
-      sessions: one of these is the last in the book, if the run has paid.
-      has_paid: the run is known to have paid.
-    """
-
-    book: str
-    run: str
-    sessions: tuple[str, ...]
-    has_paid: bool
+    book: str  # the book's name
+    run: str  # the run's name
+    sessions: tuple[str, ...]  # one is the last in the book, if the run has paid
+    has_paid: bool  # the run is known to have paid
 
 
 class Paid(NamedTuple):
@@ -78,33 +71,24 @@ def check_in(
       run: its name, in its ledger or state.
       at_end: steps with which the folder's run has ended; None: it goes on.
     """
-    terms = read_book(where).terms
-    found = read_receipt(folder)
-    if found is not None and found.run != run:
-        found = None  # of a run that drew nothing, or is no longer here
-    if found is not None and found.has_paid and found.book != terms.name:
+    content = read_book(where)
+    terms, found = content.terms, read_receipt(folder)
+    if found is None or found.run != run:  # of a run that drew nothing, or is gone
+        found = Receipt(terms.name, run, (), False)
+    if found.has_paid and found.book != terms.name:
         raise ValueError(
             f"book must be the one that the run in {folder} has paid from, "
             f"{found.book[:12]}…, got {shown(where)}, which is {terms.name[:12]}…"
         )
-    known = () if found is None else found.sessions
-    has_paid = found is not None and found.has_paid
-    if has_paid and read_book(where).entry_of(run) is None:
+    if found.has_paid and content.entry_of(run) is None:
         raise BookError(
             f"book {shown(where)} does not know the run in {folder}, which has paid: "
             "it was put back to an older state"
         )
-    session = new_name()
-    _write(folder, Receipt(terms.name, run, (*known, session), has_paid))
-    entry = charge(
-        where,
-        order,
-        run=run,
-        sessions=known,
-        session=session,
-        book=terms.name,
-        at_end=at_end,
-    )
+    known, session = found.sessions, new_name()
+    _write(folder, Receipt(terms.name, run, (*known, session), found.has_paid))
+    asked = {"run": run, "book": terms.name, "at_end": at_end}
+    entry = charge(where, order, sessions=known, session=session, **asked)
     _write(folder, Receipt(terms.name, run, (session,), True))
     return Paid(terms, entry)
 

@@ -1,8 +1,8 @@
 """What a book says: its terms, what runs took, and the chain that holds it together.
 
-Every record is a JSON object in a row of its own, numbered from 0, and beside it the
-SHA-256 of the hash before it and the record's text: an edit, or a record that is gone
-from the middle, is found by everyone who reads. Nothing is ever rewritten.
+Every record is a JSON object in a row of its own, numbered from 0. Beside it stands the
+SHA-256 of the previous hash and the record's text, so that every reader finds an edited
+or missing record. Nothing is ever rewritten.
 
     {"format": "jaxdp-episodic book", "version": 1, "book": "…", "epsilon": 8.0, …}
     {"run": "…", "session": "…", "what": "train", "name": "…", "about": {…},
@@ -29,39 +29,23 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps
 from jaxdp_episodic.accountant.questions.api import check_method
 from jaxdp_episodic.accountant.report.protected import bounds_in_words
 from jaxdp_episodic.files.json_file import parse_json
-from jaxdp_episodic.tools.book.prices import (
-    Prices,
-    merged,
-    prices_from_dict,
-)
+from jaxdp_episodic.tools.book.prices import Prices, merged, prices_from_dict
 from jaxdp_episodic.tools.book.storage import BookError, Row
 
 FORMAT = "jaxdp-episodic book"
 VERSION = 1
-TRAIN = "train"
-TUNE = "tune"
-QUERY = "query"
-_WHATS = (TRAIN, TUNE, QUERY)
-# Letters of a run's title.
-_MOST_NAME = 200
-# Bytes of a record: millions of units.
-_MOST_BYTES = 2**26
+TRAIN, TUNE, QUERY = _WHATS = ("train", "tune", "query")
+_MOST_NAME = 200  # letters of a run's title
+_MOST_BYTES = 2**26  # of a record: millions of units
 
 
 class Protected(NamedTuple):
-    """Who is protected, and in which data.
+    """Who is protected, and in which data."""
 
-    Attributes:
-      privacy_unit: as of a `GaussianStep`.
-      neighboring_relation: likewise.
-      people: public bounds of what one person owns, where people are protected.
-      data: fingerprint of the data as they were loaded (`ExampleTable.fingerprint`).
-    """
-
-    privacy_unit: str
-    neighboring_relation: str
-    people: PersonBounds | None
-    data: str
+    privacy_unit: str  # as of a `GaussianStep`
+    neighboring_relation: str  # likewise
+    people: PersonBounds | None  # public bounds, where people are protected
+    data: str  # fingerprint of the data as loaded (`ExampleTable.fingerprint`)
 
     @property
     def words(self) -> str:
@@ -74,37 +58,25 @@ class Protected(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BookTerms:
-    """What is fixed when a book is made.
+    """What is fixed when a book is made."""
 
-    Attributes:
-      name: random, 32 letters; no other book has it.
-      protected: who.
-      epsilon: of all runs together, nats.
-      delta: likewise.
-      method: how prices are computed; see `jaxdp_episodic.epsilon`.
-      prices: what runs are charged.
-    """
-
-    name: str
+    name: str  # random, 32 letters; no other book has it
     protected: Protected
-    epsilon: float
-    delta: float
-    method: str
-    prices: Prices
+    epsilon: float  # of all runs together, nats
+    delta: float  # likewise
+    method: str  # of the prices; see `jaxdp_episodic.epsilon`
+    prices: Prices  # what runs are charged
 
     def __post_init__(self) -> None:
         check_method(self.method)
-        _validation.choice(
-            "neighboring_relation",
-            self.protected.neighboring_relation,
-            NEIGHBORING_RELATIONS,
-        )
+        relation = self.protected.neighboring_relation
+        _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
 
     def refuse_other(self, found: Protected) -> None:
-        """Refuses a run that protects others, or is of other data, than the book.
+        """Refuses a run whose unit, relation, people or data are not the book's.
 
         Raises:
-          ValueError: it does, or is; the message names what differs.
+          ValueError: the message names what differs.
         """
         ours = self.protected
         for name in ("privacy_unit", "neighboring_relation", "people"):
@@ -140,25 +112,15 @@ class BookTerms:
 
 
 class Entry(NamedTuple):
-    """What one run has paid.
+    """What one run has paid."""
 
-    Attributes:
-      number: of the entry, from 1.
-      run: its name: that in its ledger, of a search that in its state.
-      what: "train", "tune" or "query".
-      name: its title.
-      about: what it is, plain values: its steps, where it has any.
-      price: as of the book's prices.
-      time: when, UTC.
-    """
-
-    number: int
-    run: str
-    what: str
-    name: str
-    about: Mapping[str, Any]
-    price: Mapping[str, Any]
-    time: str
+    number: int  # of the entry, from 1
+    run: str  # its name: that in its ledger, of a search that in its state
+    what: str  # "train", "tune" or "query"
+    name: str  # its title
+    about: Mapping[str, Any]  # what it is, plain values: its steps, if it has any
+    price: Mapping[str, Any]  # as of the book's prices
+    time: str  # UTC
 
     @property
     def steps(self) -> ComposedSteps | None:
@@ -167,26 +129,21 @@ class Entry(NamedTuple):
         return None if found is None else ComposedSteps.from_dict(found)
 
 
-class BookContent(NamedTuple):
-    """What a book says.
+@dataclass
+class BookContent:
+    """What a book says; `take` adds a record to it."""
 
-    Attributes:
-      terms: fixed when it was made.
-      entries: of the runs that have paid, in order.
-      sessions: run -> random name of the process that last went on with it.
-      ends: run -> steps (of a search, runs) with which it ended, if it has.
-      is_closed: nothing can be charged any more.
-      num_records: all of them.
-      sha256: the chain's hash after the last one.
-    """
+    terms: BookTerms  # fixed when it was made
+    sha256: str  # the chain's hash after the last record
+    entries: tuple[Entry, ...] = ()  # of the runs that have paid, in order
+    num_records: int = 1  # all of them
+    is_closed: bool = False  # nothing can be charged any more
 
-    terms: BookTerms
-    entries: tuple[Entry, ...]
-    sessions: Mapping[str, str]
-    ends: Mapping[str, int]
-    is_closed: bool
-    num_records: int
-    sha256: str
+    def __post_init__(self) -> None:
+        # Run -> random name of the process that last went on with it.
+        self.sessions: dict[str, str] = {}
+        # Run -> steps (of a search, runs) with which it ended, if it has.
+        self.ends: dict[str, int] = {}
 
     @property
     def paid(self) -> list[Mapping[str, Any]]:
@@ -207,6 +164,68 @@ class BookContent(NamedTuple):
         known = [run for run in runs if run is not None]
         return merged(known) if runs and len(known) == len(runs) else None
 
+    def next_row(self, record: Mapping[str, Any]) -> Row:
+        """Returns the row that puts a record after all others."""
+        return _row(self.num_records, self.sha256, record)
+
+    def take(self, row: Row) -> Entry | None:
+        """Checks the next row and takes it in; returns its entry, if it is one."""
+        record, entry = _record(row, self.num_records, self.sha256), None
+        if self.is_closed and not {"resumed", "ended"} & record.keys():
+            raise ValueError("it comes after the book was closed")
+        if "closed" in record:
+            self.is_closed = True
+        elif "resumed" in record:
+            if record["resumed"] not in self.sessions:
+                raise ValueError("it is of a run that has paid nothing")
+            self.sessions[record["resumed"]] = str(record["session"])
+        elif "ended" in record:
+            run, steps = record["ended"], record["steps"]
+            if run not in self.sessions or run in self.ends:
+                raise ValueError(
+                    "it ends a run that has paid nothing, or has ended before"
+                )
+            if not isinstance(steps, int) or steps < 0:
+                raise ValueError(f"steps must be a number >= 0, got {steps!r}")
+            self.ends[run] = steps
+        else:
+            values = (record[name] for name in Entry._fields[1:])
+            entry = Entry(len(self.entries) + 1, *values)
+            _validation.choice("what", entry.what, _WHATS)
+            for text in (entry.name, entry.run, entry.time):
+                check_name(text)
+            if entry.run in self.sessions:
+                raise ValueError("its run has paid already")
+            self.sessions[entry.run] = str(record["session"])
+            self.entries += (entry,)
+        self.sha256, self.num_records = row.hash, self.num_records + 1
+        return entry
+
+
+def read_rows(rows: Sequence[Row]) -> BookContent:
+    """Returns what the rows of a book say, after checking all of them.
+
+    Raises:
+      BookError: no book, one of an unknown version, or one that is damaged.
+    """
+    if not rows:
+        raise BookError("it is empty")
+    where = "record 0"
+    try:
+        content = BookContent(_terms(rows[0]), rows[0].hash)
+        for row in rows[1:]:
+            where = f"record {row.number}"
+            content.take(row)
+        where = "prices"
+        holds = content.terms.prices.holds(content.paid)
+    except BookError:
+        raise
+    except (KeyError, TypeError, ValueError, NotImplementedError) as error:
+        raise BookError(f"{where}: {error}") from None
+    if not holds:  # whoever wrote it checked this
+        raise BookError("its runs took more than it has")
+    return content
+
 
 def first_row(terms: BookTerms) -> Row:
     """Returns the first row of a new book."""
@@ -214,7 +233,7 @@ def first_row(terms: BookTerms) -> Row:
 
 
 def check_name(name: Any) -> None:
-    """Refuses what is no title: it is printed, in one line.
+    """Refuses what is no title, which is printed in one line.
 
     Raises:
       TypeError, ValueError: it is none.
@@ -233,126 +252,31 @@ def new_name() -> str:
     return secrets.token_hex(16)
 
 
-def next_row(content: BookContent, record: Mapping[str, Any]) -> Row:
-    """Returns the row that puts a record after all that a book says."""
-    return _row(content.num_records, content.sha256, record)
-
-
-def read_rows(rows: Sequence[Row]) -> BookContent:
-    """Returns what the rows of a book say, after checking all of them.
-
-    Raises:
-      BookError: no book, one of an unknown version, or one that is damaged.
-    """
-    if not rows:
-        raise BookError("it is empty")
-    reader = _Reader(_header(rows[0]), rows[0].hash)
-    for row in rows[1:]:
-        try:
-            reader.take(row)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BookError(f"record {row.number}: {error}") from None
-    content = reader.content()
-    try:
-        holds = content.terms.prices.holds(content.paid)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BookError(f"prices: {error}") from None
-    if not holds:  # whoever wrote it checked this
-        raise BookError("its runs took more than it has")
-    return content
-
-
-def _header(row: Row) -> BookTerms:
-    try:
-        _check_version(row)
-        fields = _record(row, 0, "")
-        totals = {name: fields[name] for name in ("epsilon", "delta")}
-        method, people = fields["method"], fields["people"]
-        bounds = None if people is None else PersonBounds.from_dict(people)
-        texts = [fields[name] for name in ("privacy_unit", "data", "book")]
-        if not all(isinstance(text, str) and text.isprintable() for text in texts):
-            raise BookError("privacy_unit, data and book must be texts")
-        return BookTerms(
-            texts[2],
-            Protected(texts[0], fields["neighboring_relation"], bounds, texts[1]),
-            **totals,
-            method=method,
-            prices=prices_from_dict(fields["prices"], **totals),
-        )
-    except BookError:
-        raise
-    except (KeyError, TypeError, ValueError, NotImplementedError) as error:
-        raise BookError(f"record 0: {error}") from None
-
-
-def _check_version(row: Row) -> None:
-    """Refuses what another version wrote, whose hashes may be others."""
+def _terms(row: Row) -> BookTerms:
+    # The version first, as another one may hash otherwise.
     found = parse_json(row.record) if isinstance(row.record, str) else None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise BookError(f"record 0: format must be {FORMAT!r}")
+        raise ValueError(f"format must be {FORMAT!r}")
     if found.get("version") != VERSION:
+        shown = _validation.shown(found.get("version"))
         raise BookError(
-            f"version must be {VERSION}, got "
-            f"{_validation.shown(found.get('version'))}: "
-            "another version of jaxdp-episodic wrote it"
+            f"version must be {VERSION}, got {shown}: another version of "
+            "jaxdp-episodic wrote it"
         )
-
-
-class _Reader:
-    """Takes up the records of a book, one by one."""
-
-    def __init__(self, terms: BookTerms, sha256: str) -> None:
-        self._terms, self._hash, self._next = terms, sha256, 1
-        self._entries: list[Entry] = []
-        self._sessions: dict[str, str] = {}
-        self._ends: dict[str, int] = {}
-        self._is_closed = False
-
-    def take(self, row: Row) -> None:
-        record = _record(row, self._next, self._hash)
-        if self._is_closed and not {"resumed", "ended"} & record.keys():
-            raise ValueError("it comes after the book was closed")
-        if "closed" in record:
-            self._is_closed = True
-        elif "resumed" in record:
-            if record["resumed"] not in self._sessions:
-                raise ValueError("it is of a run that has paid nothing")
-            self._sessions[record["resumed"]] = str(record["session"])
-        elif "ended" in record:
-            self._end(record)
-        else:
-            self._charge(record)
-        self._hash, self._next = row.hash, self._next + 1
-
-    def _end(self, record: Mapping[str, Any]) -> None:
-        run, steps = record["ended"], record["steps"]
-        if run not in self._sessions or run in self._ends:
-            raise ValueError("it ends a run that has paid nothing, or has ended before")
-        if not isinstance(steps, int) or steps < 0:
-            raise ValueError(f"steps must be a number >= 0, got {steps!r}")
-        self._ends[run] = steps
-
-    def _charge(self, record: Mapping[str, Any]) -> None:
-        names = ("run", "what", "name", "about", "price", "time")
-        entry = Entry(len(self._entries) + 1, *(record[name] for name in names))
-        _validation.choice("what", entry.what, _WHATS)
-        for text in (entry.name, entry.run, entry.time):
-            check_name(text)
-        if entry.run in self._sessions:
-            raise ValueError("its run has paid already")
-        self._sessions[entry.run] = str(record["session"])
-        self._entries.append(entry)
-
-    def content(self) -> BookContent:
-        return BookContent(
-            self._terms,
-            tuple(self._entries),
-            self._sessions,
-            self._ends,
-            self._is_closed,
-            self._next,
-            self._hash,
-        )
+    fields = _record(row, 0, "")
+    unit, data, name = texts = [fields[n] for n in ("privacy_unit", "data", "book")]
+    if not all(isinstance(text, str) and text.isprintable() for text in texts):
+        raise ValueError("privacy_unit, data and book must be texts")
+    people = fields["people"]
+    bounds = None if people is None else PersonBounds.from_dict(people)
+    totals = {key: fields[key] for key in ("epsilon", "delta")}
+    return BookTerms(
+        name,
+        Protected(unit, fields["neighboring_relation"], bounds, data),
+        **totals,
+        method=fields["method"],
+        prices=prices_from_dict(fields["prices"], **totals),
+    )
 
 
 def _row(number: int, before: str, record: Mapping[str, Any]) -> Row:

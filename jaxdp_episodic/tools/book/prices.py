@@ -43,11 +43,7 @@ class BookExhaustedError(ValueError):
 
 @dataclass(frozen=True)
 class GdpPrices:
-    """Any runs, each charged mu and a floor of its own; see `GdpBudget`.
-
-    Attributes:
-      budget: of all runs together.
-    """
+    """Any runs, each charged mu and a floor of its own; see `GdpBudget`."""
 
     budget: GdpBudget
 
@@ -61,40 +57,35 @@ class GdpPrices:
         return {"kind": "gdp", "floors": self.budget.floors}
 
     def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
-        """Returns the price of a run, at its floor; see `gdp_price`.
-
-        Of a run whose parts are of data apart what covers each of them: nobody is in
-        two.
-        """
+        """Returns the price of a run at its floor, the largest over disjoint parts."""
         lost = self.default_floor if floor is None else floor
         each = [gdp_price(part, floor=lost, method=method) for part in parts]
         return {name: max(getattr(one, name) for one in each) for name in _FIELDS}
 
-    def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
-        """Returns names of the currencies, what was spent, and the total of each."""
-        before, total = _read(paid), self.budget
-        amounts = sum(price.amount for price in before)
-        floors = sum(price.floor for price in before)
-        return [
-            ("mu^2", float(amounts), float(total.total)),
-            ("floor", float(floors), total.floors),
-        ]
+    def check(self, paid: Sequence[Price], price: Price) -> None:
+        """Refuses a price that does not fit beside those paid."""
+        before, wanted = _read(paid), GdpPrice(**price)
+        if not self.budget.permits(before, wanted):
+            left = dataclasses.asdict(self.budget.left(before))
+            raise BookExhaustedError(
+                f"the run costs {in_words(price)}, and the book has {in_words(left)} "
+                "left: nothing was charged, nothing was drawn"
+            )
 
     def holds(self, paid: Sequence[Price]) -> bool:
         """Returns whether the prices do not exceed the total."""
         prices = _read(paid)
         return not prices or self.budget.permits(prices[:-1], prices[-1])
 
-    def check(self, paid: Sequence[Price], price: Price) -> None:
-        """Refuses a price that does not fit beside those paid."""
-        before, wanted = _read(paid), GdpPrice(**price)
-        if self.budget.permits(before, wanted):
-            return
-        left = dataclasses.asdict(self.budget.left(before))
-        raise BookExhaustedError(
-            f"the run costs {in_words(price)}, and the book has {in_words(left)} left: "
-            "nothing was charged, nothing was drawn"
-        )
+    def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
+        """Returns names of the currencies, what was spent, and the total of each."""
+        before, total = _read(paid), self.budget
+        amounts = float(sum(price.amount for price in before))
+        floors = float(sum(price.floor for price in before))
+        return [
+            ("mu^2", amounts, float(total.total)),
+            ("floor", floors, total.floors),
+        ]
 
     def left(self, paid: Sequence[Price]) -> str:
         """Returns what is left, in words."""
@@ -102,40 +93,20 @@ class GdpPrices:
         return f"a run of mu {left.mu:.5g}; floors {left.floor:.3g}"
 
 
-def _read(paid: Sequence[Price]) -> list[GdpPrice]:
-    """Prices as the budget takes them."""
-    return [GdpPrice(**price) for price in paid]
-
-
 @dataclass(frozen=True, eq=False)
 class MenuPrices:
-    """Whole runs of a menu, which was stated at the start; see `AdaptiveRun`.
+    """Whole runs of a menu that was stated at the start; see `AdaptiveRun`.
 
-    Each at most as often as its quota, in any order, at any time: that costs what all
-    of the menu costs together. Or any mixture, each at a price of its own, within a
-    budget that the worst strategy needs.
-
-    Attributes:
-      menu: before anything was taken.
-      kind: "quotas" or "prices".
+    Each within its quota, or any mixture, each at a price within one budget.
     """
 
-    menu: AdaptiveRun
+    menu: AdaptiveRun  # before anything was taken
 
     def __post_init__(self) -> None:
         self.menu.one_setting("menu")
 
-    @property
-    def kind(self) -> str:
-        """What limits the runs."""
-        return "quotas" if self.menu.quotas is not None else "prices"
-
     def check_total(self, *, epsilon: float, delta: float, method: str) -> None:
-        """Refuses a menu that costs more than the total; takes seconds.
-
-        Raises:
-          ValueError: it does.
-        """
+        """Refuses a menu that costs more than the total; takes seconds."""
         same = self.menu.composition()
         if same is None:
             cost = float(self.menu.epsilon(delta=delta))
@@ -146,6 +117,11 @@ class MenuPrices:
                 f"epsilon={epsilon:g} is less than the menu costs, {cost:.5g} at "
                 f"delta={delta:g}: take smaller quotas, or runs with more noise"
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values; `prices_from_dict` reads them."""
+        kind = "prices" if self.menu.quotas is None else "quotas"
+        return {"kind": kind, "menu": self.menu.to_dict()}
 
     def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
         """Returns the option that a run is; more noise than it says is allowed."""
@@ -168,6 +144,15 @@ class MenuPrices:
             + ", ".join(options)
         )
 
+    def check(self, paid: Sequence[Price], price: Price) -> None:
+        """Refuses an option that costs more than is left."""
+        try:
+            self._after([*paid, price])
+        except ValueError as error:
+            raise BookExhaustedError(
+                f"{error}: nothing was charged, nothing was drawn"
+            ) from None
+
     def holds(self, paid: Sequence[Price]) -> bool:
         """Returns whether the menu allows what was taken."""
         try:
@@ -176,27 +161,17 @@ class MenuPrices:
             return False
         return True
 
-    def check(self, paid: Sequence[Price], price: Price) -> None:
-        """Refuses an option that costs more than is left."""
-        try:
-            self._after(paid).charge(price["option"])
-        except ValueError as error:
-            raise BookExhaustedError(
-                f"{error}: nothing was charged, nothing was drawn"
-            ) from None
-
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
         """Returns what limits the runs, what was taken of it, and all of it."""
         after, quotas = self._after(paid), self.menu.quotas
         if quotas is None:
             return [("price", float(after.spent), float(self.menu.budget or 0))]
-        return [
-            (name, float(after.taken[name]), float(n)) for name, n in quotas.items()
-        ]
+        taken = after.taken
+        return [(name, float(taken[name]), float(n)) for name, n in quotas.items()]
 
     def left(self, paid: Sequence[Price]) -> str:
         """Returns what is left, in words."""
-        after, word = self._after(paid), " or " if self.kind == "prices" else ", "
+        after, word = self._after(paid), " or " if self.menu.quotas is None else ", "
         return word.join(f"{name} {after.most(name)} times" for name in after.options)
 
     def _after(self, paid: Sequence[Price]) -> AdaptiveRun:
@@ -206,20 +181,12 @@ class MenuPrices:
             after = after.charge(price["option"])
         return after
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values; `prices_from_dict` reads them."""
-        return {"kind": self.kind, "menu": self.menu.to_dict()}
-
 
 Prices = GdpPrices | MenuPrices
 
 
 def prices_from_dict(fields: Any, *, epsilon: float, delta: float) -> Prices:
-    """Reads prices of any kind.
-
-    Raises:
-      KeyError, TypeError, ValueError: it is no such description.
-    """
+    """Reads prices of any kind; raises KeyError, TypeError or ValueError."""
     if fields["kind"] == "base":
         raise ValueError(
             "prices are in base steps, which version 0.2 was the last to charge: read, "
@@ -227,13 +194,16 @@ def prices_from_dict(fields: Any, *, epsilon: float, delta: float) -> Prices:
             "budget of its own, and the two add up"
         )
     kinds = ("gdp", "quotas", "prices")
-    kind = _validation.choice("kind of prices", fields["kind"], kinds)
-    if kind == "gdp":
+    if _validation.choice("kind of prices", fields["kind"], kinds) == "gdp":
         return GdpPrices(_budget(epsilon, delta, fields["floors"]))
     menu = AdaptiveRun.from_dict(fields["menu"])
     if any(menu.taken.values()) or menu.rules is not None:
         raise ValueError("menu must be one of quotas or prices that has not begun")
     return MenuPrices(menu)
+
+
+def _read(paid: Sequence[Price]) -> list[GdpPrice]:
+    return [GdpPrice(**price) for price in paid]
 
 
 def price_of_search(

@@ -61,7 +61,7 @@ class Create:
     """
 
     book: _Book
-    """An SQLite file to make, or the URL of a database (the extra [book])."""
+    """An SQLite file to make, or the URL of a database."""
     config: Annotated[tyro.conf.Positional[Path], option("RUN.toml")]
     """A training config on the data: they, the privacy unit, the relation and the
     bounds of people are the book's; nothing else of it is."""

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 import sqlite3
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -351,7 +350,7 @@ def change(where, number, text=None, *, remove=False):
 def test_every_edit_is_found(book):
     paid(book, "one")
     paid(book, "two")
-    rows = storage.storage_of(book).transaction(lambda rows: rows.read())
+    rows = storage.Storage(book).transaction(lambda rows: rows.read())
     whole = Path(book).read_bytes()
     for row in rows:
         for wrong in (row.record.replace("e", "f", 1), row.record + " ", "1"):
@@ -366,7 +365,7 @@ def test_every_edit_is_found(book):
 
 def rechained(where, edit):
     """A book whose records were changed, and its hashes with them."""
-    store = storage.storage_of(where)
+    store = storage.Storage(where)
     rows = store.transaction(lambda rows: rows.read())
     before = ""
     with sqlite3.connect(where) as connection:
@@ -473,7 +472,6 @@ def test_passwords_are_never_shown():
 
 
 def test_urls_that_lead_nowhere():
-    pytest.importorskip("sqlalchemy", reason="the extra [book] is not installed")
     with pytest.raises(ValueError, match="must be a path or a URL; of an SQLite file"):
         read_book("sqlite:///b.book")
     for url in ("nothing://me:secret@host/db", "postgresql+nothing://h/db"):
@@ -485,12 +483,6 @@ def test_urls_that_lead_nowhere():
     with pytest.raises(ConnectionError, match="could not be reached") as e:
         read_book(url)
     assert "secret" not in str(e.value)
-
-
-def test_a_url_without_sqlalchemy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(ImportError, match=r"jaxdp-episodic\[book\]"):
-        read_book("postgresql+psycopg://host/db")
 
 
 def test_orders_need_no_more_than_a_price(book):
@@ -537,34 +529,22 @@ def test_nothing_is_charged_to_a_file_that_somebody_has_changed(book, script):
 
 
 @pytest.mark.parametrize("script", [IGNORE, CHANGE, MORE])
-@pytest.mark.parametrize("kind", ["file", "database"])
-def test_a_charge_that_is_swallowed_is_no_charge(tmp_path, monkeypatch, script, kind):
+def test_a_charge_that_is_swallowed_is_no_charge(book, monkeypatch, script):
     """What was written is read back in its transaction, whatever the schema says."""
-    where = str(tmp_path / "b.book")
-    monkeypatch.setattr(storage._File, "_check_schema", lambda *_: None)
-    if kind == "database":
-        pytest.importorskip("sqlalchemy", reason="the extra [book] is not installed")
-        monkeypatch.setattr(
-            "jaxdp_episodic.tools.book.book.storage_of",
-            lambda where: storage._Database(f"sqlite:///{where}"),
-        )
-    create_book(where, PROTECTED, epsilon=3.0, delta=1e-5)
-    paid(where, "one")
-    changed(where, script)
+    monkeypatch.setattr(storage.Storage, "_check_schema", lambda *_: None)
+    paid(book, "one")
+    changed(book, script)
     with pytest.raises(BookError, match="record 2 is not there after it was written"):
-        paid(where, "two")
-    assert len(read_book(where).entries) == 1
+        paid(book, "two")
+    assert len(read_book(book).entries) == 1
 
 
-def test_a_view_in_place_of_a_table_is_refused(tmp_path, monkeypatch):
-    pytest.importorskip("sqlalchemy", reason="the extra [book] is not installed")
-    where = str(tmp_path / "b.book")
-    place = storage._Database(f"sqlite:///{where}")
-    monkeypatch.setattr("jaxdp_episodic.tools.book.book.storage_of", lambda _: place)
-    create_book(where, PROTECTED, epsilon=3.0, delta=1e-5)
-    changed(where, VIEW)
+def test_a_view_in_a_database_in_place_of_a_table_is_refused(book):
+    changed(book, VIEW)
+    server = storage.Storage(book)
+    server._path = None  # as if it were no file
     with pytest.raises(BookError, match="must be a table without triggers, got a view"):
-        paid(where, "one")
+        server.transaction(lambda rows: rows.read())
 
 
 @pytest.mark.parametrize("column", ["record", "hash"])

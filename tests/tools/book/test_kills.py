@@ -57,7 +57,6 @@ def test_a_thousand_reservations_and_a_hundred_kills(tmp_path):
 @pytest.fixture(scope="module")
 def postgresql():
     """The URL of a PostgreSQL of our own, on a socket of its own."""
-    pytest.importorskip("sqlalchemy", reason="the extra [book] is not installed")
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:

@@ -1,6 +1,6 @@
 """Random small designs and contributions that make their releases differ most.
 
-`worst_table` is the structured worst case of the proofs; `climb` improves any table
+`worst_tables` are the structured worst case of the proofs; `climb` improves any table
 over {-1, 0, 1} by changing one content's contribution at a time.
 """
 
@@ -42,14 +42,8 @@ def paths(root: tuple, level: int) -> list[tuple[int, ...]]:
     """Positions of every unit of a level."""
     found: list[tuple[int, ...]] = [()]
     for _ in range(level):
-        found = [(*p, i) for p in found for i in range(len(_at(root, p)[1]))]
+        found = [(*p, i) for p in found for i in range(len(trees.unit_at(root, p)[1]))]
     return found
-
-
-def _at(root: Any, path: tuple[int, ...]) -> Any:
-    for position in path:
-        root = root[1][position]
-    return root
 
 
 def random_design(
@@ -59,6 +53,7 @@ def random_design(
     max_units: int = 3,
     max_contents: int = 60,
     below_unit: bool = False,
+    relations: tuple[str, ...] = ("add_remove", "replace_one"),
 ) -> trees.Design:
     """A random tree, schemes, clip level, privacy unit and relation.
 
@@ -80,7 +75,7 @@ def random_design(
             schemes=schemes,
             clip_level=clip,
             path=places[int(rng.integers(len(places)))],
-            relation=str(rng.choice(["add_remove", "replace_one"])),
+            relation=str(rng.choice(relations)),
             s=float(rng.choice([0.3, 0.7, 1.2, 2.5])),
         )
         if _leaf_count(root) <= 9 and len(trees.all_contents(design)) <= max_contents:
@@ -105,19 +100,21 @@ def random_table(
     return {key: float(value) for key, value in zip(keys, draw, strict=True)}
 
 
-def worst_table(design: trees.Design) -> Table:
+def worst_tables(design: trees.Design) -> list[Table]:
     """The proof's worst case: +1 where the privacy unit is reached, -1 where not.
 
     Other clip units of its own outer unit contribute -1 without replacement (they are
     what it is swapped for) and 0 under Poisson; clip units of other outer units
     contribute +1, which sets their draws apart from those that matter.
     """
+    if design.relation == "zero_out":
+        return _worst_zeroed(design)
     clip, path = design.clip_level, design.path
     private = design.private_leaves()
     first, second = design.neighbours()
-    own = _at(first, path[:clip])
+    own = trees.unit_at(first, path[:clip])
     own_name = own[0] if isinstance(own, tuple) else None
-    parent = _at(first, path[: max(clip - 1, 0)])
+    parent = trees.unit_at(first, path[: max(clip - 1, 0)])
     near = {u[0] if isinstance(u, tuple) else u for u in parent[1]} if clip else set()
     poisson = clip > 0 and design.schemes[clip - 1].kind == "poisson"
     table: Table = {}
@@ -134,11 +131,35 @@ def worst_table(design: trees.Design) -> Table:
             table[content] = 0.0 if poisson else -1.0
         else:
             table[content] = 1.0
-    return table
+    return [table]
+
+
+def _worst_zeroed(design: trees.Design) -> list[Table]:
+    """Forward, all else of the outer unit contributes -1, backward +1."""
+    root, path, clip = design.root, design.path, design.clip_level
+    level = min(clip, len(path))
+    private, own, near = (
+        frozenset(trees.names(trees.unit_at(root, path[:depth])))
+        for depth in (len(path), level, max(level - 1, 0))
+    )
+    poisson = level > 0 and design.schemes[level - 1].kind == "poisson"
+    tables: list[Table] = [{}, {}]
+    for content in trees.all_contents(design):
+        drawn = set(trees.content_names(content))
+        for table, sign in zip(tables, (-1.0, 1.0), strict=True):
+            if drawn & private:
+                table[content] = 1.0
+            elif clip == 0 or drawn & own:
+                table[content] = sign
+            elif drawn & near:
+                table[content] = 0.0 if poisson else sign
+            else:
+                table[content] = -sign
+    return tables
 
 
 def extreme_designs() -> dict[str, trees.Design]:
-    """For every row of the theorem, designs whose `worst_table` reaches the claim.
+    """For every row of the theorem, designs whose `worst_tables` reach the claim.
 
     Names are "row/relation/variant"; "outer" designs have a rate below 1 above the
     clip level, and enough other units there to set their draws apart.
@@ -177,7 +198,31 @@ def extreme_designs() -> dict[str, trees.Design]:
     add("all_drawn/add_remove/outer", near, (one, trees.Scheme(one.kind, 9)), 2)
     add("poisson_last/add_remove/flat", flat, (one, half), 2)
     add("poisson_last/add_remove/outer", lone, (one, often), 2, s=2.0)
-    return designs
+    for name, design in list(designs.items()):
+        row, relation, variant = name.split("/")
+        if relation == "add_remove":
+            zeroed = design._replace(relation="zero_out")
+            designs[f"{row}/zero_out/{variant}"] = zeroed
+    return designs | _zeroed_designs(half, two)
+
+
+def _zeroed_designs(coin: trees.Scheme, two: trees.Scheme) -> dict[str, trees.Design]:
+    """Classes that are protected: clipped above, at and below their level."""
+    tree, lone = _uniform_tree((3, 2)), _uniform_tree((3,))
+    every = trees.Scheme("poisson", 1.0)
+    rows = {
+        "below/zero_out/poisson": (tree, (coin, every), 2),
+        "below/zero_out/wor": (tree, (two, two), 2),
+        "one level/zero_out/poisson": (lone, (coin,), 1),
+        "one level/zero_out/wor": (lone, (two,), 1),
+        "one level/zero_out/step": (lone, (coin,), 0),
+        "class/zero_out/wor": (tree, (two, two), 1),
+        "class/zero_out/poisson": (tree, (coin, two), 1),
+    }
+    return {
+        name: trees.Design(root, schemes, clip, (0,), "zero_out", 0.7)
+        for name, (root, schemes, clip) in rows.items()
+    }
 
 
 def _uniform_tree(sizes: tuple[int, ...], name: str = "r") -> Any:
@@ -185,14 +230,6 @@ def _uniform_tree(sizes: tuple[int, ...], name: str = "r") -> Any:
     if not sizes:
         return name
     return name, tuple(_uniform_tree(sizes[1:], f"{name}{i}") for i in range(sizes[0]))
-
-
-def ratio_of(design: trees.Design) -> tuple[str, Ratio]:
-    """The theorem's row, and table -> largest true/claimed over g and directions."""
-    g = np.exp(LOG_GS)
-    row, forward, backward = trees.claimed(design, g)
-    divergences = trees.enumerated(design)
-    return row, lambda table: worst_ratio(divergences(table, g), (forward, backward))
 
 
 def worst_ratio(true: tuple, claim: tuple) -> float:

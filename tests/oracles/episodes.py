@@ -48,20 +48,11 @@ class GroupedDesign(NamedTuple):
             i = self.path[0]
             emptied = (classes[i][0], ())
             return self.pool, (name, (*classes[:i], emptied, *classes[i + 1 :]))
-        root = trees.Design(
-            self.pool, (), 0, self.path, self.relation, self.s
-        ).neighbours()
-        return root
+        return self.as_step().neighbours()
 
-    def rates(self) -> tuple[float, float]:
-        """Rate of the class (or of its episode), and of what is protected below it."""
-        classes = self.pool[1]
-        r_in = 1.0
-        if len(self.path) == 2:
-            r_in = self.examples.rate(len(classes[self.path[0]][1]))
-        if self.draw == "without_replacement":
-            return self.value * self.ways / len(classes), r_in
-        return self.value, r_in
+    def as_step(self) -> trees.Design:
+        """The same pool, unit and relation as a plain tree."""
+        return trees.Design(self.pool, (), 0, self.path, self.relation, self.s)
 
 
 def _groupings(drawn: tuple[int, ...], ways: int) -> dict[Groups, float]:
@@ -127,55 +118,44 @@ class _Pool:
         return total
 
 
-def grouped(design: GroupedDesign, *, reveal: bool = False):
-    """All contents, and table, g -> both divergences of the enumerated step; exact.
-
-    With `reveal` (only "partition", with the same classes listed in both neighbours)
-    the partition is part of the release.
-    """
+def grouped(design: GroupedDesign):
+    """All contents, and table, g -> both divergences of the enumerated step; exact."""
     first, second = (_Pool(design, pool) for pool in design.neighbours())
     keys = {c for pool in (first, second) for d in pool.contents.values() for c in d}
 
     def divergences(table: dict, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if not reveal:
-            one, two = first.mixed(table), second.mixed(table)
-            return mixtures.hockey_sticks(one, two, design.s, g)
-        totals = [np.zeros(len(g)), np.zeros(len(g))]
-        for groups, weight in first.draws.items():
-            one, two = (pool.release(groups, table) for pool in (first, second))
-            totals[0] += weight * mixtures.hockey_stick(one, two, design.s, g)
-            totals[1] += weight * mixtures.hockey_stick(two, one, design.s, g)
-        return totals[0], totals[1]
+        other = design.as_step().neighbours_table(table)
+        return mixtures.hockey_sticks(
+            first.mixed(table), second.mixed(other), design.s, g
+        )
 
     return sorted(keys, key=repr), divergences
 
 
-def grouped_claim(design: GroupedDesign, g: np.ndarray):
-    """Both directions of the claimed profile."""
-    rate, r_in = design.rates()
-    if design.draw == "partition":
-        h = mixtures.claimed_symmetric(rate, r_in, design.s, g)
-    else:
-        h = mixtures.claimed_swapped(rate * r_in, 2 * design.s, g)
-    return h, h
+def worst_grouped_tables(design: GroupedDesign, keys: list) -> list[dict]:
+    """+1 where the protected unit is reached, -1 (0 in other episodes) where not.
 
-
-def worst_grouped_table(design: GroupedDesign, keys: list) -> dict:
-    """+1 where the protected unit is reached, -1 (0 in other episodes) where not."""
-    name = design.pool[1][design.path[0]][0]
-    private = trees.Design(
-        design.pool, (), 0, design.path, design.relation, design.s
-    ).private_leaves()
-    table = {}
-    for key in keys:
-        drawn = {leaf for unit in key for leaf in trees.content_leaves(unit)} & private
-        if drawn:
-            table[key] = -1.0 if any(str(t).endswith("'") for t in drawn) else 1.0
-        elif design.draw == "partition" and all(unit[0] != name for unit in key):
-            table[key] = 0.0
-        else:
-            table[key] = -1.0
-    return table
+    In zero_out the others' sign is -1 forward, +1 backward.
+    """
+    own = design.pool[1][design.path[0]]
+    private: frozenset = design.as_step().private_leaves()
+    zeroed = design.relation == "zero_out"
+    if zeroed:
+        private = frozenset(trees.names(trees.unit_at(design.pool, design.path)))
+    tables = []
+    for sign in (-1.0, 1.0) if zeroed else (-1.0,):
+        table = {}
+        for key in keys:
+            drawn = set(trees.content_names(key))
+            if drawn & private:
+                replaced = any(str(t).endswith("'") for t in drawn & private)
+                table[key] = -1.0 if replaced else 1.0
+            elif design.draw == "partition" and own[0] not in drawn:
+                table[key] = 0.0
+            else:
+                table[key] = sign
+        tables.append(table)
+    return tables
 
 
 class IndependentDesign(NamedTuple):
@@ -209,16 +189,7 @@ def independent(design: IndependentDesign):
         return total
 
     def divergences(table: dict[Any, float], g: np.ndarray):
-        one, two = power(first(table)), power(second(table))
+        one, two = power(first(table)), power(second(step.neighbours_table(table)))
         return mixtures.hockey_sticks(one, two, design.s, g)
 
     return trees.all_contents(step), divergences
-
-
-def independent_claim(design: IndependentDesign, g: np.ndarray):
-    """Both directions of the claimed profile."""
-    sizes = design.as_step().path_sizes()
-    pairs = zip(design.schemes, sizes, strict=False)
-    eta = float(np.prod([scheme.rate(size) for scheme, size in pairs]))
-    h = mixtures.claimed_independent_episodes(design.num_episodes, eta, design.s, g)
-    return h, h

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
-from scipy.stats import binom
 
 _GRID_STEP = 0.01
 _REACH = 9.0
@@ -117,51 +116,3 @@ def gaussian(shift: float, g: np.ndarray) -> np.ndarray:
     log_g = np.log(g)
     t = log_g / shift - shift / 2
     return ndtr(-t) - np.exp(log_g + log_ndtr(-t - shift))
-
-
-def claimed_swapped(eta: float, shift: float, g: np.ndarray, r_out: float = 1.0):
-    """Profile where one contribution is swapped; shift = 2s. Both directions."""
-    if eta == 0:
-        return np.zeros_like(g)
-    return r_out * eta * gaussian(shift, 1 + (g - 1) / eta)
-
-
-def claimed_sampled(
-    p: float, shift: float, g: np.ndarray, r_out: float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Forward and backward profile of the sampled pair."""
-    if p == 0:
-        return np.zeros_like(g), np.zeros_like(g)
-    forward = p * gaussian(shift, 1 + (g - 1) / p)
-    k = 1 - g * (1 - p)
-    safe = np.where(k > 0, k, 1.0)
-    backward = np.where(k > 0, safe * gaussian(shift, g * p / safe), 0.0)
-    return r_out * forward, r_out * backward
-
-
-def claimed_symmetric(
-    p: float, r_in: float, s: float, g: np.ndarray, r_out: float = 1.0
-):
-    """H_g(P* || Q*) by the mixture evaluator; both directions."""
-    top = {0.0: 1 - p, -1.0: p * (1 - r_in), 1.0: p * r_in}
-    return r_out * hockey_stick(top, {0.0: 1 - p, -1.0: p}, s, g)
-
-
-def claimed_independent_episodes(
-    num_episodes: int, eta: float, s: float, g: np.ndarray
-):
-    """Profile of B episodes drawn afresh, each clipped; both directions."""
-    reached = -np.expm1(num_episodes * np.log1p(-eta)) if eta < 1 else 1.0
-    return sum(
-        binom.pmf(k, num_episodes, eta) * gaussian(2 * k * s, 1 + (g - 1) / reached)
-        for k in range(1, num_episodes + 1)
-    )
-
-
-def naive_product_rate(inclusion: float, s: float, g: np.ndarray) -> np.ndarray:
-    """The wrong claim: the whole inclusion rate inside the profile.
-
-    Tests plant it and must see it violated. It is false when contributions are
-    clipped below an outer level, because the draw of the outer unit shows.
-    """
-    return claimed_swapped(inclusion, 2 * s, g)

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import comb
-from scipy.stats import binom, hypergeom
 
 from oracles import mixtures
 from oracles.mixtures import Mixture
@@ -53,12 +51,6 @@ def _profile(parts: list[Part], s: float, g: np.ndarray) -> np.ndarray:
         if weight > _NEGLIGIBLE:
             total += weight * mixtures.hockey_stick(top, bottom, s, g)
     return total
-
-
-def smallest(claims: Sequence[Claim], s: float, g: np.ndarray):
-    """The least of several claims, direction by direction and at every g."""
-    pairs = [profiles(claim, s, g) for claim in claims]
-    return tuple(np.min([pair[i] for pair in pairs], axis=0) for i in (0, 1))
 
 
 # --- Claims ---
@@ -106,11 +98,6 @@ def theorem_m(law: Sequence[float], relation: str) -> Claim:
     return visible_laws([(1.0, law)], relation)
 
 
-def theorem_3(law: Sequence[float], relation: str) -> Claim:
-    """Nothing is hidden: J is seen."""
-    return visible_laws([(w, [0.0] * j + [1.0]) for j, w in enumerate(law)], relation)
-
-
 def theorem_a(rates: Sequence[tuple[float, float]], relation: str) -> Claim:
     """Coins: the pairs (p, r) of the units; which of them show others is seen."""
     parts: dict[tuple[float, ...], float] = {}
@@ -127,88 +114,7 @@ def theorem_a(rates: Sequence[tuple[float, float]], relation: str) -> Claim:
     return visible_laws([(w, law) for law, w in parts.items()], relation)
 
 
-def theorem_a_equal(m: int, p: float, r: float, relation: str) -> Claim:
-    """Coins, m units alike."""
-    theta = p * r / (1 - p + p * r) if r else 0.0
-    return visible_laws(
-        [(_bin(m, p * (1 - r))[m - n], _bin(n, theta)) for n in range(m + 1)], relation
-    )
-
-
-def theorem_2(
-    law: Sequence[float],
-    p: float,
-    relation: str,
-    *,
-    cover: float | None = None,
-    fixed_classes: bool = False,
-) -> Claim:
-    """Coins, the exchange hidden: `law` is that of |R|, `cover` a bound of e.
-
-    `fixed_classes`: the smaller backward row of add_remove. Without independent
-    contents nothing is hidden: `cover` 1.
-    """
-    e = 1 - law[0] if cover is None else cover
-    rows = [(w / e, _bin(k, p)) for k, w in enumerate(law) if k >= 1 and w > 0]
-    return _covered(rows, e, relation, fixed_classes=fixed_classes)
-
-
-def theorem_1(law: Sequence[float], relation: str, *, cover: float | None = None):
-    """Coupling: `law` is that of J, which is seen where it is not 0."""
-    return theorem_2(law, 1.0, relation, cover=cover)
-
-
-def _covered(rows, e: float, relation: str, *, fixed_classes: bool) -> Claim:
-    """Pairs (1-e)X + eB against (1-e)X + eB', X the worst of what takes the place."""
-    nothing, forward, backward = {0.0: 1.0}, [], []
-    for weight, law in rows:
-        up, down = line(law), line(law, -1)
-        if relation == "zero_out":
-            top, bottom = (
-                _mixed((1 - e, down), (e, up)),
-                _mixed((1 - e, down), (e, nothing)),
-            )
-            forward.append(Part(weight, top, bottom))
-            backward.append(Part(weight, _mixed((1 - e, up), (e, nothing)), up))
-            continue
-        mixed = _mixed((1 - e, down), (e, up))
-        forward.append(Part(weight, mixed, down))
-        # Without her, the law is that given R empty: what she is exchanged for.
-        backward.append(Part(weight, down, mixed) if fixed_classes else forward[-1])
-    return Claim(forward, backward)
-
-
-def removed_examples(law: Sequence[float]) -> Claim:
-    """add_remove, examples drawn without replacement and clipped one by one."""
-    return theorem_2(law, 1.0, "add_remove", fixed_classes=True)
-
-
-def theorem_ab(m: int, p: float, r: float, share: float) -> Claim:
-    """zero_out by coins: frames of Theorem A, and a share of the cover of Theorem 2."""
-    none, seen = (1 - r) ** m, _bin(m, p)
-    claim = Claim([], [])
-    for shown, weight in enumerate(_bin(m, p * (1 - r))):
-        n = m - shown
-        inner = _bin(n, p * r / (1 - p + p * r))
-        cover = [
-            share * none * seen[shown + j] * float(binom.pmf(shown, shown + j, 1 - r))
-            / (1 - none) * (1 - (j == 0) * (1 - r) ** n)
-            for j in range(n + 1)
-        ]  # fmt: skip
-        rest = {0.0: weight - share * none * seen[shown]}
-        held = _mixed((weight, line(inner)), (-share * none * seen[shown], {0.0: 1.0}))
-        for parts, sign in ((claim.forward, -1), (claim.backward, 1)):
-            hidden = (1.0, line(cover, sign))
-            pair = _mixed((1.0, held), hidden), _mixed((1.0, rest), hidden)
-            parts.append(Part(1.0, *(pair if sign < 0 else pair[::-1])))
-    return claim
-
-
 # --- Laws ---
-
-
-def _bin(n: int, p: float) -> list[float]:
-    return [float(w) for w in binom.pmf(range(n + 1), n, p)]
 
 
 def poisson_binomial(rates: Sequence[float]) -> list[float]:
@@ -217,49 +123,6 @@ def poisson_binomial(rates: Sequence[float]) -> list[float]:
     for rate in rates:
         law = np.convolve(law, [1 - rate, rate])
     return [float(w) for w in law]
-
-
-def reached(population: int, examples: int, size: int) -> float:
-    """One of a person's examples of a class is among those drawn."""
-    size = min(size, population)
-    return 1 - float(comb(population - examples, size) / comb(population, size))
-
-
-def without_replacement(law: Sequence[float], num_units: int, size: int) -> list[float]:
-    """Law of J = |S and R|: `size` of `num_units` units drawn, |R| with this law."""
-    total = np.zeros(len(law))
-    for k, weight in enumerate(law):
-        total[: k + 1] += weight * hypergeom.pmf(range(k + 1), num_units, k, size)
-    return [float(w) for w in total]
-
-
-def chosen_classes(num_classes: int, hers: int, ways: int, rho: float) -> float:
-    """A unit that draws `ways` classes holds her, who is in `hers` of them."""
-    missed = hypergeom.pmf(range(ways + 1), num_classes, hers, ways)
-    return 1 - float(missed @ (1 - rho) ** np.arange(ways + 1))
-
-
-def even_groups(num_groups: int, hers: int, rho: float) -> list[float]:
-    """Law of |R| where her classes are spread evenly: the worst partition."""
-    each, more = divmod(hers, num_groups)
-    counts = [each + 1] * more + [each] * (num_groups - more)
-    return poisson_binomial([1 - (1 - rho) ** a for a in counts])
-
-
-def average_groups(num_classes: int, ways: int, hers: int, rho: float) -> list[float]:
-    """Law of |R| over all partitions, drawn afresh, group by group."""
-    groups = num_classes // ways
-    places = [ways] * groups + [num_classes - ways * groups]
-    laws: dict[int, np.ndarray] = {0: np.ones(1)}
-    for i, size in enumerate(places):
-        grown: dict[int, np.ndarray] = {}
-        for used, law in laws.items():
-            for a in range(min(size, hers - used) + 1):
-                rate = 1 - (1 - rho) ** a if i < groups else 0.0
-                part = comb(size, a) * np.convolve(law, [1 - rate, rate])
-                grown[used + a] = grown.get(used + a, 0.0) + part
-        laws = grown
-    return [float(w) for w in (laws[hers] / comb(num_classes, hers))[: groups + 1]]
 
 
 # --- Composition ---

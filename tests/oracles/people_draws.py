@@ -3,8 +3,7 @@
 A drawn clip unit has a content: its label and the names of the examples drawn in it,
 in order; names that begin with "x" are the person's. A law maps a draw, the tuple of
 contents of its units, to its chance. What a content contributes is free: `attack` looks
-for the contributions that tell most, under all three relations, on a line and in the
-plane.
+for the contributions that tell most, on a line, under all three relations.
 """
 
 from __future__ import annotations
@@ -111,21 +110,6 @@ def summed(laws: Sequence[Law]) -> Law:
     return flat
 
 
-def frames(law: Law) -> list[tuple[float, list[float]]]:
-    """Theorem R: what the units without the person show, and J's law given that."""
-    seen: dict[tuple, dict[int, float]] = {}
-    for draw, chance in law.items():
-        others = tuple(content for content in draw if not is_held(content))
-        added(seen.setdefault(others, {}), len(draw) - len(others), chance)
-    found = []
-    for counts in seen.values():
-        weight = sum(counts.values())
-        found.append(
-            (weight, [counts.get(j, 0.0) / weight for j in range(max(counts) + 1)])
-        )
-    return found
-
-
 def partitions(num_classes: int, ways: int) -> list[tuple[tuple[int, ...], ...]]:
     """All ways to fill groups; whoever is left over sits out."""
     starts = range(0, num_classes - ways + 1, ways)
@@ -196,85 +180,35 @@ def divergences(step: Release, table: np.ndarray, s: float, g: np.ndarray):
     return mixtures.hockey_sticks(mixture(step.top), mixture(step.bottom), s, g)
 
 
-def plane_divergences(step: Release, table: np.ndarray, s: float, g: np.ndarray):
-    """The same in the plane, by the trapezoidal rule along the second axis."""
-    worlds = []
-    for counts, weights in (step.top, step.bottom):
-        means, place = np.unique(
-            np.round(counts @ table, 9), axis=0, return_inverse=True
-        )
-        worlds.append((means, np.bincount(place.ravel(), weights)))
-    high = s * max(np.abs(means[:, 1]).max(initial=0.0) for means, _ in worlds)
-    y = np.arange(-high - _PLANE_REACH, high + _PLANE_REACH, _PLANE_STEP)
-    totals = np.zeros((2, len(g)))
-    for at in y:
-        slices = []
-        for means, weights in worlds:
-            part: mixtures.Mixture = {}
-            density = np.exp(-((at - s * means[:, 1]) ** 2) / 2) / np.sqrt(2 * np.pi)
-            for mean, weight in zip(means[:, 0], weights * density, strict=True):
-                added(part, float(mean), float(weight))
-            slices.append(part)
-        both = mixtures.hockey_sticks(slices[0], slices[1], s, g)
-        totals += _PLANE_STEP * np.array(both)
-    return totals[0], totals[1]
-
-
-# The integrand is smooth but where a root appears: relative error 1e-6 or less.
-_PLANE_STEP = 0.1
-_PLANE_REACH = 6.5
-
-
 # --- The worst contributions ---
 
 
-class Lattice(NamedTuple):
-    """Contributions to choose from: whole numbers times a basis, none beyond norm 1."""
-
-    moves: np.ndarray
-    basis: np.ndarray
-
-
-LINE = Lattice(np.arange(-2, 3)[:, None], np.array([[0.5]]))
-QUARTERS = Lattice(np.arange(-4, 5)[:, None], np.array([[0.25]]))
-# Six directions of norm 1, and 0.
-PLANE = Lattice(
-    np.array([[0, 0], [1, 0], [0, 1], [-1, 1], [-1, 0], [0, -1], [1, -1]]),
-    np.array([[1.0, 0.0], [0.5, np.sqrt(0.75)]]),
-)
+# Contributions to choose from, in halves of the clip norm.
+MOVES = np.arange(-2, 3)
+_UNIT = 0.5
 
 
 class _Integral:
-    """The positive mass of a signed mixture on the lattice, on a coarse grid."""
+    """The positive mass of a signed mixture of the moves, on a coarse grid."""
 
-    def __init__(self, step: Release, lattice: Lattice, s: float, sign: int, g: float):
+    def __init__(self, step: Release, s: float, sign: int, g: float):
         worlds = (step.top, step.bottom)[::sign]
         self.counts = np.concatenate([counts for counts, _ in worlds])
         self.weights = np.concatenate([worlds[0][1], -g * worlds[1][1]])
-        most = int(self.counts.sum(axis=1).max()) * int(np.abs(lattice.moves).max())
-        dims = lattice.moves.shape[1]
-        self.most, self.side = most, 2 * most + 1
-        whole = np.indices((self.side,) * dims).reshape(dims, -1).T - most
-        means = s * whole @ lattice.basis
-        spacing = 0.15 if dims == 1 else 0.35
-        axis = np.arange(-np.abs(means).max() - 4, np.abs(means).max() + 4, spacing)
-        points = np.stack(np.meshgrid(*[axis] * dims), axis=-1).reshape(-1, dims)
-        square = ((points**2).sum(axis=1)[None] - 2 * means @ points.T) / 2
-        square += (means**2).sum(axis=1)[:, None] / 2
-        self.kernel = np.exp(-square) * (spacing / np.sqrt(2 * np.pi)) ** dims
-
-    def cells(self, moves: np.ndarray) -> np.ndarray:
-        """One number for a sum of moves."""
-        shifted = moves + self.most
-        return shifted[..., 0] if moves.shape[-1] == 1 else (
-            shifted[..., 0] * self.side + shifted[..., 1]
-        )  # fmt: skip
+        self.most = int(self.counts.sum(axis=1).max()) * int(MOVES.max())
+        means = s * _UNIT * np.arange(-self.most, self.most + 1)
+        spacing = 0.15
+        axis = np.arange(means[0] - 4, means[-1] + 4, spacing)
+        self.kernel = np.exp(-((axis - means[:, None]) ** 2) / 2)
+        self.kernel *= spacing / np.sqrt(2 * np.pi)
 
     def __call__(self, sums: np.ndarray) -> np.ndarray:
-        """For several tables, (tables, draws, dimensions), the mass of each."""
-        cells = self.cells(sums)
+        """For several tables, (tables, draws), the mass of each."""
         found = np.stack(
-            [np.bincount(row, self.weights, len(self.kernel)) for row in cells]
+            [
+                np.bincount(row, self.weights, len(self.kernel))
+                for row in sums + self.most
+            ]
         )
         return np.maximum(found @ self.kernel, 0.0).sum(axis=1)
 
@@ -282,47 +216,43 @@ class _Integral:
 def attack(
     rng: np.random.Generator,
     step: Release,
-    lattice: Lattice,
     s: float,
     g: float,
     *,
     sign: int,
     starts: int = 4,
 ) -> np.ndarray:
-    """Contributions, (columns, dimensions), that tell most; sign -1 is backward.
+    """Contributions of the columns that tell most; sign -1 is backward.
 
-    Coordinate ascent on the lattice: from the proofs' worst cases, then from random.
+    Coordinate ascent: from the proofs' worst cases, then from random.
     """
-    integral = _Integral(step, lattice, s, sign, g)
-    best, best_table = -1.0, np.zeros((len(step.columns), lattice.moves.shape[1]), int)
+    integral = _Integral(step, s, sign, g)
+    best, best_table = -1.0, np.zeros(len(step.columns), int)
     for number in range(starts):
-        table = _start(rng, step, lattice, number)
-        value = -1.0
+        table, value = _start(rng, step, number), -1.0
         for _ in range(4):
             before = value
             for i in rng.permutation(len(table)):
-                moved = (
-                    integral.counts[:, i, None] * (lattice.moves - table[i])[:, None]
-                )
-                values = integral((integral.counts @ table)[None] + moved)
+                moved = np.outer(MOVES - table[i], integral.counts[:, i])
+                values = integral(integral.counts @ table + moved)
                 k = int(np.argmax(values))
                 if values[k] > value:
-                    value, table[i] = values[k], lattice.moves[k]
+                    value, table[i] = values[k], MOVES[k]
             if value <= before * (1 + 1e-9):
                 break
         if value > best:
             best, best_table = value, table
-    return best_table @ lattice.basis
+    return best_table * _UNIT
 
 
-def _start(rng, step: Release, lattice: Lattice, number: int) -> np.ndarray:
+def _start(rng: np.random.Generator, step: Release, number: int) -> np.ndarray:
     """The person's contents at +1 and all others at -1, 0, +1; then at random."""
-    up = lattice.moves[np.argmax((lattice.moves @ lattice.basis)[:, 0])]
+    up = MOVES[-1]
     if number >= 3:
-        return lattice.moves[rng.integers(len(lattice.moves), size=len(step.columns))]
+        return rng.choice(MOVES, size=len(step.columns))
     changed = np.array([str(content[0]).endswith("'") for content in step.columns])
-    table = np.where(step.held[:, None], up, (number - 1) * up)
-    return np.where((step.held & changed)[:, None], -up, table)
+    table = np.where(step.held, up, (number - 1) * up)
+    return np.where(step.held & changed, -up, table)
 
 
 def attained(
@@ -332,15 +262,11 @@ def attained(
     g: np.ndarray,
     *,
     aims: Sequence[float] | np.ndarray,
-    lattice: Lattice = LINE,
     starts: int = 4,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The largest divergences found, forward and backward, at every g; true ones."""
     found = np.zeros((2, len(g)))
-    on_a_line = lattice.moves.shape[1] == 1
-    measure = divergences if on_a_line else plane_divergences
     for sign, aim in itertools.product((1, -1), aims):
-        table = attack(rng, step, lattice, s, aim, sign=sign, starts=starts)
-        table = table[:, 0] if on_a_line else table
-        found = np.maximum(found, measure(step, table, s, g))
+        table = attack(rng, step, s, aim, sign=sign, starts=starts)
+        found = np.maximum(found, divergences(step, table, s, g))
     return found[0], found[1]

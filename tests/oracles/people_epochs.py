@@ -102,20 +102,6 @@ def masses(design: Epoch, tables, s: float, g: np.ndarray, axis: np.ndarray):
     )
 
 
-def claim(design: Epoch, relation: str, s: float, g: np.ndarray, axis: np.ndarray):
-    """Theorem 5(a), given how many episodes hold the person: all contribute alike."""
-    number = design.bins.shape[1]
-    law = np.zeros(number + 1)
-    np.add.at(law, (design.columns % 2 == 0).sum(axis=1), design.weights)
-    total = np.zeros((2, len(g)))
-    for held in range(1, number + 1):
-        alike = epoch(design.steps, {(True,) * held: 1.0})
-        up = np.ones((alike.num_columns, design.steps, REGIONS))
-        pair = up, other_world(up, relation, -up)
-        total += law[held] * np.array(masses(alike, pair, s, g, axis))
-    return total[0], total[1]
-
-
 Tables = tuple[np.ndarray, np.ndarray]
 
 

@@ -65,7 +65,9 @@ class Design(NamedTuple):
     s: float
 
     def neighbours(self) -> tuple[tuple, tuple]:
-        """The larger (or original) tree and its neighbour."""
+        """The larger (or original) tree and its neighbour; slots stay in zero_out."""
+        if self.relation == "zero_out":
+            return self.root, self.root
         return self.root, _edited(self.root, self.path, self.relation == "replace_one")
 
     def path_sizes(self) -> list[int]:
@@ -78,10 +80,47 @@ class Design(NamedTuple):
 
     def private_leaves(self) -> frozenset:
         """Names of the examples inside the privacy unit, in either neighbour."""
-        node: Any = self.root
-        for position in self.path:
-            node = node[1][position]
+        node = unit_at(self.root, self.path)
         return frozenset({*_leaves(node), *_leaves(_renamed(node))})
+
+    def neighbours_table(self, table: dict) -> dict:
+        """What the neighbour's contents contribute: nulls, zero, in zero_out."""
+        if self.relation != "zero_out":
+            return table
+        private = frozenset(names(unit_at(self.root, self.path)))
+        return {
+            content: 0.0 if private & set(content_names(content)) else value
+            for content, value in table.items()
+        }
+
+
+def unit_at(root: Any, path: tuple[int, ...]) -> Any:
+    """The unit to which positions lead."""
+    for position in path:
+        root = root[1][position]
+    return root
+
+
+def names(node: Any) -> Iterator[Any]:
+    """Names of a unit, of all units below it and of its examples."""
+    if isinstance(node, tuple):
+        yield node[0]
+        for child in node[1]:
+            yield from names(child)
+    else:
+        yield node
+
+
+def content_names(content: Any) -> Iterator[Any]:
+    """Names in a drawn content, be it of a unit or of an episode of classes."""
+    if isinstance(content, frozenset):
+        for part in content:
+            yield from content_names(part)
+    elif isinstance(content, tuple):
+        yield content[0]
+        yield from content_names(content[1])
+    else:
+        yield content
 
 
 def _renamed(node: Any) -> Any:
@@ -193,54 +232,7 @@ def enumerated(design: Design):
     )
 
     def divergences(table: dict[Content, float], g: np.ndarray):
-        one, two = first(table), second(table)
+        one, two = first(table), second(design.neighbours_table(table))
         return mixtures.hockey_sticks(one, two, design.s, g)
 
     return divergences
-
-
-def claimed(design: Design, g: np.ndarray) -> tuple[str, np.ndarray, np.ndarray]:
-    """Which row of the theorem applies to this path, and its two profiles."""
-    unit, clip, s = len(design.path), design.clip_level, design.s
-    rates = [
-        scheme.rate(size)
-        for scheme, size in zip(design.schemes, design.path_sizes(), strict=False)
-    ]
-    if clip > unit:
-        # Clipped below the privacy unit: one group of at most k contributions.
-        s, clip = s * max(1, _most_contributions(design)), unit
-    r_out = float(np.prod(rates[: max(clip - 1, 0)]))
-    p = rates[clip - 1] if clip else 1.0
-    r_in = float(np.prod(rates[clip:unit]))
-    last = clip == unit and design.relation == "add_remove"
-    if clip and design.schemes[clip - 1].kind == "poisson":
-        if last:
-            return "poisson_last", *mixtures.claimed_sampled(p, s, g, r_out)
-        h = mixtures.claimed_symmetric(p, r_in, s, g, r_out)
-        return "poisson", h, h
-    if last and clip:
-        if design.schemes[clip - 1].value >= design.path_sizes()[clip - 1]:
-            h = r_out * mixtures.gaussian(s, g)
-            return "all_drawn", h, h
-        return "wor_last", *mixtures.claimed_sampled(p, 2 * s, g, r_out)
-    h = mixtures.claimed_swapped(p * r_in, 2 * s, g, r_out)
-    return ("step" if clip == 0 else "wor"), h, h
-
-
-def _most_contributions(design: Design) -> int:
-    """Largest number of clipped contributions of any unit of the privacy unit's level.
-
-    Any, because without replacement the private unit is swapped for another one,
-    whose contributions may be more.
-    """
-
-    def most(node: Any, level: int) -> int:
-        if level == design.clip_level:
-            return 1
-        counts = sorted((most(child, level + 1) for child in node[1]), reverse=True)
-        scheme = design.schemes[level]
-        drawn = len(counts) if scheme.kind == "poisson" else int(scheme.value)
-        return sum(counts[:drawn])
-
-    level = len(design.path)
-    return max(most(unit, level) for unit in clip_units(design.root, level))

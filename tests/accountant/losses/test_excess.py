@@ -42,6 +42,8 @@ class Kind(NamedTuple):
     step: Callable[[Setting], jde.GaussianStep]
     log_excess: Callable[[Setting, float, str], np.longdouble]
     scaled: bool = False
+    # By how much a curve may be too large, on the safe side.
+    above: float = RELATIVE
 
 
 def poisson(name: str, rate: np.ndarray) -> jde.Poisson:
@@ -54,12 +56,15 @@ def one_level(x: Setting, clip_unit: str) -> jde.GaussianStep:
     )
 
 
-def levels(x: Setting, clip_unit: str, *rates: np.ndarray) -> jde.GaussianStep:
+def levels(
+    x: Setting, clip_unit: str, *rates: np.ndarray, relation: str = "add_remove"
+) -> jde.GaussianStep:
     named = zip(("school", "class", "pupil"), rates, strict=False)
     return jde.GaussianStep(
         jde.MultistageSampling(*(poisson(name, rate) for name, rate in named)),
         noise_multiplier=x.noise,
         clip_unit=clip_unit,
+        neighboring_relation=relation,
     )
 
 
@@ -109,6 +114,11 @@ def swapped(x: Setting, alpha: float, direction: str) -> np.longdouble:
     return moments.fine_swapped(float(x.rate), float(2 / x.noise), alpha)
 
 
+def zeroed(x: Setting, alpha: float, direction: str) -> np.longdouble:
+    rates = float(x.rate), float(x.inner)
+    return moments.fine_zeroed(*rates, float(1 / x.noise), alpha, direction=direction)
+
+
 def in_episodes(x: Setting, alpha: float, direction: str) -> np.longdouble:
     del direction
     episodes, rate = int(x.num_episodes), float(x.rate)
@@ -125,6 +135,11 @@ KINDS = {
     "antipodal": Kind(lambda x: levels(x, "school", x.rate, x.inner), antipodal),
     "antipodal below an outer level": Kind(
         lambda x: levels(x, "class", x.outer, x.rate, x.inner), antipodal, scaled=True
+    ),
+    "zeroed": Kind(
+        lambda x: levels(x, "school", x.rate, x.inner, relation="zero_out"),
+        zeroed,
+        above=1e-9,
     ),
     "episodes": Kind(episodic, in_episodes),
 }
@@ -171,7 +186,8 @@ def assert_matches(
             exact = moments.rdp_from_log_moment(log_excess, alpha, r_out=outer)
             error = actual[i, j] / exact - 1
             # A comparison that NaN fails, and inf too: no true value overflows here.
-            assert abs(error) <= RELATIVE, (setting, alpha, actual[i, j], exact)
+            close = -RELATIVE <= error <= kind.above
+            assert close, (setting, alpha, actual[i, j], exact)
 
 
 def check(num_settings: int, num_orders: int, seed: int, kind: str, direction: str):
@@ -302,15 +318,11 @@ def test_infinite_only_where_the_value_overflows():
 
 def test_an_order_that_is_no_number_leaves_the_others_theirs():
     """Settings of a block share the nodes of a lattice."""
-    jax = pytest.importorskip("jax")
     rule = MomentRule("forward", LATTICE)
     (alone,) = mixture_excess(*np.array([[200.0], [0.01], [0.5]]), rule)
     both = np.array([[200.0, np.nan], [0.01, 0.01], [0.5, 0.5]])
     (beside,) = mixture_excess(*both, rule)
     assert beside[0] == alone[0] and np.isnan(beside[1])
-    with jax.enable_x64(True):
-        (compiled,) = jax.jit(lambda *each: mixture_excess(*each, rule))(*both)
-    assert compiled[0] == pytest.approx(alone[0], rel=1e-13)
 
 
 @pytest.mark.parametrize("rate", [1e-15, 1e-20, 1e-50])
@@ -322,22 +334,18 @@ def test_a_lattice_reaches_the_bump_of_rare_draws_at_orders_below_2(rate):
     np.testing.assert_allclose(found, panels, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("engine", ["numpy", "jax"])
 @pytest.mark.parametrize("noise", [0.111, 0.115, 0.12])
-def test_a_lattice_that_would_end_before_that_bump_is_none(noise, engine):
+def test_a_lattice_that_would_end_before_that_bump_is_none(noise):
     """There are nodes for orders next to 1, not for twice the shift."""
     rate, order = 1e-60, 1.001
-    found = jde.rdp(sampled(rate, noise), order, engine=engine)
+    found = jde.rdp(sampled(rate, noise), order)
     setting = np.array([[order - 1], [rate], [1 / noise]])
     (panels,) = mixture_excess(*setting, MomentRule("forward", Quadrature(160, 16)))
     assert found == pytest.approx(np.exp(panels[0]) / (order - 1), rel=1e-8)
 
 
 @pytest.mark.parametrize(("nats", "error"), [(32.0, 1e-11), (18.0, 1e-5)])
-@pytest.mark.parametrize(
-    "engine", ["numpy", pytest.param("jax", marks=pytest.mark.slow)], indirect=True
-)
-def test_a_lattice_is_as_exact_as_it_says(engine, nats, error):
+def test_a_lattice_is_as_exact_as_it_says(nats, error):
     """Against 2,560 nodes on panels, with derivatives and without."""
     rng, n = np.random.default_rng(3), 200
     rate, shift = 10 ** rng.uniform(-8, 0, n), 10 ** rng.uniform(-2, 0.9, n)
@@ -361,14 +369,13 @@ def test_a_lattice_is_as_exact_as_it_says(engine, nats, error):
             np.testing.assert_allclose(one, other, rtol=most)
 
 
-@pytest.mark.parametrize("engine", ["numpy", "jax"])
-def test_orders_without_a_lattice(engine):
+def test_orders_without_a_lattice():
     """Next to 1 with little noise, and where its largest terms are no numbers."""
     orders, step = 1 + np.array([2e-16, 5e-10, 2e-9]), sampled(0.01, 0.045)
-    found = jde.rdp(step, orders, engine=engine)
+    found = jde.rdp(step, orders)
     # There it is the Kullback-Leibler divergence.
     np.testing.assert_allclose(found, found[-1], rtol=1e-6)
-    large = jde.rdp(sampled(0.25, 3_600.0), 750_000.0, engine=engine)
+    large = jde.rdp(sampled(0.25, 3_600.0), 750_000.0)
     by_gaussian = 750_000 / (2 * 3_600**2)
     assert large < by_gaussian
     # A rate of 1/4 takes less than log(4) / t off it, by the largest term alone.

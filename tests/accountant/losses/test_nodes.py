@@ -1,16 +1,16 @@
 """Moments of losses in the complex plane, against mpmath on the real line."""
 
-import functools
-
 import mpmath
 import numpy as np
 import pytest
+from scipy import special
 from scipy.stats import norm
 
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     SwappedGaussianLoss,
+    ZeroedGaussianLoss,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES, NodeRule
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
@@ -23,6 +23,8 @@ LOSSES = {
     "forward": lambda o, p, r, s: SampledGaussianLoss(o, p, s),
     "backward": lambda o, p, r, s: SampledGaussianLoss(o, p, s),
     "symmetric": lambda o, p, r, s: SwappedGaussianLoss(o, p, s),
+    "zeroed": ZeroedGaussianLoss,
+    "zeroed backward": ZeroedGaussianLoss,
 }
 
 
@@ -37,7 +39,7 @@ def computed(kind, p, r, s, z, *, height=1.0, log_cut=LOG_CUT):
     one = np.ones(1)
     re, im, dist = float64_boundary(moments)(
         LOSSES[kind](one, p * one, r * one, s * one),
-        one * (kind == "backward"),
+        one * kind.endswith("backward"),
         log_cut * one,
         height * one,
         (z.real[:, None], z.imag[:, None]),
@@ -45,59 +47,99 @@ def computed(kind, p, r, s, z, *, height=1.0, log_cut=LOG_CUT):
     return re[:, 0] + 1j * im[:, 0], dist
 
 
-@functools.cache
 def integrated(kind, p, r, s, z):
     """``M(z) - 1`` from each definition, 20 digits, on the real line."""
     p, r, s, z = mpmath.mpf(p), mpmath.mpf(r), mpmath.mpf(s), mpmath.mpc(z)
 
-    def densities(x):
-        if kind == "antipodal":
-            q = (1 - p) * mpmath.npdf(x) + p * mpmath.npdf(x, -s)
-            return q + p * r * (mpmath.npdf(x, s) - mpmath.npdf(x, -s)), q
-        q = mpmath.npdf(x)
-        return (1 - p) * q + p * mpmath.npdf(x, s), q
+    def mixture(x, *parts):
+        return mpmath.fsum(w * mpmath.npdf(x, m) for w, m in parts)
 
-    def term(x):
-        a, b = densities(x)
+    null = (1 - p, 0)
+    kept, reached = (p * (1 - r), -s), (p * r, s)
+    # Pairs of mixtures, and where each counts: zeroed pairs meet at s / 2.
+    far, middle = 14 + 3 * (1 + z.real) * s, s / 2
+    pairs = {
+        "antipodal": [((null, kept, reached), (null, (p, -s)), 0, far)],
+        "symmetric": [((null, (p, s)), ((1, 0),), middle, far)],
+        "forward": [((null, (p, s)), ((1, 0),), -14, far)],
+        "zeroed": [
+            ((null, kept, reached), ((1 - p + p * r, 0), kept), middle, far),
+            (
+                (null, (p, s)),
+                ((1 - p + p * r, 0), (p * (1 - r), s)),
+                *(-14 - far, middle),
+            ),
+        ],
+    }
+    pairs["backward"], pairs["zeroed backward"] = pairs["forward"], pairs["zeroed"]
+
+    def term(x, top, bottom):
+        a, b = mixture(x, *top), mixture(x, *bottom)
         loss = mpmath.log(a / b)
-        forward = a * mpmath.expm1(z * loss)
-        backward = b * mpmath.expm1(-z * loss)
-        return {"forward": forward, "backward": backward}.get(kind, forward + backward)
+        forward, backward = a * mpmath.expm1(z * loss), b * mpmath.expm1(-z * loss)
+        if kind in ("forward", "zeroed"):
+            return forward
+        return backward if kind.endswith("backward") else forward + backward
 
-    start = {"symmetric": s / 2, "antipodal": mpmath.mpf(0)}.get(kind, mpmath.mpf(-14))
-    top = 14 + 3 * (1 + z.real) * s
-    edges = mpmath.linspace(start, top, 16)
     with mpmath.workdps(20):
-        return complex(mpmath.quad(term, edges))
+        return complex(
+            sum(
+                mpmath.quad(
+                    lambda x, one=top, other=bottom: term(x, one, other),
+                    mpmath.linspace(start, end, 16),
+                )
+                for top, bottom, start, end in pairs[kind]
+            )
+        )
 
 
-CASES = [
-    ("forward", 1e-2, 1.0, 1.0, 6.0),
-    ("backward", 1e-2, 1.0, 1.0, 6.0),
-    ("symmetric", 1e-2, 1.0, 1.0, 6.0),
-    ("forward", 0.5, 1.0, 2.0, 2.0),
-    ("symmetric", 1.0, 1.0, 0.5, 4.0),
-    ("antipodal", 0.1, 0.1, 1.0, 5.0),
-    ("antipodal", 1.0, 1.0, 1.0, 2.0),
-]
+# Kind, p, r, s and center; `integrated` there and 3j above it.
+CASES = {
+    ("forward", 1e-2, 1.0, 1.0, 6.0): (
+        *(0.004291059071668739, 0.002751417379539728 + 0.004177368038109385j),
+    ),
+    ("backward", 1e-2, 1.0, 1.0, 6.0): (
+        *(0.003061454222879614, 0.0025382673759775758 + 0.0027096144426309206j),
+    ),
+    ("symmetric", 1e-2, 1.0, 1.0, 6.0): (
+        *(0.006273227396506362, 0.0044418919502238925 + 0.005884676453169387j),
+    ),
+    ("forward", 0.5, 1.0, 2.0, 2.0): (
+        *(20364.32323363792, -0.9750093810845446 - 0.087791322477897j),
+    ),
+    ("symmetric", 1.0, 1.0, 0.5, 4.0): (
+        *(11.182493960703473, -4.847830648846428 - 0.9147847735867952j),
+    ),
+    ("antipodal", 0.1, 0.1, 1.0, 5.0): (
+        *(0.007727201861748281, 0.004964343260195579 + 0.008533558820666146j),
+    ),
+    ("antipodal", 1.0, 1.0, 1.0, 2.0): (
+        *(162753.79141900392, -0.9996176488828372 - 0.0024490855388353784j),
+    ),
+    ("zeroed", 0.3, 0.4, 1.0, 2.0): (
+        *(0.12406217672675317, -0.14486682345889942 + 0.1013941151609365j),
+    ),
+    ("zeroed backward", 0.02, 0.05, 1.5, 4.0): (
+        *(7.606926283057332e-05, 4.672859373518534e-05 + 0.0001000570086838454j),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "p", "r", "s", "center"),
-    [
-        # Many digits take long: the fast tests have one setting of each kind.
-        case
-        if case[0] not in {kind for kind, *_ in CASES[:place]}
-        else pytest.param(*case, marks=pytest.mark.slow)
-        for place, case in enumerate(CASES)
-    ],
-)
-def test_moments_near_the_axis_against_integration(kind, p, r, s, center):
-    z = center + np.array([0.0, 3.0j])
-    value, _ = computed(kind, p, r, s, z)
-    exact = np.array([integrated(kind, p, r, s, complex(one)) for one in z])
+@pytest.mark.parametrize("setting", CASES)
+def test_moments_near_the_axis_against_integration(setting):
+    value, _ = computed(*setting[:4], setting[4] + np.array([0.0, 3.0j]))
+    exact = np.array(CASES[setting])
     # Relative to what is summed: the losses' mass, and the moment on the axis.
-    assert np.all(np.abs(value - exact) <= 1e-12 * np.abs(exact[0]))
+    digits = 1e-9 if setting[0].startswith("zeroed") else 1e-12
+    assert np.all(np.abs(value - exact) <= digits * np.abs(exact[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", CASES)
+def test_what_is_recorded_is_the_integral(setting):
+    for height, value in zip((0, 3j), CASES[setting], strict=True):
+        found = integrated(*setting[:4], complex(setting[4] + height))
+        assert abs(found - value) <= 1e-14 * abs(CASES[setting][0])
 
 
 @pytest.mark.parametrize(("kind", "p", "r", "s", "center"), CASES)
@@ -119,6 +161,11 @@ def test_the_mass_is_that_of_the_losses_that_are_not_zero(kind):
     _, dist = computed(kind, p, r, s, np.array([1.0 + 0j]))
     if kind in ("forward", "backward"):
         expected = 1.0
+    elif kind.startswith("zeroed"):
+        # All but the atom at 0.
+        root = np.sqrt(8.0)
+        atom = 0.5 * (special.erf(s / root) + special.erf(3 * s / root))
+        expected = 1 - p * (1 - r) * atom
     elif kind == "symmetric":
         # 1 - P(x <= s/2) - Q(x > s/2) and what is left is the atom
         expected = p * norm.cdf(s / 2) + (2 - p) * norm.sf(s / 2)
@@ -130,7 +177,7 @@ def test_the_mass_is_that_of_the_losses_that_are_not_zero(kind):
     np.testing.assert_allclose(dist.mass[0], expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("kind", [kind for kind in LOSSES if kind != "zeroed"])
 def test_the_cut_is_where_it_was_asked_for(kind):
     p, s, log_cut = 0.1, 1.5, -50.0
     _, dist = computed(kind, p, 0.5, s, np.array([1.0 + 0j]), log_cut=log_cut)

@@ -9,90 +9,116 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     SwappedGaussianLoss,
+    ZeroedGaussianLoss,
 )
+from jaxdp_episodic.accountant.losses.independent_episodes import ZeroedEpisodesLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, run_of
 
+NOISE = 2.0
+ADD, SWAP, ZERO = "add_remove", "replace_one", "zero_out"
 SITE = jde.Poisson("site", sampling_probability=0.5)
-COIN = jde.Poisson("group", sampling_probability=0.25)
+COIN = jde.Poisson("group", sampling_probability=0.25, population=12)
 HAND = jde.WithoutReplacement("group", size=3, population=12)  # rate 1/4 as well
 ALL = jde.WithoutReplacement("group", size=12, population=12)
 MORE = jde.WithoutReplacement("group", size=13, population=12, population_is_exact=True)
-USER = jde.Poisson("user", sampling_probability=0.125)
-ADD, SWAP = "add_remove", "replace_one"
-# (middle level, clip unit, privacy unit, relation),
-# then (kind, outer rate, rate, inner rate, sensitivity).
-KINDS = {
-    "sampled": SampledGaussianLoss,
-    "swapped": SwappedGaussianLoss,
-    "antipodal": AntipodalGaussianLoss,
-}
-NOISE = 2.0
+USER = jde.Poisson("user", sampling_probability=0.125, population=4)
+SOME = jde.WithoutReplacement("user", size=2, population=8)
+NINE = jde.WithoutReplacement("user", size=9, population=8)
+SAMPLED, SWAPPED = SampledGaussianLoss, SwappedGaussianLoss
+ANTIPODAL, ZEROED = AntipodalGaussianLoss, ZeroedGaussianLoss
+# Levels, clip unit, privacy unit, relation; then kind, rates and sensitivity.
+THREE = (SITE, COIN, USER)
 ROWS = [
-    (COIN, "step", "user", ADD, "swapped", 1, 1 / 64, 1, 2),
-    (COIN, "step", "group", SWAP, "swapped", 1, 1 / 8, 1, 2),
-    (COIN, "site", "user", ADD, "antipodal", 1, 1 / 2, 1 / 32, 1),
-    (COIN, "group", "user", ADD, "antipodal", 1 / 2, 1 / 4, 1 / 8, 1),
-    (COIN, "group", "user", SWAP, "antipodal", 1 / 2, 1 / 4, 1 / 8, 1),
-    (COIN, "group", "group", ADD, "sampled", 1 / 2, 1 / 4, 1, 1),
-    (COIN, "group", "group", SWAP, "antipodal", 1 / 2, 1 / 4, 1, 1),
-    (COIN, "user", "user", ADD, "sampled", 1 / 8, 1 / 8, 1, 1),
-    (HAND, "group", "user", ADD, "swapped", 1 / 2, 1 / 32, 1, 2),
-    (HAND, "group", "user", SWAP, "swapped", 1 / 2, 1 / 32, 1, 2),
-    (HAND, "group", "group", ADD, "sampled", 1 / 2, 1 / 4, 1, 2),
-    (HAND, "group", "group", SWAP, "swapped", 1 / 2, 1 / 4, 1, 2),
-    (HAND, "user", "user", SWAP, "antipodal", 1 / 8, 1 / 8, 1, 1),
-    (ALL, "group", "group", SWAP, "swapped", 1 / 2, 1, 1, 2),
-    (ALL, "group", "group", ADD, "sampled", 1 / 2, 1, 1, 2),  # of 13, one is left out
-    (MORE, "group", "group", ADD, "sampled", 1 / 2, 1, 1, 1),
+    (THREE, "step", "user", ADD, SWAPPED, (1, 1 / 64), 2),
+    (THREE, "step", "group", SWAP, SWAPPED, (1, 1 / 8), 2),
+    (THREE, "site", "user", ADD, ANTIPODAL, (1, 1 / 2, 1 / 32), 1),
+    (THREE, "group", "user", ADD, ANTIPODAL, (1 / 2, 1 / 4, 1 / 8), 1),
+    (THREE, "group", "user", SWAP, ANTIPODAL, (1 / 2, 1 / 4, 1 / 8), 1),
+    (THREE, "group", "group", ADD, SAMPLED, (1 / 2, 1 / 4), 1),
+    (THREE, "group", "group", SWAP, ANTIPODAL, (1 / 2, 1 / 4, 1), 1),
+    (THREE, "user", "user", ADD, SAMPLED, (1 / 8, 1 / 8), 1),
+    ((SITE, HAND, USER), "group", "user", ADD, SWAPPED, (1 / 2, 1 / 32), 2),
+    ((SITE, HAND, USER), "group", "user", SWAP, SWAPPED, (1 / 2, 1 / 32), 2),
+    ((SITE, HAND, USER), "group", "group", ADD, SAMPLED, (1 / 2, 1 / 4), 2),
+    ((SITE, HAND, USER), "group", "group", SWAP, SWAPPED, (1 / 2, 1 / 4), 2),
+    ((SITE, HAND, USER), "user", "user", SWAP, ANTIPODAL, (1 / 8, 1 / 8, 1), 1),
+    ((SITE, ALL, USER), "group", "group", SWAP, SWAPPED, (1 / 2, 1), 2),
+    # Of 13 groups one is left out.
+    ((SITE, ALL, USER), "group", "group", ADD, SAMPLED, (1 / 2, 1), 2),
+    ((SITE, MORE, USER), "group", "group", ADD, SAMPLED, (1 / 2, 1), 1),
+    ((COIN, SOME), "group", "user", ZERO, ZEROED, (1, 1 / 4, 1 / 4), 1),
+    ((COIN, SOME), "user", "user", ZERO, ZEROED, (1 / 4, 1, 1 / 4), 1),
+    ((COIN, USER), "user", "user", ZERO, SAMPLED, (1 / 4, 1 / 8), 1),
+    ((COIN, SOME), "step", "user", ZERO, ZEROED, (1, 1, 1 / 16), 1),
+    ((HAND, SOME), "group", "user", ZERO, ZEROED, (1, 1, 1 / 16), 1),
+    ((HAND, SOME), "group", "group", ZERO, ZEROED, (1, 1, 1 / 4), 1),
+    ((HAND, NINE), "group", "user", ZERO, ZEROED, (1, 1, 1 / 4), 1),
+    ((COIN, SOME), "group", "group", ZERO, SAMPLED, (1, 1 / 4), 1),
+    ((COIN, SOME), "user", "group", ZERO, SAMPLED, (1, 1 / 4), 2),
+    ((HAND, USER), "user", "group", ZERO, ZEROED, (1, 1, 1 / 4), 4),
 ]
 
 
-def loss_of(kind, outer, rate, inner, sensitivity):
-    """The expected pair; two of the kinds have no inner rate."""
-    rates = (outer, rate, inner) if kind == "antipodal" else (outer, rate)
-    return KINDS[kind](*rates, sensitivity / NOISE)
+def assert_pair(step, kind, rates, sensitivity):
+    pair = dominating_pair(step)
+    assert type(pair) is kind
+    fields = [float(np.squeeze(field)) for field in pair.fields]
+    assert fields == [*rates, sensitivity / NOISE]
 
 
-def resolved(step):
-    return dominating_pair(step).map(lambda field: float(np.squeeze(field)))
-
-
-@pytest.mark.parametrize(
-    "middle, clip, unit, relation, kind, outer, rate, inner, sensitivity", ROWS
-)
-def test_multistage(
-    middle, clip, unit, relation, kind, outer, rate, inner, sensitivity
-):
+@pytest.mark.parametrize("levels, clip, unit, relation, kind, rates, sensitivity", ROWS)
+def test_multistage(levels, clip, unit, relation, kind, rates, sensitivity):
     step = jde.GaussianStep(
-        jde.MultistageSampling(SITE, middle, USER),
+        jde.MultistageSampling(*levels),
         noise_multiplier=NOISE,
         clip_unit=clip,
         privacy_unit=unit,
         neighboring_relation=relation,
     )
-    assert resolved(step) == loss_of(kind, outer, rate, inner, sensitivity)
+    assert_pair(step, kind, rates, sensitivity)
 
 
-EXAMPLES = jde.WithoutReplacement("example", size=4, population=16)
+HALF = {"episodes": jde.Poisson("episode", sampling_probability=0.5)}
+ONE = {"episodes": jde.WithoutReplacement("episode", size=1)}
+TEN = {"classes": jde.WithoutReplacement("class", size=10)}
 
 
-@pytest.mark.parametrize("relation", [ADD, SWAP])
-@pytest.mark.parametrize("unit, inner", [("example", 1 / 4), ("class", 1)])
-def test_grouped_classes_with_a_coin_for_each_episode(relation, unit, inner):
-    design = jde.GroupedClasses(
-        num_classes=20,
-        ways=5,
-        episodes=jde.Poisson("episode", sampling_probability=0.5),
-        examples=EXAMPLES,
-    )
+@pytest.mark.parametrize(
+    "drawn, unit, relation, kind, rates",
+    [
+        (HALF, "example", ADD, ANTIPODAL, (1, 1 / 2, 1 / 4)),
+        (HALF, "example", SWAP, ANTIPODAL, (1, 1 / 2, 1 / 4)),
+        (HALF, "class", ADD, ANTIPODAL, (1, 1 / 2, 1)),
+        (HALF, "class", SWAP, ANTIPODAL, (1, 1 / 2, 1)),
+        (HALF, "example", ZERO, ZEROED, (1, 1 / 2, 1 / 4)),
+        (HALF, "class", ZERO, SAMPLED, (1, 1 / 2)),
+        (ONE, "example", ZERO, ZEROED, (1, 1, 1 / 16)),
+        (TEN, "example", ZERO, ZEROED, (1, 1, 1 / 8)),
+        (TEN, "class", ZERO, ZEROED, (1, 1, 1 / 2)),
+    ],
+)
+def test_grouped_classes(drawn, unit, relation, kind, rates):
+    examples = jde.WithoutReplacement("example", size=4, population=16)
     step = jde.GaussianStep(
-        design,
+        jde.GroupedClasses(num_classes=20, ways=5, examples=examples, **drawn),
         noise_multiplier=NOISE,
         privacy_unit=unit,
         neighboring_relation=relation,
     )
-    assert resolved(step) == loss_of("antipodal", 1, 1 / 2, inner, 1)
+    assert_pair(step, kind, rates, 1)
+
+
+def test_independent_episodes_with_slots():
+    step = jde.GaussianStep(
+        jde.IndependentEpisodes(jde.MultistageSampling(HAND, SOME), num_episodes=3),
+        noise_multiplier=NOISE,
+        neighboring_relation=ZERO,
+    )
+    pair = dominating_pair(step)
+    assert type(pair) is ZeroedEpisodesLoss
+    fields = [float(np.squeeze(field)) for field in pair.fields[:4]]
+    assert fields == [1, 1 / 16, 1 / NOISE, 3]
 
 
 def test_what_a_run_keeps_of_itself_cannot_be_changed():

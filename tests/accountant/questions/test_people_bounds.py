@@ -1,7 +1,6 @@
 """What the library charges people, against every draw of small designs.
 
-The enumeration is that of `tests/test_people.py`; here the bound is the delta of one
-step, which is the larger of both directions.
+The bound is the delta of one step, which is the larger of both directions.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from oracles import people_designs, people_draws, people_epochs, people_tasks
+from oracles import people_designs, people_draws, people_epochs
 from oracles.people_designs import Case
 from rows import fast_and_slow
 
@@ -30,7 +29,7 @@ def _scheme(name: str, drawn: tuple[str, float], population: int) -> Any:
     return jde.WithoutReplacement(name, size=size, population=population)
 
 
-def _within(inner: people_tasks.Inner) -> tuple[Any, Any]:
+def _within(inner: people_designs.Inner) -> tuple[Any, Any]:
     examples = _scheme("example", ("draw", inner.shots), inner.size)
     return _scheme("class", inner.ways, inner.num_classes), examples
 
@@ -122,14 +121,6 @@ def _charged(case: Case) -> np.ndarray:
     return np.asarray(jde.delta(step, epsilon=EPSILONS, num_steps=1))
 
 
-def _case(rng: np.random.Generator, family: str) -> Case:
-    """A partition that is kept has no description in the library."""
-    while True:
-        case = people_designs.random_case(rng, family)
-        if case.facts.get("fresh", True):
-            return case
-
-
 def _worst_ratio(case: Case, rng: np.random.Generator, starts: int) -> float:
     """The largest true divergence found, over what is charged."""
     aims = np.exp(rng.choice([0.1, 0.25, 0.5, 1.0, 2.0], 2))
@@ -147,14 +138,16 @@ def _worst_ratio(case: Case, rng: np.random.Generator, starts: int) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_no_draw_exceeds_what_is_charged(family, seed):
     rng = np.random.default_rng([seed, *family.encode(), 1])
-    assert _worst_ratio(_case(rng, family), rng, 3) <= ROUNDING
+    assert _worst_ratio(people_designs.random_case(rng, family), rng, 3) <= ROUNDING
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", people_designs.FAMILIES)
 def test_no_draw_of_many_exceeds_what_is_charged_and_some_reach_it(family):
     rng = np.random.default_rng([*family.encode(), 2])
-    ratios = [_worst_ratio(_case(rng, family), rng, 4) for _ in range(60)]
+    ratios = [
+        _worst_ratio(people_designs.random_case(rng, family), rng, 4) for _ in range(60)
+    ]
     assert max(ratios) <= ROUNDING
     assert max(ratios) > 0.99
 

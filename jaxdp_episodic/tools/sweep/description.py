@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from jaxdp_episodic.tools.requests.request import (
     Request,
 )
 from jaxdp_episodic.tools.requests.request_file import read_request
-from jaxdp_episodic.tools.sweep import fields
+from jaxdp_episodic.tools.sweep import grid as fields
 from jaxdp_episodic.tools.sweep.grid import AXIS_WAYS, METHOD, QUANTITY, Axis, Grid
 
 # What may be asked for, and the fields of the request that each answer needs.
@@ -38,6 +38,7 @@ _NEEDS = {
 QUANTITIES = tuple(_NEEDS)
 _TARGETS = ("num_steps", "delta", "epsilon")
 _NOISE = "noise_multiplier"
+_WORDS = {QUANTITY: QUANTITIES, METHOD: METHODS}
 # Settings a chunk of calibrations, and of answers: a few seconds' work on two cores,
 # by NumPy, and by kernels that are compiled.
 _CHUNKS = {"rdp": (4096, 16384), "exact": (128, 1024), "pld": (32, 256)}
@@ -57,7 +58,7 @@ class Sweep(Spec):
 
     Attributes:
       step: the step, or a composed run; axes replace its numbers.
-      axes: at least one `Axis`; `jaxdp_episodic.tools.sweep.fields` says how fields are
+      axes: at least one `Axis`; `jaxdp_episodic.tools.sweep.grid` says how fields are
         called. Also "num_steps", "delta", "epsilon", "method" and "quantity".
       quantity: "epsilon" (at ``delta``), "delta" (at ``epsilon``), "noise_multiplier"
         (the smallest that keeps to ``epsilon`` and ``delta``) or "num_steps" (the
@@ -94,11 +95,22 @@ class Sweep(Spec):
             )
         _validation.choice(QUANTITY, self.quantity, QUANTITIES)
         check_method(str(self.method))
-        for word in self._words(QUANTITY):
-            _validation.choice(f"axis {QUANTITY!r}", word, QUANTITIES)
-        for word in self._words(METHOD):
-            _validation.choice(f"axis {METHOD!r}", word, METHODS)
-        self._check_fields()
+        for name, allowed in _WORDS.items():
+            for word in self._words(name):
+                _validation.choice(f"axis {name!r}", word, allowed)
+        if not self.axes:
+            raise ValueError("axes must be at least one table ([[axes]]), got none")
+        for index, axis in enumerate(self.axes):
+            _check_field(index, axis.field, self.paths)
+            for quantity in self.quantities:
+                unused = axis.field in _TARGETS and axis.field not in _NEEDS[quantity]
+                if unused or axis.field.rpartition(".")[2] == _NOISE == quantity:
+                    raise ValueError(
+                        f"axes[{index}]: {axis.field!r} cannot be an axis with "
+                        f"quantity={quantity!r}, which does not depend on it"
+                    )
+        for name in _TARGETS:
+            self._check_target(name)
         self._check_values()
 
     @classmethod
@@ -122,7 +134,9 @@ class Sweep(Spec):
         except ValueError as error:
             # A typo in an axis's field also leaves the right field without a value.
             if "missing key" in str(error) and isinstance(mapping, Mapping):
-                _check_known(mapping)
+                if paths := fields.numeric_fields(mapping.get("step")):
+                    for index, axis in _tables_of(mapping):
+                        _check_field(index, axis["field"], paths)
             raise
 
     @cached_property
@@ -133,11 +147,17 @@ class Sweep(Spec):
     @cached_property
     def paths(self) -> dict[str, fields.Path]:
         """Where the step's numeric fields are, by name."""
-        return fields.numeric_fields(self._table)
+        return fields.numeric_fields(fields.table_of(self.step))
 
     @cached_property
-    def _table(self) -> dict[str, Any]:
-        return fields.table_of(self.step)
+    def quantities(self) -> tuple[str, ...]:
+        """All quantities that are asked for."""
+        return self._words(QUANTITY) or (self.quantity,)
+
+    @cached_property
+    def methods(self) -> tuple[str, ...]:
+        """All methods that answer."""
+        return self._words(METHOD) or (str(self.method),)
 
     @cached_property
     def chunk_size(self) -> int:
@@ -147,22 +167,18 @@ class Sweep(Spec):
         much is lost with it: a few seconds' work by the engine that the whole sweep
         will use. It depends on nothing else, least of all on devices.
         """
-        parts = (
-            self.step.steps if isinstance(self.step, ComposedSteps) else (self.step,)
-        )
+        step = self.step
+        parts = step.steps if isinstance(step, ComposedSteps) else (step,)
         pairs = [dominating_pair(part) for part in parts]
-        rows = sum(pair.shape[-1] for pair in pairs)
+        is_answer = [quantity in ("epsilon", "delta") for quantity in self.quantities]
 
         def least(chunks: Mapping[str, tuple[int, int]]) -> int:
-            return min(
-                chunks[method][quantity in ("epsilon", "delta")]
-                for method in self.methods
-                for quantity in self.quantities
-            )
+            return min(chunks[method][i] for method in self.methods for i in is_answer)
 
         most = least(_CHUNKS)
         if self.grid.size >= _MANY_CHUNKS * most and all(p.compiles for p in pairs):
             most = least(_COMPILED_CHUNKS)
+        rows = sum(pair.shape[-1] for pair in pairs)
         most = min(most, int(self.memory_mib) * 2**20 // _BYTES_A_ROW) // rows
         return 1 << (max(most, 1).bit_length() - 1)
 
@@ -171,25 +187,19 @@ class Sweep(Spec):
 
         Words among them are passed over.
         """
-        numbers = {n: v for n, v in values.items() if n not in (METHOD, QUANTITY)}
-        inside = {self.paths[n]: v for n, v in numbers.items() if n in self.paths}
         given = {name: getattr(self, name) for name in _NEEDS[quantity]}
-        given |= {n: v for n, v in numbers.items() if n in _TARGETS}
-        step = self.step
+        given |= {name: v for name, v in values.items() if name in _TARGETS}
+        step: Any = self.step
+        inside = {self.paths[n]: v for n, v in values.items() if n in self.paths}
         if inside:
-            table = self._table
+            table = fields.table_of(step)
             for path, value in inside.items():
                 table = fields.filled(table, path, value, over=True)
             step = type(step).from_dict(table, where="step")
+        given |= {"step": step, "method": method}
         if quantity in ("epsilon", "delta"):
-            return EpsilonRequest(step=step, method=method, **given)
-        # Composed runs are refused by the request itself.
-        return CalibrationRequest(
-            step=step,  # pyright: ignore[reportArgumentType]: checked by the request
-            calibrate=quantity,
-            method=method,
-            **given,
-        )
+            return EpsilonRequest(**given)
+        return CalibrationRequest(calibrate=quantity, **given)
 
     def description(self) -> dict[str, Any]:
         """Returns what makes this sweep this sweep, for the manifest.
@@ -204,41 +214,13 @@ class Sweep(Spec):
         found = [axis.values for axis in self.axes if axis.field == field]
         return tuple(dict.fromkeys(found[0])) if found else ()
 
-    @cached_property
-    def quantities(self) -> tuple[str, ...]:
-        """All quantities that are asked for."""
-        return self._words(QUANTITY) or (self.quantity,)
-
-    @cached_property
-    def methods(self) -> tuple[str, ...]:
-        """All methods that answer."""
-        return self._words(METHOD) or (str(self.method),)
-
-    def _check_fields(self) -> None:
-        """Refuses axes of fields that there are not, or that nothing needs."""
-        if not self.axes:
-            raise ValueError("axes must be at least one table ([[axes]]), got none")
-        for index, axis in enumerate(self.axes):
-            _check_field(index, axis.field, self.paths)
-            for quantity in self.quantities:
-                targets = _NEEDS[quantity]
-                unused = axis.field in _TARGETS and axis.field not in targets
-                if unused or axis.field.rpartition(".")[2] == _NOISE == quantity:
-                    raise ValueError(
-                        f"axes[{index}]: {axis.field!r} cannot be an axis with "
-                        f"quantity={quantity!r}, which does not depend on it"
-                    )
-        for name in _TARGETS:
-            self._check_target(name)
-
     def _check_target(self, name: str) -> None:
         """Refuses a target that is missing, superfluous or a list."""
         value = getattr(self, name)
-        given = value is not None or name in self.grid.names
         needed = [q for q in self.quantities if name in _NEEDS[q]]
         if name == "num_steps" and isinstance(self.step, ComposedSteps):
             needed = []
-        if needed and not given:
+        if needed and value is None and name not in self.grid.names:
             raise ValueError(f"{name} must be given with quantity={needed[0]!r}")
         if value is not None and not needed:
             raise ValueError(
@@ -252,17 +234,16 @@ class Sweep(Spec):
 
     def _check_values(self) -> None:
         """Refuses values out of range, one dimension after the other, then corners."""
-        grid = self.grid
-        rows = self.chunk_size
+        grid, rows = self.grid, self.chunk_size
         first = {name: grid.points(name)[:1] for name in grid.names}
+        tries = {"": grid.corners()}
         for moving in grid.dimensions:
-            named = "axis " + " and ".join(map(repr, moving))
-            for start in range(0, grid.points(moving[0]).size, rows):
-                some = {n: grid.points(n)[start : start + rows] for n in moving}
-                self._try(f"{named}: ", first | some)
-        corners = grid.corners()
-        for start in range(0, len(next(iter(corners.values()))), rows):
-            self._try("", {n: v[start : start + rows] for n, v in corners.items()})
+            named = "axis " + " and ".join(map(repr, moving)) + ": "
+            tries = {named: {n: grid.points(n) for n in moving}, **tries}
+        for prefix, columns in tries.items():
+            for start in range(0, len(next(iter(columns.values()))), rows):
+                some = {n: v[start : start + rows] for n, v in columns.items()}
+                self._try(prefix, first | some)
 
     def _try(self, prefix: str, values: Mapping[str, np.ndarray]) -> None:
         """Builds everything that is asked at some settings, but for the answers."""
@@ -298,15 +279,14 @@ def described_grid(description: Mapping[str, Any]) -> Grid:
         raise TypeError(f"axes must be a list, got {_validation.shown(axes)}")
     tables = ({"version": 1, **a} if isinstance(a, Mapping) else a for a in axes)
     grid = Grid(tuple(Axis.from_dict(table) for table in tables))
-    _validation.choice(QUANTITY, description.get(QUANTITY), QUANTITIES)
-    _validation.choice(METHOD, description.get(METHOD), METHODS)
+    for name, allowed in _WORDS.items():
+        _validation.choice(name, description.get(name), allowed)
+        for word in grid.points(name).tolist() if name in grid.names else ():
+            _validation.choice(f"axis {name!r}", word, allowed)
     for name in _TARGETS:
         value = description.get(name)
         if value is not None and _validation.real_array(name, value).ndim:
             raise ValueError(f"{name} must be a number, got {_validation.shown(value)}")
-    for name, allowed in ((QUANTITY, QUANTITIES), (METHOD, METHODS)):
-        for word in grid.points(name).tolist() if name in grid.names else ():
-            _validation.choice(f"axis {name!r}", word, allowed)
     return grid
 
 
@@ -324,12 +304,12 @@ def _check_field(index: int, field: str, paths: Mapping[str, Any]) -> None:
         raise ValueError(f"axes[{index}]: unknown field {field!r}{hint}")
 
 
-def _check_known(mapping: Mapping[str, Any]) -> None:
-    """The same for a dictionary of which no sweep could be made."""
-    paths = fields.numeric_fields(mapping.get("step"))
-    for index, axis in enumerate(mapping.get("axes", ()) if paths else ()):
+def _tables_of(mapping: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The axes that are tables with a field, and their places."""
+    axes = mapping.get("axes")
+    for index, axis in enumerate(axes if isinstance(axes, list | tuple) else ()):
         if isinstance(axis, Mapping) and isinstance(axis.get("field"), str):
-            _check_field(index, axis["field"], paths)
+            yield index, dict(axis)
 
 
 def _with_names(axes: list[Any] | tuple[Any, ...], step: Any) -> list[Any]:
@@ -338,37 +318,27 @@ def _with_names(axes: list[Any] | tuple[Any, ...], step: Any) -> list[Any]:
     for table in (step, fields.wrapped(step)):
         found = fields.numeric_fields(table)
         names |= {fields.dotted(path): name for name, path in found.items()}
-
-    def named(axis: Any) -> Any:
-        if not isinstance(axis, Mapping):
-            return axis  # refused where specs are read
-        field = axis.get("field")
-        if isinstance(field, str) and field in names:
-            axis = {**axis, "field": names[field]}
-        return {"type": Axis.__name__, **axis}
-
-    return [named(axis) for axis in axes]
+    named = list(axes)  # what is no table is refused where specs are read
+    for index, axis in enumerate(axes):
+        if isinstance(axis, Mapping):
+            named[index] = {"type": Axis.__name__, **axis}
+    for index, axis in _tables_of({"axes": axes}):
+        named[index]["field"] = names.get(axis["field"], axis["field"])
+    return named
 
 
 def _with_first_values(mapping: Mapping[str, Any]) -> Any:
     """The step's table, where fields left out have the first value of their axis."""
     step = fields.wrapped(mapping.get("step"))
     paths = fields.numeric_fields(step)
-    axes = mapping.get("axes")
-    for axis in axes if isinstance(axes, list | tuple) else ():
-        if not isinstance(axis, Mapping) or axis.get("field") not in paths:
-            continue
-        check = fields.check_of(axis["field"])
-        if check is None:
-            continue
+    for _, axis in _tables_of(mapping):
+        name = axis["field"]
+        check = fields.check_of(name) if name in paths else None
         given = next((axis[way] for way in AXIS_WAYS if way in axis), None)
-        if isinstance(given, list | tuple) and given:
-            name = axis["field"]
-            numbers = given if "values" in axis else given[:2]
-            check(f"axis {name!r}", list(numbers))
+        if check is not None and isinstance(given, list | tuple) and given:
+            check(f"axis {name!r}", list(given if "values" in axis else given[:2]))
             step = fields.filled(step, paths[name], given[0])
-    sought = mapping.get(QUANTITY) == _NOISE
-    if sought and _NOISE in paths:
+    if mapping.get(QUANTITY) == _NOISE and _NOISE in paths:
         step = fields.filled(step, paths[_NOISE], 1.0)
     return step
 

@@ -1,7 +1,7 @@
 """The chunks of a sweep: their answers, and who evaluates them.
 
-The chunk is the unit of everything: its arrays have the same shape wherever it is
-evaluated, so its bytes are the same on one device, on four, or on another worker.
+The arrays of a chunk have the same shape wherever it is evaluated, so its bytes are the
+same on one device, on four, or on another worker.
 
 An engine, the devices of this machine or the workers of Ray, is given numbers of chunks
 and yields their results in any order. A chunk that fails is a result too, so it takes
@@ -14,9 +14,9 @@ import functools
 import itertools
 import os
 import queue
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,23 +59,15 @@ def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
     `answer_columns` says so (n, 3), with the two columns of `INFO`. Settings that are
     out of range together, or covered by no theorem, raise as the questions do.
     """
-    grid = sweep.grid
-    start, stop = chunk_range(number, grid.size, sweep.chunk_size)
-    values = grid.values(np.arange(start, stop))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        answers = _answers(sweep, values, stop - start)
-    return answers, list(dict.fromkeys(str(w.message) for w in caught))
-
-
-def _answers(sweep: Sweep, values: dict[str, np.ndarray], size: int) -> np.ndarray:
-    """Answers (n, k) of settings, those with the same quantity and method at once."""
+    start, stop = chunk_range(number, sweep.grid.size, sweep.chunk_size)
+    values, size = sweep.grid.values(np.arange(start, stop)), stop - start
     quantity = values.get(QUANTITY, np.full(size, sweep.quantities[0]))
     method = values.get(METHOD, np.full(size, sweep.methods[0]))
     has_info = have_info(sweep.quantities, sweep.methods)
     answers = np.full((size, 1 + has_info * len(INFO)), np.nan)
-    for asked in sweep.quantities:
-        for way in sweep.methods:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for asked, way in itertools.product(sweep.quantities, sweep.methods):
             chosen = np.flatnonzero((quantity == asked) & (method == way))
             if not chosen.size:
                 continue
@@ -91,7 +83,7 @@ def _answers(sweep: Sweep, values: dict[str, np.ndarray], size: int) -> np.ndarr
                 else:
                     answers[chosen, 0] = request.answer()
                     answers[chosen, 2:] = 0.0  # whether it is a certified bound
-    return answers
+    return answers, list(dict.fromkeys(str(w.message) for w in caught))
 
 
 def attempt(sweep: Sweep, number: int) -> ChunkResult:
@@ -104,38 +96,48 @@ def attempt(sweep: Sweep, number: int) -> ChunkResult:
         return ChunkResult(number, None, [], reason)
 
 
-def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
-    """Evaluates chunks on all local devices, whichever is free.
+def _in_work(
+    numbers: Sequence[int],
+    width: int,
+    begin: Callable[[int], Any],
+    first_of: Callable[[list[Any]], Any],
+) -> Iterator[tuple[int, Any]]:
+    """Yields chunks that are done, with ``width`` in work.
 
     A chunk is begun only when another one has been taken and, the consumer asking for
     more, saved: however slow the disk is, no answers pile up in memory, and a process
-    that is killed loses no more than the chunks in work, two a device.
+    that is killed loses no more than the chunks in work.
     """
-    todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-    results: queue.SimpleQueue[ChunkResult] = queue.SimpleQueue()
+    waiting, begun = iter(numbers), dict[Any, int]()
+    while True:
+        for number in itertools.islice(waiting, width - len(begun)):
+            begun[begin(number)] = number
+        if not begun:
+            return
+        done = first_of(list(begun))
+        yield begun.pop(done), done
 
-    def work(device: Any) -> None:
-        with jax.default_device(device):
-            while (number := todo.get()) is not None:
-                results.put(attempt(sweep, number))
 
-    waiting = iter(numbers)
-    devices = (jax.local_devices() * _CHUNKS_A_DEVICE)[: len(numbers)]
-    threads = [
-        threading.Thread(target=work, args=(device,), daemon=True) for device in devices
-    ]
-    for thread in threads:
-        thread.start()
-        todo.put(next(waiting))
-    try:
-        for _ in numbers:
-            yield results.get()
-            todo.put(next(waiting, None))
-    finally:
-        for _ in threads:
-            todo.put(None)
-        for thread in threads:
-            thread.join()
+def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
+    """Evaluates chunks on all local devices, two at a time on each."""
+    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    slots = (jax.local_devices() * _CHUNKS_A_DEVICE)[: len(numbers)]
+    for device in slots:
+        free.put(device)
+
+    def work(number: int) -> ChunkResult:
+        device = free.get()
+        try:
+            with jax.default_device(device):
+                return attempt(sweep, number)
+        finally:
+            free.put(device)
+
+    with ThreadPoolExecutor(max(len(slots), 1)) as pool:
+        begin = functools.partial(pool.submit, work)
+        first_of = lambda some: next(as_completed(some))  # noqa: E731
+        for _, done in _in_work(numbers, len(slots), begin, first_of):
+            yield done.result()
 
 
 @dataclass(frozen=True)
@@ -173,44 +175,35 @@ class RayEngine:
         ray = _ray()
         started = not ray.is_initialized()
         if started:
-            local = {"include_dashboard": False} if self.address == "local" else {}
-            try:
-                quiet = {"log_to_driver": False, "logging_level": "error"}
-                ray.init(address=self.address, **quiet, **local)
-            except (ConnectionError, ValueError):
-                raise
-            # Ray has no type of its own for a node that does not come up.
-            except Exception as error:
-                reason = " ".join(str(error).split())
-                raise ConnectionError(f"Ray did not start: {reason}") from error
+            self._start(ray)
         try:
-            yield from self._results(ray, sweep, numbers)
+            asked = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
+            task = ray.remote(**asked, max_retries=self.max_retries)(attempt)
+            begin = functools.partial(task.remote, ray.put(sweep))
+            # A few tasks for every slot of the cluster.
+            width = 2 * max(2, int(ray.cluster_resources().get("CPU", 1)))
+            first_of = lambda some: ray.wait(some, num_returns=1)[0][0]  # noqa: E731
+            for number, done in _in_work(numbers, width, begin, first_of):
+                try:
+                    yield ray.get(done)
+                except ray.exceptions.RayError as error:
+                    reason = " ".join(str(error).split())
+                    yield ChunkResult(number, None, [], reason)
         finally:
             if started:
                 ray.shutdown()
 
-    def _results(
-        self, ray: Any, sweep: Sweep, numbers: Sequence[int]
-    ) -> Iterator[ChunkResult]:
-        """Keeps a few tasks for every slot of the cluster in flight."""
-        asked = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
-        task = ray.remote(**asked, max_retries=self.max_retries)(attempt)
-        shared = ray.put(sweep)
-        window = 2 * max(2, int(ray.cluster_resources().get("CPU", 1)))
-        waiting = iter(numbers)
-        flying: dict[Any, int] = {}
-        while True:
-            for number in itertools.islice(waiting, window - len(flying)):
-                flying[task.remote(shared, number)] = number
-            if not flying:
-                return
-            (reference,), _ = ray.wait(list(flying), num_returns=1)
-            number = flying.pop(reference)
-            try:
-                yield ray.get(reference)
-            except ray.exceptions.RayError as error:
-                reason = " ".join(str(error).split())
-                yield ChunkResult(number, None, [], reason)
+    def _start(self, ray: Any) -> None:
+        local = {"include_dashboard": False} if self.address == "local" else {}
+        quiet = {"log_to_driver": False, "logging_level": "error"}
+        try:
+            ray.init(address=self.address, **quiet, **local)
+        except (ConnectionError, ValueError):
+            raise
+        # Ray has no type of its own for a node that does not come up.
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ConnectionError(f"Ray did not start: {reason}") from error
 
 
 @functools.cache

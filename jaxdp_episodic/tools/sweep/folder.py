@@ -42,6 +42,7 @@ INFO = ("error", "is_certified_bound")
 Calibrated values have no error of their own (NaN)."""
 
 _VERSION = 1  # of the manifest
+_LIBRARIES = ("jaxdp-episodic", "jax", "jaxlib", "numpy")  # whose versions it has
 # A shard: this, the sweep's hash and the chunk's number, the SHA-256 of the
 # answers, the answers as little-endian float64, row after row.
 _MAGIC = b"jaxdp-episodic sweep shard 1\n"
@@ -72,26 +73,14 @@ def chunk_range(number: int, size: int, chunk_size: int) -> tuple[int, int]:
 
 
 class SweepFolder:
-    """Where a sweep is kept.
-
-    Args:
-      path: the folder.
-      manifest: its manifest.
-
-    Attributes:
-      path: the folder.
-      manifest: what it holds, as in the file.
-      size: how many settings the sweep has.
-      num_chunks: and how many chunks.
-      columns: names of the answers' columns.
-    """
+    """Where a sweep is kept, as its manifest says."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.path, self.manifest = path, manifest
         self.size: int = manifest["num_settings"]
         self.chunk_size: int = manifest["chunk_size"]
         self.num_chunks = -(-self.size // self.chunk_size)
-        self.columns = answer_columns(manifest["sweep"])
+        self.columns = answer_columns(manifest["sweep"])  # names of the answers'
 
     @classmethod
     def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
@@ -137,20 +126,18 @@ class SweepFolder:
 
     def load(self, number: int) -> np.ndarray | None:
         """Returns the answers (n, k) of a chunk, or None if they are not whole."""
-        header, shard = self._header(number), self.shard(number)
-        start, stop = self.range_of(number)
-        width = len(self.columns)
-        begin = len(header) + _DIGEST_BYTES
+        (start, stop), width = self.range_of(number), len(self.columns)
+        header, size = self._header(number), 8 * width * (stop - start)
+        shard, begin = self.shard(number), len(header) + _DIGEST_BYTES
         try:
-            if shard.stat().st_size != begin + 8 * width * (stop - start):
+            if shard.stat().st_size != begin + size:
                 return None
             data = shard.read_bytes()
         except FileNotFoundError:
             return None
-        payload = data[begin:]
-        if data[:begin] != header + hashlib.sha256(payload).digest():
+        if data[:begin] != header + hashlib.sha256(data[begin:]).digest():
             return None
-        return np.frombuffer(payload, "<f8").reshape(-1, width)
+        return np.frombuffer(data[begin:], "<f8").reshape(-1, width)
 
     def missing(self, numbers: range) -> list[int]:
         """Returns which of some chunks are not there whole; the others are checked."""
@@ -232,10 +219,11 @@ def saved_chunks(path: Path) -> tuple[int, int] | None:
 
 def _manifest(sweep: Sweep) -> dict[str, Any]:
     """What the folder of a sweep says about it."""
-    described = sweep.description()
-    identity = {"sweep": described, "chunk_size": sweep.chunk_size}
-    libraries = ("jaxdp-episodic", "jax", "jaxlib", "numpy")
-    identity["versions"] = {name: _version_of(name) for name in libraries}
+    identity = {
+        "sweep": sweep.description(),
+        "chunk_size": sweep.chunk_size,
+        "versions": {name: _version_of(name) for name in _LIBRARIES},
+    }
     return {
         "version": _VERSION,
         "kind": "sweep",

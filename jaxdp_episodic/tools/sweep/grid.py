@@ -1,21 +1,27 @@
-"""Axes and the grid that they span, which is never held in memory.
+"""Axes, the grid that they span, and the fields of a step that they move.
 
-A setting is a number, its index; the values of its fields are computed from it. Axes
-combine as a product, the first one slowest. Axes with the same ``zip`` name move
-together, as one axis.
+A grid is never held in memory: a setting is a number, its index, from which the values
+of its fields are computed. Axes combine as a product, the first one slowest. Axes with
+the same ``zip`` name move together, as one axis.
+
+Fields are called as the columns of ``jaxdp-episodic epsilon``: "noise_multiplier",
+"school.size", "num_episodes", "people.classes"; of a composed run "counts[0]" and
+"steps[0].school.size".
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.spec import Spec
-from jaxdp_episodic.tools.sweep.fields import is_whole
+from jaxdp_episodic.accountant.describe.schemes import MultistageSampling, Scheme
+from jaxdp_episodic.accountant.describe.spec import Check, Spec
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 
 AXIS_WAYS = ("values", "linspace", "geomspace")
 METHOD = "method"
@@ -27,6 +33,112 @@ _MAX_SETTINGS = 2**53  # an index and the products that it is made of are exact
 _MAX_VALUES = 10_000_000  # of an axis: these alone of a grid are in memory
 _MAX_AXES = 12  # whose corners, 2**12 at most, are all checked
 _MAX_LETTERS = 100  # of a word; the longest that means something has 16
+
+Path = tuple[str | int, ...]
+"""Where a field is: keys of tables and indices of lists, from the step down."""
+
+
+def _specs(spec: type[Spec]) -> Iterator[type[Spec]]:
+    """A class, and all that a dictionary of it may describe inside."""
+    yield spec
+    for inside in spec.nested_specs.values():
+        for one in inside:
+            yield from _specs(one)
+
+
+_NUMERIC = {spec.__name__: spec.numeric for spec in _specs(ComposedSteps)}
+_CHECKS = {name: check for spec in _NUMERIC.values() for name, check in spec.items()}
+_SCHEMES = tuple(scheme.__name__ for scheme in get_args(Scheme))
+_PARTS = ("sampling", "levels", "episodes", "classes", "examples", "steps", "people")
+
+
+def is_whole(field: str) -> bool:
+    """True if a field takes whole numbers only."""
+    name = field.rpartition(".")[2]
+    if name == "num_steps" or name.startswith("counts["):
+        return True
+    return getattr(_CHECKS.get(name), "func", None) is _validation.integer_array
+
+
+def check_of(field: str) -> Check | None:
+    """What the values of a field that is left out must be, to be rounded where whole.
+
+    None of the counts of a composed run, which cannot be left out.
+    """
+    check = _CHECKS.get(field.rpartition(".")[2])
+    return _validation.positive_array if check and is_whole(field) else check
+
+
+def wrapped(step: Any) -> Any:
+    """Returns a step's table with every single scheme made a list of one level.
+
+    A path in the table is then the path of the same field in the step made of it.
+    """
+    if not isinstance(step, Mapping):
+        return step
+    table = dict(step)
+    if isinstance(table.get("steps"), list):
+        table["steps"] = [wrapped(part) for part in table["steps"]]
+    drawn = table.get("sampling")
+    if isinstance(drawn, Mapping):
+        table["sampling"] = wrapped(drawn)
+        if drawn.get("type") in _SCHEMES:
+            name = MultistageSampling.__name__
+            table["sampling"] = {"type": name, "levels": [drawn]}
+    return table
+
+
+def numeric_fields(step: Any, path: Path = (), prefix: str = "") -> dict[str, Path]:
+    """Returns where the numeric fields are in the wrapped table of a step.
+
+    What is not as it should be is passed over: it is refused where specs are read.
+    """
+    found: dict[str, Path] = {}
+    if not isinstance(step, Mapping):
+        return found
+    kind, name = str(step.get("type")), step.get("name")
+    named = f"{prefix}{name}." if isinstance(name, str) else prefix
+    counts = step.get("counts")
+    if kind == ComposedSteps.__name__ and isinstance(counts, list):
+        found |= {f"counts[{i}]": (*path, "counts", i) for i in range(len(counts))}
+    found |= {named + field: (*path, field) for field in _NUMERIC.get(kind, ())}
+    for part in _PARTS:
+        value, below = step.get(part), (*path, part)
+        if not isinstance(value, list):
+            inner = f"{prefix}people." if part == "people" else prefix
+            found |= numeric_fields(value, below, inner)
+            continue
+        for i, item in enumerate(value):
+            inner = f"{prefix}steps[{i}]." if part == "steps" else prefix
+            found |= numeric_fields(item, (*below, i), inner)
+    return found
+
+
+def dotted(path: Path) -> str:
+    """Returns a path as errors write it, ``step.sampling.levels[1].size``."""
+    parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+    return "step" + "".join(parts)
+
+
+def filled(table: Any, path: Path, value: Any, *, over: bool = False) -> Any:
+    """Returns a table with a value at a path that has none yet, or ``over`` its own."""
+    if not path:
+        return value if over or table is None else table
+    head, *rest = path
+    copy: Any = list(table) if isinstance(head, int) else dict(table)
+    below = table[head] if isinstance(head, int) else table.get(head)
+    copy[head] = filled(below, tuple(rest), value, over=over)
+    return copy
+
+
+def table_of(step: GaussianStep | ComposedSteps) -> dict[str, Any]:
+    """Returns a step's dictionary form, in which populations stay what they are."""
+    table = step.to_dict()
+    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    for part, one in zip(parts, table.get("steps", [table]), strict=True):
+        if isinstance(part, GaussianStep) and part.population is not None:
+            one["population"] = part.population
+    return table
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,22 +162,18 @@ class Axis(Spec):
     zip: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("field", "zip"):
-            value = getattr(self, name)
-            if not isinstance(value, str) and not (name == "zip" and value is None):
-                raise TypeError(
-                    f"{name} must be a string, got {_validation.shown(value)}"
-                )
+        for name, kinds in (("field", str), ("zip", str | None)):
+            if not isinstance(value := getattr(self, name), kinds):
+                shown = _validation.shown(value)
+                raise TypeError(f"{name} must be a string, got {shown}")
         given = [name for name in AXIS_WAYS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of {AXIS_WAYS}, got {given or 'none'}")
-        way = given[0]
-        if way == "values":
-            object.__setattr__(self, way, self._checked_values())
-        elif self.field in WORD_FIELDS:
+        (way,) = given
+        if way != "values" and self.is_words:
             raise ValueError(f"{self.field} must be given by values, got {way}")
-        else:
-            object.__setattr__(self, way, _checked_ends(way, getattr(self, way)))
+        checked = self._checked_values() if way == "values" else self._checked_ends(way)
+        object.__setattr__(self, way, checked)
 
     @property
     def is_whole(self) -> bool:
@@ -79,53 +187,59 @@ class Axis(Spec):
 
     def points(self) -> np.ndarray:
         """Returns the values, (K,): float64, int64 for whole numbers, or strings."""
-        if self.values is not None:
-            points = np.asarray(self.values)
-            if self.is_words:
-                return points
-            whole = self.is_whole and np.all(points == np.rint(points))
-            if whole:
-                self._check_whole(points)
-            return points.astype(int if whole else float)
-        spaced = np.linspace if self.linspace is not None else np.geomspace
-        first, last, number = self.linspace or self.geomspace
-        with np.errstate(all="ignore"):  # ends so far apart are refused below
-            points = spaced(first, last, number)
-        if not np.isfinite(points).all():
-            raise ValueError(f"axis {self.field!r} has ends too far apart")
-        if not self.is_whole:
+        points = np.asarray(self.values)
+        if self.is_words:
             return points
-        self._check_whole(points)
+        if self.values is None:
+            spaced = np.linspace if self.linspace is not None else np.geomspace
+            with np.errstate(all="ignore"):  # ends so far apart are refused below
+                points = spaced(*(self.linspace or self.geomspace))
+            if not np.isfinite(points).all():
+                raise ValueError(f"axis {self.field!r} has ends too far apart")
+        if not self.is_whole:
+            return points.astype(float)
+        if np.any(np.abs(points.astype(float)) > _MAX_SETTINGS):
+            raise ValueError(f"axis {self.field!r} must hold numbers up to 2**53")
+        if self.values is not None:
+            return points.astype(int if np.all(points == np.rint(points)) else float)
         rounded = np.rint(points).astype(np.int64)
         # In the order of the axis, which may fall.
         return rounded[np.sort(np.unique(rounded, return_index=True)[1])]
 
-    def _check_whole(self, points: np.ndarray) -> None:
-        """Refuses numbers that would not survive as integers."""
-        if np.any(np.abs(points.astype(float)) > _MAX_SETTINGS):
-            raise ValueError(f"axis {self.field!r} must hold numbers up to 2**53")
-
     def _checked_values(self) -> tuple[Any, ...]:
-        values = self.values
+        values, shown = self.values, _validation.shown(self.values)
         if not isinstance(values, list | tuple | np.ndarray) or not len(values):
-            shown = _validation.shown(values)
             raise TypeError(f"values must be a list with at least one, got {shown}")
         if self.is_words:
             if not all(isinstance(word, str) for word in values):
-                raise TypeError(
-                    f"values must be words, got {_validation.shown(values)}"
-                )
+                raise TypeError(f"values must be words, got {shown}")
             if max(map(len, values)) > _MAX_LETTERS:
                 raise ValueError(f"values must have at most {_MAX_LETTERS} letters")
             return tuple(values)
         array = _validation.real_array("values", values)
         if array.ndim != 1:
             raise ValueError(f"values must be a flat list, got shape {array.shape}")
-        if array.size > _MAX_VALUES:
-            raise ValueError(
-                f"values must be at most {_MAX_VALUES:,}, got {array.size:,}"
-            )
+        _check_number_of("values", array.size)
         return tuple(np.asarray(values).tolist())
+
+    def _checked_ends(self, name: str) -> tuple[float, float, int]:
+        ends = getattr(self, name)
+        if not isinstance(ends, list | tuple) or len(ends) != 3:
+            shown = _validation.shown(ends)
+            raise ValueError(f"{name} must be [first, last, how_many], got {shown}")
+        first, last = (_validation.real_array(name, end) for end in ends[:2])
+        number = _validation.integer_array(f"{name}: how_many", ends[2], minimum=1)
+        if any(end.ndim or not np.isfinite(end) for end in (first, last, number)):
+            raise ValueError(f"{name} must be three finite numbers, got {ends!r}")
+        if name == "geomspace" and not (first > 0 and last > 0):
+            raise ValueError(f"the ends of geomspace must be > 0, got {ends!r}")
+        _check_number_of(f"{name}: how_many", int(number))
+        return float(first), float(last), int(number)
+
+
+def _check_number_of(name: str, number: int) -> None:
+    if number > _MAX_VALUES:
+        raise ValueError(f"{name} must be at most {_MAX_VALUES:,}, got {number:,}")
 
 
 class Grid:
@@ -136,6 +250,8 @@ class Grid:
 
     Attributes:
       names: the fields, in the order of the axes.
+      dimensions: of the product, slowest first: the fields that move together.
+      shape: the length of each dimension.
       size: how many settings there are.
     """
 
@@ -150,13 +266,16 @@ class Grid:
             if self.names.count(name) > 1:
                 raise ValueError(f"axes must have different fields, got {name!r} twice")
         self._points = {axis.field: axis.points() for axis in axes}
-        # Dimensions of the product, slowest first: the fields that move together.
         dimensions: dict[tuple[str, str], list[str]] = {}
         for axis in axes:
             key = ("field", axis.field) if axis.zip is None else ("zip", axis.zip)
             dimensions.setdefault(key, []).append(axis.field)
         self.dimensions = tuple(tuple(fields) for fields in dimensions.values())
-        self.shape = tuple(self._length(fields) for fields in self.dimensions)
+        for fields in self.dimensions:
+            lengths = {name: self._points[name].size for name in fields}
+            if len(set(lengths.values())) > 1:
+                raise ValueError(f"zipped axes must be equally long, got {lengths}")
+        self.shape = tuple(self._points[fields[0]].size for fields in self.dimensions)
         self.size = math.prod(self.shape)
         if self.size > _MAX_SETTINGS:
             raise ValueError(f"a sweep has at most 2**53 settings, got {self.size:,}")
@@ -198,29 +317,3 @@ class Grid:
                 ends.append(np.unique(extremes))
         corners = np.meshgrid(*ends, indexing="ij")
         return self.values(self.index(dict(enumerate(c.ravel() for c in corners))))
-
-    def _length(self, fields: list[str] | tuple[str, ...]) -> int:
-        lengths = {name: self._points[name].size for name in fields}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"zipped axes must be equally long, got {lengths}")
-        return next(iter(lengths.values()))
-
-
-def _checked_ends(name: str, ends: Any) -> tuple[float, float, int]:
-    """First, last and number of an axis."""
-    if not isinstance(ends, list | tuple) or len(ends) != 3:
-        raise ValueError(
-            f"{name} must be [first, last, how_many], got {_validation.shown(ends)}"
-        )
-    first, last = (_validation.real_array(name, end) for end in ends[:2])
-    number = _validation.integer_array(f"{name}: how_many", ends[2], minimum=1)
-    for end in (first, last, number):
-        if end.ndim or not np.isfinite(end):
-            raise ValueError(f"{name} must be three finite numbers, got {ends!r}")
-    if name == "geomspace" and not (first > 0 and last > 0):
-        raise ValueError(f"the ends of geomspace must be > 0, got {ends!r}")
-    if number > _MAX_VALUES:
-        raise ValueError(
-            f"{name}: how_many must be at most {_MAX_VALUES:,}, got {ends[2]:,}"
-        )
-    return float(first), float(last), int(number)

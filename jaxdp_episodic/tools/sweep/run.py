@@ -62,19 +62,20 @@ def run_sweep(
       SweepError: chunks that failed, the others being saved.
       OSError: the disk is full, or the folder cannot be written; what was saved stays.
     """
-    first, step = _checked_part(part)
+    number, parts = part or (1, 1)
+    if not 1 <= number <= parts:
+        raise ValueError(f"shard must be i/n with 1 <= i <= n, got {number}/{parts}")
     folder = SweepFolder.opened(Path(path), sweep)
     size, begun = (folder.size, folder.num_chunks), time.monotonic()
     if folder.table is not None:
         folder.remove_shards()  # a kill may have come just before
         return Outcome(*size, 0, 0.0, folder.table, ())
-    numbers = range(first, folder.num_chunks, step)
+    numbers = range(number - 1, folder.num_chunks, parts)
     todo = folder.missing(numbers)
     evaluated, warned = 0, ()
     if todo:
         evaluated, warned = _evaluate(sweep, folder, todo, numbers, engine, console)
-    seconds = time.monotonic() - begun
-    table = None
+    seconds, table = time.monotonic() - begun, None
     if part is None:
         table = write_table(folder)
         folder.remove_shards()
@@ -128,20 +129,15 @@ def _evaluate(
             warned |= dict.fromkeys(result.warnings)
             progress.advance(len(result.answers))
     if failed:
-        raise SweepError(_failure(folder, failed, len(todo)))
+        first = min(failed, key=lambda result: result.number)
+        start, stop = folder.range_of(first.number)
+        found = _ranges(sorted(result.number for result in failed))
+        raise SweepError(
+            f"{len(failed)} of {len(todo)} chunks failed ({found}), what others gave "
+            f"is saved; chunk {first.number} (settings {start:,} to {stop - 1:,}): "
+            f"{first.error}"
+        )
     return evaluated, tuple(warned)
-
-
-def _failure(folder: SweepFolder, failed: list[ChunkResult], tried: int) -> str:
-    """Which chunks failed, and why the first one did."""
-    first = min(failed, key=lambda result: result.number)
-    start, stop = folder.range_of(first.number)
-    numbers = sorted(result.number for result in failed)
-    return (
-        f"{len(failed)} of {tried} chunks failed ({_ranges(numbers)}), what others "
-        f"gave is saved; chunk {first.number} (settings {start:,} to {stop - 1:,}): "
-        f"{first.error}"
-    )
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -154,13 +150,3 @@ def _ranges(numbers: Sequence[int]) -> str:
             ranges.append([number, number])
     shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in ranges[:_MAX_RANGES]]
     return ", ".join(shown) + ", ..." * (len(ranges) > _MAX_RANGES)
-
-
-def _checked_part(part: tuple[int, int] | None) -> tuple[int, int]:
-    """First chunk and stride of a part."""
-    if part is None:
-        return 0, 1
-    number, parts = part
-    if not 1 <= number <= parts:
-        raise ValueError(f"shard must be i/n with 1 <= i <= n, got {number}/{parts}")
-    return number - 1, parts

@@ -1,5 +1,20 @@
-"""What every test runs under."""
+"""What every test runs under, and the rule for its time.
 
+`make test` may take 3 minutes on two cores, some 5 minutes of CPU for 5,000 tests:
+
+* A test that takes .75 s of CPU or more is marked `slow`, unless it guards what is
+  published. Of a long parametrization the first rows are the sharp ones, and
+  `@pytest.mark.few(n)` leaves those after the n-th to `make test-all`.
+* Oracles of many digits are recorded beside the test; a slow test computes them anew.
+* Tests ask the NumPy engine. A compiled kernel costs seconds: tests that need one share
+  its shapes.
+* A process costs a second of imports: a command is called in the test's own process,
+  and has one test that starts it as users do.
+
+`--durations=30` shows who breaks the rule.
+"""
+
+import collections
 import contextlib
 import gc
 import os
@@ -62,7 +77,16 @@ _LONGEST = (
 _ASKS = ("tools", "trainer")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` looks at the marks
 def pytest_collection_modifyitems(items):
+    seen = collections.Counter()
+    for item in items:
+        few = item.get_closest_marker("few")
+        function = item.nodeid.partition("[")[0]
+        seen[function] += 1
+        if few is not None and seen[function] > few.args[0]:
+            item.add_marker(pytest.mark.slow)
+
     def place(item):
         path = item.nodeid.partition("/")[2]
         found = (i for i, start in enumerate(_LONGEST) if path.startswith(start))

@@ -219,6 +219,7 @@ def mappings():
     return _engine._MAPPINGS.read_bytes().count(b"\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _engine._MAPPINGS_LIMIT.exists(), reason="no such limit here")
 def test_kernels_are_forgotten_and_compiled_again(cleared, monkeypatch, tmp_path):
     limit = tmp_path / "limit"

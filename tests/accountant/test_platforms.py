@@ -65,6 +65,7 @@ def asked(loss):
     yield single(single_step.slope_of_profile.__wrapped__, loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fast_and_slow(LOSSES, "sampled".__eq__))
 def test_kernels_of_mechanisms_lower(name):
     for kernel, arguments in asked(LOSSES[name]):

@@ -54,6 +54,7 @@ def refused(arguments, capsys):
     return printed.err
 
 
+@pytest.mark.few(17)
 @pytest.mark.parametrize(
     ("command", "name"),
     # All commands read files alike: each meets a third of them, and each file some.
@@ -105,6 +106,7 @@ FIELDS = (
 )
 
 
+@pytest.mark.few(22)
 @pytest.mark.parametrize(
     ("command", "field", "value"),
     # All fields are read alike: each meets a third of these, and each of these some.

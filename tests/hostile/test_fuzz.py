@@ -31,6 +31,7 @@ def fuzz(name: str, cases: int) -> None:
         run()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_few_hundred_cases(name):
     fuzz(name, 10)
@@ -42,6 +43,7 @@ def test_many_cases(name):
     fuzz(name, 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "longest", "signal"),
     [("ends", 60.0, "SIGABRT"), pytest.param("stays", 1.0, "SIGKILL", marks=SLOW)],

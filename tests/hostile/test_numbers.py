@@ -161,6 +161,7 @@ SEARCHES = ("rate, noise", "steps, noise")
 ALIKE = (1e-308, 1e-300, 1e-17, 1 - 2**-53, 1 + 2**-52)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("name", "all_numbers"),
     [
@@ -243,6 +244,7 @@ def is_not_below_the_truth(log_noise, num_steps, log_delta):
     assert gaussian_delta(value * (1 + 1e-12), mu) <= mpmath.mpf(delta) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @EXAMPLES
 def test_more_noise_and_fewer_draws_never_cost_more(examples):
     settings(max_examples=examples)(given(**SAMPLED)(costs_the_most))()

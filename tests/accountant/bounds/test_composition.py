@@ -26,6 +26,7 @@ def published_delta(eps, k, total):
         return float(mp.fsum(terms) / (1 + mp.exp(e)) ** k)
 
 
+@pytest.mark.slow
 def test_optimal_at_60_digits():
     rng = np.random.default_rng(0)
     for _ in range(200):

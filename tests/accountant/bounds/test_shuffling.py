@@ -173,6 +173,7 @@ def test_monte_carlo():
     assert abs(found - exact) < 5 * 2 * np.sqrt(0.25 / runs)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", fast_and_slow(KINDS, lambda kind: kind != "lower"))
 def test_epsilon_inverts_delta(kind):
     n = np.array([30, 10**9])[:, None]
@@ -193,6 +194,7 @@ def test_epsilon_inverts_delta(kind):
     assert isinstance(one, np.float64) and one == eps[0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "delta", [[1e-10], pytest.param([1e-4, 1e-7], marks=pytest.mark.slow)]
 )
@@ -211,6 +213,7 @@ def test_closed_form_is_above_the_numerical_bound(delta):
     assert np.all(upper[-1, :, 1:] <= 2 * lower[-1, :, 1:])
 
 
+@pytest.mark.slow
 def test_randomized_response_is_never_above_the_bound_for_any_randomizer():
     """Where its own bound is above, by its blocks: 2.6 % at the first setting."""
     n = np.array([10**7, 10**7, 10**9, 10**12])

@@ -161,6 +161,7 @@ def test_without_replacement_matches_the_published_sum(mechanism):
     np.testing.assert_allclose(values, expected, rtol=5e-13)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mechanism", "p"),
     [
@@ -223,6 +224,7 @@ TRUE_SETTINGS = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("p", "order"), TRUE_SETTINGS)
 def test_poisson_bounds_the_true_mechanisms(p, order):
     """Both directions of (1-p) f + p g against f; attained at whole orders."""
@@ -288,6 +290,7 @@ def test_general_bound_holds_for_an_asymmetric_mechanism(count):
     assert ratio > 0.9
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("p", "order"), TRUE_SETTINGS)
 def test_without_replacement_bounds_the_true_mechanisms(p, order):
     """(1-p) X + p f against (1-p) X + p f', any two of X, f, f' being neighbours."""

@@ -52,6 +52,7 @@ def test_nothing_and_everything():
             assert accountant.get_delta(epsilon) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("relation", list(NeighboringRelation))
 def test_against_their_accountants(relation):
     event = COMPOSED([dp_event.SelfComposedDpEvent(poisson(), 10), gaussian(4.0)])
@@ -268,6 +269,7 @@ def test_discrete_gaussian_by_its_divergences():
     assert not EpisodicAccountant().supports(event)
 
 
+@pytest.mark.slow
 def test_cut_samples_and_mixtures_cost_at_most_what_theirs_says():
     cut = dp_event.TruncatedSubsampledGaussianDpEvent(4, 0.5, 2, 2.0)
     for relation in RELATIONS:

@@ -158,6 +158,7 @@ def test_replacing_a_record_moves_the_sum_twice_as_far():
     assert twice == pytest.approx(epsilon(gaussian(2.0)), rel=1e-7)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("event", [gaussian(1.0), poisson(0.1)])
 def test_their_pld_accountant_reads_a_replacement_as_we_do(event):
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE

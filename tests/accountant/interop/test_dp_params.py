@@ -29,6 +29,7 @@ def params(**options):
     return accounting.DpParams(**options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("relation", "given"),
     [

@@ -26,6 +26,7 @@ def often(count, event):
     return dp_event.SelfComposedDpEvent(event, count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "relation", ["zero_out", pytest.param("add_remove", marks=pytest.mark.slow)]
 )

@@ -42,6 +42,7 @@ USERS = jde.GaussianStep(
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("step", "law"),
     [

@@ -30,6 +30,7 @@ def users_of(base, **options):
     return batch_selection.UserSelectionStrategy(base, 2, **options)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 @pytest.mark.parametrize(
     "base",
@@ -48,6 +49,7 @@ def test_users_cost_what_records_do(base, relation):
     assert (step.clip_unit, step.privacy_unit) == ("user", "user")
 
 
+@pytest.mark.slow
 def test_a_plan_that_draws_users_agrees_with_the_accountant_of_its_authors():
     plan = execution_plan.BandMFExecutionPlanConfig(
         strategy=np.ones(1),

@@ -150,6 +150,7 @@ def test_the_smallest_deltas_are_met(noise, delta):
     assert allocation.add_remove(2, 2, 1 / noise, less, "remove") > delta
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("steps", "noise", "epsilon"),
     [

@@ -70,6 +70,7 @@ def test_a_few_steps_by_definition(steps, taken, shift, epsilon, direction):
     assert low < truth < high < low * 1.003
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_reference_and_are_narrow():
     for row in ROWS[8:9]:
         steps, noise, epochs, direction, epsilon, delta = row
@@ -150,6 +151,7 @@ def test_both_engines_agree():
         assert values[0] == pytest.approx(values[1], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("relation", "steps", "noise", "epochs", "delta"),
     [

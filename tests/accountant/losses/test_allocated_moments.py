@@ -76,6 +76,7 @@ def test_an_epoch_of_two_steps_is_a_gaussian_move():
         )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("r", "noise"),
     fast_and_slow(
@@ -147,6 +148,7 @@ def test_what_was_loose_or_not_a_number():
         assert ours_now < jde.epsilon(coins, **asked) * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_is_its_settings():
     steps, noise = np.array([[5], [40]]), np.array([0.7, 2.0, 30.0])
     for relation in ("add_remove", "replace_one"):

@@ -150,6 +150,7 @@ def test_corners_are_numbers_where_little_is_known(known):
     assert np.all(found <= true * (1 + 1e-9))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bounds", [aligned_bounds, polynomial_bounds])
 @pytest.mark.parametrize(
     ("bins", "count", "shift", "apart", "number"),
@@ -179,6 +180,7 @@ def test_bounds_between_nodes_by_definition(bins, count, shift, apart, number, b
         assert np.all(high[seen] <= 1.02 * low[seen])
 
 
+@pytest.mark.slow
 def test_hinges_that_move_along_see_far():
     """One of 20,000 large terms makes up the loss: polynomials know nothing there."""
     epoch = Epoch(20_000, 20_000, 1.8)
@@ -354,6 +356,7 @@ def test_few_of_many_steps_under_much_noise_have_narrow_ends(bins, taken, noise)
     assert at_ends[0] >= 1e-10 >= at_ends[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bins", "taken", "noise", "epsilon"),
     [

@@ -68,6 +68,7 @@ def nodes(loss):
 QUICK = [("antipodal", tails), ("episodes", tails)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name, kernel",
     [

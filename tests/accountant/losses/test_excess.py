@@ -201,6 +201,7 @@ DIRECTED = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind, direction", DIRECTED)
 def test_some_random_settings(kind, direction):
     check(3, 3, 1, kind, direction)
@@ -334,6 +335,7 @@ def test_a_lattice_reaches_the_bump_of_rare_draws_at_orders_below_2(rate):
     np.testing.assert_allclose(found, panels, rtol=0, atol=1e-11)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("noise", [0.111, 0.115, 0.12])
 def test_a_lattice_that_would_end_before_that_bump_is_none(noise):
     """There are nodes for orders next to 1, not for twice the shift."""

@@ -72,6 +72,7 @@ def divergences(parts, u):
     return forward, tail(-down) - grown * sum(w * tail(c - down) for w, c in parts)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "mixture",
     [

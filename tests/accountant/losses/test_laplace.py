@@ -61,6 +61,7 @@ def settings(seed, count):
         yield float(rate), 10 ** rng.uniform(-4, 2), rng
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_moments_against_integration(direction):
     for rate, shift, rng in settings(1, 8):
@@ -206,6 +207,7 @@ def moment(z, shift):
     return grown / (2 * z + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "steps"),
     [

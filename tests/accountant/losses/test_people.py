@@ -150,6 +150,7 @@ def definition(loss, u, *, backward):
     return total, slope
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_profiles_of_both_directions(kind, name):
@@ -241,6 +242,7 @@ def composed(loss, count, *, backward):
     return value[0], error[0]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("theorem", COMPOSED)
 def test_composed_steps_agree_with_another_program(theorem):
     (make, *given), steps, *expected = COMPOSED[theorem]

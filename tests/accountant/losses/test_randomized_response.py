@@ -31,6 +31,7 @@ def binomial_delta(pure, count, epsilon):
         return total
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("count", "pure"),
     fast_and_slow(
@@ -102,6 +103,7 @@ def test_unequal_parts_are_composed_by_the_certified_method():
 METHODS = ("exact", "pld", "rdp")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_failure_is_accounted_by_hand(method):
     """delta = 1 - k + k delta', with k the probability that no part fails."""

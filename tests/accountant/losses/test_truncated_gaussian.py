@@ -41,6 +41,7 @@ def neighbours(relation, size):
             yield values, (-values[0], *others)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("rate", "batch"), [(0.5, 1), (0.3, 2), (1.0, 2)])
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one", "zero_out"])
 def test_no_small_data_set_is_told_apart_better(relation, rate, batch):
@@ -164,6 +165,7 @@ def test_a_batch_that_holds_everybody_is_never_cut():
         assert not info.is_certified_bound.any()
 
 
+@pytest.mark.slow
 def test_of_a_grid_only_what_is_cut_gets_a_certified_end():
     """With batch_size equal to the population the larger neighbour's batch is cut."""
     batch_size, run = np.array([99, 100, 101]), {"num_steps": 2, "delta": 1e-6}
@@ -178,6 +180,7 @@ def test_of_a_grid_only_what_is_cut_gets_a_certified_end():
     assert found[2] == jde.epsilon(one, **run) < found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "is_composed", [False, pytest.param(True, marks=pytest.mark.slow)]
 )

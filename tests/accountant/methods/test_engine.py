@@ -112,6 +112,7 @@ def test_engines_agree_on_every_question(reference):
 
 
 class TestCallersFlag:
+    @pytest.mark.few(2)
     @pytest.mark.parametrize("engine", ENGINES)
     @pytest.mark.parametrize("enabled", [False, True])
     def test_is_left_alone_and_changes_nothing(self, enabled, engine, reference):
@@ -142,6 +143,7 @@ class TestCallersFlag:
 
 
 class TestThreads:
+    @pytest.mark.slow
     def test_flags_and_engines_of_different_threads_do_not_mix(self, reference):
         def with_flag(enabled, engine):
             with jax.enable_x64(enabled):

@@ -81,6 +81,7 @@ def test_one_large_term_far_out():
             assert low <= truth <= high < truth * 1.003
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("count", "shift"), [(2, 1e-4), (7, 0.3), (50, 1.0), (13, 3.3), (2, 10.0)]
 )
@@ -105,6 +106,7 @@ def test_masses_means_and_order(count, shift):
         assert found[0] < variance < found[1] < variance * (1 + 3e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["down", "up"])
 def test_planted_faults_are_seen(monkeypatch, fault):
     """Places that do not keep the mean: the same test as above fails."""

@@ -212,6 +212,7 @@ def test_the_tail_is_that_of_the_curve(monkeypatch):
         assert stats.binomtest(seen, len(found), chance).pvalue > 1e-7
 
 
+@pytest.mark.slow
 def test_samples_reach_the_tail(monkeypatch):
     """All samples, of layers that end at 4.3 deviations; one false alarm in 10^6."""
     monkeypatch.setattr(discrete_gaussian, "_END", 4.3)
@@ -291,6 +292,7 @@ def mixture(variance, weights, reach):
     return dist
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize(
     ("grid", "noise", "rate"),
     list(itertools.product([1, 4, 30], [0.5, 1.0, 3.0], [0.1, 0.5, 1.0])),

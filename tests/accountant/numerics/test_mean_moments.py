@@ -74,6 +74,7 @@ def test_powers_of_one_term_in_closed_form(shift):
     assert -1e-11 < min(error) and max(error) < 1e-9
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shift", [1e-3, 0.3])
 @pytest.mark.parametrize("idle", [0, 1])
 def test_far_transforms_where_the_mean_hardly_varies(shift, idle):
@@ -99,6 +100,7 @@ def _falls(x, p, s):
     return x < s * p / 3 * exp(-s * x - s * s / 2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shift", [0.1, 2.0, 5.0])
 def test_distances_of_one_ratio_have_a_closed_form(shift):
     """At a shift of 5 the range of the integrals was too short, by 2e-4."""

@@ -58,6 +58,7 @@ def test_no_loss_is_no_excess():
         assert value(*np.array([[0.0], [0.0], [3.0]]), direction=direction) == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("direction", ["forward", "symmetric"])
 def test_derivatives(direction, engine):
     y, t = (a.reshape(-1) for a in np.meshgrid(Y[2:], T))

@@ -134,6 +134,7 @@ def test_rule_books():
 PRICES = {"slow": 5, "fast": 2, "check": 3}
 
 
+@pytest.mark.slow
 def test_prices_are_paid_and_the_guarantee_is_the_budgets():
     run = jde.AdaptiveRun(MENU, prices=PRICES, budget=12)
     assert (run.left, run.most("slow"), run.most("fast")) == (12, 2, 6)
@@ -154,6 +155,7 @@ def test_prices_are_paid_and_the_guarantee_is_the_budgets():
     assert below <= 1e-5 <= above * (1 + 1e-3)
 
 
+@pytest.mark.slow
 def test_ends_of_the_range():
     run = jde.AdaptiveRun(
         {"slow": SLOW, "fast": FAST}, prices={"slow": 5, "fast": 2}, budget=7
@@ -203,6 +205,7 @@ def test_always_drawn_is_exact():
     assert run.delta(epsilon=0.5) == pytest.approx(one, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_worst_strategy_is_sought_by_each_theorem_anew():
     # Of "a" one theorem says that all 100 examples are drawn, a Gaussian of shift 4,
     # and another far less: by that one it is "b", of shift 4/3, that costs most.
@@ -263,6 +266,7 @@ def test_settings_that_share_prices_share_their_graph_and_no_answer():
     assert first.epsilon(delta=1e-5) > second.epsilon(delta=1e-5)
 
 
+@pytest.mark.slow
 def test_the_budget_for_a_target_is_the_largest_that_is_certified():
     options = {"slow": SLOW, "fast": FAST}
     prices = {"slow": 5, "fast": 2}
@@ -306,6 +310,7 @@ def test_an_odometer_may_be_read_at_any_time():
         _ = without.epsilon_so_far
 
 
+@pytest.mark.slow
 def test_an_adaptive_run_with_quotas_may_be_an_option():
     inner = jde.AdaptiveRun({"slow": SLOW}, quotas={"slow": 2})
     options = {"inner": inner, "fast": FAST}
@@ -323,6 +328,7 @@ WITHIN = jde.AdaptiveRun(
 )
 
 
+@pytest.mark.slow
 def test_an_adaptive_run_with_prices_may_be_an_option():
     alone = jde.AdaptiveRun({"run": WITHIN}, quotas={"run": 1})
     assert alone.epsilon(delta=1e-5) == WITHIN.epsilon(delta=1e-5)
@@ -367,6 +373,7 @@ def test_a_run_within_a_run_has_its_price_for_a_target():
         ).epsilon(delta=1e-5)
 
 
+@pytest.mark.slow
 def test_what_comes_first_by_rules_is_as_before_a_run():
     """Two ways to say it, and two graphs."""
     rules = jde.RuleBook.freely(["slow", "fast"]).preceded_by(["check", "wide"])

@@ -42,6 +42,7 @@ def own():
     return np.array(each).T
 
 
+@pytest.mark.slow
 def test_processes_answer_as_this_one_would(solved, own, monkeypatch):
     run, made, asked = batch(), [], adaptive_settings._run
     monkeypatch.setattr(
@@ -55,6 +56,7 @@ def test_processes_answer_as_this_one_would(solved, own, monkeypatch):
     assert len(solved) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("left", [b"", b"no answer", b"\x80\x04"])
 def test_what_ended_processes_leave_is_answered_here(solved, own, monkeypatch, left):
     monkeypatch.setattr(adaptive_settings, "_run", lambda *_: left)
@@ -68,6 +70,7 @@ def test_without_an_interpreter_all_is_answered_here(solved, own, monkeypatch):
     assert len(solved) == len(NOISES)
 
 
+@pytest.mark.slow
 def test_warnings_of_processes_are_given_on(solved):
     # The second loses a million nats, of which no window is laid.
     rates, noises = np.array([0.1, 1e-3]), np.array([1.5, 1e-3])

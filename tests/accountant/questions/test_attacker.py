@@ -359,6 +359,7 @@ def test_mu_of_a_gaussian_is_its_shift(steps, noise):
     assert shift <= jde.gdp_mu(step, num_steps=steps) <= shift * (1 + 1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "noise, rates",
     [
@@ -380,6 +381,7 @@ def test_a_rate_alone_is_what_it_is_among_many(noise, rates):
     np.testing.assert_allclose(alone, views(rates), rtol=1e-3, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_only_what_matters_is_asked_exactly(monkeypatch):
     asked, plain = [], attacker.delta
 

@@ -142,6 +142,7 @@ def test_epsilon_of_a_run_of_any_length_takes_little_memory(monkeypatch):
     np.testing.assert_array_equal(values, np.sqrt(steps))
 
 
+@pytest.mark.slow
 def test_epsilon_along_a_run_of_people_is_of_few_steps_and_never_too_small(monkeypatch):
     """Of people in many units an epsilon takes as long as a step of training."""
     design = jde.MultistageSampling(

@@ -71,6 +71,7 @@ EXPONENTS = (
 
 
 class TestNoise:
+    @pytest.mark.few(2)
     @pytest.mark.parametrize("name", DESIGNS)
     def test_is_enough_and_less_is_not(self, name):
         epsilon, num_steps = np.array([0.3, 2.0, 9.0]), np.array([[1], [400]])
@@ -176,6 +177,7 @@ class TestNoise:
         less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
         assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("sampling", ["episodes", "poisson"])
     def test_the_smallest_where_epsilon_jumps_to_0(self, sampling):
         """As Rényi's bound does at large deltas."""
@@ -223,6 +225,7 @@ class TestNoise:
 
 
 class TestNumSteps:
+    @pytest.mark.few(2)
     @pytest.mark.parametrize("name", DESIGNS)
     def test_is_the_largest(self, name):
         noise = np.array([0.8, 2.0, 11.0])
@@ -255,6 +258,7 @@ class TestNumSteps:
 
 
 class TestRate:
+    @pytest.mark.few(1)
     @pytest.mark.parametrize(
         "clip_unit", ["school", pytest.param("pupil", marks=pytest.mark.slow), "step"]
     )

@@ -102,6 +102,7 @@ def every_question(**engine):
     ]
 
 
+@pytest.mark.slow
 def test_engine_of_every_question(monkeypatch):
     monkeypatch.setenv("JAXDP_EPISODIC_ENGINE", "numpy")
     plain = every_question()

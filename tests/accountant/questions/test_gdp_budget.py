@@ -67,6 +67,7 @@ def test_prices_are_those_of_an_independent_computation(rate, noise, steps, floo
     assert found.floor == (0.0 if rate == 1 else floor)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("floor", [1e-3, 1e-7, 1e-40])
 @pytest.mark.parametrize("rate,noise", [(0.01, 0.7), (0.5, 2.0)])
 def test_a_price_holds_everywhere_and_no_smaller_one(rate, noise, floor):
@@ -79,6 +80,7 @@ def test_a_price_holds_everywhere_and_no_smaller_one(rate, noise, floor):
     assert np.any(true > less)
 
 
+@pytest.mark.slow
 def test_mu_down_to_a_floor_far_below_rounding():
     one, floor = step(0.1, 1.5), 1e-60
     mu = attacker.gdp_mu(one, num_steps=50, smallest_delta=floor)
@@ -159,6 +161,7 @@ def _epsilon_of(mu, floors):
     return high
 
 
+@pytest.mark.slow
 def test_runs_of_different_kinds_use_one_budget():
     """The sums of the squares of mu and of the floors, with nothing left over."""
     kinds = [(step(0.1, 1.5), 20, 1e-7), (step(0.02, 1.0), 50, 1e-6)]

@@ -224,6 +224,7 @@ def test_where_there_is_nothing_to_lose_or_nothing_known():
         np.testing.assert_array_equal(slope, 0.0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("unit", "relation", "arguments", "num_steps", "delta"),
     [
@@ -528,6 +529,7 @@ def test_derivatives_of_epochs_composed_with_others():
     assert rise == pytest.approx(0.1 * gradient["noise_multiplier[0]"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_derivatives_of_epochs_are_those_of_their_bounds():
     def epoch(noise):
         scheme = jde.RandomAllocation("u", steps_per_epoch=4)

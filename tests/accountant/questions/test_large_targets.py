@@ -40,6 +40,7 @@ def noise_at(noise, step):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.few(1)
 @NEXT_TO_NONE
 @pytest.mark.parametrize(
     ("step", "num_steps", "most_draws"),
@@ -82,6 +83,7 @@ def test_noise_is_found_soon(monkeypatch, step, num_steps, most_draws, method):
             assert 0.99 * least <= noise <= 1.2 * least or target > 1e16
 
 
+@pytest.mark.few(2)
 @NEXT_TO_NONE
 @pytest.mark.parametrize(
     ("relation", "target"),
@@ -111,6 +113,7 @@ def test_noise_of_epochs_is_found_as_soon(monkeypatch, relation, target):
         assert jde.epsilon(noise_at(0.98 * noise, step), **run) > target
 
 
+@pytest.mark.slow
 def test_large_targets_take_no_certified_ends(monkeypatch):
     """What takes seconds for one noise; small targets do take them."""
     monkeypatch.setattr(worst_path.exact, "pld_bounds", _refuse)

@@ -167,6 +167,7 @@ def check(setting, method, **engine):
         assert found >= goal * (1 - tolerance), (setting[:4], method, share)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "engine", ["numpy", pytest.param("jax", marks=pytest.mark.slow)]
@@ -186,6 +187,7 @@ def test_as_many_losses_as_hits(method, engine):
 FEW = ("sampled", "replaced", "zeroed")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -250,6 +252,7 @@ def test_engines_agree_next_to_one():
     np.testing.assert_allclose(jax, numpy, rtol=1e-8)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "relation",
@@ -325,6 +328,7 @@ SEEN = {
 }
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("method", "noise"),
     [
@@ -346,6 +350,7 @@ def test_delta_may_cover_all_that_is_lost(name, method, noise):
     assert seen * (1 - 1e-6) <= found <= seen * (1 + 1e-9)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("relation", "least", "most"), [("add_remove", 1, 1), ("replace_one", 2, 4)]
@@ -391,6 +396,7 @@ SUMS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_bound_the_moments(name, direction, monkeypatch):
@@ -433,6 +439,7 @@ OUT_OF_RANGE = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", OUT_OF_RANGE)
 def test_losses_beyond_the_range_of_nodes_are_certified(case):
     """Their exact epsilon was up to 1.5 % too small, or 0."""

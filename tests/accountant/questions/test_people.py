@@ -436,6 +436,7 @@ def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
     assert jde.delta(both, num_steps=1, epsilon=1.0) == pytest.approx(gaussian)
 
 
+@pytest.mark.slow
 def test_an_epoch_of_blocks_costs_a_person_no_more_than_its_whole_episode() -> None:
     epochs = {"episodes": jde.RandomAllocation("episode", steps_per_epoch=4)}
     run = {"num_steps": 40, "delta": 1e-5}
@@ -444,6 +445,7 @@ def test_an_epoch_of_blocks_costs_a_person_no_more_than_its_whole_episode() -> N
     assert jde.epsilon(among_slots, **run) <= jde.epsilon(made_anyhow, **run)
 
 
+@pytest.mark.slow
 def test_other_questions_are_answered_or_refused_by_name() -> None:
     step = person(units(0.8, 0.2), ZERO, 3.0)
     run = {"num_steps": 100, "delta": 1e-5}

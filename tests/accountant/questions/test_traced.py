@@ -293,6 +293,7 @@ for one in found:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["called_back", pytest.param("compiled", marks=pytest.mark.slow)]
 )
@@ -365,6 +366,7 @@ def test_jvp_and_broadcasting() -> None:
     assert value.shape == NOISES.shape
 
 
+@pytest.mark.slow
 def test_hessians_and_no_further() -> None:
     with jax.enable_x64(True):
         at = jnp.asarray(0.8), jnp.asarray(0.01)

@@ -178,6 +178,7 @@ def test_epsilons_and_derivatives(host, monkeypatch) -> None:
     assert np.all(np.isfinite(slopes[0][:4]))
 
 
+@pytest.mark.slow
 def test_a_rate_at_its_end_has_no_derivative() -> None:
     rates = jax.numpy.where(NOISES == 2.0, 1.0, RATES)
     by_noise, by_rate = jax.jit(
@@ -291,6 +292,7 @@ def test_exact_deltas_in_loops_and_shards(host) -> None:
 # --- Other devices ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["epsilon", "delta", "rdp"])
 def test_the_program_lowers_for_devices(kind) -> None:
     """For CUDA and TPU, with a derivative, which needs no device."""

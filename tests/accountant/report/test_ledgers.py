@@ -213,6 +213,7 @@ def test_copies_that_part_between_epochs_have_epochs_of_their_own(tmp_path):
     assert read_ledgers([left, later]).run_charged() == (BINS, 20)
 
 
+@pytest.mark.slow
 def test_copies_that_part_within_an_epoch_share_it(tmp_path, answer):
     run = new_run(tmp_path / "run", BINS, num_steps=6)
     left, right, third = (copied(run, name, 3) for name in ("left", "right", "third"))
@@ -309,6 +310,7 @@ def log_ratios(points, shift):
     return shift * points - shift**2 / 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("looks", [2, 3])
 def test_looks_at_the_same_bins_cost_no_more_than_is_said(looks):
     """Against the definition: all looks in one space, those before the fork once."""

@@ -296,6 +296,7 @@ def test_odometers(options, prices, budget, first, root, backward, low, high):
     assert found.upper - found.lower < 5e-3
 
 
+@pytest.mark.slow
 def test_the_margin_makes_an_odometer_of_what_is_none():
     problem = Problem.of(graph_of_budgets((1,), 50), [gaussian(1.75, 0.1)])
     one = math.log(1e-5)
@@ -312,6 +313,7 @@ def test_the_margin_makes_an_odometer_of_what_is_none():
     assert less.lower > one
 
 
+@pytest.mark.slow
 def test_an_odometer_with_a_huge_epsilon_holds_with_what_its_others_say():
     problem = Problem.of(budget_graph((5, 2), 12), THREE[:2])
     # As good as no promise at the end: what counts is to stop just before it.

@@ -115,6 +115,7 @@ def check_pair(rng):
     assert truth < 1e-200 or high - low <= 0.02 * truth
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("by_lattice")
 def test_random_pairs_by_enumeration():
     rng = np.random.default_rng(3)

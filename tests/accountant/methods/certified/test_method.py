@@ -215,6 +215,7 @@ def check_random(kind, size, seed):
     return np.mean(upper - lower <= enough * (1 + 1e-9))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_settings(kind):
     assert check_random(kind, 4, 5) == 1
@@ -227,6 +228,7 @@ def test_many_random_settings(kind):
     assert check_random(kind, 100, 6) >= 0.85
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kind, rate, noise, steps, delta",
     [
@@ -333,6 +335,7 @@ def test_gaussians_compose_by_their_closed_form(kind, steps, noise):
         assert upper - lower <= 2e-12 * max(abs(answer), 1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_delta_of_epsilon_gives_epsilon_back(kind):
     run = one_run(kind, 300, rate=0.02, noise=1.2, episodes=2)
@@ -416,6 +419,7 @@ def test_settings_that_were_too_wide(
     assert 0 < upper - lower <= max(0.01 * lower, 1e-4) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_two_steps_that_were_too_wide():
     losses = (
         loss("antipodal", rate=1.335e-4, inner=0.00424, noise=0.377),
@@ -426,6 +430,7 @@ def test_two_steps_that_were_too_wide():
     assert 0 < upper - lower <= 0.01 * lower
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_different_steps(number):
     """1,000 took more than five minutes and 10 GB; now 20 s and 0.7 GB."""

@@ -92,6 +92,7 @@ def test_classes_of_every_step_at_large_epsilons(size, noise, num_steps, delta):
     assert lower - info.error <= value <= upper + info.error
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("nodes", [96, 128, 160])
 def test_a_sum_above_1_is_no_delta(nodes, monkeypatch):
     """Of 128 nodes it was e^89, with an error stated as 3e-7; the true delta is 1."""

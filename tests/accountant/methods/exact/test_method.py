@@ -85,6 +85,7 @@ def extended(step, epsilon, direction):
     return 1 - np.exp(epsilon) + np.exp(epsilon) * back
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_two_steps_against_direct_convolution(direction):
     """``delta_2(eps) = E[delta_1(eps - L)]`` over the loss L of one step."""

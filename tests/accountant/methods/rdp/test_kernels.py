@@ -145,6 +145,7 @@ def check_search(kind: str, runs: Run) -> None:
 FEW_KINDS = ("sampled", "antipodal below an outer level", "episodes")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", FEW_KINDS)
 def test_search_is_as_good_as_a_scan(kind):
     for transition in (False, True):
@@ -180,6 +181,7 @@ HARD = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind, run", HARD)
 def test_search_near_jumps(kind, run):
     check_search(kind, run)
@@ -289,6 +291,7 @@ def check_growth(rate, noise, steps, delta, kind, change):
     assert max(safer) <= value * (1 + EXCESS)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(*RISK[:-1])
 def test_delta_of_epsilon_is_not_more_than_delta(rate, noise, steps, delta, kind):

@@ -1,1 +1,0 @@
-"""Answers of the code of before, recorded, and the script that recorded them."""

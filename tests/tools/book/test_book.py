@@ -82,6 +82,7 @@ def test_runs_are_charged_until_the_next_would_exceed(book):
     assert run.counts == (201,) and run.steps == (ALWAYS,)
 
 
+@pytest.mark.slow
 def test_floors_are_charged_beside_mu(book):
     sampling = jde.Poisson("user", sampling_probability=0.1)
     sampled = jde.compose((jde.GaussianStep(sampling, noise_multiplier=5.0), 5))

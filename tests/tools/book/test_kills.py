@@ -42,6 +42,7 @@ def check_kills(book, folder, *, runs, kills):
     return int(killed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
 def test_killed_at_any_moment(tmp_path):
     assert check_kills(str(tmp_path / "b.book"), tmp_path, runs=200, kills=3) >= 2

@@ -649,6 +649,7 @@ TO_END = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("sent, code", TO_END)
 def test_ended_while_it_compiles(tmp_path, sent, code):

@@ -120,6 +120,7 @@ def test_without_noise_everything_is_seen():
     assert "Epsilon is infinite" in words and "no 'record' is protected at all" in words
 
 
+@pytest.mark.slow
 def test_a_run_is_read_with_its_data(said):
     code, words = said(TINY)
     assert code == 0
@@ -199,6 +200,7 @@ def a_budget(run, *others):
     return AdaptiveBudget((run, *others), 1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_chooses_is_said_in_the_same_words():
     """One option alone, at a price: the worst way to choose is a composition."""
     step = jde.GaussianStep(
@@ -242,6 +244,7 @@ def odds(words):
     return float(found[1]), float(found[2])
 
 
+@pytest.mark.slow
 def test_a_training_run_that_chooses_is_reported(said):
     adaptive = """
 [step]

@@ -264,6 +264,7 @@ def test_a_process_that_dies_is_an_error_and_is_replaced(ask):
     assert next_one == b"0\n"
 
 
+@pytest.mark.slow
 def test_the_program_of_a_lane_answers():
     line = json.dumps(["epsilon", QUESTION]).encode() + b"\n"
 

@@ -84,6 +84,7 @@ def init(source, out, *options):
     return cli.run(["init", str(source), "--out", str(out), *options])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kind", fast_and_slow(SOURCES, lambda kind: kind in ("ClassFolders", "Table"))
 )
@@ -118,6 +119,7 @@ def test_what_is_written_trains_as_it_is(kind, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "run" / "release" / "privacy.md").is_file()
 
 
+@pytest.mark.slow
 def test_slots_where_classes_are_alike_and_none_where_they_are_not(tmp_path):
     same, other = tmp_path / "a", tmp_path / "b"
     alike = described_source(pictures(same), tmp_path / "x.toml")
@@ -133,6 +135,7 @@ def test_slots_where_classes_are_alike_and_none_where_they_are_not(tmp_path):
     assert "private unless it was public" not in text
 
 
+@pytest.mark.slow
 def test_colours_are_seen_and_names_escaped(tmp_path):
     global_names = ['quote " and \\', "new\nline", "[table]"]
     folder = pictures(tmp_path, colour=True)
@@ -271,6 +274,7 @@ def test_what_cannot_be_used_is_refused(make, options, message, tmp_path, capsys
     assert not out.exists()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("head", "row", "label"),
     [
@@ -310,6 +314,7 @@ def test_numbered_classes_are_not_held_out(tmp_path):
     assert "nothing is held out" in text
 
 
+@pytest.mark.slow
 def test_what_nobody_scores_keeps_its_features(tmp_path, capsys):
     values, _ = features(40)
     path, out = tmp_path / "numbered.npz", tmp_path / "first.toml"
@@ -351,6 +356,7 @@ def test_what_training_would_refuse_is_not_written(
     assert message in said and not out.exists()
 
 
+@pytest.mark.slow
 def test_tiny_pictures_have_no_wavelets(tmp_path):
     folder = pictures(tmp_path)
     for size, has_features in ((7, False), (8, True)):
@@ -367,6 +373,7 @@ def test_empty_classes_are_the_smallest_under_add_remove(tmp_path):
     assert "no design" not in "".join(said) and "population = 1 }" in text
 
 
+@pytest.mark.slow
 def test_a_key_of_the_split_that_sizes_have_chosen_is_private(tmp_path):
     path, has_key = tmp_path / "data.npz", set()
     for first in range(0, 400, 20):  # classes of other names

@@ -140,6 +140,7 @@ def test_what_is_drawn(drawn):
     assert "mu =" in note
 
 
+@pytest.mark.slow
 def test_without_noise_and_without_anything(fast, tmp_path):
     leak = curve_plot.plot_curve(
         poisson_step(1.0, 0.0), tmp_path / "a.png", num_steps=1

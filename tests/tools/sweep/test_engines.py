@@ -80,6 +80,7 @@ def on_four_devices(tmp_path, program=PROGRAM):
     return contents(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_chunks_are_spread_over_four_devices(undisturbed, tmp_path, monkeypatch):
     program = QUICK + PROGRAM.replace(
         "used = ", "engines.evaluate_chunk = quick\nused = "

@@ -124,6 +124,7 @@ def test_every_kind(folder, tmp_path, kind):
     assert "epsilon (nats), upper bound" in " ".join(words(svg))
 
 
+@pytest.mark.slow
 def test_lines_by_an_axis_and_held_values(folder):
     _, svg = pictures.draw(folder, kind="lines", x=RATE, by=NOISE)
     assert "number of steps = 100, delta = 1e-05, method = rdp" in words(svg)
@@ -192,6 +193,7 @@ def test_a_picture_says_how_much_it_shows(folder, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_zipped_axes_and_words(read, tmp_path):
     text = TEXT.replace("values = [10, 100, 1000]", 'values = [10, 100]\nzip = "a"')
     text += '[[axes]]\nfield = "quantity"\nvalues = ["epsilon", "noise_multiplier"]\n'

@@ -172,6 +172,7 @@ def _copied_after(steps, into, monkeypatch, kind=Trainer):
     monkeypatch.setattr(kind, "step", copying)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("adapts", [False, True], ids=["fixed", "adaptive"])
 def test_an_older_copy_of_a_run_that_has_ended_draws_nothing(
     tmp_path, config, book, monkeypatch, adapts
@@ -207,6 +208,7 @@ def test_an_older_copy_of_a_run_that_has_ended_draws_nothing(
     assert read_book(book).ends == content.ends
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_its_end_and_its_release_is_released(
     tmp_path, config, book, monkeypatch
 ):

@@ -58,6 +58,7 @@ def config(tmp_path):
 # --- What a part is ---
 
 
+@pytest.mark.slow
 def test_modules_of_both_kinds_and_pairs_are_functions():
     inputs = jnp.ones((3, 14, 14, 1), jnp.float32)
     for model in (Bare(rngs=nnx.Rngs(0)), Bared()):
@@ -105,6 +106,7 @@ def test_a_description_tells_parts_apart_and_equal_ones_not():
 # --- Who is told of steps ---
 
 
+@pytest.mark.slow
 def test_a_callback_is_told_what_is_public(tmp_path):
     told = []
     plain_trainer(num_steps=2).train(tmp_path / "public", on_step=told.append)

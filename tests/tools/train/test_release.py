@@ -202,6 +202,7 @@ def test_of_people_the_sizes_that_are_private_are_those_of_examples():
     assert "How many `example` units" in text
 
 
+@pytest.mark.slow
 def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
     """Noise calibrated to them tells them, and so does epsilon after each step."""
     result, texts, report = released(tmp_path, POINTS)

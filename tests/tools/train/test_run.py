@@ -180,6 +180,7 @@ def test_a_run_that_ended_before_any_charge_begins_anew(
     assert resumed == [False, True]
 
 
+@pytest.mark.slow
 def test_a_seed_is_called_not_private(train, config, capsys, tmp_path):
     config.write_text("seed = 3\n" + TINY)
     assert train() == 0
@@ -245,6 +246,7 @@ def test_an_interruption_before_the_first_checkpoint(train, monkeypatch, capsys)
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["features", pytest.param("steps", marks=pytest.mark.slow)]
 )
@@ -266,6 +268,7 @@ def test_the_parameters_released_are_the_stages(tmp_path, monkeypatch, name):
     assert bool(jax.tree.leaves(loaded)) == (name == "steps")
 
 
+@pytest.mark.slow
 def test_the_choice_can_be_turned_off(tmp_path):
     text = TINY.replace('splits = ["validation"]', 'splits = ["test"]\nselect = false')
     result = run_training(parsed(text, tmp_path), tmp_path / "out")

@@ -98,6 +98,7 @@ def test_runs_that_differ_in_privacy_are_charged_as_the_worst_of_them(tmp_path):
     assert search_budget(both, tmp_path).epsilon >= max(totals) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_hopeless_target_is_refused(tmp_path):
     search = read_search(written(tmp_path, target="epsilon = 1e-6"))
     with pytest.raises(ValueError, match="too small for a search"):
